@@ -1,0 +1,145 @@
+//! A session in a thread of its own, to see it wait and to let it go on.
+
+use crate::client::{Conninfo, Rows, Session};
+use crate::fault::Fault;
+use crate::process::wait_until;
+use anyhow::{ensure, Context, Result};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+/// The outcome of a statement.
+pub type Outcome = Result<Rows, Fault>;
+
+/// A session that runs one statement at a time without holding up its owner.
+pub struct Background {
+    statements: Sender<String>,
+    outcomes: Receiver<Outcome>,
+    pending: Option<String>,
+    early: Option<Outcome>,
+    probe: Session,
+    pid: i32,
+}
+
+impl Background {
+    /// Connects (twice: once more to look at the first one).
+    pub fn connect(conninfo: &Conninfo) -> Result<Background> {
+        let mut session = conninfo.connect()?;
+        // The probe looks with a superuser's eyes, past a pooler's or a role's limits.
+        let probe = conninfo.clone().user("postgres").connect()?;
+        let pid = session.pid();
+        let (statements, inbox) = mpsc::channel::<String>();
+        let (outbox, outcomes) = mpsc::channel();
+        std::thread::Builder::new().name(format!("session {pid}")).spawn(move || {
+            for sql in inbox {
+                if outbox.send(session.try_rows(&sql)).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Background { statements, outcomes, pending: None, early: None, probe, pid })
+    }
+
+    /// The pid of its backend.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Starts a statement.
+    pub fn send(&mut self, sql: &str) -> Result<()> {
+        ensure!(self.pending.is_none(), "still at: {:?}", self.pending);
+        self.statements.send(sql.to_owned()).context("the session's thread is gone")?;
+        self.pending = Some(sql.to_owned());
+        Ok(())
+    }
+
+    /// Whether the statement has ended.
+    pub fn is_finished(&mut self) -> bool {
+        if self.early.is_none() {
+            self.early = self.outcomes.try_recv().ok();
+        }
+        self.early.is_some()
+    }
+
+    /// The outcome of the statement, which must come within `limit`.
+    pub fn outcome(&mut self, limit: Duration) -> Result<Outcome> {
+        let sql = self.pending.clone().context("no statement was sent")?;
+        let outcome = match self.early.take() {
+            Some(outcome) => outcome,
+            None => self.outcomes.recv_timeout(limit).with_context(|| {
+                format!("no outcome within {limit:?}, waiting for {:?}: {sql}", self.waits_for())
+            })?,
+        };
+        self.pending = None;
+        Ok(outcome)
+    }
+
+    /// The rows of the statement, which must come within ten seconds.
+    pub fn rows(&mut self) -> Result<Rows> {
+        let sql = self.pending.clone().unwrap_or_default();
+        self.outcome(Duration::from_secs(10))?.context(sql)
+    }
+
+    /// The error of the statement, which must come within ten seconds and have that SQLSTATE.
+    pub fn refused(&mut self, sqlstate: &str) -> Result<Fault> {
+        let outcome = self.outcome(Duration::from_secs(10))?;
+        crate::fault::expect_err(outcome, sqlstate)
+    }
+
+    /// Runs a statement to its end.
+    pub fn run(&mut self, sql: &str) -> Result<Rows> {
+        self.send(sql)?;
+        self.rows()
+    }
+
+    /// What the backend waits for: type and event (`"Lock"`, `"advisory"`); `None` when it works
+    /// or is gone.
+    pub fn waits_for(&mut self) -> Option<(String, String)> {
+        let sql = format!(
+            "SELECT wait_event_type, wait_event FROM pg_stat_activity WHERE pid = {} \
+             AND state = 'active' AND wait_event IS NOT NULL",
+            self.pid
+        );
+        let row = self.probe.rows(&sql).ok()?.pop()?;
+        Some((row[0].clone()?, row[1].clone()?))
+    }
+
+    /// The backends that hold this one up.
+    pub fn blocked_by(&mut self) -> Result<Vec<i32>> {
+        let pid = self.pid;
+        self.probe.one("SELECT pg_blocking_pids($1)", &[&pid])
+    }
+
+    /// Waits until the statement waits for a lock or in an extension; fails if it ends instead.
+    pub fn wait_until_blocked(&mut self) -> Result<()> {
+        let mut finished = false;
+        wait_until("the session is blocked", Duration::from_secs(10), || {
+            finished = self.is_finished();
+            let waits_for = self.waits_for().map(|(kind, _)| kind);
+            finished || matches!(waits_for.as_deref(), Some("Lock" | "Extension"))
+        })?;
+        let outcome = &self.early;
+        ensure!(!finished, "it should wait, but it ended: {:?} {outcome:?}", self.pending);
+        Ok(())
+    }
+
+    /// Cancels the statement.
+    pub fn cancel(&mut self) -> Result<()> {
+        let pid = self.pid;
+        self.probe.one::<bool>("SELECT pg_cancel_backend($1)", &[&pid]).map(drop)
+    }
+
+    /// Ends the backend.
+    pub fn terminate(&mut self) -> Result<()> {
+        let pid = self.pid;
+        self.probe.one::<bool>("SELECT pg_terminate_backend($1)", &[&pid]).map(drop)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // The thread ends with its statement; nobody waits for the answer any more.
+        if self.pending.is_some() && !self.is_finished() {
+            let _ = self.terminate();
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Where to connect, and a session over the `postgres` crate.
+
+use crate::fault::{self, Fault};
+use anyhow::{ensure, Context, Result};
+use postgres::types::{FromSql, ToSql};
+use postgres::{Client, Config, NoTls, SimpleQueryMessage};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex};
+
+/// Rows as text: NULL is `None`.
+pub type Rows = Vec<Vec<Option<String>>>;
+/// Parameters of a statement.
+pub type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
+
+/// Where and as whom to connect. As text it is a connection string.
+#[derive(Debug, Clone)]
+pub struct Conninfo {
+    host: String,
+    port: u16,
+    user: String,
+    dbname: String,
+    options: String,
+    application: String,
+}
+
+impl Conninfo {
+    /// The superuser's way to a server on loopback.
+    pub fn new(port: u16, dbname: &str) -> Conninfo {
+        Conninfo {
+            host: "127.0.0.1".to_owned(),
+            port,
+            user: "postgres".to_owned(),
+            dbname: dbname.to_owned(),
+            options: String::new(),
+            application: "lab".to_owned(),
+        }
+    }
+
+    /// Another host, or the directory of a socket.
+    pub fn host(mut self, host: &str) -> Conninfo {
+        self.host = host.to_owned();
+        self
+    }
+
+    /// Another port (a pooler's).
+    pub fn port(mut self, port: u16) -> Conninfo {
+        self.port = port;
+        self
+    }
+
+    /// Another role.
+    pub fn user(mut self, user: &str) -> Conninfo {
+        self.user = user.to_owned();
+        self
+    }
+
+    /// Another database.
+    pub fn dbname(mut self, dbname: &str) -> Conninfo {
+        self.dbname = dbname.to_owned();
+        self
+    }
+
+    /// One more setting for the session.
+    pub fn set(mut self, name: &str, value: &str) -> Conninfo {
+        let value = value.replace('\\', "\\\\").replace(' ', "\\ ");
+        self.options.push_str(&format!(" -c {name}={value}"));
+        self
+    }
+
+    /// The name that `pg_stat_activity` shows.
+    pub fn application(mut self, name: &str) -> Conninfo {
+        self.application = name.to_owned();
+        self
+    }
+
+    /// Opens a session.
+    pub fn connect(&self) -> Result<Session> {
+        Session::connect(&self.to_string()).map_err(|fault| {
+            anyhow::Error::from(fault).context(format!("cannot connect to {self}"))
+        })
+    }
+}
+
+impl fmt::Display for Conninfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let quote = |text: &str| format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"));
+        write!(f, "host={} port={}", quote(&self.host), self.port)?;
+        write!(f, " user={} dbname={}", quote(&self.user), quote(&self.dbname))?;
+        write!(f, " application_name={} connect_timeout=20", quote(&self.application))?;
+        if !self.options.is_empty() {
+            write!(f, " options={}", quote(self.options.trim()))?;
+        }
+        Ok(())
+    }
+}
+
+/// A connection. It is a [`postgres::Client`] with a few short ways added.
+pub struct Session {
+    client: Client,
+    notices: Arc<Mutex<Vec<Fault>>>,
+    pid: i32,
+}
+
+impl Session {
+    /// Connects by a connection string.
+    pub fn connect(conninfo: &str) -> Result<Session, Fault> {
+        let mut config: Config = conninfo.parse()?;
+        let notices = Arc::new(Mutex::new(Vec::new()));
+        let sink = notices.clone();
+        config.notice_callback(move |notice| {
+            let mut sink = sink.lock().unwrap_or_else(|e| e.into_inner());
+            sink.push(Fault::from(&notice));
+        });
+        let mut client = config.connect(NoTls)?;
+        // A pooler has no such thing as a backend of one's own; then this is a mere number.
+        let pid = match client.simple_query("SELECT pg_backend_pid()")?.iter().find_map(row_of) {
+            Some(row) => row.get(0).and_then(|text| text.parse().ok()).unwrap_or(0),
+            None => 0,
+        };
+        Ok(Session { client, notices, pid })
+    }
+
+    /// The pid of its backend.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The notices and warnings received since the last call.
+    pub fn notices(&mut self) -> Vec<Fault> {
+        std::mem::take(&mut *self.notices.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+
+    /// Runs statements (several, separated by `;`, are one transaction) without looking at rows.
+    pub fn run(&mut self, sql: &str) -> Result<()> {
+        self.try_rows(sql).map(drop).with_context(|| sql.to_owned())
+    }
+
+    /// Runs statements and returns all their rows as text.
+    pub fn rows(&mut self, sql: &str) -> Result<Rows> {
+        self.try_rows(sql).with_context(|| sql.to_owned())
+    }
+
+    /// As [`Session::rows`], with the server's error as it came.
+    pub fn try_rows(&mut self, sql: &str) -> Result<Rows, Fault> {
+        let messages = self.client.simple_query(sql)?;
+        Ok(messages.iter().filter_map(row_of).map(texts).collect())
+    }
+
+    /// The only column of the only row, as text.
+    pub fn text(&mut self, sql: &str) -> Result<Option<String>> {
+        let mut rows = self.rows(sql)?;
+        ensure!(rows.len() == 1, "{} rows, not one: {sql}", rows.len());
+        ensure!(rows[0].len() == 1, "{} columns, not one: {sql}", rows[0].len());
+        Ok(rows.remove(0).remove(0))
+    }
+
+    /// The only column of the only row of a statement with parameters.
+    pub fn one<T>(&mut self, sql: &str, params: Params) -> Result<T>
+    where
+        T: for<'a> FromSql<'a>,
+    {
+        self.try_one(sql, params).with_context(|| sql.to_owned())
+    }
+
+    /// As [`Session::one`], with the server's error as it came.
+    pub fn try_one<T>(&mut self, sql: &str, params: Params) -> Result<T, Fault>
+    where
+        T: for<'a> FromSql<'a>,
+    {
+        Ok(self.client.query_one(sql, params)?.try_get(0)?)
+    }
+
+    /// Runs statements that must be refused with that SQLSTATE, and returns the error.
+    pub fn refused(&mut self, sql: &str, sqlstate: &str) -> Result<Fault> {
+        fault::expect_err(self.try_rows(sql), sqlstate).with_context(|| sql.to_owned())
+    }
+}
+
+impl Deref for Session {
+    type Target = Client;
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
+}
+
+fn row_of(message: &SimpleQueryMessage) -> Option<&postgres::SimpleQueryRow> {
+    match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    }
+}
+
+fn texts(row: &postgres::SimpleQueryRow) -> Vec<Option<String>> {
+    (0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect()
+}
+
+/// Quotes a text as an SQL literal.
+pub fn literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if text.contains('\\') {
+        format!("E'{}'", quoted.replace('\\', "\\\\"))
+    } else {
+        format!("'{quoted}'")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_string_is_read_back_as_meant() {
+        let text = Conninfo::new(5433, "it's").user("a b").set("search_path", "a, b").to_string();
+        let config: Config = text.parse().unwrap();
+        assert_eq!(config.get_dbname(), Some("it's"));
+        assert_eq!(config.get_user(), Some("a b"));
+        assert_eq!(config.get_options(), Some("-c search_path=a,\\ b"));
+    }
+}

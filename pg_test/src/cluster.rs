@@ -1,0 +1,271 @@
+//! One server: its data directory, and its process from start to kill.
+
+use crate::client::{Conninfo, Session};
+use crate::prefix::Prefix;
+use crate::process::{self, wait_until};
+use anyhow::{bail, ensure, Context, Result};
+use nix::sys::signal::Signal;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+mod builder;
+
+pub use builder::Builder;
+
+/// How to stop a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shutdown {
+    /// Sessions are ended, everything is written.
+    Fast,
+    /// As in a crash, but by the server's own will.
+    Immediate,
+}
+
+/// A PostgreSQL server with a data directory of its own. It is killed and removed when dropped.
+///
+/// All methods take `&self`, so several threads may share a cluster (through an [`Arc`]).
+pub struct Cluster {
+    prefix: Arc<Prefix>,
+    dir: PathBuf,
+    port: AtomicU16,
+    process: Mutex<Option<Child>>,
+}
+
+impl Cluster {
+    /// The port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port.load(Ordering::Relaxed)
+    }
+
+    /// The data directory.
+    pub fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    /// The directory of the socket and the log.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The installation that it runs.
+    pub fn prefix(&self) -> &Arc<Prefix> {
+        &self.prefix
+    }
+
+    /// Where to connect, as the superuser.
+    pub fn conninfo(&self, dbname: &str) -> Conninfo {
+        Conninfo::new(self.port(), dbname)
+    }
+
+    /// The same through the socket.
+    pub fn socket_conninfo(&self, dbname: &str) -> Conninfo {
+        self.conninfo(dbname).host(&self.dir.to_string_lossy())
+    }
+
+    /// A superuser's session.
+    pub fn connect(&self, dbname: &str) -> Result<Session> {
+        self.conninfo(dbname).connect()
+    }
+
+    /// The server's log so far.
+    pub fn log(&self) -> Result<String> {
+        Ok(String::from_utf8_lossy(&fs::read(self.log_file())?).into_owned())
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+
+    /// Adds settings at the end of `postgresql.auto.conf`: the last one counts. They take effect
+    /// with the next start, or [`Cluster::reload`].
+    pub fn configure(&self, settings: &[(&str, &str)]) -> Result<()> {
+        let mut file =
+            OpenOptions::new().append(true).open(self.data().join("postgresql.auto.conf"))?;
+        for (name, value) in settings {
+            writeln!(file, "{name} = '{}'", value.replace('\'', "''"))?;
+        }
+        Ok(())
+    }
+
+    /// Has the server read its settings again.
+    pub fn reload(&self) -> Result<()> {
+        process::signal(self.pid()?, Signal::SIGHUP)
+    }
+
+    /// Starts the server and waits until it lets clients in (a standby: readers).
+    pub fn start(&self) -> Result<()> {
+        self.start_without_waiting()?;
+        self.wait_ready(Duration::from_secs(120))
+    }
+
+    /// Starts the server's process and returns at once.
+    pub fn start_without_waiting(&self) -> Result<()> {
+        let mut process = self.process();
+        ensure!(process.is_none(), "the server has been started already");
+        let log = File::options().create(true).append(true).open(self.log_file())?;
+        let child = self
+            .prefix
+            .command("postgres")?
+            .arg("-D")
+            .arg(self.data())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("cannot start postgres")?;
+        *process = Some(child);
+        Ok(())
+    }
+
+    /// Waits until the server lets clients in; fails at once if its process ends instead.
+    pub fn wait_ready(&self, limit: Duration) -> Result<()> {
+        let conninfo = self.conninfo("postgres").to_string();
+        let mut ended = false;
+        let ready = wait_until("the server accepts connections", limit, || {
+            ended = self.has_ended();
+            ended || Session::connect(&conninfo).is_ok()
+        });
+        if ended || ready.is_err() {
+            bail!("the server does not start; its log ends:\n{}", self.log_end(40));
+        }
+        Ok(())
+    }
+
+    /// The last lines of the log.
+    pub fn log_end(&self, lines: usize) -> String {
+        let log = self.log().unwrap_or_default();
+        let all: Vec<&str> = log.lines().collect();
+        all[all.len().saturating_sub(lines)..].join("\n")
+    }
+
+    fn has_ended(&self) -> bool {
+        match &mut *self.process() {
+            Some(child) => !matches!(child.try_wait(), Ok(None)),
+            None => true,
+        }
+    }
+
+    /// Whether its process runs.
+    pub fn is_running(&self) -> bool {
+        !self.has_ended()
+    }
+
+    /// The pid of the postmaster.
+    pub fn pid(&self) -> Result<i32> {
+        let process = self.process();
+        let child = process.as_ref().context("the server does not run")?;
+        Ok(child.id() as i32)
+    }
+
+    /// Stops the server and waits for its end.
+    pub fn stop(&self, how: Shutdown) -> Result<()> {
+        let signal = match how {
+            Shutdown::Fast => Signal::SIGINT,
+            Shutdown::Immediate => Signal::SIGQUIT,
+        };
+        process::signal(self.pid()?, signal)?;
+        let limit = Duration::from_secs(120);
+        wait_until("the server stops", limit, || self.has_ended())?;
+        *self.process() = None;
+        Ok(())
+    }
+
+    /// Kills the postmaster and all its children with SIGKILL, and waits until they are gone.
+    pub fn kill9(&self) -> Result<()> {
+        let Some(mut child) = self.process().take() else {
+            bail!("the server does not run");
+        };
+        let postmaster = child.id() as i32;
+        // Stopped first, it cannot react to the end of its children.
+        let _ = process::signal(postmaster, Signal::SIGSTOP);
+        let family = process::children_of(postmaster);
+        let _ = process::signal(postmaster, Signal::SIGKILL);
+        for &pid in &family {
+            let _ = process::signal(pid, Signal::SIGKILL);
+        }
+        child.wait()?;
+        // The next start refuses while one of them still has the shared memory.
+        wait_until("all backends are gone", Duration::from_secs(30), || {
+            !family.iter().any(|&pid| process::is_alive(pid))
+        })
+    }
+
+    /// Stops the server fast and starts it again.
+    pub fn restart(&self) -> Result<()> {
+        self.stop(Shutdown::Fast)?;
+        self.start()
+    }
+
+    /// The pids of those of its processes whose title contains `title` (`"walwriter"`).
+    pub fn processes(&self, title: &str) -> Result<Vec<i32>> {
+        let mut pids = process::children_of(self.pid()?);
+        pids.retain(|&pid| process::title(pid).contains(title));
+        Ok(pids)
+    }
+
+    /// Freezes those processes (SIGSTOP) and returns their pids.
+    pub fn freeze(&self, title: &str) -> Result<Vec<i32>> {
+        let pids = self.processes(title)?;
+        ensure!(!pids.is_empty(), "no process of the server is called {title}");
+        for &pid in &pids {
+            process::signal(pid, Signal::SIGSTOP)?;
+            let limit = Duration::from_secs(10);
+            wait_until("the process is frozen", limit, || process::is_stopped(pid))?;
+        }
+        Ok(pids)
+    }
+
+    /// Lets frozen processes go on (SIGCONT).
+    pub fn thaw(&self, pids: &[i32]) -> Result<()> {
+        pids.iter().try_for_each(|&pid| process::signal(pid, Signal::SIGCONT))
+    }
+
+    /// Makes a standby the primary, and waits until it is.
+    pub fn promote(&self) -> Result<()> {
+        let done: bool = self.connect("postgres")?.one("SELECT pg_promote(true, 120)", &[])?;
+        ensure!(done, "the standby was not promoted; its log ends:\n{}", self.log_end(20));
+        Ok(())
+    }
+
+    /// Waits until this standby has replayed all that `primary` has written so far.
+    pub fn wait_replayed(&self, primary: &Cluster) -> Result<()> {
+        let written = primary.connect("postgres")?.text("SELECT pg_current_wal_lsn()")?;
+        let target = written.context("no LSN")?;
+        let mut session = self.connect("postgres")?;
+        let query = format!("SELECT coalesce(pg_last_wal_replay_lsn() >= '{target}', false)");
+        wait_until("the standby has replayed", Duration::from_secs(60), || {
+            session.one(&query, &[]).unwrap_or(false)
+        })
+    }
+
+    fn process(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
+        self.process.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let keep = self.prefix.rundir().path().join("kept").exists();
+        if !keep {
+            let _ = self.kill9();
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+/// A free port on loopback, outside the range that outgoing connections are given.
+pub fn free_port() -> Result<u16> {
+    for _ in 0..1000 {
+        let port = rand::random_range(20_000..30_000);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no free port on 127.0.0.1")
+}

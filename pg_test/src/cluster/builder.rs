@@ -1,0 +1,116 @@
+//! How a cluster comes to be.
+
+use super::{free_port, Cluster};
+use crate::prefix::Prefix;
+use crate::process;
+use anyhow::Result;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::AtomicU16;
+use std::sync::{Arc, Mutex};
+
+/// Settings for a new cluster. Durable by default, as users run it.
+pub struct Builder {
+    prefix: Arc<Prefix>,
+    settings: Vec<(String, String)>,
+    own_identity: bool,
+}
+
+impl Builder {
+    /// A cluster that runs the programs of `prefix`.
+    pub fn new(prefix: Arc<Prefix>) -> Builder {
+        let settings = [
+            ("listen_addresses", "127.0.0.1"),
+            ("max_connections", "300"),
+            ("max_prepared_transactions", "64"),
+            ("jit", "off"),
+            ("log_line_prefix", "%m [%p] %u@%d "),
+            ("timezone", "UTC"),
+            ("log_timezone", "UTC"),
+        ];
+        let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        Builder { prefix, settings: settings.into_iter().map(own).collect(), own_identity: false }
+    }
+
+    /// One more setting.
+    pub fn set(mut self, name: &str, value: &str) -> Builder {
+        self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Without fsync: for tests of pure logic only.
+    pub fn without_fsync(self) -> Builder {
+        self.set("fsync", "off")
+    }
+
+    /// With a system identifier of its own; otherwise clusters of one run share theirs.
+    pub fn own_identity(mut self) -> Builder {
+        self.own_identity = true;
+        self
+    }
+
+    /// Makes the cluster and starts it.
+    pub fn start(self) -> Result<Cluster> {
+        let cluster = self.create()?;
+        cluster.start()?;
+        Ok(cluster)
+    }
+
+    /// Makes the cluster without starting it.
+    pub fn create(self) -> Result<Cluster> {
+        let own_identity = self.own_identity;
+        self.create_by(
+            |prefix, data| {
+                if own_identity {
+                    prefix.initdb(data)
+                } else {
+                    prefix.clone_template(data)
+                }
+            },
+        )
+    }
+
+    /// Makes a cluster whose data directory `fill` fills: from a base backup, a snapshot…
+    /// It is called with the path, which does not exist yet.
+    pub fn create_by(self, fill: impl FnOnce(&Prefix, &Path) -> Result<()>) -> Result<Cluster> {
+        let dir = self.prefix.new_dir("cluster")?;
+        let port = free_port()?;
+        let cluster = Cluster {
+            prefix: self.prefix.clone(),
+            dir,
+            port: AtomicU16::new(port),
+            process: Mutex::new(None),
+        };
+        fill(&self.prefix, &cluster.data())?;
+        let mut settings = self.settings;
+        settings.push(("port".to_owned(), port.to_string()));
+        let socket_dir = cluster.dir().to_string_lossy().into_owned();
+        settings.push(("unix_socket_directories".to_owned(), socket_dir));
+        let settings: Vec<(&str, &str)> =
+            settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        cluster.configure(&settings)?;
+        Ok(cluster)
+    }
+
+    /// Makes a streaming standby of `primary`, without starting it.
+    pub fn standby_of(self, primary: &Cluster) -> Result<Cluster> {
+        let from = primary.conninfo("postgres").application("standby").to_string();
+        let standby = self.create_by(|prefix, data| base_backup(prefix, primary, data))?;
+        standby
+            .configure(&[("primary_conninfo", &from), ("recovery_target_timeline", "latest")])?;
+        fs::write(standby.data().join("standby.signal"), "")?;
+        Ok(standby)
+    }
+}
+
+/// Takes a base backup of a running cluster into `data`.
+pub fn base_backup(prefix: &Prefix, primary: &Cluster, data: &Path) -> Result<()> {
+    let mut command = prefix.command("pg_basebackup")?;
+    command
+        .args(["--checkpoint=fast", "--wal-method=stream", "--no-sync", "--dbname"])
+        .arg(primary.conninfo("postgres").to_string())
+        .arg("-D")
+        .arg(data);
+    process::output_of(&mut command)?;
+    Ok(())
+}

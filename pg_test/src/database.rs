@@ -1,0 +1,66 @@
+//! A database of a test's own, with roles that no other test uses.
+
+use crate::client::{Conninfo, Session};
+use anyhow::Result;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A database that is dropped with this value.
+pub struct Database {
+    admin: Conninfo,
+    conninfo: Conninfo,
+    name: String,
+}
+
+static COUNTER: AtomicU32 = AtomicU32::new(0);
+
+impl Database {
+    /// Makes an empty database on the server of `admin` (a superuser's way to it).
+    pub fn create(admin: Conninfo) -> Result<Database> {
+        let name = format!("t{}", COUNTER.fetch_add(1, Ordering::Relaxed));
+        admin.connect()?.run(&format!("CREATE DATABASE {name}"))?;
+        Ok(Database { conninfo: admin.clone().dbname(&name), admin, name })
+    }
+
+    /// Makes a database with the extension in it, in schema public.
+    pub fn with_extension(admin: Conninfo) -> Result<Database> {
+        let database = Database::create(admin)?;
+        database.connect()?.run("CREATE EXTENSION pg_fence")?;
+        Ok(database)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where to connect, as the superuser.
+    pub fn conninfo(&self) -> Conninfo {
+        self.conninfo.clone()
+    }
+
+    /// A superuser's session.
+    pub fn connect(&self) -> Result<Session> {
+        self.conninfo.connect()
+    }
+
+    /// A session of another role.
+    pub fn connect_as(&self, role: &str) -> Result<Session> {
+        self.conninfo().user(role).connect()
+    }
+
+    /// Makes a role that may log in and nothing else, and returns its name, which needs no quotes.
+    pub fn role(&self, what: &str) -> Result<String> {
+        let name = format!("{}_{what}", self.name);
+        self.connect()?.run(&format!("CREATE ROLE {name} LOGIN"))?;
+        Ok(name)
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        // Failing that, it goes with its server.
+        if let Ok(mut session) = self.admin.connect() {
+            let _ = session.run(&format!("DROP DATABASE {} WITH (FORCE)", self.name));
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The built extension: its library, its control file and its scripts, ready to be installed.
+
+use crate::setup;
+use anyhow::{bail, ensure, Context, Result};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Its name, and so those of its files.
+pub const NAME: &str = "pg_fence";
+/// Its version: all packages of the workspace share it.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The top of the source tree.
+pub fn source_root() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().expect("the lab lies below the workspace")
+}
+
+/// Everything that an installation needs.
+#[derive(Debug, Clone)]
+pub struct Extension {
+    /// The shared library, as cargo left it.
+    pub library: PathBuf,
+    control: PathBuf,
+    /// Scripts by file name.
+    scripts: BTreeMap<String, String>,
+}
+
+impl Extension {
+    /// Builds the extension for the PostgreSQL that `pg_config` describes, with additional cargo
+    /// features. With `PG_FENCE_SKIP_BUILD` set, takes the library of the last build instead.
+    pub fn build(pg_config: &Path, features: &[&str]) -> Result<Extension> {
+        let library = if std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
+            last_library()?
+        } else {
+            build_library(pg_config, features)?
+        };
+        let root = source_root();
+        let control = root.join(format!("{NAME}.control"));
+        let text = fs::read_to_string(&control)
+            .with_context(|| format!("cannot read {}", control.display()))?;
+        ensure!(
+            text.contains(&format!("default_version = '{VERSION}'")),
+            "{} does not name version {VERSION}",
+            control.display()
+        );
+        let scripts = scripts_in(&root.join("sql"))?;
+        Ok(Extension { library, control, scripts })
+    }
+
+    /// Installs it: the library into `lib`, the rest into `extension` (a directory of that name).
+    /// Returns the files written.
+    pub fn install(&self, lib: &Path, extension: &Path) -> Result<Vec<PathBuf>> {
+        let mut written = Vec::new();
+        let mut write = |path: PathBuf, bytes: &[u8], mode: u32| -> Result<()> {
+            // A new file each time: a server may have the old library mapped.
+            let fresh = path.with_extension("new");
+            fs::write(&fresh, bytes)
+                .with_context(|| format!("cannot write {}", fresh.display()))?;
+            fs::set_permissions(&fresh, fs::Permissions::from_mode(mode))?;
+            fs::rename(&fresh, &path)?;
+            written.push(path);
+            Ok(())
+        };
+        let library = fs::read(&self.library)
+            .with_context(|| format!("cannot read {}", self.library.display()))?;
+        write(lib.join(format!("{NAME}.so")), &library, 0o755)?;
+        let control = fs::read(&self.control)?;
+        write(extension.join(format!("{NAME}.control")), &control, 0o644)?;
+        for (name, text) in &self.scripts {
+            write(extension.join(name), text.as_bytes(), 0o644)?;
+        }
+        Ok(written)
+    }
+}
+
+/// The install script, put together from its numbered parts, and the upgrade scripts as they are.
+fn scripts_in(dir: &Path) -> Result<BTreeMap<String, String>> {
+    let mut parts = BTreeMap::new();
+    let mut scripts = BTreeMap::new();
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if !name.ends_with(".sql") {
+            continue;
+        }
+        let text = fs::read_to_string(&path)?;
+        if name.starts_with(|c: char| c.is_ascii_digit()) {
+            parts.insert(name, text);
+        } else if name.starts_with(&format!("{NAME}--")) {
+            scripts.insert(name, text);
+        }
+    }
+    ensure!(!parts.is_empty(), "there is no install script in {}", dir.display());
+    let whole = parts.into_values().collect::<Vec<_>>().join("\n");
+    let name = format!("{NAME}--{VERSION}.sql");
+    ensure!(
+        !scripts.contains_key(&name),
+        "{name} is made from its parts, and there is one already"
+    );
+    scripts.insert(name, whole);
+    Ok(scripts)
+}
+
+fn target_dir() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => source_root().join(dir),
+        None => source_root().join("target"),
+    }
+}
+
+fn last_library() -> Result<PathBuf> {
+    let library = target_dir().join(format!("release/lib{NAME}.so"));
+    ensure!(library.exists(), "no library has been built yet: {}", library.display());
+    Ok(library)
+}
+
+fn build_library(pg_config: &Path, features: &[&str]) -> Result<PathBuf> {
+    let mut wanted = vec![format!("pg{}", major_of(pg_config)?)];
+    wanted.extend(features.iter().map(|feature| feature.to_string()));
+    eprintln!("building {NAME} ({})", wanted.join(", "));
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(["build", "--release", "--package", NAME, "--no-default-features", "--features"])
+        .arg(wanted.join(","))
+        .arg("--message-format=json-render-diagnostics")
+        .env("PGRX_PG_CONFIG_PATH", pg_config)
+        .current_dir(source_root())
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit());
+    // What the outer cargo told the lab about the lab's own package is not for the inner one.
+    let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if of_package.iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    let output = command.output().context("cannot run cargo")?;
+    if !output.status.success() {
+        bail!("building {NAME} failed ({})", output.status);
+    }
+    let messages = String::from_utf8_lossy(&output.stdout).into_owned();
+    library_named_in(&messages).context("cargo named no library")
+}
+
+/// Finds the library's path in cargo's messages: the target directory may be anywhere.
+fn library_named_in(messages: &str) -> Option<PathBuf> {
+    let file = format!("lib{NAME}.so");
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["reason"] == "compiler-artifact")
+        .filter_map(|message| message["filenames"].as_array().cloned())
+        .flatten()
+        .filter_map(|name| name.as_str().map(PathBuf::from))
+        .find(|path| path.file_name().is_some_and(|name| *name == *file))
+}
+
+/// The major version of the PostgreSQL that `pg_config` describes.
+pub fn major_of(pg_config: &Path) -> Result<String> {
+    let version = crate::process::output_of(Command::new(pg_config).arg("--version"))?;
+    let number = version.trim().trim_start_matches("PostgreSQL ");
+    let major: String = number.chars().take_while(char::is_ascii_digit).collect();
+    ensure!(!major.is_empty(), "no version in {version:?}");
+    Ok(major)
+}
+
+/// The `pg_config` of the lab's PostgreSQL.
+pub fn default_pg_config() -> PathBuf {
+    format!("/usr/lib/postgresql/{}/bin/pg_config", setup::major()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_become_one_script_in_the_order_of_their_names() {
+        let dir = std::env::temp_dir().join(format!("pg_fence_sql-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        for (name, text) in [
+            ("2_b.sql", "b"),
+            ("1_a.sql", "a"),
+            ("notes.txt", "no"),
+            ("pg_fence--0.0.1--0.0.2.sql", "up"),
+        ] {
+            fs::write(dir.join(name), text).unwrap();
+        }
+        let scripts = scripts_in(&dir).unwrap();
+        assert_eq!(scripts[&format!("pg_fence--{VERSION}.sql")], "a\nb");
+        assert_eq!(scripts["pg_fence--0.0.1--0.0.2.sql"], "up");
+        assert_eq!(scripts.len(), 2);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn the_library_is_where_cargo_says() {
+        let messages = "{\"reason\":\"build-finished\"}\n{\"reason\":\"compiler-artifact\",\
+            \"filenames\":[\"/x/libpg_fence.rlib\",\"/x/libpg_fence.so\"]}";
+        assert_eq!(library_named_in(messages).unwrap(), Path::new("/x/libpg_fence.so"));
+    }
+}

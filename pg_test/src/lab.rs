@@ -1,0 +1,85 @@
+//! One run of the laboratory.
+
+use crate::client::Conninfo;
+use crate::cluster::{Builder, Cluster};
+use crate::database::Database;
+use crate::extension::{self, Extension};
+use crate::prefix::Prefix;
+use crate::rundir::RunDir;
+use crate::worker::Worker;
+use crate::{process, setup};
+use anyhow::Result;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A private PostgreSQL with the extension installed, and a server that tests share.
+pub struct Lab {
+    rundir: Arc<RunDir>,
+    prefix: Arc<Prefix>,
+    extension: Extension,
+    cluster: Cluster,
+}
+
+impl Lab {
+    /// Installs what is missing, builds the extension and starts the shared server. `program` is
+    /// the lab's binary (`env!("CARGO_BIN_EXE_pg_test")` in a test).
+    pub fn start(program: &Path) -> Result<Lab> {
+        setup::ensure(&[setup::server(), setup::build()].concat())?;
+        let extension = Extension::build(&extension::default_pg_config(), &[])?;
+        let rundir = Arc::new(RunDir::create(program)?);
+        let prefix = Arc::new(Prefix::copy(rundir.clone(), &setup::major())?);
+        prefix.install(&extension)?;
+        let cluster = Builder::new(prefix.clone()).start()?;
+        Ok(Lab { rundir, prefix, extension, cluster })
+    }
+
+    /// The server that tests share: nobody stops it or changes its settings.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// A new cluster of one's own.
+    pub fn builder(&self) -> Builder {
+        Builder::new(self.prefix.clone())
+    }
+
+    /// A new database on the shared server, with the extension.
+    pub fn database(&self) -> Result<Database> {
+        Database::with_extension(self.cluster.conninfo("postgres"))
+    }
+
+    /// A new database on the shared server, without the extension.
+    pub fn bare_database(&self) -> Result<Database> {
+        Database::create(self.cluster.conninfo("postgres"))
+    }
+
+    /// A worker process.
+    pub fn worker(&self, name: &str, conninfo: &Conninfo) -> Result<Worker> {
+        Worker::start(&self.rundir, name, conninfo)
+    }
+
+    /// Runs a program of the private PostgreSQL (`"psql"`, `"pg_dump"`) and returns its output.
+    pub fn run(&self, program: &str, args: &[&str]) -> Result<String> {
+        process::output_of(self.prefix.command(program)?.args(args))
+    }
+
+    /// The private PostgreSQL.
+    pub fn prefix(&self) -> &Arc<Prefix> {
+        &self.prefix
+    }
+
+    /// The extension under test.
+    pub fn extension(&self) -> &Extension {
+        &self.extension
+    }
+
+    /// The directory of this run.
+    pub fn rundir(&self) -> &Arc<RunDir> {
+        &self.rundir
+    }
+
+    /// Ends the run: kills what still runs and removes the directory, whoever still holds a part.
+    pub fn close(&self) {
+        self.rundir.close();
+    }
+}

@@ -1,0 +1,46 @@
+//! The laboratory of pg_fence: everything that tests, shows or measures the extension.
+//!
+//! A [`Lab`] is one run of it: a private copy of PostgreSQL with the extension installed, one
+//! server that the tests share, and a run directory that vanishes with the process, however it
+//! ends. Nothing on the machine is changed but the Debian packages that [`setup`] adds.
+//!
+//! | module | its noun |
+//! | --- | --- |
+//! | [`setup`] | the Debian packages that are needed |
+//! | [`extension`] | the built extension: library, control file, scripts |
+//! | [`rundir`] | the run directory and the watchdog that clears it |
+//! | [`prefix`] | a private, relocated copy of PostgreSQL |
+//! | [`cluster`] | one server: start, stop, kill, promote |
+//! | [`database`] | a database of a test's own, and its roles |
+//! | [`client`] | where to connect, and a session |
+//! | [`fault`] | an error as a client sees it |
+//! | [`background`] | a session in a thread, to see it wait |
+//! | [`worker`] | a worker process, to freeze and to kill |
+//! | [`process`] | processes of the machine |
+//! | [`trial`] | a test of the lab |
+//! | [`demo`] | the demonstration |
+
+pub mod background;
+pub mod client;
+pub mod cluster;
+pub mod database;
+pub mod demo;
+pub mod extension;
+pub mod fault;
+mod lab;
+pub mod prefix;
+pub mod process;
+pub mod rundir;
+pub mod setup;
+pub mod trial;
+pub mod worker;
+
+pub use anyhow::{bail, ensure, Context, Result};
+pub use background::Background;
+pub use client::{Conninfo, Rows, Session};
+pub use cluster::{Cluster, Shutdown};
+pub use database::Database;
+pub use fault::Fault;
+pub use lab::Lab;
+pub use trial::Trial;
+pub use worker::Worker;

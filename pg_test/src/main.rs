@@ -1,0 +1,79 @@
+//! The lab's program: the demonstration, the setup, the installation.
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use pg_test::extension::{self, Extension};
+use pg_test::{demo, process, rundir, setup, worker};
+use std::path::PathBuf;
+use std::process::Command as Program;
+
+/// The laboratory of pg_fence. Without a command it plays the demonstration.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Play the demonstration on a private server
+    Demo {
+        /// Leave the server running afterwards, and say how to connect
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Stop the servers that `demo --keep` left running
+    Stop,
+    /// Install the Debian packages that are missing for building and testing
+    Setup,
+    /// Build the extension and install it into a PostgreSQL
+    Install {
+        /// The pg_config of that PostgreSQL
+        #[arg(long, value_name = "PATH")]
+        pg_config: Option<PathBuf>,
+    },
+    #[command(hide = true)]
+    Worker { conninfo: String },
+    #[command(hide = true)]
+    Watchdog { rundir: PathBuf },
+}
+
+fn main() -> Result<()> {
+    let program = std::env::current_exe()?;
+    let command = Arguments::parse().command.unwrap_or(Command::Demo { keep: false });
+    match command {
+        Command::Demo { keep } => demo::run(&program, keep),
+        Command::Stop => {
+            let stopped = rundir::stop_kept();
+            println!("{} stopped", stopped.len());
+            Ok(())
+        }
+        Command::Setup => setup::ensure(&[setup::server(), setup::build()].concat()),
+        Command::Install { pg_config } => install(pg_config),
+        Command::Worker { conninfo } => worker::serve(&conninfo),
+        Command::Watchdog { rundir } => rundir::watchdog(&rundir),
+    }
+}
+
+fn install(pg_config: Option<PathBuf>) -> Result<()> {
+    if pg_config.is_none() {
+        setup::ensure(&[setup::server(), setup::build()].concat())?;
+    }
+    let pg_config = pg_config.unwrap_or_else(extension::default_pg_config);
+    let extension = Extension::build(&pg_config, &[])?;
+    let directory = |option: &str| -> Result<PathBuf> {
+        let text = process::output_of(Program::new(&pg_config).arg(option))?;
+        Ok(PathBuf::from(text.trim()))
+    };
+    let lib = directory("--pkglibdir")?;
+    let share = directory("--sharedir")?.join("extension");
+    let written = extension
+        .install(&lib, &share)
+        .context("nothing but the files named below could be written: are you allowed to?")?;
+    for path in written {
+        println!("installed {}", path.display());
+    }
+    println!("Now, in a database: CREATE EXTENSION pg_fence");
+    Ok(())
+}

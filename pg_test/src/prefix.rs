@@ -1,0 +1,147 @@
+//! A private copy of Debian's PostgreSQL with the extension in it.
+//!
+//! PostgreSQL finds its own files relative to its program, so a copy that keeps the layout is an
+//! installation of its own: the one of the system is never touched.
+
+use crate::extension::Extension;
+use crate::process;
+use crate::rundir::{make_dir, RunDir};
+use anyhow::{Context, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// A relocated PostgreSQL.
+pub struct Prefix {
+    rundir: Arc<RunDir>,
+    major: String,
+    root: PathBuf,
+    template: Mutex<Option<PathBuf>>,
+    counter: AtomicU32,
+}
+
+impl Prefix {
+    /// Copies PostgreSQL `major` into the run directory, without the extension.
+    pub fn copy(rundir: Arc<RunDir>, major: &str) -> Result<Prefix> {
+        let root = rundir.path().join(format!("pg{major}"));
+        let places = [format!("lib/postgresql/{major}"), format!("share/postgresql/{major}")];
+        for place in places {
+            let from = Path::new("/usr").join(&place);
+            copy_tree(&from, &root.join("usr").join(&place))
+                .with_context(|| format!("cannot copy {}", from.display()))?;
+        }
+        Ok(Prefix {
+            rundir,
+            major: major.to_owned(),
+            root,
+            template: Mutex::new(None),
+            counter: AtomicU32::new(0),
+        })
+    }
+
+    /// Installs the extension, over another one if there is one already.
+    pub fn install(&self, extension: &Extension) -> Result<()> {
+        extension.install(&self.lib_dir(), &self.extension_dir())?;
+        Ok(())
+    }
+
+    /// Where the extension's control file and scripts are.
+    pub fn extension_dir(&self) -> PathBuf {
+        self.root.join(format!("usr/share/postgresql/{}/extension", self.major))
+    }
+
+    /// Where libraries are (`$libdir`).
+    pub fn lib_dir(&self) -> PathBuf {
+        self.root.join(format!("usr/lib/postgresql/{}/lib", self.major))
+    }
+
+    /// Where programs are.
+    pub fn bin_dir(&self) -> PathBuf {
+        self.root.join(format!("usr/lib/postgresql/{}/bin", self.major))
+    }
+
+    /// The major version.
+    pub fn major(&self) -> &str {
+        &self.major
+    }
+
+    /// The run that this copy belongs to.
+    pub fn rundir(&self) -> &Arc<RunDir> {
+        &self.rundir
+    }
+
+    /// A command for a program of this copy (`"pg_dump"`), run by the server's user.
+    pub fn command(&self, program: &str) -> Result<Command> {
+        let mut command = self.rundir.command(self.bin_dir().join(program));
+        // The caller's own settings for clients shall not reach ours.
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("PG") && name != process::RUNDIR_VARIABLE {
+                command.env_remove(name);
+            }
+        }
+        command.env("LC_ALL", "C.UTF-8").env("TZ", "UTC");
+        process::as_server_user(&mut command)?;
+        Ok(command)
+    }
+
+    /// A new directory of the server's user, for a cluster or a dump.
+    pub fn new_dir(&self, kind: &str) -> Result<PathBuf> {
+        let number = self.counter.fetch_add(1, Ordering::Relaxed);
+        self.rundir.server_dir(&format!("{kind}{}_{number}", self.major))
+    }
+
+    /// Makes a data directory with an identity (system identifier) of its own.
+    pub fn initdb(&self, data: &Path) -> Result<()> {
+        let mut command = self.command("initdb")?;
+        command
+            .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8"])
+            .args(["--locale=C.UTF-8", "--no-instructions", "-D"])
+            .arg(data);
+        process::output_of(&mut command)?;
+        Ok(())
+    }
+
+    /// Makes a data directory by copying one that is made once: quick, but all that are made so
+    /// share their system identifier.
+    pub fn clone_template(&self, data: &Path) -> Result<()> {
+        let mut template = self.template.lock().unwrap_or_else(|e| e.into_inner());
+        let from = match &*template {
+            Some(path) => path.clone(),
+            None => {
+                let path = self.new_dir("template")?.join("data");
+                self.initdb(&path)?;
+                template.insert(path).clone()
+            }
+        };
+        drop(template);
+        let mut command = Command::new("cp");
+        process::as_server_user(&mut command)?;
+        process::output_of(command.arg("-a").arg(from).arg(data))?;
+        Ok(())
+    }
+}
+
+/// Copies a directory, following links, without what servers do not need.
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    make_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (path, name) = (entry.path(), entry.file_name());
+        let target = to.join(&name);
+        // A link may lead nowhere (dictionaries that are not installed).
+        let Ok(meta) = fs::metadata(&path) else {
+            continue;
+        };
+        if name == "bitcode" || name == "pgxs" || name == "man" {
+            continue;
+        }
+        if meta.is_dir() {
+            copy_tree(&path, &target)?;
+        } else {
+            fs::copy(&path, &target)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! Processes of this machine, seen through `/proc`, and the user that servers run as.
+
+use anyhow::{bail, Context, Result};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::{geteuid, Pid, User};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Set in the environment of every process of a run, so that the watchdog finds them all.
+pub const RUNDIR_VARIABLE: &str = "PG_FENCE_RUNDIR";
+
+/// Who owns the files of a server and runs it. `None` means this process's own user.
+///
+/// PostgreSQL refuses to run as root, so root runs it as `postgres`, whom Debian's package adds.
+pub fn server_user() -> Result<Option<User>> {
+    if !geteuid().is_root() {
+        return Ok(None);
+    }
+    let user = User::from_name("postgres")?.context("there is no user `postgres`")?;
+    Ok(Some(user))
+}
+
+/// Makes `command` run as the server's user, in a process group of its own.
+pub fn as_server_user(command: &mut Command) -> Result<&mut Command> {
+    if let Some(user) = server_user()? {
+        // With a uid given and root calling, std drops the supplementary groups too.
+        command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
+    }
+    Ok(command.current_dir("/").process_group(0))
+}
+
+/// Runs `command` to its end and returns its standard output; failure is an error that shows both
+/// output streams.
+pub fn output_of(command: &mut Command) -> Result<String> {
+    let shown = format!("{command:?}");
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {shown}"))?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("{shown}: {}\n{stderr}{stdout}", output.status);
+    }
+    Ok(stdout)
+}
+
+/// Sends a signal to one process.
+pub fn signal(pid: i32, signal: Signal) -> Result<()> {
+    kill(Pid::from_raw(pid), signal).with_context(|| format!("cannot send {signal} to {pid}"))
+}
+
+/// What `/proc/<pid>/stat` tells of a process.
+struct Stat {
+    state: char,
+    parent: i32,
+    started: u64,
+}
+
+fn stat(pid: i32) -> Option<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command's name is in parentheses and may hold anything, so read from the last one.
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    Some(Stat {
+        state: fields.first()?.chars().next()?,
+        parent: fields.get(1)?.parse().ok()?,
+        started: fields.get(19)?.parse().ok()?,
+    })
+}
+
+/// Whether the process exists and is not a mere zombie.
+pub fn is_alive(pid: i32) -> bool {
+    stat(pid).is_some_and(|stat| stat.state != 'Z' && stat.state != 'X')
+}
+
+/// Whether the process is stopped by a signal.
+pub fn is_stopped(pid: i32) -> bool {
+    stat(pid).is_some_and(|stat| stat.state == 'T')
+}
+
+/// When the process started, in the kernel's ticks; with the pid it names a process for good.
+pub fn started_at(pid: i32) -> Option<u64> {
+    stat(pid).map(|stat| stat.started)
+}
+
+/// The title of a process, as `ps` shows it.
+pub fn title(pid: i32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes).replace('\0', " ");
+    text.trim().to_owned()
+}
+
+fn all_pids() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The living children of a process.
+pub fn children_of(parent: i32) -> Vec<i32> {
+    all_pids()
+        .into_iter()
+        .filter(|&pid| stat(pid).is_some_and(|stat| stat.parent == parent && stat.state != 'Z'))
+        .collect()
+}
+
+/// The living processes of a run: those that execute a program below its directory, and those
+/// that name it in [`RUNDIR_VARIABLE`].
+pub fn belonging_to(rundir: &Path) -> Vec<i32> {
+    let marker = format!("{RUNDIR_VARIABLE}={}", rundir.display());
+    let own = std::process::id() as i32;
+    all_pids()
+        .into_iter()
+        .filter(|&pid| pid != own && is_alive(pid))
+        .filter(|pid| {
+            let below = fs::read_link(format!("/proc/{pid}/exe"))
+                .is_ok_and(|program| program.starts_with(rundir));
+            let environment = || fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            below || environment().split(|&byte| byte == 0).any(|entry| entry == marker.as_bytes())
+        })
+        .collect()
+}
+
+/// Kills every process of a run and waits until they are gone.
+pub fn kill_all_of(rundir: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let pids = belonging_to(rundir);
+        if pids.is_empty() || Instant::now() > deadline {
+            return;
+        }
+        for pid in pids {
+            let _ = signal(pid, Signal::SIGKILL);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Asks again and again until the answer is yes; an error naming `what` after `limit`.
+pub fn wait_until(what: &str, limit: Duration, mut answer: impl FnMut() -> bool) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    while !answer() {
+        if Instant::now() > deadline {
+            bail!("waited {limit:?} in vain: {what}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frozen_child_is_seen_as_such_and_is_gone_after_a_kill() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(children_of(std::process::id() as i32).contains(&pid));
+        signal(pid, Signal::SIGSTOP).unwrap();
+        wait_until("stopped", Duration::from_secs(5), || is_stopped(pid)).unwrap();
+        assert!(is_alive(pid));
+        signal(pid, Signal::SIGKILL).unwrap();
+        wait_until("dead", Duration::from_secs(5), || !is_alive(pid)).unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,173 @@
+//! What a fresh Debian lacks: the packages to build the extension and to run a server.
+//!
+//! Only what is missing is installed, and nothing is started by it: no service, no database cluster.
+
+use anyhow::{bail, Context, Result};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The major version of PostgreSQL that the lab works with.
+pub fn major() -> String {
+    std::env::var("PG_FENCE_PG_MAJOR").unwrap_or_else(|_| "15".to_owned())
+}
+
+/// A Debian package, and a file that it brings.
+#[derive(Debug, Clone)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// A file that is there once it is installed; one `*` may stand for part of a file's name.
+    pub probe: String,
+    /// A service that it would enable, which the lab does not want to run.
+    pub service: Option<&'static str>,
+}
+
+impl Package {
+    /// A package that is installed where `probe` exists.
+    pub fn new(name: impl Into<String>, probe: impl Into<String>) -> Package {
+        let (name, probe) = (name.into(), probe.into());
+        Package { name, probe, service: None }
+    }
+
+    /// Leaves the package's service disabled when the lab installs it.
+    pub fn without_service(mut self, service: &'static str) -> Package {
+        self.service = Some(service);
+        self
+    }
+
+    /// Whether it is there.
+    pub fn is_installed(&self) -> bool {
+        exists(Path::new("/"), self.probe.trim_start_matches('/'))
+    }
+}
+
+/// What running a server takes.
+pub fn server() -> Vec<Package> {
+    let major = major();
+    vec![Package::new(
+        format!("postgresql-{major}"),
+        format!("/usr/lib/postgresql/{major}/bin/postgres"),
+    )]
+}
+
+/// What building the extension takes, beside Rust.
+pub fn build() -> Vec<Package> {
+    let major = major();
+    vec![
+        Package::new(
+            format!("postgresql-server-dev-{major}"),
+            format!("/usr/include/postgresql/{major}/server/postgres.h"),
+        ),
+        Package::new("libclang-dev", "/usr/lib/llvm-*/lib/libclang.so"),
+    ]
+}
+
+/// Installs those of `packages` that are missing; without the right to do so, says how and fails.
+pub fn ensure(packages: &[Package]) -> Result<()> {
+    let missing: Vec<&Package> = packages.iter().filter(|p| !p.is_installed()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = missing.iter().map(|p| p.name.as_str()).collect();
+    let by_hand = format!("apt-get install -y --no-install-recommends {}", names.join(" "));
+    if !Path::new("/usr/bin/apt-get").exists() {
+        bail!("these Debian packages, or what they hold, are needed: {}", names.join(" "));
+    }
+    let mut command = if nix::unistd::geteuid().is_root() {
+        Command::new("sh")
+    } else if may_sudo() {
+        let mut sudo = Command::new("sudo");
+        sudo.args(["-n", "sh"]);
+        sudo
+    } else {
+        bail!("packages are missing; as root, run\n\n    apt-get update && {by_hand}\n");
+    };
+    eprintln!("installing what is missing: {}", names.join(" "));
+    let services: Vec<&str> = missing.iter().filter_map(|p| p.service).collect();
+    // Everything goes to stderr: stdout belongs to what the lab was started for.
+    let status = command
+        .args(["-c", INSTALL, "install", &services.join(" ")])
+        .args(&names)
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .status()
+        .context("cannot start the installation")?;
+    if !status.success() {
+        bail!("the installation failed ({status}); by hand: {by_hand}");
+    }
+    if let Some(package) = missing.iter().find(|p| !p.is_installed()) {
+        bail!("{} is installed, but {} is not there", package.name, package.probe);
+    }
+    Ok(())
+}
+
+/// `$1` are the services to leave disabled, the rest the packages. Two files keep the packages
+/// from starting anything (policy-rc.d) and from making a database cluster; both go afterwards.
+const INSTALL: &str = r#"
+set -eu
+services=$1; shift
+policy=/usr/sbin/policy-rc.d
+dir=/etc/postgresql-common/createcluster.d
+conf=$dir/pg_fence_lab.conf
+made_policy=
+undo() {
+    rm -f "$conf"
+    rmdir --ignore-fail-on-non-empty "$dir" || :
+    if [ -n "$made_policy" ]; then rm -f "$policy"; fi
+}
+trap undo EXIT
+trap 'exit 1' HUP INT TERM
+if [ ! -e "$policy" ]; then
+    made_policy=yes
+    printf '#!/bin/sh\nexit 101\n' > "$policy"
+    chmod 755 "$policy"
+fi
+mkdir -p "$dir"
+echo 'create_main_cluster = false' > "$conf"
+export DEBIAN_FRONTEND=noninteractive
+apt-get -q update
+apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"
+if [ -n "$services" ] && [ -d /run/systemd/system ]; then
+    systemctl disable --now $services || :
+fi
+"#;
+
+fn may_sudo() -> bool {
+    Command::new("sudo")
+        .args(["-n", "true"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Whether a file exists at `path` below `base`, whose components may hold one `*` each.
+fn exists(base: &Path, path: &str) -> bool {
+    let (first, rest) = path.split_once('/').unwrap_or((path, ""));
+    let Some((head, tail)) = first.split_once('*') else {
+        let next = base.join(first);
+        return next.exists() && (rest.is_empty() || exists(&next, rest));
+    };
+    let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            name.len() >= head.len() + tail.len() && name.starts_with(head) && name.ends_with(tail)
+        })
+        .any(|entry| rest.is_empty() || exists(&entry.path(), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_may_hold_a_star() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        assert!(exists(root, "src/set*.rs"));
+        assert!(exists(root, "s*c/setup.rs"));
+        assert!(!exists(root, "src/nothing*.rs"));
+        assert!(!exists(root, "src/setup.rs/below"));
+    }
+}

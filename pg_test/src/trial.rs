@@ -1,0 +1,69 @@
+//! A test of the lab: a name and a function that gets the lab.
+
+use crate::lab::Lab;
+use anyhow::Result;
+use libtest_mimic::Failed;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A test.
+pub struct Trial {
+    name: String,
+    run: fn(&Lab) -> Result<()>,
+}
+
+impl Trial {
+    /// A test called after the last part of `module` and `name`.
+    pub fn new(module: &str, name: &str, run: fn(&Lab) -> Result<()>) -> Trial {
+        let module = module.rsplit("::").next().unwrap_or(module);
+        Trial { name: format!("{module}::{name}"), run }
+    }
+
+    /// As the test runner wants it. `lab` is called when the first test runs.
+    pub fn with(self, lab: impl Fn() -> Arc<Lab> + Send + 'static) -> libtest_mimic::Trial {
+        libtest_mimic::Trial::test(self.name, move || within_limit(lab(), self.run))
+    }
+}
+
+/// Lists the tests of a module: `pg_test::trials![this, that];` defines its `pub fn trials()`.
+#[macro_export]
+macro_rules! trials {
+    ($($name:ident),* $(,)?) => {
+        /// The tests of this module.
+        pub fn trials() -> Vec<$crate::Trial> {
+            vec![$($crate::Trial::new(module_path!(), stringify!($name), $name)),*]
+        }
+    };
+}
+
+fn limit() -> Duration {
+    let seconds = std::env::var("PG_FENCE_TRIAL_TIMEOUT").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(600))
+}
+
+/// Runs a test in a thread of its own, which is left behind if it hangs.
+fn within_limit(lab: Arc<Lab>, run: fn(&Lab) -> Result<()>) -> Result<(), Failed> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(&lab)));
+        drop(lab);
+        let _ = sender.send(match outcome {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(format!("{error:?}")),
+            Err(panic) => Err(words_of(panic.as_ref())),
+        });
+    });
+    match receiver.recv_timeout(limit()) {
+        Ok(outcome) => outcome.map_err(Failed::from),
+        Err(RecvTimeoutError::Timeout) => Err(format!("not done within {:?}", limit()).into()),
+        Err(RecvTimeoutError::Disconnected) => Err("its thread died".into()),
+    }
+}
+
+fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panicked: {}", text.unwrap_or("without words"))
+}

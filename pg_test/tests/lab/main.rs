@@ -1,0 +1,34 @@
+//! All tests that need a server, in one program with one shared server.
+
+mod smoke;
+
+use libtest_mimic::Arguments;
+use pg_test::Lab;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Tests mostly wait for the server and the disk, so a few more than cores pay.
+    arguments.test_threads.get_or_insert(4);
+    let modules = [smoke::trials()];
+
+    static LAB: OnceLock<Arc<Lab>> = OnceLock::new();
+    if !arguments.list {
+        match Lab::start(Path::new(env!("CARGO_BIN_EXE_pg_test"))) {
+            Ok(lab) => drop(LAB.set(Arc::new(lab))),
+            Err(error) => {
+                eprintln!("the lab does not start: {error:?}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    let lab = || LAB.get().expect("it was started above").clone();
+    let trials = modules.into_iter().flatten().map(|trial| trial.with(lab)).collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if let Some(lab) = LAB.get() {
+        lab.close();
+    }
+    conclusion.exit_code()
+}
