@@ -51,7 +51,7 @@ fn within_limit(lab: Arc<Lab>, run: fn(&Lab) -> Result<()>) -> Result<(), Failed
         drop(lab);
         let _ = sender.send(match outcome {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(format!("{error:?}")),
+            Ok(Err(error)) => Err(story_of(&error)),
             Err(panic) => Err(words_of(panic.as_ref())),
         });
     });
@@ -60,6 +60,17 @@ fn within_limit(lab: Arc<Lab>, run: fn(&Lab) -> Result<()>) -> Result<(), Failed
         Err(RecvTimeoutError::Timeout) => Err(format!("not done within {:?}", limit()).into()),
         Err(RecvTimeoutError::Disconnected) => Err("its thread died".into()),
     }
+}
+
+/// The error, its causes, and the line of the test that it came from.
+fn story_of(error: &anyhow::Error) -> String {
+    let mut story = error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n  from: ");
+    let backtrace = error.backtrace().to_string();
+    let line = backtrace.lines().find(|line| line.contains("/tests/lab/"));
+    if let Some(line) = line {
+        story.push_str(&format!("\n  {}", line.trim()));
+    }
+    story
 }
 
 fn words_of(panic: &(dyn std::any::Any + Send)) -> String {

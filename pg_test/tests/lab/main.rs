@@ -9,6 +9,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 
 fn main() -> ExitCode {
+    // So that a failure can name the line of its test.
+    std::env::set_var("RUST_LIB_BACKTRACE", "1");
     let mut arguments = Arguments::from_args();
     // Tests mostly wait for the server and the disk, so a few more than cores pay.
     arguments.test_threads.get_or_insert(4);
