@@ -1,0 +1,245 @@
+-- The fence on a table: the trigger function, putting it on, taking it off.
+--
+-- fence_protect and fence_unprotect run with the rights of their caller, so Postgres itself stands
+-- behind every check made here. Their search_path holds Postgres's own objects only: a bare name
+-- below is one of those, whatever the caller has created.
+
+CREATE FUNCTION fenced() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
+
+COMMENT ON FUNCTION fenced() IS
+'trigger function (fence column, mode, lease): refuses a write whose token is stale, missing or never issued';
+
+
+CREATE FUNCTION fence_protect(
+    relation     regclass,
+    fence_column name    DEFAULT 'fence',
+    mode         text    DEFAULT NULL,
+    lease        text    DEFAULT NULL,
+    events       text    DEFAULT NULL,
+    verify       boolean DEFAULT false,
+    always       boolean DEFAULT false
+) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $fence_protect$
+DECLARE
+    ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
+    table_name CONSTANT text := relation::text;
+    -- A leased row may be written often under one token; without a lease only `strict` is safe.
+    chosen_mode CONSTANT text := lower(coalesce(mode,
+        CASE WHEN lease IS NULL THEN 'strict' ELSE 'monotonic' END));
+    chosen CONSTANT text[] := regexp_split_to_array(lower(btrim(coalesce(events,
+        CASE WHEN lease IS NOT NULL THEN 'insert,' ELSE '' END || 'update,delete,truncate'))), '\s*,\s*');
+    row_events CONSTANT text := (
+        SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(chosen) AS e WHERE e <> 'truncate');
+    new_events CONSTANT text := (
+        SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(chosen) AS e WHERE e IN ('insert', 'update'));
+    -- Given in full, so that \d shows the whole rule.
+    arguments CONSTANT text := concat_ws(', ', quote_literal(fence_column), quote_literal(chosen_mode),
+        quote_literal(lease));
+    placeholders text[];
+    stray_brace boolean;
+    fixed_bytes bigint;
+    refusal record;
+    item record;
+BEGIN
+    -- The lease's name, from left to right: {{ or }}, a {column}, a lone brace, plain text.
+    SELECT array_agg(piece[1]) FILTER (WHERE piece[1] IS NOT NULL), bool_or(piece[2] IS NOT NULL),
+           sum(octet_length(piece[3]))
+      INTO placeholders, stray_brace, fixed_bytes
+      FROM regexp_matches(lease, '\{\{|\}\}|\{([^{}]+)\}|([{}])|([^{}]+)', 'g') AS piece;
+
+    -- Look, lock, look again: what was seen before the lock may have changed while waiting for it.
+    FOR looks IN 1..2 LOOP
+        SELECT r.*, n.nspname, c.relname INTO refusal
+          FROM (VALUES (1)) AS once
+          LEFT JOIN pg_class c ON c.oid = relation
+          LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+          LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = fence_column
+          LEFT JOIN LATERAL (  -- the first placeholder that is not fit
+              SELECT p.name, a.attnum, a.attgenerated
+                FROM unnest(placeholders) AS p (name)
+                LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = p.name
+                     AND a.attnum > 0 AND NOT a.attisdropped
+               WHERE a.attnum IS NULL OR a.attgenerated <> ''
+                  OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[])
+               LIMIT 1) AS unfit ON true
+         CROSS JOIN LATERAL (VALUES
+            -- what was asked for
+            (relation IS NULL OR fence_column IS NULL OR verify IS NULL OR always IS NULL, '22004',
+             'relation, fence_column, verify and always must not be NULL',
+             'Name the table; leave the others out for "fence", false and false.', NULL),
+            (fence_column = '', '22023', 'the fence column needs a name',
+             'Leave fence_column out for a column "fence".', NULL),
+            (chosen_mode NOT IN ('strict', 'monotonic'), '22023', format('there is no mode "%s"', mode),
+             'The modes are strict and monotonic.', NULL),
+            (NOT chosen <@ '{insert,update,delete,truncate}', '22023', format('events "%s" are not known', events),
+             'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
+            (verify AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
+             'Only these have a new row to verify.', NULL),
+            (lease = '', '22023', 'the name of a lease must not be empty',
+             'Leave lease out to compare tokens row by row only.', NULL),
+            (stray_brace, '22023', format('the braces of lease "%s" do not pair', lease),
+             'Write {column} for the value of a column, {{ and }} for braces.', NULL),
+            (fixed_bytes > 512, '22023', 'the name of a lease must not exceed 512 bytes',
+             'Shorten the text around the placeholders.', NULL),
+            (fence_column = ANY (placeholders), '22023', 'the lease of a row cannot depend on its fence column',
+             'Use the columns that identify the row.', fence_column),
+            -- whose table, and of what kind
+            (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.', NULL),
+            (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
+             format('Ask %I to do it.', pg_get_userbyid(c.relowner)), NULL),
+            (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809',
+             'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.', NULL),
+            (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
+             'Fence the table that stores the rows.', NULL),
+            (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.', NULL),
+            (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
+             format('ALTER TABLE %s SET LOGGED;', table_name), NULL),
+            (c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',
+             format('Protect %s, which covers its partitions.', pg_partition_root(c.oid)), NULL),
+            (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
+             'Protect the parent; fence_audit of the parent has the statements for its children.', NULL),
+            (EXISTS (SELECT FROM pg_partition_tree(c.oid) p JOIN pg_class pc ON pc.oid = p.relid
+                      WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
+             'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
+            (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours
+                        AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')
+                        AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid))),
+             '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
+             'Rename that trigger.', NULL),
+            -- its columns
+            (f.attnum IS NULL AND c.reloftype <> 0, '42809',
+             format('its type has no attribute "%s"', fence_column),
+             format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, fence_column),
+             fence_column),
+            (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', fence_column),
+             'Give the fence column another name.', fence_column),
+            (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', fence_column,
+             format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', fence_column),
+            (f.attgenerated <> '', '42611', format('column "%s" is generated', fence_column),
+             'Name a plain bigint column as fence_column.', fence_column),
+            (f.atthasdef OR f.attidentity <> '', '42611',
+             format('column "%s" has a default, which would pass for a token', fence_column),
+             format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, fence_column,
+             CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), fence_column),
+            (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703',
+             format('the lease names {%s}, no column of it', unfit.name),
+             'Write a column exactly as it is stored, capitals included.', unfit.name),
+            (unfit.attgenerated <> '', '42611', format('the lease names {%s}, a generated column', unfit.name),
+             'Its value comes too late for a trigger: name the columns it is made from.', unfit.name),
+            (unfit.name IS NOT NULL, '42804', format('the lease names {%s}, whose type is not fit', unfit.name),
+             'Fit are smallint, integer, bigint, text, varchar, uuid, boolean: no setting changes their text.',
+             unfit.name)
+         ) AS r (applies, code, fault, hint, about)
+         WHERE r.applies
+         LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
+                MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), refusal.fault),
+                DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', refusal.about)),
+                SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, ''),
+                COLUMN = coalesce(refusal.about, '');
+        END IF;
+
+        -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
+        IF looks = 1 THEN
+            EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
+                WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column)
+                 AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
+                THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
+        ELSIF table_name <> relation::text THEN
+            RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
+                MESSAGE = format('cannot fence %s: it was renamed meanwhile', table_name);
+        END IF;
+    END LOOP;
+
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column) THEN
+        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, fence_column);
+    END IF;
+
+    -- Whatever was attached before goes, made by hand or by an earlier call.
+    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = ours
+                  AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))) THEN
+        PERFORM @extschema@.fence_unprotect(relation);
+    END IF;
+
+    -- Postgres copies a row trigger to every partition, present and future, but no statement trigger.
+    FOR item IN
+        SELECT 'fenced' AS tgname, relation AS rel, 'BEFORE ' || row_events AS at, 'ROW' AS level, arguments
+         WHERE row_events IS NOT NULL
+        UNION ALL
+        SELECT 'fenced_verify', relation, 'AFTER ' || new_events, 'ROW',
+               arguments || CASE WHEN lease IS NULL THEN ', ''''' ELSE '' END || ', ''verify'''
+         WHERE verify
+        UNION ALL
+        SELECT 'fenced_truncate', part, 'BEFORE TRUNCATE', 'STATEMENT', arguments
+          FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
+         WHERE 'truncate' = ANY (chosen)
+    LOOP
+        EXECUTE format('CREATE TRIGGER %I %s ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
+            item.tgname, item.at, item.rel, item.level, ours::regproc, item.arguments);
+        IF always THEN
+            EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
+        END IF;
+    END LOOP;
+
+    IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                WHERE i.inhparent = relation AND NOT c.relispartition) THEN
+        RAISE WARNING USING MESSAGE = format('the inheritance children of %s are not fenced with it', relation),
+            HINT = format('fence_audit(%L) has the statements that fence them.', relation);
+    END IF;
+END
+$fence_protect$;
+
+COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
+'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again';
+
+
+CREATE FUNCTION fence_unprotect(relation regclass) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $fence_unprotect$
+DECLARE
+    ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
+    table_name CONSTANT text := relation::text;
+    refusal record;
+    item record;
+BEGIN
+    SELECT r.*, n.nspname, c.relname INTO refusal
+      FROM (VALUES (1)) AS once
+      LEFT JOIN pg_class c ON c.oid = relation
+      LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+     CROSS JOIN LATERAL (VALUES
+        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
+        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
+        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
+         format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
+        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours AND t.tgparentid <> 0),
+         '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(c.oid)))
+     ) AS r (applies, code, fault, hint)
+     WHERE r.applies
+     LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
+            MESSAGE = format('cannot take the fence off %s: %s', coalesce(table_name, 'a table'), refusal.fault),
+            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
+            SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
+    END IF;
+
+    FOR item IN
+        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
+         WHERE t.tgfoid = ours AND t.tgparentid = 0
+           AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
+    END LOOP;
+    IF NOT FOUND THEN
+        RAISE NOTICE '% is not fenced', relation;
+    END IF;
+END
+$fence_unprotect$;
+
+COMMENT ON FUNCTION fence_unprotect(regclass) IS
+'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
