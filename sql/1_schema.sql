@@ -1,0 +1,124 @@
+-- The state of pg_fence. The schema is created here, not named in the control file: one that somebody made
+-- beforehand would stay theirs.
+\echo Use "CREATE EXTENSION pg_fence" to load this file. \quit
+
+CREATE SCHEMA fence;
+COMMENT ON SCHEMA fence IS 'pg_fence: state of leases and tokens; read fence.leases, write nothing here';
+
+-- Tokens ---------------------------------------------------------------------------------------------------
+
+CREATE SEQUENCE fence.token_seq AS bigint INCREMENT 1 MINVALUE 1 START 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.token_seq IS
+    'every fencing token of this database; must stay logged, CACHE 1, NO CYCLE and ascending';
+
+-- What is known of the past is kept in sequences, because they are set without a transaction: no open
+-- transaction can hold up, hide or undo a jump.
+CREATE SEQUENCE fence.identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.identity_seq IS
+    'mark of the database (timeline, system, database, sequence) that drew the last token';
+
+CREATE SEQUENCE fence.floor_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.floor_seq IS
+    'where the latest jump went to: a token up to it speaks for no lease until its holder has renewed';
+
+CREATE SEQUENCE fence.epoch_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.epoch_seq IS 'counts the jumps';
+
+-- Leases ---------------------------------------------------------------------------------------------------
+
+-- A row a grant, kept when the grant ends so that the next is a HOT update: no index on what changes, and
+-- half of each page free.
+CREATE TABLE fence.lease (
+    name        text COLLATE "C" NOT NULL,
+    slot        integer NOT NULL,
+    mode        "char" NOT NULL,
+    slots       integer NOT NULL,
+    holder      text,
+    session     text NOT NULL,
+    role        name NOT NULL,
+    first_token bigint NOT NULL,
+    renewed     bigint[] NOT NULL,
+    closing     bigint,
+    acquired_at timestamptz NOT NULL,
+    renewed_at  timestamptz NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    ended_at    timestamptz,
+    ttl_us      bigint NOT NULL,
+    renewals    bigint NOT NULL,
+    metadata    jsonb,
+    PRIMARY KEY (name, slot) WITH (fillfactor = 80)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE fence.lease IS 'a row a grant; written by the functions of pg_fence only, read through fence.leases';
+COMMENT ON COLUMN fence.lease.name IS 'the lease';
+COMMENT ON COLUMN fence.lease.slot IS 'place among the grants of the lease; 0 for an exclusive one';
+COMMENT ON COLUMN fence.lease.mode IS 'x exclusive, s shared, n slots';
+COMMENT ON COLUMN fence.lease.slots IS 'how many grants may live together; 0 where mode is not slots';
+COMMENT ON COLUMN fence.lease.holder IS 'as the caller named itself';
+COMMENT ON COLUMN fence.lease.session IS 'the session that acquired it';
+COMMENT ON COLUMN fence.lease.role IS 'the role that acquired it, by name: oids mean other roles elsewhere';
+COMMENT ON COLUMN fence.lease.first_token IS 'the token of the acquire';
+COMMENT ON COLUMN fence.lease.renewed IS 'the tokens of the latest 16 renewals, oldest first';
+COMMENT ON COLUMN fence.lease.closing IS 'the closing token, once released or revoked';
+COMMENT ON COLUMN fence.lease.acquired_at IS 'when it was granted';
+COMMENT ON COLUMN fence.lease.renewed_at IS 'when it was last renewed, or granted';
+COMMENT ON COLUMN fence.lease.expires_at IS 'until when it counts unless closed';
+COMMENT ON COLUMN fence.lease.ended_at IS 'when it was closed';
+COMMENT ON COLUMN fence.lease.ttl_us IS 'the ttl last asked for, in microseconds';
+COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
+COMMENT ON COLUMN fence.lease.metadata IS 'what the caller wished to be shown';
+
+-- Out of the dump's point of view the state is data, not part of the extension.
+SELECT pg_catalog.pg_extension_config_dump('fence.token_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.identity_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.floor_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.epoch_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.lease', '');
+
+CREATE FUNCTION fence.blocking_pids(name text, slot integer) RETURNS integer[]
+    LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_blocking_pids';
+COMMENT ON FUNCTION fence.blocking_pids(text, integer) IS
+    'the sessions whose open transactions keep this grant from being replaced; 0 for a prepared transaction';
+
+CREATE FUNCTION fence.checked_name(name text) RETURNS text
+    LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_checked_name';
+COMMENT ON FUNCTION fence.checked_name(text) IS 'the name, or error 22004 or 22023 where it is none';
+
+CREATE FUNCTION fence.last_token() RETURNS bigint
+    LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_last_token';
+COMMENT ON FUNCTION fence.last_token() IS 'the last token drawn, 0 when none was';
+
+CREATE VIEW fence.leases AS
+SELECT l.name,
+       CASE l.mode WHEN 'x' THEN 'exclusive' WHEN 's' THEN 'shared' ELSE 'slots' END AS mode,
+       CASE WHEN l.closing IS NOT NULL THEN 'free'
+            WHEN l.expires_at <= pg_catalog.clock_timestamp() THEN 'expired'
+            ELSE 'held' END AS state,
+       COALESCE(l.holder, l.session) AS holder,
+       l.role,
+       COALESCE(l.closing, l.renewed[pg_catalog.cardinality(l.renewed)], l.first_token) AS token,
+       l.first_token,
+       l.acquired_at,
+       l.renewed_at,
+       l.expires_at,
+       CASE WHEN l.closing IS NOT NULL THEN interval '0'
+            ELSE GREATEST(l.expires_at - pg_catalog.clock_timestamp(), interval '0') END AS remaining,
+       l.renewals,
+       l.metadata,
+       fence.blocking_pids(l.name, l.slot) AS blocking_pids
+  FROM fence.lease l;
+COMMENT ON VIEW fence.leases IS 'a row a grant: who holds what until when, and who holds up a take-over';
+COMMENT ON COLUMN fence.leases.name IS 'the lease';
+COMMENT ON COLUMN fence.leases.mode IS 'exclusive, shared or slots';
+COMMENT ON COLUMN fence.leases.state IS 'held, expired (by the clock) or free (released or revoked)';
+COMMENT ON COLUMN fence.leases.holder IS 'as the caller named itself, else a description of its session';
+COMMENT ON COLUMN fence.leases.role IS 'the role that was granted the lease';
+COMMENT ON COLUMN fence.leases.token IS 'the latest token of the grant, the closing one included';
+COMMENT ON COLUMN fence.leases.first_token IS 'the token that the acquire returned';
+COMMENT ON COLUMN fence.leases.acquired_at IS 'when it was granted';
+COMMENT ON COLUMN fence.leases.renewed_at IS 'when it was last renewed, or granted';
+COMMENT ON COLUMN fence.leases.expires_at IS 'its deadline';
+COMMENT ON COLUMN fence.leases.remaining IS 'what is left until then; zero when it is over';
+COMMENT ON COLUMN fence.leases.renewals IS 'how often it was renewed';
+COMMENT ON COLUMN fence.leases.metadata IS 'what the caller wished to be shown';
+COMMENT ON COLUMN fence.leases.blocking_pids IS
+    'sessions whose guarded transactions hold up a take-over; 0 is a prepared transaction';

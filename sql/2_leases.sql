@@ -1,0 +1,72 @@
+-- Leases and tokens: the public functions. Who may call them is said in 5_grants.sql.
+
+CREATE FUNCTION lease_acquire(
+    name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
+    metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1,
+    reclaim boolean DEFAULT false)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_acquire';
+COMMENT ON FUNCTION lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean) IS
+    'a fencing token when the lease is granted, NULL when it is taken (and stayed so for wait)';
+
+CREATE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_renew';
+COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
+    'a new, greater token and a deadline of now + ttl; NULL when the token does not speak for the lease: stop';
+
+CREATE FUNCTION lease_release(name text, token bigint)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_release';
+COMMENT ON FUNCTION lease_release(text, bigint) IS
+    'ends the grant: its closing token, good for a last write in this transaction; NULL when the lease was lost';
+
+CREATE FUNCTION lease_revoke(name text)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_revoke';
+COMMENT ON FUNCTION lease_revoke(text) IS
+    'ends whatever grants are current, whoever has them; NULL when none was';
+
+CREATE FUNCTION lease_acquire_all(
+    names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s', metadata jsonb DEFAULT NULL)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_acquire_all';
+COMMENT ON FUNCTION lease_acquire_all(text[], text, interval, jsonb) IS
+    'one token that speaks for all of these leases, or NULL and none of them taken; at most 1000';
+
+CREATE FUNCTION lease_renew_all(names text[], token bigint, ttl interval DEFAULT NULL)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_renew_all';
+COMMENT ON FUNCTION lease_renew_all(text[], bigint, interval) IS
+    'renews all of them under one new token; NULL, and none renewed, when the token does not speak for each';
+
+CREATE FUNCTION lease_release_all(names text[], token bigint)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_release_all';
+COMMENT ON FUNCTION lease_release_all(text[], bigint) IS
+    'releases those of them for which the token speaks; the closing token, or NULL when it spoke for none';
+
+CREATE FUNCTION lease_guard(name text, token bigint)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_guard';
+COMMENT ON FUNCTION lease_guard(text, bigint) IS
+    'the token, or PF004; nobody else can be granted the lease until this transaction ends';
+
+CREATE FUNCTION lease_check(name text, token bigint)
+    RETURNS boolean LANGUAGE c VOLATILE PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'lease_check';
+COMMENT ON FUNCTION lease_check(text, bigint) IS
+    'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
+
+CREATE FUNCTION lease_info(name text) RETURNS SETOF fence.leases LANGUAGE sql STABLE PARALLEL RESTRICTED
+    BEGIN ATOMIC
+        SELECT * FROM fence.leases l WHERE l.name OPERATOR(pg_catalog.=) fence.checked_name(lease_info.name);
+    END;
+COMMENT ON FUNCTION lease_info(text) IS 'the rows of fence.leases for one lease';
+
+CREATE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_prune';
+COMMENT ON FUNCTION lease_prune(interval) IS
+    'deletes up to 1000 rows of grants that ended longer ago, never a guarded one, and returns their number';
+
+CREATE FUNCTION fence_new_epoch()
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_new_epoch';
+COMMENT ON FUNCTION fence_new_epoch() IS
+    'makes the token sequence jump, for copies of a database that nothing can see from inside';
+
+CREATE FUNCTION fence_status(
+    OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,
+    OUT in_recovery boolean, OUT library_version text, OUT sql_version text)
+    LANGUAGE c VOLATILE PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_status';
+COMMENT ON FUNCTION fence_status() IS 'the token sequence, the identity of the database and the versions';

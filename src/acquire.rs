@@ -1,0 +1,304 @@
+//! Granting a lease: look, lock, look again, decide, draw, write.
+
+use crate::errors::{self, Refusal};
+use crate::pg::heap::{AsOf, LeaseTable, NewGrant, Row};
+use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::{server, xact};
+use crate::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
+use crate::protocol::{Micros, Token};
+use crate::{guard, queue};
+
+/// Who asks for what.
+pub struct Request<'a> {
+    pub name: &'a [u8],
+    pub holder: Option<&'a [u8]>,
+    pub ttl_us: Micros,
+    pub metadata: Option<pgrx::pg_sys::Datum>,
+    pub ask: Ask,
+}
+
+/// How a try ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tried<T> {
+    /// Granted, or to be had.
+    Won(T),
+    /// Taken; the clock alone can change that at this time (i64::MAX: it cannot).
+    Lost {
+        /// When to look again at the latest.
+        until: Micros,
+    },
+}
+
+/// A place that was found free and is locked until the transaction ends.
+pub struct Place {
+    slot: i32,
+    over: Option<Row>,
+    /// Other grants of the caller, which a reclaim ends.
+    ended: Vec<Row>,
+    locks: Locks,
+}
+
+impl Place {
+    /// Gives it up.
+    pub fn abandon(self) {
+        self.locks.give_all();
+    }
+}
+
+/// The slot, the row that it has, and other grants that end.
+type Found = (i32, Option<Row>, Vec<Row>);
+
+/// Locks that are given back unless the try wins.
+#[derive(Default)]
+struct Locks(Vec<(Tag, Lock)>);
+
+impl Locks {
+    fn take(&mut self, tag: Tag, mode: Lock) -> bool {
+        let taken = tag.take(mode, false);
+        if taken {
+            self.0.push((tag, mode));
+        }
+        taken
+    }
+
+    fn give_all(self) {
+        for (tag, mode) in self.0.into_iter().rev() {
+            tag.give(mode);
+        }
+    }
+}
+
+/// Only something that committed since we looked, or an open transaction, can be in the way.
+const LOST: Tried<Found> = Tried::Lost { until: Micros::MAX };
+
+/// Tells without a lock whether it is worth trying: a losing try reads only.
+pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<()>, Refusal> {
+    let rows = table.rows(request.name, AsOf::Now);
+    let seats = seats(request, &rows, &|_| false);
+    match grant::acquire(&seats, &request.ask, server::now()) {
+        Acquire::Grant { .. } => Ok(Tried::Won(())),
+        Acquire::Taken { until } => Ok(Tried::Lost { until }),
+        Acquire::SlotsDiffer { live } => Err(slots_differ(request, live)),
+    }
+}
+
+/// Finds a place and locks it, without ever waiting.
+pub fn place(table: &LeaseTable, request: &Request) -> Result<Tried<Place>, Refusal> {
+    let mut locks = Locks(Vec::with_capacity(1));
+    let tried = match request.ask.mode {
+        Mode::Exclusive => exclusive(table, request, &mut locks),
+        _ => beside_others(table, request, &mut locks),
+    };
+    match tried? {
+        Tried::Won((slot, over, ended)) => {
+            check_snapshot(table, request)?;
+            Ok(Tried::Won(Place { slot, over, ended, locks }))
+        }
+        Tried::Lost { until } => {
+            locks.give_all();
+            Ok(Tried::Lost { until })
+        }
+    }
+}
+
+/// Writes the grant into its place.
+pub fn write(
+    table: &LeaseTable,
+    request: &Request,
+    place: &Place,
+    token: Token,
+) -> Result<(), Refusal> {
+    let now = server::now();
+    for row in &place.ended {
+        table.close(row, token, now);
+    }
+    let (session, role) = (server::session(), server::current_role());
+    let new = NewGrant {
+        name: request.name,
+        slot: place.slot,
+        mode: request.ask.mode,
+        holder: request.holder,
+        session: session.as_bytes(),
+        role: &role,
+        token,
+        now,
+        ttl_us: request.ttl_us,
+        metadata: request.metadata,
+    };
+    table.grant(&new, place.over.as_ref());
+    queue::changed(request.name);
+    if let Mode::Slots(asked) = request.ask.mode {
+        // Two that ask for different numbers at once see neither's row: each looks, after it has written,
+        // for rows that are not yet committed.
+        let other = table.rows_in_flight(request.name).iter().find_map(|r| match r.grant.mode {
+            Mode::Slots(n) if n != asked && r.grant.phase(now) == Phase::Held => Some(n),
+            _ => None,
+        });
+        if let Some(other) = other {
+            return Err(errors::slots_differ(request.name, other, asked));
+        }
+    }
+    Ok(())
+}
+
+fn exclusive(
+    table: &LeaseTable,
+    request: &Request,
+    locks: &mut Locks,
+) -> Result<Tried<Found>, Refusal> {
+    if !locks.take(Tag::grant(request.name, 0), Lock::Own) {
+        return Ok(LOST);
+    }
+    let rows = table.rows(request.name, AsOf::Now);
+    for row in rows.iter().filter(|r| r.grant.slot != 0) {
+        if !locks.take(Tag::grant(request.name, row.grant.slot), Lock::Own) {
+            return Ok(LOST);
+        }
+    }
+    // All locks are ours, so only guards of this very transaction are left.
+    let seats = seats(request, &rows, &|slot| guard::guards(request.name, slot));
+    decide(request, &rows, &seats)
+}
+
+fn beside_others(
+    table: &LeaseTable,
+    request: &Request,
+    locks: &mut Locks,
+) -> Result<Tried<Found>, Refusal> {
+    let name = request.name;
+    let shape = if request.ask.mode == Mode::Shared { Lock::Probe } else { Lock::Guard };
+    if !locks.take(Tag::grant(name, 0), Lock::Anchor) || !locks.take(Tag::shape(name), shape) {
+        return Ok(LOST);
+    }
+    // Slots in which somebody else's grant is being written.
+    let mut busy: Vec<i32> = Vec::new();
+    loop {
+        let rows = table.rows(name, AsOf::Now);
+        let now = server::now();
+        let guarded = |slot: i32| {
+            let over =
+                rows.iter().any(|r| r.grant.slot == slot && r.grant.phase(now) != Phase::Held);
+            guard::guards(name, slot) || (over && is_guarded(name, slot))
+        };
+        let mut seats = seats(request, &rows, &guarded);
+        seats.extend(busy.iter().map(|slot| in_the_making(*slot, request.ask.mode)));
+        let (slot, over, ended) = match decide(request, &rows, &seats)? {
+            Tried::Won(found) => found,
+            lost => return Ok(lost),
+        };
+        if !locks.take(Tag::grant(name, slot), Lock::Replace) {
+            busy.push(slot);
+            continue;
+        }
+        // Who held the lock until now may have put a grant there.
+        let again = table.rows(name, AsOf::Now);
+        let unchanged = again.iter().map(Row::id).eq(rows.iter().map(Row::id));
+        if unchanged && end_others(name, &ended, locks) {
+            return Ok(Tried::Won((slot, over, ended)));
+        }
+        if unchanged {
+            return Ok(LOST);
+        }
+        if let Some((tag, mode)) = locks.0.pop() {
+            tag.give(mode);
+        }
+    }
+}
+
+/// A reclaim ends the caller's grants in other slots, each under its lock.
+fn end_others(name: &[u8], ended: &[Row], locks: &mut Locks) -> bool {
+    ended.iter().all(|row| locks.take(Tag::grant(name, row.grant.slot), Lock::Replace))
+}
+
+fn decide(request: &Request, rows: &[Row], seats: &[Seat]) -> Result<Tried<Found>, Refusal> {
+    // The clock is read after the locks were obtained.
+    let now = server::now();
+    match grant::acquire(seats, &request.ask, now) {
+        Acquire::Taken { until } => Ok(Tried::Lost { until }),
+        Acquire::SlotsDiffer { live } => Err(slots_differ(request, live)),
+        Acquire::Grant { slot } => {
+            let ended = if request.ask.reclaim {
+                rows.iter()
+                    .zip(seats)
+                    .filter(|(row, seat)| {
+                        seat.mine && row.grant.slot != slot && row.grant.phase(now) == Phase::Held
+                    })
+                    .map(|(row, _)| *row)
+                    .collect()
+            } else {
+                Vec::new()
+            };
+            let over = rows.iter().find(|r| r.grant.slot == slot).copied();
+            Ok(Tried::Won((slot, over, ended)))
+        }
+    }
+}
+
+fn seats(request: &Request, rows: &[Row], guarded: &dyn Fn(i32) -> bool) -> Vec<Seat> {
+    let role = request.ask.reclaim.then(server::current_role);
+    rows.iter()
+        .map(|row| Seat {
+            grant: row.grant,
+            mine: role.as_deref().is_some_and(|role| {
+                request.holder == row.holder().as_deref() && row.role() == role
+            }),
+            guarded: guarded(row.grant.slot),
+        })
+        .collect()
+}
+
+/// A grant that another transaction is just writing, of the same shape.
+fn in_the_making(slot: i32, mode: Mode) -> Seat {
+    let grant = Grant {
+        slot,
+        mode,
+        tokens: Tokens::new(0, &[]),
+        closing: None,
+        closed_here: false,
+        expires_at: Micros::MAX,
+    };
+    Seat { grant, mine: false, guarded: true }
+}
+
+/// Does an open transaction rely on, or change, what is over?
+fn is_guarded(name: &[u8], slot: i32) -> bool {
+    let tag = Tag::grant(name, slot);
+    let free = tag.take(Lock::Probe, false);
+    if free {
+        tag.give(Lock::Probe);
+    }
+    !free
+}
+
+fn slots_differ(request: &Request, live: i32) -> Refusal {
+    let asked = match request.ask.mode {
+        Mode::Slots(n) => n,
+        _ => 1,
+    };
+    errors::slots_differ(request.name, live, asked)
+}
+
+/// At REPEATABLE READ and above the transaction reads the world of its snapshot. What is granted now must
+/// have been to be had then: every row must be the version that the snapshot sees, the lease free when the
+/// transaction began, and no transaction that ran then may have ended since, for it may have been a guarded
+/// one (guards take a transaction id, so that the snapshot knows of them).
+fn check_snapshot(table: &LeaseTable, request: &Request) -> Result<(), Refusal> {
+    if !xact::keeps_snapshot() {
+        return Ok(());
+    }
+    let now = table.rows(request.name, AsOf::Now);
+    let strange: Vec<&Row> = now.iter().filter(|r| !r.written_here()).collect();
+    if strange.is_empty() && now.is_empty() {
+        return Ok(());
+    }
+    let then = table.rows(request.name, AsOf::Transaction);
+    let seats = seats(request, &then, &|_| false);
+    let could =
+        matches!(grant::acquire(&seats, &request.ask, xact::started_at()), Acquire::Grant { .. });
+    let same = strange.iter().all(|r| then.iter().any(|t| t.id() == r.id()));
+    if strange.is_empty() || (could && same && !xact::world_moved()) {
+        Ok(())
+    } else {
+        Err(errors::snapshot_too_early(request.name))
+    }
+}

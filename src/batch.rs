@@ -1,0 +1,110 @@
+//! Several leases under one token: all or none, and never a deadlock, for names are taken in their order.
+
+use crate::acquire::{self, Place, Request, Tried};
+use crate::errors::{self, Refusal};
+use crate::lease::{self, Releasable};
+use crate::pg::args::{Answer, Args};
+use crate::pg::heap::LeaseTable;
+use crate::pg::server;
+use crate::protocol::grant::{Ask, Mode};
+use crate::{input, queue, token};
+
+/// `lease_acquire_all(names, holder, ttl, metadata) → bigint`: one token that speaks for all of them, or NULL
+/// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 55000.
+pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
+    let names = input::names(&args, 0)?;
+    let holder = args.text(1);
+    let ttl_us = input::ttl(&args, 2)?.ok_or_else(|| errors::null_argument("ttl"))?;
+    let metadata = args.datum(3);
+    server::writable(c"lease_acquire_all()");
+    let table = LeaseTable::open(true)?;
+    let requests: Vec<Request> = names
+        .iter()
+        .map(|name| Request {
+            name,
+            holder: holder.as_deref(),
+            ttl_us,
+            metadata,
+            ask: Ask { mode: Mode::Exclusive, reclaim: false },
+        })
+        .collect();
+    for request in &requests {
+        if acquire::look(&table, request)? != Tried::Won(()) || queue::somebody_waits(request.name)
+        {
+            return Ok(Answer::Null);
+        }
+    }
+    let mut places: Vec<Place> = Vec::with_capacity(requests.len());
+    for request in &requests {
+        match acquire::place(&table, request)? {
+            Tried::Won(place) => places.push(place),
+            Tried::Lost { .. } => {
+                places.into_iter().for_each(Place::abandon);
+                return Ok(Answer::Null);
+            }
+        }
+    }
+    let token = token::draw()?;
+    for (request, place) in requests.iter().zip(&places) {
+        acquire::write(&table, request, place, token)?;
+    }
+    Ok(token.into())
+}
+
+/// `lease_renew_all(names, token, ttl) → bigint`: one new token for all of them, or NULL and none renewed.
+/// Errors: 22004, 22023, 25006, 42501, 55000.
+pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
+    let names = input::names(&args, 0)?;
+    let token = input::token(&args, 1)?;
+    let ttl_us = input::ttl(&args, 2)?;
+    server::writable(c"lease_renew_all()");
+    let table = LeaseTable::open(true)?;
+    let mut rows = Vec::with_capacity(names.len());
+    for name in &names {
+        match lease::renewable(&table, name, token)? {
+            Some((row, _)) => rows.push(row),
+            None => return Ok(Answer::Null),
+        }
+    }
+    // The locks were waited for one by one: the time of the decision is after the last.
+    let now = server::now();
+    if !rows.iter().all(|r| r.grant.renewable(token, now)) {
+        return Ok(Answer::Null);
+    }
+    let fresh = token::draw()?;
+    for row in &rows {
+        table.renew(row, fresh, now, ttl_us.unwrap_or(row.ttl_us));
+    }
+    Ok(fresh.into())
+}
+
+/// `lease_release_all(names, token) → bigint`: the closing token of all of them, or NULL and none released.
+/// Errors: 22004, 22023, 25006, 42501, 55000.
+pub fn release_all(args: Args) -> Result<Answer, Refusal> {
+    let names = input::names(&args, 0)?;
+    let token = input::token(&args, 1)?;
+    server::writable(c"lease_release_all()");
+    let table = LeaseTable::open(true)?;
+    let mut rows = Vec::with_capacity(names.len());
+    let mut again = None;
+    for name in &names {
+        match lease::releasable(&table, name, token)? {
+            Releasable::Close(row) => rows.push((name, row)),
+            Releasable::Again(closing) => again = Some(closing),
+            Releasable::Lost => return Ok(Answer::Null),
+        }
+    }
+    let (floor, now) = (token::floor()?, server::now());
+    if rows.is_empty() {
+        return Ok(again.into());
+    }
+    if !rows.iter().all(|(_, r)| r.grant.speaks(token, now, floor)) {
+        return Ok(Answer::Null);
+    }
+    let closing = token::draw()?;
+    for (name, row) in &rows {
+        table.close(row, closing, now);
+        queue::changed(name);
+    }
+    Ok(closing.into())
+}

@@ -1,0 +1,357 @@
+//! Everything that is refused: SQLSTATE, one line for people, JSON for programs, a hint on what to do.
+
+use crate::pg::raise::to_utf8;
+use crate::protocol::{Micros, Token};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+
+/// A call or a write that is refused.
+pub struct Refusal {
+    /// Five characters.
+    pub sqlstate: &'static str,
+    /// One line.
+    pub message: Vec<u8>,
+    /// What to do; may be empty.
+    pub hint: Cow<'static, str>,
+    /// Schema, table and column, for a refused write.
+    pub place: Option<Box<Place>>,
+    detail: Box<Detail>,
+}
+
+/// Where a refused write would have gone, in the database's encoding.
+#[derive(Clone, Default)]
+pub struct Place {
+    /// Schema.
+    pub schema: Vec<u8>,
+    /// Table.
+    pub table: Vec<u8>,
+    /// Fence column; empty where no column is meant.
+    pub column: Vec<u8>,
+}
+
+/// The stable keys of DETAIL; each shown where it applies and the caller may know it.
+#[derive(Default, Serialize)]
+pub struct Detail {
+    /// The token that the write or call showed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub presented: Option<Token>,
+    /// The token that the row has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stored: Option<Token>,
+    /// The lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
+    /// Who has, or had, the lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub holder: Option<String>,
+    /// Its deadline, UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<String>,
+    /// The table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relation: Option<String>,
+    /// The row's primary key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<Map<String, Value>>,
+    /// The column that is unfit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub column: Option<String>,
+    /// The argument that is unfit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub argument: Option<&'static str>,
+    /// The number of slots in force.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slots: Option<i32>,
+    /// The role to which the lease was granted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
+}
+
+impl Refusal {
+    fn new(sqlstate: &'static str, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
+        Refusal {
+            sqlstate,
+            message: crate::pg::raise::in_server_encoding(message),
+            hint: hint.into(),
+            place: None,
+            detail: Box::default(),
+        }
+    }
+
+    /// With more in its DETAIL.
+    pub fn detailed(mut self, fill: impl FnOnce(&mut Detail)) -> Self {
+        fill(&mut self.detail);
+        self
+    }
+
+    /// With the schema, table and column fields filled.
+    pub fn at(mut self, place: Place) -> Self {
+        self.place = Some(Box::new(place));
+        self
+    }
+
+    /// DETAIL; empty where there is nothing to tell.
+    pub fn detail(&self) -> String {
+        match serde_json::to_string(&self.detail) {
+            Ok(json) if json != "{}" => json,
+            _ => String::new(),
+        }
+    }
+}
+
+/// A name as a message shows it: in quotes, on one line.
+pub fn quoted(name: &[u8]) -> String {
+    let text: String = to_utf8(name)
+        .chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+        .collect();
+    format!("\"{text}\"")
+}
+
+/// A point in time as ISO 8601, UTC.
+pub fn iso(at: Micros) -> String {
+    const DAY: i64 = 86_400_000_000;
+    let (days, within) = (at.div_euclid(DAY), at.rem_euclid(DAY));
+    // Days to civil date, from 0000-03-01 (H. Hinnant, "chrono-compatible low-level date algorithms").
+    let z = days + 730_425;
+    let era = z.div_euclid(146_097);
+    let doe = z.rem_euclid(146_097);
+    let yoe = (doe - doe / 1_460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let day = doy - (153 * mp + 2) / 5 + 1;
+    let month = if mp < 10 { mp + 3 } else { mp - 9 };
+    let year = yoe + era * 400 + i64::from(month <= 2);
+    let (seconds, us) = (within / 1_000_000, within % 1_000_000);
+    let (hour, minute, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z")
+}
+
+// Refused calls ------------------------------------------------------------------------------------------
+
+/// 22004: NULL where a value is needed.
+pub fn null_argument(argument: &'static str) -> Refusal {
+    Refusal::new("22004", format!("{argument} must not be NULL"), "Pass a value.")
+        .detailed(|d| d.argument = Some(argument))
+}
+
+/// 22004: a token that is NULL, which mostly is a lease lost.
+pub fn null_token() -> Refusal {
+    Refusal::new(
+        "22004",
+        "token must not be NULL".into(),
+        "NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.",
+    )
+    .detailed(|d| d.argument = Some("token"))
+}
+
+/// 22023: an argument out of its range.
+pub fn bad_argument(argument: &'static str, message: &str, hint: &'static str) -> Refusal {
+    Refusal::new("22023", message.to_owned(), hint).detailed(|d| d.argument = Some(argument))
+}
+
+/// 22023: slots must agree.
+pub fn slots_differ(name: &[u8], live: i32, asked: i32) -> Refusal {
+    Refusal::new(
+        "22023",
+        format!("lease {} is held with slots = {live}, not {asked}", quoted(name)),
+        "All callers must ask for the same number of slots while any of them holds the lease.",
+    )
+    .detailed(|d| {
+        d.lease = Some(to_utf8(name));
+        d.slots = Some(live);
+    })
+}
+
+/// 40001: the transaction's snapshot is older than what made the call possible.
+pub fn snapshot_too_early(name: &[u8]) -> Refusal {
+    Refusal::new(
+        "40001",
+        format!(
+            "could not serialize access to lease {} due to concurrent changes",
+            quoted(name)
+        ),
+        "The transaction's snapshot may predate the previous holder's last writes: retry the transaction, or acquire at READ COMMITTED in a transaction of its own.",
+    )
+    .detailed(|d| d.lease = Some(to_utf8(name)))
+}
+
+/// 42501: the lease was granted to another role.
+pub fn not_your_lease(name: &[u8], role: Option<&[u8]>) -> Refusal {
+    Refusal::new(
+        "42501",
+        format!("lease {} was granted to another role", quoted(name)),
+        "Only the role that acquired a lease, a member of it or a superuser may use its tokens; lease_revoke ends anybody's.",
+    )
+    .detailed(|d| {
+        d.lease = Some(to_utf8(name));
+        d.role = role.map(to_utf8);
+    })
+}
+
+/// 55000: the extension's own objects are not there.
+pub fn state_missing(object: &str) -> Refusal {
+    Refusal::new(
+        "55000",
+        format!("pg_fence finds no fence.{object}"),
+        "The library and the SQL objects may be of different versions: run ALTER EXTENSION pg_fence UPDATE, or CREATE EXTENSION pg_fence.",
+    )
+}
+
+/// 55000: somebody altered the token sequence.
+pub fn sequence_altered(what: &str) -> Refusal {
+    Refusal::new(
+        "55000",
+        format!("fence.token_seq {what}, so its values are no fencing tokens"),
+        "Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE … SET LOGGED where it is unlogged.",
+    )
+}
+
+/// 55000: the jump would leave the positive bigints.
+pub fn tokens_exhausted() -> Refusal {
+    Refusal::new("55000", "fence.token_seq is exhausted".into(), "No larger token exists.")
+}
+
+/// 0A000: not there yet.
+pub fn unsupported(what: &str) -> Refusal {
+    Refusal::new("0A000", format!("{what} is not supported yet"), "")
+}
+
+// The fence ----------------------------------------------------------------------------------------------
+
+/// PF001: stale.
+pub fn stale(presented: Token, stored: Option<Token>) -> Refusal {
+    let message = match stored {
+        Some(stored) if presented == stored => {
+            format!("stale fencing token: the row has already been written with token {stored}")
+        }
+        Some(stored) => {
+            format!("stale fencing token {presented}: the row has already seen {stored}")
+        }
+        None => {
+            format!("stale fencing token {presented}: the row has seen the same or a greater one")
+        }
+    };
+    Refusal::new(
+        "PF001",
+        message,
+        "A newer holder may have taken the lease over: stop, and do not retry with this token. To write a row again under one grant, use lease_renew's token, or monotonic mode.",
+    )
+    .detailed(|d| {
+        d.presented = Some(presented);
+        d.stored = stored;
+    })
+}
+
+/// PF002: nothing, or NULL, was presented.
+pub fn unfenced(stored: Option<Token>) -> Refusal {
+    Refusal::new(
+        "PF002",
+        "no fencing token presented".into(),
+        "Set the fence column to the token of your lease, or SET LOCAL pg_fence.token. A NULL often means that lease_renew or lease_release found the lease lost: stop.",
+    )
+    .detailed(|d| d.stored = stored)
+}
+
+/// PF003: no such token.
+pub fn never_issued(presented: Token) -> Refusal {
+    Refusal::new(
+        "PF003",
+        format!("fencing token {presented} was never issued by this database"),
+        "Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.",
+    )
+    .detailed(|d| d.presented = Some(presented))
+}
+
+/// PF004: the token does not speak for the lease.
+pub fn not_speaking(name: &[u8], presented: Token) -> Refusal {
+    Refusal::new(
+        "PF004",
+        format!("fencing token {presented} does not speak for lease {}", quoted(name)),
+        "The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it anew.",
+    )
+    .detailed(|d| {
+        d.presented = Some(presented);
+        d.lease = Some(to_utf8(name));
+    })
+}
+
+/// PF005: TRUNCATE.
+pub fn unfenceable() -> Refusal {
+    Refusal::new(
+        "PF005",
+        "TRUNCATE cannot be fenced: it shows no token".into(),
+        "Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.",
+    )
+}
+
+/// PF002 or PF001 of the check that follows all BEFORE triggers.
+pub fn changed_behind(presented: Option<Token>) -> Refusal {
+    match presented {
+        None => unfenced(None),
+        Some(token) => Refusal::new(
+            "PF001",
+            format!("a later BEFORE trigger changed the row's fence to {token}, which this transaction did not present"),
+            "Make the other trigger leave the fence column alone.",
+        )
+        .detailed(|d| d.presented = presented),
+    }
+}
+
+/// 39P01: the trigger is put where it cannot work.
+pub fn misplaced(message: &'static str) -> Refusal {
+    Refusal::new(
+        "39P01",
+        message.into(),
+        "CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON … FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.",
+    )
+}
+
+/// 22023: an argument of the trigger.
+pub fn bad_trigger_argument(message: String) -> Refusal {
+    Refusal::new(
+        "22023",
+        message,
+        "fenced(fence_column, mode, lease): the column's name, strict or monotonic, and a lease's name with {column} placeholders.",
+    )
+}
+
+/// 42703: the table has no such column.
+pub fn no_column(column: &[u8]) -> Refusal {
+    Refusal::new(
+        "42703",
+        format!("the trigger fenced finds no column {}", quoted(column)),
+        "Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.",
+    )
+    .detailed(|d| d.column = Some(to_utf8(column)))
+}
+
+/// 42804: a column of the wrong type.
+pub fn wrong_type(column: &[u8], wanted: &str) -> Refusal {
+    Refusal::new(
+        "42804",
+        format!("column {} must be {wanted} to serve the trigger fenced", quoted(column)),
+        "Tokens are bigint; a lease's name is made of columns whose text no setting can change.",
+    )
+    .detailed(|d| d.column = Some(to_utf8(column)))
+}
+
+/// 22004: a NULL in a placeholder.
+pub fn null_placeholder(column: &[u8]) -> Refusal {
+    Refusal::new(
+        "22004",
+        format!("column {} is NULL, so the row names no lease", quoted(column)),
+        "Declare the column NOT NULL, or bind the table to a lease by other columns.",
+    )
+    .detailed(|d| d.column = Some(to_utf8(column)))
+}
+
+/// 22023: a lease's name that is too long or empty, made from a row.
+pub fn unfit_lease_name() -> Refusal {
+    Refusal::new(
+        "22023",
+        "the row's columns make no lease name of 1 to 512 bytes".into(),
+        "Bind the table to a lease by shorter columns.",
+    )
+}

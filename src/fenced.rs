@@ -1,0 +1,261 @@
+//! The trigger function `fenced(fence_column, mode, lease)`.
+//!
+//! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
+//! statement, and whether a token speaks for a lease once per transaction.
+
+use crate::errors::{self, Refusal};
+use crate::guard;
+use crate::input::NAME_MAX;
+use crate::pg::args::{Answer, Args};
+use crate::pg::trigger::{Attribute, Call, Columns, Event, RowId, Tuple};
+use crate::pg::{describe, server, settings, xact};
+use crate::protocol::fence::{self, Order, Verdict, Write};
+use crate::protocol::template::{self, Piece};
+use crate::protocol::Token;
+use crate::token;
+use pgrx::pg_sys;
+use std::cell::Cell;
+
+/// What the arguments of a trigger mean for its table.
+struct Plan {
+    column: Attribute,
+    order: Order,
+    lease: Option<Vec<Part>>,
+    /// This trigger is the check behind the others.
+    verify: bool,
+    /// The table has such a check.
+    verified: bool,
+}
+
+/// A piece of a lease's name.
+enum Part {
+    Literal(Vec<u8>),
+    Column(Attribute, Vec<u8>),
+}
+
+thread_local! {
+    /// The row version whose UPDATE was accepted last, and in which command: moving it to another partition
+    /// deletes that very version next.
+    static ACCEPTED: Cell<Option<(RowId, u32)>> = const { Cell::new(None) };
+}
+
+/// `fenced()`, the trigger. Errors: PF001 to PF005, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
+pub fn fenced(args: Args) -> Result<Answer, Refusal> {
+    let Some(call) = Call::new(args) else {
+        return Err(errors::misplaced("fenced() must be called as a trigger"));
+    };
+    if call.event() == Event::Truncate {
+        return truncate(&call);
+    }
+    if !call.for_row() {
+        return Err(errors::misplaced("fenced() must fire FOR EACH ROW, but for TRUNCATE"));
+    }
+    let plan = call.kept(|| Plan::new(&call))?;
+    if plan.verify {
+        verify(&call, plan).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))?;
+        return Ok(Answer::Value(call.pass(call.new_row())));
+    }
+    if !call.before() {
+        return Err(errors::misplaced("fenced() must fire BEFORE the write"));
+    }
+    let row =
+        before(&call, plan).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))?;
+    Ok(Answer::Value(row))
+}
+
+fn truncate(call: &Call) -> Result<Answer, Refusal> {
+    // Under apply, the publisher has judged.
+    if server::replica() {
+        return Ok(Answer::Value(call.pass(None)));
+    }
+    Err(errors::unfenceable().at(describe::place(call)))
+}
+
+fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
+    let columns = call.columns();
+    let (old, new) = (call.old(), call.new_row());
+    let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
+    let mut write = Write {
+        old: old.map(fence),
+        new: new.map(fence),
+        named: call.event() != Event::Update || call.names(&plan.column),
+        ambient: None,
+    };
+    if server::replica() {
+        return replicated(call, plan, &write);
+    }
+    if call.event() == Event::Delete && moving(call) {
+        return Ok(call.pass(old));
+    }
+    let lease = match &plan.lease {
+        None => None,
+        Some(parts) => {
+            let name = |row: Option<Tuple>| row.map(|r| lease_name(parts, &columns, r)).transpose();
+            Some((name(old)?, name(new)?))
+        }
+    };
+    write.ambient = lease
+        .as_ref()
+        .and_then(|(old, new)| {
+            let guarded = |name: &Option<Vec<u8>>| name.as_deref().and_then(guard::token_for);
+            guarded(new).or_else(|| guarded(old))
+        })
+        .or_else(settings::token);
+    let (token, stamp) = match fence::judge(&write, plan.order, token::issued) {
+        Verdict::Land { token, stamp } => (token, stamp),
+        Verdict::Unfenced => {
+            return Err(errors::unfenced(visible(call, plan, write.old.flatten())));
+        }
+        Verdict::NeverIssued { presented } => return Err(errors::never_issued(presented)),
+        Verdict::Stale { presented, stored } => {
+            return Err(errors::stale(presented, visible(call, plan, Some(stored))));
+        }
+    };
+    if plan.verified {
+        guard::wrote(call.table(), token);
+    }
+    if let Some((old, new)) = &lease {
+        for name in [old, new].into_iter().flatten() {
+            guard::require(name, token, true)?;
+        }
+    }
+    if call.event() == Event::Update {
+        if let Some(old) = old {
+            ACCEPTED.set(Some((old.id(call), xact::command())));
+        }
+    }
+    Ok(match new {
+        Some(row) if stamp => call.pass(Some(call.stamped(row, &plan.column, token))),
+        Some(row) => call.pass(Some(row)),
+        None => call.pass(old),
+    })
+}
+
+/// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
+fn moving(call: &Call) -> bool {
+    let Some(old) = call.old() else { return false };
+    ACCEPTED.take() == Some((old.id(call), xact::command()))
+}
+
+/// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
+fn replicated(call: &Call, plan: &Plan, write: &Write) -> Result<pg_sys::Datum, Refusal> {
+    if let (Some(Some(stored)), Some(new)) = (write.old, write.new) {
+        match new {
+            Some(presented) if plan.order.accepts(presented, Some(stored)) => {}
+            Some(presented) => {
+                return Err(errors::stale(presented, visible(call, plan, Some(stored))));
+            }
+            None => return Err(errors::unfenced(visible(call, plan, Some(stored)))),
+        }
+    }
+    Ok(call.pass(call.new_row().or(call.old())))
+}
+
+/// The check that follows all BEFORE triggers: what is stored now must be what was presented, and for the
+/// lease that guards it.
+fn verify(call: &Call, plan: &Plan) -> Result<(), Refusal> {
+    if !call.after() || matches!(call.event(), Event::Delete | Event::Truncate) {
+        return Err(errors::misplaced("fenced(…, 'verify') must fire AFTER INSERT OR UPDATE"));
+    }
+    let Some(new) = call.new_row().filter(|_| !server::replica()) else { return Ok(()) };
+    let columns = call.columns();
+    let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
+    let found = fence(new);
+    let Some(token) = found.filter(|t| guard::has_written(call.table(), *t)) else {
+        return Err(errors::changed_behind(found));
+    };
+    let stored = call.old().and_then(fence);
+    if !plan.order.accepts(token, stored) {
+        return Err(errors::stale(token, visible(call, plan, stored)));
+    }
+    match &plan.lease {
+        Some(parts) => guard::require(&lease_name(parts, &columns, new)?, token, true),
+        None => Ok(()),
+    }
+}
+
+/// The stored token, where the caller may read it.
+fn visible(call: &Call, plan: &Plan, stored: Option<Token>) -> Option<Token> {
+    stored.filter(|_| describe::readable(call, plan.column.number))
+}
+
+fn lease_name(parts: &[Part], columns: &Columns, row: Tuple) -> Result<Vec<u8>, Refusal> {
+    let mut name = Vec::with_capacity(32);
+    for part in parts {
+        match part {
+            Part::Literal(text) => name.extend_from_slice(text),
+            Part::Column(attribute, column) => match columns.value(row, attribute) {
+                Some(value) => describe::append_text(&mut name, attribute, value),
+                None => return Err(errors::null_placeholder(column)),
+            },
+        }
+    }
+    if (1..=NAME_MAX).contains(&name.len()) {
+        Ok(name)
+    } else {
+        Err(errors::unfit_lease_name())
+    }
+}
+
+impl Plan {
+    fn new(call: &Call) -> Result<Self, Refusal> {
+        let columns = call.columns();
+        let arguments = call.arguments();
+        let argument = |n: usize| arguments.get(n).map(Vec::as_slice).filter(|a| !a.is_empty());
+        if arguments.len() > 4 {
+            return Err(errors::bad_trigger_argument("fenced() takes at most 4 arguments".into()));
+        }
+        let name = argument(0).unwrap_or(b"fence");
+        let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
+        if column.type_oid != pg_sys::INT8OID {
+            return Err(errors::wrong_type(name, "a bigint"));
+        }
+        if column.generated {
+            return Err(errors::wrong_type(name, "a plain column, not a generated one,"));
+        }
+        let order = match argument(1) {
+            None | Some(b"strict") => Order::Strict,
+            Some(b"monotonic") => Order::Monotonic,
+            Some(other) => {
+                return Err(errors::bad_trigger_argument(format!(
+                    "unknown mode {} of fenced()",
+                    errors::quoted(other)
+                )));
+            }
+        };
+        let lease = argument(2).map(|text| parts(text, &columns)).transpose()?;
+        let verify = match argument(3) {
+            None => false,
+            Some(b"verify") => true,
+            Some(_) => {
+                return Err(errors::bad_trigger_argument(
+                    "the fourth argument of fenced() can only be verify".into(),
+                ));
+            }
+        };
+        Ok(Plan { column, order, lease, verify, verified: call.has_twin() })
+    }
+}
+
+fn parts(text: &[u8], columns: &Columns) -> Result<Vec<Part>, Refusal> {
+    let pieces = template::parse(text).map_err(|fault| {
+        errors::bad_trigger_argument(format!("in the lease {}: {fault}", errors::quoted(text)))
+    })?;
+    pieces
+        .into_iter()
+        .map(|piece| match piece {
+            Piece::Literal(text) => Ok(Part::Literal(text)),
+            Piece::Column(name) => {
+                let attribute = columns.find(&name).ok_or_else(|| errors::no_column(&name))?;
+                if describe::fits_placeholder(&attribute) {
+                    Ok(Part::Column(attribute, name))
+                } else {
+                    Err(errors::wrong_type(
+                        &name,
+                        "a plain column of integer, text, varchar, uuid or boolean type",
+                    ))
+                }
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,175 @@
+//! Guards: an open transaction relies on a grant, so nobody may replace it until that transaction ends.
+//!
+//! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
+//! once per lease and transaction. A verdict goes when its lock goes: with a rolled-back savepoint at once.
+
+use crate::errors::{self, Refusal};
+use crate::lease::{check_role, knows};
+use crate::pg::args::{Answer, Args};
+use crate::pg::heap::{AsOf, LeaseTable, Row};
+use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::xact::SubTransaction;
+use crate::pg::{raise, relation, server, settings, xact};
+use crate::protocol::Token;
+use crate::{input, queue, token};
+use pgrx::pg_sys::Oid;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+/// A grant that this transaction guards.
+#[derive(Clone, Copy)]
+struct Verdict {
+    slot: i32,
+    token: Token,
+    savepoint: SubTransaction,
+}
+
+#[derive(Default)]
+struct Guards {
+    by_lease: HashMap<Vec<u8>, Vec<Verdict>>,
+    /// Tokens under which this transaction has written, by table: for the check behind BEFORE triggers.
+    written: Vec<(Oid, Token)>,
+}
+
+thread_local! {
+    static GUARDS: RefCell<Guards> = RefCell::default();
+}
+
+/// `lease_guard(name, token) → bigint`: the token; until the transaction ends nobody else can be granted
+/// the lease, and the token is the transaction's `pg_fence.token`. Errors: PF004, 22004, 22023, 25006,
+/// 40001, 42501, 55000.
+pub fn lease_guard(args: Args) -> Result<Answer, Refusal> {
+    let name = input::name(&args, 0)?;
+    let token = input::token(&args, 1)?;
+    server::writable(c"lease_guard()");
+    require(&name, token, false)?;
+    settings::set_local(token);
+    Ok(token.into())
+}
+
+/// Makes this transaction guard the grant that the token is of; PF004 when it does not speak for the lease.
+pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusal> {
+    if stands(name, token) {
+        return Ok(());
+    }
+    let table = LeaseTable::open(true)?;
+    let Some(slot) = find(&table.rows(name, AsOf::Now), token).map(|r| r.grant.slot) else {
+        return Err(not_speaking(&table, name, token));
+    };
+    let lock = Tag::grant(name, slot);
+    lock.take(Lock::Guard, true);
+    let floor = token::floor()?;
+    let rows = table.rows(name, AsOf::Now);
+    // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
+    let mut held = guards(name, slot);
+    let row = find(&rows, token).filter(|r| r.grant.slot == slot).filter(|r| {
+        held &= r.grant.closing.is_none() && r.grant.tokens.latest() > floor;
+        held || r.grant.speaks(token, server::now(), floor)
+    });
+    let Some(row) = row else {
+        lock.give(Lock::Guard);
+        return Err(not_speaking(&table, name, token));
+    };
+    check_role(name, row, in_trigger)?;
+    check_snapshot(&table, name, row)?;
+    xact::be_known();
+    queue::changed(name);
+    let verdict = Verdict { slot, token, savepoint: xact::savepoint() };
+    GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
+    Ok(())
+}
+
+/// Has this transaction a verdict on exactly this?
+#[inline]
+pub fn stands(name: &[u8], token: Token) -> bool {
+    GUARDS.with_borrow(|g| {
+        g.by_lease.get(name).is_some_and(|v| v.iter().any(|verdict| verdict.token == token))
+    })
+}
+
+/// The token by which this transaction guards the lease; the latest where there are several.
+#[inline]
+pub fn token_for(name: &[u8]) -> Option<Token> {
+    GUARDS.with_borrow(|g| g.by_lease.get(name).and_then(|v| v.last()).map(|v| v.token))
+}
+
+/// Does this transaction guard the grant in that slot?
+pub fn guards(name: &[u8], slot: i32) -> bool {
+    GUARDS.with_borrow(|g| g.by_lease.get(name).is_some_and(|v| v.iter().any(|v| v.slot == slot)))
+}
+
+/// Remembers that this transaction writes a table under this token.
+pub fn wrote(table: Oid, token: Token) {
+    GUARDS.with_borrow_mut(|g| {
+        if !g.written.contains(&(table, token)) {
+            g.written.push((table, token));
+        }
+    });
+}
+
+/// Has this transaction written the table under this token?
+pub fn has_written(table: Oid, token: Token) -> bool {
+    GUARDS.with_borrow(|g| g.written.contains(&(table, token)))
+}
+
+/// The transaction is over, or prepared: its locks are no longer this session's to rely on.
+pub fn transaction_ended() {
+    GUARDS.with_borrow_mut(|g| {
+        if !g.by_lease.is_empty() || !g.written.is_empty() {
+            *g = Guards::default();
+        }
+    });
+}
+
+/// A savepoint's locks pass to its parent.
+pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
+    GUARDS.with_borrow_mut(|g| {
+        for verdict in g.by_lease.values_mut().flatten() {
+            if verdict.savepoint == savepoint {
+                verdict.savepoint = parent;
+            }
+        }
+    });
+}
+
+/// A savepoint's locks are gone.
+pub fn savepoint_rolled_back(savepoint: SubTransaction) {
+    GUARDS.with_borrow_mut(|g| {
+        g.by_lease.retain(|_, verdicts| {
+            verdicts.retain(|v| v.savepoint != savepoint);
+            !verdicts.is_empty()
+        });
+    });
+}
+
+fn find(rows: &[Row], token: Token) -> Option<&Row> {
+    rows.iter().find(|r| knows(r, token))
+}
+
+/// At REPEATABLE READ and above the grant must have been there when the snapshot was taken: else the
+/// transaction reads the predecessor's world.
+fn check_snapshot(table: &LeaseTable, name: &[u8], row: &Row) -> Result<(), Refusal> {
+    if !xact::keeps_snapshot() || row.written_here() {
+        return Ok(());
+    }
+    let first = row.grant.tokens.first();
+    let seen = table.rows(name, AsOf::Transaction);
+    if seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first) {
+        Ok(())
+    } else {
+        Err(errors::snapshot_too_early(name))
+    }
+}
+
+fn not_speaking(table: &LeaseTable, name: &[u8], token: Token) -> Refusal {
+    let refusal = errors::not_speaking(name, token);
+    if !relation::may_see_leases() {
+        return refusal;
+    }
+    let rows = table.rows(name, AsOf::Now);
+    let Some(row) = find(&rows, token).or(rows.first()) else { return refusal };
+    refusal.detailed(|d| {
+        d.holder = Some(raise::to_utf8(&row.holder().unwrap_or_else(|| row.session())));
+        d.expires_at = Some(errors::iso(row.grant.expires_at));
+    })
+}

@@ -1,0 +1,161 @@
+//! What callers pass, checked: 22004 for NULL where a value is needed, 22023 for what is out of range.
+
+use crate::errors::{self, Refusal};
+use crate::pg::args::Args;
+use crate::protocol::grant::{Ask, Mode};
+use crate::protocol::{Micros, Token};
+
+/// The longest name of a lease, in bytes.
+pub const NAME_MAX: usize = 512;
+/// The longest ttl: 366 days.
+pub const TTL_MAX: Micros = 366 * 86_400_000_000;
+/// The most leases that one call takes.
+pub const NAMES_MAX: usize = 1_000;
+
+/// A lease's name: 1 to 512 bytes.
+pub fn name(args: &Args, n: usize) -> Result<Vec<u8>, Refusal> {
+    checked_name(args.text(n), "name")
+}
+
+fn checked_name(name: Option<Vec<u8>>, argument: &'static str) -> Result<Vec<u8>, Refusal> {
+    let name = name.ok_or_else(|| errors::null_argument(argument))?;
+    match name.len() {
+        1..=NAME_MAX => Ok(name),
+        0 => Err(errors::bad_argument(
+            argument,
+            "a lease needs a name",
+            "Name what only one may do at a time, as 'invoice-run' or 'order:7'.",
+        )),
+        _ => Err(errors::bad_argument(
+            argument,
+            "the name of a lease is at most 512 bytes long",
+            "Use a hash of the long name.",
+        )),
+    }
+}
+
+/// Names of leases, sorted, each once; at least one and at most 1000.
+pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
+    let names = args.texts(n).ok_or_else(|| errors::null_argument("names"))?;
+    if names.is_empty() {
+        return Err(errors::bad_argument(
+            "names",
+            "names must have at least one name",
+            "Pass the names of the leases.",
+        ));
+    }
+    let mut checked =
+        names.into_iter().map(|n| checked_name(n, "names")).collect::<Result<Vec<_>, _>>()?;
+    checked.sort_unstable();
+    checked.dedup();
+    if checked.len() > NAMES_MAX {
+        return Err(errors::bad_argument(
+            "names",
+            "at most 1000 leases can be taken at once",
+            "Take one lease for the whole set, or several calls.",
+        ));
+    }
+    Ok(checked)
+}
+
+/// A token: at least 1.
+pub fn token(args: &Args, n: usize) -> Result<Token, Refusal> {
+    match args.int8(n) {
+        None => Err(errors::null_token()),
+        Some(token) if token >= 1 => Ok(token),
+        Some(_) => Err(errors::bad_argument(
+            "token",
+            "a fencing token is at least 1",
+            "Pass the token that lease_acquire or lease_renew returned.",
+        )),
+    }
+}
+
+/// A ttl in microseconds: positive and at most 366 days; None for NULL.
+pub fn ttl(args: &Args, n: usize) -> Result<Option<Micros>, Refusal> {
+    match args.interval_us(n) {
+        None => Ok(None),
+        Some(us) if (1..=TTL_MAX).contains(&us) => Ok(Some(us)),
+        Some(_) => Err(errors::bad_argument(
+            "ttl",
+            "ttl must be positive and at most 366 days",
+            "A ttl of three to ten times the heartbeat's interval is usual, as '30 s'.",
+        )),
+    }
+}
+
+/// How long to wait, in microseconds.
+fn wait(args: &Args, n: usize) -> Result<Micros, Refusal> {
+    match args.interval_us(n) {
+        None => Err(errors::null_argument("wait")),
+        Some(i64::MAX) => Err(bad_wait("wait must be finite")),
+        Some(us) if us >= 0 => Ok(us),
+        Some(_) => Err(bad_wait("wait must not be negative")),
+    }
+}
+
+fn bad_wait(message: &str) -> Refusal {
+    errors::bad_argument("wait", message, "Zero tries once and never blocks; '10 s' waits in line.")
+}
+
+/// A call of lease_acquire.
+pub struct Acquire {
+    pub name: Vec<u8>,
+    pub holder: Option<Vec<u8>>,
+    pub ttl_us: Micros,
+    pub wait_us: Micros,
+    pub metadata: Option<pgrx::pg_sys::Datum>,
+    pub ask: Ask,
+}
+
+/// lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim)
+pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
+    let name = name(args, 0)?;
+    let holder = args.text(1);
+    let ttl_us = ttl(args, 2)?.ok_or_else(|| errors::null_argument("ttl"))?;
+    let wait_us = wait(args, 3)?;
+    let shared = args.boolean(5).ok_or_else(|| errors::null_argument("shared"))?;
+    let slots = args.int4(6).ok_or_else(|| errors::null_argument("slots"))?;
+    let reclaim = args.boolean(7).ok_or_else(|| errors::null_argument("reclaim"))?;
+    if slots < 1 {
+        return Err(errors::bad_argument(
+            "slots",
+            "slots must be at least 1",
+            "slots is how many grants of the lease may live together.",
+        ));
+    }
+    if shared && slots > 1 {
+        return Err(errors::bad_argument(
+            "slots",
+            "shared and slots above 1 exclude each other",
+            "shared has no limit; slots has one.",
+        ));
+    }
+    if reclaim && holder.is_none() {
+        return Err(errors::bad_argument(
+            "reclaim",
+            "reclaim needs a holder",
+            "Only a holder that names itself can be known again: pass holder.",
+        ));
+    }
+    let mode = match (shared, slots) {
+        (true, _) => Mode::Shared,
+        (false, 1) => Mode::Exclusive,
+        (false, n) => Mode::Slots(n),
+    };
+    let metadata = args.datum(4);
+    Ok(Acquire { name, holder, ttl_us, wait_us, metadata, ask: Ask { mode, reclaim } })
+}
+
+/// How long ago, in microseconds.
+pub fn older_than(args: &Args, n: usize) -> Result<Micros, Refusal> {
+    match args.interval_us(n) {
+        None => Err(errors::null_argument("older_than")),
+        Some(us) if us >= 0 => Ok(us),
+        Some(_) => Err(errors::bad_argument(
+            "older_than",
+            "older_than must not be negative",
+            "'1 day' keeps what ended within the last day.",
+        )),
+    }
+}

@@ -1,0 +1,239 @@
+//! The functions on one lease.
+
+use crate::acquire::{self, Request, Tried};
+use crate::errors::{self, Refusal};
+use crate::pg::args::{Answer, Args};
+use crate::pg::heap::{AsOf, LeaseTable, Row};
+use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::{relation, server};
+use crate::protocol::grant::{Phase, Release};
+use crate::protocol::{Micros, Token};
+use crate::{guard, input, queue, token};
+
+/// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim) → bigint`: the token, or NULL
+/// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 55000.
+pub fn acquire(args: Args) -> Result<Answer, Refusal> {
+    let call = input::acquire(&args)?;
+    server::writable(c"lease_acquire()");
+    let table = LeaseTable::open(true)?;
+    let request = Request {
+        name: &call.name,
+        holder: call.holder.as_deref(),
+        ttl_us: call.ttl_us,
+        metadata: call.metadata,
+        ask: call.ask,
+    };
+    let token = if call.wait_us == 0 {
+        match attempt(&table, &request, true)? {
+            Tried::Won(token) => Some(token),
+            Tried::Lost { .. } => None,
+        }
+    } else {
+        queue::acquire(&table, &request, call.wait_us)?
+    };
+    Ok(token.into())
+}
+
+/// One try. With `polite`, those who wait in line come first.
+pub fn attempt(
+    table: &LeaseTable,
+    request: &Request,
+    polite: bool,
+) -> Result<Tried<Token>, Refusal> {
+    if let Tried::Lost { until } = acquire::look(table, request)? {
+        return Ok(Tried::Lost { until });
+    }
+    if polite && !request.ask.reclaim && queue::somebody_waits(request.name) {
+        return Ok(Tried::Lost { until: Micros::MAX });
+    }
+    match acquire::place(table, request)? {
+        Tried::Lost { until } => Ok(Tried::Lost { until }),
+        Tried::Won(place) => {
+            let token = token::draw()?;
+            acquire::write(table, request, &place, token)?;
+            Ok(Tried::Won(token))
+        }
+    }
+}
+
+/// `lease_renew(name, token, ttl) → bigint`: a new, greater token and a deadline of now + ttl; NULL when the
+/// token does not speak for the lease. Errors: 22004, 22023, 25006, 42501, 55000.
+pub fn renew(args: Args) -> Result<Answer, Refusal> {
+    let name = input::name(&args, 0)?;
+    let token = input::token(&args, 1)?;
+    let ttl_us = input::ttl(&args, 2)?;
+    server::writable(c"lease_renew()");
+    let table = LeaseTable::open(true)?;
+    let Some((row, now)) = renewable(&table, &name, token)? else { return Ok(Answer::Null) };
+    let fresh = token::draw()?;
+    table.renew(&row, fresh, now, ttl_us.unwrap_or(row.ttl_us));
+    Ok(fresh.into())
+}
+
+/// The grant that this token may renew, locked, and the time of the decision.
+pub fn renewable(
+    table: &LeaseTable,
+    name: &[u8],
+    token: Token,
+) -> Result<Option<(Row, Micros)>, Refusal> {
+    let Some(row) = changeable(table, name, token)? else { return Ok(None) };
+    let now = server::now();
+    if !row.grant.renewable(token, now) {
+        return Ok(None);
+    }
+    check_role(name, &row, false)?;
+    Ok(Some((row, now)))
+}
+
+/// `lease_release(name, token) → bigint`: the closing token; NULL when the token does not speak for the
+/// lease. Errors: 22004, 22023, 25006, 42501, 55000.
+pub fn release(args: Args) -> Result<Answer, Refusal> {
+    let name = input::name(&args, 0)?;
+    let token = input::token(&args, 1)?;
+    server::writable(c"lease_release()");
+    let table = LeaseTable::open(true)?;
+    match releasable(&table, &name, token)? {
+        Releasable::Lost => Ok(Answer::Null),
+        Releasable::Again(closing) => Ok(closing.into()),
+        Releasable::Close(row) => {
+            let closing = token::draw()?;
+            table.close(&row, closing, server::now());
+            queue::changed(&name);
+            Ok(closing.into())
+        }
+    }
+}
+
+/// What a release has found, its grant locked.
+pub enum Releasable {
+    /// A current grant.
+    Close(Row),
+    /// One that this transaction has closed.
+    Again(Token),
+    /// The token does not speak for the lease.
+    Lost,
+}
+
+/// Finds the grant that this token releases.
+pub fn releasable(table: &LeaseTable, name: &[u8], token: Token) -> Result<Releasable, Refusal> {
+    let Some(row) = changeable(table, name, token)? else { return Ok(Releasable::Lost) };
+    let floor = token::floor()?;
+    let found = match row.grant.release(token, server::now(), floor) {
+        Release::Lost => return Ok(Releasable::Lost),
+        Release::Again(closing) => Releasable::Again(closing),
+        Release::Close => Releasable::Close(row),
+    };
+    check_role(name, &row, false)?;
+    Ok(found)
+}
+
+/// Locks the grant that has this token against other changes, waiting for an open transaction that has
+/// changed it, and reads it again. None when there is no such grant, now or after the wait.
+fn changeable(table: &LeaseTable, name: &[u8], token: Token) -> Result<Option<Row>, Refusal> {
+    loop {
+        // A token of an uncommitted grant may have been passed on: its transaction is waited for.
+        let slot = slot_of(&table.rows(name, AsOf::Now), token)
+            .or_else(|| slot_of(&table.rows_in_flight(name), token));
+        let Some(slot) = slot else { return Ok(None) };
+        let lock = Tag::grant(name, slot);
+        lock.take(Lock::Change, true);
+        let rows = table.rows(name, AsOf::Now);
+        match rows.into_iter().find(|r| r.grant.slot == slot && knows(r, token)) {
+            Some(row) => return Ok(Some(row)),
+            None => lock.give(Lock::Change),
+        }
+    }
+}
+
+fn slot_of(rows: &[Row], token: Token) -> Option<i32> {
+    rows.iter().find(|r| knows(r, token)).map(|r| r.grant.slot)
+}
+
+/// Is it one of the grant's tokens, the closing one included?
+pub fn knows(row: &Row, token: Token) -> bool {
+    row.grant.tokens.contains(token) || row.grant.closing == Some(token)
+}
+
+/// `lease_revoke(name) → bigint`: the closing token of whatever grants are current; NULL when none is.
+/// Errors: 22004, 22023, 25006, 55000.
+pub fn revoke(args: Args) -> Result<Answer, Refusal> {
+    let name = input::name(&args, 0)?;
+    server::writable(c"lease_revoke()");
+    let table = LeaseTable::open(true)?;
+    let held = |rows: Vec<Row>| -> Vec<Row> {
+        let now = server::now();
+        rows.into_iter().filter(|r| r.grant.phase(now) == Phase::Held).collect()
+    };
+    // Grants in the making count: their transactions are waited for.
+    let mut slots: Vec<i32> =
+        held(table.rows_in_flight(&name)).iter().map(|r| r.grant.slot).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    for slot in &slots {
+        Tag::grant(&name, *slot).take(Lock::Change, true);
+    }
+    let mut rows = held(table.rows(&name, AsOf::Now));
+    rows.retain(|r| slots.contains(&r.grant.slot));
+    if rows.is_empty() {
+        for slot in &slots {
+            Tag::grant(&name, *slot).give(Lock::Change);
+        }
+        return Ok(Answer::Null);
+    }
+    let closing = token::draw()?;
+    let now = server::now();
+    for row in &rows {
+        table.close(row, closing, now);
+    }
+    queue::changed(&name);
+    Ok(closing.into())
+}
+
+/// `lease_check(name, token) → boolean`: does the token speak for the lease at this instant? Works on a
+/// standby. Errors: 22004, 22023.
+pub fn check(args: Args) -> Result<Answer, Refusal> {
+    let name = input::name(&args, 0)?;
+    let token = input::token(&args, 1)?;
+    let floor = token::floor_seen()?;
+    let rows = LeaseTable::open(false)?.rows(&name, AsOf::Now);
+    let now = server::now();
+    Ok(rows.iter().any(|r| r.grant.speaks(token, now, floor)).into())
+}
+
+/// How many rows one call of lease_prune deletes at most: each is locked until the transaction ends.
+const PRUNE_MAX: usize = 1_000;
+
+/// `lease_prune(older_than) → bigint`: deletes rows of grants that ended longer ago, never a guarded one.
+/// Errors: 22004, 22023, 25006.
+pub fn prune(args: Args) -> Result<Answer, Refusal> {
+    let older_than = input::older_than(&args, 0)?;
+    server::writable(c"lease_prune()");
+    let table = LeaseTable::open(true)?;
+    let horizon = server::now().saturating_sub(older_than);
+    let mut pruned = 0i64;
+    for (name, slot) in table.ended_before(horizon, PRUNE_MAX) {
+        let lock = Tag::grant(&name, slot);
+        if guard::guards(&name, slot) || !lock.take(Lock::Own, false) {
+            continue;
+        }
+        let rows = table.rows(&name, AsOf::Now);
+        match rows.iter().find(|r| r.grant.slot == slot && r.over_since() < horizon) {
+            Some(row) => {
+                table.delete(row);
+                pruned += 1;
+            }
+            None => lock.give(Lock::Own),
+        }
+    }
+    Ok(pruned.into())
+}
+
+/// 42501 unless the caller may act for the role that was granted the lease.
+pub fn check_role(name: &[u8], row: &Row, in_trigger: bool) -> Result<(), Refusal> {
+    let role = row.role();
+    if server::acts_for(&role, in_trigger) {
+        return Ok(());
+    }
+    let shown = relation::may_see_leases().then_some(role.as_slice());
+    Err(errors::not_your_lease(name, shown))
+}

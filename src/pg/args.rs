@@ -1,0 +1,139 @@
+//! The arguments of an SQL call.
+
+use pgrx::pg_sys;
+use std::ffi::c_int;
+
+/// The call that Postgres made; lives as long as it.
+#[derive(Clone, Copy)]
+pub struct Args(pg_sys::FunctionCallInfo);
+
+/// What a function answers.
+#[derive(Clone, Copy)]
+pub enum Answer {
+    /// NULL
+    Null,
+    /// A value.
+    Value(pg_sys::Datum),
+}
+
+impl From<i64> for Answer {
+    fn from(value: i64) -> Self {
+        Answer::Value(pg_sys::Datum::from(value))
+    }
+}
+
+impl From<bool> for Answer {
+    fn from(value: bool) -> Self {
+        Answer::Value(pg_sys::Datum::from(value))
+    }
+}
+
+impl From<Option<i64>> for Answer {
+    fn from(value: Option<i64>) -> Self {
+        value.map_or(Answer::Null, Answer::from)
+    }
+}
+
+impl Args {
+    /// # Safety
+    /// `fcinfo` must be the call being served, with the argument types that the SQL declares.
+    pub unsafe fn new(fcinfo: pg_sys::FunctionCallInfo) -> Self {
+        Args(fcinfo)
+    }
+
+    /// The raw call.
+    pub fn raw(&self) -> pg_sys::FunctionCallInfo {
+        self.0
+    }
+
+    /// An argument as it came, None for NULL.
+    pub fn datum(&self, n: usize) -> Option<pg_sys::Datum> {
+        // SAFETY: n is below the declared number of arguments (new's promise).
+        unsafe {
+            let args = (*self.0).args.as_ptr();
+            let arg = &*args.add(n);
+            (n < (*self.0).nargs as usize && !arg.isnull).then_some(arg.value)
+        }
+    }
+
+    /// A text argument's bytes, in the database's encoding.
+    pub fn text(&self, n: usize) -> Option<Vec<u8>> {
+        // SAFETY: the SQL declares it as text.
+        self.datum(n).map(|d| unsafe { text_bytes(d) })
+    }
+
+    /// A bigint argument.
+    pub fn int8(&self, n: usize) -> Option<i64> {
+        self.datum(n).map(|d| d.value() as i64)
+    }
+
+    /// An integer argument.
+    pub fn int4(&self, n: usize) -> Option<i32> {
+        self.datum(n).map(|d| d.value() as i32)
+    }
+
+    /// A boolean argument.
+    pub fn boolean(&self, n: usize) -> Option<bool> {
+        self.datum(n).map(|d| d.value() & 0xff != 0)
+    }
+
+    /// An interval argument in microseconds, a day as 24 hours and a month as 30 days; infinite ones, and
+    /// those that overflow, are i64::MAX or MIN.
+    pub fn interval_us(&self, n: usize) -> Option<i64> {
+        self.datum(n).map(|d| {
+            // SAFETY: the SQL declares it as interval, which is passed by reference.
+            let interval = unsafe { &*d.cast_mut_ptr::<pg_sys::Interval>() };
+            let days = i128::from(interval.day) + 30 * i128::from(interval.month);
+            let us = i128::from(interval.time) + days * 86_400_000_000;
+            us.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
+        })
+    }
+
+    /// A text[] argument: None for NULL, an element None for a NULL in it.
+    pub fn texts(&self, n: usize) -> Option<Vec<Option<Vec<u8>>>> {
+        self.datum(n).map(|d| {
+            // SAFETY: the SQL declares it as text[]; deconstruct_array allocates both arrays.
+            unsafe {
+                let array = pg_sys::pg_detoast_datum(d.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+                let (mut values, mut nulls, mut count) =
+                    (std::ptr::null_mut(), std::ptr::null_mut(), 0 as c_int);
+                pg_sys::deconstruct_array(
+                    array,
+                    pg_sys::TEXTOID,
+                    -1,
+                    false,
+                    b'i' as std::ffi::c_char,
+                    &mut values,
+                    &mut nulls,
+                    &mut count,
+                );
+                (0..count as usize)
+                    .map(|i| (!*nulls.add(i)).then(|| text_bytes(*values.add(i))))
+                    .collect()
+            }
+        })
+    }
+}
+
+/// The bytes of a text, varchar or bpchar value.
+///
+/// # Safety
+/// The datum must be such a value.
+pub unsafe fn text_bytes(datum: pg_sys::Datum) -> Vec<u8> {
+    // SAFETY: the caller's promise; the packed form is read with its own length.
+    unsafe {
+        let packed = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
+        pgrx::varlena::varlena_to_byte_slice(packed).to_vec()
+    }
+}
+
+/// Bytes as a text value.
+pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
+    // SAFETY: copies the bytes by their length.
+    unsafe {
+        pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(
+            bytes.as_ptr().cast(),
+            bytes.len() as c_int,
+        ))
+    }
+}

@@ -1,0 +1,52 @@
+//! What pgrx does not bind, or what differs between major versions.
+
+use pgrx::pg_sys;
+use std::ffi::{c_char, c_int};
+
+/// Calls one of the functions below so that an error raised in it unwinds as pgrx's own calls do.
+///
+/// # Safety
+/// As for the function called; `f` must hold nothing that needs dropping.
+pub unsafe fn guarded<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: the caller's promise; Postgres runs on one thread.
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(f) }
+}
+
+extern "C-unwind" {
+    /// commands/sequence.h
+    pub fn nextval_internal(relid: pg_sys::Oid, check_permissions: bool) -> i64;
+    /// common/hashfn.h; never raises
+    pub fn hash_bytes_extended(bytes: *const u8, len: c_int, seed: u64) -> u64;
+
+    /// libpq/libpq.h: is the client still there?
+    pub fn pq_check_connection() -> bool;
+
+    pub fn errstart(elevel: c_int, domain: *const c_char) -> bool;
+    pub fn errcode(sqlerrcode: c_int) -> c_int;
+    pub fn errmsg_internal(fmt: *const c_char, ...) -> c_int;
+    pub fn errdetail_internal(fmt: *const c_char, ...) -> c_int;
+    pub fn errhint(fmt: *const c_char, ...) -> c_int;
+    pub fn err_generic_string(field: c_int, text: *const c_char) -> c_int;
+    pub fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
+}
+
+/// The backend behind a virtual transaction id, None when it has gone or is a prepared transaction.
+pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PGPROC> {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    // SAFETY: looks up shared memory under its own lock; an id out of range gives NULL.
+    let process = unsafe {
+        extern "C-unwind" {
+            fn BackendIdGetProc(id: c_int) -> *mut pg_sys::PGPROC;
+        }
+        (vxid.backendId > 0).then(|| BackendIdGetProc(vxid.backendId))
+    };
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    // SAFETY: as above.
+    let process = unsafe {
+        extern "C-unwind" {
+            fn ProcNumberGetProc(number: c_int) -> *mut pg_sys::PGPROC;
+        }
+        (vxid.procNumber >= 0).then(|| ProcNumberGetProc(vxid.procNumber))
+    };
+    process.filter(|p| !p.is_null())
+}

@@ -1,0 +1,129 @@
+//! Heavyweight locks on grants, on the line of waiters and on the jump.
+//!
+//! They live in lock tags of our own (`field4`), which no SQL function can reach, cost no multixact, show in
+//! `pg_locks` as advisory locks with this `objsubid`, go with a rolled-back savepoint and survive
+//! PREPARE TRANSACTION. A backend never conflicts with itself.
+
+use super::compat;
+use pgrx::pg_sys;
+use std::ffi::c_int;
+
+/// What a tag is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Kind {
+    /// A grant: a lease's name and slot.
+    Grant = 0x5046,
+    /// Shared or slots: which of the two a lease's live grants are.
+    Shape = 0x5047,
+    /// The line of those who wait for a lease.
+    Queue = 0x5048,
+    /// The jump of the token sequence.
+    Jump = 0x5049,
+}
+
+/// Modes, chosen by what they conflict with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Mode {
+    /// AccessShare: a shared or slot grant is being added; excludes `Own` only.
+    Anchor = 1,
+    /// RowExclusive: an open transaction relies on the grant; excludes `Probe`, `Replace`, `Own`.
+    Guard = 3,
+    /// ShareUpdateExclusive: the grant is being renewed or closed; excludes itself and all below.
+    Change = 4,
+    /// Share: is it guarded or being changed? Excludes `Guard`, `Change`, `Replace`, `Own`, not itself.
+    Probe = 5,
+    /// Exclusive: another grant is put in this slot; excludes all but `Anchor`.
+    Replace = 7,
+    /// AccessExclusive: the lease is granted to one alone; excludes all.
+    Own = 8,
+}
+
+/// A lock's identity.
+#[derive(Clone, Copy)]
+pub struct Tag(pg_sys::LOCKTAG);
+
+impl Tag {
+    fn new(kind: Kind, key: u64) -> Self {
+        Tag(pg_sys::LOCKTAG {
+            // SAFETY: set once when the backend starts.
+            locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+            locktag_field2: (key >> 32) as u32,
+            locktag_field3: key as u32,
+            locktag_field4: kind as u16,
+            locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+            locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+        })
+    }
+
+    /// Of a lease's grant in a slot.
+    pub fn grant(name: &[u8], slot: i32) -> Self {
+        Tag::new(Kind::Grant, hash(name, slot))
+    }
+
+    /// Of what the live grants of a lease are.
+    pub fn shape(name: &[u8]) -> Self {
+        Tag::new(Kind::Shape, hash(name, 0))
+    }
+
+    /// Of a lease's line of waiters.
+    pub fn queue(name: &[u8]) -> Self {
+        Tag::new(Kind::Queue, hash(name, 0))
+    }
+
+    /// Of the database's jump.
+    pub fn jump() -> Self {
+        Tag::new(Kind::Jump, 0)
+    }
+
+    /// Takes the lock until the transaction (or the savepoint) ends. With `wait`, waits for it, which
+    /// `lock_timeout`, `statement_timeout`, cancel and the deadlock detector end; without, tells whether it
+    /// was to be had.
+    pub fn take(&self, mode: Mode, wait: bool) -> bool {
+        // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
+        let result = unsafe { pg_sys::LockAcquire(&self.0, mode as c_int, false, !wait) };
+        result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+    }
+
+    /// Gives back one `take`.
+    pub fn give(&self, mode: Mode) {
+        // SAFETY: only called for a lock that this transaction has taken.
+        unsafe { pg_sys::LockRelease(&self.0, mode as c_int, false) };
+    }
+
+    /// Who holds a lock that conflicts with this mode, but for this backend.
+    pub fn conflicts(&self, mode: Mode) -> Vec<pg_sys::VirtualTransactionId> {
+        let mut count: c_int = 0;
+        // SAFETY: gives back `count` entries in this transaction's memory.
+        unsafe {
+            let found = pg_sys::GetLockConflicts(&self.0, mode as c_int, &mut count);
+            (0..count as usize).map(|i| *found.add(i)).collect()
+        }
+    }
+
+    /// The process ids behind `conflicts`; 0 for a prepared transaction.
+    pub fn conflicting_pids(&self, mode: Mode) -> Vec<i32> {
+        self.conflicts(mode)
+            .iter()
+            // SAFETY: a PGPROC is shared memory that is never freed.
+            .map(|vxid| compat::process_of(vxid).map_or(0, |p| unsafe { (*p).pid }))
+            .collect()
+    }
+
+    /// Wakes whoever holds a lock that conflicts with this mode.
+    pub fn wake(&self, mode: Mode) {
+        for vxid in self.conflicts(mode) {
+            if let Some(process) = compat::process_of(&vxid) {
+                // SAFETY: as above; setting the latch of a process that has moved on does no harm.
+                unsafe { pg_sys::SetLatch(&mut (*process).procLatch) };
+            }
+        }
+    }
+}
+
+/// A 64-bit hash that every library version computes alike.
+fn hash(name: &[u8], slot: i32) -> u64 {
+    // SAFETY: reads `len` bytes.
+    unsafe { compat::hash_bytes_extended(name.as_ptr(), name.len() as c_int, slot as u32 as u64) }
+}

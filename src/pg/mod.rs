@@ -1,0 +1,21 @@
+//! The only rooms that touch Postgres by pointer: small safe wrappers, each unsafe block with its reason.
+//!
+//! Everything else in the extension is ordinary Rust over these.
+#![allow(unsafe_code)]
+
+pub mod args;
+pub mod compat;
+pub mod composite;
+pub mod describe;
+pub mod entry;
+pub mod heap;
+pub mod load;
+pub mod lock;
+pub mod raise;
+pub mod relation;
+pub mod sequence;
+pub mod server;
+pub mod settings;
+pub mod trigger;
+pub mod wait;
+pub mod xact;

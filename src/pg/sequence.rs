@@ -1,0 +1,122 @@
+//! Sequences read and set without SQL: the callers of the extension have no rights on them.
+
+use super::compat;
+use pgrx::pg_sys;
+
+/// What a sequence's page says.
+#[derive(Clone, Copy, Debug)]
+pub struct State {
+    /// Its last value; None when never called.
+    pub last: Option<i64>,
+    /// WAL position of the page's last change.
+    lsn: u64,
+}
+
+#[repr(C)]
+struct SequenceData {
+    last_value: i64,
+    log_cnt: i64,
+    is_called: bool,
+}
+
+/// The leading columns of catalog pg_sequence (pgrx binds no struct for it).
+#[repr(C)]
+struct SequenceForm {
+    seqrelid: u32,
+    seqtypid: u32,
+    seqstart: i64,
+    seqincrement: i64,
+    seqmax: i64,
+    seqmin: i64,
+    seqcache: i64,
+    seqcycle: bool,
+}
+
+/// What of a sequence's definition decides whether its values are fit to be tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Definition {
+    /// Written to WAL.
+    pub logged: bool,
+    /// INCREMENT BY
+    pub increment: i64,
+    /// CACHE
+    pub cache: i64,
+    /// CYCLE
+    pub cycle: bool,
+}
+
+/// Reads the page of a sequence: no permission, no transaction id, no WAL.
+pub fn read(oid: pg_sys::Oid) -> State {
+    // SAFETY: the relation is locked and open, the page pinned and share-locked while it is read, and a
+    // sequence has its one tuple as item 1 of block 0.
+    unsafe {
+        let rel = pg_sys::relation_open(oid, pg_sys::AccessShareLock as i32);
+        let buffer = pg_sys::ReadBuffer(rel, 0);
+        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
+        let page = pg_sys::BufferGetPage(buffer);
+        let lsn = pg_sys::BufferGetLSNAtomic(buffer);
+        let header = pg_sys::PageGetItem(page, pg_sys::PageGetItemId(page, 1)).cast::<u8>();
+        let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
+        let data = header.add(hoff).cast::<SequenceData>();
+        let last = (*data).is_called.then_some((*data).last_value);
+        pg_sys::UnlockReleaseBuffer(buffer);
+        pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+        State { last, lsn }
+    }
+}
+
+/// Makes sure that what `state` was read from is on disk. Costs nothing when it is already.
+pub fn flush(state: &State) {
+    // SAFETY: the position is one that this server has written.
+    unsafe { pg_sys::XLogFlush(state.lsn) };
+}
+
+/// The next value; takes a transaction id only in the one draw of 32 that is logged.
+pub fn next(oid: pg_sys::Oid) -> i64 {
+    // SAFETY: raises Postgres's own error where the oid is no sequence or is exhausted.
+    unsafe { compat::guarded(|| compat::nextval_internal(oid, false)) }
+}
+
+/// Sets the last value, without a transaction. The caller holds the jump's lock.
+pub fn set(oid: pg_sys::Oid, value: i64) {
+    let mut user = pg_sys::InvalidOid;
+    let mut context = 0;
+    // SAFETY: setval asks for rights, so it runs as the sequence's owner, in a security context in which
+    // nothing of the caller's can run; an error restores the user with the transaction.
+    unsafe {
+        let rel = pg_sys::relation_open(oid, pg_sys::AccessShareLock as i32);
+        let owner = (*(*rel).rd_rel).relowner;
+        pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+        pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
+        let local = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
+        pg_sys::SetUserIdAndSecContext(owner, context | local as i32);
+        pgrx::direct_function_call::<i64>(
+            pg_sys::setval_oid,
+            &[Some(pg_sys::Datum::from(oid)), Some(pg_sys::Datum::from(value))],
+        );
+        pg_sys::SetUserIdAndSecContext(user, context);
+    }
+}
+
+/// Its definition, from the catalogs.
+pub fn definition(oid: pg_sys::Oid) -> Option<Definition> {
+    // SAFETY: the tuple is valid until released; its fixed columns are laid out as declared above.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(
+            pg_sys::SysCacheIdentifier::SEQRELID as i32,
+            pg_sys::Datum::from(oid),
+        );
+        if tuple.is_null() {
+            return None;
+        }
+        let form = &*pg_sys::GETSTRUCT(tuple).cast::<SequenceForm>();
+        let definition = Definition {
+            logged: pg_sys::get_rel_persistence(oid) as u8 == b'p',
+            increment: form.seqincrement,
+            cache: form.seqcache,
+            cycle: form.seqcycle,
+        };
+        pg_sys::ReleaseSysCache(tuple);
+        Some(definition)
+    }
+}

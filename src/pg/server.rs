@@ -1,0 +1,104 @@
+//! The server, the clock and the caller.
+
+use crate::protocol::{epoch::Identity, Micros};
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+/// The server's clock, now.
+pub fn now() -> Micros {
+    // SAFETY: reads the clock.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+/// Is this server a standby (or replaying WAL for another reason)?
+pub fn in_recovery() -> bool {
+    // SAFETY: reads shared memory.
+    unsafe { pg_sys::RecoveryInProgress() }
+}
+
+/// The timeline that this server writes, or replays.
+pub fn timeline() -> u32 {
+    // SAFETY: the insertion timeline is fixed once recovery is over; before, the replayed one is asked for.
+    unsafe {
+        if pg_sys::RecoveryInProgress() {
+            let mut timeline = 0;
+            pg_sys::GetXLogReplayRecPtr(&mut timeline);
+            timeline
+        } else {
+            pg_sys::GetWALInsertionTimeLine()
+        }
+    }
+}
+
+/// Of the cluster.
+pub fn system_identifier() -> u64 {
+    // SAFETY: reads the control file's copy in shared memory.
+    unsafe { pg_sys::GetSystemIdentifier() }
+}
+
+/// Which life of which database this is, given the oid of its token sequence.
+pub fn identity(sequence: pg_sys::Oid) -> Identity {
+    Identity {
+        timeline: timeline(),
+        system_identifier: system_identifier(),
+        // SAFETY: set once when the backend starts.
+        database: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+        sequence: sequence.to_u32(),
+    }
+}
+
+/// Raises 25006 in a read-only transaction and on a standby.
+pub fn writable(function: &CStr) {
+    // SAFETY: raise or return.
+    unsafe {
+        pg_sys::PreventCommandIfReadOnly(function.as_ptr());
+        pg_sys::PreventCommandDuringRecovery(function.as_ptr());
+    }
+}
+
+/// The name of the current user.
+pub fn current_role() -> Vec<u8> {
+    // SAFETY: gives back a NUL-terminated copy.
+    unsafe {
+        CStr::from_ptr(pg_sys::GetUserNameFromId(pg_sys::GetUserId(), false)).to_bytes().to_vec()
+    }
+}
+
+/// May the caller act for this role: is it that role, a member of it, or a superuser? In a trigger that runs
+/// under another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
+pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
+    let name = super::raise::c_string(role);
+    // SAFETY: catalog look-ups by a NUL-terminated name.
+    unsafe {
+        let current = pg_sys::GetUserId();
+        let outer = pg_sys::GetOuterUserId();
+        let oid = pg_sys::get_role_oid(name, true);
+        let acts = |user| {
+            pg_sys::superuser_arg(user)
+                || (oid != pg_sys::InvalidOid && pg_sys::is_member_of_role(user, oid))
+        };
+        acts(current) || (in_trigger && acts(outer))
+    }
+}
+
+/// `application[pid]`, for those who give no holder.
+pub fn session() -> String {
+    // SAFETY: application_name is a NUL-terminated string or NULL.
+    unsafe {
+        let application = if pg_sys::application_name.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(pg_sys::application_name).to_string_lossy().into_owned()
+        };
+        let application = if application.is_empty() { "session" } else { &application };
+        format!("{application}[{}]", pg_sys::MyProcPid)
+    }
+}
+
+/// Is this session an apply worker or restoring (`session_replication_role = replica`)?
+pub fn replica() -> bool {
+    // SAFETY: reads a setting.
+    unsafe {
+        pg_sys::SessionReplicationRole as u32 == pg_sys::SESSION_REPLICATION_ROLE_REPLICA as u32
+    }
+}

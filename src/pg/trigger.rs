@@ -1,0 +1,255 @@
+//! What the trigger is called with.
+
+use super::args::Args;
+use pgrx::pg_sys;
+use std::ffi::{c_int, CStr};
+
+/// TRIGGER_TYPE_BEFORE of catalog/pg_trigger.h, which pgrx does not bind as this type.
+const BEFORE_BIT: i16 = 1 << 1;
+
+/// Which write fires it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    Insert,
+    Update,
+    Delete,
+    Truncate,
+}
+
+/// A row of the table, as the trigger got it.
+#[derive(Clone, Copy)]
+pub struct Tuple(pg_sys::HeapTuple);
+
+/// The columns of the table.
+#[derive(Clone, Copy)]
+pub struct Columns(pg_sys::TupleDesc);
+
+/// The identity of a row version.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RowId {
+    table: pg_sys::Oid,
+    block: (u16, u16),
+    offset: u16,
+}
+
+/// One column.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attribute {
+    pub number: i32,
+    pub type_oid: pg_sys::Oid,
+    pub generated: bool,
+}
+
+/// A call of the trigger function.
+#[derive(Clone, Copy)]
+pub struct Call {
+    fcinfo: pg_sys::FunctionCallInfo,
+    data: *mut pg_sys::TriggerData,
+}
+
+impl Call {
+    /// None when the function was not called by the trigger manager.
+    #[inline]
+    pub fn new(args: Args) -> Option<Self> {
+        let fcinfo = args.raw();
+        // SAFETY: the context of a call is a node or NULL.
+        unsafe {
+            let context = (*fcinfo).context;
+            (!context.is_null() && (*context).type_ == pg_sys::NodeTag::T_TriggerData)
+                .then(|| Call { fcinfo, data: context.cast() })
+        }
+    }
+
+    fn bits(&self) -> u32 {
+        // SAFETY: new has checked that it is a TriggerData.
+        unsafe { (*self.data).tg_event }
+    }
+
+    /// Which write.
+    #[inline]
+    pub fn event(&self) -> Event {
+        match self.bits() & pg_sys::TRIGGER_EVENT_OPMASK {
+            pg_sys::TRIGGER_EVENT_INSERT => Event::Insert,
+            pg_sys::TRIGGER_EVENT_DELETE => Event::Delete,
+            pg_sys::TRIGGER_EVENT_UPDATE => Event::Update,
+            _ => Event::Truncate,
+        }
+    }
+
+    /// FOR EACH ROW?
+    #[inline]
+    pub fn for_row(&self) -> bool {
+        self.bits() & pg_sys::TRIGGER_EVENT_ROW != 0
+    }
+
+    /// BEFORE?
+    #[inline]
+    pub fn before(&self) -> bool {
+        self.bits() & pg_sys::TRIGGER_EVENT_TIMINGMASK == pg_sys::TRIGGER_EVENT_BEFORE
+    }
+
+    /// AFTER?
+    #[inline]
+    pub fn after(&self) -> bool {
+        self.bits() & pg_sys::TRIGGER_EVENT_TIMINGMASK == pg_sys::TRIGGER_EVENT_AFTER
+    }
+
+    /// The stored row, of an UPDATE or DELETE.
+    #[inline]
+    pub fn old(&self) -> Option<Tuple> {
+        // SAFETY: as above.
+        match self.event() {
+            Event::Update | Event::Delete => Some(Tuple(unsafe { (*self.data).tg_trigtuple })),
+            _ => None,
+        }
+    }
+
+    /// The row to be, of an INSERT or UPDATE.
+    #[inline]
+    pub fn new_row(&self) -> Option<Tuple> {
+        // SAFETY: as above.
+        match self.event() {
+            Event::Insert => Some(Tuple(unsafe { (*self.data).tg_trigtuple })),
+            Event::Update => Some(Tuple(unsafe { (*self.data).tg_newtuple })),
+            _ => None,
+        }
+    }
+
+    /// The table.
+    #[inline]
+    pub fn relation(&self) -> pg_sys::Relation {
+        // SAFETY: as above.
+        unsafe { (*self.data).tg_relation }
+    }
+
+    /// The table's oid.
+    #[inline]
+    pub fn table(&self) -> pg_sys::Oid {
+        // SAFETY: as above.
+        unsafe { (*(*self.data).tg_relation).rd_id }
+    }
+
+    /// Has the table an AFTER ROW trigger of the same function (the check behind the others)?
+    pub fn has_twin(&self) -> bool {
+        // SAFETY: an open relation that fires triggers has their descriptions.
+        unsafe {
+            let mine = (*(*self.data).tg_trigger).tgfoid;
+            let all = (*(*self.data).tg_relation).trigdesc;
+            !all.is_null()
+                && (0..(*all).numtriggers as usize).any(|i| {
+                    let trigger = &*(*all).triggers.add(i);
+                    trigger.tgfoid == mine && trigger.tgtype & BEFORE_BIT == 0
+                })
+        }
+    }
+
+    /// Its columns.
+    #[inline]
+    pub fn columns(&self) -> Columns {
+        // SAFETY: as above.
+        Columns(unsafe { (*(*self.data).tg_relation).rd_att })
+    }
+
+    /// Does the UPDATE name this column? (Of a MERGE: does one of its actions?)
+    #[inline]
+    pub fn names(&self, attribute: &Attribute) -> bool {
+        let bit = attribute.number - pg_sys::FirstLowInvalidHeapAttributeNumber;
+        // SAFETY: the set, or NULL for an empty one, is the trigger manager's.
+        unsafe { pg_sys::bms_is_member(bit, (*self.data).tg_updatedcols.cast_mut()) }
+    }
+
+    /// The arguments of CREATE TRIGGER.
+    pub fn arguments(&self) -> Vec<Vec<u8>> {
+        // SAFETY: tgargs has tgnargs NUL-terminated strings.
+        unsafe {
+            let trigger = &*(*self.data).tg_trigger;
+            (0..trigger.tgnargs as usize)
+                .map(|i| CStr::from_ptr(*trigger.tgargs.add(i)).to_bytes().to_vec())
+                .collect()
+        }
+    }
+
+    /// What was kept for this trigger in this statement, made at its first row.
+    #[inline]
+    pub fn kept<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+        // SAFETY: flinfo lives as long as the statement's trigger state, in fn_mcxt, and fn_extra is this
+        // function's own; what is leaked into that context is dropped with it.
+        unsafe {
+            let flinfo = (*self.fcinfo).flinfo;
+            if (*flinfo).fn_extra.is_null() {
+                let made = make()?;
+                let kept =
+                    pgrx::PgMemoryContexts::For((*flinfo).fn_mcxt).leak_and_drop_on_delete(made);
+                (*flinfo).fn_extra = kept.cast();
+            }
+            Ok(&*(*flinfo).fn_extra.cast::<T>())
+        }
+    }
+
+    /// Lets the row through as it is.
+    #[inline]
+    pub fn pass(&self, row: Option<Tuple>) -> pg_sys::Datum {
+        pg_sys::Datum::from(row.map_or(std::ptr::null_mut(), |t| t.0))
+    }
+
+    /// The row with a bigint column replaced.
+    pub fn stamped(&self, row: Tuple, attribute: &Attribute, value: i64) -> Tuple {
+        let mut column: c_int = attribute.number;
+        let mut value = pg_sys::Datum::from(value);
+        let mut null = false;
+        // SAFETY: the column is one of the table's and of type bigint.
+        unsafe {
+            Tuple(pg_sys::heap_modify_tuple_by_cols(
+                row.0,
+                (*(*self.data).tg_relation).rd_att,
+                1,
+                &mut column,
+                &mut value,
+                &mut null,
+            ))
+        }
+    }
+}
+
+impl Columns {
+    /// The column of this name, unless dropped.
+    pub fn find(&self, name: &[u8]) -> Option<Attribute> {
+        // SAFETY: attrs has natts entries.
+        unsafe {
+            (0..(*self.0).natts as usize).find_map(|i| {
+                let a = &*(*self.0).attrs.as_ptr().add(i);
+                let same = CStr::from_ptr(a.attname.data.as_ptr()).to_bytes() == name;
+                (same && !a.attisdropped).then(|| Attribute {
+                    number: i32::from(a.attnum),
+                    type_oid: a.atttypid,
+                    generated: a.attgenerated != 0,
+                })
+            })
+        }
+    }
+
+    /// A column's value, None for NULL.
+    #[inline]
+    pub fn value(&self, row: Tuple, attribute: &Attribute) -> Option<pg_sys::Datum> {
+        let mut null = false;
+        // SAFETY: the row is one of this table, the number one of its columns.
+        let value = unsafe { pg_sys::heap_getattr(row.0, attribute.number, self.0, &mut null) };
+        (!null).then_some(value)
+    }
+}
+
+impl Tuple {
+    /// Which version of which row it is.
+    #[inline]
+    pub fn id(&self, call: &Call) -> RowId {
+        // SAFETY: a stored row.
+        unsafe {
+            let tid = (*self.0).t_self;
+            RowId {
+                table: (*call.relation()).rd_id,
+                block: (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo),
+                offset: tid.ip_posid,
+            }
+        }
+    }
+}

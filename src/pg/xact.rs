@@ -1,0 +1,115 @@
+//! The transaction: isolation, snapshots, savepoints and what happens when it ends.
+
+use pgrx::pg_sys;
+use std::ffi::c_void;
+
+/// A savepoint (or the transaction itself), by number.
+pub type SubTransaction = pg_sys::SubTransactionId;
+
+/// REPEATABLE READ or above?
+pub fn keeps_snapshot() -> bool {
+    // SAFETY: reads a setting of the transaction.
+    unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
+}
+
+/// When the transaction began: not later than its snapshot.
+pub fn started_at() -> i64 {
+    // SAFETY: reads transaction state.
+    unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
+}
+
+/// Has a transaction that was running when this one's snapshot was taken ended since?
+pub fn world_moved() -> bool {
+    // SAFETY: the snapshot of a REPEATABLE READ transaction lives as long as it; xip has xcnt entries.
+    unsafe {
+        let snapshot = pg_sys::GetTransactionSnapshot();
+        (0..(*snapshot).xcnt as usize)
+            .any(|i| !pg_sys::TransactionIdIsInProgress(*(*snapshot).xip.add(i)))
+    }
+}
+
+/// Gives the transaction an id, so that others' snapshots know of it.
+pub fn be_known() {
+    // SAFETY: raises Postgres's own error where no id can be had.
+    unsafe { pg_sys::GetTopTransactionId() };
+}
+
+/// Lets later reads of this transaction see what it has just written.
+pub fn see_own_changes() {
+    // SAFETY: as any volatile function may.
+    unsafe { pg_sys::CommandCounterIncrement() };
+}
+
+/// The command that is running, by number.
+pub fn command() -> u32 {
+    // SAFETY: reads transaction state.
+    unsafe { pg_sys::GetCurrentCommandId(false) }
+}
+
+/// The innermost savepoint.
+pub fn savepoint() -> SubTransaction {
+    // SAFETY: reads transaction state.
+    unsafe { pg_sys::GetCurrentSubTransactionId() }
+}
+
+/// Was this row version written by the running transaction?
+///
+/// # Safety
+/// The tuple must be valid.
+pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let xmin = pg_sys::HeapTupleHeaderGetXmin((*tuple).t_data);
+        pg_sys::TransactionIdIsCurrentTransactionId(xmin)
+    }
+}
+
+/// Ends of transactions and savepoints are told to the rooms that keep something for as long.
+pub fn listen() {
+    // SAFETY: registered once, when the library is loaded; the functions never raise.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(savepoint_event), std::ptr::null_mut());
+        pg_sys::RegisterResourceReleaseCallback(Some(release_event), std::ptr::null_mut());
+    }
+}
+
+unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _: *mut c_void) {
+    use pg_sys::XactEvent as E;
+    match event {
+        E::XACT_EVENT_COMMIT
+        | E::XACT_EVENT_PARALLEL_COMMIT
+        | E::XACT_EVENT_ABORT
+        | E::XACT_EVENT_PARALLEL_ABORT
+        | E::XACT_EVENT_PREPARE => crate::guard::transaction_ended(),
+        _ => {}
+    }
+}
+
+unsafe extern "C-unwind" fn savepoint_event(
+    event: pg_sys::SubXactEvent::Type,
+    mine: pg_sys::SubTransactionId,
+    parent: pg_sys::SubTransactionId,
+    _: *mut c_void,
+) {
+    match event {
+        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+            crate::guard::savepoint_released(mine, parent);
+        }
+        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => crate::guard::savepoint_rolled_back(mine),
+        _ => {}
+    }
+}
+
+unsafe extern "C-unwind" fn release_event(
+    phase: pg_sys::ResourceReleasePhase::Type,
+    commit: bool,
+    top_level: bool,
+    _: *mut c_void,
+) {
+    // A commit's change is visible and its locks are gone only now; a released savepoint's pass to its parent.
+    let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
+    if after && (top_level || !commit) {
+        crate::queue::locks_released(top_level);
+    }
+}

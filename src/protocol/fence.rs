@@ -1,0 +1,185 @@
+//! What a fenced write presents, and whether it may land.
+
+use super::Token;
+
+/// How a presented token compares with the stored one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// It must be greater.
+    Strict,
+    /// It must not be smaller.
+    Monotonic,
+}
+
+impl Order {
+    /// May a write that presents `presented` replace a row that has `stored`? A row that no token has
+    /// touched accepts any.
+    pub fn accepts(self, presented: Token, stored: Option<Token>) -> bool {
+        match (self, stored) {
+            (_, None) => true,
+            (Order::Strict, Some(stored)) => presented > stored,
+            (Order::Monotonic, Some(stored)) => presented >= stored,
+        }
+    }
+}
+
+/// A row write, as the trigger sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Write {
+    /// The fence column of the stored row; None inside for a NULL.
+    pub old: Option<Option<Token>>,
+    /// The fence column of the new row; None for a DELETE.
+    pub new: Option<Option<Token>>,
+    /// The statement names the fence column (an INSERT always does).
+    pub named: bool,
+    /// The token by which the transaction guards the row's lease, else the session's.
+    pub ambient: Option<Token>,
+}
+
+/// What a write presents.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presented {
+    /// A token that the new row already carries.
+    Column(Token),
+    /// A token that must be stamped into the new row (there is none in a DELETE).
+    Ambient(Token),
+    /// NULL, or nothing at all: PF002.
+    Nothing,
+    /// The column is named, with the value that is stored: PF001.
+    Same(Token),
+}
+
+/// Finds the presented token (contract: the first rule that fits).
+pub fn presented(write: &Write, order: Order) -> Presented {
+    let old = write.old.flatten();
+    if let Some(new) = write.new {
+        let differs = match write.old {
+            None => new.is_some(),
+            Some(old) => new != old,
+        };
+        if differs {
+            return new.map_or(Presented::Nothing, Presented::Column);
+        }
+    }
+    if let Some(token) = write.ambient {
+        return Presented::Ambient(token);
+    }
+    match old {
+        Some(stored) if write.named && write.new.is_some() => match order {
+            Order::Monotonic => Presented::Column(stored),
+            Order::Strict => Presented::Same(stored),
+        },
+        _ => Presented::Nothing,
+    }
+}
+
+/// The verdict on a write, but for the lease that may guard the row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// It lands, under this token.
+    Land {
+        /// The token.
+        token: Token,
+        /// It must be written into the new row.
+        stamp: bool,
+    },
+    /// PF001: the row has seen the same or a greater token.
+    Stale {
+        /// What the write showed.
+        presented: Token,
+        /// What the row has.
+        stored: Token,
+    },
+    /// PF002: no token, or NULL.
+    Unfenced,
+    /// PF003: no such token was issued.
+    NeverIssued {
+        /// What the write showed.
+        presented: Token,
+    },
+}
+
+/// Judges a write. `issued` tells whether a token was ever drawn here.
+pub fn judge(write: &Write, order: Order, issued: impl Fn(Token) -> bool) -> Verdict {
+    let (token, stamp) = match presented(write, order) {
+        Presented::Column(token) => (token, false),
+        Presented::Ambient(token) => (token, true),
+        Presented::Nothing => return Verdict::Unfenced,
+        Presented::Same(stored) => return Verdict::Stale { presented: stored, stored },
+    };
+    if !issued(token) {
+        return Verdict::NeverIssued { presented: token };
+    }
+    match write.old.flatten() {
+        Some(stored) if !order.accepts(token, Some(stored)) => {
+            Verdict::Stale { presented: token, stored }
+        }
+        _ => Verdict::Land { token, stamp: stamp && write.new.is_some() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Order::{Monotonic, Strict};
+
+    fn update(old: Option<Token>, new: Option<Token>, named: bool) -> Write {
+        Write { old: Some(old), new: Some(new), named, ambient: None }
+    }
+
+    fn verdict(write: Write, order: Order) -> Verdict {
+        judge(&write, order, |t| (1..=99).contains(&t))
+    }
+
+    #[test]
+    fn the_column_comes_first() {
+        let land = |token| Verdict::Land { token, stamp: false };
+        assert_eq!(verdict(update(Some(33), Some(34), true), Strict), land(34));
+        assert_eq!(
+            verdict(update(Some(34), Some(33), true), Strict),
+            Verdict::Stale { presented: 33, stored: 34 }
+        );
+        assert_eq!(verdict(update(None, Some(1), true), Strict), land(1));
+        assert_eq!(
+            verdict(update(Some(3), Some(100), true), Strict),
+            Verdict::NeverIssued { presented: 100 }
+        );
+        assert_eq!(
+            verdict(update(Some(3), Some(0), true), Strict),
+            Verdict::NeverIssued { presented: 0 }
+        );
+        assert_eq!(verdict(update(Some(3), None, true), Monotonic), Verdict::Unfenced);
+        let both = Write { ambient: Some(50), ..update(Some(3), Some(40), true) };
+        assert_eq!(verdict(both, Strict), land(40));
+    }
+
+    #[test]
+    fn an_equal_value_presents_nothing_but_in_monotonic_where_it_is_named() {
+        let same = |named| update(Some(34), Some(34), named);
+        assert_eq!(verdict(same(true), Strict), Verdict::Stale { presented: 34, stored: 34 });
+        assert_eq!(verdict(same(false), Strict), Verdict::Unfenced);
+        assert_eq!(verdict(same(true), Monotonic), Verdict::Land { token: 34, stamp: false });
+        assert_eq!(verdict(same(false), Monotonic), Verdict::Unfenced);
+        assert_eq!(verdict(update(None, None, true), Monotonic), Verdict::Unfenced);
+    }
+
+    #[test]
+    fn the_ambient_token_is_stamped_and_judged() {
+        let with = |token, old| Write { ambient: Some(token), ..update(old, old, false) };
+        assert_eq!(verdict(with(35, Some(34)), Strict), Verdict::Land { token: 35, stamp: true });
+        assert_eq!(
+            verdict(with(34, Some(34)), Strict),
+            Verdict::Stale { presented: 34, stored: 34 }
+        );
+        assert_eq!(
+            verdict(with(34, Some(34)), Monotonic),
+            Verdict::Land { token: 34, stamp: true }
+        );
+        let delete = Write { old: Some(Some(3)), new: None, named: false, ambient: Some(4) };
+        assert_eq!(verdict(delete, Strict), Verdict::Land { token: 4, stamp: false });
+        let bare = Write { ambient: None, ..delete };
+        assert_eq!(verdict(bare, Strict), Verdict::Unfenced);
+        let insert = Write { old: None, new: Some(None), named: true, ambient: Some(4) };
+        assert_eq!(verdict(insert, Strict), Verdict::Land { token: 4, stamp: true });
+    }
+}

@@ -1,0 +1,365 @@
+//! A lease's grants: who may be granted, and which tokens speak.
+
+use super::{Micros, Token};
+
+/// How many renewals of a grant are remembered, by value.
+pub const RENEWALS_KEPT: usize = 16;
+
+/// Who may hold a lease beside whom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// One grant at a time.
+    Exclusive,
+    /// Any number of grants, none beside another mode.
+    Shared,
+    /// Up to so many grants.
+    Slots(i32),
+}
+
+/// The tokens of one grant: the one it was acquired with and those of its latest renewals. Values, never a
+/// range: a token of another lease that falls between two of them is not one of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tokens {
+    first: Token,
+    renewed: [Token; RENEWALS_KEPT],
+    kept: usize,
+}
+
+impl Tokens {
+    /// Those of a grant with these renewals, oldest first; only the latest 16 are kept.
+    pub fn new(first: Token, renewals: &[Token]) -> Self {
+        let latest = &renewals[renewals.len().saturating_sub(RENEWALS_KEPT)..];
+        let mut renewed = [0; RENEWALS_KEPT];
+        renewed[..latest.len()].copy_from_slice(latest);
+        Tokens { first, renewed, kept: latest.len() }
+    }
+
+    /// The token of the acquire.
+    pub fn first(&self) -> Token {
+        self.first
+    }
+
+    /// The tokens of the latest renewals, oldest first.
+    pub fn renewed(&self) -> &[Token] {
+        &self.renewed[..self.kept]
+    }
+
+    /// The greatest.
+    pub fn latest(&self) -> Token {
+        self.renewed().last().copied().unwrap_or(self.first)
+    }
+
+    /// Is it one of them?
+    pub fn contains(&self, token: Token) -> bool {
+        token == self.first || self.renewed().contains(&token)
+    }
+
+    /// With one more renewal; the oldest is forgotten when there are more than 16.
+    pub fn renew(&self, token: Token) -> Self {
+        let mut next = *self;
+        if next.kept == RENEWALS_KEPT {
+            next.renewed.rotate_left(1);
+            next.kept -= 1;
+        }
+        next.renewed[next.kept] = token;
+        next.kept += 1;
+        next
+    }
+}
+
+/// What a row of the lease table says of a grant, as far as the rules care.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grant {
+    /// Its place among the lease's grants; an exclusive grant has 0.
+    pub slot: i32,
+    /// How it was asked for.
+    pub mode: Mode,
+    /// Its tokens.
+    pub tokens: Tokens,
+    /// The closing token, once released, revoked or replaced.
+    pub closing: Option<Token>,
+    /// Closed by the very transaction that is asking.
+    pub closed_here: bool,
+    /// Until when it counts, unless closed.
+    pub expires_at: Micros,
+}
+
+/// A grant is in one of these.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Granted and not over.
+    Held,
+    /// Over by the clock.
+    Expired,
+    /// Closed by release or revocation.
+    Free,
+}
+
+impl Grant {
+    /// Where it stands now.
+    pub fn phase(&self, now: Micros) -> Phase {
+        match self.closing {
+            Some(_) => Phase::Free,
+            None if now < self.expires_at => Phase::Held,
+            None => Phase::Expired,
+        }
+    }
+
+    /// Does the token speak for the lease: is it one of a current grant's, was the latest of them drawn after
+    /// the last jump (`floor`), and has the grant not expired? A closing token speaks for the rest of the
+    /// transaction that drew it.
+    pub fn speaks(&self, token: Token, now: Micros, floor: Token) -> bool {
+        match self.closing {
+            Some(closing) => self.closed_here && token == closing,
+            None => {
+                now < self.expires_at && self.tokens.contains(token) && self.tokens.latest() > floor
+            }
+        }
+    }
+
+    /// May it be renewed by this token? A jump does not matter: renewing is how a holder survives one.
+    pub fn renewable(&self, token: Token, now: Micros) -> bool {
+        self.closing.is_none() && now < self.expires_at && self.tokens.contains(token)
+    }
+
+    /// What a release by this token finds.
+    pub fn release(&self, token: Token, now: Micros, floor: Token) -> Release {
+        match self.closing {
+            Some(closing)
+                if self.closed_here && (token == closing || self.tokens.contains(token)) =>
+            {
+                Release::Again(closing)
+            }
+            None if self.speaks(token, now, floor) => Release::Close,
+            _ => Release::Lost,
+        }
+    }
+}
+
+/// What a release finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Release {
+    /// The grant is current: draw a closing token and close it.
+    Close,
+    /// This transaction has closed it already, with this token.
+    Again(Token),
+    /// The token does not speak for the lease.
+    Lost,
+}
+
+/// One grant as an acquire sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seat {
+    /// The grant.
+    pub grant: Grant,
+    /// Its holder and role are those of the caller.
+    pub mine: bool,
+    /// An open transaction guards it (or is just making it), so that its place cannot be had even when the
+    /// grant is over.
+    pub guarded: bool,
+}
+
+/// What an acquire asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ask {
+    /// In which mode.
+    pub mode: Mode,
+    /// Replace the caller's own grant, if there is one.
+    pub reclaim: bool,
+}
+
+/// What an acquire finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Acquire {
+    /// Grant it in this slot. With `reclaim`, the caller's own grants in other slots end.
+    Grant {
+        /// The slot to be written.
+        slot: i32,
+    },
+    /// Somebody has it.
+    Taken {
+        /// When the clock alone can change that (i64::MAX: only the end of a transaction can).
+        until: Micros,
+    },
+    /// Grants of another number of slots are live (an exclusive one counts as one slot).
+    SlotsDiffer {
+        /// The number in force.
+        live: i32,
+    },
+}
+
+/// Decides an acquire over all grants that the lease's rows know of. `now` must have been read after the
+/// locks were obtained.
+pub fn acquire(seats: &[Seat], ask: &Ask, now: Micros) -> Acquire {
+    let live = |s: &Seat| s.grant.phase(now) == Phase::Held;
+    let yields = |s: &Seat| ask.reclaim && s.mine && live(s) && !s.guarded;
+    // A guarded grant keeps its place, live or not.
+    let occupied = |s: &&Seat| (live(s) || s.guarded) && !yields(s);
+    let taken = |by: &dyn Fn(&Seat) -> bool, all: bool| {
+        let ends = seats.iter().filter(occupied).filter(|s| by(s)).map(|s| {
+            if s.guarded {
+                Micros::MAX
+            } else {
+                s.grant.expires_at
+            }
+        });
+        let until = if all { ends.max() } else { ends.min() };
+        Acquire::Taken { until: until.unwrap_or(Micros::MAX) }
+    };
+    let number = |mode: Mode| match mode {
+        Mode::Exclusive => Some(1),
+        Mode::Slots(n) => Some(n),
+        Mode::Shared => None,
+    };
+    if let Some(asked) = number(ask.mode) {
+        let in_force = |s: &Seat| number(s.grant.mode).filter(|_| live(s) && !yields(s));
+        if let Some(live) = seats.iter().filter_map(in_force).find(|n| *n != asked) {
+            return Acquire::SlotsDiffer { live };
+        }
+    }
+    match ask.mode {
+        Mode::Exclusive => {
+            if seats.iter().any(|s| occupied(&s)) {
+                return taken(&|_| true, true);
+            }
+            Acquire::Grant { slot: 0 }
+        }
+        Mode::Shared => {
+            let stranger = |s: &Seat| s.grant.mode != Mode::Shared;
+            if seats.iter().filter(occupied).any(stranger) {
+                return taken(&stranger, true);
+            }
+            Acquire::Grant { slot: place(seats, &occupied, &yields) }
+        }
+        Mode::Slots(n) => {
+            let stranger = |s: &Seat| s.grant.mode != ask.mode;
+            if seats.iter().filter(occupied).any(stranger) {
+                return taken(&stranger, true);
+            }
+            if seats.iter().filter(occupied).count() >= usize::try_from(n).unwrap_or(0) {
+                return taken(&|_| true, false);
+            }
+            Acquire::Grant { slot: place(seats, &occupied, &yields) }
+        }
+    }
+}
+
+/// The caller's own slot where it is reclaimed, else the lowest that nobody occupies.
+fn place(seats: &[Seat], occupied: &dyn Fn(&&Seat) -> bool, yields: &dyn Fn(&Seat) -> bool) -> i32 {
+    if let Some(own) = seats.iter().filter(|s| yields(s)).map(|s| s.grant.slot).min() {
+        return own;
+    }
+    let mut used: Vec<i32> = seats.iter().filter(occupied).map(|s| s.grant.slot).collect();
+    used.sort_unstable();
+    let mut slot = 0;
+    for u in used {
+        if u == slot {
+            slot += 1;
+        }
+    }
+    slot
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seat(slot: i32, mode: Mode, expires_at: Micros) -> Seat {
+        let grant = Grant {
+            slot,
+            mode,
+            tokens: Tokens::new(10, &[12, 15]),
+            closing: None,
+            closed_here: false,
+            expires_at,
+        };
+        Seat { grant, mine: false, guarded: false }
+    }
+
+    fn ask(mode: Mode) -> Ask {
+        Ask { mode, reclaim: false }
+    }
+
+    #[test]
+    fn tokens_are_values_not_a_range() {
+        let g = seat(0, Mode::Exclusive, 100).grant;
+        assert!([10, 12, 15].iter().all(|t| g.speaks(*t, 99, 0)));
+        assert!([9, 11, 13, 16].iter().all(|t| !g.speaks(*t, 99, 0)));
+        assert!(!g.speaks(10, 100, 0), "the deadline itself is over");
+    }
+
+    #[test]
+    fn only_the_latest_sixteen_renewals_speak_but_the_first_always() {
+        let mut tokens = Tokens::new(1, &[]);
+        for t in 2..=20 {
+            tokens = tokens.renew(t);
+        }
+        assert!(tokens.contains(1));
+        assert!(!tokens.contains(4));
+        assert!((5..=20).all(|t| tokens.contains(t)));
+        assert_eq!(tokens.latest(), 20);
+        assert_eq!(Tokens::new(1, tokens.renewed()), tokens);
+    }
+
+    #[test]
+    fn after_a_jump_nothing_speaks_until_renewed() {
+        let mut g = seat(0, Mode::Exclusive, 100).grant;
+        assert!(!g.speaks(10, 1, 50));
+        assert!(g.renewable(10, 1));
+        assert_eq!(g.release(10, 1, 50), Release::Lost);
+        g.tokens = g.tokens.renew(51);
+        assert!(g.speaks(10, 1, 50) && g.speaks(51, 1, 50));
+    }
+
+    #[test]
+    fn a_closing_token_speaks_only_where_it_was_drawn() {
+        let mut g = seat(0, Mode::Exclusive, 100).grant;
+        g.closing = Some(20);
+        assert!(!g.speaks(20, 1, 0) && !g.speaks(10, 1, 0));
+        assert_eq!(g.release(10, 1, 0), Release::Lost);
+        g.closed_here = true;
+        assert!(g.speaks(20, 1, 0) && !g.speaks(10, 1, 0));
+        assert_eq!(g.release(10, 1, 0), Release::Again(20));
+        assert!(!g.renewable(10, 1));
+    }
+
+    #[test]
+    fn exclusive_waits_for_everybody_and_a_guard_outlives_the_deadline() {
+        let mut s = seat(0, Mode::Exclusive, 100);
+        assert_eq!(acquire(&[], &ask(Mode::Exclusive), 1), Acquire::Grant { slot: 0 });
+        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 99), Acquire::Taken { until: 100 });
+        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 100), Acquire::Grant { slot: 0 });
+        s.guarded = true;
+        for mode in [Mode::Exclusive, Mode::Shared, Mode::Slots(2)] {
+            assert_eq!(acquire(&[s], &ask(mode), 100), Acquire::Taken { until: Micros::MAX });
+        }
+        assert_eq!(acquire(&[s], &ask(Mode::Slots(2)), 99), Acquire::SlotsDiffer { live: 1 });
+    }
+
+    #[test]
+    fn reclaim_is_for_the_same_holder_and_not_over_a_guard() {
+        let mut s = seat(0, Mode::Exclusive, 100);
+        let again = Ask { mode: Mode::Exclusive, reclaim: true };
+        assert_eq!(acquire(&[s], &again, 1), Acquire::Taken { until: 100 });
+        s.mine = true;
+        assert_eq!(acquire(&[s], &again, 1), Acquire::Grant { slot: 0 });
+        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 1), Acquire::Taken { until: 100 });
+        s.guarded = true;
+        assert_eq!(acquire(&[s], &again, 1), Acquire::Taken { until: Micros::MAX });
+    }
+
+    #[test]
+    fn shared_and_slots() {
+        let reader = |slot| seat(slot, Mode::Shared, 100);
+        let two = [reader(0), reader(2)];
+        assert_eq!(acquire(&two, &ask(Mode::Shared), 1), Acquire::Grant { slot: 1 });
+        assert_eq!(acquire(&two, &ask(Mode::Exclusive), 1), Acquire::Taken { until: 100 });
+        let worker = |slot, until| seat(slot, Mode::Slots(2), until);
+        let full = [worker(0, 50), worker(1, 70)];
+        assert_eq!(acquire(&full, &ask(Mode::Slots(2)), 1), Acquire::Taken { until: 50 });
+        assert_eq!(acquire(&full, &ask(Mode::Slots(2)), 60), Acquire::Grant { slot: 0 });
+        assert_eq!(acquire(&full, &ask(Mode::Slots(3)), 1), Acquire::SlotsDiffer { live: 2 });
+        assert_eq!(acquire(&full, &ask(Mode::Slots(3)), 80), Acquire::Grant { slot: 0 });
+        assert_eq!(acquire(&full, &ask(Mode::Shared), 1), Acquire::Taken { until: 70 });
+    }
+}

@@ -1,0 +1,95 @@
+//! Waiting in line for a lease.
+//!
+//! The line is the lock manager's own: waiters ask for one lock per lease and are served in the order they
+//! came. Whoever has that lock is the head, the only one who looks; it sleeps until something can have
+//! changed. A transaction that changed the lease finds the head by the lock and wakes it once its change is
+//! visible and its own locks are gone.
+
+use crate::acquire::{Request, Tried};
+use crate::errors::Refusal;
+use crate::lease;
+use crate::pg::heap::LeaseTable;
+use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::{server, wait};
+use crate::protocol::{Micros, Token};
+use std::cell::RefCell;
+
+/// The head looks at least this often: a prepared transaction may be finished by a session that knows
+/// nothing of leases.
+const LOOK_AT_LEAST: Micros = 1_000_000;
+
+thread_local! {
+    /// Leases that this transaction has changed or guarded.
+    static CHANGED: RefCell<Vec<Tag>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Waits in line for up to `wait_us`, then gives up: None.
+pub fn acquire(
+    table: &LeaseTable,
+    request: &Request,
+    wait_us: Micros,
+) -> Result<Option<Token>, Refusal> {
+    if let Tried::Won(token) = lease::attempt(table, request, true)? {
+        return Ok(Some(token));
+    }
+    let started = server::now();
+    let deadline = started.saturating_add(wait_us);
+    let line = Tag::queue(request.name);
+    if !line.take(Lock::Own, false) && !wait::take_until(&line, Lock::Own, deadline) {
+        return Ok(None);
+    }
+    let token = as_head(table, request, started, deadline);
+    line.give(Lock::Own);
+    token
+}
+
+fn as_head(
+    table: &LeaseTable,
+    request: &Request,
+    started: Micros,
+    deadline: Micros,
+) -> Result<Option<Token>, Refusal> {
+    loop {
+        // Before the look, so that a wake-up after it is not lost.
+        wait::reset();
+        wait::check_client();
+        let until = match lease::attempt(table, request, false)? {
+            Tried::Won(token) => return Ok(Some(token)),
+            Tried::Lost { until } => until,
+        };
+        let now = server::now();
+        if now >= deadline {
+            return Ok(None);
+        }
+        wait::check_lock_timeout(started, now);
+        let look_again = until.min(deadline).min(now + LOOK_AT_LEAST);
+        wait::sleep_until(look_again, started);
+    }
+}
+
+/// Does somebody wait for this lease?
+pub fn somebody_waits(name: &[u8]) -> bool {
+    let line = Tag::queue(name);
+    let empty = line.take(Lock::Probe, false);
+    if empty {
+        line.give(Lock::Probe);
+    }
+    !empty
+}
+
+/// This transaction has changed the lease, or guards it: its end wakes the head of the line.
+pub fn changed(name: &[u8]) {
+    CHANGED.with_borrow_mut(|c| c.push(Tag::queue(name)));
+}
+
+/// The transaction, or a savepoint that was rolled back, has given back its locks.
+pub fn locks_released(transaction_ended: bool) {
+    CHANGED.with_borrow_mut(|changed| {
+        for line in changed.iter() {
+            line.wake(Lock::Own);
+        }
+        if transaction_ended {
+            changed.clear();
+        }
+    });
+}

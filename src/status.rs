@@ -1,0 +1,47 @@
+//! What is shown, and the jump by hand.
+
+use crate::errors::Refusal;
+use crate::pg::args::{text_datum, Answer, Args};
+use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::{composite, server};
+use crate::{input, token};
+
+/// `fence_new_epoch() → bigint`: makes the token sequence jump, and gives back where to. Errors: 25006, 55000.
+pub fn new_epoch(_: Args) -> Result<Answer, Refusal> {
+    server::writable(c"fence_new_epoch()");
+    Ok(token::new_epoch()?.into())
+}
+
+/// `fence_status()`: one row. Works on a standby.
+pub fn status(args: Args) -> Result<Answer, Refusal> {
+    let version = composite::extension_version();
+    Ok(composite::row(
+        args,
+        &[
+            Some(token::last()?.into()),
+            Some((server::timeline() as i32).into()),
+            Some((server::system_identifier() as i64).into()),
+            Some(token::jumps()?.into()),
+            Some(server::in_recovery().into()),
+            Some(text_datum(env!("CARGO_PKG_VERSION").as_bytes())),
+            version.map(|v| text_datum(v.as_bytes())),
+        ],
+    ))
+}
+
+/// `fence.blocking_pids(name, slot) → integer[]`
+pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
+    let (Some(name), Some(slot)) = (args.text(0), args.int4(1)) else { return Ok(Answer::Null) };
+    // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
+    Ok(composite::int4_array(&Tag::grant(&name, slot).conflicting_pids(Lock::Replace)))
+}
+
+/// `fence.checked_name(name) → text`
+pub fn checked_name(args: Args) -> Result<Answer, Refusal> {
+    Ok(Answer::Value(text_datum(&input::name(&args, 0)?)))
+}
+
+/// `fence.last_token() → bigint`
+pub fn last_token(_: Args) -> Result<Answer, Refusal> {
+    Ok(token::last()?.into())
+}

@@ -1,0 +1,161 @@
+//! Where tokens come from, and what is known of those that were drawn.
+
+use crate::errors::{self, Refusal};
+use crate::pg::lock::{Mode, Tag};
+use crate::pg::relation::state_oid;
+use crate::pg::{sequence, server};
+use crate::protocol::epoch::{self, Epoch};
+use crate::protocol::Token;
+use pgrx::pg_sys::Oid;
+use std::cell::Cell;
+
+thread_local! {
+    /// Mark of the identity that this backend has found recorded last, so that all later calls compare two
+    /// numbers.
+    static KNOWN: Cell<i64> = const { Cell::new(0) };
+    /// A sequence and a token that it is known to have passed.
+    static PASSED: Cell<(Oid, Token)> = const { Cell::new((Oid::INVALID, 0)) };
+}
+
+/// Draws a token. The caller holds the lock of the lease that it is for.
+///
+/// The token is durable before it is returned: the sequence's advance, which another session may have logged
+/// in a transaction that is still open, is flushed up to the page's own WAL position. That costs a disk write
+/// in one draw of 32.
+pub fn draw() -> Result<Token, Refusal> {
+    let oid = state_oid(c"token_seq")?;
+    check_definition(oid)?;
+    settle(oid)?;
+    let token = sequence::next(oid);
+    sequence::flush(&sequence::read(oid));
+    PASSED.set((oid, token));
+    Ok(token)
+}
+
+/// The last token drawn, 0 when none was.
+pub fn last() -> Result<Token, Refusal> {
+    Ok(sequence::read(state_oid(c"token_seq")?).last.unwrap_or(0))
+}
+
+/// Was this token ever drawn here?
+#[inline]
+pub fn issued(token: Token) -> bool {
+    if token < 1 {
+        return false;
+    }
+    let (oid, passed) = PASSED.get();
+    (token <= passed && state_oid(c"token_seq").is_ok_and(|now| now == oid)) || look_up(token)
+}
+
+#[cold]
+fn look_up(token: Token) -> bool {
+    let Ok(oid) = state_oid(c"token_seq") else { return false };
+    let last = sequence::read(oid).last.unwrap_or(0);
+    PASSED.set((oid, last));
+    token <= last
+}
+
+/// Where the latest jump went to; tokens up to it speak for no lease until renewed. Jumps first where this
+/// is another database than the one that drew last.
+pub fn floor() -> Result<Token, Refusal> {
+    settle(state_oid(c"token_seq")?)?;
+    recorded_floor()
+}
+
+/// As `floor`, but writes nothing: where a jump is due, no token speaks.
+pub fn floor_seen() -> Result<Token, Refusal> {
+    // A standby is as good as what it has replayed: the jump comes with its promotion.
+    if !server::in_recovery() {
+        let oid = state_oid(c"token_seq")?;
+        if seen(oid)? == Epoch::Changed {
+            return Ok(Token::MAX);
+        }
+    }
+    recorded_floor()
+}
+
+/// The number of jumps.
+pub fn jumps() -> Result<i64, Refusal> {
+    Ok(sequence::read(state_oid(c"epoch_seq")?).last.unwrap_or(0))
+}
+
+/// Jumps by hand; gives back where to.
+pub fn new_epoch() -> Result<Token, Refusal> {
+    let oid = state_oid(c"token_seq")?;
+    check_definition(oid)?;
+    let lock = Tag::jump();
+    lock.take(Mode::Own, true);
+    let target = jump(oid)?;
+    lock.give(Mode::Own);
+    Ok(target)
+}
+
+fn recorded_floor() -> Result<Token, Refusal> {
+    Ok(sequence::read(state_oid(c"floor_seq")?).last.unwrap_or(0))
+}
+
+fn check_definition(oid: Oid) -> Result<(), Refusal> {
+    let Some(definition) = sequence::definition(oid) else {
+        return Err(errors::sequence_altered("is no sequence"));
+    };
+    let fault = [
+        (!definition.logged, "is not logged"),
+        (definition.increment < 1, "does not ascend"),
+        (definition.cache != 1, "has a CACHE above 1"),
+        (definition.cycle, "may CYCLE"),
+    ];
+    match fault.iter().find(|(bad, _)| *bad) {
+        Some((_, what)) => Err(errors::sequence_altered(what)),
+        None => Ok(()),
+    }
+}
+
+fn seen(oid: Oid) -> Result<Epoch, Refusal> {
+    let now = server::identity(oid);
+    if KNOWN.get() == now.mark() {
+        return Ok(Epoch::Same);
+    }
+    let kept = sequence::read(state_oid(c"identity_seq")?).last;
+    let drawn = sequence::read(oid).last.is_some();
+    Ok(epoch::compare(kept, &now, drawn))
+}
+
+/// Makes sure that the sequence has outrun whatever an earlier life of this database may have drawn: durably,
+/// before anything is drawn, at least once for each change and once for any number of racing sessions. The
+/// lock is given back at once, so that no open transaction holds up a jump.
+fn settle(oid: Oid) -> Result<(), Refusal> {
+    let mark = server::identity(oid).mark();
+    if KNOWN.get() == mark {
+        return Ok(());
+    }
+    if seen(oid)? != Epoch::Same {
+        let lock = Tag::jump();
+        lock.take(Mode::Own, true);
+        if let change @ (Epoch::Changed | Epoch::First) = seen(oid)? {
+            if change == Epoch::Changed {
+                check_definition(oid)?;
+                jump(oid)?;
+            }
+            // Recorded last: a crash before this jumps once more, never once too few.
+            let identity = state_oid(c"identity_seq")?;
+            sequence::set(identity, mark);
+            sequence::flush(&sequence::read(identity));
+        }
+        lock.give(Mode::Own);
+    }
+    KNOWN.set(mark);
+    Ok(())
+}
+
+fn jump(oid: Oid) -> Result<Token, Refusal> {
+    let last = sequence::read(oid).last.unwrap_or(0);
+    let target = epoch::jump_target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
+    let (floor, count) = (state_oid(c"floor_seq")?, state_oid(c"epoch_seq")?);
+    sequence::set(oid, target);
+    sequence::flush(&sequence::read(oid));
+    sequence::set(floor, target);
+    sequence::flush(&sequence::read(floor));
+    sequence::next(count);
+    sequence::flush(&sequence::read(count));
+    Ok(target)
+}
