@@ -17,6 +17,7 @@
 //! | [`background`] | a session in a thread, to see it wait |
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`process`] | processes of the machine |
+//! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`trial`] | a test of the lab |
 //! | [`demo`] | the demonstration |
 
@@ -30,6 +31,8 @@ pub mod fault;
 mod lab;
 pub mod prefix;
 pub mod process;
+#[path = "../../src/protocol/mod.rs"]
+pub mod protocol;
 pub mod rundir;
 pub mod setup;
 pub mod trial;

@@ -1,6 +1,24 @@
 //! All tests that need a server, in one program with one shared server.
 
+mod audit;
+mod bound;
+mod clocks;
+mod durability;
+mod epochs;
+mod errors;
+mod fence;
+mod guards;
+mod leases;
+mod line;
+mod pooler;
+mod races;
+mod readme;
+mod roles;
 mod smoke;
+mod snapshots;
+mod specs;
+mod stories;
+mod together;
 
 use libtest_mimic::Arguments;
 use pg_test::Lab;
@@ -14,7 +32,27 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Tests mostly wait for the server and the disk, so a few more than cores pay.
     arguments.test_threads.get_or_insert(4);
-    let modules = [smoke::trials()];
+    let modules = [
+        audit::trials(),
+        bound::trials(),
+        clocks::trials(),
+        durability::trials(),
+        epochs::trials(),
+        errors::trials(),
+        fence::trials(),
+        guards::trials(),
+        leases::trials(),
+        line::trials(),
+        pooler::trials(),
+        races::trials(),
+        readme::trials(),
+        roles::trials(),
+        smoke::trials(),
+        snapshots::trials(),
+        specs::trials(),
+        stories::trials(),
+        together::trials(),
+    ];
 
     static LAB: OnceLock<Arc<Lab>> = OnceLock::new();
     if !arguments.list {

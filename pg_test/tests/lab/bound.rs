@@ -1,0 +1,3 @@
+//! Tables bound to a lease.
+
+pg_test::trials![];

@@ -1,0 +1,3 @@
+//! A server clock that steps while leases live.
+
+pg_test::trials![];

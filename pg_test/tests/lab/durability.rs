@@ -1,0 +1,3 @@
+//! Tokens are never reissued on one server.
+
+pg_test::trials![];

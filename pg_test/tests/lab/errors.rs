@@ -1,0 +1,3 @@
+//! Errors as a real client sees them.
+
+pg_test::trials![];

@@ -1,0 +1,3 @@
+//! Guarded transactions.
+
+pg_test::trials![];

@@ -1,0 +1,3 @@
+//! Waiting in line.
+
+pg_test::trials![];

@@ -1,0 +1,3 @@
+//! All of it behind a transaction-mode pooler.
+
+pg_test::trials![];

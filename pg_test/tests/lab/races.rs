@@ -1,0 +1,3 @@
+//! Leases under real concurrency: who waits, who does not, and that exactly one wins.
+
+pg_test::trials![];

@@ -1,0 +1,3 @@
+//! Every SQL example of the README.
+
+pg_test::trials![];

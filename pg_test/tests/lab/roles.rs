@@ -1,0 +1,3 @@
+//! Who may do what, and attacks that fail.
+
+pg_test::trials![];

@@ -1,0 +1,3 @@
+//! Leases at every isolation level.
+
+pg_test::trials![];

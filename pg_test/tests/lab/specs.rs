@@ -1,0 +1,3 @@
+//! Deterministic races: isolation specs.
+
+pg_test::trials![];

@@ -1,0 +1,3 @@
+//! Shared grants, slots, and several leases at once.
+
+pg_test::trials![];
