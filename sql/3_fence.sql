@@ -41,6 +41,7 @@ DECLARE
     placeholders text[];
     stray_brace boolean;
     fixed_bytes bigint;
+    locked regclass;  -- the table, once it is: pg_partition_tree takes locks, which must come after ours
     refusal record;
     item record;
 BEGIN
@@ -101,12 +102,12 @@ BEGIN
              format('Protect %s, which covers its partitions.', pg_partition_root(c.oid)), NULL),
             (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
              'Protect the parent; fence_audit of the parent has the statements for its children.', NULL),
-            (EXISTS (SELECT FROM pg_partition_tree(c.oid) p JOIN pg_class pc ON pc.oid = p.relid
+            (EXISTS (SELECT FROM pg_partition_tree(locked) p JOIN pg_class pc ON pc.oid = p.relid
                       WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
              'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
             (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours
                         AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')
-                        AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid))),
+                        AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(locked))),
              '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
              'Rename that trigger.', NULL),
             -- its columns
@@ -149,6 +150,7 @@ BEGIN
                 WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column)
                  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
                 THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
+            locked := relation;
         ELSIF table_name <> relation::text THEN
             RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
                 MESSAGE = format('cannot fence %s: it was renamed meanwhile', table_name);
@@ -231,6 +233,11 @@ BEGIN
             SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
     END IF;
 
+    -- The lock comes first: those of pg_partition_tree would have to be raised, which invites deadlocks.
+    IF EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND (c.relkind = 'p' OR c.relkind = 'r'
+                  AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN
+        EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
+    END IF;
     FOR item IN
         SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
          WHERE t.tgfoid = ours AND t.tgparentid = 0

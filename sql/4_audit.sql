@@ -58,8 +58,11 @@ BEGIN
         SELECT c.oid::regclass AS rel, c.relowner, c.relkind = 'p' OR c.relispartition AS moves_rows,
                coalesce(t.tgrelid = c.oid, false) AS fenced,
                coalesce(pg_partition_root(c.oid), c.oid::regclass) AS top,
-               coalesce(a.args[1], 'fence') AS fence_column, coalesce(a.args[2], 'strict') AS mode,
-               nullif(a.args[3], '') AS lease, coalesce(t.tgenabled = 'A', false) AS always
+               coalesce(nullif(a.args[1], ''), 'fence') AS fence_column,
+               coalesce(nullif(a.args[2], ''), 'strict') AS mode,
+               nullif(a.args[3], '') AS lease,
+               EXISTS (SELECT FROM pg_trigger x
+                        WHERE x.tgrelid = c.oid AND x.tgfoid = ours AND x.tgenabled = 'A') AS always
           FROM pg_class c
           LEFT JOIN LATERAL (  -- the trigger whose options count; a parent's for a child that has none
                SELECT t.* FROM pg_trigger t
@@ -179,10 +182,11 @@ BEGIN
               LEFT JOIN pg_trigger original ON original.oid = t.tgparentid
              CROSS JOIN LATERAL (VALUES
                 (t.tgenabled = 'D', 'hole', format('trigger "%s" is disabled', t.tgname),
-                 format('ALTER TABLE %s ENABLE TRIGGER %I;', m.rel, t.tgname)),
+                 format('ALTER TABLE %s ENABLE %sTRIGGER %I;', m.rel,
+                     CASE WHEN r.always OR subscribed THEN 'ALWAYS ' ELSE '' END, t.tgname)),
                 (t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname),
                  format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', m.rel, t.tgname)),
-                (t.tgenabled = 'O' AND subscribed, 'notice',
+                (t.tgenabled = 'O' AND subscribed AND t.tgtype & 3 = 3, 'notice',
                  format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname),
                  format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', m.rel, t.tgname)),
                 (t.tgqual IS NOT NULL OR t.tgattr::text <> '', 'hole',
@@ -210,7 +214,7 @@ BEGIN
             RETURN QUERY SELECT m.rel, 'hole',
                    format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
                    CASE WHEN m.is_child THEN format('%s TRIGGER fenced_verify AFTER %s ON %s FOR EACH ROW %s);',
-                       m.make, array_to_string(array_remove(array_remove(full_events, 'truncate'), 'delete'), ' OR '),
+                       m.make, CASE WHEN 'insert' = ANY (full_events) THEN 'insert OR update' ELSE 'update' END,
                        m.rel, concat_ws(', ', call, CASE WHEN r.lease IS NULL THEN '''''' END, '''verify'''))
                    ELSE protect END
               FROM pg_trigger t
@@ -223,7 +227,8 @@ BEGIN
                       AND (e.name <> ALL (m.after) OR r.moves_rows AND 'insert' <> ALL (m.after))
                       AND t.tgname > coalesce((
                           SELECT o.tgname FROM pg_trigger o
-                           WHERE o.tgrelid = m.rel AND o.tgfoid = ours AND o.tgtype & 3 = 3 AND o.tgtype & e.bit <> 0
+                           WHERE o.tgrelid = m.rel AND o.tgfoid = ours
+                             AND o.tgtype & 3 = 3 AND o.tgtype & e.bit <> 0
                            ORDER BY o.tgname LIMIT 1), 'fenced'));
 
             -- Who has been let near it.
@@ -245,7 +250,8 @@ BEGIN
 
             -- Foreign keys that write here on their own.
             RETURN QUERY SELECT m.rel, CASE WHEN writes.events <@ m.before THEN 'notice' ELSE 'hole' END,
-                   format('foreign key "%s" writes here when a row of %s changes', k.conname, k.confrelid::regclass),
+                   format('foreign key "%s" writes here when a row of %s changes', k.conname,
+                       k.confrelid::regclass),
                    format('ALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %2$I %s;', m.rel, k.conname,
                        regexp_replace(pg_get_constraintdef(k.oid),
                            ' ON (UPDATE|DELETE) (CASCADE|SET NULL|SET DEFAULT)( \([^)]*\))?', '', 'g'))
