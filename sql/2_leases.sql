@@ -37,7 +37,7 @@ COMMENT ON FUNCTION lease_renew_all(text[], bigint, interval) IS
 CREATE FUNCTION lease_release_all(names text[], token bigint)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_release_all';
 COMMENT ON FUNCTION lease_release_all(text[], bigint) IS
-    'releases those of them for which the token speaks; the closing token, or NULL when it spoke for none';
+    'releases all of them under one closing token; NULL, and none released, when the token does not speak for each';
 
 CREATE FUNCTION lease_guard(name text, token bigint)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_guard';

@@ -35,10 +35,16 @@ pub struct Place {
     over: Option<Row>,
     /// Other grants of the caller, which a reclaim ends.
     ended: Vec<Row>,
+    above: Token,
     locks: Locks,
 }
 
 impl Place {
+    /// The greatest token that the lease is known to have had.
+    pub fn above(&self) -> Token {
+        self.above
+    }
+
     /// Gives it up.
     pub fn abandon(self) {
         self.locks.give_all();
@@ -92,7 +98,8 @@ pub fn place(table: &LeaseTable, request: &Request) -> Result<Tried<Place>, Refu
     match tried? {
         Tried::Won((slot, over, ended)) => {
             check_snapshot(table, request)?;
-            Ok(Tried::Won(Place { slot, over, ended, locks }))
+            let above = over.map_or(0, |row| row.grant.greatest());
+            Ok(Tried::Won(Place { slot, over, ended, above, locks }))
         }
         Tried::Lost { until } => {
             locks.give_all();

@@ -44,7 +44,8 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
             }
         }
     }
-    let token = token::draw()?;
+    let above = places.iter().map(Place::above).max().unwrap_or(0);
+    let token = token::draw(above)?;
     for (request, place) in requests.iter().zip(&places) {
         acquire::write(&table, request, place, token)?;
     }
@@ -71,7 +72,7 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     if !rows.iter().all(|r| r.grant.renewable(token, now)) {
         return Ok(Answer::Null);
     }
-    let fresh = token::draw()?;
+    let fresh = token::draw(lease::greatest(&rows))?;
     for row in &rows {
         table.renew(row, fresh, now, ttl_us.unwrap_or(row.ttl_us));
     }
@@ -101,7 +102,7 @@ pub fn release_all(args: Args) -> Result<Answer, Refusal> {
     if !rows.iter().all(|(_, r)| r.grant.speaks(token, now, floor)) {
         return Ok(Answer::Null);
     }
-    let closing = token::draw()?;
+    let closing = token::draw(lease::greatest(rows.iter().map(|(_, r)| &**r)))?;
     for (name, row) in &rows {
         table.close(row, closing, now);
         queue::changed(name);

@@ -213,11 +213,6 @@ pub fn tokens_exhausted() -> Refusal {
     Refusal::new("55000", "fence.token_seq is exhausted".into(), "No larger token exists.")
 }
 
-/// 0A000: not there yet.
-pub fn unsupported(what: &str) -> Refusal {
-    Refusal::new("0A000", format!("{what} is not supported yet"), "")
-}
-
 // The fence ----------------------------------------------------------------------------------------------
 
 /// PF001: stale.

@@ -5,10 +5,10 @@ use crate::errors::{self, Refusal};
 use crate::pg::args::{Answer, Args};
 use crate::pg::heap::{AsOf, LeaseTable, Row};
 use crate::pg::lock::{Mode as Lock, Tag};
-use crate::pg::{relation, server};
+use crate::pg::{relation, server, xact};
 use crate::protocol::grant::{Phase, Release};
 use crate::protocol::{Micros, Token};
-use crate::{guard, input, queue, token};
+use crate::{guard, input, plant, queue, token};
 
 /// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim) → bigint`: the token, or NULL
 /// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 55000.
@@ -46,10 +46,11 @@ pub fn attempt(
     if polite && !request.ask.reclaim && queue::somebody_waits(request.name) {
         return Ok(Tried::Lost { until: Micros::MAX });
     }
+    let early = if plant::TOKEN_BEFORE_LOCK { Some(token::draw(0)?) } else { None };
     match acquire::place(table, request)? {
         Tried::Lost { until } => Ok(Tried::Lost { until }),
         Tried::Won(place) => {
-            let token = token::draw()?;
+            let token = early.map_or_else(|| token::draw(place.above()), Ok)?;
             acquire::write(table, request, &place, token)?;
             Ok(Tried::Won(token))
         }
@@ -65,7 +66,7 @@ pub fn renew(args: Args) -> Result<Answer, Refusal> {
     server::writable(c"lease_renew()");
     let table = LeaseTable::open(true)?;
     let Some((row, now)) = renewable(&table, &name, token)? else { return Ok(Answer::Null) };
-    let fresh = token::draw()?;
+    let fresh = token::draw(row.grant.greatest())?;
     table.renew(&row, fresh, now, ttl_us.unwrap_or(row.ttl_us));
     Ok(fresh.into())
 }
@@ -91,14 +92,18 @@ pub fn release(args: Args) -> Result<Answer, Refusal> {
     let name = input::name(&args, 0)?;
     let token = input::token(&args, 1)?;
     server::writable(c"lease_release()");
+    xact::release(|| release_one(&name, token))
+}
+
+fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {
     let table = LeaseTable::open(true)?;
-    match releasable(&table, &name, token)? {
+    match releasable(&table, name, token)? {
         Releasable::Lost => Ok(Answer::Null),
         Releasable::Again(closing) => Ok(closing.into()),
         Releasable::Close(row) => {
-            let closing = token::draw()?;
+            let closing = token::draw(row.grant.greatest())?;
             table.close(&row, closing, server::now());
-            queue::changed(&name);
+            queue::changed(name);
             Ok(closing.into())
         }
     }
@@ -107,7 +112,7 @@ pub fn release(args: Args) -> Result<Answer, Refusal> {
 /// What a release has found, its grant locked.
 pub enum Releasable {
     /// A current grant.
-    Close(Row),
+    Close(Box<Row>),
     /// One that this transaction has closed.
     Again(Token),
     /// The token does not speak for the lease.
@@ -121,7 +126,7 @@ pub fn releasable(table: &LeaseTable, name: &[u8], token: Token) -> Result<Relea
     let found = match row.grant.release(token, server::now(), floor) {
         Release::Lost => return Ok(Releasable::Lost),
         Release::Again(closing) => Releasable::Again(closing),
-        Release::Close => Releasable::Close(row),
+        Release::Close => Releasable::Close(Box::new(row)),
     };
     check_role(name, &row, false)?;
     Ok(found)
@@ -143,6 +148,11 @@ fn changeable(table: &LeaseTable, name: &[u8], token: Token) -> Result<Option<Ro
             None => lock.give(Lock::Change),
         }
     }
+}
+
+/// The greatest token that any of these grants is known to have had.
+pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
+    rows.into_iter().map(|r| r.grant.greatest()).max().unwrap_or(0)
 }
 
 fn slot_of(rows: &[Row], token: Token) -> Option<i32> {
@@ -180,7 +190,7 @@ pub fn revoke(args: Args) -> Result<Answer, Refusal> {
         }
         return Ok(Answer::Null);
     }
-    let closing = token::draw()?;
+    let closing = token::draw(greatest(&rows))?;
     let now = server::now();
     for row in &rows {
         table.close(row, closing, now);

@@ -1,8 +1,8 @@
 //! pg_fence: leases with fencing tokens, and a trigger that refuses stale writes.
 //!
-//! One direction of flow: SQL call → [`input`] → lock and read ([`pg`]) → decide ([`protocol`], pure) →
-//! write → SQL answer. The SQL objects are written by hand in `sql/`; the C functions that they name are
-//! listed in [`pg::entry`].
+//! One direction of flow: SQL call → `input` → lock and read (`pg`) → decide (`protocol`, pure) → write →
+//! SQL answer. The SQL objects are written by hand in `sql/`; the C functions that they name are listed in
+//! `pg::entry`.
 //!
 //! What is deliberately absent: SPI on the way of a lease or a write (no plan, no `search_path`, no rights of
 //! the caller's), background workers, shared memory of our own (no `shared_preload_libraries`), LISTEN/NOTIFY,
@@ -15,8 +15,9 @@ mod fenced;
 mod guard;
 mod input;
 mod lease;
-pub mod pg;
-pub mod protocol;
+mod pg;
+mod plant;
+mod protocol;
 mod queue;
 mod status;
 mod token;

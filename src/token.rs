@@ -4,6 +4,7 @@ use crate::errors::{self, Refusal};
 use crate::pg::lock::{Mode, Tag};
 use crate::pg::relation::state_oid;
 use crate::pg::{sequence, server};
+use crate::plant;
 use crate::protocol::epoch::{self, Epoch};
 use crate::protocol::Token;
 use pgrx::pg_sys::Oid;
@@ -22,12 +23,26 @@ thread_local! {
 /// The token is durable before it is returned: the sequence's advance, which another session may have logged
 /// in a transaction that is still open, is flushed up to the page's own WAL position. That costs a disk write
 /// in one draw of 32.
-pub fn draw() -> Result<Token, Refusal> {
+///
+/// `above` is the greatest token that the lease is known to have had. A sequence that is not above it, nor
+/// above what this backend drew before, was set back by hand (a data-only restore does that): it jumps.
+pub fn draw(above: Token) -> Result<Token, Refusal> {
     let oid = state_oid(c"token_seq")?;
     check_definition(oid)?;
     settle(oid)?;
-    let token = sequence::next(oid);
-    sequence::flush(&sequence::read(oid));
+    let (known, passed) = PASSED.get();
+    let above = if known == oid { above.max(passed) } else { above };
+    let mut token = sequence::next(oid);
+    if token <= above && !plant::NO_JUMP && !plant::TOKEN_BEFORE_LOCK {
+        let lock = Tag::jump();
+        lock.take(Mode::Own, true);
+        jump(oid, above)?;
+        lock.give(Mode::Own);
+        token = sequence::next(oid);
+    }
+    if !plant::NO_FLUSH {
+        sequence::flush(&sequence::read(oid));
+    }
     PASSED.set((oid, token));
     Ok(token)
 }
@@ -85,7 +100,7 @@ pub fn new_epoch() -> Result<Token, Refusal> {
     check_definition(oid)?;
     let lock = Tag::jump();
     lock.take(Mode::Own, true);
-    let target = jump(oid)?;
+    let target = jump(oid, 0)?;
     lock.give(Mode::Own);
     Ok(target)
 }
@@ -112,7 +127,7 @@ fn check_definition(oid: Oid) -> Result<(), Refusal> {
 
 fn seen(oid: Oid) -> Result<Epoch, Refusal> {
     let now = server::identity(oid);
-    if KNOWN.get() == now.mark() {
+    if KNOWN.get() == now.mark() || plant::NO_JUMP {
         return Ok(Epoch::Same);
     }
     let kept = sequence::read(state_oid(c"identity_seq")?).last;
@@ -134,7 +149,7 @@ fn settle(oid: Oid) -> Result<(), Refusal> {
         if let change @ (Epoch::Changed | Epoch::First) = seen(oid)? {
             if change == Epoch::Changed {
                 check_definition(oid)?;
-                jump(oid)?;
+                jump(oid, 0)?;
             }
             // Recorded last: a crash before this jumps once more, never once too few.
             let identity = state_oid(c"identity_seq")?;
@@ -147,8 +162,8 @@ fn settle(oid: Oid) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn jump(oid: Oid) -> Result<Token, Refusal> {
-    let last = sequence::read(oid).last.unwrap_or(0);
+fn jump(oid: Oid, above: Token) -> Result<Token, Refusal> {
+    let last = sequence::read(oid).last.unwrap_or(0).max(above);
     let target = epoch::jump_target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
     let (floor, count) = (state_oid(c"floor_seq")?, state_oid(c"epoch_seq")?);
     sequence::set(oid, target);

@@ -6,6 +6,9 @@ use std::ffi::CStr;
 
 /// The server's clock, now.
 pub fn now() -> Micros {
+    if crate::plant::NOW {
+        return super::xact::started_at();
+    }
     // SAFETY: reads the clock.
     unsafe { pg_sys::GetCurrentTimestamp() }
 }
@@ -91,14 +94,13 @@ pub fn session() -> String {
             CStr::from_ptr(pg_sys::application_name).to_string_lossy().into_owned()
         };
         let application = if application.is_empty() { "session" } else { &application };
-        format!("{application}[{}]", pg_sys::MyProcPid)
+        let pid = pg_sys::MyProcPid;
+        format!("{application}[{pid}]")
     }
 }
 
 /// Is this session an apply worker or restoring (`session_replication_role = replica`)?
 pub fn replica() -> bool {
     // SAFETY: reads a setting.
-    unsafe {
-        pg_sys::SessionReplicationRole as u32 == pg_sys::SESSION_REPLICATION_ROLE_REPLICA as u32
-    }
+    unsafe { pg_sys::SessionReplicationRole as u32 == pg_sys::SESSION_REPLICATION_ROLE_REPLICA }
 }

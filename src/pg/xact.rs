@@ -1,7 +1,15 @@
 //! The transaction: isolation, snapshots, savepoints and what happens when it ends.
 
 use pgrx::pg_sys;
+use std::cell::Cell;
 use std::ffi::c_void;
+
+thread_local! {
+    /// End of the WAL that this transaction has written, as long as it has written nothing but releases.
+    static ONLY_RELEASES: Cell<u64> = const { Cell::new(0) };
+    /// The setting to be put back after a commit that did not wait for the disk.
+    static AWAITED: Cell<Option<i32>> = const { Cell::new(None) };
+}
 
 /// A savepoint (or the transaction itself), by number.
 pub type SubTransaction = pg_sys::SubTransactionId;
@@ -32,6 +40,39 @@ pub fn world_moved() -> bool {
 pub fn be_known() {
     // SAFETY: raises Postgres's own error where no id can be had.
     unsafe { pg_sys::GetTopTransactionId() };
+}
+
+/// Does a release, whose commit need not wait for the disk where the transaction writes nothing else: WAL
+/// is in order, so whoever acquires next makes it durable too, and losing it in a crash only leaves the lease
+/// taken until its deadline. (The closing token is durable already.)
+pub fn release<R>(work: impl FnOnce() -> R) -> R {
+    // SAFETY: reads where this transaction's last WAL record ends; 0 when there is none.
+    let end = || unsafe { pg_sys::XactLastRecEnd };
+    let alone = end() == 0 || end() == ONLY_RELEASES.get();
+    let result = work();
+    ONLY_RELEASES.set(if alone { end() } else { 0 });
+    result
+}
+
+/// Called right before the commit record is written.
+fn relax_commit() {
+    let only = ONLY_RELEASES.take();
+    // SAFETY: an int that the commit reads next on this thread; put back by `restore_commit`, whatever
+    // comes of the commit.
+    unsafe {
+        if only != 0 && only == pg_sys::XactLastRecEnd {
+            AWAITED.set(Some(pg_sys::synchronous_commit));
+            pg_sys::synchronous_commit = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32;
+        }
+    }
+}
+
+fn restore_commit() {
+    ONLY_RELEASES.set(0);
+    if let Some(before) = AWAITED.take() {
+        // SAFETY: as above.
+        unsafe { pg_sys::synchronous_commit = before };
+    }
 }
 
 /// Lets later reads of this transaction see what it has just written.
@@ -81,7 +122,11 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
         | E::XACT_EVENT_PARALLEL_COMMIT
         | E::XACT_EVENT_ABORT
         | E::XACT_EVENT_PARALLEL_ABORT
-        | E::XACT_EVENT_PREPARE => crate::guard::transaction_ended(),
+        | E::XACT_EVENT_PREPARE => {
+            restore_commit();
+            crate::guard::transaction_ended();
+        }
+        E::XACT_EVENT_PRE_COMMIT => relax_commit(),
         _ => {}
     }
 }

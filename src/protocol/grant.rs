@@ -105,6 +105,11 @@ impl Grant {
         }
     }
 
+    /// The greatest token that it has had.
+    pub fn greatest(&self) -> Token {
+        self.closing.unwrap_or(0).max(self.tokens.latest())
+    }
+
     /// Does the token speak for the lease: is it one of a current grant's, was the latest of them drawn after
     /// the last jump (`floor`), and has the grant not expired? A closing token speaks for the rest of the
     /// transaction that drew it.
