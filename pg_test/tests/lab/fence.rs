@@ -1,3 +1,319 @@
-//! The trigger: every kind of write with the outcome that it must have.
+//! The trigger: what a write presents, and what comes of it.
 
-pg_test::trials![];
+use crate::bed::{shows, Bed};
+use pg_test::{ensure, Background, Lab, Result};
+
+pg_test::trials![
+    an_update_is_judged_by_what_it_presents,
+    a_delete_presents_the_setting,
+    an_insert_is_judged_where_it_is_fenced,
+    a_row_without_a_token_accepts_any_issued_one,
+    truncate_is_refused,
+    a_token_never_issued_leaves_the_row_writable,
+    an_orm_that_writes_every_column_back_needs_only_the_setting,
+    one_holder_writes_a_strict_row_again_by_renewing,
+    a_null_hints_at_a_lost_lease,
+    a_refused_row_refuses_its_whole_statement,
+    a_write_that_waited_is_judged_by_the_row_as_it_is_then,
+    a_write_at_repeatable_read_fails_by_itself,
+    under_replica_a_trigger_that_always_fires_checks_the_order_only,
+    under_replica_an_ordinary_trigger_does_not_fire,
+];
+
+const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
+const HUGE: i64 = 1 << 60;
+
+/// A bed whose only row has the second of four tokens.
+fn with_four_tokens(lab: &Lab, arguments: &str) -> Result<(Bed, [i64; 4])> {
+    let mut bed = Bed::orders(lab, arguments)?;
+    let tokens = [bed.token()?, bed.token()?, bed.token()?, bed.token()?];
+    bed.run(&format!("UPDATE orders SET fence = {}", tokens[1]))?;
+    Ok((bed, tokens))
+}
+
+fn set(token: i64) -> String {
+    format!("SET LOCAL pg_fence.token = '{token}'; ")
+}
+
+fn an_update_is_judged_by_what_it_presents(lab: &Lab) -> Result<()> {
+    for mode in ["strict", "monotonic"] {
+        let (mut bed, [a, b, c, d]) = with_four_tokens(lab, &format!("mode => '{mode}'"))?;
+        let only_monotonic =
+            |landed: String| if mode == "strict" { "PF001".to_owned() } else { landed };
+        let update = |columns: &str| format!("UPDATE orders SET {columns} WHERE id = 1");
+        let cases = [
+            // The column comes first, where it differs.
+            (update(&format!("v = 7, fence = {c}")), format!("7|{c}")),
+            (update(&format!("v = 7, fence = {a}")), "PF001".into()),
+            (update("v = 7, fence = NULL"), "PF002".into()),
+            (update(&format!("v = 7, fence = {}", d + 1)), "PF003".into()),
+            (update(&format!("v = 7, fence = {d}")), format!("7|{d}")),
+            (update("v = 7, fence = 0"), "PF003".into()),
+            (update("v = 7, fence = -1"), "PF003".into()),
+            (update(&format!("v = 7, fence = {}", i64::MAX)), "PF003".into()),
+            (update(&format!("v = 7, fence = {}", i64::MIN)), "PF003".into()),
+            // An equal value that the statement names.
+            (update(&format!("v = 7, fence = {b}")), only_monotonic(format!("7|{b}"))),
+            (update("v = 7, fence = fence"), only_monotonic(format!("7|{b}"))),
+            // Nothing at all.
+            (update("v = 7"), "PF002".into()),
+            // The setting, which is stamped.
+            (set(c) + &update("v = 7"), format!("7|{c}")),
+            (set(c) + &update("v = 7, fence = fence"), format!("7|{c}")),
+            (set(b) + &update("v = 7"), only_monotonic(format!("7|{b}"))),
+            (set(b) + &update("v = 7, fence = fence"), only_monotonic(format!("7|{b}"))),
+            (set(a) + &update("v = 7"), "PF001".into()),
+            (set(a) + &update("v = 7, fence = fence"), "PF001".into()),
+            (set(HUGE) + &update("v = 7"), "PF003".into()),
+            // Both: the column wins, for better or worse.
+            (set(a) + &update(&format!("v = 7, fence = {c}")), format!("7|{c}")),
+            (set(c) + &update(&format!("v = 7, fence = {a}")), "PF001".into()),
+            (set(c) + &update("v = 7, fence = NULL"), "PF002".into()),
+            (set(HUGE) + &update(&format!("v = 7, fence = {c}")), format!("7|{c}")),
+        ];
+        for (sql, wanted) in cases {
+            bed.comes_to(&sql, ROW, &wanted)?;
+        }
+        shows(&mut bed, ROW, &format!("0|{b}"))?;
+    }
+    Ok(())
+}
+
+fn a_delete_presents_the_setting(lab: &Lab) -> Result<()> {
+    for mode in ["strict", "monotonic"] {
+        let (mut bed, [a, b, c, _]) = with_four_tokens(lab, &format!("mode => '{mode}'"))?;
+        let delete = "DELETE FROM orders WHERE id = 1";
+        let count = "SELECT count(*) FROM orders";
+        bed.comes_to(delete, count, "PF002")?;
+        bed.comes_to(&(set(a) + delete), count, "PF001")?;
+        bed.comes_to(&(set(b) + delete), count, if mode == "strict" { "PF001" } else { "0" })?;
+        bed.comes_to(&(set(c) + delete), count, "0")?;
+        bed.comes_to(&(set(HUGE) + delete), count, "PF003")?;
+    }
+    Ok(())
+}
+
+fn an_insert_is_judged_where_it_is_fenced(lab: &Lab) -> Result<()> {
+    let (mut bed, [a, _, c, d]) = with_four_tokens(lab, "")?;
+    let row = "SELECT v, fence FROM orders WHERE id = 2";
+    let insert = |fence: &str| format!("INSERT INTO orders VALUES (2, 7, {fence})");
+    bed.comes_to(&insert("NULL"), row, "7|-")?;
+    bed.protect("events => 'insert,update'")?;
+    bed.comes_to(&insert("NULL"), row, "PF002")?;
+    bed.comes_to("INSERT INTO orders (id, v) VALUES (2, 7)", row, "PF002")?;
+    bed.comes_to(&insert(&a.to_string()), row, &format!("7|{a}"))?;
+    bed.comes_to(&insert(&(d + 1).to_string()), row, "PF003")?;
+    bed.comes_to(&insert("0"), row, "PF003")?;
+    bed.comes_to(&(set(c) + &insert("NULL")), row, &format!("7|{c}"))?;
+    bed.comes_to(&(set(c) + &insert("DEFAULT")), row, &format!("7|{c}"))?;
+    bed.comes_to(&(set(c) + &insert(&a.to_string())), row, &format!("7|{a}"))?;
+    bed.comes_to(&(set(HUGE) + &insert("NULL")), row, "PF003")
+}
+
+fn a_row_without_a_token_accepts_any_issued_one(lab: &Lab) -> Result<()> {
+    for mode in ["strict", "monotonic"] {
+        let mut bed = Bed::orders(lab, &format!("mode => '{mode}'"))?;
+        let (a, b) = (bed.token()?, bed.token()?);
+        bed.comes_to(&format!("UPDATE orders SET v = 7, fence = {a}"), ROW, &format!("7|{a}"))?;
+        bed.comes_to(&(set(b) + "UPDATE orders SET v = 7"), ROW, &format!("7|{b}"))?;
+        bed.comes_to(&(set(a) + "DELETE FROM orders"), ROW, "")?;
+        bed.comes_to("UPDATE orders SET v = 7", ROW, "PF002")?;
+        bed.comes_to("UPDATE orders SET v = 7, fence = NULL", ROW, "PF002")?;
+        bed.comes_to("DELETE FROM orders", ROW, "PF002")?;
+        bed.comes_to(&format!("UPDATE orders SET v = 7, fence = {HUGE}"), ROW, "PF003")?;
+    }
+    Ok(())
+}
+
+fn truncate_is_refused(lab: &Lab) -> Result<()> {
+    let (mut bed, [.., c, _]) = with_four_tokens(lab, "")?;
+    bed.run(
+        "CREATE TABLE head (id int PRIMARY KEY); INSERT INTO head VALUES (1); \
+         ALTER TABLE orders ADD FOREIGN KEY (id) REFERENCES head",
+    )?;
+    bed.comes_to("TRUNCATE orders", ROW, "PF005")?;
+    bed.comes_to(&(set(c) + "TRUNCATE orders"), ROW, "PF005")?;
+    bed.comes_to("TRUNCATE head CASCADE", ROW, "PF005")?;
+    bed.comes_to("TRUNCATE head, orders RESTART IDENTITY", ROW, "PF005")?;
+    // As the hint says, the owner can.
+    let owner = "SELECT fence_unprotect('orders'); TRUNCATE orders; SELECT fence_protect('orders')";
+    bed.comes_to(owner, "SELECT count(*) FROM orders", "0")?;
+    bed.run("SET session_replication_role = replica")?;
+    bed.comes_to("TRUNCATE orders", "SELECT count(*) FROM orders", "0")
+}
+
+fn a_token_never_issued_leaves_the_row_writable(lab: &Lab) -> Result<()> {
+    let (mut bed, [_, b, c, _]) = with_four_tokens(lab, "events => 'insert,update,delete'")?;
+    bed.refused(&format!("UPDATE orders SET fence = {HUGE}"), "PF003")?;
+    bed.refused(&format!("INSERT INTO orders VALUES (2, 0, {HUGE})"), "PF003")?;
+    shows(&mut bed, "TABLE orders", &format!("1|0|{b}"))?;
+    bed.run(&format!("UPDATE orders SET v = 7, fence = {c}"))?;
+    bed.run(&format!("INSERT INTO orders VALUES (2, 0, {c})"))?;
+    // What was never issued then is issued in its turn, and known at once to every session.
+    let mut other = bed.another()?;
+    other.refused(&format!("UPDATE orders SET fence = {}", c + 2), "PF003")?;
+    let next = bed.token()?;
+    ensure!(next == c + 2);
+    other.run(&format!("UPDATE orders SET fence = {next}"))
+}
+
+fn an_orm_that_writes_every_column_back_needs_only_the_setting(lab: &Lab) -> Result<()> {
+    let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
+    let mut orm = bed.another()?;
+    // It loads the row with token b, and saves all that it has loaded.
+    let mut save = |token: i64, v: i32, loaded: i64| {
+        let mut transaction = orm.transaction()?;
+        transaction.batch_execute(&format!("SET LOCAL pg_fence.token = '{token}'"))?;
+        let sql = "UPDATE orders SET id = $1, v = $2, fence = $3 WHERE id = $1";
+        transaction.execute(sql, &[&1, &v, &loaded])?;
+        transaction.commit()
+    };
+    save(c, 7, b)?;
+    shows(&mut bed, ROW, &format!("7|{c}"))?;
+    // What it loaded before another's write is older than the row.
+    let stale = save(d, 8, b).map_err(pg_test::Fault::from);
+    pg_test::fault::expect_err(stale, "PF001")?;
+    shows(&mut bed, ROW, &format!("7|{c}"))?;
+    save(d, 8, c)?;
+    shows(&mut bed, ROW, &format!("8|{d}"))
+}
+
+fn one_holder_writes_a_strict_row_again_by_renewing(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "")?;
+    let first = bed.grant("order:1")?;
+    bed.run(&format!("UPDATE orders SET v = 1, fence = {first}"))?;
+    bed.refused(&format!("UPDATE orders SET v = 2, fence = {first}"), "PF001")?;
+    bed.run(&format!("UPDATE orders SET v = 2, fence = lease_renew('order:1', {first})"))?;
+    bed.run(&format!("UPDATE orders SET v = 3, fence = lease_release('order:1', {first})"))?;
+    shows(&mut bed, ROW, &format!("3|{}", first + 2))
+}
+
+fn a_null_hints_at_a_lost_lease(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "")?;
+    let lost = bed.grant("order:1")?;
+    let held = bed.take_over("order:1")?;
+    bed.run(&format!("UPDATE orders SET fence = {held}"))?;
+    for call in ["lease_renew", "lease_release"] {
+        let sql = format!("UPDATE orders SET v = 7, fence = {call}('order:1', {lost})");
+        let fault = bed.refused(&sql, "PF002")?;
+        let hint = fault.hint.as_deref().unwrap_or_default();
+        ensure!(hint.contains("lease_renew") && hint.contains("lease_release"), "{fault}");
+    }
+    shows(&mut bed, ROW, &format!("0|{held}"))
+}
+
+fn a_refused_row_refuses_its_whole_statement(lab: &Lab) -> Result<()> {
+    let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
+    bed.run("INSERT INTO orders SELECT n FROM generate_series(2, 200) AS n")?;
+    bed.run(&format!("UPDATE orders SET fence = {d} WHERE id = 120"))?;
+    let before = "SELECT count(*), sum(v), count(fence), max(fence) FROM orders";
+    let all = format!("200|0|2|{d}");
+    shows(&mut bed, before, &all)?;
+    for sql in [
+        format!("UPDATE orders SET v = 7, fence = {c}"),
+        format!("SET pg_fence.token = '{c}'; UPDATE orders SET v = 7; RESET pg_fence.token"),
+        format!("SET pg_fence.token = '{c}'; DELETE FROM orders; RESET pg_fence.token"),
+        format!("UPDATE orders SET v = 7, fence = {c} WHERE id > 100 RETURNING id"),
+    ] {
+        bed.refused(&sql, "PF001")?;
+        shows(&mut bed, before, &all)?;
+    }
+    bed.run(&format!("UPDATE orders SET v = 7, fence = {c} WHERE id <> 120"))?;
+    shows(
+        &mut bed,
+        "SELECT fence, count(*) FROM orders GROUP BY 1 ORDER BY 1",
+        &format!("{c}|199 {d}|1"),
+    )?;
+    ensure!(b < c);
+    Ok(())
+}
+
+fn a_write_that_waited_is_judged_by_the_row_as_it_is_then(lab: &Lab) -> Result<()> {
+    let cases = [
+        "UPDATE orders SET v = 7, fence = {t} WHERE id = 1",
+        "SET LOCAL pg_fence.token = '{t}'; UPDATE orders SET v = 7 WHERE id = 1",
+        "SET LOCAL pg_fence.token = '{t}'; DELETE FROM orders WHERE id = 1",
+        "INSERT INTO orders VALUES (1, 7, {t}) ON CONFLICT (id) DO UPDATE SET v = 7, fence = {t}",
+        "MERGE INTO orders USING (VALUES (1)) AS s (id) ON s.id = orders.id \
+         WHEN MATCHED THEN UPDATE SET v = 7, fence = {t}",
+        "UPDATE orders o SET v = 7, fence = {t} FROM (VALUES (1)) AS s (id) WHERE s.id = o.id",
+    ];
+    let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
+    for sql in cases {
+        // The newer holder writes, the older one waits for it and is refused.
+        bed.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {d}"))?;
+        let mut older = Background::connect(&bed.db().conninfo())?;
+        older.run("BEGIN")?;
+        older.send(&sql.replace("{t}", &c.to_string()))?;
+        older.wait_until_blocked()?;
+        bed.run("COMMIT")?;
+        older.refused("PF001")?;
+        shows(&mut bed, ROW, &format!("1|{d}"))?;
+        // Had the newer one given up, the older one would have passed.
+        reset(&mut bed, b)?;
+        bed.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {d}"))?;
+        let mut older = Background::connect(&bed.db().conninfo())?;
+        older.run("BEGIN")?;
+        older.send(&sql.replace("{t}", &c.to_string()))?;
+        older.wait_until_blocked()?;
+        bed.run("ROLLBACK")?;
+        older.rows()?;
+        older.run("ROLLBACK")?;
+    }
+    Ok(())
+}
+
+/// Puts a token into all rows as no client could.
+fn reset(bed: &mut Bed, token: i64) -> Result<()> {
+    bed.run(&format!(
+        "SET session_replication_role = replica; UPDATE orders SET v = 0, fence = {token}; \
+         RESET session_replication_role"
+    ))
+}
+
+fn a_write_at_repeatable_read_fails_by_itself(lab: &Lab) -> Result<()> {
+    let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        reset(&mut bed, b)?;
+        let mut older = bed.another()?;
+        older.run(&format!("BEGIN ISOLATION LEVEL {level}; SELECT * FROM orders"))?;
+        bed.run(&format!("UPDATE orders SET v = 1, fence = {d}"))?;
+        older.refused(&format!("UPDATE orders SET v = 7, fence = {c}"), "40001")?;
+        shows(&mut bed, ROW, &format!("1|{d}"))?;
+    }
+    Ok(())
+}
+
+fn under_replica_a_trigger_that_always_fires_checks_the_order_only(lab: &Lab) -> Result<()> {
+    for mode in ["strict", "monotonic"] {
+        let arguments =
+            format!("mode => '{mode}', events => 'insert,update,delete', always => true");
+        let (mut bed, [a, b, c, _]) = with_four_tokens(lab, &arguments)?;
+        bed.run("SET session_replication_role = replica")?;
+        let update = |fence: &str| format!("UPDATE orders SET v = 7, fence = {fence}");
+        bed.comes_to(&update(&c.to_string()), ROW, &format!("7|{c}"))?;
+        bed.comes_to(&update(&a.to_string()), ROW, "PF001")?;
+        bed.comes_to(&(set(c) + &update(&a.to_string())), ROW, "PF001")?;
+        // The subscriber's sequence knows nothing of the publisher's tokens.
+        bed.comes_to(&update(&HUGE.to_string()), ROW, &format!("7|{HUGE}"))?;
+        let equal = if mode == "strict" { "PF001".to_owned() } else { format!("7|{b}") };
+        bed.comes_to(&update(&b.to_string()), ROW, &equal)?;
+        bed.comes_to("DELETE FROM orders", ROW, "")?;
+        let second = "SELECT fence FROM orders WHERE id = 2";
+        bed.comes_to(
+            &format!("INSERT INTO orders VALUES (2, 7, {HUGE})"),
+            second,
+            &HUGE.to_string(),
+        )?;
+        bed.comes_to("INSERT INTO orders VALUES (2, 7)", second, "-")?;
+        // No setting is stamped there.
+        bed.comes_to(&(set(c) + "INSERT INTO orders VALUES (2, 7)"), second, "-")?;
+    }
+    Ok(())
+}
+
+fn under_replica_an_ordinary_trigger_does_not_fire(lab: &Lab) -> Result<()> {
+    let (mut bed, [a, ..]) = with_four_tokens(lab, "")?;
+    bed.run("SET session_replication_role = replica")?;
+    bed.comes_to(&format!("UPDATE orders SET v = 7, fence = {a}"), ROW, &format!("7|{a}"))
+}

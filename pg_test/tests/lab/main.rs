@@ -1,6 +1,7 @@
 //! All tests that need a server, in one program with one shared server.
 
 mod audit;
+mod bed;
 mod bound;
 mod clocks;
 mod durability;

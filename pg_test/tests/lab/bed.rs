@@ -1,0 +1,122 @@
+//! A database with the extension in it, and short words for what the tests of the fence do there.
+
+use pg_test::{bail, ensure, Context, Database, Fault, Lab, Result, Session};
+use std::ops::{Deref, DerefMut};
+
+/// A table that most tests write to: one row, `id` 1.
+pub const ORDERS: &str =
+    "CREATE TABLE orders (id int PRIMARY KEY, v int NOT NULL DEFAULT 0, fence bigint); \
+     INSERT INTO orders VALUES (1);";
+
+/// A database and a superuser's session in it.
+pub struct Bed {
+    session: Session,
+    db: Database,
+    drawn: u32,
+}
+
+impl Bed {
+    /// A database with the extension and nothing else.
+    pub fn new(lab: &Lab) -> Result<Bed> {
+        let db = lab.database()?;
+        Ok(Bed { session: db.connect()?, db, drawn: 0 })
+    }
+
+    /// With the table `orders`, fenced by a call of `fence_protect` with these further arguments.
+    pub fn orders(lab: &Lab, arguments: &str) -> Result<Bed> {
+        let mut bed = Bed::new(lab)?;
+        bed.run(ORDERS)?;
+        bed.protect(arguments)?;
+        Ok(bed)
+    }
+
+    /// Fences `orders`, anew if it was.
+    pub fn protect(&mut self, arguments: &str) -> Result<()> {
+        let comma = if arguments.is_empty() { "" } else { ", " };
+        self.run(&format!("SELECT fence_protect('orders'{comma}{arguments})"))
+    }
+
+    /// The database.
+    pub fn db(&self) -> &Database {
+        &self.db
+    }
+
+    /// One more session.
+    pub fn another(&self) -> Result<Session> {
+        self.db.connect()
+    }
+
+    /// Acquires a lease, which must be free, for an hour.
+    pub fn grant(&mut self, name: &str) -> Result<i64> {
+        self.one("SELECT lease_acquire($1, 'test', '1 h')", &[&name])
+    }
+
+    /// Ends whatever grant there is and acquires the lease.
+    pub fn take_over(&mut self, name: &str) -> Result<i64> {
+        let closing: Option<i64> = self.one("SELECT lease_revoke($1)", &[&name])?;
+        closing.context("there was nothing to take over")?;
+        self.grant(name)
+    }
+
+    /// A token of a lease that matters to no table.
+    pub fn token(&mut self) -> Result<i64> {
+        self.drawn += 1;
+        self.grant(&format!("any:{}", self.drawn))
+    }
+
+    /// Runs statements in a transaction that is rolled back; the answer is what `probe` shows
+    /// before the end, or the refusal.
+    pub fn try_out(&mut self, sql: &str, probe: &str) -> Result<Result<String, Fault>> {
+        self.run("BEGIN")?;
+        let outcome = match self.try_rows(sql) {
+            Ok(_) => Ok(shown(self, probe)?),
+            Err(fault) => Err(fault),
+        };
+        self.run("ROLLBACK")?;
+        Ok(outcome)
+    }
+
+    /// As [`Bed::try_out`], with what must come of it: an SQLSTATE, or what the probe shows.
+    pub fn comes_to(&mut self, sql: &str, probe: &str, wanted: &str) -> Result<()> {
+        let outcome = self.try_out(sql, probe)?;
+        let got = match &outcome {
+            Ok(text) => text.clone(),
+            Err(fault) => fault.sqlstate.clone(),
+        };
+        if got != wanted {
+            bail!("wanted {wanted}, got {}: {sql}", outcome.map_or_else(|f| f.to_string(), |t| t));
+        }
+        Ok(())
+    }
+}
+
+impl Deref for Bed {
+    type Target = Session;
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl DerefMut for Bed {
+    fn deref_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
+
+/// The rows of a query on one line: `1|a 2|-`.
+pub fn shown(session: &mut Session, sql: &str) -> Result<String> {
+    let rows = session.rows(sql)?;
+    let line = |row: Vec<Option<String>>| {
+        let texts: Vec<String> =
+            row.into_iter().map(|text| text.unwrap_or_else(|| "-".to_owned())).collect();
+        texts.join("|")
+    };
+    Ok(rows.into_iter().map(line).collect::<Vec<_>>().join(" "))
+}
+
+/// The rows of a query must be these.
+pub fn shows(session: &mut Session, sql: &str, wanted: &str) -> Result<()> {
+    let got = shown(session, sql)?;
+    ensure!(got == wanted, "wanted {wanted:?}, got {got:?}: {sql}");
+    Ok(())
+}
