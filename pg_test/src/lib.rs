@@ -13,6 +13,7 @@
 //! | [`cluster`] | one server: start, stop, kill, promote |
 //! | [`database`] | a database of a test's own, and its roles |
 //! | [`client`] | where to connect, and a session |
+//! | [`calls`] | the calls on leases, in short |
 //! | [`fault`] | an error as a client sees it |
 //! | [`background`] | a session in a thread, to see it wait |
 //! | [`worker`] | a worker process, to freeze and to kill |
@@ -22,6 +23,7 @@
 //! | [`demo`] | the demonstration |
 
 pub mod background;
+pub mod calls;
 pub mod client;
 pub mod cluster;
 pub mod database;
@@ -40,6 +42,7 @@ pub mod worker;
 
 pub use anyhow::{bail, ensure, Context, Result};
 pub use background::Background;
+pub use calls::Calls;
 pub use client::{Conninfo, Rows, Session};
 pub use cluster::{Cluster, Shutdown};
 pub use database::Database;

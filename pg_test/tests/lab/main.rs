@@ -4,22 +4,30 @@ mod audit;
 mod bed;
 mod bound;
 mod clocks;
+mod closing;
 mod durability;
+mod encodings;
 mod epochs;
 mod errors;
 mod fence;
 mod guards;
+mod inputs;
 mod leases;
 mod line;
 mod pooler;
 mod races;
 mod readme;
+mod reclaim;
 mod roles;
 mod smoke;
 mod snapshots;
 mod specs;
 mod stories;
+mod times;
 mod together;
+mod tokens;
+mod tries;
+mod waits;
 
 use libtest_mimic::Arguments;
 use pg_test::Lab;
@@ -37,22 +45,30 @@ fn main() -> ExitCode {
         audit::trials(),
         bound::trials(),
         clocks::trials(),
+        closing::trials(),
         durability::trials(),
+        encodings::trials(),
         epochs::trials(),
         errors::trials(),
         fence::trials(),
         guards::trials(),
+        inputs::trials(),
         leases::trials(),
         line::trials(),
         pooler::trials(),
         races::trials(),
         readme::trials(),
+        reclaim::trials(),
         roles::trials(),
         smoke::trials(),
         snapshots::trials(),
         specs::trials(),
         stories::trials(),
+        times::trials(),
         together::trials(),
+        tokens::trials(),
+        tries::trials(),
+        waits::trials(),
     ];
 
     static LAB: OnceLock<Arc<Lab>> = OnceLock::new();

@@ -1,0 +1,107 @@
+//! The calls on leases, as short as a test wants them.
+
+use crate::client::{literal, Session};
+use anyhow::{bail, ensure, Context, Result};
+
+/// Short ways for a session to use leases.
+pub trait Calls {
+    /// A statement with one value, a token or NULL.
+    fn token(&mut self, sql: &str) -> Result<Option<i64>>;
+    /// A statement that must return a token.
+    fn granted(&mut self, sql: &str) -> Result<i64>;
+    /// A statement that must return NULL.
+    fn nothing(&mut self, sql: &str) -> Result<()>;
+    /// A statement whose one value is a boolean.
+    fn truth(&mut self, sql: &str) -> Result<bool>;
+    /// Acquires the lease for `ttl`; it must be free.
+    fn acquire(&mut self, name: &str, ttl: &str) -> Result<i64>;
+    /// Whether a try finds the lease taken.
+    fn is_taken(&mut self, name: &str) -> Result<bool>;
+    /// `lease_renew` by a token.
+    fn renew(&mut self, name: &str, token: i64) -> Result<Option<i64>>;
+    /// `lease_release` by a token.
+    fn release(&mut self, name: &str, token: i64) -> Result<Option<i64>>;
+    /// `lease_check` of a token.
+    fn speaks(&mut self, name: &str, token: i64) -> Result<bool>;
+    /// Acquires the lease with a deadline that has passed on return.
+    fn acquire_expired(&mut self, name: &str) -> Result<i64>;
+    /// Waits until the lease's deadline has passed.
+    fn wait_expired(&mut self, name: &str) -> Result<()>;
+    /// The last token drawn in the database.
+    fn last_token(&mut self) -> Result<i64>;
+}
+
+impl Calls for Session {
+    fn token(&mut self, sql: &str) -> Result<Option<i64>> {
+        match self.text(sql)? {
+            Some(text) => Ok(Some(text.parse().with_context(|| format!("{text}: {sql}"))?)),
+            None => Ok(None),
+        }
+    }
+
+    fn granted(&mut self, sql: &str) -> Result<i64> {
+        self.token(sql)?.with_context(|| format!("NULL, not a token: {sql}"))
+    }
+
+    fn nothing(&mut self, sql: &str) -> Result<()> {
+        let token = self.token(sql)?;
+        ensure!(token.is_none(), "{token:?}, not NULL: {sql}");
+        Ok(())
+    }
+
+    fn truth(&mut self, sql: &str) -> Result<bool> {
+        match self.text(sql)?.as_deref() {
+            Some("t") => Ok(true),
+            Some("f") => Ok(false),
+            other => bail!("{other:?}, not a boolean: {sql}"),
+        }
+    }
+
+    fn acquire(&mut self, name: &str, ttl: &str) -> Result<i64> {
+        self.granted(&format!("SELECT lease_acquire({}, ttl => '{ttl}')", literal(name)))
+    }
+
+    fn is_taken(&mut self, name: &str) -> Result<bool> {
+        // A grant that is won nevertheless is rolled back; a try that waits is an error.
+        self.run("BEGIN; SET LOCAL lock_timeout = '10 s'")?;
+        let taken = self.truth(&format!("SELECT lease_acquire({}) IS NULL", literal(name)));
+        self.run("ROLLBACK")?;
+        taken
+    }
+
+    fn renew(&mut self, name: &str, token: i64) -> Result<Option<i64>> {
+        self.token(&format!("SELECT lease_renew({}, {token})", literal(name)))
+    }
+
+    fn release(&mut self, name: &str, token: i64) -> Result<Option<i64>> {
+        self.token(&format!("SELECT lease_release({}, {token})", literal(name)))
+    }
+
+    fn speaks(&mut self, name: &str, token: i64) -> Result<bool> {
+        self.truth(&format!("SELECT lease_check({}, {token})", literal(name)))
+    }
+
+    fn acquire_expired(&mut self, name: &str) -> Result<i64> {
+        let token = self.acquire(name, "1 us")?;
+        self.wait_expired(name)?;
+        Ok(token)
+    }
+
+    fn wait_expired(&mut self, name: &str) -> Result<()> {
+        // The server's clock decides; a little more than what is left, then again if need be.
+        let left = format!(
+            "SELECT max(extract(epoch FROM expires_at - clock_timestamp())) FROM fence.leases \
+             WHERE name = {} AND state = 'held'",
+            literal(name)
+        );
+        while let Some(seconds) = self.text(&left)? {
+            let seconds: f64 = seconds.parse()?;
+            std::thread::sleep(std::time::Duration::from_secs_f64(seconds.max(0.0) + 0.001));
+        }
+        Ok(())
+    }
+
+    fn last_token(&mut self) -> Result<i64> {
+        self.granted("SELECT last_token FROM fence_status()")
+    }
+}

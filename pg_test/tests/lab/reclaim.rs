@@ -1,0 +1,172 @@
+//! Reclaim: a holder that comes back, and everybody who is not that holder.
+
+use pg_test::{ensure, Background, Calls, Lab, Result};
+
+pg_test::trials![
+    a_holder_gets_its_lease_back_at_once,
+    a_reclaim_is_a_new_grant,
+    a_reclaim_is_for_the_same_holder_only,
+    a_reclaim_is_for_the_same_role_only,
+    a_reclaim_of_what_is_free_is_an_acquire,
+    a_reclaim_does_not_pass_a_guard,
+    a_reclaim_does_not_wait_for_the_holder_s_open_transaction,
+    a_reclaim_that_is_rolled_back_leaves_the_old_grant,
+];
+
+const RECLAIM: &str = "SELECT lease_acquire('job', 'w1', '1 h', reclaim => true)";
+
+fn a_holder_gets_its_lease_back_at_once(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut before, mut after) = (db.connect()?, db.connect()?);
+    let first = before.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
+    let renewed = before.renew("job", first)?.expect("held");
+    let again = after.granted(RECLAIM)?;
+    ensure!(again > renewed && after.speaks("job", again)?);
+    for token in [first, renewed] {
+        ensure!(!before.speaks("job", token)?, "an older token still speaks");
+        ensure!(before.renew("job", token)?.is_none());
+        ensure!(before.release("job", token)?.is_none());
+    }
+    ensure!(after.speaks("job", again)?, "ended by an older token");
+    // And from the same session, and in one transaction.
+    let third = after.granted(RECLAIM)?;
+    after.run("BEGIN")?;
+    let fourth = after.granted(RECLAIM)?;
+    let fifth = after.granted(RECLAIM)?;
+    after.run("COMMIT")?;
+    ensure!(again < third && third < fourth && fourth < fifth);
+    ensure!(!after.speaks("job", fourth)? && after.speaks("job", fifth)?);
+    Ok(())
+}
+
+fn a_reclaim_is_a_new_grant(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let first =
+        session.granted("SELECT lease_acquire('job', 'w1', '1 h', metadata => '{\"run\": 1}')")?;
+    session.renew("job", first)?;
+    let again = session.granted("SELECT lease_acquire('job', 'w1', '10 min', reclaim => true)")?;
+    let row = session.rows(
+        "SELECT holder, token, first_token, renewals, metadata, expires_at - acquired_at, state
+           FROM lease_info('job')",
+    )?;
+    let token = again.to_string();
+    let expected =
+        [Some("w1"), Some(&token), Some(&token), Some("0"), None, Some("00:10:00"), Some("held")];
+    ensure!(row.len() == 1 && row[0].iter().map(Option::as_deref).eq(expected), "{row:?}");
+    Ok(())
+}
+
+fn a_reclaim_is_for_the_same_holder_only(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let token = session.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
+    for other in ["w2", "W1", "w1 ", "w"] {
+        session.nothing(&format!("SELECT lease_acquire('job', '{other}', reclaim => true)"))?;
+    }
+    ensure!(session.speaks("job", token)?);
+    // A grant whose holder named none is nobody's to reclaim.
+    session.acquire("anonymous", "1 h")?;
+    session.nothing("SELECT lease_acquire('anonymous', '', reclaim => true)")?;
+    session.refused("SELECT lease_acquire('anonymous', reclaim => true)", "22023")?;
+    Ok(())
+}
+
+fn a_reclaim_is_for_the_same_role_only(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (one, two) = (db.role("one")?, db.role("two")?);
+    let mut admin = db.connect()?;
+    admin
+        .run(&format!("SELECT fence_grant('{one}'), fence_grant('{two}'); GRANT {one} TO {two}"))?;
+    let (mut a, mut b) = (db.connect_as(&one)?, db.connect_as(&two)?);
+    let token = a.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
+    // Not a member of the role, though it may renew and release; not even a superuser.
+    b.nothing(RECLAIM)?;
+    admin.nothing(RECLAIM)?;
+    ensure!(a.speaks("job", token)?);
+    ensure!(b.renew("job", token)?.is_some() && admin.renew("job", token)?.is_some());
+    // But whoever acts as that role.
+    b.run(&format!("SET ROLE {one}"))?;
+    let again = b.granted(RECLAIM)?;
+    ensure!(again > token && !a.speaks("job", token)?);
+    let role = admin.text("SELECT role FROM lease_info('job')")?;
+    ensure!(role.as_deref() == Some(&*one), "{role:?}");
+    Ok(())
+}
+
+fn a_reclaim_of_what_is_free_is_an_acquire(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut session, mut other) = (db.connect()?, db.connect()?);
+    let fresh = session.granted(RECLAIM)?;
+    session.release("job", fresh)?;
+    let released = session.granted(RECLAIM)?;
+    session.granted(&format!("SELECT lease_renew('job', {released}, '1 us')"))?;
+    session.wait_expired("job")?;
+    let expired = session.granted(RECLAIM)?;
+    ensure!(fresh < released && released < expired);
+    // Once another has it, the name of the former holder opens nothing.
+    session.granted(&format!("SELECT lease_renew('job', {expired}, '1 us')"))?;
+    session.wait_expired("job")?;
+    let theirs = other.granted("SELECT lease_acquire('job', 'w2', '1 h')")?;
+    session.nothing(RECLAIM)?;
+    ensure!(other.speaks("job", theirs)?);
+    Ok(())
+}
+
+fn a_reclaim_does_not_pass_a_guard(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut worker, mut again) = (db.connect()?, db.connect()?);
+    again.run("SET lock_timeout = '10 s'")?;
+    let token = worker.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
+    worker.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
+    again.nothing(RECLAIM)?;
+    worker.nothing(RECLAIM)?;
+    // Nor when the grant is over.
+    again.granted("SELECT lease_revoke('job')")?;
+    again.nothing(RECLAIM)?;
+    worker.run("COMMIT")?;
+    let next = again.granted(RECLAIM)?;
+    ensure!(next > token);
+    Ok(())
+}
+
+fn a_reclaim_does_not_wait_for_the_holder_s_open_transaction(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut stuck, mut again) = (db.connect()?, db.connect()?);
+    again.run("SET lock_timeout = '10 s'")?;
+    let token = stuck.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
+    stuck.run("BEGIN")?;
+    let renewed = stuck.renew("job", token)?.expect("held");
+    again.nothing(RECLAIM)?;
+    stuck.run("COMMIT")?;
+    ensure!(again.granted(RECLAIM)? > renewed);
+    // A first grant that is not committed is nobody's yet.
+    stuck.run("BEGIN; SELECT lease_acquire('new', 'w1')")?;
+    again.nothing("SELECT lease_acquire('new', 'w1', reclaim => true)")?;
+    stuck.run("ROLLBACK")?;
+    again.granted("SELECT lease_acquire('new', 'w1', reclaim => true)")?;
+    Ok(())
+}
+
+fn a_reclaim_that_is_rolled_back_leaves_the_old_grant(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut old, mut new) = (db.connect()?, db.connect()?);
+    let token = old.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
+    new.run("BEGIN")?;
+    let never = new.granted(RECLAIM)?;
+    ensure!(new.speaks("job", never)? && !new.speaks("job", token)?);
+    ensure!(old.speaks("job", token)? && !old.speaks("job", never)?, "not committed yet");
+    // The old holder's renewal waits for the verdict.
+    let mut heartbeat = Background::connect(&db.conninfo())?;
+    heartbeat.send(&format!("SELECT lease_renew('job', {token})"))?;
+    heartbeat.wait_until_blocked()?;
+    new.run("ROLLBACK")?;
+    ensure!(heartbeat.rows()?[0][0].is_some());
+    new.run("BEGIN")?;
+    new.granted(RECLAIM)?;
+    heartbeat.send(&format!("SELECT lease_renew('job', {token})"))?;
+    heartbeat.wait_until_blocked()?;
+    new.run("COMMIT")?;
+    ensure!(heartbeat.rows()?[0][0].is_none(), "renewed what was reclaimed");
+    Ok(())
+}

@@ -1,0 +1,3 @@
+//! To come.
+
+pg_test::trials![];
