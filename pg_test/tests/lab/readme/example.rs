@@ -1,0 +1,207 @@
+//! The SQL blocks of a Markdown text, taken apart into statements and what each must answer.
+//!
+//! A comment line right below a statement is its result (`-- 34`, columns between ` | `, a line a row), its
+//! error (`-- ERROR:  PF001: …`, then `-- DETAIL:  …`, `-- HINT:  …`) or `-- waits`: it is held up until a
+//! later statement lets it go. `…` stands for anything. `-- worker B` goes on in another session. All other
+//! comments are prose.
+
+use pg_test::{bail, ensure, Context, Fault, Result, Rows};
+
+/// A statement and what it must answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// Its line in the text, for messages.
+    pub line: usize,
+    /// Whose session runs it.
+    pub worker: String,
+    /// The statement.
+    pub sql: String,
+    /// What is to be done with its result.
+    pub then: Then,
+    /// It is held up at first.
+    pub waits: bool,
+    /// Comment lines that say what it must answer; none: anything but an error.
+    pub answer: Vec<String>,
+}
+
+/// What is to be done with a result.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Then {
+    /// Only to be looked at.
+    Show,
+    /// `\gset`: kept under this name.
+    Keep(String),
+    /// `\gexec`: run as statements.
+    Run,
+}
+
+/// The blocks of the text that are marked as SQL.
+pub fn blocks(markdown: &str) -> Result<Vec<Vec<Step>>> {
+    let mut blocks = Vec::new();
+    let mut lines = markdown.lines().enumerate();
+    while let Some((_, line)) = lines.next() {
+        if line.trim_start() != "```sql" {
+            continue;
+        }
+        let indent = line.len() - line.trim_start().len();
+        let mut block = Vec::new();
+        loop {
+            let (n, line) = lines.next().context("a block has no end")?;
+            let line = line.get(indent..).unwrap_or("").trim_end();
+            if line == "```" {
+                break;
+            }
+            block.push((n + 1, line));
+        }
+        blocks.push(steps(&block)?);
+    }
+    Ok(blocks)
+}
+
+fn steps(lines: &[(usize, &str)]) -> Result<Vec<Step>> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut worker = "A".to_owned();
+    let mut begun: Option<(usize, String)> = None;
+    let mut just_ended = false;
+    for (n, line) in lines {
+        let (start, text) = match begun.take() {
+            Some((start, text)) => (start, text + "\n" + line),
+            None if line.is_empty() => {
+                just_ended = false;
+                continue;
+            }
+            None => match line.strip_prefix("--").map(str::trim) {
+                Some(comment) => {
+                    if let Some(name) = comment.strip_prefix("worker ") {
+                        worker = name.chars().take_while(char::is_ascii_alphanumeric).collect();
+                    } else if let Some(step) = steps.last_mut().filter(|_| just_ended) {
+                        match comment {
+                            "waits" => step.waits = true,
+                            _ => step.answer.push(comment.to_owned()),
+                        }
+                    }
+                    continue;
+                }
+                None => (*n, (*line).to_owned()),
+            },
+        };
+        match ended(&text)? {
+            None => begun = Some((start, text)),
+            Some((sql, then)) => {
+                let worker = worker.clone();
+                steps.push(Step { line: start, worker, sql, then, waits: false, answer: vec![] });
+                just_ended = true;
+            }
+        }
+    }
+    ensure!(begun.is_none(), "a statement has no end: {begun:?}");
+    Ok(steps)
+}
+
+/// The statement and what comes of it, if this is all of it.
+fn ended(text: &str) -> Result<Option<(String, Then)>> {
+    let Some(end) = code(text).find(|(_, c)| matches!(c, ';' | '\\')).map(|(at, _)| at) else {
+        return Ok(None);
+    };
+    let (sql, rest) = (text[..end].trim().to_owned(), text[end..].trim_end());
+    let command = rest.split("--").next().unwrap_or("").trim();
+    let then = match command {
+        ";" => Then::Show,
+        r"\gexec" => Then::Run,
+        r"\gset" => {
+            let (_, name) = sql.rsplit_once(" AS ").context("\\gset needs AS and a name")?;
+            Then::Keep(name.trim().to_owned())
+        }
+        other => bail!("one statement a line, please: {other}"),
+    };
+    Ok(Some((sql, then)))
+}
+
+/// The characters that are neither quoted nor comment.
+fn code(text: &str) -> impl Iterator<Item = (usize, char)> + '_ {
+    let mut quote: Option<char> = None;
+    let mut comment = false;
+    text.char_indices().filter(move |(at, c)| {
+        match (quote, c) {
+            (_, '\n') if comment => comment = false,
+            _ if comment => {}
+            (Some(q), c) if q == *c => quote = None,
+            (Some(_), _) => {}
+            (None, '\'' | '"') => quote = Some(*c),
+            (None, '-') if text[*at..].starts_with("--") => comment = true,
+            (None, _) => return true,
+        }
+        false
+    })
+}
+
+/// With the values of `:name` put in, as psql does.
+pub fn filled(sql: &str, value_of: impl Fn(&str) -> Option<String>) -> Result<String> {
+    let mut result = String::new();
+    let mut done = 0;
+    for (at, c) in code(sql) {
+        let name: String =
+            sql[at + 1..].chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+        if c != ':' || name.is_empty() || sql[..at].ends_with(':') {
+            continue;
+        }
+        result.push_str(&sql[done..at]);
+        result.push_str(&value_of(&name).with_context(|| format!("nothing is kept as {name}"))?);
+        done = at + 1 + name.len();
+    }
+    result.push_str(&sql[done..]);
+    Ok(result)
+}
+
+/// Is the outcome what the step says?
+pub fn check(step: &Step, outcome: &Result<Rows, Fault>) -> Result<()> {
+    let wants_error = step.answer.first().is_some_and(|line| line.starts_with("ERROR:"));
+    match outcome {
+        Err(fault) if wants_error => {
+            let shown = [
+                Some(format!("ERROR:  {}: {}", fault.sqlstate, fault.message)),
+                fault.detail.as_ref().map(|text| format!("DETAIL:  {text}")),
+                fault.hint.as_ref().map(|text| format!("HINT:  {text}")),
+            ];
+            for wanted in &step.answer {
+                ensure!(
+                    shown.iter().flatten().any(|line| fits(wanted, line)),
+                    "the text says\n  {wanted}\nbut it was\n  {fault}"
+                );
+            }
+            Ok(())
+        }
+        Err(fault) => bail!("it should succeed, but: {fault}"),
+        Ok(rows) if wants_error => bail!("it should be refused, but: {rows:?}"),
+        Ok(_) if step.answer.is_empty() => Ok(()),
+        Ok(rows) => {
+            let mut shown: Vec<String> = rows
+                .iter()
+                .map(|row| {
+                    let cells = row.iter().map(|cell| cell.as_deref().unwrap_or("NULL"));
+                    cells.collect::<Vec<_>>().join(" | ")
+                })
+                .collect();
+            if shown.is_empty() {
+                shown.push("(0 rows)".to_owned());
+            }
+            let fit = shown.len() == step.answer.len()
+                && step.answer.iter().zip(&shown).all(|(wanted, line)| fits(wanted, line));
+            ensure!(fit, "the text says {:?}, but it was {shown:?}", step.answer);
+            Ok(())
+        }
+    }
+}
+
+/// Does the text fit the pattern, in which `…` stands for anything?
+fn fits(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('…') {
+        None => pattern == text,
+        Some((head, tail)) => text.strip_prefix(head).is_some_and(|rest| {
+            rest.char_indices()
+                .map(|(at, _)| at)
+                .chain([rest.len()])
+                .any(|at| fits(tail, &rest[at..]))
+        }),
+    }
+}
