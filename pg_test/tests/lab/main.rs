@@ -1,5 +1,6 @@
 //! All tests that need a server, in one program with one shared server.
 
+mod attacks;
 mod audit;
 mod bed;
 mod bound;
@@ -9,22 +10,28 @@ mod durability;
 mod encodings;
 mod epochs;
 mod errors;
+mod failover;
 mod fence;
 mod guards;
 mod inputs;
+mod install;
 mod leases;
 mod line;
 mod pooler;
+mod promotions;
 mod races;
 mod readme;
 mod reclaim;
+mod restores;
 mod roles;
 mod smoke;
 mod snapshots;
 mod specs;
 mod stories;
+mod subscriptions;
 mod times;
 mod together;
+mod upgrades;
 mod tokens;
 mod tries;
 mod waits;
@@ -42,6 +49,7 @@ fn main() -> ExitCode {
     // Tests mostly wait for the server and the disk, so a few more than cores pay.
     arguments.test_threads.get_or_insert(4);
     let modules = [
+        attacks::trials(),
         audit::trials(),
         bound::trials(),
         clocks::trials(),
@@ -50,22 +58,28 @@ fn main() -> ExitCode {
         encodings::trials(),
         epochs::trials(),
         errors::trials(),
+        failover::trials(),
         fence::trials(),
         guards::trials(),
         inputs::trials(),
+        install::trials(),
         leases::trials(),
         line::trials(),
         pooler::trials(),
+        promotions::trials(),
         races::trials(),
         readme::trials(),
         reclaim::trials(),
+        restores::trials(),
         roles::trials(),
         smoke::trials(),
         snapshots::trials(),
         specs::trials(),
         stories::trials(),
+        subscriptions::trials(),
         times::trials(),
         together::trials(),
+        upgrades::trials(),
         tokens::trials(),
         tries::trials(),
         waits::trials(),

@@ -1,0 +1,235 @@
+//! Where the extension goes, that it goes without a trace, and a sequence that somebody altered.
+
+use pg_test::{ensure, Database, Lab, Result, Session};
+use std::collections::BTreeSet;
+
+pg_test::trials![
+    only_a_superuser_installs_it,
+    by_default_it_goes_to_the_first_schema_of_the_path,
+    it_works_in_a_schema_of_any_name,
+    it_does_not_move_to_another_schema,
+    dropping_it_leaves_nothing_behind,
+    dropping_it_is_refused_while_a_table_is_fenced,
+    an_altered_sequence_is_refused_before_it_does_harm,
+    a_sequence_under_another_name_is_refused,
+    a_library_without_its_sql_objects_says_how_to_mend_it,
+];
+
+fn only_a_superuser_installs_it(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let role = db.role("dba")?;
+    db.connect()?.run(&format!("ALTER DATABASE {} OWNER TO {role}", db.name()))?;
+    db.connect_as(&role)?.refused("CREATE EXTENSION pg_fence", "42501")?;
+    Ok(())
+}
+
+fn by_default_it_goes_to_the_first_schema_of_the_path(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let mut session = db.connect()?;
+    session.run("CREATE SCHEMA app; SET search_path = app, public; CREATE EXTENSION pg_fence")?;
+    let homes = session.rows(
+        "SELECT n.nspname, count(*) FROM pg_depend d JOIN pg_proc p ON p.oid = d.objid
+           JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_extension e ON e.oid = d.refobjid
+          WHERE d.deptype = 'e' AND d.classid = 'pg_proc'::regclass AND e.extname = 'pg_fence'
+          GROUP BY 1 ORDER BY 1",
+    )?;
+    let schemas: Vec<_> = homes.iter().filter_map(|row| row[0].as_deref()).collect();
+    ensure!(schemas == ["app", "fence"], "{homes:?}");
+    session.run("SELECT lease_acquire('job')")
+}
+
+fn it_works_in_a_schema_of_any_name(lab: &Lab) -> Result<()> {
+    for schema in ["app", "\"My \"\"App\"\" 'x'\"", "fence_app"] {
+        let db = lab.bare_database()?;
+        let (role, mut owner) = (db.role("app")?, db.connect()?);
+        owner.run(&format!(
+            "CREATE SCHEMA {schema};
+             CREATE EXTENSION pg_fence SCHEMA {schema};
+             GRANT USAGE ON SCHEMA {schema} TO {role};
+             CREATE TABLE orders (id int PRIMARY KEY, total int);
+             INSERT INTO orders VALUES (7, 0);
+             SELECT {schema}.fence_protect('orders', lease => 'order:{{id}}');
+             SELECT {schema}.fence_audit('orders');
+             SELECT {schema}.fence_grant('{role}', true);
+             GRANT ALL ON orders TO {role}"
+        ))?;
+        let mut app = db.connect_as(&role)?;
+        let token: i64 = app.one(&format!("SELECT {schema}.lease_acquire('order:7')"), &[])?;
+        app.run(&format!("UPDATE orders SET total = 1, fence = {token}"))?;
+        app.run(&format!(
+            "SELECT {schema}.lease_info('order:7'), {schema}.lease_revoke('order:7')"
+        ))?;
+        app.refused(&format!("UPDATE orders SET total = 2, fence = {token}"), "PF004")?;
+        owner.run(&format!(
+            "SELECT {schema}.fence_revoke('{role}'); SELECT {schema}.fence_unprotect('orders');
+             DROP EXTENSION pg_fence; DROP SCHEMA {schema}"
+        ))?;
+    }
+    Ok(())
+}
+
+fn it_does_not_move_to_another_schema(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run("CREATE SCHEMA app")?;
+    session.refused("ALTER EXTENSION pg_fence SET SCHEMA app", "0A000")?;
+    Ok(())
+}
+
+/// Everything that the catalogs of the database name, and the rights on it.
+fn catalog(session: &mut Session) -> Result<BTreeSet<String>> {
+    let rows = session.rows(
+        "SELECT 'relation ' || c.oid::regclass::text || coalesce(c.relacl::text, '') FROM pg_class c
+          WHERE c.relnamespace NOT IN ('pg_toast'::regnamespace)
+         UNION ALL SELECT 'function ' || oid::regprocedure || coalesce(proacl::text, '') FROM pg_proc
+         UNION ALL SELECT 'type ' || format_type(oid, NULL) FROM pg_type
+         UNION ALL SELECT 'schema ' || nspname || coalesce(nspacl::text, '') FROM pg_namespace
+         UNION ALL SELECT 'operator ' || oid::regoperator FROM pg_operator
+         UNION ALL SELECT 'cast ' || castsource::regtype || ' ' || casttarget::regtype FROM pg_cast
+         UNION ALL SELECT 'trigger ' || tgrelid::regclass || tgname FROM pg_trigger
+         UNION ALL SELECT 'event trigger ' || evtname FROM pg_event_trigger
+         UNION ALL SELECT 'constraint ' || conrelid::regclass || conname FROM pg_constraint
+         UNION ALL SELECT 'rule ' || ev_class::regclass || rulename FROM pg_rewrite
+         UNION ALL SELECT 'extension ' || extname FROM pg_extension
+         UNION ALL SELECT 'column ' || attrelid::regclass || attname FROM pg_attribute
+          WHERE attnum > 0 AND NOT attisdropped AND attrelid >= 16384
+         UNION ALL SELECT 'default privileges ' || defaclacl::text FROM pg_default_acl
+         UNION ALL SELECT 'comment ' || count(*)::text FROM pg_description
+         UNION ALL SELECT 'dependency ' || count(*)::text FROM pg_depend
+         UNION ALL SELECT 'initial rights ' || count(*)::text FROM pg_init_privs
+         UNION ALL SELECT 'rights ' || count(*)::text FROM pg_shdepend
+          WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())",
+    )?;
+    Ok(rows.into_iter().filter_map(|mut row| row.remove(0)).collect())
+}
+
+fn dropping_it_leaves_nothing_behind(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let (user, admin) = (db.role("user")?, db.role("admin")?);
+    let mut session = db.connect()?;
+    session.run("CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint)")?;
+    let before = catalog(&mut session)?;
+    session.run(&format!(
+        "CREATE EXTENSION pg_fence; SELECT fence_grant('{user}'); SELECT fence_grant('{admin}', true);
+         SELECT lease_acquire('job'); SELECT fence_protect('orders'); SELECT fence_unprotect('orders')"
+    ))?;
+    ensure!(catalog(&mut session)? != before, "nothing was ever there");
+    session.run("DROP EXTENSION pg_fence")?;
+    same(&before, &catalog(&mut session)?)?;
+    // Once more with a fenced table, forced.
+    session.run("CREATE EXTENSION pg_fence; SELECT fence_protect('orders'); DROP EXTENSION pg_fence CASCADE")?;
+    same(&before, &catalog(&mut session)?)?;
+    session.run("CREATE EXTENSION pg_fence; SELECT lease_acquire('job')")
+}
+
+/// The two agree, but for what the fence column was told of itself.
+fn same(before: &BTreeSet<String>, after: &BTreeSet<String>) -> Result<()> {
+    let apart: Vec<_> =
+        before.symmetric_difference(after).filter(|line| !line.starts_with("comment")).collect();
+    ensure!(apart.is_empty(), "{apart:?}");
+    Ok(())
+}
+
+fn dropping_it_is_refused_while_a_table_is_fenced(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run(
+        "CREATE TABLE by_call (id int PRIMARY KEY);
+         CREATE TABLE by_hand (id int PRIMARY KEY, fence bigint);
+         SELECT fence_protect('by_call');
+         CREATE TRIGGER fenced BEFORE UPDATE ON by_hand FOR EACH ROW EXECUTE FUNCTION fenced()",
+    )?;
+    let fault = session.refused("DROP EXTENSION pg_fence", "2BP01")?;
+    let detail = fault.detail.as_deref().unwrap_or_default();
+    ensure!(detail.contains("by_call") && detail.contains("by_hand"), "{fault}");
+    session.run("SELECT fence_unprotect('by_call')")?;
+    session.refused("DROP EXTENSION pg_fence", "2BP01")?;
+    session.run("INSERT INTO by_hand VALUES (1); DROP EXTENSION pg_fence CASCADE; UPDATE by_hand SET id = 2")?;
+    ensure!(
+        session.one::<i64>("SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal", &[])? == 0
+    );
+    Ok(())
+}
+
+/// What must not change when a call is refused.
+fn state(session: &mut Session) -> Result<Option<String>> {
+    session.text(
+        "SELECT (SELECT last_value FROM fence.token_seq) || ' ' || (SELECT last_value FROM fence.epoch_seq) \
+         || ' ' || (SELECT jsonb_agg(l ORDER BY name) FROM fence.lease l)",
+    )
+}
+
+fn an_altered_sequence_is_refused_before_it_does_harm(lab: &Lab) -> Result<()> {
+    for (alter, mend) in [
+        ("CACHE 10", "CACHE 1"),
+        ("CYCLE", "NO CYCLE"),
+        ("INCREMENT BY -1", "INCREMENT BY 1"),
+        ("INCREMENT BY -1 CYCLE CACHE 5", "INCREMENT BY 1 NO CYCLE CACHE 1"),
+        ("SET UNLOGGED", "SET LOGGED"),
+    ] {
+        let db: Database = lab.database()?;
+        let mut session = db.connect()?;
+        let token: i64 = session.one("SELECT lease_acquire('job')", &[])?;
+        session.run(&format!("ALTER SEQUENCE fence.token_seq {alter}"))?;
+        let before = state(&mut session)?;
+        // Seen by a session that knew the good one, and by a new one.
+        for session in [&mut session, &mut db.connect()?] {
+            for call in [
+                "SELECT lease_acquire('other')".to_owned(),
+                "SELECT lease_acquire_all('{x,y}')".to_owned(),
+                "SELECT lease_acquire('other', wait => '1 s')".to_owned(),
+                format!("SELECT lease_renew('job', {token})"),
+                format!("SELECT lease_release('job', {token})"),
+                format!("SELECT lease_renew_all('{{job}}', {token})"),
+                format!("SELECT lease_release_all('{{job}}', {token})"),
+                "SELECT lease_revoke('job')".to_owned(),
+                "SELECT fence_new_epoch()".to_owned(),
+            ] {
+                let fault = session.refused(&call, "55000")?;
+                ensure!(
+                    fault.hint.as_deref().is_some_and(|h| h.contains("ALTER SEQUENCE")),
+                    "{fault}"
+                );
+            }
+            let after = state(session)?;
+            ensure!(after == before, "{alter}: {before:?} became {after:?}");
+        }
+        session.run(&format!("ALTER SEQUENCE fence.token_seq {mend}"))?;
+        ensure!(session.one::<i64>("SELECT lease_renew('job', $1)", &[&token])? > token);
+    }
+    Ok(())
+}
+
+fn a_sequence_under_another_name_is_refused(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let token: i64 = session.one("SELECT lease_acquire('job')", &[])?;
+    session.run("ALTER SEQUENCE fence.token_seq RENAME TO gone; CREATE TABLE fence.token_seq (last_value bigint)")?;
+    for session in [&mut session, &mut db.connect()?] {
+        session.refused("SELECT lease_acquire('other')", "55000")?;
+        session.refused(&format!("SELECT lease_renew('job', {token})"), "55000")?;
+    }
+    session.run("DROP TABLE fence.token_seq; ALTER SEQUENCE fence.gone RENAME TO token_seq")?;
+    ensure!(session.one::<i64>("SELECT lease_renew('job', $1)", &[&token])? == token + 1);
+    Ok(())
+}
+
+fn a_library_without_its_sql_objects_says_how_to_mend_it(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let versions = "SELECT library_version || ' ' || sql_version FROM fence_status()";
+    let version = pg_test::extension::VERSION;
+    ensure!(session.text(versions)? == Some(format!("{version} {version}")));
+    // As if these were the objects of an earlier version that had no epochs.
+    session.run(
+        "UPDATE pg_extension SET extversion = '0.0.9' WHERE extname = 'pg_fence';
+         ALTER EXTENSION pg_fence DROP SEQUENCE fence.floor_seq; DROP SEQUENCE fence.floor_seq",
+    )?;
+    ensure!(session.text(versions)? == Some(format!("{version} 0.0.9")));
+    let fault = session.refused("SELECT fence_new_epoch()", "55000")?;
+    ensure!(
+        fault.hint.as_deref().is_some_and(|h| h.contains("ALTER EXTENSION pg_fence UPDATE")),
+        "{fault}"
+    );
+    Ok(())
+}

@@ -1,0 +1,3 @@
+//! Promotion, restore and copies: the token sequence jumps.
+
+pg_test::trials![];
