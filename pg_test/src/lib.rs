@@ -17,6 +17,7 @@
 //! | [`fault`] | an error as a client sees it |
 //! | [`background`] | a session in a thread, to see it wait |
 //! | [`worker`] | a worker process, to freeze and to kill |
+//! | [`loss`] | a server that crashes with as little on disk as possible |
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`trial`] | a test of the lab |
@@ -31,6 +32,7 @@ pub mod demo;
 pub mod extension;
 pub mod fault;
 mod lab;
+pub mod loss;
 pub mod prefix;
 pub mod process;
 #[path = "../../src/protocol/mod.rs"]

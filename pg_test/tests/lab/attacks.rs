@@ -81,7 +81,7 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         "MERGE INTO fence.lease l USING (VALUES (1)) v ON true WHEN MATCHED THEN DELETE",
         "SELECT 1 FROM fence.lease FOR UPDATE",
         "SELECT * FROM fence.lease",
-        "LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE",
+        "BEGIN; LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE",
         "ALTER TABLE fence.lease DISABLE TRIGGER ALL",
         "CREATE TRIGGER t BEFORE UPDATE ON fence.lease FOR EACH ROW \
          EXECUTE FUNCTION suppress_redundant_updates_trigger()",
@@ -98,6 +98,7 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         "DROP FUNCTION lease_check(text, bigint)",
         "ALTER EXTENSION pg_fence DROP TABLE fence.lease",
     ] {
+        admin.run("ROLLBACK")?;
         // (What belongs to the extension is protected twice, so DROP may name the extension first.)
         let outcome = admin.try_rows(attack);
         let Err(fault) = outcome else { pg_test::bail!("it went through: {attack}") };

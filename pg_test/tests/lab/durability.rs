@@ -1,3 +1,221 @@
-//! Tokens are never reissued on one server.
+//! A token that a client has seen is on disk: no crash makes the server forget it.
+//!
+//! Each crash is shown to lose what a plain sequence gave out in the same way.
 
-pg_test::trials![];
+use pg_test::loss::{Doomed, Loss};
+use pg_test::{ensure, Lab, Result};
+
+pg_test::trials![
+    a_rolled_back_token_is_not_drawn_again,
+    a_token_of_an_open_transaction_survives_a_crash,
+    a_token_of_a_rolled_back_transaction_survives_a_crash,
+    a_token_committed_asynchronously_survives_a_crash,
+    a_token_whose_log_record_is_another_open_transaction_s_survives_a_crash,
+    settings_of_functions_and_transactions_do_not_matter,
+    every_function_that_draws_is_durable,
+    each_draw_around_the_logged_ones_is_durable,
+    a_jump_of_an_open_transaction_survives_a_crash,
+    a_token_is_durable_without_wal_for_replicas,
+    what_was_committed_before_the_token_was_seen_is_there,
+    a_prepared_grant_survives_a_crash,
+];
+
+/// The crash lost what was not flushed, and no token.
+fn safe(what: &str, loss: Loss) -> Result<()> {
+    ensure!(loss.plain_reissued(), "{what}: the crash lost nothing, so it shows nothing: {loss:?}");
+    ensure!(!loss.reissued(), "{what}: a token was reissued: {loss:?}");
+    Ok(())
+}
+
+fn a_rolled_back_token_is_not_drawn_again(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let mut last = 0;
+    for _ in 0..40 {
+        session.run("BEGIN")?;
+        let token: i64 = session.one("SELECT lease_acquire('job')", &[])?;
+        ensure!(token > last, "{token} after {last}");
+        session.run("SAVEPOINT s")?;
+        let inner: i64 = session.one("SELECT lease_acquire('inner')", &[])?;
+        session.run("ROLLBACK TO s")?;
+        let again: i64 = session.one("SELECT lease_acquire('inner')", &[])?;
+        ensure!(again > inner && inner > token, "{token}, {inner}, {again}");
+        session.run("ROLLBACK")?;
+        last = again;
+    }
+    Ok(())
+}
+
+fn a_token_of_an_open_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    for draws in [1, 40] {
+        let open = server.session("BEGIN")?;
+        for n in 0..draws {
+            server.see(open, &format!("SELECT lease_acquire('job-{n}')"))?;
+        }
+        server.see_plain(open)?;
+        let (loss, cluster) = server.crash()?;
+        safe("open", loss)?;
+        server = Doomed::again(cluster)?;
+    }
+    Ok(())
+}
+
+fn a_token_of_a_rolled_back_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    let session = server.session("BEGIN")?;
+    server.see(session, "SELECT lease_acquire('job')")?;
+    server.see_plain(session)?;
+    server.run(session, "ROLLBACK")?;
+    safe("rolled back", server.crash()?.0)
+}
+
+fn a_token_committed_asynchronously_survives_a_crash(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder().set("synchronous_commit", "off"))?;
+    let session = server.session("SET synchronous_commit = off")?;
+    for n in 0..6 {
+        server.see(session, &format!("SELECT lease_acquire('job-{n}')"))?;
+        server.see_plain(session)?;
+    }
+    safe("asynchronous", server.crash()?.0)
+}
+
+fn a_token_whose_log_record_is_another_open_transaction_s_survives_a_crash(
+    lab: &Lab,
+) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    for commit in ["on", "local", "off"] {
+        // This one logs 32 values ahead, and stays open.
+        let open = server.session("BEGIN")?;
+        server.see(open, "SELECT lease_acquire('open')")?;
+        let other = server.session(&format!("SET synchronous_commit = {commit}"))?;
+        for n in 0..5 {
+            server.see(other, &format!("SELECT lease_acquire('job-{n}')"))?;
+        }
+        server.see_plain(open)?;
+        server.see_plain(other)?;
+        let (loss, cluster) = server.crash()?;
+        safe(commit, loss)?;
+        cluster.connect("postgres")?.run("SELECT lease_revoke(name) FROM fence.leases")?;
+        server = Doomed::again(cluster)?;
+    }
+    Ok(())
+}
+
+fn settings_of_functions_and_transactions_do_not_matter(lab: &Lab) -> Result<()> {
+    let careful = "CREATE FUNCTION pg_temp.careful() RETURNS bigint LANGUAGE sql \
+                   SET synchronous_commit = on AS 'SELECT lease_acquire(''job'')'";
+    let careless = "CREATE FUNCTION pg_temp.careless() RETURNS bigint LANGUAGE sql \
+                    SET synchronous_commit = off AS 'SELECT lease_acquire(''job'')'";
+    let on = "BEGIN; SELECT set_config('synchronous_commit', 'on', true)";
+    let mut server = Doomed::start(lab.builder().set("synchronous_commit", "off"))?;
+    for (before, call) in [
+        (careful, "SELECT pg_temp.careful()"),
+        (careless, "SELECT pg_temp.careless()"),
+        (on, "SET LOCAL synchronous_commit = off; SELECT lease_acquire('job'); COMMIT"),
+        (
+            on,
+            "SAVEPOINT s; SET LOCAL synchronous_commit = off; SELECT lease_acquire('job'); COMMIT",
+        ),
+    ] {
+        let session = server.session(before)?;
+        server.see(session, call)?;
+        let other = server.session("")?;
+        server.see_plain(other)?;
+        let (loss, cluster) = server.crash()?;
+        safe(call, loss)?;
+        cluster.connect("postgres")?.run("SELECT lease_revoke('job')")?;
+        server = Doomed::again(cluster)?;
+    }
+    Ok(())
+}
+
+fn every_function_that_draws_is_durable(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    for call in [
+        "SELECT lease_acquire('job', wait => '1 s')",
+        "SELECT lease_acquire('together', shared => true)",
+        "SELECT lease_acquire('old', 'h', reclaim => true)",
+        "SELECT lease_renew('old', $)",
+        "SELECT lease_release('old', $)",
+        "SELECT lease_revoke('old')",
+        "SELECT lease_acquire_all('{a,b,c}')",
+        "SELECT lease_renew_all('{old}', $)",
+        "SELECT lease_release_all('{old}', $)",
+    ] {
+        let session = server.session("BEGIN")?;
+        server.see(session, &call.replace('$', &server.old().to_string()))?;
+        server.see_plain(session)?;
+        let (loss, cluster) = server.crash()?;
+        safe(call, loss)?;
+        server = Doomed::again(cluster)?;
+    }
+    Ok(())
+}
+
+fn each_draw_around_the_logged_ones_is_durable(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    for draws in [31, 32, 33, 65] {
+        let session = server.session("SET synchronous_commit = off")?;
+        let mut last = server.old();
+        for _ in 0..draws {
+            last = server.see(session, &format!("SELECT lease_renew('old', {last})"))?;
+        }
+        server.see_plain(session)?;
+        let (loss, cluster) = server.crash()?;
+        safe(&format!("{draws} draws"), loss)?;
+        server = Doomed::again(cluster)?;
+    }
+    Ok(())
+}
+
+fn a_jump_of_an_open_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    let old = server.old();
+    let session = server.session("BEGIN")?;
+    server.see(session, "SELECT fence_new_epoch()")?;
+    server.see_plain(session)?;
+    let (loss, cluster) = server.crash()?;
+    safe("jump", loss)?;
+    // It was no transaction's to undo, and the earlier token is silent still.
+    let mut session = cluster.connect("postgres")?;
+    ensure!(session.one::<i64>("SELECT jumps FROM fence_status()", &[])? == 1);
+    ensure!(!session.one::<bool>("SELECT lease_check('old', $1)", &[&old])?, "it speaks again");
+    session.refused(&format!("SELECT lease_guard('old', {old})"), "PF004")?;
+    Ok(())
+}
+
+fn a_token_is_durable_without_wal_for_replicas(lab: &Lab) -> Result<()> {
+    let builder = lab.builder().set("wal_level", "minimal").set("max_wal_senders", "0");
+    let mut server = Doomed::start(builder)?;
+    let session = server.session("BEGIN")?;
+    server.see(session, "SELECT lease_acquire('job')")?;
+    server.see_plain(session)?;
+    safe("minimal", server.crash()?.0)
+}
+
+fn what_was_committed_before_the_token_was_seen_is_there(lab: &Lab) -> Result<()> {
+    // With the default setting the grant itself survives too, so nobody else gets the lease.
+    let mut server = Doomed::start(lab.builder())?;
+    let session = server.session("")?;
+    let token = server.see(session, "SELECT lease_acquire('job', ttl => '1 hour')")?;
+    let (_, cluster) = server.crash()?;
+    let mut session = cluster.connect("postgres")?;
+    ensure!(session.one::<bool>("SELECT lease_check('job', $1)", &[&token])?);
+    ensure!(session.one::<Option<i64>>("SELECT lease_acquire('job')", &[])?.is_none());
+    Ok(())
+}
+
+fn a_prepared_grant_survives_a_crash(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    let session = server.session("BEGIN")?;
+    let token = server.see(session, "SELECT lease_acquire('job', ttl => '1 hour')")?;
+    server.run(session, "PREPARE TRANSACTION 'grant'")?;
+    let (loss, cluster) = server.crash()?;
+    ensure!(!loss.reissued(), "{loss:?}");
+    let mut session = cluster.connect("postgres")?;
+    ensure!(session.one::<Option<i64>>("SELECT lease_acquire('job')", &[])?.is_none());
+    session.run("COMMIT PREPARED 'grant'")?;
+    ensure!(session.one::<bool>("SELECT lease_check('job', $1)", &[&token])?);
+    Ok(())
+}

@@ -39,7 +39,7 @@ fn by_default_it_goes_to_the_first_schema_of_the_path(lab: &Lab) -> Result<()> {
 }
 
 fn it_works_in_a_schema_of_any_name(lab: &Lab) -> Result<()> {
-    for schema in ["app", "\"My \"\"App\"\" 'x'\"", "fence_app"] {
+    for schema in ["app", "\"My App\"", "fence_app"] {
         let db = lab.bare_database()?;
         let (role, mut owner) = (db.role("app")?, db.connect()?);
         owner.run(&format!(

@@ -1,0 +1,113 @@
+//! A server that crashes with as little on disk as Postgres allows.
+//!
+//! The processes that write in the background are frozen and everything is checkpointed, so what a
+//! session has not flushed itself is lost for certain. Beside the tokens a plain sequence is drawn
+//! from: that it loses values shows that the crash was one.
+
+use crate::client::Session;
+use crate::cluster::{Builder, Cluster};
+use anyhow::{Context, Result};
+
+/// A server about to crash.
+pub struct Doomed {
+    cluster: Cluster,
+    /// Sessions that are open when it crashes.
+    open: Vec<Session>,
+    old: i64,
+    seen: i64,
+    plain_seen: i64,
+}
+
+/// What clients had seen before the crash, and what they are given after it.
+#[derive(Debug, Clone, Copy)]
+pub struct Loss {
+    /// The greatest token seen.
+    pub seen: i64,
+    /// The first token after the crash.
+    pub next: i64,
+    /// The greatest value of the plain sequence seen; 0 when none was drawn.
+    pub plain_seen: i64,
+    /// The plain sequence's first value after the crash.
+    pub plain_next: i64,
+}
+
+impl Loss {
+    /// Whether a token that was seen is given out again.
+    pub fn reissued(&self) -> bool {
+        self.next <= self.seen
+    }
+
+    /// Whether the plain sequence gives out a value again.
+    pub fn plain_reissued(&self) -> bool {
+        self.plain_next <= self.plain_seen
+    }
+}
+
+impl Doomed {
+    /// A new server with the extension, about to crash.
+    pub fn start(builder: Builder) -> Result<Doomed> {
+        let cluster = builder.set("autovacuum", "off").start()?;
+        cluster.connect("postgres")?.run(
+            "CREATE EXTENSION pg_fence; CREATE SEQUENCE plain; SELECT lease_acquire('old'), nextval('plain')",
+        )?;
+        Doomed::again(cluster)
+    }
+
+    /// The same server once more: nothing is left to write, and nobody but its sessions would.
+    pub fn again(cluster: Cluster) -> Result<Doomed> {
+        let mut session = cluster.connect("postgres")?;
+        session.run("SELECT lease_revoke('old')")?;
+        let old = session.one("SELECT lease_acquire('old', 'h', ttl => '1 hour')", &[])?;
+        // The next draw logs again, as the first one after any checkpoint does.
+        session.run("CHECKPOINT")?;
+        for title in ["walwriter", "background writer", "checkpointer"] {
+            cluster.freeze(title)?;
+        }
+        Ok(Doomed { cluster, open: Vec::new(), old, seen: old, plain_seen: 0 })
+    }
+
+    /// The token of the lease `old`, which is held for an hour.
+    pub fn old(&self) -> i64 {
+        self.old
+    }
+
+    /// One more session, open until the crash; `settings` are run in it first.
+    pub fn session(&mut self, settings: &str) -> Result<usize> {
+        let mut session = self.cluster.connect("postgres")?;
+        session.run(settings)?;
+        self.open.push(session);
+        Ok(self.open.len() - 1)
+    }
+
+    /// Runs statements in a session.
+    pub fn run(&mut self, session: usize, sql: &str) -> Result<()> {
+        self.open[session].run(sql)
+    }
+
+    /// Has a client see a token: `sql` gives it.
+    pub fn see(&mut self, session: usize, sql: &str) -> Result<i64> {
+        let text = self.open[session].text(sql)?;
+        let token: i64 = text.with_context(|| format!("no token: {sql}"))?.parse()?;
+        self.seen = self.seen.max(token);
+        Ok(token)
+    }
+
+    /// Has a client see a value of the plain sequence.
+    pub fn see_plain(&mut self, session: usize) -> Result<()> {
+        let value: i64 = self.open[session].one("SELECT nextval('plain')", &[])?;
+        self.plain_seen = self.plain_seen.max(value);
+        Ok(())
+    }
+
+    /// Crashes the server, starts it again and draws.
+    pub fn crash(self) -> Result<(Loss, Cluster)> {
+        self.cluster.kill9()?;
+        drop(self.open);
+        self.cluster.start()?;
+        let mut session = self.cluster.connect("postgres")?;
+        let next = session.one(&format!("SELECT lease_acquire('after {}')", self.seen), &[])?;
+        let plain_next = session.one("SELECT nextval('plain')", &[])?;
+        let loss = Loss { seen: self.seen, next, plain_seen: self.plain_seen, plain_next };
+        Ok((loss, self.cluster))
+    }
+}
