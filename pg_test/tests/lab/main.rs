@@ -31,9 +31,9 @@ mod stories;
 mod subscriptions;
 mod times;
 mod together;
-mod upgrades;
 mod tokens;
 mod tries;
+mod upgrades;
 mod waits;
 
 use libtest_mimic::Arguments;
