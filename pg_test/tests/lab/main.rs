@@ -17,6 +17,8 @@ mod inputs;
 mod install;
 mod leases;
 mod line;
+mod partitions;
+mod paths;
 mod pooler;
 mod promotions;
 mod races;
@@ -65,6 +67,8 @@ fn main() -> ExitCode {
         install::trials(),
         leases::trials(),
         line::trials(),
+        partitions::trials(),
+        paths::trials(),
         pooler::trials(),
         promotions::trials(),
         races::trials(),

@@ -1,0 +1,416 @@
+//! Every path by which a row is written, and the outcome that it must have.
+
+use crate::bed::{shows, Bed};
+use pg_test::{ensure, Fault, Lab, Result};
+use std::io::Write;
+
+pg_test::trials![
+    every_path_to_an_update_is_fenced,
+    every_path_to_a_delete_is_fenced,
+    every_path_to_an_insert_is_fenced,
+    every_path_to_a_bound_row_is_fenced,
+    a_merge_is_judged_action_by_action,
+    a_merge_that_names_the_column_in_another_action_presents_nothing_by_it,
+    a_statement_with_several_modifications_is_one,
+    on_conflict_is_judged_by_the_row_that_it_meets,
+    copy_is_an_insert,
+    a_client_with_parameters_gets_the_same_answer,
+];
+
+const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
+
+/// What the paths go through.
+const WAYS: &str = "
+    CREATE TABLE feed (id int, v int); INSERT INTO feed VALUES (1, 7);
+    CREATE VIEW orders_view AS SELECT id, v, fence FROM orders WHERE id > 0 WITH CHECK OPTION;
+    CREATE VIEW orders_view_of_view AS SELECT fence AS f, id, v AS w FROM orders_view;
+    CREATE FUNCTION instead() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF TG_OP = 'UPDATE' THEN UPDATE orders SET v = NEW.v, fence = NEW.fence WHERE id = OLD.id; RETURN NEW;
+        ELSIF TG_OP = 'DELETE' THEN DELETE FROM orders WHERE id = OLD.id; RETURN OLD;
+        ELSE INSERT INTO orders VALUES (NEW.*); RETURN NEW; END IF; END $$;
+    CREATE VIEW orders_instead AS SELECT * FROM orders;
+    CREATE TRIGGER instead INSTEAD OF INSERT OR UPDATE OR DELETE ON orders_instead
+        FOR EACH ROW EXECUTE FUNCTION instead();
+    CREATE VIEW orders_ruled AS SELECT * FROM orders;
+    CREATE RULE ruled_u AS ON UPDATE TO orders_ruled DO INSTEAD
+        UPDATE orders SET v = NEW.v, fence = NEW.fence WHERE id = OLD.id;
+    CREATE RULE ruled_d AS ON DELETE TO orders_ruled DO INSTEAD DELETE FROM orders WHERE id = OLD.id;
+    CREATE RULE ruled_i AS ON INSERT TO orders_ruled DO INSTEAD INSERT INTO orders VALUES (NEW.*);
+    CREATE TABLE ticks (n int);
+    CREATE RULE also AS ON INSERT TO ticks DO ALSO UPDATE orders SET v = NEW.n WHERE id = 1;
+    CREATE TABLE bells (n int, f bigint);
+    CREATE FUNCTION ring() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        UPDATE orders SET v = NEW.n, fence = coalesce(NEW.f, fence) WHERE id = 1; RETURN NULL; END $$;
+    CREATE TRIGGER ring AFTER INSERT ON bells FOR EACH ROW EXECUTE FUNCTION ring();
+    CREATE FUNCTION pay(t bigint) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+        UPDATE orders SET v = 7, fence = t WHERE id = 1; END $$;
+    CREATE FUNCTION pay_sql(t bigint) RETURNS void LANGUAGE sql AS $$
+        UPDATE orders SET v = 7, fence = t WHERE id = 1 $$;
+    CREATE FUNCTION pay_definer(t bigint) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+        SET search_path = public AS $$ BEGIN
+        EXECUTE format('UPDATE orders SET v = 7, fence = %s WHERE id = 1', t); END $$;
+    CREATE PROCEDURE pay_call(t bigint) LANGUAGE plpgsql AS $$ BEGIN
+        UPDATE orders SET v = 7, fence = t WHERE id = 1; END $$;
+    CREATE FUNCTION touch() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+        UPDATE orders SET v = 7 WHERE id = 1; END $$;
+    CREATE FUNCTION touch_definer() RETURNS void LANGUAGE sql SECURITY DEFINER
+        SET search_path = public AS $$ UPDATE orders SET v = 7 WHERE id = 1 $$;
+    CREATE FUNCTION wipe() RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+        SET search_path = public AS $$ BEGIN DELETE FROM orders WHERE id = 1; END $$;
+";
+
+/// Updates that set `v` to 7 and the fence column to `{t}`.
+const UPDATES: &[&str] = &[
+    "UPDATE orders SET v = 7, fence = {t} WHERE id = 1",
+    "UPDATE ONLY orders SET (v, fence) = (SELECT 7, {t}::bigint) WHERE id = 1 RETURNING *",
+    "UPDATE orders o SET v = f.v, fence = {t} FROM feed f WHERE f.id = o.id",
+    "UPDATE orders_view SET v = 7, fence = {t} WHERE id = 1",
+    "UPDATE orders_view_of_view SET w = 7, f = {t}",
+    "UPDATE orders_instead SET v = 7, fence = {t} WHERE id = 1",
+    "UPDATE orders_ruled SET v = 7, fence = {t} WHERE id = 1",
+    "INSERT INTO orders VALUES (1, 7, {t}) ON CONFLICT (id) DO UPDATE SET v = 7, fence = {t}",
+    "INSERT INTO orders VALUES (1, 7, {t}) ON CONFLICT (id) DO UPDATE SET v = excluded.v, fence = excluded.fence",
+    "INSERT INTO orders_view VALUES (1, 7, {t}) ON CONFLICT (id) DO UPDATE SET v = 7, fence = {t}",
+    "MERGE INTO orders USING feed f ON f.id = orders.id WHEN MATCHED THEN UPDATE SET v = f.v, fence = {t}",
+    "WITH w AS (UPDATE orders SET v = 7, fence = {t} WHERE id = 1 RETURNING *) SELECT count(*) FROM w",
+    "DEALLOCATE ALL; PREPARE p (bigint) AS UPDATE orders SET v = 7, fence = $1 WHERE id = 1; EXECUTE p ({t})",
+    "SELECT pay({t})",
+    "SELECT pay_sql({t})",
+    "SELECT pay_definer({t})",
+    "CALL pay_call({t})",
+    "DO $$ BEGIN EXECUTE 'UPDATE orders SET v = 7, fence = {t} WHERE id = 1'; END $$",
+    "INSERT INTO bells VALUES (7, {t})",
+    "DECLARE c CURSOR FOR SELECT * FROM orders WHERE id = 1 FOR UPDATE; FETCH c; \
+     UPDATE orders SET v = 7, fence = {t} WHERE CURRENT OF c",
+];
+
+/// Updates that do not name the fence column.
+const TOUCHES: &[&str] = &[
+    "UPDATE orders SET v = 7 WHERE id = 1",
+    "UPDATE orders SET v = 7",
+    "UPDATE orders o SET v = f.v FROM feed f WHERE f.id = o.id",
+    "UPDATE orders_view SET v = 7 WHERE id = 1",
+    "UPDATE orders_view_of_view SET w = 7",
+    "MERGE INTO orders USING feed f ON f.id = orders.id WHEN MATCHED THEN UPDATE SET v = f.v",
+    "WITH w AS (UPDATE orders SET v = 7 WHERE id = 1 RETURNING *) SELECT count(*) FROM w",
+    "DEALLOCATE ALL; PREPARE p (int) AS UPDATE orders SET v = $1 WHERE id = 1; EXECUTE p (7)",
+    "SELECT touch()",
+    "SELECT touch_definer()",
+    "INSERT INTO ticks VALUES (7)",
+    "DO $$ BEGIN UPDATE orders SET v = 7; END $$",
+    "DECLARE c CURSOR FOR SELECT * FROM orders WHERE id = 1 FOR UPDATE; FETCH c; \
+     UPDATE orders SET v = 7 WHERE CURRENT OF c",
+];
+
+const DELETES: &[&str] = &[
+    "DELETE FROM orders WHERE id = 1",
+    "DELETE FROM ONLY orders RETURNING *",
+    "DELETE FROM orders o USING feed f WHERE f.id = o.id",
+    "DELETE FROM orders_view",
+    "DELETE FROM orders_view_of_view",
+    "DELETE FROM orders_instead WHERE id = 1",
+    "DELETE FROM orders_ruled WHERE id = 1",
+    "MERGE INTO orders USING feed f ON f.id = orders.id WHEN MATCHED THEN DELETE",
+    "WITH w AS (DELETE FROM orders RETURNING *) SELECT count(*) FROM w",
+    "DEALLOCATE ALL; PREPARE p AS DELETE FROM orders WHERE id = 1; EXECUTE p",
+    "SELECT wipe()",
+    "DECLARE c CURSOR FOR SELECT * FROM orders WHERE id = 1 FOR UPDATE; FETCH c; \
+     DELETE FROM orders WHERE CURRENT OF c",
+];
+
+/// Inserts of a row 2 with the fence `{t}`, which may be NULL.
+const INSERTS: &[&str] = &[
+    "INSERT INTO orders VALUES (2, 7, {t})",
+    "INSERT INTO orders SELECT 2, v, {t}::bigint FROM feed",
+    "INSERT INTO orders VALUES (2, 7, {t}) ON CONFLICT DO NOTHING",
+    "INSERT INTO orders_view VALUES (2, 7, {t})",
+    "INSERT INTO orders_view_of_view VALUES ({t}, 2, 7)",
+    "INSERT INTO orders_instead VALUES (2, 7, {t})",
+    "INSERT INTO orders_ruled VALUES (2, 7, {t})",
+    "MERGE INTO orders USING (VALUES (2, 7)) AS s (id, v) ON s.id = orders.id \
+     WHEN NOT MATCHED THEN INSERT VALUES (s.id, s.v, {t})",
+    "WITH w AS (INSERT INTO orders VALUES (2, 7, {t}) RETURNING *) SELECT count(*) FROM w",
+    "DEALLOCATE ALL; PREPARE p (bigint) AS INSERT INTO orders VALUES (2, 7, $1); EXECUTE p ({t})",
+];
+
+fn with(sql: &str, token: i64) -> String {
+    sql.replace("{t}", &token.to_string())
+}
+
+fn set(token: i64, sql: &str) -> String {
+    format!("SET LOCAL pg_fence.token = '{token}'; {sql}")
+}
+
+fn every_path_to_an_update_is_fenced(lab: &Lab) -> Result<()> {
+    for mode in ["strict", "monotonic"] {
+        let mut bed = Bed::orders(lab, &format!("mode => '{mode}'"))?;
+        bed.run(WAYS)?;
+        let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
+        bed.run(&format!("UPDATE orders SET fence = {b}"))?;
+        let equal = if mode == "strict" { "PF001".to_owned() } else { format!("7|{b}") };
+        for path in UPDATES {
+            bed.comes_to(&with(path, c), ROW, &format!("7|{c}"))?;
+            bed.comes_to(&with(path, a), ROW, "PF001")?;
+            bed.comes_to(&with(path, b), ROW, &equal)?;
+            bed.comes_to(&with(path, c + 1), ROW, "PF003")?;
+            // The setting does not lift a stale value over the row's.
+            bed.comes_to(&set(c, &with(path, a)), ROW, "PF001")?;
+        }
+        for path in TOUCHES {
+            bed.comes_to(path, ROW, "PF002")?;
+            bed.comes_to(&set(a, path), ROW, "PF001")?;
+            bed.comes_to(&set(b, path), ROW, &equal)?;
+            bed.comes_to(&set(c, path), ROW, &format!("7|{c}"))?;
+            bed.comes_to(&set(c + 1, path), ROW, "PF003")?;
+        }
+        shows(&mut bed, ROW, &format!("0|{b}"))?;
+    }
+    Ok(())
+}
+
+fn every_path_to_a_delete_is_fenced(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "")?;
+    bed.run(WAYS)?;
+    let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
+    bed.run(&format!("UPDATE orders SET fence = {b}"))?;
+    for path in DELETES {
+        bed.comes_to(path, ROW, "PF002")?;
+        bed.comes_to(&set(a, path), ROW, "PF001")?;
+        bed.comes_to(&set(b, path), ROW, "PF001")?;
+        bed.comes_to(&set(c, path), ROW, "")?;
+        bed.comes_to(&set(c + 1, path), ROW, "PF003")?;
+    }
+    shows(&mut bed, ROW, &format!("0|{b}"))
+}
+
+fn every_path_to_an_insert_is_fenced(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "events => 'insert,update,delete,truncate'")?;
+    bed.run(WAYS)?;
+    let a = bed.token()?;
+    let row = "SELECT v, fence FROM orders WHERE id = 2";
+    for path in INSERTS {
+        let none = path.replace("{t}", "NULL");
+        bed.comes_to(&with(path, a), row, &format!("7|{a}"))?;
+        bed.comes_to(&none, row, "PF002")?;
+        bed.comes_to(&set(a, &none), row, &format!("7|{a}"))?;
+        bed.comes_to(&with(path, a + 1), row, "PF003")?;
+        bed.comes_to(&set(a + 1, &none), row, "PF003")?;
+    }
+    Ok(())
+}
+
+fn every_path_to_a_bound_row_is_fenced(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
+    bed.run(WAYS)?;
+    let old = bed.grant("order:1")?;
+    bed.run(&format!("UPDATE orders SET fence = {old}"))?;
+    let new = bed.take_over("order:1")?;
+    let second = bed.grant("order:2")?;
+    let foreign = bed.token()?;
+    let landed = format!("7|{new}");
+    for path in UPDATES {
+        bed.comes_to(&with(path, new), ROW, &landed)?;
+        // Neither the row's own token nor a greater one of another lease is any good.
+        for stale in [old, second, foreign] {
+            bed.comes_to(&with(path, stale), ROW, "PF004")?;
+        }
+        for stale in [second, foreign] {
+            bed.comes_to(&set(new, &with(path, stale)), ROW, "PF004")?;
+        }
+        // A value that is the row's presents nothing, so that the setting counts; but not where the
+        // row comes as one to be inserted.
+        let written_back = if path.contains("ON CONFLICT") { "PF004" } else { &landed };
+        bed.comes_to(&set(new, &with(path, old)), ROW, written_back)?;
+        bed.comes_to(&with(path, foreign + 1), ROW, "PF003")?;
+    }
+    for path in TOUCHES {
+        bed.comes_to(path, ROW, "PF002")?;
+        bed.comes_to(&set(new, path), ROW, &landed)?;
+        let guarded = format!("SELECT lease_guard('order:1', {new}); {path}");
+        bed.comes_to(&guarded, ROW, &landed)?;
+        for stale in [old, second, foreign] {
+            bed.comes_to(&set(stale, path), ROW, "PF004")?;
+        }
+    }
+    for path in DELETES {
+        bed.comes_to(path, ROW, "PF002")?;
+        bed.comes_to(&set(new, path), ROW, "")?;
+        bed.comes_to(&format!("SELECT lease_guard('order:1', {new}); {path}"), ROW, "")?;
+        for stale in [old, second, foreign] {
+            bed.comes_to(&set(stale, path), ROW, "PF004")?;
+        }
+    }
+    let row = "SELECT v, fence FROM orders WHERE id = 2";
+    for path in INSERTS {
+        let none = path.replace("{t}", "NULL");
+        bed.comes_to(&with(path, second), row, &format!("7|{second}"))?;
+        bed.comes_to(&set(second, &none), row, &format!("7|{second}"))?;
+        bed.comes_to(&none, row, "PF002")?;
+        for stale in [old, new, foreign] {
+            bed.comes_to(&with(path, stale), row, "PF004")?;
+            bed.comes_to(&set(stale, &none), row, "PF004")?;
+        }
+    }
+    shows(&mut bed, "TABLE orders", &format!("1|0|{old}"))
+}
+
+fn a_merge_is_judged_action_by_action(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "events => 'insert,update,delete'")?;
+    let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
+    bed.run(&format!(
+        "UPDATE orders SET fence = {a}; INSERT INTO orders VALUES (2, 0, {b}), (3, 0, {a})"
+    ))?;
+    let merge = |update: i64, insert: i64| {
+        format!(
+            "MERGE INTO orders USING (VALUES (1), (2), (3), (4)) AS s (id) ON s.id = orders.id \
+             WHEN MATCHED AND s.id = 1 THEN UPDATE SET v = 7, fence = {update} \
+             WHEN MATCHED AND s.id = 2 THEN DELETE \
+             WHEN MATCHED THEN DO NOTHING \
+             WHEN NOT MATCHED THEN INSERT VALUES (s.id, 8, {insert})"
+        )
+    };
+    let rows = "SELECT * FROM orders ORDER BY id";
+    let landed = format!("1|7|{c} 3|0|{a} 4|8|{c}");
+    bed.comes_to(&set(c, &merge(c, c)), rows, &landed)?;
+    // One action that must not be, and nothing is done.
+    bed.comes_to(&merge(c, c), rows, "PF002")?;
+    bed.comes_to(&set(a, &merge(c, c)), rows, "PF001")?;
+    bed.comes_to(&set(c, &merge(a, c)), rows, &landed)?; // equal presents nothing: the setting
+    bed.comes_to(&set(c, &merge(c, c + 1)), rows, "PF003")?;
+    bed.comes_to(&set(c, &merge(c + 1, c)), rows, "PF003")?;
+    shows(&mut bed, rows, &format!("1|0|{a} 2|0|{b} 3|0|{a}"))
+}
+
+fn a_merge_that_names_the_column_in_another_action_presents_nothing_by_it(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "")?;
+    let (a, b) = (bed.token()?, bed.token()?);
+    bed.run("INSERT INTO orders VALUES (2)")?;
+    bed.run(&format!("UPDATE orders SET fence = {a}"))?;
+    let merge = format!(
+        "MERGE INTO orders USING (VALUES (1), (2)) AS s (id) ON s.id = orders.id \
+         WHEN MATCHED AND s.id = 1 THEN UPDATE SET v = 7, fence = {b} \
+         WHEN MATCHED THEN UPDATE SET v = 7"
+    );
+    let rows = "SELECT * FROM orders ORDER BY id";
+    bed.comes_to(&merge, rows, "PF001")?;
+    bed.comes_to(&set(b, &merge), rows, &format!("1|7|{b} 2|7|{b}"))
+}
+
+fn a_statement_with_several_modifications_is_one(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "events => 'insert,update,delete'")?;
+    let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
+    bed.run(&format!(
+        "UPDATE orders SET fence = {a}; INSERT INTO orders VALUES (2, 0, {b}), (3, 0, {a})"
+    ))?;
+    let statement = |one: i64, two: i64| {
+        format!(
+            "WITH one AS (UPDATE orders SET v = 7, fence = {one} WHERE id = 1 RETURNING id), \
+                  two AS (UPDATE orders SET v = 7, fence = {two} WHERE id = 2 RETURNING id), \
+                  gone AS (DELETE FROM orders WHERE id = 3 RETURNING id) \
+             INSERT INTO orders SELECT 4, 7, {one} FROM one, two, gone"
+        )
+    };
+    let rows = "SELECT * FROM orders ORDER BY id";
+    bed.comes_to(&set(c, &statement(c, c)), rows, &format!("1|7|{c} 2|7|{c} 4|7|{c}"))?;
+    // An accepted update is no licence for a deletion in the same statement.
+    bed.comes_to(&statement(c, c), rows, "PF002")?;
+    bed.comes_to(&set(c, &statement(c, a)), rows, "PF001")?;
+    bed.comes_to(&set(a, &statement(c, c)), rows, "PF001")?;
+    let same_row = format!(
+        "WITH up AS (UPDATE orders SET v = 7, fence = {c} WHERE id = 1 RETURNING id) \
+         DELETE FROM orders WHERE id = 1"
+    );
+    match bed.try_out(&same_row, "SELECT count(*) FROM orders WHERE id = 1")? {
+        Ok(count) => ensure!(count == "1", "it deleted without a token"),
+        Err(fault) => drop(fault.expect("PF002")?),
+    }
+    shows(&mut bed, rows, &format!("1|0|{a} 2|0|{b} 3|0|{a}"))
+}
+
+fn on_conflict_is_judged_by_the_row_that_it_meets(lab: &Lab) -> Result<()> {
+    for arguments in ["", "events => 'insert,update,delete,truncate'"] {
+        let mut bed = Bed::orders(lab, arguments)?;
+        let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
+        bed.run(&format!("UPDATE orders SET fence = {b}"))?;
+        let rows = "SELECT * FROM orders ORDER BY id";
+        let upsert = |token: i64| {
+            format!(
+                "INSERT INTO orders VALUES (5, 5, {token}), (1, 7, {token}) \
+                 ON CONFLICT (id) DO UPDATE SET v = excluded.v, fence = excluded.fence"
+            )
+        };
+        bed.comes_to(&upsert(c), rows, &format!("1|7|{c} 5|5|{c}"))?;
+        bed.comes_to(&upsert(a), rows, "PF001")?;
+        bed.comes_to(&upsert(b), rows, "PF001")?;
+        // Without the column, by the setting.
+        let unaware = "INSERT INTO orders (id, v) VALUES (1, 7) \
+                       ON CONFLICT (id) DO UPDATE SET v = excluded.v";
+        bed.comes_to(unaware, rows, "PF002")?;
+        bed.comes_to(&set(a, unaware), rows, "PF001")?;
+        bed.comes_to(&set(c, unaware), rows, &format!("1|7|{c}"))?;
+        // A conflict that updates nothing writes nothing.
+        let nothing = format!("INSERT INTO orders VALUES (1, 7, {a}) ON CONFLICT DO NOTHING");
+        bed.comes_to(&nothing, rows, &format!("1|0|{b}"))?;
+    }
+    Ok(())
+}
+
+fn copy_is_an_insert(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "events => 'insert,update'")?;
+    let token = bed.token()?;
+    let copy = |token: &str, columns: &str, lines: &str| -> Result<Result<u64, Fault>> {
+        let mut session = bed.another()?;
+        if !token.is_empty() {
+            session.run(&format!("SET pg_fence.token = '{token}'"))?;
+        }
+        let mut writer = session.copy_in(&format!("COPY orders {columns} FROM STDIN"))?;
+        writer.write_all(lines.as_bytes())?;
+        Ok(writer.finish().map_err(Fault::from))
+    };
+    let refused = pg_test::fault::expect_err;
+    refused(copy("", "(id, v)", "2\t7\n")?, "PF002")?;
+    refused(copy("", "(id, v, fence)", &format!("2\t7\t{token}\n3\t7\t\\N\n"))?, "PF002")?;
+    refused(
+        copy("", "(id, v, fence)", &format!("2\t7\t{token}\n3\t7\t{}\n", token + 1))?,
+        "PF003",
+    )?;
+    ensure!(copy("", "(id, v, fence)", &format!("2\t7\t{token}\n3\t7\t{token}\n"))?? == 2);
+    ensure!(copy(&token.to_string(), "(id, v)", "4\t7\n5\t7\n")?? == 2);
+    shows(
+        &mut bed,
+        "SELECT count(*), min(fence), max(fence) FROM orders WHERE id > 1",
+        &format!("4|{token}|{token}"),
+    )?;
+
+    bed.protect("lease => 'order:{id}'")?;
+    let (six, seven) = (bed.grant("order:6")?, bed.grant("order:7")?);
+    let mut copy = |lines: String| -> Result<Result<u64, Fault>> {
+        let mut writer = bed.copy_in("COPY orders (id, v, fence) FROM STDIN")?;
+        writer.write_all(lines.as_bytes())?;
+        Ok(writer.finish().map_err(Fault::from))
+    };
+    refused(copy(format!("6\t7\t{six}\n7\t7\t{six}\n"))?, "PF004")?;
+    ensure!(copy(format!("6\t7\t{six}\n7\t7\t{seven}\n"))?? == 2);
+    shows(
+        &mut bed,
+        "SELECT id, fence FROM orders WHERE id > 5 ORDER BY id",
+        &format!("6|{six} 7|{seven}"),
+    )
+}
+
+fn a_client_with_parameters_gets_the_same_answer(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "")?;
+    let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
+    bed.run(&format!("UPDATE orders SET fence = {b}"))?;
+    let statement = bed.prepare("UPDATE orders SET v = v + 1, fence = $1 WHERE id = $2")?;
+    // Often enough that the server may change to a generic plan.
+    for _ in 0..8 {
+        let stale = bed.execute(&statement, &[&a, &1]).map_err(Fault::from);
+        let fault = pg_test::fault::expect_err(stale, "PF001")?;
+        ensure!(fault.json()?["stored"] == b, "{fault}");
+    }
+    let null = bed.execute(&statement, &[&None::<i64>, &1]).map_err(Fault::from);
+    pg_test::fault::expect_err(null, "PF002")?;
+    ensure!(bed.execute(&statement, &[&c, &1])? == 1);
+    shows(&mut bed, ROW, &format!("1|{c}"))
+}
