@@ -87,6 +87,12 @@ CREATE FUNCTION fence.last_token() RETURNS bigint
     LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_last_token';
 COMMENT ON FUNCTION fence.last_token() IS 'the last token drawn, 0 when none was';
 
+CREATE FUNCTION fence.begin() RETURNS void
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_begin';
+COMMENT ON FUNCTION fence.begin() IS
+    'records which database this is; called once, here, so that a copy made before the first token knows it is one';
+SELECT fence.begin();
+
 CREATE VIEW fence.leases AS
 SELECT l.name,
        CASE l.mode WHEN 'x' THEN 'exclusive' WHEN 's' THEN 'shared' ELSE 'slots' END AS mode,

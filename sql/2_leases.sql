@@ -58,7 +58,7 @@ COMMENT ON FUNCTION lease_info(text) IS 'the rows of fence.leases for one lease'
 CREATE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_prune';
 COMMENT ON FUNCTION lease_prune(interval) IS
-    'deletes up to 1000 rows of grants that ended longer ago, never a guarded one, and returns their number';
+    'deletes the rows of grants that ended longer ago, never a guarded one, and returns their number';
 
 CREATE FUNCTION fence_new_epoch()
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_new_epoch';

@@ -156,7 +156,7 @@ fn exclusive(
     if !locks.take(Tag::grant(request.name, 0), Lock::Own) {
         return Ok(LOST);
     }
-    let rows = table.rows(request.name, AsOf::Now);
+    let Some(rows) = table.settled_rows(request.name) else { return Ok(LOST) };
     for row in rows.iter().filter(|r| r.grant.slot != 0) {
         if !locks.take(Tag::grant(request.name, row.grant.slot), Lock::Own) {
             return Ok(LOST);
@@ -180,7 +180,7 @@ fn beside_others(
     // Slots in which somebody else's grant is being written.
     let mut busy: Vec<i32> = Vec::new();
     loop {
-        let rows = table.rows(name, AsOf::Now);
+        let Some(rows) = table.settled_rows(name) else { return Ok(LOST) };
         let now = server::now();
         let guarded = |slot: i32| {
             let over =

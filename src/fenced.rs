@@ -68,7 +68,7 @@ fn truncate(call: &Call) -> Result<Answer, Refusal> {
     if server::replica() {
         return Ok(Answer::Value(call.pass(None)));
     }
-    Err(errors::unfenceable().at(describe::place(call)))
+    Err(describe::at_table(errors::unfenceable(), call))
 }
 
 fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {

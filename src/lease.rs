@@ -3,7 +3,7 @@
 use crate::acquire::{self, Request, Tried};
 use crate::errors::{self, Refusal};
 use crate::pg::args::{Answer, Args};
-use crate::pg::heap::{AsOf, LeaseTable, Row};
+use crate::pg::heap::{AsOf, Deleter, LeaseTable, Row};
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::{relation, server, xact};
 use crate::protocol::grant::{Phase, Release};
@@ -77,13 +77,14 @@ pub fn renewable(
     name: &[u8],
     token: Token,
 ) -> Result<Option<(Row, Micros)>, Refusal> {
-    let Some(row) = changeable(table, name, token)? else { return Ok(None) };
-    let now = server::now();
-    if !row.grant.renewable(token, now) {
-        return Ok(None);
+    let found = changeable(table, name, token, |row| {
+        let now = server::now();
+        row.grant.renewable(token, now).then_some(now)
+    });
+    if let Some((row, _)) = &found {
+        check_role(name, row, false)?;
     }
-    check_role(name, &row, false)?;
-    Ok(Some((row, now)))
+    Ok(found)
 }
 
 /// `lease_release(name, token) → bigint`: the closing token; NULL when the token does not speak for the
@@ -121,31 +122,45 @@ pub enum Releasable {
 
 /// Finds the grant that this token releases.
 pub fn releasable(table: &LeaseTable, name: &[u8], token: Token) -> Result<Releasable, Refusal> {
-    let Some(row) = changeable(table, name, token)? else { return Ok(Releasable::Lost) };
     let floor = token::floor()?;
-    let found = match row.grant.release(token, server::now(), floor) {
-        Release::Lost => return Ok(Releasable::Lost),
-        Release::Again(closing) => Releasable::Again(closing),
-        Release::Close => Releasable::Close(Box::new(row)),
-    };
+    let found = changeable(table, name, token, |row| {
+        let release = row.grant.release(token, server::now(), floor);
+        (release != Release::Lost).then_some(release)
+    });
+    let Some((row, release)) = found else { return Ok(Releasable::Lost) };
     check_role(name, &row, false)?;
-    Ok(found)
+    Ok(match release {
+        Release::Again(closing) => Releasable::Again(closing),
+        _ => Releasable::Close(Box::new(row)),
+    })
 }
 
 /// Locks the grant that has this token against other changes, waiting for an open transaction that has
-/// changed it, and reads it again. None when there is no such grant, now or after the wait.
-fn changeable(table: &LeaseTable, name: &[u8], token: Token) -> Result<Option<Row>, Refusal> {
+/// changed it, reads it again and decides. None, and nothing locked, when there is no such grant, now or
+/// after the wait, or the decision is against it.
+fn changeable<T>(
+    table: &LeaseTable,
+    name: &[u8],
+    token: Token,
+    decide: impl Fn(&Row) -> Option<T>,
+) -> Option<(Row, T)> {
     loop {
         // A token of an uncommitted grant may have been passed on: its transaction is waited for.
         let slot = slot_of(&table.rows(name, AsOf::Now), token)
-            .or_else(|| slot_of(&table.rows_in_flight(name), token));
-        let Some(slot) = slot else { return Ok(None) };
+            .or_else(|| slot_of(&table.rows_in_flight(name), token))?;
         let lock = Tag::grant(name, slot);
         lock.take(Lock::Change, true);
         let rows = table.rows(name, AsOf::Now);
-        match rows.into_iter().find(|r| r.grant.slot == slot && knows(r, token)) {
-            Some(row) => return Ok(Some(row)),
-            None => lock.give(Lock::Change),
+        let row = rows.into_iter().find(|r| r.grant.slot == slot && knows(r, token));
+        let again = row.is_none();
+        if let Some(found) = row.and_then(|row| decide(&row).map(|decision| (row, decision))) {
+            return Some(found);
+        }
+        lock.give(Lock::Change);
+        // Who looked meanwhile found the lease locked.
+        queue::wake(name);
+        if !again {
+            return None;
         }
     }
 }
@@ -188,6 +203,7 @@ pub fn revoke(args: Args) -> Result<Answer, Refusal> {
         for slot in &slots {
             Tag::grant(&name, *slot).give(Lock::Change);
         }
+        queue::wake(&name);
         return Ok(Answer::Null);
     }
     let closing = token::draw(greatest(&rows))?;
@@ -210,32 +226,40 @@ pub fn check(args: Args) -> Result<Answer, Refusal> {
     Ok(rows.iter().any(|r| r.grant.speaks(token, now, floor)).into())
 }
 
-/// How many rows one call of lease_prune deletes at most: each is locked until the transaction ends.
-const PRUNE_MAX: usize = 1_000;
-
-/// `lease_prune(older_than) → bigint`: deletes rows of grants that ended longer ago, never a guarded one.
-/// Errors: 22004, 22023, 25006.
+/// `lease_prune(older_than) → bigint`: deletes rows of grants that ended longer ago, never a guarded one, and
+/// gives back their number. Errors: 22004, 22023, 25006.
 pub fn prune(args: Args) -> Result<Answer, Refusal> {
     let older_than = input::older_than(&args, 0)?;
     server::writable(c"lease_prune()");
     let table = LeaseTable::open(true)?;
     let horizon = server::now().saturating_sub(older_than);
     let mut pruned = 0i64;
-    for (name, slot) in table.ended_before(horizon, PRUNE_MAX) {
-        let lock = Tag::grant(&name, slot);
-        if guard::guards(&name, slot) || !lock.take(Lock::Own, false) {
-            continue;
+    table.each(|found| {
+        if found.over_since() < horizon && prune_one(&table, &found.name(), found, horizon) {
+            pruned += 1;
         }
-        let rows = table.rows(&name, AsOf::Now);
-        match rows.iter().find(|r| r.grant.slot == slot && r.over_since() < horizon) {
-            Some(row) => {
-                table.delete(row);
-                pruned += 1;
-            }
-            None => lock.give(Lock::Own),
-        }
-    }
+    });
+    xact::see_own_changes();
     Ok(pruned.into())
+}
+
+/// The lock is given back at once, for there may be millions of rows: an acquire sees by the row itself that
+/// it is being deleted.
+fn prune_one(table: &LeaseTable, name: &[u8], found: &Row, horizon: Micros) -> bool {
+    let slot = found.grant.slot;
+    let lock = Tag::grant(name, slot);
+    if guard::guards(name, slot) || !lock.take(Lock::Own, false) {
+        return false;
+    }
+    let rows = table.rows(name, AsOf::Now);
+    let row = rows
+        .iter()
+        .find(|r| r.grant.slot == slot && r.over_since() < horizon && r.deleter() == Deleter::None);
+    if let Some(row) = row {
+        table.delete(row);
+    }
+    lock.give(Lock::Own);
+    row.is_some()
 }
 
 /// 42501 unless the caller may act for the role that was granted the lease.

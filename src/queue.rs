@@ -77,6 +77,11 @@ pub fn somebody_waits(name: &[u8]) -> bool {
     !empty
 }
 
+/// Wakes the head of the line now.
+pub fn wake(name: &[u8]) {
+    Tag::queue(name).wake(Lock::Own);
+}
+
 /// This transaction has changed the lease, or guards it: its end wakes the head of the line.
 pub fn changed(name: &[u8]) {
     CHANGED.with_borrow_mut(|c| c.push(Tag::queue(name)));

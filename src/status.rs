@@ -41,6 +41,12 @@ pub fn checked_name(args: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Value(text_datum(&input::name(&args, 0)?)))
 }
 
+/// `fence.begin()`: records the identity of the database in which the extension is created.
+pub fn begin(_: Args) -> Result<Answer, Refusal> {
+    token::begin()?;
+    Ok(Answer::Null)
+}
+
 /// `fence.last_token() → bigint`
 pub fn last_token(_: Args) -> Result<Answer, Refusal> {
     Ok(token::last()?.into())

@@ -131,8 +131,7 @@ fn seen(oid: Oid) -> Result<Epoch, Refusal> {
         return Ok(Epoch::Same);
     }
     let kept = sequence::read(state_oid(c"identity_seq")?).last;
-    let drawn = sequence::read(oid).last.is_some();
-    Ok(epoch::compare(kept, &now, drawn))
+    Ok(epoch::compare(kept, &now))
 }
 
 /// Makes sure that the sequence has outrun whatever an earlier life of this database may have drawn: durably,
@@ -146,20 +145,30 @@ fn settle(oid: Oid) -> Result<(), Refusal> {
     if seen(oid)? != Epoch::Same {
         let lock = Tag::jump();
         lock.take(Mode::Own, true);
-        if let change @ (Epoch::Changed | Epoch::First) = seen(oid)? {
-            if change == Epoch::Changed {
-                check_definition(oid)?;
-                jump(oid, 0)?;
-            }
+        if seen(oid)? == Epoch::Changed {
+            check_definition(oid)?;
+            jump(oid, 0)?;
             // Recorded last: a crash before this jumps once more, never once too few.
-            let identity = state_oid(c"identity_seq")?;
-            sequence::set(identity, mark);
-            sequence::flush(&sequence::read(identity));
+            record(mark)?;
         }
         lock.give(Mode::Own);
     }
     KNOWN.set(mark);
     Ok(())
+}
+
+/// Records which database this is. The extension's creation does so too: a copy made before the first draw
+/// must know that it is a copy.
+fn record(mark: i64) -> Result<(), Refusal> {
+    let identity = state_oid(c"identity_seq")?;
+    sequence::set(identity, mark);
+    sequence::flush(&sequence::read(identity));
+    Ok(())
+}
+
+/// Called once, by the script that creates the extension.
+pub fn begin() -> Result<(), Refusal> {
+    record(server::identity(state_oid(c"token_seq")?).mark())
 }
 
 fn jump(oid: Oid, above: Token) -> Result<Token, Refusal> {
@@ -170,7 +179,8 @@ fn jump(oid: Oid, above: Token) -> Result<Token, Refusal> {
     sequence::flush(&sequence::read(oid));
     sequence::set(floor, target);
     sequence::flush(&sequence::read(floor));
-    sequence::next(count);
+    // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
+    sequence::set(count, jumps()? + 1);
     sequence::flush(&sequence::read(count));
     Ok(target)
 }

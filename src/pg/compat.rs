@@ -30,6 +30,42 @@ extern "C-unwind" {
     pub fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
 }
 
+/// The first item of a page.
+///
+/// # Safety
+/// The page must be locked and have one.
+pub unsafe fn first_item(page: pg_sys::Page) -> *mut u8 {
+    // SAFETY: the line pointers follow the page's header; the first says where its item is.
+    unsafe {
+        let page = page.cast::<u8>();
+        let pointers = std::mem::offset_of!(pg_sys::PageHeaderData, pd_linp);
+        let pointer = &*page.add(pointers).cast::<pg_sys::ItemIdData>();
+        page.add(pointer.lp_off() as usize)
+    }
+}
+
+/// A column of a row type, counted from 0.
+///
+/// # Safety
+/// The type must have so many columns.
+pub unsafe fn attribute(
+    columns: pg_sys::TupleDesc,
+    n: usize,
+) -> *const pg_sys::FormData_pg_attribute {
+    // SAFETY: the columns follow the fixed part; from 18 on, behind as many compact ones.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        let first = (*columns).attrs.as_ptr();
+        #[cfg(feature = "pg18")]
+        let first = (*columns)
+            .compact_attrs
+            .as_ptr()
+            .add((*columns).natts as usize)
+            .cast::<pg_sys::FormData_pg_attribute>();
+        first.add(n)
+    }
+}
+
 /// The backend behind a virtual transaction id, None when it has gone or is a prepared transaction.
 pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PGPROC> {
     #[cfg(any(feature = "pg15", feature = "pg16"))]

@@ -49,7 +49,7 @@ pub fn append_text(to: &mut Vec<u8>, attribute: &Attribute, value: pg_sys::Datum
 }
 
 /// Schema and table of a call.
-pub fn place(call: &Call) -> Place {
+fn place(call: &Call) -> Place {
     // SAFETY: an open relation has its catalog row.
     unsafe {
         let form = (*call.relation()).rd_rel;
@@ -60,6 +60,13 @@ pub fn place(call: &Call) -> Place {
             column: Vec::new(),
         }
     }
+}
+
+/// The refusal with the table.
+pub fn at_table(refusal: Refusal, call: &Call) -> Refusal {
+    let place = place(call);
+    let relation = format!("{}.{}", to_utf8(&place.schema), to_utf8(&place.table));
+    refusal.at(place).detailed(|d| d.relation = Some(relation))
 }
 
 /// The refusal with table, column and key, as far as the caller may see them.

@@ -60,6 +60,17 @@ pub struct Row {
     nulls: [bool; COLUMNS],
 }
 
+/// Who has marked a row as deleted (or replaced).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Deleter {
+    /// Nobody, or a transaction that was rolled back.
+    None,
+    /// A transaction that is open.
+    Open,
+    /// One that has committed since the row was read.
+    Committed,
+}
+
 /// A grant to be written.
 pub struct NewGrant<'a> {
     pub name: &'a [u8],
@@ -125,36 +136,42 @@ impl LeaseTable {
         rows
     }
 
-    /// Names and slots of up to `limit` grants that ended before `horizon`.
-    pub fn ended_before(&self, horizon: Micros, limit: usize) -> Vec<(Vec<u8>, i32)> {
-        let mut found = Vec::new();
-        // SAFETY: as in `rows`, but over the heap, without a key.
+    /// Shows every row of the table.
+    pub fn each(&self, mut show: impl FnMut(&Row)) {
+        // SAFETY: as in `scan`, but over the heap, without a key.
         unsafe {
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-            let scan = pg_sys::systable_beginscan(
-                self.rel,
-                pg_sys::InvalidOid,
-                false,
-                snapshot,
-                0,
-                std::ptr::null_mut(),
-            );
-            while found.len() < limit {
+            let none = std::ptr::null_mut();
+            let scan =
+                pg_sys::systable_beginscan(self.rel, pg_sys::InvalidOid, false, snapshot, 0, none);
+            loop {
+                pgrx::check_for_interrupts!();
                 let tuple = pg_sys::systable_getnext(scan);
                 if tuple.is_null() {
                     break;
                 }
                 let copy = pg_sys::heap_copytuple(tuple);
-                let row = self.row(copy);
-                if row.over_since() < horizon {
-                    found.push((row.name(), row.grant.slot));
-                }
+                show(&self.row(copy));
                 pg_sys::heap_freetuple(copy);
             }
             pg_sys::systable_endscan(scan);
             pg_sys::UnregisterSnapshot(snapshot);
         }
-        found
+    }
+
+    /// The rows of a lease whose locks are held; None when an open transaction is deleting one (a prune,
+    /// which holds no lock).
+    pub fn settled_rows(&self, name: &[u8]) -> Option<Vec<Row>> {
+        loop {
+            let rows = self.rows(name, AsOf::Now);
+            let by = |deleter| rows.iter().any(|r| r.deleter() == deleter);
+            if by(Deleter::Open) {
+                return None;
+            }
+            if !by(Deleter::Committed) {
+                return Some(rows);
+            }
+        }
     }
 
     /// The rows of a lease with those that open transactions are writing, and without those that this one
@@ -330,6 +347,28 @@ impl Row {
             self.grant.expires_at
         } else {
             self.values[Column::EndedAt as usize].value() as i64
+        }
+    }
+
+    /// Is somebody deleting it?
+    pub fn deleter(&self) -> Deleter {
+        // SAFETY: a copied tuple; its xmax is that of the moment it was read.
+        unsafe {
+            let header = (*self.tuple).t_data;
+            let mask = u32::from((*header).t_infomask);
+            if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
+                return Deleter::None;
+            }
+            let xmax = (*header).t_choice.t_heap.t_xmax;
+            if pg_sys::TransactionIdIsCurrentTransactionId(xmax) {
+                Deleter::None
+            } else if pg_sys::TransactionIdIsInProgress(xmax) {
+                Deleter::Open
+            } else if pg_sys::TransactionIdDidCommit(xmax) {
+                Deleter::Committed
+            } else {
+                Deleter::None
+            }
         }
     }
 

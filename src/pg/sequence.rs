@@ -55,7 +55,7 @@ pub fn read(oid: pg_sys::Oid) -> State {
         pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
         let page = pg_sys::BufferGetPage(buffer);
         let lsn = pg_sys::BufferGetLSNAtomic(buffer);
-        let header = pg_sys::PageGetItem(page, pg_sys::PageGetItemId(page, 1)).cast::<u8>();
+        let header = compat::first_item(page);
         let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
         let data = header.add(hoff).cast::<SequenceData>();
         let last = (*data).is_called.then_some((*data).last_value);

@@ -19,7 +19,8 @@ pub fn declare() {
             &raw mut TOKEN,
             c"".as_ptr(),
             pg_sys::GucContext::PGC_USERSET,
-            0,
+            // A token for the whole server would be everybody's.
+            (pg_sys::GUC_DISALLOW_IN_FILE | pg_sys::GUC_NOT_IN_SAMPLE) as i32,
             Some(check),
             None,
             None,

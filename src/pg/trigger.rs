@@ -1,6 +1,7 @@
 //! What the trigger is called with.
 
 use super::args::Args;
+use super::compat;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
@@ -217,7 +218,7 @@ impl Columns {
         // SAFETY: attrs has natts entries.
         unsafe {
             (0..(*self.0).natts as usize).find_map(|i| {
-                let a = &*(*self.0).attrs.as_ptr().add(i);
+                let a = &*compat::attribute(self.0, i);
                 let same = CStr::from_ptr(a.attname.data.as_ptr()).to_bytes() == name;
                 (same && !a.attisdropped).then(|| Attribute {
                     number: i32::from(a.attnum),

@@ -48,20 +48,16 @@ impl Identity {
 pub enum Epoch {
     /// The database is the one that drew last.
     Same,
-    /// Nothing was ever drawn: the identity is recorded, no jump is needed.
-    First,
     /// Tokens may be forgotten: jump first.
     Changed,
 }
 
-/// Compares the mark kept at the last draw (None: not recorded) with the identity now. `drawn`: the token
-/// sequence has been used.
-pub fn compare(kept: Option<i64>, now: &Identity, drawn: bool) -> Epoch {
-    match kept {
-        None if drawn => Epoch::Changed,
-        None => Epoch::First,
-        Some(mark) if mark == now.mark() => Epoch::Same,
-        Some(_) => Epoch::Changed,
+/// Compares the mark kept at the last draw, or at the extension's creation, with the identity now.
+pub fn compare(kept: Option<i64>, now: &Identity) -> Epoch {
+    if kept == Some(now.mark()) {
+        Epoch::Same
+    } else {
+        Epoch::Changed
     }
 }
 
@@ -91,16 +87,15 @@ mod tests {
     #[test]
     fn each_part_of_the_identity_counts() {
         let a = Identity { timeline: 1, system_identifier: 7, database: 5, sequence: 9 };
-        assert_eq!(compare(None, &a, false), Epoch::First);
-        assert_eq!(compare(None, &a, true), Epoch::Changed);
-        assert_eq!(compare(Some(a.mark()), &a, true), Epoch::Same);
+        assert_eq!(compare(None, &a), Epoch::Changed);
+        assert_eq!(compare(Some(a.mark()), &a), Epoch::Same);
         for b in [
             Identity { timeline: 2, ..a },
             Identity { system_identifier: 8, ..a },
             Identity { database: 6, ..a },
             Identity { sequence: 10, ..a },
         ] {
-            assert_eq!(compare(Some(a.mark()), &b, true), Epoch::Changed);
+            assert_eq!(compare(Some(a.mark()), &b), Epoch::Changed);
         }
     }
 }
