@@ -21,6 +21,8 @@
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`trial`] | a test of the lab |
+//! | [`stage`], [`timeline`] | where a story plays, and how it is told |
+//! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`demo`] | the demonstration |
 
 pub mod background;
@@ -39,6 +41,9 @@ pub mod process;
 pub mod protocol;
 pub mod rundir;
 pub mod setup;
+pub mod stage;
+pub mod stories;
+pub mod timeline;
 pub mod trial;
 pub mod worker;
 

@@ -1,9 +1,10 @@
 //! A worker process with a client of its own, to be frozen and killed like a real one.
 //!
 //! The lab's program starts itself as `worker`; parent and child talk in lines of JSON. The child
-//! does nothing by itself, so a scenario reads as a script: who does what, in which order.
+//! does nothing by itself but its heartbeat, so a scenario reads as a script: who does what, in
+//! which order.
 
-use crate::client::{Conninfo, Rows, Session};
+use crate::client::{literal, Conninfo, Rows, Session};
 use crate::fault::Fault;
 use crate::process::{self, wait_until};
 use crate::rundir::RunDir;
@@ -16,10 +17,25 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
+/// What a worker exits with when its heartbeat finds the lease lost.
+pub const LEASE_LOST: i32 = 3;
+
 /// What the parent asks.
 #[derive(Debug, Serialize, Deserialize)]
-struct Request {
-    sql: String,
+enum Request {
+    /// To run a statement.
+    Run(String),
+    /// To renew a lease from now on, every third of its ttl, in a thread and session of its own.
+    Heartbeat { lease: String, token: i64, ttl_ms: u64 },
+}
+
+/// What the child says.
+#[derive(Debug, Serialize, Deserialize)]
+enum Word {
+    /// The outcome of a request, or of the start.
+    Reply(Reply),
+    /// The outcome of a renewal.
+    Beat(Beat),
 }
 
 /// What the child answers.
@@ -31,6 +47,19 @@ enum Reply {
     Rows(Rows),
     /// The server's error.
     Refused(Fault),
+    /// The heartbeat's first renewal is done.
+    Beating,
+}
+
+/// A renewal by a worker's heartbeat.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Beat {
+    /// The token that it returned.
+    Renewed(i64),
+    /// It came back NULL: the worker stops.
+    Lost,
+    /// It failed, so the worker cannot know, and stops.
+    Failed(Fault),
 }
 
 /// A worker process.
@@ -40,6 +69,7 @@ pub struct Worker {
     child: Child,
     stdin: ChildStdin,
     replies: Receiver<Reply>,
+    beats: Receiver<Beat>,
     backend: i32,
 }
 
@@ -57,20 +87,25 @@ impl Worker {
             .context("cannot start a worker")?;
         let stdin = child.stdin.take().context("no pipe")?;
         let stdout = child.stdout.take().context("no pipe")?;
-        let (sender, replies) = mpsc::channel();
+        let (reply_to, replies) = mpsc::channel();
+        let (beat_to, beats) = mpsc::channel();
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let reply = serde_json::from_str(&line);
-                if reply.is_err() || sender.send(reply.expect("checked")).is_err() {
+                let heard = match serde_json::from_str(&line) {
+                    Ok(Word::Reply(reply)) => reply_to.send(reply).is_ok(),
+                    Ok(Word::Beat(beat)) => beat_to.send(beat).is_ok(),
+                    Err(_) => false,
+                };
+                if !heard {
                     return;
                 }
             }
         });
-        let mut worker = Worker { name: name.to_owned(), child, stdin, replies, backend: 0 };
-        match worker.reply(Duration::from_secs(30))? {
+        let mut worker = Worker { name: name.to_owned(), child, stdin, replies, beats, backend: 0 };
+        match worker.reply(Duration::from_secs(60))? {
             Reply::Connected(pid) => worker.backend = pid,
             Reply::Refused(fault) => return Err(fault.into()),
-            Reply::Rows(_) => bail!("the worker {name} talks out of turn"),
+            reply => return worker.out_of_turn(reply),
         }
         Ok(worker)
     }
@@ -87,10 +122,44 @@ impl Worker {
 
     /// Hands it a statement without waiting for the outcome.
     pub fn send(&mut self, sql: &str) -> Result<()> {
-        let request = serde_json::to_string(&Request { sql: sql.to_owned() })?;
+        self.request(&Request::Run(sql.to_owned()))
+    }
+
+    fn request(&mut self, request: &Request) -> Result<()> {
+        let request = serde_json::to_string(request)?;
         writeln!(self.stdin, "{request}").with_context(|| format!("{} is gone", self.name))?;
         self.stdin.flush()?;
         Ok(())
+    }
+
+    /// Starts its heartbeat: it renews the lease at once and then every `ttl / 3`, and the worker
+    /// stops by itself, with [`LEASE_LOST`], when a renewal comes back NULL.
+    pub fn heartbeat(&mut self, lease: &str, token: i64, ttl: Duration) -> Result<()> {
+        let ttl_ms = ttl.as_millis() as u64;
+        self.request(&Request::Heartbeat { lease: lease.to_owned(), token, ttl_ms })?;
+        match self.reply(Duration::from_secs(60))? {
+            Reply::Beating => Ok(()),
+            reply => self.out_of_turn(reply),
+        }
+    }
+
+    /// The renewals since the last call.
+    pub fn beats(&mut self) -> Vec<Beat> {
+        self.beats.try_iter().collect()
+    }
+
+    /// What the worker exits with when it stops by itself, within `limit`.
+    pub fn exit_code(&mut self, limit: Duration) -> Result<Option<i32>> {
+        let mut status = None;
+        wait_until("the worker stops", limit, || {
+            status = self.child.try_wait().ok().flatten();
+            status.is_some()
+        })?;
+        Ok(status.and_then(|status| status.code()))
+    }
+
+    fn out_of_turn<T>(&self, reply: Reply) -> Result<T> {
+        bail!("the worker {} talks out of turn: {reply:?}", self.name)
     }
 
     /// The outcome of the oldest statement not yet answered.
@@ -98,7 +167,7 @@ impl Worker {
         match self.reply(limit)? {
             Reply::Rows(rows) => Ok(Ok(rows)),
             Reply::Refused(fault) => Ok(Err(fault)),
-            Reply::Connected(_) => bail!("the worker {} talks out of turn", self.name),
+            reply => self.out_of_turn(reply),
         }
     }
 
@@ -158,25 +227,66 @@ impl Drop for Worker {
     }
 }
 
-/// The child's whole life: it connects, then runs what it reads until its input closes.
+/// The child's whole life: it connects, then does what it reads until its input closes.
 pub fn serve(conninfo: &str) -> Result<()> {
-    let mut stdout = std::io::stdout();
-    let mut say = |reply: Reply| -> Result<()> {
-        writeln!(stdout, "{}", serde_json::to_string(&reply)?)?;
-        stdout.flush()?;
-        Ok(())
-    };
     let mut session = match Session::connect(conninfo) {
         Ok(session) => session,
-        Err(fault) => return say(Reply::Refused(fault)),
+        Err(fault) => return reply(Reply::Refused(fault)),
     };
-    say(Reply::Connected(session.pid()))?;
+    reply(Reply::Connected(session.pid()))?;
     for line in std::io::stdin().lines() {
-        let request: Request = serde_json::from_str(&line?)?;
-        say(match session.try_rows(&request.sql) {
-            Ok(rows) => Reply::Rows(rows),
-            Err(fault) => Reply::Refused(fault),
+        reply(match serde_json::from_str(&line?)? {
+            Request::Run(sql) => match session.try_rows(&sql) {
+                Ok(rows) => Reply::Rows(rows),
+                Err(fault) => Reply::Refused(fault),
+            },
+            Request::Heartbeat { lease, token, ttl_ms } => {
+                let mut session = match Session::connect(conninfo) {
+                    Ok(session) => session,
+                    Err(fault) => return reply(Reply::Refused(fault)),
+                };
+                renew(&mut session, &lease, token)?;
+                let pause = Duration::from_millis(ttl_ms / 3);
+                std::thread::spawn(move || loop {
+                    std::thread::sleep(pause);
+                    if renew(&mut session, &lease, token).is_err() {
+                        std::process::exit(1);
+                    }
+                });
+                Reply::Beating
+            }
         })?;
     }
+    Ok(())
+}
+
+/// Renews, with the token of the grant: it serves for as long as the grant lives. Whoever cannot
+/// renew has nothing left to do here.
+fn renew(session: &mut Session, lease: &str, token: i64) -> Result<()> {
+    let beat = match session.try_rows(&format!("SELECT lease_renew({}, {token})", literal(lease))) {
+        Ok(rows) => match rows.first().and_then(|row| row.first()?.as_deref()) {
+            Some(token) => Beat::Renewed(token.parse()?),
+            None => Beat::Lost,
+        },
+        Err(fault) => Beat::Failed(fault),
+    };
+    let lost = !matches!(beat, Beat::Renewed(_));
+    say(&Word::Beat(beat))?;
+    if lost {
+        std::process::exit(LEASE_LOST);
+    }
+    Ok(())
+}
+
+fn reply(reply: Reply) -> Result<()> {
+    say(&Word::Reply(reply))
+}
+
+fn say(word: &Word) -> Result<()> {
+    let line = serde_json::to_string(word)?;
+    // Two threads talk: a line is written whole.
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{line}")?;
+    stdout.flush()?;
     Ok(())
 }

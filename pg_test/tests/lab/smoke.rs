@@ -1,5 +1,6 @@
 //! The lab itself: a server, the extension in it, and workers that can be frozen.
 
+use pg_test::process::wait_until;
 use pg_test::{ensure, Background, Lab, Result, Shutdown};
 use std::time::Duration;
 
@@ -52,6 +53,9 @@ fn a_session_is_seen_waiting(lab: &Lab) -> Result<()> {
     holder.run("COMMIT")?;
     ensure!(waiter.rows()?[0][1].as_deref() == Some("mine"));
     waiter.send("SELECT pg_sleep(60)")?;
+    wait_until("it sleeps", Duration::from_secs(30), || {
+        waiter.waits_for().is_some_and(|(_, event)| event == "PgSleep")
+    })?;
     waiter.cancel()?;
     waiter.refused("57014")?;
     Ok(())

@@ -1,0 +1,37 @@
+//! The stories that the extension exists for, each played by real worker processes: the
+//! demonstration tells them, and the tests hold them to their promise.
+
+use crate::stage::Stage;
+use anyhow::Result;
+
+mod daily_merge;
+mod invoice_run;
+mod order_payment;
+mod payout_batch;
+mod reclaim_race;
+mod release_race;
+mod strict_row;
+
+/// A story.
+pub struct Story {
+    /// Its name in a word or two.
+    pub title: &'static str,
+    /// What happens.
+    pub plot: &'static str,
+    /// What would have gone wrong without the fence.
+    pub without: &'static str,
+    /// Plays it: the outcome in a line, or the promise that was not kept.
+    pub play: fn(&Stage) -> Result<String>,
+}
+
+pub use daily_merge::DAILY_MERGE;
+pub use invoice_run::INVOICE_RUN;
+pub use order_payment::ORDER_PAYMENT;
+pub use payout_batch::PAYOUT_BATCH;
+pub use reclaim_race::RECLAIM_RACE;
+pub use release_race::RELEASE_RACE;
+pub use strict_row::STRICT_ROW;
+
+/// All of them, in the order in which the demonstration tells them.
+pub const ALL: [Story; 7] =
+    [PAYOUT_BATCH, ORDER_PAYMENT, STRICT_ROW, INVOICE_RUN, DAILY_MERGE, RELEASE_RACE, RECLAIM_RACE];

@@ -1,0 +1,172 @@
+//! A job that replaces a whole table in one guarded transaction.
+
+use super::Story;
+use crate::process::wait_until;
+use crate::stage::{Actor, Stage, PATIENCE};
+use crate::timeline::Mark;
+use anyhow::{anyhow, ensure, Context, Result};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// What a guard is for.
+pub const DAILY_MERGE: Story = Story {
+    title: "The daily merge",
+    plot: "A freezes in the middle of a guarded transaction: until that has ended, the lease is taken.",
+    without: "A wakes up and commits its half-old merge together with B's: the table is a mix.",
+    play,
+};
+
+const ROWS: i64 = 5000;
+
+fn play(stage: &Stage) -> Result<String> {
+    stage.run("CREATE TABLE stock (item int, merged_by text)")?;
+    stage.run(&format!(
+        "BEGIN; {}; {}; COMMIT",
+        first_half("yesterday"),
+        second_half("yesterday")
+    ))?;
+    stage.table("stock, before", STOCK)?;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let onlooker = scope.spawn(|| look_on(stage, &done));
+        let outcome = if stage.is_protecting() {
+            an_administrator_ends_it(stage).and_then(|()| it_wakes_and_commits(stage))
+        } else {
+            nobody_guards_it(stage)
+        };
+        done.store(true, Ordering::Relaxed);
+        let looks = onlooker.join().map_err(|_| anyhow!("the onlooker panicked"))?;
+        outcome?;
+        stage.table("stock, after", STOCK)?;
+        Ok(format!(
+            "{} looks at the table by another process: each saw one whole merge of {ROWS} rows.",
+            looks?
+        ))
+    })
+}
+
+fn an_administrator_ends_it(stage: &Stage) -> Result<()> {
+    let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
+    let token = a.acquires("merge")?;
+    begins(stage, &mut a, "A on Monday", token)?;
+    a.freezes_before(&second_half("A on Monday"))?;
+    stage.wait_until_expired("merge")?;
+    b.finds_taken("merge")?;
+
+    let backend = a.worker().backend().to_string();
+    let rows = stage.table("fence.leases", LEASES)?;
+    ensure!(rows[0][4] == Some(format!("{{{backend}}}")), "not {backend} holds it up: {rows:?}");
+    stage.run(&format!("SELECT pg_terminate_backend({backend}, 10000)"))?;
+    stage.tell("admin", Mark::Killed, format!("pg_terminate_backend({backend})"));
+
+    merges(stage, &mut b, "B on Monday")?;
+    a.wakes()?;
+    let fault = a.worker().outcome(PATIENCE)?.err().context("an ended transaction goes on")?;
+    ensure!(fault.is_disconnect(), "{fault}");
+    a.tell(Mark::Ended, "the connection is closed, and its transaction has left no trace");
+    let found = merged_by(stage)?;
+    ensure!(found == "B on Monday", "{found}");
+    Ok(())
+}
+
+fn it_wakes_and_commits(stage: &Stage) -> Result<()> {
+    stage.note("the next day: A freezes again, but this time it wakes up by itself");
+    let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
+    let token = a.acquires("merge")?;
+    begins(stage, &mut a, "A on Tuesday", token)?;
+    let second_half = second_half("A on Tuesday");
+    a.freezes_before(&second_half)?;
+    stage.wait_until_expired("merge")?;
+    b.finds_taken("merge")?;
+    b.waits_for("merge")?;
+    a.wakes_and_does(&second_half)?;
+    a.writes("COMMIT")?;
+
+    let token = b.is_granted()?;
+    let found = merged_by(stage)?;
+    ensure!(found == "A on Tuesday", "B got the lease, and A's merge is not there: {found}");
+    merges_with(stage, &mut b, "B on Tuesday", token)?;
+    let found = merged_by(stage)?;
+    ensure!(found == "B on Tuesday", "{found}");
+    Ok(())
+}
+
+/// What the guard rules out.
+fn nobody_guards_it(stage: &Stage) -> Result<()> {
+    let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
+    let token = a.acquires("merge")?;
+    begins(stage, &mut a, "A", token)?;
+    let second = second_half("A");
+    a.freezes_before(&second)?;
+    stage.wait_until_expired("merge")?;
+    b.acquires("merge")?;
+    b.worker().send(&format!("BEGIN; {}; {}; COMMIT", first_half("B"), second_half("B")))?;
+    let backend = b.worker().backend();
+    let mut session = stage.session()?;
+    wait_until("B waits for A's rows", PATIENCE, || {
+        session.one("SELECT cardinality(pg_blocking_pids($1)) > 0", &[&backend]).unwrap_or(false)
+    })?;
+    a.wakes_and_does(&second)?;
+    a.writes("COMMIT")?;
+    b.worker().outcome(PATIENCE)??;
+    let found = merged_by(stage)?;
+    ensure!(found == "B", "a mix of merges: {found}");
+    Ok(())
+}
+
+const STOCK: &str = "SELECT merged_by, count(*) AS rows FROM stock GROUP BY merged_by";
+const LEASES: &str = "SELECT name, holder, token, state, blocking_pids FROM lease_info('merge')";
+
+fn first_half(name: &str) -> String {
+    format!(
+        "DELETE FROM stock; INSERT INTO stock SELECT n, '{name}' FROM generate_series(1, 2500) AS n"
+    )
+}
+
+fn second_half(name: &str) -> String {
+    format!("INSERT INTO stock SELECT n, '{name}' FROM generate_series(2501, {ROWS}) AS n")
+}
+
+/// Opens the guarded transaction and replaces the first half.
+fn begins(stage: &Stage, actor: &mut Actor, name: &str, token: i64) -> Result<()> {
+    if stage.is_protecting() {
+        actor.writes(&format!("BEGIN; SELECT lease_guard('merge', {token})"))?;
+    } else {
+        actor.writes("BEGIN")?;
+    }
+    actor.writes(&first_half(name)).map(drop)
+}
+
+fn merges(stage: &Stage, actor: &mut Actor, name: &str) -> Result<()> {
+    let token = actor.acquires("merge")?;
+    merges_with(stage, actor, name, token)
+}
+
+fn merges_with(stage: &Stage, actor: &mut Actor, name: &str, token: i64) -> Result<()> {
+    begins(stage, actor, name, token)?;
+    actor.writes(&second_half(name))?;
+    // The last step of the transaction is the release: its guard keeps the lease until the end.
+    let release = format!("lease_release('merge', {token})");
+    ensure!(actor.calls(&release)?.is_some(), "{release} found the lease lost");
+    actor.writes("COMMIT").map(drop)
+}
+
+fn merged_by(stage: &Stage) -> Result<String> {
+    stage.session()?.one("SELECT string_agg(DISTINCT merged_by, ' and ') FROM stock", &[])
+}
+
+/// Looks at the table until `done`: it must always be one whole merge. The number of looks.
+fn look_on(stage: &Stage, done: &AtomicBool) -> Result<u64> {
+    let mut worker = stage.worker("onlooker")?;
+    let whole = [ROWS, ROWS, 1].map(|number| Some(number.to_string()));
+    let mut looks = 0;
+    while !done.load(Ordering::Relaxed) {
+        let sql = "SELECT count(*), count(DISTINCT item), count(DISTINCT merged_by) FROM stock";
+        let rows = worker.rows(sql)?;
+        ensure!(rows == [whole.to_vec()], "not one whole merge: {rows:?}");
+        looks += 1;
+        // Leave the machine to the actors.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(looks)
+}

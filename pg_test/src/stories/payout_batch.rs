@@ -1,0 +1,54 @@
+//! A batch of payouts, each to be paid once, whoever freezes on the way.
+
+use super::Story;
+use crate::stage::Stage;
+use anyhow::{ensure, Result};
+
+/// The demonstration's heart.
+pub const PAYOUT_BATCH: Story = Story {
+    title: "The payout batch",
+    plot: "Worker A freezes in the middle of paying, B takes over, A wakes up none the wiser.",
+    without: "Carla would be paid twice: A does not know that it lost the lease.",
+    play,
+};
+
+fn play(stage: &Stage) -> Result<String> {
+    stage.fenced_table("payouts", "id int PRIMARY KEY, payee text, due int, paid int", "")?;
+    stage.run(
+        "INSERT INTO payouts VALUES (1, 'Anna', 100, 0), (2, 'Bela', 200, 0), (3, 'Carla', 300, 0)",
+    )?;
+    stage.table("payouts, before", PAYOUTS)?;
+    let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
+
+    let old = a.acquires("payouts")?;
+    b.finds_taken("payouts")?;
+    a.writes(&pay(1, old))?;
+    let late = pay(3, old);
+    a.freezes_before(&late)?;
+    stage.wait_until_expired("payouts")?;
+
+    let new = b.acquires("payouts")?;
+    ensure!(new > old, "the later token is {new}, after {old}");
+    b.writes(&pay(2, new))?;
+    b.writes(&pay(3, new))?;
+
+    let fault = a.wakes_and_is_refused(&late, "PF001")?;
+    let detail = fault.json()?;
+    ensure!(detail["presented"] == old && detail["stored"] == new, "{fault}");
+    let renewed = a.calls(&format!("lease_renew('payouts', {old})"))?;
+    ensure!(renewed.is_none(), "a lost lease was renewed with {old}: {renewed:?}");
+    b.calls(&format!("lease_release('payouts', {new})"))?;
+
+    let rows = stage.table("payouts, after", PAYOUTS)?;
+    let fences: Vec<_> = rows.iter().map(|row| row[4].as_deref()).collect();
+    let (old, new) = (old.to_string(), new.to_string());
+    ensure!(rows.iter().all(|row| row[2] == row[3]), "not each paid once: {rows:?}");
+    ensure!(fences == [Some(&*old), Some(&*new), Some(&*new)], "by whom: {fences:?}");
+    Ok(format!("3 payouts, each paid once: 1 by A with token {old}, 2 by B with token {new}."))
+}
+
+const PAYOUTS: &str = "SELECT id, payee, due, paid, fence FROM payouts ORDER BY id";
+
+fn pay(id: i32, token: i64) -> String {
+    format!("UPDATE payouts SET paid = paid + due, fence = {token} WHERE id = {id}")
+}

@@ -1,0 +1,73 @@
+//! One holder, one row, many writes.
+
+use super::Story;
+use crate::stage::Stage;
+use anyhow::{ensure, Context, Result};
+
+/// What `strict` asks of the honest, and how `monotonic` differs.
+pub const STRICT_ROW: Story = Story {
+    title: "A strict row, many writes",
+    plot: "One holder writes the same row again and again, and ends with a write and the release in one.",
+    without: "a retried or delayed statement of the same holder could undo its later one.",
+    play,
+};
+
+fn play(stage: &Stage) -> Result<String> {
+    let columns = "id int PRIMARY KEY, state text";
+    stage.fenced_table("parcels", columns, "")?;
+    stage.fenced_table("letters", columns, ", mode => 'monotonic'")?;
+    stage.run("INSERT INTO parcels VALUES (7); INSERT INTO letters VALUES (7)")?;
+    let mut a = stage.actor("A")?;
+
+    let first = a.acquires("parcel:7")?;
+    a.writes(&set("parcels", "packed", first))?;
+    a.is_refused(&set("parcels", "weighed", first), "PF001")?;
+    stage.note("strict: a token writes a row once; each further write renews");
+    let renew = |state| {
+        let value = format!("lease_renew('parcel:7', {first})");
+        format!(
+            "UPDATE parcels SET state = '{state}', fence = {value} WHERE id = 7 RETURNING fence"
+        )
+    };
+    let mut seen = vec![first];
+    for state in ["weighed", "labelled"] {
+        seen.push(fence_of(&a.writes(&renew(state))?)?);
+    }
+    a.is_refused(&set("parcels", "packed", first), "PF001")?;
+    let last = format!(
+        "UPDATE parcels SET state = 'sent', fence = lease_release('parcel:7', {first}) WHERE id = 7 \
+         RETURNING fence"
+    );
+    seen.push(fence_of(&a.writes(&last)?)?);
+    ensure!(seen.is_sorted_by(|a, b| a < b), "tokens must ascend: {seen:?}");
+    a.is_refused(&renew("lost"), "PF002")?;
+    stage.note("released: lease_renew returned NULL, and NULL is no token");
+    let rows = stage.table("the parcel and its lease", PARCEL)?;
+    let closing = seen[3].to_string();
+    let expected = ["sent", &closing, "free", &closing].map(|text| Some(text.to_owned()));
+    ensure!(rows == [expected], "{rows:?} after {seen:?}");
+
+    let token = a.acquires("letter:7")?;
+    for state in ["written", "folded", "sent"] {
+        a.writes(&set("letters", state, token))?;
+    }
+    a.is_refused(&set("letters", "burnt", first), "PF001")?;
+    stage.note("monotonic: one token writes a row as often as it likes, an older one never");
+    let rows = stage.table("the letter", "SELECT state, fence FROM letters")?;
+    let expected = ["sent", &token.to_string()].map(|text| Some(text.to_owned()));
+    ensure!(rows == [expected], "{rows:?}");
+    let tokens = seen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    Ok(format!("4 writes with {tokens} in strict mode, 3 with {token} in monotonic mode."))
+}
+
+const PARCEL: &str = "SELECT p.state, p.fence, l.state AS lease, l.token AS \"lease's token\" \
+                      FROM parcels p, fence.leases l WHERE p.id = 7 AND l.name = 'parcel:7'";
+
+fn set(table: &str, state: &str, token: i64) -> String {
+    format!("UPDATE {table} SET state = '{state}', fence = {token} WHERE id = 7")
+}
+
+fn fence_of(rows: &crate::Rows) -> Result<i64> {
+    let fence = rows.first().and_then(|row| row.first()?.as_deref());
+    Ok(fence.context("no row was written")?.parse()?)
+}

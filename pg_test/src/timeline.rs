@@ -1,0 +1,167 @@
+//! A timeline for people: when, who, what; in colour on a terminal.
+
+use crate::fault::Fault;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// What happened, in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// Somebody has a lease now, or still.
+    Holds,
+    /// Somebody was told that a lease is taken.
+    Taken,
+    /// A lease has ended, or is found lost.
+    Ended,
+    /// Something was written.
+    Writes,
+    /// The server refused it.
+    Refused,
+    /// A process stands still.
+    Frozen,
+    /// It goes on where it was.
+    Wakes,
+    /// It is gone.
+    Killed,
+    /// Anything else.
+    Note,
+}
+
+impl Mark {
+    fn word(self) -> &'static str {
+        match self {
+            Mark::Holds => "holds",
+            Mark::Taken => "taken",
+            Mark::Ended => "ended",
+            Mark::Writes => "writes",
+            Mark::Refused => "REFUSED",
+            Mark::Frozen => "FROZEN",
+            Mark::Wakes => "WAKES",
+            Mark::Killed => "KILLED",
+            Mark::Note => "",
+        }
+    }
+
+    fn colour(self) -> &'static str {
+        match self {
+            Mark::Holds => GREEN,
+            Mark::Taken | Mark::Ended => YELLOW,
+            Mark::Writes | Mark::Note => "",
+            Mark::Refused | Mark::Killed => RED,
+            Mark::Frozen | Mark::Wakes => BLUE,
+        }
+    }
+}
+
+const BOLD: &str = "\x1b[1m";
+const DIM: &str = "\x1b[2m";
+const RED: &str = "\x1b[1;31m";
+const GREEN: &str = "\x1b[32m";
+const YELLOW: &str = "\x1b[33m";
+const BLUE: &str = "\x1b[1;34m";
+/// One for each actor, by its name's first letter.
+const ACTORS: [&str; 4] = ["\x1b[36m", "\x1b[35m", "\x1b[33m", "\x1b[32m"];
+
+/// Prints what happens, or keeps silent (in a test).
+pub struct Timeline {
+    loud: bool,
+    colour: bool,
+    zero: Mutex<Instant>,
+}
+
+impl Timeline {
+    /// One that prints nothing.
+    pub fn silent() -> Timeline {
+        Timeline { loud: false, colour: false, zero: Mutex::new(Instant::now()) }
+    }
+
+    /// One that prints to standard output: in colour if that is a terminal and nobody minds.
+    pub fn on_stdout() -> Timeline {
+        let minds = std::env::var_os("NO_COLOR").is_some_and(|text| !text.is_empty())
+            || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let colour = std::io::stdout().is_terminal() && !minds;
+        Timeline { loud: true, colour, zero: Mutex::new(Instant::now()) }
+    }
+
+    /// Time starts again at zero.
+    pub fn restart(&self) {
+        *self.zero.lock().unwrap_or_else(|e| e.into_inner()) = Instant::now();
+    }
+
+    /// Something happened. Further lines of `text` are indented below the first.
+    pub fn tell(&self, actor: &str, mark: Mark, text: impl Display) {
+        let zero = *self.zero.lock().unwrap_or_else(|e| e.into_inner());
+        let time = format!("{:>6.2} s", zero.elapsed().as_secs_f64());
+        let letter = usize::from(actor.bytes().next().unwrap_or(b'D').to_ascii_uppercase() - b'A');
+        let text = text.to_string();
+        let mut lines = text.lines();
+        self.line(format_args!(
+            "  {}  {}  {}  {}",
+            self.paint(DIM, &time),
+            self.paint(ACTORS[letter % ACTORS.len()], &format!("{actor:<5}")),
+            self.paint(mark.colour(), &format!("{:<7}", mark.word())),
+            self.paint(if mark == Mark::Note { DIM } else { "" }, lines.next().unwrap_or("")),
+        ));
+        for line in lines {
+            self.line(format_args!("{:28}{line}", ""));
+        }
+    }
+
+    /// The server refused something, and how it said so.
+    pub fn refused(&self, actor: &str, sql: &str, fault: &Fault) {
+        self.tell(actor, Mark::Refused, sql);
+        let error = format!("{} {}: {}", fault.severity, fault.sqlstate, fault.message);
+        self.line(format_args!("{:28}{}", "", self.paint(RED, &error)));
+    }
+
+    /// A table, framed by nothing but its header.
+    pub fn table(&self, title: &str, header: &[String], rows: &[Vec<String>]) {
+        let width = |column: usize| {
+            let cells = rows.iter().map(|row| row[column].chars().count());
+            cells.chain([header[column].chars().count()]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..header.len()).map(width).collect();
+        let row = |cells: &[String]| {
+            let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+            padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+        };
+        let indent = " ".repeat(28);
+        self.line(format_args!("{indent}{}", self.paint(DIM, title)));
+        self.line(format_args!("{indent}| {}", self.paint(BOLD, &row(header))));
+        for cells in rows {
+            self.line(format_args!("{indent}| {}", row(cells)));
+        }
+    }
+
+    /// The head of a story.
+    pub fn headline(&self, number: usize, of: usize, title: &str, plot: &str, without: &str) {
+        self.line(format_args!("\n{}", self.paint(BOLD, &format!("{number}/{of}  {title}"))));
+        self.line(format_args!("  {plot}"));
+        self.line(format_args!("  {} {without}\n", self.paint(RED, "Without the fence:")));
+        self.restart();
+    }
+
+    /// How a story ended.
+    pub fn conclude(&self, kept: bool, text: &str) {
+        let word = if kept { self.paint(GREEN, "  KEPT:") } else { self.paint(RED, "  NOT KEPT:") };
+        self.line(format_args!("{word} {text}"));
+    }
+
+    /// A line as it is.
+    pub fn line(&self, text: impl Display) {
+        if self.loud {
+            // Who reads may have gone; the story goes on to its end all the same.
+            let _ = writeln!(std::io::stdout(), "{text}");
+        }
+    }
+
+    fn paint(&self, colour: &str, text: &str) -> String {
+        if self.colour && !colour.is_empty() && !text.is_empty() {
+            format!("{colour}{text}\x1b[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+}
