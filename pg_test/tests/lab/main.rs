@@ -4,6 +4,7 @@ mod attacks;
 mod audit;
 mod bed;
 mod bound;
+mod cascades;
 mod clocks;
 mod closing;
 mod durability;
@@ -26,6 +27,8 @@ mod readme;
 mod reclaim;
 mod restores;
 mod roles;
+mod setting;
+mod shapes;
 mod smoke;
 mod snapshots;
 mod specs;
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         attacks::trials(),
         audit::trials(),
         bound::trials(),
+        cascades::trials(),
         clocks::trials(),
         closing::trials(),
         durability::trials(),
@@ -76,6 +80,8 @@ fn main() -> ExitCode {
         reclaim::trials(),
         restores::trials(),
         roles::trials(),
+        setting::trials(),
+        shapes::trials(),
         smoke::trials(),
         snapshots::trials(),
         specs::trials(),
