@@ -251,6 +251,14 @@ fn every_error_and_every_setting_is_listed(lab: &Lab) -> Result<()> {
     for code in listed.iter().filter(|code| code.starts_with("PF")) {
         ensure!(raised.contains(code), "nothing raises {code}");
     }
+    let text = std::fs::read_to_string(root.join("src/errors.rs"))?;
+    let detail = text.split("pub struct Detail {").nth(1).and_then(|rest| rest.split("\n}").next());
+    let keys = detail.context("no struct Detail")?.lines().filter_map(|line| {
+        line.trim().strip_prefix("pub ").and_then(|field| field.split(':').next())
+    });
+    for key in keys {
+        ensure!(table.contains(&format!("`{key}`")), "key {key} of DETAIL is not listed");
+    }
     let db = lab.database()?;
     let mut session = db.connect()?;
     session.run("SELECT fence_status()")?;
