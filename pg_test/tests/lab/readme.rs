@@ -16,6 +16,7 @@ pg_test::trials![
     every_error_and_every_setting_is_listed,
     the_locks_have_the_numbers_that_are_listed,
     every_link_has_a_target,
+    every_room_of_the_source_is_on_the_map,
 ];
 
 const README: &str = include_str!("../../../README.md");
@@ -308,6 +309,15 @@ fn every_link_has_a_target(_: &Lab) -> Result<()> {
                 ensure!(path.exists(), "{} is missing", path.display());
             }
         }
+    }
+    Ok(())
+}
+
+fn every_room_of_the_source_is_on_the_map(_: &Lab) -> Result<()> {
+    let map = README.split("\n## Architecture\n").nth(1).context("no section on it")?;
+    for entry in std::fs::read_dir(pg_test::extension::source_root().join("src"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        ensure!(map.contains(&name), "{name} is not on the map");
     }
     Ok(())
 }
