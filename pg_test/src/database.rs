@@ -28,6 +28,15 @@ impl Database {
         Ok(database)
     }
 
+    /// Makes another database from this one (`CREATE DATABASE … TEMPLATE`), to which no session may
+    /// be connected.
+    pub fn copy(&self) -> Result<Database> {
+        let name = format!("t{}", COUNTER.fetch_add(1, Ordering::Relaxed));
+        self.admin.connect()?.run(&format!("CREATE DATABASE {name} TEMPLATE {}", self.name))?;
+        let admin = self.admin.clone();
+        Ok(Database { conninfo: admin.clone().dbname(&name), admin, name })
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name

@@ -17,6 +17,7 @@ mod guards;
 mod inputs;
 mod install;
 mod leases;
+mod life;
 mod line;
 mod partitions;
 mod paths;
