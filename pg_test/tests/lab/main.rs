@@ -19,6 +19,7 @@ mod install;
 mod leases;
 mod life;
 mod line;
+mod misuse;
 mod partitions;
 mod paths;
 mod pooler;
@@ -40,6 +41,7 @@ mod together;
 mod tokens;
 mod tries;
 mod upgrades;
+mod verify;
 mod waits;
 
 use libtest_mimic::Arguments;
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         install::trials(),
         leases::trials(),
         line::trials(),
+        misuse::trials(),
         partitions::trials(),
         paths::trials(),
         pooler::trials(),
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         tokens::trials(),
         tries::trials(),
         waits::trials(),
+        verify::trials(),
     ];
 
     static LAB: OnceLock<Arc<Lab>> = OnceLock::new();

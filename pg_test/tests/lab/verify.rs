@@ -1,0 +1,187 @@
+//! `verify`: what other BEFORE triggers make of a row that the fence has judged; and `always`.
+
+use crate::bed::{shows, Bed, ORDERS};
+use pg_test::{Lab, Result};
+
+pg_test::trials![
+    a_later_trigger_lowers_the_fence_unless_verified,
+    a_later_trigger_changes_the_lease_unless_verified,
+    a_legitimate_write_passes_the_second_check,
+    a_row_that_moves_is_verified_too,
+    a_later_trigger_of_a_partition_is_verified_too,
+    an_earlier_trigger_s_value_is_judged_as_presented,
+    always_fires_where_triggers_are_switched_off,
+];
+
+const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
+
+/// Makes a BEFORE trigger on `orders`, after the fence, that does this to the new row.
+fn later_trigger(bed: &mut Bed, body: &str) -> Result<()> {
+    bed.run(&format!(
+        "CREATE OR REPLACE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ \
+         BEGIN {body}; RETURN NEW; END $$; \
+         CREATE OR REPLACE TRIGGER zz BEFORE INSERT OR UPDATE ON orders \
+         FOR EACH ROW EXECUTE FUNCTION meddle()"
+    ))
+}
+
+fn a_later_trigger_lowers_the_fence_unless_verified(lab: &Lab) -> Result<()> {
+    for mode in ["strict", "monotonic"] {
+        let mut bed = Bed::orders(lab, &format!("mode => '{mode}'"))?;
+        let (a, b, c, d) = (bed.token()?, bed.token()?, bed.token()?, bed.token()?);
+        bed.run(&format!("UPDATE orders SET fence = {b}"))?;
+        let verified =
+            format!("mode => '{mode}', verify => true, events => 'insert,update,delete'");
+        for (value, by_verify) in [
+            (a.to_string(), "PF001"),
+            (b.to_string(), "PF001"),
+            ("NULL".to_owned(), "PF002"),
+            (d.to_string(), "PF001"),
+            ((1i64 << 60).to_string(), "PF001"),
+        ] {
+            bed.protect(&format!("mode => '{mode}'"))?;
+            later_trigger(&mut bed, &format!("NEW.fence := {value}"))?;
+            let shown = if value == "NULL" { "-" } else { &value };
+            let update = format!("UPDATE orders SET v = 7, fence = {c}");
+            bed.comes_to(&update, ROW, &format!("7|{shown}"))?;
+            bed.protect(&verified)?;
+            let by_setting = format!("SET LOCAL pg_fence.token = '{c}'; UPDATE orders SET v = 7");
+            let insert = format!("INSERT INTO orders VALUES (2, 7, {c})");
+            for sql in [update, by_setting, insert] {
+                bed.comes_to(&sql, ROW, by_verify).or_else(|error| {
+                    // A token that was never issued may be called so.
+                    bed.comes_to(&sql, ROW, "PF003").map_err(|_| error)
+                })?;
+            }
+        }
+        shows(&mut bed, ROW, &format!("0|{b}"))?;
+    }
+    Ok(())
+}
+
+fn a_later_trigger_changes_the_lease_unless_verified(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
+    let token = bed.grant("order:1")?;
+    bed.grant("order:9")?;
+    later_trigger(&mut bed, "NEW.id := 9")?;
+    let nine = "SELECT v, fence FROM orders WHERE id = 9";
+    let update = format!("UPDATE orders SET v = 7, fence = {token} WHERE id = 1");
+    bed.comes_to(&update, nine, &format!("7|{token}"))?;
+    bed.protect("lease => 'order:{id}', verify => true")?;
+    bed.comes_to(&update, nine, "PF004")?;
+    let guarded = format!("SELECT lease_guard('order:1', {token}); UPDATE orders SET v = 7");
+    bed.comes_to(&guarded, nine, "PF004")?;
+    bed.comes_to(
+        &format!("DELETE FROM orders; INSERT INTO orders VALUES (1, 7, {token})"),
+        nine,
+        "PF002",
+    )?;
+    let again = format!("SET LOCAL pg_fence.token = '{token}'; DELETE FROM orders; INSERT INTO orders VALUES (1, 7)");
+    bed.comes_to(&again, nine, "PF004")
+}
+
+fn a_legitimate_write_passes_the_second_check(lab: &Lab) -> Result<()> {
+    for (mode, lease) in
+        [("strict", ""), ("monotonic", ""), ("monotonic", ", lease => 'order:{id}'")]
+    {
+        let arguments =
+            format!("mode => '{mode}', verify => true, events => 'insert,update,delete'{lease}");
+        let mut bed = Bed::orders(lab, &arguments)?;
+        later_trigger(&mut bed, "NEW.v := NEW.v + 100")?;
+        bed.run("INSERT INTO orders VALUES (2)").err();
+        let mut token = bed.grant("order:1")?;
+        for write in [
+            "UPDATE orders SET v = 1, fence = {t} WHERE id = 1",
+            "BEGIN; SET LOCAL pg_fence.token = '{t}'; UPDATE orders SET v = 1 WHERE id = 1; COMMIT",
+            "BEGIN; SELECT lease_guard('order:1', {t}); UPDATE orders SET v = 1 WHERE id = 1; COMMIT",
+            "INSERT INTO orders VALUES (1, 0, {t}) ON CONFLICT (id) DO UPDATE SET v = 1, fence = excluded.fence",
+            "MERGE INTO orders USING (VALUES (1)) AS s (id) ON s.id = orders.id WHEN MATCHED THEN UPDATE SET v = 1, fence = {t}",
+            "BEGIN; SET LOCAL pg_fence.token = '{t}'; SAVEPOINT s; DELETE FROM orders; ROLLBACK TO s; UPDATE orders SET v = 1; COMMIT",
+        ] {
+            bed.run(&write.replace("{t}", &token.to_string()))?;
+            shows(&mut bed, ROW, &format!("101|{token}"))?;
+            token = bed.one("SELECT lease_renew('order:1', $1)", &[&token])?;
+        }
+        if mode == "monotonic" {
+            let twice = format!("UPDATE orders SET v = 1, fence = {token}");
+            bed.run(&format!("{twice}; {twice}"))?;
+        }
+        bed.run(&format!("UPDATE orders SET fence = lease_release('order:1', {token})"))?;
+    }
+    Ok(())
+}
+
+const PARTITIONED: &str = "
+    CREATE TABLE orders (id int, region text, v int DEFAULT 0, fence bigint) PARTITION BY LIST (region);
+    CREATE TABLE eu PARTITION OF orders FOR VALUES IN ('eu');
+    CREATE TABLE us PARTITION OF orders FOR VALUES IN ('us');
+    INSERT INTO orders VALUES (1, 'eu');
+";
+
+fn a_row_that_moves_is_verified_too(lab: &Lab) -> Result<()> {
+    for events in ["", ", events => 'insert,update,delete'"] {
+        let mut bed = Bed::new(lab)?;
+        bed.run(PARTITIONED)?;
+        bed.protect(&format!("verify => true{events}"))?;
+        let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
+        bed.run(&format!("UPDATE orders SET fence = {b}"))?;
+        let moving = format!("UPDATE orders SET region = 'us', v = 7, fence = {c}");
+        bed.comes_to(&moving, "SELECT v, fence FROM us", &format!("7|{c}"))?;
+        for (value, sqlstate) in [(a.to_string(), "PF001"), ("NULL".to_owned(), "PF002")] {
+            later_trigger(&mut bed, &format!("NEW.fence := {value}"))?;
+            bed.comes_to(&moving, "SELECT v, fence FROM us", sqlstate)
+                .map_err(|error| error.context(format!("verify{events}")))?;
+        }
+    }
+    Ok(())
+}
+
+fn a_later_trigger_of_a_partition_is_verified_too(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(PARTITIONED)?;
+    bed.protect("verify => true, events => 'insert,update,delete'")?;
+    let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
+    bed.run(&format!("UPDATE orders SET fence = {b}"))?;
+    bed.run(&format!(
+        "CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ \
+         BEGIN NEW.fence := {a}; RETURN NEW; END $$; \
+         CREATE TRIGGER zz BEFORE INSERT OR UPDATE ON us FOR EACH ROW EXECUTE FUNCTION meddle()"
+    ))?;
+    let count = "SELECT count(*), max(fence) FROM orders";
+    bed.comes_to(&format!("UPDATE orders SET v = 7, fence = {c}"), count, &format!("1|{c}"))?;
+    bed.comes_to(&format!("UPDATE orders SET region = 'us', fence = {c}"), count, "PF001")?;
+    bed.comes_to(&format!("INSERT INTO orders VALUES (2, 'us', 0, {c})"), count, "PF001")
+}
+
+fn an_earlier_trigger_s_value_is_judged_as_presented(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(ORDERS)?;
+    bed.protect("verify => true")?;
+    let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
+    bed.run(&format!("UPDATE orders SET fence = {b}"))?;
+    for (value, wanted) in
+        [(a, "PF001".to_owned()), (c, format!("7|{c}")), (1 << 60, "PF003".to_owned())]
+    {
+        bed.run(&format!(
+            "CREATE OR REPLACE FUNCTION earlier() RETURNS trigger LANGUAGE plpgsql AS $$ \
+             BEGIN NEW.fence := {value}; RETURN NEW; END $$; \
+             CREATE OR REPLACE TRIGGER aa BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION earlier()"
+        ))?;
+        bed.comes_to("UPDATE orders SET v = 7", ROW, &wanted)?;
+    }
+    Ok(())
+}
+
+fn always_fires_where_triggers_are_switched_off(lab: &Lab) -> Result<()> {
+    for always in [false, true] {
+        let mut bed = Bed::orders(lab, &format!("always => {always}, verify => true"))?;
+        let (a, b) = (bed.token()?, bed.token()?);
+        bed.run(&format!("UPDATE orders SET fence = {b}; SET session_replication_role = replica"))?;
+        let stale = format!("UPDATE orders SET v = 7, fence = {a}");
+        let wanted = if always { "PF001".to_owned() } else { format!("7|{a}") };
+        bed.comes_to(&stale, ROW, &wanted)?;
+        let c = bed.token()?;
+        bed.comes_to(&format!("UPDATE orders SET v = 7, fence = {c}"), ROW, &format!("7|{c}"))?;
+    }
+    Ok(())
+}
