@@ -18,6 +18,7 @@
 //! | [`background`] | a session in a thread, to see it wait |
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`loss`] | a server that crashes with as little on disk as possible |
+//! | [`isolation`] | the isolation specs and the tester that plays them |
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`trial`] | a test of the lab |
@@ -33,6 +34,7 @@ pub mod database;
 pub mod demo;
 pub mod extension;
 pub mod fault;
+pub mod isolation;
 mod lab;
 pub mod loss;
 pub mod prefix;

@@ -1,0 +1,116 @@
+//! Isolation specs: interleavings of several sessions, played by PostgreSQL's own isolation tester.
+//!
+//! A spec is `isolation/specs/<name>.spec`, what it must print `isolation/expected/<name>.out`. A
+//! new expectation is what `PG_FENCE_SPEC_OUTPUT=<directory>` has a run leave there, once every line
+//! of it has been read and found right.
+
+use crate::client::Conninfo;
+use crate::extension;
+use crate::rundir::RunDir;
+use anyhow::{bail, ensure, Context, Result};
+use similar::TextDiff;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The directory of specs and expectations.
+pub fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("isolation")
+}
+
+/// The names of all specs, sorted.
+pub fn specs() -> Result<Vec<String>> {
+    names(&directory().join("specs"), ".spec")
+}
+
+/// The names of all expectations, sorted.
+pub fn expectations() -> Result<Vec<String>> {
+    names(&directory().join("expected"), ".out")
+}
+
+fn names(directory: &Path, ending: &str) -> Result<Vec<String>> {
+    let entries =
+        fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let file = entry?.file_name().to_string_lossy().into_owned();
+        names.extend(file.strip_suffix(ending).map(str::to_owned));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The text of a spec.
+pub fn text_of(name: &str) -> Result<String> {
+    let path = directory().join(format!("specs/{name}.spec"));
+    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Plays a spec in an empty database and compares what is printed with what is expected.
+pub fn play(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<()> {
+    let printed = output_of(rundir, conninfo, name)?;
+    if let Some(directory) = std::env::var_os("PG_FENCE_SPEC_OUTPUT") {
+        fs::create_dir_all(&directory)?;
+        fs::write(Path::new(&directory).join(format!("{name}.out")), &printed)?;
+    }
+    let path = directory().join(format!("expected/{name}.out"));
+    let expected =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    if printed != expected {
+        bail!("{}", difference(&expected, &printed));
+    }
+    Ok(())
+}
+
+/// Runs the tester on a spec; its own failure is an error.
+fn output_of(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<String> {
+    let spec = fs::File::open(directory().join(format!("specs/{name}.spec")))?;
+    let conninfo = conninfo.clone().application("spec").to_string();
+    let output = rundir
+        .command(tester()?)
+        .arg(conninfo)
+        .env("LC_ALL", "C.UTF-8")
+        // Seconds until a step that hangs is cancelled.
+        .env("PGISOLATIONTIMEOUT", "100")
+        .env("PGOPTIONS", "--client-min-messages=warning")
+        .stdin(spec)
+        .output()
+        .context("cannot run the isolation tester")?;
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {complaints}\n{printed}", output.status);
+    Ok(printed + &complaints)
+}
+
+/// The program `isolationtester`, which Debian's postgresql-server-dev brings.
+fn tester() -> Result<PathBuf> {
+    let pg_config = extension::default_pg_config();
+    let output = Command::new(&pg_config)
+        .arg("--pgxs")
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {}", pg_config.display()))?;
+    let makefile = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    // …/src/makefiles/pgxs.mk
+    let src = makefile.ancestors().nth(2).context("pg_config --pgxs names no file")?;
+    let tester = src.join("test/isolation/isolationtester");
+    ensure!(tester.exists(), "there is no {}: is postgresql-server-dev there?", tester.display());
+    Ok(tester)
+}
+
+/// Both texts, line by line, as `diff -u` shows them.
+fn difference(expected: &str, printed: &str) -> String {
+    let diff = TextDiff::from_lines(expected, printed);
+    diff.unified_diff().context_radius(6).header("expected", "printed").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_names_both_lines() {
+        let diff = difference("a\nb\nc\n", "a\nB\nc\n");
+        assert!(diff.contains("\n-b\n+B\n"), "{diff}");
+    }
+}
