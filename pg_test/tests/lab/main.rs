@@ -29,6 +29,7 @@ mod readme;
 mod reclaim;
 mod restores;
 mod roles;
+mod secrets;
 mod setting;
 mod shapes;
 mod smoke;
@@ -84,6 +85,7 @@ fn main() -> ExitCode {
         reclaim::trials(),
         restores::trials(),
         roles::trials(),
+        secrets::trials(),
         setting::trials(),
         shapes::trials(),
         smoke::trials(),
