@@ -18,7 +18,7 @@ pub fn run(program: &Path, keep: bool) -> Result<()> {
     let broken = play_all(&lab, &conninfo, &timeline)?;
     if keep {
         lab.rundir().keep()?;
-        print_way_in(&conninfo, &timeline);
+        print_way_in(lab.cluster().port(), &timeline);
     }
     match broken {
         0 => Ok(()),
@@ -42,7 +42,7 @@ fn play_all(lab: &Lab, conninfo: &Conninfo, timeline: &Timeline) -> Result<usize
         timeline.headline(index + 1, stories::ALL.len(), title, plot, without);
         let mut stage = Stage::new(lab, conninfo.clone(), timeline);
         stage.ttl = Duration::from_secs(1);
-        stage.rounds = 100;
+        stage.rounds = 50;
         match play(&stage) {
             Ok(outcome) => timeline.conclude(true, &outcome),
             Err(error) => {
@@ -56,9 +56,10 @@ fn play_all(lab: &Lab, conninfo: &Conninfo, timeline: &Timeline) -> Result<usize
     Ok(broken)
 }
 
-fn print_way_in(conninfo: &Conninfo, timeline: &Timeline) {
+fn print_way_in(port: u16, timeline: &Timeline) {
     timeline.line(format_args!(
-        "\nThe server keeps running. To look around:\n\n    psql \"{conninfo}\"\n\n\
+        "\nThe server keeps running. To look around:\n\n    \
+         psql -h 127.0.0.1 -p {port} -U postgres demo\n\n\
          for example with\n\n    SELECT * FROM fence.leases;\n    SELECT * FROM orders;\n    \
          UPDATE orders SET status = 'new', fence = 33 WHERE id = 7;\n\n\
          To stop it and remove its files:\n\n    cargo run -- stop"

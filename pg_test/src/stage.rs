@@ -116,7 +116,7 @@ impl<'a> Stage<'a> {
 
     /// The ttl as SQL.
     pub fn ttl_sql(&self) -> String {
-        format!("'{} ms'", self.ttl.as_millis())
+        format!("'{} s'", self.ttl.as_secs_f64())
     }
 }
 
@@ -180,10 +180,9 @@ impl Actor<'_> {
     /// Calls something that returns a token or NULL.
     pub fn calls(&mut self, call: &str) -> Result<Option<i64>> {
         let token = self.worker.number(&format!("SELECT {call}"))?;
-        let (mark, shown) = match token {
-            Some(token) => (Mark::Holds, token.to_string()),
-            None => (Mark::Ended, "NULL".to_owned()),
-        };
+        let shown = token.map_or("NULL".to_owned(), |token| token.to_string());
+        let goes_on = token.is_some() && !call.starts_with("lease_release");
+        let mark = if goes_on { Mark::Holds } else { Mark::Ended };
         self.tell(mark, format!("{call} -> {shown}"));
         Ok(token)
     }
@@ -193,6 +192,23 @@ impl Actor<'_> {
         let rows = self.worker.rows(sql)?;
         self.tell(Mark::Writes, sql);
         Ok(rows)
+    }
+
+    /// Opens a transaction, guarded by its lease where there is protection.
+    pub fn begins(&mut self, lease: &str, token: i64) -> Result<()> {
+        let guard = format!("SELECT lease_guard({}, {token})", literal(lease));
+        let sql =
+            if self.stage.protecting { format!("BEGIN; {guard}") } else { "BEGIN".to_owned() };
+        self.worker.rows(&sql)?;
+        self.tell(Mark::Note, sql);
+        Ok(())
+    }
+
+    /// Commits.
+    pub fn commits(&mut self) -> Result<()> {
+        self.worker.rows("COMMIT")?;
+        self.tell(Mark::Note, "COMMIT");
+        Ok(())
     }
 
     /// Runs a write that must be refused.

@@ -11,8 +11,9 @@ use std::time::Duration;
 /// What a guard is for.
 pub const DAILY_MERGE: Story = Story {
     title: "The daily merge",
-    plot: "A freezes in the middle of a guarded transaction: until that has ended, the lease is taken.",
-    without: "A wakes up and commits its half-old merge together with B's: the table is a mix.",
+    plot:
+        "A freezes in the middle of a guarded transaction. Until that ends, the lease stays taken.",
+    without: "A wakes up and commits beside B: the table is a mix of two merges.",
     play,
 };
 
@@ -20,6 +21,10 @@ const ROWS: i64 = 5000;
 
 fn play(stage: &Stage) -> Result<String> {
     stage.run("CREATE TABLE stock (item int, merged_by text)")?;
+    stage.run(
+        "CREATE VIEW items_1 AS SELECT n AS item FROM generate_series(1, 2500) AS n;
+         CREATE VIEW items_2 AS SELECT n AS item FROM generate_series(2501, 5000) AS n",
+    )?;
     stage.run(&format!(
         "BEGIN; {}; {}; COMMIT",
         first_half("yesterday"),
@@ -48,7 +53,7 @@ fn play(stage: &Stage) -> Result<String> {
 fn an_administrator_ends_it(stage: &Stage) -> Result<()> {
     let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
     let token = a.acquires("merge")?;
-    begins(stage, &mut a, "A on Monday", token)?;
+    begins(&mut a, "A on Monday", token)?;
     a.freezes_before(&second_half("A on Monday"))?;
     stage.wait_until_expired("merge")?;
     b.finds_taken("merge")?;
@@ -59,7 +64,7 @@ fn an_administrator_ends_it(stage: &Stage) -> Result<()> {
     stage.run(&format!("SELECT pg_terminate_backend({backend}, 10000)"))?;
     stage.tell("admin", Mark::Killed, format!("pg_terminate_backend({backend})"));
 
-    merges(stage, &mut b, "B on Monday")?;
+    merges(&mut b, "B on Monday")?;
     a.wakes()?;
     let fault = a.worker().outcome(PATIENCE)?.err().context("an ended transaction goes on")?;
     ensure!(fault.is_disconnect(), "{fault}");
@@ -70,22 +75,22 @@ fn an_administrator_ends_it(stage: &Stage) -> Result<()> {
 }
 
 fn it_wakes_and_commits(stage: &Stage) -> Result<()> {
-    stage.note("the next day: A freezes again, but this time it wakes up by itself");
+    stage.note("Tuesday: A freezes again, but this time it wakes up by itself");
     let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
     let token = a.acquires("merge")?;
-    begins(stage, &mut a, "A on Tuesday", token)?;
+    begins(&mut a, "A on Tuesday", token)?;
     let second_half = second_half("A on Tuesday");
     a.freezes_before(&second_half)?;
     stage.wait_until_expired("merge")?;
     b.finds_taken("merge")?;
     b.waits_for("merge")?;
     a.wakes_and_does(&second_half)?;
-    a.writes("COMMIT")?;
+    a.commits()?;
 
     let token = b.is_granted()?;
     let found = merged_by(stage)?;
     ensure!(found == "A on Tuesday", "B got the lease, and A's merge is not there: {found}");
-    merges_with(stage, &mut b, "B on Tuesday", token)?;
+    merges_with(&mut b, "B on Tuesday", token)?;
     let found = merged_by(stage)?;
     ensure!(found == "B on Tuesday", "{found}");
     Ok(())
@@ -95,7 +100,7 @@ fn it_wakes_and_commits(stage: &Stage) -> Result<()> {
 fn nobody_guards_it(stage: &Stage) -> Result<()> {
     let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
     let token = a.acquires("merge")?;
-    begins(stage, &mut a, "A", token)?;
+    begins(&mut a, "A", token)?;
     let second = second_half("A");
     a.freezes_before(&second)?;
     stage.wait_until_expired("merge")?;
@@ -107,7 +112,7 @@ fn nobody_guards_it(stage: &Stage) -> Result<()> {
         session.one("SELECT cardinality(pg_blocking_pids($1)) > 0", &[&backend]).unwrap_or(false)
     })?;
     a.wakes_and_does(&second)?;
-    a.writes("COMMIT")?;
+    a.commits()?;
     b.worker().outcome(PATIENCE)??;
     let found = merged_by(stage)?;
     ensure!(found == "B", "a mix of merges: {found}");
@@ -118,37 +123,31 @@ const STOCK: &str = "SELECT merged_by, count(*) AS rows FROM stock GROUP BY merg
 const LEASES: &str = "SELECT name, holder, token, state, blocking_pids FROM lease_info('merge')";
 
 fn first_half(name: &str) -> String {
-    format!(
-        "DELETE FROM stock; INSERT INTO stock SELECT n, '{name}' FROM generate_series(1, 2500) AS n"
-    )
+    format!("DELETE FROM stock; INSERT INTO stock SELECT item, '{name}' FROM items_1")
 }
 
 fn second_half(name: &str) -> String {
-    format!("INSERT INTO stock SELECT n, '{name}' FROM generate_series(2501, {ROWS}) AS n")
+    format!("INSERT INTO stock SELECT item, '{name}' FROM items_2")
 }
 
 /// Opens the guarded transaction and replaces the first half.
-fn begins(stage: &Stage, actor: &mut Actor, name: &str, token: i64) -> Result<()> {
-    if stage.is_protecting() {
-        actor.writes(&format!("BEGIN; SELECT lease_guard('merge', {token})"))?;
-    } else {
-        actor.writes("BEGIN")?;
-    }
+fn begins(actor: &mut Actor, name: &str, token: i64) -> Result<()> {
+    actor.begins("merge", token)?;
     actor.writes(&first_half(name)).map(drop)
 }
 
-fn merges(stage: &Stage, actor: &mut Actor, name: &str) -> Result<()> {
+fn merges(actor: &mut Actor, name: &str) -> Result<()> {
     let token = actor.acquires("merge")?;
-    merges_with(stage, actor, name, token)
+    merges_with(actor, name, token)
 }
 
-fn merges_with(stage: &Stage, actor: &mut Actor, name: &str, token: i64) -> Result<()> {
-    begins(stage, actor, name, token)?;
+fn merges_with(actor: &mut Actor, name: &str, token: i64) -> Result<()> {
+    begins(actor, name, token)?;
     actor.writes(&second_half(name))?;
     // The last step of the transaction is the release: its guard keeps the lease until the end.
     let release = format!("lease_release('merge', {token})");
     ensure!(actor.calls(&release)?.is_some(), "{release} found the lease lost");
-    actor.writes("COMMIT").map(drop)
+    actor.commits()
 }
 
 fn merged_by(stage: &Stage) -> Result<String> {

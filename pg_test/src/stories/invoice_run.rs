@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 /// The heartbeat's story.
 pub const INVOICE_RUN: Story = Story {
     title: "The invoice run",
-    plot: "Work of three ttls keeps its lease by a heartbeat; kill -9 frees it within one ttl; \
-           who finds it lost, stops.",
+    plot: "A heartbeat keeps the lease for three ttls of work; after kill -9 another has it within one.",
     without: "two runs would send the same invoices, or a crashed one would block them for ever.",
     play,
 };

@@ -10,7 +10,7 @@ use std::time::Instant;
 /// A release ends the grant that its token belongs to, and no other.
 pub const RELEASE_RACE: Story = Story {
     title: "The release race",
-    plot: "A's lease runs out as A releases it; B is waiting for it; others release with still older tokens.",
+    plot: "A releases just as its lease runs out and B is granted it; others release with older tokens.",
     without: "a late release frees the lease under B, and C works beside B.",
     play,
 };
@@ -72,8 +72,12 @@ fn play(stage: &Stage) -> Result<String> {
         ensure!(granted > token, "round {round}: {granted} after {token}");
         past.push(current);
         current = (b, granted);
-        if round <= 3 {
-            let shown = closing.map_or("NULL".to_owned(), |closing| closing.to_string());
+        // The first of each kind is told.
+        if (closing.is_some() && in_time == 1) || (closing.is_none() && too_late == 1) {
+            let shown = match closing {
+                Some(closing) => format!("{closing}: in time"),
+                None => "NULL: too late".to_owned(),
+            };
             let a = &workers[a].name;
             stage.tell(a, Mark::Ended, format!("lease_release('nightly', {token}) -> {shown}"));
             stage.tell(&name, Mark::Holds, format!("is granted {granted}, and keeps it"));
