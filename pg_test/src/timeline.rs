@@ -158,7 +158,7 @@ impl Timeline {
     }
 
     fn paint(&self, colour: &str, text: &str) -> String {
-        if self.colour && !colour.is_empty() && !text.is_empty() {
+        if self.colour && !colour.is_empty() && !text.trim().is_empty() {
             format!("{colour}{text}\x1b[0m")
         } else {
             text.to_owned()
