@@ -3,40 +3,37 @@
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
 //! statement, and whether a token speaks for a lease once per transaction.
 
+use crate::binding::{Binding, Leases};
 use crate::errors::{self, Refusal};
 use crate::guard;
-use crate::input::NAME_MAX;
 use crate::pg::args::{Answer, Args};
-use crate::pg::trigger::{Attribute, Call, Columns, Event, RowId, Tuple};
-use crate::pg::{describe, server, settings, xact};
+use crate::pg::trigger::{Attribute, Call, Event, RowId, Tuple};
+use crate::pg::{describe, server, settings};
 use crate::protocol::fence::{self, Order, Verdict, Write};
-use crate::protocol::template::{self, Piece};
 use crate::protocol::Token;
 use crate::token;
 use pgrx::pg_sys;
-use std::cell::Cell;
+use std::cell::RefCell;
 
 /// What the arguments of a trigger mean for its table.
 struct Plan {
     column: Attribute,
     order: Order,
-    lease: Option<Vec<Part>>,
+    lease: Option<Binding>,
+    /// The sequence that tokens come from.
+    tokens: pg_sys::Oid,
+    /// The table is a partition, so that an UPDATE may move its rows.
+    moves: bool,
     /// This trigger is the check behind the others.
     verify: bool,
     /// The table has such a check.
     verified: bool,
 }
 
-/// A piece of a lease's name.
-enum Part {
-    Literal(Vec<u8>),
-    Column(Attribute, Vec<u8>),
-}
-
 thread_local! {
-    /// The row version whose UPDATE was accepted last, and in which command: moving it to another partition
-    /// deletes that very version next.
-    static ACCEPTED: Cell<Option<(RowId, u32)>> = const { Cell::new(None) };
+    /// The row version whose UPDATE was accepted last, at each depth of triggers: moving it to another
+    /// partition deletes that very version next, before another row of that statement is looked at.
+    static ACCEPTED: RefCell<Vec<Option<RowId>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// `fenced()`, the trigger. Errors: PF001 to PF005, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
@@ -75,33 +72,23 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     let columns = call.columns();
     let (old, new) = (call.old(), call.new_row());
     let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
-    let mut write = Write {
-        old: old.map(fence),
-        new: new.map(fence),
-        named: call.event() != Event::Update || call.names(&plan.column),
-        ambient: None,
-    };
+    let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
+        write.named = call.event() != Event::Update || call.names(&plan.column);
         return replicated(call, plan, &write);
     }
-    if call.event() == Event::Delete && moving(call) {
+    if plan.moves && call.event() == Event::Delete && moving(call) {
         return Ok(call.pass(old));
     }
-    let lease = match &plan.lease {
-        None => None,
-        Some(parts) => {
-            let name = |row: Option<Tuple>| row.map(|r| lease_name(parts, &columns, r)).transpose();
-            Some((name(old)?, name(new)?))
-        }
+    let leases = match &plan.lease {
+        None => Leases::default(),
+        Some(binding) => binding.leases(&columns, old, new)?,
     };
-    write.ambient = lease
-        .as_ref()
-        .and_then(|(old, new)| {
-            let guarded = |name: &Option<Vec<u8>>| name.as_deref().and_then(guard::token_for);
-            guarded(new).or_else(|| guarded(old))
-        })
-        .or_else(settings::token);
-    let (token, stamp) = match fence::judge(&write, plan.order, token::issued) {
+    if !write.column_presents() {
+        write.named = call.event() != Event::Update || call.names(&plan.column);
+        write.ambient = leases.iter().find_map(guard::token_for).or_else(settings::token);
+    }
+    let (token, stamp) = match fence::judge(&write, plan.order, |t| token::issued(plan.tokens, t)) {
         Verdict::Land { token, stamp } => (token, stamp),
         Verdict::Unfenced => {
             return Err(errors::unfenced(visible(call, plan, write.old.flatten())));
@@ -114,15 +101,11 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     if plan.verified {
         guard::wrote(call.table(), token);
     }
-    if let Some((old, new)) = &lease {
-        for name in [old, new].into_iter().flatten() {
-            guard::require(name, token, true)?;
-        }
+    for name in leases.iter() {
+        guard::require(name, token, true)?;
     }
-    if call.event() == Event::Update {
-        if let Some(old) = old {
-            ACCEPTED.set(Some((old.id(call), xact::command())));
-        }
+    if plan.moves && call.event() == Event::Update {
+        accept(call);
     }
     Ok(match new {
         Some(row) if stamp => call.pass(Some(call.stamped(row, &plan.column, token))),
@@ -131,10 +114,28 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     })
 }
 
+/// Remembers the version whose UPDATE was accepted.
+fn accept(call: &Call) {
+    let Some(old) = call.old() else { return };
+    let depth = call.depth();
+    ACCEPTED.with_borrow_mut(|accepted| {
+        accepted.resize(accepted.len().max(depth + 1), None);
+        accepted[depth] = Some(old.id(call));
+    });
+}
+
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
 fn moving(call: &Call) -> bool {
     let Some(old) = call.old() else { return false };
-    ACCEPTED.take() == Some((old.id(call), xact::command()))
+    let depth = call.depth();
+    ACCEPTED.with_borrow_mut(|accepted| {
+        accepted.get_mut(depth).and_then(Option::take) == Some(old.id(call))
+    })
+}
+
+/// Verdicts are gone: with the transaction, or with a savepoint.
+pub fn forget() {
+    ACCEPTED.with_borrow_mut(Vec::clear);
 }
 
 /// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
@@ -169,7 +170,7 @@ fn verify(call: &Call, plan: &Plan) -> Result<(), Refusal> {
         return Err(errors::stale(token, visible(call, plan, stored)));
     }
     match &plan.lease {
-        Some(parts) => guard::require(&lease_name(parts, &columns, new)?, token, true),
+        Some(binding) => guard::require(&binding.lease(&columns, new)?, token, true),
         None => Ok(()),
     }
 }
@@ -177,24 +178,6 @@ fn verify(call: &Call, plan: &Plan) -> Result<(), Refusal> {
 /// The stored token, where the caller may read it.
 fn visible(call: &Call, plan: &Plan, stored: Option<Token>) -> Option<Token> {
     stored.filter(|_| describe::readable(call, plan.column.number))
-}
-
-fn lease_name(parts: &[Part], columns: &Columns, row: Tuple) -> Result<Vec<u8>, Refusal> {
-    let mut name = Vec::with_capacity(32);
-    for part in parts {
-        match part {
-            Part::Literal(text) => name.extend_from_slice(text),
-            Part::Column(attribute, column) => match columns.value(row, attribute) {
-                Some(value) => describe::append_text(&mut name, attribute, value),
-                None => return Err(errors::null_placeholder(column)),
-            },
-        }
-    }
-    if (1..=NAME_MAX).contains(&name.len()) {
-        Ok(name)
-    } else {
-        Err(errors::unfit_lease_name())
-    }
 }
 
 impl Plan {
@@ -223,7 +206,7 @@ impl Plan {
                 )));
             }
         };
-        let lease = argument(2).map(|text| parts(text, &columns)).transpose()?;
+        let lease = argument(2).map(|text| Binding::new(text, &columns)).transpose()?;
         let verify = match argument(3) {
             None => false,
             Some(b"verify") => true,
@@ -233,29 +216,14 @@ impl Plan {
                 ));
             }
         };
-        Ok(Plan { column, order, lease, verify, verified: call.has_twin() })
-    }
-}
-
-fn parts(text: &[u8], columns: &Columns) -> Result<Vec<Part>, Refusal> {
-    let pieces = template::parse(text).map_err(|fault| {
-        errors::bad_trigger_argument(format!("in the lease {}: {fault}", errors::quoted(text)))
-    })?;
-    pieces
-        .into_iter()
-        .map(|piece| match piece {
-            Piece::Literal(text) => Ok(Part::Literal(text)),
-            Piece::Column(name) => {
-                let attribute = columns.find(&name).ok_or_else(|| errors::no_column(&name))?;
-                if describe::fits_placeholder(&attribute) {
-                    Ok(Part::Column(attribute, name))
-                } else {
-                    Err(errors::wrong_type(
-                        &name,
-                        "a plain column of integer, text, varchar, uuid or boolean type",
-                    ))
-                }
-            }
+        Ok(Plan {
+            column,
+            order,
+            lease,
+            tokens: token::sequence()?,
+            moves: call.on_partition(),
+            verify,
+            verified: call.has_twin(),
         })
-        .collect()
+    }
 }

@@ -27,6 +27,8 @@ struct Verdict {
 #[derive(Default)]
 struct Guards {
     by_lease: HashMap<Vec<u8>, Vec<Verdict>>,
+    /// The verdict that was asked for last: most writes of a transaction are under one.
+    last: Option<(Vec<u8>, Token)>,
     /// Tokens under which this transaction has written, by table: for the check behind BEFORE triggers.
     written: Vec<(Oid, Token)>,
 }
@@ -86,8 +88,15 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
 /// Has this transaction a verdict on exactly this?
 #[inline]
 pub fn stands(name: &[u8], token: Token) -> bool {
-    GUARDS.with_borrow(|g| {
-        g.by_lease.get(name).is_some_and(|v| v.iter().any(|verdict| verdict.token == token))
+    GUARDS.with_borrow_mut(|g| {
+        if g.last.as_ref().is_some_and(|(n, t)| *t == token && n == name) {
+            return true;
+        }
+        let stands = g.by_lease.get(name).is_some_and(|v| v.iter().any(|v| v.token == token));
+        if stands {
+            g.last = Some((name.to_vec(), token));
+        }
+        stands
     })
 }
 
@@ -118,6 +127,7 @@ pub fn has_written(table: Oid, token: Token) -> bool {
 
 /// The transaction is over, or prepared: its locks are no longer this session's to rely on.
 pub fn transaction_ended() {
+    crate::fenced::forget();
     GUARDS.with_borrow_mut(|g| {
         if !g.by_lease.is_empty() || !g.written.is_empty() {
             *g = Guards::default();
@@ -138,7 +148,9 @@ pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
 
 /// A savepoint's locks are gone.
 pub fn savepoint_rolled_back(savepoint: SubTransaction) {
+    crate::fenced::forget();
     GUARDS.with_borrow_mut(|g| {
+        g.last = None;
         g.by_lease.retain(|_, verdicts| {
             verdicts.retain(|v| v.savepoint != savepoint);
             !verdicts.is_empty()

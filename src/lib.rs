@@ -10,6 +10,7 @@
 
 mod acquire;
 mod batch;
+mod binding;
 mod errors;
 mod fenced;
 mod guard;

@@ -27,7 +27,7 @@ thread_local! {
 /// `above` is the greatest token that the lease is known to have had. A sequence that is not above it, nor
 /// above what this backend drew before, was set back by hand (a data-only restore does that): it jumps.
 pub fn draw(above: Token) -> Result<Token, Refusal> {
-    let oid = state_oid(c"token_seq")?;
+    let oid = sequence()?;
     check_definition(oid)?;
     settle(oid)?;
     let (known, passed) = PASSED.get();
@@ -49,22 +49,23 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
 
 /// The last token drawn, 0 when none was.
 pub fn last() -> Result<Token, Refusal> {
-    Ok(sequence::read(state_oid(c"token_seq")?).last.unwrap_or(0))
+    Ok(sequence::read(sequence()?).last.unwrap_or(0))
 }
 
-/// Was this token ever drawn here?
+/// The sequence that tokens come from.
+pub fn sequence() -> Result<Oid, Refusal> {
+    state_oid(c"token_seq")
+}
+
+/// Was this token ever drawn from that sequence?
 #[inline]
-pub fn issued(token: Token) -> bool {
-    if token < 1 {
-        return false;
-    }
-    let (oid, passed) = PASSED.get();
-    (token <= passed && state_oid(c"token_seq").is_ok_and(|now| now == oid)) || look_up(token)
+pub fn issued(oid: Oid, token: Token) -> bool {
+    let (known, passed) = PASSED.get();
+    token >= 1 && ((known == oid && token <= passed) || look_up(oid, token))
 }
 
 #[cold]
-fn look_up(token: Token) -> bool {
-    let Ok(oid) = state_oid(c"token_seq") else { return false };
+fn look_up(oid: Oid, token: Token) -> bool {
     let last = sequence::read(oid).last.unwrap_or(0);
     PASSED.set((oid, last));
     token <= last
@@ -73,7 +74,7 @@ fn look_up(token: Token) -> bool {
 /// Where the latest jump went to; tokens up to it speak for no lease until renewed. Jumps first where this
 /// is another database than the one that drew last.
 pub fn floor() -> Result<Token, Refusal> {
-    settle(state_oid(c"token_seq")?)?;
+    settle(sequence()?)?;
     recorded_floor()
 }
 
@@ -81,7 +82,7 @@ pub fn floor() -> Result<Token, Refusal> {
 pub fn floor_seen() -> Result<Token, Refusal> {
     // A standby is as good as what it has replayed: the jump comes with its promotion.
     if !server::in_recovery() {
-        let oid = state_oid(c"token_seq")?;
+        let oid = sequence()?;
         if seen(oid)? == Epoch::Changed {
             return Ok(Token::MAX);
         }
@@ -96,7 +97,7 @@ pub fn jumps() -> Result<i64, Refusal> {
 
 /// Jumps by hand; gives back where to.
 pub fn new_epoch() -> Result<Token, Refusal> {
-    let oid = state_oid(c"token_seq")?;
+    let oid = sequence()?;
     check_definition(oid)?;
     let lock = Tag::jump();
     lock.take(Mode::Own, true);
@@ -168,7 +169,7 @@ fn record(mark: i64) -> Result<(), Refusal> {
 
 /// Called once, by the script that creates the extension.
 pub fn begin() -> Result<(), Refusal> {
-    record(server::identity(state_oid(c"token_seq")?).mark())
+    record(server::identity(sequence()?).mark())
 }
 
 fn jump(oid: Oid, above: Token) -> Result<Token, Refusal> {

@@ -18,6 +18,8 @@ extern "C-unwind" {
     /// common/hashfn.h; never raises
     pub fn hash_bytes_extended(bytes: *const u8, len: c_int, seed: u64) -> u64;
 
+    /// nodes/bitmapset.h, without the guard that pgrx puts around calls that may raise
+    pub fn bms_is_member(x: c_int, set: *const pg_sys::Bitmapset) -> bool;
     /// libpq/libpq.h: is the client still there?
     pub fn pq_check_connection() -> bool;
 

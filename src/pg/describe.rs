@@ -22,6 +22,11 @@ pub fn fits_placeholder(attribute: &Attribute) -> bool {
     !attribute.generated && types.contains(&attribute.type_oid)
 }
 
+/// Is it an integer, passed by value?
+pub fn is_number(attribute: &Attribute) -> bool {
+    [pg_sys::INT2OID, pg_sys::INT4OID, pg_sys::INT8OID].contains(&attribute.type_oid)
+}
+
 /// Appends such a column's text.
 pub fn append_text(to: &mut Vec<u8>, attribute: &Attribute, value: pg_sys::Datum) {
     use std::io::Write;

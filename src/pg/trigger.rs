@@ -123,11 +123,24 @@ impl Call {
         unsafe { (*self.data).tg_relation }
     }
 
+    /// How many triggers deep: 1 for one that a client's statement fires.
+    pub fn depth(&self) -> usize {
+        // SAFETY: a function without arguments.
+        let depth = unsafe { pgrx::direct_function_call::<i32>(pg_sys::pg_trigger_depth, &[]) };
+        depth.map_or(0, |d| usize::try_from(d).unwrap_or(0))
+    }
+
     /// The table's oid.
     #[inline]
     pub fn table(&self) -> pg_sys::Oid {
         // SAFETY: as above.
         unsafe { (*(*self.data).tg_relation).rd_id }
+    }
+
+    /// Is the table a partition?
+    pub fn on_partition(&self) -> bool {
+        // SAFETY: an open relation has its catalog row.
+        unsafe { (*(*(*self.data).tg_relation).rd_rel).relispartition }
     }
 
     /// Has the table an AFTER ROW trigger of the same function (the check behind the others)?
@@ -155,8 +168,8 @@ impl Call {
     #[inline]
     pub fn names(&self, attribute: &Attribute) -> bool {
         let bit = attribute.number - pg_sys::FirstLowInvalidHeapAttributeNumber;
-        // SAFETY: the set, or NULL for an empty one, is the trigger manager's.
-        unsafe { pg_sys::bms_is_member(bit, (*self.data).tg_updatedcols.cast_mut()) }
+        // SAFETY: the set, or NULL for an empty one, is the trigger manager's; raises for negative bits only.
+        unsafe { compat::bms_is_member(bit, (*self.data).tg_updatedcols) }
     }
 
     /// The arguments of CREATE TRIGGER.

@@ -81,12 +81,6 @@ pub fn see_own_changes() {
     unsafe { pg_sys::CommandCounterIncrement() };
 }
 
-/// The command that is running, by number.
-pub fn command() -> u32 {
-    // SAFETY: reads transaction state.
-    unsafe { pg_sys::GetCurrentCommandId(false) }
-}
-
 /// The innermost savepoint.
 pub fn savepoint() -> SubTransaction {
     // SAFETY: reads transaction state.

@@ -36,6 +36,17 @@ pub struct Write {
     pub ambient: Option<Token>,
 }
 
+impl Write {
+    /// Does the fence column itself present the token (or a NULL)? Then nothing else is looked at.
+    pub fn column_presents(&self) -> bool {
+        match (self.old, self.new) {
+            (_, None) => false,
+            (None, Some(new)) => new.is_some(),
+            (Some(old), Some(new)) => new != old,
+        }
+    }
+}
+
 /// What a write presents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presented {
@@ -52,14 +63,8 @@ pub enum Presented {
 /// Finds the presented token (contract: the first rule that fits).
 pub fn presented(write: &Write, order: Order) -> Presented {
     let old = write.old.flatten();
-    if let Some(new) = write.new {
-        let differs = match write.old {
-            None => new.is_some(),
-            Some(old) => new != old,
-        };
-        if differs {
-            return new.map_or(Presented::Nothing, Presented::Column);
-        }
+    if write.column_presents() {
+        return write.new.flatten().map_or(Presented::Nothing, Presented::Column);
     }
     if let Some(token) = write.ambient {
         return Presented::Ambient(token);

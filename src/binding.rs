@@ -1,0 +1,108 @@
+//! Which lease guards a row: the template of a trigger, filled from the row's columns.
+
+use crate::errors::{self, Refusal};
+use crate::input::NAME_MAX;
+use crate::pg::describe;
+use crate::pg::trigger::{Attribute, Columns, Tuple};
+use crate::protocol::template::{self, Piece};
+use std::borrow::Cow;
+
+/// The template of a table's leases.
+pub struct Binding(Vec<Part>);
+
+enum Part {
+    Literal(Vec<u8>),
+    Column(Attribute, Vec<u8>),
+}
+
+/// The leases that a write concerns: those of the new and of the old row, where they differ.
+#[derive(Default)]
+pub struct Leases<'a> {
+    new: Option<Cow<'a, [u8]>>,
+    old: Option<Cow<'a, [u8]>>,
+}
+
+impl Leases<'_> {
+    /// Each once, that of the new row first.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.new.iter().chain(&self.old).map(|name| &**name)
+    }
+}
+
+impl Binding {
+    /// Reads a template; each placeholder must name a column that is fit for it.
+    pub fn new(text: &[u8], columns: &Columns) -> Result<Self, Refusal> {
+        let pieces = template::parse(text).map_err(|fault| {
+            errors::bad_trigger_argument(format!("in the lease {}: {fault}", errors::quoted(text)))
+        })?;
+        let part = |piece| match piece {
+            Piece::Literal(text) => Ok(Part::Literal(text)),
+            Piece::Column(name) => {
+                let attribute = columns.find(&name).ok_or_else(|| errors::no_column(&name))?;
+                if describe::fits_placeholder(&attribute) {
+                    Ok(Part::Column(attribute, name))
+                } else {
+                    Err(errors::wrong_type(
+                        &name,
+                        "a plain column of integer, text, varchar, uuid or boolean type",
+                    ))
+                }
+            }
+        };
+        Ok(Binding(pieces.into_iter().map(part).collect::<Result<_, _>>()?))
+    }
+
+    /// The lease of a row.
+    pub fn lease(&self, columns: &Columns, row: Tuple) -> Result<Cow<'_, [u8]>, Refusal> {
+        if let [Part::Literal(name)] = self.0.as_slice() {
+            return checked(Cow::Borrowed(name));
+        }
+        let mut name = Vec::with_capacity(32);
+        for part in &self.0 {
+            match part {
+                Part::Literal(text) => name.extend_from_slice(text),
+                Part::Column(attribute, column) => match columns.value(row, attribute) {
+                    Some(value) => describe::append_text(&mut name, attribute, value),
+                    None => return Err(errors::null_placeholder(column)),
+                },
+            }
+        }
+        checked(Cow::Owned(name))
+    }
+
+    /// The leases of a write.
+    pub fn leases(
+        &self,
+        columns: &Columns,
+        old: Option<Tuple>,
+        new: Option<Tuple>,
+    ) -> Result<Leases<'_>, Refusal> {
+        let of = |row: Option<Tuple>| row.map(|r| self.lease(columns, r)).transpose();
+        let same = matches!((old, new), (Some(old), Some(new)) if self.same(columns, old, new));
+        let new = of(new)?;
+        let old = if same { None } else { of(old)?.filter(|old| Some(old) != new.as_ref()) };
+        Ok(Leases { new, old })
+    }
+
+    /// Do both rows have the same numbers in the placeholders? (Other types are compared by the names.)
+    fn same(&self, columns: &Columns, old: Tuple, new: Tuple) -> bool {
+        self.0.iter().all(|part| match part {
+            Part::Literal(_) => true,
+            Part::Column(attribute, _) => {
+                describe::is_number(attribute)
+                    && match (columns.value(old, attribute), columns.value(new, attribute)) {
+                        (Some(old), Some(new)) => old.value() == new.value(),
+                        _ => false,
+                    }
+            }
+        })
+    }
+}
+
+fn checked(name: Cow<'_, [u8]>) -> Result<Cow<'_, [u8]>, Refusal> {
+    if (1..=NAME_MAX).contains(&name.len()) {
+        Ok(name)
+    } else {
+        Err(errors::unfit_lease_name())
+    }
+}
