@@ -50,7 +50,7 @@ pub fn server() -> Vec<Package> {
     )]
 }
 
-/// What building the extension takes, beside Rust.
+/// What building the extension takes, beside Rust; the first brings the isolation tester too.
 pub fn build() -> Vec<Package> {
     let major = major();
     vec![
