@@ -16,7 +16,7 @@ use std::time::Duration;
 
 mod builder;
 
-pub use builder::Builder;
+pub use builder::{base_backup, Builder};
 
 /// How to stop a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

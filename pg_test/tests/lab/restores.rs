@@ -1,3 +1,225 @@
-//! Promotion, restore and copies: the token sequence jumps.
+//! Backups, dumps and copies that are put in the place of what went on without them.
 
-pg_test::trials![];
+use crate::epochs::jumps;
+use crate::life::Life;
+use crate::promotions::next_second;
+use pg_test::cluster::base_backup;
+use pg_test::{ensure, process, Cluster, Lab, Result, Shutdown};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+pg_test::trials![
+    recovery_to_a_point_in_time_goes_on_above_all_that_was_seen,
+    a_dump_goes_on_in_another_database,
+    a_dump_goes_on_in_another_cluster_without_its_roles,
+    a_dump_restored_in_place_goes_on,
+    a_dump_carries_the_grants,
+    a_dump_taken_before_the_first_draw_gives_no_token_twice,
+    a_base_backup_started_without_a_signal_takes_a_jump_by_hand,
+    a_snapshot_rolled_back_takes_a_jump_by_hand,
+];
+
+/// Copies a directory as the server's user.
+pub fn copy_dir(from: &Path, to: &Path) -> Result<()> {
+    let mut command = Command::new("cp");
+    process::as_server_user(&mut command)?;
+    process::output_of(command.arg("-a").arg(from).arg(to))?;
+    Ok(())
+}
+
+fn recovery_to_a_point_in_time_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
+    let archive = lab.prefix().new_dir("archive")?;
+    let copy = format!("cp %p {}/%f", archive.display());
+    let builder = lab.builder().set("archive_mode", "on").set("archive_command", &copy);
+    let primary = builder.start()?;
+    let backup = lab.prefix().new_dir("backup")?.join("data");
+    base_backup(lab.prefix(), &primary, &backup)?;
+    let mut session = primary.connect("postgres")?;
+    let mut life = Life::begin(&mut session)?;
+    session.run("SELECT pg_create_restore_point('here')")?;
+    life.draw_more(&mut session, 100)?;
+    session.run("SELECT pg_switch_wal(); CHECKPOINT")?;
+    primary.stop(Shutdown::Fast)?;
+
+    // Twice from the same backup: the second recovery finds the first one's history, or does not.
+    for forgetful in [false, true] {
+        if forgetful {
+            for entry in fs::read_dir(&archive)? {
+                let path = entry?.path();
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                if !name.starts_with("00000001") {
+                    fs::remove_file(path)?;
+                }
+            }
+        }
+        let restored = lab.builder().create_by(|_, data| copy_dir(&backup, data))?;
+        restored.configure(&[
+            ("archive_mode", "on"),
+            ("archive_command", &copy),
+            ("restore_command", &format!("cp {}/%f %p", archive.display())),
+            ("recovery_target_name", "here"),
+            ("recovery_target_action", "promote"),
+        ])?;
+        fs::write(restored.data().join("recovery.signal"), "")?;
+        restored.start()?;
+        let mut session = restored.connect("postgres")?;
+        process::wait_until("recovery is over", std::time::Duration::from_secs(60), || {
+            session.one("SELECT NOT pg_is_in_recovery()", &[]).unwrap_or(false)
+        })?;
+        ensure!(session.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 2);
+        next_second(&mut session)?;
+        life.see(life.goes_on(&mut session)?);
+        ensure!(jumps(&mut session)? == 1);
+        life.draw_more(&mut session, 40)?;
+        restored.stop(Shutdown::Fast)?;
+    }
+    Ok(())
+}
+
+/// Dumps a database in the custom format.
+pub fn dump(lab: &Lab, cluster: &Cluster, dbname: &str) -> Result<String> {
+    let file = lab.prefix().new_dir("dump")?.join("db.dump").to_string_lossy().into_owned();
+    lab.run("pg_dump", &["-Fc", "-f", &file, "-d", &cluster.conninfo(dbname).to_string()])?;
+    Ok(file)
+}
+
+/// Restores it; with `options`, for example `--no-owner`.
+fn restore(lab: &Lab, cluster: &Cluster, dbname: &str, file: &str, options: &[&str]) -> Result<()> {
+    let conninfo = cluster.conninfo(dbname).to_string();
+    let args = [&["--exit-on-error", "-d", &conninfo], options, &[file]].concat();
+    lab.run("pg_restore", &args).map(drop)
+}
+
+fn a_dump_goes_on_in_another_database(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let mut life = Life::begin(&mut session)?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    life.draw_more(&mut session, 100)?;
+    for jobs in ["1", "3"] {
+        let other = lab.bare_database()?;
+        restore(lab, lab.cluster(), other.name(), &file, &["-j", jobs])?;
+        let mut session = other.connect()?;
+        ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? >= life.written);
+        life.goes_on(&mut session)?;
+        ensure!(jumps(&mut session)? == 1);
+    }
+    Ok(())
+}
+
+fn a_dump_goes_on_in_another_cluster_without_its_roles(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = db.role("gone")?;
+    let mut owner = db.connect()?;
+    let mut life = Life::begin(&mut owner)?;
+    owner.run(&format!("SELECT fence_grant('{role}')"))?;
+    let mut app = db.connect_as(&role)?;
+    let theirs: i64 = app.one("SELECT lease_acquire('theirs', 'app', ttl => '1 hour')", &[])?;
+    life.see(theirs);
+    let file = dump(lab, lab.cluster(), db.name())?;
+    life.draw_more(&mut owner, 40)?;
+
+    let other = lab.builder().own_identity().start()?;
+    restore(lab, &other, "postgres", &file, &["--no-owner", "--no-acl"])?;
+    let mut session = other.connect("postgres")?;
+    let shown = "SELECT role::text || ' ' || state FROM lease_info('theirs')";
+    ensure!(session.text(shown)? == Some(format!("{role} held")));
+    life.see(life.goes_on(&mut session)?);
+    ensure!(jumps(&mut session)? == 1);
+    // It stays taken by the role that is not there; a superuser may act for it.
+    ensure!(session.one::<Option<i64>>("SELECT lease_acquire('theirs')", &[])?.is_none());
+    session.run("CREATE ROLE other LOGIN; SELECT fence_grant('other')")?;
+    let mut stranger = other.conninfo("postgres").user("other").connect()?;
+    stranger.refused(&format!("SELECT lease_renew('theirs', {theirs})"), "42501")?;
+    ensure!(session.one::<i64>("SELECT lease_renew('theirs', $1)", &[&theirs])? > life.seen);
+    // Once the role is there, it has its lease again.
+    session.run(&format!("CREATE ROLE {role} LOGIN; SELECT fence_grant('{role}')"))?;
+    let mut app = other.conninfo("postgres").user(&role).connect()?;
+    ensure!(app
+        .one::<Option<i64>>(
+            "SELECT lease_release('theirs', lease_renew('theirs', $1))",
+            &[&theirs]
+        )?
+        .is_some());
+    Ok(())
+}
+
+fn a_dump_restored_in_place_goes_on(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let mut life = Life::begin(&mut session)?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    life.draw_more(&mut session, 60)?;
+    // Sessions stay connected while everything is dropped and made anew under them.
+    restore(lab, lab.cluster(), db.name(), &file, &["--clean", "--if-exists"])?;
+    life.goes_on(&mut session)?;
+    ensure!(jumps(&mut db.connect()?)? == 1);
+    Ok(())
+}
+
+fn a_dump_carries_the_grants(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (user, admin) = (db.role("user")?, db.role("admin")?);
+    db.connect()?.run(&format!("SELECT fence_grant('{user}'), fence_grant('{admin}', true)"))?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    let other = lab.bare_database()?;
+    restore(lab, lab.cluster(), other.name(), &file, &[])?;
+    let mut user = other.connect_as(&user)?;
+    user.run("SELECT lease_acquire('job'), lease_info('job'), fence_status(); SELECT * FROM fence.leases")?;
+    user.refused("SELECT lease_revoke('job')", "42501")?;
+    user.refused("SELECT setval('fence.token_seq', 1)", "42501")?;
+    let mut admin = other.connect_as(&admin)?;
+    admin.run("SELECT lease_revoke('job'), lease_prune(), fence_new_epoch()")?;
+    let rights = crate::roles::public_rights(&other)?;
+    ensure!(rights == crate::roles::PUBLIC, "{rights:?}");
+    Ok(())
+}
+
+fn a_dump_taken_before_the_first_draw_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    let seen: i64 = db.connect()?.one("SELECT lease_acquire('job')", &[])?;
+    let other = lab.bare_database()?;
+    restore(lab, lab.cluster(), other.name(), &file, &[])?;
+    let next: i64 = other.connect()?.one("SELECT lease_acquire('job')", &[])?;
+    ensure!(next > seen, "{next} was seen before");
+    Ok(())
+}
+
+fn a_base_backup_started_without_a_signal_takes_a_jump_by_hand(lab: &Lab) -> Result<()> {
+    let primary = lab.builder().start()?;
+    let mut session = primary.connect("postgres")?;
+    let mut life = Life::begin(&mut session)?;
+    let copy = lab.builder().create_by(|prefix, data| base_backup(prefix, &primary, data))?;
+    life.draw_more(&mut session, 60)?;
+    primary.kill9()?;
+    copy.start()?;
+    let mut session = copy.connect("postgres")?;
+    ensure!(session.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 1);
+    session.run("SELECT fence_new_epoch()")?;
+    life.goes_on(&mut session)?;
+    ensure!(jumps(&mut session)? == 1);
+    Ok(())
+}
+
+fn a_snapshot_rolled_back_takes_a_jump_by_hand(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().start()?;
+    let mut session = cluster.connect("postgres")?;
+    let mut life = Life::begin(&mut session)?;
+    cluster.stop(Shutdown::Immediate)?;
+    let kept = cluster.dir().join("snapshot");
+    copy_dir(&cluster.data(), &kept)?;
+    cluster.start()?;
+    let mut session = cluster.connect("postgres")?;
+    life.draw_more(&mut session, 60)?;
+    cluster.kill9()?;
+    fs::remove_dir_all(cluster.data())?;
+    fs::rename(&kept, cluster.data())?;
+    cluster.start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("SELECT fence_new_epoch()")?;
+    life.goes_on(&mut session)?;
+    ensure!(jumps(&mut session)? == 1);
+    Ok(())
+}
