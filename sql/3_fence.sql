@@ -29,8 +29,11 @@ DECLARE
     -- A leased row may be written often under one token; without a lease only `strict` is safe.
     chosen_mode CONSTANT text := lower(coalesce(mode,
         CASE WHEN lease IS NULL THEN 'strict' ELSE 'monotonic' END));
+    -- A row that moves to another partition is an INSERT there: verify must see it.
+    moves CONSTANT boolean := EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p');
     chosen CONSTANT text[] := regexp_split_to_array(lower(btrim(coalesce(events,
-        CASE WHEN lease IS NOT NULL THEN 'insert,' ELSE '' END || 'update,delete,truncate'))), '\s*,\s*');
+        CASE WHEN lease IS NOT NULL OR (verify AND moves) THEN 'insert,' ELSE '' END
+        || 'update,delete,truncate'))), '\s*,\s*');
     row_events CONSTANT text := (
         SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(chosen) AS e WHERE e <> 'truncate');
     new_events CONSTANT text := (
@@ -79,6 +82,9 @@ BEGIN
              'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
             (verify AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
              'Only these have a new row to verify.', NULL),
+            (verify AND moves AND 'update' = ANY (chosen) AND 'insert' <> ALL (chosen), '22023',
+             'verify on a partitioned table needs insert among the events',
+             'A row that moves to another partition is an INSERT there.', NULL),
             (lease = '', '22023', 'the name of a lease must not be empty',
              'Leave lease out to compare tokens row by row only.', NULL),
             (stray_brace, '22023', format('the braces of lease "%s" do not pair', lease),

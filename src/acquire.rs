@@ -286,24 +286,24 @@ fn slots_differ(request: &Request, live: i32) -> Refusal {
 }
 
 /// At REPEATABLE READ and above the transaction reads the world of its snapshot. What is granted now must
-/// have been to be had then: every row must be the version that the snapshot sees, the lease free when the
-/// transaction began, and no transaction that ran then may have ended since, for it may have been a guarded
-/// one (guards take a transaction id, so that the snapshot knows of them).
+/// have been to be had then: the lease free when the transaction began, and every row still the version that
+/// the snapshot sees. (A guarded transaction that outlives its grant leaves a new version: see `guard`.)
 fn check_snapshot(table: &LeaseTable, request: &Request) -> Result<(), Refusal> {
     if !xact::keeps_snapshot() {
         return Ok(());
     }
     let now = table.rows(request.name, AsOf::Now);
-    let strange: Vec<&Row> = now.iter().filter(|r| !r.written_here()).collect();
-    if strange.is_empty() && now.is_empty() {
+    let then = table.rows(request.name, AsOf::Transaction);
+    if now.iter().any(Row::written_here) && now.iter().all(Row::written_here) {
         return Ok(());
     }
-    let then = table.rows(request.name, AsOf::Transaction);
     let seats = seats(request, &then, &|_| false);
     let could =
         matches!(grant::acquire(&seats, &request.ask, xact::started_at()), Acquire::Grant { .. });
-    let same = strange.iter().all(|r| then.iter().any(|t| t.id() == r.id()));
-    if strange.is_empty() || (could && same && !xact::world_moved()) {
+    let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.id() == row.id());
+    let same = now.iter().all(|r| r.written_here() || known(r, &then))
+        && then.iter().all(|r| r.written_here() || known(r, &now));
+    if could && same {
         Ok(())
     } else {
         Err(errors::snapshot_too_early(request.name))

@@ -52,6 +52,14 @@ impl Binding {
         Ok(Binding(pieces.into_iter().map(part).collect::<Result<_, _>>()?))
     }
 
+    /// The columns in its placeholders.
+    pub fn columns(&self) -> impl Iterator<Item = &Attribute> {
+        self.0.iter().filter_map(|part| match part {
+            Part::Literal(_) => None,
+            Part::Column(attribute, _) => Some(attribute),
+        })
+    }
+
     /// The lease of a row.
     pub fn lease(&self, columns: &Columns, row: Tuple) -> Result<Cow<'_, [u8]>, Refusal> {
         if let [Part::Literal(name)] = self.0.as_slice() {

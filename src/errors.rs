@@ -11,7 +11,7 @@ pub struct Refusal {
     /// Five characters.
     pub sqlstate: &'static str,
     /// One line.
-    pub message: Vec<u8>,
+    pub message: String,
     /// What to do; may be empty.
     pub hint: Cow<'static, str>,
     /// Schema, table and column, for a refused write.
@@ -70,13 +70,7 @@ pub struct Detail {
 
 impl Refusal {
     fn new(sqlstate: &'static str, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
-        Refusal {
-            sqlstate,
-            message: crate::pg::raise::in_server_encoding(message),
-            hint: hint.into(),
-            place: None,
-            detail: Box::default(),
-        }
+        Refusal { sqlstate, message, hint: hint.into(), place: None, detail: Box::default() }
     }
 
     /// With more in its DETAIL.
@@ -85,9 +79,24 @@ impl Refusal {
         self
     }
 
+    /// Without the lease's name, for a caller who may not read the columns that it is made of.
+    pub fn without_lease(mut self, name: &[u8]) -> Self {
+        self.message = self.message.replace(&format!("lease {}", quoted(name)), "the row's lease");
+        self.detail.lease = None;
+        self
+    }
+
     /// With the schema, table and column fields filled.
     pub fn at(mut self, place: Place) -> Self {
         self.place = Some(Box::new(place));
+        self
+    }
+
+    /// Without the presented token, where it is the stored one and the caller may not read that.
+    pub fn without_presented(mut self) -> Self {
+        if let Some(token) = self.detail.presented.take() {
+            self.message = self.message.replace(&format!("token {token} "), "token ");
+        }
         self
     }
 
@@ -215,18 +224,19 @@ pub fn tokens_exhausted() -> Refusal {
 
 // The fence ----------------------------------------------------------------------------------------------
 
-/// PF001: stale.
-pub fn stale(presented: Token, stored: Option<Token>) -> Refusal {
-    let message = match stored {
-        Some(stored) if presented == stored => {
+/// PF001: stale. Either token is None where the caller may not know it.
+pub fn stale(presented: Option<Token>, stored: Option<Token>) -> Refusal {
+    let message = match (presented, stored) {
+        (Some(presented), Some(stored)) if presented == stored => {
             format!("stale fencing token: the row has already been written with token {stored}")
         }
-        Some(stored) => {
+        (Some(presented), Some(stored)) => {
             format!("stale fencing token {presented}: the row has already seen {stored}")
         }
-        None => {
+        (Some(presented), None) => {
             format!("stale fencing token {presented}: the row has seen the same or a greater one")
         }
+        (None, _) => "stale fencing token: the row has seen the same or a greater one".into(),
     };
     Refusal::new(
         "PF001",
@@ -234,7 +244,7 @@ pub fn stale(presented: Token, stored: Option<Token>) -> Refusal {
         "A newer holder may have taken the lease over: stop, and do not retry with this token. To write a row again under one grant, use lease_renew's token, or monotonic mode.",
     )
     .detailed(|d| {
-        d.presented = Some(presented);
+        d.presented = presented;
         d.stored = stored;
     })
 }

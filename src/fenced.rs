@@ -95,14 +95,23 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
         }
         Verdict::NeverIssued { presented } => return Err(errors::never_issued(presented)),
         Verdict::Stale { presented, stored } => {
-            return Err(errors::stale(presented, visible(call, plan, Some(stored))));
+            // An equal value that is only named may be one that the caller does not know.
+            let shown = visible(call, plan, Some(stored));
+            let known = write.column_presents() || write.ambient.is_some() || shown.is_some();
+            return Err(errors::stale(known.then_some(presented), shown));
         }
     };
     if plan.verified {
         guard::wrote(call.table(), token);
     }
     for name in leases.iter() {
-        guard::require(name, token, true)?;
+        guard::require(name, token, true).map_err(|refusal| {
+            let known = write.column_presents()
+                || write.ambient.is_some()
+                || describe::readable(call, plan.column.number);
+            let refusal = if known { refusal } else { refusal.without_presented() };
+            hide_lease(refusal, call, plan, name)
+        })?;
     }
     if plan.moves && call.event() == Event::Update {
         accept(call);
@@ -144,7 +153,7 @@ fn replicated(call: &Call, plan: &Plan, write: &Write) -> Result<pg_sys::Datum, 
         match new {
             Some(presented) if plan.order.accepts(presented, Some(stored)) => {}
             Some(presented) => {
-                return Err(errors::stale(presented, visible(call, plan, Some(stored))));
+                return Err(errors::stale(Some(presented), visible(call, plan, Some(stored))));
             }
             None => return Err(errors::unfenced(visible(call, plan, Some(stored)))),
         }
@@ -167,11 +176,23 @@ fn verify(call: &Call, plan: &Plan) -> Result<(), Refusal> {
     };
     let stored = call.old().and_then(fence);
     if !plan.order.accepts(token, stored) {
-        return Err(errors::stale(token, visible(call, plan, stored)));
+        return Err(errors::stale(Some(token), visible(call, plan, stored)));
     }
     match &plan.lease {
-        Some(binding) => guard::require(&binding.lease(&columns, new)?, token, true),
+        Some(binding) => {
+            let name = binding.lease(&columns, new)?;
+            guard::require(&name, token, true).map_err(|r| hide_lease(r, call, plan, &name))
+        }
         None => Ok(()),
+    }
+}
+
+/// The refusal without the lease's name, where the caller may not read the columns that it is made of.
+fn hide_lease(refusal: Refusal, call: &Call, plan: &Plan, name: &[u8]) -> Refusal {
+    let readable = |attribute: &Attribute| describe::readable(call, attribute.number);
+    match &plan.lease {
+        Some(binding) if !binding.columns().all(readable) => refusal.without_lease(name),
+        _ => refusal,
     }
 }
 

@@ -10,7 +10,7 @@ use crate::pg::heap::{AsOf, LeaseTable, Row};
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::xact::SubTransaction;
 use crate::pg::{raise, relation, server, settings, xact};
-use crate::protocol::Token;
+use crate::protocol::{Micros, Token};
 use crate::{input, plant, queue, token};
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
@@ -49,7 +49,41 @@ pub fn lease_guard(args: Args) -> Result<Answer, Refusal> {
     Ok(token.into())
 }
 
+/// A guarded transaction that commits later than this before its grant's deadline leaves a trace.
+const TRACE_WITHIN: Micros = 5_000_000;
+
+/// A guarded transaction that has written something and may outlive its grant writes a new version of the
+/// grant's row: a REPEATABLE READ transaction whose snapshot does not see what was written then finds that
+/// row changed, and is refused the lease. Where the grant is changed by somebody else just now, that is the
+/// new version.
+pub fn before_commit() {
+    let guarded: Vec<(Vec<u8>, i32)> = GUARDS.with_borrow(|g| {
+        let slots = |(name, verdicts): (&Vec<u8>, &Vec<Verdict>)| {
+            verdicts.iter().map(|v| (name.clone(), v.slot)).collect::<Vec<_>>()
+        };
+        g.by_lease.iter().flat_map(slots).collect()
+    });
+    if guarded.is_empty() || !xact::has_written() {
+        return;
+    }
+    let Ok(table) = LeaseTable::open(true) else { return };
+    let horizon = server::now() + TRACE_WITHIN;
+    for (name, slot) in guarded {
+        let over = |row: &Row| row.grant.slot == slot && row.over_since() < horizon;
+        if !table.rows(&name, AsOf::Now).iter().any(|r| over(r) && !r.written_here()) {
+            continue;
+        }
+        if Tag::grant(&name, slot).take(Lock::Change, false) {
+            if let Some(row) = table.rows(&name, AsOf::Now).iter().find(|r| over(r)) {
+                table.rewrite(row);
+            }
+        }
+    }
+}
+
 /// Makes this transaction guard the grant that the token is of; PF004 when it does not speak for the lease.
+///
+/// In a trigger, the session's role may stand in for the current one.
 pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusal> {
     if stands(name, token) {
         return Ok(());
@@ -78,7 +112,6 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
     };
     check_role(name, row, in_trigger)?;
     check_snapshot(&table, name, row)?;
-    xact::be_known();
     queue::changed(name);
     let verdict = Verdict { slot, token, savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));

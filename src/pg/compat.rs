@@ -86,5 +86,21 @@ pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PG
         }
         (vxid.procNumber >= 0).then(|| ProcNumberGetProc(vxid.procNumber))
     };
-    process.filter(|p| !p.is_null())
+    // A prepared transaction keeps the id of the session that prepared it, which has moved on since.
+    process.filter(|p| {
+        // SAFETY: a PGPROC is shared memory that is never freed.
+        !p.is_null() && unsafe { local_transaction(*p) } == vxid.localTransactionId
+    })
+}
+
+/// # Safety
+/// The process must be one of shared memory.
+unsafe fn local_transaction(process: *mut pg_sys::PGPROC) -> pg_sys::LocalTransactionId {
+    // SAFETY: the caller's promise; a stale value only means that the transaction is over.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return (*process).lxid;
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        return (*process).vxid.lxid;
+    }
 }

@@ -85,18 +85,20 @@ pub fn at_row(refusal: Refusal, call: &Call, fence: &Attribute) -> Refusal {
     })
 }
 
-/// May the caller read this column of the table, in every row?
+/// May the caller read this column of the table, in every row? Both the current user and the session's role
+/// must: a cascading key runs as the table's owner, but its error goes to the client.
 pub fn readable(call: &Call, number: i32) -> bool {
     // SAFETY: catalog look-ups.
     unsafe {
         let table = (*call.relation()).rd_id;
-        let user = pg_sys::GetUserId();
         let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
         let ok = pg_sys::AclResult::ACLCHECK_OK;
-        pg_sys::check_enable_rls(table, pg_sys::InvalidOid, true)
-            != pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32
-            && (pg_sys::pg_class_aclcheck(table, user, select) == ok
-                || pg_sys::pg_attribute_aclcheck(table, number as i16, user, select) == ok)
+        [pg_sys::GetUserId(), pg_sys::GetOuterUserId()].into_iter().all(|user| {
+            pg_sys::check_enable_rls(table, user, true)
+                != pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32
+                && (pg_sys::pg_class_aclcheck(table, user, select) == ok
+                    || pg_sys::pg_attribute_aclcheck(table, number as i16, user, select) == ok)
+        })
     }
 }
 

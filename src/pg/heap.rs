@@ -239,6 +239,12 @@ impl LeaseTable {
         self.write(Some(row), &mut values, &mut nulls);
     }
 
+    /// Writes a new version of the row, the same in all.
+    pub fn rewrite(&self, row: &Row) {
+        let (mut values, mut nulls) = (row.values, row.nulls);
+        self.write(Some(row), &mut values, &mut nulls);
+    }
+
     /// Deletes the row.
     pub fn delete(&self, row: &Row) {
         // SAFETY: the tuple's own identity, read under the grant's lock.

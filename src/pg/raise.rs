@@ -26,7 +26,7 @@ pub fn stage(refusal: Refusal) -> Staged {
     let place = refusal.place.as_deref();
     Staged {
         sqlstate: encode(refusal.sqlstate),
-        message: c_string(&refusal.message),
+        message: c_string(&in_server_encoding(refusal.message.clone())),
         detail: optional(&in_server_encoding(refusal.detail())),
         hint: optional(refusal.hint.as_bytes()),
         schema: place.map_or(std::ptr::null(), |p| optional(&p.schema)),
@@ -88,13 +88,15 @@ pub fn c_string(bytes: &[u8]) -> *const c_char {
 }
 
 /// UTF-8 text in the database's encoding.
-pub fn in_server_encoding(text: String) -> Vec<u8> {
+fn in_server_encoding(text: String) -> Vec<u8> {
     if text.is_ascii() {
         return text.into_bytes();
     }
     // SAFETY: the conversion gets a length and a NUL-terminated copy, and gives back one or the other.
     unsafe {
-        if pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_UTF8 as c_int {
+        if [pg_sys::pg_enc::PG_UTF8, pg_sys::pg_enc::PG_SQL_ASCII]
+            .contains(&(pg_sys::GetDatabaseEncoding() as pg_sys::pg_enc::Type))
+        {
             return text.into_bytes();
         }
         let copy = c_string(text.as_bytes());

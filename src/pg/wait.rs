@@ -47,17 +47,25 @@ pub fn take_until(tag: &Tag, mode: Mode, deadline: Micros) -> bool {
         pg_sys::CurrentResourceOwner = owner;
     };
     unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
+    let undo = || {
+        unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
+        restore();
+    };
     let taken = PgTryBuilder::new(|| {
         tag.take(mode, true);
         unsafe { pg_sys::ReleaseCurrentSubTransaction() };
+        restore();
         true
     })
     .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| {
-        unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
+        undo();
         false
     })
+    .catch_others(|error| {
+        undo();
+        error.rethrow()
+    })
     .execute();
-    restore();
     drop(shorter);
     taken
 }

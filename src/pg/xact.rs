@@ -26,20 +26,10 @@ pub fn started_at() -> i64 {
     unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
 }
 
-/// Has a transaction that was running when this one's snapshot was taken ended since?
-pub fn world_moved() -> bool {
-    // SAFETY: the snapshot of a REPEATABLE READ transaction lives as long as it; xip has xcnt entries.
-    unsafe {
-        let snapshot = pg_sys::GetTransactionSnapshot();
-        (0..(*snapshot).xcnt as usize)
-            .any(|i| !pg_sys::TransactionIdIsInProgress(*(*snapshot).xip.add(i)))
-    }
-}
-
-/// Gives the transaction an id, so that others' snapshots know of it.
-pub fn be_known() {
-    // SAFETY: raises Postgres's own error where no id can be had.
-    unsafe { pg_sys::GetTopTransactionId() };
+/// Has this transaction written anything?
+pub fn has_written() -> bool {
+    // SAFETY: reads transaction state.
+    unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
 }
 
 /// Does a release, whose commit need not wait for the disk where the transaction writes nothing else: WAL
@@ -120,9 +110,20 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
             restore_commit();
             crate::guard::transaction_ended();
         }
-        E::XACT_EVENT_PRE_COMMIT => relax_commit(),
+        E::XACT_EVENT_PRE_COMMIT => {
+            before_commit();
+            relax_commit();
+        }
+        E::XACT_EVENT_PRE_PREPARE => before_commit(),
         _ => {}
     }
+}
+
+/// The last moment at which the transaction can still write.
+fn before_commit() {
+    // SAFETY: an error here aborts the transaction, as one of a deferred trigger would; nothing is left to
+    // drop when it leaves, for the guard turns it into a longjmp.
+    unsafe { pg_sys::panic::pgrx_extern_c_guard(crate::guard::before_commit) }
 }
 
 unsafe extern "C-unwind" fn savepoint_event(
