@@ -13,6 +13,7 @@ mod epochs;
 mod errors;
 mod failover;
 mod fence;
+mod gaps;
 mod guards;
 mod inputs;
 mod install;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         errors::trials(),
         failover::trials(),
         fence::trials(),
+        gaps::trials(),
         guards::trials(),
         inputs::trials(),
         install::trials(),
