@@ -33,6 +33,7 @@ pub enum Shutdown {
 pub struct Cluster {
     prefix: Arc<Prefix>,
     dir: PathBuf,
+    environment: Vec<(String, String)>,
     port: AtomicU16,
     process: Mutex<Option<Child>>,
 }
@@ -112,6 +113,7 @@ impl Cluster {
         let child = self
             .prefix
             .command("postgres")?
+            .envs(self.environment.iter().cloned())
             .arg("-D")
             .arg(self.data())
             .stdin(Stdio::null())

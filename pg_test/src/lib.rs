@@ -10,6 +10,7 @@
 //! | [`extension`] | the built extension: library, control file, scripts |
 //! | [`rundir`] | the run directory and the watchdog that clears it |
 //! | [`prefix`] | a private, relocated copy of PostgreSQL |
+//! | [`clock`] | a server whose clock can be stepped |
 //! | [`cluster`] | one server: start, stop, kill, promote |
 //! | [`database`] | a database of a test's own, and its roles |
 //! | [`client`] | where to connect, and a session |
@@ -29,6 +30,7 @@
 pub mod background;
 pub mod calls;
 pub mod client;
+pub mod clock;
 pub mod cluster;
 pub mod database;
 pub mod demo;

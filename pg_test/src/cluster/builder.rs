@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 pub struct Builder {
     prefix: Arc<Prefix>,
     settings: Vec<(String, String)>,
+    environment: Vec<(String, String)>,
     own_identity: bool,
 }
 
@@ -29,12 +30,19 @@ impl Builder {
             ("log_timezone", "UTC"),
         ];
         let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
-        Builder { prefix, settings: settings.into_iter().map(own).collect(), own_identity: false }
+        let settings = settings.into_iter().map(own).collect();
+        Builder { prefix, settings, environment: Vec::new(), own_identity: false }
     }
 
     /// One more setting.
     pub fn set(mut self, name: &str, value: &str) -> Builder {
         self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// One more variable in the environment of its processes.
+    pub fn env(mut self, name: &str, value: &str) -> Builder {
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -78,6 +86,7 @@ impl Builder {
         let cluster = Cluster {
             prefix: self.prefix.clone(),
             dir,
+            environment: self.environment,
             port: AtomicU16::new(port),
             process: Mutex::new(None),
         };
