@@ -15,8 +15,6 @@ pub struct Request<'a> {
     pub ttl_us: Micros,
     pub metadata: Option<pgrx::pg_sys::Datum>,
     pub ask: Ask,
-    /// A token drawn too early, in a build with that bug planted.
-    pub early: Option<Token>,
 }
 
 /// How a try ends.
@@ -79,16 +77,12 @@ impl Locks {
 /// Only something that committed since we looked, or an open transaction, can be in the way.
 const LOST: Tried<Found> = Tried::Lost { until: Micros::MAX };
 
-/// Tells without a lock whether it is worth trying (a losing try reads only), and whether the caller would
-/// only replace a grant of its own.
-pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<bool>, Refusal> {
+/// Tells without a lock whether it is worth trying: a losing try reads only.
+pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<()>, Refusal> {
     let rows = table.rows(request.name, AsOf::Now);
     let seats = seats(request, &rows, &|_| false);
-    let now = server::now();
-    match grant::acquire(&seats, &request.ask, now) {
-        Acquire::Grant { .. } => {
-            Ok(Tried::Won(seats.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held)))
-        }
+    match grant::acquire(&seats, &request.ask, server::now()) {
+        Acquire::Grant { .. } => Ok(Tried::Won(())),
         Acquire::Taken { until } => Ok(Tried::Lost { until }),
         Acquire::SlotsDiffer { live } => Err(slots_differ(request, live)),
     }

@@ -1,70 +1,8 @@
 //! Finding the objects of the extension's own schema.
 
-use super::args::text_bytes;
 use crate::errors::{self, Refusal};
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::{PgLogLevel, PgSqlErrorCode};
-use std::cell::Cell;
 use std::ffi::CStr;
-
-thread_local! {
-    static VERSION_CHECKED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The version of this library.
-pub const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// Warns, once in each session, when the SQL objects are of another version than the library.
-pub fn check_version() {
-    if VERSION_CHECKED.replace(true) {
-        return;
-    }
-    if let Some(sql) = sql_version().filter(|sql| sql != LIBRARY_VERSION) {
-        let message =
-            format!("the library of pg_fence is {LIBRARY_VERSION}, its SQL objects are {sql}");
-        let hint = format!(
-            "Run ALTER EXTENSION pg_fence UPDATE TO '{LIBRARY_VERSION}', or install the library of {sql} and reconnect."
-        );
-        ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, message, "pg_fence")
-            .set_hint(hint)
-            .report(PgLogLevel::WARNING);
-    }
-}
-
-/// The version of the SQL objects (pg_extension.extversion).
-pub fn sql_version() -> Option<String> {
-    // SAFETY: a catalog scan by name; the value is copied before the scan ends.
-    unsafe {
-        let rel = pg_sys::table_open(pg_sys::ExtensionRelationId, pg_sys::AccessShareLock as i32);
-        let mut key = pg_sys::ScanKeyData::default();
-        pg_sys::ScanKeyInit(
-            &mut key,
-            pg_sys::Anum_pg_extension_extname as i16,
-            pg_sys::BTEqualStrategyNumber as u16,
-            pg_sys::F_NAMEEQ.into(),
-            pg_sys::Datum::from(c"pg_fence".as_ptr()),
-        );
-        let scan = pg_sys::systable_beginscan(
-            rel,
-            pg_sys::ExtensionNameIndexId.into(),
-            true,
-            std::ptr::null_mut(),
-            1,
-            &mut key,
-        );
-        let tuple = pg_sys::systable_getnext(scan);
-        let version = (!tuple.is_null()).then(|| {
-            let column = pg_sys::Anum_pg_extension_extversion as i32;
-            let mut null = false;
-            let value = pg_sys::heap_getattr(tuple, column, (*rel).rd_att, &mut null);
-            String::from_utf8_lossy(&text_bytes(value)).into_owned()
-        });
-        pg_sys::systable_endscan(scan);
-        pg_sys::table_close(rel, pg_sys::AccessShareLock as i32);
-        version
-    }
-}
 
 /// The oid of a table, index, sequence or view of the schema `fence`.
 pub fn state_oid(name: &CStr) -> Result<pg_sys::Oid, Refusal> {

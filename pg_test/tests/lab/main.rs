@@ -20,6 +20,7 @@ mod install;
 mod leases;
 mod life;
 mod line;
+mod lockout;
 mod misuse;
 mod partitions;
 mod paths;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
         install::trials(),
         leases::trials(),
         line::trials(),
+        lockout::trials(),
         misuse::trials(),
         partitions::trials(),
         paths::trials(),

@@ -122,6 +122,9 @@ fn a_row_that_moves_is_verified_too(lab: &Lab) -> Result<()> {
     for events in ["", ", events => 'insert,update,delete'"] {
         let mut bed = Bed::new(lab)?;
         bed.run(PARTITIONED)?;
+        // What moves ends as an insert, without which there is nothing to verify it by.
+        let sql = "SELECT fence_protect('orders', verify => true, events => 'update,delete')";
+        bed.refused(sql, "22023")?;
         bed.protect(&format!("verify => true{events}"))?;
         let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
         bed.run(&format!("UPDATE orders SET fence = {b}"))?;
