@@ -1,0 +1,179 @@
+//! The lease and fence protocol as a state machine, searched to its end within small bounds.
+//!
+//! Clients that freeze wherever they are, a server that crashes with an unwritten log, standbys that are
+//! behind when they are promoted, a clock that steps back. The decisions are not a copy: the machine calls
+//! the extension's own code (`pg_test::protocol`). Each protection is then taken away, and the search
+//! must find what goes wrong without it; the path there is printed.
+
+mod locks;
+mod protections;
+mod requests;
+mod server;
+mod state;
+mod system;
+
+use protections::{Bounds, Flush, Protections};
+use stateright::{Checker, HasDiscoveries, Model};
+use system::{
+    System, GUARD_EXCLUDES, NEVER_REISSUED, NOT_EXPIRED, NO_STALE_BOUND, NO_STALE_UNBOUND,
+    ONE_HOLDER,
+};
+
+/// Searches everything within the bounds, and finds nothing.
+fn holds(bounds: Bounds) {
+    let started = std::time::Instant::now();
+    let protections = Protections::ALL;
+    let checker = System { bounds, protections }.checker().threads(2).spawn_bfs().join();
+    println!("{} states, {:?}", checker.unique_state_count(), started.elapsed());
+    checker.assert_properties();
+}
+
+/// Without this protection the search finds a way to break that property.
+fn breaks(bounds: Bounds, property: &'static str, take_away: fn(&mut Protections)) {
+    let mut protections = Protections::ALL;
+    take_away(&mut protections);
+    let found = HasDiscoveries::AllOf([property].into());
+    let model = System { bounds, protections }.checker();
+    let checker = model.finish_when(found).spawn_bfs().join();
+    let path = checker.discovery(property);
+    let path = path.unwrap_or_else(|| {
+        panic!("{} states, and \"{property}\" is not broken", checker.unique_state_count())
+    });
+    println!("\"{property}\" is broken by:");
+    for action in path.into_actions() {
+        println!("    {action:?}");
+    }
+}
+
+const CALM: Bounds = Bounds::CALM;
+/// The server is killed, its log not yet written.
+const CRASHES: Bounds = Bounds { crashes: 1, kills: 1, seconds: 2, draws: 3, ..CALM };
+/// The same, where commits do not wait for the disk.
+const LAZY: Bounds = Bounds { synchronous_commit: false, kills: 0, ..CRASHES };
+/// A standby that is behind takes over.
+const FAILOVER: Bounds = Bounds {
+    promotions: 1,
+    standbys: 1,
+    revocations: 1,
+    seconds: 1,
+    draws: 4,
+    unbound: false,
+    ..CALM
+};
+/// An older standby takes over from the first. Tokens alone matter here.
+const TWO_FAILOVERS: Bounds = Bounds {
+    promotions: 2,
+    standbys: 2,
+    exclusive: &[true],
+    // A promotion takes a second of its own.
+    seconds: 0,
+    draws: 3,
+    ships: 2,
+    bound: false,
+    unbound: false,
+    ..CALM
+};
+/// Readers and a writer.
+const SHARED: Bounds = Bounds { exclusive: &[true, false, false], unbound: false, ..CALM };
+/// The clock steps back.
+const CLOCK: Bounds = Bounds { steps_back: 1, revocations: 1, seconds: 4, ..CALM };
+
+#[test]
+fn frozen_clients_and_a_clock_that_steps_back_break_nothing() {
+    holds(CLOCK);
+}
+
+#[test]
+fn readers_and_writers_exclude_each_other() {
+    holds(SHARED);
+}
+
+#[test]
+fn reclaiming_breaks_nothing() {
+    holds(Bounds { reclaim: true, kills: 1, ..CALM });
+}
+
+#[test]
+fn crashes_with_an_unwritten_log_break_nothing() {
+    holds(CRASHES);
+}
+
+#[test]
+fn crashes_without_synchronous_commit_break_nothing() {
+    holds(LAZY);
+}
+
+#[test]
+fn a_promoted_standby_that_is_behind_breaks_nothing() {
+    holds(FAILOVER);
+    holds(Bounds { bound: false, unbound: true, draws: 3, kills: 1, ..FAILOVER });
+}
+
+#[test]
+fn an_older_standby_promoted_after_it_breaks_nothing() {
+    holds(TWO_FAILOVERS);
+}
+
+#[test]
+fn without_the_grant_s_lock_two_hold_it() {
+    breaks(CALM, ONE_HOLDER, |p| p.grant_lock = false);
+    breaks(SHARED, ONE_HOLDER, |p| p.grant_lock = false);
+}
+
+#[test]
+fn without_a_second_look_under_the_lock_two_hold_it() {
+    breaks(CALM, ONE_HOLDER, |p| p.reread = false);
+}
+
+#[test]
+fn a_token_drawn_before_the_lock_is_out_of_order() {
+    breaks(CALM, NEVER_REISSUED, |p| p.draw_under_lock = false);
+}
+
+#[test]
+fn a_clock_read_before_the_wait_lets_the_dead_speak() {
+    breaks(CALM, NOT_EXPIRED, |p| p.clock_after_lock = false);
+}
+
+#[test]
+fn a_guard_without_a_lock_is_taken_over_and_its_write_is_stale() {
+    breaks(CALM, GUARD_EXCLUDES, |p| p.guard_lock = false);
+    // Go on where the first is no news.
+    breaks(CALM, NO_STALE_BOUND, |p| (p.guard_lock, p.report_take_over) = (false, false));
+}
+
+#[test]
+fn a_row_that_takes_an_equal_token_is_written_twice_by_it() {
+    breaks(CALM, NO_STALE_UNBOUND, |p| p.strict_order = false);
+}
+
+#[test]
+fn without_a_flush_a_crash_reissues_tokens() {
+    breaks(CRASHES, NEVER_REISSUED, |p| p.flush = Flush::Never);
+}
+
+#[test]
+fn flushing_only_what_one_has_logged_oneself_reissues_tokens() {
+    breaks(CRASHES, NEVER_REISSUED, |p| p.flush = Flush::OwnRecord);
+}
+
+#[test]
+fn without_a_jump_a_promoted_standby_reissues_tokens() {
+    breaks(FAILOVER, NEVER_REISSUED, |p| p.jump = false);
+}
+
+#[test]
+fn an_identity_recorded_before_the_jump_is_lost_to_a_crash() {
+    let bounds = Bounds { crashes: 1, ..FAILOVER };
+    breaks(bounds, NEVER_REISSUED, |p| p.identity_last = false);
+}
+
+#[test]
+fn a_jump_that_ignores_the_clock_does_not_outrun_the_one_before() {
+    breaks(TWO_FAILOVERS, NEVER_REISSUED, |p| p.jump_by_clock = false);
+}
+
+#[test]
+fn a_grant_from_before_the_failover_must_not_speak() {
+    breaks(FAILOVER, NO_STALE_BOUND, |p| p.floor = false);
+}

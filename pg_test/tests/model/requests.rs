@@ -1,0 +1,267 @@
+//! What the server does with a request. The decisions are the extension's own; what surrounds them (locks,
+//! reads, draws) is told here in the order in which the extension does it.
+
+use crate::locks::Lock;
+use crate::server::{micros, mode, Row, TTL};
+use crate::state::{Change, Early, Guarded, Op, Phase, State, Transaction, Violation};
+use crate::system::System;
+use pg_test::protocol::fence::{self, Order, Verdict, Write};
+use pg_test::protocol::grant::{self, Acquire, Ask, Release, Seat};
+use pg_test::protocol::Token;
+
+impl System {
+    /// Carries out a request; None where it waits, or cannot happen within the bounds.
+    pub fn carry_out(&self, state: &mut State, c: usize, op: Op, early: Early) -> Option<()> {
+        match op {
+            Op::Acquire => self.acquire(state, c, early),
+            Op::Renew | Op::Release => self.change(state, c, op, early),
+            Op::WriteBound => self.write_bound(state, c, early),
+            Op::WriteUnbound => self.write_unbound(state, c),
+        }
+    }
+
+    /// Draws a token, after the jump that may be due.
+    pub fn draw(&self, state: &mut State) -> Option<(Token, bool)> {
+        if state.spent.draws == self.bounds.draws || self.waits_for_jump(state) {
+            return None;
+        }
+        state.spent.draws += 1;
+        Some(state.server.draw())
+    }
+
+    fn waits_for_jump(&self, state: &State) -> bool {
+        self.protections.jump && state.server.holds_up()
+    }
+
+    fn floor(&self, state: &State) -> Token {
+        if self.protections.floor {
+            state.server.data.floor
+        } else {
+            0
+        }
+    }
+
+    fn acquire(&self, state: &mut State, c: usize, early: Early) -> Option<()> {
+        let exclusive = self.bounds.exclusive[c];
+        let rows = early.rows.unwrap_or_else(|| state.server.data.leases.clone());
+        let clock = early.clock.unwrap_or(state.clock);
+        let ask = Ask { mode: mode(exclusive), reclaim: self.bounds.reclaim };
+        let decide = |guarded: &dyn Fn(i32) -> bool| {
+            let seat = |row: &Row| Seat {
+                grant: row.grant(),
+                mine: ask.reclaim && row.owner == c,
+                guarded: guarded(row.slot),
+            };
+            let seats: Vec<Seat> = rows.iter().map(seat).collect();
+            match grant::acquire(&seats, &ask, micros(clock)) {
+                Acquire::Grant { slot } => Some(slot),
+                _ => None,
+            }
+        };
+        let mut locks = Vec::new();
+        let lock = |locks: &mut Vec<(i32, Lock)>, slot, lock| {
+            if self.protections.grant_lock {
+                locks.push((slot, lock));
+                return state.may_lock(c, slot, lock);
+            }
+            true
+        };
+        let slot = if exclusive {
+            let all = std::iter::once(0).chain(rows.iter().map(|r| r.slot));
+            if !all.fold(true, |had, slot| had & lock(&mut locks, slot, Lock::Own)) {
+                return None;
+            }
+            // Under these locks nobody else guards anything.
+            decide(&|_| false)?
+        } else {
+            if !lock(&mut locks, 0, Lock::Anchor) {
+                return None;
+            }
+            let guarded = |slot: i32| {
+                let over = rows.iter().any(|r| r.slot == slot && !r.is_live(clock));
+                over && !state.may_lock(c, slot, Lock::Probe)
+            };
+            let slot = decide(&guarded)?;
+            if !lock(&mut locks, slot, Lock::Replace) {
+                return None;
+            }
+            slot
+        };
+        let (token, logged) = match early.token {
+            Some(drawn) => drawn,
+            None => self.draw(state)?,
+        };
+        let expires = clock + TTL;
+        let (first, renewed, closing) = (token, Vec::new(), None);
+        let row = Row { slot, exclusive, owner: c, first, renewed, closing, expires };
+        self.check_rises(state, token);
+        self.check_alone(state, c, &row);
+        let change = Change::Lease(row);
+        let transaction = Transaction { op: Op::Acquire, locks, change, guarded: None };
+        state.clients[c].phase = Phase::Drawn(transaction, token, logged);
+        Some(())
+    }
+
+    /// A token that a grant gets is greater than all that anyone has seen: the lease is locked now.
+    fn check_rises(&self, state: &mut State, token: Token) {
+        if token <= state.seen {
+            state.violate(Violation::Reissued);
+        }
+    }
+
+    /// What must be true of a new grant, by the true clock and the true rows.
+    fn check_alone(&self, state: &mut State, c: usize, new: &Row) {
+        if !new.is_live(state.clock) {
+            state.violate(Violation::Expired);
+        }
+        let yields = |row: &Row| self.bounds.reclaim && row.owner == c;
+        let excludes = |row: &Row| row.is_live(state.clock) && (row.exclusive || new.exclusive);
+        let pending = |t: &Transaction| matches!(&t.change, Change::Lease(row) if excludes(row));
+        let committed = state.server.data.leases.iter().any(|r| excludes(r) && !yields(r));
+        let relied_on = state.others(c).filter_map(|t| t.guarded).any(|g| {
+            let rows = &state.server.data.leases;
+            let shared = rows.iter().any(|r| r.slot == g.slot && !r.exclusive);
+            new.exclusive || !shared || g.slot == new.slot
+        });
+        if committed || state.others(c).any(pending) {
+            state.violate(Violation::TwoHolders);
+        }
+        if relied_on && self.protections.report_take_over {
+            state.violate(Violation::TakenOverGuard);
+        }
+    }
+
+    /// The grant of the client's token, as committed.
+    fn own_row(&self, state: &State, early: &Early, token: Token) -> Option<Row> {
+        let rows = early.rows.as_ref().unwrap_or(&state.server.data.leases);
+        rows.iter().find(|r| r.grant().tokens.contains(token)).cloned()
+    }
+
+    /// The client has been told that its token does not speak. It gives up, unless renewing can help.
+    fn refuse(&self, state: &mut State, c: usize, row: Option<&Row>) -> Option<()> {
+        let token = state.clients[c].token?;
+        let now = micros(state.clock);
+        if !row.is_some_and(|r| r.grant().renewable(token, now)) {
+            state.clients[c].token = None;
+        }
+        Some(())
+    }
+
+    fn change(&self, state: &mut State, c: usize, op: Op, early: Early) -> Option<()> {
+        let token = state.clients[c].token?;
+        let Some(mut row) = self.own_row(state, &early, token) else {
+            return self.refuse(state, c, None);
+        };
+        if !state.may_lock(c, row.slot, Lock::Change) {
+            return None;
+        }
+        let now = micros(early.clock.unwrap_or(state.clock));
+        let allowed = if op == Op::Renew {
+            row.grant().renewable(token, now)
+        } else {
+            let floor = self.floor(state);
+            !self.waits_for_jump(state) && row.grant().release(token, now, floor) == Release::Close
+        };
+        if !allowed {
+            return self.refuse(state, c, Some(&row));
+        }
+        if !row.is_live(state.clock) {
+            state.violate(Violation::Expired);
+        }
+        let (fresh, logged) = match early.token {
+            Some(drawn) => drawn,
+            None => self.draw(state)?,
+        };
+        self.check_rises(state, fresh);
+        if op == Op::Renew {
+            row.renewed = row.grant().tokens.renew(fresh).renewed().to_vec();
+            row.expires = early.clock.unwrap_or(state.clock) + TTL;
+        } else {
+            row.closing = Some(fresh);
+        }
+        let locks = vec![(row.slot, Lock::Change)];
+        let transaction = Transaction { op, locks, change: Change::Lease(row), guarded: None };
+        state.clients[c].phase = Phase::Drawn(transaction, fresh, logged);
+        Some(())
+    }
+
+    fn judge(&self, state: &State, stored: Option<Token>, token: Token, order: Order) -> bool {
+        let write = Write { old: Some(stored), new: Some(Some(token)), named: true, ambient: None };
+        let last = state.server.data.sequence.last.unwrap_or(0);
+        let verdict = fence::judge(&write, order, |t| t >= 1 && t <= last);
+        matches!(verdict, Verdict::Land { .. })
+    }
+
+    fn write_bound(&self, state: &mut State, c: usize, early: Early) -> Option<()> {
+        let token = state.clients[c].token?;
+        if state.is_written(c, |change| matches!(change, Change::Bound(_))) {
+            return None;
+        }
+        let row = self.own_row(state, &early, token);
+        let judged = self.judge(state, state.server.data.bound, token, Order::Monotonic);
+        let Some(row) = row.filter(|_| judged) else {
+            return self.refuse(state, c, None);
+        };
+        let mut locks = Vec::new();
+        if self.protections.guard_lock {
+            if !state.may_lock(c, row.slot, Lock::Guard) {
+                return None;
+            }
+            locks.push((row.slot, Lock::Guard));
+        }
+        if self.waits_for_jump(state) {
+            return None;
+        }
+        let now = micros(early.clock.unwrap_or(state.clock));
+        if !row.grant().speaks(token, now, self.floor(state)) {
+            return self.refuse(state, c, Some(&row));
+        }
+        if !row.is_live(state.clock) {
+            state.violate(Violation::Expired);
+        }
+        let guarded = Some(Guarded { slot: row.slot, first: row.first });
+        let change = Change::Bound(token);
+        let transaction = Transaction { op: Op::WriteBound, locks, change, guarded };
+        state.clients[c].phase = Phase::Open(transaction);
+        Some(())
+    }
+
+    fn write_unbound(&self, state: &mut State, c: usize) -> Option<()> {
+        let token = state.clients[c].token?;
+        if state.is_written(c, |change| matches!(change, Change::Unbound(_))) {
+            return None;
+        }
+        let strict = self.protections.strict_order;
+        let order = if strict { Order::Strict } else { Order::Monotonic };
+        if self.judge(state, state.server.data.unbound, token, order) {
+            let (op, change) = (Op::WriteUnbound, Change::Unbound(token));
+            let transaction = Transaction { op, locks: Vec::new(), change, guarded: None };
+            state.clients[c].phase = Phase::Open(transaction);
+        }
+        Some(())
+    }
+
+    /// Somebody without a session of the model's revokes, in one go.
+    pub fn revoke(&self, state: &mut State) -> Option<()> {
+        let nobody = state.clients.len();
+        let live: Vec<usize> = (0..state.server.data.leases.len())
+            .filter(|i| state.server.data.leases[*i].is_live(state.clock))
+            .collect();
+        let slot = |i: &usize| state.server.data.leases[*i].slot;
+        let lockable = |i: &usize| state.may_lock(nobody, slot(i), Lock::Change);
+        if live.is_empty() || !live.iter().all(lockable) {
+            return None;
+        }
+        let (closing, logged) = self.draw(state)?;
+        self.check_rises(state, closing);
+        state.server.flush_token(self.protections.flush, logged);
+        for i in live {
+            state.server.data.leases[i].closing = Some(closing);
+        }
+        state.seen = state.seen.max(closing);
+        if self.bounds.synchronous_commit {
+            state.server.flush();
+        }
+        Some(())
+    }
+}

@@ -1,0 +1,178 @@
+//! A state of the whole system, and what may happen next.
+
+use crate::locks::Lock;
+use crate::server::{Row, Server};
+use pg_test::protocol::Token;
+
+/// What a client asks of the server.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Op {
+    Acquire,
+    Renew,
+    Release,
+    /// An update of the row that is bound to the lease: the transaction guards the grant.
+    WriteBound,
+    /// An update of a row that only its fence protects.
+    WriteUnbound,
+}
+
+/// One event.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Action {
+    /// A request reaches the server, and takes along what it should not (only where it does).
+    Ask(usize, Op),
+    /// The server carries a request out, all its locks being had.
+    Do(usize, Op),
+    /// The statement's answer reaches the client.
+    Answer(usize),
+    /// The client's transaction commits, and the client learns of it.
+    Commit(usize),
+    /// The client's session is killed.
+    Kill(usize),
+    /// Somebody revokes the lease.
+    Revoke,
+    /// One step of a jump, by whichever session needs it first.
+    Jump,
+    /// The log is written up to its end.
+    WriteLog,
+    /// A standby has replayed what is on disk (or is made anew).
+    Ship(usize),
+    Crash,
+    Promote(usize),
+    Second,
+    StepBack,
+}
+
+/// What a transaction will change when it commits.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Change {
+    Lease(Row),
+    Bound(Token),
+    Unbound(Token),
+}
+
+/// A grant that a transaction guards.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Guarded {
+    pub slot: i32,
+    /// The first token of the grant.
+    pub first: Token,
+}
+
+/// What a request took along from before its locks.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Early {
+    pub token: Option<(Token, bool)>,
+    pub clock: Option<u8>,
+    pub rows: Option<Vec<Row>>,
+}
+
+/// An open transaction.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Transaction {
+    pub op: Op,
+    pub locks: Vec<(i32, Lock)>,
+    pub change: Change,
+    pub guarded: Option<Guarded>,
+}
+
+/// How far a client is.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Phase {
+    Idle,
+    Asked(Op, Early),
+    /// A token is drawn (logged by this draw: true), but not yet seen.
+    Drawn(Transaction, Token, bool),
+    /// The statement has answered.
+    Open(Transaction),
+}
+
+/// A client. It may do nothing for as long as it likes: it is frozen then.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Client {
+    /// The token that it believes in.
+    pub token: Option<Token>,
+    pub phase: Phase,
+}
+
+impl Client {
+    /// Its transaction, if it has one.
+    pub fn transaction(&self) -> Option<&Transaction> {
+        match &self.phase {
+            Phase::Drawn(transaction, ..) | Phase::Open(transaction) => Some(transaction),
+            _ => None,
+        }
+    }
+}
+
+/// How often the bounded things have happened.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Spent {
+    pub draws: u8,
+    pub crashes: u8,
+    pub promotions: u8,
+    pub ships: u8,
+    pub steps_back: u8,
+    pub revocations: u8,
+    pub kills: u8,
+}
+
+/// What must not happen.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Violation {
+    /// A token was not greater than each that any client had seen.
+    Reissued,
+    /// A grant was made beside a live one that excludes it.
+    TwoHolders,
+    /// A grant was replaced while a transaction relied on it.
+    TakenOverGuard,
+    /// A write landed under a grant that somebody else's has followed.
+    StaleBound,
+    /// A row was written by a token that it had seen, or a smaller one.
+    StaleUnbound,
+    /// A token was let speak after its deadline, or a grant was over when it was made.
+    Expired,
+}
+
+/// Everything.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct State {
+    pub clock: u8,
+    pub server: Server,
+    pub clients: Vec<Client>,
+    pub spent: Spent,
+    /// The greatest token that any client has seen, in any life of the database.
+    pub seen: Token,
+    pub violation: Option<Violation>,
+}
+
+impl State {
+    /// Transactions of others, by client.
+    pub fn others(&self, client: usize) -> impl Iterator<Item = &Transaction> {
+        let indexed = self.clients.iter().enumerate();
+        indexed.filter(move |(i, _)| *i != client).filter_map(|(_, c)| c.transaction())
+    }
+
+    /// Could this client have the lock now?
+    pub fn may_lock(&self, client: usize, slot: i32, lock: Lock) -> bool {
+        let mut held = self.others(client).flat_map(|t| t.locks.iter());
+        held.all(|(at, other)| *at != slot || lock.bears(*other))
+    }
+
+    /// The lock of a row that somebody is writing.
+    pub fn is_written(&self, client: usize, same: impl Fn(&Change) -> bool) -> bool {
+        self.others(client).any(|t| same(&t.change))
+    }
+
+    /// All sessions are gone; clients remember what they knew.
+    pub fn sessions_end(&mut self) {
+        for client in &mut self.clients {
+            client.phase = Phase::Idle;
+        }
+    }
+
+    /// Notes the first violation.
+    pub fn violate(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+}

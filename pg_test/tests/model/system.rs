@@ -1,0 +1,261 @@
+//! The state machine: which events may come next, and what each does.
+
+use crate::protections::{Bounds, Protections};
+use crate::server::Server;
+use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State, Violation};
+use stateright::{Model, Property};
+
+/// Clients, a server, its standbys and the clock.
+pub struct System {
+    pub bounds: Bounds,
+    pub protections: Protections,
+}
+
+impl System {
+    /// A new client's state.
+    fn client() -> Client {
+        Client { token: None, phase: Phase::Idle }
+    }
+
+    fn requests(&self, client: &Client, index: usize, actions: &mut Vec<Action>) {
+        let ask = |op| match self.protections.looks_early() {
+            true => Action::Ask(index, op),
+            false => Action::Do(index, op),
+        };
+        if client.token.is_none() {
+            actions.push(ask(Op::Acquire));
+            return;
+        }
+        actions.extend([ask(Op::Renew), ask(Op::Release)]);
+        if self.bounds.bound {
+            actions.push(ask(Op::WriteBound));
+        }
+        if self.bounds.unbound {
+            actions.push(ask(Op::WriteUnbound));
+        }
+        if self.bounds.reclaim {
+            actions.push(ask(Op::Acquire));
+        }
+    }
+
+    /// What a request takes along from before its locks, where a protection is missing.
+    fn early(&self, state: &mut State, op: Op) -> Option<Early> {
+        let p = &self.protections;
+        let mut early = Early::default();
+        if !p.clock_after_lock {
+            early.clock = Some(state.clock);
+        }
+        if !p.reread {
+            early.rows = Some(state.server.data.leases.clone());
+        }
+        if !p.draw_under_lock && matches!(op, Op::Acquire | Op::Renew) {
+            early.token = Some(self.draw(state)?);
+        }
+        Some(early)
+    }
+
+    /// Applies what a transaction has changed.
+    fn commit(&self, state: &mut State, index: usize) -> Option<()> {
+        let client = &mut state.clients[index];
+        let Phase::Open(transaction) = std::mem::replace(&mut client.phase, Phase::Idle) else {
+            return None;
+        };
+        let data = &mut state.server.data;
+        match transaction.change {
+            Change::Lease(row) => {
+                let latest = row.grant().tokens.latest();
+                client.token = row.closing.is_none().then_some(latest);
+                if row.exclusive && row.closing.is_none() {
+                    data.granted = data.granted.max(latest);
+                }
+                data.leases.retain(|r| r.slot != row.slot);
+                data.leases.push(row);
+                data.leases.sort_by_key(|r| r.slot);
+            }
+            Change::Bound(token) => {
+                data.bound = Some(token);
+                let guarded = transaction.guarded?;
+                let row = data.leases.iter().find(|r| r.slot == guarded.slot);
+                let latest = row.map(|r| (r.first, r.grant().tokens.latest()));
+                match latest {
+                    Some((first, latest)) if first == guarded.first && latest >= data.granted => {}
+                    _ => state.violate(Violation::StaleBound),
+                }
+            }
+            Change::Unbound(token) => {
+                data.unbound = Some(token);
+                let stale = token <= data.unbound_high;
+                data.unbound_high = data.unbound_high.max(token);
+                if stale {
+                    state.violate(Violation::StaleUnbound);
+                }
+            }
+        }
+        if self.bounds.synchronous_commit {
+            state.server.flush();
+        }
+        Some(())
+    }
+
+    fn step(&self, state: &mut State, action: Action) -> Option<()> {
+        let (b, p) = (&self.bounds, &self.protections);
+        let once_more = |count: &mut u8, limit: u8| {
+            *count += 1;
+            (*count <= limit).then_some(())
+        };
+        match action {
+            Action::Ask(client, op) => {
+                let early = self.early(state, op)?;
+                state.clients[client].phase = Phase::Asked(op, early);
+            }
+            Action::Do(client, op) => {
+                let phase = std::mem::replace(&mut state.clients[client].phase, Phase::Idle);
+                let early = match phase {
+                    Phase::Asked(_, early) => early,
+                    _ => Early::default(),
+                };
+                self.carry_out(state, client, op, early)?;
+            }
+            Action::Answer(client) => {
+                let phase = std::mem::replace(&mut state.clients[client].phase, Phase::Idle);
+                let Phase::Drawn(transaction, token, logged) = phase else { return None };
+                state.server.flush_token(p.flush, logged);
+                state.seen = state.seen.max(token);
+                state.clients[client].phase = Phase::Open(transaction);
+            }
+            Action::Commit(client) => self.commit(state, client)?,
+            Action::Kill(client) => {
+                once_more(&mut state.spent.kills, b.kills)?;
+                state.clients[client].phase = Phase::Idle;
+            }
+            Action::Revoke => {
+                once_more(&mut state.spent.revocations, b.revocations)?;
+                self.revoke(state)?;
+            }
+            Action::Jump => {
+                if !p.jump || !state.server.must_jump() {
+                    return None;
+                }
+                state.server.jump_step(state.clock, p.jump_by_clock, p.identity_last);
+            }
+            Action::WriteLog => state.server.flush(),
+            Action::Ship(standby) => {
+                if state.server.standbys[standby] == state.server.disk {
+                    return None;
+                }
+                if b.ships != u8::MAX {
+                    once_more(&mut state.spent.ships, b.ships)?;
+                }
+                state.server.standbys[standby] = state.server.disk.clone();
+            }
+            Action::Crash => {
+                once_more(&mut state.spent.crashes, b.crashes)?;
+                state.server.crash();
+                state.sessions_end();
+            }
+            Action::Promote(standby) => {
+                once_more(&mut state.spent.promotions, b.promotions)?;
+                // It takes a second at least, so that no two jumps meet the same one.
+                state.clock += 1;
+                state.server.promote(standby);
+                state.sessions_end();
+            }
+            Action::Second => {
+                state.clock += 1;
+                (state.clock <= b.seconds).then_some(())?;
+            }
+            Action::StepBack => {
+                once_more(&mut state.spent.steps_back, b.steps_back)?;
+                state.clock = state.clock.checked_sub(1)?;
+            }
+        }
+        Some(())
+    }
+}
+
+impl Model for System {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            clock: 0,
+            server: Server::new(self.bounds.standbys),
+            clients: self.bounds.exclusive.iter().map(|_| System::client()).collect(),
+            spent: Spent::default(),
+            seen: 0,
+            violation: None,
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.violation.is_some() {
+            return;
+        }
+        for (index, client) in state.clients.iter().enumerate() {
+            match &client.phase {
+                Phase::Idle => self.requests(client, index, actions),
+                Phase::Asked(op, _) => actions.push(Action::Do(index, *op)),
+                Phase::Drawn(..) => actions.extend([Action::Answer(index), Action::Kill(index)]),
+                Phase::Open(_) => actions.extend([Action::Commit(index), Action::Kill(index)]),
+            }
+        }
+        let standbys = 0..self.bounds.standbys;
+        actions.extend(standbys.flat_map(|i| [Action::Ship(i), Action::Promote(i)]));
+        actions.extend([Action::Revoke, Action::Jump, Action::WriteLog]);
+        actions.extend([Action::Crash, Action::Second, Action::StepBack]);
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut next = state.clone();
+        self.step(&mut next, action)?;
+        (next != *state).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<System>> {
+        macro_rules! never {
+            ($name:expr, $violation:ident) => {
+                Property::<System>::always($name, |_, state: &State| {
+                    state.violation != Some(Violation::$violation)
+                })
+            };
+        }
+        vec![
+            never!(NEVER_REISSUED, Reissued),
+            never!(ONE_HOLDER, TwoHolders),
+            never!(GUARD_EXCLUDES, TakenOverGuard),
+            never!(NO_STALE_BOUND, StaleBound),
+            never!(NO_STALE_UNBOUND, StaleUnbound),
+            never!(NOT_EXPIRED, Expired),
+            // So that the above are not true for want of anything happening.
+            Property::<System>::sometimes("writes land", |system, state| {
+                let data = &state.server.data;
+                let bound = data.bound.is_some() || !system.bounds.bound;
+                bound && (data.unbound.is_some() || !system.bounds.unbound)
+            }),
+            Property::<System>::sometimes("a grant follows another's", |_, state| {
+                let owner = |i: usize| state.clients[i].token.is_some();
+                (0..state.clients.len()).all(owner)
+            }),
+            Property::<System>::sometimes("a write lands after a failover", |system, state| {
+                let data = &state.server.data;
+                let landed = data.bound.max(data.unbound) > Some(data.floor);
+                let failed_over = data.timeline > u32::from(system.bounds.promotions);
+                failed_over && (landed || !system.bounds.bound || !system.bounds.unbound)
+            }),
+        ]
+    }
+}
+
+/// No token is handed out that is not greater than all that were seen.
+pub const NEVER_REISSUED: &str = "tokens only rise";
+/// At most one live exclusive grant, and nothing beside it.
+pub const ONE_HOLDER: &str = "an exclusive grant is alone";
+/// A guarded transaction excludes a take-over.
+pub const GUARD_EXCLUDES: &str = "a guard excludes a take-over";
+/// A write to a bound row lands only under a current or guarded grant.
+pub const NO_STALE_BOUND: &str = "no stale write on a bound row";
+/// A write to any fenced row lands only above what it has seen.
+pub const NO_STALE_UNBOUND: &str = "no stale write on an unbound row";
+/// Nothing is decided by a clock that stood still while waiting.
+pub const NOT_EXPIRED: &str = "nothing speaks after its deadline";

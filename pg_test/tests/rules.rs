@@ -1,0 +1,275 @@
+//! Properties of the pure rules, for whatever input.
+
+use pg_test::protocol::epoch::{self, Epoch, Identity, CLOCK_ZERO, STRIDE};
+use pg_test::protocol::fence::{judge, Order, Verdict, Write};
+use pg_test::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Release, Seat, Tokens};
+use pg_test::protocol::template::{self, Piece};
+use pg_test::protocol::{Micros, Token};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// A thing that happens to a lease.
+#[derive(Clone, Debug)]
+enum Event {
+    Acquire { mode: Mode, who: usize, ttl: Micros, reclaim: bool },
+    Close(usize),
+    Guard(usize),
+    Unguard(usize),
+    Wait(Micros),
+}
+
+fn mode() -> impl Strategy<Value = Mode> {
+    prop_oneof![Just(Mode::Exclusive), Just(Mode::Shared), (1..4i32).prop_map(Mode::Slots)]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (mode(), 0..3usize, 1..40i64, any::<bool>())
+            .prop_map(|(mode, who, ttl, reclaim)| Event::Acquire { mode, who, ttl, reclaim }),
+        1 => (0..4usize).prop_map(Event::Close),
+        1 => (0..4usize).prop_map(Event::Guard),
+        1 => (0..4usize).prop_map(Event::Unguard),
+        3 => (1..30i64).prop_map(Event::Wait),
+    ]
+}
+
+/// A row of the lease table, with whose it is and whether an open transaction relies on it.
+#[derive(Clone, Debug)]
+struct Row {
+    grant: Grant,
+    who: usize,
+    guarded: bool,
+}
+
+fn live(rows: &[Row], now: Micros) -> Vec<&Row> {
+    rows.iter().filter(|row| row.grant.phase(now) == Phase::Held).collect()
+}
+
+/// Nothing lives beside an exclusive grant, no mode beside another, and no more than the slots.
+fn check_company(rows: &[Row], now: Micros) -> Result<(), TestCaseError> {
+    let live = live(rows, now);
+    for row in &live {
+        let most = match row.grant.mode {
+            Mode::Exclusive => 1,
+            Mode::Shared => usize::MAX,
+            Mode::Slots(n) => n as usize,
+        };
+        prop_assert!(live.len() <= most, "{} live beside {:?}", live.len(), row.grant.mode);
+        prop_assert!(live.iter().all(|other| other.grant.mode == row.grant.mode), "{live:?}");
+    }
+    Ok(())
+}
+
+/// What an acquire finds among these rows.
+fn decide(rows: &[Row], who: usize, ask: &Ask, now: Micros) -> Acquire {
+    let seat = |row: &Row| Seat { grant: row.grant, mine: row.who == who, guarded: row.guarded };
+    grant::acquire(&rows.iter().map(seat).collect::<Vec<_>>(), ask, now)
+}
+
+fn grant(mode: Mode, slot: i32, token: Token, expires_at: Micros) -> Grant {
+    let tokens = Tokens::new(token, &[]);
+    Grant { slot, mode, tokens, closing: None, closed_here: false, expires_at }
+}
+
+fn write() -> impl Strategy<Value = Write> {
+    let fence = || prop::option::of(-2..12i64);
+    let ambient = prop::option::of(1..12i64);
+    (prop::option::of(fence()), prop::option::of(fence()), any::<bool>(), ambient)
+        .prop_map(|(old, new, named, ambient)| Write { old, new, named, ambient })
+}
+
+fn identity() -> impl Strategy<Value = Identity> {
+    (0..3u32, 0..3u64, 0..3u32, 0..3u32).prop_map(|(timeline, system, database, sequence)| {
+        Identity { timeline, system_identifier: system << 40, database, sequence }
+    })
+}
+
+/// Writes a template of these pieces.
+fn render(pieces: &[Piece]) -> Vec<u8> {
+    let mut text = Vec::new();
+    for piece in pieces {
+        match piece {
+            Piece::Literal(bytes) => {
+                for &byte in bytes {
+                    let times = 1 + usize::from(byte == b'{' || byte == b'}');
+                    text.extend(std::iter::repeat_n(byte, times));
+                }
+            }
+            Piece::Column(name) => text.extend([b"{", name.as_slice(), b"}"].concat()),
+        }
+    }
+    text
+}
+
+fn pieces() -> impl Strategy<Value = Vec<Piece>> {
+    let literal = "[a-z:{}é ]{1,6}".prop_map(|text| Piece::Literal(text.into_bytes()));
+    let column = "[a-z_é ]{1,6}".prop_map(|text| Piece::Column(text.into_bytes()));
+    vec(prop_oneof![literal, column], 0..6).prop_map(|mut pieces| {
+        // Two literals in a row are one.
+        pieces.dedup_by(|b, a| matches!((a, b), (Piece::Literal(_), Piece::Literal(_))));
+        pieces
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+
+    #[test]
+    fn no_grant_is_made_in_bad_company_or_over_a_guard(events in vec(event(), 1..40)) {
+        let (mut rows, mut now, mut token) = (Vec::<Row>::new(), 0, 0);
+        for event in events {
+            match event {
+                Event::Acquire { mode, who, ttl, reclaim } => {
+                    let ask = Ask { mode, reclaim };
+                    let Acquire::Grant { slot } = decide(&rows, who, &ask, now) else { continue };
+                    prop_assert!(slot >= 0 && (mode != Mode::Exclusive || slot == 0));
+                    if reclaim {
+                        // As the caller of the rule does: what it takes back elsewhere ends.
+                        for row in rows.iter_mut().filter(|r| r.who == who && !r.guarded) {
+                            row.grant.closing = row.grant.closing.or(Some(token));
+                        }
+                    }
+                    if let Some(old) = rows.iter().find(|r| r.grant.slot == slot) {
+                        prop_assert!(!old.guarded, "a guarded grant is replaced: {old:?}");
+                        prop_assert!(old.grant.phase(now) != Phase::Held, "a live one is: {old:?}");
+                    }
+                    if mode == Mode::Exclusive {
+                        prop_assert!(!rows.iter().any(|r| r.guarded), "beside a guard: {rows:?}");
+                    }
+                    token += 1;
+                    rows.retain(|r| r.grant.slot != slot);
+                    let grant = grant(mode, slot, token, now + ttl);
+                    rows.push(Row { grant, who, guarded: false });
+                }
+                Event::Close(i) => {
+                    if let Some(row) = rows.get_mut(i) {
+                        row.grant.closing = Some(token);
+                    }
+                }
+                Event::Guard(i) => {
+                    if let Some(row) = rows.get_mut(i) {
+                        row.guarded |= row.grant.phase(now) == Phase::Held;
+                    }
+                }
+                Event::Unguard(i) => {
+                    if let Some(row) = rows.get_mut(i) {
+                        row.guarded = false;
+                    }
+                }
+                Event::Wait(time) => now += time,
+            }
+            check_company(&rows, now)?;
+        }
+    }
+
+    #[test]
+    fn taken_says_when_the_clock_can_change_it(
+        modes in vec((mode(), 1..60i64, any::<bool>()), 1..4), asked in mode(), now in 0..50i64,
+    ) {
+        let row = |(i, (mode, expires, guarded)): (usize, &(Mode, Micros, bool))| {
+            let grant = grant(*mode, i as i32, i as i64 + 1, *expires);
+            Row { grant, who: 0, guarded: *guarded }
+        };
+        let rows: Vec<Row> = modes.iter().enumerate().map(row).collect();
+        let ask = Ask { mode: asked, reclaim: false };
+        if let Acquire::Taken { until } = decide(&rows, 1, &ask, now) {
+            prop_assert!(until > now);
+            for later in now..until.min(100) {
+                let then = decide(&rows, 1, &ask, later);
+                prop_assert!(!matches!(then, Acquire::Grant { .. }), "granted at {later}: {then:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_and_the_latest_sixteen_tokens_count_and_nothing_else(
+        first in 1..1000i64, steps in vec(1..5i64, 0..40),
+    ) {
+        let (mut tokens, mut all) = (Tokens::new(first, &[]), vec![first]);
+        for step in steps {
+            let next = all[all.len() - 1] + step;
+            tokens = tokens.renew(next);
+            all.push(next);
+        }
+        let latest = &all[1..][all[1..].len().saturating_sub(16)..];
+        prop_assert_eq!(tokens.renewed(), latest);
+        prop_assert_eq!(tokens.latest(), all[all.len() - 1]);
+        prop_assert_eq!(Tokens::new(first, &all[1..]), tokens);
+        for token in first - 1..all[all.len() - 1] + 2 {
+            let counts = token == first || latest.contains(&token);
+            prop_assert_eq!(tokens.contains(token), counts, "{}", token);
+        }
+    }
+
+    #[test]
+    fn what_speaks_may_release_and_renew_and_nothing_else_may_release(
+        token in 0..20i64, now in 0..100i64, floor in 0..20i64, expires in 0..100i64,
+        closing in prop::option::of(10..20i64), closed_here in any::<bool>(),
+    ) {
+        let closed_here = closed_here && closing.is_some();
+        let tokens = Tokens::new(5, &[7, 9]);
+        let grant = Grant { tokens, closing, closed_here, ..grant(Mode::Exclusive, 0, 5, expires) };
+        let speaks = grant.speaks(token, now, floor);
+        prop_assert_eq!(grant.release(token, now, floor) == Release::Close, speaks && closing.is_none());
+        if speaks && closing.is_none() {
+            prop_assert!(grant.renewable(token, now));
+        }
+        if grant.renewable(token, now) {
+            prop_assert!(now < expires && closing.is_none() && [5, 7, 9].contains(&token));
+        }
+    }
+
+    #[test]
+    fn no_write_lands_by_a_lower_token_or_one_never_issued(w in write(), strict in any::<bool>()) {
+        let order = if strict { Order::Strict } else { Order::Monotonic };
+        let issued = |token: Token| (1..=9).contains(&token);
+        let Verdict::Land { token, stamp } = judge(&w, order, issued) else { return Ok(()) };
+        prop_assert!(issued(token));
+        if let Some(stored) = w.old.flatten() {
+            prop_assert!(token > stored || !strict && token == stored);
+        }
+        // What is stored is the token that was judged.
+        if let Some(new) = w.new {
+            prop_assert!(stamp || new == Some(token));
+        }
+        prop_assert!(!stamp || w.new.is_some() && w.ambient == Some(token));
+    }
+
+    #[test]
+    fn a_write_that_presents_nothing_does_not_land(old in prop::option::of(1..9i64), named in any::<bool>()) {
+        let w = Write { old: Some(old), new: Some(old), named, ambient: None };
+        let lands = |order| matches!(judge(&w, order, |_| true), Verdict::Land { .. });
+        prop_assert!(!lands(Order::Strict));
+        prop_assert_eq!(lands(Order::Monotonic), named && old.is_some());
+    }
+
+    #[test]
+    fn a_template_is_read_as_it_was_written(pieces in pieces()) {
+        prop_assert_eq!(template::parse(&render(&pieces)), Ok(pieces));
+    }
+
+    #[test]
+    fn any_text_is_a_template_or_refused(text in vec(any::<u8>(), 0..40)) {
+        if let Ok(pieces) = template::parse(&text) {
+            prop_assert_eq!(render(&pieces), text);
+        }
+    }
+
+    #[test]
+    fn a_jump_outruns_the_past_and_the_clock(
+        last in 0..(1i64 << 52), more in 0..(1i64 << 30), now in 0..(1i64 << 60), later in 0..(1i64 << 50),
+    ) {
+        let target = epoch::jump_target(last, now).unwrap();
+        prop_assert!(target > last && target % STRIDE == 0);
+        prop_assert!(target >= (now - CLOCK_ZERO).max(0) / 1_000_000 * STRIDE);
+        prop_assert!(epoch::jump_target(last + more, now + later).unwrap() >= target);
+        prop_assert!(epoch::jump_target(target, now).unwrap() > target);
+    }
+
+    #[test]
+    fn an_identity_is_the_same_only_when_all_of_it_is(kept in identity(), now in identity()) {
+        let found = epoch::compare(Some(kept.mark()), &now);
+        prop_assert_eq!(found, if kept == now { Epoch::Same } else { Epoch::Changed });
+        prop_assert!(now.mark() > 0);
+    }
+}
