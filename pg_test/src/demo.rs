@@ -5,29 +5,45 @@ use crate::stage::Stage;
 use crate::stories::{self, Story};
 use crate::timeline::Timeline;
 use crate::Lab;
-use anyhow::{bail, Result};
+use anyhow::{ensure, Result};
 use std::path::Path;
 use std::time::Duration;
 
-/// Plays the demonstration; with `keep` it leaves the server running for a look around.
-pub fn run(program: &Path, keep: bool) -> Result<()> {
+/// How to play.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct Options {
+    /// Leave the server running afterwards, and say how to connect
+    #[arg(long)]
+    keep: bool,
+    /// Leave every fence and guard out, and see the stories end badly
+    #[arg(long)]
+    without_fence: bool,
+}
+
+/// Plays the demonstration. An error tells that a promise was not kept.
+pub fn run(program: &Path, options: Options) -> Result<()> {
     let lab = Lab::start(program)?;
     lab.cluster().connect("postgres")?.run("CREATE DATABASE demo")?;
     let conninfo = lab.cluster().conninfo("demo");
     let timeline = Timeline::on_stdout();
-    let broken = play_all(&lab, &conninfo, &timeline)?;
-    if keep {
+    let stories = if options.without_fence { &stories::TELLING[..] } else { &stories::ALL };
+    let broken = play_all(&lab, &conninfo, &timeline, stories, options.without_fence)?;
+    if options.keep {
         lab.rundir().keep()?;
         print_way_in(lab.cluster().port(), &timeline);
     }
-    match broken {
-        0 => Ok(()),
-        _ => bail!("{broken} of {} promises were not kept", stories::ALL.len()),
-    }
+    ensure!(broken == 0, "{broken} of {} promises were not kept", stories.len());
+    Ok(())
 }
 
 /// Returns the number of stories that did not hold.
-fn play_all(lab: &Lab, conninfo: &Conninfo, timeline: &Timeline) -> Result<usize> {
+fn play_all(
+    lab: &Lab,
+    conninfo: &Conninfo,
+    timeline: &Timeline,
+    stories: &[Story],
+    without_fence: bool,
+) -> Result<usize> {
     let mut session = conninfo.connect()?;
     session.run("CREATE EXTENSION pg_fence")?;
     let server: String = session.one("SELECT current_setting('server_version')", &[])?;
@@ -36,13 +52,19 @@ fn play_all(lab: &Lab, conninfo: &Conninfo, timeline: &Timeline) -> Result<usize
          Workers A, B, C... are processes of their own, frozen and killed for real.",
         crate::extension::VERSION
     ));
+    if without_fence {
+        timeline.line("This time without any fence or guard: leases only.");
+    }
     let mut broken = 0;
-    for (index, story) in stories::ALL.iter().enumerate() {
+    for (index, story) in stories.iter().enumerate() {
         let Story { title, plot, without, play } = story;
-        timeline.headline(index + 1, stories::ALL.len(), title, plot, without);
+        timeline.headline(index + 1, stories.len(), title, plot, without);
         let mut stage = Stage::new(lab, conninfo.clone(), timeline);
         stage.ttl = Duration::from_secs(1);
         stage.rounds = 50;
+        if without_fence {
+            stage = stage.without_protection();
+        }
         match play(&stage) {
             Ok(outcome) => timeline.conclude(true, &outcome),
             Err(error) => {
@@ -51,8 +73,8 @@ fn play_all(lab: &Lab, conninfo: &Conninfo, timeline: &Timeline) -> Result<usize
             }
         }
     }
-    let kept = stories::ALL.len() - broken;
-    timeline.line(format_args!("\n{kept} of {} promises kept.", stories::ALL.len()));
+    let kept = stories.len() - broken;
+    timeline.line(format_args!("\n{kept} of {} promises kept.", stories.len()));
     Ok(broken)
 }
 

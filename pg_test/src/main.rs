@@ -18,11 +18,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Play the demonstration on a private server
-    Demo {
-        /// Leave the server running afterwards, and say how to connect
-        #[arg(long)]
-        keep: bool,
-    },
+    Demo(demo::Options),
     /// Stop the servers that `demo --keep` left running
     Stop,
     /// Install the Debian packages that are missing for building and testing
@@ -41,9 +37,9 @@ enum Command {
 
 fn main() -> Result<()> {
     let program = std::env::current_exe()?;
-    let command = Arguments::parse().command.unwrap_or(Command::Demo { keep: false });
+    let command = Arguments::parse().command.unwrap_or(Command::Demo(demo::Options::default()));
     match command {
-        Command::Demo { keep } => demo::run(&program, keep),
+        Command::Demo(options) => demo::run(&program, options),
         Command::Stop => {
             let stopped = rundir::stop_kept();
             println!("{} stopped", stopped.len());
@@ -68,9 +64,10 @@ fn install(pg_config: Option<PathBuf>) -> Result<()> {
     };
     let lib = directory("--pkglibdir")?;
     let share = directory("--sharedir")?.join("extension");
-    let written = extension
-        .install(&lib, &share)
-        .context("nothing but the files named below could be written: are you allowed to?")?;
+    let written = extension.install(&lib, &share).with_context(|| {
+        let (lib, share) = (lib.display(), share.display());
+        format!("the extension is built, but has to be installed by a user who may write to {lib} and {share}")
+    })?;
     for path in written {
         println!("installed {}", path.display());
     }

@@ -247,13 +247,16 @@ impl Actor<'_> {
         Ok(rows)
     }
 
-    /// Wakes it; the statement it was frozen before must be refused.
-    pub fn wakes_and_is_refused(&mut self, sql: &str, sqlstate: &str) -> Result<Fault> {
+    /// Wakes it; the statement it was frozen before must be refused, where there is protection.
+    pub fn wakes_too_late(&mut self, sql: &str, sqlstate: &str) -> Result<Option<Fault>> {
+        if !self.stage.protecting {
+            return self.wakes_and_does(sql).map(|_| None);
+        }
         self.wakes()?;
         let outcome = self.worker.outcome(PATIENCE)?;
         let fault = crate::fault::expect_err(outcome, sqlstate).with_context(|| sql.to_owned())?;
         self.stage.timeline.refused(&self.worker.name, sql, &fault);
-        Ok(fault)
+        Ok(Some(fault))
     }
 
     /// Kills it (SIGKILL).

@@ -35,3 +35,6 @@ pub use strict_row::STRICT_ROW;
 /// All of them, in the order in which the demonstration tells them.
 pub const ALL: [Story; 7] =
     [PAYOUT_BATCH, ORDER_PAYMENT, STRICT_ROW, INVOICE_RUN, DAILY_MERGE, RELEASE_RACE, RECLAIM_RACE];
+
+/// Those that end badly when tables are not fenced and transactions not guarded.
+pub const TELLING: [Story; 3] = [PAYOUT_BATCH, ORDER_PAYMENT, DAILY_MERGE];

@@ -106,6 +106,7 @@ fn nobody_guards_it(stage: &Stage) -> Result<()> {
     stage.wait_until_expired("merge")?;
     b.acquires("merge")?;
     b.worker().send(&format!("BEGIN; {}; {}; COMMIT", first_half("B"), second_half("B")))?;
+    b.tell(Mark::Writes, "the same, as B");
     let backend = b.worker().backend();
     let mut session = stage.session()?;
     wait_until("B waits for A's rows", PATIENCE, || {
@@ -114,6 +115,7 @@ fn nobody_guards_it(stage: &Stage) -> Result<()> {
     a.wakes_and_does(&second)?;
     a.commits()?;
     b.worker().outcome(PATIENCE)??;
+    stage.table("stock, after", STOCK)?;
     let found = merged_by(stage)?;
     ensure!(found == "B", "a mix of merges: {found}");
     Ok(())

