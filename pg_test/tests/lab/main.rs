@@ -2,11 +2,13 @@
 
 mod attacks;
 mod audit;
+mod batch;
 mod bed;
 mod bound;
 mod cascades;
 mod clocks;
 mod closing;
+mod crowd;
 mod durability;
 mod encodings;
 mod epochs;
@@ -18,6 +20,7 @@ mod guards;
 mod inputs;
 mod install;
 mod leases;
+mod leaving;
 mod life;
 mod line;
 mod lockout;
@@ -34,6 +37,7 @@ mod roles;
 mod secrets;
 mod setting;
 mod shapes;
+mod slots;
 mod smoke;
 mod snapshots;
 mod specs;
@@ -46,6 +50,7 @@ mod tries;
 mod upgrades;
 mod verify;
 mod waits;
+mod woken;
 
 use libtest_mimic::Arguments;
 use pg_test::Lab;
@@ -62,6 +67,7 @@ fn main() -> ExitCode {
     let modules = [
         attacks::trials(),
         audit::trials(),
+        batch::trials(),
         bound::trials(),
         cascades::trials(),
         clocks::trials(),
@@ -77,6 +83,7 @@ fn main() -> ExitCode {
         inputs::trials(),
         install::trials(),
         leases::trials(),
+        leaving::trials(),
         line::trials(),
         lockout::trials(),
         misuse::trials(),
@@ -92,6 +99,7 @@ fn main() -> ExitCode {
         secrets::trials(),
         setting::trials(),
         shapes::trials(),
+        slots::trials(),
         smoke::trials(),
         snapshots::trials(),
         specs::trials(),
@@ -99,11 +107,12 @@ fn main() -> ExitCode {
         subscriptions::trials(),
         times::trials(),
         together::trials(),
-        upgrades::trials(),
         tokens::trials(),
         tries::trials(),
-        waits::trials(),
+        upgrades::trials(),
         verify::trials(),
+        waits::trials(),
+        woken::trials(),
     ];
 
     static LAB: OnceLock<Arc<Lab>> = OnceLock::new();

@@ -1,0 +1,345 @@
+//! What wakes the head of a line.
+
+use crate::crowd::{nothing_is_left, still_wait, token_of, waiting, WAIT};
+use pg_test::{bail, ensure, Calls, Database, Lab, Result, Session};
+use std::time::{Duration, Instant};
+
+pg_test::trials![
+    a_release_wakes,
+    a_revocation_wakes,
+    the_end_of_a_grant_that_was_never_committed_wakes,
+    a_rolled_back_release_lets_them_wait,
+    the_end_of_a_guarded_transaction_wakes,
+    the_end_of_a_transaction_guarded_by_a_bound_fence_wakes,
+    the_death_of_a_session_wakes,
+    expiry_wakes,
+    a_grant_committed_while_they_wait_is_waited_out,
+    a_renewed_lease_is_waited_for_on,
+    a_renewal_to_a_sooner_end_is_noticed,
+    a_prepared_grant_is_waited_out_and_its_end_noticed,
+    a_prepared_guard_is_waited_out_and_its_end_noticed,
+];
+
+/// The head looks by itself a second after it came; what comes sooner was woken.
+const PROMPT: Duration = Duration::from_millis(500);
+
+/// The sessions of a scene: two for its script, one to clear up.
+struct Scene {
+    db: Database,
+    a: Session,
+    b: Session,
+    c: Session,
+}
+
+impl Scene {
+    fn new(lab: &Lab) -> Result<Scene> {
+        let db = lab.database()?;
+        let (a, b, c) = (db.connect()?, db.connect()?, db.connect()?);
+        Ok(Scene { db, a, b, c })
+    }
+
+    /// `before` puts a waiter into line and `end` serves it, promptly, at least in one of four rounds: the
+    /// machine may be busy. In each round the waiter is served.
+    fn wakes(
+        &mut self,
+        before: impl Fn(&mut Scene) -> Result<i64>,
+        end: impl Fn(&mut Scene, i64) -> Result<()>,
+    ) -> Result<()> {
+        let mut took = Vec::new();
+        while took.len() < 4 {
+            let token = before(self)?;
+            let mut waiter = waiting(&self.db, WAIT)?;
+            let start = Instant::now();
+            end(self, token)?;
+            let next = token_of(&mut waiter)?;
+            took.push(start.elapsed());
+            ensure!(next > token, "{next} after {token}");
+            self.c.release("job", next)?.expect("held");
+            if took.last().is_some_and(|took| *took < PROMPT) {
+                return nothing_is_left(&mut self.c);
+            }
+        }
+        bail!("not woken, but found out: {took:?}")
+    }
+}
+
+fn a_release_wakes(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    scene.wakes(|s| s.a.acquire("job", "1 h"), |s, token| s.a.release("job", token).map(drop))?;
+    // In a transaction, at its end; by another session; as one of several; in a savepoint.
+    scene.wakes(
+        |s| {
+            let token = s.a.acquire("job", "1 h")?;
+            s.a.run(&format!("BEGIN; SELECT lease_release('job', {token})"))?;
+            Ok(token)
+        },
+        |s, _| s.a.run("COMMIT"),
+    )?;
+    scene.wakes(
+        |s| s.a.granted("SELECT lease_acquire_all('{x, job, y}', ttl => '1 h')"),
+        |s, token| s.b.run(&format!("SELECT lease_release_all('{{y, job, x}}', {token})")),
+    )?;
+    scene.wakes(
+        |s| {
+            let token = s.a.acquire("job", "1 h")?;
+            s.a.run("BEGIN; SAVEPOINT s")?;
+            s.a.run(&format!("SELECT lease_release('job', {token}); RELEASE s"))?;
+            Ok(token)
+        },
+        |s, _| s.a.run("COMMIT"),
+    )
+}
+
+fn a_revocation_wakes(lab: &Lab) -> Result<()> {
+    Scene::new(lab)?
+        .wakes(|s| s.a.acquire("job", "1 h"), |s, _| s.b.run("SELECT lease_revoke('job')"))
+}
+
+fn the_end_of_a_grant_that_was_never_committed_wakes(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    scene.wakes(
+        |s| {
+            s.a.run("BEGIN")?;
+            s.a.acquire("job", "1 h")
+        },
+        |s, _| s.a.run("ROLLBACK"),
+    )?;
+    scene.wakes(
+        |s| {
+            s.a.run("BEGIN; SAVEPOINT s")?;
+            s.a.acquire("job", "1 h")
+        },
+        |s, _| s.a.run("ROLLBACK TO s"),
+    )?;
+    scene.a.run("COMMIT")?;
+    scene.wakes(
+        |s| {
+            s.a.run("BEGIN; SAVEPOINT s; SAVEPOINT t")?;
+            let token = s.a.granted("SELECT lease_acquire_all('{a, job}', ttl => '1 h')")?;
+            s.a.run("RELEASE t")?;
+            Ok(token)
+        },
+        |s, _| s.a.refused("SELECT 1/0", "22012").and_then(|_| s.a.run("ROLLBACK")),
+    )?;
+    scene.wakes(
+        |s| {
+            s.a.run("BEGIN; SAVEPOINT s")?;
+            s.a.granted("SELECT lease_acquire('job', shared => true, ttl => '1 h')")
+        },
+        |s, _| s.a.run("ROLLBACK TO s; ROLLBACK"),
+    )
+}
+
+fn a_rolled_back_release_lets_them_wait(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    let token = scene.a.acquire("job", "1 h")?;
+    let mut line = [waiting(&scene.db, WAIT)?, waiting(&scene.db, WAIT)?];
+    for end in ["lease_release('job', $)", "lease_revoke('job')", "lease_release_all('{job}', $)"] {
+        let end = end.replace('$', &token.to_string());
+        scene.a.run(&format!("BEGIN; SELECT {end}; ROLLBACK"))?;
+        scene.a.run(&format!("BEGIN; SAVEPOINT s; SELECT {end}; ROLLBACK TO s; COMMIT"))?;
+    }
+    ensure!(scene.a.speaks("job", token)?);
+    // Long enough for the head to have looked.
+    std::thread::sleep(Duration::from_millis(1200));
+    still_wait(&mut line)?;
+    scene.a.release("job", token)?.expect("held");
+    token_of(&mut line[0])?;
+    Ok(())
+}
+
+fn the_end_of_a_guarded_transaction_wakes(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    let guarded = |s: &mut Scene| {
+        let token = s.a.acquire("job", "1 h")?;
+        s.a.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
+        s.b.granted("SELECT lease_revoke('job')")?;
+        Ok(token)
+    };
+    scene.wakes(guarded, |s, _| s.a.run("COMMIT"))?;
+    scene.wakes(guarded, |s, _| s.a.run("ROLLBACK"))?;
+    scene.wakes(guarded, |s, _| {
+        s.a.refused("SELECT 1/0", "22012")?;
+        s.a.run("ROLLBACK")
+    })?;
+    // The guard goes with its savepoint.
+    scene.wakes(
+        |s| {
+            let token = s.a.acquire("job", "1 h")?;
+            s.a.run("BEGIN; SAVEPOINT s")?;
+            s.a.run(&format!("SELECT lease_guard('job', {token})"))?;
+            s.b.granted(&format!("SELECT lease_renew('job', {token}, '1 us')"))?;
+            s.b.wait_expired("job")?;
+            Ok(token)
+        },
+        |s, _| s.a.run("ROLLBACK TO s"),
+    )?;
+    scene.a.run("COMMIT")
+}
+
+fn the_end_of_a_transaction_guarded_by_a_bound_fence_wakes(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    scene.a.run("CREATE TABLE t (n int)")?;
+    scene.a.run("SELECT fence_protect('t', lease => 'job')")?;
+    for end in ["COMMIT", "ROLLBACK"] {
+        scene.wakes(
+            |s| {
+                let token = s.a.acquire("job", "1 h")?;
+                s.a.run(&format!("BEGIN; INSERT INTO t (n, fence) VALUES (1, {token})"))?;
+                s.b.granted(&format!("SELECT lease_release('job', {token})"))?;
+                Ok(token)
+            },
+            |s, _| s.a.run(end),
+        )?;
+    }
+    Ok(())
+}
+
+fn the_death_of_a_session_wakes(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    // One that has acquired, one that guards, one that has released, in open transactions.
+    for sql in ["", "lease_guard", "lease_release"] {
+        scene.wakes(
+            |s| {
+                s.a = s.db.connect()?;
+                if sql.is_empty() {
+                    s.a.run("BEGIN")?;
+                    return s.a.acquire("job", "1 h");
+                }
+                let token = s.a.acquire("job", "1 h")?;
+                s.a.run(&format!("BEGIN; SELECT {sql}('job', {token})"))?;
+                // The release is undone, so the lease must come to an end by itself.
+                if sql == "lease_guard" {
+                    s.b.granted("SELECT lease_revoke('job')")?;
+                }
+                Ok(token)
+            },
+            |s, token| {
+                let pid = s.a.pid();
+                s.b.run(&format!("SELECT pg_terminate_backend({pid})"))?;
+                if sql == "lease_release" {
+                    ensure!(s.b.release("job", token)?.is_some(), "the dead one's release held");
+                }
+                s.a = s.db.connect()?;
+                Ok(())
+            },
+        )?;
+    }
+    Ok(())
+}
+
+fn expiry_wakes(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    let mut late = Vec::new();
+    for more in ["", ", shared => true", ", slots => 1"] {
+        scene.a.granted(&format!("SELECT lease_acquire('job', ttl => '1300 ms'{more})"))?;
+        let ends = scene.a.text("SELECT expires_at FROM lease_info('job')")?.expect("held");
+        let mut waiter = waiting(&scene.db, WAIT)?;
+        let next = token_of(&mut waiter)?;
+        let after = scene.a.text(&format!(
+            "SELECT (extract(epoch FROM acquired_at - '{ends}') * 1000)::bigint \
+             FROM lease_info('job') WHERE token = {next}"
+        ))?;
+        late.push(after.expect("held").parse::<i64>()?);
+        scene.a.release("job", next)?;
+    }
+    // Its look is due then, not at the next full second.
+    ensure!(late.iter().all(|&ms| ms >= 0), "granted so many ms before the end: {late:?}");
+    ensure!(late.iter().any(|&ms| ms < 400), "so many ms late: {late:?}");
+    Ok(())
+}
+
+fn a_grant_committed_while_they_wait_is_waited_out(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    scene.a.run("BEGIN")?;
+    scene.a.acquire("job", "3 s")?;
+    let mut line = [waiting(&scene.db, WAIT)?, waiting(&scene.db, WAIT)?];
+    scene.a.run("COMMIT")?;
+    let ends = scene.a.text("SELECT expires_at FROM lease_info('job')")?.expect("held");
+    still_wait(&mut line)?;
+    let [head, second] = &mut line;
+    let token = token_of(head)?;
+    let in_time = format!("SELECT acquired_at >= '{ends}' FROM lease_info('job')");
+    ensure!(scene.a.truth(&in_time)?, "granted before the predecessor's end");
+    still_wait([&mut *second])?;
+    scene.a.release("job", token)?.expect("held");
+    token_of(second)?;
+    Ok(())
+}
+
+fn a_renewed_lease_is_waited_for_on(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    let mut token = scene.a.acquire("job", "1500 ms")?;
+    let mut line = [waiting(&scene.db, WAIT)?, waiting(&scene.db, WAIT)?];
+    let first_end = scene.a.text("SELECT expires_at FROM lease_info('job')")?.expect("held");
+    token = scene.a.renew("job", token)?.expect("in time");
+    token = scene.a.granted(&format!("SELECT lease_renew('job', {token}, '1 h')"))?;
+    let passed = format!("SELECT clock_timestamp() > '{first_end}'::timestamptz + '700 ms'");
+    while !scene.a.truth(&passed)? {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    still_wait(&mut line)?;
+    ensure!(scene.a.speaks("job", token)?);
+    scene.a.release("job", token)?.expect("held");
+    token_of(&mut line[0])?;
+    still_wait(&mut line[1..])
+}
+
+fn a_renewal_to_a_sooner_end_is_noticed(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    let token = scene.a.acquire("job", "1 h")?;
+    let mut waiter = waiting(&scene.db, WAIT)?;
+    scene.a.granted(&format!("SELECT lease_renew('job', {token}, '1 ms')"))?;
+    token_of(&mut waiter)?;
+    Ok(())
+}
+
+fn a_prepared_grant_is_waited_out_and_its_end_noticed(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    let gid = format!("{}_line", scene.db.name());
+    for (end, by) in [("COMMIT", "COMMIT"), ("ROLLBACK", "ROLLBACK")] {
+        scene.a.run("BEGIN")?;
+        let token = scene.a.acquire("job", "1 h")?;
+        scene.a.run(&format!("PREPARE TRANSACTION '{gid}'"))?;
+        let mut line = [waiting(&scene.db, WAIT)?, waiting(&scene.db, WAIT)?];
+        still_wait(&mut line)?;
+        scene.b.run(&format!("{by} PREPARED '{gid}'"))?;
+        if end == "COMMIT" {
+            still_wait(&mut line)?;
+            scene.a.release("job", token)?.expect("held");
+        }
+        let next = token_of(&mut line[0])?;
+        still_wait(&mut line[1..])?;
+        scene.a.release("job", next)?.expect("held");
+        let next = token_of(&mut line[1])?;
+        scene.a.release("job", next)?.expect("held");
+    }
+    // A prepared release.
+    let token = scene.a.acquire("job", "1 h")?;
+    scene.a.run(&format!("BEGIN; SELECT lease_release('job', {token})"))?;
+    scene.a.run(&format!("PREPARE TRANSACTION '{gid}'"))?;
+    let mut waiter = waiting(&scene.db, WAIT)?;
+    scene.b.run(&format!("COMMIT PREPARED '{gid}'"))?;
+    token_of(&mut waiter)?;
+    Ok(())
+}
+
+fn a_prepared_guard_is_waited_out_and_its_end_noticed(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    let gid = format!("{}_line", scene.db.name());
+    for end in ["COMMIT", "ROLLBACK"] {
+        let token = scene.a.acquire("job", "1 h")?;
+        scene.a.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
+        scene.a.run(&format!("PREPARE TRANSACTION '{gid}'"))?;
+        // A lock of the prepared transaction, so not even the session that made it takes over.
+        scene.a.granted("SELECT lease_revoke('job')")?;
+        ensure!(scene.a.is_taken("job")?, "taken over from under a prepared guard");
+        let mut waiter = waiting(&scene.db, WAIT)?;
+        std::thread::sleep(Duration::from_millis(1200));
+        still_wait([&mut waiter])?;
+        scene.b.run(&format!("{end} PREPARED '{gid}'"))?;
+        let next = token_of(&mut waiter)?;
+        scene.a.release("job", next)?.expect("held");
+    }
+    Ok(())
+}
