@@ -51,6 +51,11 @@ pub fn signal(pid: i32, signal: Signal) -> Result<()> {
     kill(Pid::from_raw(pid), signal).with_context(|| format!("cannot send {signal} to {pid}"))
 }
 
+/// Lets a frozen process go on.
+pub fn resume(pid: i32) -> Result<()> {
+    signal(pid, Signal::SIGCONT)
+}
+
 /// What `/proc/<pid>/stat` tells of a process.
 struct Stat {
     state: char,

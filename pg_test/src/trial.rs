@@ -12,28 +12,40 @@ use std::time::Duration;
 pub struct Trial {
     name: String,
     run: fn(&Lab) -> Result<()>,
+    slow: bool,
 }
 
 impl Trial {
     /// A test called after the last part of `module` and `name`.
     pub fn new(module: &str, name: &str, run: fn(&Lab) -> Result<()>) -> Trial {
         let module = module.rsplit("::").next().unwrap_or(module);
-        Trial { name: format!("{module}::{name}"), run }
+        Trial { name: format!("{module}::{name}"), run, slow: false }
+    }
+
+    /// The same as a slow one, which runs with `PG_FENCE_SLOW` set (or `--include-ignored`) only.
+    pub fn slow(self) -> Trial {
+        Trial { slow: true, ..self }
     }
 
     /// As the test runner wants it. `lab` is called when the first test runs.
     pub fn with(self, lab: impl Fn() -> Arc<Lab> + Send + 'static) -> libtest_mimic::Trial {
+        let left_out = self.slow && std::env::var_os("PG_FENCE_SLOW").is_none();
         libtest_mimic::Trial::test(self.name, move || within_limit(lab(), self.run))
+            .with_ignored_flag(left_out)
     }
 }
 
-/// Lists the tests of a module: `pg_test::trials![this, that];` defines its `pub fn trials()`.
+/// Lists the tests of a module: `pg_test::trials![this, that];` defines its `pub fn trials()`. Slow
+/// ones come last: `pg_test::trials![this; slow: that]`.
 #[macro_export]
 macro_rules! trials {
-    ($($name:ident),* $(,)?) => {
+    ($($name:ident),* $(,)? $(; slow: $($slow:ident),+ $(,)?)?) => {
         /// The tests of this module.
         pub fn trials() -> Vec<$crate::Trial> {
-            vec![$($crate::Trial::new(module_path!(), stringify!($name), $name)),*]
+            vec![
+                $($crate::Trial::new(module_path!(), stringify!($name), $name),)*
+                $($($crate::Trial::new(module_path!(), stringify!($slow), $slow).slow(),)+)?
+            ]
         }
     };
 }
