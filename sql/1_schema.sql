@@ -27,7 +27,7 @@ COMMENT ON SEQUENCE fence.epoch_seq IS 'counts the jumps';
 -- Leases ---------------------------------------------------------------------------------------------------
 
 -- A row a grant, kept when the grant ends so that the next is a HOT update: no index on what changes, and
--- half of each page free.
+-- half of each page free. Vacuum must not truncate it, which takes a lock that would hold up a try.
 CREATE TABLE fence.lease (
     name        text COLLATE "C" NOT NULL,
     slot        integer NOT NULL,
@@ -47,7 +47,7 @@ CREATE TABLE fence.lease (
     renewals    bigint NOT NULL,
     metadata    jsonb,
     PRIMARY KEY (name, slot) WITH (fillfactor = 80)
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+) WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS 'a row a grant; written by the functions of pg_fence only, read through fence.leases';
 COMMENT ON COLUMN fence.lease.name IS 'the lease';
 COMMENT ON COLUMN fence.lease.slot IS 'place among the grants of the lease; 0 for an exclusive one';

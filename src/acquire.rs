@@ -1,7 +1,7 @@
 //! Granting a lease: look, lock, look again, decide, draw, write.
 
 use crate::errors::{self, Refusal};
-use crate::pg::heap::{AsOf, LeaseTable, NewGrant, Row};
+use crate::pg::heap::{AsOf, Deleter, LeaseTable, NewGrant, Row};
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::{server, xact};
 use crate::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
@@ -15,6 +15,8 @@ pub struct Request<'a> {
     pub ttl_us: Micros,
     pub metadata: Option<pgrx::pg_sys::Datum>,
     pub ask: Ask,
+    /// A token drawn too early, in a build with that bug planted.
+    pub early: Option<Token>,
 }
 
 /// How a try ends.
@@ -77,12 +79,16 @@ impl Locks {
 /// Only something that committed since we looked, or an open transaction, can be in the way.
 const LOST: Tried<Found> = Tried::Lost { until: Micros::MAX };
 
-/// Tells without a lock whether it is worth trying: a losing try reads only.
-pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<()>, Refusal> {
+/// Tells without a lock whether it is worth trying (a losing try reads only), and whether the caller would
+/// only replace a grant of its own.
+pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<bool>, Refusal> {
     let rows = table.rows(request.name, AsOf::Now);
     let seats = seats(request, &rows, &|_| false);
-    match grant::acquire(&seats, &request.ask, server::now()) {
-        Acquire::Grant { .. } => Ok(Tried::Won(())),
+    let now = server::now();
+    match grant::acquire(&seats, &request.ask, now) {
+        Acquire::Grant { .. } => {
+            Ok(Tried::Won(seats.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held)))
+        }
         Acquire::Taken { until } => Ok(Tried::Lost { until }),
         Acquire::SlotsDiffer { live } => Err(slots_differ(request, live)),
     }
@@ -180,7 +186,7 @@ fn beside_others(
     // Slots in which somebody else's grant is being written.
     let mut busy: Vec<i32> = Vec::new();
     loop {
-        let Some(rows) = table.settled_rows(name) else { return Ok(LOST) };
+        let rows = table.rows(name, AsOf::Now);
         let now = server::now();
         let guarded = |slot: i32| {
             let over =
@@ -197,14 +203,21 @@ fn beside_others(
             busy.push(slot);
             continue;
         }
-        // Who held the lock until now may have put a grant there.
+        // Who held the lock until now may have put a grant there, or (a prune) be deleting the row.
         let again = table.rows(name, AsOf::Now);
-        let unchanged = again.iter().map(Row::id).eq(rows.iter().map(Row::id));
-        if unchanged && end_others(name, &ended, locks) {
-            return Ok(Tried::Won((slot, over, ended)));
-        }
-        if unchanged {
-            return Ok(LOST);
+        let in_slot = |rows: &[Row]| rows.iter().find(|r| r.grant.slot == slot).copied();
+        let (before, after) = (in_slot(&rows), in_slot(&again));
+        if after.is_some_and(|r| r.deleter() == Deleter::Open) {
+            busy.push(slot);
+        } else if before.map(|r| r.id()) == after.map(|r| r.id()) {
+            let settled = after.is_none_or(|r| r.deleter() == Deleter::None);
+            if settled && again.len() == rows.len() {
+                return if end_others(name, &ended, locks) {
+                    Ok(Tried::Won((slot, over, ended)))
+                } else {
+                    Ok(LOST)
+                };
+            }
         }
         if let Some((tag, mode)) = locks.0.pop() {
             tag.give(mode);
@@ -267,9 +280,9 @@ fn in_the_making(slot: i32, mode: Mode) -> Seat {
     Seat { grant, mine: false, guarded: true }
 }
 
-/// Does an open transaction rely on, or change, what is over?
+/// Does an open transaction rely on what is over?
 fn is_guarded(name: &[u8], slot: i32) -> bool {
-    let tag = Tag::grant(name, slot);
+    let tag = Tag::guarded(name, slot);
     let free = tag.take(Lock::Probe, false);
     if free {
         tag.give(Lock::Probe);

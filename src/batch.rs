@@ -26,10 +26,12 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
             ttl_us,
             metadata,
             ask: Ask { mode: Mode::Exclusive, reclaim: false },
+            early: None,
         })
         .collect();
     for request in &requests {
-        if acquire::look(&table, request)? != Tried::Won(()) || queue::somebody_waits(request.name)
+        if acquire::look(&table, request)? != Tried::Won(false)
+            || queue::somebody_waits(request.name)
         {
             return Ok(Answer::Null);
         }

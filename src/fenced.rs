@@ -33,7 +33,16 @@ struct Plan {
 thread_local! {
     /// The row version whose UPDATE was accepted last, at each depth of triggers: moving it to another
     /// partition deletes that very version next, before another row of that statement is looked at.
-    static ACCEPTED: RefCell<Vec<Option<RowId>>> = const { RefCell::new(Vec::new()) };
+    static ACCEPTED: RefCell<Vec<Accepted>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What was accepted at one depth of triggers.
+#[derive(Clone, Copy, Default)]
+struct Accepted {
+    /// The version that was updated, and the token that it was updated with.
+    row: Option<(RowId, Token)>,
+    /// The token of a row that has left its partition and arrives in another next.
+    under_way: Option<Token>,
 }
 
 /// `fenced()`, the trigger. Errors: PF001 to PF005, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
@@ -77,8 +86,11 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
         write.named = call.event() != Event::Update || call.names(&plan.column);
         return replicated(call, plan, &write);
     }
-    if plan.moves && call.event() == Event::Delete && moving(call) {
+    if plan.moves && call.event() == Event::Delete && leaves(call, plan.verified) {
         return Ok(call.pass(old));
+    }
+    if plan.moves && plan.verified && call.event() == Event::Insert {
+        arrives(call, write.new.flatten())?;
     }
     let leases = match &plan.lease {
         None => Leases::default(),
@@ -114,7 +126,7 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
         })?;
     }
     if plan.moves && call.event() == Event::Update {
-        accept(call);
+        accept(call, token);
     }
     Ok(match new {
         Some(row) if stamp => call.pass(Some(call.stamped(row, &plan.column, token))),
@@ -124,21 +136,39 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
 }
 
 /// Remembers the version whose UPDATE was accepted.
-fn accept(call: &Call) {
+fn accept(call: &Call, token: Token) {
     let Some(old) = call.old() else { return };
-    let depth = call.depth();
-    ACCEPTED.with_borrow_mut(|accepted| {
-        accepted.resize(accepted.len().max(depth + 1), None);
-        accepted[depth] = Some(old.id(call));
-    });
+    let row = Some((old.id(call), token));
+    at_depth(call, |accepted| *accepted = Accepted { row, under_way: None });
 }
 
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
-fn moving(call: &Call) -> bool {
+fn leaves(call: &Call, verified: bool) -> bool {
     let Some(old) = call.old() else { return false };
+    at_depth(call, |accepted| match accepted.row.take() {
+        Some((id, token)) if id == old.id(call) => {
+            accepted.under_way = verified.then_some(token);
+            true
+        }
+        _ => false,
+    })
+}
+
+/// The second half of a move must carry the token that its UPDATE was accepted with.
+fn arrives(call: &Call, fence: Option<Token>) -> Result<(), Refusal> {
+    match at_depth(call, |accepted| accepted.under_way.take()) {
+        Some(token) if fence != Some(token) => Err(errors::changed_behind(fence)),
+        _ => Ok(()),
+    }
+}
+
+fn at_depth<T>(call: &Call, work: impl FnOnce(&mut Accepted) -> T) -> T {
     let depth = call.depth();
     ACCEPTED.with_borrow_mut(|accepted| {
-        accepted.get_mut(depth).and_then(Option::take) == Some(old.id(call))
+        if accepted.len() <= depth {
+            accepted.resize(depth + 1, Accepted::default());
+        }
+        work(&mut accepted[depth])
     })
 }
 

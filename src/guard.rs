@@ -112,6 +112,9 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
     };
     check_role(name, row, in_trigger)?;
     check_snapshot(&table, name, row)?;
+    if !plant::NO_GUARD_LOCK {
+        Tag::guarded(name, slot).take(Lock::Guard, true);
+    }
     queue::changed(name);
     let verdict = Verdict { slot, token, savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));

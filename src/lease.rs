@@ -22,6 +22,7 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
         ttl_us: call.ttl_us,
         metadata: call.metadata,
         ask: call.ask,
+        early: if plant::TOKEN_BEFORE_LOCK { Some(token::draw(0)?) } else { None },
     };
     let token = if call.wait_us == 0 {
         match attempt(&table, &request, true)? {
@@ -40,17 +41,17 @@ pub fn attempt(
     request: &Request,
     polite: bool,
 ) -> Result<Tried<Token>, Refusal> {
-    if let Tried::Lost { until } = acquire::look(table, request)? {
-        return Ok(Tried::Lost { until });
-    }
-    if polite && !request.ask.reclaim && queue::somebody_waits(request.name) {
+    let reclaims = match acquire::look(table, request)? {
+        Tried::Won(reclaims) => reclaims,
+        Tried::Lost { until } => return Ok(Tried::Lost { until }),
+    };
+    if polite && !reclaims && queue::somebody_waits(request.name) {
         return Ok(Tried::Lost { until: Micros::MAX });
     }
-    let early = if plant::TOKEN_BEFORE_LOCK { Some(token::draw(0)?) } else { None };
     match acquire::place(table, request)? {
         Tried::Lost { until } => Ok(Tried::Lost { until }),
         Tried::Won(place) => {
-            let token = early.map_or_else(|| token::draw(place.above()), Ok)?;
+            let token = request.early.map_or_else(|| token::draw(place.above()), Ok)?;
             acquire::write(table, request, &place, token)?;
             Ok(Tried::Won(token))
         }

@@ -3,7 +3,7 @@
 use crate::errors::Refusal;
 use crate::pg::args::{text_datum, Answer, Args};
 use crate::pg::lock::{Mode as Lock, Tag};
-use crate::pg::{composite, server};
+use crate::pg::{composite, relation, server};
 use crate::{input, token};
 
 /// `fence_new_epoch() → bigint`: makes the token sequence jump, and gives back where to. Errors: 25006, 55000.
@@ -14,7 +14,7 @@ pub fn new_epoch(_: Args) -> Result<Answer, Refusal> {
 
 /// `fence_status()`: one row. Works on a standby.
 pub fn status(args: Args) -> Result<Answer, Refusal> {
-    let version = composite::extension_version();
+    let version = relation::sql_version();
     Ok(composite::row(
         args,
         &[
@@ -23,7 +23,7 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
             Some((server::system_identifier() as i64).into()),
             Some(token::jumps()?.into()),
             Some(server::in_recovery().into()),
-            Some(text_datum(env!("CARGO_PKG_VERSION").as_bytes())),
+            Some(text_datum(relation::LIBRARY_VERSION.as_bytes())),
             version.map(|v| text_datum(v.as_bytes())),
         ],
     ))

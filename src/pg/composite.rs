@@ -34,12 +34,3 @@ pub fn int4_array(values: &[i32]) -> Answer {
         )))
     }
 }
-
-/// The version of the SQL objects.
-pub fn extension_version() -> Option<String> {
-    let query = "SELECT extversion FROM pg_catalog.pg_extension \
-                 WHERE extname OPERATOR(pg_catalog.=) 'pg_fence'";
-    pgrx::Spi::connect(|client| {
-        client.select(query, Some(1), &[]).ok()?.first().get_one::<String>().ok().flatten()
-    })
-}

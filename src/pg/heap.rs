@@ -88,6 +88,7 @@ pub struct NewGrant<'a> {
 impl LeaseTable {
     /// Opens it to be read, or to be written as well.
     pub fn open(write: bool) -> Result<Self, Refusal> {
+        super::relation::check_version();
         let index = state_oid(c"lease_pkey")?;
         let mode = if write { pg_sys::RowExclusiveLock } else { pg_sys::AccessShareLock };
         // SAFETY: opens and locks the table; the reference is given back on drop.

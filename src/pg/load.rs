@@ -1,6 +1,6 @@
 //! What happens when the library is loaded into a backend.
 
-use super::{settings, xact};
+use super::{relation, settings, xact};
 
 /// # Safety
 /// For Postgres to call, once for each backend.
@@ -9,5 +9,6 @@ use super::{settings, xact};
 pub unsafe extern "C-unwind" fn _PG_init() {
     pgrx::pg_sys::panic::register_pg_guard_panic_hook();
     settings::declare();
+    relation::listen();
     xact::listen();
 }

@@ -20,6 +20,8 @@ pub enum Kind {
     Queue = 0x5048,
     /// The jump of the token sequence.
     Jump = 0x5049,
+    /// That a grant is guarded, and nothing else: a lease's name and slot.
+    Guarded = 0x504a,
 }
 
 /// Modes, chosen by what they conflict with.
@@ -28,11 +30,12 @@ pub enum Kind {
 pub enum Mode {
     /// AccessShare: a shared or slot grant is being added; excludes `Own` only.
     Anchor = 1,
-    /// RowExclusive: an open transaction relies on the grant; excludes `Probe`, `Replace`, `Own`.
+    /// RowExclusive: an open transaction relies on the grant; excludes `Probe`, `Replace`, `Own`. Also taken on
+    /// the tag `guarded`, where only probes meet it.
     Guard = 3,
     /// ShareUpdateExclusive: the grant is being renewed or closed; excludes itself and all below.
     Change = 4,
-    /// Share: is it guarded or being changed? Excludes `Guard`, `Change`, `Replace`, `Own`, not itself.
+    /// Share: is it guarded, does somebody wait? Excludes `Guard`, `Change`, `Replace`, `Own`, not itself.
     Probe = 5,
     /// Exclusive: another grant is put in this slot; excludes all but `Anchor`.
     Replace = 7,
@@ -60,6 +63,11 @@ impl Tag {
     /// Of a lease's grant in a slot.
     pub fn grant(name: &[u8], slot: i32) -> Self {
         Tag::new(Kind::Grant, hash(name, slot))
+    }
+
+    /// Of the guards of a lease's grant in a slot.
+    pub fn guarded(name: &[u8], slot: i32) -> Self {
+        Tag::new(Kind::Guarded, hash(name, slot))
     }
 
     /// Of what the live grants of a lease are.

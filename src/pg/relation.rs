@@ -1,11 +1,81 @@
 //! Finding the objects of the extension's own schema.
 
+use super::args::text_bytes;
 use crate::errors::{self, Refusal};
 use pgrx::pg_sys;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode};
+use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
 
-/// The oid of a table, index, sequence or view of the schema `fence`.
-pub fn state_oid(name: &CStr) -> Result<pg_sys::Oid, Refusal> {
+thread_local! {
+    static OIDS: RefCell<Vec<(&'static CStr, pg_sys::Oid)>> = const { RefCell::new(Vec::new()) };
+    static VERSION_CHECKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The version of this library.
+pub const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Warns, once in each session, when the SQL objects are of another version than the library.
+pub fn check_version() {
+    if VERSION_CHECKED.replace(true) {
+        return;
+    }
+    if let Some(sql) = sql_version().filter(|sql| sql != LIBRARY_VERSION) {
+        let message =
+            format!("the library of pg_fence is {LIBRARY_VERSION}, its SQL objects are {sql}");
+        let hint = format!(
+            "Run ALTER EXTENSION pg_fence UPDATE TO '{LIBRARY_VERSION}', or install the library of {sql} and reconnect."
+        );
+        ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, message, "pg_fence")
+            .set_hint(hint)
+            .report(PgLogLevel::WARNING);
+    }
+}
+
+/// The version of the SQL objects (pg_extension.extversion).
+pub fn sql_version() -> Option<String> {
+    // SAFETY: a catalog scan by name; the value is copied before the scan ends.
+    unsafe {
+        let rel = pg_sys::table_open(pg_sys::ExtensionRelationId, pg_sys::AccessShareLock as i32);
+        let mut key = pg_sys::ScanKeyData::default();
+        pg_sys::ScanKeyInit(
+            &mut key,
+            pg_sys::Anum_pg_extension_extname as i16,
+            pg_sys::BTEqualStrategyNumber as u16,
+            pg_sys::F_NAMEEQ.into(),
+            pg_sys::Datum::from(c"pg_fence".as_ptr()),
+        );
+        let scan = pg_sys::systable_beginscan(
+            rel,
+            pg_sys::ExtensionNameIndexId.into(),
+            true,
+            std::ptr::null_mut(),
+            1,
+            &mut key,
+        );
+        let tuple = pg_sys::systable_getnext(scan);
+        let version = (!tuple.is_null()).then(|| {
+            let column = pg_sys::Anum_pg_extension_extversion as i32;
+            let mut null = false;
+            let value = pg_sys::heap_getattr(tuple, column, (*rel).rd_att, &mut null);
+            String::from_utf8_lossy(&text_bytes(value)).into_owned()
+        });
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(rel, pg_sys::AccessShareLock as i32);
+        version
+    }
+}
+
+/// The oid of a table, index, sequence or view of the schema `fence`. Kept until a schema of the database is
+/// changed, as DROP EXTENSION does.
+pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
+    let kept = OIDS.with_borrow(|k| k.iter().find(|(n, _)| *n == name).map(|(_, oid)| *oid));
+    kept.map_or_else(|| look_up(name), Ok)
+}
+
+#[cold]
+fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     // SAFETY: catalog look-ups by NUL-terminated names.
     let oid = unsafe {
         let schema = pg_sys::get_namespace_oid(c"fence".as_ptr(), true);
@@ -18,7 +88,24 @@ pub fn state_oid(name: &CStr) -> Result<pg_sys::Oid, Refusal> {
     if oid == pg_sys::InvalidOid {
         return Err(errors::state_missing(&name.to_string_lossy()));
     }
+    OIDS.with_borrow_mut(|k| k.push((name, oid)));
     Ok(oid)
+}
+
+/// Forgets oids when a schema changes; called once, when the library is loaded.
+pub fn listen() {
+    // SAFETY: registered once; the function never raises.
+    unsafe {
+        pg_sys::CacheRegisterSyscacheCallback(
+            pg_sys::SysCacheIdentifier::NAMESPACEOID as i32,
+            Some(schema_changed),
+            pg_sys::Datum::from(0),
+        );
+    }
+}
+
+unsafe extern "C-unwind" fn schema_changed(_: pg_sys::Datum, _: i32, _: u32) {
+    OIDS.with_borrow_mut(Vec::clear);
 }
 
 /// May the current user read it (SELECT on the whole)?
