@@ -113,6 +113,10 @@ pub fn to_utf8(bytes: &[u8]) -> String {
     }
     // SAFETY: as above.
     unsafe {
+        if pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_SQL_ASCII as c_int {
+            // No encoding is known: what is not UTF-8 cannot be shown.
+            return String::from_utf8_lossy(bytes).into_owned();
+        }
         let copy = c_string(bytes);
         let converted =
             pg_sys::pg_server_to_any(copy, bytes.len() as c_int, pg_sys::pg_enc::PG_UTF8 as c_int);

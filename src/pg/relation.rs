@@ -67,8 +67,8 @@ pub fn sql_version() -> Option<String> {
     }
 }
 
-/// The oid of a table, index, sequence or view of the schema `fence`. Kept until a schema of the database is
-/// changed, as DROP EXTENSION does.
+/// The oid of a table, index, sequence or view of the schema `fence`. Kept until a relation or a schema of
+/// the database is changed.
 pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     let kept = OIDS.with_borrow(|k| k.iter().find(|(n, _)| *n == name).map(|(_, oid)| *oid));
     kept.map_or_else(|| look_up(name), Ok)
@@ -92,19 +92,22 @@ fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     Ok(oid)
 }
 
-/// Forgets oids when a schema changes; called once, when the library is loaded.
+/// Forgets oids when names may have changed; called once, when the library is loaded.
 pub fn listen() {
     // SAFETY: registered once; the function never raises.
     unsafe {
-        pg_sys::CacheRegisterSyscacheCallback(
-            pg_sys::SysCacheIdentifier::NAMESPACEOID as i32,
-            Some(schema_changed),
-            pg_sys::Datum::from(0),
-        );
+        for cache in [pg_sys::SysCacheIdentifier::NAMESPACEOID, pg_sys::SysCacheIdentifier::RELOID]
+        {
+            pg_sys::CacheRegisterSyscacheCallback(
+                cache as i32,
+                Some(names_changed),
+                pg_sys::Datum::from(0),
+            );
+        }
     }
 }
 
-unsafe extern "C-unwind" fn schema_changed(_: pg_sys::Datum, _: i32, _: u32) {
+unsafe extern "C-unwind" fn names_changed(_: pg_sys::Datum, _: i32, _: u32) {
     OIDS.with_borrow_mut(Vec::clear);
 }
 
