@@ -9,6 +9,7 @@ pg_test::trials![
     a_closing_token_outlives_the_deadline_in_its_transaction,
     a_release_that_is_rolled_back_leaves_the_lease_held,
     a_release_in_a_savepoint_is_undone_with_it,
+    a_lease_acquired_anew_in_a_savepoint_is_undone_with_it,
     one_statement_is_the_last_write_and_the_release,
     a_release_for_many_rows_draws_one_token,
     a_release_that_is_evaluated_twice_draws_one_token,
@@ -118,6 +119,25 @@ fn a_release_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<()> {
     ensure!(second > renewed, "another release, another token");
     holder.run("COMMIT")?;
     ensure!(!other.is_taken("job")?);
+    Ok(())
+}
+
+fn a_lease_acquired_anew_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut holder, mut other) = (db.connect()?, db.connect()?);
+    let token = holder.acquire("job", "1 h")?;
+    holder.run("BEGIN")?;
+    let closing = holder.release("job", token)?.expect("held");
+    holder.run("SAVEPOINT s")?;
+    let again = holder.acquire("job", "1 h")?;
+    ensure!(again > closing && holder.speaks("job", again)?);
+    ensure!(!holder.speaks("job", token)? && holder.renew("job", token)?.is_none());
+    holder.run("ROLLBACK TO s")?;
+    ensure!(!holder.speaks("job", again)? && holder.speaks("job", closing)?);
+    ensure!(holder.release("job", token)? == Some(closing));
+    ensure!(other.is_taken("job")?);
+    holder.run("ROLLBACK")?;
+    ensure!(holder.speaks("job", token)? && other.is_taken("job")?);
     Ok(())
 }
 

@@ -30,6 +30,7 @@ mod paths;
 mod pooler;
 mod promotions;
 mod races;
+mod readers;
 mod readme;
 mod reclaim;
 mod restores;
@@ -92,6 +93,7 @@ fn main() -> ExitCode {
         pooler::trials(),
         promotions::trials(),
         races::trials(),
+        readers::trials(),
         readme::trials(),
         reclaim::trials(),
         restores::trials(),

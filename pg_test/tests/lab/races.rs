@@ -11,6 +11,7 @@ pg_test::trials![
     of_many_sessions_exactly_one_takes_a_new_name,
     of_a_holder_s_many_restarts_the_last_has_the_lease,
     a_late_release_never_ends_the_grant_that_races_it,
+    callers_that_come_too_late_do_not_keep_a_free_lease_from_others,
     renew_and_acquire_at_the_deadline_never_both_succeed,
     in_a_storm_grants_never_overlap_and_tokens_grow_in_their_order,
     tokens_of_many_leases_are_all_different,
@@ -191,6 +192,34 @@ fn a_late_release_never_ends_the_grant_that_races_it(lab: &Lab) -> Result<()> {
             ensure!(closings.iter().all(|closing| closing < grant), "released after the grant");
             ensure!(judge.speaks(name, *grant)?, "ended by a late release");
         }
+        Ok(())
+    })
+}
+
+fn callers_that_come_too_late_do_not_keep_a_free_lease_from_others(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    db.connect()?.run("CREATE TABLE late (token bigint); INSERT INTO late VALUES (0)")?;
+    let statements = [
+        ACQUIRE,
+        "SELECT lease_renew($1, (SELECT token FROM late))",
+        "SELECT lease_release($1, (SELECT token FROM late))",
+        "SELECT lease_check($1, (SELECT token FROM late))::int::bigint",
+    ];
+    let race = Race { db: &db, racers: 4, rounds: rounds(250), statements: &statements };
+    let over = |judge: &mut Session, round: usize| {
+        judge.token("SELECT lease_revoke('job')")?;
+        judge.run("UPDATE late SET token = lease_acquire('job', ttl => '1 us')")?;
+        judge.wait_expired("job")?;
+        if round % 2 == 1 {
+            // Not expired but released.
+            judge.run("UPDATE late SET token = lease_acquire('job')")?;
+            judge.granted("SELECT lease_release('job', token) FROM late")?;
+        }
+        Ok("job".to_owned())
+    };
+    race.run(over, |judge, name, answers| {
+        let Some(token) = answers[0] else { bail!("NULL, but nobody had the lease") };
+        ensure!(answers[1..] == [None, None, Some(0)] && judge.speaks(name, token)?);
         Ok(())
     })
 }

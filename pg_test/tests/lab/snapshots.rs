@@ -1,6 +1,6 @@
-//! REPEATABLE READ and SERIALIZABLE, read-only transactions and standbys.
+//! REPEATABLE READ and SERIALIZABLE: 40001 where the snapshot is too old, and nowhere else.
 
-use pg_test::{ensure, Calls, Cluster, Database, Lab, Result, Session};
+use pg_test::{ensure, Calls, Database, Lab, Result, Session};
 
 pg_test::trials![
     what_was_free_is_granted,
@@ -9,6 +9,7 @@ pg_test::trials![
     a_release_that_was_open_at_the_snapshot_is_too_late,
     an_expiry_after_the_snapshot_is_too_late,
     a_guard_that_ended_after_the_snapshot_is_too_late,
+    a_guard_that_was_rolled_back_is_no_reason_to_fail,
     a_grant_that_came_and_went_after_the_snapshot_is_too_late,
     a_pruning_after_the_snapshot_does_not_hide_the_predecessor,
     a_retried_transaction_is_granted,
@@ -20,8 +21,6 @@ pg_test::trials![
     a_guard_of_a_grant_before_the_snapshot_stands,
     renewals_and_releases_are_no_reason_to_fail,
     sessions_with_other_leases_do_not_conflict,
-    a_read_only_transaction_only_looks,
-    a_standby_only_looks,
 ];
 
 const KEEPING: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
@@ -136,6 +135,23 @@ fn a_guard_that_ended_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+fn a_guard_that_was_rolled_back_is_no_reason_to_fail(lab: &Lab) -> Result<()> {
+    let guarded = |outside: &mut Session| {
+        outside.run("CREATE TABLE t (n int)")?;
+        let token = outside.acquire("job", "1 s")?;
+        outside.run("BEGIN")?;
+        outside.run(&format!("SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1)"))?;
+        outside.wait_expired("job")
+    };
+    at_each_level(lab, guarded, |_, outside, inside| {
+        // The deadline must have passed before the transaction began, too.
+        inside.nothing("SELECT lease_acquire('job')")?;
+        outside.run("ROLLBACK")?;
+        inside.acquire("job", "1 h")?;
+        inside.run("COMMIT")
+    })
+}
+
 fn a_grant_that_came_and_went_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     let freed = |outside: &mut Session| {
         hold(outside)?;
@@ -188,7 +204,16 @@ fn what_ended_before_the_snapshot_is_granted(lab: &Lab) -> Result<()> {
         outside.release("released", token)?;
         outside.wait_expired("expired")?;
         inside.acquire("released", "1 h")?;
-        inside.acquire("expired", "1 h").map_err(|e| e.context(level))?;
+        // Postgres does not tell when the snapshot was taken: a retry may be asked for, but once.
+        let expired = "SELECT lease_acquire('expired')";
+        match inside.try_rows(expired) {
+            Ok(rows) => ensure!(rows[0][0].is_some(), "{level}: taken"),
+            Err(fault) => {
+                fault.expect("40001")?;
+                inside.run(&format!("ROLLBACK; BEGIN ISOLATION LEVEL {level}"))?;
+                inside.granted(expired)?;
+            }
+        }
         inside.run("COMMIT")?;
     }
     Ok(())
@@ -325,81 +350,5 @@ fn sessions_with_other_leases_do_not_conflict(lab: &Lab) -> Result<()> {
             }
         }
     }
-    Ok(())
-}
-
-/// All that writes, refused with 25006; all that looks, answered.
-fn only_looks(session: &mut Session, token: i64) -> Result<()> {
-    for call in [
-        "lease_acquire('new')",
-        "lease_acquire('job')",
-        "lease_acquire('job', wait => '1 s')",
-        &format!("lease_renew('job', {token})"),
-        "lease_renew('nobody', 1)",
-        &format!("lease_release('job', {token})"),
-        "lease_revoke('job')",
-        "lease_revoke('nobody')",
-        &format!("lease_guard('job', {token})"),
-        "lease_prune()",
-        "lease_acquire_all('{a,b}')",
-        &format!("lease_renew_all('{{job}}', {token})"),
-        &format!("lease_release_all('{{job}}', {token})"),
-    ] {
-        session.run("SAVEPOINT s")?;
-        session.refused(&format!("SELECT {call}"), "25006")?;
-        session.run("ROLLBACK TO s")?;
-    }
-    ensure!(session.speaks("job", token)? && !session.speaks("job", token + 1)?);
-    let shown = "SELECT name || ' ' || state || ' ' || holder || ' ' || (remaining > '0')";
-    for source in ["lease_info('job')", "fence.leases WHERE name = 'job'"] {
-        let text = session.text(&format!("{shown} FROM {source}"))?;
-        ensure!(text.as_deref() == Some("job held me true"), "{text:?}");
-    }
-    session.refused("SELECT lease_check('', 1)", "22023")?;
-    Ok(())
-}
-
-fn a_read_only_transaction_only_looks(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let token = session.granted("SELECT lease_acquire('job', 'me', '1 h')")?;
-    for begin in [
-        "BEGIN READ ONLY",
-        "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY",
-        "BEGIN; SET transaction_read_only = on",
-    ] {
-        session.run(begin)?;
-        only_looks(&mut session, token).map_err(|e| e.context(begin))?;
-        session.run("ROLLBACK")?;
-    }
-    ensure!(session.renew("job", token)?.is_some());
-    Ok(())
-}
-
-fn a_standby_only_looks(lab: &Lab) -> Result<()> {
-    let primary = lab.builder().without_fsync().start()?;
-    let standby = lab.builder().without_fsync().standby_of(&primary)?;
-    standby.start()?;
-    let mut session = primary.connect("postgres")?;
-    session.run("CREATE EXTENSION pg_fence")?;
-    let token = session.granted("SELECT lease_acquire('job', 'me', '1 h')")?;
-    let look = |standby: &Cluster| -> Result<Session> {
-        standby.wait_replayed(&primary)?;
-        standby.connect("postgres")
-    };
-    let mut reader = look(&standby)?;
-    reader.run("BEGIN")?;
-    only_looks(&mut reader, token)?;
-    reader.run("COMMIT; BEGIN ISOLATION LEVEL REPEATABLE READ")?;
-    only_looks(&mut reader, token)?;
-    reader.run("COMMIT")?;
-    // It goes with the primary, and by its own clock.
-    session.granted(&format!("SELECT lease_renew('job', {token}, '1 s')"))?;
-    let mut reader = look(&standby)?;
-    reader.wait_expired("job")?;
-    ensure!(!reader.speaks("job", token)?);
-    session.acquire("job", "1 h")?;
-    let mut reader = look(&standby)?;
-    ensure!(!reader.speaks("job", token)? && reader.speaks("job", token + 2)?);
     Ok(())
 }

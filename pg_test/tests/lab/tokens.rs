@@ -10,6 +10,7 @@ pg_test::trials![
     a_token_of_another_lease_between_two_renewals_is_none,
     tokens_grow_whatever_is_rolled_back,
     the_sequence_is_as_documented,
+    renewals_do_not_bloat_the_state,
 ];
 
 fn each_call_that_grants_draws_one_token(lab: &Lab) -> Result<()> {
@@ -174,5 +175,21 @@ fn the_sequence_is_as_documented(lab: &Lab) -> Result<()> {
         session.run(&format!("ALTER SEQUENCE fence.token_seq {back}"))?;
         ensure!(session.speaks("job", token)? && session.renew("job", token)?.is_some());
     }
+    Ok(())
+}
+
+fn renewals_do_not_bloat_the_state(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run("SET synchronous_commit = off")?;
+    let token = session.acquire("job", "1 h")?;
+    for _ in 0..500 {
+        session.renew("job", token)?;
+    }
+    // A heartbeat's row version takes the place of the one before, without a vacuum.
+    let bytes = session.granted("SELECT pg_relation_size('fence.lease')")?;
+    ensure!(bytes <= 5 * 8192, "{bytes} bytes for one lease after 500 renewals");
+    let index = session.granted("SELECT pg_relation_size('fence.lease_pkey')")?;
+    ensure!(index <= 2 * 8192, "{index} bytes of index for one lease");
     Ok(())
 }

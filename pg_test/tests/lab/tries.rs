@@ -14,6 +14,7 @@ pg_test::trials![
     a_losing_try_holds_nothing_up,
     a_call_that_finds_the_lease_lost_holds_nothing_up,
     a_check_waits_for_nobody_and_holds_nothing_up,
+    leases_of_another_database_are_others,
 ];
 
 /// Sessions of two callers; a wait of the second is an error.
@@ -249,4 +250,20 @@ fn a_check_waits_for_nobody_and_holds_nothing_up(lab: &Lab) -> Result<()> {
     let mut third = db.connect()?;
     ensure!(!third.is_taken("job")?, "the check's open transaction is in the way");
     other.run("COMMIT")
+}
+
+fn leases_of_another_database_are_others(lab: &Lab) -> Result<()> {
+    let (here, there) = (lab.database()?, lab.database()?);
+    let (mut one, mut two) = (here.connect()?, there.connect()?);
+    two.run("SET lock_timeout = '10 s'")?;
+    let token = one.acquire("job", "1 h")?;
+    one.run("BEGIN; SELECT lease_acquire('open')")?;
+    one.renew("job", token)?;
+    let other = two.acquire("job", "1 h")?;
+    two.acquire("open", "1 h")?;
+    ensure!(two.renew("job", other)?.is_some());
+    two.granted("SELECT lease_revoke('job')")?;
+    one.run("COMMIT")?;
+    ensure!(one.speaks("job", token)?);
+    Ok(())
 }
