@@ -3,6 +3,7 @@
 mod attacks;
 mod audit;
 mod batch;
+mod backtraces;
 mod bed;
 mod bound;
 mod cascades;
@@ -49,9 +50,11 @@ mod together;
 mod tokens;
 mod tries;
 mod upgrades;
+mod verdicts;
 mod verify;
 mod waits;
 mod woken;
+mod ways;
 
 use libtest_mimic::Arguments;
 use pg_test::Lab;
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         attacks::trials(),
         audit::trials(),
         batch::trials(),
+        backtraces::trials(),
         bound::trials(),
         cascades::trials(),
         clocks::trials(),
@@ -112,8 +116,9 @@ fn main() -> ExitCode {
         tokens::trials(),
         tries::trials(),
         upgrades::trials(),
-        verify::trials(),
         waits::trials(),
+        verdicts::trials(),
+        verify::trials(),
         woken::trials(),
     ];
 

@@ -1,0 +1,151 @@
+//! Verdicts: what a transaction has found out once, it relies on as long as its lock stands.
+
+use crate::bed::{shown, shows, Bed, ORDERS};
+use pg_test::{ensure, Context, Lab, Result, Session};
+
+pg_test::trials![
+    a_verdict_stands_for_its_transaction_though_the_ttl_passes,
+    a_verdict_goes_with_a_rolled_back_savepoint,
+    a_verdict_goes_with_an_exception_block,
+    a_verdict_stays_with_a_released_savepoint,
+    a_verdict_does_not_outlive_its_transaction,
+    the_check_costs_once_per_lease_and_transaction,
+];
+
+const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
+
+fn bound(lab: &Lab) -> Result<Bed> {
+    Bed::orders(lab, "lease => 'order:{id}'")
+}
+
+/// Tries to acquire: is it granted?
+fn granted(session: &mut Session, name: &str) -> Result<bool> {
+    let token: Option<i64> = session.one("SELECT lease_acquire($1)", &[&name])?;
+    Ok(token.is_some())
+}
+
+fn a_verdict_stands_for_its_transaction_though_the_ttl_passes(lab: &Lab) -> Result<()> {
+    let mut bed = bound(lab)?;
+    let mut other = bed.another()?;
+    for opening in ["SELECT lease_guard('order:1', {t})", "UPDATE orders SET v = 1, fence = {t}"] {
+        let token: i64 = bed.one("SELECT lease_acquire('order:1', ttl => '1.5 s')", &[])?;
+        let opening = opening.replace("{t}", &token.to_string());
+        bed.run(&format!("BEGIN; {opening}; SELECT pg_sleep(1.6)"))?;
+        shows(&mut other, "SELECT state FROM lease_info('order:1')", "expired")?;
+        ensure!(!granted(&mut other, "order:1")?, "a guarded lease was taken over");
+        bed.run(&format!(
+            "UPDATE orders SET v = 7, fence = {token}; SELECT lease_guard('order:1', {token})"
+        ))?;
+        bed.run("COMMIT")?;
+        // Then it is over for good.
+        bed.refused(&format!("UPDATE orders SET v = 8, fence = {token}"), "PF004")?;
+        let next = bed.grant("order:1")?;
+        bed.run(&format!("SELECT lease_release('order:1', {next})"))?;
+        shows(&mut bed, ROW, &format!("7|{token}"))?;
+    }
+    Ok(())
+}
+
+/// The lease of order 1 is taken over after the verdict went, and the old token must be refused in the
+/// very transaction that had it.
+fn verdict_is_gone(bed: &mut Bed, old: i64) -> Result<()> {
+    let mut other = bed.another()?;
+    other.run("SELECT lease_revoke('order:1')")?;
+    let new: Option<i64> = other.one("SELECT lease_acquire('order:1', ttl => '1 h')", &[])?;
+    let new = new.context("the lock outlived the savepoint")?;
+    bed.run("SAVEPOINT again")?;
+    bed.refused(&format!("UPDATE orders SET v = 9, fence = {old}"), "PF004")?;
+    bed.run("ROLLBACK TO again")?;
+    bed.refused(&format!("SELECT lease_guard('order:1', {old})"), "PF004")?;
+    bed.run("ROLLBACK TO again")?;
+    bed.refused("UPDATE orders SET v = 9", "PF002")?;
+    bed.run("ROLLBACK")?;
+    other.run(&format!("SELECT lease_release('order:1', {new})"))
+}
+
+fn a_verdict_goes_with_a_rolled_back_savepoint(lab: &Lab) -> Result<()> {
+    let mut bed = bound(lab)?;
+    for opening in [
+        "SAVEPOINT s; SELECT lease_guard('order:1', {t}); ROLLBACK TO s",
+        "SAVEPOINT s; UPDATE orders SET v = 1, fence = {t}; ROLLBACK TO s",
+        "SAVEPOINT s; SAVEPOINT inner1; UPDATE orders SET v = 1, fence = {t}; RELEASE inner1; ROLLBACK TO s",
+        "SAVEPOINT s; SET LOCAL pg_fence.token = '{t}'; UPDATE orders SET v = 1; UPDATE orders SET v = 2; ROLLBACK TO s",
+    ] {
+        let old = bed.grant("order:1")?;
+        bed.run(&format!("BEGIN; {}", opening.replace("{t}", &old.to_string())))?;
+        verdict_is_gone(&mut bed, old)?;
+    }
+    Ok(())
+}
+
+fn a_verdict_goes_with_an_exception_block(lab: &Lab) -> Result<()> {
+    let mut bed = bound(lab)?;
+    let old = bed.grant("order:1")?;
+    bed.run(&format!(
+        "BEGIN; DO $$ BEGIN BEGIN UPDATE orders SET v = 1, fence = {old}; RAISE 'no'; \
+         EXCEPTION WHEN others THEN NULL; END; END $$"
+    ))?;
+    verdict_is_gone(&mut bed, old)
+}
+
+fn a_verdict_stays_with_a_released_savepoint(lab: &Lab) -> Result<()> {
+    let mut bed = bound(lab)?;
+    let mut other = bed.another()?;
+    for opening in [
+        "SAVEPOINT s; UPDATE orders SET v = 1, fence = {t}; RELEASE s",
+        "SAVEPOINT a; SAVEPOINT b; SELECT lease_guard('order:1', {t}); RELEASE b; RELEASE a",
+        "SELECT lease_guard('order:1', {t}); SAVEPOINT s; UPDATE orders SET v = 1, fence = {t}; ROLLBACK TO s",
+    ] {
+        let token = bed.grant("order:1")?;
+        bed.run(&format!("BEGIN; {}", opening.replace("{t}", &token.to_string())))?;
+        other.run("SELECT lease_revoke('order:1')")?;
+        ensure!(!granted(&mut other, "order:1")?, "taken over: {opening}");
+        bed.run(&format!("UPDATE orders SET v = 7, fence = {token}; COMMIT"))?;
+        ensure!(granted(&mut other, "order:1")?);
+        other.run("SELECT lease_revoke('order:1')")?;
+    }
+    Ok(())
+}
+
+fn a_verdict_does_not_outlive_its_transaction(lab: &Lab) -> Result<()> {
+    let mut bed = bound(lab)?;
+    for end in [
+        "COMMIT",
+        "ROLLBACK",
+        "PREPARE TRANSACTION 'p'; COMMIT PREPARED 'p'",
+        "PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p'",
+    ] {
+        let old = bed.grant("order:1")?;
+        bed.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {old}"))?;
+        for part in end.split("; ") {
+            bed.run(part)?;
+        }
+        bed.take_over("order:1")?;
+        bed.comes_to(&format!("UPDATE orders SET v = 7, fence = {old}"), ROW, "PF004")?;
+        bed.comes_to("UPDATE orders SET v = 7", ROW, "PF002")?;
+        bed.run("SELECT lease_revoke('order:1')")?;
+    }
+    Ok(())
+}
+
+fn the_check_costs_once_per_lease_and_transaction(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(ORDERS)?;
+    bed.run("INSERT INTO orders SELECT n FROM generate_series(2, 2000) AS n")?;
+    bed.protect("lease => 'batch'")?;
+    let token = bed.grant("batch")?;
+    let read =
+        "SELECT coalesce(sum(seq_tup_read + idx_tup_fetch), 0) FROM pg_stat_xact_user_tables \
+                WHERE schemaname = 'fence' AND relname = 'lease'";
+    bed.run("BEGIN; UPDATE orders SET v = 1, fence = 0 WHERE false")?;
+    bed.run(&format!("UPDATE orders SET v = 1, fence = {token} WHERE id = 1"))?;
+    let locks =
+        "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'";
+    let (locked, fetched) = (shown(&mut bed, locks)?, shown(&mut bed, read)?);
+    ensure!(locked == "1", "{locked} locks");
+    bed.run(&format!("UPDATE orders SET v = 2, fence = {token}"))?;
+    bed.run("UPDATE orders SET v = 3; DELETE FROM orders WHERE id > 1000")?;
+    shows(&mut bed, locks, &locked)?;
+    shows(&mut bed, read, &fetched)?;
+    bed.run("COMMIT")
+}
