@@ -33,7 +33,8 @@ impl Extension {
     /// Builds the extension for the PostgreSQL that `pg_config` describes, with additional cargo
     /// features. With `PG_FENCE_SKIP_BUILD` set, takes the library of the last build instead.
     pub fn build(pg_config: &Path, features: &[&str]) -> Result<Extension> {
-        let library = if std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
+        let may_skip = features.is_empty();
+        let library = if may_skip && std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
             last_library()?
         } else {
             build_library(pg_config, features)?
@@ -125,6 +126,10 @@ fn build_library(pg_config: &Path, features: &[&str]) -> Result<PathBuf> {
     eprintln!("building {NAME} ({})", wanted.join(", "));
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
+    if !features.is_empty() {
+        // Elsewhere, so that nobody takes it for the plain one.
+        command.env("CARGO_TARGET_DIR", target_dir().join("planted"));
+    }
     command
         .args(["build", "--release", "--package", NAME, "--no-default-features", "--features"])
         .arg(wanted.join(","))

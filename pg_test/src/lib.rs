@@ -26,10 +26,12 @@
 //! | [`trial`] | a test of the lab |
 //! | [`stage`], [`timeline`] | where a story plays, and how it is told |
 //! | [`stories`] | what the extension is for, played by worker processes |
+//! | [`chaos`] | workers under a nemesis, and the judge |
 //! | [`demo`] | the demonstration |
 
 pub mod background;
 pub mod calls;
+pub mod chaos;
 pub mod client;
 pub mod clock;
 pub mod cluster;

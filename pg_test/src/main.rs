@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use pg_test::extension::{self, Extension};
-use pg_test::{demo, process, rundir, setup, worker};
+use pg_test::{chaos, demo, process, rundir, setup, worker};
 use std::path::PathBuf;
 use std::process::Command as Program;
 
@@ -29,6 +29,10 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         pg_config: Option<PathBuf>,
     },
+    /// Let many workers fight for leases while everything fails
+    Chaos(chaos::Options),
+    #[command(hide = true)]
+    ChaosHand(chaos::Identity),
     #[command(hide = true)]
     Worker { conninfo: String },
     #[command(hide = true)]
@@ -47,6 +51,8 @@ fn main() -> Result<()> {
         }
         Command::Setup => setup::ensure(&[setup::server(), setup::build()].concat()),
         Command::Install { pg_config } => install(pg_config),
+        Command::Chaos(options) => chaos::run(&program, &options),
+        Command::ChaosHand(who) => chaos::work(who),
         Command::Worker { conninfo } => worker::serve(&conninfo),
         Command::Watchdog { rundir } => rundir::watchdog(&rundir),
     }

@@ -1,0 +1,130 @@
+//! What is left in the database when a run is over.
+
+use super::nemesis::Done;
+use super::record::Record;
+use crate::client::Session;
+use anyhow::Result;
+use std::collections::HashSet;
+
+/// A trace of a grant's token, in the order (`n`) in which the lease was locked.
+#[derive(Debug, Clone)]
+pub struct Grant {
+    /// The lease.
+    pub lease: i32,
+    /// Its place in the order.
+    pub n: i64,
+    /// The token.
+    pub token: i64,
+    /// The transaction; None for a revocation.
+    pub id: Option<i64>,
+    /// How long it was to last when it was made, in microseconds; None where that means nothing.
+    pub lasts_us: Option<i64>,
+}
+
+/// A trace of a write.
+#[derive(Debug, Clone)]
+pub struct Write {
+    /// The table.
+    pub relation: String,
+    /// The row.
+    pub lease: i32,
+    /// The version that it made.
+    pub version: i64,
+    /// The token that it left in the row.
+    pub token: i64,
+    /// The first token of the writer's grant.
+    pub first: i64,
+    /// The transaction.
+    pub id: i64,
+    /// The first token of the grant that was current when the transaction was about to commit.
+    pub current: Option<i64>,
+}
+
+/// A row as it is at the end.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// The table.
+    pub relation: String,
+    /// Which.
+    pub lease: i32,
+    /// Its version.
+    pub version: i64,
+    /// Its fence.
+    pub fence: Option<i64>,
+}
+
+/// All that is known of a run.
+#[derive(Debug, Clone, Default)]
+pub struct Evidence {
+    /// What workers wrote down, by time.
+    pub records: Vec<Record>,
+    /// What was done to them.
+    pub faults: Vec<Done>,
+    /// By lease and order.
+    pub grants: Vec<Grant>,
+    /// By table, row and version.
+    pub writes: Vec<Write>,
+    /// The rows.
+    pub rows: Vec<Row>,
+    /// How many failovers there were.
+    pub era: u32,
+}
+
+impl Evidence {
+    /// Reads the traces.
+    pub fn read(&mut self, session: &mut Session) -> Result<()> {
+        let number = |text: &Option<String>| text.as_deref().and_then(|t| t.parse::<i64>().ok());
+        let sure = |text: &Option<String>| number(text).unwrap_or(-1);
+        let rows = session.rows(
+            "SELECT lease, n, token, uid, CASE WHEN what IN ('acquire', 'renew')
+                    THEN (extract(epoch FROM expires - asked) * 1000000)::bigint END
+               FROM grants ORDER BY lease, n, token",
+        )?;
+        self.grants = rows
+            .iter()
+            .map(|r| Grant {
+                lease: sure(&r[0]) as i32,
+                n: sure(&r[1]),
+                token: sure(&r[2]),
+                id: number(&r[3]),
+                lasts_us: number(&r[4]),
+            })
+            .collect();
+        let rows = session.rows(
+            "SELECT relation, lease, version, token, first, uid, current FROM writes
+              ORDER BY relation, lease, version, token",
+        )?;
+        self.writes = rows
+            .iter()
+            .map(|r| Write {
+                relation: r[0].clone().unwrap_or_default(),
+                lease: sure(&r[1]) as i32,
+                version: sure(&r[2]),
+                token: sure(&r[3]),
+                first: sure(&r[4]),
+                id: sure(&r[5]),
+                current: number(&r[6]),
+            })
+            .collect();
+        let rows = session.rows(
+            "SELECT 'bound', id, version, fence FROM bound
+             UNION ALL SELECT 'free', id, version, fence FROM free",
+        )?;
+        self.rows = rows
+            .iter()
+            .map(|r| Row {
+                relation: r[0].clone().unwrap_or_default(),
+                lease: sure(&r[1]) as i32,
+                version: sure(&r[2]),
+                fence: number(&r[3]),
+            })
+            .collect();
+        Ok(())
+    }
+
+    /// The transactions that have left a trace.
+    pub fn survivors(&self) -> HashSet<i64> {
+        let grants = self.grants.iter().filter_map(|grant| grant.id);
+        grants.chain(self.writes.iter().map(|write| write.id)).collect()
+    }
+}

@@ -1,0 +1,117 @@
+//! Where a run takes place: a primary, a standby, and the tables.
+
+use super::hand::DATABASE;
+use crate::clock::Clock;
+use crate::cluster::{Builder, Cluster};
+use crate::prefix::Prefix;
+use anyhow::{Context, Result};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+const TABLES: &str = "
+    CREATE EXTENSION pg_fence;
+    CREATE TABLE bound (id int PRIMARY KEY, version bigint NOT NULL, uid bigint);
+    CREATE TABLE free (LIKE bound INCLUDING ALL);
+    CREATE TABLE line (lease int PRIMARY KEY, n bigint NOT NULL);
+    -- Traces, without any constraint that would hide what went wrong.
+    CREATE TABLE grants (lease int, n bigint, what text, token bigint, first bigint, uid bigint,
+                         asked timestamptz, expires timestamptz);
+    CREATE INDEX ON grants (lease, n);
+    CREATE TABLE writes (relation text, lease int, version bigint, token bigint, first bigint,
+                         uid bigint, current bigint);";
+
+/// The servers.
+pub struct Ground {
+    prefix: Arc<Prefix>,
+    clock: Clock,
+    primary: Arc<Cluster>,
+    standby: Option<JoinHandle<Result<Cluster>>>,
+    ready: Option<Cluster>,
+}
+
+impl Ground {
+    /// Starts a primary with `leases` rows to write, and begins to make a standby.
+    pub fn prepare(prefix: Arc<Prefix>, leases: i32) -> Result<Ground> {
+        let clock = Clock::new(&prefix.rundir().path().join("clock"))?;
+        let primary = Arc::new(builder(&prefix, &clock).start()?);
+        primary.connect("postgres")?.run(&format!("CREATE DATABASE {DATABASE}"))?;
+        let last = leases - 1;
+        let mut session = primary.connect(DATABASE)?;
+        session.run(TABLES)?;
+        session.run(&format!(
+            "INSERT INTO bound SELECT i, 0 FROM generate_series(0, {last}) AS i;
+             INSERT INTO free SELECT i, 0 FROM generate_series(0, {last}) AS i;
+             INSERT INTO line SELECT i, 0 FROM generate_series(0, {last}) AS i;
+             SELECT fence_protect('bound', lease => 'job:{{id}}'), fence_protect('free')"
+        ))?;
+        let mut ground = Ground { prefix, clock, primary, standby: None, ready: None };
+        ground.make_standby();
+        Ok(ground)
+    }
+
+    /// The primary.
+    pub fn primary(&self) -> &Arc<Cluster> {
+        &self.primary
+    }
+
+    /// The clock that servers believe in.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Begins to make a standby.
+    fn make_standby(&mut self) {
+        let (builder, primary) = (builder(&self.prefix, &self.clock), self.primary.clone());
+        self.standby = Some(std::thread::spawn(move || {
+            let standby = builder.standby_of(&primary)?;
+            standby.start()?;
+            Ok(standby)
+        }));
+    }
+
+    /// Whether a standby follows the primary. One that could not be made is made again.
+    pub fn has_standby(&mut self) -> bool {
+        if self.standby.as_ref().is_some_and(JoinHandle::is_finished) {
+            let made = self.standby.take().and_then(|thread| thread.join().ok());
+            self.ready = made.and_then(Result::ok);
+        }
+        let follows = |standby: &Cluster| {
+            let mut session = standby.connect("postgres").ok()?;
+            let sql = "SELECT count(*) > 0 FROM pg_stat_wal_receiver WHERE status = 'streaming'";
+            session.one::<bool>(sql, &[]).ok()
+        };
+        if self.ready.as_ref().is_some_and(|standby| follows(standby) == Some(true)) {
+            return true;
+        }
+        if self.ready.is_none() && self.standby.is_none() {
+            self.make_standby();
+        }
+        false
+    }
+
+    /// Waits for a standby being made, whatever becomes of it.
+    pub fn settle(&mut self) {
+        if let Some(thread) = self.standby.take() {
+            self.ready = thread.join().ok().and_then(Result::ok);
+        }
+    }
+
+    /// Kills the primary for good and promotes the standby.
+    pub fn fail_over(&mut self) -> Result<()> {
+        let standby = self.ready.take().context("there is no standby")?;
+        self.primary.kill9()?;
+        standby.promote()?;
+        self.primary = Arc::new(standby);
+        // The first draw jumps; so does none of a standby that is made from here.
+        let mut session = self.primary.connect(DATABASE)?;
+        session.run("SELECT lease_acquire('failover', ttl => '1 ms')")?;
+        self.make_standby();
+        Ok(())
+    }
+}
+
+fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {
+    // A killed process loses nothing of what the kernel has, so syncing would only cost time.
+    let builder = Builder::new(prefix.clone()).without_fsync().set("log_min_messages", "fatal");
+    clock.give(builder.set("wal_keep_size", "64MB").set("max_connections", "60"))
+}

@@ -1,0 +1,158 @@
+//! The chaos run: many workers with real clients, while processes are frozen and killed, servers crash and
+//! fail over, and the clock steps. What everybody asked and saw is written down and judged afterwards.
+
+mod evidence;
+mod ground;
+mod hand;
+mod judge;
+mod nemesis;
+mod orders;
+mod plant;
+mod record;
+mod troupe;
+
+pub use hand::{work, Identity};
+pub use plant::Plant;
+
+use crate::extension::{self, Extension};
+use crate::prefix::Prefix;
+use crate::rundir::RunDir;
+use crate::setup;
+use anyhow::{bail, ensure, Result};
+use evidence::Evidence;
+use ground::Ground;
+use hand::DATABASE;
+use judge::Verdict;
+use nemesis::{Fault, Nemesis};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use troupe::Troupe;
+
+/// How to run.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Options {
+    /// For so many minutes
+    #[arg(long, default_value_t = 5.0)]
+    minutes: f64,
+    /// Where all choices start from
+    #[arg(long)]
+    seed: Option<u64>,
+    /// For half a minute
+    #[arg(long)]
+    short: bool,
+    /// Build the extension with a known bug, which the run must catch
+    #[arg(long, value_enum)]
+    plant: Option<Plant>,
+}
+
+/// What a run shows.
+#[derive(Debug)]
+pub struct Summary {
+    seed: u64,
+    seconds: u64,
+    faults: BTreeMap<Fault, usize>,
+    verdict: Verdict,
+}
+
+impl Summary {
+    /// Why the run proves nothing, if it does not: too little has happened in it.
+    pub fn void(&self) -> Option<String> {
+        let faults: usize = self.faults.values().sum();
+        let wanted = |name: &str, have: usize, per_minute: u64| {
+            let least = (self.seconds * per_minute / 60).max(1) as usize;
+            (have < least).then(|| format!("{have} {name}, not {least}"))
+        };
+        wanted("grants", self.verdict.grants, 60)
+            .or_else(|| wanted("writes", self.verdict.writes, 60))
+            .or_else(|| wanted("faults", faults, 12))
+            .or_else(|| wanted("stale writes refused", self.verdict.refused, 2))
+    }
+
+    /// The promises that were broken.
+    pub fn violations(&self) -> &[String] {
+        &self.verdict.violations
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Verdict { grants, writes, refused, tokens, unknown, lost_in_failover, violations } =
+            &self.verdict;
+        let faults: usize = self.faults.values().sum();
+        writeln!(f, "seed {}, {} s", self.seed, self.seconds)?;
+        writeln!(f, "{faults:>8}  faults injected")?;
+        for (fault, count) in &self.faults {
+            writeln!(f, "{count:>8}    {}", fault.name())?;
+        }
+        writeln!(f, "{tokens:>8}  tokens seen")?;
+        writeln!(f, "{grants:>8}  grants acknowledged")?;
+        writeln!(f, "{writes:>8}  writes acknowledged")?;
+        writeln!(f, "{refused:>8}  stale writes refused")?;
+        writeln!(f, "{unknown:>8}  outcomes unknown")?;
+        writeln!(f, "{lost_in_failover:>8}  transactions lost to asynchronous failovers")?;
+        write!(f, "{:>8}  violations", violations.len())?;
+        for violation in violations.iter().take(10) {
+            write!(f, "\n          {violation}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs, prints the summary, and fails where a promise was broken, or where a planted bug was not caught.
+pub fn run(program: &Path, options: &Options) -> Result<()> {
+    setup::ensure(&[setup::server(), setup::build()].concat())?;
+    let features: Vec<&str> = options.plant.iter().map(|plant| plant.feature()).collect();
+    let extension = Extension::build(&extension::default_pg_config(), &features)?;
+    let rundir = Arc::new(RunDir::create(program)?);
+    let prefix = Arc::new(Prefix::copy(rundir, &setup::major())?);
+    prefix.install(&extension)?;
+    let minutes = if options.short { 0.5 } else { options.minutes };
+    let time = Duration::from_secs_f64(minutes * 60.0);
+    let seed = options.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
+    let summary = rage(&prefix, time, seed, options.plant)?;
+    println!("{summary}");
+    match options.plant {
+        Some(_) => {
+            ensure!(!summary.violations().is_empty(), "the planted bug was not caught");
+            println!("The planted bug was caught.");
+        }
+        None => {
+            let count = summary.violations().len();
+            ensure!(count == 0, "{count} promises were broken");
+            if let Some(why) = summary.void() {
+                bail!("the run is void: {why}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs with the extension that is installed in `prefix`.
+pub fn rage(
+    prefix: &Arc<Prefix>,
+    time: Duration,
+    seed: u64,
+    plant: Option<Plant>,
+) -> Result<Summary> {
+    let leases = plant.map_or(5, Plant::leases);
+    let workers = 8;
+    let dir = prefix.rundir().path().join(format!("chaos-{seed}"));
+    std::fs::create_dir_all(dir.join("log"))?;
+    let ground = Ground::prepare(prefix.clone(), leases)?;
+    let troupe = Troupe::new(prefix.rundir().clone(), dir.clone(), seed, workers);
+    let weights = plant.map_or(nemesis::ALL, Plant::weights);
+    let mut nemesis = Nemesis::new(ground, troupe, dir.clone(), seed, weights, leases)?;
+    nemesis.rage(time)?;
+    let mut evidence = Evidence {
+        records: record::read_all(&dir.join("log"))?,
+        faults: nemesis.done().to_vec(),
+        era: nemesis.era(),
+        ..Evidence::default()
+    };
+    evidence.read(&mut nemesis.ground().primary().connect(DATABASE)?)?;
+    let (faults, verdict) = (nemesis.count(), judge::judge(&evidence));
+    Ok(Summary { seed, seconds: time.as_secs(), faults, verdict })
+}

@@ -1,0 +1,328 @@
+//! What goes wrong in a run: chosen from a seed, done to real processes.
+
+use super::ground::Ground;
+use super::hand::{orders_file, DATABASE};
+use super::orders::{Mode, Orders};
+use super::record::now_us;
+use super::troupe::Troupe;
+use crate::process;
+use anyhow::Result;
+use nix::sys::signal::Signal;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// A kind of fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// A worker is stopped for longer than its grants last, or for less.
+    FreezeWorker,
+    /// A worker is killed; another life of it begins.
+    KillWorker,
+    /// A server process of a session is stopped for a while.
+    FreezeBackend,
+    /// A session is terminated in mid-transaction.
+    Terminate,
+    /// A server process of a session is killed, so that the server crashes and recovers.
+    KillBackend,
+    /// The whole server is killed, while what it has not written can only be lost.
+    KillServer,
+    /// The primary is killed and the standby, behind by whatever it is, promoted.
+    FailOver,
+    /// The server's clock is stepped.
+    StepClock,
+    /// A lease is revoked.
+    Revoke,
+}
+
+impl Fault {
+    /// For the summary.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::FreezeWorker => "workers frozen",
+            Fault::KillWorker => "workers killed",
+            Fault::FreezeBackend => "server processes frozen",
+            Fault::Terminate => "sessions terminated in mid-transaction",
+            Fault::KillBackend => "server processes killed",
+            Fault::KillServer => "servers killed",
+            Fault::FailOver => "failovers",
+            Fault::StepClock => "steps of the clock",
+            Fault::Revoke => "revocations",
+        }
+    }
+}
+
+/// A fault that was done.
+#[derive(Debug, Clone, Copy)]
+pub struct Done {
+    /// What.
+    pub fault: Fault,
+    /// When it began.
+    pub at: i64,
+    /// The lease, where it is about one.
+    pub lease: Option<i32>,
+}
+
+/// How likely each kind is.
+pub type Weights = &'static [(Fault, u32)];
+
+/// Everything, as in real life but more of it.
+pub const ALL: Weights = &[
+    (Fault::FreezeWorker, 30),
+    (Fault::KillWorker, 12),
+    (Fault::FreezeBackend, 14),
+    (Fault::Terminate, 16),
+    (Fault::KillBackend, 4),
+    (Fault::KillServer, 6),
+    (Fault::FailOver, 8),
+    (Fault::StepClock, 6),
+    (Fault::Revoke, 8),
+];
+
+/// The one that does it.
+pub struct Nemesis {
+    ground: Ground,
+    troupe: Troupe,
+    weights: Weights,
+    rng: StdRng,
+    dir: PathBuf,
+    orders: Orders,
+    /// Processes to be thawed, and when.
+    frozen: Vec<(Instant, i32)>,
+    clock_is_off: bool,
+    done: Vec<Done>,
+}
+
+impl Nemesis {
+    /// With its victims.
+    pub fn new(
+        ground: Ground,
+        troupe: Troupe,
+        dir: PathBuf,
+        seed: u64,
+        weights: Weights,
+        leases: i32,
+    ) -> Result<Nemesis> {
+        let port = ground.primary().port();
+        let orders = Orders { port, era: 0, leases, mode: Mode::Work };
+        orders.write(&orders_file(&dir))?;
+        let rng = StdRng::seed_from_u64(seed);
+        let (frozen, done) = (Vec::new(), Vec::new());
+        let clock_is_off = false;
+        Ok(Nemesis { ground, troupe, weights, rng, dir, orders, frozen, clock_is_off, done })
+    }
+
+    /// Lets the workers work, and does one thing after another until the time is over.
+    pub fn rage(&mut self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
+        self.troupe.start()?;
+        while Instant::now() < end {
+            let pause = Duration::from_millis(self.rng.random_range(80..500));
+            self.rest(pause);
+            let total: u32 = self.weights.iter().map(|(_, weight)| weight).sum();
+            let mut dice = self.rng.random_range(0..total);
+            let pick = self.weights.iter().find(|(_, weight)| match dice.checked_sub(*weight) {
+                Some(rest) => {
+                    dice = rest;
+                    false
+                }
+                None => true,
+            });
+            let fault = pick.map_or(Fault::FreezeWorker, |(fault, _)| *fault);
+            let at = now_us();
+            // A victim may be gone already; then nothing was done.
+            match self.strike(fault) {
+                Ok(Some(lease)) => self.done.push(Done { fault, at, lease }),
+                Ok(None) => {}
+                Err(error) if self.ground.primary().is_running() => {
+                    eprintln!("{fault:?}: {error:#}");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.calm()
+    }
+
+    /// What was done.
+    pub fn done(&self) -> &[Done] {
+        &self.done
+    }
+
+    /// How often.
+    pub fn count(&self) -> BTreeMap<Fault, usize> {
+        let mut count = BTreeMap::new();
+        for done in &self.done {
+            *count.entry(done.fault).or_default() += 1;
+        }
+        count
+    }
+
+    /// How many failovers there were.
+    pub fn era(&self) -> u32 {
+        self.orders.era
+    }
+
+    /// The servers.
+    pub fn ground(&self) -> &Ground {
+        &self.ground
+    }
+
+    /// Lets time pass, and thaws who is due.
+    fn rest(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        loop {
+            let now = Instant::now();
+            self.frozen.retain(|(when, pid)| {
+                if *when <= now {
+                    let _ = process::signal(*pid, Signal::SIGCONT);
+                }
+                *when > now
+            });
+            let _ = self.troupe.revive();
+            if now >= end {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10).min(end - now));
+        }
+    }
+
+    fn freeze(&mut self, pid: i32, ms: u64) -> Result<()> {
+        process::signal(pid, Signal::SIGSTOP)?;
+        self.frozen.push((Instant::now() + Duration::from_millis(ms), pid));
+        Ok(())
+    }
+
+    fn thaw_all(&mut self) {
+        for (_, pid) in self.frozen.drain(..) {
+            let _ = process::signal(pid, Signal::SIGCONT);
+        }
+    }
+
+    /// Does it; None: it could not be done now. Inside, the lease that it was about.
+    fn strike(&mut self, fault: Fault) -> Result<Option<Option<i32>>> {
+        match fault {
+            Fault::FreezeWorker => {
+                let ms = self.rng.random_range(200..2_500);
+                let pid = self.troupe.any(&mut self.rng);
+                self.freeze(pid, ms)?;
+            }
+            Fault::KillWorker => self.troupe.kill_any(&mut self.rng)?,
+            Fault::FreezeBackend => {
+                let ms = self.rng.random_range(50..1_800);
+                let Some(pid) = self.backend(false)? else { return Ok(None) };
+                self.freeze(pid, ms)?;
+            }
+            Fault::Terminate => {
+                let Some(pid) = self.backend(true)? else { return Ok(None) };
+                let mut session = self.ground.primary().connect(DATABASE)?;
+                session.run(&format!("SELECT pg_terminate_backend({pid})"))?;
+            }
+            Fault::KillBackend => {
+                let Some(pid) = self.backend(false)? else { return Ok(None) };
+                process::signal(pid, Signal::SIGKILL)?;
+                self.rest(Duration::from_millis(300));
+                self.ground.primary().wait_ready(Duration::from_secs(60))?;
+            }
+            Fault::KillServer => self.kill_server()?,
+            Fault::FailOver => {
+                if !self.ground.has_standby() {
+                    return Ok(None);
+                }
+                self.fail_over()?;
+            }
+            Fault::StepClock => {
+                // Never behind the true time for long, and right at a failover: a jump relies on it.
+                let seconds = [2, 1, -1, -2][self.rng.random_range(0..4)];
+                let seconds = if self.clock_is_off { 0 } else { seconds };
+                self.ground.clock().step(seconds)?;
+                self.clock_is_off = seconds != 0;
+            }
+            Fault::Revoke => {
+                let lease = self.rng.random_range(0..self.orders.leases);
+                let mut session = self.ground.primary().connect(DATABASE)?;
+                session.run("SET statement_timeout = '2s'")?;
+                session.run(&format!(
+                    "WITH closed AS MATERIALIZED (SELECT lease_revoke('job:{lease}') AS token),
+                          next AS (UPDATE line SET n = n + 1 FROM closed
+                                    WHERE lease = {lease} AND token IS NOT NULL RETURNING n, token)
+                     INSERT INTO grants (lease, n, what, token)
+                     SELECT {lease}, n, 'revoke', token FROM next"
+                ))?;
+                return Ok(Some(Some(lease)));
+            }
+        }
+        Ok(Some(None))
+    }
+
+    /// Some worker's server process; `busy`: in mid-transaction.
+    fn backend(&mut self, busy: bool) -> Result<Option<i32>> {
+        let mut session = self.ground.primary().connect(DATABASE)?;
+        let condition = if busy { "AND xact_start IS NOT NULL" } else { "" };
+        let rows = session.rows(&format!(
+            "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'hand %' {condition}
+              ORDER BY application_name"
+        ))?;
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let pick = self.rng.random_range(0..rows.len());
+        Ok(rows[pick][0].as_deref().and_then(|text| text.parse().ok()))
+    }
+
+    fn tell(&mut self, mode: Mode) -> Result<()> {
+        self.orders = Orders { mode, port: self.ground.primary().port(), ..self.orders };
+        self.orders.write(&orders_file(&self.dir))
+    }
+
+    fn kill_server(&mut self) -> Result<()> {
+        let primary = self.ground.primary().clone();
+        let asleep = self.rng.random_bool(0.7);
+        if asleep {
+            for title in ["walwriter", "background writer", "checkpointer"] {
+                primary.freeze(title)?;
+            }
+            self.tell(Mode::Lazy)?;
+            let ms = self.rng.random_range(100..900);
+            self.rest(Duration::from_millis(ms));
+        }
+        primary.kill9()?;
+        primary.start()?;
+        self.tell(Mode::Work)
+    }
+
+    fn fail_over(&mut self) -> Result<()> {
+        if self.clock_is_off {
+            self.ground.clock().step(0)?;
+            self.clock_is_off = false;
+            self.done.push(Done { fault: Fault::StepClock, at: now_us(), lease: None });
+        }
+        // What the primary commits from now on, the standby never hears of.
+        self.ground.primary().freeze("walsender")?;
+        let mode = if self.rng.random_bool(0.5) { Mode::Lazy } else { Mode::Work };
+        self.tell(mode)?;
+        let ms = self.rng.random_range(100..1_200);
+        self.rest(Duration::from_millis(ms));
+        self.thaw_backends();
+        self.ground.fail_over()?;
+        self.orders.era += 1;
+        self.tell(Mode::Work)
+    }
+
+    /// Frozen backends of a server that is to die must not be thawed later: their pids may be others'.
+    fn thaw_backends(&mut self) {
+        let own = self.troupe.pids();
+        self.frozen.retain(|(_, pid)| own.contains(pid));
+    }
+
+    /// The end: everyone wakes up and stops.
+    fn calm(&mut self) -> Result<()> {
+        self.thaw_all();
+        self.ground.clock().step(0)?;
+        self.ground.settle();
+        self.tell(Mode::Stop)?;
+        self.troupe.dismiss(Duration::from_secs(20));
+        self.ground.primary().wait_ready(Duration::from_secs(60))
+    }
+}

@@ -1,0 +1,116 @@
+//! What workers write down: before each step what they ask, after it what they saw.
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// How long the grants of a run last, in milliseconds.
+pub const TTL_MS: i64 = 1_000;
+
+/// The time of this machine, in microseconds. It is the same for all processes of a run; only servers
+/// are made to believe in another.
+pub fn now_us() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as i64)
+}
+
+/// What a transaction is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum What {
+    /// Acquire a lease; or take it back after a restart.
+    Acquire,
+    /// Renew it.
+    Renew,
+    /// Release it.
+    Release,
+    /// Guard it, read the bound row, write what follows from what was read.
+    Guarded,
+    /// Write the bound row; the fence guards the lease.
+    Bound,
+    /// Write the row that no lease guards.
+    Free,
+    /// Draw a token without waiting for the disk.
+    Lazy,
+}
+
+/// How a transaction ended, as far as its client knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// The commit was acknowledged.
+    Committed,
+    /// The client rolled it back.
+    RolledBack,
+    /// NULL: the lease was taken, or lost.
+    Lost,
+    /// The server refused a statement, with this SQLSTATE.
+    Refused(String),
+    /// The connection broke before the commit was sent.
+    Broken,
+    /// The connection broke while the commit was on its way.
+    Unknown,
+}
+
+/// One line of a worker's log.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Record {
+    /// When, in microseconds.
+    pub at: i64,
+    /// Which worker.
+    pub worker: u32,
+    /// How many failovers the server had been through when the worker connected.
+    pub era: u32,
+    /// The transaction.
+    pub id: i64,
+    /// What happened.
+    pub event: Event,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// A transaction is about to begin.
+    Ask {
+        /// What for.
+        what: What,
+        /// The lease, by its number.
+        lease: i32,
+        /// The first token of the grant that it relies on.
+        first: Option<i64>,
+    },
+    /// A token was seen, committed or not.
+    Token(i64),
+    /// It is over.
+    End(Outcome),
+}
+
+/// A worker's own log. Each line reaches the kernel before the worker goes on, so it outlives the worker.
+pub struct Log(File);
+
+impl Log {
+    /// A new log.
+    pub fn create(path: &Path) -> Result<Log> {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        Ok(Log(file.with_context(|| format!("cannot write {}", path.display()))?))
+    }
+
+    /// Writes a line.
+    pub fn write(&mut self, record: &Record) -> Result<()> {
+        let line = serde_json::to_string(record)? + "\n";
+        self.0.write_all(line.as_bytes())?;
+        Ok(())
+    }
+}
+
+/// All that workers wrote into logs of this directory, in the order of time.
+pub fn read_all(dir: &Path) -> Result<Vec<Record>> {
+    let mut records = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let text = fs::read_to_string(entry?.path())?;
+        // The last line of a killed worker may be cut.
+        records.extend(text.lines().filter_map(|line| serde_json::from_str(line).ok()));
+    }
+    records.sort_by_key(|record: &Record| record.at);
+    Ok(records)
+}
