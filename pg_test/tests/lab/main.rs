@@ -2,8 +2,8 @@
 
 mod attacks;
 mod audit;
-mod batch;
 mod backtraces;
+mod batch;
 mod bed;
 mod bound;
 mod cascades;
@@ -53,8 +53,8 @@ mod upgrades;
 mod verdicts;
 mod verify;
 mod waits;
-mod woken;
 mod ways;
+mod woken;
 
 use libtest_mimic::Arguments;
 use pg_test::Lab;

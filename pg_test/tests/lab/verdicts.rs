@@ -139,8 +139,7 @@ fn the_check_costs_once_per_lease_and_transaction(lab: &Lab) -> Result<()> {
                 WHERE schemaname = 'fence' AND relname = 'lease'";
     bed.run("BEGIN; UPDATE orders SET v = 1, fence = 0 WHERE false")?;
     bed.run(&format!("UPDATE orders SET v = 1, fence = {token} WHERE id = 1"))?;
-    let locks =
-        "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'";
+    let locks = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND objsubid = 20550";
     let (locked, fetched) = (shown(&mut bed, locks)?, shown(&mut bed, read)?);
     ensure!(locked == "1", "{locked} locks");
     bed.run(&format!("UPDATE orders SET v = 2, fence = {token}"))?;
