@@ -17,6 +17,7 @@
 //! | [`calls`] | the calls on leases, in short |
 //! | [`fault`] | an error as a client sees it |
 //! | [`background`] | a session in a thread, to see it wait |
+//! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`loss`] | a server that crashes with as little on disk as possible |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
@@ -24,6 +25,7 @@
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
+//! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
 //! | [`trial`] | a test of the lab |
 //! | [`stage`], [`timeline`] | where a story plays, and how it is told |
 //! | [`stories`] | what the extension is for, played by worker processes |
@@ -45,12 +47,14 @@ mod lab;
 pub mod loss;
 pub mod newer;
 pub mod patroni;
+pub mod pooler;
 pub mod prefix;
 pub mod process;
 #[path = "../../src/protocol/mod.rs"]
 pub mod protocol;
 pub mod rundir;
 pub mod setup;
+pub mod soak;
 pub mod stage;
 pub mod stories;
 pub mod timeline;

@@ -3,9 +3,10 @@
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use pg_test::extension::{self, Extension};
-use pg_test::{chaos, demo, process, rundir, setup, worker};
+use pg_test::{chaos, demo, process, rundir, setup, soak, worker};
 use std::path::PathBuf;
 use std::process::Command as Program;
+use std::time::Duration;
 
 /// The laboratory of pg_fence. Without a command it plays the demonstration.
 #[derive(Parser)]
@@ -33,6 +34,17 @@ enum Command {
     Chaos(chaos::Options),
     #[command(hide = true)]
     ChaosHand(chaos::Identity),
+    /// Let many sessions cross on a few leases, end and pause them, and measure the hand-over
+    Soak {
+        /// For how long they cross
+        #[arg(long, default_value_t = 1.0)]
+        minutes: f64,
+        #[arg(long, default_value_t = 200)]
+        sessions: usize,
+        /// Where chance starts from; by default it is drawn
+        #[arg(long)]
+        seed: Option<u64>,
+    },
     #[command(hide = true)]
     Worker { conninfo: String },
     #[command(hide = true)]
@@ -53,6 +65,11 @@ fn main() -> Result<()> {
         Command::Install { pg_config } => install(pg_config),
         Command::Chaos(options) => chaos::run(&program, &options),
         Command::ChaosHand(who) => chaos::work(who),
+        Command::Soak { minutes, sessions, seed } => {
+            let length = Duration::try_from_secs_f64(minutes * 60.0)?;
+            let seed = seed.unwrap_or_else(|| rand::random::<u32>().into());
+            soak::run(&program, &soak::Options { length, sessions, seed, handovers: 200 })
+        }
         Command::Worker { conninfo } => worker::serve(&conninfo),
         Command::Watchdog { rundir } => rundir::watchdog(&rundir),
     }

@@ -5,6 +5,7 @@
 use anyhow::{bail, Context, Result};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 /// The major version of PostgreSQL that the lab works with.
 pub fn major() -> String {
@@ -64,6 +65,9 @@ pub fn build() -> Vec<Package> {
 
 /// Installs those of `packages` that are missing; without the right to do so, says how and fails.
 pub fn ensure(packages: &[Package]) -> Result<()> {
+    // Tests run side by side, and apt stands no other.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let missing: Vec<&Package> = packages.iter().filter(|p| !p.is_installed()).collect();
     if missing.is_empty() {
         return Ok(());

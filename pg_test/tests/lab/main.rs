@@ -42,6 +42,7 @@ mod shapes;
 mod slots;
 mod smoke;
 mod snapshots;
+mod soak;
 mod specs;
 mod stories;
 mod subscriptions;
@@ -71,8 +72,8 @@ fn main() -> ExitCode {
     let modules = [
         attacks::trials(),
         audit::trials(),
-        batch::trials(),
         backtraces::trials(),
+        batch::trials(),
         bound::trials(),
         cascades::trials(),
         clocks::trials(),
@@ -108,6 +109,7 @@ fn main() -> ExitCode {
         slots::trials(),
         smoke::trials(),
         snapshots::trials(),
+        soak::trials(),
         specs::trials(),
         stories::trials(),
         subscriptions::trials(),
@@ -116,9 +118,9 @@ fn main() -> ExitCode {
         tokens::trials(),
         tries::trials(),
         upgrades::trials(),
-        waits::trials(),
         verdicts::trials(),
         verify::trials(),
+        waits::trials(),
         woken::trials(),
     ];
 

@@ -1,0 +1,74 @@
+//! PgBouncer in front of a server, in transaction mode.
+
+use crate::client::Conninfo;
+use crate::cluster::{free_port, Cluster};
+use crate::lab::Lab;
+use crate::process::{self, wait_until};
+use crate::setup::{self, Package};
+use anyhow::{bail, Result};
+use std::fs;
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+/// The Debian package; its service is not wanted.
+pub fn package() -> Package {
+    Package::new("pgbouncer", "/usr/sbin/pgbouncer").without_service("pgbouncer")
+}
+
+/// A running PgBouncer; it is killed when dropped.
+pub struct Pooler {
+    process: Child,
+    port: u16,
+    dir: PathBuf,
+}
+
+impl Pooler {
+    /// Starts one that has at most `connections` to the server for each database and role.
+    pub fn start(lab: &Lab, cluster: &Cluster, connections: usize) -> Result<Pooler> {
+        setup::ensure(&[package()])?;
+        let dir = lab.prefix().new_dir("pooler")?;
+        let port = free_port()?;
+        let settings = format!(
+            "[databases]\n* = host=127.0.0.1 port={}\n\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {users}\n\
+             pool_mode = transaction\ndefault_pool_size = {connections}\nmax_client_conn = 500\n\
+             ignore_startup_parameters = extra_float_digits,options\nserver_login_retry = 1\n",
+            cluster.port(),
+            users = dir.join("users").display(),
+        );
+        fs::write(dir.join("ini"), settings)?;
+        fs::write(dir.join("users"), "\"postgres\" \"\"\n")?;
+        let log = fs::File::create(dir.join("log"))?;
+        let mut command = lab.rundir().command("/usr/sbin/pgbouncer");
+        process::as_server_user(&mut command)?;
+        let process = command
+            .arg(dir.join("ini"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let pooler = Pooler { process, port, dir };
+        let ready = wait_until("the pooler listens", Duration::from_secs(20), || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        if ready.is_err() {
+            bail!("the pooler does not start:\n{}", fs::read_to_string(pooler.dir.join("log"))?);
+        }
+        Ok(pooler)
+    }
+
+    /// Where to connect in order to get to `dbname` through the pooler.
+    pub fn conninfo(&self, dbname: &str) -> Conninfo {
+        Conninfo::new(self.port, dbname).application("pooled")
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}

@@ -1,0 +1,198 @@
+//! The soak: many sessions cross on a handful of leases while others cancel, end and pause them.
+//!
+//! It fails when anything that must hold does not: an increment under a lease is lost, grants live together
+//! that exclude each other, a later waiter goes ahead of an earlier one, a call does not come back, an error
+//! comes that nothing explains, or a lock is left behind. It ends with the figures of the hand-over.
+
+mod actor;
+mod handover;
+mod weather;
+
+use crate::client::Conninfo;
+use crate::lab::Lab;
+use crate::process::wait_until;
+use anyhow::{bail, ensure, Context, Result};
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+pub use handover::Handover;
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// For how long the sessions cross.
+    pub length: Duration,
+    /// How many sessions.
+    pub sessions: usize,
+    /// Where chance starts from.
+    pub seed: u64,
+    /// How many hand-overs are measured.
+    pub handovers: usize,
+}
+
+/// The exclusive leases, each with a counter; `read` is shared, and `three` has three slots.
+const EXCLUSIVE: [&str; 3] = ["a", "b", "c"];
+
+/// What all threads share.
+struct Field {
+    conninfo: Conninfo,
+    stop: AtomicBool,
+    /// What was seen that must not be.
+    wrong: Mutex<Vec<String>>,
+    tally: Tally,
+}
+
+/// What happened, counted.
+#[derive(Debug, Default)]
+pub struct Tally {
+    granted: AtomicU64,
+    in_vain: AtomicU64,
+    lost: AtomicU64,
+    cancelled: AtomicU64,
+    terminated: AtomicU64,
+    paused: AtomicU64,
+    looks: AtomicU64,
+    longest_line: AtomicU64,
+    /// Increments, by lease: those that were confirmed, and those of unknown outcome.
+    confirmed: [AtomicU64; EXCLUSIVE.len()],
+    unknown: [AtomicU64; EXCLUSIVE.len()],
+}
+
+/// What a thread does.
+type Work = Box<dyn FnOnce(&Field) -> Result<()> + Send>;
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Field {
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Notes what must not be, and ends the soak.
+    fn wrong(&self, what: String) {
+        self.wrong.lock().unwrap_or_else(|e| e.into_inner()).push(what);
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a soak found.
+pub struct Report {
+    tally: Tally,
+    handovers: Vec<Handover>,
+}
+
+impl Report {
+    /// How many grants there were.
+    pub fn granted(&self) -> u64 {
+        self.tally.granted.load(Ordering::Relaxed)
+    }
+
+    /// The hand-overs of leases and of what they compare with.
+    pub fn handovers(&self) -> &[Handover] {
+        &self.handovers
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let t = &self.tally;
+        writeln!(
+            f,
+            "granted {}, waited in vain {}, lost by time {}",
+            n(&t.granted),
+            n(&t.in_vain),
+            n(&t.lost)
+        )?;
+        writeln!(
+            f,
+            "cancelled {}, terminated {}, paused {}; {} looks at lines of up to {}",
+            n(&t.cancelled),
+            n(&t.terminated),
+            n(&t.paused),
+            n(&t.looks),
+            n(&t.longest_line)
+        )?;
+        writeln!(f, "nobody stuck, nothing lost, nobody overtaken, no lock left")?;
+        writeln!(f, "\nhand-over, from sending COMMIT to the waiter's answer:")?;
+        self.handovers.iter().try_for_each(|handover| writeln!(f, "  {handover}"))
+    }
+}
+
+/// Runs a soak in a lab of its own and prints the report.
+pub fn run(program: &Path, options: &Options) -> Result<()> {
+    println!("soak: {} sessions for {:?}, seed {}", options.sessions, options.length, options.seed);
+    let lab = Lab::start(program)?;
+    let report = on(&lab, options)?;
+    print!("{report}");
+    Ok(())
+}
+
+/// Runs a soak on a server of its own.
+pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
+    let connections = (options.sessions + 60).to_string();
+    let cluster = lab.builder().set("max_connections", &connections).start()?;
+    let conninfo = cluster.conninfo("postgres");
+    let mut admin = conninfo.connect()?;
+    admin.run(
+        "CREATE EXTENSION pg_fence;
+         CREATE TABLE counter (lease text PRIMARY KEY, n bigint NOT NULL, fence bigint);
+         INSERT INTO counter SELECT name, 0 FROM unnest('{a, b, c}'::text[]) name;
+         SELECT fence_protect('counter', lease => '{lease}')",
+    )?;
+    let field = Arc::new(Field {
+        conninfo: conninfo.clone(),
+        stop: AtomicBool::new(false),
+        wrong: Mutex::default(),
+        tally: Tally::default(),
+    });
+    let mut threads = Vec::new();
+    let mut thread = |name: String, work: Work| {
+        let field = field.clone();
+        let spawned = std::thread::Builder::new().name(name.clone()).spawn(move || {
+            if let Err(error) = work(&field) {
+                field.wrong(format!("{name}: {error:#}"));
+            }
+        });
+        spawned.map(|thread| threads.push(thread))
+    };
+    for i in 0..options.sessions as u64 {
+        let seed = options.seed.wrapping_add(i);
+        thread(format!("session {i}"), Box::new(move |field| actor::play(field, seed)))?;
+    }
+    let seed = options.seed;
+    thread("storm".to_owned(), Box::new(move |field| weather::storm(field, seed)))?;
+    thread("watch".to_owned(), Box::new(weather::watch))?;
+
+    let end = Instant::now() + options.length;
+    while Instant::now() < end && field.goes_on() {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    field.stop.store(true, Ordering::Relaxed);
+    // Every wait is for seconds at most, so everybody is back soon.
+    let back = wait_until("all sessions are back", Duration::from_secs(60), || {
+        threads.iter().all(std::thread::JoinHandle::is_finished)
+    });
+    let wrong = std::mem::take(&mut *field.wrong.lock().unwrap_or_else(|e| e.into_inner()));
+    if !wrong.is_empty() {
+        bail!("seed {}:\n{}", options.seed, wrong.join("\n"));
+    }
+    back.with_context(|| format!("stuck: {:?}", admin.rows(weather::WHO).unwrap_or_default()))?;
+    threads.into_iter().for_each(|thread| drop(thread.join()));
+
+    weather::nothing_is_left(&mut admin)?;
+    for (i, lease) in EXCLUSIVE.iter().enumerate() {
+        let n: i64 = admin.one("SELECT n FROM counter WHERE lease = $1", &[lease])?;
+        let confirmed = field.tally.confirmed[i].load(Ordering::Relaxed) as i64;
+        let most = confirmed + field.tally.unknown[i].load(Ordering::Relaxed) as i64;
+        ensure!((confirmed..=most).contains(&n), "{lease}: {n}, not {confirmed} to {most}");
+    }
+    let handovers = handover::measure(&conninfo, options.handovers)?;
+    let field = Arc::into_inner(field).context("a thread is left")?;
+    Ok(Report { tally: field.tally, handovers })
+}
