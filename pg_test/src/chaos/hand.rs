@@ -345,6 +345,10 @@ impl Hand {
     fn wrote(&mut self, table: &str, lease: i32, rows: &Rows, held: Held) -> Step<()> {
         let value = |column: usize| rows.first().and_then(|row| row[column].clone());
         let (version, fence) = (value(0).unwrap_or_default(), value(1).unwrap_or_default());
+        // Here a take-over would do the most harm: written, read by nobody, not yet committed.
+        if self.rng.random_bool(0.04) {
+            std::thread::sleep(Duration::from_millis(TTL_MS as u64 * 3 / 2));
+        }
         self.think();
         self.sql(&format!(
             "INSERT INTO writes VALUES ('{table}', {lease}, {version}, {fence}, {}, {},
