@@ -7,6 +7,7 @@ mod batch;
 mod bed;
 mod bound;
 mod cascades;
+mod chaos;
 mod clocks;
 mod closing;
 mod crowd;
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         batch::trials(),
         bound::trials(),
         cascades::trials(),
+        chaos::trials(),
         clocks::trials(),
         closing::trials(),
         durability::trials(),
