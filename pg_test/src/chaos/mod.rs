@@ -65,8 +65,8 @@ impl Summary {
             let least = (self.seconds * per_minute / 60).max(1) as usize;
             (have < least).then(|| format!("{have} {name}, not {least}"))
         };
-        wanted("grants", self.verdict.grants, 60)
-            .or_else(|| wanted("writes", self.verdict.writes, 60))
+        wanted("grants", self.verdict.grants, 30)
+            .or_else(|| wanted("writes", self.verdict.writes, 30))
             .or_else(|| wanted("faults", faults, 12))
             .or_else(|| wanted("stale writes refused", self.verdict.refused, 2))
     }
