@@ -146,9 +146,15 @@ fn changeable<T>(
     decide: impl Fn(&Row) -> Option<T>,
 ) -> Option<(Row, T)> {
     loop {
-        // A token of an uncommitted grant may have been passed on: its transaction is waited for.
-        let slot = slot_of(&table.rows(name, AsOf::Now), token)
-            .or_else(|| slot_of(&table.rows_in_flight(name), token))?;
+        let rows = table.rows(name, AsOf::Now);
+        let slot = match rows.iter().find(|r| knows(r, token)) {
+            // What is over does not come back: a caller who is too late locks nothing, and so keeps the
+            // lease from nobody.
+            Some(row) if decide(row).is_none() => return None,
+            Some(row) => row.grant.slot,
+            // A token of an uncommitted grant may have been passed on: its transaction is waited for.
+            None => slot_of(&table.rows_in_flight(name), token)?,
+        };
         let lock = Tag::grant(name, slot);
         lock.take(Lock::Change, true);
         let rows = table.rows(name, AsOf::Now);

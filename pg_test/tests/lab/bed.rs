@@ -84,7 +84,7 @@ impl Bed {
             Err(fault) => fault.sqlstate.clone(),
         };
         if got != wanted {
-            bail!("wanted {wanted}, got {}: {sql}", outcome.map_or_else(|f| f.to_string(), |t| t));
+            bail!("wanted {wanted}, got {}: {sql}", outcome.unwrap_or_else(|f| f.to_string()));
         }
         Ok(())
     }

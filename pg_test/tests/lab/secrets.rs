@@ -76,7 +76,7 @@ fn with_select_on_some_columns_only_those_are_shown(lab: &Lab) -> Result<()> {
     ensure!(fault.json()?["key"]["id"] == 1, "{fault}");
     let (_bed, mut session, low) = bed_with_secret(lab, "", "UPDATE, SELECT (fence)")?;
     let fault = session.refused(&format!("UPDATE orders SET fence = {low}"), "PF001")?;
-    ensure!(fault.json()?["stored"].to_string() == SECRET, "{fault}");
+    ensure!(fault.json()?["stored"].to_string().as_str() == SECRET, "{fault}");
     ensure!(fault.json()?.get("key").is_none(), "{fault}");
     Ok(())
 }
@@ -85,7 +85,7 @@ fn with_row_security_nothing_of_the_row_is_shown(lab: &Lab) -> Result<()> {
     let (mut bed, mut session, low) = bed_with_secret(lab, "", "SELECT, UPDATE")?;
     let stale = format!("UPDATE orders SET fence = {low}");
     let fault = session.refused(&stale, "PF001")?;
-    ensure!(fault.json()?["stored"].to_string() == SECRET, "{fault}");
+    ensure!(fault.json()?["stored"].to_string().as_str() == SECRET, "{fault}");
     bed.run(
         "ALTER TABLE orders ENABLE ROW LEVEL SECURITY; CREATE POLICY p ON orders USING (id = 1)",
     )?;
@@ -144,7 +144,7 @@ fn a_cascade_shows_the_child_to_its_readers_only(lab: &Lab) -> Result<()> {
     hides(&session.refused(&stale, "PF001")?, &["stored", "key"])?;
     bed.run(&format!("GRANT SELECT ON orders TO {role}"))?;
     let fault = session.refused("DELETE FROM head", "PF002")?;
-    ensure!(fault.json()?["stored"].to_string() == SECRET, "{fault}");
+    ensure!(fault.json()?["stored"].to_string().as_str() == SECRET, "{fault}");
     Ok(())
 }
 
