@@ -21,7 +21,6 @@
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`loss`] | a server that crashes with as little on disk as possible |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
-//! | [`newer`] | a PostgreSQL of a newer major version |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
@@ -45,7 +44,6 @@ pub mod fault;
 pub mod isolation;
 mod lab;
 pub mod loss;
-pub mod newer;
 pub mod patroni;
 pub mod pooler;
 pub mod prefix;

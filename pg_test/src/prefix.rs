@@ -17,9 +17,7 @@ use std::sync::{Arc, Mutex};
 pub struct Prefix {
     rundir: Arc<RunDir>,
     major: String,
-    bin: PathBuf,
-    lib: PathBuf,
-    extension: PathBuf,
+    root: PathBuf,
     template: Mutex<Option<PathBuf>>,
     counter: AtomicU32,
 }
@@ -34,32 +32,13 @@ impl Prefix {
             copy_tree(&from, &root.join("usr").join(&place))
                 .with_context(|| format!("cannot copy {}", from.display()))?;
         }
-        let lib = root.join(format!("usr/lib/postgresql/{major}"));
-        let share = root.join(format!("usr/share/postgresql/{major}"));
-        Ok(Prefix::at(rundir, major, lib.join("bin"), lib.join("lib"), &share))
-    }
-
-    /// Copies a PostgreSQL that was built with a prefix of its own, which is at `from`.
-    pub fn copy_of(rundir: Arc<RunDir>, major: &str, from: &Path) -> Result<Prefix> {
-        let root = rundir.path().join(format!("pg{major}"));
-        for place in ["bin", "lib", "share"] {
-            copy_tree(&from.join(place), &root.join(place))
-                .with_context(|| format!("cannot copy {}", from.display()))?;
-        }
-        let (bin, lib) = (root.join("bin"), root.join("lib/postgresql"));
-        Ok(Prefix::at(rundir, major, bin, lib, &root.join("share/postgresql")))
-    }
-
-    fn at(rundir: Arc<RunDir>, major: &str, bin: PathBuf, lib: PathBuf, share: &Path) -> Prefix {
-        Prefix {
+        Ok(Prefix {
             rundir,
             major: major.to_owned(),
-            bin,
-            lib,
-            extension: share.join("extension"),
+            root,
             template: Mutex::new(None),
             counter: AtomicU32::new(0),
-        }
+        })
     }
 
     /// Installs the extension, over another one if there is one already.
@@ -70,17 +49,17 @@ impl Prefix {
 
     /// Where the extension's control file and scripts are.
     pub fn extension_dir(&self) -> PathBuf {
-        self.extension.clone()
+        self.root.join(format!("usr/share/postgresql/{}/extension", self.major))
     }
 
     /// Where libraries are (`$libdir`).
     pub fn lib_dir(&self) -> PathBuf {
-        self.lib.clone()
+        self.root.join(format!("usr/lib/postgresql/{}/lib", self.major))
     }
 
     /// Where programs are.
     pub fn bin_dir(&self) -> PathBuf {
-        self.bin.clone()
+        self.root.join(format!("usr/lib/postgresql/{}/bin", self.major))
     }
 
     /// The major version.

@@ -1,52 +1,57 @@
-//! `pg_upgrade` to a newer major version.
+//! A cluster's files under another system identifier: what `pg_upgrade` makes of them.
+//!
+//! It is no upgrade: there is no newer PostgreSQL to be had that can read what this one writes. The
+//! files are the same, with every oid, and a new control file gives them another identity, as an
+//! upgrade does (by the same program, `pg_resetwal`).
 
 use crate::epochs::jumps;
 use crate::life::Life;
-use pg_test::cluster::Builder;
-use pg_test::process::output_of;
-use pg_test::{ensure, newer, Lab, Result, Shutdown};
-use std::sync::Arc;
+use pg_test::process::{as_server_user, output_of};
+use pg_test::{ensure, Cluster, Context, Lab, Result, Shutdown};
+use std::fs;
+use std::process::Command;
 
-pg_test::trials![; slow: an_upgraded_cluster_goes_on_above_all_that_was_seen];
+pg_test::trials![a_cluster_under_another_identity_goes_on_above_all_that_was_seen];
 
-fn an_upgraded_cluster_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
-    let old = lab.builder().own_identity().start()?;
-    let mut session = old.connect("postgres")?;
+/// Gives a stopped cluster a new control file, and so a new system identifier.
+fn change_identity(lab: &Lab, cluster: &Cluster) -> Result<()> {
+    let data = cluster.data();
+    let path = data.to_string_lossy().into_owned();
+    let control = lab.run("pg_controldata", &["-D", &path])?;
+    let value = |label: &str| -> Result<String> {
+        let line = control.lines().find_map(|line| line.strip_prefix(label));
+        Ok(line.with_context(|| format!("no {label}"))?.trim().to_owned())
+    };
+    let xid = value("Latest checkpoint's NextXID:")?;
+    let xid = xid.rsplit(':').next().unwrap_or_default().to_owned();
+    let oid = value("Latest checkpoint's NextOID:")?;
+    let multi = value("Latest checkpoint's NextMultiXactId:")?;
+    let oldest_multi = value("Latest checkpoint's oldestMultiXid:")?;
+    let offset = value("Latest checkpoint's NextMultiOffset:")?;
+    let file = data.join("global/pg_control");
+    fs::remove_file(&file)?;
+    output_of(as_server_user(Command::new("touch").arg(&file))?)?;
+    let multis = format!("{multi},{oldest_multi}");
+    let args = ["-f", "-D", &path, "-x", &xid, "-o", &oid, "-m", &multis, "-O", &offset];
+    lab.run("pg_resetwal", &args).map(drop)
+}
+
+fn a_cluster_under_another_identity_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().own_identity().start()?;
+    let mut session = cluster.connect("postgres")?;
     let mut life = Life::begin(&mut session)?;
-    let identity: i64 = session.one("SELECT system_identifier FROM fence_status()", &[])?;
     life.draw_more(&mut session, 40)?;
-    session.run("CREATE ROLE app LOGIN; SELECT fence_grant('app')")?;
+    let identity = "SELECT system_identifier FROM fence_status()";
+    let before: i64 = session.one(identity, &[])?;
     drop(session);
-    old.stop(Shutdown::Fast)?;
-
-    let prefix = Arc::new(newer::prefix(lab.rundir().clone())?);
-    let new = Builder::new(prefix.clone()).create_by(|prefix, data| {
-        let mut initdb = prefix.command("initdb")?;
-        initdb.args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8"]);
-        initdb.args(["--locale=C.UTF-8", "--no-instructions", "--no-data-checksums", "-D"]);
-        output_of(initdb.arg(data)).map(drop)
-    })?;
-    let mut upgrade = prefix.command("pg_upgrade")?;
-    upgrade.args(["--username=postgres", "--no-sync", "--socketdir"]).arg(old.dir());
-    upgrade.arg("-b").arg(lab.prefix().bin_dir()).arg("-B").arg(prefix.bin_dir());
-    upgrade.arg("-d").arg(old.data()).arg("-D").arg(new.data());
-    output_of(upgrade.current_dir(new.dir()))?;
-    new.start()?;
-
-    let mut session = new.connect("postgres")?;
-    let version: String = session.one("SHOW server_version", &[])?;
-    ensure!(version.starts_with(newer::MAJOR), "{version}");
-    let status =
-        "SELECT timeline = 1 AND jumps = 0 AND system_identifier <> $1 FROM fence_status()";
-    ensure!(session.one::<bool>(status, &[&identity])?);
+    cluster.stop(Shutdown::Fast)?;
+    change_identity(lab, &cluster)?;
+    cluster.start()?;
+    let mut session = cluster.connect("postgres")?;
+    ensure!(session.one::<i64>(identity, &[])? != before, "it is the same cluster still");
+    ensure!(session.one::<bool>("SELECT timeline = 1 AND jumps = 0 FROM fence_status()", &[])?);
     ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == life.seen);
     life.goes_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
-    let mut app = new.conninfo("postgres").user("app").connect()?;
-    app.run("SELECT lease_acquire('app')")?;
-    app.refused("SELECT fence_new_epoch()", "42501")?;
-    // The library of the newer version goes on where the other one was.
-    session.run(
-        "DROP EXTENSION pg_fence CASCADE; CREATE EXTENSION pg_fence; SELECT lease_acquire('job')",
-    )
+    Ok(())
 }
