@@ -1,0 +1,12 @@
+//! The ways to take a lease that are compared, each set up in one file.
+
+pub mod advisory;
+pub mod etcd;
+pub mod insert_first;
+pub mod notify;
+pub mod ours;
+pub mod plpgsql;
+pub mod polling;
+pub mod redis;
+pub mod two_updates;
+pub mod update_first;

@@ -1,0 +1,78 @@
+//! The plain SQL lease that updates first, with a NOTIFY in the releasing transaction: who waits
+//! listens, and tries again when it is told to.
+
+use super::update_first;
+use crate::bench::bed::Bed;
+use crate::bench::peer::{Locker, Peer};
+use crate::{Conninfo, Session};
+use anyhow::{ensure, Result};
+use postgres::fallible_iterator::FallibleIterator;
+use postgres::Statement;
+use std::time::Duration;
+
+/// Its name in the report.
+pub const NAME: &str = "SQL, LISTEN/NOTIFY";
+
+/// The table of the lease that updates first.
+pub struct Notify(Conninfo);
+
+/// Makes the table.
+pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
+    update_first::prepare(bed)?;
+    Ok(Box::new(Notify(bed.conninfo())))
+}
+
+impl Peer for Notify {
+    fn name(&self) -> String {
+        NAME.to_owned()
+    }
+
+    fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
+        let mut session = self.0.connect()?;
+        session.run("LISTEN released")?;
+        let acquire = session.prepare(
+            "UPDATE update_first
+                SET holder = $2, token = token + 1, expires_at = clock_timestamp() + '30 s'
+              WHERE name = $1 AND expires_at <= clock_timestamp() RETURNING token",
+        )?;
+        let release = session.prepare(
+            "WITH released AS (UPDATE update_first SET expires_at = '-infinity'
+                                WHERE name = $1 AND token = $2 RETURNING name)
+             SELECT pg_notify('released', name) FROM released",
+        )?;
+        Ok(Box::new(Client { session, holder: format!("client {client}"), acquire, release }))
+    }
+}
+
+struct Client {
+    session: Session,
+    holder: String,
+    acquire: Statement,
+    release: Statement,
+}
+
+impl Locker for Client {
+    fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
+        let row = self.session.query_opt(&self.acquire, &[&name, &self.holder])?;
+        Ok(row.map(|row| row.get(0)))
+    }
+
+    fn release(&mut self, name: &str, token: i64) -> Result<()> {
+        let rows = self.session.query(&self.release, &[&name, &token])?;
+        ensure!(rows.len() == 1, "the lease was lost");
+        Ok(())
+    }
+
+    fn wait(&mut self, name: &str) -> Result<i64> {
+        loop {
+            // What came before this try says nothing about what comes after it.
+            while self.session.notifications().iter().next()?.is_some() {}
+            if let Some(token) = self.acquire(name)? {
+                return Ok(token);
+            }
+            // A lease that merely runs out notifies nobody, so a waiter must look now and then.
+            let limit = Duration::from_secs(1);
+            self.session.notifications().timeout_iter(limit).next()?;
+        }
+    }
+}

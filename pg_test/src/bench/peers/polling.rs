@@ -1,0 +1,59 @@
+//! The plain SQL lease that updates first, asked for again each 10 or 100 ms.
+
+use super::update_first::{self, Client};
+use crate::bench::bed::Bed;
+use crate::bench::peer::{poll, Locker, Peer};
+use crate::Conninfo;
+use anyhow::Result;
+use std::time::Duration;
+
+/// How often it asks.
+pub struct Polling {
+    conninfo: Conninfo,
+    pause: Duration,
+}
+
+/// Each 10 ms.
+pub fn prepare_10_ms(bed: &Bed) -> Result<Box<dyn Peer>> {
+    prepare(bed, Duration::from_millis(10))
+}
+
+/// Each 100 ms.
+pub fn prepare_100_ms(bed: &Bed) -> Result<Box<dyn Peer>> {
+    prepare(bed, Duration::from_millis(100))
+}
+
+fn prepare(bed: &Bed, pause: Duration) -> Result<Box<dyn Peer>> {
+    update_first::prepare(bed)?;
+    Ok(Box::new(Polling { conninfo: bed.conninfo(), pause }))
+}
+
+impl Peer for Polling {
+    fn name(&self) -> String {
+        format!("SQL, polling each {} ms", self.pause.as_millis())
+    }
+
+    fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
+        Ok(Box::new(Poller { client: Client::join(&self.conninfo, client)?, pause: self.pause }))
+    }
+}
+
+struct Poller {
+    client: Client,
+    pause: Duration,
+}
+
+impl Locker for Poller {
+    fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
+        self.client.acquire(name)
+    }
+
+    fn release(&mut self, name: &str, token: i64) -> Result<()> {
+        self.client.release(name, token)
+    }
+
+    fn wait(&mut self, name: &str) -> Result<i64> {
+        let pause = self.pause;
+        poll(self, name, pause)
+    }
+}
