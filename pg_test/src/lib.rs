@@ -29,9 +29,11 @@
 //! | [`stage`], [`timeline`] | where a story plays, and how it is told |
 //! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`chaos`] | workers under a nemesis, and the judge |
+//! | [`bench`] | measurements beside what else one could take |
 //! | [`demo`] | the demonstration |
 
 pub mod background;
+pub mod bench;
 pub mod calls;
 pub mod chaos;
 pub mod client;

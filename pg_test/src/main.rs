@@ -3,7 +3,8 @@
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use pg_test::extension::{self, Extension};
-use pg_test::{chaos, demo, process, rundir, setup, soak, worker};
+use pg_test::Lab;
+use pg_test::{bench, chaos, demo, process, rundir, setup, soak, worker};
 use std::path::PathBuf;
 use std::process::Command as Program;
 use std::time::Duration;
@@ -32,6 +33,8 @@ enum Command {
     },
     /// Let many workers fight for leases while everything fails
     Chaos(chaos::Options),
+    /// Measure leases and fences beside what else one could take
+    Bench(bench::Options),
     #[command(hide = true)]
     ChaosHand(chaos::Identity),
     /// Let many sessions cross on a few leases, end and pause them, and measure the hand-over
@@ -64,6 +67,13 @@ fn main() -> Result<()> {
         Command::Setup => setup::ensure(&[setup::server(), setup::build()].concat()),
         Command::Install { pg_config } => install(pg_config),
         Command::Chaos(options) => chaos::run(&program, &options),
+        Command::Bench(options) => {
+            let lab = Lab::start(&program)?;
+            let report = bench::run(&lab, &options);
+            lab.close();
+            print!("{}", report?);
+            Ok(())
+        }
         Command::ChaosHand(who) => chaos::work(who),
         Command::Soak { minutes, sessions, seed } => {
             let length = Duration::try_from_secs_f64(minutes * 60.0)?;

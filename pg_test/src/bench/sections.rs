@@ -1,0 +1,30 @@
+//! What is measured, a section each.
+
+use crate::bench::bed::Bed;
+use crate::bench::report::Section;
+use anyhow::Result;
+
+mod contended;
+mod handover;
+mod uncontended;
+
+/// A subject that can be measured by itself.
+pub struct Subject {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// Whether it is measured unless others are asked for.
+    pub by_default: bool,
+    /// Measures it.
+    pub measure: fn(&Bed) -> Result<Section>,
+}
+
+const fn subject(name: &'static str, measure: fn(&Bed) -> Result<Section>) -> Subject {
+    Subject { name, by_default: true, measure }
+}
+
+/// All of them, in the order of the report.
+pub const ALL: &[Subject] = &[
+    subject("uncontended", uncontended::measure),
+    subject("contended", contended::measure),
+    subject("handover", handover::measure),
+];

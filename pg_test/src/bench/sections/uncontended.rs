@@ -1,0 +1,156 @@
+//! Acquire and release where nobody else wants the lease; and renewing.
+
+use crate::bench::bed::{Bed, NAMES};
+use crate::bench::peer::{Peer, Prepare};
+use crate::bench::peers::*;
+use crate::bench::plot::Plot;
+use crate::bench::race::{self, Contender, Op, Rules, Track};
+use crate::bench::report::{Cell, Section, Table};
+use anyhow::{Context, Result};
+
+const PEERS: &[(&str, Prepare)] = &[
+    (two_updates::NAME, two_updates::prepare),
+    (ours::NAME, ours::prepare),
+    (update_first::NAME, update_first::prepare),
+    (insert_first::NAME, insert_first::prepare),
+    (plpgsql::NAME, plpgsql::prepare),
+    (plpgsql::NAME_LAZY, plpgsql::prepare_lazy),
+    (advisory::NAME, advisory::prepare),
+    (redis::NAME, redis::prepare),
+    (redis::NAME_DURABLE, redis::prepare_durable),
+    (etcd::NAME_PUT, etcd::prepare_put),
+    (etcd::NAME, etcd::prepare),
+];
+
+/// Both races.
+pub fn measure(bed: &Bed) -> Result<Section> {
+    let mut section = Section::new("Leases, uncontended");
+    section.note(format!(
+        "Each client takes and gives back one of {NAMES} leases at a time, which no other client wants."
+    ));
+    let peers = bed.peers(PEERS);
+    for clients in [1, 8] {
+        let rules = rules(bed, clients);
+        let contenders: Vec<Contender> =
+            peers.iter().map(|peer| pairs(&**peer, clients)).collect();
+        let tracks = race::run(&contenders, rules)?;
+        let limit = find(&tracks, two_updates::NAME)?;
+        let ours = find(&tracks, ours::NAME)?;
+        section.tables.push(table(clients, &tracks, limit));
+        let goal = if clients == 1 { 1.05 } else { 1.2 };
+        let aim = format!("pairs over two updates, {clients} client(s): at least {goal}");
+        section.at_least(&aim, ours.ratio_to(limit), goal);
+        if let Ok(durable) = find(&tracks, redis::NAME_DURABLE) {
+            let aim = format!("pairs over durable Redis, {clients} client(s): above 1");
+            section.at_least(&aim, ours.ratio_to(durable), 1.0);
+        }
+        if let Ok(etcd) = find(&tracks, etcd::NAME) {
+            let aim = format!("pairs over etcd with leases, {clients} client(s): at least 3");
+            section.at_least(&aim, ours.ratio_to(etcd), 3.0);
+        }
+        section.plots.push(Plot {
+            file: format!("pairs_{clients}"),
+            title: format!("acquire + release, pairs a second, {clients} client(s)"),
+            bars: tracks.iter().map(|track| (track.name.clone(), track.rate())).collect(),
+        });
+    }
+    renewals(bed, &peers, &mut section)?;
+    Ok(section)
+}
+
+fn rules(bed: &Bed, clients: usize) -> Rules {
+    Rules { clients, rounds: bed.options.rounds(), slice: bed.options.slice(), warm_up: 5 }
+}
+
+/// The track of that name.
+pub fn find<'a>(tracks: &'a [Track], name: &str) -> Result<&'a Track> {
+    tracks.iter().find(|track| track.name == name).with_context(|| format!("{name} did not run"))
+}
+
+/// Takes and gives back names that are this client's alone.
+pub fn pairs(peer: &dyn Peer, clients: usize) -> Contender<'_> {
+    Contender::new(peer.name(), move |client| {
+        let mut locker = peer.join(client)?;
+        Ok(Box::new(move || {
+            let number = rand::random_range(0..NAMES / clients) * clients + client;
+            let name = format!("name{number}");
+            let token = locker.acquire(&name)?.context("it should be free")?;
+            locker.release(&name, token)
+        }) as Op)
+    })
+}
+
+fn table(clients: usize, tracks: &[Track], limit: &Track) -> Table {
+    let title = format!("acquire + release, {clients} client(s)");
+    let head = ["", "pairs/s", "over two updates", "p50 ms", "p99 ms"];
+    let mut table = Table::new(title, &head);
+    for track in tracks {
+        table.rows.push(vec![
+            track.name.as_str().into(),
+            Cell::Spread(track.rate(), 0),
+            Cell::Spread(track.ratio_to(limit), 2),
+            Cell::Number(track.latencies.percentile_ms(0.5), 2),
+            Cell::Number(track.latencies.percentile_ms(0.99), 2),
+        ]);
+    }
+    table
+}
+
+fn renewals(bed: &Bed, peers: &[Box<dyn Peer>], section: &mut Section) -> Result<()> {
+    let mut table = Table::new(
+        "lease_renew beside one update by a prepared statement",
+        &["clients", "renewals/s", "updates/s", "renewal over update"],
+    );
+    let taking_part = |name: &str| peers.iter().find(|peer| peer.name() == name);
+    let (Some(ours), Some(limit)) = (taking_part(ours::NAME), taking_part(two_updates::NAME))
+    else {
+        return Ok(());
+    };
+    for clients in [1, 8] {
+        let contenders = [renewing(&**limit), renewing(&**ours)];
+        let tracks = race::run(&contenders, rules(bed, clients))?;
+        let ratio = tracks[1].ratio_to(&tracks[0]);
+        table.rows.push(vec![
+            Cell::Number(clients as f64, 0),
+            Cell::Spread(tracks[1].rate(), 0),
+            Cell::Spread(tracks[0].rate(), 0),
+            Cell::Spread(ratio, 2),
+        ]);
+        section.at_least(
+            &format!("renew over one update, {clients} client(s): at least 0.95"),
+            ratio,
+            0.95,
+        );
+    }
+    section.tables.push(table);
+    Ok(())
+}
+
+fn renewing(peer: &dyn Peer) -> Contender<'_> {
+    Contender::new(peer.name(), move |client| {
+        let mut locker = peer.join(client)?;
+        let name = format!("name{client}");
+        let token = locker.acquire(&name)?.context("it should be free")?;
+        let mut locker = Releasing { locker, name: name.clone(), token };
+        Ok(Box::new(move || locker.renew()) as Op)
+    })
+}
+
+/// Gives the lease back when the turn is over.
+struct Releasing {
+    locker: Box<dyn crate::bench::peer::Locker>,
+    name: String,
+    token: i64,
+}
+
+impl Releasing {
+    fn renew(&mut self) -> Result<()> {
+        self.locker.renew(&self.name, self.token)
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        let _ = self.locker.release(&self.name, self.token);
+    }
+}
