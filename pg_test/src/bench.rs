@@ -10,6 +10,7 @@
 //! | [`peer`], [`peers`] | a way to take a lease; each in a file of its own |
 //! | [`race`] | contenders taking turns |
 //! | [`spread`] | medians, ratios, percentiles |
+//! | [`triggers`] | minimal C triggers to measure against |
 //! | [`sections`] | what is measured |
 //! | [`report`], [`plot`] | what is shown of it |
 
@@ -21,6 +22,7 @@ pub mod race;
 pub mod report;
 pub mod sections;
 pub mod spread;
+pub mod triggers;
 
 use crate::Lab;
 use anyhow::{bail, Result};
@@ -34,11 +36,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
     /// A minute's worth: shows that everything works, not how fast it is
-    #[arg(long, conflicts_with = "long")]
-    pub short: bool,
-    /// With ten million leases, and more renewals
     #[arg(long)]
-    pub long: bool,
+    pub short: bool,
     /// Only this section (may be given several times)
     #[arg(long, value_name = "SECTION")]
     pub only: Vec<String>,

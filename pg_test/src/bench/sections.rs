@@ -5,6 +5,7 @@ use crate::bench::report::Section;
 use anyhow::Result;
 
 mod contended;
+mod fence;
 mod handover;
 mod uncontended;
 
@@ -27,4 +28,5 @@ pub const ALL: &[Subject] = &[
     subject("uncontended", uncontended::measure),
     subject("contended", contended::measure),
     subject("handover", handover::measure),
+    subject("fence", fence::measure),
 ];

@@ -5,6 +5,7 @@ mod audit;
 mod backtraces;
 mod batch;
 mod bed;
+mod bench;
 mod bound;
 mod cascades;
 mod chaos;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         attacks::trials(),
         audit::trials(),
         backtraces::trials(),
+        bench::trials(),
         batch::trials(),
         bound::trials(),
         cascades::trials(),

@@ -58,8 +58,7 @@ impl Locker for Client {
     }
 
     fn wait(&mut self, name: &str) -> Result<i64> {
-        let token: Option<i64> =
-            self.session.query_one(&self.wait, &[&name, &self.holder])?.get(0);
+        let token: Option<i64> = self.session.query_one(&self.wait, &[&name, &self.holder])?.get(0);
         token.context("waited in vain")
     }
 }

@@ -19,7 +19,7 @@ pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
         "CREATE TABLE IF NOT EXISTS update_first (name text COLLATE \"C\" PRIMARY KEY, holder text,
              token bigint NOT NULL, expires_at timestamptz NOT NULL) WITH (fillfactor = 50);
          INSERT INTO update_first
-             SELECT 'name' || i, NULL, 0, '-infinity' FROM generate_series(0, {NAMES} - 1) i
+             SELECT 'name' || i, NULL, 0, '-infinity'::timestamptz FROM generate_series(0, {NAMES} - 1) i
              UNION ALL SELECT unnest('{{held,churn,handover}}'::text[]), NULL, 0, '-infinity'
              ON CONFLICT DO NOTHING;
          ANALYZE update_first"

@@ -48,8 +48,7 @@ fn losing(bed: &Bed, section: &mut Section) -> Result<()> {
     });
     let mut contenders = vec![select];
     contenders.extend(peers.iter().map(|peer| trying(&**peer)));
-    let rules =
-        Rules { clients: CLIENTS, rounds: 1, slice: bed.options.slice(), warm_up: 5 };
+    let rules = Rules { clients: CLIENTS, rounds: 1, slice: bed.options.slice(), warm_up: 5 };
     let mut tracks: Vec<Track> = contenders
         .iter()
         .map(|contender| Track { name: contender.name.clone(), ..Track::default() })
@@ -118,8 +117,7 @@ fn trying(peer: &dyn Peer) -> Contender<'_> {
 /// Bytes of WAL so far, and row versions that died.
 fn traces(bed: &Bed) -> Result<(f64, f64)> {
     let mut session = bed.connect()?;
-    let wal: i64 =
-        session.one("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint", &[])?;
+    let wal: i64 = session.one("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint", &[])?;
     let dead: i64 = session.one(
         "SELECT coalesce(sum(n_tup_upd + n_tup_del), 0)::bigint FROM pg_stat_user_tables",
         &[],
@@ -165,12 +163,8 @@ fn churn(bed: &Bed, section: &mut Section) -> Result<()> {
         })
         .collect();
     let slice = bed.options.slice() * 3;
-    let rules = Rules {
-        clients: CLIENTS,
-        rounds: bed.options.rounds().div_ceil(2),
-        slice,
-        warm_up: 0,
-    };
+    let rules =
+        Rules { clients: CLIENTS, rounds: bed.options.rounds().div_ceil(2), slice, warm_up: 0 };
     let tracks = race::run(&contenders, rules)?;
     let head = ["", "turns/s", "p50 ms", "p99 ms"];
     let mut table = Table::new(format!("{CLIENTS} clients, one lease: ask, write, release"), &head);

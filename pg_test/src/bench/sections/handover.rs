@@ -76,8 +76,14 @@ struct Turn {
 fn to_and_fro(peer: &dyn Peer, times: usize) -> Result<Latencies> {
     let turn = Mutex::new(Turn { holder: None, released: None });
     let halves = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            (0..2).map(|client| scope.spawn({ let turn = &turn; move || half(peer, client, times, turn) })).collect();
+        let threads: Vec<_> = (0..2)
+            .map(|client| {
+                scope.spawn({
+                    let turn = &turn;
+                    move || half(peer, client, times, turn)
+                })
+            })
+            .collect();
         threads
             .into_iter()
             .map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?)

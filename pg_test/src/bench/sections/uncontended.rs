@@ -31,8 +31,7 @@ pub fn measure(bed: &Bed) -> Result<Section> {
     let peers = bed.peers(PEERS);
     for clients in [1, 8] {
         let rules = rules(bed, clients);
-        let contenders: Vec<Contender> =
-            peers.iter().map(|peer| pairs(&**peer, clients)).collect();
+        let contenders: Vec<Contender> = peers.iter().map(|peer| pairs(&**peer, clients)).collect();
         let tracks = race::run(&contenders, rules)?;
         let limit = find(&tracks, two_updates::NAME)?;
         let ours = find(&tracks, ours::NAME)?;

@@ -52,8 +52,7 @@ impl Connection {
 
     /// Revokes a lease, and with it the keys that are tied to it.
     pub fn revoke(&mut self, lease: i64) -> Result<()> {
-        let _: Answer =
-            self.call("/etcdserverpb.Lease/LeaseRevoke", LeaseRevoke { id: lease })?;
+        let _: Answer = self.call("/etcdserverpb.Lease/LeaseRevoke", LeaseRevoke { id: lease })?;
         Ok(())
     }
 

@@ -1,0 +1,26 @@
+//! The bench works: every section measures, and says what it could not. How fast, no test asks.
+
+use pg_test::bench::{self, Options};
+use pg_test::{ensure, Lab, Result};
+
+pg_test::trials![every_section_of_the_bench_has_figures];
+
+fn every_section_of_the_bench_has_figures(lab: &Lab) -> Result<()> {
+    let options = Options { short: true, ..Options::default() };
+    let report = bench::run(lab, &options)?;
+    ensure!(report.sections.len() == bench::sections::ALL.len());
+    for section in &report.sections {
+        ensure!(!section.tables.is_empty() && !section.goals.is_empty(), "{section}");
+        for table in &section.tables {
+            ensure!(!table.rows.is_empty(), "no rows: {}", table.title);
+            ensure!(table.rows.iter().all(|row| row.len() == table.head.len()), "{table}");
+        }
+    }
+    // Only what another package would bring may be missing.
+    let only_foreign = report
+        .skipped
+        .iter()
+        .all(|line| ["Redis", "etcd", "C triggers"].iter().any(|name| line.starts_with(name)));
+    ensure!(only_foreign, "{:?}", report.skipped);
+    Ok(())
+}
