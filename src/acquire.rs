@@ -194,7 +194,12 @@ fn beside_others(
             guard::guards(name, slot) || (over && is_guarded(name, slot))
         };
         let mut seats = seats(request, &rows, &guarded);
-        seats.extend(busy.iter().map(|slot| in_the_making(*slot, request.ask.mode)));
+        // What was being written may be there by now, and counts once.
+        let there = |slot: &&i32| {
+            rows.iter().any(|r| r.grant.slot == **slot && r.grant.phase(now) == Phase::Held)
+        };
+        let making = busy.iter().filter(|slot| !there(slot));
+        seats.extend(making.map(|slot| in_the_making(*slot, request.ask.mode)));
         let (slot, over, ended) = match decide(request, &rows, &seats)? {
             Tried::Won(found) => found,
             lost => return Ok(lost),

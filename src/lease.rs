@@ -150,7 +150,7 @@ fn changeable<T>(
         let slot = match rows.iter().find(|r| knows(r, token)) {
             // What is over does not come back: a caller who is too late locks nothing, and so keeps the
             // lease from nobody.
-            Some(row) if decide(row).is_none() => return None,
+            Some(row) if decide(row).is_none() && row.deleter() != Deleter::Open => return None,
             Some(row) => row.grant.slot,
             // A token of an uncommitted grant may have been passed on: its transaction is waited for.
             None => slot_of(&table.rows_in_flight(name), token)?,
