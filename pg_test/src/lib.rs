@@ -29,7 +29,7 @@
 //! | [`stage`], [`timeline`] | where a story plays, and how it is told |
 //! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`chaos`] | workers under a nemesis, and the judge |
-//! | [`bench`] | measurements beside what else one could take |
+//! | [`mod@bench`] | measurements beside what else one could take |
 //! | [`demo`] | the demonstration |
 
 pub mod background;
