@@ -21,21 +21,37 @@ struct Actor<'f> {
 
 /// Plays until the soak stops; whoever is terminated comes back.
 pub fn play(field: &Field, seed: u64) -> Result<()> {
-    let session = field.conninfo.clone().application("soak").connect()?;
-    let mut actor =
-        Actor { field, session, chance: StdRng::seed_from_u64(seed), safe_until: Instant::now() };
+    let mut actor = Actor {
+        field,
+        session: arrive(field)?,
+        chance: StdRng::seed_from_u64(seed),
+        safe_until: Instant::now(),
+    };
     while field.goes_on() {
-        match actor.turn() {
-            Ok(()) => {}
-            Err(fault) if fault.is_disconnect() => {
-                actor.session = field.conninfo.clone().application("soak").connect()?;
-            }
-            // Cancelled: by the storm.
-            Err(fault) if fault.sqlstate == "57014" => actor.session.run("ROLLBACK")?,
-            Err(fault) => bail!("{fault}"),
+        if let Err(fault) = actor.turn() {
+            actor.get_over(fault)?;
         }
     }
     Ok(())
+}
+
+/// Connects. The storm strikes those who are just arriving too: they try again.
+fn arrive(field: &Field) -> Result<Session> {
+    let conninfo = field.conninfo.clone().application("soak").to_string();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match Session::connect(&conninfo) {
+            Ok(session) => return Ok(session),
+            Err(fault) if tries < 20 && is_of_the_storm(&fault) => {}
+            Err(fault) => bail!("cannot connect: {fault}"),
+        }
+    }
+}
+
+/// The session was ended, or its statement cancelled.
+fn is_of_the_storm(fault: &Fault) -> bool {
+    fault.is_disconnect() || fault.sqlstate == "57014"
 }
 
 /// The row has a newer token, or the token speaks no longer.
@@ -51,6 +67,21 @@ impl Actor<'_> {
             70..85 => self.one_of_three(),
             _ => self.several(),
         }
+    }
+
+    /// After what the storm did; that may happen again meanwhile.
+    fn get_over(&mut self, fault: Fault) -> Result<()> {
+        let mut last = Some(fault);
+        while let Some(fault) = last.take() {
+            if fault.is_disconnect() {
+                self.session = arrive(self.field)?;
+            } else if is_of_the_storm(&fault) {
+                last = self.session.try_rows("ROLLBACK").err();
+            } else {
+                bail!("{fault}");
+            }
+        }
+        Ok(())
     }
 
     /// A call that returns a token or NULL.
