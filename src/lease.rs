@@ -147,7 +147,8 @@ fn changeable<T>(
 ) -> Option<(Row, T)> {
     loop {
         let rows = table.rows(name, AsOf::Now);
-        let slot = match rows.iter().find(|r| knows(r, token)) {
+        let seen = rows.iter().find(|r| knows(r, token));
+        let slot = match seen {
             // What is over does not come back: a caller who is too late locks nothing, and so keeps the
             // lease from nobody.
             Some(row) if decide(row).is_none() && row.deleter() != Deleter::Open => return None,
@@ -157,8 +158,11 @@ fn changeable<T>(
         };
         let lock = Tag::grant(name, slot);
         lock.take(Lock::Change, true);
-        let rows = table.rows(name, AsOf::Now);
-        let row = rows.into_iter().find(|r| r.grant.slot == slot && knows(r, token));
+        // Mostly nobody has changed it meanwhile.
+        let row = seen.and_then(|row| table.again(row)).or_else(|| {
+            let mut rows = table.rows(name, AsOf::Now).into_iter();
+            rows.find(|r| r.grant.slot == slot && knows(r, token))
+        });
         let again = row.is_none();
         if let Some(found) = row.and_then(|row| decide(&row).map(|decision| (row, decision))) {
             return Some(found);

@@ -2,7 +2,7 @@
 
 use super::args::{text_bytes, text_datum};
 use super::relation::state_oid;
-use super::xact;
+use super::{compat, raw, xact};
 use crate::errors::Refusal;
 use crate::protocol::grant::{Grant, Mode, Tokens};
 use crate::protocol::{Micros, Token};
@@ -45,7 +45,7 @@ pub enum AsOf {
 /// fence.lease, opened.
 pub struct LeaseTable {
     rel: pg_sys::Relation,
-    index: pg_sys::Oid,
+    index: pg_sys::Relation,
 }
 
 /// A row, copied.
@@ -89,52 +89,90 @@ impl LeaseTable {
     /// Opens it to be read, or to be written as well.
     pub fn open(write: bool) -> Result<Self, Refusal> {
         super::relation::check_version();
-        let index = state_oid(c"lease_pkey")?;
-        let mode = if write { pg_sys::RowExclusiveLock } else { pg_sys::AccessShareLock };
-        // SAFETY: opens and locks the table; the reference is given back on drop.
-        let rel = unsafe { pg_sys::table_open(state_oid(c"lease")?, mode as i32) };
-        Ok(LeaseTable { rel, index })
+        let (table, index) = (state_oid(c"lease")?, state_oid(c"lease_pkey")?);
+        let mode = if write { pg_sys::RowExclusiveLock } else { pg_sys::AccessShareLock } as i32;
+        // SAFETY: opens and locks table and index; the references are given back on drop.
+        unsafe {
+            compat::guarded(|| {
+                let rel = raw::relation_open(table, mode);
+                Ok(LeaseTable { rel, index: raw::relation_open(index, mode) })
+            })
+        }
     }
 
     /// The rows of a lease, in the order of their slots.
     pub fn rows(&self, name: &[u8], as_of: AsOf) -> Vec<Row> {
-        // SAFETY: the snapshot is registered for as long as the scan runs.
+        self.scan(name, Some(as_of))
+    }
+
+    /// The rows of a lease with those that open transactions are writing, and without those that this one
+    /// has replaced.
+    pub fn rows_in_flight(&self, name: &[u8]) -> Vec<Row> {
+        self.scan(name, None)
+    }
+
+    fn scan(&self, name: &[u8], as_of: Option<AsOf>) -> Vec<Row> {
+        let mut tuples = Vec::with_capacity(1);
+        let name = text_datum(name);
+        let mut dirty = pg_sys::SnapshotData {
+            snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
+            ..Default::default()
+        };
+        let mut key = pg_sys::ScanKeyData::default();
+        // SAFETY: the key's type and collation are those of the index's first column; the snapshot is
+        // registered for as long as the scan runs; each tuple is copied before the scan lets go of its page.
         unsafe {
-            let snapshot = pg_sys::RegisterSnapshot(match as_of {
-                AsOf::Now => pg_sys::GetLatestSnapshot(),
-                AsOf::Transaction => pg_sys::GetTransactionSnapshot(),
+            compat::guarded(|| {
+                let snapshot = match as_of {
+                    Some(as_of) => snapshot(as_of),
+                    None => &mut dirty,
+                };
+                let equal = pg_sys::BTEqualStrategyNumber as u16;
+                let column = Column::Name as i16 + 1;
+                raw::ScanKeyInit(&mut key, column, equal, pg_sys::F_TEXTEQ.into(), name);
+                let scan =
+                    raw::systable_beginscan_ordered(self.rel, self.index, snapshot, 1, &mut key);
+                loop {
+                    let forward = pg_sys::ScanDirection::ForwardScanDirection;
+                    let tuple = raw::systable_getnext_ordered(scan, forward);
+                    if tuple.is_null() {
+                        break;
+                    }
+                    tuples.push(raw::heap_copytuple(tuple));
+                }
+                raw::systable_endscan_ordered(scan);
+                if as_of.is_some() {
+                    raw::UnregisterSnapshot(snapshot);
+                }
             });
-            let rows = self.scan(name, snapshot);
-            pg_sys::UnregisterSnapshot(snapshot);
-            rows
+            tuples.into_iter().map(|tuple| self.row(tuple)).collect()
         }
     }
 
-    fn scan(&self, name: &[u8], snapshot: pg_sys::Snapshot) -> Vec<Row> {
-        let mut rows = Vec::with_capacity(1);
-        // SAFETY: the key's type and collation are those of the index's first column; each tuple is copied
-        // before the scan lets go of its page.
-        unsafe {
-            let mut key = pg_sys::ScanKeyData::default();
-            pg_sys::ScanKeyInit(
-                &mut key,
-                Column::Name as i16 + 1,
-                pg_sys::BTEqualStrategyNumber as u16,
-                pg_sys::F_TEXTEQ.into(),
-                text_datum(name),
-            );
-            let scan =
-                pg_sys::systable_beginscan(self.rel, self.index, true, snapshot, 1, &mut key);
-            loop {
-                let tuple = pg_sys::systable_getnext(scan);
-                if tuple.is_null() {
-                    break;
-                }
-                rows.push(self.row(pg_sys::heap_copytuple(tuple)));
-            }
-            pg_sys::systable_endscan(scan);
-        }
-        rows
+    /// Reads a row again, as of now. None when it is no longer the version that was read: it was changed or
+    /// deleted, or its place is another row's.
+    pub fn again(&self, row: &Row) -> Option<Row> {
+        // SAFETY: a place in the table that held a tuple; if it holds one that is visible, it is copied while
+        // its page is pinned.
+        let tuple = unsafe {
+            compat::guarded(|| {
+                let snapshot = snapshot(AsOf::Now);
+                let mut tuple =
+                    pg_sys::HeapTupleData { t_self: (*row.tuple).t_self, ..Default::default() };
+                let mut buffer = 0;
+                let there = raw::heap_fetch(self.rel, snapshot, &mut tuple, &mut buffer, false);
+                let copy = there.then(|| {
+                    let copy = raw::heap_copytuple(&mut tuple);
+                    raw::ReleaseBuffer(buffer);
+                    copy
+                });
+                raw::UnregisterSnapshot(snapshot);
+                copy
+            })
+        };
+        // SAFETY: a copied row of this table.
+        let now = unsafe { self.row(tuple?) };
+        (now.grant.slot == row.grant.slot && now.name() == row.name()).then_some(now)
     }
 
     /// Shows every row of the table.
@@ -175,16 +213,6 @@ impl LeaseTable {
         }
     }
 
-    /// The rows of a lease with those that open transactions are writing, and without those that this one
-    /// has replaced.
-    pub fn rows_in_flight(&self, name: &[u8]) -> Vec<Row> {
-        let mut dirty = pg_sys::SnapshotData {
-            snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
-            ..Default::default()
-        };
-        self.scan(name, &mut dirty)
-    }
-
     /// Writes a new grant, over the row that its slot has, if there is one.
     pub fn grant(&self, new: &NewGrant, over: Option<&Row>) {
         let (mode, slots) = match new.mode {
@@ -215,19 +243,19 @@ impl LeaseTable {
         set(Column::TtlUs, Some(new.ttl_us.into()));
         set(Column::Renewals, Some(0i64.into()));
         set(Column::Metadata, new.metadata);
-        self.write(over, &mut values, &mut nulls);
+        self.write(over, &values, &nulls);
     }
 
     /// Writes a renewal of the row's grant.
     pub fn renew(&self, row: &Row, token: Token, now: Micros, ttl_us: Micros) {
-        let (mut values, mut nulls) = (row.values, row.nulls);
+        let (mut values, nulls) = (row.values, row.nulls);
         let renewals = values[Column::Renewals as usize].value() as i64 + 1;
         values[Column::Renewed as usize] = bigints(row.grant.tokens.renew(token).renewed());
         values[Column::RenewedAt as usize] = now.into();
         values[Column::ExpiresAt as usize] = (now + ttl_us).into();
         values[Column::TtlUs as usize] = ttl_us.into();
         values[Column::Renewals as usize] = renewals.into();
-        self.write(Some(row), &mut values, &mut nulls);
+        self.write(Some(row), &values, &nulls);
     }
 
     /// Closes the row's grant.
@@ -237,13 +265,13 @@ impl LeaseTable {
         nulls[Column::Closing as usize] = false;
         values[Column::EndedAt as usize] = now.into();
         nulls[Column::EndedAt as usize] = false;
-        self.write(Some(row), &mut values, &mut nulls);
+        self.write(Some(row), &values, &nulls);
     }
 
     /// Writes a new version of the row, the same in all.
     pub fn rewrite(&self, row: &Row) {
-        let (mut values, mut nulls) = (row.values, row.nulls);
-        self.write(Some(row), &mut values, &mut nulls);
+        let (values, nulls) = (row.values, row.nulls);
+        self.write(Some(row), &values, &nulls);
     }
 
     /// Deletes the row.
@@ -255,20 +283,22 @@ impl LeaseTable {
     fn write(
         &self,
         over: Option<&Row>,
-        values: &mut [pg_sys::Datum; COLUMNS],
-        nulls: &mut [bool; COLUMNS],
+        values: &[pg_sys::Datum; COLUMNS],
+        nulls: &[bool; COLUMNS],
     ) {
         // SAFETY: values and nulls fit the table's columns; the row that is written over was read under the
         // grant's lock, so nobody else is changing it.
         unsafe {
-            let desc = (*self.rel).rd_att;
-            let tuple = pg_sys::heap_form_tuple(desc, values.as_mut_ptr(), nulls.as_mut_ptr());
-            match over {
-                Some(row) => {
-                    pg_sys::CatalogTupleUpdate(self.rel, &mut (*row.tuple).t_self, tuple);
+            compat::guarded(|| {
+                let desc = (*self.rel).rd_att;
+                let tuple = raw::heap_form_tuple(desc, values.as_ptr(), nulls.as_ptr());
+                match over {
+                    Some(row) => {
+                        raw::CatalogTupleUpdate(self.rel, &mut (*row.tuple).t_self, tuple);
+                    }
+                    None => raw::CatalogTupleInsert(self.rel, tuple),
                 }
-                None => pg_sys::CatalogTupleInsert(self.rel, tuple),
-            }
+            });
         }
         xact::see_own_changes();
     }
@@ -307,12 +337,31 @@ impl LeaseTable {
     }
 }
 
+/// A registered snapshot, to be unregistered.
+///
+/// # Safety
+/// To be called inside `compat::guarded`.
+unsafe fn snapshot(as_of: AsOf) -> pg_sys::Snapshot {
+    // SAFETY: either is a snapshot of this transaction.
+    unsafe {
+        raw::RegisterSnapshot(match as_of {
+            AsOf::Now => raw::GetLatestSnapshot(),
+            AsOf::Transaction => raw::GetTransactionSnapshot(),
+        })
+    }
+}
+
 impl Drop for LeaseTable {
     fn drop(&mut self) {
         // An error's clean-up gives the reference back by itself.
         if !std::thread::panicking() {
-            // SAFETY: opened by `open`; the lock stays until the transaction ends.
-            unsafe { pg_sys::table_close(self.rel, pg_sys::NoLock as c_int) };
+            // SAFETY: opened by `open`; the locks stay until the transaction ends.
+            unsafe {
+                compat::guarded(|| {
+                    raw::relation_close(self.index, pg_sys::NoLock as c_int);
+                    raw::relation_close(self.rel, pg_sys::NoLock as c_int);
+                });
+            }
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod heap;
 pub mod load;
 pub mod lock;
 pub mod raise;
+mod raw;
 pub mod relation;
 pub mod sequence;
 pub mod server;

@@ -1,6 +1,6 @@
 //! Sequences read and set without SQL: the callers of the extension have no rights on them.
 
-use super::compat;
+use super::{compat, raw};
 use pgrx::pg_sys;
 
 /// What a sequence's page says.
@@ -50,18 +50,20 @@ pub fn read(oid: pg_sys::Oid) -> State {
     // SAFETY: the relation is locked and open, the page pinned and share-locked while it is read, and a
     // sequence has its one tuple as item 1 of block 0.
     unsafe {
-        let rel = pg_sys::relation_open(oid, pg_sys::AccessShareLock as i32);
-        let buffer = pg_sys::ReadBuffer(rel, 0);
-        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
-        let page = pg_sys::BufferGetPage(buffer);
-        let lsn = pg_sys::BufferGetLSNAtomic(buffer);
-        let header = compat::first_item(page);
-        let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
-        let data = header.add(hoff).cast::<SequenceData>();
-        let last = (*data).is_called.then_some((*data).last_value);
-        pg_sys::UnlockReleaseBuffer(buffer);
-        pg_sys::relation_close(rel, pg_sys::NoLock as i32);
-        State { last, lsn }
+        compat::guarded(|| {
+            let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
+            let buffer = raw::ReadBuffer(rel, 0);
+            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
+            let page = pg_sys::BufferGetPage(buffer);
+            let lsn = raw::BufferGetLSNAtomic(buffer);
+            let header = compat::first_item(page);
+            let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
+            let data = header.add(hoff).cast::<SequenceData>();
+            let last = (*data).is_called.then_some((*data).last_value);
+            raw::UnlockReleaseBuffer(buffer);
+            raw::relation_close(rel, pg_sys::NoLock as i32);
+            State { last, lsn }
+        })
     }
 }
 
