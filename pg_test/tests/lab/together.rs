@@ -16,6 +16,7 @@ pg_test::trials![
     a_reader_reclaims_its_own_grant_only,
     a_guard_on_one_shared_grant_holds_up_writers_but_no_readers,
     shared_excludes_slots,
+    an_exclusive_grant_pays_nothing_for_them,
 ];
 
 const SHARE: &str = "SELECT lease_acquire('job', ttl => '1 h', shared => true)";
@@ -291,5 +292,38 @@ fn shared_excludes_slots(lab: &Lab) -> Result<()> {
     session.nothing("SELECT lease_acquire('job', slots => 2)")?;
     session.release("job", token)?.expect("held");
     session.granted("SELECT lease_acquire('job', shared => true, slots => 1)")?;
+    Ok(())
+}
+
+/// What an acquire in this mode takes beside its row: locks of the extension, and look-ups of the lease.
+fn takes(session: &mut Session, name: &str, more: &str) -> Result<(Vec<i64>, i64)> {
+    const LOOK_UPS: &str = "SELECT COALESCE(sum(idx_scan), 0)::bigint \
+        FROM pg_stat_xact_all_tables WHERE relid = 'fence.lease'::regclass";
+    session.run("BEGIN")?;
+    let before: i64 = session.one(LOOK_UPS, &[])?;
+    session.granted(&format!("SELECT lease_acquire('{name}', ttl => '1 h'{more})"))?;
+    let look_ups = session.one::<i64>(LOOK_UPS, &[])? - before;
+    let locks = session.rows(
+        "SELECT objsubid FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory' \
+         ORDER BY 1",
+    )?;
+    let locks = locks.iter().flatten().flatten().filter_map(|kind| kind.parse().ok()).collect();
+    session.run("COMMIT")?;
+    Ok((locks, look_ups))
+}
+
+fn an_exclusive_grant_pays_nothing_for_them(lab: &Lab) -> Result<()> {
+    const GRANT: i64 = 0x5046;
+    const SHAPE: i64 = 0x5047;
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    // A new name, and one that others have shared before.
+    session.granted("SELECT lease_acquire('once shared', ttl => '1 us', shared => true)")?;
+    for name in ["new", "once shared"] {
+        let taken = takes(&mut session, name, "")?;
+        ensure!(taken == (vec![GRANT], 2), "{name}: {taken:?}");
+    }
+    let (locks, _) = takes(&mut session, "read", ", shared => true")?;
+    ensure!(locks == [GRANT, GRANT, SHAPE], "{locks:?}");
     Ok(())
 }
