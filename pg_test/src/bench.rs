@@ -44,6 +44,9 @@ pub struct Options {
     /// How often the contenders of a race take turns
     #[arg(long, value_name = "N")]
     pub rounds: Option<usize>,
+    /// Let the leases grow to ten million, which takes ten minutes more
+    #[arg(long)]
+    pub large: bool,
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -89,10 +92,11 @@ pub fn run(lab: &Lab, options: &Options) -> Result<Report> {
             false => options.only.iter().any(|name| name == section.name),
         };
         if wanted {
-            eprintln!("measuring: {}", section.name);
+            bed.progress(&format!("measuring: {}", section.name));
             report.sections.push((section.measure)(&bed)?);
         }
     }
+    bed.progress("done");
     report.skipped = bed.skipped();
     if let Some(file) = &options.json {
         std::fs::write(file, serde_json::to_string_pretty(&report)?)?;

@@ -5,13 +5,13 @@ use crate::bench::Options;
 use crate::cluster::free_port;
 use crate::rundir::RunDir;
 use crate::setup::{self, Package};
-use crate::{Cluster, Conninfo, Lab, Session};
+use crate::{Cluster, Conninfo, Database, Lab, Session};
 use anyhow::{Context, Result};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How many names the uncontended races spread over.
 pub const NAMES: usize = 10_000;
@@ -29,6 +29,7 @@ pub struct Bed<'a> {
     pub options: Options,
     cluster: Cluster,
     skipped: Mutex<Vec<String>>,
+    started: Instant,
 }
 
 impl<'a> Bed<'a> {
@@ -40,7 +41,19 @@ impl<'a> Bed<'a> {
         }
         let cluster = builder.start()?;
         cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
-        Ok(Bed { lab, options, cluster, skipped: Mutex::new(Vec::new()) })
+        let skipped = Mutex::new(Vec::new());
+        Ok(Bed { lab, options, cluster, skipped, started: Instant::now() })
+    }
+
+    /// Tells whoever waits how far the run is.
+    pub fn progress(&self, what: &str) {
+        let seconds = self.started.elapsed().as_secs();
+        eprintln!("{:>3}:{:02}  {what}", seconds / 60, seconds % 60);
+    }
+
+    /// A database of its own on the server, with the extension.
+    pub fn database(&self) -> Result<Database> {
+        Database::with_extension(self.conninfo())
     }
 
     /// The server.
@@ -103,7 +116,7 @@ impl<'a> Bed<'a> {
             format!("{durable}; beside the defaults: {}, jit = off", changed.join(", ")),
             format!("{cores} cores, load at the start {load}; clients on the same machine"),
             format!(
-                "{} rounds, slices of {} ms; ratios are medians of those within a round (min–max)",
+                "{} rounds, slices of {} ms; ratios are medians of those within a round (p25–p75)",
                 self.options.rounds(),
                 self.options.slice().as_millis()
             ),

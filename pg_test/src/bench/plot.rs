@@ -1,4 +1,4 @@
-//! Bars, as SVG: a bar a contender, its spread as a line across.
+//! Bars, as SVG: a bar a contender, its middle half as a line across.
 
 use crate::bench::spread::Spread;
 use anyhow::{anyhow, Result};
@@ -41,7 +41,7 @@ impl Plot {
         area.fill(&WHITE)?;
         let font = |size: i32| ("sans-serif", size).into_font().color(&BLACK);
         area.draw(&Text::new(self.title.clone(), (10, 10), font(16)))?;
-        let longest = self.bars.iter().map(|(_, bar)| bar.max).fold(f64::MIN_POSITIVE, f64::max);
+        let longest = self.bars.iter().map(|(_, bar)| bar.high).fold(f64::MIN_POSITIVE, f64::max);
         let room = f64::from(WIDTH - LEFT - 90);
         let x = |value: f64| LEFT + (value.max(0.0) / longest * room) as i32;
         for (index, (name, bar)) in self.bars.iter().enumerate() {
@@ -56,12 +56,16 @@ impl Plot {
             area.draw(&Text::new(name.clone(), (LEFT - 8, middle), font(13).pos(right)))?;
             let corners = [(LEFT, top), (x(bar.median), top + ROW - 5)];
             area.draw(&Rectangle::new(corners, color.filled()))?;
-            let spread = vec![(x(bar.min), middle), (x(bar.max), middle)];
+            let spread = vec![(x(bar.low), middle), (x(bar.high), middle)];
             area.draw(&PathElement::new(spread, BLACK.stroke_width(1)))?;
             let left = Pos::new(HPos::Left, VPos::Center);
             let digits = if bar.median < 10.0 { 2 } else { 0 };
             let shown = format!("{:.digits$}", bar.median);
-            area.draw(&Text::new(shown, (x(bar.max) + 8, middle), font(13).pos(left)))?;
+            area.draw(&Text::new(
+                shown,
+                (x(bar.high.max(bar.median)) + 8, middle),
+                font(13).pos(left),
+            ))?;
         }
         area.present()?;
         Ok(())

@@ -119,11 +119,11 @@ impl Display for Cell {
         match self {
             Cell::Text(text) => f.pad(text),
             Cell::Number(number, digits) => f.pad(&grouped(*number, *digits)),
-            Cell::Spread(Spread { median, min, max }, digits) => f.pad(&format!(
+            Cell::Spread(Spread { median, low, high, .. }, digits) => f.pad(&format!(
                 "{} ({}–{})",
                 grouped(*median, *digits),
-                grouped(*min, *digits),
-                grouped(*max, *digits)
+                grouped(*low, *digits),
+                grouped(*high, *digits)
             )),
             Cell::Nothing => f.pad("–"),
         }

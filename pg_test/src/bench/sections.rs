@@ -6,6 +6,7 @@ use anyhow::Result;
 
 mod contended;
 mod fence;
+mod growth;
 mod handover;
 mod uncontended;
 
@@ -29,4 +30,5 @@ pub const ALL: &[Subject] = &[
     subject("contended", contended::measure),
     subject("handover", handover::measure),
     subject("fence", fence::measure),
+    subject("growth", growth::measure),
 ];

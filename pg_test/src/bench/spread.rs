@@ -1,13 +1,17 @@
-//! Medians, ratios, percentiles.
+//! Medians, quartiles, ratios, percentiles.
 
 use serde::Serialize;
 use std::time::Duration;
 
-/// Of several rounds: the middle and the ends.
+/// Of several rounds: the middle, the middle half and the ends.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     /// The middle.
     pub median: f64,
+    /// The first quartile.
+    pub low: f64,
+    /// The third quartile.
+    pub high: f64,
     /// The least.
     pub min: f64,
     /// The greatest.
@@ -20,14 +24,15 @@ impl Spread {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else {
-            return Spread { median: f64::NAN, min: f64::NAN, max: f64::NAN };
+            let none = f64::NAN;
+            return Spread { median: none, low: none, high: none, min: none, max: none };
         };
-        let middle = sorted.len() / 2;
-        let median = match sorted.len() % 2 {
-            0 => (sorted[middle - 1] + sorted[middle]) / 2.0,
-            _ => sorted[middle],
+        let at = |share: f64| {
+            let place = share * (sorted.len() - 1) as f64;
+            let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+            below + (above - below) * place.fract()
         };
-        Spread { median, min, max }
+        Spread { median: at(0.5), low: at(0.25), high: at(0.75), min, max }
     }
 
     /// Of the ratios within each round.
@@ -38,8 +43,9 @@ impl Spread {
 
     /// The same in another unit.
     pub fn times(self, factor: f64) -> Spread {
-        let Spread { median, min, max } = self;
-        Spread { median: median * factor, min: min * factor, max: max * factor }
+        let Spread { median, low, high, min, max } = self;
+        let [median, low, high, min, max] = [median, low, high, min, max].map(|of| of * factor);
+        Spread { median, low, high, min, max }
     }
 }
 
@@ -87,7 +93,9 @@ mod tests {
     #[test]
     fn the_median_of_ratios_is_taken_within_rounds() {
         let spread = Spread::of_ratios(&[10.0, 40.0, 9.0], &[10.0, 20.0, 10.0]);
-        assert_eq!(spread, Spread { median: 1.0, min: 0.9, max: 2.0 });
+        assert_eq!((spread.min, spread.median, spread.max), (0.9, 1.0, 2.0));
+        let of_five = Spread::of(&[1.0, 4.0, 2.0, 3.0, 10.0]);
+        assert_eq!((of_five.low, of_five.median, of_five.high), (2.0, 3.0, 4.0));
         assert_eq!(Spread::of(&[1.0, 4.0, 2.0, 3.0]).median, 2.5);
     }
 
