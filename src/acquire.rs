@@ -1,7 +1,7 @@
 //! Granting a lease: look, lock, look again, decide, draw, write.
 
 use crate::errors::{self, Refusal};
-use crate::pg::heap::{AsOf, Deleter, LeaseTable, NewGrant, Row};
+use crate::pg::heap::{AsOf, Deleter, LeaseTable, Look, NewGrant, Row};
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::{server, xact};
 use crate::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
@@ -79,15 +79,22 @@ impl Locks {
 /// Only something that committed since we looked, or an open transaction, can be in the way.
 const LOST: Tried<Found> = Tried::Lost { until: Micros::MAX };
 
-/// Tells without a lock whether it is worth trying (a losing try reads only), and whether the caller would
-/// only replace a grant of its own.
-pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<bool>, Refusal> {
-    let rows = table.rows(request.name, AsOf::Now);
-    let seats = seats(request, &rows, &|_| false);
+/// A lease that looked free.
+pub struct Chance {
+    /// The caller would only replace a grant of its own.
+    pub reclaims: bool,
+    seen: Look,
+}
+
+/// Tells without a lock whether it is worth trying: a losing try reads only.
+pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<Chance>, Refusal> {
+    let seen = table.look(request.name);
+    let seats = seats(request, &seen.rows, &|_| false);
     let now = server::now();
     match grant::acquire(&seats, &request.ask, now) {
         Acquire::Grant { .. } => {
-            Ok(Tried::Won(seats.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held)))
+            let reclaims = seats.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held);
+            Ok(Tried::Won(Chance { reclaims, seen }))
         }
         Acquire::Taken { until } => Ok(Tried::Lost { until }),
         Acquire::SlotsDiffer { live } => Err(slots_differ(request, live)),
@@ -95,10 +102,14 @@ pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<bool>, Refusa
 }
 
 /// Finds a place and locks it, without ever waiting.
-pub fn place(table: &LeaseTable, request: &Request) -> Result<Tried<Place>, Refusal> {
+pub fn place(
+    table: &LeaseTable,
+    request: &Request,
+    chance: &Chance,
+) -> Result<Tried<Place>, Refusal> {
     let mut locks = Locks(Vec::with_capacity(1));
     let tried = match request.ask.mode {
-        Mode::Exclusive => exclusive(table, request, &mut locks),
+        Mode::Exclusive => exclusive(table, request, &chance.seen, &mut locks),
         _ => beside_others(table, request, &mut locks),
     };
     match tried? {
@@ -157,12 +168,13 @@ pub fn write(
 fn exclusive(
     table: &LeaseTable,
     request: &Request,
+    seen: &Look,
     locks: &mut Locks,
 ) -> Result<Tried<Found>, Refusal> {
     if !locks.take(Tag::grant(request.name, 0), Lock::Own) {
         return Ok(LOST);
     }
-    let Some(rows) = table.settled_rows(request.name) else { return Ok(LOST) };
+    let Some(rows) = table.settled_rows(request.name, seen) else { return Ok(LOST) };
     for row in rows.iter().filter(|r| r.grant.slot != 0) {
         if !locks.take(Tag::grant(request.name, row.grant.slot), Lock::Own) {
             return Ok(LOST);

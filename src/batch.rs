@@ -29,16 +29,16 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
             early: None,
         })
         .collect();
+    let mut chances = Vec::with_capacity(requests.len());
     for request in &requests {
-        if acquire::look(&table, request)? != Tried::Won(false)
-            || queue::somebody_waits(request.name)
-        {
-            return Ok(Answer::Null);
+        match acquire::look(&table, request)? {
+            Tried::Won(chance) if !queue::somebody_waits(request.name) => chances.push(chance),
+            _ => return Ok(Answer::Null),
         }
     }
     let mut places: Vec<Place> = Vec::with_capacity(requests.len());
-    for request in &requests {
-        match acquire::place(&table, request)? {
+    for (request, chance) in requests.iter().zip(&chances) {
+        match acquire::place(&table, request, chance)? {
             Tried::Won(place) => places.push(place),
             Tried::Lost { .. } => {
                 places.into_iter().for_each(Place::abandon);

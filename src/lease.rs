@@ -41,14 +41,14 @@ pub fn attempt(
     request: &Request,
     polite: bool,
 ) -> Result<Tried<Token>, Refusal> {
-    let reclaims = match acquire::look(table, request)? {
-        Tried::Won(reclaims) => reclaims,
+    let chance = match acquire::look(table, request)? {
+        Tried::Won(chance) => chance,
         Tried::Lost { until } => return Ok(Tried::Lost { until }),
     };
-    if polite && !reclaims && queue::somebody_waits(request.name) {
+    if polite && !chance.reclaims && queue::somebody_waits(request.name) {
         return Ok(Tried::Lost { until: Micros::MAX });
     }
-    match acquire::place(table, request)? {
+    match acquire::place(table, request, &chance)? {
         Tried::Lost { until } => Ok(Tried::Lost { until }),
         Tried::Won(place) => {
             let token = request.early.map_or_else(|| token::draw(place.above()), Ok)?;

@@ -48,6 +48,14 @@ pub struct LeaseTable {
     index: pg_sys::Relation,
 }
 
+/// What was seen of a lease, and at which moment.
+pub struct Look {
+    /// All its rows.
+    pub rows: Vec<Row>,
+    /// How many transactions had ended; 0 when that is not known.
+    moment: u64,
+}
+
 /// A row, copied.
 #[derive(Clone, Copy)]
 pub struct Row {
@@ -102,17 +110,23 @@ impl LeaseTable {
 
     /// The rows of a lease, in the order of their slots.
     pub fn rows(&self, name: &[u8], as_of: AsOf) -> Vec<Row> {
-        self.scan(name, Some(as_of))
+        self.scan(name, Some(as_of)).rows
+    }
+
+    /// The rows of a lease, with what it takes to tell later whether they are still all.
+    pub fn look(&self, name: &[u8]) -> Look {
+        self.scan(name, Some(AsOf::Now))
     }
 
     /// The rows of a lease with those that open transactions are writing, and without those that this one
     /// has replaced.
     pub fn rows_in_flight(&self, name: &[u8]) -> Vec<Row> {
-        self.scan(name, None)
+        self.scan(name, None).rows
     }
 
-    fn scan(&self, name: &[u8], as_of: Option<AsOf>) -> Vec<Row> {
+    fn scan(&self, name: &[u8], as_of: Option<AsOf>) -> Look {
         let mut tuples = Vec::with_capacity(1);
+        let mut moment = 0;
         let name = text_datum(name);
         let mut dirty = pg_sys::SnapshotData {
             snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
@@ -124,7 +138,7 @@ impl LeaseTable {
         unsafe {
             compat::guarded(|| {
                 let snapshot = match as_of {
-                    Some(as_of) => snapshot(as_of),
+                    Some(as_of) => snapshot(as_of, &mut moment),
                     None => &mut dirty,
                 };
                 let equal = pg_sys::BTEqualStrategyNumber as u16;
@@ -145,7 +159,7 @@ impl LeaseTable {
                     raw::UnregisterSnapshot(snapshot);
                 }
             });
-            tuples.into_iter().map(|tuple| self.row(tuple)).collect()
+            Look { rows: tuples.into_iter().map(|tuple| self.row(tuple)).collect(), moment }
         }
     }
 
@@ -156,7 +170,7 @@ impl LeaseTable {
         // its page is pinned.
         let tuple = unsafe {
             compat::guarded(|| {
-                let snapshot = snapshot(AsOf::Now);
+                let snapshot = snapshot(AsOf::Now, &mut 0);
                 let mut tuple =
                     pg_sys::HeapTupleData { t_self: (*row.tuple).t_self, ..Default::default() };
                 let mut buffer = 0;
@@ -198,11 +212,12 @@ impl LeaseTable {
         }
     }
 
-    /// The rows of a lease whose locks are held; None when an open transaction is deleting one (a prune,
-    /// which holds no lock).
-    pub fn settled_rows(&self, name: &[u8]) -> Option<Vec<Row>> {
+    /// The rows of a lease whose locks are held, seen before they were; None when an open transaction is
+    /// deleting one (a prune, which holds no lock).
+    pub fn settled_rows(&self, name: &[u8], seen: &Look) -> Option<Vec<Row>> {
+        let mut unchanged = self.unchanged(seen);
         loop {
-            let rows = self.rows(name, AsOf::Now);
+            let rows = unchanged.take().unwrap_or_else(|| self.rows(name, AsOf::Now));
             let by = |deleter| rows.iter().any(|r| r.deleter() == deleter);
             if by(Deleter::Open) {
                 return None;
@@ -211,6 +226,19 @@ impl LeaseTable {
                 return Some(rows);
             }
         }
+    }
+
+    /// The rows that were seen, read again by their places: they are still all where no transaction that
+    /// wrote anything has ended since (the rule by which Postgres itself uses a snapshot again). None where
+    /// one has.
+    fn unchanged(&self, seen: &Look) -> Option<Vec<Row>> {
+        // SAFETY: Postgres's own static copy, read at once.
+        let moment =
+            unsafe { compat::guarded(|| (*raw::GetLatestSnapshot()).snapXactCompletionCount) };
+        if moment == 0 || moment != seen.moment {
+            return None;
+        }
+        seen.rows.iter().map(|row| self.again(row)).collect()
     }
 
     /// Writes a new grant, over the row that its slot has, if there is one.
@@ -337,17 +365,19 @@ impl LeaseTable {
     }
 }
 
-/// A registered snapshot, to be unregistered.
+/// A registered snapshot, to be unregistered, and its moment.
 ///
 /// # Safety
 /// To be called inside `compat::guarded`.
-unsafe fn snapshot(as_of: AsOf) -> pg_sys::Snapshot {
-    // SAFETY: either is a snapshot of this transaction.
+unsafe fn snapshot(as_of: AsOf, moment: &mut u64) -> pg_sys::Snapshot {
+    // SAFETY: either is a snapshot of this transaction. The copy that is registered forgets the moment.
     unsafe {
-        raw::RegisterSnapshot(match as_of {
+        let snapshot = match as_of {
             AsOf::Now => raw::GetLatestSnapshot(),
             AsOf::Transaction => raw::GetTransactionSnapshot(),
-        })
+        };
+        *moment = (*snapshot).snapXactCompletionCount;
+        raw::RegisterSnapshot(snapshot)
     }
 }
 

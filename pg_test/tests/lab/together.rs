@@ -321,7 +321,8 @@ fn an_exclusive_grant_pays_nothing_for_them(lab: &Lab) -> Result<()> {
     session.granted("SELECT lease_acquire('once shared', ttl => '1 us', shared => true)")?;
     for name in ["new", "once shared"] {
         let taken = takes(&mut session, name, "")?;
-        ensure!(taken == (vec![GRANT], 2), "{name}: {taken:?}");
+        // The second look-up falls away where no transaction has ended since the first.
+        ensure!(taken.0 == [GRANT] && taken.1 <= 2, "{name}: {taken:?}");
     }
     let (locks, _) = takes(&mut session, "read", ", shared => true")?;
     ensure!(locks == [GRANT, GRANT, SHAPE], "{locks:?}");
