@@ -5,6 +5,9 @@ use anyhow::{anyhow, Context, Result};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+/// Calls of a client before the clock starts: PostgreSQL plans a prepared statement anew for the first five.
+pub const WARM_UP: usize = 7;
+
 /// One call of a client.
 pub type Op = Box<dyn FnMut() -> Result<()>>;
 

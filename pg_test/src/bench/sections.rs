@@ -8,6 +8,8 @@ mod contended;
 mod fence;
 mod growth;
 mod handover;
+mod instructions;
+mod startup;
 mod uncontended;
 
 /// A subject that can be measured by itself.
@@ -31,4 +33,6 @@ pub const ALL: &[Subject] = &[
     subject("handover", handover::measure),
     subject("fence", fence::measure),
     subject("growth", growth::measure),
+    subject("startup", startup::measure),
+    subject("instructions", instructions::measure),
 ];

@@ -5,7 +5,7 @@ use crate::bench::bed::Bed;
 use crate::bench::peer::{Peer, Prepare};
 use crate::bench::peers::*;
 use crate::bench::plot::Plot;
-use crate::bench::race::{self, Contender, Op, Rules, Track};
+use crate::bench::race::{self, Contender, Op, Rules, Track, WARM_UP};
 use crate::bench::report::{Cell, Section, Table};
 use anyhow::{ensure, Context, Result};
 
@@ -48,7 +48,7 @@ fn losing(bed: &Bed, section: &mut Section) -> Result<()> {
     });
     let mut contenders = vec![select];
     contenders.extend(peers.iter().map(|peer| trying(&**peer)));
-    let rules = Rules { clients: CLIENTS, rounds: 1, slice: bed.options.slice(), warm_up: 5 };
+    let rules = Rules { clients: CLIENTS, rounds: 1, slice: bed.options.slice(), warm_up: WARM_UP };
     let mut tracks: Vec<Track> = contenders
         .iter()
         .map(|contender| Track { name: contender.name.clone(), ..Track::default() })

@@ -2,7 +2,7 @@
 
 use crate::bench::bed::Bed;
 use crate::bench::plot::Plot;
-use crate::bench::race::{self, Contender, Op, Rules};
+use crate::bench::race::{self, Contender, Op, Rules, WARM_UP};
 use crate::bench::report::{Cell, Section, Table};
 use crate::bench::spread::Spread;
 use crate::bench::triggers;
@@ -32,7 +32,8 @@ const CHECKS: &[(&str, &str, &str)] = &[
     ("plpgsql, column by name", "f_generic", "CREATE TRIGGER t BEFORE UPDATE ON f_generic FOR EACH ROW EXECUTE FUNCTION bench_generic('fence')"),
 ];
 
-const PLPGSQL: &str = "
+/// Two triggers in plpgsql.
+pub const PLPGSQL: &str = "
 CREATE OR REPLACE FUNCTION bench_simple() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NEW.fence IS NULL OR NEW.fence <= OLD.fence THEN
@@ -54,7 +55,9 @@ END$$;
 /// Many rows a statement, and one row a transaction.
 pub fn measure(bed: &Bed) -> Result<Section> {
     let mut section = Section::new("The fence");
-    let with_c = triggers::create(bed).map_err(|why| bed.skip("C triggers", &why)).is_ok();
+    let mut session = bed.connect()?;
+    let with_c =
+        triggers::create(bed.lab, &mut session).map_err(|why| bed.skip("C triggers", &why)).is_ok();
     let checks: Vec<_> = CHECKS
         .iter()
         .filter(|(_, _, sql)| {
@@ -62,7 +65,6 @@ pub fn measure(bed: &Bed) -> Result<Section> {
         })
         .collect();
     let rows = bed.options.pick(ROWS / 20, ROWS);
-    let mut session = bed.connect()?;
     session.run(PLPGSQL)?;
     for (_, table, sql) in &checks {
         session.run(&format!(
@@ -182,8 +184,12 @@ fn one_row(
                 })
             })
             .collect();
-        let rules =
-            Rules { clients, rounds: bed.options.rounds(), slice: bed.options.slice(), warm_up: 5 };
+        let rules = Rules {
+            clients,
+            rounds: bed.options.rounds(),
+            slice: bed.options.slice(),
+            warm_up: WARM_UP,
+        };
         let tracks = race::run(&contenders, rules)?;
         for (track, cells) in tracks.iter().zip(&mut ratios) {
             cells.push(Cell::Spread(track.ratio_to(&tracks[0]), 2));

@@ -4,7 +4,7 @@ use crate::bench::bed::{Bed, NAMES};
 use crate::bench::peer::{Peer, Prepare};
 use crate::bench::peers::*;
 use crate::bench::plot::Plot;
-use crate::bench::race::{self, Contender, Op, Rules, Track};
+use crate::bench::race::{self, Contender, Op, Rules, Track, WARM_UP};
 use crate::bench::report::{Cell, Section, Table};
 use anyhow::{Context, Result};
 
@@ -58,7 +58,7 @@ pub fn measure(bed: &Bed) -> Result<Section> {
 }
 
 fn rules(bed: &Bed, clients: usize) -> Rules {
-    Rules { clients, rounds: bed.options.rounds(), slice: bed.options.slice(), warm_up: 5 }
+    Rules { clients, rounds: bed.options.rounds(), slice: bed.options.slice(), warm_up: WARM_UP }
 }
 
 /// The track of that name.

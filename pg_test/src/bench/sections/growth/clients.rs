@@ -3,7 +3,7 @@
 use crate::bench::bed::Bed;
 use crate::bench::peers::{ours, two_updates, update_first};
 use crate::bench::plot::Plot;
-use crate::bench::race::{self, Contender, Op, Rules};
+use crate::bench::race::{self, Contender, Op, Rules, WARM_UP};
 use crate::bench::report::{Cell, Section, Table};
 use crate::bench::sections::uncontended::pairs;
 use crate::bench::spread::Spread;
@@ -45,7 +45,7 @@ pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
             rounds: bed.options.rounds().div_ceil(2),
             // Of many clients each needs time for more than a call or two.
             slice: bed.options.slice() * if clients > 50 { 2 } else { 1 },
-            warm_up: 2,
+            warm_up: WARM_UP,
         };
         let tracks = race::run(&contenders, rules)?;
         let over = [tracks[1].ratio_to(&tracks[0]), tracks[3].ratio_to(&tracks[2])];

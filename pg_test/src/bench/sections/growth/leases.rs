@@ -2,7 +2,7 @@
 
 use crate::bench::bed::Bed;
 use crate::bench::plot::Plot;
-use crate::bench::race::{self, Contender, Op, Rules, Track};
+use crate::bench::race::{self, Contender, Op, Rules, Track, WARM_UP};
 use crate::bench::report::{Cell, Section, Table};
 use crate::bench::spread::Spread;
 use crate::{Conninfo, Database};
@@ -68,7 +68,7 @@ pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
         clients: 1,
         rounds: bed.options.rounds(),
         slice: bed.options.pick(Duration::from_millis(20), Duration::from_millis(300)),
-        warm_up: 5,
+        warm_up: WARM_UP,
     };
     let tracks = race::run(&contenders, rules)?;
     drop(contenders);
