@@ -1,13 +1,14 @@
 //! The few calls and messages of etcd's protocol that are needed, by their numbers in its `.proto`
 //! files: so nothing needs to be generated from those.
 
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use prost::Message;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tonic::client::Grpc;
-use tonic::codec::ProstCodec;
+use tonic::codec::{ProstCodec, Streaming};
 use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::tokio_stream::{self, StreamExt};
 use tonic::transport::{Channel, Endpoint};
 use tonic::Request;
 
@@ -101,6 +102,76 @@ impl Connection {
         let _: Answer = self.call("/v3lockpb.Lock/Unlock", Unlock { key })?;
         Ok(())
     }
+}
+
+/// A stream of what happens to a key, kept open.
+pub struct Watch(Streaming<WatchAnswer>);
+
+impl Connection {
+    /// Watches a key from now on.
+    pub fn watch(&mut self, key: &str) -> Result<Watch> {
+        let Connection { runtime, grpc } = self;
+        runtime.block_on(async {
+            grpc.ready().await?;
+            let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
+            let create = WatchQuestion { create: Some(WatchCreate { key: key.into() }) };
+            // The side that asks stays open, or the watch would end.
+            let questions = tokio_stream::once(create).chain(tokio_stream::pending());
+            let answers = grpc
+                .streaming(Request::new(questions), path, ProstCodec::default())
+                .await?
+                .into_inner();
+            let mut watch = Watch(answers);
+            let first = watch.0.message().await?.context("the watch has ended")?;
+            ensure!(first.created, "the watch was not created");
+            Ok(watch)
+        })
+    }
+
+    /// Waits until the key is deleted, or for so long.
+    pub fn await_deletion(&mut self, watch: &mut Watch, limit: Duration) -> Result<bool> {
+        self.runtime.block_on(async {
+            let deletion = async {
+                loop {
+                    let answer = watch.0.message().await?.context("the watch has ended")?;
+                    // A type of 0 is a put, 1 a deletion.
+                    if answer.events.iter().any(|event| event.kind == 1) {
+                        return Ok(());
+                    }
+                }
+            };
+            match tokio::time::timeout(limit, deletion).await {
+                Ok(done) => done.map(|()| true),
+                Err(_) => Ok(false),
+            }
+        })
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct WatchQuestion {
+    #[prost(message, optional, tag = "1")]
+    create: Option<WatchCreate>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct WatchCreate {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct WatchAnswer {
+    #[prost(bool, tag = "3")]
+    created: bool,
+    #[prost(message, repeated, tag = "11")]
+    events: Vec<Event>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    #[prost(int32, tag = "1")]
+    kind: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
