@@ -15,8 +15,9 @@ use crate::setup::Package;
 use anyhow::{ensure, Context, Result};
 use std::sync::Arc;
 use std::time::Duration;
-use wire::{Connection, Revision, Watch};
+use wire::{Connection, Kind, Revision, Watch};
 
+pub mod alone;
 mod wire;
 
 /// Its names in the report.
@@ -184,7 +185,7 @@ impl Client {
                 break revision;
             }
             // An event of the past only makes it try once more.
-            self.etcd.await_deletion(&mut watch, Duration::from_secs(1))?;
+            self.etcd.await_event(&mut watch, Some(Kind::Deleted), Duration::from_secs(1))?;
         };
         self.watch = Some(watch);
         Ok(revision)

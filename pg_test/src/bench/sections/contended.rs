@@ -37,6 +37,7 @@ fn losing(bed: &Bed, section: &mut Section) -> Result<()> {
     ));
     let conninfo = bed.conninfo();
     let peers = bed.peers(PEERS);
+    bed.progress(&format!("contended: {CLIENTS} clients losing tries"));
     update_first::prepare(bed)?;
     let select = Contender::new(SELECT, |_| {
         let mut session = conninfo.connect()?;
@@ -134,8 +135,10 @@ fn churn(bed: &Bed, section: &mut Section) -> Result<()> {
         (plpgsql::NAME, plpgsql::prepare),
         (advisory::NAME, advisory::prepare),
     ];
+    let clients = bed.options.pick(8, CLIENTS);
+    bed.progress(&format!("contended: churn of {clients} clients"));
     section.note(format!(
-        "Churn: {CLIENTS} clients ask for one lease, update a row with it, release it, and ask again. The \
+        "Churn: {clients} clients ask for one lease, update a row with it, release it, and ask again. The \
          time is from asking to having released. Those that cannot wait ask each 10 ms."
     ));
     let conninfo = bed.conninfo();
@@ -163,11 +166,10 @@ fn churn(bed: &Bed, section: &mut Section) -> Result<()> {
         })
         .collect();
     let slice = bed.options.slice() * 3;
-    let rules =
-        Rules { clients: CLIENTS, rounds: bed.options.rounds().div_ceil(2), slice, warm_up: 0 };
+    let rules = Rules { clients, rounds: bed.options.rounds().div_ceil(2), slice, warm_up: 0 };
     let tracks = race::run(&contenders, rules)?;
     let head = ["", "turns/s", "p50 ms", "p99 ms"];
-    let mut table = Table::new(format!("{CLIENTS} clients, one lease: ask, write, release"), &head);
+    let mut table = Table::new(format!("{clients} clients, one lease: ask, write, release"), &head);
     for track in &tracks {
         table.rows.push(vec![
             track.name.as_str().into(),

@@ -75,6 +75,7 @@ pub fn measure(bed: &Bed) -> Result<Section> {
     }
     let mut token: i64 = session.one("SELECT lease_acquire('fence bench', ttl => '1 day')", &[])?;
     let rounds = bed.options.rounds();
+    bed.progress(&format!("fence: updates of {rows} rows"));
     let mut nanos = vec![Vec::new(); checks.len()];
     for round in 0..=rounds {
         token = session.one("SELECT lease_renew('fence bench', $1)", &[&token])?;
@@ -161,6 +162,7 @@ fn one_row(
     );
     let mut ratios: Vec<Vec<Cell>> = checks.iter().map(|check| vec![check.0.into()]).collect();
     for clients in [1, 8] {
+        bed.progress(&format!("fence: one row a transaction, {clients} client(s)"));
         let contenders: Vec<Contender> = checks
             .iter()
             .map(|(name, of, _)| {

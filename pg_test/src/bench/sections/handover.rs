@@ -16,6 +16,7 @@ const PEERS: &[(&str, Prepare)] = &[
     (advisory::NAME, advisory::prepare),
     (notify::NAME_ALONE, notify::prepare_alone),
     (notify::NAME, notify::prepare),
+    (etcd::alone::NAME, etcd::alone::prepare),
     (etcd::NAME_WATCH, etcd::prepare_watch),
     (etcd::NAME_LOCK, etcd::prepare_lock),
     ("polling each 10 ms", polling::prepare_10_ms),
@@ -64,7 +65,8 @@ pub fn measure(bed: &Bed) -> Result<Section> {
     };
     if let Some(ours) = median(ours::NAME) {
         section.at_most("hand-over, p50 in ms: below 1", Spread::of(ours), 1.0);
-        for other in [notify::NAME, notify::NAME_ALONE, etcd::NAME_WATCH, etcd::NAME_LOCK] {
+        let others = [notify::NAME_ALONE, notify::NAME, etcd::alone::NAME, etcd::NAME_WATCH];
+        for other in others {
             if let Some(other_median) = median(other) {
                 let ratio = Spread::of_ratios(ours, other_median);
                 section.at_most(&format!("hand-over, p50 over {other}: below 1"), ratio, 1.0);

@@ -8,7 +8,7 @@ use crate::setup::Package;
 use crate::Shutdown;
 use anyhow::{anyhow, ensure, Result};
 use count::{counted, MARK};
-use steps::{Course, Kind, LOOP, MINIMAL, NONE, ONE, STEPS};
+use steps::{chosen, Course, Kind, LOOP, MINIMAL, NONE, ONE, STEPS};
 
 mod count;
 mod steps;
@@ -32,9 +32,10 @@ pub fn measure(bed: &Bed) -> Result<Section> {
     Ok(section)
 }
 
-/// Instructions a call, of each step.
-fn count(bed: &Bed) -> Result<Vec<f64>> {
+/// Instructions a call of each step, by its place.
+fn count(bed: &Bed) -> Result<Vec<(usize, f64)>> {
     let calls = bed.options.pick(20, 300);
+    let places = chosen(bed.options.short);
     bed.progress("instructions: making the tables");
     let settings = [("fsync", "off"), ("autovacuum", "off"), ("max_wal_size", "8GB")];
     let builder = settings.iter().fold(bed.lab.builder(), |b, (name, value)| b.set(name, value));
@@ -44,10 +45,10 @@ fn count(bed: &Bed) -> Result<Vec<f64>> {
     let course = Course::lay(bed, &mut session, calls)?;
     drop(session);
     cluster.stop(Shutdown::Fast)?;
-    bed.progress(&format!("instructions: counting those of {} kinds of calls", STEPS.len()));
+    bed.progress(&format!("instructions: counting those of {} kinds of calls", places.len()));
     let mut statements = Vec::new();
-    for index in 0..STEPS.len() {
-        for part in course.parts(index)? {
+    for &place in &places {
+        for part in course.parts(place)? {
             statements.extend(part);
             statements.push(MARK.to_owned());
         }
@@ -55,14 +56,15 @@ fn count(bed: &Bed) -> Result<Vec<f64>> {
     let statements: Vec<String> = statements.into_iter().map(|line| line + ";\n").collect();
     let parts = counted(&cluster, &statements)?;
     // The mark after a warm-up starts its step's first part; the part between steps is a warm-up.
-    ensure!(parts.len() == 3 * STEPS.len() - 1, "{} parts were counted", parts.len());
+    ensure!(parts.len() == 3 * places.len() - 1, "{} parts were counted", parts.len());
     let of_step = |step: &[u64]| (step[1] as f64 - step[0] as f64) / calls as f64;
-    Ok(parts.chunks(3).map(of_step).collect())
+    Ok(places.into_iter().zip(parts.chunks(3).map(of_step)).collect())
 }
 
-fn show(section: &mut Section, counts: &[f64]) {
+fn show(section: &mut Section, counts: &[(usize, f64)]) {
+    let counts: Vec<_> = counts.iter().map(|(place, count)| (&STEPS[*place], *count)).collect();
     let of = |kind: Kind, name: &str| {
-        STEPS.iter().zip(counts).find(|(s, _)| s.kind == kind && s.name == name).map(|(_, n)| *n)
+        counts.iter().find(|(s, _)| s.kind == kind && s.name == name).map(|(_, n)| *n)
     };
     let tables = [
         (
@@ -98,7 +100,7 @@ fn show(section: &mut Section, counts: &[f64]) {
         let (floor, unit) = (of(kind, floor).unwrap_or(0.0), of(kind, unit).unwrap_or(f64::NAN));
         let mut table = Table::new(title, &head);
         let mut bars = Vec::new();
-        for (step, &count) in STEPS.iter().zip(counts).filter(|(step, _)| step.kind == kind) {
+        for (step, count) in counts.iter().copied().filter(|(step, _)| step.kind == kind) {
             let beyond = count - floor;
             table.rows.push(vec![
                 step.name.into(),
@@ -107,6 +109,9 @@ fn show(section: &mut Section, counts: &[f64]) {
                 Cell::Number(beyond / (unit - floor), 2),
             ]);
             bars.push((step.name.to_owned(), Spread::of(&[count])));
+        }
+        if table.rows.is_empty() {
+            continue;
         }
         section.tables.push(table);
         let file = match kind {

@@ -30,6 +30,7 @@ pub fn measure(bed: &Bed) -> Result<Section> {
     ));
     let peers = bed.peers(PEERS);
     for clients in [1, 8] {
+        bed.progress(&format!("uncontended: pairs, {clients} client(s)"));
         let rules = rules(bed, clients);
         let contenders: Vec<Contender> = peers.iter().map(|peer| pairs(&**peer, clients)).collect();
         let tracks = race::run(&contenders, rules)?;
@@ -106,6 +107,7 @@ fn renewals(bed: &Bed, peers: &[Box<dyn Peer>], section: &mut Section) -> Result
         return Ok(());
     };
     for clients in [1, 8] {
+        bed.progress(&format!("uncontended: renewals, {clients} client(s)"));
         let contenders = [renewing(&**limit), renewing(&**ours)];
         let tracks = race::run(&contenders, rules(bed, clients))?;
         let ratio = tracks[1].ratio_to(&tracks[0]);

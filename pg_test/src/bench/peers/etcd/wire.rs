@@ -68,6 +68,13 @@ impl Connection {
         self.transaction(key, 0, Operation { put: Some(put), delete: None })
     }
 
+    /// Puts a key, whatever was there.
+    pub fn put(&mut self, key: &str) -> Result<()> {
+        let put = Put { key: key.into(), value: Vec::new(), lease: 0 };
+        let _: Answer = self.call("/etcdserverpb.KV/Put", put)?;
+        Ok(())
+    }
+
     /// Deletes a key that was put at that revision.
     pub fn delete_if(&mut self, key: &str, put_at: Revision) -> Result<bool> {
         let delete = Delete { key: key.into() };
@@ -128,24 +135,35 @@ impl Connection {
         })
     }
 
-    /// Waits until the key is deleted, or for so long.
-    pub fn await_deletion(&mut self, watch: &mut Watch, limit: Duration) -> Result<bool> {
+    /// Waits until a watch shows such an event (all kinds where none is named), or for so long.
+    pub fn await_event(
+        &mut self,
+        watch: &mut Watch,
+        kind: Option<Kind>,
+        limit: Duration,
+    ) -> Result<bool> {
         self.runtime.block_on(async {
-            let deletion = async {
+            let wanted = async {
                 loop {
                     let answer = watch.0.message().await?.context("the watch has ended")?;
-                    // A type of 0 is a put, 1 a deletion.
-                    if answer.events.iter().any(|event| event.kind == 1) {
+                    if answer.events.iter().any(|e| kind.is_none_or(|kind| kind as i32 == e.kind)) {
                         return Ok(());
                     }
                 }
             };
-            match tokio::time::timeout(limit, deletion).await {
+            match tokio::time::timeout(limit, wanted).await {
                 Ok(done) => done.map(|()| true),
                 Err(_) => Ok(false),
             }
         })
     }
+}
+
+/// What a watch shows, by etcd's numbers.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    /// The key is gone.
+    Deleted = 1,
 }
 
 #[derive(Clone, PartialEq, Message)]

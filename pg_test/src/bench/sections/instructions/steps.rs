@@ -90,6 +90,17 @@ pub const STEPS: &[Step] = &[
     one_row("plpgsql for one column", "i_simple"),
 ];
 
+/// Those that a short run counts, by their places.
+pub fn chosen(short: bool) -> Vec<usize> {
+    const SHORT: [&str; 6] =
+        [ONE, "update of a row", "pg_fence, renew", NONE, MINIMAL, "pg_fence, unbound"];
+    let wanted = |step: &Step| match short {
+        true => matches!(step.kind, Kind::Statements | Kind::Rows) && SHORT.contains(&step.name),
+        false => true,
+    };
+    (0..STEPS.len()).filter(|&index| wanted(&STEPS[index])).collect()
+}
+
 const TABLES: &[(&str, &str)] = &[
     ("i_none", ""),
     (
