@@ -1,5 +1,6 @@
 //! Bars, as SVG: a bar a contender, its middle half as a line across.
 
+use crate::bench::report::Cell;
 use crate::bench::spread::Spread;
 use anyhow::{anyhow, Result};
 use plotters::prelude::*;
@@ -19,7 +20,7 @@ pub struct Plot {
 }
 
 const WIDTH: i32 = 760;
-const LEFT: i32 = 250;
+const LEFT: i32 = 270;
 const ROW: i32 = 26;
 const OURS: RGBColor = RGBColor(0x1f, 0x6f, 0xb4);
 const LIMIT: RGBColor = RGBColor(0x99, 0x99, 0x99);
@@ -29,7 +30,7 @@ impl Plot {
     /// Writes it into a directory.
     pub fn draw(&self, dir: &Path) -> Result<()> {
         let path = dir.join(format!("{}.svg", self.file));
-        let height = 44 + ROW * self.bars.len() as i32;
+        let height = 66 + ROW * self.bars.len() as i32;
         let area = SVGBackend::new(&path, (WIDTH as u32, height as u32)).into_drawing_area();
         self.draw_on(&area).map_err(|error| anyhow!("cannot draw {}: {error}", path.display()))
     }
@@ -60,13 +61,16 @@ impl Plot {
             area.draw(&PathElement::new(spread, BLACK.stroke_width(1)))?;
             let left = Pos::new(HPos::Left, VPos::Center);
             let digits = if bar.median < 10.0 { 2 } else { 0 };
-            let shown = format!("{:.digits$}", bar.median);
+            let shown = Cell::Number(bar.median, digits).to_string();
             area.draw(&Text::new(
                 shown,
                 (x(bar.high.max(bar.median)) + 8, middle),
                 font(13).pos(left),
             ))?;
         }
+        let caption = "bar: median of the rounds; line across: their middle half (p25 to p75)";
+        let bottom = 44 + ROW * self.bars.len() as i32;
+        area.draw(&Text::new(caption, (LEFT, bottom), font(11)))?;
         area.present()?;
         Ok(())
     }
