@@ -3,6 +3,7 @@
 pub mod advisory;
 pub mod etcd;
 pub mod insert_first;
+pub mod limits;
 pub mod notify;
 pub mod ours;
 pub mod plpgsql;

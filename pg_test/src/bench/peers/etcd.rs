@@ -68,10 +68,14 @@ pub fn prepare_lock(bed: &Bed) -> Result<Box<dyn Peer>> {
     Ok(Box::new(start(bed.lab.rundir(), Way::Locked)?))
 }
 
+/// What brings the server.
+pub fn package() -> Package {
+    Package::new("etcd-server", "/usr/bin/etcd").without_service("etcd")
+}
+
 fn start(rundir: &Arc<RunDir>, way: Way) -> Result<Etcd> {
-    let package = Package::new("etcd-server", "/usr/bin/etcd").without_service("etcd");
     let other = crate::cluster::free_port()?;
-    let daemon = Daemon::start(rundir, package, "etcd", |dir, port| {
+    let daemon = Daemon::start(rundir, package(), "etcd", |dir, port| {
         let (clients, peers) =
             (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{other}"));
         let option = |name: &str, value: &str| format!("--{name}={value}");
