@@ -165,7 +165,10 @@ BEGIN
 
     IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column) THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, fence_column);
-        -- By this mark fence_audit knows the column again when somebody has renamed it.
+    END IF;
+    -- By this mark fence_audit knows the column again when somebody has renamed it.
+    IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
+         WHERE a.attrelid = relation AND a.attname = fence_column) THEN
         EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, fence_column,
             'fencing token of the latest write (pg_fence)');
     END IF;

@@ -30,6 +30,10 @@ DECLARE
     later boolean;       -- whether some trigger runs after the fence
     subscribed boolean;  -- whether an apply worker writes here
     call text;           -- what a trigger of ours executes, up to the last argument
+    verify_call text;    -- the same for one that verifies
+    row_trigger text;    -- a row trigger as it should be: a format for the table and the call
+    truncate_trigger CONSTANT text := 'BEFORE TRUNCATE ON %s FOR EACH STATEMENT %s';
+    verify_trigger text;
     options text;        -- what fence_protect is to be called with, after the table
     protect text;        -- the statement that attaches the root's triggers as they should be
     any_fence boolean := false;
@@ -53,6 +57,11 @@ BEGIN
             DETAIL = jsonb_build_object('relation', relation::text);
     END IF;
 
+    -- The last token is for those who may use leases; whoever may not is told what was left out.
+    IF has_function_privilege('@extschema@.fence_status()', 'EXECUTE') THEN
+        last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
+    END IF;
+
     -- The table asked for, or each fenced one that does not hang below another.
     FOR r IN
         SELECT c.oid::regclass AS rel, c.relowner, c.relkind = 'p' OR c.relispartition AS moves_rows,
@@ -64,10 +73,12 @@ BEGIN
                EXISTS (SELECT FROM pg_trigger x
                         WHERE x.tgrelid = c.oid AND x.tgfoid = ours AND x.tgenabled = 'A') AS always
           FROM pg_class c
-          LEFT JOIN LATERAL (  -- the trigger whose options count; a parent's for a child that has none
+          LEFT JOIN LATERAL (  -- the trigger whose options count; where it has none, a parent's or a child's
                SELECT t.* FROM pg_trigger t
                 WHERE t.tgfoid = ours AND t.tgrelid IN (
-                      SELECT c.oid UNION SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = c.oid)
+                      SELECT c.oid
+                      UNION SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = c.oid
+                      UNION SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = c.oid)
                 ORDER BY t.tgrelid = c.oid DESC, t.tgtype & 3 DESC, t.tgname LIMIT 1) AS t ON true
          CROSS JOIN LATERAL (  -- what it is called with: each argument ends in a zero byte
                SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
@@ -93,6 +104,7 @@ BEGIN
                AND t.tgname > 'fenced' AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D');
         call := format('EXECUTE FUNCTION %s(', ours::regproc) || concat_ws(', ', quote_literal(r.fence_column),
             quote_literal(CASE WHEN r.lease IS NULL THEN 'strict' ELSE r.mode END), quote_literal(r.lease));
+        verify_call := concat_ws(', ', call, CASE WHEN r.lease IS NULL THEN '''''' END, '''verify''');
 
         FOR m IN
             SELECT c.oid::regclass AS rel, c.oid = r.rel AS is_root, c.relkind, c.relpersistence, c.relispartition,
@@ -130,6 +142,10 @@ BEGIN
                     SELECT e FROM unnest('{insert,update,delete,truncate}'::text[]) AS e
                      WHERE e <> 'insert' OR r.lease IS NOT NULL OR e = ANY (root_events)
                         OR later AND r.moves_rows);  -- a row that moves is inserted at its new place
+                row_trigger := 'BEFORE ' || array_to_string(array_remove(full_events, 'truncate'), ' OR ')
+                    || ' ON %s FOR EACH ROW %s';
+                verify_trigger := CASE WHEN 'insert' = ANY (full_events) THEN 'AFTER insert OR update'
+                    ELSE 'AFTER update' END || ' ON %s FOR EACH ROW %s';
                 -- One statement repairs all that attaching anew can repair, so that remedies agree.
                 options := concat_ws(', ', '', 'fence_column => ' || quote_literal(nullif(r.fence_column, 'fence')),
                     'mode => ' || quote_literal(CASE WHEN r.lease IS NULL THEN 'strict' ELSE r.mode END),
@@ -153,7 +169,7 @@ BEGIN
                 (m.relkind = 'f', 'hole', 'this table is foreign: nothing fences it on its own server',
                  CASE WHEN m.relispartition THEN format('ALTER TABLE %s DETACH PARTITION %s;', m.parent, m.rel)
                  WHEN m.is_child THEN format('ALTER FOREIGN TABLE %s NO INHERIT %s;', m.rel, m.parent)
-                 ELSE '-- fence the table itself, on its own server' END),
+                 ELSE format('SELECT @extschema@.fence_unprotect(%L);', m.rel) END),
                 (m.relpersistence = 'u', 'hole', 'this table is unlogged: a crash empties it, fences and all',
                  format('ALTER TABLE %s SET LOGGED;', m.rel)),
                 (m.relowner <> r.relowner, 'notice',
@@ -166,7 +182,12 @@ BEGIN
                              FROM pg_description d
                              JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid
                             WHERE d.classoid = 'pg_class'::regclass AND d.objoid = m.rel
-                              AND d.description = 'fencing token of the latest write (pg_fence)'),
+                              AND d.description = 'fencing token of the latest write (pg_fence)'
+                            ORDER BY a.attnum DESC LIMIT 1),
+                          -- What the rows knew is lost: then no token drawn so far may write them.
+                          format('ALTER TABLE %s ADD COLUMN %I bigint', m.rel, r.fence_column)
+                              || ' DEFAULT ' || last_token
+                              || format('; ALTER TABLE %s ALTER COLUMN %I DROP DEFAULT;', m.rel, r.fence_column),
                           format('ALTER TABLE %s ADD COLUMN %I bigint;', m.rel, r.fence_column))),
                 (m.is_root AND m.type <> 'bigint', 'notice',
                  format('the fence column "%s" is %s, not bigint: no write can pass', r.fence_column, m.type),
@@ -191,10 +212,15 @@ BEGIN
                  format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', m.rel, t.tgname)),
                 (t.tgqual IS NOT NULL OR t.tgattr::text <> '', 'hole',
                  format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
-                 CASE WHEN m.is_child THEN format('DROP TRIGGER %I ON %s;', t.tgname, m.rel) ELSE protect END)
+                 CASE WHEN NOT m.is_child THEN protect
+                 ELSE format('CREATE OR REPLACE TRIGGER %I %s);', t.tgname, CASE t.tgtype & 3
+                     WHEN 3 THEN format(row_trigger, m.rel, call)
+                     WHEN 2 THEN format(truncate_trigger, m.rel, call)
+                     ELSE format(verify_trigger, m.rel, verify_call) END) END)
              ) AS x (applies, severity, finding, remedy)
              WHERE t.tgrelid = m.rel AND t.tgfoid = ours AND x.applies
-               AND (m.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled);
+               AND (m.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled)
+             ORDER BY t.tgname;
 
             -- The triggers of ours that are not.
             RETURN QUERY SELECT m.rel, x.severity, x.finding,
@@ -202,21 +228,17 @@ BEGIN
               FROM (VALUES
                 (missing && '{insert,update,delete}', 'hole',
                  format('%s not fenced', upper(array_to_string(array_remove(missing, 'truncate'), ', '))),
-                 format('%s TRIGGER fenced BEFORE %s ON %s FOR EACH ROW %s);', m.make,
-                     array_to_string(array_remove(full_events, 'truncate'), ' OR '), m.rel, call)),
+                 format('%s TRIGGER fenced %s);', m.make, format(row_trigger, m.rel, call))),
                 ('truncate' = ANY (missing), 'notice', 'TRUNCATE not fenced',
-                 format('%s TRIGGER fenced_truncate BEFORE TRUNCATE ON %s FOR EACH STATEMENT %s);',
-                     m.make, m.rel, call))
+                 format('%s TRIGGER fenced_truncate %s);', m.make, format(truncate_trigger, m.rel, call)))
               ) AS x (applies, severity, finding, remedy) WHERE x.applies;
 
             -- A later trigger may change what the fence has judged, unless it looks again at the end. (An
             -- UPDATE that moves a row between partitions ends in an INSERT.)
             RETURN QUERY SELECT m.rel, 'hole',
                    format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
-                   CASE WHEN m.is_child THEN format('%s TRIGGER fenced_verify AFTER %s ON %s FOR EACH ROW %s);',
-                       m.make, CASE WHEN 'insert' = ANY (full_events) THEN 'insert OR update' ELSE 'update' END,
-                       m.rel, concat_ws(', ', call, CASE WHEN r.lease IS NULL THEN '''''' END, '''verify'''))
-                   ELSE protect END
+                   CASE WHEN NOT m.is_child THEN protect
+                   ELSE format('%s TRIGGER fenced_verify %s);', m.make, format(verify_trigger, m.rel, verify_call)) END
               FROM pg_trigger t
               JOIN pg_proc p ON p.oid = t.tgfoid
              WHERE t.tgrelid = m.rel AND (m.is_root OR t.tgparentid = 0) AND t.tgtype & 3 = 3 AND t.tgenabled <> 'D'
@@ -275,14 +297,29 @@ BEGIN
              'hole', format('only this partition of %s is fenced: rows can move around its fence', r.top), protect)
         ) AS x (applies, severity, finding, remedy) WHERE x.applies;
 
-        RETURN QUERY SELECT r.rel, 'notice',
-               format('the lease names {%s}, which is no fit column: no write can pass', piece[1]),
-               '-- rename the column back, or call fence_protect with a lease that fits the columns'
-          FROM regexp_matches(r.lease, '\{\{|\}\}|\{([^{}]+)\}', 'g') AS piece
-         WHERE piece[1] IS NOT NULL AND NOT EXISTS (
-               SELECT FROM pg_attribute a
-                WHERE a.attrelid = r.rel AND a.attname = piece[1] AND a.attnum > 0 AND a.attgenerated = ''
-                  AND a.atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]));
+        RETURN QUERY
+            WITH named AS (
+                SELECT DISTINCT piece[1] AS name
+                  FROM regexp_matches(r.lease, '\{\{|\}\}|\{([^{}]+)\}', 'g') AS piece
+                 WHERE piece[1] IS NOT NULL),
+            renamed AS (  -- from what, where only one column of the key can be meant
+                SELECT min(a.attname::text) AS name
+                  FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+                 WHERE i.indrelid = r.rel AND i.indisprimary AND a.attname NOT IN (SELECT n.name FROM named n)
+                HAVING count(*) = 1)
+            SELECT r.rel, 'notice', format('the lease names {%s}, which is no fit column: no write can pass', n.name),
+                   CASE WHEN a.attgenerated <> ''
+                        THEN format('ALTER TABLE %s ALTER COLUMN %I DROP EXPRESSION;', r.rel, n.name)
+                        WHEN a.attnum IS NOT NULL
+                        THEN format('ALTER TABLE %s ALTER COLUMN %I TYPE text USING %2$I::text;', r.rel, n.name)
+                        ELSE coalesce(
+                            (SELECT format('ALTER TABLE %s RENAME COLUMN %I TO %I;', r.rel, o.name, n.name)
+                               FROM renamed o),
+                            '-- bring the column back, or call fence_protect with a lease that fits the columns') END
+              FROM named n
+              LEFT JOIN pg_attribute a ON a.attrelid = r.rel AND a.attname = n.name AND a.attnum > 0
+             WHERE a.attnum IS NULL OR a.attgenerated <> ''
+                OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]);
 
         RETURN QUERY SELECT r.rel, 'notice',
                format('%I is a member of the owner, and may take the fence off', member.rolname),
@@ -312,8 +349,7 @@ BEGIN
 
         -- A fence above every token drawn: the extension was created anew, or an older backup restored.
         -- Both sides of the comparison are read with the caller's rights, and only where he has them.
-        CONTINUE WHEN NOT has_function_privilege('@extschema@.fence_status()', 'EXECUTE');
-        last_token := coalesce((SELECT s.last_token FROM @extschema@.fence_status() AS s), 0);
+        CONTINUE WHEN last_token IS NULL;
         highest := NULL;
         FOR m IN
             SELECT c.oid::regclass AS rel
@@ -324,6 +360,9 @@ BEGIN
             EXECUTE format('SELECT greatest($1, max(%1$I)) FROM ONLY %2$s WHERE %1$I > $2', r.fence_column, m.rel)
                INTO highest USING highest, last_token;
         END LOOP;
+        CONTINUE WHEN highest IS NULL;
+        -- What was drawn and written since the audit began is not ahead.
+        last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
         RETURN QUERY SELECT r.rel, 'hole',
                format('rows hold fences up to %s, but the last token drawn is %s', highest, last_token),
                CASE WHEN highest < extract(epoch FROM now() - '2024-01-01 00:00+00') * 1048576
@@ -331,11 +370,21 @@ BEGIN
                     ELSE format('DO %L;', format('BEGIN PERFORM %s.fence_unprotect(%L); '
                         'UPDATE %s SET %I = %s WHERE %4$I > %5$s; PERFORM %s END', '@extschema@', r.rel,
                         r.rel, r.fence_column, last_token, substr(protect, length('SELECT ') + 1))) END
-         WHERE highest IS NOT NULL;
+         WHERE highest > last_token;
     END LOOP;
 
-    -- Settings that reach every fenced table of this database.
-    RETURN QUERY SELECT relation, 'hole', format(x.finding, s.whose), format('ALTER %s RESET %s;', s.whose, s.name)
+    IF any_fence AND last_token IS NULL THEN
+        RAISE NOTICE USING
+            MESSAGE = 'not looked at: whether rows hold fences above the last token drawn',
+            HINT = format('That is for those who may use leases: SELECT @extschema@.fence_grant(%L);', current_user);
+    END IF;
+
+    -- Settings that reach every fenced table of this database. What stands in the server's configuration is
+    -- outdone by the database's own.
+    RETURN QUERY SELECT relation, 'hole', format(x.finding, s.whose),
+           CASE WHEN s.whose = 'the whole server'
+                THEN format('ALTER DATABASE %I SET %s = %L;', current_database(), s.name, x.harmless)
+                ELSE format('ALTER %s RESET %s;', s.whose, s.name) END
       FROM (SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2), CASE
                    WHEN setrole = 0 AND setdatabase = 0 THEN 'ROLE ALL'
                    WHEN setrole = 0 THEN format('DATABASE %I', current_database())
@@ -343,10 +392,21 @@ BEGIN
                    ELSE format('ROLE %I IN DATABASE %I', pg_get_userbyid(setrole), current_database()) END
               FROM pg_db_role_setting CROSS JOIN unnest(setconfig) AS item
              WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+            UNION ALL
+            SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2),
+                   CASE p.prokind WHEN 'p' THEN 'PROCEDURE ' ELSE 'FUNCTION ' END || p.oid::regprocedure
+              FROM pg_proc p CROSS JOIN unnest(p.proconfig) AS item
+            UNION ALL
+            SELECT lower(g.name), g.setting, 'the whole server' FROM pg_settings g
+             WHERE g.source IN ('configuration file', 'command line', 'environment variable') AND NOT EXISTS (
+                   SELECT FROM pg_db_role_setting o JOIN pg_database d ON d.oid = o.setdatabase
+                    WHERE d.datname = current_database() AND o.setrole = 0
+                      AND lower(g.name) IN (SELECT lower(split_part(item, '=', 1)) FROM unnest(o.setconfig) AS item))
            ) AS s (name, value, whose)
-      JOIN (VALUES ('pg_fence.token', NULL, 'pg_fence.token is set for %s: every session presents that token'),
-                   ('session_replication_role', 'replica', 'triggers that are not ENABLE ALWAYS do not fire for %s')
-           ) AS x (name, value, finding) ON x.name = s.name AND s.value = coalesce(x.value, s.value)
+      JOIN (VALUES ('pg_fence.token', NULL, '', 'pg_fence.token is set for %s: who has no token presents that one'),
+                   ('session_replication_role', 'replica', 'origin',
+                    'session_replication_role is set for %s: triggers that are not ENABLE ALWAYS do not fire')
+           ) AS x (name, value, harmless, finding) ON x.name = s.name AND s.value = coalesce(x.value, s.value)
      WHERE any_fence AND s.value <> '';
 
     RETURN QUERY SELECT relation, 'hole',

@@ -1,3 +1,186 @@
-//! fence_protect, fence_unprotect and fence_audit.
+//! `fence_audit` itself: silence over a well-protected table, who may ask, and what it cannot see.
+//!
+//! What it finds is in `audit_triggers`, `audit_columns`, `audit_rights`, `audit_tree` and `audit_settings`.
 
-pg_test::trials![];
+use crate::holes::{Scene, BOUND, HOLE};
+use pg_test::{ensure, Background, Context, Lab, Result};
+
+pg_test::trials![
+    over_a_well_protected_table_it_says_nothing,
+    over_a_table_by_hand_it_says_what_fence_protect_would_add,
+    of_everything_it_shows_each_table_once,
+    it_asks_for_ownership,
+    what_it_is_not_asked_for_it_refuses,
+    to_whom_may_not_use_leases_it_says_what_it_left_out,
+    writes_that_go_on_meanwhile_are_no_finding,
+    it_finds_nothing_in_a_copy_by_dump,
+];
+
+const ORDERS: &str = HOLE.table;
+const PARTITIONS: &str =
+    "CREATE TABLE orders (id int, v int, fence bigint, region text DEFAULT 'eu', PRIMARY KEY (id, region)) \
+         PARTITION BY LIST (region);
+     CREATE TABLE eu PARTITION OF orders FOR VALUES IN ('eu');
+     CREATE TABLE far PARTITION OF orders FOR VALUES IN ('us') PARTITION BY LIST (region);
+     CREATE TABLE us PARTITION OF far DEFAULT";
+const CHILD: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint); \
+                     CREATE TABLE child (more text) INHERITS (orders)";
+
+fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    for table in [ORDERS, PARTITIONS, CHILD] {
+        for fence in [
+            "",
+            ", events => 'insert,update,delete,truncate'",
+            ", verify => true",
+            ", always => true",
+            BOUND,
+            ", lease => 'order:{id}', mode => 'strict'",
+            ", lease => 'order:{id}', verify => true, always => true",
+            ", 'Seen''s \"token\"', lease => '{{{id}}}%s\\$1'",
+        ] {
+            let outcome = (|| {
+                // The writer of the scene does not write by another column.
+                let words = scene.stage(table, if fence.contains("Seen") { "" } else { fence })?;
+                scene.owner.run(&format!("SELECT fence_protect('orders'{fence})"))?;
+                if table == CHILD {
+                    for (_, remedy) in scene.audit("'orders'")? {
+                        scene.owner.run(&remedy)?;
+                    }
+                }
+                for what in ["'orders'", "", "relation => 's.orders'"] {
+                    let rows = scene.audit(what)?;
+                    ensure!(rows.is_empty(), "{rows:#?}");
+                }
+                drop(words);
+                scene.clear()
+            })();
+            outcome.with_context(|| format!("{table}; fence_protect('orders'{fence})"))?;
+        }
+    }
+    Ok(())
+}
+
+fn over_a_table_by_hand_it_says_what_fence_protect_would_add(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    scene.stage(ORDERS, "")?;
+    scene.owner.run(
+        "SELECT fence_unprotect('orders');
+         CREATE TRIGGER a_name BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION fenced()",
+    )?;
+    let rows = scene.audit("'orders'")?;
+    let told: Vec<&str> = rows.iter().map(|row| &*row.0).collect();
+    ensure!(
+        told == ["orders|hole|DELETE not fenced", "orders|notice|TRUNCATE not fenced"],
+        "{told:?}"
+    );
+    let remedy = "SELECT public.fence_protect('s.orders', mode => 'strict', events => 'update,delete,truncate');";
+    ensure!(rows.iter().all(|row| row.1 == remedy), "{rows:?}");
+    Ok(())
+}
+
+fn of_everything_it_shows_each_table_once(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    scene.stage(PARTITIONS, BOUND)?;
+    scene.owner.run(
+        "CREATE TABLE bills (id int PRIMARY KEY); SELECT fence_protect('bills', mode => 'monotonic');
+         CREATE TABLE child () INHERITS (bills); CREATE TABLE plain (id int);
+         ALTER TABLE eu DISABLE TRIGGER fenced",
+    )?;
+    let told: Vec<String> = scene.audit("")?.into_iter().map(|(told, _)| told).collect();
+    ensure!(told.len() == 4, "{told:#?}");
+    for (row, beginning) in told.iter().zip([
+        "child|hole|UPDATE, DELETE not fenced",
+        "child|notice|TRUNCATE not fenced",
+        "bills|hole|monotonic without a lease",
+        "eu|hole|trigger \"fenced\" is disabled",
+    ]) {
+        ensure!(row.starts_with(beginning), "{told:#?}");
+    }
+    Ok(())
+}
+
+fn it_asks_for_ownership(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    let words = scene.stage(ORDERS, BOUND)?;
+    let (owner, writer) = (&words[0].1, &words[1].1);
+    scene.owner.run("ALTER TABLE orders DISABLE TRIGGER fenced")?;
+    scene.admin.run(&format!("SET ROLE {writer}"))?;
+    let fault = scene.admin.refused("SELECT fence_audit('orders')", "42501")?;
+    ensure!(fault.json()?["relation"] == "s.orders", "{fault}");
+    ensure!(fault.hint.as_ref().is_some_and(|hint| hint.contains(owner)), "{fault}");
+    ensure!(scene.admin.rows("SELECT fence_audit()")?.is_empty());
+    // A member of the owner is as good as the owner.
+    scene.admin.run(&format!("RESET ROLE; GRANT {owner} TO {writer}; SET ROLE {writer}"))?;
+    ensure!(scene.admin.rows("SELECT fence_audit('orders')")?.len() == 2);
+    ensure!(scene.admin.rows("SELECT fence_audit()")?.len() == 2);
+    scene.admin.run(&format!("RESET ROLE; REVOKE {owner} FROM {writer}"))
+}
+
+fn what_it_is_not_asked_for_it_refuses(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    scene.stage(ORDERS, BOUND)?;
+    scene.owner.run(
+        "CREATE VIEW v AS SELECT 1 AS a; CREATE SEQUENCE q; CREATE MATERIALIZED VIEW m AS SELECT 1 AS a",
+    )?;
+    for (what, sqlstate) in [("'v'", "42809"), ("'q'", "42809"), ("'m'", "42809"), ("99", "42P01")]
+    {
+        let fault = scene.owner.refused(&format!("SELECT fence_audit({what})"), sqlstate)?;
+        ensure!(fault.hint.is_some() && fault.json()?["relation"].is_string(), "{fault}");
+    }
+    // It takes part in any transaction, and in one that only reads.
+    scene.owner.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT fence_audit(); COMMIT")
+}
+
+fn to_whom_may_not_use_leases_it_says_what_it_left_out(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    let owner = scene.stage(ORDERS, BOUND)?[0].1.clone();
+    scene.owner.run(
+        "SELECT fence_unprotect('orders'); UPDATE orders SET fence = 1000000; SELECT fence_protect('orders')",
+    )?;
+    scene.admin.run(&format!("SELECT fence_revoke('{owner}')"))?;
+    scene.owner.notices();
+    ensure!(scene.audit("'orders'")?.is_empty());
+    let notices = scene.owner.notices();
+    ensure!(notices.len() == 1 && notices[0].severity == "NOTICE", "{notices:?}");
+    ensure!(notices[0].message.contains("last token"), "{notices:?}");
+    let hint = notices[0].hint.as_deref().context("no hint")?;
+    let statement = &hint[hint.find("SELECT").context("no statement")?..];
+    scene.admin.run(statement)?;
+    let rows = scene.audit("'orders'")?;
+    ensure!(rows.len() == 1 && rows[0].0.contains("rows hold fences up to 1000000"), "{rows:?}");
+    ensure!(scene.owner.notices().is_empty());
+    Ok(())
+}
+
+fn writes_that_go_on_meanwhile_are_no_finding(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    scene.stage(ORDERS, "")?;
+    // Held up between its look at the last token and its look at the rows.
+    let mut reader = Background::connect(&scene.owner_conninfo())?;
+    scene.admin.run("BEGIN; LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")?;
+    reader.send("SELECT finding FROM fence_audit('orders')")?;
+    reader.wait_until_blocked()?;
+    scene.admin.run(
+        "SELECT lease_revoke('order:1'); \
+         UPDATE orders SET v = 36, fence = lease_acquire('order:1'); COMMIT",
+    )?;
+    let rows = reader.rows()?;
+    ensure!(rows.is_empty(), "{rows:?}");
+    Ok(())
+}
+
+fn it_finds_nothing_in_a_copy_by_dump(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    scene.stage(PARTITIONS, ", lease => 'order:{id}', verify => true, always => true")?;
+    let dump = lab.run("pg_dump", &["-d", &scene.conninfo().to_string()])?;
+    let copy = lab.bare_database()?;
+    let file = lab.rundir().path().join(format!("{}.sql", copy.name()));
+    std::fs::write(&file, dump)?;
+    let file = file.to_string_lossy();
+    let target = copy.conninfo().to_string();
+    lab.run("psql", &["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", &target, "-f", &file])?;
+    let rows = copy.connect()?.rows("SELECT * FROM public.fence_audit()")?;
+    ensure!(rows.is_empty(), "{rows:?}");
+    Ok(())
+}

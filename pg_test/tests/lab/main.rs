@@ -2,6 +2,11 @@
 
 mod attacks;
 mod audit;
+mod audit_columns;
+mod audit_rights;
+mod audit_settings;
+mod audit_tree;
+mod audit_triggers;
 mod backtraces;
 mod batch;
 mod bed;
@@ -20,6 +25,7 @@ mod failover;
 mod fence;
 mod gaps;
 mod guards;
+mod holes;
 mod inputs;
 mod install;
 mod leases;
@@ -32,6 +38,7 @@ mod partitions;
 mod paths;
 mod pooler;
 mod promotions;
+mod protect;
 mod races;
 mod readers;
 mod readme;
@@ -74,6 +81,11 @@ fn main() -> ExitCode {
     let modules = [
         attacks::trials(),
         audit::trials(),
+        audit_columns::trials(),
+        audit_rights::trials(),
+        audit_settings::trials(),
+        audit_tree::trials(),
+        audit_triggers::trials(),
         backtraces::trials(),
         bench::trials(),
         batch::trials(),
@@ -101,6 +113,7 @@ fn main() -> ExitCode {
         paths::trials(),
         pooler::trials(),
         promotions::trials(),
+        protect::trials(),
         races::trials(),
         readers::trials(),
         readme::trials(),

@@ -1,0 +1,192 @@
+//! A hole in a fence: how it is built, what the audit says of it, and which write passes through it
+//! until the audit's own statements have been run.
+
+use crate::bed::shown;
+use pg_test::{ensure, Conninfo, Context, Database, Lab, Result, Session};
+
+/// What became of a write that was not refused.
+pub const LANDS: &str = "lands";
+/// A late write by a worker whose lease was taken over.
+pub const LATE: &str = "UPDATE orders SET v = 33, fence = :old";
+/// A write by whoever has the lease now.
+pub const FRESH: &str = "UPDATE orders SET v = 35, fence = :new";
+/// The arguments that bind the table to its leases.
+pub const BOUND: &str = ", lease => 'order:{id}'";
+
+const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint)";
+
+/// One way around the fence of the table `orders`, which has one row: `id` 1, last written with `:new`
+/// under the lease `order:1`; `:old` is a token of the grant before.
+///
+/// `:owner` and `:writer` are roles, `:database` is where they are. The owner is no superuser; the writer may SELECT, INSERT, UPDATE and
+/// DELETE.
+pub struct Hole<'a> {
+    /// How the owner makes the table.
+    pub table: &'a str,
+    /// Further arguments of `fence_protect`.
+    pub fence: &'a str,
+    /// Who builds the hole and closes it: the owner, or an administrator.
+    pub by_admin: bool,
+    /// The statements that build it.
+    pub built: &'a str,
+    /// `relation|severity|finding`: the whole answer of the audit.
+    pub found: &'a [&'a str],
+    /// Where the audit of everything says something else, being of more than one table.
+    pub found_in_all: Option<&'a [&'a str]>,
+    /// What the writer tries, and what comes of it (`LANDS` or an SQLSTATE) before and after the remedies.
+    pub write: &'a str,
+    pub before: &'a str,
+    pub after: &'a str,
+}
+
+/// The late write that lands on a bound table until the hole is closed.
+pub const HOLE: Hole<'static> = Hole {
+    table: TABLE,
+    fence: BOUND,
+    by_admin: false,
+    built: "",
+    found: &[],
+    found_in_all: None,
+    write: LATE,
+    before: LANDS,
+    after: "PF001",
+};
+
+/// A database with an administrator, an owner and a writer.
+pub struct Scene {
+    db: Database,
+    pub admin: Session,
+    pub owner: Session,
+    roles: [String; 2],
+}
+
+impl Scene {
+    pub fn new(lab: &Lab) -> Result<Scene> {
+        Scene::on(lab.database()?)
+    }
+
+    pub fn on(db: Database) -> Result<Scene> {
+        let mut admin = db.connect()?;
+        let (owner, writer) = (db.role("owner")?, db.role("writer")?);
+        for role in [&owner, &writer] {
+            admin.run(&format!("SELECT fence_grant('{role}')"))?;
+            admin.run(&format!("ALTER ROLE {role} SET search_path = s, public"))?;
+        }
+        admin.run("SET search_path = s, public")?;
+        Ok(Scene { owner: db.connect_as(&owner)?, admin, db, roles: [owner, writer] })
+    }
+
+    /// The administrator's way in.
+    pub fn conninfo(&self) -> Conninfo {
+        self.db.conninfo()
+    }
+
+    /// The owner's way in.
+    pub fn owner_conninfo(&self) -> Conninfo {
+        self.db.conninfo().user(&self.roles[0])
+    }
+
+    /// Runs each hole on a table of its own.
+    pub fn close_all(&mut self, holes: &[Hole]) -> Result<()> {
+        for hole in holes {
+            let context = format!("fence_protect('orders'{}); {}", hole.fence, hole.built);
+            self.close(hole).context(context)?;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, hole: &Hole) -> Result<()> {
+        let words = self.stage(hole.table, hole.fence)?;
+        ensure!(self.audit("'orders'")?.is_empty(), "a finding before the hole was there");
+        let by = if hole.by_admin { &mut self.admin } else { &mut self.owner };
+        by.run(&spoken(hole.built, &words))?;
+
+        let found: Vec<String> = hole.found.iter().map(|row| spoken(row, &words)).collect();
+        let rows = self.audit("'orders'")?;
+        let told: Vec<String> = rows.iter().map(|(told, _)| told.clone()).collect();
+        ensure!(told == found, "the audit says {told:#?}, not {found:#?}");
+        let all = self.audit("")?;
+        let remedies = if rows.is_empty() { all.clone() } else { rows };
+        let all: Vec<String> = all.into_iter().map(|(told, _)| told).collect();
+        let found = hole.found_in_all.unwrap_or(hole.found);
+        let found: Vec<String> = found.iter().map(|row| spoken(row, &words)).collect();
+        ensure!(all == found, "the audit of everything says {all:#?}, not {found:#?}");
+
+        let write = spoken(hole.write, &words);
+        self.comes_to(&write, hole.before).context("before the remedies")?;
+        let by = if hole.by_admin { &mut self.admin } else { &mut self.owner };
+        for (_, remedy) in &remedies {
+            by.run(remedy)?;
+        }
+        for what in ["'orders'", ""] {
+            let left = self.audit(what)?;
+            ensure!(left.is_empty(), "after {remedies:#?}\nthe audit says {left:#?}");
+        }
+        self.comes_to(&write, hole.after).with_context(|| format!("after {remedies:#?}"))?;
+        self.clear()
+    }
+
+    /// Makes the table and its row, fences it, and returns what the placeholders stand for.
+    pub fn stage(&mut self, table: &str, fence: &str) -> Result<Vec<(&'static str, String)>> {
+        let [owner, writer] = self.roles.clone();
+        self.admin.run(&format!(
+            "CREATE SCHEMA s AUTHORIZATION {owner}; GRANT ALL ON SCHEMA s TO {writer}; \
+             ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA s \
+                 GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {writer}"
+        ))?;
+        let database = self.db.name().to_owned();
+        let mut words =
+            vec![(":owner", owner), (":writer", writer.clone()), (":database", database)];
+        self.owner.run(&spoken(table, &words))?;
+        self.owner.run(&format!(
+            "INSERT INTO orders (id) VALUES (1); \
+             SELECT fence_protect('orders'{fence})"
+        ))?;
+        let mut session = self.db.connect_as(&writer)?;
+        for word in [":old", ":new"] {
+            self.admin.run("SELECT lease_revoke('order:1')")?;
+            let token: i64 = session.one("SELECT lease_acquire('order:1', ttl => '1 h')", &[])?;
+            words.push((word, token.to_string()));
+        }
+        session.run(&spoken("UPDATE orders SET v = 34, fence = :new", &words))?;
+        Ok(words)
+    }
+
+    /// Removes all that [`Scene::stage`] made.
+    pub fn clear(&mut self) -> Result<()> {
+        self.admin.run("SELECT lease_revoke('order:1'); DROP SCHEMA s CASCADE")
+    }
+
+    /// What `fence_audit(…)` says to the owner: `relation|severity|finding`, and the remedy.
+    pub fn audit(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
+        let rows = self.owner.rows(&format!(
+            "SELECT concat_ws('|', coalesce(relation, 'orders'), severity, finding), remedy FROM fence_audit({arguments})"
+        ))?;
+        let text = |cell: Option<String>| cell.context("a finding with a NULL");
+        rows.into_iter().map(|mut row| Ok((text(row.remove(0))?, text(row.remove(0))?))).collect()
+    }
+
+    /// The writer tries it, in a new session and a transaction that is rolled back.
+    pub fn comes_to(&self, write: &str, wanted: &str) -> Result<()> {
+        let rows = "SELECT string_agg(query_to_xml(format('SELECT * FROM ONLY %s', oid::regclass), true, true, '')::text, '' ORDER BY oid) \
+                    FROM pg_class WHERE relnamespace = 's'::regnamespace AND relkind = 'r' AND has_table_privilege(oid, 'SELECT')";
+        let mut session = self.db.connect_as(&self.roles[1])?;
+        session.run("BEGIN")?;
+        let before = shown(&mut session, rows)?;
+        let got = match session.try_rows(write) {
+            Err(fault) => {
+                ensure!(fault.sqlstate == wanted, "wanted {wanted}, got {fault}: {write}");
+                return Ok(());
+            }
+            Ok(_) if shown(&mut session, rows)? == before => "no effect",
+            Ok(_) => LANDS,
+        };
+        ensure!(got == wanted, "wanted {wanted}, got {got}: {write}");
+        Ok(())
+    }
+}
+
+/// A text with its placeholders replaced.
+pub fn spoken(text: &str, words: &[(&str, String)]) -> String {
+    words.iter().fold(text.to_owned(), |text, (word, value)| text.replace(word, value))
+}

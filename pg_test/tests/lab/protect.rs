@@ -1,0 +1,3 @@
+//! `fence_audit`.
+
+pg_test::trials![];
