@@ -165,6 +165,16 @@ BEGIN
 
     IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column) THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, fence_column);
+        FOR item IN
+            SELECT a.attname FROM pg_attribute a
+             WHERE a.attrelid = relation
+               AND col_description(relation, a.attnum) = 'fencing token of the latest write (pg_fence)'
+        LOOP
+            RAISE WARNING USING
+                MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', fence_column,
+                    item.attname),
+                HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
+        END LOOP;
     END IF;
     -- By this mark fence_audit knows the column again when somebody has renamed it.
     IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a

@@ -34,6 +34,7 @@ DECLARE
     row_trigger text;    -- a row trigger as it should be: a format for the table and the call
     truncate_trigger CONSTANT text := 'BEFORE TRUNCATE ON %s FOR EACH STATEMENT %s';
     verify_trigger text;
+    always_too text;     -- a format for the statement that makes a new trigger fire for apply workers, or nothing
     options text;        -- what fence_protect is to be called with, after the table
     protect text;        -- the statement that attaches the root's triggers as they should be
     any_fence boolean := false;
@@ -104,6 +105,7 @@ BEGIN
                AND t.tgname > 'fenced' AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D');
         call := format('EXECUTE FUNCTION %s(', ours::regproc) || concat_ws(', ', quote_literal(r.fence_column),
             quote_literal(CASE WHEN r.lease IS NULL THEN 'strict' ELSE r.mode END), quote_literal(r.lease));
+        always_too := CASE WHEN r.always OR subscribed THEN ' ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;' ELSE '' END;
         verify_call := concat_ws(', ', call, CASE WHEN r.lease IS NULL THEN '''''' END, '''verify''');
 
         FOR m IN
@@ -210,13 +212,16 @@ BEGIN
                 (t.tgenabled = 'O' AND subscribed AND t.tgtype & 3 = 3, 'notice',
                  format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname),
                  format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', m.rel, t.tgname)),
+                (t.tgenabled = 'O' AND r.always AND NOT subscribed AND NOT m.is_root AND t.tgtype & 3 = 3, 'notice',
+                 format('trigger "%s" does not fire for apply workers, as that of %s does', t.tgname, r.rel),
+                 format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', m.rel, t.tgname)),
                 (t.tgqual IS NOT NULL OR t.tgattr::text <> '', 'hole',
                  format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
                  CASE WHEN NOT m.is_child THEN protect
                  ELSE format('CREATE OR REPLACE TRIGGER %I %s);', t.tgname, CASE t.tgtype & 3
                      WHEN 3 THEN format(row_trigger, m.rel, call)
                      WHEN 2 THEN format(truncate_trigger, m.rel, call)
-                     ELSE format(verify_trigger, m.rel, verify_call) END) END)
+                     ELSE format(verify_trigger, m.rel, verify_call) END) || format(always_too, m.rel, t.tgname) END)
              ) AS x (applies, severity, finding, remedy)
              WHERE t.tgrelid = m.rel AND t.tgfoid = ours AND x.applies
                AND (m.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled)
@@ -228,9 +233,11 @@ BEGIN
               FROM (VALUES
                 (missing && '{insert,update,delete}', 'hole',
                  format('%s not fenced', upper(array_to_string(array_remove(missing, 'truncate'), ', '))),
-                 format('%s TRIGGER fenced %s);', m.make, format(row_trigger, m.rel, call))),
+                 format('%s TRIGGER fenced %s);', m.make, format(row_trigger, m.rel, call))
+                     || format(always_too, m.rel, 'fenced')),
                 ('truncate' = ANY (missing), 'notice', 'TRUNCATE not fenced',
-                 format('%s TRIGGER fenced_truncate %s);', m.make, format(truncate_trigger, m.rel, call)))
+                 format('%s TRIGGER fenced_truncate %s);', m.make, format(truncate_trigger, m.rel, call))
+                     || format(always_too, m.rel, 'fenced_truncate'))
               ) AS x (applies, severity, finding, remedy) WHERE x.applies;
 
             -- A later trigger may change what the fence has judged, unless it looks again at the end. (An
@@ -238,7 +245,8 @@ BEGIN
             RETURN QUERY SELECT m.rel, 'hole',
                    format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
                    CASE WHEN NOT m.is_child THEN protect
-                   ELSE format('%s TRIGGER fenced_verify %s);', m.make, format(verify_trigger, m.rel, verify_call)) END
+                   ELSE format('%s TRIGGER fenced_verify %s);', m.make, format(verify_trigger, m.rel, verify_call))
+                       || format(always_too, m.rel, 'fenced_verify') END
               FROM pg_trigger t
               JOIN pg_proc p ON p.oid = t.tgfoid
              WHERE t.tgrelid = m.rel AND (m.is_root OR t.tgparentid = 0) AND t.tgtype & 3 = 3 AND t.tgenabled <> 'D'

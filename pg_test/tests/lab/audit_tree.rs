@@ -233,6 +233,20 @@ fn a_child_without_a_fence_is_found(lab: &Lab) -> Result<()> {
             ..HOLE
         },
         Hole {
+            fence: ", lease => 'order:{id}', always => true",
+            built: "CREATE TABLE child () INHERITS (orders); INSERT INTO child VALUES (2, 0, 1); \
+                    CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON child FOR EACH ROW \
+                        EXECUTE FUNCTION fenced('fence', 'monotonic', 'order:{id}')",
+            found: &[
+                r#"child|notice|trigger "fenced" does not fire for apply workers, as that of s.orders does"#,
+                "child|notice|TRUNCATE not fenced",
+            ],
+            write: "UPDATE child SET v = 33",
+            before: "PF002",
+            after: "PF002",
+            ..HOLE
+        },
+        Hole {
             fence: ", always => true, verify => true",
             built: "CREATE TABLE child () INHERITS (orders); CREATE TABLE grandchild () INHERITS (child); \
                     INSERT INTO grandchild VALUES (2, 0)",

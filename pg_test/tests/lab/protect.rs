@@ -1,3 +1,356 @@
-//! `fence_audit`.
+//! `fence_protect` and `fence_unprotect`: what they attach, to what they refuse to, what they leave.
 
-pg_test::trials![];
+use crate::bed::{shows, Bed, ORDERS};
+use pg_test::{ensure, Background, Context, Lab, Result};
+
+pg_test::trials![
+    it_attaches_what_the_arguments_say,
+    called_again_it_attaches_anew,
+    it_adds_a_column_only_where_there_is_none,
+    names_are_quoted,
+    what_cannot_be_protected_is_refused,
+    what_means_nothing_is_refused,
+    a_table_that_changed_while_it_waited_is_looked_at_again,
+    a_partition_made_later_is_fenced_alike,
+    the_children_of_a_table_are_left_with_a_warning,
+    a_member_of_the_owner_may,
+    it_takes_off_the_fence_and_nothing_else,
+    it_takes_the_fence_off_a_whole_tree,
+];
+
+/// Triggers of ours on `orders` as \d shows them, without what is the same for all.
+const TRIGGERS: &str = "SELECT string_agg(tgenabled::text || ' ' || replace(replace(pg_get_triggerdef(oid), \
+        'CREATE TRIGGER ', ''), ' ON public.orders FOR EACH ROW EXECUTE FUNCTION fenced', ' '), '; ' ORDER BY tgname) \
+     FROM pg_trigger WHERE tgrelid = 'orders'::regclass AND tgfoid = 'fenced'::regproc \
+                       AND tgname <> 'fenced_truncate'";
+const TRUNCATE: &str = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'orders'::regclass \
+                        AND pg_get_triggerdef(oid) LIKE '%BEFORE TRUNCATE ON public.orders FOR EACH STATEMENT%'";
+
+/// Arguments, row triggers, and whether there is one against TRUNCATE.
+const KINDS: [(&str, &str, &str); 9] = [
+    ("", "O fenced BEFORE DELETE OR UPDATE ('fence', 'strict')", "1"),
+    ("mode => 'MONOTONIC'", "O fenced BEFORE DELETE OR UPDATE ('fence', 'monotonic')", "1"),
+    ("always => true", "A fenced BEFORE DELETE OR UPDATE ('fence', 'strict')", "1"),
+    (
+        "'v2', events => ' Update , insert,UPDATE'",
+        "O fenced BEFORE INSERT OR UPDATE ('v2', 'strict')",
+        "0",
+    ),
+    ("events => 'truncate'", "-", "1"),
+    (
+        "verify => true",
+        "O fenced BEFORE DELETE OR UPDATE ('fence', 'strict'); \
+         O fenced_verify AFTER UPDATE ('fence', 'strict', '', 'verify')",
+        "1",
+    ),
+    (
+        "lease => 'order:{id}'",
+        "O fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'monotonic', 'order:{id}')",
+        "1",
+    ),
+    (
+        "lease => 'o''{{{id}', mode => 'strict', events => 'delete'",
+        "O fenced BEFORE DELETE ('fence', 'strict', 'o''{{{id}')",
+        "0",
+    ),
+    (
+        "lease => 'order:{id}', verify => true, always => true",
+        "A fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'monotonic', 'order:{id}'); \
+         A fenced_verify AFTER INSERT OR UPDATE ('fence', 'monotonic', 'order:{id}', 'verify')",
+        "1",
+    ),
+];
+
+fn it_attaches_what_the_arguments_say(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    for (arguments, triggers, truncate) in KINDS {
+        bed.run(&format!("DROP TABLE IF EXISTS orders; {ORDERS}"))?;
+        bed.protect(arguments)?;
+        shows(&mut bed, TRIGGERS, triggers)?;
+        shows(&mut bed, TRUNCATE, truncate)?;
+    }
+    Ok(())
+}
+
+fn called_again_it_attaches_anew(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(ORDERS)?;
+    bed.run("UPDATE orders SET fence = 7")?;
+    for first in 0..KINDS.len() {
+        for (arguments, triggers, truncate) in KINDS {
+            bed.protect(KINDS[first].0)?;
+            bed.protect(arguments)?;
+            shows(&mut bed, TRIGGERS, triggers).with_context(|| KINDS[first].0)?;
+            shows(&mut bed, TRUNCATE, truncate).with_context(|| KINDS[first].0)?;
+        }
+    }
+    // Made by hand, under whatever name, it goes as well; and what is not ours stays.
+    bed.run(
+        "CREATE TRIGGER by_hand BEFORE DELETE ON orders FOR EACH ROW EXECUTE FUNCTION fenced('fence', 'monotonic');
+         CREATE TRIGGER theirs BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    )?;
+    bed.protect("")?;
+    shows(&mut bed, TRIGGERS, KINDS[0].1)?;
+    shows(&mut bed, "SELECT count(*) FROM pg_trigger WHERE tgname = 'theirs'", "1")?;
+    shows(&mut bed, "SELECT id, v, fence FROM orders", "1|0|7")
+}
+
+fn it_adds_a_column_only_where_there_is_none(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    let columns = "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute \
+                   WHERE attrelid = 'orders'::regclass AND attnum > 1 AND NOT attisdropped ORDER BY attnum";
+    bed.run("CREATE TABLE orders (id int PRIMARY KEY)")?;
+    bed.protect("")?;
+    shows(&mut bed, columns, "fence|bigint|f")?;
+    bed.protect("")?;
+    bed.run("COMMENT ON COLUMN orders.fence IS 'mine'")?;
+    bed.protect("lease => 'order:{id}'")?;
+    shows(&mut bed, columns, "fence|bigint|f")?;
+    shows(&mut bed, "SELECT col_description('orders'::regclass, 2)", "mine")?;
+    ensure!(bed.notices().is_empty());
+    // A second column starts without the tokens of the first, and that is said.
+    bed.run("COMMENT ON COLUMN orders.fence IS NULL")?;
+    bed.protect("")?;
+    bed.run("ALTER TABLE orders RENAME fence TO seen")?;
+    bed.protect("")?;
+    let notices = bed.notices();
+    ensure!(notices.len() == 1 && notices[0].severity == "WARNING", "{notices:?}");
+    ensure!(notices[0].message.contains("\"seen\""), "{notices:?}");
+    bed.protect("'seen'")?;
+    ensure!(bed.notices().is_empty());
+    shows(&mut bed, columns, "seen|bigint|f fence|bigint|f")
+}
+
+fn names_are_quoted(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    let table = r#""We ird"."T ""q; DROP TABLE orders; --""#;
+    let column = r#""Fen'ce\ %s""#;
+    bed.run(&format!(
+        r#"CREATE SCHEMA "We ird"; CREATE TABLE {table} (id int, "It's {{}}" int, "Na me" text DEFAULT 'n');
+           INSERT INTO {table} (id) VALUES (7)"#
+    ))?;
+    let as_text = table.replace('\'', "''");
+    for arguments in ["", ", verify => true, always => true"] {
+        bed.run(&format!(
+            r#"SELECT fence_protect('{as_text}', E'Fen''ce\\ %s', lease => E'a''{{{{{{id}}}}}}\\$$%s{{Na me}}'{arguments})"#
+        ))?;
+        let right: i64 = bed
+            .one(r"SELECT lease_acquire(E'a''{7}\\$$%sn', reclaim => true, holder => 'h')", &[])?;
+        let wrong = bed.token()?;
+        bed.run(&format!("UPDATE {table} SET {column} = {right}"))?;
+        bed.refused(&format!("UPDATE {table} SET {column} = {wrong}"), "PF004")?;
+        bed.refused(&format!("DELETE FROM {table}"), "PF002")?;
+        bed.refused(&format!("TRUNCATE {table}"), "PF005")?;
+    }
+    bed.run(&format!("SELECT fence_unprotect('{as_text}'); TRUNCATE {table}"))
+}
+
+fn what_cannot_be_protected_is_refused(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(
+        "CREATE TYPE kind AS (id int); CREATE TABLE typed OF kind;
+         CREATE TABLE orders (id int PRIMARY KEY, g int GENERATED ALWAYS AS (1) STORED, n numeric, c char(3),
+             filled bigint DEFAULT 3, made bigint GENERATED ALWAYS AS (id) STORED,
+             counted bigint GENERATED BY DEFAULT AS IDENTITY, number int);
+         CREATE VIEW v AS SELECT * FROM orders; CREATE MATERIALIZED VIEW m AS SELECT 1 AS id; CREATE SEQUENCE q;
+         CREATE TEMP TABLE short (id int); CREATE UNLOGGED TABLE quick (id int);
+         CREATE TABLE p (id int, fence bigint) PARTITION BY LIST (id);
+         CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1) PARTITION BY LIST (id);
+         CREATE TABLE p11 PARTITION OF p1 FOR VALUES IN (1);
+         CREATE TABLE half (id int) PARTITION BY LIST (id); CREATE UNLOGGED TABLE half1 PARTITION OF half DEFAULT;
+         CREATE FOREIGN DATA WRAPPER nothing; CREATE SERVER nowhere FOREIGN DATA WRAPPER nothing;
+         CREATE FOREIGN TABLE abroad (id int, fence bigint) SERVER nowhere;
+         CREATE TABLE far (id int) PARTITION BY LIST (id); CREATE FOREIGN TABLE far1 PARTITION OF far DEFAULT SERVER nowhere;
+         CREATE TABLE parent (id int); CREATE TABLE child () INHERITS (parent);
+         CREATE TABLE named (id int);
+         CREATE TRIGGER fenced_verify BEFORE UPDATE ON named FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    )?;
+    let state = "SELECT count(*), (SELECT count(*) FROM pg_trigger) FROM pg_attribute";
+    let before = bed.rows(state)?;
+    for (arguments, sqlstate, says) in [
+        ("'orders', 'filled'", "42611", "has a default"),
+        ("'orders', 'made'", "42611", "is generated"),
+        ("'orders', 'counted'", "42611", "has a default"),
+        ("'orders', 'number'", "42804", "of type integer, not bigint"),
+        ("'orders', 'n'", "42804", "of type numeric"),
+        ("'orders', 'xmin'", "42701", "of Postgres itself"),
+        ("'orders', lease => 'o:{none}'", "42703", "no column of it"),
+        ("'orders', lease => 'o:{ID}'", "42703", "no column of it"),
+        ("'orders', lease => 'o:{ctid}'", "42703", "no column of it"),
+        ("'orders', lease => 'o:{id}{n}'", "42804", "not fit"),
+        ("'orders', lease => 'o:{c}'", "42804", "not fit"),
+        ("'orders', lease => 'o:{g}'", "42611", "generated"),
+        ("'orders', lease => 'o:{fence}'", "22023", "fence column"),
+        ("'v'", "42809", "not a table"),
+        ("'m'", "42809", "not a table"),
+        ("'q'", "42809", "not a table"),
+        ("'abroad'", "42809", "not a table of this server"),
+        ("'short'", "42809", "temporary"),
+        ("'quick'", "42809", "unlogged"),
+        ("'p1'", "42809", "partition"),
+        ("'p11'", "42809", "partition"),
+        ("'half'", "42809", "a partition of it"),
+        ("'far'", "42809", "a partition of it"),
+        ("'child'", "42809", "inheritance child"),
+        ("'named'", "42710", "another trigger bears the name"),
+        ("'typed'", "42809", "no attribute"),
+        ("'pg_class'", "42809", "belongs to Postgres"),
+        ("'fence.lease'", "42809", "pg_fence itself"),
+        ("99", "42P01", "no such table"),
+        ("'p', verify => true, events => 'update'", "22023", "partitioned"),
+    ] {
+        let call = format!("SELECT fence_protect({arguments})");
+        let fault = bed.refused(&call, sqlstate)?;
+        ensure!(fault.message.contains(says), "{call}: {fault}");
+        ensure!(fault.hint.as_deref().is_some_and(|hint| !hint.is_empty()), "{call}: {fault}");
+        ensure!(fault.json()?["relation"].is_string(), "{call}: {fault}");
+        ensure!(bed.rows(state)? == before, "{call} left something");
+    }
+    Ok(())
+}
+
+fn what_means_nothing_is_refused(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(ORDERS)?;
+    for (arguments, sqlstate) in [
+        ("NULL", "22004"),
+        ("'orders', NULL", "22004"),
+        ("'orders', verify => NULL", "22004"),
+        ("'orders', always => NULL", "22004"),
+        ("'orders', ''", "22023"),
+        ("'orders', mode => 'lax'", "22023"),
+        ("'orders', mode => ''", "22023"),
+        ("'orders', events => ''", "22023"),
+        ("'orders', events => 'update,,delete'", "22023"),
+        ("'orders', events => 'select'", "22023"),
+        ("'orders', events => 'update or delete'", "22023"),
+        ("'orders', events => 'delete,truncate', verify => true", "22023"),
+        ("'orders', lease => ''", "22023"),
+        ("'orders', lease => 'o:{'", "22023"),
+        ("'orders', lease => 'o:}'", "22023"),
+        ("'orders', lease => 'o:{}'", "22023"),
+        ("'orders', lease => 'o:{id}}'", "22023"),
+        ("'orders', lease => repeat('x', 513)", "22023"),
+        ("'orders', lease => repeat('ä', 257)", "22023"),
+    ] {
+        let call = format!("SELECT fence_protect({arguments})");
+        let fault = bed.refused(&call, sqlstate)?;
+        ensure!(fault.hint.as_deref().is_some_and(|hint| !hint.is_empty()), "{call}: {fault}");
+        shows(&mut bed, TRIGGERS, "-")?;
+    }
+    bed.refused("SELECT fence_unprotect(NULL)", "22004")?;
+    bed.refused("SELECT fence_unprotect(99)", "42P01").map(drop)
+}
+
+fn a_table_that_changed_while_it_waited_is_looked_at_again(lab: &Lab) -> Result<()> {
+    for (change, sqlstate) in [
+        ("ALTER TABLE orders SET UNLOGGED", "42809"),
+        ("ALTER TABLE orders ALTER fence SET DEFAULT 7", "42611"),
+        ("ALTER TABLE orders RENAME id TO number", "42703"),
+        ("ALTER TABLE orders RENAME TO bills; CREATE TABLE orders (id int, fence bigint)", "40001"),
+    ] {
+        let mut bed = Bed::new(lab)?;
+        bed.run(ORDERS)?;
+        let mut caller = Background::connect(&bed.db().conninfo())?;
+        bed.run(&format!("BEGIN; {change}"))?;
+        // By oid, so that the name is not what it waits for.
+        let oid: u32 = bed.one(
+            "SELECT oid FROM pg_class WHERE relname IN ('orders', 'bills') ORDER BY oid LIMIT 1",
+            &[],
+        )?;
+        caller.send(&format!("SELECT fence_protect({oid}, lease => 'order:{{id}}')"))?;
+        caller.wait_until_blocked()?;
+        bed.run("COMMIT")?;
+        caller.refused(sqlstate).with_context(|| change)?;
+        shows(&mut bed, "SELECT count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc", "0")?;
+    }
+    Ok(())
+}
+
+const TREE: &str = "CREATE TABLE orders (id int, v int, fence bigint) PARTITION BY LIST (id); \
+                    CREATE TABLE one PARTITION OF orders FOR VALUES IN (1); \
+                    CREATE TABLE more PARTITION OF orders FOR VALUES IN (2, 3) PARTITION BY LIST (id); \
+                    CREATE TABLE two PARTITION OF more FOR VALUES IN (2);";
+
+fn a_partition_made_later_is_fenced_alike(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(TREE)?;
+    bed.protect("lease => 'order:{id}', verify => true, always => true")?;
+    bed.run(
+        "CREATE TABLE three PARTITION OF more FOR VALUES IN (3);
+         CREATE TABLE four (v int, fence bigint, id int); ALTER TABLE orders ATTACH PARTITION four FOR VALUES IN (4)",
+    )?;
+    let token = bed.grant("order:1")?;
+    for id in 1..=4 {
+        let insert = format!("INSERT INTO orders VALUES ({id}, 0, {token})");
+        bed.comes_to(&insert, "SELECT count(*) FROM orders", if id == 1 { "1" } else { "PF004" })?;
+    }
+    shows(
+        &mut bed,
+        "SELECT tgname, tgenabled, count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc GROUP BY 1, 2 ORDER BY 1",
+        "fenced|A|6 fenced_truncate|A|4 fenced_verify|A|6",
+    )?;
+    bed.run("SELECT fence_protect('orders', lease => 'order:{id}')")?;
+    shows(
+        &mut bed,
+        "SELECT tgname, tgenabled, count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc GROUP BY 1, 2 ORDER BY 1",
+        "fenced|O|6 fenced_truncate|O|6",
+    )
+}
+
+fn the_children_of_a_table_are_left_with_a_warning(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(&format!("{ORDERS} CREATE TABLE child () INHERITS (orders)"))?;
+    bed.notices();
+    bed.protect("")?;
+    let notices = bed.notices();
+    ensure!(notices.len() == 1 && notices[0].severity == "WARNING", "{notices:?}");
+    ensure!(
+        notices[0].hint.as_deref().is_some_and(|hint| hint.contains("fence_audit(")),
+        "{notices:?}"
+    );
+    bed.run("INSERT INTO child VALUES (2); UPDATE child SET v = 1")
+}
+
+fn a_member_of_the_owner_may(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    let (owner, member) = (bed.db().role("owner")?, bed.db().role("member")?);
+    bed.run(&format!("{ORDERS} ALTER TABLE orders OWNER TO {owner}; GRANT {owner} TO {member}"))?;
+    let mut session = bed.db().connect_as(&member)?;
+    session.run("SELECT fence_protect('orders'); SELECT fence_unprotect('orders')")?;
+    bed.run(&format!("ALTER ROLE {member} NOINHERIT"))?;
+    let fault = session.refused("SELECT fence_protect('orders')", "42501")?;
+    ensure!(fault.hint.as_deref().is_some_and(|hint| hint.contains(&owner)), "{fault}");
+    session.run(&format!("SET ROLE {owner}; SELECT fence_protect('orders')"))
+}
+
+fn it_takes_off_the_fence_and_nothing_else(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "lease => 'order:{id}', verify => true")?;
+    let token = bed.grant("order:1")?;
+    bed.run(&format!(
+        "UPDATE orders SET v = 1, fence = {token};
+         CREATE TRIGGER theirs BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
+         CREATE TRIGGER by_hand BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION fenced();
+         SELECT fence_unprotect('orders')"
+    ))?;
+    shows(&mut bed, "SELECT tgname FROM pg_trigger WHERE tgrelid = 'orders'::regclass", "theirs")?;
+    shows(&mut bed, "SELECT * FROM orders", &format!("1|1|{token}"))?;
+    bed.run("UPDATE orders SET v = 2; DELETE FROM orders; TRUNCATE orders")?;
+    ensure!(bed.notices().is_empty());
+    bed.run("SELECT fence_unprotect('orders')")?;
+    let notices = bed.notices();
+    ensure!(notices.len() == 1 && notices[0].message.contains("is not fenced"), "{notices:?}");
+    Ok(())
+}
+
+fn it_takes_the_fence_off_a_whole_tree(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(TREE)?;
+    bed.protect("verify => true")?;
+    for part in ["one", "more", "two"] {
+        let fault = bed.refused(&format!("SELECT fence_unprotect('{part}')"), "42809")?;
+        ensure!(fault.hint.as_deref().is_some_and(|hint| hint.contains("orders")), "{fault}");
+    }
+    bed.run("SELECT fence_unprotect('orders')")?;
+    shows(&mut bed, "SELECT count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc", "0")
+}
