@@ -80,7 +80,7 @@ BEGIN
                       SELECT c.oid
                       UNION SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = c.oid
                       UNION SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = c.oid)
-                ORDER BY t.tgrelid = c.oid DESC, t.tgtype & 3 DESC, t.tgname LIMIT 1) AS t ON true
+                ORDER BY t.tgrelid = c.oid DESC, t.tgtype & 3 DESC, t.tgnargs DESC, t.tgname LIMIT 1) AS t ON true
          CROSS JOIN LATERAL (  -- what it is called with: each argument ends in a zero byte
                SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
                  FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
@@ -203,6 +203,17 @@ BEGIN
             RETURN QUERY SELECT m.rel, x.severity, x.finding, x.remedy
               FROM pg_trigger t
               LEFT JOIN pg_trigger original ON original.oid = t.tgparentid
+             CROSS JOIN LATERAL (  -- as above: each argument ends in a zero byte
+                   SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
+                     FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
+                          WITH ORDINALITY AS x (arg, n)) AS a (args)
+             CROSS JOIN LATERAL (  -- how a trigger of its kind should be, where no call of fence_protect reaches it
+                   SELECT CASE WHEN NOT m.is_child THEN protect
+                          ELSE format('CREATE OR REPLACE TRIGGER %I %s);', t.tgname, CASE t.tgtype & 3
+                              WHEN 3 THEN format(row_trigger, m.rel, call)
+                              WHEN 2 THEN format(truncate_trigger, m.rel, call)
+                              ELSE format(verify_trigger, m.rel, verify_call) END)
+                              || format(always_too, m.rel, t.tgname) END) AS mended (as_it_should_be)
              CROSS JOIN LATERAL (VALUES
                 (t.tgenabled = 'D', 'hole', format('trigger "%s" is disabled', t.tgname),
                  format('ALTER TABLE %s ENABLE %sTRIGGER %I;', m.rel,
@@ -217,11 +228,11 @@ BEGIN
                  format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', m.rel, t.tgname)),
                 (t.tgqual IS NOT NULL OR t.tgattr::text <> '', 'hole',
                  format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
-                 CASE WHEN NOT m.is_child THEN protect
-                 ELSE format('CREATE OR REPLACE TRIGGER %I %s);', t.tgname, CASE t.tgtype & 3
-                     WHEN 3 THEN format(row_trigger, m.rel, call)
-                     WHEN 2 THEN format(truncate_trigger, m.rel, call)
-                     ELSE format(verify_trigger, m.rel, verify_call) END) || format(always_too, m.rel, t.tgname) END)
+                 as_it_should_be),
+                ((coalesce(nullif(a.args[1], ''), 'fence'), coalesce(nullif(a.args[2], ''), 'strict'),
+                  coalesce(a.args[3], '')) <> (r.fence_column, r.mode, coalesce(r.lease, '')), 'hole',
+                 format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, r.rel),
+                 as_it_should_be)
              ) AS x (applies, severity, finding, remedy)
              WHERE t.tgrelid = m.rel AND t.tgfoid = ours AND x.applies
                AND (m.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled)

@@ -48,9 +48,15 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
                         scene.owner.run(&remedy)?;
                     }
                 }
-                for what in ["'orders'", "", "relation => 's.orders'"] {
-                    let rows = scene.audit(what)?;
-                    ensure!(rows.is_empty(), "{rows:#?}");
+                let parts =
+                    "SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON oid = inhrelid \
+                             WHERE relnamespace = 's'::regnamespace AND relkind IN ('r', 'p')";
+                let parts = scene.owner.rows(parts)?.into_iter().flatten().flatten();
+                let parts = parts.map(|part| format!("'{part}'"));
+                let whole = ["'orders'", "", "relation => 's.orders'"].map(str::to_owned);
+                for what in whole.into_iter().chain(parts) {
+                    let rows = scene.audit(&what)?;
+                    ensure!(rows.is_empty(), "{what}: {rows:#?}");
                 }
                 drop(words);
                 scene.clear()

@@ -268,18 +268,22 @@ fn what_is_wrong_with_a_child_is_found(lab: &Lab) -> Result<()> {
                          DO $$ DECLARE r text; BEGIN \
                              FOR r IN SELECT remedy FROM fence_audit('orders') LOOP EXECUTE r; END LOOP; END $$;";
     let mut scene = Scene::new(lab)?;
-    for fence in ["", BOUND] {
-        for (built, found, write) in [
+    for (fence, arguments, unbound) in
+        [("", "'fence', 'strict'", "PF001"), (BOUND, "'fence', 'monotonic', 'order:{id}'", "PF004")]
+    {
+        for (built, found, write, after) in [
             (
                 "ALTER TABLE child DISABLE TRIGGER fenced",
                 r#"child|hole|trigger "fenced" is disabled"#,
                 "UPDATE child SET v = 33",
+                "PF002",
             ),
             (
                 "CREATE OR REPLACE TRIGGER fenced BEFORE INSERT OR UPDATE OF fence OR DELETE ON child \
-                     FOR EACH ROW EXECUTE FUNCTION fenced()",
+                     FOR EACH ROW EXECUTE FUNCTION fenced(:arguments)",
                 r#"child|hole|trigger "fenced" has a WHEN clause or a list of columns, and skips some writes"#,
                 "UPDATE child SET v = 33",
+                "PF002",
             ),
             (
                 "CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS \
@@ -287,20 +291,36 @@ fn what_is_wrong_with_a_child_is_found(lab: &Lab) -> Result<()> {
                  CREATE TRIGGER zz BEFORE UPDATE ON child FOR EACH ROW EXECUTE FUNCTION low()",
                 r#"child|hole|trigger "zz" runs after the fence and may change what it has judged"#,
                 "UPDATE child SET v = 33, fence = lease_acquire('order:2')",
+                "PF002",
+            ),
+            (
+                "CREATE OR REPLACE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON child \
+                     FOR EACH ROW EXECUTE FUNCTION fenced('fence', 'monotonic')",
+                r#"child|hole|trigger "fenced" judges by other arguments than the fence of s.orders"#,
+                "UPDATE child SET v = 33, fence = 1",
+                unbound,
             ),
             (
                 "ALTER TABLE child ALTER fence SET DEFAULT 1",
                 r#"child|hole|the fence column "fence" has a default, which passes for a token"#,
+                "INSERT INTO child (id) VALUES (3)",
                 "",
             ),
         ] {
+            // Without a lease an INSERT presents nothing and is not judged.
+            let default = after.is_empty();
+            let free = default && fence.is_empty();
             scene.close_all(&[Hole {
                 fence,
-                built: &format!("{CHILD} {built}"),
+                built: &format!("{CHILD} {}", built.replace(":arguments", arguments)),
                 found: &[found],
                 write,
-                before: if write.is_empty() { "no effect" } else { LANDS },
-                after: if write.is_empty() { "no effect" } else { "PF002" },
+                before: if default && !free { "PF004" } else { LANDS },
+                after: match after {
+                    "" if free => LANDS,
+                    "" => "PF002",
+                    after => after,
+                },
                 ..HOLE
             }])?;
         }

@@ -133,6 +133,16 @@ fn an_event_without_its_trigger_is_found(lab: &Lab) -> Result<()> {
             found: &["orders|hole|UPDATE not fenced", "orders|notice|TRUNCATE not fenced"],
             ..HOLE
         },
+        // Two of ours, of which one knows nothing of the lease.
+        Hole {
+            built: "SELECT fence_protect('orders', lease => 'order:{id}', events => 'insert,update,truncate'); \
+                    CREATE TRIGGER a BEFORE DELETE ON orders FOR EACH ROW EXECUTE FUNCTION fenced()",
+            found: &[r#"orders|hole|trigger "a" judges by other arguments than the fence of s.orders"#],
+            write: "SELECT set_config('pg_fence.token', lease_acquire('another')::text, true); \
+                    DELETE FROM orders",
+            after: "PF004",
+            ..HOLE
+        },
         Hole {
             built: "DROP TRIGGER fenced_truncate ON orders; GRANT TRUNCATE ON orders TO PUBLIC",
             found: &[

@@ -76,12 +76,12 @@ fn called_again_it_attaches_anew(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;
     bed.run("UPDATE orders SET fence = 7")?;
-    for first in 0..KINDS.len() {
+    for (first, ..) in KINDS {
         for (arguments, triggers, truncate) in KINDS {
-            bed.protect(KINDS[first].0)?;
+            bed.protect(first)?;
             bed.protect(arguments)?;
-            shows(&mut bed, TRIGGERS, triggers).with_context(|| KINDS[first].0)?;
-            shows(&mut bed, TRUNCATE, truncate).with_context(|| KINDS[first].0)?;
+            shows(&mut bed, TRIGGERS, triggers).with_context(|| first)?;
+            shows(&mut bed, TRUNCATE, truncate).with_context(|| first)?;
         }
     }
     // Made by hand, under whatever name, it goes as well; and what is not ours stays.
