@@ -11,3 +11,4 @@ pub mod polling;
 pub mod redis;
 pub mod two_updates;
 pub mod update_first;
+pub mod zookeeper;

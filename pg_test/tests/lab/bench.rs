@@ -27,7 +27,9 @@ fn every_section_of_the_bench_has_figures(lab: &Lab) -> Result<()> {
     }
     // Only what another package would bring may be missing.
     let only_foreign = report.skipped.iter().all(|line| {
-        ["Redis", "etcd", "C triggers", "instructions"].iter().any(|name| line.starts_with(name))
+        ["Redis", "etcd", "ZooKeeper", "C triggers", "instructions"]
+            .iter()
+            .any(|name| line.starts_with(name))
     });
     ensure!(only_foreign, "{:?}", report.skipped);
     Ok(())

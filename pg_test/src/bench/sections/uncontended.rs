@@ -23,6 +23,7 @@ const PEERS: &[(&str, Prepare)] = &[
     (redis::NAME_DURABLE, redis::prepare_durable),
     (etcd::NAME_PUT, etcd::prepare_put),
     (etcd::NAME, etcd::prepare),
+    (zookeeper::NAME, zookeeper::prepare),
 ];
 
 /// So many of them, the first, are one statement only.
@@ -52,9 +53,13 @@ pub fn measure(bed: &Bed) -> Result<Section> {
             let aim = format!("pairs over durable Redis, {clients} client(s): above 1");
             section.at_least(&aim, ours.ratio_to(durable), 1.0);
         }
-        if let Ok(etcd) = find(&tracks, etcd::NAME) {
-            let aim = format!("pairs over etcd with leases, {clients} client(s): at least 3");
-            section.at_least(&aim, ours.ratio_to(etcd), 3.0);
+        for (other, what, least) in
+            [(etcd::NAME, "etcd with leases", 3.0), (zookeeper::NAME, "ZooKeeper", 2.0)]
+        {
+            if let Ok(other) = find(&tracks, other) {
+                let aim = format!("pairs over {what}, {clients} client(s): at least {least}");
+                section.at_least(&aim, ours.ratio_to(other), least);
+            }
         }
         section.plots.push(Plot {
             file: format!("pairs_{clients}"),
