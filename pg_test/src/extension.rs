@@ -37,8 +37,18 @@ impl Extension {
         let library = if may_skip && std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
             last_library()?
         } else {
-            build_library(pg_config, features)?
+            build_library(pg_config, features, None)?
         };
+        Extension::around(library)
+    }
+
+    /// Builds it in a target directory of its own (`target/<name>`), so that a build for another
+    /// PostgreSQL or with other features leaves the usual one alone.
+    pub fn build_apart(name: &str, pg_config: &Path, features: &[&str]) -> Result<Extension> {
+        Extension::around(build_library(pg_config, features, Some(&target_dir().join(name)))?)
+    }
+
+    fn around(library: PathBuf) -> Result<Extension> {
         let root = source_root();
         let control = root.join(format!("{NAME}.control"));
         let text = fs::read_to_string(&control)
@@ -107,7 +117,8 @@ fn scripts_in(dir: &Path) -> Result<BTreeMap<String, String>> {
     Ok(scripts)
 }
 
-fn target_dir() -> PathBuf {
+/// Where cargo puts what it builds.
+pub fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => source_root().join(dir),
         None => source_root().join("target"),
@@ -120,7 +131,7 @@ fn last_library() -> Result<PathBuf> {
     Ok(library)
 }
 
-fn build_library(pg_config: &Path, features: &[&str]) -> Result<PathBuf> {
+fn build_library(pg_config: &Path, features: &[&str], target: Option<&Path>) -> Result<PathBuf> {
     let mut wanted = vec![format!("pg{}", major_of(pg_config)?)];
     wanted.extend(features.iter().map(|feature| feature.to_string()));
     eprintln!("building {NAME} ({})", wanted.join(", "));
@@ -138,6 +149,9 @@ fn build_library(pg_config: &Path, features: &[&str]) -> Result<PathBuf> {
         .current_dir(source_root())
         .stdin(Stdio::null())
         .stderr(Stdio::inherit());
+    if let Some(target) = target {
+        command.env("CARGO_TARGET_DIR", target);
+    }
     // What the outer cargo told the lab about the lab's own package is not for the inner one.
     let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
     for (name, _) in std::env::vars_os() {

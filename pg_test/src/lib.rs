@@ -20,6 +20,7 @@
 //! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`loss`] | a server that crashes with as little on disk as possible |
+//! | [`majors`] | PostgreSQL of other major versions |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
@@ -46,6 +47,7 @@ pub mod fault;
 pub mod isolation;
 mod lab;
 pub mod loss;
+pub mod majors;
 pub mod patroni;
 pub mod pooler;
 pub mod prefix;

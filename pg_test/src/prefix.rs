@@ -17,7 +17,9 @@ use std::sync::{Arc, Mutex};
 pub struct Prefix {
     rundir: Arc<RunDir>,
     major: String,
-    root: PathBuf,
+    bin: PathBuf,
+    lib: PathBuf,
+    extension: PathBuf,
     template: Mutex<Option<PathBuf>>,
     counter: AtomicU32,
 }
@@ -32,13 +34,41 @@ impl Prefix {
             copy_tree(&from, &root.join("usr").join(&place))
                 .with_context(|| format!("cannot copy {}", from.display()))?;
         }
-        Ok(Prefix {
+        let lib = root.join(format!("usr/lib/postgresql/{major}"));
+        let share = root.join(format!("usr/share/postgresql/{major}"));
+        Ok(Prefix::at(rundir, major, lib.join("bin"), lib.join("lib"), &share))
+    }
+
+    /// Copies a PostgreSQL that was built with a prefix of its own: `home`, below `from`. What else is named
+    /// comes along, for its programs look for their libraries there.
+    pub fn copy_of(
+        rundir: Arc<RunDir>,
+        major: &str,
+        from: &Path,
+        home: &str,
+        libraries: &str,
+    ) -> Result<Prefix> {
+        let root = rundir.path().join(format!("pg{major}"));
+        let places = ["bin", "lib", "share"].map(|place| format!("{home}/{place}"));
+        for place in places.iter().map(String::as_str).chain([libraries]) {
+            copy_tree(&from.join(place), &root.join(place))
+                .with_context(|| format!("cannot copy {place} of {}", from.display()))?;
+        }
+        let home = root.join(home);
+        let (bin, lib) = (home.join("bin"), home.join("lib/postgresql"));
+        Ok(Prefix::at(rundir, major, bin, lib, &home.join("share/postgresql")))
+    }
+
+    fn at(rundir: Arc<RunDir>, major: &str, bin: PathBuf, lib: PathBuf, share: &Path) -> Prefix {
+        Prefix {
             rundir,
             major: major.to_owned(),
-            root,
+            bin,
+            lib,
+            extension: share.join("extension"),
             template: Mutex::new(None),
             counter: AtomicU32::new(0),
-        })
+        }
     }
 
     /// Installs the extension, over another one if there is one already.
@@ -49,17 +79,17 @@ impl Prefix {
 
     /// Where the extension's control file and scripts are.
     pub fn extension_dir(&self) -> PathBuf {
-        self.root.join(format!("usr/share/postgresql/{}/extension", self.major))
+        self.extension.clone()
     }
 
     /// Where libraries are (`$libdir`).
     pub fn lib_dir(&self) -> PathBuf {
-        self.root.join(format!("usr/lib/postgresql/{}/lib", self.major))
+        self.lib.clone()
     }
 
     /// Where programs are.
     pub fn bin_dir(&self) -> PathBuf {
-        self.root.join(format!("usr/lib/postgresql/{}/bin", self.major))
+        self.bin.clone()
     }
 
     /// The major version.

@@ -1,17 +1,25 @@
-//! A cluster's files under another system identifier: what `pg_upgrade` makes of them.
+//! `pg_upgrade` to a newer major version; and what it does to Debian's: the cluster's files under another
+//! system identifier.
 //!
-//! It is no upgrade: there is no newer PostgreSQL to be had that can read what this one writes. The
-//! files are the same, with every oid, and a new control file gives them another identity, as an
-//! upgrade does (by the same program, `pg_resetwal`).
+//! The newer versions to be had cannot upgrade a cluster of Debian's (its `pg_attver` is not theirs), but one
+//! of their own. For Debian's the files stay the same, with every oid, and a new control file gives them
+//! another identity, as an upgrade does (by the same program, `pg_resetwal`).
 
 use crate::epochs::jumps;
 use crate::life::Life;
+use pg_test::cluster::Builder;
+use pg_test::majors::{self, Major};
+use pg_test::prefix::Prefix;
 use pg_test::process::{as_server_user, output_of};
 use pg_test::{ensure, Cluster, Context, Lab, Result, Shutdown};
 use std::fs;
 use std::process::Command;
+use std::sync::Arc;
 
-pg_test::trials![a_cluster_under_another_identity_goes_on_above_all_that_was_seen];
+pg_test::trials![
+    a_cluster_under_another_identity_goes_on_above_all_that_was_seen;
+    slow: an_upgraded_cluster_goes_on_above_all_that_was_seen
+];
 
 /// Gives a stopped cluster a new control file, and so a new system identifier.
 fn change_identity(lab: &Lab, cluster: &Cluster) -> Result<()> {
@@ -54,4 +62,53 @@ fn a_cluster_under_another_identity_goes_on_above_all_that_was_seen(lab: &Lab) -
     life.goes_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
     Ok(())
+}
+
+/// A stopped cluster of another major version.
+fn cluster_of(lab: &Lab, major: Major) -> Result<Cluster> {
+    let prefix = Arc::new(majors::prefix(lab.rundir().clone(), major)?);
+    Builder::new(prefix).create_by(|prefix: &Prefix, data| {
+        let mut initdb = prefix.command("initdb")?;
+        initdb.args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8"]);
+        initdb.args(["--locale=C.UTF-8", "-D"]).arg(data);
+        if major.number > "17" {
+            initdb.arg("--no-data-checksums");
+        }
+        output_of(&mut initdb).map(drop)
+    })
+}
+
+fn an_upgraded_cluster_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
+    let old = cluster_of(lab, majors::OLD)?;
+    old.start()?;
+    let mut session = old.connect("postgres")?;
+    let mut life = Life::begin(&mut session)?;
+    let identity: i64 = session.one("SELECT system_identifier FROM fence_status()", &[])?;
+    life.draw_more(&mut session, 40)?;
+    session.run("CREATE ROLE app LOGIN; SELECT fence_grant('app')")?;
+    drop(session);
+    old.stop(Shutdown::Fast)?;
+
+    let new = cluster_of(lab, majors::NEW)?;
+    let mut upgrade = new.prefix().command("pg_upgrade")?;
+    upgrade.args(["--username=postgres", "--no-sync", "--socketdir"]).arg(old.dir());
+    upgrade.arg("-b").arg(old.prefix().bin_dir()).arg("-B").arg(new.prefix().bin_dir());
+    upgrade.arg("-d").arg(old.data()).arg("-D").arg(new.data());
+    output_of(upgrade.current_dir(new.dir()))?;
+    new.start()?;
+
+    let mut session = new.connect("postgres")?;
+    let version: String = session.one("SHOW server_version", &[])?;
+    ensure!(version.starts_with(majors::NEW.number), "{version}");
+    let status =
+        "SELECT timeline = 1 AND jumps = 0 AND system_identifier <> $1 FROM fence_status()";
+    ensure!(session.one::<bool>(status, &[&identity])?);
+    ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == life.seen);
+    life.goes_on(&mut session)?;
+    ensure!(jumps(&mut session)? == 1);
+    ensure!(session.rows("SELECT * FROM fence_audit()")?.len() <= 1);
+    // What was granted to a role went with it.
+    let mut app = new.conninfo("postgres").user("app").connect()?;
+    app.run("SELECT lease_acquire('app')")?;
+    app.refused("SELECT fence_new_epoch()", "42501").map(drop)
 }
