@@ -5,6 +5,9 @@ use super::record::Record;
 use crate::client::Session;
 use anyhow::Result;
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::Path;
 
 /// A trace of a grant's token, in the order (`n`) in which the lease was locked.
 #[derive(Debug, Clone)]
@@ -120,6 +123,27 @@ impl Evidence {
             })
             .collect();
         Ok(())
+    }
+
+    /// Writes all of it down, a line each, for whoever wants to see what led to a violation.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        for fault in &self.faults {
+            writeln!(file, "{} {fault:?}", fault.at)?;
+        }
+        for Record { at, worker, era, id, event } in &self.records {
+            writeln!(file, "{at} worker {worker}, era {era}, transaction {id}: {event:?}")?;
+        }
+        for grant in &self.grants {
+            writeln!(file, "{grant:?}")?;
+        }
+        for write in &self.writes {
+            writeln!(file, "{write:?}")?;
+        }
+        for row in &self.rows {
+            writeln!(file, "{row:?}")?;
+        }
+        Ok(file.flush()?)
     }
 
     /// The transactions that have left a trace.

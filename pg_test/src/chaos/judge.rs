@@ -152,8 +152,8 @@ fn grants_in_order(evidence: &Evidence, verdict: &mut Verdict) {
 /// Whether the server's clock was stepped between these times.
 fn stepped(evidence: &Evidence, from: i64, to: i64) -> bool {
     let steps = |fault| matches!(fault, Fault::StepClock | Fault::FailOver);
-    // What was recorded as its time is when it began.
-    evidence.faults.iter().any(|f| steps(f.fault) && f.at + 2_000_000 >= from && f.at <= to)
+    // A process that was frozen as it read the clock uses what it has read later.
+    evidence.faults.iter().any(|f| steps(f.fault) && f.ended + 2_000_000 >= from && f.at <= to)
 }
 
 /// Each version of a row was made once; tokens rise with them; a bound row is written only under the grant
@@ -273,7 +273,12 @@ fn one_holder(
             let releases = all.iter().filter(|(_, t)| t.what == What::Release && t.first == first);
             let ends = releases.map(|(_, t)| t.asked).min();
             until = until.min(ends.unwrap_or(i64::MAX));
-            for f in evidence.faults.iter().filter(|f| f.at >= acquired.asked) {
+            // A next life of the worker may have reclaimed it.
+            let again = all.iter().map(|(_, t)| t).filter(|t| {
+                t.what == What::Acquire && t.worker == acquired.worker && t.asked > acquired.asked
+            });
+            until = until.min(again.map(|t| t.asked).min().unwrap_or(i64::MAX));
+            for f in evidence.faults.iter().filter(|f| f.ended >= acquired.asked) {
                 if breaks(f.fault) || f.lease == Some(lease) {
                     until = until.min(f.at);
                 }
@@ -287,8 +292,8 @@ fn one_holder(
             });
             if let Some(hold) = hold {
                 verdict.violations.push(format!(
-                    "lease {lease} was granted to worker {} while worker {} had it",
-                    other.worker, hold.worker
+                    "lease {lease} was granted to worker {} at {}, while worker {} had it until {}",
+                    other.worker, other.asked, hold.worker, hold.until
                 ));
             }
         }
@@ -298,6 +303,7 @@ fn one_holder(
 #[cfg(test)]
 mod tests {
     use super::super::evidence::{Grant, Row, Write};
+    use super::super::nemesis::Done;
     use super::super::record::Record;
     use super::*;
 
@@ -366,11 +372,43 @@ mod tests {
         finds("not committed, and there", |e| {
             e.records[5].event = Event::End(Outcome::RolledBack);
         });
-        finds("while worker", |e| {
-            for record in &mut e.records[3..] {
-                record.at -= SECOND - 100;
-            }
-        });
+        finds("while worker", too_soon);
+    }
+
+    /// Within the time of the first grant, the second one.
+    fn too_soon(evidence: &mut Evidence) {
+        for record in &mut evidence.records[3..] {
+            record.at -= SECOND - 100;
+        }
+    }
+
+    #[test]
+    fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
+        let fault = |fault, lease| {
+            let mut evidence = good();
+            too_soon(&mut evidence);
+            // It began before the grant, and had its effect after it.
+            evidence.faults.push(Done { fault, at: -5, ended: 50, lease });
+            judge(&evidence).violations.len()
+        };
+        assert_eq!(fault(Fault::Revoke, Some(0)), 0);
+        assert_eq!(fault(Fault::Revoke, Some(1)), 1);
+        assert_eq!(fault(Fault::StepClock, None), 0);
+        assert_eq!(fault(Fault::FreezeBackend, None), 1);
+        // Its next life has reclaimed it, and released that.
+        let mut evidence = good();
+        too_soon(&mut evidence);
+        evidence.records.extend(records(3, What::Acquire, 20, 30, 2));
+        evidence.records.extend(records(4, What::Release, 40, 50, 3));
+        for record in &mut evidence.records[6..] {
+            record.worker = 1;
+        }
+        evidence.records[9].event = Event::Ask { what: What::Release, lease: 0, first: Some(2) };
+        evidence.grants.insert(1, grant(2, 2, 3));
+        evidence.grants[2] = grant(3, 3, 2);
+        evidence.records[4].event = Event::Token(4);
+        let violations = judge(&evidence).violations;
+        assert!(!violations.iter().any(|v| v.contains("while worker")), "{violations:?}");
     }
 
     #[test]

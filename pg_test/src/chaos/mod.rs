@@ -154,5 +154,10 @@ pub fn rage(
     };
     evidence.read(&mut nemesis.ground().primary().connect(DATABASE)?)?;
     let (faults, verdict) = (nemesis.count(), judge::judge(&evidence));
+    if plant.is_none() && !verdict.violations.is_empty() {
+        let path = extension::target_dir().join(format!("chaos-{seed}.txt"));
+        evidence.write(&path)?;
+        eprintln!("The evidence is in {}.", path.display());
+    }
     Ok(Summary { seed, seconds: time.as_secs(), faults, verdict })
 }

@@ -61,6 +61,8 @@ pub struct Done {
     pub fault: Fault,
     /// When it began.
     pub at: i64,
+    /// When it was done. What it did, it did somewhere between.
+    pub ended: i64,
     /// The lease, where it is about one.
     pub lease: Option<i32>,
 }
@@ -134,7 +136,7 @@ impl Nemesis {
             let at = now_us();
             // A victim may be gone already; then nothing was done.
             match self.strike(fault) {
-                Ok(Some(lease)) => self.done.push(Done { fault, at, lease }),
+                Ok(Some(lease)) => self.done.push(Done { fault, at, ended: now_us(), lease }),
                 Ok(None) => {}
                 Err(error) if self.ground.primary().is_running() => {
                     eprintln!("{fault:?}: {error:#}");
@@ -243,14 +245,18 @@ impl Nemesis {
                 let lease = self.rng.random_range(0..self.orders.leases);
                 let mut session = self.ground.primary().connect(DATABASE)?;
                 session.run("SET statement_timeout = '2s'")?;
-                session.run(&format!(
+                let revoked = session.try_rows(&format!(
                     "WITH closed AS MATERIALIZED (SELECT lease_revoke('job:{lease}') AS token),
                           next AS (UPDATE line SET n = n + 1 FROM closed
                                     WHERE lease = {lease} AND token IS NOT NULL RETURNING n, token)
                      INSERT INTO grants (lease, n, what, token)
                      SELECT {lease}, n, 'revoke', token FROM next"
-                ))?;
-                return Ok(Some(Some(lease)));
+                ));
+                return match revoked {
+                    // A guarded transaction may go on for longer than one wants to wait here.
+                    Err(fault) if fault.sqlstate == "57014" => Ok(None),
+                    revoked => revoked.map(|_| Some(Some(lease))).map_err(Into::into),
+                };
             }
         }
         Ok(Some(None))
@@ -292,12 +298,20 @@ impl Nemesis {
         self.tell(Mode::Work)
     }
 
-    fn fail_over(&mut self) -> Result<()> {
+    /// Steps the clock back to the true time, where it is off. That is a fault as any other step.
+    fn set_clock_right(&mut self) -> Result<()> {
         if self.clock_is_off {
+            let at = now_us();
             self.ground.clock().step(0)?;
             self.clock_is_off = false;
-            self.done.push(Done { fault: Fault::StepClock, at: now_us(), lease: None });
+            let (fault, lease) = (Fault::StepClock, None);
+            self.done.push(Done { fault, at, ended: now_us(), lease });
         }
+        Ok(())
+    }
+
+    fn fail_over(&mut self) -> Result<()> {
+        self.set_clock_right()?;
         // What the primary commits from now on, the standby never hears of.
         self.ground.primary().freeze("walsender")?;
         let mode = if self.rng.random_bool(0.5) { Mode::Lazy } else { Mode::Work };
@@ -319,7 +333,7 @@ impl Nemesis {
     /// The end: everyone wakes up and stops.
     fn calm(&mut self) -> Result<()> {
         self.thaw_all();
-        self.ground.clock().step(0)?;
+        self.set_clock_right()?;
         self.ground.settle();
         self.tell(Mode::Stop)?;
         self.troupe.dismiss(Duration::from_secs(20));
