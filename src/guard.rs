@@ -6,7 +6,7 @@
 use crate::errors::{self, Refusal};
 use crate::lease::{check_role, knows};
 use crate::pg::args::{Answer, Args};
-use crate::pg::heap::{AsOf, LeaseTable, Row};
+use crate::pg::heap::{AsOf, LeaseTable, Place, Row};
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::xact::SubTransaction;
 use crate::pg::{raise, relation, server, settings, xact};
@@ -21,6 +21,8 @@ use std::collections::HashMap;
 struct Verdict {
     slot: i32,
     token: Token,
+    /// Where the grant's row was; mostly it still is.
+    place: Place,
     savepoint: SubTransaction,
 }
 
@@ -57,19 +59,22 @@ const TRACE_WITHIN: Micros = 5_000_000;
 /// row changed, and is refused the lease. Where the grant is changed by somebody else just now, that is the
 /// new version.
 pub fn before_commit() {
-    let guarded: Vec<(Vec<u8>, i32)> = GUARDS.with_borrow(|g| {
-        let slots = |(name, verdicts): (&Vec<u8>, &Vec<Verdict>)| {
-            verdicts.iter().map(|v| (name.clone(), v.slot)).collect::<Vec<_>>()
+    let guarded: Vec<(Vec<u8>, Verdict)> = GUARDS.with_borrow(|g| {
+        let each = |(name, verdicts): (&Vec<u8>, &Vec<Verdict>)| {
+            verdicts.iter().map(|v| (name.clone(), *v)).collect::<Vec<_>>()
         };
-        g.by_lease.iter().flat_map(slots).collect()
+        g.by_lease.iter().flat_map(each).collect()
     });
     if guarded.is_empty() || !xact::has_written() {
         return;
     }
     let Ok(table) = LeaseTable::open(true) else { return };
     let horizon = server::now() + TRACE_WITHIN;
-    for (name, slot) in guarded {
+    for (name, Verdict { slot, place, .. }) in guarded {
         let over = |row: &Row| row.grant.slot == slot && row.over_since() < horizon;
+        if table.at(place, &name, slot).is_some_and(|row| !over(&row)) {
+            continue;
+        }
         if !table.rows(&name, AsOf::Now).iter().any(|r| over(r) && !r.written_here()) {
             continue;
         }
@@ -89,18 +94,24 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
         return Ok(());
     }
     let table = LeaseTable::open(true)?;
-    let Some(slot) = find(&table.rows(name, AsOf::Now), token).map(|r| r.grant.slot) else {
+    let rows = table.rows(name, AsOf::Now);
+    let Some(seen) = find(&rows, token) else {
         return Err(not_speaking(&table, name, token));
     };
+    let slot = seen.grant.slot;
     let lock = Tag::grant(name, slot);
     if !plant::NO_GUARD_LOCK {
         lock.take(Lock::Guard, true);
     }
     let floor = token::floor()?;
-    let rows = table.rows(name, AsOf::Now);
+    // Mostly nobody has changed it meanwhile.
+    let row = table.again(seen).or_else(|| {
+        let mut rows = table.rows(name, AsOf::Now).into_iter();
+        rows.find(|r| r.grant.slot == slot && knows(r, token))
+    });
     // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
     let mut held = guards(name, slot);
-    let row = find(&rows, token).filter(|r| r.grant.slot == slot).filter(|r| {
+    let row = row.filter(|r| {
         held &= r.grant.closing.is_none() && r.grant.tokens.latest() > floor;
         held || r.grant.speaks(token, server::now(), floor)
     });
@@ -110,13 +121,13 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
         }
         return Err(not_speaking(&table, name, token));
     };
-    check_role(name, row, in_trigger)?;
-    check_snapshot(&table, name, row)?;
+    check_role(name, &row, in_trigger)?;
+    check_snapshot(&table, name, &row)?;
     if !plant::NO_GUARD_LOCK {
         Tag::guarded(name, slot).take(Lock::Guard, true);
     }
     queue::changed(name);
-    let verdict = Verdict { slot, token, savepoint: xact::savepoint() };
+    let verdict = Verdict { slot, token, place: row.place(), savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
     Ok(())
 }

@@ -68,6 +68,10 @@ pub struct Row {
     nulls: [bool; COLUMNS],
 }
 
+/// Where a version of a row is.
+#[derive(Clone, Copy)]
+pub struct Place(pg_sys::ItemPointerData);
+
 /// Who has marked a row as deleted (or replaced).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deleter {
@@ -166,13 +170,17 @@ impl LeaseTable {
     /// Reads a row again, as of now. None when it is no longer the version that was read: it was changed or
     /// deleted, or its place is another row's.
     pub fn again(&self, row: &Row) -> Option<Row> {
+        self.at(row.place(), &row.name(), row.grant.slot)
+    }
+
+    /// The row of a lease's slot, as of now, where it is still in this place.
+    pub fn at(&self, place: Place, name: &[u8], slot: i32) -> Option<Row> {
         // SAFETY: a place in the table that held a tuple; if it holds one that is visible, it is copied while
         // its page is pinned.
         let tuple = unsafe {
             compat::guarded(|| {
                 let snapshot = snapshot(AsOf::Now, &mut 0);
-                let mut tuple =
-                    pg_sys::HeapTupleData { t_self: (*row.tuple).t_self, ..Default::default() };
+                let mut tuple = pg_sys::HeapTupleData { t_self: place.0, ..Default::default() };
                 let mut buffer = 0;
                 let there = raw::heap_fetch(self.rel, snapshot, &mut tuple, &mut buffer, false);
                 let copy = there.then(|| {
@@ -185,8 +193,8 @@ impl LeaseTable {
             })
         };
         // SAFETY: a copied row of this table.
-        let now = unsafe { self.row(tuple?) };
-        (now.grant.slot == row.grant.slot && now.name() == row.name()).then_some(now)
+        let row = unsafe { self.row(tuple?) };
+        (row.grant.slot == slot && row.name() == name).then_some(row)
     }
 
     /// Shows every row of the table.
@@ -456,6 +464,12 @@ impl Row {
                 Deleter::None
             }
         }
+    }
+
+    /// Where this version is.
+    pub fn place(&self) -> Place {
+        // SAFETY: a copied tuple keeps its identity.
+        Place(unsafe { (*self.tuple).t_self })
     }
 
     /// Which version it is.
