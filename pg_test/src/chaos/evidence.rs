@@ -30,6 +30,8 @@ pub struct Write {
     /// The table.
     pub relation: String,
     /// The row.
+    pub row: i32,
+    /// The lease.
     pub lease: i32,
     /// The version that it made.
     pub version: i64,
@@ -39,7 +41,8 @@ pub struct Write {
     pub first: i64,
     /// The transaction.
     pub id: i64,
-    /// The first token of the grant that was current when the transaction was about to commit.
+    /// The first token of the latest grant that could have replaced the writer's, when the transaction was
+    /// about to commit.
     pub current: Option<i64>,
 }
 
@@ -49,7 +52,7 @@ pub struct Row {
     /// The table.
     pub relation: String,
     /// Which.
-    pub lease: i32,
+    pub row: i32,
     /// Its version.
     pub version: i64,
     /// Its fence.
@@ -94,30 +97,32 @@ impl Evidence {
             })
             .collect();
         let rows = session.rows(
-            "SELECT relation, lease, version, token, first, uid, current FROM writes
-              ORDER BY relation, lease, version, token",
+            "SELECT relation, id, lease, version, token, first, uid, current FROM writes
+              ORDER BY relation, id, version, token",
         )?;
         self.writes = rows
             .iter()
             .map(|r| Write {
                 relation: r[0].clone().unwrap_or_default(),
-                lease: sure(&r[1]) as i32,
-                version: sure(&r[2]),
-                token: sure(&r[3]),
-                first: sure(&r[4]),
-                id: sure(&r[5]),
-                current: number(&r[6]),
+                row: sure(&r[1]) as i32,
+                lease: sure(&r[2]) as i32,
+                version: sure(&r[3]),
+                token: sure(&r[4]),
+                first: sure(&r[5]),
+                id: sure(&r[6]),
+                current: number(&r[7]),
             })
             .collect();
         let rows = session.rows(
             "SELECT 'bound', id, version, fence FROM bound
-             UNION ALL SELECT 'free', id, version, fence FROM free",
+             UNION ALL SELECT 'free', id, version, fence FROM free
+             UNION ALL SELECT 'desk', id, version, fence FROM desk",
         )?;
         self.rows = rows
             .iter()
             .map(|r| Row {
                 relation: r[0].clone().unwrap_or_default(),
-                lease: sure(&r[1]) as i32,
+                row: sure(&r[1]) as i32,
                 version: sure(&r[2]),
                 fence: number(&r[3]),
             })

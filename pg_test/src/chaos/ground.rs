@@ -1,6 +1,7 @@
 //! Where a run takes place: a primary, a standby, and the tables.
 
 use super::hand::DATABASE;
+use super::kind::{row_of, CROWDED};
 use crate::clock::Clock;
 use crate::cluster::{Builder, Cluster};
 use crate::prefix::Prefix;
@@ -12,12 +13,14 @@ const TABLES: &str = "
     CREATE EXTENSION pg_fence;
     CREATE TABLE bound (id int PRIMARY KEY, version bigint NOT NULL, uid bigint);
     CREATE TABLE free (LIKE bound INCLUDING ALL);
+    CREATE TABLE desk (id int PRIMARY KEY, lease int NOT NULL, version bigint NOT NULL, uid bigint);
     CREATE TABLE line (lease int PRIMARY KEY, n bigint NOT NULL);
     -- Traces, without any constraint that would hide what went wrong.
     CREATE TABLE grants (lease int, n bigint, what text, token bigint, first bigint, uid bigint,
                          asked timestamptz, expires timestamptz);
     CREATE INDEX ON grants (lease, n);
-    CREATE TABLE writes (relation text, lease int, version bigint, token bigint, first bigint,
+    CREATE INDEX ON grants (lease, what, first);
+    CREATE TABLE writes (relation text, id int, lease int, version bigint, token bigint, first bigint,
                          uid bigint, current bigint);";
 
 /// The servers.
@@ -30,8 +33,8 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// Starts a primary with `leases` rows to write, and begins to make a standby.
-    pub fn prepare(prefix: Arc<Prefix>, leases: i32) -> Result<Ground> {
+    /// Starts a primary with rows to write for so many leases and workers, and begins to make a standby.
+    pub fn prepare(prefix: Arc<Prefix>, leases: i32, workers: u32) -> Result<Ground> {
         let clock = Clock::new(&prefix.rundir().path().join("clock"))?;
         let primary = Arc::new(builder(&prefix, &clock).start()?);
         primary.connect("postgres")?.run(&format!("CREATE DATABASE {DATABASE}"))?;
@@ -44,6 +47,14 @@ impl Ground {
              INSERT INTO line SELECT i, 0 FROM generate_series(0, {last}) AS i;
              SELECT fence_protect('bound', lease => 'job:{{id}}'), fence_protect('free')"
         ))?;
+        for lease in CROWDED {
+            session.run(&format!("INSERT INTO line VALUES ({lease}, 0)"))?;
+            for worker in 0..workers {
+                let (_, row) = row_of(lease, worker);
+                session.run(&format!("INSERT INTO desk VALUES ({row}, {lease}, 0)"))?;
+            }
+        }
+        session.run("SELECT fence_protect('desk', lease => 'job:{lease}')")?;
         let mut ground = Ground { prefix, clock, primary, standby: None, ready: None };
         ground.make_standby();
         Ok(ground)

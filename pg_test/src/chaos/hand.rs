@@ -1,5 +1,6 @@
 //! A worker process: it takes leases, writes fenced rows, and writes down what it asked and saw.
 
+use super::kind::{Kind, CROWDED};
 use super::orders::{Mode, Orders};
 use super::record::{now_us, Event, Log, Outcome, Record, What, TTL_MS};
 use crate::client::{Conninfo, Rows, Session};
@@ -29,17 +30,20 @@ pub struct Identity {
 
 /// A grant that it believes in (or did).
 #[derive(Clone, Copy)]
-struct Held {
-    token: i64,
-    first: i64,
+pub(super) struct Held {
+    pub token: i64,
+    pub first: i64,
+    pub shared: bool,
 }
 
 /// What stops a transaction.
-enum Stop {
+pub(super) enum Stop {
     Fault(Fault),
     /// NULL where a token was hoped for.
     Lost,
     RolledBack,
+    /// The worker itself cannot go on.
+    Failed(anyhow::Error),
 }
 
 impl From<Fault> for Stop {
@@ -48,18 +52,36 @@ impl From<Fault> for Stop {
     }
 }
 
-type Step<T> = std::result::Result<T, Stop>;
+impl From<anyhow::Error> for Stop {
+    fn from(error: anyhow::Error) -> Stop {
+        Stop::Failed(error)
+    }
+}
 
-struct Hand {
-    who: Identity,
+pub(super) type Step<T> = std::result::Result<T, Stop>;
+
+/// What to do next.
+#[derive(Clone, Copy)]
+pub(super) struct Task {
+    pub what: What,
+    pub lease: i32,
+    /// The second lease, where two are acquired at once.
+    pub also: Option<i32>,
+}
+
+/// A worker.
+pub(super) struct Hand {
+    pub who: Identity,
+    pub rng: StdRng,
+    pub id: i64,
+    pub held: HashMap<i32, Held>,
+    pub lost: HashMap<i32, Held>,
+    /// Whether the end of the transaction has been asked for.
+    pub committing: bool,
     log: Log,
-    rng: StdRng,
     session: Option<Session>,
     era: u32,
     count: i64,
-    id: i64,
-    held: HashMap<i32, Held>,
-    lost: HashMap<i32, Held>,
 }
 
 /// The worker's whole life.
@@ -67,9 +89,18 @@ pub fn work(who: Identity) -> Result<()> {
     let log = Log::create(&who.dir.join(format!("log/{}-{}", who.worker, who.life)))?;
     let seed = who.seed ^ (u64::from(who.worker) << 40) ^ (u64::from(who.life) << 20);
     let orders_file = orders_file(&who.dir);
-    let (held, lost) = (HashMap::new(), HashMap::new());
-    let rng = StdRng::seed_from_u64(seed);
-    let mut hand = Hand { who, log, rng, session: None, era: 0, count: 0, id: 0, held, lost };
+    let mut hand = Hand {
+        who,
+        rng: StdRng::seed_from_u64(seed),
+        id: 0,
+        held: HashMap::new(),
+        lost: HashMap::new(),
+        committing: false,
+        log,
+        session: None,
+        era: 0,
+        count: 0,
+    };
     loop {
         let orders = Orders::read(&orders_file)?;
         if orders.mode == Mode::Stop {
@@ -100,52 +131,64 @@ impl Hand {
         self.era = orders.era;
     }
 
-    fn write(&mut self, event: Event) -> Result<()> {
+    /// Writes down what happens.
+    pub fn write(&mut self, event: Event) -> Result<()> {
         let (at, worker, era, id) = (now_us(), self.who.worker, self.era, self.id);
         self.log.write(&Record { at, worker, era, id, event })
     }
 
-    fn choose(&mut self, orders: &Orders) -> (What, i32) {
-        let lease = self.rng.random_range(0..orders.leases);
+    fn choose(&mut self, orders: &Orders) -> Task {
+        let lease = if orders.crowded && self.rng.random_bool(0.25) {
+            CROWDED[self.rng.random_range(0..CROWDED.len())]
+        } else {
+            self.rng.random_range(0..orders.leases)
+        };
+        let task = |what| Task { what, lease, also: None };
         if orders.mode == Mode::Lazy {
-            return (What::Lazy, lease);
+            return task(What::Lazy);
         }
+        let kind = Kind::of(lease);
+        let unguarded = if kind == Kind::Exclusive { What::Free } else { What::Bound };
         let dice = self.rng.random_range(0..100);
-        let what = match (self.held.contains_key(&lease), self.lost.contains_key(&lease)) {
-            (true, _) => match dice {
+        match (self.held.contains_key(&lease), self.lost.contains_key(&lease)) {
+            (true, _) => task(match dice {
                 0..32 => What::Guarded,
                 32..52 => What::Bound,
-                52..70 => What::Free,
+                52..70 => unguarded,
                 70..87 => What::Renew,
                 87..97 => What::Release,
                 _ => What::Lazy,
-            },
+            }),
             // One that does not know that it has lost.
-            (false, true) if dice < 12 => [What::Free, What::Bound, What::Guarded][dice % 3],
-            _ => What::Acquire,
-        };
-        (what, lease)
+            (false, true) if dice < 12 => task([unguarded, What::Bound, What::Guarded][dice % 3]),
+            _ if kind == Kind::Shared && dice < 80 => task(What::Share),
+            _ if kind == Kind::Exclusive && orders.leases > 1 && dice > 92 => {
+                let also = (lease + self.rng.random_range(1..orders.leases)) % orders.leases;
+                Task { what: What::AcquireAll, lease, also: Some(also) }
+            }
+            _ => task(What::Acquire),
+        }
     }
 
     /// One transaction, from the choice to the outcome.
     fn transaction(&mut self, orders: &Orders) -> Result<()> {
-        let (what, lease) = self.choose(orders);
+        let task = self.choose(orders);
+        let Task { what, lease, also } = task;
         self.count += 1;
         let (worker, life) = (i64::from(self.who.worker), i64::from(self.who.life));
         self.id = worker << 48 | life << 28 | self.count;
         let held = self.held.get(&lease).or(self.lost.get(&lease)).copied();
-        self.write(Event::Ask { what, lease, first: held.map(|held| held.first) })?;
-        let mut committing = false;
-        let outcome = match self.body(what, lease, held, &mut committing)? {
-            Ok(()) => Outcome::Committed,
+        self.write(Event::Ask { what, lease, also, first: held.map(|held| held.first) })?;
+        self.committing = false;
+        let outcome = match self.deed(task, held) {
+            Ok(outcome) => outcome,
+            Err(Stop::Failed(error)) => return Err(error),
             Err(stop) => {
-                let outcome = self.clean_up(&stop, committing);
-                if matches!(&outcome, Outcome::Lost) && what != What::Acquire
+                let outcome = self.clean_up(&stop);
+                if matches!(&outcome, Outcome::Lost) && !what.acquires()
                     || matches!(&outcome, Outcome::Refused(state) if state == "PF004")
                 {
-                    if let Some(held) = self.held.remove(&lease) {
-                        self.lost.insert(lease, held);
-                    }
+                    self.lose(lease);
                 }
                 outcome
             }
@@ -158,15 +201,22 @@ impl Hand {
         Ok(())
     }
 
-    fn clean_up(&mut self, stop: &Stop, committing: bool) -> Outcome {
+    /// It has the lease no longer, and knows.
+    pub fn lose(&mut self, lease: i32) {
+        if let Some(held) = self.held.remove(&lease) {
+            self.lost.insert(lease, held);
+        }
+    }
+
+    fn clean_up(&mut self, stop: &Stop) -> Outcome {
         let outcome = match stop {
             Stop::Lost => Outcome::Lost,
-            Stop::RolledBack => Outcome::RolledBack,
             Stop::Fault(fault) if !fault.is_disconnect() => {
                 Outcome::Refused(fault.sqlstate.clone())
             }
-            Stop::Fault(_) if committing => Outcome::Unknown,
+            Stop::Fault(_) if self.committing => Outcome::Unknown,
             Stop::Fault(_) => Outcome::Broken,
+            Stop::RolledBack | Stop::Failed(_) => Outcome::RolledBack,
         };
         let broken = matches!(outcome, Outcome::Unknown | Outcome::Broken);
         if broken || self.sql("ROLLBACK").is_err() {
@@ -175,15 +225,23 @@ impl Hand {
         outcome
     }
 
-    fn sql(&mut self, sql: &str) -> std::result::Result<Rows, Fault> {
-        match &mut self.session {
-            Some(session) => session.try_rows(sql),
-            None => unreachable!("a transaction begins with a session"),
-        }
+    /// Gives up the connection.
+    pub fn hang_up(&mut self) {
+        self.session = None;
+    }
+
+    /// Its session.
+    pub fn session(&mut self) -> &mut Session {
+        self.session.as_mut().expect("a transaction begins with a session")
+    }
+
+    /// Runs a statement.
+    pub fn sql(&mut self, sql: &str) -> std::result::Result<Rows, Fault> {
+        self.session().try_rows(sql)
     }
 
     /// Sleeps a little, sometimes; rarely for longer than a grant lasts.
-    fn think(&mut self) {
+    pub fn think(&mut self) {
         let ms = match self.rng.random_range(0..200) {
             0 => TTL_MS as u64 * 3 / 2,
             1..70 => self.rng.random_range(1..25),
@@ -192,170 +250,10 @@ impl Hand {
         std::thread::sleep(Duration::from_millis(ms));
     }
 
-    /// A token that was seen, or what NULL means.
-    fn seen(&mut self, value: Option<String>) -> Result<Step<i64>> {
-        let Some(token) = value.and_then(|text| text.parse().ok()) else {
-            return Ok(Err(Stop::Lost));
-        };
-        self.write(Event::Token(token))?;
-        Ok(Ok(token))
-    }
-
-    fn body(
-        &mut self,
-        what: What,
-        lease: i32,
-        held: Option<Held>,
-        committing: &mut bool,
-    ) -> Result<Step<()>> {
-        macro_rules! tried {
-            ($step:expr) => {
-                match $step {
-                    Ok(value) => value,
-                    Err(stop) => return Ok(Err(Stop::from(stop))),
-                }
-            };
-        }
-        let (id, worker) = (self.id, self.who.worker);
-        if what == What::Lazy {
-            // A transaction each, so that no other commit writes the log for them.
-            tried!(self.sql("SET synchronous_commit = off"));
-            for _ in 0..4 {
-                let rows = tried!(self.sql(&format!(
-                    "SELECT lease_acquire('lazy:{worker}', ttl => '1 ms', reclaim => true, holder => 'me')"
-                )));
-                tried!(self.seen(rows[0][0].clone())?);
-            }
-            tried!(self.sql("RESET synchronous_commit"));
-            return Ok(Ok(()));
-        }
-        tried!(self.sql("BEGIN"));
-        self.think();
-        let mut after = None;
-        match (what, held) {
-            (What::Acquire, _) => {
-                let wait = [0, 0, 300, 1200][self.rng.random_range(0..4)];
-                let reclaim = self.who.life > 0 && self.rng.random_bool(0.3);
-                let rows = tried!(self.sql(&format!(
-                    "SELECT clock_timestamp(), lease_acquire('job:{lease}', holder => 'hand {}',
-                       ttl => '{TTL_MS} ms', wait => '{wait} ms', reclaim => {reclaim})",
-                    self.who.worker
-                )));
-                let token = tried!(self.seen(rows[0][1].clone())?);
-                tried!(self.note(lease, "acquire", token, token, &rows[0][0]));
-                after = Some(Held { token, first: token });
-            }
-            (What::Renew, Some(held)) => {
-                let rows = tried!(self.sql(&format!(
-                    "SELECT clock_timestamp(), lease_renew('job:{lease}', {})",
-                    held.token
-                )));
-                let token = tried!(self.seen(rows[0][1].clone())?);
-                tried!(self.note(lease, "renew", token, held.first, &rows[0][0]));
-                after = Some(Held { token, first: held.first });
-            }
-            (What::Release, Some(held)) => {
-                let rows = tried!(self.sql(&format!(
-                    "SELECT clock_timestamp(), lease_release('job:{lease}', {})",
-                    held.token
-                )));
-                let token = tried!(self.seen(rows[0][1].clone())?);
-                tried!(self.note(lease, "release", token, held.first, &rows[0][0]));
-            }
-            (What::Guarded, Some(held)) => {
-                tried!(self.sql(&format!("SELECT lease_guard('job:{lease}', {})", held.token)));
-                let rows =
-                    tried!(self.sql(&format!("SELECT version FROM bound WHERE id = {lease}")));
-                let read: i64 = rows[0][0].as_deref().unwrap_or("0").parse()?;
-                self.think();
-                let rows = tried!(self.sql(&format!(
-                    "UPDATE bound SET version = {}, uid = {id}, fence = {} WHERE id = {lease}
-                     RETURNING version, fence",
-                    read + 1,
-                    held.token
-                )));
-                tried!(self.wrote("bound", lease, &rows, held));
-            }
-            (What::Bound, Some(held)) => {
-                let rows = tried!(self.sql(&format!(
-                    "UPDATE bound SET version = version + 1, uid = {id}, fence = {} WHERE id = {lease}
-                     RETURNING version, fence",
-                    held.token
-                )));
-                tried!(self.wrote("bound", lease, &rows, held));
-            }
-            (What::Free, Some(held)) => {
-                let by_setting = self.rng.random_bool(0.4);
-                let column = if by_setting {
-                    tried!(self.sql(&format!("SET LOCAL pg_fence.token = '{}'", held.token)));
-                    String::new()
-                } else {
-                    format!(", fence = {}", held.token)
-                };
-                let rows = tried!(self.sql(&format!(
-                    "UPDATE free SET version = version + 1, uid = {id}{column} WHERE id = {lease}
-                     RETURNING version, fence"
-                )));
-                tried!(self.wrote("free", lease, &rows, held));
-            }
-            (_, None) | (What::Lazy, _) => return Ok(Err(Stop::RolledBack)),
-        }
-        if self.rng.random_bool(0.04) {
-            return Ok(Err(Stop::RolledBack));
-        }
-        *committing = true;
-        tried!(self.sql("COMMIT"));
-        match after {
-            Some(held) => {
-                self.held.insert(lease, held);
-                self.lost.remove(&lease);
-            }
-            None if what == What::Release => {
-                if let Some(held) = self.held.remove(&lease) {
-                    self.lost.insert(lease, held);
-                }
-            }
-            None => {}
-        }
-        Ok(Ok(()))
-    }
-
-    /// Leaves a trace of a grant's token in the database, in the order in which the lease was locked.
-    fn note(
-        &mut self,
-        lease: i32,
-        what: &str,
-        token: i64,
-        first: i64,
-        asked: &Option<String>,
-    ) -> Step<()> {
-        let asked = asked.as_deref().unwrap_or("now");
-        self.think();
-        self.sql(&format!(
-            "WITH next AS (UPDATE line SET n = n + 1 WHERE lease = {lease} RETURNING n)
-             INSERT INTO grants SELECT {lease}, n, '{what}', {token}, {first}, {}, '{asked}',
-                    (SELECT expires_at FROM fence.leases WHERE name = 'job:{lease}')
-               FROM next",
-            self.id
-        ))?;
-        Ok(())
-    }
-
-    /// Leaves a trace of a write in the database, with the grant that is current at its end.
-    fn wrote(&mut self, table: &str, lease: i32, rows: &Rows, held: Held) -> Step<()> {
-        let value = |column: usize| rows.first().and_then(|row| row[column].clone());
-        let (version, fence) = (value(0).unwrap_or_default(), value(1).unwrap_or_default());
-        // Here a take-over would do the most harm: written, read by nobody, not yet committed.
-        if self.rng.random_bool(0.04) {
+    /// Is held up for longer than a grant lasts, with such a probability.
+    pub fn linger(&mut self, probability: f64) {
+        if self.rng.random_bool(probability) {
             std::thread::sleep(Duration::from_millis(TTL_MS as u64 * 3 / 2));
         }
-        self.think();
-        self.sql(&format!(
-            "INSERT INTO writes VALUES ('{table}', {lease}, {version}, {fence}, {}, {},
-                (SELECT first FROM grants WHERE lease = {lease} AND what = 'acquire'
-                  ORDER BY n DESC LIMIT 1))",
-            held.first, self.id
-        ))?;
-        Ok(())
     }
 }

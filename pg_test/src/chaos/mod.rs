@@ -1,10 +1,13 @@
 //! The chaos run: many workers with real clients, while processes are frozen and killed, servers crash and
 //! fail over, and the clock steps. What everybody asked and saw is written down and judged afterwards.
 
+mod deed;
 mod evidence;
 mod ground;
 mod hand;
+mod janitor;
 mod judge;
+mod kind;
 mod nemesis;
 mod orders;
 mod plant;
@@ -66,7 +69,9 @@ impl Summary {
             (have < least).then(|| format!("{have} {name}, not {least}"))
         };
         wanted("grants", self.verdict.grants, 30)
+            .or_else(|| wanted("shared grants and slots", self.verdict.crowded, 10))
             .or_else(|| wanted("writes", self.verdict.writes, 30))
+            .or_else(|| wanted("prepared writes", self.verdict.prepared, 4))
             .or_else(|| wanted("faults", faults, 12))
             .or_else(|| wanted("stale writes refused", self.verdict.refused, 2))
     }
@@ -79,8 +84,17 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Verdict { grants, writes, refused, tokens, unknown, lost_in_failover, violations } =
-            &self.verdict;
+        let Verdict {
+            grants,
+            crowded,
+            writes,
+            prepared,
+            refused,
+            tokens,
+            unknown,
+            lost_in_failover,
+            violations,
+        } = &self.verdict;
         let faults: usize = self.faults.values().sum();
         writeln!(f, "seed {}, {} s", self.seed, self.seconds)?;
         writeln!(f, "{faults:>8}  faults injected")?;
@@ -89,7 +103,9 @@ impl fmt::Display for Summary {
         }
         writeln!(f, "{tokens:>8}  tokens seen")?;
         writeln!(f, "{grants:>8}  grants acknowledged")?;
+        writeln!(f, "{crowded:>8}    of them shared, or of slots")?;
         writeln!(f, "{writes:>8}  writes acknowledged")?;
+        writeln!(f, "{prepared:>8}    of them prepared first")?;
         writeln!(f, "{refused:>8}  stale writes refused")?;
         writeln!(f, "{unknown:>8}  outcomes unknown")?;
         writeln!(f, "{lost_in_failover:>8}  transactions lost to asynchronous failovers")?;
@@ -141,9 +157,10 @@ pub fn rage(
     let workers = 8;
     let dir = prefix.rundir().path().join(format!("chaos-{seed}"));
     std::fs::create_dir_all(dir.join("log"))?;
-    let ground = Ground::prepare(prefix.clone(), leases)?;
+    let ground = Ground::prepare(prefix.clone(), leases, workers)?;
     let troupe = Troupe::new(prefix.rundir().clone(), dir.clone(), seed, workers);
     let weights = plant.map_or(nemesis::ALL, Plant::weights);
+    let leases = (leases, plant.is_none());
     let mut nemesis = Nemesis::new(ground, troupe, dir.clone(), seed, weights, leases)?;
     nemesis.rage(time)?;
     let mut evidence = Evidence {

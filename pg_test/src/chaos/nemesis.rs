@@ -2,6 +2,8 @@
 
 use super::ground::Ground;
 use super::hand::{orders_file, DATABASE};
+use super::janitor::Janitor;
+use super::kind::CROWDED;
 use super::orders::{Mode, Orders};
 use super::record::now_us;
 use super::troupe::Troupe;
@@ -88,6 +90,7 @@ pub struct Nemesis {
     ground: Ground,
     troupe: Troupe,
     weights: Weights,
+    seed: u64,
     rng: StdRng,
     dir: PathBuf,
     orders: Orders,
@@ -105,20 +108,22 @@ impl Nemesis {
         dir: PathBuf,
         seed: u64,
         weights: Weights,
-        leases: i32,
+        (leases, crowded): (i32, bool),
     ) -> Result<Nemesis> {
         let port = ground.primary().port();
-        let orders = Orders { port, era: 0, leases, mode: Mode::Work };
+        let orders = Orders { port, era: 0, leases, crowded, mode: Mode::Work };
         orders.write(&orders_file(&dir))?;
         let rng = StdRng::seed_from_u64(seed);
         let (frozen, done) = (Vec::new(), Vec::new());
         let clock_is_off = false;
-        Ok(Nemesis { ground, troupe, weights, rng, dir, orders, frozen, clock_is_off, done })
+        Ok(Nemesis { ground, troupe, weights, seed, rng, dir, orders, frozen, clock_is_off, done })
     }
 
     /// Lets the workers work, and does one thing after another until the time is over.
     pub fn rage(&mut self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
+        let (orders, log) = (orders_file(&self.dir), self.dir.join("log/janitor"));
+        let mut janitor = Janitor::start(orders, &log, self.seed)?;
         self.troupe.start()?;
         while Instant::now() < end {
             let pause = Duration::from_millis(self.rng.random_range(80..500));
@@ -144,7 +149,8 @@ impl Nemesis {
                 Err(error) => return Err(error),
             }
         }
-        self.calm()
+        self.calm()?;
+        janitor.end()
     }
 
     /// What was done.
@@ -242,7 +248,13 @@ impl Nemesis {
                 self.clock_is_off = seconds != 0;
             }
             Fault::Revoke => {
-                let lease = self.rng.random_range(0..self.orders.leases);
+                let crowded = if self.orders.crowded { &CROWDED[..] } else { &[] };
+                let among = self.orders.leases as usize + crowded.len();
+                let lease = self.rng.random_range(0..among) as i32;
+                let lease = match lease - self.orders.leases {
+                    beyond @ 0.. => crowded[beyond as usize],
+                    _ => lease,
+                };
                 let mut session = self.ground.primary().connect(DATABASE)?;
                 session.run("SET statement_timeout = '2s'")?;
                 let revoked = session.try_rows(&format!(

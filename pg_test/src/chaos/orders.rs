@@ -23,8 +23,10 @@ pub struct Orders {
     pub port: u16,
     /// How many failovers there were.
     pub era: u32,
-    /// How many leases there are.
+    /// How many exclusive leases there are.
     pub leases: i32,
+    /// Whether there are leases that several may hold at once.
+    pub crowded: bool,
     /// What to do.
     pub mode: Mode,
 }

@@ -19,20 +19,36 @@ pub fn now_us() -> i64 {
 /// What a transaction is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
-    /// Acquire a lease; or take it back after a restart.
+    /// Acquire a lease, or a slot of it; or take it back after a restart.
     Acquire,
+    /// Acquire a shared grant.
+    Share,
+    /// Acquire two leases at once.
+    AcquireAll,
     /// Renew it.
     Renew,
     /// Release it.
     Release,
-    /// Guard it, read the bound row, write what follows from what was read.
+    /// Guard it, read a bound row, write what follows from what was read.
     Guarded,
-    /// Write the bound row; the fence guards the lease.
+    /// Write a bound row; the fence guards the lease.
     Bound,
     /// Write the row that no lease guards.
     Free,
     /// Draw a token without waiting for the disk.
     Lazy,
+}
+
+impl What {
+    /// Whether it makes a grant.
+    pub fn acquires(self) -> bool {
+        matches!(self, What::Acquire | What::Share | What::AcquireAll)
+    }
+
+    /// Whether it writes a fenced row.
+    pub fn writes(self) -> bool {
+        matches!(self, What::Guarded | What::Bound | What::Free)
+    }
 }
 
 /// How a transaction ended, as far as its client knows.
@@ -50,6 +66,8 @@ pub enum Outcome {
     Broken,
     /// The connection broke while the commit was on its way.
     Unknown,
+    /// It was prepared: how it ends, who finishes it writes down.
+    Prepared,
 }
 
 /// One line of a worker's log.
@@ -76,13 +94,30 @@ pub enum Event {
         what: What,
         /// The lease, by its number.
         lease: i32,
+        /// The other one, where two are acquired at once.
+        also: Option<i32>,
         /// The first token of the grant that it relies on.
         first: Option<i64>,
     },
     /// A token was seen, committed or not.
     Token(i64),
-    /// It is over.
+    /// The lease is guarded from here on.
+    Guarded,
+    /// The commit is about to be sent.
+    Commit,
+    /// It is about to be prepared.
+    Prepare,
+    /// It is prepared.
+    Prepared,
+    /// It is over, as far as the one that began it is concerned.
     End(Outcome),
+    /// Somebody is about to commit (or to roll back) the prepared transaction.
+    Finish {
+        /// To commit it.
+        commit: bool,
+    },
+    /// What came of that.
+    Finished(Outcome),
 }
 
 /// A worker's own log. Each line reaches the kernel before the worker goes on, so it outlives the worker.

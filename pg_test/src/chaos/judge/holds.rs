@@ -1,0 +1,187 @@
+//! How many had a lease at an instant, of those that could be sure of it.
+
+use super::transaction::Transaction;
+use super::{stepped, Verdict};
+use crate::chaos::evidence::Evidence;
+use crate::chaos::kind::Kind;
+use crate::chaos::nemesis::Fault;
+use crate::chaos::record::{Outcome, What, TTL_MS};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+
+/// The time in which the holder of a grant may be sure of it; `from` and `until` are part of it.
+#[derive(Clone, Copy)]
+struct Hold {
+    /// The first token of the grant.
+    first: i64,
+    shared: bool,
+    worker: u32,
+    from: i64,
+    until: i64,
+}
+
+impl fmt::Display for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Hold { first, worker, from, until, .. } = self;
+        write!(f, "worker {worker} by {first} from {from} to {until}")
+    }
+}
+
+fn listed(holds: &[&Hold]) -> String {
+    holds.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// A grant as it was made, at some time between.
+#[derive(Clone, Copy)]
+struct Grant<'a> {
+    by: &'a Transaction,
+    first: i64,
+    seen: i64,
+}
+
+/// At no instant may more be sure of a lease than may have it, and to nobody is it granted while others may be
+/// sure of what excludes that.
+pub fn no_more_than_may(
+    evidence: &Evidence,
+    transactions: &HashMap<i64, Transaction>,
+    verdict: &mut Verdict,
+) {
+    let mut by_lease: BTreeMap<i32, Vec<&Transaction>> = BTreeMap::new();
+    for transaction in transactions.values() {
+        for lease in transaction.leases() {
+            by_lease.entry(lease).or_default().push(transaction);
+        }
+    }
+    for (lease, mut all) in by_lease {
+        all.sort_by_key(|transaction| transaction.asked);
+        let grants: Vec<Grant> = all
+            .iter()
+            .filter(|transaction| transaction.what.acquires())
+            .filter_map(|by| by.token.map(|(first, seen)| Grant { by, first, seen }))
+            .collect();
+        let mut holds = by_time(evidence, lease, &all, &grants);
+        holds.extend(by_guard(evidence, &all, &grants));
+        holds.sort_by_key(|hold| hold.from);
+        judge_instants(lease, &holds, verdict);
+        judge_grants(lease, &holds, &grants, verdict);
+    }
+}
+
+/// From the end of an acquire, for the ttl counted from before it, or the last renewal, was asked for.
+fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Grant]) -> Vec<Hold> {
+    let committed = |t: &Transaction| t.outcome == Some(Outcome::Committed);
+    let mut relying: HashMap<i64, Vec<&Transaction>> = HashMap::new();
+    for transaction in all {
+        relying.entry(transaction.first.unwrap_or_default()).or_default().push(transaction);
+    }
+    let mut holds = Vec::new();
+    for grant in grants.iter().filter(|grant| committed(grant.by)) {
+        let acquired = grant.by;
+        if stepped(evidence, acquired.asked, acquired.ended) {
+            continue;
+        }
+        let mut until = acquired.asked + TTL_MS * 1000;
+        let relying = relying.get(&grant.first).map_or(&[][..], Vec::as_slice);
+        for renewed in relying.iter().filter(|t| t.what == What::Renew && committed(t)) {
+            until = until.max(renewed.asked + TTL_MS * 1000);
+        }
+        // Whatever the outcome, a release may have been carried out.
+        let releases = relying.iter().filter(|t| t.what == What::Release).map(|t| t.asked);
+        until = until.min(releases.min().unwrap_or(i64::MAX));
+        // A next life of the worker may have reclaimed it.
+        let same = |t: &&&Transaction| t.worker == acquired.worker && t.what.acquires();
+        let later = all.partition_point(|t| t.asked <= acquired.asked);
+        let again = all[later..].iter().find(same).map(|t| t.asked);
+        until = until.min(again.unwrap_or(i64::MAX));
+        for fault in evidence.faults.iter().filter(|fault| fault.ended >= acquired.asked) {
+            let breaks = matches!(fault.fault, Fault::StepClock | Fault::FailOver);
+            if breaks || fault.lease == Some(lease) {
+                until = until.min(fault.at);
+            }
+        }
+        holds.push(Hold { from: acquired.ended, until, ..grant.hold() });
+    }
+    holds
+}
+
+/// While a transaction guards it, whatever becomes of the grant: up to the end of that transaction, or of the
+/// prepared one.
+fn by_guard(evidence: &Evidence, all: &[&Transaction], grants: &[Grant]) -> Vec<Hold> {
+    let by_first: HashMap<i64, &Grant> = grants.iter().map(|grant| (grant.first, grant)).collect();
+    let mut holds = Vec::new();
+    for transaction in all {
+        let Some(from) = transaction.guarded else { continue };
+        let Some(grant) = transaction.first.and_then(|first| by_first.get(&first)) else {
+            continue;
+        };
+        let committed = transaction.outcome == Some(Outcome::Committed);
+        let finishing = transaction.attempts.first().map(|attempt| attempt.asked);
+        let until =
+            finishing.or(transaction.prepared).or(transaction.committing.filter(|_| committed));
+        let Some(mut until) = until else { continue };
+        for fault in evidence.faults.iter().filter(|fault| fault.ended >= from) {
+            // What was prepared may be lost with the old primary.
+            if fault.fault == Fault::FailOver {
+                until = until.min(fault.at);
+            }
+        }
+        holds.push(Hold { from, until, worker: transaction.worker, ..grant.hold() });
+    }
+    holds
+}
+
+impl Grant<'_> {
+    fn hold(&self) -> Hold {
+        let shared = self.by.what == What::Share;
+        Hold { first: self.first, shared, worker: self.by.worker, from: 0, until: 0 }
+    }
+}
+
+/// Whether such holds, of different grants each, may be at once.
+fn may_be(lease: i32, holds: &[&Hold]) -> bool {
+    match Kind::of(lease) {
+        Kind::Exclusive => holds.len() <= 1,
+        Kind::Shared => holds.len() <= 1 || holds.iter().all(|hold| hold.shared),
+        Kind::Slots(slots) => holds.len() <= slots,
+    }
+}
+
+/// One hold of each grant.
+fn distinct<'a>(holds: impl Iterator<Item = &'a Hold>) -> Vec<&'a Hold> {
+    let mut seen = HashSet::new();
+    holds.filter(|hold| seen.insert(hold.first)).collect()
+}
+
+fn judge_instants(lease: i32, holds: &[Hold], verdict: &mut Verdict) {
+    let mut current: Vec<&Hold> = Vec::new();
+    for hold in holds.iter().filter(|hold| hold.from < hold.until) {
+        current.retain(|other| other.until > hold.from);
+        current.push(hold);
+        let together = distinct(current.iter().copied());
+        if !may_be(lease, &together) {
+            verdict.violated(format!("lease {lease} had too many holders: {}", listed(&together)));
+        }
+    }
+}
+
+fn judge_grants(lease: i32, holds: &[Hold], grants: &[Grant], verdict: &mut Verdict) {
+    let mut begun = holds.iter().peekable();
+    let mut current: Vec<&Hold> = Vec::new();
+    for grant in grants {
+        while let Some(hold) = begun.next_if(|hold| hold.from <= grant.by.asked) {
+            current.push(hold);
+        }
+        current.retain(|hold| hold.until >= grant.by.asked);
+        let own = Hold { from: grant.by.asked, until: grant.seen, ..grant.hold() };
+        let all_the_time = |hold: &&Hold| hold.first != grant.first && hold.until >= grant.seen;
+        let mut together = distinct(current.iter().copied().filter(all_the_time));
+        let others_may = may_be(lease, &together);
+        together.push(&own);
+        if others_may && !may_be(lease, &together) {
+            verdict.violated(format!(
+                "lease {lease} was granted while others had it: {}",
+                listed(&together)
+            ));
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! What was acknowledged and is not there; what was not committed and is.
+
+use super::transaction::Transaction;
+use super::Verdict;
+use crate::chaos::evidence::Evidence;
+use crate::chaos::record::{Outcome, What};
+use std::collections::HashMap;
+
+/// What was acknowledged is there, but for the end of an era that a failover cut off; what was not
+/// committed is not.
+pub fn nothing_lost(
+    evidence: &Evidence,
+    transactions: &HashMap<i64, Transaction>,
+    verdict: &mut Verdict,
+) {
+    let survivors = evidence.survivors();
+    // The latest time, by era, at which a transaction that survives was begun.
+    let mut latest: HashMap<u32, i64> = HashMap::new();
+    for id in &survivors {
+        if let Some(transaction) = transactions.get(id) {
+            let asked = latest.entry(transaction.era).or_default();
+            *asked = (*asked).max(transaction.asked);
+        }
+    }
+    let cut_off = |(at, era): (i64, u32)| {
+        era < evidence.era && latest.get(&era).is_none_or(|latest| *latest < at)
+    };
+    for (id, transaction) in transactions {
+        if transaction.what == What::Lazy {
+            continue;
+        }
+        let survives = survivors.contains(id);
+        match (&transaction.outcome, transaction.acknowledged) {
+            (_, Some(acknowledged)) if !survives => {
+                if cut_off(acknowledged) {
+                    verdict.lost_in_failover += 1;
+                } else {
+                    verdict.violated(format!("acknowledged, and lost: {transaction:?}"));
+                }
+            }
+            (Some(Outcome::Prepared), _) if !survives => {
+                let prepared = transaction.prepared.unwrap_or(transaction.ended);
+                if !cut_off((prepared, transaction.era)) {
+                    verdict.violated(format!("prepared, and gone: {transaction:?}"));
+                }
+            }
+            (Some(Outcome::Committed | Outcome::Unknown) | None, _) => {}
+            (Some(_), _) if survives => {
+                verdict.violated(format!("not committed, and there: {transaction:?}"));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Every rule finds what breaks it, and nothing else.
+
+use super::judge;
+use crate::chaos::evidence::{Evidence, Grant, Row, Write};
+use crate::chaos::nemesis::{Done, Fault};
+use crate::chaos::record::{Event, Outcome, Record, What};
+
+const SECOND: i64 = 1_000_000;
+
+fn ask(what: What, lease: i32, first: Option<i64>) -> Event {
+    Event::Ask { what, lease, also: None, first }
+}
+
+/// A transaction of the worker `id`, from `asked` to `ended`.
+fn records(id: i64, what: What, asked: i64, ended: i64, token: i64) -> Vec<Record> {
+    let record = |at, event| Record { at, worker: id as u32, era: 0, id, event };
+    vec![
+        record(asked, ask(what, 0, None)),
+        record(ended, Event::Token(token)),
+        record(ended, Event::End(Outcome::Committed)),
+    ]
+}
+
+fn grant(n: i64, token: i64, id: i64) -> Grant {
+    Grant { lease: 0, n, token, id: Some(id), lasts_us: Some(SECOND) }
+}
+
+fn write(version: i64, token: i64, id: i64) -> Write {
+    let relation = "bound".to_owned();
+    Write { relation, row: 0, lease: 0, version, token, first: token, id, current: Some(token) }
+}
+
+/// Two grants, one after the other, and a write under each.
+fn good() -> Evidence {
+    let mut evidence = Evidence {
+        records: [
+            records(1, What::Acquire, 0, 10, 1),
+            records(2, What::Acquire, SECOND, SECOND + 20, 2),
+        ]
+        .concat(),
+        grants: vec![grant(1, 1, 1), grant(2, 2, 2)],
+        writes: vec![write(1, 1, 3), write(2, 2, 4)],
+        ..Evidence::default()
+    };
+    let relation = "bound".to_owned();
+    evidence.rows.push(Row { relation, row: 0, version: 2, fence: Some(2) });
+    evidence
+}
+
+fn finds(words: &str, spoil: fn(&mut Evidence)) {
+    let mut evidence = good();
+    spoil(&mut evidence);
+    evidence.records.sort_by_key(|record| record.at);
+    let violations = judge(&evidence).violations;
+    assert!(violations.iter().any(|v| v.contains(words)), "{words}: {violations:?}");
+}
+
+#[test]
+fn a_good_run_is_good() {
+    assert_eq!(judge(&good()).violations, Vec::<String>::new());
+}
+
+#[test]
+fn each_kind_of_harm_is_found() {
+    finds("seen twice", |e| e.records[4].event = Event::Token(1));
+    finds("had been seen", |e| e.records[1].event = Event::Token(9));
+    finds("came", |e| e.grants[1].token = 1);
+    finds("lasted", |e| e.grants[1].lasts_us = Some(SECOND - 1));
+    finds("overwritten", |e| e.writes[1].version = 1);
+    finds("landed upon", |e| e.writes[0].token = 3);
+    finds("replaced grant", |e| e.writes[0].current = Some(2));
+    finds("not what was written", |e| e.rows[0].fence = Some(1));
+    finds("acknowledged, and lost", |e| e.grants.truncate(1));
+    finds("not committed, and there", |e| {
+        e.records[5].event = Event::End(Outcome::RolledBack);
+    });
+    finds("while others had it", too_soon);
+}
+
+/// Within the time of the first grant, the second one.
+fn too_soon(evidence: &mut Evidence) {
+    for record in &mut evidence.records[3..] {
+        record.at -= SECOND - 100;
+    }
+}
+
+#[test]
+fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
+    let fault = |fault, lease| {
+        let mut evidence = good();
+        too_soon(&mut evidence);
+        // It began before the grant, and had its effect after it.
+        evidence.faults.push(Done { fault, at: -5, ended: 50, lease });
+        !judge(&evidence).violations.is_empty()
+    };
+    assert!(!fault(Fault::Revoke, Some(0)));
+    assert!(fault(Fault::Revoke, Some(1)));
+    assert!(!fault(Fault::StepClock, None));
+    assert!(fault(Fault::FreezeBackend, None));
+    // Its next life has reclaimed it, and released that.
+    let mut evidence = good();
+    too_soon(&mut evidence);
+    evidence.records.extend(records(3, What::Acquire, 20, 30, 2));
+    evidence.records.extend(records(4, What::Release, 40, 50, 3));
+    for record in &mut evidence.records[6..] {
+        record.worker = 1;
+    }
+    evidence.records[9].event = ask(What::Release, 0, Some(2));
+    evidence.grants.insert(1, grant(2, 2, 3));
+    evidence.grants[2] = grant(3, 3, 2);
+    evidence.records[4].event = Event::Token(4);
+    let violations = judge(&evidence).violations;
+    assert!(!violations.iter().any(|v| v.contains("had it")), "{violations:?}");
+}
+
+#[test]
+fn a_failover_may_lose_the_end_of_its_era_and_nothing_else() {
+    let mut evidence = good();
+    evidence.era = 1;
+    evidence.grants.pop();
+    let verdict = judge(&evidence);
+    assert_eq!((verdict.lost_in_failover, verdict.violations.len()), (1, 0));
+    let mut evidence = good();
+    evidence.era = 1;
+    evidence.grants.remove(0);
+    assert!(judge(&evidence).violations[0].contains("lost"));
+}
+
+/// What is written down of a transaction of the worker `id`.
+fn story(id: i64, events: Vec<(i64, Event)>) -> Vec<Record> {
+    let record = |(at, event)| Record { at, worker: id as u32, era: 0, id, event };
+    events.into_iter().map(record).collect()
+}
+
+/// The worker `id` acquires a grant with the token `id`, from `asked` to ten later.
+fn acquired(id: i64, what: What, lease: i32, asked: i64) -> Vec<Record> {
+    let end = Event::End(Outcome::Committed);
+    story(
+        id,
+        vec![(asked, ask(what, lease, None)), (asked + 9, Event::Token(id)), (asked + 10, end)],
+    )
+}
+
+/// Under the grant `first`, a transaction guards the lease 0 for three seconds.
+fn guarded(id: i64, first: i64) -> Vec<(i64, Event)> {
+    vec![
+        (20, ask(What::Guarded, 0, Some(first))),
+        (30, Event::Guarded),
+        (3 * SECOND, Event::Commit),
+        (3 * SECOND + id, Event::End(Outcome::Committed)),
+    ]
+}
+
+/// How often the judge finds that too many had a lease.
+fn too_many(stories: Vec<Vec<Record>>, faults: Vec<Done>) -> usize {
+    let mut records = stories.concat();
+    records.sort_by_key(|record| record.at);
+    let violations = judge(&Evidence { records, faults, ..Evidence::default() }).violations;
+    violations.iter().filter(|v| v.contains("had it") || v.contains("too many")).count()
+}
+
+#[test]
+fn shared_grants_live_together_and_none_beside_an_exclusive_one() {
+    let grants = |kinds: [What; 3]| {
+        let grant = |(i, what): (usize, &What)| acquired(i as i64 + 1, *what, 100, i as i64 * 20);
+        too_many(kinds.iter().enumerate().map(grant).collect(), Vec::new())
+    };
+    assert_eq!(grants([What::Share; 3]), 0);
+    assert!(grants([What::Share, What::Share, What::Acquire]) > 0);
+    assert!(grants([What::Acquire, What::Share, What::Renew]) > 0);
+}
+
+#[test]
+fn no_more_slots_are_granted_than_there_are() {
+    let grants = |lease, number: i64| {
+        let all = (1..=number).map(|id| acquired(id, What::Acquire, lease, id * 20)).collect();
+        too_many(all, Vec::new())
+    };
+    assert_eq!((grants(202, 2), grants(203, 3)), (0, 0));
+    assert!(grants(202, 3) > 0 && grants(203, 4) > 0);
+}
+
+#[test]
+fn two_that_ask_at_once_may_not_both_be_sure() {
+    // Neither was granted within the other's time, as far as the times of asking tell.
+    let both = vec![acquired(1, What::Acquire, 0, 0), acquired(2, What::Acquire, 0, 5)];
+    assert!(too_many(both, Vec::new()) > 0);
+    let one_of_two = Event::Ask { what: What::AcquireAll, lease: 1, also: Some(0), first: None };
+    let mut both = vec![acquired(1, What::Acquire, 0, 0), acquired(2, What::Acquire, 1, 20)];
+    assert_eq!(too_many(both.clone(), Vec::new()), 0);
+    both[1][0].event = one_of_two;
+    assert!(too_many(both, Vec::new()) > 0);
+}
+
+#[test]
+fn nobody_is_granted_a_guarded_lease() {
+    let first = acquired(1, What::Acquire, 0, 0);
+    let with = |guard: Vec<(i64, Event)>, asked, faults: Vec<Done>| {
+        let second = acquired(2, What::Acquire, 0, asked);
+        too_many(vec![first.clone(), story(11, guard), second], faults)
+    };
+    // Long after its time is over.
+    assert!(with(guarded(11, 1), 2 * SECOND, Vec::new()) > 0);
+    assert_eq!(with(guarded(11, 1), 4 * SECOND, Vec::new()), 0);
+    // Revoked or not, and whatever the clock says.
+    let fault = |fault| Done { fault, at: SECOND, ended: SECOND + 1, lease: Some(0) };
+    let all = vec![fault(Fault::Revoke), fault(Fault::StepClock)];
+    assert!(with(guarded(11, 1), 2 * SECOND, all) > 0);
+    // One that did not commit may have ended before.
+    let mut broken = guarded(11, 1);
+    broken[3].1 = Event::End(Outcome::Broken);
+    assert_eq!(with(broken, 2 * SECOND, Vec::new()), 0);
+}
+
+/// Prepared after a second, and finished by somebody else after three.
+fn prepared(id: i64, first: i64, outcome: Outcome) -> Vec<Record> {
+    let commit = outcome == Outcome::Committed;
+    let mut events = guarded(id, first);
+    events.truncate(2);
+    events.push((SECOND, Event::Prepare));
+    events.push((SECOND + 10, Event::Prepared));
+    events.push((SECOND + 20, Event::End(Outcome::Prepared)));
+    events.push((3 * SECOND, Event::Finish { commit }));
+    events.push((3 * SECOND + 10, Event::Finished(outcome)));
+    story(id, events)
+}
+
+#[test]
+fn a_prepared_transaction_guards_until_it_is_finished() {
+    for outcome in [Outcome::Committed, Outcome::RolledBack] {
+        let at = |asked, faults| {
+            let holder = acquired(1, What::Acquire, 0, 0);
+            let second = acquired(2, What::Acquire, 0, asked);
+            too_many(vec![holder, prepared(11, 1, outcome.clone()), second], faults)
+        };
+        assert!(at(2 * SECOND, Vec::new()) > 0);
+        assert_eq!(at(4 * SECOND, Vec::new()), 0);
+        let (from, to) = (2 * SECOND - 100, 2 * SECOND - 50);
+        let failover = Done { fault: Fault::FailOver, at: from, ended: to, lease: None };
+        assert_eq!(at(2 * SECOND, vec![failover]), 0);
+    }
+}
+
+/// What the judge says of a prepared write, of which a trace is there or not.
+fn of_prepared(records: Vec<Record>, there: bool, era: u32) -> Vec<String> {
+    let mut evidence = Evidence { records, era, ..Evidence::default() };
+    if there {
+        evidence.writes.push(write(1, 1, 11));
+    }
+    judge(&evidence).violations
+}
+
+#[test]
+fn what_is_prepared_is_there_when_it_is_committed_and_only_then() {
+    let (yes, no) = (prepared(11, 1, Outcome::Committed), prepared(11, 1, Outcome::RolledBack));
+    let none = Vec::<String>::new();
+    assert_eq!(of_prepared(yes.clone(), true, 0), none);
+    assert_eq!(of_prepared(no.clone(), false, 0), none);
+    assert!(of_prepared(yes.clone(), false, 0)[0].contains("acknowledged, and lost"));
+    assert!(of_prepared(no.clone(), true, 0)[0].contains("not committed, and there"));
+    // Not finished by anybody.
+    let unfinished = yes[..5].to_vec();
+    assert!(of_prepared(unfinished.clone(), false, 0)[0].contains("prepared, and gone"));
+    assert!(of_prepared(unfinished.clone(), true, 0)[0].contains("not committed, and there"));
+    assert_eq!(of_prepared(unfinished, false, 1), none);
+    // Nobody knows what came of it.
+    for outcome in [Some(Outcome::Unknown), None] {
+        let mut vague = yes.clone();
+        match outcome {
+            Some(outcome) => vague[6].event = Event::Finished(outcome),
+            None => vague.truncate(6),
+        }
+        assert_eq!(of_prepared(vague.clone(), true, 0), none);
+        assert_eq!(of_prepared(vague, false, 0), none);
+    }
+}
+
+#[test]
+fn what_was_finished_before_a_failover_may_have_to_be_finished_again() {
+    let again = |first: Outcome, second: Outcome, there| {
+        let mut records = prepared(11, 1, first);
+        let mut more = prepared(11, 1, second).split_off(5);
+        for record in &mut more {
+            (record.at, record.era) = (record.at + SECOND, 1);
+        }
+        records.extend(more);
+        of_prepared(records, there, 1)
+    };
+    let none = Vec::<String>::new();
+    assert_eq!(again(Outcome::Committed, Outcome::RolledBack, false), none);
+    assert_eq!(again(Outcome::RolledBack, Outcome::Committed, true), none);
+    assert!(again(Outcome::Committed, Outcome::RolledBack, true)[0].contains("and there"));
+    assert!(again(Outcome::RolledBack, Outcome::Committed, false)[0].contains("and lost"));
+}
+
+#[test]
+fn a_shared_grant_is_replaced_by_an_exclusive_one_only() {
+    let verdict = |current| {
+        let (relation, first) = ("desk".to_owned(), 5);
+        let (row, lease, version, token, id) = (10003, 100, 1, 5, 3);
+        let fence = Some(token);
+        let rows = vec![Row { relation: relation.clone(), row, version, fence }];
+        let writes = vec![Write { relation, row, lease, version, token, first, id, current }];
+        judge(&Evidence { rows, writes, ..Evidence::default() }).violations
+    };
+    assert_eq!((verdict(None).len(), verdict(Some(4)).len()), (0, 0));
+    assert!(verdict(Some(6))[0].contains("replaced grant"));
+}
