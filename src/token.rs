@@ -5,6 +5,7 @@ use crate::pg::lock::{Mode, Tag};
 use crate::pg::relation::state_oid;
 use crate::pg::{sequence, server};
 use crate::plant;
+use crate::protocol::ahead::{self, Logged};
 use crate::protocol::epoch::{self, Epoch};
 use crate::protocol::Token;
 use pgrx::pg_sys::Oid;
@@ -16,13 +17,14 @@ thread_local! {
     static KNOWN: Cell<i64> = const { Cell::new(0) };
     /// A sequence and a token that it is known to have passed.
     static PASSED: Cell<(Oid, Token)> = const { Cell::new((Oid::INVALID, 0)) };
+    /// A sequence and a log record of it that is known to be on disk.
+    static ON_DISK: Cell<(Oid, Logged)> = const { Cell::new((Oid::INVALID, Logged { up_to: 0, at: 0 })) };
 }
 
 /// Draws a token. The caller holds the lock of the lease that it is for.
 ///
-/// The token is durable before it is returned: the sequence's advance, which another session may have logged
-/// in a transaction that is still open, is flushed up to the page's own WAL position. That costs a disk write
-/// in one draw of 32.
+/// The token is durable before it is returned, whoever has logged it, and whether that transaction is still
+/// open or not.
 ///
 /// `above` is the greatest token that the lease is known to have had. A sequence that is not above it, nor
 /// above what this backend drew before, was set back by hand (a data-only restore does that): it jumps.
@@ -41,10 +43,27 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
         token = sequence::next(oid);
     }
     if !plant::NO_FLUSH {
-        sequence::flush(&sequence::read(oid));
+        make_durable(oid, token);
     }
     PASSED.set((oid, token));
     Ok(token)
+}
+
+/// Waits until a log record that covers a token just drawn is on disk; it mostly is. Where the last one
+/// begins to run out, the next draw is to be logged, so that somebody's commit has it on disk in time.
+fn make_durable(oid: Oid, token: Token) {
+    let state = sequence::read(oid);
+    let (of, known) = ON_DISK.get();
+    let known = if of == oid { known } else { Logged::default() };
+    if sequence::is_flushed(&state.logged) {
+        ON_DISK.set((oid, known.and(state.logged)));
+    } else if !known.covers(token, sequence::redo()) {
+        sequence::flush(&state.logged);
+        ON_DISK.set((oid, known.and(state.logged)));
+    }
+    if ahead::log_early(state.left, sequence::AHEAD) {
+        sequence::log_next(oid);
+    }
 }
 
 /// The last token drawn, 0 when none was.
@@ -163,7 +182,7 @@ fn settle(oid: Oid) -> Result<(), Refusal> {
 fn record(mark: i64) -> Result<(), Refusal> {
     let identity = state_oid(c"identity_seq")?;
     sequence::set(identity, mark);
-    sequence::flush(&sequence::read(identity));
+    sequence::flush(&sequence::read(identity).logged);
     Ok(())
 }
 
@@ -177,11 +196,11 @@ fn jump(oid: Oid, above: Token) -> Result<Token, Refusal> {
     let target = epoch::jump_target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
     let (floor, count) = (state_oid(c"floor_seq")?, state_oid(c"epoch_seq")?);
     sequence::set(oid, target);
-    sequence::flush(&sequence::read(oid));
+    sequence::flush(&sequence::read(oid).logged);
     sequence::set(floor, target);
-    sequence::flush(&sequence::read(floor));
+    sequence::flush(&sequence::read(floor).logged);
     // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
     sequence::set(count, jumps()? + 1);
-    sequence::flush(&sequence::read(count));
+    sequence::flush(&sequence::read(count).logged);
     Ok(target)
 }

@@ -11,6 +11,8 @@ use anyhow::{Context, Result};
 /// A server about to crash.
 pub struct Doomed {
     cluster: Cluster,
+    /// The processes that write in the background.
+    frozen: Vec<i32>,
     /// Sessions that are open when it crashes.
     open: Vec<Session>,
     old: i64,
@@ -59,11 +61,27 @@ impl Doomed {
         session.run("SELECT lease_revoke('old')")?;
         let old = session.one("SELECT lease_acquire('old', 'h', ttl => '1 hour')", &[])?;
         // The next draw logs again, as the first one after any checkpoint does.
-        session.run("CHECKPOINT")?;
+        let mut doomed =
+            Doomed { cluster, frozen: Vec::new(), open: Vec::new(), old, seen: old, plain_seen: 0 };
+        doomed.checkpoint()?;
+        Ok(doomed)
+    }
+
+    /// Writes all that there is to write, while its sessions stay open.
+    pub fn checkpoint(&mut self) -> Result<()> {
+        self.cluster.thaw(&self.frozen)?;
+        self.frozen.clear();
+        self.cluster.connect("postgres")?.run("CHECKPOINT")?;
         for title in ["walwriter", "background writer", "checkpointer"] {
-            cluster.freeze(title)?;
+            self.frozen.extend(self.cluster.freeze(title)?);
         }
-        Ok(Doomed { cluster, open: Vec::new(), old, seen: old, plain_seen: 0 })
+        Ok(())
+    }
+
+    /// How far the log is on disk.
+    pub fn flushed(&self) -> Result<String> {
+        let mut session = self.cluster.connect("postgres")?;
+        Ok(session.text("SELECT pg_current_wal_flush_lsn()")?.unwrap_or_default())
     }
 
     /// The token of the lease `old`, which is held for an hour.

@@ -51,6 +51,7 @@ extern "C-unwind" {
     // storage/bufmgr.h
     pub fn ReadBuffer(relation: Relation, block: BlockNumber) -> Buffer;
     pub fn LockBuffer(buffer: Buffer, mode: c_int);
+    pub fn MarkBufferDirty(buffer: Buffer);
     pub fn BufferGetLSNAtomic(buffer: Buffer) -> XLogRecPtr;
     pub fn ReleaseBuffer(buffer: Buffer);
     pub fn UnlockReleaseBuffer(buffer: Buffer);

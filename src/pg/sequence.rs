@@ -1,6 +1,7 @@
 //! Sequences read and set without SQL: the callers of the extension have no rights on them.
 
 use super::{compat, raw};
+use crate::protocol::ahead::Logged;
 use pgrx::pg_sys;
 
 /// What a sequence's page says.
@@ -8,9 +9,14 @@ use pgrx::pg_sys;
 pub struct State {
     /// Its last value; None when never called.
     pub last: Option<i64>,
-    /// WAL position of the page's last change.
-    lsn: u64,
+    /// The log record that the page was last changed by.
+    pub logged: Logged,
+    /// How many more values it covers.
+    pub left: i64,
 }
+
+/// How many values Postgres logs ahead (SEQ_LOG_VALS).
+pub const AHEAD: i64 = 32;
 
 #[repr(C)]
 struct SequenceData {
@@ -47,33 +53,66 @@ pub struct Definition {
 
 /// Reads the page of a sequence: no permission, no transaction id, no WAL.
 pub fn read(oid: pg_sys::Oid) -> State {
-    // SAFETY: the relation is locked and open, the page pinned and share-locked while it is read, and a
+    with_page(oid, pg_sys::BUFFER_LOCK_SHARE, |buffer, data| {
+        // SAFETY: the page is locked.
+        let at = unsafe { raw::BufferGetLSNAtomic(buffer) };
+        let logged = Logged { up_to: data.last_value.saturating_add(data.log_cnt), at };
+        let last = data.is_called.then_some(data.last_value);
+        State { last, logged, left: data.log_cnt }
+    })
+}
+
+/// Lets the next draw be logged. The count is not logged itself: 0 is what a crash leaves.
+pub fn log_next(oid: pg_sys::Oid) {
+    with_page(oid, pg_sys::BUFFER_LOCK_EXCLUSIVE, |buffer, data| {
+        data.log_cnt = 0;
+        // SAFETY: the page is locked exclusively.
+        unsafe { raw::MarkBufferDirty(buffer) };
+    });
+}
+
+/// Works on the page of a sequence.
+fn with_page<R>(
+    oid: pg_sys::Oid,
+    lock: u32,
+    work: impl FnOnce(pg_sys::Buffer, &mut SequenceData) -> R,
+) -> R {
+    // SAFETY: the relation is locked and open, the page pinned and locked while it is worked on, and a
     // sequence has its one tuple as item 1 of block 0.
     unsafe {
         compat::guarded(|| {
             let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
             let buffer = raw::ReadBuffer(rel, 0);
-            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
-            let page = pg_sys::BufferGetPage(buffer);
-            let lsn = raw::BufferGetLSNAtomic(buffer);
-            let header = compat::first_item(page);
+            raw::LockBuffer(buffer, lock as i32);
+            let header = compat::first_item(pg_sys::BufferGetPage(buffer));
             let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
-            let data = header.add(hoff).cast::<SequenceData>();
-            let last = (*data).is_called.then_some((*data).last_value);
+            let result = work(buffer, &mut *header.add(hoff).cast::<SequenceData>());
             raw::UnlockReleaseBuffer(buffer);
             raw::relation_close(rel, pg_sys::NoLock as i32);
-            State { last, lsn }
+            result
         })
     }
 }
 
-/// Makes sure that what `state` was read from is on disk. Costs nothing when it is already.
-pub fn flush(state: &State) {
-    // SAFETY: the position is one that this server has written.
-    unsafe { pg_sys::XLogFlush(state.lsn) };
+/// Is this record on disk?
+pub fn is_flushed(record: &Logged) -> bool {
+    // SAFETY: compares with what this server has flushed.
+    !unsafe { pg_sys::XLogNeedsFlush(record.at) }
 }
 
-/// The next value; takes a transaction id only in the one draw of 32 that is logged.
+/// Makes sure that this record is on disk. Costs nothing when it is already.
+pub fn flush(record: &Logged) {
+    // SAFETY: the position is one that this server has written.
+    unsafe { pg_sys::XLogFlush(record.at) };
+}
+
+/// Where recovery would start.
+pub fn redo() -> u64 {
+    // SAFETY: reads shared memory.
+    unsafe { pg_sys::GetRedoRecPtr() }
+}
+
+/// The next value; takes a transaction id only in a draw that is logged.
 pub fn next(oid: pg_sys::Oid) -> i64 {
     // SAFETY: raises Postgres's own error where the oid is no sequence or is exhausted.
     unsafe { compat::guarded(|| compat::nextval_internal(oid, false)) }

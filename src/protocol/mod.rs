@@ -5,6 +5,7 @@
 //! always an argument.
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 pub mod epoch;
 pub mod fence;
 pub mod grant;

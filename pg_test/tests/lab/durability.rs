@@ -14,6 +14,9 @@ pg_test::trials![
     settings_of_functions_and_transactions_do_not_matter,
     every_function_that_draws_is_durable,
     each_draw_around_the_logged_ones_is_durable,
+    what_a_session_knows_to_be_on_disk_a_checkpoint_makes_void,
+    no_draw_waits_for_the_disk_where_others_commit,
+    where_nobody_commits_a_draw_waits_in_time,
     a_jump_of_an_open_transaction_survives_a_crash,
     a_token_is_durable_without_wal_for_replicas,
     what_was_committed_before_the_token_was_seen_is_there,
@@ -162,6 +165,63 @@ fn each_draw_around_the_logged_ones_is_durable(lab: &Lab) -> Result<()> {
             last = server.see(session, &format!("SELECT lease_renew('old', {last})"))?;
         }
         server.see_plain(session)?;
+        let (loss, cluster) = server.crash()?;
+        safe(&format!("{draws} draws"), loss)?;
+        server = Doomed::again(cluster)?;
+    }
+    Ok(())
+}
+
+fn what_a_session_knows_to_be_on_disk_a_checkpoint_makes_void(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    for draws in [1, 10, 17, 20] {
+        let session = server.session("SET synchronous_commit = off")?;
+        let mut last = server.old();
+        let mut renew = |server: &mut Doomed| -> Result<()> {
+            last = server.see(session, &format!("SELECT lease_renew('old', {last})"))?;
+            Ok(())
+        };
+        for _ in 0..draws {
+            renew(&mut server)?;
+        }
+        // Recovery would not read the log record any more that covers what follows.
+        server.checkpoint()?;
+        renew(&mut server)?;
+        server.see_plain(session)?;
+        let (loss, cluster) = server.crash()?;
+        safe(&format!("a checkpoint after {draws} draws"), loss)?;
+        server = Doomed::again(cluster)?;
+    }
+    Ok(())
+}
+
+fn no_draw_waits_for_the_disk_where_others_commit(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    let open = server.session("BEGIN")?;
+    let other = server.session("CREATE TABLE t ()")?;
+    let mut last = server.old();
+    let mut by_draws = 0;
+    for _ in 0..100 {
+        let before = server.flushed()?;
+        last = server.see(open, &format!("SELECT lease_renew('old', {last})"))?;
+        by_draws += usize::from(server.flushed()? != before);
+        // Any commit writes the log up to its own record, and so what the draw has logged.
+        server.run(other, "CREATE TABLE u (); DROP TABLE u")?;
+    }
+    ensure!(by_draws == 1, "{by_draws} of 100 draws waited, not the first alone");
+    server.see_plain(open)?;
+    safe("others commit", server.crash()?.0)
+}
+
+fn where_nobody_commits_a_draw_waits_in_time(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    for draws in [17, 18, 32, 33, 34, 49, 50, 51, 65, 66, 67] {
+        let open = server.session("BEGIN")?;
+        let mut last = server.old();
+        for _ in 0..draws {
+            last = server.see(open, &format!("SELECT lease_renew('old', {last})"))?;
+        }
+        server.see_plain(open)?;
         let (loss, cluster) = server.crash()?;
         safe(&format!("{draws} draws"), loss)?;
         server = Doomed::again(cluster)?;

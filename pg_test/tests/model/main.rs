@@ -50,6 +50,9 @@ const CALM: Bounds = Bounds::CALM;
 const CRASHES: Bounds = Bounds { crashes: 1, kills: 1, seconds: 2, draws: 3, ..CALM };
 /// The same, where commits do not wait for the disk.
 const LAZY: Bounds = Bounds { synchronous_commit: false, kills: 0, ..CRASHES };
+/// Recovery starts at a checkpoint. Tokens alone matter here.
+const CHECKPOINT: Bounds =
+    Bounds { checkpoints: 1, seconds: 2, draws: 4, bound: false, unbound: false, ..LAZY };
 /// A standby that is behind takes over.
 const FAILOVER: Bounds = Bounds {
     promotions: 1,
@@ -96,6 +99,12 @@ fn reclaiming_breaks_nothing() {
 #[test]
 fn crashes_with_an_unwritten_log_break_nothing() {
     holds(CRASHES);
+}
+
+#[test]
+fn crashes_after_a_checkpoint_break_nothing() {
+    holds(CHECKPOINT);
+    holds(Bounds { synchronous_commit: true, ..CHECKPOINT });
 }
 
 #[test]
@@ -155,6 +164,11 @@ fn without_a_flush_a_crash_reissues_tokens() {
 #[test]
 fn flushing_only_what_one_has_logged_oneself_reissues_tokens() {
     breaks(CRASHES, NEVER_REISSUED, |p| p.flush = Flush::OwnRecord);
+}
+
+#[test]
+fn a_record_from_before_the_checkpoint_covers_nothing() {
+    breaks(CHECKPOINT, NEVER_REISSUED, |p| p.redo = false);
 }
 
 #[test]

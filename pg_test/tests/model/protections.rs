@@ -3,8 +3,8 @@
 /// When a drawn token is made durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flush {
-    /// Before it is returned, up to the sequence's page: also what another session has logged.
-    Page,
+    /// Before it is returned, whoever has logged it; an earlier record that covers it will do.
+    Covered,
     /// Before it is returned, but only what the drawing transaction has logged itself.
     OwnRecord,
     /// At some time.
@@ -26,6 +26,8 @@ pub struct Protections {
     pub clock_after_lock: bool,
     /// The token is durable before anyone sees it.
     pub flush: Flush,
+    /// A record that recovery does not read covers nothing.
+    pub redo: bool,
     /// A database that finds itself to be another one jumps.
     pub jump: bool,
     /// A jump goes at least to the clock's seconds × 2^20.
@@ -48,7 +50,8 @@ impl Protections {
         reread: true,
         draw_under_lock: true,
         clock_after_lock: true,
-        flush: Flush::Page,
+        flush: Flush::Covered,
+        redo: true,
         jump: true,
         jump_by_clock: true,
         identity_last: true,
@@ -74,6 +77,8 @@ pub struct Bounds {
     pub draws: u8,
     /// Kills of the server.
     pub crashes: u8,
+    /// Checkpoints.
+    pub checkpoints: u8,
     /// Standbys promoted.
     pub promotions: u8,
     /// Standbys there are.
@@ -103,6 +108,7 @@ impl Bounds {
         seconds: 3,
         draws: 4,
         crashes: 0,
+        checkpoints: 0,
         promotions: 0,
         standbys: 0,
         ships: u8::MAX,

@@ -5,6 +5,7 @@ use crate::locks::Lock;
 use crate::server::{micros, mode, Row, TTL};
 use crate::state::{Change, Early, Guarded, Op, Phase, State, Transaction, Violation};
 use crate::system::System;
+use pg_test::protocol::ahead::Logged;
 use pg_test::protocol::fence::{self, Order, Verdict, Write};
 use pg_test::protocol::grant::{self, Acquire, Ask, Release, Seat};
 use pg_test::protocol::Token;
@@ -254,7 +255,7 @@ impl System {
         }
         let (closing, logged) = self.draw(state)?;
         self.check_rises(state, closing);
-        state.server.flush_token(self.protections.flush, logged);
+        state.server.flush_token(&self.protections, closing, logged, &mut Logged::default());
         for i in live {
             state.server.data.leases[i].closing = Some(closing);
         }

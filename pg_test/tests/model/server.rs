@@ -1,12 +1,13 @@
 //! The server, as far as it matters here: rows, the sequence, what is on disk, the clock's seconds.
 
-use crate::protections::Flush;
+use crate::protections::{Flush, Protections};
+use pg_test::protocol::ahead::{self, Logged};
 use pg_test::protocol::epoch::{self, Epoch, Identity};
 use pg_test::protocol::grant::{Grant, Mode, Tokens};
 use pg_test::protocol::{Micros, Token};
 
 /// How many tokens beyond the drawn one a log record covers (Postgres: 32).
-const LOGGED_AHEAD: i64 = 1;
+const LOGGED_AHEAD: i64 = 2;
 /// How long a grant lasts, in seconds.
 pub const TTL: u8 = 2;
 
@@ -59,7 +60,26 @@ pub fn micros(seconds: u8) -> Micros {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Sequence {
     pub last: Option<Token>,
-    logged: Token,
+    logged: Logged,
+    /// The next draw is to be logged, whatever the last record covers.
+    log_next: bool,
+    /// Records up to here are not read by recovery.
+    redo: u64,
+}
+
+impl Sequence {
+    /// What a session reads from the page.
+    fn read(&self) -> (Logged, i64) {
+        let last = self.last.unwrap_or(0);
+        let left = if self.log_next { 0 } else { self.logged.up_to - last };
+        (Logged { up_to: last + left, ..self.logged }, left)
+    }
+
+    /// Writes a record that covers tokens up to this one.
+    fn log(&mut self, up_to: Token) {
+        self.logged = Logged { up_to, at: self.logged.at + 1 };
+        self.log_next = false;
+    }
 }
 
 /// All that a database knows. The last two fields are the model's own memory of what was acknowledged; they
@@ -107,27 +127,56 @@ impl Server {
         let sequence = &mut self.data.sequence;
         let token = sequence.last.map_or(1, |last| last + 1);
         sequence.last = Some(token);
-        let logs = token > sequence.logged;
+        let before_redo = sequence.logged.at <= sequence.redo;
+        let logs = token > sequence.logged.up_to || sequence.log_next || before_redo;
         if logs {
-            sequence.logged = token + LOGGED_AHEAD;
+            sequence.log(token + LOGGED_AHEAD);
         }
         (token, logs)
     }
 
-    /// Makes a drawn token durable, as far as `how` goes.
-    pub fn flush_token(&mut self, how: Flush, logged_here: bool) {
-        let due = self.disk.sequence.logged != self.data.sequence.logged;
-        if due && (how == Flush::Page || how == Flush::OwnRecord && logged_here) {
-            self.flush();
+    /// Makes a drawn token durable, as far as the protections go. `known` is what the session knows to be
+    /// on disk.
+    pub fn flush_token(
+        &mut self,
+        p: &Protections,
+        token: Token,
+        logged_here: bool,
+        known: &mut Logged,
+    ) {
+        let (found, left) = self.data.sequence.read();
+        let flushed = self.disk.sequence.logged.at == found.at;
+        let redo = if p.redo { self.data.sequence.redo } else { 0 };
+        match p.flush {
+            Flush::Covered if flushed => *known = known.and(found),
+            Flush::Covered if known.covers(token, redo) => {}
+            Flush::Covered => {
+                self.flush();
+                *known = known.and(found);
+            }
+            Flush::OwnRecord if logged_here => self.flush(),
+            Flush::OwnRecord | Flush::Never => {}
         }
+        self.data.sequence.log_next |= ahead::log_early(left, LOGGED_AHEAD);
     }
 
     /// Writes all of the log.
     pub fn flush(&mut self) {
         self.disk = self.data.clone();
-        // What is read back after a crash is the log's idea of the sequence.
+        // What is read back after a crash is the log's idea of the sequence, or where recovery does not
+        // read that, the page's.
         let sequence = &mut self.disk.sequence;
-        sequence.last = sequence.last.map(|_| sequence.logged);
+        if sequence.logged.at > sequence.redo {
+            sequence.last = sequence.last.map(|_| sequence.logged.up_to);
+        }
+        sequence.logged.up_to = sequence.last.unwrap_or(0);
+        sequence.log_next = false;
+    }
+
+    /// Writes the pages, too; recovery starts here from now on.
+    pub fn checkpoint(&mut self) {
+        self.data.sequence.redo = self.data.sequence.logged.at;
+        self.flush();
     }
 
     /// Kill and restart.
@@ -171,7 +220,8 @@ impl Server {
                 let now = if by_clock { micros(clock) } else { 0 };
                 let last = self.data.sequence.last.unwrap_or(0);
                 let target = epoch::jump_target(last, now).expect("far from the end");
-                self.data.sequence = Sequence { last: Some(target), logged: target };
+                self.data.sequence.last = Some(target);
+                self.data.sequence.log(target);
             }
             1 => self.data.floor = self.data.sequence.last.unwrap_or(0),
             _ => self.data.identity = self.identity().mark(),

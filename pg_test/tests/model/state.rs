@@ -2,6 +2,7 @@
 
 use crate::locks::Lock;
 use crate::server::{Row, Server};
+use pg_test::protocol::ahead::Logged;
 use pg_test::protocol::Token;
 
 /// What a client asks of the server.
@@ -38,6 +39,7 @@ pub enum Action {
     /// A standby has replayed what is on disk (or is made anew).
     Ship(usize),
     Crash,
+    Checkpoint,
     Promote(usize),
     Second,
     StepBack,
@@ -93,6 +95,8 @@ pub struct Client {
     /// The token that it believes in.
     pub token: Option<Token>,
     pub phase: Phase,
+    /// What its session knows to be on disk.
+    pub known: Logged,
 }
 
 impl Client {
@@ -110,6 +114,7 @@ impl Client {
 pub struct Spent {
     pub draws: u8,
     pub crashes: u8,
+    pub checkpoints: u8,
     pub promotions: u8,
     pub ships: u8,
     pub steps_back: u8,
@@ -168,6 +173,7 @@ impl State {
     pub fn sessions_end(&mut self) {
         for client in &mut self.clients {
             client.phase = Phase::Idle;
+            client.known = Logged::default();
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::protections::{Bounds, Protections};
 use crate::server::Server;
 use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State, Violation};
+use pg_test::protocol::ahead::Logged;
 use stateright::{Model, Property};
 
 /// Clients, a server, its standbys and the clock.
@@ -14,7 +15,7 @@ pub struct System {
 impl System {
     /// A new client's state.
     fn client() -> Client {
-        Client { token: None, phase: Phase::Idle }
+        Client { token: None, phase: Phase::Idle, known: Logged::default() }
     }
 
     fn requests(&self, client: &Client, index: usize, actions: &mut Vec<Action>) {
@@ -119,14 +120,17 @@ impl System {
             Action::Answer(client) => {
                 let phase = std::mem::replace(&mut state.clients[client].phase, Phase::Idle);
                 let Phase::Drawn(transaction, token, logged) = phase else { return None };
-                state.server.flush_token(p.flush, logged);
+                let client = &mut state.clients[client];
+                state.server.flush_token(p, token, logged, &mut client.known);
                 state.seen = state.seen.max(token);
-                state.clients[client].phase = Phase::Open(transaction);
+                client.phase = Phase::Open(transaction);
             }
             Action::Commit(client) => self.commit(state, client)?,
             Action::Kill(client) => {
                 once_more(&mut state.spent.kills, b.kills)?;
-                state.clients[client].phase = Phase::Idle;
+                let (phase, known) = (Phase::Idle, Logged::default());
+                let client = &mut state.clients[client];
+                (client.phase, client.known) = (phase, known);
             }
             Action::Revoke => {
                 once_more(&mut state.spent.revocations, b.revocations)?;
@@ -152,6 +156,10 @@ impl System {
                 once_more(&mut state.spent.crashes, b.crashes)?;
                 state.server.crash();
                 state.sessions_end();
+            }
+            Action::Checkpoint => {
+                once_more(&mut state.spent.checkpoints, b.checkpoints)?;
+                state.server.checkpoint();
             }
             Action::Promote(standby) => {
                 once_more(&mut state.spent.promotions, b.promotions)?;
@@ -203,7 +211,7 @@ impl Model for System {
         let standbys = 0..self.bounds.standbys;
         actions.extend(standbys.flat_map(|i| [Action::Ship(i), Action::Promote(i)]));
         actions.extend([Action::Revoke, Action::Jump, Action::WriteLog]);
-        actions.extend([Action::Crash, Action::Second, Action::StepBack]);
+        actions.extend([Action::Crash, Action::Checkpoint, Action::Second, Action::StepBack]);
     }
 
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
