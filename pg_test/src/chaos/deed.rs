@@ -39,7 +39,7 @@ impl Hand {
             return Err(Stop::RolledBack);
         }
         if task.what.writes() && self.rng.random_bool(0.1) {
-            return self.end_in_two_phases();
+            return self.end_in_two_phases(task.lease);
         }
         self.write(Event::Commit)?;
         self.committing = true;
@@ -57,8 +57,10 @@ impl Hand {
     }
 
     /// Prepares the transaction, and finishes it later or leaves that to the janitor.
-    fn end_in_two_phases(&mut self) -> Step<Outcome> {
+    fn end_in_two_phases(&mut self, lease: i32) -> Step<Outcome> {
         let id = self.id;
+        // A lease does not keep its holder's own transactions apart: until this one is finished, no other.
+        let held = (self.held.remove(&lease), self.lost.remove(&lease));
         self.write(Event::Prepare)?;
         self.committing = true;
         self.sql(&format!("PREPARE TRANSACTION '{}'", janitor::gid_of(id)))?;
@@ -71,8 +73,13 @@ impl Hand {
         let commit = self.rng.random_bool(0.8);
         self.write(Event::Finish { commit })?;
         let outcome = janitor::finish(self.session(), id, commit);
-        if outcome == Outcome::Unknown {
-            self.hang_up();
+        match outcome {
+            Outcome::Unknown => self.hang_up(),
+            Outcome::Committed | Outcome::RolledBack => {
+                self.held.extend(held.0.map(|held| (lease, held)));
+                self.lost.extend(held.1.map(|lost| (lease, lost)));
+            }
+            _ => {}
         }
         self.write(Event::Finished(outcome))?;
         Ok(Outcome::Prepared)

@@ -130,9 +130,12 @@ impl Evidence {
         Ok(())
     }
 
-    /// Writes all of it down, a line each, for whoever wants to see what led to a violation.
-    pub fn write(&self, path: &Path) -> Result<()> {
+    /// Writes all of it down, a line each, for whoever wants to see what led to these violations.
+    pub fn write(&self, path: &Path, violations: &[String]) -> Result<()> {
         let mut file = BufWriter::new(File::create(path)?);
+        for violation in violations {
+            writeln!(file, "{violation}")?;
+        }
         for fault in &self.faults {
             writeln!(file, "{} {fault:?}", fault.at)?;
         }

@@ -15,7 +15,7 @@ mod record;
 mod troupe;
 
 pub use hand::{work, Identity};
-pub use plant::Plant;
+pub use plant::{catch, planted, Plant};
 
 use crate::extension::{self, Extension};
 use crate::prefix::Prefix;
@@ -120,28 +120,26 @@ impl fmt::Display for Summary {
 /// Runs, prints the summary, and fails where a promise was broken, or where a planted bug was not caught.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
     setup::ensure(&[setup::server(), setup::build()].concat())?;
-    let features: Vec<&str> = options.plant.iter().map(|plant| plant.feature()).collect();
-    let extension = Extension::build(&extension::default_pg_config(), &features)?;
-    let rundir = Arc::new(RunDir::create(program)?);
-    let prefix = Arc::new(Prefix::copy(rundir, &setup::major())?);
-    prefix.install(&extension)?;
     let minutes = if options.short { 0.5 } else { options.minutes };
     let time = Duration::from_secs_f64(minutes * 60.0);
     let seed = options.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
-    let summary = rage(&prefix, time, seed, options.plant)?;
+    if let Some(plant) = options.plant {
+        let prefix = plant::planted(program, plant)?;
+        let summary = plant::catch(&prefix, plant, time, seed)?;
+        println!("{summary}");
+        println!("The planted bug was caught.");
+        return Ok(());
+    }
+    let extension = Extension::build(&extension::default_pg_config(), &[])?;
+    let rundir = Arc::new(RunDir::create(program)?);
+    let prefix = Arc::new(Prefix::copy(rundir, &setup::major())?);
+    prefix.install(&extension)?;
+    let summary = rage(&prefix, time, seed, None)?;
     println!("{summary}");
-    match options.plant {
-        Some(_) => {
-            ensure!(!summary.violations().is_empty(), "the planted bug was not caught");
-            println!("The planted bug was caught.");
-        }
-        None => {
-            let count = summary.violations().len();
-            ensure!(count == 0, "{count} promises were broken");
-            if let Some(why) = summary.void() {
-                bail!("the run is void: {why}");
-            }
-        }
+    let count = summary.violations().len();
+    ensure!(count == 0, "{count} promises were broken");
+    if let Some(why) = summary.void() {
+        bail!("the run is void: {why}");
     }
     Ok(())
 }
@@ -173,7 +171,7 @@ pub fn rage(
     let (faults, verdict) = (nemesis.count(), judge::judge(&evidence));
     if plant.is_none() && !verdict.violations.is_empty() {
         let path = extension::target_dir().join(format!("chaos-{seed}.txt"));
-        evidence.write(&path)?;
+        evidence.write(&path, &verdict.violations)?;
         eprintln!("The evidence is in {}.", path.display());
     }
     Ok(Summary { seed, seconds: time.as_secs(), faults, verdict })

@@ -1,6 +1,18 @@
 //! Known bugs that can be built into the extension, to show that a run catches them.
 
 use super::nemesis::{Fault, Weights, ALL};
+use super::{rage, Summary};
+use crate::extension::{self, Extension};
+use crate::prefix::Prefix;
+use crate::rundir::RunDir;
+use crate::setup;
+use anyhow::{bail, Result};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// For how long a run goes on before it is judged.
+const ROUND: Duration = Duration::from_secs(15);
 
 /// A bug, and what brings it to light soonest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -40,6 +52,22 @@ impl Plant {
         }
     }
 
+    /// What is said of the promises that it breaks.
+    fn shows_as(self) -> &'static [&'static str] {
+        match self {
+            Plant::TokenBeforeLock => &["came Grant"],
+            Plant::Now => &["a grant lasted"],
+            Plant::NoFlush | Plant::NoJump => &["was seen twice", "had been seen"],
+            Plant::NoGuardLock => &["replaced grant", "too many holders", "others had it"],
+        }
+    }
+
+    fn is_caught(self, violations: &[String]) -> bool {
+        let shows =
+            |violation: &String| self.shows_as().iter().any(|said| violation.contains(said));
+        violations.iter().any(shows)
+    }
+
     /// How many leases there are to be fought for.
     pub(super) fn leases(self) -> i32 {
         match self {
@@ -47,4 +75,31 @@ impl Plant {
             _ => 3,
         }
     }
+}
+
+/// A PostgreSQL of its own with the extension that has the bug. `program` is the lab's binary.
+pub fn planted(program: &Path, plant: Plant) -> Result<Arc<Prefix>> {
+    let extension = Extension::build(&extension::default_pg_config(), &[plant.feature()])?;
+    let rundir = Arc::new(RunDir::create(program)?);
+    let prefix = Arc::new(Prefix::copy(rundir, &setup::major())?);
+    prefix.install(&extension)?;
+    Ok(prefix)
+}
+
+/// Runs again and again with that extension, until the bug is seen to break a promise; returns what shows it.
+/// That no round does within `limit` is an error.
+pub fn catch(prefix: &Arc<Prefix>, plant: Plant, limit: Duration, seed: u64) -> Result<Summary> {
+    let start = Instant::now();
+    for round in 0.. {
+        let summary = rage(prefix, ROUND, seed + round, Some(plant))?;
+        let seconds = start.elapsed().as_secs();
+        if plant.is_caught(summary.violations()) {
+            eprintln!("{plant:?}: caught in round {} after {seconds} s", round + 1);
+            return Ok(summary);
+        }
+        if start.elapsed() >= limit {
+            bail!("the planted bug was not caught within {seconds} s:\n{summary}");
+        }
+    }
+    unreachable!("there is always another round")
 }

@@ -1,9 +1,18 @@
-//! The chaos run in its short form.
+//! The chaos run in its short form; and that it catches each known bug.
 
-use pg_test::{chaos, ensure, Lab, Result};
+use pg_test::chaos::{self, Plant};
+use pg_test::{ensure, Lab, Result};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-pg_test::trials![half_a_minute_of_chaos_breaks_no_promise];
+pg_test::trials![
+    half_a_minute_of_chaos_breaks_no_promise;
+    slow: a_token_drawn_before_the_lock_is_caught,
+    the_time_of_the_transactions_start_is_caught,
+    a_token_that_is_not_flushed_is_caught,
+    a_promotion_without_a_jump_is_caught,
+    a_guard_without_a_lock_is_caught
+];
 
 fn half_a_minute_of_chaos_breaks_no_promise(lab: &Lab) -> Result<()> {
     let seed = std::process::id().into();
@@ -11,4 +20,33 @@ fn half_a_minute_of_chaos_breaks_no_promise(lab: &Lab) -> Result<()> {
     ensure!(summary.violations().is_empty(), "{summary}");
     ensure!(summary.void().is_none(), "void: {:?}\n{summary}", summary.void());
     Ok(())
+}
+
+fn a_token_drawn_before_the_lock_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, Plant::TokenBeforeLock)
+}
+
+fn the_time_of_the_transactions_start_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, Plant::Now)
+}
+
+fn a_token_that_is_not_flushed_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, Plant::NoFlush)
+}
+
+fn a_promotion_without_a_jump_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, Plant::NoJump)
+}
+
+fn a_guard_without_a_lock_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, Plant::NoGuardLock)
+}
+
+fn is_caught(lab: &Lab, plant: Plant) -> Result<()> {
+    // One after another: they are built in the same place, and a run wants the machine for itself.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let prefix = chaos::planted(lab.rundir().program(), plant)?;
+    let seed = std::process::id().into();
+    chaos::catch(&prefix, plant, Duration::from_secs(180), seed).map(drop)
 }
