@@ -58,7 +58,7 @@ COMMENT ON COLUMN fence.lease.session IS 'the session that acquired it';
 COMMENT ON COLUMN fence.lease.role IS 'the role that acquired it, by name: oids mean other roles elsewhere';
 COMMENT ON COLUMN fence.lease.first_token IS 'the token of the acquire';
 COMMENT ON COLUMN fence.lease.renewed IS 'the tokens of the latest 16 renewals, oldest first';
-COMMENT ON COLUMN fence.lease.closing IS 'the closing token, once released or revoked';
+COMMENT ON COLUMN fence.lease.closing IS 'the closing token, once released or revoked; the latest one, once another grant has ended it';
 COMMENT ON COLUMN fence.lease.acquired_at IS 'when it was granted';
 COMMENT ON COLUMN fence.lease.renewed_at IS 'when it was last renewed, or granted';
 COMMENT ON COLUMN fence.lease.expires_at IS 'until when it counts unless closed';
@@ -66,6 +66,15 @@ COMMENT ON COLUMN fence.lease.ended_at IS 'when it was closed';
 COMMENT ON COLUMN fence.lease.ttl_us IS 'the ttl last asked for, in microseconds';
 COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
 COMMENT ON COLUMN fence.lease.metadata IS 'what the caller wished to be shown';
+
+-- Read and written as fence.lease is. Not dumped: what it tells matters to transactions that are open now.
+CREATE TABLE fence.trace (
+    name        text COLLATE "C" NOT NULL
+) WITH (vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+CREATE INDEX trace_name ON fence.trace (name);
+COMMENT ON TABLE fence.trace IS
+    'leases whose guarded transactions may have committed after their grants had ended: a snapshot from before that is too old to be granted the lease';
+COMMENT ON COLUMN fence.trace.name IS 'the lease';
 
 -- Out of the dump's point of view the state is data, not part of the extension.
 SELECT pg_catalog.pg_extension_config_dump('fence.token_seq', '');
@@ -78,6 +87,11 @@ CREATE FUNCTION fence.blocking_pids(name text, slot integer) RETURNS integer[]
     LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_blocking_pids';
 COMMENT ON FUNCTION fence.blocking_pids(text, integer) IS
     'the sessions whose open transactions keep this grant from being replaced; 0 for a prepared transaction';
+
+CREATE FUNCTION fence.greatest(relation regclass, attribute integer) RETURNS bigint
+    LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_greatest';
+COMMENT ON FUNCTION fence.greatest(regclass, integer) IS
+    'the greatest value of a bigint column, read without running anything of its owner''s; NULL where the caller may not read every row';
 
 CREATE FUNCTION fence.checked_name(name text) RETURNS text
     LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_checked_name';

@@ -59,7 +59,8 @@ BEGIN
     END IF;
 
     -- The last token is for those who may use leases; whoever may not is told what was left out.
-    IF has_function_privilege('@extschema@.fence_status()', 'EXECUTE') THEN
+    IF has_function_privilege('@extschema@.fence_status()', 'EXECUTE')
+        AND has_schema_privilege('fence', 'USAGE') THEN
         last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
     END IF;
 
@@ -367,19 +368,19 @@ BEGIN
                 GROUP BY a.attname, a.atttypid, a.atttypmod HAVING count(*) = 1);
 
         -- A fence above every token drawn: the extension was created anew, or an older backup restored.
-        -- Both sides of the comparison are read with the caller's rights, and only where he has them.
+        -- Both sides of the comparison are read with the caller's rights, and only where he has them; no plan
+        -- is made for a table that may have functions of its owner's in an index.
         CONTINUE WHEN last_token IS NULL;
         highest := NULL;
         FOR m IN
-            SELECT c.oid::regclass AS rel
+            SELECT c.oid::regclass AS rel, a.attnum
               FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = r.fence_column
              WHERE c.oid = ANY (members) AND c.relkind = 'r' AND a.atttypid = 'int8'::regtype
                AND has_column_privilege(c.oid, a.attnum, 'SELECT')
         LOOP
-            EXECUTE format('SELECT greatest($1, max(%1$I)) FROM ONLY %2$s WHERE %1$I > $2', r.fence_column, m.rel)
-               INTO highest USING highest, last_token;
+            highest := greatest(highest, fence.greatest(m.rel, m.attnum));
         END LOOP;
-        CONTINUE WHEN highest IS NULL;
+        CONTINUE WHEN highest IS NULL OR highest <= last_token;
         -- What was drawn and written since the audit began is not ahead.
         last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
         RETURN QUERY SELECT r.rel, 'hole',

@@ -30,6 +30,7 @@ BEGIN
         @extschema@.lease_info(text),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
+        fence.greatest(regclass, integer),
         fence.checked_name(text)
         TO ' || grantee;
     IF admin THEN
@@ -82,6 +83,7 @@ BEGIN
         @extschema@.fence_new_epoch(),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
+        fence.greatest(regclass, integer),
         fence.checked_name(text)
         FROM ' || grantee;
     EXECUTE format('REVOKE ALL ON fence.leases FROM %s', grantee);

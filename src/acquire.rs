@@ -3,7 +3,7 @@
 use crate::errors::{self, Refusal};
 use crate::pg::heap::{AsOf, Deleter, LeaseTable, Look, NewGrant, Row};
 use crate::pg::lock::{Mode as Lock, Tag};
-use crate::pg::{server, xact};
+use crate::pg::{server, trace, xact};
 use crate::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
 use crate::protocol::{Micros, Token};
 use crate::{guard, queue};
@@ -35,7 +35,7 @@ pub enum Tried<T> {
 pub struct Place {
     slot: i32,
     over: Option<Row>,
-    /// Other grants of the caller, which a reclaim ends.
+    /// Other grants that this one ends.
     ended: Vec<Row>,
     above: Token,
     locks: Locks,
@@ -48,8 +48,9 @@ impl Place {
     }
 
     /// Gives it up.
-    pub fn abandon(self) {
+    pub fn abandon(self, name: &[u8]) {
         self.locks.give_all();
+        queue::wake(name);
     }
 }
 
@@ -69,10 +70,15 @@ impl Locks {
         taken
     }
 
-    fn give_all(self) {
-        for (tag, mode) in self.0.into_iter().rev() {
+    /// Gives back those taken since there were so many.
+    fn give_from(&mut self, many: usize) {
+        for (tag, mode) in self.0.drain(many..).rev() {
             tag.give(mode);
         }
+    }
+
+    fn give_all(mut self) {
+        self.give_from(0);
     }
 }
 
@@ -119,7 +125,11 @@ pub fn place(
             Ok(Tried::Won(Place { slot, over, ended, above, locks }))
         }
         Tried::Lost { until } => {
-            locks.give_all();
+            if !locks.0.is_empty() {
+                locks.give_all();
+                // Who looked meanwhile found the lease locked.
+                queue::wake(request.name);
+            }
             Ok(Tried::Lost { until })
         }
     }
@@ -134,7 +144,7 @@ pub fn write(
 ) -> Result<(), Refusal> {
     let now = server::now();
     for row in &place.ended {
-        table.close(row, token, now);
+        table.end(row, now);
     }
     let (session, role) = (server::session(), server::current_role());
     let new = NewGrant {
@@ -174,11 +184,17 @@ fn exclusive(
     if !locks.take(Tag::grant(request.name, 0), Lock::Own) {
         return Ok(LOST);
     }
-    let Some(rows) = table.settled_rows(request.name, seen) else { return Ok(LOST) };
-    for row in rows.iter().filter(|r| r.grant.slot != 0) {
-        if !locks.take(Tag::grant(request.name, row.grant.slot), Lock::Own) {
-            return Ok(LOST);
+    let Some(mut rows) = table.settled_rows(request.name, Some(seen)) else { return Ok(LOST) };
+    if rows.iter().any(|r| r.grant.slot != 0) {
+        // Slots other than 0 are added to only beside the lock of that one, which is ours.
+        for row in rows.iter().filter(|r| r.grant.slot != 0) {
+            if !locks.take(Tag::grant(request.name, row.grant.slot), Lock::Own) {
+                return Ok(LOST);
+            }
         }
+        // Who held one of these locks until now may have renewed.
+        let Some(settled) = table.settled_rows(request.name, None) else { return Ok(LOST) };
+        rows = settled;
     }
     // All locks are ours, so only guards of this very transaction are left.
     let seats = seats(request, &rows, &|slot| guard::guards(request.name, slot));
@@ -200,10 +216,13 @@ fn beside_others(
     loop {
         let rows = table.rows(name, AsOf::Now);
         let now = server::now();
+        server::serve_interrupts();
         let guarded = |slot: i32| {
             let over =
                 rows.iter().any(|r| r.grant.slot == slot && r.grant.phase(now) != Phase::Held);
-            guard::guards(name, slot) || (over && is_guarded(name, slot))
+            // One of the caller's own that lives and is busy (guarded, being renewed) cannot be reclaimed.
+            guard::guards(name, slot)
+                || if over { is_guarded(name, slot) } else { busy.contains(&slot) }
         };
         let mut seats = seats(request, &rows, &guarded);
         // What was being written may be there by now, and counts once.
@@ -212,39 +231,53 @@ fn beside_others(
         };
         let making = busy.iter().filter(|slot| !there(slot));
         seats.extend(making.map(|slot| in_the_making(*slot, request.ask.mode)));
-        let (slot, over, ended) = match decide(request, &rows, &seats)? {
+        let (slot, over, mut ended) = match decide(request, &rows, &seats)? {
             Tried::Won(found) => found,
             lost => return Ok(lost),
         };
-        if !locks.take(Tag::grant(name, slot), Lock::Replace) {
+        let before = locks.0.len();
+        let lock = Tag::grant(name, slot);
+        if !locks.take(lock, Lock::Replace) {
+            // Of another kind, and over by the clock: its holder may just be renewing it.
+            if over.is_some_and(|r| r.grant.mode != request.ask.mode) && lock.is_relied_on() {
+                return Ok(LOST);
+            }
             busy.push(slot);
             continue;
         }
-        // Who held the lock until now may have put a grant there, or (a prune) be deleting the row.
+        let mut relied_on = false;
+        ended.retain(|row| {
+            let lock = Tag::grant(name, row.grant.slot);
+            let had = locks.take(lock, Lock::Replace);
+            // Another one of this kind may be ending it, or taking its place.
+            relied_on |= !had && (row.grant.mode == request.ask.mode || lock.is_relied_on());
+            had
+        });
+        if relied_on {
+            return Ok(LOST);
+        }
+        // Who held a lock until now may have put a grant there, renewed, or (a prune) be deleting the row.
         let again = table.rows(name, AsOf::Now);
-        let in_slot = |rows: &[Row]| rows.iter().find(|r| r.grant.slot == slot).copied();
-        let (before, after) = (in_slot(&rows), in_slot(&again));
-        if after.is_some_and(|r| r.deleter() == Deleter::Open) {
+        let in_slot = |rows: &[Row], slot: i32| rows.iter().find(|r| r.grant.slot == slot).copied();
+        let excluding =
+            rows.iter().filter(|r| r.grant.mode != request.ask.mode).map(|r| r.grant.slot);
+        let ours = ended.iter().map(|r| r.grant.slot).chain([slot]);
+        let same = excluding.chain(ours.clone()).all(|slot| {
+            in_slot(&rows, slot).map(|r| r.id()) == in_slot(&again, slot).map(|r| r.id())
+        });
+        let deleter = |slot| in_slot(&again, slot).map_or(Deleter::None, |r| r.deleter());
+        if deleter(slot) == Deleter::Open {
             busy.push(slot);
-        } else if before.map(|r| r.id()) == after.map(|r| r.id()) {
-            let settled = after.is_none_or(|r| r.deleter() == Deleter::None);
-            if settled && again.len() == rows.len() {
-                return if end_others(name, &ended, locks) {
-                    Ok(Tried::Won((slot, over, ended)))
-                } else {
-                    Ok(LOST)
-                };
+        } else if same && again.len() == rows.len() {
+            if ours.clone().all(|slot| deleter(slot) == Deleter::None) {
+                return Ok(Tried::Won((slot, over, ended)));
+            }
+            if ours.clone().any(|slot| deleter(slot) == Deleter::Open) {
+                return Ok(LOST);
             }
         }
-        if let Some((tag, mode)) = locks.0.pop() {
-            tag.give(mode);
-        }
+        locks.give_from(before);
     }
-}
-
-/// A reclaim ends the caller's grants in other slots, each under its lock.
-fn end_others(name: &[u8], ended: &[Row], locks: &mut Locks) -> bool {
-    ended.iter().all(|row| locks.take(Tag::grant(name, row.grant.slot), Lock::Replace))
 }
 
 fn decide(request: &Request, rows: &[Row], seats: &[Seat]) -> Result<Tried<Found>, Refusal> {
@@ -254,17 +287,14 @@ fn decide(request: &Request, rows: &[Row], seats: &[Seat]) -> Result<Tried<Found
         Acquire::Taken { until } => Ok(Tried::Lost { until }),
         Acquire::SlotsDiffer { live } => Err(slots_differ(request, live)),
         Acquire::Grant { slot } => {
-            let ended = if request.ask.reclaim {
-                rows.iter()
-                    .zip(seats)
-                    .filter(|(row, seat)| {
-                        seat.mine && row.grant.slot != slot && row.grant.phase(now) == Phase::Held
-                    })
-                    .map(|(row, _)| *row)
-                    .collect()
-            } else {
-                Vec::new()
-            };
+            let ended = rows
+                .iter()
+                .zip(seats)
+                .filter(|(row, seat)| {
+                    row.grant.slot != slot && grant::ends(&request.ask, seat, now)
+                })
+                .map(|(row, _)| *row)
+                .collect();
             let over = rows.iter().find(|r| r.grant.slot == slot).copied();
             Ok(Tried::Won((slot, over, ended)))
         }
@@ -317,7 +347,7 @@ fn slots_differ(request: &Request, live: i32) -> Refusal {
 
 /// At REPEATABLE READ and above the transaction reads the world of its snapshot. What is granted now must
 /// have been to be had then: the lease free when the transaction began, and every row still the version that
-/// the snapshot sees. (A guarded transaction that outlives its grant leaves a new version: see `guard`.)
+/// the snapshot sees, with no trace of a guarded transaction that it does not see (`guard`).
 fn check_snapshot(table: &LeaseTable, request: &Request) -> Result<(), Refusal> {
     if !xact::keeps_snapshot() {
         return Ok(());
@@ -333,7 +363,7 @@ fn check_snapshot(table: &LeaseTable, request: &Request) -> Result<(), Refusal> 
     let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.id() == row.id());
     let same = now.iter().all(|r| r.written_here() || known(r, &then))
         && then.iter().all(|r| r.written_here() || known(r, &now));
-    if could && same {
+    if could && same && !trace::is_newer_than_snapshot(request.name)? {
         Ok(())
     } else {
         Err(errors::snapshot_too_early(request.name))

@@ -4,7 +4,7 @@ use crate::acquire::{self, Place, Request, Tried};
 use crate::errors::{self, Refusal};
 use crate::lease::{self, Releasable};
 use crate::pg::args::{Answer, Args};
-use crate::pg::heap::LeaseTable;
+use crate::pg::heap::{LeaseTable, Row};
 use crate::pg::server;
 use crate::protocol::grant::{Ask, Mode};
 use crate::{input, queue, token};
@@ -41,7 +41,9 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
         match acquire::place(&table, request, chance)? {
             Tried::Won(place) => places.push(place),
             Tried::Lost { .. } => {
-                places.into_iter().for_each(Place::abandon);
+                for (place, request) in places.into_iter().zip(&requests) {
+                    place.abandon(request.name);
+                }
                 return Ok(Answer::Null);
             }
         }
@@ -66,13 +68,13 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     for name in &names {
         match lease::renewable(&table, name, token)? {
             Some((row, _)) => rows.push(row),
-            None => return Ok(Answer::Null),
+            None => return Ok(give_back(&rows)),
         }
     }
     // The locks were waited for one by one: the time of the decision is after the last.
     let now = server::now();
     if !rows.iter().all(|r| r.grant.renewable(token, now)) {
-        return Ok(Answer::Null);
+        return Ok(give_back(&rows));
     }
     let fresh = token::draw(lease::greatest(&rows))?;
     for row in &rows {
@@ -92,22 +94,30 @@ pub fn release_all(args: Args) -> Result<Answer, Refusal> {
     let mut again = None;
     for name in &names {
         match lease::releasable(&table, name, token)? {
-            Releasable::Close(row) => rows.push((name, row)),
+            Releasable::Close(row) => rows.push(*row),
             Releasable::Again(closing) => again = Some(closing),
-            Releasable::Lost => return Ok(Answer::Null),
+            Releasable::Lost => return Ok(give_back(&rows)),
         }
     }
     let (floor, now) = (token::floor()?, server::now());
     if rows.is_empty() {
         return Ok(again.into());
     }
-    if !rows.iter().all(|(_, r)| r.grant.speaks(token, now, floor)) {
-        return Ok(Answer::Null);
+    if !rows.iter().all(|r| r.grant.speaks(token, now, floor)) {
+        return Ok(give_back(&rows));
     }
-    let closing = token::draw(lease::greatest(rows.iter().map(|(_, r)| &**r)))?;
-    for (name, row) in &rows {
+    let closing = token::draw(lease::greatest(&rows))?;
+    for row in &rows {
         table.close(row, closing, now);
-        queue::changed(name);
+        queue::changed(&row.name());
     }
     Ok(closing.into())
+}
+
+/// NULL: what was locked so far is not changed after all.
+fn give_back(rows: &[Row]) -> Answer {
+    for row in rows {
+        lease::unlock(&row.name(), row.grant.slot);
+    }
+    Answer::Null
 }

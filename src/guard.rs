@@ -4,12 +4,12 @@
 //! once per lease and transaction. A verdict goes when its lock goes: with a rolled-back savepoint at once.
 
 use crate::errors::{self, Refusal};
-use crate::lease::{check_role, knows};
+use crate::lease::{check_role, find, knows};
 use crate::pg::args::{Answer, Args};
 use crate::pg::heap::{AsOf, LeaseTable, Place, Row};
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::xact::SubTransaction;
-use crate::pg::{raise, relation, server, settings, xact};
+use crate::pg::{raise, relation, server, settings, trace, xact};
 use crate::protocol::{Micros, Token};
 use crate::{input, plant, queue, token};
 use pgrx::pg_sys::Oid;
@@ -54,11 +54,11 @@ pub fn lease_guard(args: Args) -> Result<Answer, Refusal> {
 /// A guarded transaction that commits later than this before its grant's deadline leaves a trace.
 const TRACE_WITHIN: Micros = 5_000_000;
 
-/// A guarded transaction that has written something and may outlive its grant writes a new version of the
-/// grant's row: a REPEATABLE READ transaction whose snapshot does not see what was written then finds that
-/// row changed, and is refused the lease. Where the grant is changed by somebody else just now, that is the
-/// new version.
-pub fn before_commit() {
+/// A guarded transaction that has written something and may outlive its grant leaves a trace: a REPEATABLE
+/// READ transaction whose snapshot does not see what was written is then refused the lease.
+///
+/// `prepares`: the transaction ends who knows when, and may outlive any grant.
+pub fn before_commit(prepares: bool) {
     let guarded: Vec<(Vec<u8>, Verdict)> = GUARDS.with_borrow(|g| {
         let each = |(name, verdicts): (&Vec<u8>, &Vec<Verdict>)| {
             verdicts.iter().map(|v| (name.clone(), *v)).collect::<Vec<_>>()
@@ -68,20 +68,20 @@ pub fn before_commit() {
     if guarded.is_empty() || !xact::has_written() {
         return;
     }
+    // A standby may keep a commit waiting for as long as it likes, too.
+    let any_time = prepares || server::commits_wait_for_standbys();
     let Ok(table) = LeaseTable::open(true) else { return };
     let horizon = server::now() + TRACE_WITHIN;
     for (name, Verdict { slot, place, .. }) in guarded {
-        let over = |row: &Row| row.grant.slot == slot && row.over_since() < horizon;
+        let over = |row: &Row| any_time || row.over_since() < horizon;
         if table.at(place, &name, slot).is_some_and(|row| !over(&row)) {
             continue;
         }
-        if !table.rows(&name, AsOf::Now).iter().any(|r| over(r) && !r.written_here()) {
-            continue;
-        }
-        if Tag::grant(&name, slot).take(Lock::Change, false) {
-            if let Some(row) = table.rows(&name, AsOf::Now).iter().find(|r| over(r)) {
-                table.rewrite(row);
-            }
+        let rows = table.rows(&name, AsOf::Now);
+        let row = rows.iter().find(|r| r.grant.slot == slot);
+        // What this transaction has changed itself tells as much.
+        if row.is_some_and(|r| over(r) && !r.written_here()) && trace::leave(&name).is_err() {
+            return;
         }
     }
 }
@@ -99,9 +99,12 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
         return Err(not_speaking(&table, name, token));
     };
     let slot = seen.grant.slot;
-    let lock = Tag::grant(name, slot);
+    // Both before the decision: from then on nobody must overlook it.
+    let locks = [Tag::grant(name, slot), Tag::guarded(name, slot)];
     if !plant::NO_GUARD_LOCK {
-        lock.take(Lock::Guard, true);
+        for lock in &locks {
+            lock.take(Lock::Guard, true);
+        }
     }
     let floor = token::floor()?;
     // Mostly nobody has changed it meanwhile.
@@ -117,15 +120,14 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
     });
     let Some(row) = row else {
         if !plant::NO_GUARD_LOCK {
-            lock.give(Lock::Guard);
+            locks.iter().for_each(|lock| lock.give(Lock::Guard));
+            // Who looked meanwhile found the lease guarded.
+            queue::wake(name);
         }
         return Err(not_speaking(&table, name, token));
     };
     check_role(name, &row, in_trigger)?;
     check_snapshot(&table, name, &row)?;
-    if !plant::NO_GUARD_LOCK {
-        Tag::guarded(name, slot).take(Lock::Guard, true);
-    }
     queue::changed(name);
     let verdict = Verdict { slot, token, place: row.place(), savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
@@ -203,10 +205,6 @@ pub fn savepoint_rolled_back(savepoint: SubTransaction) {
             !verdicts.is_empty()
         });
     });
-}
-
-fn find(rows: &[Row], token: Token) -> Option<&Row> {
-    rows.iter().find(|r| knows(r, token))
 }
 
 /// At REPEATABLE READ and above the grant must have been there when the snapshot was taken: else the

@@ -5,7 +5,7 @@ use crate::errors::{self, Refusal};
 use crate::pg::args::{Answer, Args};
 use crate::pg::heap::{AsOf, Deleter, LeaseTable, Row};
 use crate::pg::lock::{Mode as Lock, Tag};
-use crate::pg::{relation, server, xact};
+use crate::pg::{relation, server, trace, xact};
 use crate::protocol::grant::{Phase, Release};
 use crate::protocol::{Micros, Token};
 use crate::{guard, input, plant, queue, token};
@@ -68,7 +68,12 @@ pub fn renew(args: Args) -> Result<Answer, Refusal> {
     let table = LeaseTable::open(true)?;
     let Some((row, now)) = renewable(&table, &name, token)? else { return Ok(Answer::Null) };
     let fresh = token::draw(row.grant.greatest())?;
-    table.renew(&row, fresh, now, ttl_us.unwrap_or(row.ttl_us));
+    let ttl_us = ttl_us.unwrap_or(row.ttl_us);
+    table.renew(&row, fresh, now, ttl_us);
+    if now + ttl_us < row.grant.expires_at {
+        // The head of the line may sleep for too long.
+        queue::changed(&name);
+    }
     Ok(fresh.into())
 }
 
@@ -147,7 +152,7 @@ fn changeable<T>(
 ) -> Option<(Row, T)> {
     loop {
         let rows = table.rows(name, AsOf::Now);
-        let seen = rows.iter().find(|r| knows(r, token));
+        let seen = find(&rows, token);
         let slot = match seen {
             // What is over does not come back: a caller who is too late locks nothing, and so keeps the
             // lease from nobody.
@@ -167,13 +172,18 @@ fn changeable<T>(
         if let Some(found) = row.and_then(|row| decide(&row).map(|decision| (row, decision))) {
             return Some(found);
         }
-        lock.give(Lock::Change);
-        // Who looked meanwhile found the lease locked.
-        queue::wake(name);
+        unlock(name, slot);
         if !again {
             return None;
         }
     }
+}
+
+/// Gives back the lock of a grant that was not changed.
+pub fn unlock(name: &[u8], slot: i32) {
+    Tag::grant(name, slot).give(Lock::Change);
+    // Who looked meanwhile found the lease locked.
+    queue::wake(name);
 }
 
 /// The greatest token that any of these grants is known to have had.
@@ -182,7 +192,12 @@ pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
 }
 
 fn slot_of(rows: &[Row], token: Token) -> Option<i32> {
-    rows.iter().find(|r| knows(r, token)).map(|r| r.grant.slot)
+    find(rows, token).map(|r| r.grant.slot)
+}
+
+/// The grant that this token is of.
+pub fn find(rows: &[Row], token: Token) -> Option<&Row> {
+    rows.iter().find(|r| knows(r, token))
 }
 
 /// Is it one of the grant's tokens, the closing one included?
@@ -211,10 +226,7 @@ pub fn revoke(args: Args) -> Result<Answer, Refusal> {
     let mut rows = held(table.rows(&name, AsOf::Now));
     rows.retain(|r| slots.contains(&r.grant.slot));
     if rows.is_empty() {
-        for slot in &slots {
-            Tag::grant(&name, *slot).give(Lock::Change);
-        }
-        queue::wake(&name);
+        slots.iter().for_each(|slot| unlock(&name, *slot));
         return Ok(Answer::Null);
     }
     let closing = token::draw(greatest(&rows))?;
@@ -246,21 +258,27 @@ pub fn prune(args: Args) -> Result<Answer, Refusal> {
     let horizon = server::now().saturating_sub(older_than);
     let mut pruned = 0i64;
     table.each(|found| {
-        if found.over_since() < horizon && prune_one(&table, &found.name(), found, horizon) {
+        if found.over_since() < horizon && prune_one(&table, &found.name(), found, horizon)? {
             pruned += 1;
         }
-    });
+        Ok(())
+    })?;
     xact::see_own_changes();
     Ok(pruned.into())
 }
 
 /// The lock is given back at once, for there may be millions of rows: an acquire sees by the row itself that
 /// it is being deleted.
-fn prune_one(table: &LeaseTable, name: &[u8], found: &Row, horizon: Micros) -> bool {
+fn prune_one(
+    table: &LeaseTable,
+    name: &[u8],
+    found: &Row,
+    horizon: Micros,
+) -> Result<bool, Refusal> {
     let slot = found.grant.slot;
     let lock = Tag::grant(name, slot);
     if guard::guards(name, slot) || !lock.take(Lock::Own, false) {
-        return false;
+        return Ok(false);
     }
     let rows = table.rows(name, AsOf::Now);
     let row = rows
@@ -268,9 +286,10 @@ fn prune_one(table: &LeaseTable, name: &[u8], found: &Row, horizon: Micros) -> b
         .find(|r| r.grant.slot == slot && r.over_since() < horizon && r.deleter() == Deleter::None);
     if let Some(row) = row {
         table.delete(row);
+        trace::clear(name)?;
     }
     lock.give(Lock::Own);
-    row.is_some()
+    Ok(row.is_some())
 }
 
 /// 42501 unless the caller may act for the role that was granted the lease.

@@ -6,10 +6,12 @@
 //! visible and its own locks are gone.
 
 use crate::acquire::{Request, Tried};
-use crate::errors::Refusal;
+use crate::errors::{self, Refusal};
 use crate::lease;
 use crate::pg::heap::LeaseTable;
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::memory::Scratch;
+use crate::pg::xact::{self, SubTransaction};
 use crate::pg::{server, wait};
 use crate::protocol::{Micros, Token};
 use std::cell::RefCell;
@@ -20,7 +22,17 @@ const LOOK_AT_LEAST: Micros = 1_000_000;
 
 thread_local! {
     /// Leases that this transaction has changed or guarded.
-    static CHANGED: RefCell<Vec<Tag>> = const { RefCell::new(Vec::new()) };
+    static CHANGED: RefCell<Vec<Changed>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A lease that was changed or guarded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Changed {
+    line: Tag,
+    /// In which savepoint.
+    savepoint: SubTransaction,
+    /// That one was rolled back: its locks go next.
+    undone: bool,
 }
 
 /// Waits in line for up to `wait_us`, then gives up: None.
@@ -49,11 +61,16 @@ fn as_head(
     started: Micros,
     deadline: Micros,
 ) -> Result<Option<Token>, Refusal> {
+    let scratch = Scratch::new();
     loop {
         // Before the look, so that a wake-up after it is not lost.
         wait::reset();
         wait::check_client();
-        let until = match lease::attempt(table, request, false)? {
+        let until = match scratch.turn(|| lease::attempt(table, request, false))? {
+            Tried::Won(_) if xact::keeps_snapshot() => {
+                // Whatever was waited for, the snapshot is from before it.
+                return Err(errors::snapshot_too_early(request.name));
+            }
             Tried::Won(token) => return Ok(Some(token)),
             Tried::Lost { until } => until,
         };
@@ -84,17 +101,45 @@ pub fn wake(name: &[u8]) {
 
 /// This transaction has changed the lease, or guards it: its end wakes the head of the line.
 pub fn changed(name: &[u8]) {
-    CHANGED.with_borrow_mut(|c| c.push(Tag::queue(name)));
-}
-
-/// The transaction, or a savepoint that was rolled back, has given back its locks.
-pub fn locks_released(transaction_ended: bool) {
+    let (line, savepoint) = (Tag::queue(name), xact::savepoint());
+    let new = Changed { line, savepoint, undone: false };
     CHANGED.with_borrow_mut(|changed| {
-        for line in changed.iter() {
-            line.wake(Lock::Own);
-        }
-        if transaction_ended {
-            changed.clear();
+        // The same lease is mostly changed many times in a row.
+        if changed.last() != Some(&new) {
+            changed.push(new);
         }
     });
+}
+
+/// A savepoint's locks pass to its parent.
+pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
+    CHANGED.with_borrow_mut(|changed| {
+        changed.iter_mut().filter(|c| c.savepoint == savepoint).for_each(|c| c.savepoint = parent);
+    });
+}
+
+/// A savepoint's changes are undone; its locks are given back next.
+pub fn savepoint_rolled_back(savepoint: SubTransaction) {
+    CHANGED.with_borrow_mut(|changed| {
+        changed.iter_mut().filter(|c| c.savepoint == savepoint).for_each(|c| c.undone = true);
+    });
+}
+
+/// A savepoint that was rolled back has given back its locks.
+pub fn locks_released() {
+    CHANGED.with_borrow_mut(|changed| {
+        changed.retain(|c| {
+            if c.undone {
+                c.line.wake(Lock::Own);
+            }
+            !c.undone
+        });
+    });
+}
+
+/// The transaction has given back its locks.
+pub fn transaction_ended() {
+    for changed in CHANGED.take() {
+        changed.line.wake(Lock::Own);
+    }
 }

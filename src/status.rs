@@ -3,7 +3,7 @@
 use crate::errors::Refusal;
 use crate::pg::args::{text_datum, Answer, Args};
 use crate::pg::lock::{Mode as Lock, Tag};
-use crate::pg::{composite, relation, server};
+use crate::pg::{column, composite, relation, server};
 use crate::{input, token};
 
 /// `fence_new_epoch() → bigint`: makes the token sequence jump, and gives back where to. Errors: 25006, 55000.
@@ -39,6 +39,14 @@ pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
 /// `fence.checked_name(name) → text`
 pub fn checked_name(args: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Value(text_datum(&input::name(&args, 0)?)))
+}
+
+/// `fence.greatest(relation, attribute) → bigint`: the greatest value of a column, for the audit.
+pub fn greatest(args: Args) -> Result<Answer, Refusal> {
+    let (Some(relation), Some(column)) = (args.oid(0), args.int4(1)) else {
+        return Ok(Answer::Null);
+    };
+    Ok(i16::try_from(column).ok().and_then(|c| column::greatest(relation, c)).into())
 }
 
 /// `fence.begin()`: records the identity of the database in which the extension is created.

@@ -56,6 +56,11 @@ impl Args {
         }
     }
 
+    /// An oid argument.
+    pub fn oid(&self, n: usize) -> Option<pg_sys::Oid> {
+        self.datum(n).map(|d| pg_sys::Oid::from(d.value() as u32))
+    }
+
     /// A text argument's bytes, in the database's encoding.
     pub fn text(&self, n: usize) -> Option<Vec<u8>> {
         // SAFETY: the SQL declares it as text.

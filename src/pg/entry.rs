@@ -73,6 +73,7 @@ sql_functions! {
     fence_status, pg_finfo_fence_status => crate::status::status;
     fence_blocking_pids, pg_finfo_fence_blocking_pids => crate::status::blocking_pids;
     fence_checked_name, pg_finfo_fence_checked_name => crate::status::checked_name;
+    fence_greatest, pg_finfo_fence_greatest => crate::status::greatest;
     fence_begin, pg_finfo_fence_begin => crate::status::begin;
     fence_last_token, pg_finfo_fence_last_token => crate::status::last_token;
     fenced, pg_finfo_fenced => crate::fenced::fenced;

@@ -1,6 +1,7 @@
 //! The lease table, read and written directly: no SPI, so no plan, no `search_path`, no rights of the caller's.
 
 use super::args::{text_bytes, text_datum};
+use super::memory::Scratch;
 use super::relation::state_oid;
 use super::{compat, raw, xact};
 use crate::errors::Refusal;
@@ -101,15 +102,16 @@ impl LeaseTable {
     /// Opens it to be read, or to be written as well.
     pub fn open(write: bool) -> Result<Self, Refusal> {
         super::relation::check_version();
-        let (table, index) = (state_oid(c"lease")?, state_oid(c"lease_pkey")?);
+        let table = state_oid(c"lease")?;
         let mode = if write { pg_sys::RowExclusiveLock } else { pg_sys::AccessShareLock } as i32;
-        // SAFETY: opens and locks table and index; the references are given back on drop.
-        unsafe {
-            compat::guarded(|| {
-                let rel = raw::relation_open(table, mode);
-                Ok(LeaseTable { rel, index: raw::relation_open(index, mode) })
-            })
-        }
+        let open = |oid| {
+            // SAFETY: opens and locks a relation; the reference is given back on drop.
+            unsafe { compat::guarded(|| raw::relation_open(oid, mode)) }
+        };
+        let mut opened = LeaseTable { rel: open(table), index: std::ptr::null_mut() };
+        // Not before the table is locked: until then another index may take its place.
+        opened.index = open(state_oid(c"lease_pkey")?);
+        Ok(opened)
     }
 
     /// The rows of a lease, in the order of their slots.
@@ -198,32 +200,32 @@ impl LeaseTable {
     }
 
     /// Shows every row of the table.
-    pub fn each(&self, mut show: impl FnMut(&Row)) {
+    pub fn each(&self, mut show: impl FnMut(&Row) -> Result<(), Refusal>) -> Result<(), Refusal> {
         // SAFETY: as in `scan`, but over the heap, without a key.
         unsafe {
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
             let none = std::ptr::null_mut();
             let scan =
                 pg_sys::systable_beginscan(self.rel, pg_sys::InvalidOid, false, snapshot, 0, none);
+            let scratch = Scratch::new();
             loop {
                 pgrx::check_for_interrupts!();
                 let tuple = pg_sys::systable_getnext(scan);
                 if tuple.is_null() {
                     break;
                 }
-                let copy = pg_sys::heap_copytuple(tuple);
-                show(&self.row(copy));
-                pg_sys::heap_freetuple(copy);
+                scratch.turn(|| show(&self.row(pg_sys::heap_copytuple(tuple))))?;
             }
             pg_sys::systable_endscan(scan);
             pg_sys::UnregisterSnapshot(snapshot);
+            Ok(())
         }
     }
 
-    /// The rows of a lease whose locks are held, seen before they were; None when an open transaction is
-    /// deleting one (a prune, which holds no lock).
-    pub fn settled_rows(&self, name: &[u8], seen: &Look) -> Option<Vec<Row>> {
-        let mut unchanged = self.unchanged(seen);
+    /// The rows of a lease whose locks are held; None when an open transaction is deleting one (a prune,
+    /// which holds no lock). With what was seen before they were, where that may still be all.
+    pub fn settled_rows(&self, name: &[u8], seen: Option<&Look>) -> Option<Vec<Row>> {
+        let mut unchanged = seen.and_then(|seen| self.unchanged(seen));
         loop {
             let rows = unchanged.take().unwrap_or_else(|| self.rows(name, AsOf::Now));
             let by = |deleter| rows.iter().any(|r| r.deleter() == deleter);
@@ -294,6 +296,11 @@ impl LeaseTable {
         self.write(Some(row), &values, &nulls);
     }
 
+    /// Closes the row's grant, which another one ends: there is no closing token.
+    pub fn end(&self, row: &Row, now: Micros) {
+        self.close(row, row.grant.tokens.latest(), now.min(row.grant.expires_at));
+    }
+
     /// Closes the row's grant.
     pub fn close(&self, row: &Row, closing: Token, now: Micros) {
         let (mut values, mut nulls) = (row.values, row.nulls);
@@ -301,12 +308,6 @@ impl LeaseTable {
         nulls[Column::Closing as usize] = false;
         values[Column::EndedAt as usize] = now.into();
         nulls[Column::EndedAt as usize] = false;
-        self.write(Some(row), &values, &nulls);
-    }
-
-    /// Writes a new version of the row, the same in all.
-    pub fn rewrite(&self, row: &Row) {
-        let (values, nulls) = (row.values, row.nulls);
         self.write(Some(row), &values, &nulls);
     }
 
@@ -396,7 +397,9 @@ impl Drop for LeaseTable {
             // SAFETY: opened by `open`; the locks stay until the transaction ends.
             unsafe {
                 compat::guarded(|| {
-                    raw::relation_close(self.index, pg_sys::NoLock as c_int);
+                    if !self.index.is_null() {
+                        raw::relation_close(self.index, pg_sys::NoLock as c_int);
+                    }
                     raw::relation_close(self.rel, pg_sys::NoLock as c_int);
                 });
             }

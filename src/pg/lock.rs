@@ -22,6 +22,8 @@ pub enum Kind {
     Jump = 0x5049,
     /// That a grant is guarded, and nothing else: a lease's name and slot.
     Guarded = 0x504a,
+    /// Who takes away a lease's traces.
+    Trace = 0x504b,
 }
 
 /// Modes, chosen by what they conflict with.
@@ -30,6 +32,8 @@ pub enum Kind {
 pub enum Mode {
     /// AccessShare: a shared or slot grant is being added; excludes `Own` only.
     Anchor = 1,
+    /// RowShare: who is putting a grant there? Excludes `Replace` and `Own` only. Never taken.
+    Making = 2,
     /// RowExclusive: an open transaction relies on the grant; excludes `Probe`, `Replace`, `Own`. Also taken on
     /// the tag `guarded`, where only probes meet it.
     Guard = 3,
@@ -47,6 +51,15 @@ pub enum Mode {
 #[derive(Clone, Copy)]
 pub struct Tag(pg_sys::LOCKTAG);
 
+impl PartialEq for Tag {
+    fn eq(&self, other: &Self) -> bool {
+        let key = |t: &Tag| (t.0.locktag_field2, t.0.locktag_field3, t.0.locktag_field4);
+        key(self) == key(other)
+    }
+}
+
+impl Eq for Tag {}
+
 impl Tag {
     fn new(kind: Kind, key: u64) -> Self {
         Tag(pg_sys::LOCKTAG {
@@ -56,7 +69,8 @@ impl Tag {
             locktag_field3: key as u32,
             locktag_field4: kind as u16,
             locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
-            locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+            // Not that of users' locks: DISCARD ALL gives those back in mid-transaction.
+            locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
         })
     }
 
@@ -78,6 +92,11 @@ impl Tag {
     /// Of a lease's line of waiters.
     pub fn queue(name: &[u8]) -> Self {
         Tag::new(Kind::Queue, hash(name, 0))
+    }
+
+    /// Of a lease's traces.
+    pub fn trace(name: &[u8]) -> Self {
+        Tag::new(Kind::Trace, hash(name, 0))
     }
 
     /// Of the database's jump.
@@ -103,11 +122,22 @@ impl Tag {
     /// Who holds a lock that conflicts with this mode, but for this backend.
     pub fn conflicts(&self, mode: Mode) -> Vec<pg_sys::VirtualTransactionId> {
         let mut count: c_int = 0;
-        // SAFETY: gives back `count` entries in this transaction's memory.
+        // SAFETY: gives back `count` entries, with room for every session of the server.
         unsafe {
             let found = pg_sys::GetLockConflicts(&self.0, mode as c_int, &mut count);
-            (0..count as usize).map(|i| *found.add(i)).collect()
+            let all = (0..count as usize).map(|i| *found.add(i)).collect();
+            pg_sys::pfree(found.cast());
+            all
         }
+    }
+
+    /// Is somebody changing the grant, or relying on it, and not just putting another one in its place?
+    pub fn is_relied_on(&self) -> bool {
+        let who = |vxid: &pg_sys::VirtualTransactionId| compat::parts(vxid);
+        // In this order: who has finished in between is taken for one that relies on it.
+        let all: Vec<_> = self.conflicts(Mode::Replace).iter().map(who).collect();
+        let making: Vec<_> = self.conflicts(Mode::Making).iter().map(who).collect();
+        all.iter().any(|one| !making.contains(one))
     }
 
     /// The process ids behind `conflicts`; 0 for a prepared transaction.

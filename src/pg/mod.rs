@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 pub mod args;
+pub mod column;
 pub mod compat;
 pub mod composite;
 pub mod describe;
@@ -11,12 +12,14 @@ pub mod entry;
 pub mod heap;
 pub mod load;
 pub mod lock;
+pub mod memory;
 pub mod raise;
 mod raw;
 pub mod relation;
 pub mod sequence;
 pub mod server;
 pub mod settings;
+pub mod trace;
 pub mod trigger;
 pub mod wait;
 pub mod xact;

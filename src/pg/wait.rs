@@ -46,6 +46,13 @@ pub fn take_until(tag: &Tag, mode: Mode, deadline: Micros) -> bool {
         pg_sys::MemoryContextSwitchTo(context);
         pg_sys::CurrentResourceOwner = owner;
     };
+    // The savepoint's lock is the transaction's now, whose owner it has; the caller's gives it back.
+    let adopt = || unsafe {
+        tag.take(mode, false);
+        pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
+        tag.give(mode);
+        pg_sys::CurrentResourceOwner = owner;
+    };
     unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
     let undo = || {
         unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
@@ -55,6 +62,7 @@ pub fn take_until(tag: &Tag, mode: Mode, deadline: Micros) -> bool {
         tag.take(mode, true);
         unsafe { pg_sys::ReleaseCurrentSubTransaction() };
         restore();
+        adopt();
         true
     })
     .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| {

@@ -111,19 +111,19 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
             crate::guard::transaction_ended();
         }
         E::XACT_EVENT_PRE_COMMIT => {
-            before_commit();
+            before_commit(false);
             relax_commit();
         }
-        E::XACT_EVENT_PRE_PREPARE => before_commit(),
+        E::XACT_EVENT_PRE_PREPARE => before_commit(true),
         _ => {}
     }
 }
 
 /// The last moment at which the transaction can still write.
-fn before_commit() {
+fn before_commit(prepares: bool) {
     // SAFETY: an error here aborts the transaction, as one of a deferred trigger would; nothing is left to
     // drop when it leaves, for the guard turns it into a longjmp.
-    unsafe { pg_sys::panic::pgrx_extern_c_guard(crate::guard::before_commit) }
+    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| crate::guard::before_commit(prepares)) }
 }
 
 unsafe extern "C-unwind" fn savepoint_event(
@@ -135,8 +135,12 @@ unsafe extern "C-unwind" fn savepoint_event(
     match event {
         pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
             crate::guard::savepoint_released(mine, parent);
+            crate::queue::savepoint_released(mine, parent);
         }
-        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => crate::guard::savepoint_rolled_back(mine),
+        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+            crate::guard::savepoint_rolled_back(mine);
+            crate::queue::savepoint_rolled_back(mine);
+        }
         _ => {}
     }
 }
@@ -149,7 +153,9 @@ unsafe extern "C-unwind" fn release_event(
 ) {
     // A commit's change is visible and its locks are gone only now; a released savepoint's pass to its parent.
     let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
-    if after && (top_level || !commit) {
-        crate::queue::locks_released(top_level);
+    if after && top_level {
+        crate::queue::transaction_ended();
+    } else if after && !commit {
+        crate::queue::locks_released();
     }
 }

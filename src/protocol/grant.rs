@@ -115,11 +115,17 @@ impl Grant {
     /// transaction that drew it.
     pub fn speaks(&self, token: Token, now: Micros, floor: Token) -> bool {
         match self.closing {
-            Some(closing) => self.closed_here && token == closing,
+            Some(closing) => self.closed_here && token == closing && self.has_closing_token(),
             None => {
                 now < self.expires_at && self.tokens.contains(token) && self.tokens.latest() > floor
             }
         }
+    }
+
+    /// Was a token drawn to close it? None is where another grant ended it (`ends`): it is closed with its
+    /// own latest.
+    fn has_closing_token(&self) -> bool {
+        self.closing.is_some_and(|closing| closing > self.tokens.latest())
     }
 
     /// May it be renewed by this token? A jump does not matter: renewing is how a holder survives one.
@@ -131,7 +137,9 @@ impl Grant {
     pub fn release(&self, token: Token, now: Micros, floor: Token) -> Release {
         match self.closing {
             Some(closing)
-                if self.closed_here && (token == closing || self.tokens.contains(token)) =>
+                if self.closed_here
+                    && self.has_closing_token()
+                    && (token == closing || self.tokens.contains(token)) =>
             {
                 Release::Again(closing)
             }
@@ -249,6 +257,19 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Micros) -> Acquire {
     }
 }
 
+/// Does the new grant, in another slot, end this one? The caller's own does where it is reclaimed, and one
+/// that the clock alone has ended and that excludes the new one: it must not come back, should the clock be
+/// set back.
+pub fn ends(ask: &Ask, seat: &Seat, now: Micros) -> bool {
+    let excludes = ask.mode == Mode::Exclusive || seat.grant.mode != ask.mode;
+    match seat.grant.phase(now) {
+        _ if seat.guarded => false,
+        Phase::Held => ask.reclaim && seat.mine,
+        Phase::Expired => excludes,
+        Phase::Free => false,
+    }
+}
+
 /// The caller's own slot where it is reclaimed, else the lowest that nobody occupies.
 fn place(seats: &[Seat], occupied: &dyn Fn(&&Seat) -> bool, yields: &dyn Fn(&Seat) -> bool) -> i32 {
     if let Some(own) = seats.iter().filter(|s| yields(s)).map(|s| s.grant.slot).min() {
@@ -351,6 +372,28 @@ mod tests {
         assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 1), Acquire::Taken { until: 100 });
         s.guarded = true;
         assert_eq!(acquire(&[s], &again, 1), Acquire::Taken { until: Micros::MAX });
+    }
+
+    #[test]
+    fn what_another_grant_ended_has_no_closing_token() {
+        let mut g = seat(0, Mode::Shared, 100).grant;
+        g.closing = Some(g.tokens.latest());
+        g.closed_here = true;
+        assert!([10, 12, 15].iter().all(|t| !g.speaks(*t, 1, 0)));
+        assert!([10, 12, 15].iter().all(|t| g.release(*t, 1, 0) == Release::Lost));
+    }
+
+    #[test]
+    fn a_grant_ends_what_must_not_come_back_beside_it() {
+        let shared = seat(1, Mode::Shared, 100);
+        let (all, one) = (ask(Mode::Shared), ask(Mode::Exclusive));
+        assert!(ends(&one, &shared, 100) && ends(&ask(Mode::Slots(2)), &shared, 100));
+        assert!(!ends(&all, &shared, 100) && !ends(&one, &shared, 99));
+        assert!(!ends(&one, &Seat { guarded: true, ..shared }, 100));
+        let reclaim = Ask { reclaim: true, ..all };
+        assert!(!ends(&reclaim, &shared, 99));
+        assert!(ends(&reclaim, &Seat { mine: true, ..shared }, 99));
+        assert!(!ends(&reclaim, &Seat { mine: true, guarded: true, ..shared }, 99));
     }
 
     #[test]

@@ -10,6 +10,7 @@ pg_test::trials![
     temporary_objects_shadow_nothing,
     a_search_path_with_one_s_own_operators_and_overloads_changes_nothing,
     a_search_path_does_not_hijack_putting_on_the_fence,
+    an_audit_runs_nothing_of_a_table_s_owner,
     fenced_is_no_function_to_call,
     nobody_declares_the_c_functions_anew,
     default_privileges_of_the_installer_give_nothing_away,
@@ -260,6 +261,48 @@ fn a_search_path_does_not_hijack_putting_on_the_fence(lab: &Lab) -> Result<()> {
     owner.refused("UPDATE public.orders SET total = 2, fence = 0", "PF003")?;
     owner.run(&format!("SELECT public.fence_revoke('{friend}')"))?;
     owner.run("SELECT public.fence_unprotect('public.orders')")
+}
+
+fn an_audit_runs_nothing_of_a_table_s_owner(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (owner, victim) = (db.role("owner")?, db.role("victim")?);
+    let mut admin = db.connect()?;
+    admin.run(&format!("GRANT CREATE ON SCHEMA public TO {owner}; CREATE TABLE public.ran (who name);
+         GRANT INSERT, SELECT ON public.ran TO PUBLIC; SELECT fence_grant('{victim}'), lease_acquire('job')"))?;
+    // Planning any query on the table folds what is said to be immutable, as whoever asks.
+    db.connect_as(&owner)?.run(
+        "CREATE TABLE trap (id int, fence bigint);
+         CREATE FUNCTION tells() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN
+            INSERT INTO public.ran VALUES (current_user);
+            RETURN true; END$$;
+         CREATE FUNCTION folded() RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$BEGIN
+            RETURN public.tells(); END$$;
+         INSERT INTO trap VALUES (1, 9000000000000000000);
+         CREATE INDEX ON trap (id) WHERE public.folded();
+         CREATE INDEX ON trap (fence) WHERE public.folded();
+         CREATE STATISTICS s ON (public.folded()), id FROM trap;
+         CREATE TRIGGER fenced BEFORE UPDATE ON trap FOR EACH ROW EXECUTE FUNCTION fenced();
+         CREATE TABLE mine (id int, fence bigint);
+         CREATE INDEX ON mine (id) WHERE public.folded();
+         GRANT SELECT ON trap TO PUBLIC",
+    )?;
+    admin.run("TRUNCATE public.ran")?;
+    let found = admin.rows("SELECT finding FROM fence_audit()")?;
+    ensure!(
+        found
+            .iter()
+            .any(|row| row[0].as_deref().is_some_and(|f| f.contains("9000000000000000000"))),
+        "{found:?}"
+    );
+    db.connect_as(&victim)?.run("SELECT fence_audit()")?;
+    admin.run("SELECT fence_protect('mine')")?;
+    admin.run("SELECT fence_unprotect('mine')")?;
+    let ran = admin.rows("SELECT who FROM public.ran")?;
+    ensure!(ran.is_empty(), "it ran as {ran:?}");
+    // The trap does snap.
+    admin.run("SELECT count(*) FROM trap WHERE id = 1")?;
+    ensure!(admin.one::<i64>("SELECT count(*) FROM public.ran", &[])? > 0);
+    Ok(())
 }
 
 fn fenced_is_no_function_to_call(lab: &Lab) -> Result<()> {

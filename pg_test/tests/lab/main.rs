@@ -30,12 +30,14 @@ mod inputs;
 mod install;
 mod leases;
 mod leaving;
+mod leftovers;
 mod life;
 mod line;
 mod lockout;
 mod misuse;
 mod partitions;
 mod paths;
+mod pipelines;
 mod pooler;
 mod promotions;
 mod protect;
@@ -106,10 +108,12 @@ fn main() -> ExitCode {
         install::trials(),
         leases::trials(),
         leaving::trials(),
+        leftovers::trials(),
         line::trials(),
         lockout::trials(),
         misuse::trials(),
         partitions::trials(),
+        pipelines::trials(),
         paths::trials(),
         pooler::trials(),
         promotions::trials(),

@@ -11,6 +11,9 @@ pg_test::trials![
     a_reclaim_does_not_pass_a_guard,
     a_reclaim_does_not_wait_for_the_holder_s_open_transaction,
     a_reclaim_that_is_rolled_back_leaves_the_old_grant,
+    a_reclaim_leaves_what_its_own_transaction_guards,
+    a_reclaim_of_a_grant_in_use_does_not_wait_for_its_end,
+    what_a_reclaim_ended_speaks_no_more_in_its_transaction,
 ];
 
 const RECLAIM: &str = "SELECT lease_acquire('job', 'w1', '1 h', reclaim => true)";
@@ -168,5 +171,56 @@ fn a_reclaim_that_is_rolled_back_leaves_the_old_grant(lab: &Lab) -> Result<()> {
     heartbeat.wait_until_blocked()?;
     new.run("COMMIT")?;
     ensure!(heartbeat.rows()?[0][0].is_none(), "renewed what was reclaimed");
+    Ok(())
+}
+
+fn a_reclaim_leaves_what_its_own_transaction_guards(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let shared = "SELECT lease_acquire('job', 'w1', '1 h', shared => true)";
+    let (guarded, other) = (session.granted(shared)?, session.granted(shared)?);
+    session.run(&format!("BEGIN; SELECT lease_guard('job', {guarded})"))?;
+    let fresh = session
+        .granted("SELECT lease_acquire('job', 'w1', '1 h', shared => true, reclaim => true)")?;
+    session.run("COMMIT")?;
+    ensure!(session.speaks("job", guarded)? && !session.speaks("job", other)?);
+    let fresh = session.renew("job", fresh)?.expect("its own grant");
+    session.release("job", fresh)?.expect("its own grant");
+    ensure!(session.speaks("job", guarded)?);
+    Ok(())
+}
+
+fn what_a_reclaim_ended_speaks_no_more_in_its_transaction(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let shared = "SELECT lease_acquire('job', 'w1', '1 h', shared => true)";
+    let old = [session.granted(shared)?, session.granted(shared)?];
+    session.run("BEGIN")?;
+    let fresh = session
+        .granted("SELECT lease_acquire('job', 'w1', '1 h', shared => true, reclaim => true)")?;
+    for token in old {
+        ensure!(!session.speaks("job", token)? && session.release("job", token)?.is_none());
+    }
+    session.release("job", fresh)?.expect("held");
+    ensure!(!session.speaks("job", fresh)?, "it was released");
+    session.run("COMMIT")
+}
+
+fn a_reclaim_of_a_grant_in_use_does_not_wait_for_its_end(lab: &Lab) -> Result<()> {
+    for kind in ["shared => false", "shared => true", "slots => 1", "slots => 3"] {
+        for uses in ["lease_guard", "lease_renew", "lease_release"] {
+            let db = lab.database()?;
+            let (mut before, mut after) = (db.connect()?, db.connect()?);
+            let call = format!("SELECT lease_acquire('job', 'w1', '1 h', {kind}");
+            let token = before.granted(&format!("{call})"))?;
+            before.run(&format!("BEGIN; SELECT {uses}('job', {token})"))?;
+            after.run("SET statement_timeout = '10 s'")?;
+            let got = after.token(&format!("{call}, reclaim => true)"))?;
+            before.run("COMMIT")?;
+            // Beside it where there is room, and not at all where there is none.
+            let room = kind == "shared => true" || kind == "slots => 3";
+            ensure!(got.is_some() == room, "{kind}, {uses}: {got:?}");
+        }
+    }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! REPEATABLE READ and SERIALIZABLE: 40001 where the snapshot is too old, and nowhere else.
 
-use pg_test::{ensure, Calls, Database, Lab, Result, Session};
+use pg_test::process::wait_until;
+use pg_test::{ensure, Background, Calls, Database, Lab, Result, Session};
+use std::time::Duration;
 
 pg_test::trials![
     what_was_free_is_granted,
@@ -9,6 +11,11 @@ pg_test::trials![
     a_release_that_was_open_at_the_snapshot_is_too_late,
     an_expiry_after_the_snapshot_is_too_late,
     a_guard_that_ended_after_the_snapshot_is_too_late,
+    a_guard_prepared_long_before_its_deadline_is_too_late,
+    a_guard_whose_grant_another_was_changing_is_too_late,
+    a_grant_that_ended_under_a_prepared_guard_is_too_late,
+    a_guard_whose_commit_waits_for_a_standby_is_too_late,
+    a_prepared_guard_holds_up_no_change_of_the_grant,
     a_guard_that_was_rolled_back_is_no_reason_to_fail,
     a_grant_that_came_and_went_after_the_snapshot_is_too_late,
     a_pruning_after_the_snapshot_does_not_hide_the_predecessor,
@@ -131,6 +138,118 @@ fn a_guard_that_ended_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
             ensure!(inside.granted("SELECT count(*) FROM t")? == 0, "the predecessor's world");
             too_late(inside)
         })?;
+    }
+    Ok(())
+}
+
+fn a_guard_prepared_long_before_its_deadline_is_too_late(lab: &Lab) -> Result<()> {
+    let guarded = |outside: &mut Session| {
+        outside.run("CREATE TABLE t (n int)")?;
+        let token = outside.acquire("job", "7 s")?;
+        outside.run("BEGIN")?;
+        outside.run(&format!("SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1)"))?;
+        outside.run("PREPARE TRANSACTION 'long before'")?;
+        outside.wait_expired("job")
+    };
+    at_each_level(lab, guarded, |_, outside, inside| {
+        ensure!(inside.granted("SELECT count(*) FROM t")? == 0, "the predecessor's world");
+        outside.run("COMMIT PREPARED 'long before'")?;
+        too_late(inside)
+    })
+}
+
+fn a_guard_whose_grant_another_was_changing_is_too_late(lab: &Lab) -> Result<()> {
+    for level in KEEPING {
+        let db = lab.database()?;
+        let (mut other, mut inside) = (db.connect()?, db.connect()?);
+        other.run("CREATE TABLE t (n int)")?;
+        let token = other.acquire("job", "2 s")?;
+        let mut guarded = db.connect()?;
+        guarded
+            .run(&format!("BEGIN; SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1)"))?;
+        other.run(&format!("BEGIN; SELECT lease_release('job', {token})"))?;
+        inside.wait_expired("job")?;
+        inside.run(&format!("BEGIN ISOLATION LEVEL {level}"))?;
+        ensure!(inside.granted("SELECT count(*) FROM t")? == 0, "the predecessor's world");
+        guarded.run("COMMIT")?;
+        // What the other did is undone: the grant's row is as it was at the snapshot.
+        other.run("ROLLBACK")?;
+        too_late(&mut inside).map_err(|e| e.context(level))?;
+    }
+    Ok(())
+}
+
+/// A guarded transaction that was prepared when the grant had so long.
+fn prepared(session: &mut Session, ttl: &str, gid: &str) -> Result<i64> {
+    session.run("CREATE TABLE IF NOT EXISTS t (n int)")?;
+    let token = session.acquire("job", ttl)?;
+    session.run(&format!("BEGIN; SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1)"))?;
+    session.run(&format!("PREPARE TRANSACTION '{gid}'"))?;
+    Ok(token)
+}
+
+fn a_grant_that_ended_under_a_prepared_guard_is_too_late(lab: &Lab) -> Result<()> {
+    for end in ["lease_release('job', $)", "lease_revoke('job')", "lease_renew('job', $, '1 ms')"] {
+        let gid = format!("ended under it: {end}").replace('\'', "");
+        let ended = |outside: &mut Session| {
+            let token = prepared(outside, "1 h", &gid)?;
+            outside.granted(&format!("SELECT {}", end.replace('$', &token.to_string())))?;
+            outside.wait_expired("job")
+        };
+        at_each_level(lab, ended, |_, outside, inside| {
+            ensure!(inside.granted("SELECT count(*) FROM t")? == 0, "the predecessor's world");
+            outside.run(&format!("COMMIT PREPARED '{gid}'"))?;
+            too_late(inside).map_err(|e| e.context(end))
+        })?;
+    }
+    Ok(())
+}
+
+fn a_guard_whose_commit_waits_for_a_standby_is_too_late(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().set("synchronous_commit", "local").start()?;
+    let mut admin = cluster.connect("postgres")?;
+    admin.run("CREATE EXTENSION pg_fence; CREATE TABLE t (n int)")?;
+    admin.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")?;
+    admin.run("SELECT pg_reload_conf()")?;
+    let token = admin.acquire("job", "1 h")?;
+    let mut guarded = Background::connect(&cluster.conninfo("postgres"))?;
+    guarded.send("SET synchronous_commit = on")?;
+    guarded.rows()?;
+    guarded.send(&format!(
+        "BEGIN; SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1); COMMIT"
+    ))?;
+    let waits = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE pid = {} AND wait_event = 'SyncRep'",
+        guarded.pid()
+    );
+    wait_until("the commit waits", Duration::from_secs(20), || {
+        admin.granted(&waits).is_ok_and(|n| n == 1)
+    })?;
+    admin.release("job", token)?.expect("held");
+    let mut inside = cluster.connect("postgres")?;
+    inside.run("BEGIN ISOLATION LEVEL REPEATABLE READ")?;
+    ensure!(inside.granted("SELECT count(*) FROM t")? == 0, "the predecessor's world");
+    admin.run(&format!("SELECT pg_cancel_backend({})", guarded.pid()))?;
+    guarded.rows()?;
+    too_late(&mut inside)
+}
+
+fn a_prepared_guard_holds_up_no_change_of_the_grant(lab: &Lab) -> Result<()> {
+    for ttl in ["4 s", "1 h"] {
+        let db = lab.database()?;
+        let mut session = db.connect()?;
+        session.run("SET statement_timeout = '10 s'")?;
+        let gid = format!("holds up nothing {ttl}");
+        let token = prepared(&mut session, ttl, &gid)?;
+        let token = session.renew("job", token)?.expect("held");
+        session.release("job", token)?.expect("held");
+        ensure!(session.is_taken("job")?, "it is guarded");
+        session.run(&format!("COMMIT PREPARED '{gid}'"))?;
+        let token = prepared(&mut session, ttl, &gid)?;
+        session.granted("SELECT lease_revoke('job')")?;
+        ensure!(!session.speaks("job", token)?);
+        session.run(&format!("ROLLBACK PREPARED '{gid}'"))?;
+        ensure!(!session.is_taken("job")?);
     }
     Ok(())
 }

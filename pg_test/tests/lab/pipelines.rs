@@ -1,0 +1,80 @@
+//! Messages in an order that no ordinary client sends, within one transaction.
+
+use bytes::BytesMut;
+use pg_test::process::wait_until;
+use pg_test::{ensure, Calls, Database, Lab, Result};
+use postgres_protocol::message::frontend;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+pg_test::trials![what_discards_a_session_s_locks_leaves_its_guards];
+
+/// Opens a connection of its own and sends the messages that `write` writes.
+fn send(db: &Database, write: impl Fn(&mut BytesMut) -> Result<()>) -> Result<TcpStream> {
+    let port: i32 = db.connect()?.one("SELECT inet_server_port()", &[])?;
+    let port = u16::try_from(port)?;
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let mut messages = BytesMut::new();
+    let whom = [("user", "postgres"), ("database", db.name()), ("application_name", "pipeline")];
+    frontend::startup_message(whom, &mut messages)?;
+    write(&mut messages)?;
+    frontend::terminate(&mut messages);
+    stream.write_all(&messages)?;
+    Ok(stream)
+}
+
+fn bind(portal: &str, statement: &str, to: &mut BytesMut) -> Result<()> {
+    let none = std::iter::empty::<i16>;
+    let nothing = std::iter::empty::<()>();
+    let never = |(), _: &mut BytesMut| unreachable!("no parameter");
+    frontend::bind(portal, statement, none(), nothing, never, none(), to)
+        .map_err(|_| std::io::Error::other("cannot bind").into())
+}
+
+fn what_discards_a_session_s_locks_leaves_its_guards(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut admin = db.connect()?;
+    admin.run(
+        "CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 0), (2, 0);
+         SELECT fence_protect('t', lease => 'job');
+         CREATE TABLE late (n int);
+         CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+            PERFORM pg_advisory_xact_lock(1); RETURN NULL; END$$;
+         CREATE CONSTRAINT TRIGGER late AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION late()",
+    )?;
+    let token = admin.acquire("job", "1 s")?;
+    // Said to be immutable, so that planning runs it: DISCARD ALL is then the first to be executed, and is let.
+    admin.run(&format!(
+        "CREATE FUNCTION writes() RETURNS int LANGUAGE plpgsql AS $$BEGIN
+            UPDATE t SET n = n + 1, fence = {token} WHERE id = 1;
+            INSERT INTO late VALUES (1); RETURN 1; END$$;
+         CREATE FUNCTION planned() RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$BEGIN
+            RETURN writes(); END$$;
+         SELECT pg_advisory_lock(1)"
+    ))?;
+    let mut stream = send(&db, |to| {
+        frontend::parse("", "SELECT planned()", std::iter::empty(), to)?;
+        bind("", "", to)?;
+        frontend::parse("discard", "DISCARD ALL", std::iter::empty(), to)?;
+        bind("discard", "discard", to)?;
+        frontend::execute("discard", 0, to)?;
+        frontend::sync(to);
+        Ok(())
+    })?;
+    // It is committing, and waits for the lock that is held here.
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pipeline' \
+                 AND wait_event = 'advisory' AND query = 'DISCARD ALL'";
+    wait_until("the commit waits", Duration::from_secs(10), || {
+        admin.granted(waits).is_ok_and(|n| n == 1)
+    })?;
+    admin.wait_expired("job")?;
+    ensure!(admin.is_taken("job")?, "granted beside an open transaction that has written under it");
+    admin.run("SELECT pg_advisory_unlock(1)")?;
+    stream.read_to_end(&mut Vec::new())?;
+    ensure!(admin.granted("SELECT n FROM t WHERE id = 1")? == 1, "it was to be committed");
+    ensure!(!admin.is_taken("job")?);
+    Ok(())
+}
