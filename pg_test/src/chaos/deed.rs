@@ -61,6 +61,7 @@ impl Hand {
         let id = self.id;
         // A lease does not keep its holder's own transactions apart: until this one is finished, no other.
         let held = (self.held.remove(&lease), self.lost.remove(&lease));
+        self.prepared_for.push(lease);
         self.write(Event::Prepare)?;
         self.committing = true;
         self.sql(&format!("PREPARE TRANSACTION '{}'", janitor::gid_of(id)))?;
@@ -157,7 +158,10 @@ impl Hand {
         let (table, row) = row_of(lease, self.who.worker);
         self.sql(&format!("SELECT lease_guard('job:{lease}', {})", held.token))?;
         self.write(Event::Guarded)?;
-        let rows = self.sql(&format!("SELECT version FROM {table} WHERE id = {row}"))?;
+        // Only an exclusive lease keeps others from a row that was read. (A worker may have two slots, where
+        // it has left a prepared transaction with one.)
+        let lock = if Kind::of(lease) == Kind::Exclusive { "" } else { "FOR UPDATE" };
+        let rows = self.sql(&format!("SELECT version FROM {table} WHERE id = {row} {lock}"))?;
         let read: i64 = rows[0][0].as_deref().and_then(|text| text.parse().ok()).unwrap_or(0);
         self.think();
         let rows = self.sql(&format!(

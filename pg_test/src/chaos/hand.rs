@@ -76,6 +76,8 @@ pub(super) struct Hand {
     pub id: i64,
     pub held: HashMap<i32, Held>,
     pub lost: HashMap<i32, Held>,
+    /// The leases under which it has prepared a transaction, in this era.
+    pub prepared_for: Vec<i32>,
     /// Whether the end of the transaction has been asked for.
     pub committing: bool,
     log: Log,
@@ -95,6 +97,7 @@ pub fn work(who: Identity) -> Result<()> {
         id: 0,
         held: HashMap::new(),
         lost: HashMap::new(),
+        prepared_for: Vec::new(),
         committing: false,
         log,
         session: None,
@@ -128,7 +131,14 @@ impl Hand {
         let conninfo =
             Conninfo::new(orders.port, DATABASE).application(&name).set("statement_timeout", "8s");
         self.session = Session::connect(&conninfo.to_string()).ok();
-        self.era = orders.era;
+        if self.era != orders.era {
+            // What was finished may be as it was before: prepared.
+            for lease in self.prepared_for.drain(..) {
+                self.held.remove(&lease);
+                self.lost.remove(&lease);
+            }
+            self.era = orders.era;
+        }
     }
 
     /// Writes down what happens.
@@ -162,7 +172,7 @@ impl Hand {
             // One that does not know that it has lost.
             (false, true) if dice < 12 => task([unguarded, What::Bound, What::Guarded][dice % 3]),
             _ if kind == Kind::Shared && dice < 80 => task(What::Share),
-            _ if kind == Kind::Exclusive && orders.leases > 1 && dice > 92 => {
+            _ if kind == Kind::Exclusive && orders.leases > 1 && dice > 85 => {
                 let also = (lease + self.rng.random_range(1..orders.leases)) % orders.leases;
                 Task { what: What::AcquireAll, lease, also: Some(also) }
             }

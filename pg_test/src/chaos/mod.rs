@@ -151,7 +151,7 @@ pub fn rage(
     seed: u64,
     plant: Option<Plant>,
 ) -> Result<Summary> {
-    let leases = plant.map_or(5, Plant::leases);
+    let leases = plant.map_or(6, Plant::leases);
     let workers = 8;
     let dir = prefix.rundir().path().join(format!("chaos-{seed}"));
     std::fs::create_dir_all(dir.join("log"))?;

@@ -298,6 +298,9 @@ impl Nemesis {
         let primary = self.ground.primary().clone();
         let asleep = self.rng.random_bool(0.7);
         if asleep {
+            if self.rng.random_bool(0.5) {
+                self.begin_checkpoint();
+            }
             for title in ["walwriter", "background writer", "checkpointer"] {
                 primary.freeze(title)?;
             }
@@ -308,6 +311,17 @@ impl Nemesis {
         primary.kill9()?;
         primary.start()?;
         self.tell(Mode::Work)
+    }
+
+    /// What is drawn after it has to be logged again. Whether it is over when the server dies is left to chance.
+    fn begin_checkpoint(&mut self) {
+        let primary = self.ground.primary().clone();
+        std::thread::spawn(move || {
+            let session = primary.connect(DATABASE);
+            session.and_then(|mut session| session.run("CHECKPOINT")).is_ok()
+        });
+        let ms = self.rng.random_range(0..150);
+        self.rest(Duration::from_millis(ms));
     }
 
     /// Steps the clock back to the true time, where it is off. That is a fault as any other step.

@@ -48,7 +48,7 @@ impl Plant {
             Plant::Now => ALL,
             Plant::NoFlush => &[(Fault::KillServer, 1)],
             Plant::NoJump => &[(Fault::FailOver, 1)],
-            Plant::NoGuardLock => &[(Fault::FreezeWorker, 1)],
+            Plant::NoGuardLock => &[(Fault::FreezeWorker, 1), (Fault::Revoke, 3)],
         }
     }
 
@@ -71,7 +71,7 @@ impl Plant {
     /// How many leases there are to be fought for.
     pub(super) fn leases(self) -> i32 {
         match self {
-            Plant::TokenBeforeLock => 1,
+            Plant::TokenBeforeLock | Plant::NoGuardLock => 1,
             _ => 3,
         }
     }

@@ -114,10 +114,12 @@ fn by_guard(evidence: &Evidence, all: &[&Transaction], grants: &[Grant]) -> Vec<
         let Some(grant) = transaction.first.and_then(|first| by_first.get(&first)) else {
             continue;
         };
-        let committed = transaction.outcome == Some(Outcome::Committed);
+        let answered =
+            matches!(transaction.outcome, Some(Outcome::Committed | Outcome::Refused(_)));
         let finishing = transaction.attempts.first().map(|attempt| attempt.asked);
+        // Where the commit was answered, if only to be refused, the transaction was open until it was asked for.
         let until =
-            finishing.or(transaction.prepared).or(transaction.committing.filter(|_| committed));
+            finishing.or(transaction.prepared).or(transaction.committing.filter(|_| answered));
         let Some(mut until) = until else { continue };
         for fault in evidence.faults.iter().filter(|fault| fault.ended >= from) {
             // What was prepared may be lost with the old primary.

@@ -206,6 +206,12 @@ fn nobody_is_granted_a_guarded_lease() {
     let fault = |fault| Done { fault, at: SECOND, ended: SECOND + 1, lease: Some(0) };
     let all = vec![fault(Fault::Revoke), fault(Fault::StepClock)];
     assert!(with(guarded(11, 1), 2 * SECOND, all) > 0);
+    // Its commit may be refused: until then it was open.
+    let mut refused = guarded(11, 1);
+    refused[3].1 = Event::End(Outcome::Refused("PF004".to_owned()));
+    assert!(with(refused.clone(), 2 * SECOND, Vec::new()) > 0);
+    refused.remove(2);
+    assert_eq!(with(refused, 2 * SECOND, Vec::new()), 0);
     // One that did not commit may have ended before.
     let mut broken = guarded(11, 1);
     broken[3].1 = Event::End(Outcome::Broken);

@@ -89,7 +89,10 @@ pub fn all(evidence: &Evidence) -> HashMap<i64, Transaction> {
             }
             Event::Guarded => transaction.guarded = Some(at),
             Event::Commit => transaction.committing = Some(at),
-            Event::Prepare => transaction.preparing = true,
+            Event::Prepare => {
+                transaction.committing = Some(at);
+                transaction.preparing = true;
+            }
             Event::Prepared => transaction.prepared = Some(at),
             Event::End(outcome) => {
                 transaction.ended = at;
