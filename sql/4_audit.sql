@@ -19,6 +19,10 @@ SET search_path = pg_catalog, pg_temp
 AS $fence_audit$
 DECLARE
     ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
+    names CONSTANT name[] := '{fenced,fenced_truncate,fenced_verify}';  -- as fence_protect calls its triggers
+    mark CONSTANT text := 'fencing token of the latest write (pg_fence)';
+    usurped oid[];       -- tables that look fenced, but where another trigger bears one of the names
+    drops text;          -- the statements that take such triggers off the table asked for and its partitions
     refusal record;
     r record;            -- the root: a fenced table
     m record;            -- a member: that table, or one that hangs below it
@@ -64,12 +68,23 @@ BEGIN
         last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
     END IF;
 
+    -- Who may create triggers may replace those of the fence, and leave their names: with all of them gone,
+    -- the fence column is what tells.
+    usurped := ARRAY (
+        SELECT DISTINCT t.tgrelid
+          FROM pg_trigger t JOIN pg_attribute a ON a.attrelid = t.tgrelid
+         WHERE t.tgname = ANY (names) AND t.tgfoid <> ours AND a.attnum > 0 AND a.atttypid = 'int8'::regtype
+           AND (a.attname = 'fence' OR col_description(a.attrelid, a.attnum) = mark));
+
     -- The table asked for, or each fenced one that does not hang below another.
     FOR r IN
         SELECT c.oid::regclass AS rel, c.relowner, c.relkind = 'p' OR c.relispartition AS moves_rows,
                coalesce(t.tgrelid = c.oid, false) AS fenced,
                coalesce(pg_partition_root(c.oid), c.oid::regclass) AS top,
-               coalesce(nullif(a.args[1], ''), 'fence') AS fence_column,
+               coalesce(nullif(a.args[1], ''), CASE WHEN t.oid IS NULL THEN (
+                    SELECT f.attname::text FROM pg_attribute f
+                     WHERE f.attrelid = c.oid AND col_description(c.oid, f.attnum) = mark
+                     ORDER BY f.attnum DESC LIMIT 1) END, 'fence') AS fence_column,
                coalesce(nullif(a.args[2], ''), 'strict') AS mode,
                nullif(a.args[3], '') AS lease,
                EXISTS (SELECT FROM pg_trigger x
@@ -87,9 +102,10 @@ BEGIN
                  FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
                       WITH ORDINALITY AS x (arg, n)) AS a (args)
          WHERE CASE WHEN relation IS NOT NULL THEN c.oid = relation
-                    ELSE t.tgrelid = c.oid AND pg_has_role(c.relowner, 'USAGE') AND NOT EXISTS (
+                    ELSE (t.tgrelid = c.oid OR c.oid = ANY (usurped)) AND pg_has_role(c.relowner, 'USAGE')
+                     AND NOT EXISTS (
                          SELECT FROM pg_inherits i JOIN pg_trigger p ON p.tgrelid = i.inhparent
-                          WHERE i.inhrelid = c.oid AND p.tgfoid = ours)
+                          WHERE i.inhrelid = c.oid AND (p.tgfoid = ours OR p.tgrelid = ANY (usurped)))
                END
          ORDER BY c.oid::regclass::text
     LOOP
@@ -102,8 +118,19 @@ BEGIN
         subscribed := EXISTS (SELECT FROM pg_subscription_rel s WHERE s.srrelid = ANY (members || r.top::oid));
         later := EXISTS (
             SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-             WHERE t.tgrelid = ANY (members) AND p.oid <> ours AND p.pronamespace <> 'pg_catalog'::regnamespace
-               AND t.tgname > 'fenced' AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D');
+             WHERE t.tgrelid = ANY (members) AND p.oid <> ours AND CASE WHEN t.tgname = ANY (names)
+                   THEN t.tgname = 'fenced_verify'  -- and what stood there before did look again
+                   ELSE p.pronamespace <> 'pg_catalog'::regnamespace
+                    AND t.tgname > 'fenced' AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D' END);
+        drops := (
+            WITH RECURSIVE tree AS (
+                SELECT r.top::oid AS oid
+                UNION
+                SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid)
+            SELECT string_agg(format('DROP TRIGGER %I ON %s; ', t.tgname, t.tgrelid::regclass), '' ORDER BY t.oid)
+              FROM tree JOIN pg_class c ON c.oid = tree.oid JOIN pg_trigger t ON t.tgrelid = c.oid
+             WHERE t.tgname = ANY (names) AND t.tgfoid <> ours AND t.tgparentid = 0
+               AND (c.oid = r.top OR c.relispartition));
         call := format('EXECUTE FUNCTION %s(', ours::regproc) || concat_ws(', ', quote_literal(r.fence_column),
             quote_literal(CASE WHEN r.lease IS NULL THEN 'strict' ELSE r.mode END), quote_literal(r.lease));
         always_too := CASE WHEN r.always OR subscribed THEN ' ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;' ELSE '' END;
@@ -113,9 +140,6 @@ BEGIN
             SELECT c.oid::regclass AS rel, c.oid = r.rel AS is_root, c.relkind, c.relpersistence, c.relispartition,
                    c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)) AS acl,
                    i.inhparent::regclass AS parent, i.inhparent IS NOT NULL AND NOT c.relispartition AS is_child,
-                   CASE WHEN EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid <> ours
-                                        AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify'))
-                        THEN 'CREATE' ELSE 'CREATE OR REPLACE' END AS make,
                    f.attnum, format_type(f.atttypid, f.atttypmod) AS type, f.filled, covered.before, covered.after
               FROM unnest(members) AS member (oid)
               JOIN pg_class c ON c.oid = member.oid
@@ -157,7 +181,7 @@ BEGIN
                     CASE WHEN later OR m.after <> '{}' THEN 'verify => true' END,
                     CASE WHEN r.always OR subscribed THEN 'always => true' END) || ');';
                 protect := 'SELECT @extschema@.fence_protect(' || quote_literal(r.top) || options;
-                IF NOT r.fenced AND NOT m.is_child THEN
+                IF NOT r.fenced AND NOT m.is_child AND m.rel::oid <> ALL (usurped) THEN
                     RETURN QUERY VALUES (r.rel, 'hole', 'no trigger of pg_fence is on this table', protect);
                     EXIT;
                 END IF;
@@ -185,7 +209,7 @@ BEGIN
                              FROM pg_description d
                              JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid
                             WHERE d.classoid = 'pg_class'::regclass AND d.objoid = m.rel
-                              AND d.description = 'fencing token of the latest write (pg_fence)'
+                              AND d.description = mark
                             ORDER BY a.attnum DESC LIMIT 1),
                           -- What the rows knew is lost: then no token drawn so far may write them.
                           format('ALTER TABLE %s ADD COLUMN %I bigint', m.rel, r.fence_column)
@@ -199,6 +223,27 @@ BEGIN
                  format('the fence column "%s" has a default, which passes for a token', r.fence_column),
                  format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', m.rel, r.fence_column, m.filled))
             ) AS x (applies, severity, finding, remedy) WHERE x.applies;
+
+            -- Triggers in the place of ours. fence_protect refuses while one is there: so all go first.
+            RETURN QUERY SELECT m.rel, 'hole',
+                   format('trigger "%s" bears a name of the fence''s, but calls %s', t.tgname, t.tgfoid::regprocedure),
+                   CASE WHEN m.is_child
+                   THEN format('DROP TRIGGER %I ON %s; CREATE TRIGGER %1$I %3$s);', t.tgname, m.rel, CASE t.tgname
+                            WHEN 'fenced' THEN format(row_trigger, m.rel, call)
+                            WHEN 'fenced_truncate' THEN format(truncate_trigger, m.rel, call)
+                            ELSE format(verify_trigger, m.rel, verify_call) END)
+                        || format(always_too, m.rel, t.tgname)
+                   ELSE CASE WHEN row_number() OVER (ORDER BY t.tgname) = 1 THEN drops ELSE '' END || protect
+                        || CASE WHEN r.fenced THEN '' ELSE ' -- and its lease, where it was bound to one' END END
+              FROM pg_trigger t
+             WHERE t.tgrelid = m.rel AND t.tgname = ANY (names) AND t.tgfoid <> ours
+               AND (m.is_root OR t.tgparentid = 0)
+               AND (r.fenced OR m.is_child OR m.rel::oid = ANY (usurped))
+             ORDER BY t.tgname;
+            IF FOUND AND NOT m.is_child THEN
+                drops := '';
+            END IF;
+            EXIT WHEN m.is_root AND NOT r.fenced AND NOT m.is_child;
 
             -- The triggers of ours that are there. (Partitions copy theirs; what differs is told.)
             RETURN QUERY SELECT m.rel, x.severity, x.finding, x.remedy
@@ -245,10 +290,10 @@ BEGIN
               FROM (VALUES
                 (missing && '{insert,update,delete}', 'hole',
                  format('%s not fenced', upper(array_to_string(array_remove(missing, 'truncate'), ', '))),
-                 format('%s TRIGGER fenced %s);', m.make, format(row_trigger, m.rel, call))
+                 format('CREATE OR REPLACE TRIGGER fenced %s);', format(row_trigger, m.rel, call))
                      || format(always_too, m.rel, 'fenced')),
                 ('truncate' = ANY (missing), 'notice', 'TRUNCATE not fenced',
-                 format('%s TRIGGER fenced_truncate %s);', m.make, format(truncate_trigger, m.rel, call))
+                 format('CREATE OR REPLACE TRIGGER fenced_truncate %s);', format(truncate_trigger, m.rel, call))
                      || format(always_too, m.rel, 'fenced_truncate'))
               ) AS x (applies, severity, finding, remedy) WHERE x.applies;
 
@@ -257,12 +302,13 @@ BEGIN
             RETURN QUERY SELECT m.rel, 'hole',
                    format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
                    CASE WHEN NOT m.is_child THEN protect
-                   ELSE format('%s TRIGGER fenced_verify %s);', m.make, format(verify_trigger, m.rel, verify_call))
+                   ELSE format('CREATE OR REPLACE TRIGGER fenced_verify %s);',
+                           format(verify_trigger, m.rel, verify_call))
                        || format(always_too, m.rel, 'fenced_verify') END
               FROM pg_trigger t
               JOIN pg_proc p ON p.oid = t.tgfoid
              WHERE t.tgrelid = m.rel AND (m.is_root OR t.tgparentid = 0) AND t.tgtype & 3 = 3 AND t.tgenabled <> 'D'
-               AND p.oid <> ours AND p.pronamespace <> 'pg_catalog'::regnamespace
+               AND p.oid <> ours AND p.pronamespace <> 'pg_catalog'::regnamespace AND t.tgname <> ALL (names)
                AND EXISTS (
                    SELECT FROM (VALUES ('insert', 4), ('update', 16)) AS e (name, bit)
                     WHERE t.tgtype & e.bit <> 0 AND e.name = ANY (full_events)
@@ -285,8 +331,7 @@ BEGIN
                 ('TRUNCATE', CASE WHEN 'truncate' = ANY (m.before) THEN 'notice' ELSE 'hole' END,
                  format('%s may TRUNCATE; %s', g.who, CASE WHEN 'truncate' = ANY (m.before)
                      THEN 'only the trigger stands in the way' ELSE 'nothing stands in the way' END)),
-                ('TRIGGER', CASE WHEN 'update' = ANY (m.after) THEN 'notice' ELSE 'hole' END,
-                 format('%s may create a trigger that runs after the fence', g.who))
+                ('TRIGGER', 'hole', format('%s may create triggers, and replace those of the fence', g.who))
              ) AS x (privilege, severity, finding)
              WHERE a.privilege_type = x.privilege AND a.grantee <> m.relowner AND role.rolsuper IS NOT TRUE;
 

@@ -1,11 +1,15 @@
-//! `fence_audit` on who has been let near the table: privileges, members of the owner, foreign keys.
+//! `fence_audit` on who has been let near the table: privileges, and what was done with them, members of
+//! the owner, foreign keys.
 
-use crate::holes::{Hole, Scene, HOLE, LANDS};
-use pg_test::{Lab, Result};
+use crate::holes::{Hole, Scene, BOUND, HOLE, LANDS};
+use pg_test::{ensure, Lab, Result};
 
 pg_test::trials![
     who_may_truncate_is_found,
     who_may_create_a_trigger_is_found,
+    a_trigger_in_the_place_of_the_fence_s_is_found,
+    a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children,
+    a_trigger_of_such_a_name_on_a_table_that_was_never_fenced_is_not,
     a_right_passed_on_is_found,
     a_member_of_the_owner_is_found,
     a_foreign_key_that_writes_is_found,
@@ -42,17 +46,179 @@ fn who_may_create_a_trigger_is_found(lab: &Lab) -> Result<()> {
         ..HOLE
     };
     Scene::new(lab)?.close_all(&[
+        Hole { found: MAY_CREATE, ..hole },
+        // What runs later is looked at again. What takes the place of that look is not.
+        Hole { fence: VERIFIED, found: MAY_CREATE, before: "PF001", ..hole },
         Hole {
-            found: &["orders|hole|:writer may create a trigger that runs after the fence"],
-            ..hole
-        },
-        Hole {
-            fence: ", lease => 'order:{id}', verify => true",
-            found: &["orders|notice|:writer may create a trigger that runs after the fence"],
-            before: "PF001",
+            fence: VERIFIED,
+            found: MAY_CREATE,
+            write: "CREATE FUNCTION lets_pass() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
+                    CREATE OR REPLACE TRIGGER fenced BEFORE UPDATE ON orders FOR EACH ROW \
+                        EXECUTE FUNCTION lets_pass(); \
+                    CREATE OR REPLACE TRIGGER fenced_verify AFTER UPDATE ON orders FOR EACH ROW \
+                        EXECUTE FUNCTION lets_pass(); \
+                    UPDATE orders SET v = 33",
             ..hole
         },
     ])
+}
+
+const MAY_CREATE: &[&str] =
+    &["orders|hole|:writer may create triggers, and replace those of the fence"];
+const VERIFIED: &str = ", lease => 'order:{id}', verify => true";
+
+/// What the writer does with the right to create triggers; which is then taken back.
+fn replaced(statements: &str) -> String {
+    format!(
+        "CREATE FUNCTION lets_pass() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN coalesce(NEW, OLD); END'; \
+         GRANT TRIGGER ON ALL TABLES IN SCHEMA s TO :writer; SET ROLE :writer; {statements}; RESET ROLE; \
+         REVOKE TRIGGER ON ALL TABLES IN SCHEMA s FROM :writer"
+    )
+}
+
+const ROW: &str = "CREATE OR REPLACE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON orders \
+                       FOR EACH ROW EXECUTE FUNCTION lets_pass();";
+const TRUNCATE: &str = "CREATE OR REPLACE TRIGGER fenced_truncate BEFORE TRUNCATE ON orders \
+                            FOR EACH STATEMENT EXECUTE FUNCTION lets_pass();";
+const VERIFY: &str = "CREATE OR REPLACE TRIGGER fenced_verify AFTER INSERT OR UPDATE ON orders \
+                          FOR EACH ROW EXECUTE FUNCTION lets_pass();";
+
+const ROW_FOUND: &str =
+    r#"orders|hole|trigger "fenced" bears a name of the fence's, but calls s.lets_pass()"#;
+const TRUNCATE_FOUND: &str =
+    r#"orders|hole|trigger "fenced_truncate" bears a name of the fence's, but calls s.lets_pass()"#;
+const VERIFY_FOUND: &str =
+    r#"orders|hole|trigger "fenced_verify" bears a name of the fence's, but calls s.lets_pass()"#;
+
+fn a_trigger_in_the_place_of_the_fence_s_is_found(lab: &Lab) -> Result<()> {
+    let hole = Hole { by_admin: true, write: "UPDATE orders SET v = 33", after: "PF002", ..HOLE };
+    let mut scene = Scene::new(lab)?;
+    for fence in ["", BOUND, ", lease => 'order:{id}', always => true"] {
+        let events = if fence.is_empty() { "UPDATE, DELETE" } else { "INSERT, UPDATE, DELETE" };
+        let missing = format!("orders|hole|{events} not fenced");
+        scene.close_all(&[Hole {
+            fence,
+            built: &replaced(ROW),
+            found: &[ROW_FOUND, &missing],
+            ..hole
+        }])?;
+    }
+    scene.close_all(&[
+        Hole {
+            built: &(replaced(TRUNCATE) + "; GRANT TRUNCATE ON orders TO :writer"),
+            found: &[
+                TRUNCATE_FOUND,
+                "orders|notice|TRUNCATE not fenced",
+                "orders|hole|:writer may TRUNCATE; nothing stands in the way",
+            ],
+            write: "TRUNCATE orders",
+            after: "42501",
+            ..hole
+        },
+        Hole {
+            fence: VERIFIED,
+            built: &(replaced(VERIFY)
+                + "; CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS \
+                        'BEGIN NEW.fence := :old; RETURN NEW; END'; \
+                     CREATE TRIGGER zz BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION low()"),
+            found: &[
+                VERIFY_FOUND,
+                r#"orders|hole|trigger "zz" runs after the fence and may change what it has judged"#,
+            ],
+            write: "UPDATE orders SET v = 35, fence = :new",
+            after: "PF001",
+            ..hole
+        },
+        // Nothing of the fence is left but its column.
+        Hole {
+            fence: VERIFIED,
+            built: &replaced(&[ROW, TRUNCATE, VERIFY].concat()),
+            found: &[ROW_FOUND, TRUNCATE_FOUND, VERIFY_FOUND],
+            ..hole
+        },
+    ])
+}
+
+fn a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children(
+    lab: &Lab,
+) -> Result<()> {
+    const PARTITIONS: &str =
+        "CREATE TABLE orders (id int, v int, fence bigint, region text DEFAULT 'eu', \
+                                  PRIMARY KEY (id, region)) PARTITION BY LIST (region); \
+                              CREATE TABLE eu PARTITION OF orders FOR VALUES IN ('eu')";
+    const CHILD: &str = "SET ROLE :owner; CREATE TABLE child () INHERITS (orders); INSERT INTO child VALUES (2, 34, 1); \
+                         DO $$ DECLARE r text; BEGIN \
+                             FOR r IN SELECT remedy FROM fence_audit('orders') LOOP EXECUTE r; END LOOP; END $$; RESET ROLE; ";
+    const EU: &str =
+        r#"eu|hole|trigger "fenced_truncate" bears a name of the fence's, but calls s.lets_pass()"#;
+    let hole = Hole { by_admin: true, write: "UPDATE orders SET v = 33", after: "PF002", ..HOLE };
+    let parts = Hole { table: PARTITIONS, ..hole };
+    let on = |table: &str, statement: &str| statement.replace("ON orders", &format!("ON {table}"));
+    let mut scene = Scene::new(lab)?;
+    scene.close_all(&[
+        Hole {
+            built: &replaced(&[ROW, &on("eu", TRUNCATE)].concat()),
+            found: &[
+                ROW_FOUND,
+                "orders|hole|INSERT, UPDATE, DELETE not fenced",
+                EU,
+                "eu|notice|TRUNCATE not fenced",
+            ],
+            ..parts
+        },
+        Hole {
+            built: &replaced(&[ROW, TRUNCATE, &on("eu", TRUNCATE)].concat()),
+            found: &[ROW_FOUND, TRUNCATE_FOUND],
+            ..parts
+        },
+        Hole {
+            fence: VERIFIED,
+            built: &replaced(&[ROW, VERIFY].concat()),
+            found: &[ROW_FOUND, VERIFY_FOUND, "orders|hole|INSERT, UPDATE, DELETE not fenced"],
+            ..parts
+        },
+    ])?;
+    let child = [&ROW_FOUND, &TRUNCATE_FOUND].map(|found| found.replace("orders|", "child|"));
+    scene.close_all(&[Hole {
+        built: &(CHILD.to_owned() + &replaced(&on("child", &[ROW, TRUNCATE].concat()))),
+        found: &[
+            &child[0],
+            &child[1],
+            "child|hole|INSERT, UPDATE, DELETE not fenced",
+            "child|notice|TRUNCATE not fenced",
+        ],
+        write: "UPDATE child SET v = 33",
+        ..hole
+    }])
+}
+
+fn a_trigger_of_such_a_name_on_a_table_that_was_never_fenced_is_not(lab: &Lab) -> Result<()> {
+    const OTHER: &str =
+        "CREATE OR REPLACE TRIGGER fenced BEFORE UPDATE ON plots FOR EACH ROW EXECUTE FUNCTION f()";
+    let mut scene = Scene::new(lab)?;
+    scene.stage(HOLE.table, BOUND)?;
+    scene.owner.run(&format!(
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
+         CREATE TABLE plots (id bigint); {OTHER}"
+    ))?;
+    let rows = scene.audit("")?;
+    ensure!(rows.is_empty(), "{rows:?}");
+    let rows = scene.audit("'plots'")?;
+    ensure!(rows.len() == 1 && rows[0].0.contains("no trigger of pg_fence"), "{rows:?}");
+
+    // The mark of fence_protect tells a fence column, whatever its name.
+    scene.owner.run(
+        "DROP TRIGGER fenced ON plots; SELECT fence_protect('plots', 'seen', events => 'update')",
+    )?;
+    scene.owner.run(OTHER)?;
+    let rows = scene.audit("")?;
+    ensure!(rows.len() == 1 && rows[0].0.contains(r#"trigger "fenced" bears a name"#), "{rows:?}");
+    scene.owner.run(&rows[0].1)?;
+    let rows = scene.audit("")?;
+    ensure!(rows.is_empty(), "{rows:?}");
+    scene.owner.run("INSERT INTO plots VALUES (1)")?;
+    scene.owner.refused("UPDATE plots SET id = 2", "PF002")?;
+    scene.clear()
 }
 
 fn a_right_passed_on_is_found(lab: &Lab) -> Result<()> {
