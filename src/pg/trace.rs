@@ -65,10 +65,12 @@ impl Table {
 
     /// Deletes those that are committed, unless another open transaction does.
     fn clear(&self, name: &[u8]) {
-        if !Tag::trace(name).take(Mode::Own, false) {
+        // SAFETY: a snapshot of this transaction. Mostly there is none, and a lock that is kept would be too much.
+        let none = unsafe { self.rows(name, || raw::GetLatestSnapshot()).is_empty() };
+        if none || !Tag::trace(name).take(Mode::Own, false) {
             return;
         }
-        // SAFETY: rows that were just seen; nobody else deletes any.
+        // SAFETY: rows that are seen under the lock; nobody else deletes any.
         unsafe {
             for ((hi, lo, item), _) in self.rows(name, || raw::GetLatestSnapshot()) {
                 let mut place = pg_sys::ItemPointerData {

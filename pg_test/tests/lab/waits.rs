@@ -258,6 +258,8 @@ fn a_grant_that_is_rolled_back_is_free_at_once(lab: &Lab) -> Result<()> {
     // An error is a rollback.
     first.run("BEGIN; SELECT lease_acquire('job')")?;
     first.refused("SELECT 1/0", "22012")?;
+    // The error is told before the server has rolled back; what comes next, after it.
+    first.refused("SELECT 1", "25P02")?;
     ensure!(!other.is_taken("job")?, "free as soon as the transaction has failed");
     first.run("ROLLBACK")
 }
