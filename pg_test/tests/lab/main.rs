@@ -32,6 +32,7 @@ mod leases;
 mod leaving;
 mod leftovers;
 mod life;
+mod limits;
 mod line;
 mod lockout;
 mod misuse;
@@ -109,6 +110,7 @@ fn main() -> ExitCode {
         leases::trials(),
         leaving::trials(),
         leftovers::trials(),
+        limits::trials(),
         line::trials(),
         lockout::trials(),
         misuse::trials(),

@@ -1,0 +1,129 @@
+//! What is documented as not promised, or as a limit: that it is so, and that the advice helps.
+
+use crate::bed::{shows, Bed, ORDERS};
+use pg_test::{ensure, Background, Calls, Lab, Result};
+
+pg_test::trials![
+    a_token_read_from_the_row_passes_among_workers_of_one_role,
+    a_statement_that_waits_for_its_grant_reads_what_was_before,
+    shared_holders_that_guard_run_between_each_other,
+    names_made_of_texts_may_be_alike,
+    a_role_that_lost_its_rights_writes_until_its_grant_ends,
+];
+
+fn a_token_read_from_the_row_passes_among_workers_of_one_role(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
+    let roles = [bed.db().role("worker")?, bed.db().role("other")?];
+    for role in &roles {
+        bed.run(&format!(
+            "SELECT fence_grant('{role}'); GRANT SELECT, UPDATE ON orders TO {role}"
+        ))?;
+    }
+    let mut holder = bed.db().connect_as(&roles[0])?;
+    let mut worker = bed.db().connect_as(&roles[0])?;
+    let mut other = bed.db().connect_as(&roles[1])?;
+    let token = holder.acquire("order:1", "1 h")?;
+    holder.run(&format!("UPDATE orders SET v = 1, fence = {token}"))?;
+    let read = worker.granted("SELECT fence FROM orders")?;
+    let write = format!("UPDATE orders SET v = 7, fence = {read}");
+    let same = "UPDATE orders SET v = 7, fence = fence";
+    worker.run(&write)?;
+    worker.run(same)?;
+    // What helps: not to write the column, roles of their own, strict.
+    worker.refused("UPDATE orders SET v = 8", "PF002")?;
+    for sql in [&*write, same] {
+        other.refused(sql, "42501")?;
+    }
+    bed.protect("lease => 'order:{id}', mode => 'strict'")?;
+    for sql in [&*write, same] {
+        worker.refused(sql, "PF001")?;
+    }
+    bed.protect("lease => 'order:{id}'")?;
+    holder.release("order:1", token)?.expect("held");
+    for sql in [&*write, same] {
+        worker.refused(sql, "PF004")?;
+    }
+    Ok(())
+}
+
+fn a_statement_that_waits_for_its_grant_reads_what_was_before(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run("CREATE TABLE pair (id int, v int); INSERT INTO pair VALUES (1, 1), (2, 0)")?;
+    let mut waiter = Background::connect(&bed.db().conninfo())?;
+    for (value, apart) in [(10, false), (20, true)] {
+        let token = bed.acquire("pair", "1 h")?;
+        let acquire = "SELECT lease_acquire('pair', wait => '5 min')";
+        let take = "UPDATE pair SET v = (SELECT v FROM pair WHERE id = 1)";
+        if apart {
+            waiter.send(acquire)?;
+        } else {
+            waiter.send(&format!("{take} WHERE id = 2 AND ({acquire}) > 0"))?;
+        }
+        pg_test::process::wait_until("it waits", std::time::Duration::from_secs(30), || {
+            waiter.waits_for().is_some_and(|(kind, _)| kind == "Extension")
+        })?;
+        bed.run(&format!(
+            "BEGIN; SELECT lease_guard('pair', {token}); UPDATE pair SET v = {value} WHERE id = 1; \
+             SELECT lease_release('pair', {token}); COMMIT"
+        ))?;
+        waiter.rows()?;
+        if apart {
+            waiter.send(&format!("{take} WHERE id = 2"))?;
+            waiter.rows()?;
+        }
+        let wanted = if apart { value } else { 1 };
+        shows(&mut bed, "SELECT v FROM pair WHERE id = 2", &wanted.to_string())?;
+        bed.run("SELECT lease_revoke('pair')")?;
+    }
+    Ok(())
+}
+
+fn shared_holders_that_guard_run_between_each_other(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
+    let mut other = bed.another()?;
+    for kind in ["shared => true", "slots => 2"] {
+        let acquire = format!("SELECT lease_acquire('order:1', ttl => '1 h', {kind})");
+        let (a, b) = (bed.granted(&acquire)?, other.granted(&acquire)?);
+        let seen = bed.granted("SELECT v FROM orders")?;
+        bed.run(&format!("BEGIN; SELECT lease_guard('order:1', {a})"))?;
+        other.run(&format!("BEGIN; SELECT lease_guard('order:1', {b})"))?;
+        let read = [bed.granted("SELECT v FROM orders")?, other.granted("SELECT v FROM orders")?];
+        bed.run(&format!("UPDATE orders SET v = {} + 1; COMMIT", read[0]))?;
+        other.run(&format!("UPDATE orders SET v = {} + 1; COMMIT", read[1]))?;
+        let lost = seen + 1;
+        shows(&mut bed, "SELECT v FROM orders", &lost.to_string())?;
+        bed.run("SELECT lease_revoke('order:1')")?;
+    }
+    Ok(())
+}
+
+fn names_made_of_texts_may_be_alike(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(
+        "CREATE TABLE t (a text, b text, fence bigint); INSERT INTO t VALUES ('x:y', 'z'), ('x', 'y:z'); \
+         SELECT fence_protect('t', lease => '{a}:{b}')",
+    )?;
+    let token = bed.acquire("x:y:z", "1 h")?;
+    bed.run(&format!("UPDATE t SET fence = {token}"))?;
+    shows(&mut bed, &format!("SELECT count(*) FROM t WHERE fence = {token}"), "2")
+}
+
+fn a_role_that_lost_its_rights_writes_until_its_grant_ends(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(ORDERS)?;
+    bed.protect("lease => 'order:{id}'")?;
+    let role = bed.db().role("worker")?;
+    bed.run(&format!("SELECT fence_grant('{role}'); GRANT SELECT, UPDATE ON orders TO {role}"))?;
+    let mut worker = bed.db().connect_as(&role)?;
+    let token = worker.acquire("order:1", "1 h")?;
+    bed.run(&format!("SELECT fence_revoke('{role}')"))?;
+    for call in ["renew", "release"] {
+        worker.refused(&format!("SELECT lease_{call}('order:1', {token})"), "42501")?;
+    }
+    let write = format!("UPDATE orders SET v = v + 1, fence = {token}");
+    worker.run(&write)?;
+    bed.run("SELECT lease_revoke('order:1')")?;
+    worker.refused(&write, "PF004")?;
+    ensure!(bed.granted("SELECT v FROM orders")? == 1);
+    Ok(())
+}
