@@ -38,7 +38,7 @@ impl Hand {
         if self.rng.random_bool(0.04) {
             return Err(Stop::RolledBack);
         }
-        if task.what.writes() && self.rng.random_bool(0.1) {
+        if task.what.writes() && self.rng.random_bool(0.15) {
             return self.end_in_two_phases(task.lease);
         }
         self.write(Event::Commit)?;

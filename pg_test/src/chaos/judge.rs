@@ -26,7 +26,7 @@ pub struct Verdict {
     pub crowded: usize,
     /// Writes made and acknowledged.
     pub writes: usize,
-    /// Those among them that were prepared first.
+    /// Writes that were prepared, whatever became of them then.
     pub prepared: usize,
     /// Writes refused because their token was stale or did not speak.
     pub refused: usize,
@@ -58,6 +58,7 @@ impl Verdict {
 
     fn count(&mut self, transaction: &Transaction) {
         let what = transaction.what;
+        self.prepared += usize::from(transaction.prepared.is_some());
         match &transaction.outcome {
             Some(Outcome::Committed) if what.acquires() => {
                 self.grants += 1;
@@ -65,10 +66,7 @@ impl Verdict {
                     || Kind::of(transaction.lease) == Kind::Shared && what == What::Acquire;
                 self.crowded += usize::from(!alone);
             }
-            Some(Outcome::Committed) if what.writes() => {
-                self.writes += 1;
-                self.prepared += usize::from(transaction.prepared.is_some());
-            }
+            Some(Outcome::Committed) if what.writes() => self.writes += 1,
             Some(Outcome::Refused(state)) if state == "PF001" || state == "PF004" => {
                 self.refused += 1;
             }

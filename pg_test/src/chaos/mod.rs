@@ -71,7 +71,7 @@ impl Summary {
         wanted("grants", self.verdict.grants, 30)
             .or_else(|| wanted("shared grants and slots", self.verdict.crowded, 10))
             .or_else(|| wanted("writes", self.verdict.writes, 30))
-            .or_else(|| wanted("prepared writes", self.verdict.prepared, 4))
+            .or_else(|| wanted("prepared writes", self.verdict.prepared, 2))
             .or_else(|| wanted("faults", faults, 12))
             .or_else(|| wanted("stale writes refused", self.verdict.refused, 2))
     }
@@ -105,7 +105,7 @@ impl fmt::Display for Summary {
         writeln!(f, "{grants:>8}  grants acknowledged")?;
         writeln!(f, "{crowded:>8}    of them shared, or of slots")?;
         writeln!(f, "{writes:>8}  writes acknowledged")?;
-        writeln!(f, "{prepared:>8}    of them prepared first")?;
+        writeln!(f, "{prepared:>8}  writes prepared")?;
         writeln!(f, "{refused:>8}  stale writes refused")?;
         writeln!(f, "{unknown:>8}  outcomes unknown")?;
         writeln!(f, "{lost_in_failover:>8}  transactions lost to asynchronous failovers")?;
