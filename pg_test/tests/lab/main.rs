@@ -35,6 +35,7 @@ mod life;
 mod limits;
 mod line;
 mod lockout;
+mod mingled;
 mod misuse;
 mod partitions;
 mod paths;
@@ -113,6 +114,7 @@ fn main() -> ExitCode {
         limits::trials(),
         line::trials(),
         lockout::trials(),
+        mingled::trials(),
         misuse::trials(),
         partitions::trials(),
         pipelines::trials(),

@@ -4,6 +4,10 @@
 //! behind when they are promoted, a clock that steps back. The decisions are not a copy: the machine calls
 //! the extension's own code (`pg_test::protocol`). Each protection is then taken away, and the search
 //! must find what goes wrong without it; the path there is printed.
+//!
+//! What it leaves out, real sessions are tried with (`lab`: `mingled`, `races`, `snapshots`, the specs): several
+//! rows and locks of one lease are had one after the other, not at once; pruning; the second lock of a guard,
+//! by which those who only ask see it; snapshots older than the statement.
 
 mod locks;
 mod protections;
