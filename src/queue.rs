@@ -6,7 +6,7 @@
 //! visible and its own locks are gone.
 
 use crate::acquire::{Request, Tried};
-use crate::errors::{self, Refusal};
+use crate::errors::Refusal;
 use crate::lease;
 use crate::pg::heap::LeaseTable;
 use crate::pg::lock::{Mode as Lock, Tag};
@@ -67,10 +67,6 @@ fn as_head(
         wait::reset();
         wait::check_client();
         let until = match scratch.turn(|| lease::attempt(table, request, false))? {
-            Tried::Won(_) if xact::keeps_snapshot() => {
-                // Whatever was waited for, the snapshot is from before it.
-                return Err(errors::snapshot_too_early(request.name));
-            }
             Tried::Won(token) => return Ok(Some(token)),
             Tried::Lost { until } => until,
         };

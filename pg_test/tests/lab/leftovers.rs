@@ -10,7 +10,6 @@ pg_test::trials![
     who_was_second_in_line_gives_the_line_back,
     a_renewal_of_several_that_fails_locks_none_of_them,
     a_release_of_several_that_fails_locks_none_of_them,
-    a_shorter_renewal_wakes_the_line,
     a_prune_keeps_no_memory_of_what_it_pruned,
     a_check_runs_beside_a_parallel_plan,
     a_session_in_a_transaction_survives_a_new_index,
@@ -145,15 +144,6 @@ fn fails_and_locks_none(lab: &Lab, what: &str) -> Result<()> {
     other.wait_expired("a")?;
     other.acquire("a", "1 h")?;
     holder.run("COMMIT")
-}
-
-fn a_shorter_renewal_wakes_the_line(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut holder = db.connect()?;
-    let token = holder.acquire("job", "1 h")?;
-    let mut waiter = waiting(&db, WAIT)?;
-    holder.granted(&format!("SELECT lease_renew('job', {token}, ttl => '100 ms')"))?;
-    token_of(&mut waiter).map(drop)
 }
 
 fn a_prune_keeps_no_memory_of_what_it_pruned(lab: &Lab) -> Result<()> {
