@@ -73,7 +73,7 @@ fn mingle(session: &mut Session, seed: u64, rounds: usize) -> Result<usize> {
 
 fn kinds_that_exclude_each_other_never_live_together(lab: &Lab) -> Result<()> {
     let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok().and_then(|text| text.parse().ok());
-    let rounds = asked.unwrap_or(400);
+    let rounds = asked.unwrap_or(800);
     let db = lab.database()?;
     let granted = std::thread::scope(|scope| -> Result<usize> {
         let racers: Vec<_> = (0..SESSIONS)
