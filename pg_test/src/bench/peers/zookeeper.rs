@@ -40,7 +40,7 @@ pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
         let main = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
         ["-cp", JAR, main, &file.to_string_lossy()].map(str::to_owned).to_vec()
     })?;
-    wait_until("ZooKeeper serves", Duration::from_secs(20), || Client::open(daemon.port).is_ok())?;
+    wait_until("ZooKeeper serves", Duration::from_secs(60), || Client::open(daemon.port).is_ok())?;
     Ok(Box::new(ZooKeeper(daemon)))
 }
 
@@ -73,7 +73,8 @@ impl Client {
     fn open(port: u16) -> Result<Client> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        // What connects while it still starts may never be answered: that must not use up the whole wait.
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         let mut client = Client { stream, asked: 0 };
         let mut hello = Message::default();
         // Version, last zxid seen, timeout in ms, no session yet, no password.
