@@ -1,8 +1,9 @@
 //! Granting a lease: look, lock, look again, decide, draw, write.
 
 use crate::errors::{self, Refusal};
-use crate::pg::heap::{AsOf, Deleter, LeaseTable, Look, NewGrant, Row};
+use crate::pg::lease_table::{AsOf, LeaseTable, Look};
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::row::{Deleter, NewGrant, Row};
 use crate::pg::{server, trace, xact};
 use crate::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
 use crate::protocol::{Micros, Token};
@@ -32,7 +33,7 @@ pub enum Tried<T> {
 }
 
 /// A place that was found free and is locked until the transaction ends.
-pub struct Place {
+pub struct FreeSlot {
     slot: i32,
     over: Option<Row>,
     /// Other grants that this one ends.
@@ -41,7 +42,7 @@ pub struct Place {
     locks: Locks,
 }
 
-impl Place {
+impl FreeSlot {
     /// The greatest token that the lease is known to have had.
     pub fn above(&self) -> Token {
         self.above
@@ -112,7 +113,7 @@ pub fn place(
     table: &LeaseTable,
     request: &Request,
     chance: &Chance,
-) -> Result<Tried<Place>, Refusal> {
+) -> Result<Tried<FreeSlot>, Refusal> {
     let mut locks = Locks(Vec::with_capacity(1));
     let tried = match request.ask.mode {
         Mode::Exclusive => exclusive(table, request, &chance.seen, &mut locks),
@@ -122,7 +123,7 @@ pub fn place(
         Tried::Won((slot, over, ended)) => {
             check_snapshot(table, request)?;
             let above = over.map_or(0, |row| row.grant.greatest());
-            Ok(Tried::Won(Place { slot, over, ended, above, locks }))
+            Ok(Tried::Won(FreeSlot { slot, over, ended, above, locks }))
         }
         Tried::Lost { until } => {
             if !locks.0.is_empty() {
@@ -139,7 +140,7 @@ pub fn place(
 pub fn write(
     table: &LeaseTable,
     request: &Request,
-    place: &Place,
+    place: &FreeSlot,
     token: Token,
 ) -> Result<(), Refusal> {
     let now = server::now();
@@ -263,7 +264,7 @@ fn beside_others(
             rows.iter().filter(|r| r.grant.mode != request.ask.mode).map(|r| r.grant.slot);
         let ours = ended.iter().map(|r| r.grant.slot).chain([slot]);
         let same = excluding.chain(ours.clone()).all(|slot| {
-            in_slot(&rows, slot).map(|r| r.id()) == in_slot(&again, slot).map(|r| r.id())
+            in_slot(&rows, slot).map(|r| r.version()) == in_slot(&again, slot).map(|r| r.version())
         });
         let deleter = |slot| in_slot(&again, slot).map_or(Deleter::None, |r| r.deleter());
         if deleter(slot) == Deleter::Open {
@@ -360,7 +361,7 @@ fn check_snapshot(table: &LeaseTable, request: &Request) -> Result<(), Refusal> 
     let seats = seats(request, &then, &|_| false);
     let could =
         matches!(grant::acquire(&seats, &request.ask, xact::started_at()), Acquire::Grant { .. });
-    let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.id() == row.id());
+    let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.version() == row.version());
     let same = now.iter().all(|r| r.written_here() || known(r, &then))
         && then.iter().all(|r| r.written_here() || known(r, &now));
     if could && same && !trace::is_newer_than_snapshot(request.name)? {

@@ -1,10 +1,11 @@
 //! Several leases under one token: all or none, and never a deadlock, for names are taken in their order.
 
-use crate::acquire::{self, Place, Request, Tried};
+use crate::acquire::{self, FreeSlot, Request, Tried};
 use crate::errors::{self, Refusal};
 use crate::lease::{self, Releasable};
 use crate::pg::args::{Answer, Args};
-use crate::pg::heap::{LeaseTable, Row};
+use crate::pg::lease_table::LeaseTable;
+use crate::pg::row::Row;
 use crate::pg::{server, xact};
 use crate::protocol::grant::{Ask, Mode};
 use crate::protocol::Token;
@@ -37,7 +38,7 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
             _ => return Ok(Answer::Null),
         }
     }
-    let mut places: Vec<Place> = Vec::with_capacity(requests.len());
+    let mut places: Vec<FreeSlot> = Vec::with_capacity(requests.len());
     for (request, chance) in requests.iter().zip(&chances) {
         match acquire::place(&table, request, chance)? {
             Tried::Won(place) => places.push(place),
@@ -49,7 +50,7 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
             }
         }
     }
-    let above = places.iter().map(Place::above).max().unwrap_or(0);
+    let above = places.iter().map(FreeSlot::above).max().unwrap_or(0);
     let token = token::draw(above)?;
     for (request, place) in requests.iter().zip(&places) {
         acquire::write(&table, request, place, token)?;

@@ -3,8 +3,9 @@
 use crate::acquire::{self, Request, Tried};
 use crate::errors::{self, Refusal};
 use crate::pg::args::{Answer, Args};
-use crate::pg::heap::{AsOf, Deleter, LeaseTable, Row};
+use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::row::{Deleter, Row};
 use crate::pg::{relation, server, trace, xact};
 use crate::protocol::grant::{Phase, Release};
 use crate::protocol::{Micros, Token};
