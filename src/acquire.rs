@@ -119,7 +119,12 @@ pub fn place(
         Mode::Exclusive => exclusive(table, request, &chance.seen, &mut locks),
         _ => beside_others(table, request, &mut locks),
     };
-    match tried? {
+    let tried = match tried? {
+        // It may yet be rolled back.
+        Tried::Won(_) if other_number(table, request).is_some() => LOST,
+        tried => tried,
+    };
+    match tried {
         Tried::Won((slot, over, ended)) => {
             check_snapshot(table, request)?;
             let above = over.map_or(0, |row| row.grant.greatest());
@@ -162,18 +167,21 @@ pub fn write(
     };
     table.grant(&new, place.over.as_ref());
     queue::changed(request.name);
-    if let Mode::Slots(asked) = request.ask.mode {
-        // Two that ask for different numbers at once see neither's row: each looks, after it has written,
-        // for rows that are not yet committed.
-        let other = table.rows_in_flight(request.name).iter().find_map(|r| match r.grant.mode {
-            Mode::Slots(n) if n != asked && r.grant.phase(now) == Phase::Held => Some(n),
-            _ => None,
-        });
-        if let Some(other) = other {
-            return Err(errors::slots_differ(request.name, other, asked));
-        }
+    // Two that ask for different numbers at the same moment have seen neither's row.
+    match other_number(table, request) {
+        Some(other) => Err(slots_differ(request, other)),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Another number of slots that somebody, also one whose transaction is open, has been granted.
+fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
+    let Mode::Slots(asked) = request.ask.mode else { return None };
+    let now = server::now();
+    table.rows_in_flight(request.name).iter().find_map(|row| match row.grant.mode {
+        Mode::Slots(n) if n != asked && row.grant.phase(now) == Phase::Held => Some(n),
+        _ => None,
+    })
 }
 
 fn exclusive(
