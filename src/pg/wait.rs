@@ -46,13 +46,6 @@ pub fn take_until(tag: &Tag, mode: Mode, deadline: Micros) -> bool {
         pg_sys::MemoryContextSwitchTo(context);
         pg_sys::CurrentResourceOwner = owner;
     };
-    // SAFETY: the savepoint's lock is the transaction's now, whose owner it has; the caller's gives it back.
-    let adopt = || unsafe {
-        tag.take(mode, false);
-        pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
-        tag.give(mode);
-        pg_sys::CurrentResourceOwner = owner;
-    };
     // SAFETY: the savepoint undoes a wait that times out; either end of it follows below.
     unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
     let undo = || {
@@ -62,10 +55,11 @@ pub fn take_until(tag: &Tag, mode: Mode, deadline: Micros) -> bool {
     };
     let taken = PgTryBuilder::new(|| {
         tag.take(mode, true);
-        // SAFETY: the savepoint is the innermost.
+        // The time may have run out with the lock just granted: that would be told later, as an error.
+        pgrx::check_for_interrupts!();
+        // SAFETY: the savepoint is the innermost; its lock passes to what is around it.
         unsafe { pg_sys::ReleaseCurrentSubTransaction() };
         restore();
-        adopt();
         true
     })
     .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| {
