@@ -47,7 +47,7 @@ CREATE TABLE fence.lease (
     renewals    bigint NOT NULL,
     metadata    jsonb,
     PRIMARY KEY (name, slot) WITH (fillfactor = 80)
-) WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+) USING heap WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS 'one row per grant; written by the functions of pg_fence only, read through fence.leases';
 COMMENT ON CONSTRAINT lease_pkey ON fence.lease IS 'each grant of a lease has a place of its own';
 COMMENT ON INDEX fence.lease_pkey IS 'finds the grants of a lease';
@@ -71,13 +71,16 @@ COMMENT ON COLUMN fence.lease.metadata IS 'what the caller wished to be shown';
 
 -- Read and written as fence.lease is. Not dumped: what it tells matters to transactions that are open now.
 CREATE TABLE fence.trace (
-    name        text COLLATE "C" NOT NULL
-) WITH (vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
-CREATE INDEX trace_name ON fence.trace (name);
+    name        text COLLATE "C" NOT NULL,
+    xact        xid8 NOT NULL,
+    PRIMARY KEY (name, xact)
+) USING heap WITH (vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.trace IS
     'leases whose guarded transactions may have committed after their grants had ended: a snapshot from before that is too old to be granted the lease';
 COMMENT ON COLUMN fence.trace.name IS 'the lease';
-COMMENT ON INDEX fence.trace_name IS 'finds what is noted of a lease';
+COMMENT ON COLUMN fence.trace.xact IS 'the transaction';
+COMMENT ON INDEX fence.trace_pkey IS 'finds what is noted of a lease';
+COMMENT ON CONSTRAINT trace_pkey ON fence.trace IS 'a transaction notes a lease once';
 
 -- For pg_dump the state is data, not part of the extension.
 SELECT pg_catalog.pg_extension_config_dump('fence.token_seq', '');

@@ -208,12 +208,21 @@ pub fn state_missing(object: &str) -> Refusal {
     )
 }
 
+/// 55000: a table of the state has columns that the library cannot know of.
+pub fn state_differs(table: &str) -> Refusal {
+    Refusal::new(
+        "55000",
+        format!("fence.{table} is not as this library of pg_fence knows it"),
+        "The library and the SQL objects are of different versions: install the newer library and reconnect, or run ALTER EXTENSION pg_fence UPDATE.",
+    )
+}
+
 /// 55000: somebody altered the token sequence.
 pub fn sequence_altered(what: &str) -> Refusal {
     Refusal::new(
         "55000",
         format!("fence.token_seq {what}, so its values are no fencing tokens"),
-        "Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE … SET LOGGED where it is unlogged.",
+        "Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE fence.token_seq SET LOGGED where it is unlogged. Commit that first.",
     )
 }
 
@@ -309,7 +318,7 @@ pub fn misplaced(message: &'static str) -> Refusal {
     Refusal::new(
         "39P01",
         message.into(),
-        "CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON … FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.",
+        "CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON my_table FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.",
     )
 }
 

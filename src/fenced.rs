@@ -8,6 +8,7 @@ use crate::errors::{self, Refusal};
 use crate::guard;
 use crate::pg::args::{Answer, Args};
 use crate::pg::trigger::{Attribute, Call, Event, RowId, Tuple};
+use crate::pg::xact::{self, SubTransaction};
 use crate::pg::{describe, server, settings};
 use crate::protocol::fence::{self, Order, Verdict, Write};
 use crate::protocol::Token;
@@ -28,6 +29,15 @@ struct Plan {
     verify: bool,
     /// The table has such a check.
     verified: bool,
+    /// How many triggers deep the statement is.
+    depth: usize,
+}
+
+impl Drop for Plan {
+    /// The statement is over: no row of it is still on its way to another partition.
+    fn drop(&mut self) {
+        at_depth(self.depth, |accepted| *accepted = Accepted::default());
+    }
 }
 
 thread_local! {
@@ -43,6 +53,8 @@ struct Accepted {
     row: Option<(RowId, Token)>,
     /// The token of a row that has left its partition and arrives in another next.
     under_way: Option<Token>,
+    /// In which savepoint.
+    savepoint: SubTransaction,
 }
 
 /// `fenced()`, the trigger. Errors: PF001 to PF005, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
@@ -87,11 +99,11 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
         write.named = named();
         return replicated(call, plan, &write);
     }
-    if plan.moves && call.event() == Event::Delete && leaves(call, plan.verified) {
+    if plan.moves && call.event() == Event::Delete && leaves(call, plan) {
         return Ok(call.pass(old));
     }
     if plan.moves && plan.verified && call.event() == Event::Insert {
-        arrives(call, write.new.flatten())?;
+        arrives(plan, write.new.flatten())?;
     }
     let leases = match &plan.lease {
         None => Leases::default(),
@@ -127,7 +139,7 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
         })?;
     }
     if plan.moves && call.event() == Event::Update {
-        accept(call, token);
+        accept(call, plan, token);
     }
     Ok(match new {
         Some(row) if stamp => call.pass(Some(call.stamped(row, &plan.column, token))),
@@ -137,18 +149,18 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
 }
 
 /// Remembers the version whose UPDATE was accepted.
-fn accept(call: &Call, token: Token) {
+fn accept(call: &Call, plan: &Plan, token: Token) {
     let Some(old) = call.old() else { return };
-    let row = Some((old.id(call), token));
-    at_depth(call, |accepted| *accepted = Accepted { row, under_way: None });
+    let (row, savepoint) = (Some((old.id(call), token)), xact::savepoint());
+    at_depth(plan.depth, |accepted| *accepted = Accepted { row, under_way: None, savepoint });
 }
 
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
-fn leaves(call: &Call, verified: bool) -> bool {
+fn leaves(call: &Call, plan: &Plan) -> bool {
     let Some(old) = call.old() else { return false };
-    at_depth(call, |accepted| match accepted.row.take() {
+    at_depth(plan.depth, |accepted| match accepted.row.take() {
         Some((id, token)) if id == old.id(call) => {
-            accepted.under_way = verified.then_some(token);
+            accepted.under_way = plan.verified.then_some(token);
             true
         }
         _ => false,
@@ -156,15 +168,14 @@ fn leaves(call: &Call, verified: bool) -> bool {
 }
 
 /// The second half of a move must carry the token that its UPDATE was accepted with.
-fn arrives(call: &Call, fence: Option<Token>) -> Result<(), Refusal> {
-    match at_depth(call, |accepted| accepted.under_way.take()) {
+fn arrives(plan: &Plan, fence: Option<Token>) -> Result<(), Refusal> {
+    match at_depth(plan.depth, |accepted| accepted.under_way.take()) {
         Some(token) if fence != Some(token) => Err(errors::changed_behind(fence)),
         _ => Ok(()),
     }
 }
 
-fn at_depth<T>(call: &Call, work: impl FnOnce(&mut Accepted) -> T) -> T {
-    let depth = call.depth();
+fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
     ACCEPTED.with_borrow_mut(|accepted| {
         if accepted.len() <= depth {
             accepted.resize(depth + 1, Accepted::default());
@@ -173,9 +184,24 @@ fn at_depth<T>(call: &Call, work: impl FnOnce(&mut Accepted) -> T) -> T {
     })
 }
 
-/// Verdicts are gone: with the transaction, or with a savepoint.
-pub fn forget() {
+/// The transaction is over.
+pub fn transaction_ended() {
     ACCEPTED.with_borrow_mut(Vec::clear);
+}
+
+/// What was accepted in a savepoint passes to its parent.
+pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
+    ACCEPTED.with_borrow_mut(|accepted| {
+        accepted.iter_mut().filter(|a| a.savepoint == savepoint).for_each(|a| a.savepoint = parent);
+    });
+}
+
+/// What was accepted in a savepoint did not happen.
+pub fn savepoint_rolled_back(savepoint: SubTransaction) {
+    ACCEPTED.with_borrow_mut(|accepted| {
+        let undone = accepted.iter_mut().filter(|a| a.savepoint == savepoint);
+        undone.for_each(|a| *a = Accepted::default());
+    });
 }
 
 /// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
@@ -196,7 +222,7 @@ fn replicated(call: &Call, plan: &Plan, write: &Write) -> Result<pg_sys::Datum, 
 /// lease that guards it.
 fn verify(call: &Call, plan: &Plan) -> Result<(), Refusal> {
     if !call.after() || matches!(call.event(), Event::Delete | Event::Truncate) {
-        return Err(errors::misplaced("fenced(…, 'verify') must fire AFTER INSERT OR UPDATE"));
+        return Err(errors::misplaced("fenced(..., 'verify') must fire AFTER INSERT OR UPDATE"));
     }
     let Some(new) = call.new_row().filter(|_| !server::replica()) else { return Ok(()) };
     let columns = call.columns();
@@ -276,6 +302,7 @@ impl Plan {
             moves: call.on_partition(),
             verify,
             verified: call.has_twin(),
+            depth: call.depth(),
         })
     }
 }

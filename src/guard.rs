@@ -178,7 +178,6 @@ pub fn has_written(table: Oid, token: Token) -> bool {
 
 /// The transaction is over, or prepared: its locks are no longer this session's to rely on.
 pub fn transaction_ended() {
-    crate::fenced::forget();
     GUARDS.with_borrow_mut(|g| {
         if !g.by_lease.is_empty() || !g.written.is_empty() {
             *g = Guards::default();
@@ -199,7 +198,6 @@ pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
 
 /// A savepoint's locks are gone.
 pub fn savepoint_rolled_back(savepoint: SubTransaction) {
-    crate::fenced::forget();
     GUARDS.with_borrow_mut(|g| {
         g.last = None;
         g.by_lease.retain(|_, verdicts| {

@@ -17,8 +17,10 @@ thread_local! {
     static KNOWN: Cell<i64> = const { Cell::new(0) };
     /// A sequence and a token that it is known to have passed.
     static PASSED: Cell<(Oid, Token)> = const { Cell::new((Oid::INVALID, 0)) };
-    /// A sequence and a log record of it that is known to be on disk.
-    static ON_DISK: Cell<(Oid, Logged)> = const { Cell::new((Oid::INVALID, Logged { up_to: 0, at: 0 })) };
+    /// The file of the sequence that this backend has drawn from.
+    static FILE: Cell<u32> = const { Cell::new(0) };
+    /// A file and a log record of the sequence in it that is known to be on disk.
+    static ON_DISK: Cell<(u32, Logged)> = const { Cell::new((0, Logged { up_to: 0, at: 0 })) };
 }
 
 /// Draws a token. The caller holds the lock of the lease that it is for.
@@ -29,41 +31,69 @@ thread_local! {
 /// `above` is the greatest token that the lease is known to have had. A sequence that is not above it, nor
 /// above what this backend drew before, was set back by hand (a data-only restore does that): it jumps.
 pub fn draw(above: Token) -> Result<Token, Refusal> {
-    let oid = sequence()?;
-    check_definition(oid)?;
-    settle(oid)?;
+    loop {
+        let oid = sequence()?;
+        let file = checked_file(oid)?;
+        settle(oid)?;
+        if FILE.replace(file) != file {
+            // A copy (of an ALTER SEQUENCE) promises what its page says was logged, but no record of it does.
+            sequence::log_next(oid);
+        }
+        let token = next_above(oid, above)?;
+        if plant::NO_FLUSH || make_durable(oid, file, token)? {
+            PASSED.set((oid, token));
+            return Ok(token);
+        }
+    }
+}
+
+fn next_above(oid: Oid, above: Token) -> Result<Token, Refusal> {
     let (known, passed) = PASSED.get();
     let above = if known == oid { above.max(passed) } else { above };
-    let mut token = sequence::next(oid);
-    if token <= above && !plant::NO_JUMP && !plant::TOKEN_BEFORE_LOCK {
-        let lock = Tag::jump();
-        lock.take(Mode::Own, true);
-        jump(oid, above)?;
-        lock.give(Mode::Own);
-        token = sequence::next(oid);
+    let token = sequence::next(oid);
+    if token > above || plant::NO_JUMP || plant::TOKEN_BEFORE_LOCK {
+        return Ok(token);
     }
-    if !plant::NO_FLUSH {
-        make_durable(oid, token);
-    }
-    PASSED.set((oid, token));
-    Ok(token)
+    let lock = Tag::jump();
+    lock.take(Mode::Own, true);
+    jump(oid, above)?;
+    lock.give(Mode::Own);
+    Ok(sequence::next(oid))
 }
 
 /// Waits until a log record that covers a token just drawn is on disk; it mostly is. Where the last one
-/// begins to run out, the next draw is to be logged, so that somebody's commit has it on disk in time.
-fn make_durable(oid: Oid, token: Token) {
+/// begins to run out, the next draw is to be logged, so that somebody's commit has it on disk in time. False
+/// when no such record may be there, so that another token is to be drawn.
+fn make_durable(oid: Oid, file: u32, token: Token) -> Result<bool, Refusal> {
     let state = sequence::read(oid);
+    if state.rewritten_here {
+        return Err(errors::sequence_altered("was altered in this transaction"));
+    }
+    if state.file != file {
+        return Ok(false);
+    }
+    if !state.logs {
+        // It goes with the transaction that has created it, or is on disk with its commit as it is then.
+        sequence::log_next(oid);
+        return Ok(true);
+    }
+    let redo = sequence::redo();
+    if !state.logged.is_read(redo) {
+        // Drawn while a checkpoint began, too late to be in it and too early to be logged anew.
+        return Ok(false);
+    }
     let (of, known) = ON_DISK.get();
-    let known = if of == oid { known } else { Logged::default() };
+    let known = if of == file { known } else { Logged::default() };
     if sequence::is_flushed(&state.logged) {
-        ON_DISK.set((oid, known.and(state.logged)));
-    } else if !known.covers(token, sequence::redo()) {
+        ON_DISK.set((file, known.and(state.logged)));
+    } else if !known.covers(token, redo) {
         sequence::flush(&state.logged);
-        ON_DISK.set((oid, known.and(state.logged)));
+        ON_DISK.set((file, known.and(state.logged)));
     }
     if ahead::log_early(state.left, sequence::AHEAD) {
         sequence::log_next(oid);
     }
+    Ok(true)
 }
 
 /// The last token drawn, 0 when none was.
@@ -117,7 +147,7 @@ pub fn jumps() -> Result<i64, Refusal> {
 /// Jumps by hand; gives back where to.
 pub fn new_epoch() -> Result<Token, Refusal> {
     let oid = sequence()?;
-    check_definition(oid)?;
+    checked_file(oid)?;
     let lock = Tag::jump();
     lock.take(Mode::Own, true);
     let target = jump(oid, 0)?;
@@ -129,7 +159,8 @@ fn recorded_floor() -> Result<Token, Refusal> {
     Ok(sequence::read(state_oid(c"floor_seq")?).last.unwrap_or(0))
 }
 
-fn check_definition(oid: Oid) -> Result<(), Refusal> {
+/// The file that the sequence is in; refused unless its values are fit to be tokens.
+fn checked_file(oid: Oid) -> Result<u32, Refusal> {
     let Some(definition) = sequence::definition(oid) else {
         return Err(errors::sequence_altered("is no sequence"));
     };
@@ -141,7 +172,7 @@ fn check_definition(oid: Oid) -> Result<(), Refusal> {
     ];
     match fault.iter().find(|(bad, _)| *bad) {
         Some((_, what)) => Err(errors::sequence_altered(what)),
-        None => Ok(()),
+        None => Ok(definition.file),
     }
 }
 
@@ -166,7 +197,7 @@ fn settle(oid: Oid) -> Result<(), Refusal> {
         let lock = Tag::jump();
         lock.take(Mode::Own, true);
         if seen(oid)? == Epoch::Changed {
-            check_definition(oid)?;
+            checked_file(oid)?;
             jump(oid, 0)?;
             // Recorded last: a crash before this jumps once more, never once too few.
             record(mark)?;

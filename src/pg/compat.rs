@@ -112,3 +112,33 @@ unsafe fn local_transaction(process: *mut pg_sys::PGPROC) -> pg_sys::LocalTransa
         return (*process).vxid.lxid;
     }
 }
+
+/// InvalidSubTransactionId of c.h, which pgrx does not bind.
+const NO_SAVEPOINT: pg_sys::SubTransactionId = 0;
+
+/// The file that a relation is in.
+pub fn file(rel: &pg_sys::RelationData) -> u32 {
+    #[cfg(feature = "pg15")]
+    return rel.rd_node.relNode.to_u32();
+    #[cfg(not(feature = "pg15"))]
+    return rel.rd_locator.relNumber.to_u32();
+}
+
+/// Has this transaction put a relation that it has not created into another file?
+pub fn is_rewritten(rel: &pg_sys::RelationData) -> bool {
+    rel.rd_createSubid == NO_SAVEPOINT && rewritten_in(rel) != NO_SAVEPOINT
+}
+
+/// Are changes of a permanent relation logged (RelationNeedsWAL of utils/rel.h)?
+pub fn is_logged(rel: &pg_sys::RelationData) -> bool {
+    // SAFETY: a setting.
+    let minimal = unsafe { pg_sys::wal_level } < pg_sys::WalLevel::WAL_LEVEL_REPLICA as c_int;
+    !minimal || (rel.rd_createSubid == NO_SAVEPOINT && rewritten_in(rel) == NO_SAVEPOINT)
+}
+
+fn rewritten_in(rel: &pg_sys::RelationData) -> pg_sys::SubTransactionId {
+    #[cfg(feature = "pg15")]
+    return rel.rd_firstRelfilenodeSubid;
+    #[cfg(not(feature = "pg15"))]
+    return rel.rd_firstRelfilelocatorSubid;
+}

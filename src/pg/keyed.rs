@@ -1,8 +1,9 @@
 //! A table of the state, opened with the index that leads with the name of a lease.
 
 use super::relation::state_oid;
+use super::row::COLUMNS;
 use super::{compat, raw};
-use crate::errors::Refusal;
+use crate::errors::{self, Refusal};
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
@@ -13,14 +14,24 @@ pub struct Keyed {
 }
 
 impl Keyed {
-    /// Opens them to be read, or to be written as well.
-    pub fn open(table: &'static CStr, index: &'static CStr, write: bool) -> Result<Self, Refusal> {
+    /// Opens them to be read, or to be written as well. The table must have at least so many columns.
+    pub fn open(
+        table: &'static CStr,
+        at_least: c_int,
+        index: &'static CStr,
+        write: bool,
+    ) -> Result<Self, Refusal> {
         let mode = if write { pg_sys::RowExclusiveLock } else { pg_sys::AccessShareLock } as c_int;
         let open = |oid| {
             // SAFETY: opens and locks a relation; the reference is given back on drop.
             unsafe { compat::guarded(|| raw::relation_open(oid, mode)) }
         };
         let mut opened = Keyed { table: open(state_oid(table)?), index: std::ptr::null_mut() };
+        // SAFETY: an open relation.
+        let columns = unsafe { (*(*opened.table).rd_att).natts };
+        if !(at_least..=COLUMNS as c_int).contains(&columns) {
+            return Err(errors::state_differs(&table.to_string_lossy()));
+        }
         // Not before the table is locked: until then another index may take its place.
         opened.index = open(state_oid(index)?);
         Ok(opened)

@@ -8,9 +8,11 @@ use crate::protocol::grant::{Grant, Mode, Tokens};
 use crate::protocol::{Micros, Token};
 use pgrx::pg_sys;
 
-const COLUMNS: usize = 17;
+/// How many columns a table of the state may have. A later version of the SQL objects may have added some: they
+/// are kept as they are.
+pub const COLUMNS: usize = 24;
 
-/// Fields of fence.lease by position.
+/// Columns of fence.lease by position.
 #[derive(Clone, Copy)]
 enum Column {
     Name,

@@ -13,6 +13,13 @@ pub struct State {
     pub logged: Logged,
     /// How many more values it covers.
     pub left: i64,
+    /// The file that the page is of.
+    pub file: u32,
+    /// Whether what is written to it is logged: not, under wal_level = minimal, in the transaction that has
+    /// created it.
+    pub logs: bool,
+    /// It was rewritten by this transaction, which may yet be rolled back.
+    pub rewritten_here: bool,
 }
 
 /// How many values Postgres logs ahead (SEQ_LOG_VALS).
@@ -49,25 +56,38 @@ pub struct Definition {
     pub cache: i64,
     /// CYCLE
     pub cycle: bool,
+    /// The file that it is in: another one after each ALTER SEQUENCE.
+    pub file: u32,
 }
 
 /// Reads the page of a sequence: no permission, no transaction id, no WAL.
 pub fn read(oid: pg_sys::Oid) -> State {
-    with_page(oid, pg_sys::BUFFER_LOCK_SHARE, |buffer, data| {
+    with_page(oid, pg_sys::BUFFER_LOCK_SHARE, |rel, buffer, data| {
         // SAFETY: the page is locked.
         let at = unsafe { raw::BufferGetLSNAtomic(buffer) };
         let logged = Logged { up_to: data.last_value.saturating_add(data.log_cnt), at };
         let last = data.is_called.then_some(data.last_value);
-        State { last, logged, left: data.log_cnt }
+        let left = data.log_cnt;
+        let (file, logs) = (compat::file(rel), compat::is_logged(rel));
+        State { last, logged, left, file, logs, rewritten_here: compat::is_rewritten(rel) }
     })
 }
 
 /// Lets the next draw be logged. The count is not logged itself: 0 is what a crash leaves.
+///
+/// Nothing to do where recovery would not read the page's last record: then the next draw is logged anyhow
+/// (and a page that is changed without a record to restore it by must not be torn).
 pub fn log_next(oid: pg_sys::Oid) {
-    with_page(oid, pg_sys::BUFFER_LOCK_EXCLUSIVE, |buffer, data| {
-        data.log_cnt = 0;
+    with_page(oid, pg_sys::BUFFER_LOCK_EXCLUSIVE, |rel, buffer, data| {
         // SAFETY: the page is locked exclusively.
-        unsafe { raw::MarkBufferDirty(buffer) };
+        unsafe {
+            if data.log_cnt > 0
+                && (raw::BufferGetLSNAtomic(buffer) > redo() || !compat::is_logged(rel))
+            {
+                data.log_cnt = 0;
+                raw::MarkBufferDirty(buffer);
+            }
+        }
     });
 }
 
@@ -75,7 +95,7 @@ pub fn log_next(oid: pg_sys::Oid) {
 fn with_page<R>(
     oid: pg_sys::Oid,
     lock: u32,
-    work: impl FnOnce(pg_sys::Buffer, &mut SequenceData) -> R,
+    work: impl FnOnce(&pg_sys::RelationData, pg_sys::Buffer, &mut SequenceData) -> R,
 ) -> R {
     // SAFETY: the relation is locked and open, the page pinned and locked while it is worked on, and a
     // sequence has its one tuple as item 1 of block 0.
@@ -86,7 +106,7 @@ fn with_page<R>(
             raw::LockBuffer(buffer, lock as i32);
             let header = compat::first_item(pg_sys::BufferGetPage(buffer));
             let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
-            let result = work(buffer, &mut *header.add(hoff).cast::<SequenceData>());
+            let result = work(&*rel, buffer, &mut *header.add(hoff).cast::<SequenceData>());
             raw::UnlockReleaseBuffer(buffer);
             raw::relation_close(rel, pg_sys::NoLock as i32);
             result
@@ -141,23 +161,26 @@ pub fn set(oid: pg_sys::Oid, value: i64) {
 
 /// Its definition, from the catalogs.
 pub fn definition(oid: pg_sys::Oid) -> Option<Definition> {
-    // SAFETY: the tuple is valid until released; its fixed columns are laid out as declared above.
+    let found = |cache: pg_sys::SysCacheIdentifier::Type| {
+        // SAFETY: a look-up by oid; the tuple is valid until released.
+        let tuple = unsafe { pg_sys::SearchSysCache1(cache as i32, pg_sys::Datum::from(oid)) };
+        (!tuple.is_null()).then_some(tuple)
+    };
+    let sequence = found(pg_sys::SysCacheIdentifier::SEQRELID)?;
+    let relation = found(pg_sys::SysCacheIdentifier::RELOID)?;
+    // SAFETY: their fixed columns are laid out as declared above, or by pgrx.
     unsafe {
-        let tuple = pg_sys::SearchSysCache1(
-            pg_sys::SysCacheIdentifier::SEQRELID as i32,
-            pg_sys::Datum::from(oid),
-        );
-        if tuple.is_null() {
-            return None;
-        }
-        let form = &*pg_sys::GETSTRUCT(tuple).cast::<SequenceForm>();
+        let form = &*pg_sys::GETSTRUCT(sequence).cast::<SequenceForm>();
+        let class = &*pg_sys::GETSTRUCT(relation).cast::<pg_sys::FormData_pg_class>();
         let definition = Definition {
-            logged: pg_sys::get_rel_persistence(oid) as u8 == b'p',
+            logged: class.relpersistence as u8 == b'p',
             increment: form.seqincrement,
             cache: form.seqcache,
             cycle: form.seqcycle,
+            file: class.relfilenode.to_u32(),
         };
-        pg_sys::ReleaseSysCache(tuple);
+        pg_sys::ReleaseSysCache(sequence);
+        pg_sys::ReleaseSysCache(relation);
         Some(definition)
     }
 }

@@ -4,6 +4,7 @@
 use super::args::text_datum;
 use super::keyed::Keyed;
 use super::lock::{Mode, Tag};
+use super::row::COLUMNS;
 use super::version::Version;
 use super::{compat, raw, xact};
 use crate::errors::Refusal;
@@ -12,14 +13,19 @@ use pgrx::pg_sys;
 /// Leaves a trace; earlier ones say no more than it does, and go.
 pub fn leave(name: &[u8]) -> Result<(), Refusal> {
     let table = Table::open()?;
+    // SAFETY: a snapshot of this transaction.
+    if unsafe { table.rows(name, || raw::GetLatestSnapshot()) }.iter().any(|(_, own)| *own) {
+        return Ok(());
+    }
     table.clear(name);
-    let null = [false];
-    let values = [text_datum(name)];
-    // SAFETY: the table has one column, a text.
+    let (mut nulls, mut values) = ([true; COLUMNS], [pg_sys::Datum::from(0); COLUMNS]);
+    (nulls[0], values[0]) = (false, text_datum(name));
+    (nulls[1], values[1]) = (false, xact::id().into());
+    // SAFETY: the table has at most so many columns, the first a text, the second an xid8.
     unsafe {
         compat::guarded(|| {
             let table = table.0.table();
-            let tuple = raw::heap_form_tuple((*table).rd_att, values.as_ptr(), null.as_ptr());
+            let tuple = raw::heap_form_tuple((*table).rd_att, values.as_ptr(), nulls.as_ptr());
             raw::CatalogTupleInsert(table, tuple);
         });
     }
@@ -49,7 +55,7 @@ struct Table(Keyed);
 
 impl Table {
     fn open() -> Result<Self, Refusal> {
-        Keyed::open(c"trace", c"trace_name", true).map(Table)
+        Keyed::open(c"trace", 2, c"trace_pkey", true).map(Table)
     }
 
     /// Deletes those that are committed, unless another open transaction does.

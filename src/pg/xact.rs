@@ -20,6 +20,16 @@ pub fn keeps_snapshot() -> bool {
     unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
 }
 
+/// Has no transaction that has written anything ended since the transaction's snapshot was taken?
+pub fn sees_all_commits() -> bool {
+    let moment = |snapshot: pg_sys::Snapshot| {
+        // SAFETY: a snapshot of this transaction, read at once.
+        unsafe { ((*snapshot).xmax, (*snapshot).xcnt) }
+    };
+    // SAFETY: in a transaction.
+    unsafe { moment(pg_sys::GetLatestSnapshot()) == moment(pg_sys::GetTransactionSnapshot()) }
+}
+
 /// When the transaction began: not later than its snapshot.
 pub fn started_at() -> i64 {
     // SAFETY: reads transaction state.
@@ -30,6 +40,12 @@ pub fn started_at() -> i64 {
 pub fn has_written() -> bool {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
+}
+
+/// The number of this transaction, which is given one if it has none.
+pub fn id() -> u64 {
+    // SAFETY: in a transaction that may write.
+    unsafe { pg_sys::GetTopFullTransactionId().value }
 }
 
 /// Does a release, whose commit need not wait for the disk where the transaction writes nothing else: WAL
@@ -109,6 +125,7 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
         | E::XACT_EVENT_PREPARE => {
             restore_commit();
             crate::guard::transaction_ended();
+            crate::fenced::transaction_ended();
         }
         E::XACT_EVENT_PRE_COMMIT => {
             before_commit(false);
@@ -135,10 +152,12 @@ unsafe extern "C-unwind" fn savepoint_event(
     match event {
         pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
             crate::guard::savepoint_released(mine, parent);
+            crate::fenced::savepoint_released(mine, parent);
             crate::queue::savepoint_released(mine, parent);
         }
         pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
             crate::guard::savepoint_rolled_back(mine);
+            crate::fenced::savepoint_rolled_back(mine);
             crate::queue::savepoint_rolled_back(mine);
         }
         _ => {}

@@ -20,7 +20,13 @@ impl Logged {
     /// Does a crash go on behind this token, because of this record? Only if recovery reads it: it starts
     /// at `redo`, where the last checkpoint began. (The first draw after that is logged anew.)
     pub fn covers(&self, token: Token, redo: u64) -> bool {
-        token <= self.up_to && self.at > redo
+        token <= self.up_to && self.is_read(redo)
+    }
+
+    /// Does recovery read it? What was drawn by a record that it does not read, as a checkpoint began, may be
+    /// in neither.
+    pub fn is_read(&self, redo: u64) -> bool {
+        self.at > redo
     }
 
     /// What is known after this record was found on disk, too. One may be read twice, the second time

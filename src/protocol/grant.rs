@@ -219,6 +219,10 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Micros) -> Acquire {
         let until = if all { ends.max() } else { ends.min() };
         Acquire::Taken { until: until.unwrap_or(Micros::MAX) }
     };
+    if ask.reclaim && seats.iter().any(|s| s.mine && live(s) && s.guarded) {
+        // A second grant beside it is not what was asked for.
+        return Acquire::Taken { until: Micros::MAX };
+    }
     let number = |mode: Mode| match mode {
         Mode::Exclusive => Some(1),
         Mode::Slots(n) => Some(n),
@@ -372,6 +376,11 @@ mod tests {
         assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 1), Acquire::Taken { until: 100 });
         s.guarded = true;
         assert_eq!(acquire(&[s], &again, 1), Acquire::Taken { until: Micros::MAX });
+        for mode in [Mode::Shared, Mode::Slots(2)] {
+            s.grant.mode = mode;
+            let again = Ask { mode, reclaim: true };
+            assert_eq!(acquire(&[s], &again, 1), Acquire::Taken { until: Micros::MAX });
+        }
     }
 
     #[test]
