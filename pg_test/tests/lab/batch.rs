@@ -1,6 +1,6 @@
 //! Several leases under one token: all or none, in any order, and never a deadlock.
 
-use crate::crowd::{at_once, nothing_is_left, sessions, tokens};
+use crate::support::crowd::{at_once, nothing_is_left, sessions, tokens};
 use pg_test::{ensure, Background, Calls, Lab, Result, Session};
 
 pg_test::trials![

@@ -1,6 +1,6 @@
 //! Tables bound to their lease: which lease a row has, and which tokens may write it.
 
-use crate::bed::{shows, Bed, ORDERS};
+use crate::support::bed::{shows, Bed, ORDERS};
 use pg_test::process::wait_until;
 use pg_test::{ensure, Lab, Result};
 use std::time::Duration;

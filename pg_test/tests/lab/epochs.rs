@@ -1,6 +1,6 @@
 //! The jump itself: where to, how often, and what it silences.
 
-use crate::life::Life;
+use crate::support::life::Life;
 use pg_test::{ensure, Lab, Result, Session};
 use std::sync::{Arc, Barrier};
 

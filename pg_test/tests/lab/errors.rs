@@ -1,6 +1,6 @@
 //! What a client learns from a refusal, and what it does not.
 
-use crate::bed::Bed;
+use crate::support::bed::Bed;
 use pg_test::{ensure, Fault, Lab, Result};
 use serde_json::{json, Value};
 

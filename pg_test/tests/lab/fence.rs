@@ -1,6 +1,6 @@
 //! The trigger: what a write presents, and what comes of it.
 
-use crate::bed::{shows, Bed};
+use crate::support::bed::{shows, Bed};
 use pg_test::{ensure, Background, Lab, Result};
 
 pg_test::trials![

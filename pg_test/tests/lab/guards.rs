@@ -1,6 +1,6 @@
 //! Guarded transactions: what `lease_guard` and a write to a bound table promise to their transaction.
 
-use crate::bed::{shows, Bed};
+use crate::support::bed::{shows, Bed};
 use pg_test::{ensure, Background, Lab, Result, Session};
 
 pg_test::trials![

@@ -1,6 +1,6 @@
 //! A guard locks the grant: who is kept out by it, who is not, and who is shown to keep them out.
 
-use crate::bed::{shown, shows, Bed};
+use crate::support::bed::{shown, shows, Bed};
 use pg_test::process::wait_until;
 use pg_test::{ensure, Background, Lab, Result, Session};
 use std::time::Duration;

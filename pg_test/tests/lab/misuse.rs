@@ -1,6 +1,6 @@
 //! The trigger where it cannot work: it says so, and nothing lands.
 
-use crate::bed::{shows, Bed, ORDERS};
+use crate::support::bed::{shows, Bed, ORDERS};
 use pg_test::{ensure, Lab, Result};
 
 pg_test::trials![

@@ -1,7 +1,7 @@
 //! Every path by which a row is written, and the outcome that it must have.
 
-use crate::bed::{shows, Bed};
-use crate::ways::{DELETES, INSERTS, TOUCHES, UPDATES, WAYS};
+use crate::support::bed::{shows, Bed};
+use crate::support::ways::{DELETES, INSERTS, TOUCHES, UPDATES, WAYS};
 use pg_test::{ensure, Fault, Lab, Result};
 use std::io::Write;
 

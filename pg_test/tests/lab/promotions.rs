@@ -1,7 +1,7 @@
 //! Standbys that are promoted, having missed what clients have seen.
 
 use crate::epochs::{jumps, race_of, STRIDE};
-use crate::life::Life;
+use crate::support::life::Life;
 use pg_test::process::wait_until;
 use pg_test::{ensure, Cluster, Lab, Result, Session};
 use std::time::Duration;

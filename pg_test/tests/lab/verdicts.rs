@@ -1,6 +1,6 @@
 //! Verdicts: what a transaction has found out once, it relies on as long as its lock stands.
 
-use crate::bed::{shown, shows, Bed, ORDERS};
+use crate::support::bed::{shown, shows, Bed, ORDERS};
 use pg_test::{ensure, Context, Lab, Result, Session};
 
 pg_test::trials![

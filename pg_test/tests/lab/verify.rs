@@ -1,6 +1,6 @@
 //! `verify`: what other BEFORE triggers make of a row that the fence has judged; and `always`.
 
-use crate::bed::{shows, Bed, ORDERS};
+use crate::support::bed::{shows, Bed, ORDERS};
 use pg_test::{Lab, Result};
 
 pg_test::trials![

@@ -1,6 +1,6 @@
 //! What wakes the head of a line.
 
-use crate::crowd::{nothing_is_left, still_wait, token_of, waiting, WAIT};
+use crate::support::crowd::{nothing_is_left, still_wait, token_of, waiting, WAIT};
 use pg_test::{bail, ensure, Calls, Database, Lab, Result, Session};
 use std::time::{Duration, Instant};
 
