@@ -1,6 +1,6 @@
 //! Tables bound to their lease: which lease a row has, and which tokens may write it.
 
-use crate::support::bed::{shows, Bed, ORDERS};
+use crate::support::bed::{bound, shows, Bed, ORDERS, ROW};
 use pg_test::process::wait_until;
 use pg_test::{ensure, Lab, Result};
 use std::time::Duration;
@@ -21,12 +21,6 @@ pg_test::trials![
     one_statement_over_rows_of_several_leases_needs_a_token_for_all,
     writers_need_no_grant_but_the_lease_must_be_theirs,
 ];
-
-const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
-
-fn bound(lab: &Lab) -> Result<Bed> {
-    Bed::orders(lab, "lease => 'order:{id}'")
-}
 
 fn a_lease_is_named_by_columns_of_the_types_that_the_contract_names(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
