@@ -138,7 +138,7 @@ fn a_key_of_several_columns_is_shown_with_its_types(lab: &Lab) -> Result<()> {
     ensure!(key["word"] == "a\"b\\c\nü", "{fault}");
     ensure!(key["uid"] == "00000000-0000-0000-0000-00000000002a", "{fault}");
     ensure!(key["day"] == "2026-11-21" && key["amount"] == "1.50", "{fault}");
-    ensure!(key["yes"] == true, "{fault}");
+    ensure!(key["yes"] == "t", "{fault}");
     ensure!(key.as_object().is_some_and(|key| key.len() == 7), "{fault}");
     Ok(())
 }
