@@ -108,7 +108,7 @@ fn by_hand(extension: &Extension, lib: &Path, share: &Path) -> Result<String> {
         format!("\n    sudo cp {} {}/", files.join(" "), to.display())
     };
     Ok(format!(
-        "the extension is built, but you may not install it here; to do so:\n{}{}\n",
+        "the extension is built, but could not be installed; by hand:\n{}{}\n",
         copy(&libraries, lib),
         copy(&others, share)
     ))
