@@ -26,7 +26,7 @@ COMMENT ON SEQUENCE fence.epoch_seq IS 'counts the jumps';
 
 -- Leases ---------------------------------------------------------------------------------------------------
 
--- A row a grant, kept when the grant ends so that the next is a HOT update: no index on what changes, and
+-- One row per grant, kept when the grant ends so that the next is a HOT update: no index on what changes, and
 -- half of each page free. Vacuum must not truncate it, which takes a lock that would hold up a try.
 CREATE TABLE fence.lease (
     name        text COLLATE "C" NOT NULL,
@@ -48,7 +48,9 @@ CREATE TABLE fence.lease (
     metadata    jsonb,
     PRIMARY KEY (name, slot) WITH (fillfactor = 80)
 ) WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE fence.lease IS 'a row a grant; written by the functions of pg_fence only, read through fence.leases';
+COMMENT ON TABLE fence.lease IS 'one row per grant; written by the functions of pg_fence only, read through fence.leases';
+COMMENT ON CONSTRAINT lease_pkey ON fence.lease IS 'each grant of a lease has a place of its own';
+COMMENT ON INDEX fence.lease_pkey IS 'finds the grants of a lease';
 COMMENT ON COLUMN fence.lease.name IS 'the lease';
 COMMENT ON COLUMN fence.lease.slot IS 'place among the grants of the lease; 0 for an exclusive one';
 COMMENT ON COLUMN fence.lease.mode IS 'x exclusive, s shared, n slots';
@@ -75,8 +77,9 @@ CREATE INDEX trace_name ON fence.trace (name);
 COMMENT ON TABLE fence.trace IS
     'leases whose guarded transactions may have committed after their grants had ended: a snapshot from before that is too old to be granted the lease';
 COMMENT ON COLUMN fence.trace.name IS 'the lease';
+COMMENT ON INDEX fence.trace_name IS 'finds what is noted of a lease';
 
--- Out of the dump's point of view the state is data, not part of the extension.
+-- For pg_dump the state is data, not part of the extension.
 SELECT pg_catalog.pg_extension_config_dump('fence.token_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.identity_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.floor_seq', '');
@@ -126,7 +129,7 @@ SELECT l.name,
        l.metadata,
        fence.blocking_pids(l.name, l.slot) AS blocking_pids
   FROM fence.lease l;
-COMMENT ON VIEW fence.leases IS 'a row a grant: who holds what until when, and who holds up a take-over';
+COMMENT ON VIEW fence.leases IS 'one row per grant: who holds what until when, and who holds up a take-over';
 COMMENT ON COLUMN fence.leases.name IS 'the lease';
 COMMENT ON COLUMN fence.leases.mode IS 'exclusive, shared or slots';
 COMMENT ON COLUMN fence.leases.state IS 'held, expired (by the clock) or free (released or revoked)';

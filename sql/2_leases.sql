@@ -21,7 +21,7 @@ COMMENT ON FUNCTION lease_release(text, bigint) IS
 CREATE FUNCTION lease_revoke(name text)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_revoke';
 COMMENT ON FUNCTION lease_revoke(text) IS
-    'ends whatever grants are current, whoever has them; NULL when none was';
+    'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
 
 CREATE FUNCTION lease_acquire_all(
     names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s', metadata jsonb DEFAULT NULL)
@@ -58,7 +58,7 @@ COMMENT ON FUNCTION lease_info(text) IS 'the rows of fence.leases for one lease'
 CREATE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_prune';
 COMMENT ON FUNCTION lease_prune(interval) IS
-    'deletes the rows of grants that ended longer ago, never a guarded one, and returns their number';
+    'deletes the rows of grants that ended more than older_than ago (never of a guarded one), and returns how many';
 
 CREATE FUNCTION fence_new_epoch()
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_new_epoch';

@@ -1,4 +1,5 @@
--- Every way left around the fences, on the tables as they are, each with the statement that closes it.
+-- The ways left around the fences that the catalogs show, on the tables as they are, each with the statement
+-- that closes it.
 --
 -- One function, with the rights of its caller: it shows what the caller may see and nothing more.
 -- (Helpers would need EXECUTE for PUBLIC, or the rights of the extension's owner.) It reads the
@@ -11,6 +12,11 @@
 CREATE TYPE fence.finding AS (relation regclass, severity text, finding text, remedy text);
 
 COMMENT ON TYPE fence.finding IS 'a row of fence_audit';
+COMMENT ON COLUMN fence.finding.relation IS 'the table; NULL where all fenced tables are meant';
+COMMENT ON COLUMN fence.finding.severity IS
+'hole: somebody who is neither superuser nor owner can land a stale write; notice: only one of these can, or a limit to know of';
+COMMENT ON COLUMN fence.finding.finding IS 'what is wrong';
+COMMENT ON COLUMN fence.finding.remedy IS 'the statement that closes it, or advice where there is none';
 
 
 CREATE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.finding
@@ -486,4 +492,4 @@ END
 $fence_audit$;
 
 COMMENT ON FUNCTION fence_audit(regclass) IS
-'every way left around the fence of a table, or of all tables of the caller, with the statement that closes it';
+'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';

@@ -1,8 +1,9 @@
 //! Granting a lease: look, lock, look again, decide, draw, write.
 
 use crate::errors::{self, Refusal};
-use crate::pg::heap::{AsOf, Deleter, LeaseTable, Look, NewGrant, Row};
+use crate::pg::lease_table::{AsOf, LeaseTable, Look};
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::row::{Deleter, NewGrant, Row};
 use crate::pg::{server, trace, xact};
 use crate::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
 use crate::protocol::{Micros, Token};
@@ -32,7 +33,7 @@ pub enum Tried<T> {
 }
 
 /// A place that was found free and is locked until the transaction ends.
-pub struct Place {
+pub struct FreeSlot {
     slot: i32,
     over: Option<Row>,
     /// Other grants that this one ends.
@@ -41,7 +42,7 @@ pub struct Place {
     locks: Locks,
 }
 
-impl Place {
+impl FreeSlot {
     /// The greatest token that the lease is known to have had.
     pub fn above(&self) -> Token {
         self.above
@@ -112,17 +113,22 @@ pub fn place(
     table: &LeaseTable,
     request: &Request,
     chance: &Chance,
-) -> Result<Tried<Place>, Refusal> {
+) -> Result<Tried<FreeSlot>, Refusal> {
     let mut locks = Locks(Vec::with_capacity(1));
     let tried = match request.ask.mode {
         Mode::Exclusive => exclusive(table, request, &chance.seen, &mut locks),
         _ => beside_others(table, request, &mut locks),
     };
-    match tried? {
+    let tried = match tried? {
+        // It may yet be rolled back.
+        Tried::Won(_) if other_number(table, request).is_some() => LOST,
+        tried => tried,
+    };
+    match tried {
         Tried::Won((slot, over, ended)) => {
             check_snapshot(table, request)?;
             let above = over.map_or(0, |row| row.grant.greatest());
-            Ok(Tried::Won(Place { slot, over, ended, above, locks }))
+            Ok(Tried::Won(FreeSlot { slot, over, ended, above, locks }))
         }
         Tried::Lost { until } => {
             if !locks.0.is_empty() {
@@ -139,7 +145,7 @@ pub fn place(
 pub fn write(
     table: &LeaseTable,
     request: &Request,
-    place: &Place,
+    place: &FreeSlot,
     token: Token,
 ) -> Result<(), Refusal> {
     let now = server::now();
@@ -161,18 +167,21 @@ pub fn write(
     };
     table.grant(&new, place.over.as_ref());
     queue::changed(request.name);
-    if let Mode::Slots(asked) = request.ask.mode {
-        // Two that ask for different numbers at once see neither's row: each looks, after it has written,
-        // for rows that are not yet committed.
-        let other = table.rows_in_flight(request.name).iter().find_map(|r| match r.grant.mode {
-            Mode::Slots(n) if n != asked && r.grant.phase(now) == Phase::Held => Some(n),
-            _ => None,
-        });
-        if let Some(other) = other {
-            return Err(errors::slots_differ(request.name, other, asked));
-        }
+    // Two that ask for different numbers at the same moment have seen neither's row.
+    match other_number(table, request) {
+        Some(other) => Err(slots_differ(request, other)),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Another number of slots that somebody, also one whose transaction is open, has been granted.
+fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
+    let Mode::Slots(asked) = request.ask.mode else { return None };
+    let now = server::now();
+    table.rows_in_flight(request.name).iter().find_map(|row| match row.grant.mode {
+        Mode::Slots(n) if n != asked && row.grant.phase(now) == Phase::Held => Some(n),
+        _ => None,
+    })
 }
 
 fn exclusive(
@@ -263,7 +272,7 @@ fn beside_others(
             rows.iter().filter(|r| r.grant.mode != request.ask.mode).map(|r| r.grant.slot);
         let ours = ended.iter().map(|r| r.grant.slot).chain([slot]);
         let same = excluding.chain(ours.clone()).all(|slot| {
-            in_slot(&rows, slot).map(|r| r.id()) == in_slot(&again, slot).map(|r| r.id())
+            in_slot(&rows, slot).map(|r| r.version()) == in_slot(&again, slot).map(|r| r.version())
         });
         let deleter = |slot| in_slot(&again, slot).map_or(Deleter::None, |r| r.deleter());
         if deleter(slot) == Deleter::Open {
@@ -360,7 +369,7 @@ fn check_snapshot(table: &LeaseTable, request: &Request) -> Result<(), Refusal> 
     let seats = seats(request, &then, &|_| false);
     let could =
         matches!(grant::acquire(&seats, &request.ask, xact::started_at()), Acquire::Grant { .. });
-    let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.id() == row.id());
+    let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.version() == row.version());
     let same = now.iter().all(|r| r.written_here() || known(r, &then))
         && then.iter().all(|r| r.written_here() || known(r, &now));
     if could && same && !trace::is_newer_than_snapshot(request.name)? {

@@ -1,12 +1,14 @@
 //! Several leases under one token: all or none, and never a deadlock, for names are taken in their order.
 
-use crate::acquire::{self, Place, Request, Tried};
+use crate::acquire::{self, FreeSlot, Request, Tried};
 use crate::errors::{self, Refusal};
 use crate::lease::{self, Releasable};
 use crate::pg::args::{Answer, Args};
-use crate::pg::heap::{LeaseTable, Row};
-use crate::pg::server;
+use crate::pg::lease_table::LeaseTable;
+use crate::pg::row::Row;
+use crate::pg::{server, xact};
 use crate::protocol::grant::{Ask, Mode};
+use crate::protocol::Token;
 use crate::{input, queue, token};
 
 /// `lease_acquire_all(names, holder, ttl, metadata) → bigint`: one token that speaks for all of them, or NULL
@@ -36,7 +38,7 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
             _ => return Ok(Answer::Null),
         }
     }
-    let mut places: Vec<Place> = Vec::with_capacity(requests.len());
+    let mut places: Vec<FreeSlot> = Vec::with_capacity(requests.len());
     for (request, chance) in requests.iter().zip(&chances) {
         match acquire::place(&table, request, chance)? {
             Tried::Won(place) => places.push(place),
@@ -48,7 +50,7 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
             }
         }
     }
-    let above = places.iter().map(Place::above).max().unwrap_or(0);
+    let above = places.iter().map(FreeSlot::above).max().unwrap_or(0);
     let token = token::draw(above)?;
     for (request, place) in requests.iter().zip(&places) {
         acquire::write(&table, request, place, token)?;
@@ -78,7 +80,7 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     }
     let fresh = token::draw(lease::greatest(&rows))?;
     for row in &rows {
-        table.renew(row, fresh, now, ttl_us.unwrap_or(row.ttl_us));
+        lease::prolong(&table, row, fresh, now, ttl_us);
     }
     Ok(fresh.into())
 }
@@ -89,23 +91,31 @@ pub fn release_all(args: Args) -> Result<Answer, Refusal> {
     let names = input::names(&args, 0)?;
     let token = input::token(&args, 1)?;
     server::writable(c"lease_release_all()");
+    xact::release(|| release_each(&names, token))
+}
+
+fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {
     let table = LeaseTable::open(true)?;
     let mut rows = Vec::with_capacity(names.len());
-    let mut again = None;
-    for name in &names {
+    let mut closed_before = Vec::new();
+    for name in names {
         match lease::releasable(&table, name, token)? {
             Releasable::Close(row) => rows.push(*row),
-            Releasable::Again(closing) => again = Some(closing),
+            Releasable::Again(row, closing) => closed_before.push((*row, closing)),
             Releasable::Lost => return Ok(give_back(&rows)),
         }
     }
     let (floor, now) = (token::floor()?, server::now());
-    if rows.is_empty() {
-        return Ok(again.into());
-    }
     if !rows.iter().all(|r| r.grant.speaks(token, now, floor)) {
         return Ok(give_back(&rows));
     }
+    if let [(_, first), others @ ..] = closed_before.as_slice() {
+        if rows.is_empty() && others.iter().all(|(_, closing)| closing == first) {
+            return Ok((*first).into());
+        }
+    }
+    // What this transaction released one by one gets the closing token of all.
+    rows.extend(closed_before.into_iter().map(|(row, _)| row));
     let closing = token::draw(lease::greatest(&rows))?;
     for row in &rows {
         table.close(row, closing, now);

@@ -15,13 +15,13 @@ pub struct Refusal {
     /// What to do; may be empty.
     pub hint: Cow<'static, str>,
     /// Schema, table and column, for a refused write.
-    pub place: Option<Box<Place>>,
+    pub place: Option<Box<Location>>,
     detail: Box<Detail>,
 }
 
 /// Where a refused write would have gone, in the database's encoding.
 #[derive(Clone, Default)]
-pub struct Place {
+pub struct Location {
     /// Schema.
     pub schema: Vec<u8>,
     /// Table.
@@ -87,7 +87,7 @@ impl Refusal {
     }
 
     /// With the schema, table and column fields filled.
-    pub fn at(mut self, place: Place) -> Self {
+    pub fn at(mut self, place: Location) -> Self {
         self.place = Some(Box::new(place));
         self
     }

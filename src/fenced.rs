@@ -81,9 +81,10 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     let columns = call.columns();
     let (old, new) = (call.old(), call.new_row());
     let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
+    let named = || call.event() != Event::Update || call.names(&plan.column);
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
-        write.named = call.event() != Event::Update || call.names(&plan.column);
+        write.named = named();
         return replicated(call, plan, &write);
     }
     if plan.moves && call.event() == Event::Delete && leaves(call, plan.verified) {
@@ -97,7 +98,7 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
         Some(binding) => binding.leases(&columns, old, new)?,
     };
     if !write.column_presents() {
-        write.named = call.event() != Event::Update || call.names(&plan.column);
+        write.named = named();
         write.ambient = leases.iter().find_map(guard::token_for).or_else(settings::token);
     }
     let (token, stamp) = match fence::judge(&write, plan.order, |t| token::issued(plan.tokens, t)) {

@@ -6,8 +6,10 @@
 use crate::errors::{self, Refusal};
 use crate::lease::{check_role, find, knows};
 use crate::pg::args::{Answer, Args};
-use crate::pg::heap::{AsOf, LeaseTable, Place, Row};
+use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::row::Row;
+use crate::pg::version::Version;
 use crate::pg::xact::SubTransaction;
 use crate::pg::{raise, relation, server, settings, trace, xact};
 use crate::protocol::{Micros, Token};
@@ -21,8 +23,8 @@ use std::collections::HashMap;
 struct Verdict {
     slot: i32,
     token: Token,
-    /// Where the grant's row was; mostly it still is.
-    place: Place,
+    /// The grant's row as it was; mostly it still is.
+    version: Version,
     savepoint: SubTransaction,
 }
 
@@ -72,9 +74,9 @@ pub fn before_commit(prepares: bool) {
     let any_time = prepares || server::commits_wait_for_standbys();
     let Ok(table) = LeaseTable::open(true) else { return };
     let horizon = server::now() + TRACE_WITHIN;
-    for (name, Verdict { slot, place, .. }) in guarded {
+    for (name, Verdict { slot, version, .. }) in guarded {
         let over = |row: &Row| any_time || row.over_since() < horizon;
-        if table.at(place, &name, slot).is_some_and(|row| !over(&row)) {
+        if table.at(version, &name, slot).is_some_and(|row| !over(&row)) {
             continue;
         }
         let rows = table.rows(&name, AsOf::Now);
@@ -129,7 +131,7 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
     check_role(name, &row, in_trigger)?;
     check_snapshot(&table, name, &row)?;
     queue::changed(name);
-    let verdict = Verdict { slot, token, place: row.place(), savepoint: xact::savepoint() };
+    let verdict = Verdict { slot, token, version: row.version(), savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
     Ok(())
 }

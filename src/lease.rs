@@ -3,8 +3,9 @@
 use crate::acquire::{self, Request, Tried};
 use crate::errors::{self, Refusal};
 use crate::pg::args::{Answer, Args};
-use crate::pg::heap::{AsOf, Deleter, LeaseTable, Row};
+use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::row::{Deleter, Row};
 use crate::pg::{relation, server, trace, xact};
 use crate::protocol::grant::{Phase, Release};
 use crate::protocol::{Micros, Token};
@@ -68,13 +69,18 @@ pub fn renew(args: Args) -> Result<Answer, Refusal> {
     let table = LeaseTable::open(true)?;
     let Some((row, now)) = renewable(&table, &name, token)? else { return Ok(Answer::Null) };
     let fresh = token::draw(row.grant.greatest())?;
+    prolong(&table, &row, fresh, now, ttl_us);
+    Ok(fresh.into())
+}
+
+/// Writes a renewal, by default for the ttl last asked for.
+pub fn prolong(table: &LeaseTable, row: &Row, fresh: Token, now: Micros, ttl_us: Option<Micros>) {
     let ttl_us = ttl_us.unwrap_or(row.ttl_us);
-    table.renew(&row, fresh, now, ttl_us);
+    table.renew(row, fresh, now, ttl_us);
     if now + ttl_us < row.grant.expires_at {
         // The head of the line may sleep for too long.
-        queue::changed(&name);
+        queue::changed(&row.name());
     }
-    Ok(fresh.into())
 }
 
 /// The grant that this token may renew, locked, and the time of the decision.
@@ -106,7 +112,7 @@ fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {
     let table = LeaseTable::open(true)?;
     match releasable(&table, name, token)? {
         Releasable::Lost => Ok(Answer::Null),
-        Releasable::Again(closing) => Ok(closing.into()),
+        Releasable::Again(_, closing) => Ok(closing.into()),
         Releasable::Close(row) => {
             let closing = token::draw(row.grant.greatest())?;
             table.close(&row, closing, server::now());
@@ -120,8 +126,8 @@ fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {
 pub enum Releasable {
     /// A current grant.
     Close(Box<Row>),
-    /// One that this transaction has closed.
-    Again(Token),
+    /// One that this transaction has closed, and its closing token.
+    Again(Box<Row>, Token),
     /// The token does not speak for the lease.
     Lost,
 }
@@ -136,7 +142,7 @@ pub fn releasable(table: &LeaseTable, name: &[u8], token: Token) -> Result<Relea
     let Some((row, release)) = found else { return Ok(Releasable::Lost) };
     check_role(name, &row, false)?;
     Ok(match release {
-        Release::Again(closing) => Releasable::Again(closing),
+        Release::Again(closing) => Releasable::Again(Box::new(row), closing),
         _ => Releasable::Close(Box::new(row)),
     })
 }

@@ -25,8 +25,9 @@ mod token;
 
 ::pgrx::pg_module_magic!(name, version);
 
+// The parts of the install script, for `cargo pgrx`.
 ::pgrx::extension_sql_file!("../sql/1_schema.sql", name = "schema");
 ::pgrx::extension_sql_file!("../sql/2_leases.sql", name = "leases", requires = ["schema"]);
 ::pgrx::extension_sql_file!("../sql/3_fence.sql", name = "fence", requires = ["leases"]);
 ::pgrx::extension_sql_file!("../sql/4_audit.sql", name = "audit", requires = ["fence"]);
-//::pgrx::extension_sql_file!("../sql/5_grants.sql", name = "grants", requires = ["audit"]);
+::pgrx::extension_sql_file!("../sql/5_grants.sql", name = "grants", requires = ["audit"]);

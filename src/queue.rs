@@ -8,7 +8,7 @@
 use crate::acquire::{Request, Tried};
 use crate::errors::Refusal;
 use crate::lease;
-use crate::pg::heap::LeaseTable;
+use crate::pg::lease_table::LeaseTable;
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::memory::Scratch;
 use crate::pg::xact::{self, SubTransaction};

@@ -48,11 +48,13 @@ impl Args {
 
     /// An argument as it came, None for NULL.
     pub fn datum(&self, n: usize) -> Option<pg_sys::Datum> {
-        // SAFETY: n is below the declared number of arguments (new's promise).
+        // SAFETY: the call has as many arguments as it says.
         unsafe {
-            let args = (*self.0).args.as_ptr();
-            let arg = &*args.add(n);
-            (n < (*self.0).nargs as usize && !arg.isnull).then_some(arg.value)
+            if n >= (*self.0).nargs as usize {
+                return None;
+            }
+            let arg = &*(*self.0).args.as_ptr().add(n);
+            (!arg.isnull).then_some(arg.value)
         }
     }
 

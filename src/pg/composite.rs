@@ -1,6 +1,7 @@
-//! Answers made of several values.
+//! Values made of several.
 
 use super::args::{Answer, Args};
+use crate::protocol::Token;
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -32,5 +33,40 @@ pub fn int4_array(values: &[i32]) -> Answer {
             true,
             b'i' as std::ffi::c_char,
         )))
+    }
+}
+
+/// A bigint[].
+pub fn bigints(tokens: &[Token]) -> pg_sys::Datum {
+    let mut values: Vec<pg_sys::Datum> = tokens.iter().map(|t| (*t).into()).collect();
+    // SAFETY: an array of int8 from as many values.
+    unsafe {
+        pg_sys::Datum::from(pg_sys::construct_array(
+            values.as_mut_ptr(),
+            values.len() as c_int,
+            pg_sys::INT8OID,
+            8,
+            true,
+            b'd' as std::ffi::c_char,
+        ))
+    }
+}
+
+/// The elements of a bigint[] of one dimension without NULLs.
+///
+/// # Safety
+/// The datum must be a bigint[].
+pub unsafe fn read_bigints(datum: pg_sys::Datum) -> Vec<Token> {
+    // SAFETY: a detoasted array has its header and dimensions before its elements; one dimension without
+    // NULLs puts the first element behind the 16 + 8 bytes of both.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        if (*array).ndim != 1 || (*array).dataoffset != 0 {
+            return Vec::new();
+        }
+        let bytes = array.cast::<u8>();
+        let count = *bytes.add(16).cast::<i32>();
+        let first = bytes.add(24).cast::<i64>();
+        (0..count.max(0) as usize).map(|i| *first.add(i)).collect()
     }
 }

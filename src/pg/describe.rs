@@ -3,7 +3,7 @@
 use super::args::text_bytes;
 use super::raise::to_utf8;
 use super::trigger::{Attribute, Call};
-use crate::errors::{Place, Refusal};
+use crate::errors::{Location, Refusal};
 use pgrx::pg_sys;
 use serde_json::{Map, Value};
 use std::ffi::{c_char, CStr};
@@ -54,12 +54,12 @@ pub fn append_text(to: &mut Vec<u8>, attribute: &Attribute, value: pg_sys::Datum
 }
 
 /// Schema and table of a call.
-fn place(call: &Call) -> Place {
+fn place(call: &Call) -> Location {
     // SAFETY: an open relation has its catalog row.
     unsafe {
         let form = (*call.relation()).rd_rel;
         let schema = pg_sys::get_namespace_name((*form).relnamespace);
-        Place {
+        Location {
             schema: c_bytes(schema),
             table: c_bytes((*form).relname.data.as_ptr()),
             column: Vec::new(),
@@ -76,7 +76,7 @@ pub fn at_table(refusal: Refusal, call: &Call) -> Refusal {
 
 /// The refusal with table, column and key, as far as the caller may see them.
 pub fn at_row(refusal: Refusal, call: &Call, fence: &Attribute) -> Refusal {
-    let place = Place { column: column_name(call, fence.number), ..place(call) };
+    let place = Location { column: column_name(call, fence.number), ..place(call) };
     let relation = format!("{}.{}", to_utf8(&place.schema), to_utf8(&place.table));
     let key = primary_key(call);
     refusal.at(place).detailed(|d| {

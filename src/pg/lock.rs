@@ -60,6 +60,29 @@ impl PartialEq for Tag {
 
 impl Eq for Tag {}
 
+/// As long as this lives, locks are taken for the transaction or its innermost savepoint, to which also belongs
+/// what is written under them. (Within a cursor they would be the cursor's, and go when that fails in a later
+/// savepoint, or stay when an earlier one is rolled back.)
+struct TransactionOwns(pg_sys::ResourceOwner);
+
+impl TransactionOwns {
+    fn now() -> Self {
+        // SAFETY: globals of this thread; put back on drop.
+        unsafe {
+            let before = pg_sys::CurrentResourceOwner;
+            pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
+            TransactionOwns(before)
+        }
+    }
+}
+
+impl Drop for TransactionOwns {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { pg_sys::CurrentResourceOwner = self.0 };
+    }
+}
+
 impl Tag {
     fn new(kind: Kind, key: u64) -> Self {
         Tag(pg_sys::LOCKTAG {
@@ -74,32 +97,32 @@ impl Tag {
         })
     }
 
-    /// Of a lease's grant in a slot.
+    /// The lock on a lease's grant in a slot.
     pub fn grant(name: &[u8], slot: i32) -> Self {
         Tag::new(Kind::Grant, hash(name, slot))
     }
 
-    /// Of the guards of a lease's grant in a slot.
+    /// The lock that guards of a lease's grant in a slot have.
     pub fn guarded(name: &[u8], slot: i32) -> Self {
         Tag::new(Kind::Guarded, hash(name, slot))
     }
 
-    /// Of what the live grants of a lease are.
+    /// The lock on what kind the live grants of a lease are.
     pub fn shape(name: &[u8]) -> Self {
         Tag::new(Kind::Shape, hash(name, 0))
     }
 
-    /// Of a lease's line of waiters.
+    /// The lock on a lease's line of waiters.
     pub fn queue(name: &[u8]) -> Self {
         Tag::new(Kind::Queue, hash(name, 0))
     }
 
-    /// Of a lease's traces.
+    /// The lock on a lease's traces.
     pub fn trace(name: &[u8]) -> Self {
         Tag::new(Kind::Trace, hash(name, 0))
     }
 
-    /// Of the database's jump.
+    /// The lock on the database's jump.
     pub fn jump() -> Self {
         Tag::new(Kind::Jump, 0)
     }
@@ -108,6 +131,7 @@ impl Tag {
     /// `lock_timeout`, `statement_timeout`, cancel and the deadlock detector end; without, tells whether it
     /// was to be had.
     pub fn take(&self, mode: Mode, wait: bool) -> bool {
+        let _owner = TransactionOwns::now();
         // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
         let result = unsafe { pg_sys::LockAcquire(&self.0, mode as c_int, false, !wait) };
         result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
@@ -115,6 +139,7 @@ impl Tag {
 
     /// Gives back one `take`.
     pub fn give(&self, mode: Mode) {
+        let _owner = TransactionOwns::now();
         // SAFETY: only called for a lock that this transaction has taken.
         unsafe { pg_sys::LockRelease(&self.0, mode as c_int, false) };
     }

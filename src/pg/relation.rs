@@ -2,15 +2,16 @@
 
 use super::args::text_bytes;
 use crate::errors::{self, Refusal};
+use once_cell::unsync::OnceCell;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::CStr;
 
 thread_local! {
     static OIDS: RefCell<Vec<(&'static CStr, pg_sys::Oid)>> = const { RefCell::new(Vec::new()) };
-    static VERSION_CHECKED: Cell<bool> = const { Cell::new(false) };
+    static VERSION_CHECKED: OnceCell<()> = const { OnceCell::new() };
 }
 
 /// The version of this library.
@@ -18,9 +19,10 @@ pub const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Warns, once in each session, when the SQL objects are of another version than the library.
 pub fn check_version() {
-    if VERSION_CHECKED.replace(true) {
-        return;
-    }
+    VERSION_CHECKED.with(|checked| *checked.get_or_init(warn_of_another_version));
+}
+
+fn warn_of_another_version() {
     if let Some(sql) = sql_version().filter(|sql| sql != LIBRARY_VERSION) {
         let message =
             format!("the library of pg_fence is {LIBRARY_VERSION}, its SQL objects are {sql}");

@@ -2,8 +2,9 @@
 //! wrote. A row of its own, not a new version of the grant's, so that it is in nobody's way.
 
 use super::args::text_datum;
+use super::keyed::Keyed;
 use super::lock::{Mode, Tag};
-use super::relation::state_oid;
+use super::version::Version;
 use super::{compat, raw, xact};
 use crate::errors::Refusal;
 use pgrx::pg_sys;
@@ -17,9 +18,9 @@ pub fn leave(name: &[u8]) -> Result<(), Refusal> {
     // SAFETY: the table has one column, a text.
     unsafe {
         compat::guarded(|| {
-            let columns = (*table.rel).rd_att;
-            let tuple = raw::heap_form_tuple(columns, values.as_ptr(), null.as_ptr());
-            raw::CatalogTupleInsert(table.rel, tuple);
+            let table = table.0.table();
+            let tuple = raw::heap_form_tuple((*table).rd_att, values.as_ptr(), null.as_ptr());
+            raw::CatalogTupleInsert(table, tuple);
         });
     }
     Ok(())
@@ -41,26 +42,14 @@ pub fn is_newer_than_snapshot(name: &[u8]) -> Result<bool, Refusal> {
             table.rows(name, || raw::GetTransactionSnapshot()),
         )
     };
-    Ok(now.iter().any(|(place, own)| !own && !then.iter().any(|(seen, _)| seen == place)))
+    Ok(now.iter().any(|(version, own)| !own && !then.iter().any(|(seen, _)| seen == version)))
 }
 
-struct Table {
-    rel: pg_sys::Relation,
-    index: pg_sys::Relation,
-}
-
-/// Block and item.
-type Place = (u16, u16, u16);
+struct Table(Keyed);
 
 impl Table {
     fn open() -> Result<Self, Refusal> {
-        let open = |oid| {
-            // SAFETY: opens and locks a relation; the reference is given back on drop.
-            unsafe { compat::guarded(|| raw::relation_open(oid, pg_sys::RowExclusiveLock as i32)) }
-        };
-        let mut table = Table { rel: open(state_oid(c"trace")?), index: std::ptr::null_mut() };
-        table.index = open(state_oid(c"trace_name")?);
-        Ok(table)
+        Keyed::open(c"trace", c"trace_name", true).map(Table)
     }
 
     /// Deletes those that are committed, unless another open transaction does.
@@ -72,12 +61,8 @@ impl Table {
         }
         // SAFETY: rows that are seen under the lock; nobody else deletes any.
         unsafe {
-            for ((hi, lo, item), _) in self.rows(name, || raw::GetLatestSnapshot()) {
-                let mut place = pg_sys::ItemPointerData {
-                    ip_blkid: pg_sys::BlockIdData { bi_hi: hi, bi_lo: lo },
-                    ip_posid: item,
-                };
-                pg_sys::CatalogTupleDelete(self.rel, &mut place);
+            for (version, _) in self.rows(name, || raw::GetLatestSnapshot()) {
+                pg_sys::CatalogTupleDelete(self.0.table(), &mut version.pointer());
             }
         }
         xact::see_own_changes();
@@ -91,44 +76,19 @@ impl Table {
         &self,
         name: &[u8],
         snapshot: impl FnOnce() -> pg_sys::Snapshot,
-    ) -> Vec<(Place, bool)> {
+    ) -> Vec<(Version, bool)> {
         let mut found = Vec::new();
         let name = text_datum(name);
-        let mut key = pg_sys::ScanKeyData::default();
-        // SAFETY: the key's type and collation are those of the index's column.
+        // SAFETY: the snapshot is registered for as long as the scan runs.
         unsafe {
             compat::guarded(|| {
                 let snapshot = raw::RegisterSnapshot(snapshot());
-                let equal = pg_sys::BTEqualStrategyNumber as u16;
-                raw::ScanKeyInit(&mut key, 1, equal, pg_sys::F_TEXTEQ.into(), name);
-                let scan =
-                    raw::systable_beginscan_ordered(self.rel, self.index, snapshot, 1, &mut key);
-                loop {
-                    let forward = pg_sys::ScanDirection::ForwardScanDirection;
-                    let tuple = raw::systable_getnext_ordered(scan, forward);
-                    if tuple.is_null() {
-                        break;
-                    }
-                    let place = (*tuple).t_self;
-                    let block = place.ip_blkid;
-                    found.push(((block.bi_hi, block.bi_lo, place.ip_posid), xact::is_own(tuple)));
-                }
-                raw::systable_endscan_ordered(scan);
+                self.0.each(name, snapshot, |tuple| {
+                    found.push((Version::of(tuple), xact::is_own(tuple)));
+                });
                 raw::UnregisterSnapshot(snapshot);
             });
         }
         found
-    }
-}
-
-impl Drop for Table {
-    fn drop(&mut self) {
-        // An error's clean-up gives the references back by itself.
-        if !std::thread::panicking() {
-            for rel in [self.index, self.rel].into_iter().filter(|rel| !rel.is_null()) {
-                // SAFETY: opened by `open`; the locks stay until the transaction ends.
-                unsafe { compat::guarded(|| raw::relation_close(rel, pg_sys::NoLock as i32)) };
-            }
-        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::args::Args;
 use super::compat;
+use super::version::Version;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
@@ -29,8 +30,7 @@ pub struct Columns(pg_sys::TupleDesc);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowId {
     table: pg_sys::Oid,
-    block: (u16, u16),
-    offset: u16,
+    version: Version,
 }
 
 /// One column.
@@ -98,20 +98,19 @@ impl Call {
     /// The stored row, of an UPDATE or DELETE.
     #[inline]
     pub fn old(&self) -> Option<Tuple> {
+        let stored = matches!(self.event(), Event::Update | Event::Delete);
         // SAFETY: as above.
-        match self.event() {
-            Event::Update | Event::Delete => Some(Tuple(unsafe { (*self.data).tg_trigtuple })),
-            _ => None,
-        }
+        stored.then(|| Tuple(unsafe { (*self.data).tg_trigtuple }))
     }
 
     /// The row to be, of an INSERT or UPDATE.
     #[inline]
     pub fn new_row(&self) -> Option<Tuple> {
         // SAFETY: as above.
+        let data = unsafe { &*self.data };
         match self.event() {
-            Event::Insert => Some(Tuple(unsafe { (*self.data).tg_trigtuple })),
-            Event::Update => Some(Tuple(unsafe { (*self.data).tg_newtuple })),
+            Event::Insert => Some(Tuple(data.tg_trigtuple)),
+            Event::Update => Some(Tuple(data.tg_newtuple)),
             _ => None,
         }
     }
@@ -257,13 +256,6 @@ impl Tuple {
     #[inline]
     pub fn id(&self, call: &Call) -> RowId {
         // SAFETY: a stored row.
-        unsafe {
-            let tid = (*self.0).t_self;
-            RowId {
-                table: (*call.relation()).rd_id,
-                block: (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo),
-                offset: tid.ip_posid,
-            }
-        }
+        unsafe { RowId { table: (*call.relation()).rd_id, version: Version::of(self.0) } }
     }
 }

@@ -39,30 +39,27 @@ pub fn take_until(tag: &Tag, mode: Mode, deadline: Micros) -> bool {
         return tag.take(mode, true);
     }
     let shorter = LockTimeout::set(left_ms);
-    // SAFETY: the savepoint undoes a wait that times out; context and owner are put back as every caller of
-    // these functions must.
+    // SAFETY: reads globals of this thread.
     let (context, owner) = unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
+    // SAFETY: both outlive the savepoint; whoever uses one puts them back.
     let restore = || unsafe {
         pg_sys::MemoryContextSwitchTo(context);
         pg_sys::CurrentResourceOwner = owner;
     };
-    // The savepoint's lock is the transaction's now, whose owner it has; the caller's gives it back.
-    let adopt = || unsafe {
-        tag.take(mode, false);
-        pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
-        tag.give(mode);
-        pg_sys::CurrentResourceOwner = owner;
-    };
+    // SAFETY: the savepoint undoes a wait that times out; either end of it follows below.
     unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
     let undo = || {
+        // SAFETY: the wait has raised, so the savepoint is still the innermost.
         unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
         restore();
     };
     let taken = PgTryBuilder::new(|| {
         tag.take(mode, true);
+        // The time may have run out with the lock just granted: that would be told later, as an error.
+        pgrx::check_for_interrupts!();
+        // SAFETY: the savepoint is the innermost; its lock passes to what is around it.
         unsafe { pg_sys::ReleaseCurrentSubTransaction() };
         restore();
-        adopt();
         true
     })
     .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| {

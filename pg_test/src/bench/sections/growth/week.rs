@@ -106,34 +106,41 @@ fn week(bed: &Bed, days: usize, section: &mut Section, bars: &mut Bars) -> Resul
         "index MB",
     ];
     let mut table = Table::new(format!("{days} days of renewals"), &head);
-    for (name, procedure, relation) in KINDS {
-        bed.progress(&format!("growth: {days} days of renewals, {name}"));
-        let week = (0..days)
-            .map(|_| day(bed, &database, procedure, relation))
-            .collect::<Result<Vec<_>>>()?;
+    let mut weeks: [Vec<Day>; 2] = Default::default();
+    // Day by day, so that both have the same of whatever else the machine does.
+    for n in 1..=days {
+        bed.progress(&format!("growth: renewals, day {n} of {days}"));
+        for (week, (_, procedure, relation)) in weeks.iter_mut().zip(KINDS) {
+            week.push(day(bed, &database, procedure, relation)?);
+        }
+    }
+    let grew = |week: &[Day]| Spread::of_ratios(&week[days - 1].costs, &week[0].costs);
+    let hot = |week: &[Day]| week.iter().map(|day| day.hot).sum::<f64>() / days as f64;
+    for (week, (name, ..)) in weeks.iter().zip(KINDS) {
         let (first, last) = (&week[0], &week[days - 1]);
-        let ratio = Spread::of_ratios(&last.costs, &first.costs);
-        let hot = week.iter().map(|day| day.hot).sum::<f64>() / days as f64;
         table.rows.push(vec![
             name.into(),
             Cell::Spread(Spread::of(&first.costs), 1),
             Cell::Spread(Spread::of(&last.costs), 1),
-            Cell::Spread(ratio, 2),
-            Cell::Number(hot, 3),
+            Cell::Spread(grew(week), 2),
+            Cell::Number(hot(week), 3),
             Cell::Text(format!("{:.2} → {:.2}", first.table_mb, last.table_mb)),
             Cell::Text(format!("{:.2} → {:.2}", first.index_mb, last.index_mb)),
         ]);
         bars.push((format!("{name}, day 1"), Spread::of(&first.costs)));
         bars.push((format!("{name}, day {days}"), Spread::of(&last.costs)));
-        if procedure == "renew" {
-            section.at_most("a week of renewals, last day over first: at most 1.1", ratio, 1.1);
-            section.at_least(
-                "a week of renewals, HOT share: at least 0.95",
-                Spread::of(&[hot]),
-                0.95,
-            );
-        }
     }
+    let [ours, plain] = &weeks;
+    section.at_most(
+        "a week of renewals, last day over first, beside the plain table: at most 1.1",
+        grew(ours).times(1.0 / grew(plain).median),
+        1.1,
+    );
+    section.at_least(
+        "a week of renewals, HOT share: at least 0.95",
+        Spread::of(&[hot(ours)]),
+        0.95,
+    );
     section.tables.push(table);
     Ok(())
 }

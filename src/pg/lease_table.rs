@@ -1,0 +1,237 @@
+//! The lease table, read and written directly: no SPI, so no plan, no `search_path`, no rights of the caller's.
+
+use super::args::text_datum;
+use super::keyed::Keyed;
+use super::memory::Scratch;
+use super::row::{Deleter, Fields, NewGrant, Row};
+use super::version::Version;
+use super::{compat, raw, xact};
+use crate::errors::Refusal;
+use crate::protocol::{Micros, Token};
+use pgrx::pg_sys;
+
+/// Which committed state a look-up sees; changes of this transaction are seen always.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum AsOf {
+    /// All that is committed at this moment.
+    Now,
+    /// What the transaction's snapshot sees (REPEATABLE READ and above).
+    Transaction,
+}
+
+/// fence.lease, opened.
+pub struct LeaseTable(Keyed);
+
+/// What was seen of a lease, and at which moment.
+pub struct Look {
+    /// All its rows.
+    pub rows: Vec<Row>,
+    /// How many transactions had ended; 0 when that is not known.
+    moment: u64,
+}
+
+impl LeaseTable {
+    /// Opens it to be read, or to be written as well.
+    pub fn open(write: bool) -> Result<Self, Refusal> {
+        super::relation::check_version();
+        Keyed::open(c"lease", c"lease_pkey", write).map(LeaseTable)
+    }
+
+    /// The rows of a lease, in the order of their slots.
+    pub fn rows(&self, name: &[u8], as_of: AsOf) -> Vec<Row> {
+        self.scan(name, Some(as_of)).rows
+    }
+
+    /// The rows of a lease, with what it takes to tell later whether they are still all.
+    pub fn look(&self, name: &[u8]) -> Look {
+        self.scan(name, Some(AsOf::Now))
+    }
+
+    /// The rows of a lease with those that open transactions are writing, and without those that this one
+    /// has replaced.
+    pub fn rows_in_flight(&self, name: &[u8]) -> Vec<Row> {
+        self.scan(name, None).rows
+    }
+
+    fn scan(&self, name: &[u8], as_of: Option<AsOf>) -> Look {
+        let mut tuples = Vec::with_capacity(1);
+        let mut moment = 0;
+        let name = text_datum(name);
+        let mut dirty = pg_sys::SnapshotData {
+            snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
+            ..Default::default()
+        };
+        // SAFETY: the snapshot is registered for as long as the scan runs; each tuple is copied before the
+        // scan lets go of its page.
+        unsafe {
+            compat::guarded(|| match as_of {
+                Some(as_of) => {
+                    let snapshot = snapshot(as_of, &mut moment);
+                    self.0.each(name, snapshot, |tuple| tuples.push(raw::heap_copytuple(tuple)));
+                    raw::UnregisterSnapshot(snapshot);
+                }
+                None => {
+                    self.0.each(name, &mut dirty, |tuple| tuples.push(raw::heap_copytuple(tuple)));
+                }
+            });
+            Look { rows: tuples.into_iter().map(|tuple| self.row(tuple)).collect(), moment }
+        }
+    }
+
+    /// # Safety
+    /// The tuple must be a copied row of this table.
+    unsafe fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
+        // SAFETY: the caller's promise.
+        unsafe { Row::new(tuple, (*self.0.table()).rd_att) }
+    }
+
+    /// Reads a row again, as of now. None when it is no longer the version that was read: it was changed or
+    /// deleted, or its place is another row's.
+    pub fn again(&self, row: &Row) -> Option<Row> {
+        self.at(row.version(), &row.name(), row.grant.slot)
+    }
+
+    /// The row of a lease's slot, as of now, where it is still this version.
+    pub fn at(&self, version: Version, name: &[u8], slot: i32) -> Option<Row> {
+        // SAFETY: a place in the table that held a tuple; if it holds one that is visible, it is copied while
+        // its page is pinned.
+        let tuple = unsafe {
+            compat::guarded(|| {
+                let snapshot = snapshot(AsOf::Now, &mut 0);
+                let t_self = version.pointer();
+                let mut tuple = pg_sys::HeapTupleData { t_self, ..Default::default() };
+                let mut buffer = 0;
+                let there =
+                    raw::heap_fetch(self.0.table(), snapshot, &mut tuple, &mut buffer, false);
+                let copy = there.then(|| {
+                    let copy = raw::heap_copytuple(&mut tuple);
+                    raw::ReleaseBuffer(buffer);
+                    copy
+                });
+                raw::UnregisterSnapshot(snapshot);
+                copy
+            })
+        };
+        // SAFETY: a copied row of this table.
+        let row = unsafe { self.row(tuple?) };
+        (row.grant.slot == slot && row.name() == name).then_some(row)
+    }
+
+    /// Shows every row of the table.
+    pub fn each(&self, mut show: impl FnMut(&Row) -> Result<(), Refusal>) -> Result<(), Refusal> {
+        // SAFETY: as in `scan`, but over the heap, without a key.
+        unsafe {
+            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+            let none = std::ptr::null_mut();
+            let scan = pg_sys::systable_beginscan(
+                self.0.table(),
+                pg_sys::InvalidOid,
+                false,
+                snapshot,
+                0,
+                none,
+            );
+            let scratch = Scratch::new();
+            loop {
+                pgrx::check_for_interrupts!();
+                let tuple = pg_sys::systable_getnext(scan);
+                if tuple.is_null() {
+                    break;
+                }
+                scratch.turn(|| show(&self.row(pg_sys::heap_copytuple(tuple))))?;
+            }
+            pg_sys::systable_endscan(scan);
+            pg_sys::UnregisterSnapshot(snapshot);
+            Ok(())
+        }
+    }
+
+    /// The rows of a lease whose locks are held; None when an open transaction is deleting one (a prune,
+    /// which holds no lock). With what was seen before they were, where that may still be all.
+    pub fn settled_rows(&self, name: &[u8], seen: Option<&Look>) -> Option<Vec<Row>> {
+        let mut unchanged = seen.and_then(|seen| self.unchanged(seen));
+        loop {
+            let rows = unchanged.take().unwrap_or_else(|| self.rows(name, AsOf::Now));
+            let by = |deleter| rows.iter().any(|r| r.deleter() == deleter);
+            if by(Deleter::Open) {
+                return None;
+            }
+            if !by(Deleter::Committed) {
+                return Some(rows);
+            }
+        }
+    }
+
+    /// The rows that were seen, read again by their places: they are still all where no transaction that
+    /// wrote anything has ended since (the rule by which Postgres itself uses a snapshot again). None where
+    /// one has.
+    fn unchanged(&self, seen: &Look) -> Option<Vec<Row>> {
+        // SAFETY: Postgres's own static copy, read at once.
+        let moment =
+            unsafe { compat::guarded(|| (*raw::GetLatestSnapshot()).snapXactCompletionCount) };
+        if moment == 0 || moment != seen.moment {
+            return None;
+        }
+        seen.rows.iter().map(|row| self.again(row)).collect()
+    }
+
+    /// Writes a new grant, over the row that its slot has, if there is one.
+    pub fn grant(&self, new: &NewGrant, over: Option<&Row>) {
+        self.write(over, &Fields::of_grant(new));
+    }
+
+    /// Writes a renewal of the row's grant.
+    pub fn renew(&self, row: &Row, token: Token, now: Micros, ttl_us: Micros) {
+        self.write(Some(row), &row.renewed(token, now, ttl_us));
+    }
+
+    /// Closes the row's grant.
+    pub fn close(&self, row: &Row, closing: Token, now: Micros) {
+        self.write(Some(row), &row.closed(closing, now));
+    }
+
+    /// Closes the row's grant, which another one ends: there is no closing token.
+    pub fn end(&self, row: &Row, now: Micros) {
+        self.close(row, row.grant.tokens.latest(), now.min(row.grant.expires_at));
+    }
+
+    /// Deletes the row.
+    pub fn delete(&self, row: &Row) {
+        // SAFETY: the version was read under the grant's lock.
+        unsafe { pg_sys::CatalogTupleDelete(self.0.table(), &mut row.version().pointer()) };
+    }
+
+    fn write(&self, over: Option<&Row>, fields: &Fields) {
+        let table = self.0.table();
+        // SAFETY: the fields are the table's; the row that is written over was read under the grant's lock,
+        // so nobody else is changing it.
+        unsafe {
+            compat::guarded(|| {
+                let tuple = fields.tuple((*table).rd_att);
+                match over {
+                    Some(row) => {
+                        raw::CatalogTupleUpdate(table, &mut row.version().pointer(), tuple);
+                    }
+                    None => raw::CatalogTupleInsert(table, tuple),
+                }
+            });
+        }
+        xact::see_own_changes();
+    }
+}
+
+/// A registered snapshot, to be unregistered, and its moment.
+///
+/// # Safety
+/// To be called inside `compat::guarded`.
+unsafe fn snapshot(as_of: AsOf, moment: &mut u64) -> pg_sys::Snapshot {
+    // SAFETY: either is a snapshot of this transaction. The copy that is registered forgets the moment.
+    unsafe {
+        let snapshot = match as_of {
+            AsOf::Now => raw::GetLatestSnapshot(),
+            AsOf::Transaction => raw::GetTransactionSnapshot(),
+        };
+        *moment = (*snapshot).snapXactCompletionCount;
+        raw::RegisterSnapshot(snapshot)
+    }
+}

@@ -1,0 +1,275 @@
+//! A row of fence.lease.
+
+use super::args::{text_bytes, text_datum};
+use super::composite::{bigints, read_bigints};
+use super::version::Version;
+use super::{raw, xact};
+use crate::protocol::grant::{Grant, Mode, Tokens};
+use crate::protocol::{Micros, Token};
+use pgrx::pg_sys;
+
+const COLUMNS: usize = 17;
+
+/// Fields of fence.lease by position.
+#[derive(Clone, Copy)]
+enum Column {
+    Name,
+    Slot,
+    Mode,
+    Slots,
+    Holder,
+    Session,
+    Role,
+    FirstToken,
+    Renewed,
+    Closing,
+    AcquiredAt,
+    RenewedAt,
+    ExpiresAt,
+    EndedAt,
+    TtlUs,
+    Renewals,
+    Metadata,
+}
+
+/// The columns of a row: of one that is there, or to be written.
+#[derive(Clone, Copy)]
+pub struct Fields {
+    values: [pg_sys::Datum; COLUMNS],
+    nulls: [bool; COLUMNS],
+}
+
+/// A row, copied.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// As the rules see it.
+    pub grant: Grant,
+    /// The ttl last asked for.
+    pub ttl_us: Micros,
+    tuple: pg_sys::HeapTuple,
+    fields: Fields,
+}
+
+/// Who has marked a row as deleted (or replaced).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Deleter {
+    /// Nobody, or a transaction that was rolled back.
+    None,
+    /// A transaction that is open.
+    Open,
+    /// One that has committed since the row was read.
+    Committed,
+}
+
+/// A grant to be written.
+pub struct NewGrant<'a> {
+    /// The lease.
+    pub name: &'a [u8],
+    /// Which of its grants.
+    pub slot: i32,
+    /// Of which kind.
+    pub mode: Mode,
+    /// Who asks, where it names itself.
+    pub holder: Option<&'a [u8]>,
+    /// A description of the session.
+    pub session: &'a [u8],
+    /// The role that may renew and release it.
+    pub role: &'a [u8],
+    /// Its first token.
+    pub token: Token,
+    /// When it begins.
+    pub now: Micros,
+    /// How long it lives.
+    pub ttl_us: Micros,
+    /// As the caller gave it: a jsonb.
+    pub metadata: Option<pg_sys::Datum>,
+}
+
+impl Fields {
+    /// Those of a new grant.
+    pub fn of_grant(new: &NewGrant) -> Self {
+        let (mode, slots) = match new.mode {
+            Mode::Exclusive => (b'x', 0),
+            Mode::Shared => (b's', 0),
+            Mode::Slots(n) => (b'n', n),
+        };
+        let mut fields =
+            Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS] };
+        fields
+            .set(Column::Name, text_datum(new.name))
+            .set(Column::Slot, new.slot)
+            .set(Column::Mode, mode as i8)
+            .set(Column::Slots, slots)
+            .set(Column::Session, text_datum(new.session))
+            .set(Column::Role, name_datum(new.role))
+            .set(Column::FirstToken, new.token)
+            .set(Column::Renewed, bigints(&[]))
+            .set(Column::AcquiredAt, new.now)
+            .set(Column::RenewedAt, new.now)
+            .set(Column::ExpiresAt, new.now + new.ttl_us)
+            .set(Column::TtlUs, new.ttl_us)
+            .set(Column::Renewals, 0i64);
+        if let Some(holder) = new.holder {
+            fields.set(Column::Holder, text_datum(holder));
+        }
+        if let Some(metadata) = new.metadata {
+            fields.set(Column::Metadata, metadata);
+        }
+        fields
+    }
+
+    /// A tuple of them.
+    ///
+    /// # Safety
+    /// To be called inside `compat::guarded`, with the row type of fence.lease.
+    pub unsafe fn tuple(&self, row_type: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
+        // SAFETY: as many values as the type has columns, each of its column's type.
+        unsafe { raw::heap_form_tuple(row_type, self.values.as_ptr(), self.nulls.as_ptr()) }
+    }
+
+    fn set(&mut self, column: Column, value: impl Into<pg_sys::Datum>) -> &mut Self {
+        self.values[column as usize] = value.into();
+        self.nulls[column as usize] = false;
+        self
+    }
+
+    fn get(&self, column: Column) -> Option<pg_sys::Datum> {
+        (!self.nulls[column as usize]).then(|| self.values[column as usize])
+    }
+
+    fn int8(&self, column: Column) -> i64 {
+        self.values[column as usize].value() as i64
+    }
+}
+
+impl Row {
+    /// Reads a copied tuple.
+    ///
+    /// # Safety
+    /// The tuple must be one of fence.lease, and `row_type` that table's.
+    pub unsafe fn new(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc) -> Row {
+        let mut fields =
+            Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS] };
+        // SAFETY: the arrays have a place for each column.
+        let (renewed, own) = unsafe {
+            pg_sys::heap_deform_tuple(
+                tuple,
+                row_type,
+                fields.values.as_mut_ptr(),
+                fields.nulls.as_mut_ptr(),
+            );
+            (read_bigints(fields.values[Column::Renewed as usize]), xact::is_own(tuple))
+        };
+        let closing = fields.get(Column::Closing).map(|d| d.value() as Token);
+        let grant = Grant {
+            slot: fields.int8(Column::Slot) as i32,
+            mode: match fields.int8(Column::Mode) as u8 {
+                b's' => Mode::Shared,
+                b'n' => Mode::Slots(fields.int8(Column::Slots) as i32),
+                _ => Mode::Exclusive,
+            },
+            tokens: Tokens::new(fields.int8(Column::FirstToken), &renewed),
+            closing,
+            closed_here: closing.is_some() && own,
+            expires_at: fields.int8(Column::ExpiresAt),
+        };
+        Row { grant, ttl_us: fields.int8(Column::TtlUs), tuple, fields }
+    }
+
+    /// Its columns after a renewal.
+    pub fn renewed(&self, token: Token, now: Micros, ttl_us: Micros) -> Fields {
+        let mut fields = self.fields;
+        fields
+            .set(Column::Renewed, bigints(self.grant.tokens.renew(token).renewed()))
+            .set(Column::RenewedAt, now)
+            .set(Column::ExpiresAt, now + ttl_us)
+            .set(Column::TtlUs, ttl_us)
+            .set(Column::Renewals, self.fields.int8(Column::Renewals) + 1);
+        fields
+    }
+
+    /// Its columns when it is closed.
+    pub fn closed(&self, closing: Token, now: Micros) -> Fields {
+        let mut fields = self.fields;
+        fields.set(Column::Closing, closing).set(Column::EndedAt, now);
+        fields
+    }
+
+    fn text(&self, column: Column) -> Option<Vec<u8>> {
+        // SAFETY: only asked for text columns.
+        self.fields.get(column).map(|d| unsafe { text_bytes(d) })
+    }
+
+    /// The lease.
+    pub fn name(&self) -> Vec<u8> {
+        self.text(Column::Name).unwrap_or_default()
+    }
+
+    /// The holder, where it named itself.
+    pub fn holder(&self) -> Option<Vec<u8>> {
+        self.text(Column::Holder)
+    }
+
+    /// The session that acquired it.
+    pub fn session(&self) -> Vec<u8> {
+        self.text(Column::Session).unwrap_or_default()
+    }
+
+    /// The role that acquired it.
+    pub fn role(&self) -> Vec<u8> {
+        // SAFETY: a name is 64 bytes, NUL-terminated.
+        unsafe {
+            let name = self.fields.values[Column::Role as usize].cast_mut_ptr::<pg_sys::NameData>();
+            std::ffi::CStr::from_ptr((*name).data.as_ptr()).to_bytes().to_vec()
+        }
+    }
+
+    /// Since when it is over, or will be.
+    pub fn over_since(&self) -> Micros {
+        self.fields.get(Column::EndedAt).map_or(self.grant.expires_at, |d| d.value() as Micros)
+    }
+
+    /// Is somebody deleting it?
+    pub fn deleter(&self) -> Deleter {
+        // SAFETY: a copied tuple; its xmax is that of the moment it was read.
+        unsafe {
+            let header = (*self.tuple).t_data;
+            let mask = u32::from((*header).t_infomask);
+            if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
+                return Deleter::None;
+            }
+            let xmax = (*header).t_choice.t_heap.t_xmax;
+            if pg_sys::TransactionIdIsCurrentTransactionId(xmax) {
+                Deleter::None
+            } else if pg_sys::TransactionIdIsInProgress(xmax) {
+                Deleter::Open
+            } else if pg_sys::TransactionIdDidCommit(xmax) {
+                Deleter::Committed
+            } else {
+                Deleter::None
+            }
+        }
+    }
+
+    /// Which version it is.
+    pub fn version(&self) -> Version {
+        // SAFETY: a copied tuple.
+        unsafe { Version::of(self.tuple) }
+    }
+
+    /// Was this version written by the transaction that is asking?
+    pub fn written_here(&self) -> bool {
+        // SAFETY: a copied tuple.
+        unsafe { xact::is_own(self.tuple) }
+    }
+}
+
+fn name_datum(name: &[u8]) -> pg_sys::Datum {
+    // SAFETY: palloc0 gives a whole, zeroed name; at most 63 bytes are copied.
+    unsafe {
+        let data = pg_sys::palloc0(std::mem::size_of::<pg_sys::NameData>()).cast::<u8>();
+        let length = name.len().min(pg_sys::NAMEDATALEN as usize - 1);
+        std::ptr::copy_nonoverlapping(name.as_ptr(), data, length);
+        pg_sys::Datum::from(data)
+    }
+}
