@@ -64,11 +64,6 @@ impl Cluster {
         Conninfo::new(self.port(), dbname)
     }
 
-    /// The same through the socket.
-    pub fn socket_conninfo(&self, dbname: &str) -> Conninfo {
-        self.conninfo(dbname).host(&self.dir.to_string_lossy())
-    }
-
     /// A superuser's session.
     pub fn connect(&self, dbname: &str) -> Result<Session> {
         self.conninfo(dbname).connect()

@@ -20,7 +20,8 @@ pub struct Options {
     without_fence: bool,
 }
 
-/// Plays the demonstration. An error tells that a promise was not kept.
+/// Plays the demonstration. An error tells that a promise was not kept, or that without the fence a story ended
+/// well all the same: then it shows nothing.
 pub fn run(program: &Path, options: Options) -> Result<()> {
     let lab = Lab::start(program)?;
     lab.cluster().connect("postgres")?.run("CREATE DATABASE demo")?;
@@ -28,11 +29,23 @@ pub fn run(program: &Path, options: Options) -> Result<()> {
     let timeline = Timeline::on_stdout();
     let stories = if options.without_fence { &stories::TELLING[..] } else { &stories::ALL };
     let broken = play_all(&lab, &conninfo, &timeline, stories, options.without_fence)?;
+    let (kept, all) = (stories.len() - broken, stories.len());
+    if options.without_fence {
+        timeline.line(format_args!(
+            "\n{broken} of {all} stories end badly, as they must without the fence."
+        ));
+    } else {
+        timeline.line(format_args!("\n{kept} of {all} promises kept."));
+    }
     if options.keep {
         lab.rundir().keep()?;
         print_way_in(lab.cluster().port(), &timeline);
     }
-    ensure!(broken == 0, "{broken} of {} promises were not kept", stories.len());
+    if options.without_fence {
+        ensure!(kept == 0, "{kept} of {all} stories end well though nothing is fenced or guarded");
+    } else {
+        ensure!(broken == 0, "{broken} of {all} promises were not kept");
+    }
     Ok(())
 }
 
@@ -57,15 +70,14 @@ fn play_all(
     }
     let mut broken = 0;
     for (index, story) in stories.iter().enumerate() {
-        let Story { title, plot, without, play } = story;
-        timeline.headline(index + 1, stories.len(), title, plot, without);
+        timeline.headline(index + 1, stories.len(), story);
         let mut stage = Stage::new(lab, conninfo.clone(), timeline);
         stage.ttl = Duration::from_secs(1);
         stage.rounds = 50;
         if without_fence {
             stage = stage.without_protection();
         }
-        match play(&stage) {
+        match (story.play)(&stage) {
             Ok(outcome) => timeline.conclude(true, &outcome),
             Err(error) => {
                 broken += 1;
@@ -73,8 +85,6 @@ fn play_all(
             }
         }
     }
-    let kept = stories.len() - broken;
-    timeline.line(format_args!("\n{kept} of {} promises kept.", stories.len()));
     Ok(broken)
 }
 

@@ -1,17 +1,16 @@
 //! The lab's program: the demonstration, the setup, the installation.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 use pg_test::extension::{self, Extension};
 use pg_test::Lab;
 use pg_test::{bench, chaos, demo, process, rundir, setup, soak, worker};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command as Program;
-use std::time::Duration;
 
 /// The laboratory of pg_fence. Without a command it plays the demonstration.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, bin_name = "cargo run --")]
 struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
@@ -33,21 +32,12 @@ enum Command {
     },
     /// Let many workers fight for leases while everything fails
     Chaos(chaos::Options),
-    /// Measure leases and fences beside what else one could take
+    /// Benchmark pg_fence against its alternatives
     Bench(bench::Options),
     #[command(hide = true)]
     ChaosHand(chaos::Identity),
     /// Let many sessions cross on a few leases, end and pause them, and measure the hand-over
-    Soak {
-        /// For how long they cross
-        #[arg(long, default_value_t = 1.0)]
-        minutes: f64,
-        #[arg(long, default_value_t = 200)]
-        sessions: usize,
-        /// Where chance starts from; by default it is drawn
-        #[arg(long)]
-        seed: Option<u64>,
-    },
+    Soak(soak::Options),
     #[command(hide = true)]
     Worker { conninfo: String },
     #[command(hide = true)]
@@ -75,11 +65,7 @@ fn main() -> Result<()> {
             Ok(())
         }
         Command::ChaosHand(who) => chaos::work(who),
-        Command::Soak { minutes, sessions, seed } => {
-            let length = Duration::try_from_secs_f64(minutes * 60.0)?;
-            let seed = seed.unwrap_or_else(|| rand::random::<u32>().into());
-            soak::run(&program, &soak::Options { length, sessions, seed, handovers: 200 })
-        }
+        Command::Soak(options) => soak::run(&program, &options),
         Command::Worker { conninfo } => worker::serve(&conninfo),
         Command::Watchdog { rundir } => rundir::watchdog(&rundir),
     }
@@ -97,13 +83,33 @@ fn install(pg_config: Option<PathBuf>) -> Result<()> {
     };
     let lib = directory("--pkglibdir")?;
     let share = directory("--sharedir")?.join("extension");
-    let written = extension.install(&lib, &share).with_context(|| {
-        let (lib, share) = (lib.display(), share.display());
-        format!("the extension is built, but has to be installed by a user who may write to {lib} and {share}")
-    })?;
-    for path in written {
-        println!("installed {}", path.display());
+    match extension.install(&lib, &share) {
+        Ok(written) => {
+            for path in written {
+                println!("installed {}", path.display());
+            }
+            println!("Now, in a database: CREATE EXTENSION pg_fence");
+            Ok(())
+        }
+        Err(error) => Err(error.context(by_hand(&extension, &lib, &share)?)),
     }
-    println!("Now, in a database: CREATE EXTENSION pg_fence");
-    Ok(())
+}
+
+/// Leaves what is to be installed in the target directory, and says how to go on.
+fn by_hand(extension: &Extension, lib: &Path, share: &Path) -> Result<String> {
+    let ready = extension::target_dir().join("install");
+    let _ = std::fs::remove_dir_all(&ready);
+    std::fs::create_dir_all(&ready)?;
+    let written = extension.install(&ready, &ready)?;
+    let (libraries, others): (Vec<_>, Vec<_>) =
+        written.iter().partition(|path| path.extension().is_some_and(|end| end == "so"));
+    let copy = |files: &[&PathBuf], to: &Path| {
+        let files: Vec<_> = files.iter().map(|path| path.display().to_string()).collect();
+        format!("\n    sudo cp {} {}/", files.join(" "), to.display())
+    };
+    Ok(format!(
+        "the extension is built, but could not be installed; by hand:\n{}{}\n",
+        copy(&libraries, lib),
+        copy(&others, share)
+    ))
 }

@@ -7,6 +7,7 @@ use crate::extension::{self, Extension};
 use crate::prefix::Prefix;
 use crate::process::output_of;
 use crate::rundir::RunDir;
+use crate::setup::{self, Package};
 use anyhow::{Context, Result};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -48,6 +49,8 @@ fn fetch() -> Result<PathBuf> {
     if ready.exists() {
         return Ok(dir);
     }
+    // It brings Python.
+    setup::ensure(&[Package::new("python3-pip", "/usr/bin/pip3")])?;
     fs::create_dir_all(&dir)?;
     fs::write(dir.join("requirements.txt"), format!("{WHEEL}\n"))?;
     let python = |arguments: &str| {

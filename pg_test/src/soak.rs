@@ -20,16 +20,20 @@ use std::time::{Duration, Instant};
 
 pub use handover::Handover;
 
-/// What to run.
-#[derive(Debug, Clone)]
+/// How to run.
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// For how long the sessions cross.
-    pub length: Duration,
-    /// How many sessions.
+    /// How many minutes the sessions cross
+    #[arg(long, default_value_t = 1.0)]
+    pub minutes: f64,
+    /// How many sessions cross
+    #[arg(long, default_value_t = 200)]
     pub sessions: usize,
-    /// Where chance starts from.
-    pub seed: u64,
-    /// How many hand-overs are measured.
+    /// Where all choices start from; by default it is drawn
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// How many hand-overs to measure
+    #[arg(long, default_value_t = 200)]
     pub handovers: usize,
 }
 
@@ -126,15 +130,22 @@ impl fmt::Display for Report {
 
 /// Runs a soak in a lab of its own and prints the report.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
-    println!("soak: {} sessions for {:?}, seed {}", options.sessions, options.length, options.seed);
+    let seed = options.seed.unwrap_or_else(drawn);
+    println!("soak: {} sessions for {} min, seed {seed}", options.sessions, options.minutes);
     let lab = Lab::start(program)?;
-    let report = on(&lab, options)?;
+    let report = on(&lab, &Options { seed: Some(seed), ..options.clone() })?;
     print!("{report}");
     Ok(())
 }
 
+fn drawn() -> u64 {
+    rand::random::<u32>().into()
+}
+
 /// Runs a soak on a server of its own.
 pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
+    let length = Duration::try_from_secs_f64(options.minutes * 60.0)?;
+    let seed = options.seed.unwrap_or_else(drawn);
     let connections = (options.sessions + 60).to_string();
     let cluster = lab.builder().set("max_connections", &connections).start()?;
     let conninfo = cluster.conninfo("postgres");
@@ -162,14 +173,13 @@ pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
         spawned.map(|thread| threads.push(thread))
     };
     for i in 0..options.sessions as u64 {
-        let seed = options.seed.wrapping_add(i);
+        let seed = seed.wrapping_add(i);
         thread(format!("session {i}"), Box::new(move |field| actor::play(field, seed)))?;
     }
-    let seed = options.seed;
     thread("storm".to_owned(), Box::new(move |field| weather::storm(field, seed)))?;
     thread("watch".to_owned(), Box::new(weather::watch))?;
 
-    let end = Instant::now() + options.length;
+    let end = Instant::now() + length;
     while Instant::now() < end && field.goes_on() {
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -180,7 +190,7 @@ pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
     });
     let wrong = std::mem::take(&mut *field.wrong.lock().unwrap_or_else(|e| e.into_inner()));
     if !wrong.is_empty() {
-        bail!("seed {}:\n{}", options.seed, wrong.join("\n"));
+        bail!("seed {seed}:\n{}", wrong.join("\n"));
     }
     back.with_context(|| format!("stuck: {:?}", admin.rows(weather::WHO).unwrap_or_default()))?;
     threads.into_iter().for_each(|thread| drop(thread.join()));

@@ -18,8 +18,8 @@ pub struct Story {
     pub title: &'static str,
     /// What happens.
     pub plot: &'static str,
-    /// What would have gone wrong without the fence.
-    pub without: &'static str,
+    /// Without what it would have gone wrong, and how.
+    pub without: (&'static str, &'static str),
     /// Plays it: the outcome in a line, or the promise that was not kept.
     pub play: fn(&Stage) -> Result<String>,
 }

@@ -1,6 +1,7 @@
 //! A timeline for people: when, who, what; in colour on a terminal.
 
 use crate::fault::Fault;
+use crate::stories::Story;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
@@ -136,10 +137,12 @@ impl Timeline {
     }
 
     /// The head of a story.
-    pub fn headline(&self, number: usize, of: usize, title: &str, plot: &str, without: &str) {
+    pub fn headline(&self, number: usize, of: usize, story: &Story) {
+        let Story { title, plot, without: (what, otherwise), .. } = story;
         self.line(format_args!("\n{}", self.paint(BOLD, &format!("{number}/{of}  {title}"))));
         self.line(format_args!("  {plot}"));
-        self.line(format_args!("  {} {without}\n", self.paint(RED, "Without the fence:")));
+        let without = self.paint(RED, &format!("Without {what}:"));
+        self.line(format_args!("  {without} {otherwise}\n"));
         self.restart();
     }
 

@@ -16,9 +16,9 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// A test called after the last part of `module` and `name`.
+    /// A test called after `module`, below its crate, and `name`.
     pub fn new(module: &str, name: &str, run: fn(&Lab) -> Result<()>) -> Trial {
-        let module = module.rsplit("::").next().unwrap_or(module);
+        let module = module.split_once("::").map_or(module, |(_, below)| below);
         Trial { name: format!("{module}::{name}"), run, slow: false }
     }
 

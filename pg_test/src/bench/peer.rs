@@ -34,7 +34,7 @@ pub trait Locker {
         bail!("it does not renew here")
     }
 
-    /// Waits for it, by whatever is natural; by asking again each 10 ms where nothing else is.
+    /// Waits for it, by whatever is natural; by asking again every 10 ms where nothing else is.
     fn wait(&mut self, name: &str) -> Result<i64> {
         poll(self, name, Duration::from_millis(10))
     }

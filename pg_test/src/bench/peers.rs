@@ -9,6 +9,7 @@ pub mod ours;
 pub mod plpgsql;
 pub mod polling;
 pub mod redis;
+pub mod sql;
 pub mod two_updates;
 pub mod update_first;
 pub mod zookeeper;

@@ -52,6 +52,11 @@ impl Track {
     }
 }
 
+/// So many clients, in words.
+pub fn at_once(clients: usize) -> String {
+    format!("{clients} client{}", if clients == 1 { "" } else { "s" })
+}
+
 /// How a race is run.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {

@@ -13,7 +13,7 @@ pub const DAILY_MERGE: Story = Story {
     title: "The daily merge",
     plot:
         "A freezes in the middle of a guarded transaction. Until that ends, the lease stays taken.",
-    without: "A wakes up and commits beside B: the table is a mix of two merges.",
+    without: ("the guard", "A wakes up and commits beside B: the table is a mix of two merges."),
     play,
 };
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub const INVOICE_RUN: Story = Story {
     title: "The invoice run",
     plot: "A heartbeat keeps the lease for three ttls of work; after kill -9 another has it within one.",
-    without: "two runs would send the same invoices, or a crashed one would block them for ever.",
+    without: ("the lease", "two runs would send the same invoices, or a crashed one would block them for ever."),
     play,
 };
 

@@ -12,7 +12,10 @@ use std::time::Instant;
 pub const RECLAIM_RACE: Story = Story {
     title: "The reclaim race",
     plot: "64 worker processes race for one expired lease, again and again.",
-    without: "two that look at the same moment both find it expired, and both take it.",
+    without: (
+        "the lock",
+        "two that look at the same moment both find it expired, and both take it.",
+    ),
     play,
 };
 

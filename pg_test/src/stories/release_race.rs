@@ -11,7 +11,7 @@ use std::time::Instant;
 pub const RELEASE_RACE: Story = Story {
     title: "The release race",
     plot: "A releases just as its lease runs out and B is granted it; others release with older tokens.",
-    without: "a late release frees the lease under B, and C works beside B.",
+    without: ("the token", "a late release frees the lease under B, and C works beside B."),
     play,
 };
 

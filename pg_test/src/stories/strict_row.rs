@@ -8,7 +8,10 @@ use anyhow::{ensure, Result};
 pub const STRICT_ROW: Story = Story {
     title: "A strict row, many writes",
     plot: "One holder writes the same row again and again; its last write is the release too.",
-    without: "a retried or delayed statement of the same holder could undo its later one.",
+    without: (
+        "strict mode",
+        "a retried or delayed statement of the same holder could undo its later one.",
+    ),
     play,
 };
 

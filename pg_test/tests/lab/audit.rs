@@ -1,8 +1,14 @@
 //! `fence_audit` itself: silence over a well-protected table, who may ask, and what it cannot see.
 //!
-//! What it finds is in `audit_triggers`, `audit_columns`, `audit_rights`, `audit_tree` and `audit_settings`.
+//! What it finds is told by the modules below.
 
-use crate::holes::{Scene, BOUND, HOLE};
+pub mod columns;
+pub mod rights;
+pub mod settings;
+pub mod tree;
+pub mod triggers;
+
+use crate::support::holes::{Scene, BOUND, HOLE};
 use pg_test::{ensure, Background, Context, Lab, Result};
 
 pg_test::trials![
@@ -10,7 +16,7 @@ pg_test::trials![
     over_a_table_by_hand_it_says_what_fence_protect_would_add,
     of_everything_it_shows_each_table_once,
     it_asks_for_ownership,
-    what_it_is_not_asked_for_it_refuses,
+    what_is_no_table_is_refused,
     to_whom_may_not_use_leases_it_says_what_it_left_out,
     writes_that_go_on_meanwhile_are_no_finding,
     it_finds_nothing_in_a_copy_by_dump,
@@ -123,7 +129,7 @@ fn it_asks_for_ownership(lab: &Lab) -> Result<()> {
     scene.admin.run(&format!("RESET ROLE; REVOKE {owner} FROM {writer}"))
 }
 
-fn what_it_is_not_asked_for_it_refuses(lab: &Lab) -> Result<()> {
+fn what_is_no_table_is_refused(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(ORDERS, BOUND)?;
     scene.owner.run(

@@ -1,12 +1,12 @@
 //! Tables bound to their lease: which lease a row has, and which tokens may write it.
 
-use crate::bed::{shows, Bed, ORDERS};
+use crate::support::bed::{bound, shows, Bed, ORDERS, ROW};
 use pg_test::process::wait_until;
 use pg_test::{ensure, Lab, Result};
 use std::time::Duration;
 
 pg_test::trials![
-    a_lease_is_named_by_columns_of_the_types_that_the_contract_names,
+    a_lease_is_named_by_columns_of_the_types_that_the_readme_names,
     no_setting_changes_the_name_of_a_lease,
     a_lease_may_be_named_by_several_columns_or_none,
     a_null_in_a_placeholder_is_an_error,
@@ -22,13 +22,7 @@ pg_test::trials![
     writers_need_no_grant_but_the_lease_must_be_theirs,
 ];
 
-const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
-
-fn bound(lab: &Lab) -> Result<Bed> {
-    Bed::orders(lab, "lease => 'order:{id}'")
-}
-
-fn a_lease_is_named_by_columns_of_the_types_that_the_contract_names(lab: &Lab) -> Result<()> {
+fn a_lease_is_named_by_columns_of_the_types_that_the_readme_names(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let foreign = bed.token()?;
     for (kind, value) in [

@@ -1,6 +1,6 @@
 //! Foreign keys that write to a fenced table on their own.
 
-use crate::bed::{shows, Bed};
+use crate::support::bed::{shows, Bed};
 use pg_test::{Lab, Result};
 
 pg_test::trials![

@@ -17,6 +17,7 @@ pg_test::trials![
     what_a_session_knows_to_be_on_disk_a_checkpoint_makes_void,
     no_draw_waits_for_the_disk_where_others_commit,
     where_nobody_commits_a_draw_waits_in_time,
+    a_transaction_that_only_releases_does_not_wait_for_the_disk,
     a_jump_of_an_open_transaction_survives_a_crash,
     a_token_is_durable_without_wal_for_replicas,
     what_was_committed_before_the_token_was_seen_is_there,
@@ -226,6 +227,37 @@ fn where_nobody_commits_a_draw_waits_in_time(lab: &Lab) -> Result<()> {
         safe(&format!("{draws} draws"), loss)?;
         server = Doomed::again(cluster)?;
     }
+    Ok(())
+}
+
+fn a_transaction_that_only_releases_does_not_wait_for_the_disk(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    let session = server.session("CREATE TABLE t (n int)")?;
+    for (release, writes) in [
+        ("SELECT lease_release('job', $)", true),
+        ("SELECT lease_release_all('{job, more}', $)", true),
+        ("SELECT lease_release('job', $)", false),
+        ("SELECT lease_release_all('{job}', $)", false),
+        ("SELECT lease_release_all('{more, job}', $)", false),
+    ] {
+        // These commits wait, so all before is on disk.
+        server.run(session, "SELECT lease_revoke('job'), lease_revoke('more')")?;
+        let acquire = "SELECT lease_acquire_all('{job, more}', ttl => '1 hour')";
+        let token = server.see(session, acquire)?;
+        let before = server.flushed()?;
+        let write = if writes { "INSERT INTO t VALUES (1);" } else { "" };
+        let release = release.replace('$', &token.to_string());
+        server.see(session, &format!("BEGIN; {write} {release}; COMMIT"))?;
+        let waited = server.flushed()? != before;
+        ensure!(waited == writes, "waited: {waited}, with {write:?} before {release}");
+    }
+    server.run(session, "BEGIN")?;
+    server.see_plain(session)?;
+    let (loss, cluster) = server.crash()?;
+    safe("released", loss)?;
+    // What the last one gave back is taken until its deadline.
+    let mut session = cluster.connect("postgres")?;
+    ensure!(session.one::<Option<i64>>("SELECT lease_acquire('job')", &[])?.is_none());
     Ok(())
 }
 

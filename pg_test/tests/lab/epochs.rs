@@ -1,6 +1,6 @@
 //! The jump itself: where to, how often, and what it silences.
 
-use crate::life::Life;
+use crate::support::life::Life;
 use pg_test::{ensure, Lab, Result, Session};
 use std::sync::{Arc, Barrier};
 
@@ -247,12 +247,10 @@ fn rows_ahead_of_a_re_created_extension_are_outrun_by_hand(lab: &Lab) -> Result<
     session.run(&format!("UPDATE orders SET fence = {seen}"))?;
     session.run("DROP EXTENSION pg_fence CASCADE; CREATE EXTENSION pg_fence; SELECT fence_protect('orders')")?;
     let first: i64 = session.one("SELECT lease_acquire('order:7')", &[])?;
-    if first <= seen {
-        session.refused(&format!("UPDATE orders SET fence = {first}"), "PF001")?;
-        let ahead =
-            "SELECT count(*) FROM fence_audit('orders') WHERE remedy LIKE '%fence_new_epoch%'";
-        ensure!(session.one::<i64>(ahead, &[])? > 0, "the audit does not say so");
-    }
+    ensure!(first <= seen, "the row is not ahead: {first} after {seen}");
+    session.refused(&format!("UPDATE orders SET fence = {first}"), "PF001")?;
+    let ahead = "SELECT count(*) FROM fence_audit('orders') WHERE remedy LIKE '%fence_new_epoch%'";
+    ensure!(session.one::<i64>(ahead, &[])? > 0, "the audit does not say so");
     session.run("SELECT fence_new_epoch()")?;
     let renewed: i64 = session.one("SELECT lease_renew('order:7', $1)", &[&first])?;
     ensure!(renewed > seen);

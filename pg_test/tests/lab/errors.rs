@@ -1,6 +1,6 @@
 //! What a client learns from a refusal, and what it does not.
 
-use crate::bed::Bed;
+use crate::support::bed::Bed;
 use pg_test::{ensure, Fault, Lab, Result};
 use serde_json::{json, Value};
 
@@ -138,7 +138,7 @@ fn a_key_of_several_columns_is_shown_with_its_types(lab: &Lab) -> Result<()> {
     ensure!(key["word"] == "a\"b\\c\nü", "{fault}");
     ensure!(key["uid"] == "00000000-0000-0000-0000-00000000002a", "{fault}");
     ensure!(key["day"] == "2026-11-21" && key["amount"] == "1.50", "{fault}");
-    ensure!(key["yes"] == json!(true) || key["yes"] == "t", "{fault}");
+    ensure!(key["yes"] == "t", "{fault}");
     ensure!(key.as_object().is_some_and(|key| key.len() == 7), "{fault}");
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Patroni fails over under load, twice, each time to a standby that has missed some of it.
 
 use crate::epochs::jumps;
-use crate::life::Life;
+use crate::support::life::Life;
 use pg_test::patroni::{self, leader_of, Patroni};
 use pg_test::process::{resume, wait_until};
 use pg_test::{ensure, setup, Conninfo, Context, Lab, Result};

@@ -1,6 +1,6 @@
 //! The trigger: what a write presents, and what comes of it.
 
-use crate::bed::{shows, Bed};
+use crate::support::bed::{shows, Bed, ROW};
 use pg_test::{ensure, Background, Lab, Result};
 
 pg_test::trials![
@@ -20,7 +20,6 @@ pg_test::trials![
     under_replica_an_ordinary_trigger_does_not_fire,
 ];
 
-const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
 const HUGE: i64 = 1 << 60;
 
 /// A bed whose only row has the second of four tokens.

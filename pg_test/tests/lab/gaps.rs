@@ -1,7 +1,7 @@
 //! The gaps of a fence that only compares row with row. Each scenario is played twice: without the
 //! binding the stale write lands, with it the write is refused (or the take-over waits for it).
 
-use crate::bed::{shows, Bed, ORDERS};
+use crate::support::bed::{shows, Bed, ORDERS};
 use pg_test::{ensure, Lab, Result, Session};
 
 pg_test::trials![

@@ -1,7 +1,7 @@
 //! Guarded transactions: what `lease_guard` and a write to a bound table promise to their transaction.
 
-use crate::bed::{shows, Bed};
-use pg_test::{ensure, Background, Lab, Result, Session};
+use crate::support::bed::{bound, granted, shows, Bed, ROW};
+use pg_test::{ensure, Background, Lab, Result};
 
 pg_test::trials![
     a_guard_answers_with_its_token_and_sets_it_until_the_transaction_ends,
@@ -16,18 +16,6 @@ pg_test::trials![
     a_guard_does_not_wait_for_a_renewal_in_the_making,
     a_guard_older_than_its_snapshot_allows_is_40001,
 ];
-
-const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
-
-fn bound(lab: &Lab) -> Result<Bed> {
-    Bed::orders(lab, "lease => 'order:{id}'")
-}
-
-/// Tries to acquire: is it granted?
-fn granted(session: &mut Session, name: &str) -> Result<bool> {
-    let token: Option<i64> = session.one("SELECT lease_acquire($1)", &[&name])?;
-    Ok(token.is_some())
-}
 
 /// Makes a lease expire, as time would.
 fn expire(bed: &mut Bed, name: &str) -> Result<()> {

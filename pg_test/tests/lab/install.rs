@@ -8,6 +8,7 @@ pg_test::trials![
     by_default_it_goes_to_the_first_schema_of_the_path,
     it_works_in_a_schema_of_any_name,
     it_does_not_move_to_another_schema,
+    everything_in_it_has_a_comment,
     dropping_it_leaves_nothing_behind,
     dropping_it_is_refused_while_a_table_is_fenced,
     an_altered_sequence_is_refused_before_it_does_harm,
@@ -73,6 +74,49 @@ fn it_does_not_move_to_another_schema(lab: &Lab) -> Result<()> {
     let mut session = db.connect()?;
     session.run("CREATE SCHEMA app")?;
     session.refused("ALTER EXTENSION pg_fence SET SCHEMA app", "0A000")?;
+    Ok(())
+}
+
+fn everything_in_it_has_a_comment(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    // The extension's objects; the columns of its relations and composite types; the indexes of its tables.
+    session.run(
+        "CREATE VIEW pg_temp.member AS
+         SELECT classid, objid, objsubid FROM pg_depend d, pg_extension e
+          WHERE d.deptype = 'e' AND d.refobjid = e.oid AND e.extname = 'pg_fence'
+            AND d.refclassid = 'pg_extension'::regclass;
+         CREATE VIEW pg_temp.relation AS
+         SELECT c.oid, c.relkind FROM pg_class c, pg_temp.member m
+          WHERE m.classid = 'pg_class'::regclass AND m.objid = c.oid
+         UNION
+         SELECT c.oid, c.relkind FROM pg_class c, pg_type t, pg_temp.member m
+          WHERE m.classid = 'pg_type'::regclass AND m.objid = t.oid AND t.typrelid = c.oid;
+         CREATE VIEW pg_temp.part AS
+         SELECT classid, objid, objsubid FROM pg_temp.member
+         UNION
+         SELECT 'pg_class'::regclass, attrelid, attnum FROM pg_attribute, pg_temp.relation r
+          WHERE attrelid = r.oid AND r.relkind IN ('r', 'v', 'c') AND attnum > 0 AND NOT attisdropped
+         UNION
+         SELECT 'pg_class'::regclass, indexrelid, 0 FROM pg_index, pg_temp.relation r
+          WHERE indrelid = r.oid AND NOT indisprimary",
+    )?;
+    let kinds = "SELECT string_agg(kind, ' ' ORDER BY kind) FROM (SELECT DISTINCT i.type AS kind
+                   FROM pg_temp.part, pg_identify_object(classid, objid, objsubid) i) k";
+    let kinds = session.text(kinds)?.unwrap_or_default();
+    for kind in ["composite type", "function", "index", "schema", "sequence", "table", "view"] {
+        ensure!(kinds.contains(kind), "nothing of kind {kind} is looked at, but {kinds}");
+    }
+    let bare = session.rows(
+        "SELECT pg_describe_object(classid, objid, objsubid) FROM pg_temp.part p
+          WHERE NOT EXISTS (SELECT FROM pg_description d WHERE (d.classoid, d.objoid, d.objsubid) = (p.classid, p.objid, p.objsubid))
+            -- The row type and the array type that a relation or a type has by itself.
+            AND NOT (classid = 'pg_type'::regclass AND EXISTS (SELECT FROM pg_type t WHERE t.oid = objid
+                AND (t.typelem <> 0 OR EXISTS (SELECT FROM pg_class c WHERE c.oid = t.typrelid AND c.relkind <> 'c'))))
+          ORDER BY 1",
+    )?;
+    let bare: Vec<String> = bare.into_iter().flatten().flatten().collect();
+    ensure!(bare.is_empty(), "without a COMMENT: {}", bare.join("; "));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Leaving the line: cancelled, timed out, terminated, gone. The line goes on and nothing is left behind.
 
-use crate::crowd::{gets_nothing, nothing_is_left, still_wait, token_of, waiting, WAIT};
+use crate::support::crowd::{gets_nothing, nothing_is_left, still_wait, token_of, waiting, WAIT};
 use pg_test::process::{is_alive, wait_until};
 use pg_test::{ensure, Background, Calls, Conninfo, Database, Fault, Lab, Result, Session};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! What a call that came to nothing must not leave behind: locks, memory, a grant beside another.
 
-use crate::crowd::{gets_nothing, token_of, waiting, WAIT};
+use crate::support::crowd::{gets_nothing, token_of, waiting, WAIT};
 use pg_test::{ensure, Calls, Lab, Result, Session};
 
 pg_test::trials![

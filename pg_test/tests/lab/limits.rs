@@ -1,6 +1,6 @@
 //! What is documented as not promised, or as a limit: that it is so, and that the advice helps.
 
-use crate::bed::{shows, Bed, ORDERS};
+use crate::support::bed::{shows, Bed, ORDERS};
 use pg_test::{ensure, Background, Calls, Lab, Result};
 
 pg_test::trials![

@@ -1,6 +1,8 @@
 //! Waiting in line: who is served when, and what the line looks like from outside.
 
-use crate::crowd::{gets_nothing, naps, nothing_is_left, still_wait, token_of, waiting, WAIT};
+use crate::support::crowd::{
+    gets_nothing, naps, nothing_is_left, still_wait, token_of, waiting, WAIT,
+};
 use nix::sys::signal::Signal;
 use pg_test::process::{self, wait_until};
 use pg_test::{ensure, Background, Calls, Lab, Result};

@@ -1,6 +1,6 @@
 //! A guard locks the grant: who is kept out by it, who is not, and who is shown to keep them out.
 
-use crate::bed::{shown, shows, Bed};
+use crate::support::bed::{bound, shown, shows, Bed};
 use pg_test::process::wait_until;
 use pg_test::{ensure, Background, Lab, Result, Session};
 use std::time::Duration;
@@ -27,10 +27,6 @@ const OPENINGS: &[&str] = &[
     "INSERT INTO orders VALUES (1, 0, {t}) ON CONFLICT (id) DO UPDATE SET v = 1, fence = {t}",
     "SET LOCAL pg_fence.token = '{t}'; DELETE FROM orders",
 ];
-
-fn bound(lab: &Lab) -> Result<Bed> {
-    Bed::orders(lab, "lease => 'order:{id}'")
-}
 
 fn open(session: &mut Session, opening: &str, token: i64) -> Result<()> {
     session.run(&format!("BEGIN; {}", opening.replace("{t}", &token.to_string())))

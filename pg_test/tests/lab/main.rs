@@ -2,21 +2,14 @@
 
 mod attacks;
 mod audit;
-mod audit_columns;
-mod audit_rights;
-mod audit_settings;
-mod audit_tree;
-mod audit_triggers;
 mod backtraces;
 mod batch;
-mod bed;
 mod bench;
 mod bound;
 mod cascades;
 mod chaos;
 mod clocks;
 mod closing;
-mod crowd;
 mod durability;
 mod encodings;
 mod epochs;
@@ -25,13 +18,11 @@ mod failover;
 mod fence;
 mod gaps;
 mod guards;
-mod holes;
 mod inputs;
 mod install;
 mod leases;
 mod leaving;
 mod leftovers;
-mod life;
 mod limits;
 mod line;
 mod lockout;
@@ -59,6 +50,7 @@ mod soak;
 mod specs;
 mod stories;
 mod subscriptions;
+mod support;
 mod times;
 mod together;
 mod tokens;
@@ -67,7 +59,6 @@ mod upgrades;
 mod verdicts;
 mod verify;
 mod waits;
-mod ways;
 mod woken;
 
 use libtest_mimic::Arguments;
@@ -85,14 +76,14 @@ fn main() -> ExitCode {
     let modules = [
         attacks::trials(),
         audit::trials(),
-        audit_columns::trials(),
-        audit_rights::trials(),
-        audit_settings::trials(),
-        audit_tree::trials(),
-        audit_triggers::trials(),
+        audit::columns::trials(),
+        audit::rights::trials(),
+        audit::settings::trials(),
+        audit::tree::trials(),
+        audit::triggers::trials(),
         backtraces::trials(),
-        bench::trials(),
         batch::trials(),
+        bench::trials(),
         bound::trials(),
         cascades::trials(),
         chaos::trials(),
@@ -117,8 +108,8 @@ fn main() -> ExitCode {
         mingled::trials(),
         misuse::trials(),
         partitions::trials(),
-        pipelines::trials(),
         paths::trials(),
+        pipelines::trials(),
         pooler::trials(),
         promotions::trials(),
         protect::trials(),

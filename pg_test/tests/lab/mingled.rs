@@ -1,6 +1,7 @@
 //! Grants of all kinds asked for by many sessions at once, renewed, guarded and released around their
 //! deadlines. `PG_FENCE_RACE_ROUNDS` sets how many statements each session runs.
 
+use crate::support::crowd::rounds;
 use pg_test::{bail, ensure, Calls, Lab, Result, Session};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -72,8 +73,7 @@ fn mingle(session: &mut Session, seed: u64, rounds: usize) -> Result<usize> {
 }
 
 fn kinds_that_exclude_each_other_never_live_together(lab: &Lab) -> Result<()> {
-    let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok().and_then(|text| text.parse().ok());
-    let rounds = asked.unwrap_or(800);
+    let rounds = rounds(800);
     let db = lab.database()?;
     let granted = std::thread::scope(|scope| -> Result<usize> {
         let racers: Vec<_> = (0..SESSIONS)

@@ -1,6 +1,6 @@
 //! The trigger where it cannot work: it says so, and nothing lands.
 
-use crate::bed::{shows, Bed, ORDERS};
+use crate::support::bed::{shows, Bed, ORDERS};
 use pg_test::{ensure, Lab, Result};
 
 pg_test::trials![
@@ -10,7 +10,7 @@ pg_test::trials![
     a_column_renamed_or_dropped_fails_closed,
     a_column_of_the_wrong_kind_fails_closed,
     a_lease_that_cannot_be_worked_out_fails_closed,
-    the_trigger_made_by_hand_is_the_one_of_the_contract,
+    the_trigger_made_by_hand_is_the_one_of_the_readme,
     empty_arguments_stand_for_defaults,
 ];
 
@@ -171,7 +171,7 @@ fn a_lease_that_cannot_be_worked_out_fails_closed(lab: &Lab) -> Result<()> {
     shows(&mut bed, "SELECT id, v, fence FROM orders", "1|0|-")
 }
 
-fn the_trigger_made_by_hand_is_the_one_of_the_contract(lab: &Lab) -> Result<()> {
+fn the_trigger_made_by_hand_is_the_one_of_the_readme(lab: &Lab) -> Result<()> {
     let mut bed = unprotected(lab)?;
     bed.run(
         "CREATE TRIGGER fenced BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION fenced()",

@@ -1,6 +1,6 @@
 //! Updates that move a row to another partition: the legitimate one passes, the stale one does not.
 
-use crate::bed::{shows, Bed};
+use crate::support::bed::{shows, Bed};
 use pg_test::{Lab, Result};
 
 pg_test::trials![

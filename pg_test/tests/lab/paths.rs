@@ -1,7 +1,7 @@
 //! Every path by which a row is written, and the outcome that it must have.
 
-use crate::bed::{shows, Bed};
-use crate::ways::{DELETES, INSERTS, TOUCHES, UPDATES, WAYS};
+use crate::support::bed::{shows, Bed, ROW};
+use crate::support::ways::{DELETES, INSERTS, TOUCHES, UPDATES, WAYS};
 use pg_test::{ensure, Fault, Lab, Result};
 use std::io::Write;
 
@@ -17,8 +17,6 @@ pg_test::trials![
     copy_is_an_insert,
     a_client_with_parameters_gets_the_same_answer,
 ];
-
-const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
 
 fn with(sql: &str, token: i64) -> String {
     sql.replace("{t}", &token.to_string())

@@ -1,6 +1,6 @@
 //! Behind PgBouncer in transaction mode, with fewer connections to the server than clients.
 
-use crate::crowd::nothing_is_left;
+use crate::support::crowd::nothing_is_left;
 use pg_test::pooler::Pooler;
 use pg_test::process::wait_until;
 use pg_test::{ensure, Calls, Database, Lab, Result, Session};

@@ -1,7 +1,7 @@
 //! Standbys that are promoted, having missed what clients have seen.
 
 use crate::epochs::{jumps, race_of, STRIDE};
-use crate::life::Life;
+use crate::support::life::Life;
 use pg_test::process::wait_until;
 use pg_test::{ensure, Cluster, Lab, Result, Session};
 use std::time::Duration;
@@ -39,6 +39,33 @@ fn family(lab: &Lab, standbys: usize) -> Result<(Cluster, Vec<Cluster>)> {
     Ok((primary, family))
 }
 
+/// A primary with a history, and a standby that has seen all of it.
+struct Pair {
+    primary: Cluster,
+    standby: Cluster,
+    /// On the primary.
+    session: Session,
+    life: Life,
+}
+
+impl Pair {
+    fn begin(lab: &Lab) -> Result<Pair> {
+        let (primary, mut standbys) = family(lab, 1)?;
+        let standby = standbys.remove(0);
+        let mut session = primary.connect("postgres")?;
+        let life = Life::begin(&mut session)?;
+        standby.wait_replayed(&primary)?;
+        Ok(Pair { primary, standby, session, life })
+    }
+
+    /// The same, and the standby will know no more than that.
+    fn cut_off(lab: &Lab) -> Result<Pair> {
+        let pair = Pair::begin(lab)?;
+        cut(&pair.standby)?;
+        Ok(pair)
+    }
+}
+
 /// The clock's next second: a jump goes to the second, and two lives in one are no promise.
 pub fn next_second(session: &mut Session) -> Result<()> {
     session.run("SELECT pg_sleep(1.05 - extract(second FROM clock_timestamp())::numeric % 1)")
@@ -47,12 +74,7 @@ pub fn next_second(session: &mut Session) -> Result<()> {
 fn an_asynchronous_standby_promoted_behind_goes_on_above_all_that_was_seen(
     lab: &Lab,
 ) -> Result<()> {
-    let (primary, standbys) = family(lab, 1)?;
-    let standby = &standbys[0];
-    let mut session = primary.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
-    standby.wait_replayed(&primary)?;
-    cut(standby)?;
+    let Pair { primary, standby, mut session, mut life } = Pair::cut_off(lab)?;
     // More than a standby's copy of the sequence is ahead by itself.
     life.draw_more(&mut session, 100)?;
     primary.kill9()?;
@@ -152,12 +174,7 @@ fn a_standby_that_never_saw_a_draw_gives_no_token_twice(lab: &Lab) -> Result<()>
 }
 
 fn a_take_over_that_the_standby_missed_lets_no_stale_write_land(lab: &Lab) -> Result<()> {
-    let (primary, standbys) = family(lab, 1)?;
-    let standby = &standbys[0];
-    let mut session = primary.connect("postgres")?;
-    let life = Life::begin(&mut session)?;
-    standby.wait_replayed(&primary)?;
-    cut(standby)?;
+    let Pair { primary, standby, mut session, life } = Pair::cut_off(lab)?;
     // The lease changes hands, and only the primary knows.
     session.run("SELECT lease_revoke('order:7')")?;
     let second: i64 = session.one("SELECT lease_acquire('order:7', 'other')", &[])?;
@@ -178,12 +195,7 @@ fn a_take_over_that_the_standby_missed_lets_no_stale_write_land(lab: &Lab) -> Re
 }
 
 fn sessions_that_were_open_before_the_promotion_jump_once(lab: &Lab) -> Result<()> {
-    let (primary, standbys) = family(lab, 1)?;
-    let standby = &standbys[0];
-    let mut session = primary.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
-    standby.wait_replayed(&primary)?;
-    cut(standby)?;
+    let Pair { primary, standby, mut session, mut life } = Pair::cut_off(lab)?;
     life.draw_more(&mut session, 40)?;
     let mut sessions = Vec::new();
     for _ in 0..16 {
@@ -202,10 +214,7 @@ fn sessions_that_were_open_before_the_promotion_jump_once(lab: &Lab) -> Result<(
 }
 
 fn an_open_reader_does_not_hold_the_jump_of_a_promotion_up(lab: &Lab) -> Result<()> {
-    let (primary, standbys) = family(lab, 1)?;
-    let standby = &standbys[0];
-    let mut life = Life::begin(&mut primary.connect("postgres")?)?;
-    standby.wait_replayed(&primary)?;
+    let Pair { primary, standby, mut life, .. } = Pair::begin(lab)?;
     let mut reader = standby.connect("postgres")?;
     reader.run(
         "BEGIN ISOLATION LEVEL REPEATABLE READ; \
@@ -224,12 +233,7 @@ fn an_open_reader_does_not_hold_the_jump_of_a_promotion_up(lab: &Lab) -> Result<
 }
 
 fn a_crash_right_after_the_first_draw_loses_neither_token_nor_jump(lab: &Lab) -> Result<()> {
-    let (primary, standbys) = family(lab, 1)?;
-    let standby = &standbys[0];
-    let mut session = primary.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
-    standby.wait_replayed(&primary)?;
-    cut(standby)?;
+    let Pair { primary, standby, mut session, mut life } = Pair::cut_off(lab)?;
     life.draw_more(&mut session, 40)?;
     primary.kill9()?;
     standby.configure(&[("synchronous_commit", "off"), ("autovacuum", "off")])?;
@@ -252,10 +256,7 @@ fn a_crash_right_after_the_first_draw_loses_neither_token_nor_jump(lab: &Lab) ->
 }
 
 fn a_standby_answers_questions_and_refuses_the_rest(lab: &Lab) -> Result<()> {
-    let (primary, standbys) = family(lab, 1)?;
-    let standby = &standbys[0];
-    let life = Life::begin(&mut primary.connect("postgres")?)?;
-    standby.wait_replayed(&primary)?;
+    let Pair { primary: _primary, standby, life, .. } = Pair::begin(lab)?;
     let mut session = standby.connect("postgres")?;
     ensure!(session.one::<bool>("SELECT lease_check('order:7', $1)", &[&life.token])?);
     ensure!(!session.one::<bool>("SELECT lease_check('order:7', $1)", &[&life.written])?);

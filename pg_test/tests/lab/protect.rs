@@ -1,6 +1,6 @@
 //! `fence_protect` and `fence_unprotect`: what they attach, to what they refuse to, what they leave.
 
-use crate::bed::{shows, Bed, ORDERS};
+use crate::support::bed::{shows, Bed, ORDERS};
 use pg_test::{ensure, Background, Context, Lab, Result};
 
 pg_test::trials![

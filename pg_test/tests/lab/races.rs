@@ -1,6 +1,7 @@
 //! Real sessions at the same lease at the same time, for many rounds. `PG_FENCE_RACE_ROUNDS` sets
 //! how many; by default few enough for every day.
 
+use crate::support::crowd::rounds;
 use pg_test::{bail, ensure, Calls, Database, Fault, Lab, Result, Session};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Barrier, Mutex};
@@ -17,12 +18,6 @@ pg_test::trials![
     tokens_of_many_leases_are_all_different,
     renewals_by_many_sessions_all_count,
 ];
-
-/// How many rounds, where `few` are enough for every day.
-fn rounds(few: usize) -> usize {
-    let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok().and_then(|text| text.parse().ok());
-    asked.unwrap_or(few)
-}
 
 /// What a racer's statement returned.
 type Answer = Result<Option<i64>, Fault>;

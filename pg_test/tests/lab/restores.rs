@@ -1,8 +1,8 @@
 //! Backups, dumps and copies that are put in the place of what went on without them.
 
 use crate::epochs::jumps;
-use crate::life::Life;
 use crate::promotions::next_second;
+use crate::support::life::Life;
 use pg_test::cluster::base_backup;
 use pg_test::{ensure, process, Cluster, Lab, Result, Shutdown};
 use std::fs;

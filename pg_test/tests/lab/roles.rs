@@ -54,7 +54,7 @@ pub fn public_rights(db: &Database) -> Result<Vec<String>> {
     Ok(rows.into_iter().filter_map(|mut row| row.remove(0)).collect())
 }
 
-/// The functions that contract and documentation name for PUBLIC.
+/// The functions that the README names for PUBLIC.
 pub const PUBLIC: [&str; 4] = ["fence_audit", "fence_protect", "fence_unprotect", "fenced"];
 
 fn all_refused(session: &mut Session, calls: &[&str]) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What an error keeps to itself: rows, leases and files that the caller may not see.
 
-use crate::bed::{Bed, ORDERS};
+use crate::support::bed::{Bed, ORDERS};
 use pg_test::{ensure, Fault, Lab, Result, Session};
 
 pg_test::trials![

@@ -1,6 +1,6 @@
 //! The setting `pg_fence.token`: what it takes, how far it reaches.
 
-use crate::bed::{shows, Bed};
+use crate::support::bed::{shows, Bed};
 use pg_test::{ensure, Lab, Result};
 
 pg_test::trials![

@@ -1,6 +1,6 @@
 //! Tables of every shape: wide, altered, toasted, oddly named.
 
-use crate::bed::{shown, shows, Bed, ORDERS};
+use crate::support::bed::{shown, shows, Bed, ORDERS};
 use pg_test::{ensure, Lab, Result};
 
 pg_test::trials![

@@ -1,6 +1,6 @@
 //! Slots: up to n grants live together.
 
-use crate::crowd::{at_once, sessions, still_wait, token_of, tokens, waiting};
+use crate::support::crowd::{at_once, sessions, still_wait, token_of, tokens, waiting};
 use pg_test::{ensure, Calls, Lab, Result, Session};
 
 pg_test::trials![

@@ -1,6 +1,7 @@
 //! The stories that the extension exists for, with real worker processes; and that they do not
 //! hold without it.
 
+use crate::support::crowd::rounds;
 use pg_test::stage::Stage;
 use pg_test::stories::{self, Story};
 use pg_test::timeline::Timeline;
@@ -49,21 +50,15 @@ fn of_64_racers_for_an_expired_lease_one_wins(lab: &Lab) -> Result<()> {
 }
 
 fn without_its_fence_the_payout_story_does_not_hold(lab: &Lab) -> Result<()> {
-    fails_unprotected(lab, &stories::PAYOUT_BATCH, "not each paid once")
+    fails_unprotected(lab, &stories::PAYOUT_BATCH, "Carla was paid 600 of 300")
 }
 
 fn without_its_fence_the_order_story_does_not_hold(lab: &Lab) -> Result<()> {
-    fails_unprotected(lab, &stories::ORDER_PAYMENT, "the late write changed the row")
+    fails_unprotected(lab, &stories::ORDER_PAYMENT, "order 7 said paid, then failed")
 }
 
 fn without_its_guard_the_merge_story_does_not_hold(lab: &Lab) -> Result<()> {
     fails_unprotected(lab, &stories::DAILY_MERGE, "a mix of merges: A and B")
-}
-
-/// The rounds of a race: a few hundred, or as many as `PG_FENCE_ROUNDS` says.
-fn rounds() -> u32 {
-    let text = std::env::var("PG_FENCE_ROUNDS").ok();
-    text.and_then(|text| text.parse().ok()).unwrap_or(200)
 }
 
 fn holds(lab: &Lab, story: &Story) -> Result<()> {
@@ -72,7 +67,7 @@ fn holds(lab: &Lab, story: &Story) -> Result<()> {
     let mut stage = Stage::new(lab, db.conninfo(), &timeline);
     // Longer than in the demonstration: other tests keep the machine busy.
     stage.ttl = Duration::from_secs(3);
-    stage.rounds = rounds();
+    stage.rounds = rounds(200);
     (story.play)(&stage).map(drop)
 }
 

@@ -4,7 +4,7 @@
 //! pass; a trigger that is enabled ALWAYS checks the order there too, and stalls what is out of it.
 
 use crate::epochs::jumps;
-use crate::life::Life;
+use crate::support::life::Life;
 use pg_test::process::wait_until;
 use pg_test::{ensure, Cluster, Lab, Result, Session};
 use std::time::Duration;

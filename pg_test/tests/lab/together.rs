@@ -1,6 +1,8 @@
 //! Shared grants: many beside each other, none beside an exclusive one.
 
-use crate::crowd::{at_once, gets_nothing, sessions, still_wait, token_of, tokens, waiting};
+use crate::support::crowd::{
+    at_once, gets_nothing, sessions, still_wait, token_of, tokens, waiting,
+};
 use pg_test::{ensure, Calls, Database, Lab, Result, Session};
 use std::collections::HashSet;
 

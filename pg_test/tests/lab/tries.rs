@@ -76,7 +76,7 @@ fn a_try_does_not_wait_for_an_open_pruning(lab: &Lab) -> Result<()> {
     let (mut admin, mut other) = pair(&db)?;
     admin.acquire_expired("job")?;
     admin.run("BEGIN; SELECT lease_prune('0')")?;
-    // Whether it is had or not is a matter of build; it is not waited for.
+    // It does not wait; that it may find the lease taken meanwhile is in the README.
     other.is_taken("job")?;
     admin.run("COMMIT")?;
     ensure!(!other.is_taken("job")?);

@@ -6,7 +6,7 @@
 //! another identity, as an upgrade does (by the same program, `pg_resetwal`).
 
 use crate::epochs::jumps;
-use crate::life::Life;
+use crate::support::life::Life;
 use pg_test::cluster::Builder;
 use pg_test::majors::{self, Major};
 use pg_test::prefix::Prefix;

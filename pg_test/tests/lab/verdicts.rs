@@ -1,7 +1,7 @@
 //! Verdicts: what a transaction has found out once, it relies on as long as its lock stands.
 
-use crate::bed::{shown, shows, Bed, ORDERS};
-use pg_test::{ensure, Context, Lab, Result, Session};
+use crate::support::bed::{bound, granted, shown, shows, Bed, ORDERS, ROW};
+use pg_test::{ensure, Context, Lab, Result};
 
 pg_test::trials![
     a_verdict_stands_for_its_transaction_though_the_ttl_passes,
@@ -11,18 +11,6 @@ pg_test::trials![
     a_verdict_does_not_outlive_its_transaction,
     the_check_costs_once_per_lease_and_transaction,
 ];
-
-const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
-
-fn bound(lab: &Lab) -> Result<Bed> {
-    Bed::orders(lab, "lease => 'order:{id}'")
-}
-
-/// Tries to acquire: is it granted?
-fn granted(session: &mut Session, name: &str) -> Result<bool> {
-    let token: Option<i64> = session.one("SELECT lease_acquire($1)", &[&name])?;
-    Ok(token.is_some())
-}
 
 fn a_verdict_stands_for_its_transaction_though_the_ttl_passes(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;

@@ -1,6 +1,6 @@
 //! `verify`: what other BEFORE triggers make of a row that the fence has judged; and `always`.
 
-use crate::bed::{shows, Bed, ORDERS};
+use crate::support::bed::{shows, Bed, ORDERS, ROW};
 use pg_test::{Lab, Result};
 
 pg_test::trials![
@@ -12,8 +12,6 @@ pg_test::trials![
     an_earlier_trigger_s_value_is_judged_as_presented,
     always_fires_where_triggers_are_switched_off,
 ];
-
-const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
 
 /// Makes a BEFORE trigger on `orders`, after the fence, that does this to the new row.
 fn later_trigger(bed: &mut Bed, body: &str) -> Result<()> {

@@ -1,7 +1,7 @@
 //! What wakes the head of a line.
 
-use crate::crowd::{nothing_is_left, still_wait, token_of, waiting, WAIT};
-use pg_test::{bail, ensure, Calls, Database, Lab, Result, Session};
+use crate::support::crowd::{nothing_is_left, still_wait, token_of, waiting, WAIT};
+use pg_test::{bail, ensure, Calls, Context, Database, Lab, Result, Session};
 use std::time::{Duration, Instant};
 
 pg_test::trials![
@@ -15,7 +15,7 @@ pg_test::trials![
     expiry_wakes,
     a_grant_committed_while_they_wait_is_waited_out,
     a_renewed_lease_is_waited_for_on,
-    a_renewal_to_a_sooner_end_is_noticed,
+    a_renewal_to_a_sooner_end_wakes,
     a_prepared_grant_is_waited_out_and_its_end_noticed,
     a_prepared_guard_is_waited_out_and_its_end_noticed,
 ];
@@ -285,12 +285,16 @@ fn a_renewed_lease_is_waited_for_on(lab: &Lab) -> Result<()> {
     still_wait(&mut line[1..])
 }
 
-fn a_renewal_to_a_sooner_end_is_noticed(lab: &Lab) -> Result<()> {
+fn a_renewal_to_a_sooner_end_wakes(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
-    let token = scene.a.acquire("job", "1 h")?;
-    let mut waiter = waiting(&scene.db, WAIT)?;
-    scene.a.granted(&format!("SELECT lease_renew('job', {token}, '1 ms')"))?;
-    token_of(&mut waiter)?;
+    for call in ["lease_renew('job', $, '1 ms')", "lease_renew_all('{job}', $, '1 ms')"] {
+        scene
+            .wakes(
+                |s| s.a.acquire("job", "1 h"),
+                |s, token| s.a.run(&format!("SELECT {}", call.replace('$', &token.to_string()))),
+            )
+            .context(call)?;
+    }
     Ok(())
 }
 

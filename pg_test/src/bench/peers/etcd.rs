@@ -3,7 +3,7 @@
 //! tied to an etcd lease: granted, put in a transaction, revoked. To wait, two ways: a watch that the
 //! client keeps open, and a transaction when it shows that the key was deleted; or etcd's own lock service.
 //!
-//! That service watches from a revision of the past. etcd brings such watches up to date only each 100 ms,
+//! That service watches from a revision of the past. etcd brings such watches up to date only every 100 ms,
 //! so whoever asks for a lock that is released sooner than that waits for up to 100 ms: an effect of short
 //! turns, which the watch that is open already does not have.
 

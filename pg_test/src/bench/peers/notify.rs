@@ -1,6 +1,7 @@
 //! The plain SQL lease that updates first, with a NOTIFY in the releasing transaction: who waits
 //! listens, and tries again when it is told to. And a NOTIFY alone, which tells of a release and grants nothing.
 
+use super::sql::Client;
 use super::update_first;
 use crate::bench::bed::Bed;
 use crate::bench::peer::{Locker, Peer};
@@ -44,37 +45,26 @@ impl Peer for Notify {
     }
 
     fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        let mut session = self.0.connect()?;
-        session.run("LISTEN released")?;
-        let acquire = session.prepare(
-            "UPDATE update_first
-                SET holder = $2, token = token + 1, expires_at = clock_timestamp() + '30 s'
-              WHERE name = $1 AND expires_at <= clock_timestamp() RETURNING token",
-        )?;
-        let release = session.prepare(
-            "WITH released AS (UPDATE update_first SET expires_at = '-infinity'
-                                WHERE name = $1 AND token = $2 RETURNING name)
-             SELECT pg_notify('released', name) FROM released",
-        )?;
-        Ok(Box::new(Client { session, holder: format!("client {client}"), acquire, release }))
+        let release = "
+            WITH released AS (UPDATE update_first SET expires_at = '-infinity'
+                               WHERE name = $1 AND token = $2 RETURNING name)
+            SELECT pg_notify('released', name) FROM released";
+        let mut client = Client::join(&self.0, client, update_first::ACQUIRE, release)?;
+        client.session.run("LISTEN released")?;
+        Ok(Box::new(Notified(client)))
     }
 }
 
-struct Client {
-    session: Session,
-    holder: String,
-    acquire: Statement,
-    release: Statement,
-}
+struct Notified(Client);
 
-impl Locker for Client {
+impl Locker for Notified {
     fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
-        let row = self.session.query_opt(&self.acquire, &[&name, &self.holder])?;
-        Ok(row.map(|row| row.get(0)))
+        self.0.acquire(name)
     }
 
     fn release(&mut self, name: &str, token: i64) -> Result<()> {
-        let rows = self.session.query(&self.release, &[&name, &token])?;
+        let Client { session, release, .. } = &mut self.0;
+        let rows = session.query(&*release, &[&name, &token])?;
         ensure!(rows.len() == 1, "the lease was lost");
         Ok(())
     }
@@ -82,13 +72,13 @@ impl Locker for Client {
     fn wait(&mut self, name: &str) -> Result<i64> {
         loop {
             // What came before this try says nothing about what comes after it.
-            while self.session.notifications().iter().next()?.is_some() {}
+            while self.0.session.notifications().iter().next()?.is_some() {}
             if let Some(token) = self.acquire(name)? {
                 return Ok(token);
             }
             // A lease that merely runs out notifies nobody, so a waiter must look now and then.
             let limit = Duration::from_secs(1);
-            self.session.notifications().timeout_iter(limit).next()?;
+            self.0.session.notifications().timeout_iter(limit).next()?;
         }
     }
 }

@@ -1,11 +1,11 @@
 //! A lease of one's own in plpgsql functions that update first, in two variants: with a release that
 //! is as durable as anything else, and with one that does not wait for the disk.
 
+use super::sql::Client;
 use crate::bench::bed::Bed;
 use crate::bench::peer::{Locker, Peer};
-use crate::{Conninfo, Session};
+use crate::Conninfo;
 use anyhow::{Context, Result};
-use postgres::Statement;
 
 /// Its names in the report.
 pub const NAME: &str = "plpgsql, UPDATE first";
@@ -71,31 +71,27 @@ impl Peer for Plpgsql {
     }
 
     fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        let mut session = self.conninfo.connect()?;
-        let acquire = session.prepare("SELECT plpgsql_acquire($1, $2)")?;
-        let release = session.prepare(if self.lazy {
+        let release = if self.lazy {
             "SELECT plpgsql_release_lazy($1, $2)"
         } else {
             "SELECT plpgsql_release($1, $2)"
-        })?;
-        Ok(Box::new(Client { session, holder: format!("client {client}"), acquire, release }))
+        };
+        let acquire = "SELECT plpgsql_acquire($1, $2)";
+        Ok(Box::new(Caller(Client::join(&self.conninfo, client, acquire, release)?)))
     }
 }
 
-struct Client {
-    session: Session,
-    holder: String,
-    acquire: Statement,
-    release: Statement,
-}
+/// Its release answers with a boolean.
+struct Caller(Client);
 
-impl Locker for Client {
+impl Locker for Caller {
     fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
-        Ok(self.session.query_one(&self.acquire, &[&name, &self.holder])?.get(0))
+        self.0.acquire(name)
     }
 
     fn release(&mut self, name: &str, token: i64) -> Result<()> {
-        let found: bool = self.session.query_one(&self.release, &[&name, &token])?.get(0);
+        let Client { session, release, .. } = &mut self.0;
+        let found: bool = session.query_one(&*release, &[&name, &token])?.get(0);
         found.then_some(()).context("the lease was lost")
     }
 }

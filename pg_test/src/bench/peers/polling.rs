@@ -1,6 +1,7 @@
-//! The plain SQL lease that updates first, asked for again each 10 or 100 ms.
+//! The plain SQL lease that updates first, asked for again every 10 or 100 ms.
 
-use super::update_first::{self, Client};
+use super::sql::Client;
+use super::update_first;
 use crate::bench::bed::Bed;
 use crate::bench::peer::{poll, Locker, Peer};
 use crate::Conninfo;
@@ -13,12 +14,12 @@ pub struct Polling {
     pause: Duration,
 }
 
-/// Each 10 ms.
+/// Every 10 ms.
 pub fn prepare_10_ms(bed: &Bed) -> Result<Box<dyn Peer>> {
     prepare(bed, Duration::from_millis(10))
 }
 
-/// Each 100 ms.
+/// Every 100 ms.
 pub fn prepare_100_ms(bed: &Bed) -> Result<Box<dyn Peer>> {
     prepare(bed, Duration::from_millis(100))
 }
@@ -30,11 +31,12 @@ fn prepare(bed: &Bed, pause: Duration) -> Result<Box<dyn Peer>> {
 
 impl Peer for Polling {
     fn name(&self) -> String {
-        format!("SQL, polling each {} ms", self.pause.as_millis())
+        format!("SQL, polling every {} ms", self.pause.as_millis())
     }
 
     fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        Ok(Box::new(Poller { client: Client::join(&self.conninfo, client)?, pause: self.pause }))
+        let client = update_first::client(&self.conninfo, client)?;
+        Ok(Box::new(Poller { client, pause: self.pause }))
     }
 }
 

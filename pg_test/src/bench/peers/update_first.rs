@@ -1,11 +1,11 @@
 //! A lease of one's own in plain SQL that updates first: the row of each name is there beforehand,
 //! so one UPDATE is all it takes. A caller that knows its names could do no better.
 
+use super::sql::Client;
 use crate::bench::bed::{Bed, NAMES};
 use crate::bench::peer::{Locker, Peer};
-use crate::{Conninfo, Session};
-use anyhow::{ensure, Result};
-use postgres::Statement;
+use crate::Conninfo;
+use anyhow::Result;
 
 /// Its name in the report.
 pub const NAME: &str = "SQL, UPDATE first";
@@ -33,44 +33,18 @@ impl Peer for UpdateFirst {
     }
 
     fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        Ok(Box::new(Client::join(&self.0, client)?))
+        Ok(Box::new(self::client(&self.0, client)?))
     }
 }
 
 /// A client; others build on it.
-pub struct Client {
-    /// Its connection.
-    pub session: Session,
-    holder: String,
-    acquire: Statement,
-    release: Statement,
+pub fn client(conninfo: &Conninfo, client: usize) -> Result<Client> {
+    let release = "UPDATE update_first SET expires_at = '-infinity' WHERE name = $1 AND token = $2";
+    Client::join(conninfo, client, ACQUIRE, release)
 }
 
-impl Client {
-    /// Connects and prepares.
-    pub fn join(conninfo: &Conninfo, client: usize) -> Result<Client> {
-        let mut session = conninfo.connect()?;
-        let acquire = session.prepare(
-            "UPDATE update_first
-                SET holder = $2, token = token + 1, expires_at = clock_timestamp() + '30 s'
-              WHERE name = $1 AND expires_at <= clock_timestamp() RETURNING token",
-        )?;
-        let release = session.prepare(
-            "UPDATE update_first SET expires_at = '-infinity' WHERE name = $1 AND token = $2",
-        )?;
-        Ok(Client { session, holder: format!("client {client}"), acquire, release })
-    }
-}
-
-impl Locker for Client {
-    fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
-        let row = self.session.query_opt(&self.acquire, &[&name, &self.holder])?;
-        Ok(row.map(|row| row.get(0)))
-    }
-
-    fn release(&mut self, name: &str, token: i64) -> Result<()> {
-        let rows = self.session.execute(&self.release, &[&name, &token])?;
-        ensure!(rows == 1, "the lease was lost");
-        Ok(())
-    }
-}
+/// What takes it.
+pub const ACQUIRE: &str = "
+    UPDATE update_first
+       SET holder = $2, token = token + 1, expires_at = clock_timestamp() + '30 s'
+     WHERE name = $1 AND expires_at <= clock_timestamp() RETURNING token";

@@ -139,7 +139,7 @@ fn churn(bed: &Bed, section: &mut Section) -> Result<()> {
     bed.progress(&format!("contended: churn of {clients} clients"));
     section.note(format!(
         "Churn: {clients} clients ask for one lease, update a row with it, release it, and ask again. The \
-         time is from asking to having released. Those that cannot wait ask each 10 ms."
+         time is from asking to having released. Those that cannot wait ask every 10 ms."
     ));
     let conninfo = bed.conninfo();
     let mut session = bed.connect()?;

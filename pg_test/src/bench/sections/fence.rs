@@ -162,7 +162,7 @@ fn one_row(
     );
     let mut ratios: Vec<Vec<Cell>> = checks.iter().map(|check| vec![check.0.into()]).collect();
     for clients in [1, 8] {
-        bed.progress(&format!("fence: one row a transaction, {clients} client(s)"));
+        bed.progress(&format!("fence: one row a transaction, {}", race::at_once(clients)));
         let contenders: Vec<Contender> = checks
             .iter()
             .map(|(name, of, _)| {

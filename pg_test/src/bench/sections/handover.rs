@@ -19,8 +19,8 @@ const PEERS: &[(&str, Prepare)] = &[
     (etcd::alone::NAME, etcd::alone::prepare),
     (etcd::NAME_WATCH, etcd::prepare_watch),
     (etcd::NAME_LOCK, etcd::prepare_lock),
-    ("polling each 10 ms", polling::prepare_10_ms),
-    ("polling each 100 ms", polling::prepare_100_ms),
+    ("polling every 10 ms", polling::prepare_10_ms),
+    ("polling every 100 ms", polling::prepare_100_ms),
 ];
 
 /// Two clients hand a lease to and fro.

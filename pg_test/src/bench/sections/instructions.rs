@@ -19,7 +19,7 @@ pub fn measure(bed: &Bed) -> Result<Section> {
     section.note(
         "Counted by callgrind in a PostgreSQL in single-user mode: instructions in user space for one call, \
          the difference between twice as many calls and as many, over their number. Neither the network nor \
-         the disk nor waiting is in it, and nothing is by chance.",
+         the disk nor waiting is in it, and nothing is random.",
     );
     if !Package::new("valgrind", "/usr/bin/valgrind").is_installed() {
         bed.skip("instructions", &anyhow!("the package valgrind is not installed"));

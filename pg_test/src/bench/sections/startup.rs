@@ -47,7 +47,7 @@ pub fn measure(bed: &Bed) -> Result<Section> {
     section.note(format!(
         "Each figure is of connections that do nothing else: one call and {LATER} more, as simple queries, with \
          synchronous_commit = off so that the disk does not hide the rest. Memory is what the backend has more \
-         than right after SELECT 1, by /proc/<pid>/smaps_rollup: private dirty pages are its own, and PSS adds \
+         than right after SELECT 1, by /proc/PID/smaps_rollup: private dirty pages are its own, and PSS adds \
          its share of what processes share, the shared buffers that it touched included."
     ));
     prepare(bed)?;

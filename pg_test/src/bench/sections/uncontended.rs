@@ -39,7 +39,8 @@ pub fn measure(bed: &Bed) -> Result<Section> {
     ));
     let peers = bed.peers(PEERS);
     for clients in [1, 8] {
-        bed.progress(&format!("uncontended: pairs, {clients} client(s)"));
+        let at_once = race::at_once(clients);
+        bed.progress(&format!("uncontended: pairs, {at_once}"));
         let rules = rules(bed, clients);
         let contenders: Vec<Contender> = peers.iter().map(|peer| pairs(&**peer, clients)).collect();
         let tracks = race::run(&contenders, rules)?;
@@ -47,23 +48,23 @@ pub fn measure(bed: &Bed) -> Result<Section> {
         let ours = find(&tracks, ours::NAME)?;
         section.tables.push(table(clients, &tracks, limit));
         let goal = if clients == 1 { 1.05 } else { 1.2 };
-        let aim = format!("pairs over two updates, {clients} client(s): at least {goal}");
+        let aim = format!("pairs over two updates, {at_once}: at least {goal}");
         section.at_least(&aim, ours.ratio_to(limit), goal);
         if let Ok(durable) = find(&tracks, redis::NAME_DURABLE) {
-            let aim = format!("pairs over durable Redis, {clients} client(s): above 1");
+            let aim = format!("pairs over durable Redis, {at_once}: above 1");
             section.at_least(&aim, ours.ratio_to(durable), 1.0);
         }
         for (other, what, least) in
             [(etcd::NAME, "etcd with leases", 3.0), (zookeeper::NAME, "ZooKeeper", 2.0)]
         {
             if let Ok(other) = find(&tracks, other) {
-                let aim = format!("pairs over {what}, {clients} client(s): at least {least}");
+                let aim = format!("pairs over {what}, {at_once}: at least {least}");
                 section.at_least(&aim, ours.ratio_to(other), least);
             }
         }
         section.plots.push(Plot {
             file: format!("pairs_{clients}"),
-            title: format!("acquire + release, pairs a second, {clients} client(s)"),
+            title: format!("acquire + release, pairs a second, {at_once}"),
             // What is one statement only would dwarf the pairs.
             bars: tracks
                 .iter()
@@ -99,7 +100,7 @@ pub fn pairs(peer: &dyn Peer, clients: usize) -> Contender<'_> {
 }
 
 fn table(clients: usize, tracks: &[Track], limit: &Track) -> Table {
-    let title = format!("acquire + release, {clients} client(s)");
+    let title = format!("acquire + release, {}", race::at_once(clients));
     let head = ["", "pairs/s", "over two updates", "p50 ms", "p99 ms"];
     let mut table = Table::new(title, &head);
     for track in tracks {
@@ -125,7 +126,8 @@ fn renewals(bed: &Bed, peers: &[Box<dyn Peer>], section: &mut Section) -> Result
         return Ok(());
     };
     for clients in [1, 8] {
-        bed.progress(&format!("uncontended: renewals, {clients} client(s)"));
+        let at_once = race::at_once(clients);
+        bed.progress(&format!("uncontended: renewals, {at_once}"));
         let contenders = [renewing(&**limit), renewing(&**ours)];
         let tracks = race::run(&contenders, rules(bed, clients))?;
         let ratio = tracks[1].ratio_to(&tracks[0]);
@@ -135,11 +137,7 @@ fn renewals(bed: &Bed, peers: &[Box<dyn Peer>], section: &mut Section) -> Result
             Cell::Spread(tracks[0].rate(), 0),
             Cell::Spread(ratio, 2),
         ]);
-        section.at_least(
-            &format!("renew over one update, {clients} client(s): at least 0.95"),
-            ratio,
-            0.95,
-        );
+        section.at_least(&format!("renew over one update, {at_once}: at least 0.95"), ratio, 0.95);
     }
     section.tables.push(table);
     Ok(())

@@ -33,7 +33,7 @@ pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
     let mut table = Table::new("calls by the number of clients", &head);
     let mut bars: Vec<(String, Spread)> = Vec::new();
     for clients in bed.options.pick(vec![1, 8, 50], vec![1, 8, 32, 200]) {
-        bed.progress(&format!("growth: {clients} client(s)"));
+        bed.progress(&format!("growth: {}", race::at_once(clients)));
         let contenders = [
             pairs(&*limit, clients),
             pairs(&*own, clients),

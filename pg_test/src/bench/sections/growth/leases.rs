@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Leases that one transaction takes while they are made: each locks one until it commits.
 const AT_ONCE: usize = 5_000;
 
-/// What is called, on one of the leases by chance.
+/// What is called, on one of the leases, at random.
 #[derive(Clone, Copy, PartialEq)]
 enum Call {
     Pair,
@@ -46,7 +46,7 @@ pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
         sizes.push(10_000_000);
     }
     section.note(
-        "Leases: one client calls for one of so many leases by chance, half of them held by somebody \
+        "Leases: one client calls for one of so many leases at random, half of them held by somebody \
          else, half of them free; they were made by lease_acquire itself. Beside them a plain table of as \
          many rows, as wide, with the same key, for what grows in PostgreSQL anyhow.",
     );

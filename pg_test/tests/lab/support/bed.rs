@@ -8,6 +8,9 @@ pub const ORDERS: &str =
     "CREATE TABLE orders (id int PRIMARY KEY, v int NOT NULL DEFAULT 0, fence bigint); \
      INSERT INTO orders VALUES (1);";
 
+/// What has become of that row.
+pub const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
+
 /// A database and a superuser's session in it.
 pub struct Bed {
     session: Session,
@@ -101,6 +104,17 @@ impl DerefMut for Bed {
     fn deref_mut(&mut self) -> &mut Session {
         &mut self.session
     }
+}
+
+/// A bed with the table `orders`, each row bound to the lease `order:{id}`.
+pub fn bound(lab: &Lab) -> Result<Bed> {
+    Bed::orders(lab, "lease => 'order:{id}'")
+}
+
+/// Tries to acquire: is it granted?
+pub fn granted(session: &mut Session, name: &str) -> Result<bool> {
+    let token: Option<i64> = session.one("SELECT lease_acquire($1)", &[&name])?;
+    Ok(token.is_some())
 }
 
 /// The rows of a query on one line: `1|a 2|-`.

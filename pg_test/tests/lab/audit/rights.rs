@@ -1,7 +1,7 @@
 //! `fence_audit` on who has been let near the table: privileges, and what was done with them, members of
 //! the owner, foreign keys.
 
-use crate::holes::{Hole, Scene, BOUND, HOLE, LANDS};
+use crate::support::holes::{Hole, Scene, BOUND, HOLE, LANDS};
 use pg_test::{ensure, Lab, Result};
 
 pg_test::trials![

@@ -37,13 +37,13 @@ use troupe::Troupe;
 /// How to run.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
-    /// For so many minutes
+    /// How many minutes to run
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
     /// Where all choices start from
     #[arg(long)]
     seed: Option<u64>,
-    /// For half a minute
+    /// Run for half a minute
     #[arg(long)]
     short: bool,
     /// Build the extension with a known bug, which the run must catch

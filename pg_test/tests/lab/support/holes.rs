@@ -1,7 +1,7 @@
 //! A hole in a fence: how it is built, what the audit says of it, and which write passes through it
 //! until the audit's own statements have been run.
 
-use crate::bed::shown;
+use crate::support::bed::shown;
 use pg_test::{ensure, Conninfo, Context, Database, Lab, Result, Session};
 
 /// What became of a write that was not refused.

@@ -1,6 +1,6 @@
 //! `fence_audit` on the table and its columns: the fence column, those that name the lease, the rows.
 
-use crate::holes::{Hole, Scene, BOUND, FRESH, HOLE, LANDS};
+use crate::support::holes::{Hole, Scene, BOUND, FRESH, HOLE, LANDS};
 use pg_test::{Lab, Result};
 
 pg_test::trials![

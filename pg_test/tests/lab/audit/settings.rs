@@ -1,7 +1,7 @@
 //! `fence_audit` on settings that reach a fenced table from outside. Roles and parameters belong to the
 //! whole server, and so these tests have one of their own.
 
-use crate::holes::{Hole, Scene, BOUND, HOLE, LANDS};
+use crate::support::holes::{Hole, Scene, BOUND, HOLE, LANDS};
 use pg_test::{ensure, Cluster, Database, Lab, Result};
 
 pg_test::trials![

@@ -72,7 +72,7 @@ impl Life {
         ensure!(fresh > renewed, "{fresh} after {renewed}");
         // What was written before the change is still fenced by what wrote it.
         let stale = format!("UPDATE parcels SET total = 4, fence = {}", self.written);
-        session.refused(&stale, "PF001").or_else(|_| session.refused(&stale, "PF002"))?;
+        session.refused(&stale, "PF001")?;
         session.run(&format!("UPDATE parcels SET total = 5, fence = {fresh}"))?;
         let totals = session
             .text("SELECT (SELECT total FROM orders) || ' ' || (SELECT total FROM parcels)")?;

@@ -1,6 +1,6 @@
 //! `fence_audit` on what hangs together: partitions and inheritance children.
 
-use crate::holes::{Hole, Scene, BOUND, HOLE, LANDS};
+use crate::support::holes::{Hole, Scene, BOUND, HOLE, LANDS};
 use pg_test::{Lab, Result};
 
 pg_test::trials![

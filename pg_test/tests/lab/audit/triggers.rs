@@ -1,6 +1,6 @@
 //! `fence_audit` on the triggers: ours that do not fire, others that fire after them.
 
-use crate::holes::{Hole, Scene, BOUND, HOLE};
+use crate::support::holes::{Hole, Scene, BOUND, HOLE};
 use pg_test::{Lab, Result};
 
 pg_test::trials![

@@ -2,8 +2,15 @@
 
 use pg_test::process::wait_until;
 use pg_test::{ensure, Background, Database, Fault, Result, Rows, Session};
+use std::str::FromStr;
 use std::sync::Barrier;
 use std::time::Duration;
+
+/// How many rounds: as many as `PG_FENCE_RACE_ROUNDS` says, or else so `few` that they are no burden every day.
+pub fn rounds<N: FromStr>(few: N) -> N {
+    let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
+    asked.and_then(|text| text.parse().ok()).unwrap_or(few)
+}
 
 /// A call that waits in line for `job`, for ten minutes at most.
 pub const WAIT: &str = "SELECT lease_acquire('job', ttl => '1 h', wait => '10 min')";
