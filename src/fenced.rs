@@ -68,7 +68,8 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
     if !call.for_row() {
         return Err(errors::misplaced("fenced() must fire FOR EACH ROW, but for TRUNCATE"));
     }
-    let plan = call.kept(|| Plan::new(&call))?;
+    let plan =
+        call.kept(|| Plan::new(&call)).map_err(|refusal| describe::at_table(refusal, &call))?;
     if plan.verify {
         verify(&call, plan).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))?;
         return Ok(Answer::Value(call.pass(call.new_row())));

@@ -67,17 +67,27 @@ fn place(call: &Call) -> Location {
     }
 }
 
+/// The table as SQL names it.
+fn relation(call: &Call) -> String {
+    // SAFETY: an open relation has its catalog row; the names are NUL-terminated.
+    let name = unsafe {
+        let form = (*call.relation()).rd_rel;
+        let schema = pg_sys::get_namespace_name((*form).relnamespace);
+        c_bytes(pg_sys::quote_qualified_identifier(schema, (*form).relname.data.as_ptr()))
+    };
+    to_utf8(&name)
+}
+
 /// The refusal with the table.
 pub fn at_table(refusal: Refusal, call: &Call) -> Refusal {
-    let place = place(call);
-    let relation = format!("{}.{}", to_utf8(&place.schema), to_utf8(&place.table));
+    let (place, relation) = (place(call), relation(call));
     refusal.at(place).detailed(|d| d.relation = Some(relation))
 }
 
 /// The refusal with table, column and key, as far as the caller may see them.
 pub fn at_row(refusal: Refusal, call: &Call, fence: &Attribute) -> Refusal {
     let place = Location { column: column_name(call, fence.number), ..place(call) };
-    let relation = format!("{}.{}", to_utf8(&place.schema), to_utf8(&place.table));
+    let relation = relation(call);
     let key = primary_key(call);
     refusal.at(place).detailed(|d| {
         d.relation = Some(relation);

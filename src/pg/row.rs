@@ -160,7 +160,7 @@ impl Row {
                 fields.values.as_mut_ptr(),
                 fields.nulls.as_mut_ptr(),
             );
-            (read_bigints(fields.values[Column::Renewed as usize]), xact::is_own(tuple))
+            (fields.get(Column::Renewed).map(|d| read_bigints(d)), xact::is_own(tuple))
         };
         let closing = fields.get(Column::Closing).map(|d| d.value() as Token);
         let grant = Grant {
@@ -170,7 +170,7 @@ impl Row {
                 b'n' => Mode::Slots(fields.int8(Column::Slots) as i32),
                 _ => Mode::Exclusive,
             },
-            tokens: Tokens::new(fields.int8(Column::FirstToken), &renewed),
+            tokens: Tokens::new(fields.int8(Column::FirstToken), &renewed.unwrap_or_default()),
             closing,
             closed_here: closing.is_some() && own,
             expires_at: fields.int8(Column::ExpiresAt),
@@ -219,11 +219,12 @@ impl Row {
 
     /// The role that acquired it.
     pub fn role(&self) -> Vec<u8> {
+        let name = self.fields.get(Column::Role).map(|d| d.cast_mut_ptr::<pg_sys::NameData>());
         // SAFETY: a name is 64 bytes, NUL-terminated.
-        unsafe {
-            let name = self.fields.values[Column::Role as usize].cast_mut_ptr::<pg_sys::NameData>();
+        let bytes = |name: *mut pg_sys::NameData| unsafe {
             std::ffi::CStr::from_ptr((*name).data.as_ptr()).to_bytes().to_vec()
-        }
+        };
+        name.map(bytes).unwrap_or_default()
     }
 
     /// Since when it is over, or will be.

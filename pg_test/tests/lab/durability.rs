@@ -3,7 +3,7 @@
 //! Each crash is shown to lose what a plain sequence gave out in the same way.
 
 use pg_test::loss::{Doomed, Loss};
-use pg_test::{ensure, Lab, Result};
+use pg_test::{ensure, Calls, Lab, Result};
 
 pg_test::trials![
     a_rolled_back_token_is_not_drawn_again,
@@ -20,6 +20,10 @@ pg_test::trials![
     a_transaction_that_only_releases_does_not_wait_for_the_disk,
     a_jump_of_an_open_transaction_survives_a_crash,
     a_token_is_durable_without_wal_for_replicas,
+    a_token_of_an_altered_sequence_survives_a_crash,
+    a_token_of_a_sequence_that_was_unlogged_survives_a_crash,
+    a_token_of_a_sequence_made_without_wal_survives_a_crash,
+    a_sequence_altered_in_the_transaction_is_refused,
     what_was_committed_before_the_token_was_seen_is_there,
     a_prepared_grant_survives_a_crash,
 ];
@@ -284,6 +288,68 @@ fn a_token_is_durable_without_wal_for_replicas(lab: &Lab) -> Result<()> {
     server.see(session, "SELECT lease_acquire('job')")?;
     server.see_plain(session)?;
     safe("minimal", server.crash()?.0)
+}
+
+fn a_token_of_an_altered_sequence_survives_a_crash(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    // The session knows a record of the old file that covers the next tokens.
+    let session = server.session("SELECT lease_acquire('a'); SELECT lease_acquire('b')")?;
+    let admin = server.session("")?;
+    server.run(admin, "ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE")?;
+    server.run(session, "BEGIN")?;
+    server.see(session, "SELECT lease_acquire('c')")?;
+    server.see_plain(session)?;
+    safe("altered", server.crash()?.0)
+}
+
+fn a_token_of_a_sequence_that_was_unlogged_survives_a_crash(lab: &Lab) -> Result<()> {
+    let mut server = Doomed::start(lab.builder())?;
+    let admin = server.session("SELECT lease_acquire('a')")?;
+    server.run(admin, "ALTER SEQUENCE fence.token_seq SET UNLOGGED")?;
+    server.run(admin, "ALTER SEQUENCE fence.token_seq SET LOGGED")?;
+    for known in [admin, server.session("")?] {
+        server.run(known, "BEGIN")?;
+        server.see(known, &format!("SELECT lease_acquire('b{known}')"))?;
+        server.see(known, &format!("SELECT lease_acquire('c{known}')"))?;
+    }
+    server.see_plain(admin)?;
+    safe("unlogged", server.crash()?.0)
+}
+
+fn a_token_of_a_sequence_made_without_wal_survives_a_crash(lab: &Lab) -> Result<()> {
+    let builder = lab.builder().set("wal_level", "minimal").set("max_wal_senders", "0");
+    let mut server = Doomed::start(builder)?;
+    let maker = server.session("DROP EXTENSION pg_fence; BEGIN; CREATE EXTENSION pg_fence")?;
+    server.run(maker, "SELECT lease_acquire('a')")?;
+    server.run(maker, "COMMIT")?;
+    for known in [maker, server.session("")?] {
+        server.run(known, "BEGIN")?;
+        // More than the dropped one had given out.
+        for n in 0..5 {
+            server.see(known, &format!("SELECT lease_acquire('job-{known}-{n}')"))?;
+        }
+    }
+    server.see_plain(maker)?;
+    safe("made without WAL", server.crash()?.0)
+}
+
+fn a_sequence_altered_in_the_transaction_is_refused(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    const ALTER: &str = "ALTER SEQUENCE fence.token_seq CACHE 1";
+    let before = session.granted("SELECT lease_acquire('a')")?;
+    session.run(&format!("BEGIN; {ALTER}"))?;
+    session.refused("SELECT lease_acquire('b')", "55000")?;
+    session.run("ROLLBACK")?;
+    session.run(&format!("BEGIN; SAVEPOINT s; {ALTER}; ROLLBACK TO s"))?;
+    let undone = session.granted("SELECT lease_acquire('b')")?;
+    session.run("COMMIT")?;
+    session.run(ALTER)?;
+    let after = session.granted("SELECT lease_acquire('c')")?;
+    ensure!(before < undone && undone < after, "{before}, {undone}, {after}");
+    // The rest of the grants lives on.
+    ensure!(session.speaks("a", before)? && session.speaks("b", undone)?);
+    Ok(())
 }
 
 fn what_was_committed_before_the_token_was_seen_is_there(lab: &Lab) -> Result<()> {

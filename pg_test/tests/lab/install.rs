@@ -1,9 +1,12 @@
 //! Where the extension goes, that it goes without a trace, and a sequence that somebody altered.
 
-use pg_test::{ensure, Database, Lab, Result, Session};
+use pg_test::{ensure, Calls, Database, Lab, Result, Session};
 use std::collections::BTreeSet;
+use std::path::Path;
 
 pg_test::trials![
+    columns_of_a_later_version_are_kept,
+    cargo_pgrx_has_every_part_of_the_script,
     only_a_superuser_installs_it,
     by_default_it_goes_to_the_first_schema_of_the_path,
     it_works_in_a_schema_of_any_name,
@@ -99,7 +102,7 @@ fn everything_in_it_has_a_comment(lab: &Lab) -> Result<()> {
           WHERE attrelid = r.oid AND r.relkind IN ('r', 'v', 'c') AND attnum > 0 AND NOT attisdropped
          UNION
          SELECT 'pg_class'::regclass, indexrelid, 0 FROM pg_index, pg_temp.relation r
-          WHERE indrelid = r.oid AND NOT indisprimary",
+          WHERE indrelid = r.oid",
     )?;
     let kinds = "SELECT string_agg(kind, ' ' ORDER BY kind) FROM (SELECT DISTINCT i.type AS kind
                    FROM pg_temp.part, pg_identify_object(classid, objid, objsubid) i) k";
@@ -275,5 +278,51 @@ fn a_library_without_its_sql_objects_says_how_to_mend_it(lab: &Lab) -> Result<()
         fault.hint.as_deref().is_some_and(|h| h.contains("ALTER EXTENSION pg_fence UPDATE")),
         "{fault}"
     );
+    Ok(())
+}
+
+fn columns_of_a_later_version_are_kept(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut session, mut admin) = (db.connect()?, db.connect()?);
+    let token = session.acquire("job", "1 h")?;
+    admin.run(
+        "ALTER TABLE fence.lease ADD COLUMN more text; UPDATE fence.lease SET more = 'kept';
+         ALTER TABLE fence.lease ADD COLUMN gone int DEFAULT 7; ALTER TABLE fence.lease DROP COLUMN gone;
+         ALTER TABLE fence.trace ADD COLUMN more text",
+    )?;
+    const MORE: &str = "SELECT more FROM fence.lease WHERE name = 'job'";
+    ensure!(session.renew("job", token)?.is_some() && session.speaks("job", token)?);
+    session.run("BEGIN")?;
+    session.run(&format!("SELECT lease_renew('job', {token}, '1 s')"))?;
+    session.run("COMMIT")?;
+    // It leaves a trace.
+    session
+        .run(&format!("BEGIN; SELECT lease_guard('job', {token}); CREATE TABLE t (); COMMIT"))?;
+    ensure!(session.text("SELECT name FROM fence.trace")?.as_deref() == Some("job"));
+    ensure!(session.text(MORE)?.as_deref() == Some("kept"));
+    session.wait_expired("job")?;
+    session.granted("SELECT lease_acquire('job')")?;
+    ensure!(session.text(MORE)?.is_none(), "the new grant has the old one's");
+    session.granted("SELECT lease_acquire('new')")?;
+    // Where there are too many, or too few, the library says so.
+    for change in [
+        "ADD c1 int, ADD c2 int, ADD c3 int, ADD c4 int, ADD c5 int, ADD c6 int",
+        "DROP c1, DROP c2",
+    ] {
+        admin.run(&format!("ALTER TABLE fence.lease {change}"))?;
+        let fault = session.refused("SELECT lease_acquire('other')", "55000")?;
+        ensure!(fault.hint.is_some(), "{fault}");
+    }
+    Ok(())
+}
+
+fn cargo_pgrx_has_every_part_of_the_script(_: &Lab) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let library = std::fs::read_to_string(root.join("src/lib.rs"))?;
+    for part in std::fs::read_dir(root.join("sql"))? {
+        let part = part?.file_name().into_string().expect("a name");
+        let line = format!("\n::pgrx::extension_sql_file!(\"../sql/{part}\"");
+        ensure!(library.contains(&line), "src/lib.rs leaves out {part}");
+    }
     Ok(())
 }

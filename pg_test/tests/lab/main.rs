@@ -10,6 +10,7 @@ mod cascades;
 mod chaos;
 mod clocks;
 mod closing;
+mod cursors;
 mod durability;
 mod encodings;
 mod epochs;
@@ -89,6 +90,7 @@ fn main() -> ExitCode {
         chaos::trials(),
         clocks::trials(),
         closing::trials(),
+        cursors::trials(),
         durability::trials(),
         encodings::trials(),
         epochs::trials(),

@@ -1,7 +1,7 @@
 //! Updates that move a row to another partition: the legitimate one passes, the stale one does not.
 
 use crate::support::bed::{shows, Bed};
-use pg_test::{Lab, Result};
+use pg_test::{ensure, Lab, Result};
 
 pg_test::trials![
     a_move_is_judged_as_the_update_that_it_is,
@@ -10,6 +10,8 @@ pg_test::trials![
     many_rows_move_in_one_statement,
     a_move_by_merge_is_judged,
     an_accepted_update_is_no_licence_for_a_delete,
+    an_update_that_is_skipped_is_no_licence_for_a_delete,
+    a_move_passes_beside_a_trigger_that_catches_an_error,
     a_move_that_changes_the_lease_needs_both,
     a_partition_made_or_attached_later_is_fenced,
     a_write_to_the_partition_itself_is_fenced,
@@ -214,6 +216,44 @@ fn an_accepted_update_is_no_licence_for_a_delete(lab: &Lab) -> Result<()> {
     ] {
         bed.comes_to(&sql, ROWS, "PF002")?;
     }
+    Ok(())
+}
+
+const BEHIND: &str =
+    "CREATE TRIGGER zz BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION behind()";
+
+fn an_update_that_is_skipped_is_no_licence_for_a_delete(lab: &Lab) -> Result<()> {
+    for verify in ["", ", verify => true"] {
+        let mut bed = bed(lab, &format!("events => 'insert,update,delete'{verify}"))?;
+        bed.run(
+            "CREATE FUNCTION behind() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        )?;
+        bed.run(BEHIND)?;
+        let token = bed.token()?;
+        let update = format!("UPDATE orders SET v = 7, fence = {token} WHERE id = 1");
+        for sql in [
+            format!("{update}; DELETE FROM orders WHERE id = 1"),
+            format!("SAVEPOINT s; {update}; RELEASE s; DELETE FROM orders WHERE id = 1"),
+        ] {
+            bed.comes_to(&sql, ROWS, "PF002")?;
+        }
+    }
+    Ok(())
+}
+
+fn a_move_passes_beside_a_trigger_that_catches_an_error(lab: &Lab) -> Result<()> {
+    let mut bed = bed(lab, "events => 'update,delete'")?;
+    bed.run(
+        "CREATE FUNCTION behind() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+             BEGIN PERFORM 1 / 0; EXCEPTION WHEN division_by_zero THEN NULL; END;
+             RETURN NEW;
+         END$$",
+    )?;
+    bed.run(BEHIND)?;
+    let token = bed.token()?;
+    bed.run(&format!("UPDATE orders SET region = 'us', fence = {token}"))?;
+    let moved: String = bed.one("SELECT tableoid::regclass::text FROM orders", &[])?;
+    ensure!(moved == "us", "{moved}");
     Ok(())
 }
 

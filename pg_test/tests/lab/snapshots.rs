@@ -11,6 +11,7 @@ pg_test::trials![
     a_release_that_was_open_at_the_snapshot_is_too_late,
     an_expiry_after_the_snapshot_is_too_late,
     a_guard_that_ended_after_the_snapshot_is_too_late,
+    a_guard_of_a_live_grant_that_is_reclaimed_or_revoked_is_too_late,
     a_guard_prepared_long_before_its_deadline_is_too_late,
     a_guard_whose_grant_another_was_changing_is_too_late,
     a_grant_that_ended_under_a_prepared_guard_is_too_late,
@@ -137,6 +138,35 @@ fn a_guard_that_ended_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
             }
             ensure!(inside.granted("SELECT count(*) FROM t")? == 0, "the predecessor's world");
             too_late(inside)
+        })?;
+    }
+    Ok(())
+}
+
+fn a_guard_of_a_live_grant_that_is_reclaimed_or_revoked_is_too_late(lab: &Lab) -> Result<()> {
+    for (end, acquire) in [
+        ("", "SELECT lease_acquire('job', 'w1', reclaim => true)"),
+        ("SELECT lease_revoke('job')", "SELECT lease_acquire('job', 'w2')"),
+    ] {
+        let guarded = |outside: &mut Session| {
+            outside.run("CREATE TABLE t (n int)")?;
+            let token = outside.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
+            outside.run(&format!(
+                "BEGIN; SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1)"
+            ))
+        };
+        at_each_level(lab, guarded, |_, outside, inside| {
+            outside.run("COMMIT")?;
+            inside.run(end)?;
+            ensure!(inside.granted("SELECT count(*) FROM t")? == 0, "the predecessor's world");
+            inside.refused(acquire, "40001")?;
+            inside.run("ROLLBACK")?;
+            // Tried again, it sees what was written.
+            inside.run("BEGIN ISOLATION LEVEL REPEATABLE READ")?;
+            inside.run(end)?;
+            inside.granted(acquire)?;
+            ensure!(inside.granted("SELECT count(*) FROM t")? == 1);
+            Ok(())
         })?;
     }
     Ok(())
