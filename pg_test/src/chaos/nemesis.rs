@@ -14,6 +14,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A kind of fault.
@@ -85,6 +86,54 @@ pub const ALL: Weights = &[
     (Fault::Revoke, 8),
 ];
 
+/// Processes that are frozen, and when each is to be thawed: by a thread of its own, for the nemesis may itself
+/// wait for a server whose process was frozen with a lock in its hands.
+struct Ice(Arc<Mutex<Vec<(Instant, i32)>>>);
+
+impl Ice {
+    fn new() -> Ice {
+        let ice = Ice(Arc::default());
+        let frozen = Arc::downgrade(&ice.0);
+        std::thread::spawn(move || {
+            while let Some(frozen) = frozen.upgrade() {
+                let now = Instant::now();
+                thaw(&frozen, |(when, _)| *when <= now);
+                drop(frozen);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        ice
+    }
+
+    fn freeze(&self, pid: i32, ms: u64) -> Result<()> {
+        process::signal(pid, Signal::SIGSTOP)?;
+        locked(&self.0).push((Instant::now() + Duration::from_millis(ms), pid));
+        Ok(())
+    }
+
+    fn thaw_all(&self) {
+        thaw(&self.0, |_| true);
+    }
+
+    /// Leaves frozen, for ever, all but these.
+    fn forget_all_but(&self, pids: &[i32]) {
+        locked(&self.0).retain(|(_, pid)| pids.contains(pid));
+    }
+}
+
+fn thaw(frozen: &Mutex<Vec<(Instant, i32)>>, due: impl Fn(&(Instant, i32)) -> bool) {
+    locked(frozen).retain(|one| {
+        if due(one) {
+            let _ = process::signal(one.1, Signal::SIGCONT);
+        }
+        !due(one)
+    });
+}
+
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The one that does it.
 pub struct Nemesis {
     ground: Ground,
@@ -94,8 +143,7 @@ pub struct Nemesis {
     rng: StdRng,
     dir: PathBuf,
     orders: Orders,
-    /// Processes to be thawed, and when.
-    frozen: Vec<(Instant, i32)>,
+    ice: Ice,
     clock_is_off: bool,
     done: Vec<Done>,
 }
@@ -114,9 +162,8 @@ impl Nemesis {
         let orders = Orders { port, era: 0, leases, crowded, mode: Mode::Work };
         orders.write(&orders_file(&dir))?;
         let rng = StdRng::seed_from_u64(seed);
-        let (frozen, done) = (Vec::new(), Vec::new());
-        let clock_is_off = false;
-        Ok(Nemesis { ground, troupe, weights, seed, rng, dir, orders, frozen, clock_is_off, done })
+        let (ice, clock_is_off, done) = (Ice::new(), false, Vec::new());
+        Ok(Nemesis { ground, troupe, weights, seed, rng, dir, orders, ice, clock_is_off, done })
     }
 
     /// Lets the workers work, and does one thing after another until the time is over.
@@ -177,34 +224,16 @@ impl Nemesis {
         &self.ground
     }
 
-    /// Lets time pass, and thaws who is due.
+    /// Lets time pass.
     fn rest(&mut self, time: Duration) {
         let end = Instant::now() + time;
         loop {
             let now = Instant::now();
-            self.frozen.retain(|(when, pid)| {
-                if *when <= now {
-                    let _ = process::signal(*pid, Signal::SIGCONT);
-                }
-                *when > now
-            });
             let _ = self.troupe.revive();
             if now >= end {
                 return;
             }
             std::thread::sleep(Duration::from_millis(10).min(end - now));
-        }
-    }
-
-    fn freeze(&mut self, pid: i32, ms: u64) -> Result<()> {
-        process::signal(pid, Signal::SIGSTOP)?;
-        self.frozen.push((Instant::now() + Duration::from_millis(ms), pid));
-        Ok(())
-    }
-
-    fn thaw_all(&mut self) {
-        for (_, pid) in self.frozen.drain(..) {
-            let _ = process::signal(pid, Signal::SIGCONT);
         }
     }
 
@@ -214,13 +243,13 @@ impl Nemesis {
             Fault::FreezeWorker => {
                 let ms = self.rng.random_range(200..2_500);
                 let pid = self.troupe.any(&mut self.rng);
-                self.freeze(pid, ms)?;
+                self.ice.freeze(pid, ms)?;
             }
             Fault::KillWorker => self.troupe.kill_any(&mut self.rng)?,
             Fault::FreezeBackend => {
                 let ms = self.rng.random_range(50..1_800);
                 let Some(pid) = self.backend(false)? else { return Ok(None) };
-                self.freeze(pid, ms)?;
+                self.ice.freeze(pid, ms)?;
             }
             Fault::Terminate => {
                 let Some(pid) = self.backend(true)? else { return Ok(None) };
@@ -352,13 +381,12 @@ impl Nemesis {
 
     /// Frozen backends of a server that is to die must not be thawed later: their pids may be others'.
     fn thaw_backends(&mut self) {
-        let own = self.troupe.pids();
-        self.frozen.retain(|(_, pid)| own.contains(pid));
+        self.ice.forget_all_but(&self.troupe.pids());
     }
 
     /// The end: everyone wakes up and stops.
     fn calm(&mut self) -> Result<()> {
-        self.thaw_all();
+        self.ice.thaw_all();
         self.set_clock_right()?;
         self.ground.settle();
         self.tell(Mode::Stop)?;
