@@ -29,14 +29,16 @@ struct Plan {
     verify: bool,
     /// The table has such a check.
     verified: bool,
-    /// How many triggers deep the statement is.
+    /// How many triggers deep the statement is, where that matters: on a partition.
     depth: usize,
 }
 
 impl Drop for Plan {
     /// The statement is over: no row of it is still on its way to another partition.
     fn drop(&mut self) {
-        at_depth(self.depth, |accepted| *accepted = Accepted::default());
+        if self.moves {
+            at_depth(self.depth, |accepted| *accepted = Accepted::default());
+        }
     }
 }
 
@@ -295,15 +297,16 @@ impl Plan {
                 ));
             }
         };
+        let moves = call.on_partition();
         Ok(Plan {
             column,
             order,
             lease,
             tokens: token::sequence()?,
-            moves: call.on_partition(),
+            moves,
             verify,
             verified: call.has_twin(),
-            depth: call.depth(),
+            depth: if moves { call.depth() } else { 0 },
         })
     }
 }
