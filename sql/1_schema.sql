@@ -46,6 +46,7 @@ CREATE TABLE fence.lease (
     ttl_us      bigint NOT NULL,
     renewals    bigint NOT NULL,
     metadata    jsonb,
+    session_bound boolean NOT NULL,
     PRIMARY KEY (name, slot) WITH (fillfactor = 80)
 ) USING heap WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS 'one row per grant; written by the functions of pg_fence only, read through fence.leases';
@@ -68,6 +69,7 @@ COMMENT ON COLUMN fence.lease.ended_at IS 'when it was closed';
 COMMENT ON COLUMN fence.lease.ttl_us IS 'the ttl last asked for, in microseconds';
 COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
 COMMENT ON COLUMN fence.lease.metadata IS 'what the caller wished to be shown';
+COMMENT ON COLUMN fence.lease.session_bound IS 'it ends with the session that acquired it, at the latest when it expires';
 
 -- Read and written as fence.lease is. Not dumped: what it tells matters to transactions that are open now.
 CREATE TABLE fence.trace (
@@ -113,11 +115,17 @@ COMMENT ON FUNCTION fence.begin() IS
     'records which database this is; called once, here, so that a copy made before the first token knows it is one';
 SELECT fence.begin();
 
+CREATE FUNCTION fence.session_alive(first_token bigint) RETURNS boolean
+    LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_session_alive';
+COMMENT ON FUNCTION fence.session_alive(bigint) IS
+    'does the session that acquired the grant with this first token, to end with it, still live? On a standby, which cannot know, true';
+
 CREATE VIEW fence.leases AS
 SELECT l.name,
        CASE l.mode WHEN 'x' THEN 'exclusive' WHEN 's' THEN 'shared' ELSE 'slots' END AS mode,
        CASE WHEN l.closing IS NOT NULL THEN 'free'
             WHEN l.expires_at <= pg_catalog.clock_timestamp() THEN 'expired'
+            WHEN l.session_bound AND NOT fence.session_alive(l.first_token) THEN 'abandoned'
             ELSE 'held' END AS state,
        COALESCE(l.holder, l.session) AS holder,
        l.role,
@@ -126,7 +134,8 @@ SELECT l.name,
        l.acquired_at,
        l.renewed_at,
        l.expires_at,
-       CASE WHEN l.closing IS NOT NULL THEN interval '0'
+       CASE WHEN l.closing IS NOT NULL OR l.session_bound AND NOT fence.session_alive(l.first_token)
+            THEN interval '0'
             ELSE GREATEST(l.expires_at - pg_catalog.clock_timestamp(), interval '0') END AS remaining,
        l.renewals,
        l.metadata,
@@ -135,7 +144,7 @@ SELECT l.name,
 COMMENT ON VIEW fence.leases IS 'one row per grant: who holds what until when, and who holds up a take-over';
 COMMENT ON COLUMN fence.leases.name IS 'the lease';
 COMMENT ON COLUMN fence.leases.mode IS 'exclusive, shared or slots';
-COMMENT ON COLUMN fence.leases.state IS 'held, expired (by the clock) or free (released or revoked)';
+COMMENT ON COLUMN fence.leases.state IS 'held, expired (by the clock), abandoned (its session has ended) or free (released or revoked)';
 COMMENT ON COLUMN fence.leases.holder IS 'as the caller named itself, else a description of its session';
 COMMENT ON COLUMN fence.leases.role IS 'the role that was granted the lease';
 COMMENT ON COLUMN fence.leases.token IS 'the latest token of the grant, the closing one included';

@@ -3,9 +3,9 @@
 CREATE FUNCTION lease_acquire(
     name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
     metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1,
-    reclaim boolean DEFAULT false)
+    reclaim boolean DEFAULT false, session boolean DEFAULT false)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_acquire';
-COMMENT ON FUNCTION lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean) IS
+COMMENT ON FUNCTION lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean) IS
     'a fencing token when the lease is granted, NULL when it is taken (and stayed so for wait)';
 
 CREATE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
@@ -24,9 +24,10 @@ COMMENT ON FUNCTION lease_revoke(text) IS
     'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
 
 CREATE FUNCTION lease_acquire_all(
-    names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s', metadata jsonb DEFAULT NULL)
+    names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s', metadata jsonb DEFAULT NULL,
+    session boolean DEFAULT false)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_acquire_all';
-COMMENT ON FUNCTION lease_acquire_all(text[], text, interval, jsonb) IS
+COMMENT ON FUNCTION lease_acquire_all(text[], text, interval, jsonb, boolean) IS
     'one token that speaks for all of these leases, or NULL and none of them taken; at most 1000';
 
 CREATE FUNCTION lease_renew_all(names text[], token bigint, ttl interval DEFAULT NULL)

@@ -19,10 +19,10 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA fence TO %s', grantee);
     EXECUTE format('GRANT SELECT ON fence.leases TO %s', grantee);
     EXECUTE 'GRANT EXECUTE ON FUNCTION
-        @extschema@.lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean),
+        @extschema@.lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean),
         @extschema@.lease_renew(text, bigint, interval),
         @extschema@.lease_release(text, bigint),
-        @extschema@.lease_acquire_all(text[], text, interval, jsonb),
+        @extschema@.lease_acquire_all(text[], text, interval, jsonb, boolean),
         @extschema@.lease_renew_all(text[], bigint, interval),
         @extschema@.lease_release_all(text[], bigint),
         @extschema@.lease_guard(text, bigint),
@@ -31,7 +31,8 @@ BEGIN
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
         fence.greatest(regclass, integer),
-        fence.checked_name(text)
+        fence.checked_name(text),
+        fence.session_alive(bigint)
         TO ' || grantee;
     IF admin THEN
         EXECUTE 'GRANT EXECUTE ON FUNCTION
@@ -69,10 +70,10 @@ BEGIN
     END IF;
 
     EXECUTE 'REVOKE ALL ON FUNCTION
-        @extschema@.lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean),
+        @extschema@.lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean),
         @extschema@.lease_renew(text, bigint, interval),
         @extschema@.lease_release(text, bigint),
-        @extschema@.lease_acquire_all(text[], text, interval, jsonb),
+        @extschema@.lease_acquire_all(text[], text, interval, jsonb, boolean),
         @extschema@.lease_renew_all(text[], bigint, interval),
         @extschema@.lease_release_all(text[], bigint),
         @extschema@.lease_guard(text, bigint),
@@ -84,7 +85,8 @@ BEGIN
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
         fence.greatest(regclass, integer),
-        fence.checked_name(text)
+        fence.checked_name(text),
+        fence.session_alive(bigint)
         FROM ' || grantee;
     EXECUTE format('REVOKE ALL ON fence.leases FROM %s', grantee);
     EXECUTE format('REVOKE ALL ON SCHEMA fence FROM %s', grantee);

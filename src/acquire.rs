@@ -7,7 +7,7 @@ use crate::pg::row::{Deleter, NewGrant, Row};
 use crate::pg::{server, trace, xact};
 use crate::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
 use crate::protocol::{Micros, Token};
-use crate::{guard, queue};
+use crate::{guard, queue, session_leases};
 
 /// Who asks for what.
 pub struct Request<'a> {
@@ -15,6 +15,8 @@ pub struct Request<'a> {
     pub holder: Option<&'a [u8]>,
     pub ttl_us: Micros,
     pub metadata: Option<pgrx::pg_sys::Datum>,
+    /// The grant is to end with this session, too.
+    pub session: bool,
     pub ask: Ask,
     /// A token drawn too early, in a build with that bug planted.
     pub early: Option<Token>,
@@ -148,9 +150,16 @@ pub fn write(
     place: &FreeSlot,
     token: Token,
 ) -> Result<(), Refusal> {
+    if request.session {
+        session_leases::bind(request.name, token);
+    }
     let now = server::now();
     for row in &place.ended {
         table.end(row, now);
+        session_leases::ended(request.name, row.grant.tokens.first());
+    }
+    if let Some(row) = &place.over {
+        session_leases::ended(request.name, row.grant.tokens.first());
     }
     let (session, role) = (server::session(), server::current_role());
     let new = NewGrant {
@@ -164,6 +173,7 @@ pub fn write(
         now,
         ttl_us: request.ttl_us,
         metadata: request.metadata,
+        session_bound: request.session,
     };
     table.grant(&new, place.over.as_ref());
     queue::changed(request.name);
@@ -332,6 +342,7 @@ fn in_the_making(slot: i32, mode: Mode) -> Seat {
         closing: None,
         closed_here: false,
         expires_at: Micros::MAX,
+        abandoned: false,
     };
     Seat { grant, mine: false, guarded: true }
 }
@@ -365,7 +376,9 @@ fn check_snapshot(table: &LeaseTable, request: &Request) -> Result<(), Refusal> 
         return Ok(());
     }
     let now = table.rows(request.name, AsOf::Now);
-    let then = table.rows(request.name, AsOf::Transaction);
+    let mut then = table.rows(request.name, AsOf::Transaction);
+    // Nothing tells when a session ended: it may have been after the snapshot.
+    then.iter_mut().for_each(|row| row.grant.abandoned = false);
     let seats = seats(request, &then, &|_| false);
     let started = xact::started_at();
     let could = matches!(grant::acquire(&seats, &request.ask, started), Acquire::Grant { .. });

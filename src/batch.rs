@@ -9,15 +9,16 @@ use crate::pg::row::Row;
 use crate::pg::{server, xact};
 use crate::protocol::grant::{Ask, Mode};
 use crate::protocol::Token;
-use crate::{input, queue, token};
+use crate::{input, queue, session_leases, token};
 
-/// `lease_acquire_all(names, holder, ttl, metadata) → bigint`: one token that speaks for all of them, or NULL
+/// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all of them, or NULL
 /// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 55000.
 pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
     let names = input::names(&args, 0)?;
     let holder = args.text(1);
     let ttl_us = input::ttl(&args, 2)?.ok_or_else(|| errors::null_argument("ttl"))?;
     let metadata = args.datum(3);
+    let session = args.boolean(4).unwrap_or(false);
     server::writable(c"lease_acquire_all()");
     let table = LeaseTable::open(true)?;
     let requests: Vec<Request> = names
@@ -27,6 +28,7 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
             holder: holder.as_deref(),
             ttl_us,
             metadata,
+            session,
             ask: Ask { mode: Mode::Exclusive, reclaim: false },
             early: None,
         })
@@ -119,6 +121,7 @@ fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {
     let closing = token::draw(lease::greatest(&rows))?;
     for row in &rows {
         table.close(row, closing, now);
+        session_leases::ended(&row.name(), row.grant.tokens.first());
         queue::changed(&row.name());
     }
     Ok(closing.into())

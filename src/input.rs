@@ -105,10 +105,11 @@ pub struct Acquire {
     pub ttl_us: Micros,
     pub wait_us: Micros,
     pub metadata: Option<pgrx::pg_sys::Datum>,
+    pub session: bool,
     pub ask: Ask,
 }
 
-/// lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim)
+/// lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session)
 pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
     let name = name(args, 0)?;
     let holder = args.text(1);
@@ -144,7 +145,8 @@ pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
         (false, n) => Mode::Slots(n),
     };
     let metadata = args.datum(4);
-    Ok(Acquire { name, holder, ttl_us, wait_us, metadata, ask: Ask { mode, reclaim } })
+    let session = args.boolean(8).unwrap_or(false);
+    Ok(Acquire { name, holder, ttl_us, wait_us, metadata, session, ask: Ask { mode, reclaim } })
 }
 
 /// How long ago, in microseconds.

@@ -9,9 +9,9 @@ use crate::pg::row::{Deleter, Row};
 use crate::pg::{relation, server, trace, xact};
 use crate::protocol::grant::{Phase, Release};
 use crate::protocol::{Micros, Token};
-use crate::{guard, input, plant, queue, token};
+use crate::{guard, input, plant, queue, session_leases, token};
 
-/// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim) → bigint`: the token, or NULL
+/// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL
 /// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 55000.
 pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let call = input::acquire(&args)?;
@@ -22,6 +22,7 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
         holder: call.holder.as_deref(),
         ttl_us: call.ttl_us,
         metadata: call.metadata,
+        session: call.session,
         ask: call.ask,
         early: if plant::TOKEN_BEFORE_LOCK { Some(token::draw(0)?) } else { None },
     };
@@ -116,6 +117,7 @@ fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {
         Releasable::Close(row) => {
             let closing = token::draw(row.grant.greatest())?;
             table.close(&row, closing, server::now());
+            session_leases::ended(name, row.grant.tokens.first());
             queue::changed(name);
             Ok(closing.into())
         }
@@ -239,6 +241,7 @@ pub fn revoke(args: Args) -> Result<Answer, Refusal> {
     let now = server::now();
     for row in &rows {
         table.close(row, closing, now);
+        session_leases::ended(&name, row.grant.tokens.first());
     }
     queue::changed(&name);
     Ok(closing.into())

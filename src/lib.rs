@@ -20,6 +20,7 @@ mod pg;
 mod plant;
 mod protocol;
 mod queue;
+mod session_leases;
 mod status;
 mod token;
 

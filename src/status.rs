@@ -3,6 +3,7 @@
 use crate::errors::Refusal;
 use crate::pg::args::{text_datum, Answer, Args};
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::session_lock::SessionLock;
 use crate::pg::{column, composite, relation, server};
 use crate::{input, token};
 
@@ -34,6 +35,11 @@ pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     let (Some(name), Some(slot)) = (args.text(0), args.int4(1)) else { return Ok(Answer::Null) };
     // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
     Ok(composite::int4_array(&Tag::grant(&name, slot).conflicting_pids(Lock::Replace)))
+}
+
+/// `fence.session_alive(first_token) → boolean`
+pub fn session_alive(args: Args) -> Result<Answer, Refusal> {
+    Ok(args.int8(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
 }
 
 /// `fence.checked_name(name) → text`

@@ -1,4 +1,4 @@
-//! PgBouncer in front of a server, in transaction mode.
+//! PgBouncer in front of a server.
 
 use crate::client::Conninfo;
 use crate::cluster::{free_port, Cluster};
@@ -17,6 +17,15 @@ pub fn package() -> Package {
     Package::new("pgbouncer", "/usr/sbin/pgbouncer").without_service("pgbouncer")
 }
 
+/// How long a client keeps a connection to the server.
+#[derive(Clone, Copy)]
+pub enum Mode {
+    /// For a transaction.
+    Transaction,
+    /// Until it leaves; then the pooler runs `DISCARD ALL`.
+    Session,
+}
+
 /// A running PgBouncer; it is killed when dropped.
 pub struct Pooler {
     process: Child,
@@ -25,15 +34,29 @@ pub struct Pooler {
 }
 
 impl Pooler {
-    /// Starts one that has at most `connections` to the server for each database and role.
+    /// Starts one in transaction mode that has at most `connections` to the server for each database and role.
     pub fn start(lab: &Lab, cluster: &Cluster, connections: usize) -> Result<Pooler> {
+        Pooler::start_in(lab, cluster, connections, Mode::Transaction)
+    }
+
+    /// Starts one in this mode.
+    pub fn start_in(
+        lab: &Lab,
+        cluster: &Cluster,
+        connections: usize,
+        mode: Mode,
+    ) -> Result<Pooler> {
+        let mode = match mode {
+            Mode::Transaction => "transaction",
+            Mode::Session => "session",
+        };
         setup::ensure(&[package()])?;
         let dir = lab.prefix().new_dir("pooler")?;
         let port = free_port()?;
         let settings = format!(
             "[databases]\n* = host=127.0.0.1 port={}\n\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
              listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {users}\n\
-             pool_mode = transaction\ndefault_pool_size = {connections}\nmax_client_conn = 500\n\
+             pool_mode = {mode}\ndefault_pool_size = {connections}\nmax_client_conn = 500\n\
              ignore_startup_parameters = extra_float_digits,options\nserver_login_retry = 1\n",
             cluster.port(),
             users = dir.join("users").display(),

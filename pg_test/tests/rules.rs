@@ -68,7 +68,7 @@ fn decide(rows: &[Row], who: usize, ask: &Ask, now: Micros) -> Acquire {
 
 fn grant(mode: Mode, slot: i32, token: Token, expires_at: Micros) -> Grant {
     let tokens = Tokens::new(token, &[]);
-    Grant { slot, mode, tokens, closing: None, closed_here: false, expires_at }
+    Grant { slot, mode, tokens, closing: None, closed_here: false, expires_at, abandoned: false }
 }
 
 fn write() -> impl Strategy<Value = Write> {

@@ -142,3 +142,14 @@ fn rewritten_in(rel: &pg_sys::RelationData) -> pg_sys::SubTransactionId {
     #[cfg(not(feature = "pg15"))]
     return rel.rd_firstRelfilelocatorSubid;
 }
+
+/// Does this backend hold the lock in this very mode?
+pub fn lock_held_by_me(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
+    // SAFETY: looks up the backend's own table of locks.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return pg_sys::LockHeldByMe(tag, mode);
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        return pg_sys::LockHeldByMe(tag, mode, false);
+    }
+}

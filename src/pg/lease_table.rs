@@ -34,7 +34,7 @@ impl LeaseTable {
     /// Opens it to be read, or to be written as well.
     pub fn open(write: bool) -> Result<Self, Refusal> {
         super::relation::check_version();
-        Keyed::open(c"lease", 17, c"lease_pkey", write).map(LeaseTable)
+        Keyed::open(c"lease", 18, c"lease_pkey", write).map(LeaseTable)
     }
 
     /// The rows of a lease, in the order of their slots.

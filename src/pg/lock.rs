@@ -63,10 +63,10 @@ impl Eq for Tag {}
 /// As long as this lives, locks are taken for the transaction or its innermost savepoint, to which also belongs
 /// what is written under them. (Within a cursor they would be the cursor's, and go when that fails in a later
 /// savepoint, or stay when an earlier one is rolled back.)
-struct TransactionOwns(pg_sys::ResourceOwner);
+pub(super) struct TransactionOwns(pg_sys::ResourceOwner);
 
 impl TransactionOwns {
-    fn now() -> Self {
+    pub(super) fn now() -> Self {
         // SAFETY: globals of this thread; put back on drop.
         unsafe {
             let before = pg_sys::CurrentResourceOwner;

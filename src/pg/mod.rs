@@ -20,6 +20,7 @@ pub mod relation;
 pub mod row;
 pub mod sequence;
 pub mod server;
+pub mod session_lock;
 pub mod settings;
 pub mod trace;
 pub mod trigger;

@@ -2,6 +2,7 @@
 
 use super::args::{text_bytes, text_datum};
 use super::composite::{bigints, read_bigints};
+use super::session_lock::SessionLock;
 use super::version::Version;
 use super::{raw, xact};
 use crate::protocol::grant::{Grant, Mode, Tokens};
@@ -32,6 +33,7 @@ enum Column {
     TtlUs,
     Renewals,
     Metadata,
+    SessionBound,
 }
 
 /// The columns of a row: of one that is there, or to be written.
@@ -85,6 +87,8 @@ pub struct NewGrant<'a> {
     pub ttl_us: Micros,
     /// As the caller gave it: a jsonb.
     pub metadata: Option<pg_sys::Datum>,
+    /// It ends with this session.
+    pub session_bound: bool,
 }
 
 impl Fields {
@@ -110,7 +114,8 @@ impl Fields {
             .set(Column::RenewedAt, new.now)
             .set(Column::ExpiresAt, new.now + new.ttl_us)
             .set(Column::TtlUs, new.ttl_us)
-            .set(Column::Renewals, 0i64);
+            .set(Column::Renewals, 0i64)
+            .set(Column::SessionBound, new.session_bound);
         if let Some(holder) = new.holder {
             fields.set(Column::Holder, text_datum(holder));
         }
@@ -163,6 +168,11 @@ impl Row {
             (fields.get(Column::Renewed).map(|d| read_bigints(d)), xact::is_own(tuple))
         };
         let closing = fields.get(Column::Closing).map(|d| d.value() as Token);
+        let first = fields.int8(Column::FirstToken);
+        // Asked now: whoever decides has read the row after taking the grant's lock.
+        let abandoned = closing.is_none()
+            && fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
+            && !SessionLock::of(first).is_held();
         let grant = Grant {
             slot: fields.int8(Column::Slot) as i32,
             mode: match fields.int8(Column::Mode) as u8 {
@@ -170,10 +180,11 @@ impl Row {
                 b'n' => Mode::Slots(fields.int8(Column::Slots) as i32),
                 _ => Mode::Exclusive,
             },
-            tokens: Tokens::new(fields.int8(Column::FirstToken), &renewed.unwrap_or_default()),
+            tokens: Tokens::new(first, &renewed.unwrap_or_default()),
             closing,
             closed_here: closing.is_some() && own,
             expires_at: fields.int8(Column::ExpiresAt),
+            abandoned,
         };
         Row { grant, ttl_us: fields.int8(Column::TtlUs), tuple, fields }
     }

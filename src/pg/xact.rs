@@ -1,6 +1,8 @@
 //! The transaction: isolation, snapshots, savepoints and what happens when it ends.
 
 use pgrx::pg_sys;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode};
 use std::cell::Cell;
 use std::ffi::c_void;
 
@@ -126,14 +128,38 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
             restore_commit();
             crate::guard::transaction_ended();
             crate::fenced::transaction_ended();
+            if event == E::XACT_EVENT_COMMIT {
+                crate::session_leases::transaction_committed();
+            } else {
+                crate::session_leases::transaction_rolled_back();
+            }
         }
         E::XACT_EVENT_PRE_COMMIT => {
             before_commit(false);
             relax_commit();
         }
-        E::XACT_EVENT_PRE_PREPARE => before_commit(true),
+        E::XACT_EVENT_PRE_PREPARE => {
+            refuse_to_prepare();
+            before_commit(true);
+        }
         _ => {}
     }
+}
+
+/// What ends with a session cannot be left to whichever session commits a prepared transaction.
+fn refuse_to_prepare() {
+    let refuse = || {
+        if crate::session_leases::acquired_here() {
+            let code = PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED;
+            let message =
+                "cannot PREPARE a transaction that has acquired a lease with session => true";
+            ErrorReport::new(code, message, "pg_fence")
+                .set_hint("Acquire the lease in a transaction of its own, before.")
+                .report(PgLogLevel::ERROR);
+        }
+    };
+    // SAFETY: as in `before_commit`.
+    unsafe { pg_sys::panic::pgrx_extern_c_guard(refuse) }
 }
 
 /// The last moment at which the transaction can still write.
@@ -154,11 +180,13 @@ unsafe extern "C-unwind" fn savepoint_event(
             crate::guard::savepoint_released(mine, parent);
             crate::fenced::savepoint_released(mine, parent);
             crate::queue::savepoint_released(mine, parent);
+            crate::session_leases::savepoint_released(mine, parent);
         }
         pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
             crate::guard::savepoint_rolled_back(mine);
             crate::fenced::savepoint_rolled_back(mine);
             crate::queue::savepoint_rolled_back(mine);
+            crate::session_leases::savepoint_rolled_back(mine);
         }
         _ => {}
     }

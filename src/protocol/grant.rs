@@ -82,6 +82,8 @@ pub struct Grant {
     pub closed_here: bool,
     /// Until when it counts, unless closed.
     pub expires_at: Micros,
+    /// It ends with the session that acquired it, and that one has ended.
+    pub abandoned: bool,
 }
 
 /// A grant is in one of these.
@@ -91,6 +93,8 @@ pub enum Phase {
     Held,
     /// Over by the clock.
     Expired,
+    /// Over because the session that it was bound to has ended.
+    Abandoned,
     /// Closed by release or revocation.
     Free,
 }
@@ -100,8 +104,9 @@ impl Grant {
     pub fn phase(&self, now: Micros) -> Phase {
         match self.closing {
             Some(_) => Phase::Free,
-            None if now < self.expires_at => Phase::Held,
-            None => Phase::Expired,
+            None if now >= self.expires_at => Phase::Expired,
+            None if self.abandoned => Phase::Abandoned,
+            None => Phase::Held,
         }
     }
 
@@ -111,13 +116,15 @@ impl Grant {
     }
 
     /// Does the token speak for the lease: is it one of a current grant's, was the latest of them drawn after
-    /// the last jump (`floor`), and has the grant not expired? A closing token speaks for the rest of the
+    /// the last jump (`floor`), and is the grant neither expired nor abandoned? A closing token speaks for the rest of the
     /// transaction that drew it.
     pub fn speaks(&self, token: Token, now: Micros, floor: Token) -> bool {
         match self.closing {
             Some(closing) => self.closed_here && token == closing && self.has_closing_token(),
             None => {
-                now < self.expires_at && self.tokens.contains(token) && self.tokens.latest() > floor
+                self.phase(now) == Phase::Held
+                    && self.tokens.contains(token)
+                    && self.tokens.latest() > floor
             }
         }
     }
@@ -130,7 +137,7 @@ impl Grant {
 
     /// May it be renewed by this token? A jump does not matter: renewing is how a holder survives one.
     pub fn renewable(&self, token: Token, now: Micros) -> bool {
-        self.closing.is_none() && now < self.expires_at && self.tokens.contains(token)
+        self.phase(now) == Phase::Held && self.tokens.contains(token)
     }
 
     /// What a release by this token finds.
@@ -262,14 +269,14 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Micros) -> Acquire {
 }
 
 /// Does the new grant, in another slot, end this one? The caller's own does where it is reclaimed, and one
-/// that the clock alone has ended and that excludes the new one: it must not come back, should the clock be
-/// set back.
+/// that nothing but the clock or the end of its session has ended and that excludes the new one: it must not come
+/// back, should the clock be set back.
 pub fn ends(ask: &Ask, seat: &Seat, now: Micros) -> bool {
     let excludes = ask.mode == Mode::Exclusive || seat.grant.mode != ask.mode;
     match seat.grant.phase(now) {
         _ if seat.guarded => false,
         Phase::Held => ask.reclaim && seat.mine,
-        Phase::Expired => excludes,
+        Phase::Expired | Phase::Abandoned => excludes,
         Phase::Free => false,
     }
 }
@@ -302,6 +309,7 @@ mod tests {
             closing: None,
             closed_here: false,
             expires_at,
+            abandoned: false,
         };
         Seat { grant, mine: false, guarded: false }
     }
@@ -403,6 +411,21 @@ mod tests {
         assert!(!ends(&reclaim, &shared, 99));
         assert!(ends(&reclaim, &Seat { mine: true, ..shared }, 99));
         assert!(!ends(&reclaim, &Seat { mine: true, guarded: true, ..shared }, 99));
+    }
+
+    #[test]
+    fn what_its_session_has_abandoned_is_over_and_does_not_come_back() {
+        let mut s = seat(0, Mode::Exclusive, 100);
+        s.grant.abandoned = true;
+        assert_eq!((s.grant.phase(99), s.grant.phase(100)), (Phase::Abandoned, Phase::Expired));
+        assert!(!s.grant.speaks(10, 1, 0) && !s.grant.renewable(10, 1));
+        assert_eq!(s.grant.release(10, 1, 0), Release::Lost);
+        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 1), Acquire::Grant { slot: 0 });
+        s.guarded = true;
+        let taken = Acquire::Taken { until: Micros::MAX };
+        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 1), taken);
+        let shared = Seat { guarded: false, ..s };
+        assert!(ends(&ask(Mode::Slots(2)), &shared, 1));
     }
 
     #[test]

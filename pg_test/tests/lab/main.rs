@@ -42,6 +42,7 @@ mod reclaim;
 mod restores;
 mod roles;
 mod secrets;
+mod session_leases;
 mod setting;
 mod shapes;
 mod slots;
@@ -122,6 +123,7 @@ fn main() -> ExitCode {
         restores::trials(),
         roles::trials(),
         secrets::trials(),
+        session_leases::trials(),
         setting::trials(),
         shapes::trials(),
         slots::trials(),

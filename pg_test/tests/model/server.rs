@@ -33,6 +33,7 @@ impl Row {
             closing: self.closing,
             closed_here: false,
             expires_at: micros(self.expires),
+            abandoned: false,
         }
     }
 

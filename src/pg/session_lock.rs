@@ -1,0 +1,94 @@
+//! A lock for each grant that ends with its session, held by that session for as long as it lives.
+//!
+//! It is one of users' advisory locks (`USER_LOCKMETHOD`), held for the session: so `DISCARD ALL`,
+//! `pg_advisory_unlock_all()` and the end of the session give it back, as they do with any advisory lock. Its tag
+//! (`field4`) is unreachable from SQL otherwise, and its key is the grant's first token itself: no two grants
+//! share it, and one that is left behind keeps no later grant alive.
+
+use super::lock::TransactionOwns;
+use super::{compat, server};
+use crate::protocol::Token;
+use pgrx::pg_sys;
+use std::cell::Cell;
+use std::ffi::c_int;
+
+/// What sets these tags apart from those of `lock`.
+const KIND: u16 = 0x504c;
+
+/// What the session holds. Excludes `PROBE`.
+const HELD: c_int = pg_sys::ExclusiveLock as c_int;
+
+/// What asks whether it is held: two that ask at once do not take each other for the holder.
+const PROBE: c_int = pg_sys::ShareLock as c_int;
+
+/// The lock of the grant whose first token this is.
+pub struct SessionLock(pg_sys::LOCKTAG);
+
+impl SessionLock {
+    /// That of the grant with this first token.
+    pub fn of(first: Token) -> Self {
+        SessionLock(pg_sys::LOCKTAG {
+            // SAFETY: set once when the backend starts.
+            locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+            locktag_field2: (first as u64 >> 32) as u32,
+            locktag_field3: first as u32,
+            locktag_field4: KIND,
+            locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+            locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+        })
+    }
+
+    /// Takes it for this session. Nobody else can have it: the token was just drawn.
+    pub fn take(&self) {
+        // SAFETY: the tag is complete; a session's lock belongs to no resource owner.
+        unsafe { pg_sys::LockAcquire(&self.0, HELD, true, false) };
+    }
+
+    /// Gives it back; the caller has made sure that this session holds it (`is_mine`).
+    pub fn give(&self) {
+        // SAFETY: as above.
+        unsafe { pg_sys::LockRelease(&self.0, HELD, true) };
+    }
+
+    /// Does this session hold it?
+    pub fn is_mine(&self) -> bool {
+        compat::lock_held_by_me(&self.0, HELD)
+    }
+
+    /// Does any session hold it? On a standby, where sessions of the primary cannot be seen, it counts as held.
+    pub fn is_held(&self) -> bool {
+        // One's own lock never conflicts, so it must be asked for first.
+        if self.is_mine() || server::in_recovery() {
+            return true;
+        }
+        let _owner = TransactionOwns::now();
+        // SAFETY: the tag is complete; what was taken is given back at once.
+        unsafe {
+            let taken = pg_sys::LockAcquire(&self.0, PROBE, false, true);
+            let free = taken != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+            if free {
+                pg_sys::LockRelease(&self.0, PROBE, false);
+            }
+            !free
+        }
+    }
+}
+
+thread_local! {
+    /// What is to be done when the session has ended.
+    static AT_EXIT: Cell<Option<fn()>> = const { Cell::new(None) };
+}
+
+/// Lets `work` be called when the session has ended and its locks are gone, but shared memory is still there.
+pub fn at_exit(work: fn()) {
+    if AT_EXIT.replace(Some(work)).is_none() {
+        // SAFETY: registered once in each backend.
+        unsafe { pg_sys::on_shmem_exit(Some(exiting), pg_sys::Datum::from(0)) };
+    }
+}
+
+unsafe extern "C-unwind" fn exiting(_: c_int, _: pg_sys::Datum) {
+    if let Some(work) = AT_EXIT.take() {
+        work();
+    }
+}
