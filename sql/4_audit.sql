@@ -71,7 +71,7 @@ BEGIN
     -- The last token is for those who may use leases; whoever may not is told what was left out.
     IF has_function_privilege('@extschema@.fence_status()', 'EXECUTE')
         AND has_schema_privilege('fence', 'USAGE') THEN
-        last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
+        last_token := (SELECT s.last_token FROM @extschema@.fence_status() AS s);  -- NULL on a standby
     END IF;
 
     -- Who may create triggers may replace those of the fence, and leave their names: with all of them gone,
@@ -444,7 +444,7 @@ BEGIN
          WHERE highest > last_token;
     END LOOP;
 
-    IF any_fence AND last_token IS NULL THEN
+    IF any_fence AND last_token IS NULL AND NOT pg_is_in_recovery() THEN
         RAISE NOTICE USING
             MESSAGE = 'not looked at: whether rows hold fences above the last token drawn',
             HINT = format('That is for those who may use leases: SELECT @extschema@.fence_grant(%L);', current_user);
