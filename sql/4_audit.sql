@@ -436,7 +436,8 @@ BEGIN
         last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
         RETURN QUERY SELECT r.rel, 'hole',
                format('rows hold fences up to %s, but the last token drawn is %s', highest, last_token),
-               CASE WHEN highest < extract(epoch FROM now() - '2024-01-01 00:00+00') * 1048576
+               CASE WHEN highest < last_token + 1048576
+                      OR highest < extract(epoch FROM now() - '2026-01-01 00:00+00') * 1048576
                     THEN 'SELECT @extschema@.fence_new_epoch();'
                     ELSE format('DO %L;', format('BEGIN PERFORM %s.fence_unprotect(%L); '
                         'UPDATE %s SET %I = %s WHERE %4$I > %5$s; PERFORM %s END', '@extschema@', r.rel,
