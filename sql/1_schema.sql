@@ -9,13 +9,22 @@ COMMENT ON SCHEMA fence IS 'pg_fence: state of leases and tokens; read fence.lea
 
 CREATE SEQUENCE fence.token_seq AS bigint INCREMENT 1 MINVALUE 1 START 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.token_seq IS
-    'every fencing token of this database; must stay logged, CACHE 1, NO CYCLE and ascending';
+    'every fencing token of this database, moved on by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending';
 
 -- What is known of the past is kept in sequences, because they are set without a transaction: no open
 -- transaction can hold up, hide or undo a jump.
 CREATE SEQUENCE fence.identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.identity_seq IS
-    'mark of the database (timeline, system, database, sequence) that drew the last token';
+    'mark of the database (timeline, system, database, sequence, floor) that drew the last token';
+
+-- Any recovery empties what is unlogged, so these two tell the starts of a server from each other.
+CREATE UNLOGGED SEQUENCE fence.start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.start_seq IS
+    'mark of the start of the server for which the tokens were moved on; must stay unlogged';
+
+CREATE UNLOGGED SEQUENCE fence.began_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.began_seq IS
+    'where the tokens were moved on to then: a token sequence below it is an older one that was loaded over it';
 
 CREATE SEQUENCE fence.floor_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.floor_seq IS
@@ -108,15 +117,11 @@ CREATE FUNCTION fence.checked_name(name text) RETURNS text
     LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_checked_name';
 COMMENT ON FUNCTION fence.checked_name(text) IS 'the name, or error 22004 or 22023 where it is none';
 
-CREATE FUNCTION fence.last_token() RETURNS bigint
-    LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_last_token';
-COMMENT ON FUNCTION fence.last_token() IS 'the last token drawn, 0 when none was';
-
-CREATE FUNCTION fence.begin() RETURNS void
-    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_begin';
-COMMENT ON FUNCTION fence.begin() IS
-    'records which database this is; called once, here, so that a copy made before the first token knows it is one';
-SELECT fence.begin();
+CREATE FUNCTION fence.record_creation() RETURNS void
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_record_creation';
+COMMENT ON FUNCTION fence.record_creation() IS
+    'moves the tokens on to the clock and records which database this is; called once, here: an extension that was dropped and created anew hands out no token again, and a copy made before the first one knows that it is a copy';
+SELECT fence.record_creation();
 
 CREATE FUNCTION fence.session_alive(first_token bigint) RETURNS boolean
     LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_session_alive';

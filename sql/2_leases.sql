@@ -16,7 +16,7 @@ COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
 CREATE FUNCTION lease_release(name text, token bigint)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_release';
 COMMENT ON FUNCTION lease_release(text, bigint) IS
-    'ends the grant: its closing token, good for a last write in this transaction; NULL when the lease was lost';
+    'ends the grant: its closing token, good for a last write in this transaction (after a failover, only once renewed); NULL when the lease was lost';
 
 CREATE FUNCTION lease_revoke(name text)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_revoke';
@@ -70,4 +70,5 @@ CREATE FUNCTION fence_status(
     OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,
     OUT in_recovery boolean, OUT library_version text, OUT sql_version text)
     LANGUAGE c VOLATILE PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_status';
-COMMENT ON FUNCTION fence_status() IS 'the token sequence, the identity of the database and the versions';
+COMMENT ON FUNCTION fence_status() IS
+    'the token sequence, the identity of the database and the versions; last_token is NULL on a standby';

@@ -71,7 +71,7 @@ BEGIN
     -- The last token is for those who may use leases; whoever may not is told what was left out.
     IF has_function_privilege('@extschema@.fence_status()', 'EXECUTE')
         AND has_schema_privilege('fence', 'USAGE') THEN
-        last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
+        last_token := (SELECT s.last_token FROM @extschema@.fence_status() AS s);  -- NULL on a standby
     END IF;
 
     -- Who may create triggers may replace those of the fence, and leave their names: with all of them gone,
@@ -436,7 +436,8 @@ BEGIN
         last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
         RETURN QUERY SELECT r.rel, 'hole',
                format('rows hold fences up to %s, but the last token drawn is %s', highest, last_token),
-               CASE WHEN highest < extract(epoch FROM now() - '2024-01-01 00:00+00') * 1048576
+               CASE WHEN highest < last_token + 1048576
+                      OR highest < extract(epoch FROM now() - '2026-01-01 00:00+00') * 1048576
                     THEN 'SELECT @extschema@.fence_new_epoch();'
                     ELSE format('DO %L;', format('BEGIN PERFORM %s.fence_unprotect(%L); '
                         'UPDATE %s SET %I = %s WHERE %4$I > %5$s; PERFORM %s END', '@extschema@', r.rel,
@@ -444,7 +445,7 @@ BEGIN
          WHERE highest > last_token;
     END LOOP;
 
-    IF any_fence AND last_token IS NULL THEN
+    IF any_fence AND last_token IS NULL AND NOT pg_is_in_recovery() THEN
         RAISE NOTICE USING
             MESSAGE = 'not looked at: whether rows hold fences above the last token drawn',
             HINT = format('That is for those who may use leases: SELECT @extschema@.fence_grant(%L);', current_user);

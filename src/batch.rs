@@ -111,8 +111,8 @@ fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {
             Releasable::Lost => return Ok(give_back(&rows)),
         }
     }
-    let (floor, now) = (token::floor()?, server::now());
-    if !rows.iter().all(|r| r.grant.speaks(token, now, floor)) {
+    let now = server::now();
+    if !rows.iter().all(|r| r.grant.renewable(token, now)) {
         return Ok(give_back(&rows));
     }
     if let [(_, first), others @ ..] = closed_before.as_slice() {

@@ -302,6 +302,9 @@ pub fn not_speaking(name: &[u8], presented: Token) -> Refusal {
     })
 }
 
+/// PF004's hint, where a jump is all that keeps the token from speaking.
+pub const RENEW_FIRST: &str = "The lease is still this token's, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.";
+
 /// PF005: TRUNCATE.
 pub fn unfenceable() -> Refusal {
     Refusal::new(

@@ -116,6 +116,7 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
         write.named = named();
         write.ambient = leases.iter().find_map(guard::token_for).or_else(settings::token);
     }
+    token::settle(plan.tokens)?;
     let (token, stamp) = match fence::judge(&write, plan.order, |t| token::issued(plan.tokens, t)) {
         Verdict::Land { token, stamp } => (token, stamp),
         Verdict::Unfenced => {

@@ -236,11 +236,15 @@ fn check_snapshot(table: &LeaseTable, name: &[u8], row: &Row) -> Result<(), Refu
 }
 
 fn not_speaking(table: &LeaseTable, name: &[u8], token: Token) -> Refusal {
-    let refusal = errors::not_speaking(name, token);
+    let mut refusal = errors::not_speaking(name, token);
+    let rows = table.rows(name, AsOf::Now);
+    let (now, floor) = (server::now(), token::floor().unwrap_or(0));
+    if find(&rows, token).is_some_and(|row| row.grant.awaits_renewal(token, now, floor)) {
+        refusal.hint = errors::RENEW_FIRST.into();
+    }
     if !relation::may_see_leases() {
         return refusal;
     }
-    let rows = table.rows(name, AsOf::Now);
     let Some(row) = find(&rows, token).or(rows.first()) else { return refusal };
     refusal.detailed(|d| {
         d.holder = Some(raise::to_utf8(&row.holder().unwrap_or_else(|| row.session())));

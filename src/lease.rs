@@ -111,8 +111,8 @@ pub fn renewable(
     Ok(found)
 }
 
-/// `lease_release(name, token) → bigint`: the closing token; NULL when the token does not speak for the
-/// lease. Errors: 22004, 22023, 25006, 42501, 55000.
+/// `lease_release(name, token) → bigint`: the closing token; NULL when the token is none of a current grant's.
+/// Errors: 22004, 22023, 25006, 42501, 55000.
 pub fn release(args: Args) -> Result<Answer, Refusal> {
     let name = input::name(&args, 0)?;
     let token = input::token(&args, 1)?;
@@ -141,15 +141,14 @@ pub enum Releasable {
     Close(Box<Row>),
     /// One that this transaction has closed, and its closing token.
     Again(Box<Row>, Token),
-    /// The token does not speak for the lease.
+    /// The token is none of a current grant's.
     Lost,
 }
 
 /// Finds the grant that this token releases.
 pub fn releasable(table: &LeaseTable, name: &[u8], token: Token) -> Result<Releasable, Refusal> {
-    let floor = token::floor()?;
     let found = changeable(table, name, token, |row| {
-        let release = row.grant.release(token, server::now(), floor);
+        let release = row.grant.release(token, server::now());
         (release != Release::Lost).then_some(release)
     });
     let Some((row, release)) = found else { return Ok(Releasable::Lost) };

@@ -5,8 +5,8 @@
 pub const TOKEN_BEFORE_LOCK: bool = cfg!(feature = "plant_token_before_lock");
 /// The time is that of the transaction's start.
 pub const NOW: bool = cfg!(feature = "plant_now");
-/// A token is returned before it is durable.
-pub const NO_FLUSH: bool = cfg!(feature = "plant_no_flush");
+/// A server that starts draws on where the log ends.
+pub const NO_START_MOVE: bool = cfg!(feature = "plant_no_start_move");
 /// A copy of a database draws on where the copy was made.
 pub const NO_JUMP: bool = cfg!(feature = "plant_no_jump");
 /// A guard takes no lock.

@@ -13,13 +13,13 @@ pub fn new_epoch(_: Args) -> Result<Answer, Refusal> {
     Ok(token::new_epoch()?.into())
 }
 
-/// `fence_status()`: one row. Works on a standby.
+/// `fence_status()`: one row. Writes nothing, and works on a standby, where the last token is NULL.
 pub fn status(args: Args) -> Result<Answer, Refusal> {
     let version = relation::sql_version();
     Ok(composite::row(
         args,
         &[
-            Some(token::last()?.into()),
+            token::last()?.map(Into::into),
             Some((server::timeline() as i32).into()),
             Some((server::system_identifier() as i64).into()),
             Some(token::jumps()?.into()),
@@ -55,13 +55,8 @@ pub fn greatest(args: Args) -> Result<Answer, Refusal> {
     Ok(i16::try_from(column).ok().and_then(|c| column::greatest(relation, c)).into())
 }
 
-/// `fence.begin()`: records the identity of the database in which the extension is created.
-pub fn begin(_: Args) -> Result<Answer, Refusal> {
-    token::begin()?;
+/// `fence.record_creation()`: begins the life of the database in which the extension is created.
+pub fn record_creation(_: Args) -> Result<Answer, Refusal> {
+    token::record_creation()?;
     Ok(Answer::Null)
-}
-
-/// `fence.last_token() → bigint`
-pub fn last_token(_: Args) -> Result<Answer, Refusal> {
-    Ok(token::last()?.into())
 }

@@ -5,100 +5,82 @@ use crate::pg::lock::{Mode, Tag};
 use crate::pg::relation::state_oid;
 use crate::pg::{sequence, server};
 use crate::plant;
-use crate::protocol::ahead::{self, Logged};
-use crate::protocol::epoch::{self, Epoch};
+use crate::protocol::epoch::{self, Due, Recorded};
 use crate::protocol::Token;
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 
+/// What this backend knows of the life that its database is in.
+///
+/// Once it has seen that this life has begun it need not look again: no backend survives a recovery, so the start
+/// of the server and the identity of the database stay what they are. What can still happen is that somebody
+/// loads an earlier state over this one; the two numbers tell.
+#[derive(Clone, Copy)]
+struct Life {
+    /// The sequence that was found moved on; invalid where that must be looked at again.
+    begun: Oid,
+    /// The sequence that the rest is about.
+    sequence: Oid,
+    /// A token that the sequence is known to have passed.
+    passed: Token,
+    /// A floor that was once in force.
+    floor: Token,
+}
+
 thread_local! {
-    /// Mark of the identity that this backend has found recorded last, so that all later calls compare two
-    /// numbers.
-    static KNOWN: Cell<i64> = const { Cell::new(0) };
-    /// A sequence and a token that it is known to have passed.
-    static PASSED: Cell<(Oid, Token)> = const { Cell::new((Oid::INVALID, 0)) };
-    /// The file of the sequence that this backend has drawn from.
-    static FILE: Cell<u32> = const { Cell::new(0) };
-    /// A file and a log record of the sequence in it that is known to be on disk.
-    static ON_DISK: Cell<(u32, Logged)> = const { Cell::new((0, Logged { up_to: 0, at: 0 })) };
+    static LIFE: Cell<Life> = const {
+        Cell::new(Life { begun: Oid::INVALID, sequence: Oid::INVALID, passed: 0, floor: 0 })
+    };
+}
+
+impl Life {
+    /// What is known of this sequence.
+    fn of(sequence: Oid) -> Life {
+        let known = LIFE.get();
+        if known.sequence == sequence {
+            return known;
+        }
+        Life { begun: Oid::INVALID, sequence, passed: 0, floor: 0 }
+    }
+
+    fn has_begun(&self) -> bool {
+        self.begun == self.sequence
+    }
 }
 
 /// Draws a token. The caller holds the lock of the lease that it is for.
 ///
-/// The token is durable before it is returned, whoever has logged it, and whether that transaction is still
-/// open or not.
+/// It need not be on disk when it is returned: a crash makes the sequence move on beyond it.
 ///
 /// `above` is the greatest token that the lease is known to have had. A sequence that is not above it, nor
 /// above what this backend drew before, was set back by hand (a data-only restore does that): it jumps.
 pub fn draw(above: Token) -> Result<Token, Refusal> {
+    let oid = sequence()?;
+    check_fit(oid)?;
     loop {
-        let oid = sequence()?;
-        let file = checked_file(oid)?;
         settle(oid)?;
-        if FILE.replace(file) != file {
-            // A copy (of an ALTER SEQUENCE) promises what its page says was logged, but no record of it does.
-            sequence::log_next(oid);
-        }
-        let token = next_above(oid, above)?;
-        if plant::NO_FLUSH || make_durable(oid, file, token)? {
-            PASSED.set((oid, token));
+        let life = Life::of(oid);
+        let above = above.max(life.passed);
+        let token = sequence::next(oid);
+        if token > above {
+            LIFE.set(Life { passed: token, ..life });
             return Ok(token);
         }
+        LIFE.set(Life { begun: Oid::INVALID, passed: above, ..life });
     }
 }
 
-fn next_above(oid: Oid, above: Token) -> Result<Token, Refusal> {
-    let (known, passed) = PASSED.get();
-    let above = if known == oid { above.max(passed) } else { above };
-    let token = sequence::next(oid);
-    if token > above || plant::NO_JUMP || plant::TOKEN_BEFORE_LOCK {
-        return Ok(token);
+/// The last token drawn, 0 when none was. It writes nothing: right after a start of the server, that is the last
+/// one that the earlier life has left on disk. None on a standby, where the value runs ahead of the primary's.
+pub fn last() -> Result<Option<Token>, Refusal> {
+    if server::in_recovery() {
+        return Ok(None);
     }
-    let lock = Tag::jump();
-    lock.take(Mode::Own, true);
-    jump(oid, above)?;
-    lock.give(Mode::Own);
-    Ok(sequence::next(oid))
+    Ok(Some(last_of(sequence()?)))
 }
 
-/// Waits until a log record that covers a token just drawn is on disk; it mostly is. Where the last one
-/// begins to run out, the next draw is to be logged, so that somebody's commit has it on disk in time. False
-/// when no such record may be there, so that another token is to be drawn.
-fn make_durable(oid: Oid, file: u32, token: Token) -> Result<bool, Refusal> {
-    let state = sequence::read(oid);
-    if state.rewritten_here {
-        return Err(errors::sequence_altered("was altered in this transaction"));
-    }
-    if state.file != file {
-        return Ok(false);
-    }
-    if !state.logs {
-        // It goes with the transaction that has created it, or is on disk with its commit as it is then.
-        sequence::log_next(oid);
-        return Ok(true);
-    }
-    let redo = sequence::redo();
-    if !state.logged.is_read(redo) {
-        // Drawn while a checkpoint began, too late to be in it and too early to be logged anew.
-        return Ok(false);
-    }
-    let (of, known) = ON_DISK.get();
-    let known = if of == file { known } else { Logged::default() };
-    if sequence::is_flushed(&state.logged) {
-        ON_DISK.set((file, known.and(state.logged)));
-    } else if !known.covers(token, redo) {
-        sequence::flush(&state.logged);
-        ON_DISK.set((file, known.and(state.logged)));
-    }
-    if ahead::log_early(state.left, sequence::AHEAD) {
-        sequence::log_next(oid);
-    }
-    Ok(true)
-}
-
-/// The last token drawn, 0 when none was.
-pub fn last() -> Result<Token, Refusal> {
-    Ok(sequence::read(sequence()?).last.unwrap_or(0))
+fn last_of(oid: Oid) -> Token {
+    sequence::read(oid).last.unwrap_or(0)
 }
 
 /// The sequence that tokens come from.
@@ -106,25 +88,35 @@ pub fn sequence() -> Result<Oid, Refusal> {
     state_oid(c"token_seq")
 }
 
-/// Was this token ever drawn from that sequence?
+/// Was this token ever drawn from that sequence? It must be settled: what was lost in a crash was drawn, too.
 #[inline]
 pub fn issued(oid: Oid, token: Token) -> bool {
-    let (known, passed) = PASSED.get();
-    token >= 1 && ((known == oid && token <= passed) || look_up(oid, token))
+    let life = LIFE.get();
+    token >= 1 && ((life.sequence == oid && token <= life.passed) || look_up(oid, token))
 }
 
 #[cold]
 fn look_up(oid: Oid, token: Token) -> bool {
-    let last = sequence::read(oid).last.unwrap_or(0);
-    PASSED.set((oid, last));
+    let (life, last) = (Life::of(oid), last_of(oid));
+    LIFE.set(Life { passed: life.passed.max(last), ..life });
     token <= last
 }
 
 /// Where the latest jump went to; tokens up to it speak for no lease until renewed. Jumps first where this
 /// is another database than the one that drew last.
 pub fn floor() -> Result<Token, Refusal> {
-    settle(sequence()?)?;
-    recorded_floor()
+    let oid = sequence()?;
+    settle(oid)?;
+    let life = Life::of(oid);
+    let mut floor = recorded_floor()?;
+    if floor < life.floor {
+        // That of an earlier life was loaded over it.
+        LIFE.set(Life { begun: Oid::INVALID, ..life });
+        settle(oid)?;
+        floor = recorded_floor()?;
+    }
+    LIFE.set(Life { floor, ..Life::of(oid) });
+    Ok(floor)
 }
 
 /// As `floor`, but writes nothing: where a jump is due, no token speaks.
@@ -132,7 +124,8 @@ pub fn floor_seen() -> Result<Token, Refusal> {
     // A standby is as good as what it has replayed: the jump comes with its promotion.
     if !server::in_recovery() {
         let oid = sequence()?;
-        if seen(oid)? == Epoch::Changed {
+        let life = Life::of(oid);
+        if (!life.has_begun() || recorded_floor()? < life.floor) && due(oid)? == Due::Jump {
             return Ok(Token::MAX);
         }
     }
@@ -141,26 +134,15 @@ pub fn floor_seen() -> Result<Token, Refusal> {
 
 /// The number of jumps.
 pub fn jumps() -> Result<i64, Refusal> {
-    Ok(sequence::read(state_oid(c"epoch_seq")?).last.unwrap_or(0))
-}
-
-/// Jumps by hand; gives back where to.
-pub fn new_epoch() -> Result<Token, Refusal> {
-    let oid = sequence()?;
-    checked_file(oid)?;
-    let lock = Tag::jump();
-    lock.take(Mode::Own, true);
-    let target = jump(oid, 0)?;
-    lock.give(Mode::Own);
-    Ok(target)
+    Ok(last_of(state_oid(c"epoch_seq")?))
 }
 
 fn recorded_floor() -> Result<Token, Refusal> {
-    Ok(sequence::read(state_oid(c"floor_seq")?).last.unwrap_or(0))
+    Ok(last_of(state_oid(c"floor_seq")?))
 }
 
-/// The file that the sequence is in; refused unless its values are fit to be tokens.
-fn checked_file(oid: Oid) -> Result<u32, Refusal> {
+/// Refuses a sequence unless its values are fit to be tokens.
+fn check_fit(oid: Oid) -> Result<(), Refusal> {
     let Some(definition) = sequence::definition(oid) else {
         return Err(errors::sequence_altered("is no sequence"));
     };
@@ -169,69 +151,117 @@ fn checked_file(oid: Oid) -> Result<u32, Refusal> {
         (definition.increment < 1, "does not ascend"),
         (definition.cache != 1, "has a CACHE above 1"),
         (definition.cycle, "may CYCLE"),
+        (definition.rewritten_here, "was altered in this transaction"),
     ];
     match fault.iter().find(|(bad, _)| *bad) {
         Some((_, what)) => Err(errors::sequence_altered(what)),
-        None => Ok(definition.file),
+        None => Ok(()),
     }
-}
-
-fn seen(oid: Oid) -> Result<Epoch, Refusal> {
-    let now = server::identity(oid);
-    if KNOWN.get() == now.mark() || plant::NO_JUMP {
-        return Ok(Epoch::Same);
-    }
-    let kept = sequence::read(state_oid(c"identity_seq")?).last;
-    Ok(epoch::compare(kept, &now))
 }
 
 /// Makes sure that the sequence has outrun whatever an earlier life of this database may have drawn: durably,
-/// before anything is drawn, at least once for each change and once for any number of racing sessions. The
-/// lock is given back at once, so that no open transaction holds up a jump.
-fn settle(oid: Oid) -> Result<(), Refusal> {
-    let mark = server::identity(oid).mark();
-    if KNOWN.get() == mark {
+/// before anything is drawn or judged, at least once for each change and once for any number of racing sessions.
+#[inline]
+pub fn settle(oid: Oid) -> Result<(), Refusal> {
+    if LIFE.get().begun == oid {
         return Ok(());
     }
-    if seen(oid)? != Epoch::Same {
-        let lock = Tag::jump();
-        lock.take(Mode::Own, true);
-        if seen(oid)? == Epoch::Changed {
-            checked_file(oid)?;
-            jump(oid, 0)?;
-            // Recorded last: a crash before this jumps once more, never once too few.
-            record(mark)?;
-        }
-        lock.give(Mode::Own);
+    begin(oid)
+}
+
+#[cold]
+fn begin(oid: Oid) -> Result<(), Refusal> {
+    if due(oid)? != Due::Nothing {
+        alone(|| match due(oid)? {
+            Due::Nothing => Ok(()),
+            Due::Move => record(oid, move_on(oid)?),
+            Due::Jump => jump(oid).map(drop),
+        })?;
     }
-    KNOWN.set(mark);
+    begun(oid);
     Ok(())
 }
 
-/// Records which database this is. The extension's creation does so too: a copy made before the first draw
-/// must know that it is a copy.
-fn record(mark: i64) -> Result<(), Refusal> {
-    let identity = state_oid(c"identity_seq")?;
-    sequence::set(identity, mark);
-    sequence::flush(&sequence::read(identity).logged);
-    Ok(())
+fn begun(oid: Oid) {
+    let life = Life::of(oid);
+    // What it was moved on to, or has passed since.
+    LIFE.set(Life { begun: oid, passed: life.passed.max(last_of(oid)), ..life });
 }
 
-/// Called once, by the script that creates the extension.
-pub fn begin() -> Result<(), Refusal> {
-    record(server::identity(sequence()?).mark())
+/// Does it under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
+fn alone<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    let lock = Tag::jump();
+    lock.take(Mode::Own, true);
+    let result = work();
+    lock.give(Mode::Own);
+    result
 }
 
-fn jump(oid: Oid, above: Token) -> Result<Token, Refusal> {
-    let last = sequence::read(oid).last.unwrap_or(0).max(above);
-    let target = epoch::jump_target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
-    let (floor, count) = (state_oid(c"floor_seq")?, state_oid(c"epoch_seq")?);
-    sequence::set(oid, target);
-    sequence::flush(&sequence::read(oid).logged);
-    sequence::set(floor, target);
-    sequence::flush(&sequence::read(floor).logged);
-    // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
-    sequence::set(count, jumps()? + 1);
-    sequence::flush(&sequence::read(count).logged);
+fn due(oid: Oid) -> Result<Due, Refusal> {
+    let floor = recorded_floor()?;
+    let life = Life::of(oid);
+    let start = sequence::read_unlogged(state_oid(c"start_seq")?);
+    let began = sequence::read_unlogged(state_oid(c"began_seq")?);
+    let recorded = Recorded {
+        identity: sequence::read(state_oid(c"identity_seq")?).last,
+        start: start.and_then(|s| s.last),
+        began_at: began.and_then(|b| b.last),
+        last: last_of(oid),
+    };
+    let expected = start.map(|s| server::start(s.file));
+    let due = epoch::due(&recorded, &server::identity(oid, floor), expected.as_ref(), life.passed);
+    Ok(match due {
+        Due::Jump if plant::NO_JUMP => Due::Nothing,
+        Due::Move if plant::NO_START_MOVE => Due::Nothing,
+        due => due,
+    })
+}
+
+/// Jumps by hand; gives back where to.
+pub fn new_epoch() -> Result<Token, Refusal> {
+    let oid = sequence()?;
+    let target = alone(|| jump(oid))?;
+    begun(oid);
     Ok(target)
+}
+
+/// Called once, by the script that creates the extension. No grant is older, so nothing is silenced; but the
+/// floor keeps silent what a restore loads before it has loaded the rest.
+pub fn record_creation() -> Result<(), Refusal> {
+    let oid = sequence()?;
+    let target = move_on(oid)?;
+    sequence::set_durably(state_oid(c"floor_seq")?, target);
+    record(oid, target)
+}
+
+fn jump(oid: Oid) -> Result<Token, Refusal> {
+    let target = move_on(oid)?;
+    sequence::set_durably(state_oid(c"floor_seq")?, target);
+    // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
+    sequence::set_durably(state_oid(c"epoch_seq")?, jumps()? + 1);
+    record(oid, target)?;
+    Ok(target)
+}
+
+fn move_on(oid: Oid) -> Result<Token, Refusal> {
+    check_fit(oid)?;
+    let last = last_of(oid).max(Life::of(oid).passed);
+    let target = epoch::target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
+    sequence::set_durably(oid, target);
+    Ok(target)
+}
+
+/// Records, when all else is on disk, that this life has begun: after a crash before this, the sequence moves on
+/// once more, never once too few. The mark of the start comes last, for with it the rest is believed.
+fn record(oid: Oid, target: Token) -> Result<(), Refusal> {
+    let identity = server::identity(oid, recorded_floor()?);
+    sequence::set_durably(state_oid(c"identity_seq")?, identity.mark());
+    let (start, began) = (state_oid(c"start_seq")?, state_oid(c"began_seq")?);
+    if sequence::read_unlogged(began).is_some() {
+        sequence::set(began, target);
+    }
+    if let Some(found) = sequence::read_unlogged(start) {
+        sequence::set(start, server::start(found.file).mark());
+    }
+    Ok(())
 }

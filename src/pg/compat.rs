@@ -46,6 +46,30 @@ pub unsafe fn first_item(page: pg_sys::Page) -> *mut u8 {
     }
 }
 
+/// Has the relation a first page, and something on it?
+///
+/// # Safety
+/// The relation must be open, and of this server: a standby has no file of what is unlogged.
+pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
+    // SAFETY: the caller's promise; the page is pinned and locked while its header is read.
+    unsafe {
+        const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
+        #[cfg(feature = "pg15")]
+        let file = pg_sys::smgropen((*rel).rd_node, (*rel).rd_backend);
+        #[cfg(not(feature = "pg15"))]
+        let file = pg_sys::smgropen((*rel).rd_locator, (*rel).rd_backend);
+        if !pg_sys::smgrexists(file, MAIN) || pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) == 0 {
+            return false;
+        }
+        let buffer = super::raw::ReadBuffer(rel, 0);
+        super::raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
+        let header = pg_sys::BufferGetPage(buffer).cast::<pg_sys::PageHeaderData>();
+        let filled = (*header).pd_upper != 0;
+        super::raw::UnlockReleaseBuffer(buffer);
+        filled
+    }
+}
+
 /// A column of a row type, counted from 0.
 ///
 /// # Safety
@@ -127,13 +151,6 @@ pub fn file(rel: &pg_sys::RelationData) -> u32 {
 /// Has this transaction put a relation that it has not created into another file?
 pub fn is_rewritten(rel: &pg_sys::RelationData) -> bool {
     rel.rd_createSubid == NO_SAVEPOINT && rewritten_in(rel) != NO_SAVEPOINT
-}
-
-/// Are changes of a permanent relation logged (RelationNeedsWAL of utils/rel.h)?
-pub fn is_logged(rel: &pg_sys::RelationData) -> bool {
-    // SAFETY: a setting.
-    let minimal = unsafe { pg_sys::wal_level } < pg_sys::WalLevel::WAL_LEVEL_REPLICA as c_int;
-    !minimal || (rel.rd_createSubid == NO_SAVEPOINT && rewritten_in(rel) == NO_SAVEPOINT)
 }
 
 fn rewritten_in(rel: &pg_sys::RelationData) -> pg_sys::SubTransactionId {

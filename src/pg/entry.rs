@@ -75,7 +75,6 @@ sql_functions! {
     fence_session_alive, pg_finfo_fence_session_alive => crate::status::session_alive;
     fence_checked_name, pg_finfo_fence_checked_name => crate::status::checked_name;
     fence_greatest, pg_finfo_fence_greatest => crate::status::greatest;
-    fence_begin, pg_finfo_fence_begin => crate::status::begin;
-    fence_last_token, pg_finfo_fence_last_token => crate::status::last_token;
+    fence_record_creation, pg_finfo_fence_record_creation => crate::status::record_creation;
     fenced, pg_finfo_fenced => crate::fenced::fenced;
 }

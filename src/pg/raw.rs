@@ -51,10 +51,13 @@ extern "C-unwind" {
     pub fn CatalogTupleInsert(table: Relation, tuple: HeapTuple);
     pub fn CatalogTupleUpdate(table: Relation, over: ItemPointer, tuple: HeapTuple);
 
+    // utils/syscache.h
+    pub fn SearchSysCache1(cache: c_int, key: Datum) -> HeapTuple;
+    pub fn ReleaseSysCache(tuple: HeapTuple);
+
     // storage/bufmgr.h
     pub fn ReadBuffer(relation: Relation, block: BlockNumber) -> Buffer;
     pub fn LockBuffer(buffer: Buffer, mode: c_int);
-    pub fn MarkBufferDirty(buffer: Buffer);
     pub fn BufferGetLSNAtomic(buffer: Buffer) -> XLogRecPtr;
     pub fn ReleaseBuffer(buffer: Buffer);
     pub fn UnlockReleaseBuffer(buffer: Buffer);

@@ -1,7 +1,6 @@
 //! Sequences read and set without SQL: the callers of the extension have no rights on them.
 
 use super::{compat, raw};
-use crate::protocol::ahead::Logged;
 use pgrx::pg_sys;
 
 /// What a sequence's page says.
@@ -10,20 +9,17 @@ pub struct State {
     /// Its last value; None when never called.
     pub last: Option<i64>,
     /// The log record that the page was last changed by.
-    pub logged: Logged,
-    /// How many more values it covers.
-    pub left: i64,
-    /// The file that the page is of.
-    pub file: u32,
-    /// Whether what is written to it is logged: not, under wal_level = minimal, in the transaction that has
-    /// created it.
-    pub logs: bool,
-    /// It was rewritten by this transaction, which may yet be rolled back.
-    pub rewritten_here: bool,
+    at: u64,
 }
 
-/// How many values Postgres logs ahead (SEQ_LOG_VALS).
-pub const AHEAD: i64 = 32;
+/// An unlogged sequence: any recovery empties it.
+#[derive(Clone, Copy, Debug)]
+pub struct Unlogged {
+    /// Its last value; None when never called since the recovery.
+    pub last: Option<i64>,
+    /// The file that it is in: another one after each ALTER SEQUENCE.
+    pub file: u32,
+}
 
 #[repr(C)]
 struct SequenceData {
@@ -45,7 +41,7 @@ struct SequenceForm {
     seqcycle: bool,
 }
 
-/// What of a sequence's definition decides whether its values are fit to be tokens.
+/// What decides whether a sequence's values are fit to be tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Definition {
     /// Written to WAL.
@@ -56,39 +52,34 @@ pub struct Definition {
     pub cache: i64,
     /// CYCLE
     pub cycle: bool,
-    /// The file that it is in: another one after each ALTER SEQUENCE.
-    pub file: u32,
+    /// It was rewritten by this transaction, which may yet be rolled back, and its values with it.
+    pub rewritten_here: bool,
 }
 
 /// Reads the page of a sequence: no permission, no transaction id, no WAL.
 pub fn read(oid: pg_sys::Oid) -> State {
-    with_page(oid, pg_sys::BUFFER_LOCK_SHARE, |rel, buffer, data| {
+    with_page(oid, pg_sys::BUFFER_LOCK_SHARE, |_, buffer, data| {
         // SAFETY: the page is locked.
         let at = unsafe { raw::BufferGetLSNAtomic(buffer) };
-        let logged = Logged { up_to: data.last_value.saturating_add(data.log_cnt), at };
-        let last = data.is_called.then_some(data.last_value);
-        let left = data.log_cnt;
-        let (file, logs) = (compat::file(rel), compat::is_logged(rel));
-        State { last, logged, left, file, logs, rewritten_here: compat::is_rewritten(rel) }
+        State { last: data.is_called.then_some(data.last_value), at }
     })
 }
 
-/// Lets the next draw be logged. The count is not logged itself: 0 is what a crash leaves.
-///
-/// Nothing to do where recovery would not read the page's last record: then the next draw is logged anyhow
-/// (and a page that is changed without a record to restore it by must not be torn).
-pub fn log_next(oid: pg_sys::Oid) {
-    with_page(oid, pg_sys::BUFFER_LOCK_EXCLUSIVE, |rel, buffer, data| {
-        // SAFETY: the page is locked exclusively.
-        unsafe {
-            if data.log_cnt > 0
-                && (raw::BufferGetLSNAtomic(buffer) > redo() || !compat::is_logged(rel))
-            {
-                data.log_cnt = 0;
-                raw::MarkBufferDirty(buffer);
-            }
-        }
-    });
+/// Reads an unlogged sequence; not for a standby, which has no page of it. None where it is logged, or has no
+/// page: under wal_level = minimal, a crash soon after CREATE DATABASE may leave a copy without.
+pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
+    // SAFETY: the relation is locked and open while it is looked at, the page pinned and locked.
+    let (readable, file) = unsafe {
+        compat::guarded(|| {
+            let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
+            let unlogged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED;
+            let readable = unlogged && compat::has_first_page(rel);
+            let file = compat::file(&*rel);
+            raw::relation_close(rel, pg_sys::NoLock as i32);
+            (readable, file)
+        })
+    };
+    readable.then(|| Unlogged { last: read(oid).last, file })
 }
 
 /// Works on the page of a sequence.
@@ -115,28 +106,18 @@ fn with_page<R>(
     }
 }
 
-/// Is this record on disk?
-pub fn is_flushed(record: &Logged) -> bool {
-    // SAFETY: compares with what this server has flushed.
-    !unsafe { pg_sys::XLogNeedsFlush(record.at) }
-}
-
-/// Makes sure that this record is on disk. Costs nothing when it is already.
-pub fn flush(record: &Logged) {
-    // SAFETY: the position is one that this server has written.
-    unsafe { pg_sys::XLogFlush(record.at) };
-}
-
-/// Where recovery would start.
-pub fn redo() -> u64 {
-    // SAFETY: reads shared memory.
-    unsafe { pg_sys::GetRedoRecPtr() }
-}
-
 /// The next value; takes a transaction id only in a draw that is logged.
 pub fn next(oid: pg_sys::Oid) -> i64 {
     // SAFETY: raises Postgres's own error where the oid is no sequence or is exhausted.
     unsafe { compat::guarded(|| compat::nextval_internal(oid, false)) }
+}
+
+/// Sets the last value so that no crash undoes it. The caller holds the jump's lock.
+pub fn set_durably(oid: pg_sys::Oid, value: i64) {
+    set(oid, value);
+    let record = read(oid).at;
+    // SAFETY: the position is one that this server has written.
+    unsafe { pg_sys::XLogFlush(record) };
 }
 
 /// Sets the last value, without a transaction. The caller holds the jump's lock.
@@ -160,28 +141,26 @@ pub fn set(oid: pg_sys::Oid, value: i64) {
     }
 }
 
-/// Its definition, from the catalogs.
+/// Its definition; None when it is no sequence.
 pub fn definition(oid: pg_sys::Oid) -> Option<Definition> {
-    let found = |cache: pg_sys::SysCacheIdentifier::Type| {
-        // SAFETY: a look-up by oid; the tuple is valid until released.
-        let tuple = unsafe { pg_sys::SearchSysCache1(cache as i32, pg_sys::Datum::from(oid)) };
-        (!tuple.is_null()).then_some(tuple)
-    };
-    let sequence = found(pg_sys::SysCacheIdentifier::SEQRELID)?;
-    let relation = found(pg_sys::SysCacheIdentifier::RELOID)?;
-    // SAFETY: their fixed columns are laid out as declared above, or by pgrx.
+    // SAFETY: the relation is open while it is looked at; a catalog tuple is valid until released, and its
+    // fixed columns are laid out as declared above.
     unsafe {
-        let form = &*pg_sys::GETSTRUCT(sequence).cast::<SequenceForm>();
-        let class = &*pg_sys::GETSTRUCT(relation).cast::<pg_sys::FormData_pg_class>();
-        let definition = Definition {
-            logged: class.relpersistence as u8 == b'p',
-            increment: form.seqincrement,
-            cache: form.seqcache,
-            cycle: form.seqcycle,
-            file: class.relfilenode.to_u32(),
-        };
-        pg_sys::ReleaseSysCache(sequence);
-        pg_sys::ReleaseSysCache(relation);
-        Some(definition)
+        compat::guarded(|| {
+            let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
+            let logged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT;
+            let rewritten_here = compat::is_rewritten(&*rel);
+            raw::relation_close(rel, pg_sys::NoLock as i32);
+            let cache = pg_sys::SysCacheIdentifier::SEQRELID as i32;
+            let tuple = raw::SearchSysCache1(cache, pg_sys::Datum::from(oid));
+            if tuple.is_null() {
+                return None;
+            }
+            let form = &*pg_sys::GETSTRUCT(tuple).cast::<SequenceForm>();
+            let (increment, cycle) = (form.seqincrement, form.seqcycle);
+            let cache = form.seqcache;
+            raw::ReleaseSysCache(tuple);
+            Some(Definition { logged, increment, cache, cycle, rewritten_here })
+        })
     }
 }

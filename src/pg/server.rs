@@ -1,6 +1,7 @@
 //! The server, the clock and the caller.
 
-use crate::protocol::{epoch::Identity, Micros};
+use crate::protocol::epoch::{Identity, Start};
+use crate::protocol::{Micros, Token};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
@@ -39,15 +40,26 @@ pub fn system_identifier() -> u64 {
     unsafe { pg_sys::GetSystemIdentifier() }
 }
 
-/// Which life of which database this is, given the oid of its token sequence.
-pub fn identity(sequence: pg_sys::Oid) -> Identity {
+/// Which database this is, given the oid of its token sequence and where its latest jump went to.
+pub fn identity(sequence: pg_sys::Oid, floor: Token) -> Identity {
     Identity {
         timeline: timeline(),
         system_identifier: system_identifier(),
-        // SAFETY: set once when the backend starts.
-        database: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+        database: database(),
         sequence: sequence.to_u32(),
+        floor,
     }
+}
+
+/// Which start of the server this is, given the file of the sequence that marks it.
+pub fn start(file: u32) -> Start {
+    // SAFETY: set once when the server starts.
+    Start { server: unsafe { pg_sys::PgStartTime }, database: database(), file }
+}
+
+fn database() -> u32 {
+    // SAFETY: set once when the backend starts.
+    unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
 
 /// Raises 25006 in a read-only transaction and on a standby.

@@ -53,7 +53,7 @@ pub fn id() -> u64 {
 
 /// Does a release, whose commit need not wait for the disk where the transaction writes nothing else: WAL
 /// is in order, so whoever acquires next makes it durable too, and losing it in a crash only leaves the lease
-/// taken until its deadline. (The closing token is durable already.)
+/// taken until its deadline. (The closing token is not drawn again: the start moves the sequence on.)
 pub fn release<R>(work: impl FnOnce() -> R) -> R {
     // SAFETY: reads where this transaction's last WAL record ends; 0 when there is none.
     let end = || unsafe { pg_sys::XactLastRecEnd };

@@ -1,18 +1,19 @@
-//! When and how far the token sequence jumps.
+//! When and how far the token sequence moves on.
 //!
-//! A copy of a database (promoted standby, restored dump, template) may have forgotten tokens that clients
-//! have seen. It cannot know how many, so it outruns them all: it jumps to a number made from the clock,
-//! which is ahead of anything drawn one by one (2^20 tokens a second would be needed to catch up).
+//! A server that starts may have lost the latest of the sequence, and a copy of a database (promoted standby,
+//! restored dump, template) all that was drawn since it was made. Neither can know how many tokens clients have
+//! seen, so each new life goes on at a number made from the clock, which is ahead of anything drawn one by one
+//! (2^20 tokens a second would be needed to catch up).
 
 use super::{Micros, Token};
 
-/// Tokens per second of the clock, and the grid that every jump lands on.
+/// Tokens per second of the clock, and the least that every move skips.
 pub const STRIDE: i64 = 1 << 20;
 
-/// 2024-01-01 00:00 UTC in microseconds of the Postgres epoch (2000-01-01).
-pub const CLOCK_ZERO: Micros = 757_382_400_000_000;
+/// 2026-01-01 00:00 UTC in microseconds of the Postgres epoch (2000-01-01).
+pub const CLOCK_ZERO: Micros = 820_540_800_000_000;
 
-/// What tells one life of a database from another.
+/// What tells one database from another, and from a copy of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// WAL timeline; a promotion or a point-in-time recovery changes it.
@@ -23,79 +24,194 @@ pub struct Identity {
     pub database: u32,
     /// Oid of `fence.token_seq`; restoring a dump changes it.
     pub sequence: u32,
+    /// Where the latest jump went to. A restore that loads the floor of another life after a jump, or the
+    /// identity before one, leaves two that do not belong together.
+    pub floor: Token,
 }
 
 impl Identity {
-    /// A positive 63-bit mark of this identity (FNV-1a), fit to be kept as a sequence's value.
+    /// A mark of this identity, fit to be kept as a sequence's value.
     pub fn mark(&self) -> i64 {
-        let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-        let bytes = self
-            .timeline
-            .to_le_bytes()
-            .into_iter()
-            .chain(self.system_identifier.to_le_bytes())
-            .chain(self.database.to_le_bytes())
-            .chain(self.sequence.to_le_bytes());
-        for byte in bytes {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-        ((hash >> 1) as i64).max(1)
+        mark(&[
+            u64::from(self.timeline),
+            self.system_identifier,
+            u64::from(self.database),
+            u64::from(self.sequence),
+            self.floor as u64,
+        ])
     }
 }
 
-/// What the recorded mark says of the identity found now.
+/// What tells one start of the server from another, as long as no recovery lies between.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Epoch {
-    /// The database is the one that drew last.
-    Same,
-    /// Tokens may be forgotten: jump first.
-    Changed,
+pub struct Start {
+    /// When the server started.
+    pub server: Micros,
+    /// A file-by-file copy of a database has its marks, too.
+    pub database: u32,
+    /// The file of the sequence that keeps the mark: another one after each ALTER SEQUENCE, for while it was
+    /// logged a crash did not empty it.
+    pub file: u32,
 }
 
-/// Compares the mark kept at the last draw, or at the extension's creation, with the identity now.
-pub fn compare(kept: Option<i64>, now: &Identity) -> Epoch {
-    if kept == Some(now.mark()) {
-        Epoch::Same
-    } else {
-        Epoch::Changed
+impl Start {
+    /// A mark of this start, fit to be kept as a sequence's value.
+    pub fn mark(&self) -> i64 {
+        mark(&[self.server as u64, u64::from(self.database), u64::from(self.file)])
     }
 }
 
-/// Where the sequence jumps to: the greater of its next multiple of 2^20 and the clock's seconds × 2^20.
-/// None when that would leave the positive bigints.
-pub fn jump_target(last: Token, now: Micros) -> Option<Token> {
-    let next = (last.max(0) / STRIDE).checked_add(1)?.checked_mul(STRIDE)?;
-    let seconds = now.saturating_sub(CLOCK_ZERO).max(0) / 1_000_000;
-    Some(next.max(seconds.checked_mul(STRIDE)?))
+/// A positive 63-bit hash (FNV-1a).
+fn mark(parts: &[u64]) -> i64 {
+    let bytes = parts.iter().flat_map(|part| part.to_le_bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    ((hash >> 1) as i64).max(1)
+}
+
+/// What the database has recorded of the life that it is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Recorded {
+    /// Mark of the identity at the last move.
+    pub identity: Option<i64>,
+    /// Mark of the start; none after any recovery.
+    pub start: Option<i64>,
+    /// Where the sequence was moved on to then; none after any recovery.
+    pub began_at: Option<Token>,
+    /// The sequence's last value; 0 when it has none.
+    pub last: Token,
+}
+
+/// What must happen before anything is drawn or judged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Due {
+    /// Nothing: this life has begun.
+    Nothing,
+    /// The server has started: the sequence moves on. Grants live on, and their tokens speak.
+    Move,
+    /// The database is another, or older, than the one that drew last: the sequence moves on, and no earlier
+    /// token speaks for a lease until its holder has renewed it.
+    Jump,
+}
+
+/// Compares what is recorded with what is found. `start` is None where no mark of it can be kept: then every
+/// session takes itself for the first. `passed` is a token that the sequence is known to have passed.
+pub fn due(recorded: &Recorded, identity: &Identity, start: Option<&Start>, passed: Token) -> Due {
+    if recorded.identity != Some(identity.mark()) {
+        return Due::Jump;
+    }
+    let began = start.is_some_and(|start| recorded.start == Some(start.mark()));
+    let least = recorded.began_at.filter(|_| began).unwrap_or(0).max(passed);
+    if recorded.last < least {
+        // Somebody has loaded an earlier state over this one, or set the sequence back.
+        return Due::Jump;
+    }
+    if began {
+        Due::Nothing
+    } else {
+        Due::Move
+    }
+}
+
+/// Where the sequence moves on to: the greater of its last value + 2^20 and the clock's microseconds
+/// × 2^20 / 10^6. None when that would leave the positive bigints.
+pub fn target(last: Token, now: Micros) -> Option<Token> {
+    let next = last.max(0).checked_add(STRIDE)?;
+    let elapsed = i128::from(now.saturating_sub(CLOCK_ZERO).max(0));
+    let by_clock = i64::try_from(elapsed * i128::from(STRIDE) / 1_000_000).ok()?;
+    Some(next.max(by_clock))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const IDENTITY: Identity =
+        Identity { timeline: 1, system_identifier: 7, database: 5, sequence: 9, floor: 50 };
+    const START: Start = Start { server: 1_000, database: 5, file: 16_400 };
+
+    fn recorded() -> Recorded {
+        Recorded {
+            identity: Some(IDENTITY.mark()),
+            start: Some(START.mark()),
+            began_at: Some(100),
+            last: 120,
+        }
+    }
+
     #[test]
-    fn a_jump_outruns_the_last_token_and_the_clock() {
-        assert_eq!(jump_target(0, 0), Some(STRIDE));
-        assert_eq!(jump_target(STRIDE, 0), Some(2 * STRIDE));
-        assert_eq!(jump_target(STRIDE - 1, 0), Some(STRIDE));
+    fn a_move_outruns_the_last_token_and_the_clock() {
+        assert_eq!(target(0, 0), Some(STRIDE));
+        assert_eq!(target(STRIDE, 0), Some(2 * STRIDE));
+        assert_eq!(target(7, CLOCK_ZERO - 1), Some(STRIDE + 7));
         let hour = CLOCK_ZERO + 3_600_000_000;
-        assert_eq!(jump_target(5, hour), Some(3600 * STRIDE));
-        assert_eq!(jump_target(3600 * STRIDE, hour), Some(3601 * STRIDE));
-        assert_eq!(jump_target(i64::MAX, hour), None);
+        assert_eq!(target(5, hour), Some(3600 * STRIDE));
+        assert_eq!(target(3600 * STRIDE, hour), Some(3601 * STRIDE));
+        assert_eq!(target(i64::MAX, hour), None);
+    }
+
+    #[test]
+    fn a_move_is_as_fine_as_the_clock() {
+        let hour = CLOCK_ZERO + 3_600_000_000;
+        let next = |us: Micros| target(0, hour + us).expect("far from the end");
+        assert!((0..100).all(|us| next(us) < next(us + 1)), "two copies made within 2 µs");
+    }
+
+    #[test]
+    fn a_clock_set_back_between_two_starts_goes_on_above_the_last() {
+        let hour = CLOCK_ZERO + 3_600_000_000;
+        let first = target(5, hour).expect("far from the end");
+        assert_eq!(target(first + 3, hour - 1_800_000_000), Some(first + 3 + STRIDE));
+        assert_eq!(target(first + 3, 0), Some(first + 3 + STRIDE));
+    }
+
+    #[test]
+    fn tokens_stay_exact_in_javascript_for_270_years() {
+        let year = 365 * 86_400 * 1_000_000;
+        let then = target(0, CLOCK_ZERO + 270 * year).expect("far from the end");
+        assert!(then < 1 << 53, "{then}");
+        assert_eq!(target(0, CLOCK_ZERO + year).map(|t| t.to_string().len()), Some(14));
     }
 
     #[test]
     fn each_part_of_the_identity_counts() {
-        let a = Identity { timeline: 1, system_identifier: 7, database: 5, sequence: 9 };
-        assert_eq!(compare(None, &a), Epoch::Changed);
-        assert_eq!(compare(Some(a.mark()), &a), Epoch::Same);
-        for b in [
-            Identity { timeline: 2, ..a },
-            Identity { system_identifier: 8, ..a },
-            Identity { database: 6, ..a },
-            Identity { sequence: 10, ..a },
+        assert_eq!(due(&recorded(), &IDENTITY, Some(&START), 0), Due::Nothing);
+        let none = Recorded { identity: None, ..recorded() };
+        assert_eq!(due(&none, &IDENTITY, Some(&START), 0), Due::Jump);
+        for other in [
+            Identity { timeline: 2, ..IDENTITY },
+            Identity { system_identifier: 8, ..IDENTITY },
+            Identity { database: 6, ..IDENTITY },
+            Identity { sequence: 10, ..IDENTITY },
+            Identity { floor: 49, ..IDENTITY },
         ] {
-            assert_eq!(compare(Some(a.mark()), &b), Epoch::Changed);
+            assert_eq!(due(&recorded(), &other, Some(&START), 0), Due::Jump);
         }
+    }
+
+    #[test]
+    fn each_part_of_the_start_counts() {
+        let emptied = Recorded { start: None, began_at: None, ..recorded() };
+        assert_eq!(due(&emptied, &IDENTITY, Some(&START), 0), Due::Move);
+        for other in [
+            Start { server: 1_001, ..START },
+            Start { database: 6, ..START },
+            Start { file: 16_401, ..START },
+        ] {
+            assert_eq!(due(&recorded(), &IDENTITY, Some(&other), 0), Due::Move);
+        }
+        assert_eq!(due(&recorded(), &IDENTITY, None, 0), Due::Move, "no mark can be kept");
+    }
+
+    #[test]
+    fn a_sequence_below_where_this_life_began_is_an_older_one() {
+        let at = |last| Recorded { last, ..recorded() };
+        assert_eq!(due(&at(100), &IDENTITY, Some(&START), 0), Due::Nothing);
+        assert_eq!(due(&at(99), &IDENTITY, Some(&START), 0), Due::Jump);
+        assert_eq!(due(&at(110), &IDENTITY, Some(&START), 111), Due::Jump);
+        // Of another life, it tells nothing of this one.
+        let before = Recorded { start: Some(1), ..at(99) };
+        assert_eq!(due(&before, &IDENTITY, Some(&START), 0), Due::Move);
     }
 }

@@ -116,17 +116,19 @@ impl Grant {
     }
 
     /// Does the token speak for the lease: is it one of a current grant's, was the latest of them drawn after
-    /// the last jump (`floor`), and is the grant neither expired nor abandoned? A closing token speaks for the rest of the
-    /// transaction that drew it.
+    /// the last jump (`floor`), and is the grant neither expired nor abandoned? A closing token speaks for the rest of
+    /// the transaction that drew it, where the grant's own did.
     pub fn speaks(&self, token: Token, now: Micros, floor: Token) -> bool {
-        match self.closing {
+        let named = match self.closing {
             Some(closing) => self.closed_here && token == closing && self.has_closing_token(),
-            None => {
-                self.phase(now) == Phase::Held
-                    && self.tokens.contains(token)
-                    && self.tokens.latest() > floor
-            }
-        }
+            None => self.phase(now) == Phase::Held && self.tokens.contains(token),
+        };
+        named && self.tokens.latest() > floor
+    }
+
+    /// Is a jump all that keeps the token from speaking? Then a renewal helps.
+    pub fn awaits_renewal(&self, token: Token, now: Micros, floor: Token) -> bool {
+        self.speaks(token, now, 0) && !self.speaks(token, now, floor)
     }
 
     /// Was a token drawn to close it? None is where another grant ended it (`ends`): it is closed with its
@@ -140,8 +142,9 @@ impl Grant {
         self.phase(now) == Phase::Held && self.tokens.contains(token)
     }
 
-    /// What a release by this token finds.
-    pub fn release(&self, token: Token, now: Micros, floor: Token) -> Release {
+    /// What a release by this token finds. A jump does not matter here either: a holder that gives a lease back
+    /// is believed as one that renews it.
+    pub fn release(&self, token: Token, now: Micros) -> Release {
         match self.closing {
             Some(closing)
                 if self.closed_here
@@ -150,7 +153,7 @@ impl Grant {
             {
                 Release::Again(closing)
             }
-            None if self.speaks(token, now, floor) => Release::Close,
+            None if self.renewable(token, now) => Release::Close,
             _ => Release::Lost,
         }
     }
@@ -344,9 +347,11 @@ mod tests {
         let mut g = seat(0, Mode::Exclusive, 100).grant;
         assert!(!g.speaks(10, 1, 50));
         assert!(g.renewable(10, 1));
-        assert_eq!(g.release(10, 1, 50), Release::Lost);
+        assert_eq!(g.release(10, 1), Release::Close);
+        assert!(g.awaits_renewal(10, 1, 50) && !g.awaits_renewal(11, 1, 50));
+        assert!(!g.awaits_renewal(10, 100, 50), "it has expired");
         g.tokens = g.tokens.renew(51);
-        assert!(g.speaks(10, 1, 50) && g.speaks(51, 1, 50));
+        assert!(g.speaks(10, 1, 50) && g.speaks(51, 1, 50) && !g.awaits_renewal(10, 1, 50));
     }
 
     #[test]
@@ -354,11 +359,21 @@ mod tests {
         let mut g = seat(0, Mode::Exclusive, 100).grant;
         g.closing = Some(20);
         assert!(!g.speaks(20, 1, 0) && !g.speaks(10, 1, 0));
-        assert_eq!(g.release(10, 1, 0), Release::Lost);
+        assert_eq!(g.release(10, 1), Release::Lost);
         g.closed_here = true;
         assert!(g.speaks(20, 1, 0) && !g.speaks(10, 1, 0));
-        assert_eq!(g.release(10, 1, 0), Release::Again(20));
+        assert_eq!(g.release(10, 1), Release::Again(20));
         assert!(!g.renewable(10, 1));
+    }
+
+    #[test]
+    fn a_closing_token_drawn_after_a_jump_speaks_only_where_the_grant_was_renewed() {
+        let mut g = seat(0, Mode::Exclusive, 100).grant;
+        (g.closing, g.closed_here) = (Some(60), true);
+        assert!(!g.speaks(60, 1, 50) && g.awaits_renewal(60, 1, 50));
+        assert_eq!(g.release(10, 1), Release::Again(60));
+        g.tokens = g.tokens.renew(51);
+        assert!(g.speaks(60, 1, 50) && !g.awaits_renewal(60, 1, 50));
     }
 
     #[test]
@@ -397,7 +412,7 @@ mod tests {
         g.closing = Some(g.tokens.latest());
         g.closed_here = true;
         assert!([10, 12, 15].iter().all(|t| !g.speaks(*t, 1, 0)));
-        assert!([10, 12, 15].iter().all(|t| g.release(*t, 1, 0) == Release::Lost));
+        assert!([10, 12, 15].iter().all(|t| g.release(*t, 1) == Release::Lost));
     }
 
     #[test]
@@ -419,7 +434,7 @@ mod tests {
         s.grant.abandoned = true;
         assert_eq!((s.grant.phase(99), s.grant.phase(100)), (Phase::Abandoned, Phase::Expired));
         assert!(!s.grant.speaks(10, 1, 0) && !s.grant.renewable(10, 1));
-        assert_eq!(s.grant.release(10, 1, 0), Release::Lost);
+        assert_eq!(s.grant.release(10, 1), Release::Lost);
         assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 1), Acquire::Grant { slot: 0 });
         s.guarded = true;
         let taken = Acquire::Taken { until: Micros::MAX };

@@ -5,7 +5,6 @@
 //! always an argument.
 #![forbid(unsafe_code)]
 
-pub mod ahead;
 pub mod epoch;
 pub mod fence;
 pub mod grant;

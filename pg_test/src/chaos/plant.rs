@@ -21,8 +21,8 @@ pub enum Plant {
     TokenBeforeLock,
     /// The time is that of the transaction's start
     Now,
-    /// A token is returned before it is on disk
-    NoFlush,
+    /// A server that starts draws on where the log ends
+    NoStartMove,
     /// A promoted standby draws on where it stood
     NoJump,
     /// A guard takes no lock
@@ -35,7 +35,7 @@ impl Plant {
         match self {
             Plant::TokenBeforeLock => "plant_token_before_lock",
             Plant::Now => "plant_now",
-            Plant::NoFlush => "plant_no_flush",
+            Plant::NoStartMove => "plant_no_start_move",
             Plant::NoJump => "plant_no_jump",
             Plant::NoGuardLock => "plant_no_guard_lock",
         }
@@ -46,7 +46,7 @@ impl Plant {
         match self {
             Plant::TokenBeforeLock => &[(Fault::FreezeBackend, 1)],
             Plant::Now => ALL,
-            Plant::NoFlush => &[(Fault::KillServer, 1)],
+            Plant::NoStartMove => &[(Fault::KillServer, 1)],
             Plant::NoJump => &[(Fault::FailOver, 1)],
             Plant::NoGuardLock => &[(Fault::FreezeWorker, 1), (Fault::Revoke, 3)],
         }
@@ -57,7 +57,7 @@ impl Plant {
         match self {
             Plant::TokenBeforeLock => &["came Grant"],
             Plant::Now => &["a grant lasted"],
-            Plant::NoFlush | Plant::NoJump => &["was seen twice", "had been seen"],
+            Plant::NoStartMove | Plant::NoJump => &["was seen twice", "had been seen"],
             Plant::NoGuardLock => &["replaced grant", "too many holders", "others had it"],
         }
     }

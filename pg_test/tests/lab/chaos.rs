@@ -9,7 +9,7 @@ pg_test::trials![
     half_a_minute_of_chaos_breaks_no_promise;
     slow: a_token_drawn_before_the_lock_is_caught,
     the_time_of_the_transactions_start_is_caught,
-    a_token_that_is_not_flushed_is_caught,
+    a_server_that_starts_without_moving_on_is_caught,
     a_promotion_without_a_jump_is_caught,
     a_guard_without_a_lock_is_caught
 ];
@@ -30,8 +30,8 @@ fn the_time_of_the_transactions_start_is_caught(lab: &Lab) -> Result<()> {
     is_caught(lab, Plant::Now)
 }
 
-fn a_token_that_is_not_flushed_is_caught(lab: &Lab) -> Result<()> {
-    is_caught(lab, Plant::NoFlush)
+fn a_server_that_starts_without_moving_on_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, Plant::NoStartMove)
 }
 
 fn a_promotion_without_a_jump_is_caught(lab: &Lab) -> Result<()> {

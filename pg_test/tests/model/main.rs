@@ -16,7 +16,7 @@ mod server;
 mod state;
 mod system;
 
-use protections::{Bounds, Flush, Protections};
+use protections::{Bounds, Protections};
 use stateright::{Checker, HasDiscoveries, Model};
 use system::{
     System, GUARD_EXCLUDES, NEVER_REISSUED, NOT_EXPIRED, NO_STALE_BOUND, NO_STALE_UNBOUND,
@@ -54,9 +54,9 @@ const CALM: Bounds = Bounds::CALM;
 const CRASHES: Bounds = Bounds { crashes: 1, kills: 1, seconds: 2, draws: 3, ..CALM };
 /// The same, where commits do not wait for the disk.
 const LAZY: Bounds = Bounds { synchronous_commit: false, kills: 0, ..CRASHES };
-/// Recovery starts at a checkpoint. Tokens alone matter here.
-const CHECKPOINT: Bounds =
-    Bounds { checkpoints: 1, seconds: 2, draws: 4, bound: false, unbound: false, ..LAZY };
+/// The server is killed again while it starts, within a second. Tokens alone matter here.
+const CRASH_LOOP: Bounds =
+    Bounds { crashes: 2, seconds: 0, draws: 4, bound: false, unbound: false, ..LAZY };
 /// A standby that is behind takes over.
 const FAILOVER: Bounds = Bounds {
     promotions: 1,
@@ -106,9 +106,9 @@ fn crashes_with_an_unwritten_log_break_nothing() {
 }
 
 #[test]
-fn crashes_after_a_checkpoint_break_nothing() {
-    holds(CHECKPOINT);
-    holds(Bounds { synchronous_commit: true, ..CHECKPOINT });
+fn a_crash_while_the_server_starts_breaks_nothing() {
+    holds(CRASH_LOOP);
+    holds(Bounds { synchronous_commit: true, seconds: 2, ..CRASH_LOOP });
 }
 
 #[test]
@@ -161,18 +161,19 @@ fn a_row_that_takes_an_equal_token_is_written_twice_by_it() {
 }
 
 #[test]
-fn without_a_flush_a_crash_reissues_tokens() {
-    breaks(CRASHES, NEVER_REISSUED, |p| p.flush = Flush::Never);
+fn a_server_that_starts_without_moving_on_reissues_tokens() {
+    breaks(CRASHES, NEVER_REISSUED, |p| p.start_move = false);
+    breaks(LAZY, NEVER_REISSUED, |p| p.start_move = false);
 }
 
 #[test]
-fn flushing_only_what_one_has_logged_oneself_reissues_tokens() {
-    breaks(CRASHES, NEVER_REISSUED, |p| p.flush = Flush::OwnRecord);
+fn a_move_that_a_second_crash_undoes_reissues_tokens() {
+    breaks(CRASH_LOOP, NEVER_REISSUED, |p| p.durable_move = false);
 }
 
 #[test]
-fn a_record_from_before_the_checkpoint_covers_nothing() {
-    breaks(CHECKPOINT, NEVER_REISSUED, |p| p.redo = false);
+fn a_life_recorded_as_begun_before_the_move_reissues_tokens() {
+    breaks(LAZY, NEVER_REISSUED, |p| p.start_last = false);
 }
 
 #[test]
@@ -183,12 +184,13 @@ fn without_a_jump_a_promoted_standby_reissues_tokens() {
 #[test]
 fn an_identity_recorded_before_the_jump_is_lost_to_a_crash() {
     let bounds = Bounds { crashes: 1, ..FAILOVER };
-    breaks(bounds, NEVER_REISSUED, |p| p.identity_last = false);
+    // The start moves the sequence on; but what is silent no longer is.
+    breaks(bounds, NO_STALE_BOUND, |p| p.identity_last = false);
 }
 
 #[test]
 fn a_jump_that_ignores_the_clock_does_not_outrun_the_one_before() {
-    breaks(TWO_FAILOVERS, NEVER_REISSUED, |p| p.jump_by_clock = false);
+    breaks(TWO_FAILOVERS, NEVER_REISSUED, |p| p.move_by_clock = false);
 }
 
 #[test]

@@ -1,16 +1,5 @@
 //! What keeps the protocol safe, piece by piece, so that a test can take one away.
 
-/// When a drawn token is made durable.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Flush {
-    /// Before it is returned, whoever has logged it; an earlier record that covers it will do.
-    Covered,
-    /// Before it is returned, but only what the drawing transaction has logged itself.
-    OwnRecord,
-    /// At some time.
-    Never,
-}
-
 /// The protections, all of which the extension has.
 #[derive(Clone, Copy, Debug)]
 pub struct Protections {
@@ -24,14 +13,16 @@ pub struct Protections {
     pub draw_under_lock: bool,
     /// The clock is read once the locks are had, not when the request came.
     pub clock_after_lock: bool,
-    /// The token is durable before anyone sees it.
-    pub flush: Flush,
-    /// A record that recovery does not read covers nothing.
-    pub redo: bool,
+    /// A server that starts moves the sequence on before anything is drawn.
+    pub start_move: bool,
+    /// Each move is on disk before it is recorded as done.
+    pub durable_move: bool,
+    /// That this life has begun is recorded when the sequence was moved on, not before.
+    pub start_last: bool,
     /// A database that finds itself to be another one jumps.
     pub jump: bool,
-    /// A jump goes at least to the clock's seconds × 2^20.
-    pub jump_by_clock: bool,
+    /// A move goes at least to the clock's seconds × 2^20.
+    pub move_by_clock: bool,
     /// The new identity is recorded when the jump is done, not before.
     pub identity_last: bool,
     /// After a jump no earlier token speaks until renewed.
@@ -50,10 +41,11 @@ impl Protections {
         reread: true,
         draw_under_lock: true,
         clock_after_lock: true,
-        flush: Flush::Covered,
-        redo: true,
+        start_move: true,
+        durable_move: true,
+        start_last: true,
         jump: true,
-        jump_by_clock: true,
+        move_by_clock: true,
         identity_last: true,
         floor: true,
         report_take_over: true,
@@ -77,8 +69,6 @@ pub struct Bounds {
     pub draws: u8,
     /// Kills of the server.
     pub crashes: u8,
-    /// Checkpoints.
-    pub checkpoints: u8,
     /// Standbys promoted.
     pub promotions: u8,
     /// Standbys there are.
@@ -108,7 +98,6 @@ impl Bounds {
         seconds: 3,
         draws: 4,
         crashes: 0,
-        checkpoints: 0,
         promotions: 0,
         standbys: 0,
         ships: u8::MAX,

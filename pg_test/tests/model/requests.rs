@@ -5,7 +5,7 @@ use crate::locks::Lock;
 use crate::server::{micros, mode, Row, TTL};
 use crate::state::{Change, Early, Guarded, Op, Phase, State, Transaction, Violation};
 use crate::system::System;
-use pg_test::protocol::ahead::Logged;
+use pg_test::protocol::epoch::Due;
 use pg_test::protocol::fence::{self, Order, Verdict, Write};
 use pg_test::protocol::grant::{self, Acquire, Ask, Release, Seat};
 use pg_test::protocol::Token;
@@ -21,17 +21,17 @@ impl System {
         }
     }
 
-    /// Draws a token, after the jump that may be due.
-    pub fn draw(&self, state: &mut State) -> Option<(Token, bool)> {
-        if state.spent.draws == self.bounds.draws || self.waits_for_jump(state) {
+    /// Draws a token, after the move or jump that may be due.
+    pub fn draw(&self, state: &mut State) -> Option<Token> {
+        if state.spent.draws == self.bounds.draws || self.must_move_on(state) {
             return None;
         }
         state.spent.draws += 1;
         Some(state.server.draw())
     }
 
-    fn waits_for_jump(&self, state: &State) -> bool {
-        self.protections.jump && state.server.holds_up()
+    fn must_move_on(&self, state: &State) -> bool {
+        state.server.due(&self.protections) != Due::Nothing
     }
 
     fn floor(&self, state: &State) -> Token {
@@ -88,7 +88,7 @@ impl System {
             }
             slot
         };
-        let (token, logged) = match early.token {
+        let token = match early.token {
             Some(drawn) => drawn,
             None => self.draw(state)?,
         };
@@ -99,7 +99,7 @@ impl System {
         self.check_alone(state, c, &row);
         let change = Change::Lease(row);
         let transaction = Transaction { op: Op::Acquire, locks, change, guarded: None };
-        state.clients[c].phase = Phase::Drawn(transaction, token, logged);
+        state.clients[c].phase = Phase::Drawn(transaction, token);
         Some(())
     }
 
@@ -160,8 +160,7 @@ impl System {
         let allowed = if op == Op::Renew {
             row.grant().renewable(token, now)
         } else {
-            let floor = self.floor(state);
-            !self.waits_for_jump(state) && row.grant().release(token, now, floor) == Release::Close
+            row.grant().release(token, now) == Release::Close
         };
         if !allowed {
             return self.refuse(state, c, Some(&row));
@@ -169,7 +168,7 @@ impl System {
         if !row.is_live(state.clock) {
             state.violate(Violation::Expired);
         }
-        let (fresh, logged) = match early.token {
+        let fresh = match early.token {
             Some(drawn) => drawn,
             None => self.draw(state)?,
         };
@@ -182,13 +181,13 @@ impl System {
         }
         let locks = vec![(row.slot, Lock::Change)];
         let transaction = Transaction { op, locks, change: Change::Lease(row), guarded: None };
-        state.clients[c].phase = Phase::Drawn(transaction, fresh, logged);
+        state.clients[c].phase = Phase::Drawn(transaction, fresh);
         Some(())
     }
 
     fn judge(&self, state: &State, stored: Option<Token>, token: Token, order: Order) -> bool {
         let write = Write { old: Some(stored), new: Some(Some(token)), named: true, ambient: None };
-        let last = state.server.data.sequence.last.unwrap_or(0);
+        let last = state.server.data.sequence.last;
         let verdict = fence::judge(&write, order, |t| t >= 1 && t <= last);
         matches!(verdict, Verdict::Land { .. })
     }
@@ -196,6 +195,9 @@ impl System {
     fn write_bound(&self, state: &mut State, c: usize, early: Early) -> Option<()> {
         let token = state.clients[c].token?;
         if state.is_written(c, |change| matches!(change, Change::Bound(_))) {
+            return None;
+        }
+        if self.must_move_on(state) {
             return None;
         }
         let row = self.own_row(state, &early, token);
@@ -209,9 +211,6 @@ impl System {
                 return None;
             }
             locks.push((row.slot, Lock::Guard));
-        }
-        if self.waits_for_jump(state) {
-            return None;
         }
         let now = micros(early.clock.unwrap_or(state.clock));
         if !row.grant().speaks(token, now, self.floor(state)) {
@@ -229,7 +228,8 @@ impl System {
 
     fn write_unbound(&self, state: &mut State, c: usize) -> Option<()> {
         let token = state.clients[c].token?;
-        if state.is_written(c, |change| matches!(change, Change::Unbound(_))) {
+        let is_written = state.is_written(c, |change| matches!(change, Change::Unbound(_)));
+        if is_written || self.must_move_on(state) {
             return None;
         }
         let strict = self.protections.strict_order;
@@ -253,9 +253,8 @@ impl System {
         if live.is_empty() || !live.iter().all(lockable) {
             return None;
         }
-        let (closing, logged) = self.draw(state)?;
+        let closing = self.draw(state)?;
         self.check_rises(state, closing);
-        state.server.flush_token(&self.protections, closing, logged, &mut Logged::default());
         for i in live {
             state.server.data.leases[i].closing = Some(closing);
         }

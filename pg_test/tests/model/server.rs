@@ -1,8 +1,7 @@
 //! The server, as far as it matters here: rows, the sequence, what is on disk, the clock's seconds.
 
-use crate::protections::{Flush, Protections};
-use pg_test::protocol::ahead::{self, Logged};
-use pg_test::protocol::epoch::{self, Epoch, Identity};
+use crate::protections::Protections;
+use pg_test::protocol::epoch::{self, Due, Identity, Recorded, Start};
 use pg_test::protocol::grant::{Grant, Mode, Tokens};
 use pg_test::protocol::{Micros, Token};
 
@@ -60,30 +59,12 @@ pub fn micros(seconds: u8) -> Micros {
 /// `fence.token_seq`: what sessions see, and what the log says.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Sequence {
-    pub last: Option<Token>,
-    logged: Logged,
-    /// The next draw is to be logged, whatever the last record covers.
-    log_next: bool,
-    /// Records up to here are not read by recovery.
-    redo: u64,
+    pub last: Token,
+    /// Up to where the latest log record covers it.
+    logged: Token,
 }
 
-impl Sequence {
-    /// What a session reads from the page.
-    fn read(&self) -> (Logged, i64) {
-        let last = self.last.unwrap_or(0);
-        let left = if self.log_next { 0 } else { self.logged.up_to - last };
-        (Logged { up_to: last + left, ..self.logged }, left)
-    }
-
-    /// Writes a record that covers tokens up to this one.
-    fn log(&mut self, up_to: Token) {
-        self.logged = Logged { up_to, at: self.logged.at + 1 };
-        self.log_next = false;
-    }
-}
-
-/// All that a database knows. The last two fields are the model's own memory of what was acknowledged; they
+/// All that a database keeps. The last two fields are the model's own memory of what was acknowledged; they
 /// live and die with the data that they speak of.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Data {
@@ -102,6 +83,22 @@ pub struct Data {
     pub granted: Token,
 }
 
+/// What no recovery leaves: the mark of this start, and where the sequence was moved on to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+struct Begun {
+    start: Option<i64>,
+    at: Option<Token>,
+}
+
+/// The steps of a move or jump, in any order.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Step {
+    Sequence,
+    Floor,
+    Identity,
+    Start,
+}
+
 /// A server and what hangs on it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Server {
@@ -111,79 +108,52 @@ pub struct Server {
     pub disk: Data,
     /// What promoting a standby leaves.
     pub standbys: Vec<Data>,
-    /// How far a jump has got.
-    jump_stage: u8,
+    begun: Begun,
+    /// What is left to do of a move that somebody has begun.
+    steps: Vec<Step>,
 }
+
+/// The start of the server. A crash need not change it: one backend's restarts the rest.
+const START: Start = Start { server: 1, database: 1, file: 1 };
 
 impl Server {
     /// A new one, nothing drawn yet.
     pub fn new(standbys: usize) -> Server {
-        let data = Data { timeline: 1, identity: identity(1).mark(), ..Data::default() };
-        let disk = data.clone();
-        Server { disk: disk.clone(), standbys: vec![disk; standbys], data, jump_stage: 0 }
+        let at = epoch::target(0, micros(0)).expect("far from the end");
+        let sequence = Sequence { last: at, logged: at };
+        let mut data = Data { timeline: 1, sequence, floor: at, ..Data::default() };
+        data.identity = identity(&data).mark();
+        let (disk, steps) = (data.clone(), Vec::new());
+        let begun = Begun { start: Some(START.mark()), at: Some(at) };
+        Server { disk: disk.clone(), standbys: vec![disk; standbys], data, begun, steps }
     }
 
-    /// Draws a token; true: it was logged by this draw.
-    pub fn draw(&mut self) -> (Token, bool) {
+    /// Draws a token, which mostly is not logged, and not on disk.
+    pub fn draw(&mut self) -> Token {
         let sequence = &mut self.data.sequence;
-        let token = sequence.last.map_or(1, |last| last + 1);
-        sequence.last = Some(token);
-        let before_redo = sequence.logged.at <= sequence.redo;
-        let logs = token > sequence.logged.up_to || sequence.log_next || before_redo;
-        if logs {
-            sequence.log(token + LOGGED_AHEAD);
+        sequence.last += 1;
+        if sequence.last > sequence.logged {
+            sequence.logged = sequence.last + LOGGED_AHEAD;
         }
-        (token, logs)
-    }
-
-    /// Makes a drawn token durable, as far as the protections go. `known` is what the session knows to be
-    /// on disk.
-    pub fn flush_token(
-        &mut self,
-        p: &Protections,
-        token: Token,
-        logged_here: bool,
-        known: &mut Logged,
-    ) {
-        let (found, left) = self.data.sequence.read();
-        let flushed = self.disk.sequence.logged.at == found.at;
-        let redo = if p.redo { self.data.sequence.redo } else { 0 };
-        match p.flush {
-            Flush::Covered if flushed => *known = known.and(found),
-            Flush::Covered if known.covers(token, redo) => {}
-            Flush::Covered => {
-                self.flush();
-                *known = known.and(found);
-            }
-            Flush::OwnRecord if logged_here => self.flush(),
-            Flush::OwnRecord | Flush::Never => {}
-        }
-        self.data.sequence.log_next |= ahead::log_early(left, LOGGED_AHEAD);
+        sequence.last
     }
 
     /// Writes all of the log.
     pub fn flush(&mut self) {
         self.disk = self.data.clone();
-        // What is read back after a crash is the log's idea of the sequence, or where recovery does not
-        // read that, the page's.
-        let sequence = &mut self.disk.sequence;
-        if sequence.logged.at > sequence.redo {
-            sequence.last = sequence.last.map(|_| sequence.logged.up_to);
-        }
-        sequence.logged.up_to = sequence.last.unwrap_or(0);
-        sequence.log_next = false;
-    }
-
-    /// Writes the pages, too; recovery starts here from now on.
-    pub fn checkpoint(&mut self) {
-        self.data.sequence.redo = self.data.sequence.logged.at;
-        self.flush();
+        // What is read back after a crash is the log's idea of the sequence.
+        self.disk.sequence.last = self.disk.sequence.logged;
     }
 
     /// Kill and restart.
     pub fn crash(&mut self) {
         self.data = self.disk.clone();
-        self.jump_stage = 0;
+        self.recovered();
+    }
+
+    fn recovered(&mut self) {
+        self.begun = Begun::default();
+        self.steps.clear();
     }
 
     /// A standby takes over; the primary is gone for good.
@@ -195,47 +165,73 @@ impl Server {
         self.data.granted = granted;
         self.flush();
         self.standbys[standby] = self.disk.clone();
-        self.jump_stage = 0;
+        self.recovered();
     }
 
-    /// What the recorded identity says.
-    pub fn epoch(&self) -> Epoch {
-        epoch::compare(Some(self.data.identity), &self.identity())
-    }
-
-    /// Whether a session must do one more step of a jump before it may go on.
-    pub fn must_jump(&self) -> bool {
-        self.epoch() != Epoch::Same || self.jump_stage > 0
-    }
-
-    /// Whether others wait for it: they do where its lock is held or they find the identity changed.
-    pub fn holds_up(&self) -> bool {
-        self.epoch() != Epoch::Same
-    }
-
-    /// One step of a jump, each durable.
-    pub fn jump_step(&mut self, clock: u8, by_clock: bool, identity_last: bool) {
-        let stage = if identity_last { self.jump_stage } else { (self.jump_stage + 2) % 3 };
-        match stage {
-            0 => {
-                let now = if by_clock { micros(clock) } else { 0 };
-                let last = self.data.sequence.last.unwrap_or(0);
-                let target = epoch::jump_target(last, now).expect("far from the end");
-                self.data.sequence.last = Some(target);
-                self.data.sequence.log(target);
-            }
-            1 => self.data.floor = self.data.sequence.last.unwrap_or(0),
-            _ => self.data.identity = self.identity().mark(),
+    /// What a session finds due before it may draw or judge.
+    pub fn due(&self, p: &Protections) -> Due {
+        let recorded = Recorded {
+            identity: Some(self.data.identity),
+            start: self.begun.start,
+            began_at: self.begun.at,
+            last: self.data.sequence.last,
+        };
+        match epoch::due(&recorded, &identity(&self.data), Some(&START), 0) {
+            Due::Jump if !p.jump => Due::Nothing,
+            Due::Move if !p.start_move => Due::Nothing,
+            due => due,
         }
-        self.jump_stage = (self.jump_stage + 1) % 3;
-        self.flush();
     }
 
-    fn identity(&self) -> Identity {
-        identity(self.data.timeline)
+    /// One step of a move or jump, by whichever session needs it first; false where none is to be done.
+    pub fn step(&mut self, p: &Protections, clock: u8) -> bool {
+        if self.steps.is_empty() {
+            let mut steps = match self.due(p) {
+                Due::Nothing => return false,
+                Due::Move => vec![Step::Sequence, Step::Start],
+                Due::Jump => vec![Step::Sequence, Step::Floor, Step::Identity, Step::Start],
+            };
+            if !p.identity_last {
+                steps.sort_by_key(|step| *step != Step::Identity);
+            }
+            if !p.start_last {
+                steps.sort_by_key(|step| *step != Step::Start);
+            }
+            self.steps = steps;
+        }
+        match self.steps.remove(0) {
+            Step::Sequence => {
+                let now = if p.move_by_clock { micros(clock) } else { 0 };
+                let target = epoch::target(self.data.sequence.last, now);
+                let target = target.expect("far from the end");
+                self.data.sequence = Sequence { last: target, logged: target };
+                if p.durable_move {
+                    self.flush();
+                }
+            }
+            Step::Floor => {
+                self.data.floor = self.data.sequence.last;
+                self.flush();
+            }
+            Step::Identity => {
+                self.data.identity = identity(&self.data).mark();
+                self.flush();
+            }
+            Step::Start => {
+                let at = p.start_last.then_some(self.data.sequence.last);
+                self.begun = Begun { start: Some(START.mark()), at };
+            }
+        }
+        true
     }
 }
 
-fn identity(timeline: u32) -> Identity {
-    Identity { timeline, system_identifier: 1, database: 1, sequence: 1 }
+fn identity(data: &Data) -> Identity {
+    Identity {
+        timeline: data.timeline,
+        system_identifier: 1,
+        database: 1,
+        sequence: 1,
+        floor: data.floor,
+    }
 }

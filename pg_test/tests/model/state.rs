@@ -2,7 +2,6 @@
 
 use crate::locks::Lock;
 use crate::server::{Row, Server};
-use pg_test::protocol::ahead::Logged;
 use pg_test::protocol::Token;
 
 /// What a client asks of the server.
@@ -32,14 +31,13 @@ pub enum Action {
     Kill(usize),
     /// Somebody revokes the lease.
     Revoke,
-    /// One step of a jump, by whichever session needs it first.
-    Jump,
+    /// One step of a move or jump, by whichever session needs it first.
+    MoveOn,
     /// The log is written up to its end.
     WriteLog,
     /// A standby has replayed what is on disk (or is made anew).
     Ship(usize),
     Crash,
-    Checkpoint,
     Promote(usize),
     Second,
     StepBack,
@@ -64,7 +62,7 @@ pub struct Guarded {
 /// What a request took along from before its locks.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Early {
-    pub token: Option<(Token, bool)>,
+    pub token: Option<Token>,
     pub clock: Option<u8>,
     pub rows: Option<Vec<Row>>,
 }
@@ -83,8 +81,8 @@ pub struct Transaction {
 pub enum Phase {
     Idle,
     Asked(Op, Early),
-    /// A token is drawn (logged by this draw: true), but not yet seen.
-    Drawn(Transaction, Token, bool),
+    /// A token is drawn, but not yet seen.
+    Drawn(Transaction, Token),
     /// The statement has answered.
     Open(Transaction),
 }
@@ -95,8 +93,6 @@ pub struct Client {
     /// The token that it believes in.
     pub token: Option<Token>,
     pub phase: Phase,
-    /// What its session knows to be on disk.
-    pub known: Logged,
 }
 
 impl Client {
@@ -114,7 +110,6 @@ impl Client {
 pub struct Spent {
     pub draws: u8,
     pub crashes: u8,
-    pub checkpoints: u8,
     pub promotions: u8,
     pub ships: u8,
     pub steps_back: u8,
@@ -173,7 +168,6 @@ impl State {
     pub fn sessions_end(&mut self) {
         for client in &mut self.clients {
             client.phase = Phase::Idle;
-            client.known = Logged::default();
         }
     }
 

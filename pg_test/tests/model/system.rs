@@ -3,7 +3,6 @@
 use crate::protections::{Bounds, Protections};
 use crate::server::Server;
 use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State, Violation};
-use pg_test::protocol::ahead::Logged;
 use stateright::{Model, Property};
 
 /// Clients, a server, its standbys and the clock.
@@ -15,7 +14,7 @@ pub struct System {
 impl System {
     /// A new client's state.
     fn client() -> Client {
-        Client { token: None, phase: Phase::Idle, known: Logged::default() }
+        Client { token: None, phase: Phase::Idle }
     }
 
     fn requests(&self, client: &Client, index: usize, actions: &mut Vec<Action>) {
@@ -119,29 +118,20 @@ impl System {
             }
             Action::Answer(client) => {
                 let phase = std::mem::replace(&mut state.clients[client].phase, Phase::Idle);
-                let Phase::Drawn(transaction, token, logged) = phase else { return None };
-                let client = &mut state.clients[client];
-                state.server.flush_token(p, token, logged, &mut client.known);
+                let Phase::Drawn(transaction, token) = phase else { return None };
                 state.seen = state.seen.max(token);
-                client.phase = Phase::Open(transaction);
+                state.clients[client].phase = Phase::Open(transaction);
             }
             Action::Commit(client) => self.commit(state, client)?,
             Action::Kill(client) => {
                 once_more(&mut state.spent.kills, b.kills)?;
-                let (phase, known) = (Phase::Idle, Logged::default());
-                let client = &mut state.clients[client];
-                (client.phase, client.known) = (phase, known);
+                state.clients[client].phase = Phase::Idle;
             }
             Action::Revoke => {
                 once_more(&mut state.spent.revocations, b.revocations)?;
                 self.revoke(state)?;
             }
-            Action::Jump => {
-                if !p.jump || !state.server.must_jump() {
-                    return None;
-                }
-                state.server.jump_step(state.clock, p.jump_by_clock, p.identity_last);
-            }
+            Action::MoveOn => state.server.step(p, state.clock).then_some(())?,
             Action::WriteLog => state.server.flush(),
             Action::Ship(standby) => {
                 if state.server.standbys[standby] == state.server.disk {
@@ -157,13 +147,9 @@ impl System {
                 state.server.crash();
                 state.sessions_end();
             }
-            Action::Checkpoint => {
-                once_more(&mut state.spent.checkpoints, b.checkpoints)?;
-                state.server.checkpoint();
-            }
             Action::Promote(standby) => {
                 once_more(&mut state.spent.promotions, b.promotions)?;
-                // It takes a second at least, so that no two jumps meet the same one.
+                // It takes a second at least, so that no two moves meet the same one.
                 state.clock += 1;
                 state.server.promote(standby);
                 state.sessions_end();
@@ -210,8 +196,8 @@ impl Model for System {
         }
         let standbys = 0..self.bounds.standbys;
         actions.extend(standbys.flat_map(|i| [Action::Ship(i), Action::Promote(i)]));
-        actions.extend([Action::Revoke, Action::Jump, Action::WriteLog]);
-        actions.extend([Action::Crash, Action::Checkpoint, Action::Second, Action::StepBack]);
+        actions.extend([Action::Revoke, Action::MoveOn, Action::WriteLog]);
+        actions.extend([Action::Crash, Action::Second, Action::StepBack]);
     }
 
     fn next_state(&self, state: &State, action: Action) -> Option<State> {

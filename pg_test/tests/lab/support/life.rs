@@ -43,6 +43,38 @@ impl Life {
         Ok(())
     }
 
+    /// The holder may give the lease back without renewing it first, but not write once more.
+    fn may_release(&self, session: &mut Session) -> Result<()> {
+        for (n, last_write) in [
+            "SELECT lease_guard('order:7', $)",
+            "UPDATE orders SET total = 2, fence = $",
+            "UPDATE orders SET total = 2, fence = lease_release('order:7', $)",
+        ]
+        .iter()
+        .enumerate()
+        {
+            session.run("BEGIN")?;
+            let release = "SELECT lease_release('order:7', $1)";
+            let closing: Option<i64> = session.one(release, &[&self.token])?;
+            let closing = closing.context("the holder could not release")?;
+            ensure!(closing > self.seen, "{closing} was drawn after {} was seen", self.seen);
+            let check = "SELECT lease_check('order:7', $1)";
+            ensure!(!session.one::<bool>(check, &[&closing])?, "the closing token speaks");
+            ensure!(session.one::<i64>(release, &[&closing])? == closing, "released again");
+            if n == 0 {
+                let other: Option<i64> = session.one("SELECT lease_acquire('order:7')", &[])?;
+                ensure!(other.is_some(), "it was not given back");
+                session.run("ROLLBACK")?;
+                session.run(&format!("BEGIN; SELECT lease_release('order:7', {})", self.token))?;
+            }
+            let refusal =
+                session.refused(&last_write.replace('$', &closing.to_string()), "PF004")?;
+            ensure!(n == 0 || refusal.hint.contains("lease_renew"), "{}", refusal.hint);
+            session.run("ROLLBACK")?;
+        }
+        Ok(())
+    }
+
     /// A client has seen this token.
     pub fn see(&mut self, token: i64) {
         self.seen = self.seen.max(token);
@@ -56,11 +88,11 @@ impl Life {
         ensure!(!session.one::<bool>(check, &[&token])?, "{token} speaks before it is renewed");
         let taken: Option<i64> = session.one("SELECT lease_acquire('order:7')", &[])?;
         ensure!(taken.is_none(), "the lease was granted to another before its deadline");
-        session.refused(&format!("SELECT lease_guard('order:7', {token})"), "PF004")?;
-        session.refused(&format!("UPDATE orders SET total = 2, fence = {token}"), "PF004")?;
-        let released: Option<i64> =
-            session.one("SELECT lease_release('order:7', $1)", &[&token])?;
-        ensure!(released.is_none(), "released by a token that does not speak");
+        for write in ["SELECT lease_guard('order:7', $)", "UPDATE orders SET total = 2, fence = $"] {
+            let refusal = session.refused(&write.replace('$', &token.to_string()), "PF004")?;
+            ensure!(refusal.hint.contains("lease_renew"), "no way out of this: {}", refusal.hint);
+        }
+        self.may_release(session)?;
 
         let renewed: Option<i64> = session.one("SELECT lease_renew('order:7', $1)", &[&token])?;
         let renewed = renewed.context("the holder could not renew")?;
