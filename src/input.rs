@@ -7,6 +7,10 @@ use crate::protocol::{Micros, Token};
 
 /// The longest name of a lease, in bytes.
 pub const NAME_MAX: usize = 512;
+/// The longest holder, in bytes.
+pub const HOLDER_MAX: usize = 512;
+/// The most metadata, in bytes as jsonb keeps it before any compression.
+pub const METADATA_MAX: usize = 65_536;
 /// The longest ttl: 366 days.
 pub const TTL_MAX: Micros = 366 * 86_400_000_000;
 /// The most leases that one call takes.
@@ -32,6 +36,31 @@ fn checked_name(name: Option<Vec<u8>>, argument: &'static str) -> Result<Vec<u8>
             "Use a hash of the long name.",
         )),
     }
+}
+
+/// Who asks, where it names itself: at most 512 bytes, for errors and logs show it.
+pub fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
+    let holder = args.text(n);
+    if holder.as_ref().is_some_and(|holder| holder.len() > HOLDER_MAX) {
+        return Err(errors::bad_argument(
+            "holder",
+            "a holder is at most 512 bytes long",
+            "Name the worker, as 'invoices@host7'; what else is to be shown goes into metadata.",
+        ));
+    }
+    Ok(holder)
+}
+
+/// What the caller wishes to be shown: at most 64 kB, for every renewal writes it again.
+pub fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Refusal> {
+    if args.raw_size(n) > METADATA_MAX {
+        return Err(errors::bad_argument(
+            "metadata",
+            "metadata is at most 64 kB",
+            "Every renewal writes it again: keep the work's data in a table of its own.",
+        ));
+    }
+    Ok(args.datum(n))
 }
 
 /// Names of leases, sorted, each once; at least one and at most 1000.
@@ -111,7 +140,7 @@ pub struct Acquire {
 /// lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim)
 pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
     let name = name(args, 0)?;
-    let holder = args.text(1);
+    let holder = holder(args, 1)?;
     let ttl_us = ttl(args, 2)?.ok_or_else(|| errors::null_argument("ttl"))?;
     let wait_us = wait(args, 3)?;
     let shared = args.boolean(5).ok_or_else(|| errors::null_argument("shared"))?;
@@ -143,7 +172,7 @@ pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
         (false, 1) => Mode::Exclusive,
         (false, n) => Mode::Slots(n),
     };
-    let metadata = args.datum(4);
+    let metadata = metadata(args, 4)?;
     Ok(Acquire { name, holder, ttl_us, wait_us, metadata, ask: Ask { mode, reclaim } })
 }
 
