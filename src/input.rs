@@ -4,6 +4,7 @@ use crate::errors::{self, Refusal};
 use crate::pg::args::Args;
 use crate::protocol::grant::{Ask, Mode};
 use crate::protocol::{Micros, Token};
+use std::time::Duration;
 
 /// The longest name of a lease, in bytes.
 pub const NAME_MAX: usize = 512;
@@ -113,12 +114,12 @@ pub fn ttl(args: &Args, n: usize) -> Result<Option<Micros>, Refusal> {
     }
 }
 
-/// How long to wait, in microseconds.
-fn wait(args: &Args, n: usize) -> Result<Micros, Refusal> {
+/// How long to wait.
+fn wait(args: &Args, n: usize) -> Result<Duration, Refusal> {
     match args.interval_us(n) {
         None => Err(errors::null_argument("wait")),
         Some(i64::MAX) => Err(bad_wait("wait must be finite")),
-        Some(us) if us >= 0 => Ok(us),
+        Some(us) if us >= 0 => Ok(Duration::from_micros(us.unsigned_abs())),
         Some(_) => Err(bad_wait("wait must not be negative")),
     }
 }
@@ -132,7 +133,7 @@ pub struct Acquire {
     pub name: Vec<u8>,
     pub holder: Option<Vec<u8>>,
     pub ttl_us: Micros,
-    pub wait_us: Micros,
+    pub wait: Duration,
     pub metadata: Option<pgrx::pg_sys::Datum>,
     pub ask: Ask,
 }
@@ -142,7 +143,7 @@ pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
     let name = name(args, 0)?;
     let holder = holder(args, 1)?;
     let ttl_us = ttl(args, 2)?.ok_or_else(|| errors::null_argument("ttl"))?;
-    let wait_us = wait(args, 3)?;
+    let wait = wait(args, 3)?;
     let shared = args.boolean(5).ok_or_else(|| errors::null_argument("shared"))?;
     let slots = args.int4(6).ok_or_else(|| errors::null_argument("slots"))?;
     let reclaim = args.boolean(7).ok_or_else(|| errors::null_argument("reclaim"))?;
@@ -173,7 +174,7 @@ pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
         (false, n) => Mode::Slots(n),
     };
     let metadata = metadata(args, 4)?;
-    Ok(Acquire { name, holder, ttl_us, wait_us, metadata, ask: Ask { mode, reclaim } })
+    Ok(Acquire { name, holder, ttl_us, wait, metadata, ask: Ask { mode, reclaim } })
 }
 
 /// How long ago, in microseconds.
