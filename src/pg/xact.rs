@@ -1,5 +1,6 @@
 //! The transaction: isolation, snapshots, savepoints and what happens when it ends.
 
+use super::raise;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -138,9 +139,11 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
 
 /// The last moment at which the transaction can still write.
 fn before_commit(prepares: bool) {
-    // SAFETY: an error here aborts the transaction, as one of a deferred trigger would; nothing is left to
-    // drop when it leaves, for the guard turns it into a longjmp.
-    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| crate::guard::before_commit(prepares)) }
+    if let Err(staged) = raise::caught(|| crate::guard::before_commit(prepares)) {
+        // SAFETY: an error here aborts the transaction, as one of a deferred trigger would; nothing is left to
+        // drop when it leaves.
+        unsafe { raise::throw(staged) }
+    }
 }
 
 unsafe extern "C-unwind" fn savepoint_event(

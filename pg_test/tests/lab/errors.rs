@@ -191,7 +191,8 @@ fn a_detail_is_never_longer_than_a_screen(lab: &Lab) -> Result<()> {
 
         let name = long(512);
         let token = bed.granted(&format!("SELECT lease_acquire({name}, {name}, '1 h')"))?;
-        let fault = bed.refused(&format!("SELECT lease_guard({name}, {})", token + 1_000), "PF004")?;
+        let fault =
+            bed.refused(&format!("SELECT lease_guard({name}, {})", token + 1_000), "PF004")?;
         let detail = fault.json()?;
         ensure!(fault.detail.as_deref().is_some_and(|d| d.len() < SCREEN), "{fault}");
         ensure!(starts(&detail["lease"], 512) && starts(&detail["holder"], 512), "{fault}");
