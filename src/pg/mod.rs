@@ -13,6 +13,7 @@ pub mod keyed;
 pub mod lease_table;
 pub mod load;
 pub mod lock;
+mod lock_count;
 pub mod memory;
 pub mod raise;
 mod raw;

@@ -1,6 +1,6 @@
 //! The transaction: isolation, snapshots, savepoints and what happens when it ends.
 
-use super::raise;
+use super::{lock_count, raise};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -125,6 +125,7 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
         | E::XACT_EVENT_PARALLEL_ABORT
         | E::XACT_EVENT_PREPARE => {
             restore_commit();
+            lock_count::transaction_ended();
             crate::guard::transaction_ended();
             crate::fenced::transaction_ended();
         }
@@ -154,11 +155,13 @@ unsafe extern "C-unwind" fn savepoint_event(
 ) {
     match event {
         pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+            lock_count::savepoint_released(mine, parent);
             crate::guard::savepoint_released(mine, parent);
             crate::fenced::savepoint_released(mine, parent);
             crate::queue::savepoint_released(mine, parent);
         }
         pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+            lock_count::savepoint_rolled_back(mine);
             crate::guard::savepoint_rolled_back(mine);
             crate::fenced::savepoint_rolled_back(mine);
             crate::queue::savepoint_rolled_back(mine);
