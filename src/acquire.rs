@@ -151,7 +151,7 @@ pub fn write(
     token: Token,
 ) -> Result<(), Refusal> {
     if request.session {
-        session_leases::bind(request.name, token);
+        session_leases::bind(table, request.name, token);
     }
     let now = server::now();
     for row in &place.ended {

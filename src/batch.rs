@@ -17,9 +17,9 @@ use crate::{input, queue, session_leases, token};
 /// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 55000.
 pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
     let names = input::names(&args, 0)?;
-    let holder = args.text(1);
+    let holder = input::holder(&args, 1)?;
     let ttl_us = input::ttl(&args, 2)?.ok_or_else(|| errors::null_argument("ttl"))?;
-    let metadata = args.datum(3);
+    let metadata = input::metadata(&args, 3)?;
     let session = args.boolean(4).unwrap_or(false);
     server::writable(c"lease_acquire_all()");
     let Some(table) = LeaseTable::try_open(Access::Write, Wait::Holders)? else {

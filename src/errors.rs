@@ -1,5 +1,6 @@
 //! Everything that is refused: SQLSTATE, one line for people, JSON for programs, a hint on what to do.
 
+use crate::abbreviate;
 use crate::pg::raise::to_utf8;
 use crate::protocol::{Micros, Token};
 use serde::Serialize;
@@ -40,22 +41,22 @@ pub struct Detail {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stored: Option<Token>,
     /// The lease.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub lease: Option<String>,
     /// Who has, or had, the lease.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub holder: Option<String>,
     /// Its deadline, UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<String>,
     /// The table.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub relation: Option<String>,
     /// The row's primary key.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::key")]
     pub key: Option<Map<String, Value>>,
     /// The column that is unfit.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub column: Option<String>,
     /// The argument that is unfit.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,7 +65,7 @@ pub struct Detail {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<i32>,
     /// The role to which the lease was granted.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub role: Option<String>,
 }
 
@@ -184,6 +185,15 @@ pub fn snapshot_too_early(name: &[u8]) -> Refusal {
         "The transaction's snapshot may predate the previous holder's last writes: retry the transaction, or acquire at READ COMMITTED in a transaction of its own.",
     )
     .detailed(|d| d.lease = Some(to_utf8(name)))
+}
+
+/// 0A000: a lease that ends with its session was acquired in a transaction that is to be prepared.
+pub fn session_lease_prepared() -> Refusal {
+    Refusal::new(
+        "0A000",
+        "cannot PREPARE a transaction that has acquired a lease with session => true".into(),
+        "Acquire it before, in a transaction of its own.",
+    )
 }
 
 /// 42501: the lease was granted to another role.

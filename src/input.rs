@@ -4,9 +4,14 @@ use crate::errors::{self, Refusal};
 use crate::pg::args::Args;
 use crate::protocol::grant::{Ask, Mode};
 use crate::protocol::{Micros, Token};
+use std::time::Duration;
 
 /// The longest name of a lease, in bytes.
 pub const NAME_MAX: usize = 512;
+/// The longest holder, in bytes.
+pub const HOLDER_MAX: usize = 512;
+/// The most metadata, in bytes as jsonb keeps it before any compression.
+pub const METADATA_MAX: usize = 65_536;
 /// The longest ttl: 366 days.
 pub const TTL_MAX: Micros = 366 * 86_400_000_000;
 /// The most leases that one call takes.
@@ -32,6 +37,31 @@ fn checked_name(name: Option<Vec<u8>>, argument: &'static str) -> Result<Vec<u8>
             "Use a hash of the long name.",
         )),
     }
+}
+
+/// Who asks, where it names itself: at most 512 bytes, for errors and logs show it.
+pub fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
+    let holder = args.text(n);
+    if holder.as_ref().is_some_and(|holder| holder.len() > HOLDER_MAX) {
+        return Err(errors::bad_argument(
+            "holder",
+            "a holder is at most 512 bytes long",
+            "Name the worker, as 'invoices@host7'; what else is to be shown goes into metadata.",
+        ));
+    }
+    Ok(holder)
+}
+
+/// What the caller wishes to be shown: at most 64 kB, for every renewal writes it again.
+pub fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Refusal> {
+    if args.raw_size(n) > METADATA_MAX {
+        return Err(errors::bad_argument(
+            "metadata",
+            "metadata is at most 64 kB",
+            "Every renewal writes it again: keep the work's data in a table of its own.",
+        ));
+    }
+    Ok(args.datum(n))
 }
 
 /// Names of leases, sorted, each once; at least one and at most 1000.
@@ -84,12 +114,12 @@ pub fn ttl(args: &Args, n: usize) -> Result<Option<Micros>, Refusal> {
     }
 }
 
-/// How long to wait, in microseconds.
-fn wait(args: &Args, n: usize) -> Result<Micros, Refusal> {
+/// How long to wait.
+fn wait(args: &Args, n: usize) -> Result<Duration, Refusal> {
     match args.interval_us(n) {
         None => Err(errors::null_argument("wait")),
         Some(i64::MAX) => Err(bad_wait("wait must be finite")),
-        Some(us) if us >= 0 => Ok(us),
+        Some(us) if us >= 0 => Ok(Duration::from_micros(us.unsigned_abs())),
         Some(_) => Err(bad_wait("wait must not be negative")),
     }
 }
@@ -103,7 +133,7 @@ pub struct Acquire {
     pub name: Vec<u8>,
     pub holder: Option<Vec<u8>>,
     pub ttl_us: Micros,
-    pub wait_us: Micros,
+    pub wait: Duration,
     pub metadata: Option<pgrx::pg_sys::Datum>,
     pub session: bool,
     pub ask: Ask,
@@ -112,9 +142,9 @@ pub struct Acquire {
 /// lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session)
 pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
     let name = name(args, 0)?;
-    let holder = args.text(1);
+    let holder = holder(args, 1)?;
     let ttl_us = ttl(args, 2)?.ok_or_else(|| errors::null_argument("ttl"))?;
-    let wait_us = wait(args, 3)?;
+    let wait = wait(args, 3)?;
     let shared = args.boolean(5).ok_or_else(|| errors::null_argument("shared"))?;
     let slots = args.int4(6).ok_or_else(|| errors::null_argument("slots"))?;
     let reclaim = args.boolean(7).ok_or_else(|| errors::null_argument("reclaim"))?;
@@ -144,9 +174,9 @@ pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
         (false, 1) => Mode::Exclusive,
         (false, n) => Mode::Slots(n),
     };
-    let metadata = args.datum(4);
+    let metadata = metadata(args, 4)?;
     let session = args.boolean(8).unwrap_or(false);
-    Ok(Acquire { name, holder, ttl_us, wait_us, metadata, session, ask: Ask { mode, reclaim } })
+    Ok(Acquire { name, holder, ttl_us, wait, metadata, session, ask: Ask { mode, reclaim } })
 }
 
 /// How long ago, in microseconds.

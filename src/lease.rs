@@ -27,13 +27,13 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
         ask: call.ask,
         early: if plant::TOKEN_BEFORE_LOCK { Some(token::draw(0)?) } else { None },
     };
-    let token = if call.wait_us == 0 {
+    let token = if call.wait.is_zero() {
         match attempt(&request, true, Wait::Holders)? {
             Tried::Won(token) => Some(token),
             Tried::Lost { .. } => None,
         }
     } else {
-        queue::acquire(&request, call.wait_us)?
+        queue::acquire(&request, call.wait)?
     };
     Ok(token.into())
 }

@@ -8,6 +8,7 @@
 //! the caller's), background workers, shared memory of our own (no `shared_preload_libraries`), LISTEN/NOTIFY,
 //! and any use of a transaction's start time.
 
+mod abbreviate;
 mod acquire;
 mod batch;
 mod binding;

@@ -11,14 +11,16 @@ use crate::lease;
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::memory::Scratch;
 use crate::pg::relation_lock::Wait;
+use crate::pg::server;
+use crate::pg::wait::{self, Waiting};
 use crate::pg::xact::{self, SubTransaction};
-use crate::pg::{server, wait};
-use crate::protocol::{Micros, Token};
+use crate::protocol::Token;
 use std::cell::RefCell;
+use std::time::Duration;
 
 /// The head looks at least this often: a prepared transaction may be finished by a session that knows
-/// nothing of leases.
-const LOOK_AT_LEAST: Micros = 1_000_000;
+/// nothing of leases, and the server's clock may be set.
+const LOOK_AT_LEAST: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// Leases that this transaction has changed or guarded.
@@ -35,26 +37,26 @@ struct Changed {
     undone: bool,
 }
 
-/// Waits in line for up to `wait_us`, then gives up: None.
+/// Waits in line for up to `wait`, then gives up: None.
 ///
-/// The table is closed while the session sleeps, and open for each look only: maintenance waits for nobody who
-/// waits.
-pub fn acquire(request: &Request, wait_us: Micros) -> Result<Option<Token>, Refusal> {
+/// How long it has waited is measured by a clock that nobody can set; only when a grant is over is told by the
+/// server's clock. The table is closed while the session sleeps, and open for each look only: maintenance waits for
+/// nobody who waits.
+pub fn acquire(request: &Request, wait: Duration) -> Result<Option<Token>, Refusal> {
     if let Tried::Won(token) = lease::attempt(request, true, Wait::Never)? {
         return Ok(Some(token));
     }
-    let started = server::now();
-    let deadline = started.saturating_add(wait_us);
+    let waiting = Waiting::since_now(wait);
     let line = Tag::queue(request.name);
-    if !line.take(Lock::Own, false) && !wait::take_until(&line, Lock::Own, deadline) {
+    if !line.take(Lock::Own, false) && !wait::take_within(&line, Lock::Own, &waiting) {
         return Ok(None);
     }
-    let token = as_head(request, started, deadline);
+    let token = as_head(request, &waiting);
     line.give(Lock::Own);
     token
 }
 
-fn as_head(request: &Request, started: Micros, deadline: Micros) -> Result<Option<Token>, Refusal> {
+fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusal> {
     let scratch = Scratch::new();
     loop {
         // Before the look, so that a wake-up after it is not lost.
@@ -64,13 +66,11 @@ fn as_head(request: &Request, started: Micros, deadline: Micros) -> Result<Optio
             Tried::Won(token) => return Ok(Some(token)),
             Tried::Lost { until } => until,
         };
-        let now = server::now();
-        if now >= deadline {
+        if waiting.left().is_zero() {
             return Ok(None);
         }
-        wait::check_lock_timeout(started, now);
-        let look_again = until.min(deadline).min(now + LOOK_AT_LEAST);
-        wait::sleep_until(look_again, started);
+        waiting.check_lock_timeout();
+        waiting.sleep(server::span_until(until).min(LOOK_AT_LEAST));
     }
 }
 

@@ -5,12 +5,14 @@
 //! rollback of the acquire, and the end of the grant in this session. A grant that another session ends leaves its
 //! lock behind until `forget_ended` or the end of the session: it keeps nobody out, for its key is the first token.
 
+use crate::errors::{self, Refusal};
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::session_lock::{self, SessionLock};
 use crate::pg::xact::{self, SubTransaction};
 use crate::protocol::grant::Phase;
 use crate::protocol::Token;
-use crate::{pg::server, queue};
+use crate::pg::{lock_count, server};
+use crate::queue;
 use std::cell::RefCell;
 
 /// A grant that this session acquired, to end with it.
@@ -28,8 +30,11 @@ thread_local! {
 }
 
 /// Binds a grant that is about to be written to this session. Several leases acquired under one token share a lock.
-pub fn bind(name: &[u8], first: Token) {
+pub fn bind(table: &LeaseTable, name: &[u8], first: Token) {
     session_lock::at_exit(session_ended);
+    if lock_count::is_full() {
+        forget_ended(table);
+    }
     let lock = SessionLock::of(first);
     if !lock.is_mine() {
         lock.take();
@@ -49,23 +54,19 @@ pub fn ended(name: &[u8], first: Token) {
     });
 }
 
-/// Has the open transaction acquired one? Its session will not be the one that commits a prepared transaction.
-pub fn acquired_here() -> bool {
-    LEASES.with_borrow(|leases| leases.iter().any(|l| l.acquired_in.is_some()))
-}
-
-/// How many locks this session holds for its leases.
-pub fn locks() -> usize {
-    LEASES.with_borrow(|leases| {
-        let mut first: Vec<Token> = leases.iter().map(|l| l.first).collect();
-        first.sort_unstable();
-        first.dedup();
-        first.len()
-    })
+/// Refuses to prepare a transaction that has acquired one (0A000): what ends with a session cannot be left to
+/// whichever session commits the prepared transaction.
+pub fn before_prepare() -> Result<(), Refusal> {
+    let acquired = |leases: &Vec<SessionLease>| leases.iter().any(|l| l.acquired_in.is_some());
+    if LEASES.with_borrow(acquired) {
+        Err(errors::session_lease_prepared())
+    } else {
+        Ok(())
+    }
 }
 
 /// Gives back the locks of grants that are over: others may have ended them, or the clock.
-pub fn forget_ended(table: &LeaseTable) {
+fn forget_ended(table: &LeaseTable) {
     let now = server::now();
     let lives = |lease: &SessionLease| {
         lease.acquired_in.is_some()
@@ -128,15 +129,21 @@ fn notice_unlocked() {
     if oldest.is_none_or(|first| SessionLock::of(first).is_mine()) {
         return;
     }
-    LEASES.with_borrow_mut(|leases| {
+    let mut gone = LEASES.with_borrow_mut(|leases| {
+        let mut gone = Vec::new();
         leases.retain(|lease| {
             let kept = SessionLock::of(lease.first).is_mine();
             if !kept {
                 queue::wake(&lease.name);
+                gone.push(lease.first);
             }
             kept
         });
+        gone
     });
+    gone.sort_unstable();
+    gone.dedup();
+    lock_count::session_entries_gone(gone.len());
 }
 
 /// Forgets some, and gives back the locks that no other lease shares.

@@ -69,6 +69,12 @@ impl Args {
         self.datum(n).map(|d| unsafe { text_bytes(d) })
     }
 
+    /// How many bytes a value of variable length has before any compression; 0 for NULL.
+    pub fn raw_size(&self, n: usize) -> usize {
+        // SAFETY: the SQL declares such a type; asks the value's header, or its TOAST pointer.
+        self.datum(n).map_or(0, |d| unsafe { pg_sys::toast_raw_datum_size(d) })
+    }
+
     /// A bigint argument.
     pub fn int8(&self, n: usize) -> Option<i64> {
         self.datum(n).map(|d| d.value() as i64)

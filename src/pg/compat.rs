@@ -13,6 +13,9 @@ pub unsafe fn guarded<T>(f: impl FnOnce() -> T) -> T {
 }
 
 extern "C-unwind" {
+    /// access/twophase.h: the setting max_prepared_transactions
+    pub static max_prepared_xacts: c_int;
+
     /// commands/sequence.h
     pub fn nextval_internal(relid: pg_sys::Oid, check_permissions: bool) -> i64;
     /// common/hashfn.h; never raises

@@ -1,18 +1,12 @@
-//! The C functions that the SQL names. Each runs its Rust in pgrx's guard, which gives back a value without
-//! destructors, and only then returns or raises.
+//! The C functions that the SQL names. Each runs its Rust to its end, whatever it comes to, which gives back a value
+//! without destructors, and only then returns or raises.
 //!
 //! Never delete one: an older version's SQL may still name it.
 
 use super::args::{Answer, Args};
-use super::raise::{self, Staged};
+use super::raise;
 use crate::errors::Refusal;
 use pgrx::pg_sys;
-
-#[derive(Clone, Copy)]
-enum Outcome {
-    Answer(Answer),
-    Refuse(Staged),
-}
 
 /// # Safety
 /// Called by Postgres with the call to be served.
@@ -23,17 +17,14 @@ unsafe fn enter(
 ) -> pg_sys::Datum {
     // SAFETY: the outcome is Copy, so nothing is left to drop when the error leaves by longjmp.
     unsafe {
-        let outcome = pg_sys::panic::pgrx_extern_c_guard(|| match work(Args::new(fcinfo)) {
-            Ok(answer) => Outcome::Answer(answer),
-            Err(refusal) => Outcome::Refuse(raise::stage(refusal)),
-        });
-        match outcome {
-            Outcome::Answer(Answer::Value(datum)) => datum,
-            Outcome::Answer(Answer::Null) => {
+        let answer = raise::caught(|| work(Args::new(fcinfo)).map_err(raise::stage));
+        match answer {
+            Ok(Ok(Answer::Value(datum))) => datum,
+            Ok(Ok(Answer::Null)) => {
                 (*fcinfo).isnull = true;
                 pg_sys::Datum::from(0)
             }
-            Outcome::Refuse(staged) => raise::throw(staged),
+            Ok(Err(staged)) | Err(staged) => raise::throw(staged),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! `pg_locks` as advisory locks with this `objsubid`, go with a rolled-back savepoint and survive
 //! PREPARE TRANSACTION. A backend never conflicts with itself.
 
-use super::compat;
+use super::{compat, lock_count, xact};
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -131,10 +131,17 @@ impl Tag {
     /// `lock_timeout`, `statement_timeout`, cancel and the deadlock detector end; without, tells whether it
     /// was to be had.
     pub fn take(&self, mode: Mode, wait: bool) -> bool {
+        if !self.is_taken_at_commit() {
+            lock_count::require_room(self.entry());
+        }
         let _owner = TransactionOwns::now();
         // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
         let result = unsafe { pg_sys::LockAcquire(&self.0, mode as c_int, false, !wait) };
-        result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+        let taken = result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        if taken {
+            lock_count::taken(self.entry(), xact::savepoint());
+        }
+        taken
     }
 
     /// Gives back one `take`.
@@ -142,6 +149,18 @@ impl Tag {
         let _owner = TransactionOwns::now();
         // SAFETY: only called for a lock that this transaction has taken.
         unsafe { pg_sys::LockRelease(&self.0, mode as c_int, false) };
+        lock_count::given_back(self.entry());
+    }
+
+    /// Its entry in the lock table.
+    fn entry(&self) -> lock_count::Entry {
+        let key = u64::from(self.0.locktag_field2) << 32 | u64::from(self.0.locktag_field3);
+        (self.0.locktag_field4, key)
+    }
+
+    /// One at a time, and given back at once: a transaction that was let so far must not fail for it.
+    fn is_taken_at_commit(&self) -> bool {
+        self.0.locktag_field4 == Kind::GuardedCommit as u16
     }
 
     /// Who holds a lock that conflicts with this mode, but for this backend.

@@ -15,6 +15,7 @@ pub mod keyed;
 pub mod lease_table;
 pub mod load;
 pub mod lock;
+pub mod lock_count;
 pub mod memory;
 pub mod raise;
 mod raw;

@@ -6,7 +6,11 @@
 use super::compat;
 use crate::errors::Refusal;
 use pgrx::pg_sys;
-use std::ffi::{c_char, c_int};
+use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int, CStr, CString};
+use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// A refusal laid out as C strings in the current memory context; nothing to drop.
 #[derive(Clone, Copy)]
@@ -18,20 +22,119 @@ pub struct Staged {
     schema: *const c_char,
     table: *const c_char,
     column: *const c_char,
+    /// Where in Postgres's source it was raised.
+    file: *const c_char,
+    line: c_int,
+    function: *const c_char,
+}
+
+impl Staged {
+    /// Without a detail, a hint or a place.
+    fn plain(sqlstate: c_int, message: *const c_char) -> Self {
+        let none = std::ptr::null();
+        Staged {
+            sqlstate,
+            message,
+            detail: none,
+            hint: none,
+            schema: none,
+            table: none,
+            column: none,
+            file: none,
+            line: 0,
+            function: none,
+        }
+    }
+}
+
+/// Does the work. A server's error or a panic in it comes back laid out, to be thrown when no Rust work is left.
+///
+/// pgrx's own guard reports such an error itself, but with a copy of its text domain that nobody frees: a
+/// session that catches errors in a loop would grow by 32 bytes with each.
+pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, Staged> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
+        let laid_out = catch_unwind(AssertUnwindSafe(|| stage_panic(payload)));
+        // Laying it out takes a little memory.
+        laid_out.unwrap_or(Staged::plain(encode("53200"), c"out of memory".as_ptr()))
+    })
+}
+
+fn stage_panic(payload: Box<dyn Any + Send>) -> Staged {
+    let report = match payload.downcast::<CaughtError>() {
+        Ok(caught) => match *caught {
+            CaughtError::PostgresError(report) => {
+                return Staged {
+                    file: for_good(Some(report.file())),
+                    line: report.line_number() as c_int,
+                    function: for_good(report.function_name()),
+                    ..stage_report(&report)
+                }
+            }
+            CaughtError::ErrorReport(report) | CaughtError::RustPanic { ereport: report, .. } => {
+                report
+            }
+        },
+        Err(payload) => match payload.downcast::<ErrorReportWithLevel>() {
+            Ok(report) => *report,
+            Err(payload) => {
+                let text = payload.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
+                let message = c_string(text.unwrap_or("a panic without a message").as_bytes());
+                return Staged::plain(encode("XX000"), message);
+            }
+        },
+    };
+    stage_report(&report)
+}
+
+fn stage_report(report: &ErrorReportWithLevel) -> Staged {
+    let shown =
+        |text: Option<&str>| text.map_or(std::ptr::null(), |text| c_string(&of_server(text)));
+    Staged {
+        detail: shown(report.detail()),
+        hint: shown(report.hint()),
+        ..Staged::plain(report.sql_error_code() as c_int, shown(Some(report.message())))
+    }
+}
+
+/// pgrx takes an error's text for UTF-8. In a database of another encoding what is not ASCII is lost by then.
+fn of_server(text: &str) -> Vec<u8> {
+    if text.is_ascii() || keeps_utf8() {
+        return text.as_bytes().to_vec();
+    }
+    text.chars().map(|c| if c.is_ascii() { c as u8 } else { b'?' }).collect()
+}
+
+/// The name of a file or function of Postgres's, which an error keeps a pointer to for as long as somebody has it.
+/// There are only so many.
+fn for_good(name: Option<&str>) -> *const c_char {
+    thread_local! {
+        static NAMES: RefCell<Vec<&'static CStr>> = const { RefCell::new(Vec::new()) };
+    }
+    let Some(name) = name.and_then(|name| CString::new(name).ok()) else { return std::ptr::null() };
+    NAMES
+        .with_borrow_mut(|names| {
+            let known = names.iter().find(|known| ***known == *name).copied();
+            known.unwrap_or_else(|| {
+                names.push(Box::leak(name.into_boxed_c_str()));
+                names[names.len() - 1]
+            })
+        })
+        .as_ptr()
 }
 
 /// Lays a refusal out, in the server's encoding.
 pub fn stage(refusal: Refusal) -> Staged {
     let optional = |text: &[u8]| if text.is_empty() { std::ptr::null() } else { c_string(text) };
     let place = refusal.place.as_deref();
+    let message = c_string(&in_server_encoding(refusal.message.clone()));
     Staged {
-        sqlstate: encode(refusal.sqlstate),
-        message: c_string(&in_server_encoding(refusal.message.clone())),
         detail: optional(&in_server_encoding(refusal.detail())),
         hint: optional(refusal.hint.as_bytes()),
         schema: place.map_or(std::ptr::null(), |p| optional(&p.schema)),
         table: place.map_or(std::ptr::null(), |p| optional(&p.table)),
         column: place.map_or(std::ptr::null(), |p| optional(&p.column)),
+        ..Staged::plain(encode(refusal.sqlstate), message)
     }
 }
 
@@ -61,7 +164,7 @@ pub unsafe fn throw(staged: Staged) -> ! {
                 compat::err_generic_string(c_int::from(field), value);
             }
         }
-        compat::errfinish(std::ptr::null(), 0, std::ptr::null());
+        compat::errfinish(staged.file, staged.line, staged.function);
     }
     unreachable!("errfinish returned from an ERROR")
 }
@@ -87,22 +190,27 @@ pub fn c_string(bytes: &[u8]) -> *const c_char {
     }
 }
 
+/// Is the database in UTF-8, or in no encoding that is known?
+fn keeps_utf8() -> bool {
+    // SAFETY: reads what was set when the backend connected.
+    let encoding = unsafe { pg_sys::GetDatabaseEncoding() } as pg_sys::pg_enc::Type;
+    [pg_sys::pg_enc::PG_UTF8, pg_sys::pg_enc::PG_SQL_ASCII].contains(&encoding)
+}
+
 /// UTF-8 text in the database's encoding.
 fn in_server_encoding(text: String) -> Vec<u8> {
     if text.is_ascii() {
         return text.into_bytes();
     }
+    if keeps_utf8() {
+        return text.into_bytes();
+    }
     // SAFETY: the conversion gets a length and a NUL-terminated copy, and gives back one or the other.
     unsafe {
-        if [pg_sys::pg_enc::PG_UTF8, pg_sys::pg_enc::PG_SQL_ASCII]
-            .contains(&(pg_sys::GetDatabaseEncoding() as pg_sys::pg_enc::Type))
-        {
-            return text.into_bytes();
-        }
         let copy = c_string(text.as_bytes());
         let converted =
             pg_sys::pg_any_to_server(copy, text.len() as c_int, pg_sys::pg_enc::PG_UTF8 as c_int);
-        std::ffi::CStr::from_ptr(converted).to_bytes().to_vec()
+        CStr::from_ptr(converted).to_bytes().to_vec()
     }
 }
 
@@ -120,6 +228,6 @@ pub fn to_utf8(bytes: &[u8]) -> String {
         let copy = c_string(bytes);
         let converted =
             pg_sys::pg_server_to_any(copy, bytes.len() as c_int, pg_sys::pg_enc::PG_UTF8 as c_int);
-        std::ffi::CStr::from_ptr(converted).to_string_lossy().into_owned()
+        CStr::from_ptr(converted).to_string_lossy().into_owned()
     }
 }

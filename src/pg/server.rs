@@ -4,6 +4,7 @@ use crate::protocol::epoch::{Identity, Start};
 use crate::protocol::{Micros, Token};
 use pgrx::pg_sys;
 use std::ffi::CStr;
+use std::time::Duration;
 
 /// The server's clock, now.
 pub fn now() -> Micros {
@@ -12,6 +13,11 @@ pub fn now() -> Micros {
     }
     // SAFETY: reads the clock.
     unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+/// How long until the server's clock shows that time; zero when it has passed.
+pub fn span_until(at: Micros) -> Duration {
+    Duration::from_micros(at.saturating_sub(now()).max(0).unsigned_abs())
 }
 
 /// Is this server a standby (or replaying WAL for another reason)?

@@ -6,7 +6,7 @@
 //! share it, and one that is left behind keeps no later grant alive.
 
 use super::lock::TransactionOwns;
-use super::{compat, server};
+use super::{compat, lock_count, server};
 use crate::protocol::Token;
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -38,16 +38,20 @@ impl SessionLock {
         })
     }
 
-    /// Takes it for this session. Nobody else can have it: the token was just drawn.
+    /// Takes it for this session. Nobody else can have it: the token was just drawn. Raises 53200 when the session
+    /// had too much of the lock table.
     pub fn take(&self) {
+        lock_count::require_one_more();
         // SAFETY: the tag is complete; a session's lock belongs to no resource owner.
         unsafe { pg_sys::LockAcquire(&self.0, HELD, true, false) };
+        lock_count::session_entry_taken();
     }
 
     /// Gives it back; the caller has made sure that this session holds it (`is_mine`).
     pub fn give(&self) {
         // SAFETY: as above.
         unsafe { pg_sys::LockRelease(&self.0, HELD, true) };
+        lock_count::session_entries_gone(1);
     }
 
     /// Does this session hold it?

@@ -2,10 +2,64 @@
 
 use super::compat;
 use super::lock::{Mode, Tag};
-use super::server;
-use crate::protocol::Micros;
 use pgrx::pg_sys;
 use pgrx::{PgSqlErrorCode, PgTryBuilder};
+use std::time::{Duration, Instant};
+
+/// Somebody waits since then, for so long at most. Measured by a clock that nobody can set.
+pub struct Waiting {
+    since: Instant,
+    at_most: Duration,
+}
+
+impl Waiting {
+    /// A wait that begins now.
+    pub fn since_now(at_most: Duration) -> Self {
+        Waiting { since: Instant::now(), at_most }
+    }
+
+    /// What is left of it.
+    pub fn left(&self) -> Duration {
+        self.at_most.saturating_sub(self.since.elapsed())
+    }
+
+    /// Raises what Postgres raises when `lock_timeout` has passed, which counts for the whole wait.
+    pub fn check_lock_timeout(&self) {
+        if lock_timeout().is_some_and(|timeout| self.since.elapsed() >= timeout) {
+            pgrx::ereport!(
+                ERROR,
+                PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
+                "canceling statement due to lock timeout"
+            );
+        }
+    }
+
+    /// Sleeps for so long, or until the wait or `lock_timeout` is over, or until woken; raises what cancel and
+    /// timeouts raise.
+    pub fn sleep(&self, span: Duration) {
+        let until_timeout = lock_timeout().map(|t| t.saturating_sub(self.since.elapsed()));
+        let span = span.min(self.left()).min(until_timeout.unwrap_or(Duration::MAX));
+        let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+        let ms = in_ms(span).into();
+        // SAFETY: this process's latch; interrupts are served where no lock of ours is half taken.
+        unsafe {
+            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, pg_sys::PG_WAIT_EXTENSION);
+            pgrx::check_for_interrupts!();
+        }
+    }
+}
+
+/// Whole milliseconds that are not less.
+fn in_ms(span: Duration) -> i32 {
+    i32::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(i32::MAX)
+}
+
+/// The setting; None when it is off.
+fn lock_timeout() -> Option<Duration> {
+    // SAFETY: reads a setting.
+    let ms = unsafe { pg_sys::LockTimeout };
+    (ms > 0).then(|| Duration::from_millis(ms.unsigned_abs().into()))
+}
 
 /// A setting changed for as long as this lives.
 struct LockTimeout(i32);
@@ -28,16 +82,28 @@ impl Drop for LockTimeout {
     }
 }
 
-/// Takes a lock, waiting until the deadline at most. `lock_timeout`, where it is shorter, `statement_timeout`,
-/// cancel and the deadlock detector end the wait with their own errors.
-pub fn take_until(tag: &Tag, mode: Mode, deadline: Micros) -> bool {
-    let left_ms = (deadline - server::now()).max(0) / 1_000 + 1;
-    let left_ms = i32::try_from(left_ms).unwrap_or(i32::MAX);
-    // SAFETY: as in LockTimeout::set.
-    let users = unsafe { pg_sys::LockTimeout };
-    if users > 0 && users <= left_ms {
-        return tag.take(mode, true);
+/// Takes a lock, waiting no longer than that. `lock_timeout`, where it is shorter, `statement_timeout`, cancel and
+/// the deadlock detector end the wait with their own errors.
+///
+/// Postgres measures the wait, and takes it for over when the server's clock is set forward. Then the wait begins
+/// again, at the end of the line.
+pub fn take_within(tag: &Tag, mode: Mode, waiting: &Waiting) -> bool {
+    loop {
+        let left_ms = in_ms(waiting.left()).max(1);
+        if lock_timeout().is_some_and(|users| in_ms(users) <= left_ms) {
+            return tag.take(mode, true);
+        }
+        if take_for(tag, mode, left_ms) {
+            return true;
+        }
+        if waiting.left().is_zero() {
+            return false;
+        }
     }
+}
+
+/// Takes a lock, waiting for so many milliseconds at most.
+fn take_for(tag: &Tag, mode: Mode, left_ms: i32) -> bool {
     let shorter = LockTimeout::set(left_ms);
     // SAFETY: reads globals of this thread.
     let (context, owner) = unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
@@ -79,34 +145,6 @@ pub fn take_until(tag: &Tag, mode: Mode, deadline: Micros) -> bool {
 pub fn reset() {
     // SAFETY: this process's latch.
     unsafe { pg_sys::ResetLatch(pg_sys::MyLatch) };
-}
-
-/// Sleeps until then, or until `lock_timeout` (counted from `started`), or until woken; raises what cancel
-/// and timeouts raise.
-pub fn sleep_until(at: Micros, started: Micros) {
-    // SAFETY: reads a setting.
-    let lock_timeout = Micros::from(unsafe { pg_sys::LockTimeout }) * 1_000;
-    let at = if lock_timeout > 0 { at.min(started + lock_timeout) } else { at };
-    let ms = ((at - server::now()).max(0) + 999) / 1_000;
-    let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
-    // SAFETY: this process's latch; interrupts are served where no lock of ours is half taken.
-    unsafe {
-        pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, pg_sys::PG_WAIT_EXTENSION);
-        pgrx::check_for_interrupts!();
-    }
-}
-
-/// `lock_timeout` counts for the whole wait.
-pub fn check_lock_timeout(started: Micros, now: Micros) {
-    // SAFETY: reads a setting.
-    let lock_timeout = Micros::from(unsafe { pg_sys::LockTimeout }) * 1_000;
-    if lock_timeout > 0 && now - started >= lock_timeout {
-        pgrx::ereport!(
-            ERROR,
-            PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
-            "canceling statement due to lock timeout"
-        );
-    }
 }
 
 /// Ends the session when its client has gone: nobody would get the lease.

@@ -1,9 +1,8 @@
 //! The transaction: isolation, snapshots, savepoints and what happens when it ends.
 
-use super::raise;
+use super::{lock_count, raise};
+use crate::errors::Refusal;
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::{PgLogLevel, PgSqlErrorCode};
 use std::cell::Cell;
 use std::ffi::c_void;
 
@@ -140,6 +139,7 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
         | E::XACT_EVENT_PARALLEL_ABORT
         | E::XACT_EVENT_PREPARE => {
             restore_commit();
+            lock_count::transaction_ended();
             crate::guard::transaction_ended();
             crate::fenced::transaction_ended();
             if event == E::XACT_EVENT_COMMIT {
@@ -153,40 +153,24 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
             relax_commit();
         }
         E::XACT_EVENT_PRE_PREPARE => {
-            refuse_to_prepare();
+            stop_on(crate::session_leases::before_prepare);
             before_commit(true);
         }
         _ => {}
     }
 }
 
-/// What ends with a session cannot be left to whichever session commits a prepared transaction.
-fn refuse_to_prepare() {
-    let refuse = || {
-        if crate::session_leases::acquired_here() {
-            let code = PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED;
-            let message =
-                "cannot PREPARE a transaction that has acquired a lease with session => true";
-            ErrorReport::new(code, message, "pg_fence")
-                .set_hint("Acquire the lease in a transaction of its own, before.")
-                .report(PgLogLevel::ERROR);
-        }
-    };
-    // SAFETY: as in `before_commit`.
-    unsafe { pg_sys::panic::pgrx_extern_c_guard(refuse) }
-}
-
 /// The last moment at which the transaction can still write.
 fn before_commit(prepares: bool) {
-    // SAFETY: an error here aborts the transaction, as one of a deferred trigger would; nothing is left to
-    // drop when it leaves, for the guard turns it into a longjmp, and a refusal is laid out first.
-    unsafe {
-        let refused = pg_sys::panic::pgrx_extern_c_guard(|| {
-            crate::guard::before_commit(prepares).err().map(raise::stage)
-        });
-        if let Some(staged) = refused {
-            raise::throw(staged);
-        }
+    stop_on(|| crate::guard::before_commit(prepares));
+}
+
+/// Raises what the work refuses: an error here aborts the transaction, as one of a deferred trigger would.
+fn stop_on(work: impl FnOnce() -> Result<(), Refusal>) {
+    let outcome = raise::caught(|| work().err().map(raise::stage));
+    if let Some(staged) = outcome.unwrap_or_else(Some) {
+        // SAFETY: nothing is left to drop when it leaves.
+        unsafe { raise::throw(staged) }
     }
 }
 
@@ -198,12 +182,14 @@ unsafe extern "C-unwind" fn savepoint_event(
 ) {
     match event {
         pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+            lock_count::savepoint_released(mine, parent);
             crate::guard::savepoint_released(mine, parent);
             crate::fenced::savepoint_released(mine, parent);
             crate::queue::savepoint_released(mine, parent);
             crate::session_leases::savepoint_released(mine, parent);
         }
         pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+            lock_count::savepoint_rolled_back(mine);
             crate::guard::savepoint_rolled_back(mine);
             crate::fenced::savepoint_rolled_back(mine);
             crate::queue::savepoint_rolled_back(mine);

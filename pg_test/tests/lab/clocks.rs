@@ -14,6 +14,8 @@ pg_test::trials![
     a_guarded_transaction_outlives_a_step_forward,
     a_jump_with_a_clock_that_went_back_goes_beyond_the_last_token,
     a_waiter_gets_the_lease_that_a_step_forward_has_ended,
+    a_wait_ends_in_time_though_the_clock_goes_back,
+    a_wait_goes_on_though_the_clock_goes_forward,
 ];
 
 const HOUR: i64 = 3600;
@@ -152,4 +154,52 @@ fn a_waiter_gets_the_lease_that_a_step_forward_has_ended(lab: &Lab) -> Result<()
     let b: i64 = rows[0][0].as_deref().unwrap_or_default().parse()?;
     session.refused(&write("orders", 1, a), "PF004")?;
     session.run(&write("orders", 2, b))
+}
+
+/// A session that waits for the lease, which another one has.
+fn waiter(clocked: &Clocked, settings: &str, wait: &str) -> Result<Background> {
+    let mut waiter = Background::connect(&clocked.cluster().conninfo("postgres"))?;
+    waiter.run(settings)?;
+    waiter.send(&format!("SELECT lease_acquire('order:7', ttl => '1 min', wait => '{wait}')"))?;
+    waiter.wait_until_blocked()?;
+    Ok(waiter)
+}
+
+fn a_wait_ends_in_time_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
+    for (settings, wait, sqlstate) in
+        [("", "4 s", None), ("SET lock_timeout = '4 s'", "10 min", Some("55P03"))]
+    {
+        let (clocked, mut session) = start(lab)?;
+        session.run("SELECT lease_acquire('order:7', ttl => '1 day')")?;
+        let mut waiter = waiter(&clocked, settings, wait)?;
+        clocked.step(-HOUR)?;
+        // Far more than the four seconds, far less than the hour.
+        let outcome = waiter.outcome(Duration::from_secs(120))?;
+        match sqlstate {
+            None => ensure!(outcome?[0][0].is_none(), "the lease is taken"),
+            Some(sqlstate) => drop(pg_test::fault::expect_err(outcome, sqlstate)?),
+        }
+    }
+    Ok(())
+}
+
+fn a_wait_goes_on_though_the_clock_goes_forward(lab: &Lab) -> Result<()> {
+    for settings in ["", "SET lock_timeout = '20 min'"] {
+        let (clocked, mut session) = start(lab)?;
+        let token: i64 = session.one("SELECT lease_acquire('order:7', ttl => '1 day')", &[])?;
+        // The first in line looks at the lease, the second waits for the first.
+        let mut first = waiter(&clocked, settings, "10 min")?;
+        let mut second = waiter(&clocked, settings, "10 min")?;
+        clocked.step(HOUR)?;
+        // Long enough for both to have seen the new time: they look, or are woken, each second.
+        std::thread::sleep(Duration::from_secs(4));
+        session.one::<i64>("SELECT lease_release('order:7', $1)", &[&token])?;
+        for waiter in [&mut first, &mut second] {
+            let rows = waiter.outcome(Duration::from_secs(60))??;
+            let token = rows[0][0].clone().unwrap_or_else(|| "it gave up".to_owned());
+            let token: i64 = token.parse()?;
+            session.one::<Option<i64>>("SELECT lease_release('order:7', $1)", &[&token])?;
+        }
+    }
+    Ok(())
 }

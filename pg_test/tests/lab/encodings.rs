@@ -8,6 +8,7 @@ pg_test::trials![
     a_database_without_an_encoding_takes_any_bytes,
     a_database_without_an_encoding_has_readable_errors,
     a_euc_database_counts_bytes,
+    a_long_name_is_cut_between_letters_in_every_encoding,
 ];
 
 /// A database in another encoding, dropped at the end.
@@ -121,5 +122,27 @@ fn a_euc_database_counts_bytes(lab: &Lab) -> Result<()> {
     session.refused(&format!("SELECT lease_acquire('{name}x')"), "22023")?;
     let fault = session.refused("SELECT lease_guard('締切', 1)", "PF004")?;
     ensure!(fault.json()?["lease"] == "締切" && fault.message.contains("締切"), "{fault}");
+    Ok(())
+}
+
+fn a_long_name_is_cut_between_letters_in_every_encoding(lab: &Lab) -> Result<()> {
+    for (encoding, letter) in [("LATIN1", "'é'"), ("EUC_JP", "'締'"), ("SQL_ASCII", r"E'\xe9'")] {
+        let db = Encoded::create(lab, &format!("enc_cut_{}", encoding.to_lowercase()), encoding)?;
+        let mut session = db.connect()?;
+        // Out of step with what is cut: by letters of one byte, two or three.
+        for before in ["", "a", "ab"] {
+            let name = format!("'{before}' || repeat({letter}, 250)");
+            session.granted(&format!("SELECT lease_acquire({name}, {name}, '1 h')"))?;
+            let fault =
+                session.refused(&format!("SELECT lease_guard({name}, 1000000)"), "PF004")?;
+            let detail = fault.json()?;
+            for shown in [&detail["lease"], &detail["holder"]] {
+                let begin = shown.as_str().and_then(|s| s.strip_suffix("...")).unwrap_or_default();
+                let rest = begin.strip_prefix(before).unwrap_or_default();
+                let first = rest.chars().next();
+                ensure!(rest.len() > 200 && rest.chars().all(|c| Some(c) == first), "{fault}");
+            }
+        }
+    }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What a client learns from a refusal, and what it does not.
 
 use crate::support::bed::Bed;
-use pg_test::{ensure, Fault, Lab, Result};
+use pg_test::{ensure, Calls, Fault, Lab, Result};
 use serde_json::{json, Value};
 
 pg_test::trials![
@@ -12,6 +12,7 @@ pg_test::trials![
     a_truncate_is_pf005,
     a_key_of_several_columns_is_shown_with_its_types,
     an_insert_shows_the_row_that_was_not_to_be,
+    a_detail_is_never_longer_than_a_screen,
     a_caller_in_plpgsql_gets_every_field,
     a_driver_does_not_take_a_refusal_for_one_to_retry,
     an_error_inside_a_partition_names_the_partition,
@@ -149,6 +150,57 @@ fn an_insert_shows_the_row_that_was_not_to_be(lab: &Lab) -> Result<()> {
     let fault = bed.refused(&format!("INSERT INTO orders VALUES (5, 0, {token})"), "PF004")?;
     let detail = check(&fault, &["presented", "lease", "relation", "key"], ORDERS_FENCE)?;
     ensure!(detail["key"] == json!({"id": 5}) && detail["lease"] == "order:5", "{detail}");
+    Ok(())
+}
+
+/// Eighty columns, twenty-five lines.
+const SCREEN: usize = 80 * 25;
+
+fn a_detail_is_never_longer_than_a_screen(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(
+        "CREATE TABLE one (word text PRIMARY KEY, v int, fence bigint); SELECT fence_protect('one'); \
+         CREATE TABLE many (a text, b text, c text, d text, e text, f text, g text, h text, i text, j text, \
+             v int, fence bigint, PRIMARY KEY (a, b, c, d, e, f, g, h, i, j)); SELECT fence_protect('many')",
+    )?;
+    // One byte, two, four, and some that JSON writes as six or two.
+    for text in ["x", "ü", "🦀", "\u{1}", "\"", "\\", "x\u{1}🦀ü"] {
+        let long = |bytes: usize| {
+            format!("repeat({}, {})", pg_test::client::literal(text), bytes / text.len())
+        };
+        let starts = |shown: &Value, most: usize| {
+            let shown = shown.as_str().unwrap_or_default();
+            let begin = shown.strip_suffix("...").unwrap_or("no ellipsis");
+            text.repeat(most).starts_with(begin) && begin.len() >= 8
+        };
+        bed.run(&format!("INSERT INTO one VALUES ({}, 0)", long(50_000)))?;
+        let fault = bed.refused("UPDATE one SET v = 1", "PF002")?;
+        let detail = fault.json()?;
+        ensure!(fault.detail.as_deref().is_some_and(|d| d.len() < SCREEN), "{fault}");
+        ensure!(starts(&detail["key"]["word"], 50_000), "{fault}");
+        bed.run("SELECT fence_unprotect('one'); TRUNCATE one; SELECT fence_protect('one')")?;
+
+        let columns = vec![long(240); 10].join(", ");
+        bed.run(&format!("INSERT INTO many VALUES ({columns}, 0)"))?;
+        let fault = bed.refused("UPDATE many SET v = 1", "PF002")?;
+        let key = &fault.json()?["key"];
+        ensure!(fault.detail.as_deref().is_some_and(|d| d.len() < SCREEN), "{fault}");
+        ensure!(starts(&key["a"], 240) && starts(&key["h"], 240), "{fault}");
+        ensure!(key["..."] == "2 more columns", "what is left out is said: {fault}");
+        bed.run("SELECT fence_unprotect('many'); TRUNCATE many; SELECT fence_protect('many')")?;
+
+        let name = long(512);
+        let token = bed.granted(&format!("SELECT lease_acquire({name}, {name}, '1 h')"))?;
+        let fault =
+            bed.refused(&format!("SELECT lease_guard({name}, {})", token + 1_000), "PF004")?;
+        let detail = fault.json()?;
+        ensure!(fault.detail.as_deref().is_some_and(|d| d.len() < SCREEN), "{fault}");
+        ensure!(starts(&detail["lease"], 512) && starts(&detail["holder"], 512), "{fault}");
+    }
+    // What is short is shown as it is.
+    bed.run("INSERT INTO one VALUES (repeat('x', 200) || '...', 0)")?;
+    let fault = bed.refused("UPDATE one SET v = 1", "PF002")?;
+    ensure!(fault.json()?["key"]["word"] == "x".repeat(200) + "...", "{fault}");
     Ok(())
 }
 

@@ -87,6 +87,15 @@ const BAD: &[(&str, &str)] = &[
     ("lease_acquire('job', slots => -2147483648)", "22023"),
     ("lease_acquire('job', shared => true, slots => 2)", "22023"),
     ("lease_acquire('job', reclaim => true)", "22023"),
+    ("lease_acquire('job', repeat('x', 513))", "22023"),
+    ("lease_acquire('job', repeat('ä', 257))", "22023"),
+    ("lease_acquire('job', metadata => to_jsonb(repeat('x', 65536)))", "22023"),
+    (
+        "lease_acquire('job', metadata => (SELECT jsonb_agg(n) FROM generate_series(1, 20000) n))",
+        "22023",
+    ),
+    ("lease_acquire_all('{job,tool}', repeat('x', 513))", "22023"),
+    ("lease_acquire_all('{job,tool}', metadata => to_jsonb(repeat('x', 65536)))", "22023"),
     ("lease_acquire(NULL)", "22004"),
     ("lease_acquire('job', ttl => NULL)", "22004"),
     ("lease_acquire('job', wait => NULL)", "22004"),
@@ -193,6 +202,19 @@ fn the_limits_themselves_are_allowed(lab: &Lab) -> Result<()> {
     session.granted("SELECT lease_acquire('no wait', wait => '0 s')")?;
     session.granted("SELECT lease_acquire('long wait', wait => '1000 days')")?;
     session.granted("SELECT lease_acquire('one slot', slots => 1)")?;
+    // Compressed to next to nothing, or not at all.
+    for metadata in [
+        "repeat('x', 65000)",
+        "left((SELECT string_agg(md5(n::text), '') FROM generate_series(1, 3000) n), 65000)",
+    ] {
+        let call = format!(
+            "lease_acquire('much', repeat('x', 512), metadata => to_jsonb({metadata}), reclaim => true)"
+        );
+        let much = session.granted(&format!("SELECT {call}"))?;
+        session.granted(&format!("SELECT lease_renew('much', {much})"))?;
+        let kept = format!("SELECT metadata #>> '{{}}' = {metadata} FROM lease_info('much')");
+        ensure!(session.truth(&kept)?, "{metadata}");
+    }
     ensure!(session.renew("job", i64::MAX)?.is_none());
     ensure!(session.release("job", i64::MAX)?.is_none());
     ensure!(!session.speaks("job", i64::MAX)?);

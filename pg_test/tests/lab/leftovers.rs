@@ -11,6 +11,7 @@ pg_test::trials![
     a_renewal_of_several_that_fails_locks_none_of_them,
     a_release_of_several_that_fails_locks_none_of_them,
     a_prune_keeps_no_memory_of_what_it_pruned,
+    errors_that_are_caught_keep_no_memory,
     a_check_runs_beside_a_parallel_plan,
     a_session_in_a_transaction_survives_a_new_index,
 ];
@@ -171,6 +172,39 @@ fn private_memory(pid: i32) -> Result<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let kb = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok());
     Ok(kb.expect("Linux tells it"))
+}
+
+/// The memory that the session's backend has of its own, in kB.
+fn memory(session: &Session) -> Result<i64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", session.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or_default();
+    Ok(line.trim().trim_end_matches("kB").trim().parse()?)
+}
+
+fn errors_that_are_caught_keep_no_memory(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run("CREATE TABLE t (id int PRIMARY KEY, fence bigint); INSERT INTO t VALUES (1); SELECT fence_protect('t')")?;
+    // One of Postgres's own, refusals of a call and of a write.
+    for (call, sqlstate) in [
+        ("PERFORM lease_acquire('job')", "25006"),
+        ("PERFORM lease_check('job', 0)", "22023"),
+        ("UPDATE t SET fence = 0", "PF003"),
+    ] {
+        let only = if sqlstate == "25006" { "SET TRANSACTION READ ONLY;" } else { "" };
+        let fail = format!(
+            "BEGIN; {only} DO $$ BEGIN FOR i IN 1..30000 LOOP BEGIN {call}; RAISE 'it succeeded'; \
+             EXCEPTION WHEN SQLSTATE '{sqlstate}' THEN NULL; END; END LOOP; END $$; COMMIT"
+        );
+        session.run(&fail)?;
+        let before = memory(&session)?;
+        for _ in 0..3 {
+            session.run(&fail)?;
+        }
+        let kept = memory(&session)? - before;
+        ensure!(kept < 1_000, "{kept} kB are left of 90,000 times {sqlstate}");
+    }
+    Ok(())
 }
 
 fn a_check_runs_beside_a_parallel_plan(lab: &Lab) -> Result<()> {

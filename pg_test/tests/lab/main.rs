@@ -26,6 +26,7 @@ mod leaving;
 mod leftovers;
 mod limits;
 mod line;
+mod lock_table;
 mod lockout;
 mod mingled;
 mod misuse;
@@ -107,6 +108,7 @@ fn main() -> ExitCode {
         leftovers::trials(),
         limits::trials(),
         line::trials(),
+        lock_table::trials(),
         lockout::trials(),
         mingled::trials(),
         misuse::trials(),

@@ -1,0 +1,180 @@
+//! One transaction has no more than a quarter of the server's lock table, so that others can still work.
+
+use pg_test::{ensure, Calls, Cluster, Lab, Result, Session};
+
+pg_test::trials![
+    one_transaction_does_not_fill_the_lock_table,
+    a_write_of_many_bound_rows_is_refused_in_time,
+    what_is_given_back_is_counted_off,
+    a_thousand_leases_at_once_are_few_enough,
+    prepared_transactions_count_for_themselves,
+];
+
+/// A server with a small lock table.
+fn small(lab: &Lab) -> Result<(Cluster, Session)> {
+    let settings = [
+        ("max_connections", "40"),
+        ("max_locks_per_transaction", "10"),
+        ("max_prepared_transactions", "10"),
+    ];
+    let builder = settings.into_iter().fold(lab.builder(), |b, (name, value)| b.set(name, value));
+    let cluster = builder.start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence")?;
+    Ok((cluster, session))
+}
+
+/// A quarter of the entries for which the server has room.
+fn quarter(session: &mut Session) -> Result<i64> {
+    // Workers of autovacuum have slots of their own from 18 on, and so have two processes besides, not one.
+    session.granted(
+        "SELECT current_setting('max_locks_per_transaction')::int \
+             * (sum(setting::int) + CASE WHEN bool_or(name = 'autovacuum_worker_slots') THEN 2 ELSE 1 END) / 4 \
+         FROM pg_settings WHERE name IN ('max_connections', 'max_worker_processes', 'max_wal_senders', \
+             'max_prepared_transactions', coalesce((SELECT s.name FROM pg_settings s \
+                 WHERE s.name = 'autovacuum_worker_slots'), 'autovacuum_max_workers'))",
+    )
+}
+
+/// How many entries a session's leases have.
+fn entries(session: &mut Session, pid: i32) -> Result<i64> {
+    session.granted(&format!(
+        "SELECT count(DISTINCT (objid, classid, objsubid)) FROM pg_locks \
+         WHERE pid = {pid} AND locktype = 'advisory'"
+    ))
+}
+
+/// Acquires leases until that is refused, in a transaction that stays open.
+fn acquire_until_refused(session: &mut Session, prefix: &str) -> Result<()> {
+    session.run("BEGIN")?;
+    for n in 0.. {
+        session.run("SAVEPOINT s")?;
+        match session.try_rows(&format!("SELECT lease_acquire('{prefix}{n}')")) {
+            Ok(_) => session.run("RELEASE s")?,
+            Err(fault) => {
+                let fault = fault.expect("53200")?;
+                let hint = fault.hint.as_deref().unwrap_or_default();
+                ensure!(hint.contains("max_locks_per_transaction"), "{fault}");
+                ensure!(fault.message.contains("lock table"), "{fault}");
+                fault.json()?;
+                return session.run("ROLLBACK TO s");
+            }
+        }
+    }
+    unreachable!("there are always more numbers")
+}
+
+fn one_transaction_does_not_fill_the_lock_table(lab: &Lab) -> Result<()> {
+    let (cluster, mut outside) = small(lab)?;
+    let quarter = quarter(&mut outside)?;
+    // Also where two do it at the same time.
+    let mut greedy = [cluster.connect("postgres")?, cluster.connect("postgres")?];
+    for (n, session) in greedy.iter_mut().enumerate() {
+        acquire_until_refused(session, &format!("job{n}-"))?;
+        let has = entries(&mut outside, session.pid())?;
+        ensure!((quarter - 2..=quarter).contains(&has), "{has} of {quarter}");
+    }
+    // Others connect and do what they do.
+    for n in 0..10 {
+        let mut other = cluster.connect("postgres")?;
+        other.run(&format!("CREATE TABLE t{n} (id int PRIMARY KEY, fence bigint)"))?;
+        other.run(&format!("SELECT fence_protect('t{n}', lease => 't:{{id}}')"))?;
+        let token = other.acquire("t:1", "1 h")?;
+        other.run(&format!("INSERT INTO t{n} VALUES (1, {token})"))?;
+        other.release("t:1", token)?.expect("held");
+        ensure!(other.is_taken("job0-0")?);
+    }
+    // What it has, it can work with and give back.
+    for session in &mut greedy {
+        session.run("COMMIT")?;
+    }
+    ensure!(outside.granted("SELECT count(*) FROM fence.leases WHERE state = 'held'")? > quarter);
+    Ok(())
+}
+
+fn a_write_of_many_bound_rows_is_refused_in_time(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = small(lab)?;
+    let quarter = quarter(&mut session)?;
+    session.run(&format!(
+        "CREATE TABLE t (id int PRIMARY KEY, v int, fence bigint); \
+         INSERT INTO t SELECT n, 0 FROM generate_series(1, {quarter}) n; \
+         SELECT fence_protect('t', lease => 'row:{{id}}')"
+    ))?;
+    let mut token = 0;
+    for n in 1..=quarter {
+        token = session.acquire(&format!("row:{n}"), "1 h")?;
+        session.run(&format!("UPDATE t SET v = 1, fence = {token} WHERE id = {n}"))?;
+    }
+    let write = "UPDATE t SET v = 2, fence = (SELECT first_token FROM fence.leases l WHERE l.name = 'row:' || t.id)";
+    session.refused(write, "53200")?;
+    session.run("BEGIN")?;
+    // A guard has two entries.
+    session.run(&format!("{write} WHERE id <= {}", quarter / 2 - 1))?;
+    cluster.connect("postgres")?.run("CREATE TABLE other (id int)")?;
+    session.run("COMMIT")?;
+    ensure!(session.granted("SELECT count(*) FROM t WHERE v = 2")? == quarter / 2 - 1);
+    ensure!(session.speaks(&format!("row:{quarter}"), token)?);
+    Ok(())
+}
+
+fn what_is_given_back_is_counted_off(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = small(lab)?;
+    let mut other = cluster.connect("postgres")?;
+    let many = 3 * quarter(&mut session)?;
+    let each = |work: &str| format!("DO $$ BEGIN FOR n IN 1..{many} LOOP {work}; END LOOP; END $$");
+    session.run(&each("PERFORM lease_acquire('theirs' || n, ttl => '1 h'); COMMIT"))?;
+    other.run("BEGIN")?;
+    for work in [
+        // A try that loses.
+        "IF lease_acquire('theirs' || n) IS NOT NULL THEN RAISE 'granted'; END IF",
+        // What is rolled back.
+        "BEGIN PERFORM lease_acquire('mine' || n); RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN END",
+        // A guard that fails.
+        "BEGIN PERFORM lease_guard('theirs' || n, 1000000000); EXCEPTION WHEN SQLSTATE 'PF004' THEN END",
+        // The same lease again and again.
+        "PERFORM lease_release('one', lease_renew('one', lease_acquire('one')))",
+        "PERFORM lease_guard('theirs1', (SELECT token FROM fence.leases WHERE name = 'theirs1'))",
+        "PERFORM lease_renew('theirs1', (SELECT token FROM fence.leases WHERE name = 'theirs1'))",
+    ] {
+        other.run(&each(work))?;
+    }
+    let pid = other.pid();
+    ensure!(entries(&mut session, pid)? == 3, "the grants' locks of two leases and a guard");
+    // There is as much room as before.
+    other.run("ROLLBACK")?;
+    acquire_until_refused(&mut other, "more")?;
+    other.run("ROLLBACK; BEGIN; SAVEPOINT s; SELECT lease_acquire('x')")?;
+    other.run("ROLLBACK TO s; RELEASE s; COMMIT")?;
+    // Rows that are pruned are locked one by one.
+    session.run("UPDATE fence.lease SET closing = first_token, ended_at = '2026-01-01'")?;
+    ensure!(session.granted("SELECT lease_prune('0')")? >= many);
+    Ok(())
+}
+
+fn a_thousand_leases_at_once_are_few_enough(lab: &Lab) -> Result<()> {
+    // As the server comes.
+    let defaults = [("max_connections", "100"), ("max_prepared_transactions", "0")];
+    let builder = defaults.into_iter().fold(lab.builder(), |b, (name, value)| b.set(name, value));
+    let cluster = builder.start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence")?;
+    let names = "(SELECT array_agg('job' || n) FROM generate_series(1, 1000) n)";
+    for _ in 0..2 {
+        session.run("BEGIN")?;
+        let token = session.granted(&format!("SELECT lease_acquire_all({names}, ttl => '1 h')"))?;
+        let token = session.granted(&format!("SELECT lease_renew_all({names}, {token})"))?;
+        session.granted(&format!("SELECT lease_release_all({names}, {token})"))?;
+        session.run("COMMIT")?;
+    }
+    Ok(())
+}
+
+fn prepared_transactions_count_for_themselves(lab: &Lab) -> Result<()> {
+    let (_cluster, mut session) = small(lab)?;
+    acquire_until_refused(&mut session, "first")?;
+    session.run("PREPARE TRANSACTION 'p'")?;
+    acquire_until_refused(&mut session, "second")?;
+    session.run("ROLLBACK; ROLLBACK PREPARED 'p'")?;
+    ensure!(!session.is_taken("first0")?);
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! How many entries of the server's lock table this transaction has taken for leases, and its session for those that
+//! end with it.
+//!
+//! The table is everybody's. Who fills it keeps all others from locking anything, and so even from connecting: a
+//! transaction is refused before it has a quarter of it.
+
+use super::compat;
+use super::xact::SubTransaction;
+use pgrx::pg_sys;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::{PgLogLevel, PgSqlErrorCode};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+
+/// What has one entry in the table for each session, in however many modes it is locked: kind and key.
+pub type Entry = (u16, u64);
+
+/// An entry that the transaction has.
+struct Taken {
+    /// How often it was taken and not given back.
+    times: u32,
+    /// In which savepoint it was first: with that one it goes.
+    savepoint: SubTransaction,
+}
+
+thread_local! {
+    static TAKEN: RefCell<HashMap<Entry, Taken>> = RefCell::default();
+}
+
+thread_local! {
+    /// Entries that the session keeps beyond the transaction.
+    static SESSION: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Room for so many is kept from one transaction to the next.
+const KEPT: usize = 64;
+
+/// Raises 53200 when the entry would be one too many.
+pub fn require_room(entry: Entry) {
+    if !TAKEN.with_borrow(|taken| taken.contains_key(&entry)) {
+        require_one_more();
+    }
+}
+
+/// Raises 53200 when one more entry would be too many.
+pub fn require_one_more() {
+    if is_full() {
+        let most = at_most();
+        ErrorReport::new(
+            PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+            "too many leases for one transaction or session: it would fill the server's lock table",
+            "pg_fence",
+        )
+        .set_detail(format!("{{\"locks\":{most}}}"))
+        .set_hint("Use fewer leases in one transaction, hold fewer with session => true, or raise max_locks_per_transaction.")
+        .report(PgLogLevel::ERROR);
+    }
+}
+
+/// Has this session a quarter of the table?
+pub fn is_full() -> bool {
+    TAKEN.with_borrow(HashMap::len) + SESSION.get() >= at_most()
+}
+
+/// The session keeps one entry more.
+pub fn session_entry_taken() {
+    SESSION.set(SESSION.get() + 1);
+}
+
+/// So many of them are gone.
+pub fn session_entries_gone(count: usize) {
+    SESSION.set(SESSION.get().saturating_sub(count));
+}
+
+/// A quarter of the table.
+fn at_most() -> usize {
+    // SAFETY: settings that are fixed when the server starts.
+    let entries = unsafe {
+        i64::from(pg_sys::max_locks_per_xact)
+            * (i64::from(pg_sys::MaxBackends) + i64::from(compat::max_prepared_xacts))
+    };
+    usize::try_from(entries / 4).unwrap_or(usize::MAX)
+}
+
+/// It was taken.
+pub fn taken(entry: Entry, savepoint: SubTransaction) {
+    TAKEN.with_borrow_mut(|taken| {
+        taken.entry(entry).or_insert(Taken { times: 0, savepoint }).times += 1;
+    });
+}
+
+/// It was given back, once.
+pub fn given_back(entry: Entry) {
+    TAKEN.with_borrow_mut(|taken| {
+        if let Some(held) = taken.get_mut(&entry) {
+            held.times -= 1;
+            if held.times == 0 {
+                taken.remove(&entry);
+            }
+        }
+    });
+}
+
+/// A savepoint's locks pass to its parent.
+pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
+    TAKEN.with_borrow_mut(|taken| {
+        for held in taken.values_mut().filter(|held| held.savepoint == savepoint) {
+            held.savepoint = parent;
+        }
+    });
+}
+
+/// A savepoint's locks are gone.
+pub fn savepoint_rolled_back(savepoint: SubTransaction) {
+    TAKEN.with_borrow_mut(|taken| taken.retain(|_, held| held.savepoint != savepoint));
+}
+
+/// The transaction is over, or prepared: its locks are no longer this session's.
+pub fn transaction_ended() {
+    TAKEN.with_borrow_mut(|taken| {
+        taken.clear();
+        taken.shrink_to(KEPT);
+    });
+}
