@@ -16,8 +16,6 @@ pub struct Request<'a> {
     pub ttl_us: Micros,
     pub metadata: Option<pgrx::pg_sys::Datum>,
     pub ask: Ask,
-    /// A token drawn too early, in a build with that bug planted.
-    pub early: Option<Token>,
 }
 
 /// How a try ends.

@@ -28,7 +28,6 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
             ttl_us,
             metadata,
             ask: Ask { mode: Mode::Exclusive, reclaim: false },
-            early: None,
         })
         .collect();
     let mut chances = Vec::with_capacity(requests.len());

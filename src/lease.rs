@@ -23,8 +23,8 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
         ttl_us: call.ttl_us,
         metadata: call.metadata,
         ask: call.ask,
-        early: if plant::TOKEN_BEFORE_LOCK { Some(token::draw(0)?) } else { None },
     };
+    plant::draw_early(|| token::draw(0))?;
     let token = if call.wait_us == 0 {
         match attempt(&table, &request, true)? {
             Tried::Won(token) => Some(token),
@@ -52,7 +52,7 @@ pub fn attempt(
     match acquire::place(table, request, &chance)? {
         Tried::Lost { until } => Ok(Tried::Lost { until }),
         Tried::Won(place) => {
-            let token = request.early.map_or_else(|| token::draw(place.above()), Ok)?;
+            let token = plant::early_or(|| token::draw(place.above()))?;
             acquire::write(table, request, &place, token)?;
             Ok(Tried::Won(token))
         }
