@@ -18,8 +18,6 @@ pub struct Request<'a> {
     /// The grant is to end with this session, too.
     pub session: bool,
     pub ask: Ask,
-    /// A token drawn too early, in a build with that bug planted.
-    pub early: Option<Token>,
 }
 
 /// How a try ends.

@@ -34,7 +34,6 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
             metadata,
             session,
             ask: Ask { mode: Mode::Exclusive, reclaim: false },
-            early: None,
         })
         .collect();
     let mut chances = Vec::with_capacity(requests.len());

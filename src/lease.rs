@@ -25,8 +25,8 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
         metadata: call.metadata,
         session: call.session,
         ask: call.ask,
-        early: if plant::TOKEN_BEFORE_LOCK { Some(token::draw(0)?) } else { None },
     };
+    plant::draw_early(|| token::draw(0))?;
     let token = if call.wait.is_zero() {
         match attempt(&request, true, Wait::Holders)? {
             Tried::Won(token) => Some(token),
@@ -57,7 +57,7 @@ pub fn attempt(request: &Request, polite: bool, wait: Wait) -> Result<Tried<Toke
     match acquire::place(table, request, &chance)? {
         Tried::Lost { until } => Ok(Tried::Lost { until }),
         Tried::Won(place) => {
-            let token = request.early.map_or_else(|| token::draw(place.above()), Ok)?;
+            let token = plant::early_or(|| token::draw(place.above()))?;
             acquire::write(table, request, &place, token)?;
             Ok(Tried::Won(token))
         }

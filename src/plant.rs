@@ -1,13 +1,35 @@
-//! Known bugs, planted by cargo features to show that the chaos run catches each of them. All are off in any
-//! build that is meant to be used, and cost nothing there.
+//! Known bugs, planted to show that the chaos run catches each of them: a build with `--cfg planted="<name>"`
+//! has one, any other has none and pays nothing for it. (`Cargo.toml` lists the names.)
 
-/// The token is drawn before the lease is locked.
-pub const TOKEN_BEFORE_LOCK: bool = cfg!(feature = "plant_token_before_lock");
+use crate::errors::Refusal;
+use crate::protocol::Token;
+
 /// The time is that of the transaction's start.
-pub const NOW: bool = cfg!(feature = "plant_now");
+pub const NOW: bool = cfg!(planted = "now");
 /// A server that starts draws on where the log ends.
-pub const NO_START_MOVE: bool = cfg!(feature = "plant_no_start_move");
+pub const NO_START_MOVE: bool = cfg!(planted = "no-start-move");
 /// A copy of a database draws on where the copy was made.
-pub const NO_JUMP: bool = cfg!(feature = "plant_no_jump");
+pub const NO_JUMP: bool = cfg!(planted = "no-jump");
 /// A guard takes no lock.
-pub const NO_GUARD_LOCK: bool = cfg!(feature = "plant_no_guard_lock");
+pub const NO_GUARD_LOCK: bool = cfg!(planted = "no-guard-lock");
+/// The token is drawn before the lease is locked.
+pub const TOKEN_BEFORE_LOCK: bool = cfg!(planted = "token-before-lock");
+
+thread_local! {
+    /// The token that was drawn before the lock.
+    static EARLY: std::cell::Cell<Option<Token>> = const { std::cell::Cell::new(None) };
+}
+
+/// With `TOKEN_BEFORE_LOCK`, draws the token of an acquire that has not locked anything yet.
+pub fn draw_early(draw: impl FnOnce() -> Result<Token, Refusal>) -> Result<(), Refusal> {
+    if TOKEN_BEFORE_LOCK {
+        EARLY.set(Some(draw()?));
+    }
+    Ok(())
+}
+
+/// The token that `draw_early` drew, or else the one that is drawn now, under the lock.
+pub fn early_or(draw: impl FnOnce() -> Result<Token, Refusal>) -> Result<Token, Refusal> {
+    let early = if TOKEN_BEFORE_LOCK { EARLY.take() } else { None };
+    early.map_or_else(draw, Ok)
+}

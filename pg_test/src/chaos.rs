@@ -130,9 +130,10 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
         println!("The planted bug was caught.");
         return Ok(());
     }
-    let extension = Extension::build(&extension::default_pg_config(), &[])?;
+    let pg_config = extension::default_pg_config();
+    let extension = Extension::build(&pg_config)?;
     let rundir = Arc::new(RunDir::create(program)?);
-    let prefix = Arc::new(Prefix::copy(rundir, &setup::major())?);
+    let prefix = Arc::new(Prefix::copy(rundir, &pg_config)?);
     prefix.install(&extension)?;
     let summary = rage(&prefix, time, seed, None)?;
     println!("{summary}");

@@ -30,22 +30,33 @@ pub struct Extension {
 }
 
 impl Extension {
-    /// Builds the extension for the PostgreSQL that `pg_config` describes, with additional cargo
-    /// features. With `PG_FENCE_SKIP_BUILD` set, takes the library of the last build instead.
-    pub fn build(pg_config: &Path, features: &[&str]) -> Result<Extension> {
-        let may_skip = features.is_empty();
-        let library = if may_skip && std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
-            last_library()?
+    /// Builds the extension for the PostgreSQL that `pg_config` describes. With `PG_FENCE_SKIP_BUILD` set,
+    /// takes the library of the last build instead.
+    pub fn build(pg_config: &Path) -> Result<Extension> {
+        // The bindings depend on the headers: switching to and fro in one directory would build all anew.
+        let target = match pg_config == debian_pg_config() {
+            true => target_dir(),
+            false => target_dir().join("other"),
+        };
+        let library = if std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
+            last_library(&target)?
         } else {
-            build_library(pg_config, features, None)?
+            build_library(pg_config, &target, None)?
         };
         Extension::around(library)
     }
 
     /// Builds it in a target directory of its own (`target/<name>`), so that a build for another
-    /// PostgreSQL or with other features leaves the usual one alone.
-    pub fn build_apart(name: &str, pg_config: &Path, features: &[&str]) -> Result<Extension> {
-        Extension::around(build_library(pg_config, features, Some(&target_dir().join(name)))?)
+    /// PostgreSQL leaves the usual one alone.
+    pub fn build_apart(name: &str, pg_config: &Path) -> Result<Extension> {
+        Extension::around(build_library(pg_config, &target_dir().join(name), None)?)
+    }
+
+    /// Builds it with a known bug (`--cfg planted="<bug>"`, see `src/plant.rs`), in a target directory of
+    /// its own, so that nobody takes it for the plain one.
+    pub fn build_planted(pg_config: &Path, bug: &str) -> Result<Extension> {
+        let target = target_dir().join("planted");
+        Extension::around(build_library(pg_config, &target, Some(bug))?)
     }
 
     fn around(library: PathBuf) -> Result<Extension> {
@@ -125,40 +136,30 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
-fn last_library() -> Result<PathBuf> {
-    let library = target_dir().join(format!("release/lib{NAME}.so"));
+fn last_library(target: &Path) -> Result<PathBuf> {
+    let library = target.join(format!("release/lib{NAME}.so"));
     ensure!(library.exists(), "no library has been built yet: {}", library.display());
     Ok(library)
 }
 
-fn build_library(pg_config: &Path, features: &[&str], target: Option<&Path>) -> Result<PathBuf> {
-    let mut wanted = vec![format!("pg{}", major_of(pg_config)?)];
-    wanted.extend(features.iter().map(|feature| feature.to_string()));
-    eprintln!("building {NAME} ({})", wanted.join(", "));
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    if !features.is_empty() {
-        // Elsewhere, so that nobody takes it for the plain one.
-        command.env("CARGO_TARGET_DIR", target_dir().join("planted"));
-    }
+fn build_library(pg_config: &Path, target: &Path, bug: Option<&str>) -> Result<PathBuf> {
+    let major = major_of(pg_config)?;
+    eprintln!(
+        "building {NAME} (pg{major}{})",
+        bug.map(|bug| format!(", {bug}")).unwrap_or_default()
+    );
+    let mut command = cargo();
+    // `rustc` hands what follows `--` to the extension's own crate and to no other: a bug leaves the crates
+    // that it is built upon as they are.
     command
-        .args(["build", "--release", "--package", NAME, "--no-default-features", "--features"])
-        .arg(wanted.join(","))
-        .arg("--message-format=json-render-diagnostics")
+        .args(["rustc", "--release", "--package", NAME, "--lib", "--no-default-features"])
+        .args(["--features", &format!("pg{major}"), "--message-format=json-render-diagnostics"])
         .env("PGRX_PG_CONFIG_PATH", pg_config)
-        .current_dir(source_root())
+        .env("CARGO_TARGET_DIR", target)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit());
-    if let Some(target) = target {
-        command.env("CARGO_TARGET_DIR", target);
-    }
-    // What the outer cargo told the lab about the lab's own package is not for the inner one.
-    let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy().into_owned();
-        if of_package.iter().any(|prefix| name.starts_with(prefix)) {
-            command.env_remove(name);
-        }
+    if let Some(bug) = bug {
+        command.args(["--", "--cfg", &format!("planted={bug:?}")]);
     }
     let output = command.output().context("cannot run cargo")?;
     if !output.status.success() {
@@ -166,6 +167,20 @@ fn build_library(pg_config: &Path, features: &[&str], target: Option<&Path>) -> 
     }
     let messages = String::from_utf8_lossy(&output.stdout).into_owned();
     library_named_in(&messages).context("cargo named no library")
+}
+
+/// Cargo, in the source tree. What an outer cargo told the lab about the lab's own package is not for it.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if of_package.iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(source_root());
+    command
 }
 
 /// Finds the library's path in cargo's messages: the target directory may be anywhere.
@@ -190,8 +205,12 @@ pub fn major_of(pg_config: &Path) -> Result<String> {
     Ok(major)
 }
 
-/// The `pg_config` of the lab's PostgreSQL.
+/// The `pg_config` of the lab's PostgreSQL: Debian's, unless `PG_FENCE_PG_CONFIG` names another.
 pub fn default_pg_config() -> PathBuf {
+    std::env::var_os("PG_FENCE_PG_CONFIG").map_or_else(debian_pg_config, PathBuf::from)
+}
+
+fn debian_pg_config() -> PathBuf {
     format!("/usr/lib/postgresql/{}/bin/pg_config", setup::major()).into()
 }
 

@@ -25,9 +25,10 @@ impl Lab {
     /// the lab's binary (`env!("CARGO_BIN_EXE_pg_test")` in a test).
     pub fn start(program: &Path) -> Result<Lab> {
         setup::ensure(&[setup::server(), setup::build()].concat())?;
-        let extension = Extension::build(&extension::default_pg_config(), &[])?;
+        let pg_config = extension::default_pg_config();
+        let extension = Extension::build(&pg_config)?;
         let rundir = Arc::new(RunDir::create(program)?);
-        let prefix = Arc::new(Prefix::copy(rundir.clone(), &setup::major())?);
+        let prefix = Arc::new(Prefix::copy(rundir.clone(), &pg_config)?);
         prefix.install(&extension)?;
         let cluster = Builder::new(prefix.clone()).start()?;
         Ok(Lab { rundir, prefix, extension, cluster })

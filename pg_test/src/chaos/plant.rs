@@ -5,7 +5,6 @@ use super::{rage, Summary};
 use crate::extension::{self, Extension};
 use crate::prefix::Prefix;
 use crate::rundir::RunDir;
-use crate::setup;
 use anyhow::{bail, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -30,14 +29,14 @@ pub enum Plant {
 }
 
 impl Plant {
-    /// The cargo feature that plants it.
-    pub fn feature(self) -> &'static str {
+    /// As the extension's build knows it (`--cfg planted="<name>"`).
+    fn name(self) -> &'static str {
         match self {
-            Plant::TokenBeforeLock => "plant_token_before_lock",
-            Plant::Now => "plant_now",
-            Plant::NoStartMove => "plant_no_start_move",
-            Plant::NoJump => "plant_no_jump",
-            Plant::NoGuardLock => "plant_no_guard_lock",
+            Plant::TokenBeforeLock => "token-before-lock",
+            Plant::Now => "now",
+            Plant::NoStartMove => "no-start-move",
+            Plant::NoJump => "no-jump",
+            Plant::NoGuardLock => "no-guard-lock",
         }
     }
 
@@ -79,9 +78,10 @@ impl Plant {
 
 /// A PostgreSQL of its own with the extension that has the bug. `program` is the lab's binary.
 pub fn planted(program: &Path, plant: Plant) -> Result<Arc<Prefix>> {
-    let extension = Extension::build(&extension::default_pg_config(), &[plant.feature()])?;
+    let pg_config = extension::default_pg_config();
+    let extension = Extension::build_planted(&pg_config, plant.name())?;
     let rundir = Arc::new(RunDir::create(program)?);
-    let prefix = Arc::new(Prefix::copy(rundir, &setup::major())?);
+    let prefix = Arc::new(Prefix::copy(rundir, &pg_config)?);
     prefix.install(&extension)?;
     Ok(prefix)
 }
