@@ -1,5 +1,9 @@
 //! Everything that is refused: SQLSTATE, one line for people, JSON for programs, a hint on what to do.
 
+mod write;
+
+pub use write::{changed_behind, stale, unfenced, Tried, Wrote};
+
 use crate::abbreviate;
 use crate::pg::raise::to_utf8;
 use crate::protocol::{Micros, Token};
@@ -254,41 +258,6 @@ pub fn tokens_exhausted() -> Refusal {
 
 // The fence ----------------------------------------------------------------------------------------------
 
-/// PF001: stale. Either token is None where the caller may not know it.
-pub fn stale(presented: Option<Token>, stored: Option<Token>) -> Refusal {
-    let message = match (presented, stored) {
-        (Some(presented), Some(stored)) if presented == stored => {
-            format!("stale fencing token: the row has already been written with token {stored}")
-        }
-        (Some(presented), Some(stored)) => {
-            format!("stale fencing token {presented}: the row has already seen {stored}")
-        }
-        (Some(presented), None) => {
-            format!("stale fencing token {presented}: the row has seen the same or a greater one")
-        }
-        (None, _) => "stale fencing token: the row has seen the same or a greater one".into(),
-    };
-    Refusal::new(
-        "PF001",
-        message,
-        "A newer holder may have taken the lease over: stop, and do not retry with this token. To write a row again under one grant, use lease_renew's token, or monotonic mode.",
-    )
-    .detailed(|d| {
-        d.presented = presented;
-        d.stored = stored;
-    })
-}
-
-/// PF002: nothing, or NULL, was presented.
-pub fn unfenced(stored: Option<Token>) -> Refusal {
-    Refusal::new(
-        "PF002",
-        "no fencing token presented".into(),
-        "Set the fence column to the token of your lease, or SET LOCAL pg_fence.token. A NULL often means that lease_renew or lease_release found the lease lost: stop.",
-    )
-    .detailed(|d| d.stored = stored)
-}
-
 /// PF003: no such token.
 pub fn never_issued(presented: Token) -> Refusal {
     Refusal::new(
@@ -324,19 +293,6 @@ pub fn unfenceable() -> Refusal {
     )
 }
 
-/// PF002 or PF001 of the check that follows all BEFORE triggers.
-pub fn changed_behind(presented: Option<Token>) -> Refusal {
-    match presented {
-        None => unfenced(None),
-        Some(token) => Refusal::new(
-            "PF001",
-            format!("a later BEFORE trigger changed the row's fence to {token}, which this transaction did not present"),
-            "Make the other trigger leave the fence column alone.",
-        )
-        .detailed(|d| d.presented = presented),
-    }
-}
-
 /// 39P01: the trigger is put where it cannot work.
 pub fn misplaced(message: &'static str) -> Refusal {
     Refusal::new(
@@ -351,7 +307,7 @@ pub fn bad_trigger_argument(message: String) -> Refusal {
     Refusal::new(
         "22023",
         message,
-        "fenced(fence_column, mode, lease): the column's name, strict or monotonic, and a lease's name with {column} placeholders.",
+        "fenced(fence_column, mode, lease): the column's name; strict, monotonic or managed; and a lease's name with {column} placeholders.",
     )
 }
 

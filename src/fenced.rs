@@ -4,7 +4,7 @@
 //! statement, and whether a token speaks for a lease once per transaction.
 
 use crate::binding::{Binding, Leases};
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Refusal, Tried, Wrote};
 use crate::guard;
 use crate::pg::args::{Answer, Args};
 use crate::pg::trigger::{Attribute, Call, Event, RowId, Tuple};
@@ -19,18 +19,28 @@ use std::cell::RefCell;
 /// What the arguments of a trigger mean for its table.
 struct Plan {
     column: Attribute,
+    duty: Duty,
     order: Order,
     lease: Option<Binding>,
     /// The sequence that tokens come from.
     tokens: pg_sys::Oid,
     /// The table is a partition, so that an UPDATE may move its rows.
     moves: bool,
-    /// This trigger is the check behind the others.
-    verify: bool,
-    /// The table has such a check.
+    /// The table has a check behind the other triggers.
     verified: bool,
     /// How many triggers deep the statement is, where that matters: on a partition.
     depth: usize,
+}
+
+/// What a trigger is there for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Duty {
+    /// To judge what a statement presents, in the column or beside it.
+    Judge,
+    /// To fill the column itself, and to judge what is presented beside it.
+    Manage,
+    /// To look again behind all BEFORE triggers; of a managed table or not.
+    Verify { managed: bool },
 }
 
 impl Drop for Plan {
@@ -72,16 +82,15 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
     }
     let plan =
         call.kept(|| Plan::new(&call)).map_err(|refusal| describe::at_table(refusal, &call))?;
-    if plan.verify {
-        verify(&call, plan).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))?;
-        return Ok(Answer::Value(call.pass(call.new_row())));
-    }
-    if !call.before() {
-        return Err(errors::misplaced("fenced() must fire BEFORE the write"));
-    }
-    let row =
-        before(&call, plan).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))?;
-    Ok(Answer::Value(row))
+    let row = match plan.duty {
+        Duty::Verify { managed } => verify(&call, plan, managed),
+        _ if !call.before() => {
+            return Err(errors::misplaced("fenced() must fire BEFORE the write"));
+        }
+        Duty::Judge => before::<false>(&call, plan),
+        Duty::Manage => before::<true>(&call, plan),
+    };
+    row.map(Answer::Value).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))
 }
 
 fn truncate(call: &Call) -> Result<Answer, Refusal> {
@@ -92,7 +101,8 @@ fn truncate(call: &Call) -> Result<Answer, Refusal> {
     Err(describe::at_table(errors::unfenceable(), call))
 }
 
-fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
+/// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
+fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     let columns = call.columns();
     let (old, new) = (call.old(), call.new_row());
     let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
@@ -105,30 +115,29 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     if plan.moves && call.event() == Event::Delete && leaves(call, plan) {
         return Ok(call.pass(old));
     }
-    if plan.moves && plan.verified && call.event() == Event::Insert {
+    // What is in a managed column is replaced in any case, so it need not have arrived as it left.
+    if !MANAGED && plan.moves && plan.verified && call.event() == Event::Insert {
         arrives(plan, write.new.flatten())?;
     }
     let leases = match &plan.lease {
         None => Leases::default(),
         Some(binding) => binding.leases(&columns, old, new)?,
     };
-    if !write.column_presents() {
+    if MANAGED || !write.column_presents() {
         write.named = named();
-        write.ambient = leases.iter().find_map(guard::token_for).or_else(settings::token);
+        write.ambient = ambient(&leases);
     }
     token::settle(plan.tokens)?;
-    let (token, stamp) = match fence::judge(&write, plan.order, |t| token::issued(plan.tokens, t)) {
+    let issued = |t| token::issued(plan.tokens, t);
+    let verdict = if MANAGED {
+        fence::judge_managed(&write, plan.lease.is_some(), issued)
+    } else {
+        fence::judge(&write, plan.order, issued)
+    };
+    let (token, stamp) = match verdict {
         Verdict::Land { token, stamp } => (token, stamp),
-        Verdict::Unfenced => {
-            return Err(errors::unfenced(visible(call, plan, write.old.flatten())));
-        }
-        Verdict::NeverIssued { presented } => return Err(errors::never_issued(presented)),
-        Verdict::Stale { presented, stored } => {
-            // An equal value that is only named may be one that the caller does not know.
-            let shown = visible(call, plan, Some(stored));
-            let known = write.column_presents() || write.ambient.is_some() || shown.is_some();
-            return Err(errors::stale(known.then_some(presented), shown));
-        }
+        Verdict::LandWithout => return Ok(call.pass(new.map(|row| without(call, plan, row)))),
+        refused => return Err(refusal(call, plan, &write, &leases, refused)),
     };
     if plan.verified {
         guard::wrote(call.table(), token);
@@ -142,14 +151,64 @@ fn before(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
             hide_lease(refusal, call, plan, name)
         })?;
     }
+    if MANAGED && plan.moves && plan.verified && call.event() == Event::Insert {
+        arrives(plan, Some(token))?;
+    }
     if plan.moves && call.event() == Event::Update {
         accept(call, plan, token);
     }
     Ok(match new {
-        Some(row) if stamp => call.pass(Some(call.stamped(row, &plan.column, token))),
+        Some(row) if stamp => call.pass(Some(call.stamped(row, &plan.column, Some(token)))),
         Some(row) => call.pass(Some(row)),
         None => call.pass(old),
     })
+}
+
+/// The token that a transaction has beside the fence column.
+#[inline]
+fn ambient(leases: &Leases) -> Option<Token> {
+    leases.iter().find_map(guard::token_for).or_else(settings::token)
+}
+
+/// The row with NULL in its fence column, whatever the statement has put there.
+#[cold]
+fn without(call: &Call, plan: &Plan, row: Tuple) -> Tuple {
+    match call.columns().value(row, &plan.column) {
+        None => row,
+        Some(_) => call.stamped(row, &plan.column, None),
+    }
+}
+
+/// The refusal of a write that is not to land.
+#[cold]
+fn refusal(call: &Call, plan: &Plan, write: &Write, leases: &Leases, verdict: Verdict) -> Refusal {
+    let stored = visible(call, plan, write.old.flatten());
+    match verdict {
+        Verdict::NeverIssued { presented } => errors::never_issued(presented),
+        Verdict::Stale { presented, .. } => {
+            // An equal value that is only named may be one that the caller does not know.
+            let known = write.column_presents() || write.ambient.is_some() || stored.is_some();
+            errors::stale(known.then_some(presented), stored, &tried(call, plan, write, leases))
+        }
+        _ => errors::unfenced(stored, &tried(call, plan, write, leases)),
+    }
+}
+
+/// What a refused write tried, for the hint.
+fn tried(call: &Call, plan: &Plan, write: &Write, leases: &Leases) -> Tried {
+    let wrote = match (call.event(), write.new.flatten()) {
+        (Event::Delete, _) => Wrote::Deletes,
+        (Event::Update, _) if !write.column_presents() && !call.names(&plan.column) => {
+            Wrote::Nothing
+        }
+        // An INSERT that leaves the column out is not to be told from one that writes NULL.
+        (Event::Insert, None) => Wrote::Nothing,
+        (_, None) => Wrote::Null,
+        (_, Some(_)) => Wrote::Value,
+    };
+    let managed = plan.duty == Duty::Manage;
+    let column = describe::column_name(call, plan.column.number);
+    Tried { column, managed, wrote, ambient: ambient(leases) }
 }
 
 /// Remembers the version whose UPDATE was accepted.
@@ -211,41 +270,48 @@ pub fn savepoint_rolled_back(savepoint: SubTransaction) {
 /// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
 fn replicated(call: &Call, plan: &Plan, write: &Write) -> Result<pg_sys::Datum, Refusal> {
     if let (Some(Some(stored)), Some(new)) = (write.old, write.new) {
-        match new {
-            Some(presented) if plan.order.accepts(presented, Some(stored)) => {}
-            Some(presented) => {
-                return Err(errors::stale(Some(presented), visible(call, plan, Some(stored))));
-            }
-            None => return Err(errors::unfenced(visible(call, plan, Some(stored)))),
+        let verdict = match new {
+            Some(presented) if plan.order.accepts(presented, Some(stored)) => None,
+            Some(presented) => Some(Verdict::Stale { presented, stored }),
+            None => Some(Verdict::Unfenced),
+        };
+        if let Some(verdict) = verdict {
+            return Err(refusal(call, plan, write, &Leases::default(), verdict));
         }
     }
     Ok(call.pass(call.new_row().or(call.old())))
 }
 
-/// The check that follows all BEFORE triggers: what is stored now must be what was presented, and for the
+/// The check that follows all BEFORE triggers: what is stored now must be what was accepted, and for the
 /// lease that guards it.
-fn verify(call: &Call, plan: &Plan) -> Result<(), Refusal> {
+fn verify(call: &Call, plan: &Plan, managed: bool) -> Result<pg_sys::Datum, Refusal> {
     if !call.after() || matches!(call.event(), Event::Delete | Event::Truncate) {
         return Err(errors::misplaced("fenced(..., 'verify') must fire AFTER INSERT OR UPDATE"));
     }
-    let Some(new) = call.new_row().filter(|_| !server::replica()) else { return Ok(()) };
+    let passed = call.pass(call.new_row());
+    let Some(new) = call.new_row().filter(|_| !server::replica()) else { return Ok(passed) };
     let columns = call.columns();
     let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
     let found = fence(new);
+    // With a token at hand the row was given it, so that a NULL is another trigger's doing.
+    let may_be_null = managed && plan.lease.is_none() && call.event() == Event::Insert;
+    if found.is_none() && may_be_null && settings::token().is_none() {
+        return Ok(passed);
+    }
     let Some(token) = found.filter(|t| guard::has_written(call.table(), *t)) else {
         return Err(errors::changed_behind(found));
     };
     let stored = call.old().and_then(fence);
     if !plan.order.accepts(token, stored) {
-        return Err(errors::stale(Some(token), visible(call, plan, stored)));
+        let column = describe::column_name(call, plan.column.number);
+        let tried = Tried { column, managed, wrote: Wrote::Value, ambient: None };
+        return Err(errors::stale(found, visible(call, plan, stored), &tried));
     }
-    match &plan.lease {
-        Some(binding) => {
-            let name = binding.lease(&columns, new)?;
-            guard::require(&name, token, true).map_err(|r| hide_lease(r, call, plan, &name))
-        }
-        None => Ok(()),
+    if let Some(binding) = &plan.lease {
+        let name = binding.lease(&columns, new)?;
+        guard::require(&name, token, true).map_err(|r| hide_lease(r, call, plan, &name))?;
     }
+    Ok(passed)
 }
 
 /// The refusal without the lease's name, where the caller may not read the columns that it is made of.
@@ -278,9 +344,10 @@ impl Plan {
         if column.generated {
             return Err(errors::wrong_type(name, "a plain column, not a generated one,"));
         }
-        let order = match argument(1) {
-            None | Some(b"strict") => Order::Strict,
-            Some(b"monotonic") => Order::Monotonic,
+        let (order, managed) = match argument(1) {
+            None | Some(b"strict") => (Order::Strict, false),
+            Some(b"monotonic") => (Order::Monotonic, false),
+            Some(b"managed") => (Order::Monotonic, true),
             Some(other) => {
                 return Err(errors::bad_trigger_argument(format!(
                     "unknown mode {} of fenced()",
@@ -289,9 +356,10 @@ impl Plan {
             }
         };
         let lease = argument(2).map(|text| Binding::new(text, &columns)).transpose()?;
-        let verify = match argument(3) {
-            None => false,
-            Some(b"verify") => true,
+        let duty = match argument(3) {
+            None if managed => Duty::Manage,
+            None => Duty::Judge,
+            Some(b"verify") => Duty::Verify { managed },
             Some(_) => {
                 return Err(errors::bad_trigger_argument(
                     "the fourth argument of fenced() can only be verify".into(),
@@ -301,11 +369,11 @@ impl Plan {
         let moves = call.on_partition();
         Ok(Plan {
             column,
+            duty,
             order,
             lease,
             tokens: token::sequence()?,
             moves,
-            verify,
             verified: call.has_twin(),
             depth: if moves { call.depth() } else { 0 },
         })

@@ -163,7 +163,8 @@ fn key_columns(call: &Call) -> Vec<Attribute> {
     }
 }
 
-fn column_name(call: &Call, number: i32) -> Vec<u8> {
+/// The name of a column of the table.
+pub fn column_name(call: &Call, number: i32) -> Vec<u8> {
     // SAFETY: a column of the table.
     unsafe { c_bytes(pg_sys::get_attname((*call.relation()).rd_id, number as i16, false)) }
 }

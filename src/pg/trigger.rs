@@ -205,11 +205,11 @@ impl Call {
         pg_sys::Datum::from(row.map_or(std::ptr::null_mut(), |t| t.0))
     }
 
-    /// The row with a bigint column replaced.
-    pub fn stamped(&self, row: Tuple, attribute: &Attribute, value: i64) -> Tuple {
+    /// The row with a bigint column replaced, by NULL for None.
+    pub fn stamped(&self, row: Tuple, attribute: &Attribute, value: Option<i64>) -> Tuple {
         let mut column: c_int = attribute.number;
-        let mut value = pg_sys::Datum::from(value);
-        let mut null = false;
+        let mut null = value.is_none();
+        let mut value = pg_sys::Datum::from(value.unwrap_or_default());
         // SAFETY: the column is one of the table's and of type bigint.
         unsafe {
             Tuple(pg_sys::heap_modify_tuple_by_cols(

@@ -95,6 +95,8 @@ pub enum Verdict {
         /// What the row has.
         stored: Token,
     },
+    /// An INSERT into a managed table that is not bound to a lease: it lands, and stores NULL.
+    LandWithout,
     /// PF002: no token, or NULL.
     Unfenced,
     /// PF003: no such token was issued.
@@ -112,6 +114,28 @@ pub fn judge(write: &Write, order: Order, issued: impl Fn(Token) -> bool) -> Ver
         Presented::Nothing => return Verdict::Unfenced,
         Presented::Same(stored) => return Verdict::Stale { presented: stored, stored },
     };
+    judge_token(write, token, stamp && write.new.is_some(), order, issued)
+}
+
+/// Judges a write of a managed table: only the ambient token counts, whatever the statement has put into
+/// the column. `bound`: the table is bound to a lease.
+pub fn judge_managed(write: &Write, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
+    let Some(token) = write.ambient else {
+        // Whoever creates a row takes it from nobody; a lease, though, is somebody's.
+        let creates = write.old.is_none() && !bound;
+        return if creates { Verdict::LandWithout } else { Verdict::Unfenced };
+    };
+    let stamp = write.new.is_some_and(|new| new != Some(token));
+    judge_token(write, token, stamp, Order::Monotonic, issued)
+}
+
+fn judge_token(
+    write: &Write,
+    token: Token,
+    stamp: bool,
+    order: Order,
+    issued: impl Fn(Token) -> bool,
+) -> Verdict {
     if !issued(token) {
         return Verdict::NeverIssued { presented: token };
     }
@@ -119,7 +143,7 @@ pub fn judge(write: &Write, order: Order, issued: impl Fn(Token) -> bool) -> Ver
         Some(stored) if !order.accepts(token, Some(stored)) => {
             Verdict::Stale { presented: token, stored }
         }
-        _ => Verdict::Land { token, stamp: stamp && write.new.is_some() },
+        _ => Verdict::Land { token, stamp },
     }
 }
 
@@ -186,5 +210,43 @@ mod tests {
         assert_eq!(verdict(bare, Strict), Verdict::Unfenced);
         let insert = Write { old: None, new: Some(None), named: true, ambient: Some(4) };
         assert_eq!(verdict(insert, Strict), Verdict::Land { token: 4, stamp: true });
+    }
+
+    #[test]
+    fn a_managed_write_presents_the_ambient_token_and_nothing_else() {
+        let managed = |write: &Write, bound| judge_managed(write, bound, |t| (1..=99).contains(&t));
+        for new in [None, Some(3), Some(33), Some(34), Some(50), Some(100), Some(-1)] {
+            for bound in [false, true] {
+                let bare = update(Some(34), new, true);
+                assert_eq!(managed(&bare, bound), Verdict::Unfenced);
+                let with = |token| Write { ambient: Some(token), ..bare };
+                let lands = |token| Verdict::Land { token, stamp: new != Some(token) };
+                assert_eq!(managed(&with(34), bound), lands(34));
+                assert_eq!(managed(&with(50), bound), lands(50));
+                assert_eq!(
+                    managed(&with(33), bound),
+                    Verdict::Stale { presented: 33, stored: 34 }
+                );
+                assert_eq!(managed(&with(100), bound), Verdict::NeverIssued { presented: 100 });
+            }
+        }
+    }
+
+    #[test]
+    fn a_managed_row_may_be_created_without_a_token_where_no_lease_guards_it() {
+        let managed = |write: &Write, bound| judge_managed(write, bound, |t| (1..=99).contains(&t));
+        for new in [None, Some(7)] {
+            let insert = Write { old: None, new: Some(new), named: true, ambient: None };
+            assert_eq!(managed(&insert, false), Verdict::LandWithout);
+            assert_eq!(managed(&insert, true), Verdict::Unfenced);
+            let with = Write { ambient: Some(7), ..insert };
+            let stamped = Verdict::Land { token: 7, stamp: new.is_none() };
+            assert_eq!(managed(&with, false), stamped);
+            assert_eq!(managed(&with, true), stamped);
+        }
+        let delete = Write { old: Some(None), new: None, named: true, ambient: None };
+        assert_eq!(managed(&delete, false), Verdict::Unfenced);
+        let with = Write { ambient: Some(7), ..delete };
+        assert_eq!(managed(&with, false), Verdict::Land { token: 7, stamp: false });
     }
 }
