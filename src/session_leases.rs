@@ -9,9 +9,9 @@ use crate::errors::{self, Refusal};
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::session_lock::{self, SessionLock};
 use crate::pg::xact::{self, SubTransaction};
+use crate::pg::{lock_count, server};
 use crate::protocol::grant::Phase;
 use crate::protocol::Token;
-use crate::pg::{lock_count, server};
 use crate::queue;
 use std::cell::RefCell;
 

@@ -88,7 +88,8 @@ impl Life {
         ensure!(!session.one::<bool>(check, &[&token])?, "{token} speaks before it is renewed");
         let taken: Option<i64> = session.one("SELECT lease_acquire('order:7')", &[])?;
         ensure!(taken.is_none(), "the lease was granted to another before its deadline");
-        for write in ["SELECT lease_guard('order:7', $)", "UPDATE orders SET total = 2, fence = $"] {
+        for write in ["SELECT lease_guard('order:7', $)", "UPDATE orders SET total = 2, fence = $"]
+        {
             let refusal = session.refused(&write.replace('$', &token.to_string()), "PF004")?;
             ensure!(refusal.hint.contains("lease_renew"), "no way out of this: {}", refusal.hint);
         }
