@@ -83,6 +83,27 @@ impl Prefix {
         Ok(())
     }
 
+    /// Brings another extension along that Debian has installed since the copy was made: its scripts, and its
+    /// programs and libraries by their place below PostgreSQL's own (`bin/pg_repack`).
+    pub fn bring(&self, extension: &str, files: &[&str]) -> Result<()> {
+        let system = Path::new("/usr/lib/postgresql").join(&self.major);
+        for file in files {
+            let to = if file.starts_with("bin/") { &self.bin } else { &self.lib };
+            let from = system.join(file);
+            let name = from.file_name().context("no file's name")?;
+            bring_file(&from, &to.join(name))?;
+        }
+        let scripts = Path::new("/usr/share/postgresql").join(&self.major).join("extension");
+        for entry in fs::read_dir(&scripts)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.strip_prefix(extension).is_some_and(|rest| rest.starts_with(['.', '-'])) {
+                bring_file(&entry.path(), &self.extension.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Where the extension's control file and scripts are.
     pub fn extension_dir(&self) -> PathBuf {
         self.extension.clone()
@@ -163,6 +184,17 @@ impl Prefix {
 fn common_ancestor(places: &[PathBuf]) -> PathBuf {
     let is_common = |dir: &&Path| places.iter().all(|place| place.starts_with(dir));
     places[0].ancestors().find(is_common).unwrap_or(Path::new("/")).to_owned()
+}
+
+/// Copies a file that is not there yet, by a name of its own first: tests run side by side.
+fn bring_file(from: &Path, to: &Path) -> Result<()> {
+    if to.exists() {
+        return Ok(());
+    }
+    let mine = to.with_extension(format!("{:x}", rand::random::<u64>()));
+    fs::copy(from, &mine).with_context(|| format!("cannot copy {}", from.display()))?;
+    fs::rename(&mine, to)?;
+    Ok(())
 }
 
 /// Copies a directory, following links, without what servers do not need.
