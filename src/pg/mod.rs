@@ -22,6 +22,7 @@ pub mod row;
 pub mod sequence;
 pub mod server;
 pub mod settings;
+pub mod snapshot_age;
 pub mod trace;
 pub mod trigger;
 pub mod version;

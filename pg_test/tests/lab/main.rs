@@ -19,6 +19,7 @@ mod failover;
 mod fence;
 mod gaps;
 mod guards;
+mod imported_snapshots;
 mod inputs;
 mod install;
 mod leases;
@@ -100,6 +101,7 @@ fn main() -> ExitCode {
         fence::trials(),
         gaps::trials(),
         guards::trials(),
+        imported_snapshots::trials(),
         inputs::trials(),
         install::trials(),
         leases::trials(),
