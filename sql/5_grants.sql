@@ -27,11 +27,11 @@ BEGIN
         @extschema@.lease_release_all(text[], bigint),
         @extschema@.lease_guard(text, bigint),
         @extschema@.lease_check(text, bigint),
-        @extschema@.lease_info(text),
+        @extschema@.lease_info(text, bigint),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
         fence.greatest(regclass, integer),
-        fence.checked_name(text)
+        fence.checked_name(text, bigint)
         TO ' || grantee;
     IF admin THEN
         EXECUTE 'GRANT EXECUTE ON FUNCTION
@@ -77,14 +77,14 @@ BEGIN
         @extschema@.lease_release_all(text[], bigint),
         @extschema@.lease_guard(text, bigint),
         @extschema@.lease_check(text, bigint),
-        @extschema@.lease_info(text),
+        @extschema@.lease_info(text, bigint),
         @extschema@.lease_revoke(text),
         @extschema@.lease_prune(interval),
         @extschema@.fence_new_epoch(),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
         fence.greatest(regclass, integer),
-        fence.checked_name(text)
+        fence.checked_name(text, bigint)
         FROM ' || grantee;
     EXECUTE format('REVOKE ALL ON fence.leases FROM %s', grantee);
     EXECUTE format('REVOKE ALL ON SCHEMA fence FROM %s', grantee);

@@ -36,9 +36,13 @@ pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     Ok(composite::int4_array(&Tag::grant(&name, slot).conflicting_pids(Lock::Replace)))
 }
 
-/// `fence.checked_name(name) → text`
+/// `fence.checked_name(name, token) → text`
 pub fn checked_name(args: Args) -> Result<Answer, Refusal> {
-    Ok(Answer::Value(text_datum(&input::name(&args, 0)?)))
+    let name = input::name(&args, 0)?;
+    if args.int8(1).is_some() {
+        input::token(&args, 1)?;
+    }
+    Ok(Answer::Value(text_datum(&name)))
 }
 
 /// `fence.greatest(relation, attribute) → bigint`: the greatest value of a column, for the audit.

@@ -32,7 +32,7 @@ fn the_functions_have_the_documented_signatures(lab: &Lab) -> Result<()> {
         ("lease_revoke", "name text", "bigint"),
         ("lease_guard", "name text, token bigint", "bigint"),
         ("lease_check", "name text, token bigint", "boolean"),
-        ("lease_info", "name text", "SETOF fence.leases"),
+        ("lease_info", "name text, token bigint DEFAULT NULL::bigint", "SETOF fence.leases"),
         ("lease_prune", "older_than interval DEFAULT '1 day'::interval", "bigint"),
     ] {
         let rows = session.rows(&format!(
@@ -130,7 +130,9 @@ const BAD: &[(&str, &str)] = &[
     ("lease_check('job', NULL)", "22004"),
     ("lease_info('')", "22023"),
     ("lease_info(repeat('x', 513))", "22023"),
+    ("lease_info('job', 0)", "22023"),
     ("lease_info(NULL)", "22004"),
+    ("lease_info(NULL, 1)", "22004"),
     ("lease_prune('-1 s')", "22023"),
     ("lease_prune(NULL)", "22004"),
 ];

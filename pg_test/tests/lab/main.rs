@@ -20,6 +20,7 @@ mod fence;
 mod gaps;
 mod guards;
 mod imported_snapshots;
+mod info;
 mod inputs;
 mod install;
 mod leases;
@@ -102,6 +103,7 @@ fn main() -> ExitCode {
         gaps::trials(),
         guards::trials(),
         imported_snapshots::trials(),
+        info::trials(),
         inputs::trials(),
         install::trials(),
         leases::trials(),
