@@ -8,8 +8,8 @@ AS $fence_grant$
 DECLARE
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
 BEGIN
-    IF role IS NULL OR admin IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'role and admin must not be NULL',
+    IF role IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'role must not be NULL',
             HINT = 'Name the role that is to use leases.';
     ELSIF grantee IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('there is no role %s', role),
