@@ -113,9 +113,10 @@ CREATE FUNCTION fence.greatest(relation regclass, attribute integer) RETURNS big
 COMMENT ON FUNCTION fence.greatest(regclass, integer) IS
     'the greatest value of a bigint column, read without running anything of its owner''s; NULL where the caller may not read every row';
 
-CREATE FUNCTION fence.checked_name(name text) RETURNS text
+CREATE FUNCTION fence.checked_name(name text, token bigint) RETURNS text
     LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_checked_name';
-COMMENT ON FUNCTION fence.checked_name(text) IS 'the name, or error 22004 or 22023 where it is none';
+COMMENT ON FUNCTION fence.checked_name(text, bigint) IS
+    'the name, or error 22004 or 22023 where it is none, or the token is neither NULL nor one';
 
 CREATE FUNCTION fence.record_creation() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_record_creation';

@@ -50,11 +50,16 @@ CREATE FUNCTION lease_check(name text, token bigint)
 COMMENT ON FUNCTION lease_check(text, bigint) IS
     'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
 
-CREATE FUNCTION lease_info(name text) RETURNS SETOF fence.leases LANGUAGE sql STABLE PARALLEL RESTRICTED
+-- Volatile, so that it looks when it is called: a stable one would see what was there when the statement began, and
+-- so nothing of what the same statement grants.
+CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
+    RETURNS SETOF fence.leases LANGUAGE sql VOLATILE PARALLEL RESTRICTED
     BEGIN ATOMIC
-        SELECT * FROM fence.leases l WHERE l.name OPERATOR(pg_catalog.=) fence.checked_name(lease_info.name);
+        SELECT * FROM fence.leases l
+         WHERE l.name OPERATOR(pg_catalog.=) fence.checked_name(lease_info.name, lease_info.token);
     END;
-COMMENT ON FUNCTION lease_info(text) IS 'the rows of fence.leases for one lease';
+COMMENT ON FUNCTION lease_info(text, bigint) IS
+    'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
 
 CREATE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_prune';

@@ -8,8 +8,8 @@ AS $fence_grant$
 DECLARE
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
 BEGIN
-    IF role IS NULL OR admin IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'role and admin must not be NULL',
+    IF role IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'role must not be NULL',
             HINT = 'Name the role that is to use leases.';
     ELSIF grantee IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('there is no role %s', role),
@@ -27,11 +27,11 @@ BEGIN
         @extschema@.lease_release_all(text[], bigint),
         @extschema@.lease_guard(text, bigint),
         @extschema@.lease_check(text, bigint),
-        @extschema@.lease_info(text),
+        @extschema@.lease_info(text, bigint),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
         fence.greatest(regclass, integer),
-        fence.checked_name(text),
+        fence.checked_name(text, bigint),
         fence.session_alive(bigint)
         TO ' || grantee;
     IF admin THEN
@@ -78,14 +78,14 @@ BEGIN
         @extschema@.lease_release_all(text[], bigint),
         @extschema@.lease_guard(text, bigint),
         @extschema@.lease_check(text, bigint),
-        @extschema@.lease_info(text),
+        @extschema@.lease_info(text, bigint),
         @extschema@.lease_revoke(text),
         @extschema@.lease_prune(interval),
         @extschema@.fence_new_epoch(),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
         fence.greatest(regclass, integer),
-        fence.checked_name(text),
+        fence.checked_name(text, bigint),
         fence.session_alive(bigint)
         FROM ' || grantee;
     EXECUTE format('REVOKE ALL ON fence.leases FROM %s', grantee);

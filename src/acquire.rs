@@ -4,7 +4,7 @@ use crate::errors::{self, Refusal};
 use crate::pg::lease_table::{AsOf, LeaseTable, Look};
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::row::{Deleter, NewGrant, Row};
-use crate::pg::{guarded_commits, server, xact};
+use crate::pg::{guarded_commits, server, snapshot_age, xact};
 use crate::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
 use crate::protocol::{Micros, Token};
 use crate::{guard, queue, session_leases};
@@ -364,32 +364,42 @@ fn slots_differ(request: &Request, live: i32) -> Refusal {
 }
 
 /// At REPEATABLE READ and above the transaction reads the world of its snapshot. What is granted now must
-/// have been to be had then: the lease free when the transaction began, and every row still the version that
+/// have been to be had then: the lease free when the snapshot was taken, and every row still the version that
 /// the snapshot sees, and no guarded transaction's commit noted that it does not see (`guard`).
 ///
 /// A live grant that the transaction reclaims, or has ended itself, tells nothing of that: a transaction may have
 /// guarded it until a moment ago. Then nothing at all may have been committed since.
 fn check_snapshot(table: &LeaseTable, request: &Request) -> Result<(), Refusal> {
-    if !xact::keeps_snapshot() {
+    if !xact::keeps_snapshot() || xact::sees_all_commits() {
         return Ok(());
     }
     let now = table.rows(request.name, AsOf::Now);
     let mut then = table.rows(request.name, AsOf::Transaction);
     // Nothing tells when a session ended: it may have been after the snapshot.
     then.iter_mut().for_each(|row| row.grant.abandoned = false);
-    let seats = seats(request, &then, &|_| false);
-    let started = xact::started_at();
-    let could = matches!(grant::acquire(&seats, &request.ask, started), Acquire::Grant { .. });
-    let ends_live = now.iter().any(|r| r.grant.closed_here)
-        || seats.iter().any(|s| s.mine && s.grant.phase(started) == Phase::Held);
     let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.version() == row.version());
     let same = now.iter().all(|r| r.written_here() || known(r, &then))
         && then.iter().all(|r| r.written_here() || known(r, &now));
-    let free =
-        could && same && !ends_live && !guarded_commits::is_newer_than_snapshot(request.name)?;
-    if free || xact::sees_all_commits() {
+    let ends_own = now.iter().any(|r| r.grant.closed_here);
+    let free = same
+        && !ends_own
+        && was_free(request, &then)
+        && !guarded_commits::is_newer_than_snapshot(request.name)?;
+    if free {
         Ok(())
     } else {
         Err(errors::snapshot_too_early(request.name))
     }
+}
+
+/// Was the lease to be had when the transaction's snapshot was taken, by the rows that it sees? Where the clock
+/// alone has ended a grant among them, that takes a time that is certainly not later than the snapshot.
+fn was_free(request: &Request, then: &[Row]) -> bool {
+    let seats = seats(request, then, &|_| false);
+    let free_at = |time: Micros| {
+        matches!(grant::acquire(&seats, &request.ask, time), Acquire::Grant { .. })
+            && !seats.iter().any(|s| s.mine && s.grant.phase(time) == Phase::Held)
+    };
+    // As if no deadline had passed yet.
+    free_at(Micros::MIN) || snapshot_age::not_taken_before().is_some_and(free_at)
 }

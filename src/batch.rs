@@ -1,7 +1,7 @@
 //! Several leases under one token: all or none, and never a deadlock, for names are taken in their order.
 
 use crate::acquire::{self, FreeSlot, Request, Tried};
-use crate::errors::{self, Refusal};
+use crate::errors::Refusal;
 use crate::lease::{self, Releasable};
 use crate::pg::args::{Answer, Args};
 use crate::pg::keyed::Access;
@@ -18,7 +18,7 @@ use crate::{input, queue, session_leases, token};
 pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
     let names = input::names(&args, 0)?;
     let holder = input::holder(&args, 1)?;
-    let ttl_us = input::ttl(&args, 2)?.ok_or_else(|| errors::null_argument("ttl"))?;
+    let ttl_us = input::first_ttl(&args, 2)?;
     let metadata = input::metadata(&args, 3)?;
     let session = args.boolean(4).unwrap_or(false);
     server::writable(c"lease_acquire_all()");

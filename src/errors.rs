@@ -200,6 +200,16 @@ pub fn session_lease_prepared() -> Refusal {
     )
 }
 
+/// 25P01, a warning: a guard that ended with its statement.
+pub fn guarded_nothing(name: &[u8]) -> Refusal {
+    Refusal::new(
+        "25P01",
+        format!("lease_guard guarded nothing: its transaction has ended, and so has the guard of lease {}", quoted(name)),
+        "Open a transaction first: BEGIN, lease_guard, the writes, COMMIT. A driver in autocommit mode ends the transaction with each statement.",
+    )
+    .detailed(|d| d.lease = Some(to_utf8(name)))
+}
+
 /// 42501: the lease was granted to another role.
 pub fn not_your_lease(name: &[u8], role: Option<&[u8]>) -> Refusal {
     Refusal::new(

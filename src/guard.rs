@@ -35,6 +35,8 @@ struct Guards {
     by_lease: HashMap<Vec<u8>, Vec<Verdict>>,
     /// The verdict that was asked for last: most writes of a transaction are under one.
     last: Option<(Vec<u8>, Token)>,
+    /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
+    outside_block: Option<(Vec<u8>, Micros)>,
     /// Tokens under which this transaction has written, by table: for the check behind BEFORE triggers.
     written: Vec<(Oid, Token)>,
 }
@@ -52,7 +54,20 @@ pub fn lease_guard(args: Args) -> Result<Answer, Refusal> {
     server::writable(c"lease_guard()");
     require(&name, token, false)?;
     settings::set_local(token);
+    if !xact::is_block() {
+        let guarded = Some((name, xact::statement_started_at()));
+        GUARDS.with_borrow_mut(|g| g.outside_block = guarded);
+    }
     Ok(token.into())
+}
+
+/// The lease of a guard that ends with its own statement, in a transaction that has written nothing: it has
+/// guarded nothing at all, and mostly the caller thinks that it has.
+fn guarded_nothing() -> Option<Vec<u8>> {
+    let (name, began) = GUARDS.with_borrow_mut(|g| g.outside_block.take())?;
+    // Another statement in the same transaction: the client sends its messages in a pipeline.
+    let alone = began == xact::statement_started_at();
+    (alone && !xact::has_written()).then_some(name)
 }
 
 /// A guarded transaction that commits later than this before its grant's deadline is noted.
@@ -63,6 +78,9 @@ const NOTE_WITHIN: Micros = 5_000_000;
 ///
 /// `prepares`: the transaction ends who knows when, and may outlive any grant.
 pub fn before_commit(prepares: bool) -> Result<(), Refusal> {
+    if let Some(name) = guarded_nothing() {
+        raise::warn(errors::guarded_nothing(&name));
+    }
     let guarded: Vec<(Vec<u8>, Verdict)> = GUARDS.with_borrow(|g| {
         let each = |(name, verdicts): (&Vec<u8>, &Vec<Verdict>)| {
             verdicts.iter().map(|v| (name.clone(), *v)).collect::<Vec<_>>()
@@ -192,7 +210,7 @@ pub fn has_written(table: Oid, token: Token) -> bool {
 /// The transaction is over, or prepared: its locks are no longer this session's to rely on.
 pub fn transaction_ended() {
     GUARDS.with_borrow_mut(|g| {
-        if !g.by_lease.is_empty() || !g.written.is_empty() {
+        if !g.by_lease.is_empty() || !g.written.is_empty() || g.outside_block.is_some() {
             *g = Guards::default();
         }
     });
@@ -213,6 +231,7 @@ pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
 pub fn savepoint_rolled_back(savepoint: SubTransaction) {
     GUARDS.with_borrow_mut(|g| {
         g.last = None;
+        g.outside_block = None;
         g.by_lease.retain(|_, verdicts| {
             verdicts.retain(|v| v.savepoint != savepoint);
             !verdicts.is_empty()

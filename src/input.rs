@@ -1,4 +1,5 @@
-//! What callers pass, checked: 22004 for NULL where a value is needed, 22023 for what is out of range.
+//! What callers pass, checked: 22004 for NULL where a value is needed, 22023 for what is out of range. NULL for what
+//! has a default means the default: wrappers pass NULL for what their caller left out.
 
 use crate::errors::{self, Refusal};
 use crate::pg::args::Args;
@@ -12,6 +13,10 @@ pub const NAME_MAX: usize = 512;
 pub const HOLDER_MAX: usize = 512;
 /// The most metadata, in bytes as jsonb keeps it before any compression.
 pub const METADATA_MAX: usize = 65_536;
+/// The ttl of those who ask for none: 30 s.
+const TTL_DEFAULT: Micros = 30_000_000;
+/// What `lease_prune` keeps where nothing is said: a day.
+const OLDER_THAN_DEFAULT: Micros = 86_400_000_000;
 /// The longest ttl: 366 days.
 pub const TTL_MAX: Micros = 366 * 86_400_000_000;
 /// The most leases that one call takes.
@@ -114,10 +119,15 @@ pub fn ttl(args: &Args, n: usize) -> Result<Option<Micros>, Refusal> {
     }
 }
 
+/// The ttl of a new grant.
+pub fn first_ttl(args: &Args, n: usize) -> Result<Micros, Refusal> {
+    Ok(ttl(args, n)?.unwrap_or(TTL_DEFAULT))
+}
+
 /// How long to wait.
 fn wait(args: &Args, n: usize) -> Result<Duration, Refusal> {
     match args.interval_us(n) {
-        None => Err(errors::null_argument("wait")),
+        None => Ok(Duration::ZERO),
         Some(i64::MAX) => Err(bad_wait("wait must be finite")),
         Some(us) if us >= 0 => Ok(Duration::from_micros(us.unsigned_abs())),
         Some(_) => Err(bad_wait("wait must not be negative")),
@@ -143,11 +153,11 @@ pub struct Acquire {
 pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
     let name = name(args, 0)?;
     let holder = holder(args, 1)?;
-    let ttl_us = ttl(args, 2)?.ok_or_else(|| errors::null_argument("ttl"))?;
+    let ttl_us = first_ttl(args, 2)?;
     let wait = wait(args, 3)?;
-    let shared = args.boolean(5).ok_or_else(|| errors::null_argument("shared"))?;
-    let slots = args.int4(6).ok_or_else(|| errors::null_argument("slots"))?;
-    let reclaim = args.boolean(7).ok_or_else(|| errors::null_argument("reclaim"))?;
+    let shared = args.boolean(5).unwrap_or(false);
+    let slots = args.int4(6).unwrap_or(1);
+    let reclaim = args.boolean(7).unwrap_or(false);
     if slots < 1 {
         return Err(errors::bad_argument(
             "slots",
@@ -182,7 +192,7 @@ pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
 /// How long ago, in microseconds.
 pub fn older_than(args: &Args, n: usize) -> Result<Micros, Refusal> {
     match args.interval_us(n) {
-        None => Err(errors::null_argument("older_than")),
+        None => Ok(OLDER_THAN_DEFAULT),
         Some(us) if us >= 0 => Ok(us),
         Some(_) => Err(errors::bad_argument(
             "older_than",

@@ -42,9 +42,13 @@ pub fn session_alive(args: Args) -> Result<Answer, Refusal> {
     Ok(args.int8(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
 }
 
-/// `fence.checked_name(name) → text`
+/// `fence.checked_name(name, token) → text`
 pub fn checked_name(args: Args) -> Result<Answer, Refusal> {
-    Ok(Answer::Value(text_datum(&input::name(&args, 0)?)))
+    let name = input::name(&args, 0)?;
+    if args.int8(1).is_some() {
+        input::token(&args, 1)?;
+    }
+    Ok(Answer::Value(text_datum(&name)))
 }
 
 /// `fence.greatest(relation, attribute) → bigint`: the greatest value of a column, for the audit.

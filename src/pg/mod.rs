@@ -26,6 +26,7 @@ pub mod sequence;
 pub mod server;
 pub mod session_lock;
 pub mod settings;
+pub mod snapshot_age;
 pub mod trigger;
 pub mod version;
 pub mod wait;

@@ -143,10 +143,27 @@ pub fn stage(refusal: Refusal) -> Staged {
 /// # Safety
 /// No frame between here and Postgres may hold anything that needs dropping.
 pub unsafe fn throw(staged: Staged) -> ! {
+    // SAFETY: the caller's promise.
+    unsafe { report(pgrx::PgLogLevel::ERROR, staged) }
+    unreachable!("errfinish returned from an ERROR")
+}
+
+/// Sends the client a warning, and goes on.
+pub fn warn(warning: Refusal) {
+    // SAFETY: a warning returns.
+    unsafe { report(pgrx::PgLogLevel::WARNING, stage(warning)) }
+}
+
+/// # Safety
+/// As for `throw`, where the level is an error's.
+unsafe fn report(level: pgrx::PgLogLevel, staged: Staged) {
     let text = c"%s".as_ptr();
-    // SAFETY: the strings are NUL-terminated and live as long as the current context; errfinish leaves.
+    // SAFETY: the strings are NUL-terminated and live as long as the current context; errfinish leaves where the
+    // level is an error's.
     unsafe {
-        compat::errstart(pgrx::PgLogLevel::ERROR as c_int, std::ptr::null());
+        if !compat::errstart(level as c_int, std::ptr::null()) {
+            return;
+        }
         compat::errcode(staged.sqlstate);
         compat::errmsg_internal(text, staged.message);
         if !staged.detail.is_null() {
@@ -166,7 +183,6 @@ pub unsafe fn throw(staged: Staged) -> ! {
         }
         compat::errfinish(staged.file, staged.line, staged.function);
     }
-    unreachable!("errfinish returned from an ERROR")
 }
 
 /// Five characters as Postgres packs them (MAKE_SQLSTATE).

@@ -38,6 +38,18 @@ pub fn started_at() -> i64 {
     unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
 }
 
+/// Is it a transaction of several statements, as far as is known by now?
+pub fn is_block() -> bool {
+    // SAFETY: reads transaction state.
+    unsafe { pg_sys::IsTransactionBlock() }
+}
+
+/// When the client sent the present statement; another one has another time.
+pub fn statement_started_at() -> i64 {
+    // SAFETY: reads transaction state.
+    unsafe { pg_sys::GetCurrentStatementStartTimestamp() }
+}
+
 /// Has this transaction written anything?
 pub fn has_written() -> bool {
     // SAFETY: reads transaction state.

@@ -32,7 +32,7 @@ fn the_functions_have_the_documented_signatures(lab: &Lab) -> Result<()> {
         ("lease_revoke", "name text", "bigint"),
         ("lease_guard", "name text, token bigint", "bigint"),
         ("lease_check", "name text, token bigint", "boolean"),
-        ("lease_info", "name text", "SETOF fence.leases"),
+        ("lease_info", "name text, token bigint DEFAULT NULL::bigint", "SETOF fence.leases"),
         ("lease_prune", "older_than interval DEFAULT '1 day'::interval", "bigint"),
     ] {
         let rows = session.rows(&format!(
@@ -97,11 +97,6 @@ const BAD: &[(&str, &str)] = &[
     ("lease_acquire_all('{job,tool}', repeat('x', 513))", "22023"),
     ("lease_acquire_all('{job,tool}', metadata => to_jsonb(repeat('x', 65536)))", "22023"),
     ("lease_acquire(NULL)", "22004"),
-    ("lease_acquire('job', ttl => NULL)", "22004"),
-    ("lease_acquire('job', wait => NULL)", "22004"),
-    ("lease_acquire('job', shared => NULL)", "22004"),
-    ("lease_acquire('job', slots => NULL)", "22004"),
-    ("lease_acquire('job', reclaim => NULL)", "22004"),
     ("lease_renew('', 1)", "22023"),
     ("lease_renew('job', 0)", "22023"),
     ("lease_renew('job', -1)", "22023"),
@@ -130,9 +125,10 @@ const BAD: &[(&str, &str)] = &[
     ("lease_check('job', NULL)", "22004"),
     ("lease_info('')", "22023"),
     ("lease_info(repeat('x', 513))", "22023"),
+    ("lease_info('job', 0)", "22023"),
     ("lease_info(NULL)", "22004"),
+    ("lease_info(NULL, 1)", "22004"),
     ("lease_prune('-1 s')", "22023"),
-    ("lease_prune(NULL)", "22004"),
 ];
 
 fn refuse_all(session: &mut pg_test::Session, sqlstate: &str) -> Result<()> {
@@ -166,9 +162,25 @@ fn null_is_refused_where_a_value_is_needed(lab: &Lab) -> Result<()> {
 
 fn null_is_taken_where_it_means_the_default(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
-    let mut session = db.connect()?;
-    let token = session.granted("SELECT lease_acquire('job', NULL, metadata => NULL)")?;
+    let (mut session, mut other) = (db.connect()?, db.connect()?);
+    let token = session.granted(
+        "SELECT lease_acquire('job', NULL, NULL, NULL, NULL, shared => NULL, slots => NULL, reclaim => NULL)",
+    )?;
+    let defaults =
+        "SELECT mode = 'exclusive' AND expires_at - acquired_at = '30 s' AND metadata IS NULL \
+                    FROM lease_info('job', NULL)";
+    ensure!(session.truth(defaults)?);
+    other.nothing("SELECT lease_acquire('job', wait => NULL, reclaim => NULL)")?;
     session.granted(&format!("SELECT lease_renew('job', {token}, NULL)"))?;
+    session.granted("SELECT lease_acquire_all('{a,b}', NULL, NULL, NULL)")?;
+    ensure!(session.truth("SELECT expires_at - acquired_at = '30 s' FROM lease_info('a')")?);
+    // The default of lease_prune is a day.
+    session.granted("SELECT lease_revoke('a')")?;
+    ensure!(session.granted("SELECT lease_prune(NULL)")? == 0);
+    let role = db.role("worker")?;
+    session.run(&format!("SELECT fence_grant('{role}', admin => NULL)"))?;
+    db.connect_as(&role)?.acquire("theirs", "1 h")?;
+    db.connect_as(&role)?.refused("SELECT lease_revoke('theirs')", "42501")?;
     Ok(())
 }
 

@@ -9,6 +9,7 @@ pg_test::trials![
     shared_holders_that_guard_run_between_each_other,
     names_made_of_texts_may_be_alike,
     a_role_that_lost_its_rights_writes_until_its_grant_ends,
+    a_renamed_role_loses_its_leases_to_whoever_gets_the_old_name,
 ];
 
 fn a_token_read_from_the_row_passes_among_workers_of_one_role(lab: &Lab) -> Result<()> {
@@ -126,4 +127,33 @@ fn a_role_that_lost_its_rights_writes_until_its_grant_ends(lab: &Lab) -> Result<
     worker.refused(&write, "PF004")?;
     ensure!(bed.granted("SELECT v FROM orders")? == 1);
     Ok(())
+}
+
+fn a_renamed_role_loses_its_leases_to_whoever_gets_the_old_name(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    let role = bed.db().role("worker")?;
+    bed.run(&format!("SELECT fence_grant('{role}')"))?;
+    let mut worker = bed.db().connect_as(&role)?;
+    let token = worker.acquire("job", "1 h")?;
+    bed.run(&format!("ALTER ROLE {role} RENAME TO {role}_renamed"))?;
+    for call in ["renew", "release"] {
+        worker.refused(&format!("SELECT lease_{call}('job', {token})"), "42501")?;
+    }
+    bed.run(&format!("CREATE ROLE {role} LOGIN; SELECT fence_grant('{role}')"))?;
+    let mut stranger = bed.db().connect_as(&role)?;
+    ensure!(
+        stranger.renew("job", token)?.is_some(),
+        "a token is no secret, and the name is the same"
+    );
+    drop(stranger);
+    bed.run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"))?;
+    bed.run(&format!("ALTER ROLE {role}_renamed RENAME TO {role}"))?;
+    // What helps: to end its leases before.
+    bed.run(&format!(
+        "SELECT lease_revoke(name) FROM fence.leases WHERE role = '{role}' AND state = 'held'"
+    ))?;
+    bed.run(&format!("ALTER ROLE {role} RENAME TO {role}_renamed"))?;
+    let again = worker.acquire("job", "1 h")?;
+    ensure!(worker.renew("job", again)?.is_some());
+    bed.run(&format!("ALTER ROLE {role}_renamed RENAME TO {role}"))
 }

@@ -174,7 +174,8 @@ fn prepared_transactions_count_for_themselves(lab: &Lab) -> Result<()> {
     acquire_until_refused(&mut session, "first")?;
     session.run("PREPARE TRANSACTION 'p'")?;
     acquire_until_refused(&mut session, "second")?;
-    session.run("ROLLBACK; ROLLBACK PREPARED 'p'")?;
+    session.run("ROLLBACK")?;
+    session.run("ROLLBACK PREPARED 'p'")?;
     ensure!(!session.is_taken("first0")?);
     Ok(())
 }

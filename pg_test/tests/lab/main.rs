@@ -19,6 +19,8 @@ mod failover;
 mod fence;
 mod gaps;
 mod guards;
+mod imported_snapshots;
+mod info;
 mod inputs;
 mod install;
 mod leases;
@@ -104,6 +106,8 @@ fn main() -> ExitCode {
         fence::trials(),
         gaps::trials(),
         guards::trials(),
+        imported_snapshots::trials(),
+        info::trials(),
         inputs::trials(),
         install::trials(),
         leases::trials(),

@@ -8,7 +8,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-pg_test::trials![what_discards_a_session_s_locks_leaves_its_guards];
+pg_test::trials![
+    what_discards_a_session_s_locks_leaves_its_guards,
+    a_guard_is_warned_of_only_where_nothing_follows_it,
+];
 
 /// Opens a connection of its own and sends the messages that `write` writes.
 fn send(db: &Database, write: impl Fn(&mut BytesMut) -> Result<()>) -> Result<TcpStream> {
@@ -76,5 +79,32 @@ fn what_discards_a_session_s_locks_leaves_its_guards(lab: &Lab) -> Result<()> {
     stream.read_to_end(&mut Vec::new())?;
     ensure!(admin.granted("SELECT n FROM t WHERE id = 1")? == 1, "it was to be committed");
     ensure!(!admin.is_taken("job")?);
+    Ok(())
+}
+
+fn a_guard_is_warned_of_only_where_nothing_follows_it(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let token = db.connect()?.acquire("job", "1 h")?;
+    let guard = format!("SELECT lease_guard('job', {token})");
+    for (statements, warned) in [
+        (vec![&*guard], true),
+        (vec![&*guard, "SELECT 1"], false),
+        (vec!["SELECT 1", &*guard], true),
+    ] {
+        let mut stream = send(&db, |to| {
+            for sql in &statements {
+                frontend::parse("", sql, std::iter::empty(), to)?;
+                bind("", "", to)?;
+                frontend::execute("", 0, to)?;
+            }
+            frontend::sync(to);
+            Ok(())
+        })?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        let answer = String::from_utf8_lossy(&answer);
+        ensure!(!answer.contains("SERROR"), "{statements:?}: {answer}");
+        ensure!(answer.contains("25P01") == warned, "{statements:?}: {answer}");
+    }
     Ok(())
 }
