@@ -24,7 +24,7 @@ impl Lab {
     /// Installs what is missing, builds the extension and starts the shared server. `program` is
     /// the lab's binary (`env!("CARGO_BIN_EXE_pg_test")` in a test).
     pub fn start(program: &Path) -> Result<Lab> {
-        setup::ensure(&[setup::server(), setup::build()].concat())?;
+        setup::ensure(&[setup::server(), setup::build(), setup::repack()].concat())?;
         let pg_config = extension::default_pg_config();
         let extension = Extension::build(&pg_config)?;
         let rundir = Arc::new(RunDir::create(program)?);
@@ -81,6 +81,7 @@ impl Lab {
 
     /// Ends the run: kills what still runs and removes the directory, whoever still holds a part.
     pub fn close(&self) {
+        self.cluster.report_failed_assertions();
         self.rundir.close();
     }
 }

@@ -42,7 +42,31 @@ impl Prefix {
             copies.push(to);
         }
         let [bin, lib, share] = <[PathBuf; 3]>::try_from(copies).expect("three were copied");
-        Ok(Prefix::at(rundir, &major, bin, lib, &share))
+        let prefix = Prefix::at(rundir, &major, bin, lib, &share);
+        prefix.add_repack()?;
+        Ok(prefix)
+    }
+
+    /// Debian's pg_repack fits into any PostgreSQL of its major version, and others have none of their own.
+    fn add_repack(&self) -> Result<()> {
+        let home = |place: &str| PathBuf::from(format!("/usr/{place}/postgresql/{}", self.major));
+        let (programs, extensions) = (home("lib"), home("share").join("extension"));
+        let mut files = vec![
+            (programs.join("bin/pg_repack"), self.bin_dir()),
+            (programs.join("lib/pg_repack.so"), self.lib_dir()),
+        ];
+        for entry in fs::read_dir(extensions).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with("pg_repack") {
+                files.push((entry.path(), self.extension_dir()));
+            }
+        }
+        for (from, to) in files {
+            let to = to.join(from.file_name().unwrap_or_default());
+            if from.exists() && !to.exists() {
+                fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+            }
+        }
+        Ok(())
     }
 
     /// Copies a PostgreSQL that was built with a prefix of its own: `home`, below `from`. What else is named

@@ -67,6 +67,11 @@ impl Plant {
         violations.iter().any(shows)
     }
 
+    /// Whether maintenance brings it to light.
+    pub(super) fn is_about_maintenance(self) -> bool {
+        false
+    }
+
     /// How many leases there are to be fought for.
     pub(super) fn leases(self) -> i32 {
         match self {
