@@ -69,18 +69,21 @@ COMMENT ON COLUMN fence.lease.ttl_us IS 'the ttl last asked for, in microseconds
 COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
 COMMENT ON COLUMN fence.lease.metadata IS 'what the caller wished to be shown';
 
--- Read and written as fence.lease is. Not dumped: what it tells matters to transactions that are open now.
-CREATE TABLE fence.trace (
+-- Read and written as fence.lease is, and as full of HOT updates. Not dumped: what it tells matters to
+-- transactions that are open now.
+CREATE TABLE fence.guarded_commits (
     name        text COLLATE "C" NOT NULL,
+    place       integer NOT NULL,
     xact        xid8 NOT NULL,
-    PRIMARY KEY (name, xact)
-) USING heap WITH (vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE fence.trace IS
+    PRIMARY KEY (name, place) WITH (fillfactor = 80)
+) USING heap WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE fence.guarded_commits IS
     'leases whose guarded transactions may have committed after their grants had ended: a snapshot from before that is too old to be granted the lease';
-COMMENT ON COLUMN fence.trace.name IS 'the lease';
-COMMENT ON COLUMN fence.trace.xact IS 'the transaction';
-COMMENT ON INDEX fence.trace_pkey IS 'finds what is noted of a lease';
-COMMENT ON CONSTRAINT trace_pkey ON fence.trace IS 'a transaction notes a lease once';
+COMMENT ON COLUMN fence.guarded_commits.name IS 'the lease';
+COMMENT ON COLUMN fence.guarded_commits.place IS 'transactions that commit at the same time have a row each';
+COMMENT ON COLUMN fence.guarded_commits.xact IS 'the latest transaction that was noted there';
+COMMENT ON INDEX fence.guarded_commits_pkey IS 'finds what is noted of a lease';
+COMMENT ON CONSTRAINT guarded_commits_pkey ON fence.guarded_commits IS 'each place of a lease has one row';
 
 -- For pg_dump the state is data, not part of the extension.
 SELECT pg_catalog.pg_extension_config_dump('fence.token_seq', '');

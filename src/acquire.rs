@@ -4,7 +4,7 @@ use crate::errors::{self, Refusal};
 use crate::pg::lease_table::{AsOf, LeaseTable, Look};
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::row::{Deleter, NewGrant, Row};
-use crate::pg::{server, trace, xact};
+use crate::pg::{guarded_commits, server, xact};
 use crate::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
 use crate::protocol::{Micros, Token};
 use crate::{guard, queue};
@@ -148,7 +148,7 @@ pub fn write(
 ) -> Result<(), Refusal> {
     let now = server::now();
     for row in &place.ended {
-        table.end(row, now);
+        table.end(row, now)?;
     }
     let (session, role) = (server::session(), server::current_role());
     let new = NewGrant {
@@ -163,7 +163,7 @@ pub fn write(
         ttl_us: request.ttl_us,
         metadata: request.metadata,
     };
-    table.grant(&new, place.over.as_ref());
+    table.grant(&new, place.over.as_ref())?;
     queue::changed(request.name);
     // Two that ask for different numbers at the same moment have seen neither's row.
     match other_number(table, request) {
@@ -354,7 +354,7 @@ fn slots_differ(request: &Request, live: i32) -> Refusal {
 
 /// At REPEATABLE READ and above the transaction reads the world of its snapshot. What is granted now must
 /// have been to be had then: the lease free when the transaction began, and every row still the version that
-/// the snapshot sees, with no trace of a guarded transaction that it does not see (`guard`).
+/// the snapshot sees, and no guarded transaction's commit noted that it does not see (`guard`).
 ///
 /// A live grant that the transaction reclaims, or has ended itself, tells nothing of that: a transaction may have
 /// guarded it until a moment ago. Then nothing at all may have been committed since.
@@ -372,7 +372,8 @@ fn check_snapshot(table: &LeaseTable, request: &Request) -> Result<(), Refusal> 
     let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.version() == row.version());
     let same = now.iter().all(|r| r.written_here() || known(r, &then))
         && then.iter().all(|r| r.written_here() || known(r, &now));
-    let free = could && same && !ends_live && !trace::is_newer_than_snapshot(request.name)?;
+    let free =
+        could && same && !ends_live && !guarded_commits::is_newer_than_snapshot(request.name)?;
     if free || xact::sees_all_commits() {
         Ok(())
     } else {

@@ -4,7 +4,9 @@ use crate::acquire::{self, FreeSlot, Request, Tried};
 use crate::errors::{self, Refusal};
 use crate::lease::{self, Releasable};
 use crate::pg::args::{Answer, Args};
+use crate::pg::keyed::Access;
 use crate::pg::lease_table::LeaseTable;
+use crate::pg::relation_lock::Wait;
 use crate::pg::row::Row;
 use crate::pg::{server, xact};
 use crate::protocol::grant::{Ask, Mode};
@@ -19,7 +21,9 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
     let ttl_us = input::ttl(&args, 2)?.ok_or_else(|| errors::null_argument("ttl"))?;
     let metadata = args.datum(3);
     server::writable(c"lease_acquire_all()");
-    let table = LeaseTable::open(true)?;
+    let Some(table) = LeaseTable::try_open(Access::Write, Wait::Holders)? else {
+        return Ok(Answer::Null);
+    };
     let requests: Vec<Request> = names
         .iter()
         .map(|name| Request {
@@ -64,7 +68,7 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     let token = input::token(&args, 1)?;
     let ttl_us = input::ttl(&args, 2)?;
     server::writable(c"lease_renew_all()");
-    let table = LeaseTable::open(true)?;
+    let table = LeaseTable::open(Access::Write)?;
     let mut rows = Vec::with_capacity(names.len());
     for name in &names {
         match lease::renewable(&table, name, token)? {
@@ -79,7 +83,7 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     }
     let fresh = token::draw(lease::greatest(&rows))?;
     for row in &rows {
-        lease::prolong(&table, row, fresh, now, ttl_us);
+        lease::prolong(&table, row, fresh, now, ttl_us)?;
     }
     Ok(fresh.into())
 }
@@ -94,7 +98,7 @@ pub fn release_all(args: Args) -> Result<Answer, Refusal> {
 }
 
 fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {
-    let table = LeaseTable::open(true)?;
+    let table = LeaseTable::open(Access::Write)?;
     let mut rows = Vec::with_capacity(names.len());
     let mut closed_before = Vec::new();
     for name in names {
@@ -117,7 +121,7 @@ fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {
     rows.extend(closed_before.into_iter().map(|(row, _)| row));
     let closing = token::draw(lease::greatest(&rows))?;
     for row in &rows {
-        table.close(row, closing, now);
+        table.close(row, closing, now)?;
         queue::changed(&row.name());
     }
     Ok(closing.into())

@@ -213,8 +213,19 @@ pub fn state_differs(table: &str) -> Refusal {
     Refusal::new(
         "55000",
         format!("fence.{table} is not as this library of pg_fence knows it"),
-        "The library and the SQL objects are of different versions: install the newer library and reconnect, or run ALTER EXTENSION pg_fence UPDATE.",
+        "Either its columns, its primary key or its access method were altered: put them back. Or the library and the SQL objects are of different versions: install the newer library and reconnect, or run ALTER EXTENSION pg_fence UPDATE.",
     )
+    .detailed(|d| d.relation = Some(format!("fence.{table}")))
+}
+
+/// 55000: a trigger on a table of the state keeps a row from being written as it must be.
+pub fn state_meddled(table: &str) -> Refusal {
+    Refusal::new(
+        "55000",
+        format!("a trigger on fence.{table} suppressed or changed what pg_fence wrote"),
+        "Disable or drop that trigger, or let it return the row as it got it: a trigger on the state may read the columns of pg_fence, and set only columns that were added.",
+    )
+    .detailed(|d| d.relation = Some(format!("fence.{table}")))
 }
 
 /// 55000: somebody altered the token sequence.

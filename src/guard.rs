@@ -6,12 +6,14 @@
 use crate::errors::{self, Refusal};
 use crate::lease::{check_role, find, knows};
 use crate::pg::args::{Answer, Args};
+use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::relation_lock::Wait;
 use crate::pg::row::Row;
 use crate::pg::version::Version;
 use crate::pg::xact::SubTransaction;
-use crate::pg::{raise, relation, server, settings, trace, xact};
+use crate::pg::{guarded_commits, raise, relation, server, settings, xact};
 use crate::protocol::{Micros, Token};
 use crate::{input, plant, queue, token};
 use pgrx::pg_sys::Oid;
@@ -53,14 +55,14 @@ pub fn lease_guard(args: Args) -> Result<Answer, Refusal> {
     Ok(token.into())
 }
 
-/// A guarded transaction that commits later than this before its grant's deadline leaves a trace.
-const TRACE_WITHIN: Micros = 5_000_000;
+/// A guarded transaction that commits later than this before its grant's deadline is noted.
+const NOTE_WITHIN: Micros = 5_000_000;
 
-/// A guarded transaction that has written something and may outlive its grant leaves a trace: a REPEATABLE
-/// READ transaction whose snapshot does not see what was written is then refused the lease.
+/// The commit of a guarded transaction that has written something and may outlive its grant is noted: a
+/// REPEATABLE READ transaction whose snapshot does not see what was written is then refused the lease.
 ///
 /// `prepares`: the transaction ends who knows when, and may outlive any grant.
-pub fn before_commit(prepares: bool) {
+pub fn before_commit(prepares: bool) -> Result<(), Refusal> {
     let guarded: Vec<(Vec<u8>, Verdict)> = GUARDS.with_borrow(|g| {
         let each = |(name, verdicts): (&Vec<u8>, &Vec<Verdict>)| {
             verdicts.iter().map(|v| (name.clone(), *v)).collect::<Vec<_>>()
@@ -68,24 +70,35 @@ pub fn before_commit(prepares: bool) {
         g.by_lease.iter().flat_map(each).collect()
     });
     if guarded.is_empty() || !xact::has_written() {
-        return;
+        return Ok(());
     }
-    // A standby may keep a commit waiting for as long as it likes, too.
-    let any_time = prepares || server::commits_wait_for_standbys();
-    let Ok(table) = LeaseTable::open(true) else { return };
-    let horizon = server::now() + TRACE_WITHIN;
-    for (name, Verdict { slot, version, .. }) in guarded {
-        let over = |row: &Row| any_time || row.over_since() < horizon;
-        if table.at(version, &name, slot).is_some_and(|row| !over(&row)) {
-            continue;
+    xact::at_the_end(|| {
+        // None of the extension is left: it is being dropped.
+        if !relation::state_exists() {
+            return Ok(());
         }
-        let rows = table.rows(&name, AsOf::Now);
-        let row = rows.iter().find(|r| r.grant.slot == slot);
-        // What this transaction has changed itself tells as much.
-        if row.is_some_and(|r| over(r) && !r.written_here()) && trace::leave(&name).is_err() {
-            return;
-        }
+        // A standby may keep a commit waiting for as long as it likes, too.
+        let any_time = prepares || server::commits_wait_for_standbys();
+        guarded.iter().try_for_each(|(name, verdict)| match may_outlive(name, verdict, any_time)? {
+            true => guarded_commits::note(name),
+            false => Ok(()),
+        })
+    })
+}
+
+/// May the transaction commit after the grant that it guards is over? (What it has changed itself tells as
+/// much as a note would.) Maintenance must not hold up a commit: where it waits for the table, or works on it,
+/// the answer is yes.
+fn may_outlive(name: &[u8], verdict: &Verdict, any_time: bool) -> Result<bool, Refusal> {
+    let Some(table) = LeaseTable::try_open(Access::Read, Wait::Never)? else { return Ok(true) };
+    let horizon = server::now() + NOTE_WITHIN;
+    let over = |row: &Row| any_time || row.over_since() < horizon;
+    if table.still_at(verdict.version, name, verdict.slot).is_some_and(|row| !over(&row)) {
+        return Ok(false);
     }
+    let rows = table.rows(name, AsOf::Now);
+    let row = rows.iter().find(|r| r.grant.slot == verdict.slot);
+    Ok(row.is_some_and(|r| over(r) && !r.written_here()))
 }
 
 /// Makes this transaction guard the grant that the token is of; PF004 when it does not speak for the lease.
@@ -95,7 +108,7 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
     if stands(name, token) {
         return Ok(());
     }
-    let table = LeaseTable::open(true)?;
+    let table = LeaseTable::open(Access::Read)?;
     let rows = table.rows(name, AsOf::Now);
     let Some(seen) = find(&rows, token) else {
         return Err(not_speaking(&table, name, token));

@@ -3,10 +3,12 @@
 use crate::acquire::{self, Request, Tried};
 use crate::errors::{self, Refusal};
 use crate::pg::args::{Answer, Args};
+use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::relation_lock::Wait;
 use crate::pg::row::{Deleter, Row};
-use crate::pg::{relation, server, trace, xact};
+use crate::pg::{guarded_commits, relation, server, xact};
 use crate::protocol::grant::{Phase, Release};
 use crate::protocol::{Micros, Token};
 use crate::{guard, input, plant, queue, token};
@@ -16,7 +18,6 @@ use crate::{guard, input, plant, queue, token};
 pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let call = input::acquire(&args)?;
     server::writable(c"lease_acquire()");
-    let table = LeaseTable::open(true)?;
     let request = Request {
         name: &call.name,
         holder: call.holder.as_deref(),
@@ -26,22 +27,25 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     };
     plant::draw_early(|| token::draw(0))?;
     let token = if call.wait_us == 0 {
-        match attempt(&table, &request, true)? {
+        match attempt(&request, true, Wait::Holders)? {
             Tried::Won(token) => Some(token),
             Tried::Lost { .. } => None,
         }
     } else {
-        queue::acquire(&table, &request, call.wait_us)?
+        queue::acquire(&request, call.wait_us)?
     };
     Ok(token.into())
 }
 
-/// One try. With `polite`, those who wait in line come first.
-pub fn attempt(
-    table: &LeaseTable,
-    request: &Request,
-    polite: bool,
-) -> Result<Tried<Token>, Refusal> {
+/// How soon to look again where maintenance waits for the table, or works on it.
+const LOOK_AFTER_MAINTENANCE: Micros = 100_000;
+
+/// One try. With `polite`, those who wait in line come first. `wait` says what to do about maintenance.
+pub fn attempt(request: &Request, polite: bool, wait: Wait) -> Result<Tried<Token>, Refusal> {
+    let Some(table) = LeaseTable::try_open(Access::Write, wait)? else {
+        return Ok(Tried::Lost { until: server::now() + LOOK_AFTER_MAINTENANCE });
+    };
+    let table = &table;
     let chance = match acquire::look(table, request)? {
         Tried::Won(chance) => chance,
         Tried::Lost { until } => return Ok(Tried::Lost { until }),
@@ -66,21 +70,28 @@ pub fn renew(args: Args) -> Result<Answer, Refusal> {
     let token = input::token(&args, 1)?;
     let ttl_us = input::ttl(&args, 2)?;
     server::writable(c"lease_renew()");
-    let table = LeaseTable::open(true)?;
+    let table = LeaseTable::open(Access::Write)?;
     let Some((row, now)) = renewable(&table, &name, token)? else { return Ok(Answer::Null) };
     let fresh = token::draw(row.grant.greatest())?;
-    prolong(&table, &row, fresh, now, ttl_us);
+    prolong(&table, &row, fresh, now, ttl_us)?;
     Ok(fresh.into())
 }
 
 /// Writes a renewal, by default for the ttl last asked for.
-pub fn prolong(table: &LeaseTable, row: &Row, fresh: Token, now: Micros, ttl_us: Option<Micros>) {
+pub fn prolong(
+    table: &LeaseTable,
+    row: &Row,
+    fresh: Token,
+    now: Micros,
+    ttl_us: Option<Micros>,
+) -> Result<(), Refusal> {
     let ttl_us = ttl_us.unwrap_or(row.ttl_us);
-    table.renew(row, fresh, now, ttl_us);
+    table.renew(row, fresh, now, ttl_us)?;
     if now + ttl_us < row.grant.expires_at {
         // The head of the line may sleep for too long.
         queue::changed(&row.name());
     }
+    Ok(())
 }
 
 /// The grant that this token may renew, locked, and the time of the decision.
@@ -109,13 +120,13 @@ pub fn release(args: Args) -> Result<Answer, Refusal> {
 }
 
 fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {
-    let table = LeaseTable::open(true)?;
+    let table = LeaseTable::open(Access::Write)?;
     match releasable(&table, name, token)? {
         Releasable::Lost => Ok(Answer::Null),
         Releasable::Again(_, closing) => Ok(closing.into()),
         Releasable::Close(row) => {
             let closing = token::draw(row.grant.greatest())?;
-            table.close(&row, closing, server::now());
+            table.close(&row, closing, server::now())?;
             queue::changed(name);
             Ok(closing.into())
         }
@@ -216,7 +227,7 @@ pub fn knows(row: &Row, token: Token) -> bool {
 pub fn revoke(args: Args) -> Result<Answer, Refusal> {
     let name = input::name(&args, 0)?;
     server::writable(c"lease_revoke()");
-    let table = LeaseTable::open(true)?;
+    let table = LeaseTable::open(Access::Write)?;
     let held = |rows: Vec<Row>| -> Vec<Row> {
         let now = server::now();
         rows.into_iter().filter(|r| r.grant.phase(now) == Phase::Held).collect()
@@ -238,7 +249,7 @@ pub fn revoke(args: Args) -> Result<Answer, Refusal> {
     let closing = token::draw(greatest(&rows))?;
     let now = server::now();
     for row in &rows {
-        table.close(row, closing, now);
+        table.close(row, closing, now)?;
     }
     queue::changed(&name);
     Ok(closing.into())
@@ -250,7 +261,7 @@ pub fn check(args: Args) -> Result<Answer, Refusal> {
     let name = input::name(&args, 0)?;
     let token = input::token(&args, 1)?;
     let floor = token::floor_seen()?;
-    let rows = LeaseTable::open(false)?.rows(&name, AsOf::Now);
+    let rows = LeaseTable::open(Access::Read)?.rows(&name, AsOf::Now);
     let now = server::now();
     Ok(rows.iter().any(|r| r.grant.speaks(token, now, floor)).into())
 }
@@ -260,7 +271,7 @@ pub fn check(args: Args) -> Result<Answer, Refusal> {
 pub fn prune(args: Args) -> Result<Answer, Refusal> {
     let older_than = input::older_than(&args, 0)?;
     server::writable(c"lease_prune()");
-    let table = LeaseTable::open(true)?;
+    let table = LeaseTable::open(Access::Write)?;
     let horizon = server::now().saturating_sub(older_than);
     let mut pruned = 0i64;
     table.each(|found| {
@@ -290,12 +301,12 @@ fn prune_one(
     let row = rows
         .iter()
         .find(|r| r.grant.slot == slot && r.over_since() < horizon && r.deleter() == Deleter::None);
-    if let Some(row) = row {
-        table.delete(row);
-        trace::clear(name)?;
+    let deleted = row.is_some_and(|row| table.delete(row));
+    if deleted {
+        guarded_commits::forget(name)?;
     }
     lock.give(Lock::Own);
-    Ok(row.is_some())
+    Ok(deleted)
 }
 
 /// 42501 unless the caller may act for the role that was granted the lease.

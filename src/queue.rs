@@ -8,9 +8,9 @@
 use crate::acquire::{Request, Tried};
 use crate::errors::Refusal;
 use crate::lease;
-use crate::pg::lease_table::LeaseTable;
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::memory::Scratch;
+use crate::pg::relation_lock::Wait;
 use crate::pg::xact::{self, SubTransaction};
 use crate::pg::{server, wait};
 use crate::protocol::{Micros, Token};
@@ -36,12 +36,11 @@ struct Changed {
 }
 
 /// Waits in line for up to `wait_us`, then gives up: None.
-pub fn acquire(
-    table: &LeaseTable,
-    request: &Request,
-    wait_us: Micros,
-) -> Result<Option<Token>, Refusal> {
-    if let Tried::Won(token) = lease::attempt(table, request, true)? {
+///
+/// The table is closed while the session sleeps, and open for each look only: maintenance waits for nobody who
+/// waits.
+pub fn acquire(request: &Request, wait_us: Micros) -> Result<Option<Token>, Refusal> {
+    if let Tried::Won(token) = lease::attempt(request, true, Wait::Never)? {
         return Ok(Some(token));
     }
     let started = server::now();
@@ -50,23 +49,18 @@ pub fn acquire(
     if !line.take(Lock::Own, false) && !wait::take_until(&line, Lock::Own, deadline) {
         return Ok(None);
     }
-    let token = as_head(table, request, started, deadline);
+    let token = as_head(request, started, deadline);
     line.give(Lock::Own);
     token
 }
 
-fn as_head(
-    table: &LeaseTable,
-    request: &Request,
-    started: Micros,
-    deadline: Micros,
-) -> Result<Option<Token>, Refusal> {
+fn as_head(request: &Request, started: Micros, deadline: Micros) -> Result<Option<Token>, Refusal> {
     let scratch = Scratch::new();
     loop {
         // Before the look, so that a wake-up after it is not lost.
         wait::reset();
         wait::check_client();
-        let until = match scratch.turn(|| lease::attempt(table, request, false))? {
+        let until = match scratch.turn(|| lease::attempt(request, false, Wait::Never))? {
             Tried::Won(token) => return Ok(Some(token)),
             Tried::Lost { until } => until,
         };

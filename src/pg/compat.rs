@@ -142,3 +142,65 @@ fn rewritten_in(rel: &pg_sys::RelationData) -> pg_sys::SubTransactionId {
     #[cfg(not(feature = "pg15"))]
     return rel.rd_firstRelfilelocatorSubid;
 }
+
+extern "C-unwind" {
+    /// utils/datum.h: are two values the same, byte by byte, wherever they are stored?
+    pub fn datum_image_eq(
+        one: pg_sys::Datum,
+        other: pg_sys::Datum,
+        by_value: bool,
+        length: c_int,
+    ) -> bool;
+}
+
+/// Gives the executor a range table of one table, of which these columns are updated.
+///
+/// # Safety
+/// The table must be open; what is made lives in the current memory.
+pub unsafe fn init_range_table(
+    state: *mut pg_sys::EState,
+    table: pg_sys::Relation,
+    updated: *mut pg_sys::Bitmapset,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let entry =
+            super::executor::node::<pg_sys::RangeTblEntry>(pg_sys::NodeTag::T_RangeTblEntry);
+        (*entry).rtekind = pg_sys::RTEKind::RTE_RELATION;
+        (*entry).relid = (*table).rd_id;
+        (*entry).relkind = (*(*table).rd_rel).relkind;
+        (*entry).rellockmode = pg_sys::AccessShareLock as c_int;
+        let entries = pg_sys::lappend(std::ptr::null_mut(), entry.cast());
+        #[cfg(feature = "pg15")]
+        {
+            (*entry).updatedCols = updated;
+            pg_sys::ExecInitRangeTable(state, entries);
+        }
+        #[cfg(not(feature = "pg15"))]
+        {
+            let mut rights = std::ptr::null_mut();
+            (*pg_sys::addRTEPermissionInfo(&mut rights, entry)).updatedCols = updated;
+            #[cfg(not(feature = "pg18"))]
+            pg_sys::ExecInitRangeTable(state, entries, rights);
+            #[cfg(feature = "pg18")]
+            pg_sys::ExecInitRangeTable(state, entries, rights, pg_sys::bms_make_singleton(1));
+        }
+    }
+}
+
+/// EvalPlanQualInit without a plan.
+///
+/// # Safety
+/// To be ended by `EvalPlanQualEnd`.
+pub unsafe fn recheck(state: *mut pg_sys::EState) -> pg_sys::EPQState {
+    let (plan, none) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: all zeroes is what a new one looks like before it is initialised.
+    unsafe {
+        let mut recheck: pg_sys::EPQState = std::mem::zeroed();
+        #[cfg(feature = "pg15")]
+        pg_sys::EvalPlanQualInit(&mut recheck, state, plan, none, -1);
+        #[cfg(not(feature = "pg15"))]
+        pg_sys::EvalPlanQualInit(&mut recheck, state, plan, none, -1, std::ptr::null_mut());
+        recheck
+    }
+}

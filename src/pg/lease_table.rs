@@ -1,12 +1,13 @@
 //! The lease table, read and written directly: no SPI, so no plan, no `search_path`, no rights of the caller's.
 
 use super::args::text_datum;
-use super::keyed::Keyed;
+use super::keyed::{Access, Keyed, Spec};
 use super::memory::Scratch;
-use super::row::{Deleter, Fields, NewGrant, Row};
+use super::relation_lock::Wait;
+use super::row::{Deleter, Fields, NewGrant, Row, LEASE};
 use super::version::Version;
 use super::{compat, raw, xact};
-use crate::errors::Refusal;
+use crate::errors::{self, Refusal};
 use crate::protocol::{Micros, Token};
 use pgrx::pg_sys;
 
@@ -22,6 +23,8 @@ pub enum AsOf {
 /// fence.lease, opened.
 pub struct LeaseTable(Keyed);
 
+static SPEC: Spec = Spec { table: c"lease", index: c"lease_pkey", columns: LEASE, number: 0 };
+
 /// What was seen of a lease, and at which moment.
 pub struct Look {
     /// All its rows.
@@ -31,10 +34,16 @@ pub struct Look {
 }
 
 impl LeaseTable {
-    /// Opens it to be read, or to be written as well.
-    pub fn open(write: bool) -> Result<Self, Refusal> {
+    /// Opens it, waiting for maintenance as any statement does.
+    pub fn open(access: Access) -> Result<Self, Refusal> {
+        let opened = Self::try_open(access, Wait::Queue)?;
+        opened.ok_or_else(|| errors::state_missing("lease"))
+    }
+
+    /// Opens it; None where its lock is not to be had that way.
+    pub fn try_open(access: Access, wait: Wait) -> Result<Option<Self>, Refusal> {
         super::relation::check_version();
-        Keyed::open(c"lease", 17, c"lease_pkey", write).map(LeaseTable)
+        Ok(Keyed::open(&SPEC, access, wait)?.map(LeaseTable))
     }
 
     /// The rows of a lease, in the order of their slots.
@@ -91,8 +100,17 @@ impl LeaseTable {
         self.at(row.version(), &row.name(), row.grant.slot)
     }
 
+    /// The row of a lease's slot, as of now, where it is still in the place where an earlier look of this
+    /// transaction found it. Meanwhile the table may have been rewritten, and be shorter.
+    pub fn still_at(&self, version: Version, name: &[u8], slot: i32) -> Option<Row> {
+        let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
+        // SAFETY: an open table.
+        let blocks = unsafe { pg_sys::RelationGetNumberOfBlocksInFork(self.0.table(), fork) };
+        (version.block() < blocks).then(|| self.at(version, name, slot)).flatten()
+    }
+
     /// The row of a lease's slot, as of now, where it is still this version.
-    pub fn at(&self, version: Version, name: &[u8], slot: i32) -> Option<Row> {
+    fn at(&self, version: Version, name: &[u8], slot: i32) -> Option<Row> {
         // SAFETY: a place in the table that held a tuple; if it holds one that is visible, it is copied while
         // its page is pinned.
         let tuple = unsafe {
@@ -176,47 +194,69 @@ impl LeaseTable {
     }
 
     /// Writes a new grant, over the row that its slot has, if there is one.
-    pub fn grant(&self, new: &NewGrant, over: Option<&Row>) {
-        self.write(over, &Fields::of_grant(new));
+    pub fn grant(&self, new: &NewGrant, over: Option<&Row>) -> Result<(), Refusal> {
+        let fields = Fields::of_grant(new);
+        match over {
+            Some(row) => self.replace(row, &fields.over(row)),
+            None => {
+                self.0.insert(&fields);
+                self.check_written(new.name, new.slot, &fields)
+            }
+        }
     }
 
     /// Writes a renewal of the row's grant.
-    pub fn renew(&self, row: &Row, token: Token, now: Micros, ttl_us: Micros) {
-        self.write(Some(row), &row.renewed(token, now, ttl_us));
+    pub fn renew(
+        &self,
+        row: &Row,
+        token: Token,
+        now: Micros,
+        ttl_us: Micros,
+    ) -> Result<(), Refusal> {
+        self.replace(row, &row.renewed(token, now, ttl_us))
     }
 
     /// Closes the row's grant.
-    pub fn close(&self, row: &Row, closing: Token, now: Micros) {
-        self.write(Some(row), &row.closed(closing, now));
+    pub fn close(&self, row: &Row, closing: Token, now: Micros) -> Result<(), Refusal> {
+        self.replace(row, &row.closed(closing, now))
     }
 
     /// Closes the row's grant, which another one ends: there is no closing token.
-    pub fn end(&self, row: &Row, now: Micros) {
-        self.close(row, row.grant.tokens.latest(), now.min(row.grant.expires_at));
+    pub fn end(&self, row: &Row, now: Micros) -> Result<(), Refusal> {
+        self.close(row, row.grant.tokens.latest(), now.min(row.grant.expires_at))
     }
 
-    /// Deletes the row.
-    pub fn delete(&self, row: &Row) {
-        // SAFETY: the version was read under the grant's lock.
-        unsafe { pg_sys::CatalogTupleDelete(self.0.table(), &mut row.version().pointer()) };
-    }
-
-    fn write(&self, over: Option<&Row>, fields: &Fields) {
-        let table = self.0.table();
-        // SAFETY: the fields are the table's; the row that is written over was read under the grant's lock,
-        // so nobody else is changing it.
-        unsafe {
-            compat::guarded(|| {
-                let tuple = fields.tuple((*table).rd_att);
-                match over {
-                    Some(row) => {
-                        raw::CatalogTupleUpdate(table, &mut row.version().pointer(), tuple);
-                    }
-                    None => raw::CatalogTupleInsert(table, tuple),
-                }
-            });
+    /// Deletes the row, unless a trigger prevents it.
+    pub fn delete(&self, row: &Row) -> bool {
+        self.0.delete(row.version());
+        if !self.0.has_triggers() {
+            return true;
         }
         xact::see_own_changes();
+        let rows = self.rows(&row.name(), AsOf::Now);
+        !rows.iter().any(|left| left.grant.slot == row.grant.slot)
+    }
+
+    /// The row was read under the grant's lock, so nobody else is changing it.
+    fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
+        self.0.update(row.version(), fields);
+        if self.0.has_triggers() {
+            return self.check_written(&row.name(), row.grant.slot, fields);
+        }
+        xact::see_own_changes();
+        Ok(())
+    }
+
+    /// Refuses a write that a trigger has suppressed or changed: no token may be given for it.
+    fn check_written(&self, name: &[u8], slot: i32, fields: &Fields) -> Result<(), Refusal> {
+        xact::see_own_changes();
+        // SAFETY: a copied row of this table.
+        let stands = |row: &Row| unsafe { self.0.holds(row.tuple(), fields) };
+        let written = |row: &Row| row.grant.slot == slot && row.written_here() && stands(row);
+        if self.0.has_triggers() && !self.rows(name, AsOf::Now).iter().any(written) {
+            return Err(self.0.meddled());
+        }
+        Ok(())
     }
 }
 

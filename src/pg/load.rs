@@ -1,6 +1,6 @@
 //! What happens when the library is loaded into a backend.
 
-use super::{relation, settings, xact};
+use super::{keyed, relation, settings, xact};
 
 /// # Safety
 /// For Postgres to call, once for each backend.
@@ -14,5 +14,6 @@ pub unsafe extern "C-unwind" fn _PG_init() {
     pgrx::pg_sys::panic::register_pg_guard_panic_hook();
     settings::declare();
     relation::listen();
+    keyed::listen();
     xact::listen();
 }

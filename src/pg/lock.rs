@@ -22,8 +22,8 @@ pub enum Kind {
     Jump = 0x5049,
     /// That a grant is guarded, and nothing else: a lease's name and slot.
     Guarded = 0x504a,
-    /// Who takes away a lease's traces.
-    Trace = 0x504b,
+    /// A place where the commits of a lease's guarded transactions are noted.
+    GuardedCommit = 0x504b,
 }
 
 /// Modes, chosen by what they conflict with.
@@ -117,9 +117,9 @@ impl Tag {
         Tag::new(Kind::Queue, hash(name, 0))
     }
 
-    /// The lock on a lease's traces.
-    pub fn trace(name: &[u8]) -> Self {
-        Tag::new(Kind::Trace, hash(name, 0))
+    /// The lock on one of the places where the commits of a lease's guarded transactions are noted.
+    pub fn guarded_commit(name: &[u8], place: i32) -> Self {
+        Tag::new(Kind::GuardedCommit, hash(name, place))
     }
 
     /// The lock on the database's jump.

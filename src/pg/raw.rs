@@ -31,6 +31,9 @@ extern "C-unwind" {
     pub fn relation_open(relation: Oid, mode: LOCKMODE) -> Relation;
     pub fn relation_close(relation: Relation, mode: LOCKMODE);
 
+    // storage/lmgr.h
+    pub fn ConditionalLockRelationOid(relation: Oid, mode: LOCKMODE) -> bool;
+
     // access/heapam.h, access/htup_details.h, catalog/indexing.h
     pub fn heap_fetch(
         table: Relation,

@@ -94,6 +94,11 @@ fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     Ok(oid)
 }
 
+/// Are there tables of the state at all?
+pub fn state_exists() -> bool {
+    state_oid(c"lease").is_ok()
+}
+
 /// Forgets oids when names may have changed; called once, when the library is loaded.
 pub fn listen() {
     // SAFETY: registered once; the function never raises.

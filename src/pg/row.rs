@@ -3,7 +3,7 @@
 use super::args::{text_bytes, text_datum};
 use super::composite::{bigints, read_bigints};
 use super::version::Version;
-use super::{raw, xact};
+use super::{compat, raw, xact};
 use crate::protocol::grant::{Grant, Mode, Tokens};
 use crate::protocol::{Micros, Token};
 use pgrx::pg_sys;
@@ -39,7 +39,30 @@ enum Column {
 pub struct Fields {
     values: [pg_sys::Datum; COLUMNS],
     nulls: [bool; COLUMNS],
+    /// Those that an UPDATE would name, a bit each.
+    named: u32,
 }
+
+/// The types of fence.lease's columns, and whether each may be NULL.
+pub const LEASE: &[(pg_sys::Oid, bool)] = &[
+    (pg_sys::TEXTOID, false),
+    (pg_sys::INT4OID, false),
+    (pg_sys::CHAROID, false),
+    (pg_sys::INT4OID, false),
+    (pg_sys::TEXTOID, true),
+    (pg_sys::TEXTOID, false),
+    (pg_sys::NAMEOID, false),
+    (pg_sys::INT8OID, false),
+    (pg_sys::INT8ARRAYOID, false),
+    (pg_sys::INT8OID, true),
+    (pg_sys::TIMESTAMPTZOID, false),
+    (pg_sys::TIMESTAMPTZOID, false),
+    (pg_sys::TIMESTAMPTZOID, false),
+    (pg_sys::TIMESTAMPTZOID, true),
+    (pg_sys::INT8OID, false),
+    (pg_sys::INT8OID, false),
+    (pg_sys::JSONBOID, true),
+];
 
 /// A row, copied.
 #[derive(Clone, Copy)]
@@ -61,6 +84,33 @@ pub enum Deleter {
     Open,
     /// One that has committed since the row was read.
     Committed,
+}
+
+impl Deleter {
+    /// That of a tuple, at the moment it was read.
+    ///
+    /// # Safety
+    /// The tuple must be valid.
+    pub unsafe fn of(tuple: pg_sys::HeapTuple) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let header = (*tuple).t_data;
+            let mask = u32::from((*header).t_infomask);
+            if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
+                return Deleter::None;
+            }
+            let xmax = (*header).t_choice.t_heap.t_xmax;
+            if pg_sys::TransactionIdIsCurrentTransactionId(xmax) {
+                Deleter::None
+            } else if pg_sys::TransactionIdIsInProgress(xmax) {
+                Deleter::Open
+            } else if pg_sys::TransactionIdDidCommit(xmax) {
+                Deleter::Committed
+            } else {
+                Deleter::None
+            }
+        }
+    }
 }
 
 /// A grant to be written.
@@ -88,6 +138,11 @@ pub struct NewGrant<'a> {
 }
 
 impl Fields {
+    /// All NULL.
+    pub fn empty() -> Self {
+        Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS], named: 0 }
+    }
+
     /// Those of a new grant.
     pub fn of_grant(new: &NewGrant) -> Self {
         let (mode, slots) = match new.mode {
@@ -95,8 +150,7 @@ impl Fields {
             Mode::Shared => (b's', 0),
             Mode::Slots(n) => (b'n', n),
         };
-        let mut fields =
-            Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS] };
+        let mut fields = Fields::empty();
         fields
             .set(Column::Name, text_datum(new.name))
             .set(Column::Slot, new.slot)
@@ -120,18 +174,96 @@ impl Fields {
         fields
     }
 
+    /// A new grant's over the row that is there: what the library does not know of stays as it is.
+    pub fn over(self, row: &Row) -> Self {
+        let own = LEASE.len();
+        // All but the key, NULLs too.
+        Fields { named: ((1 << own) - 1) & !0b11, ..self.with_rest_of(&row.fields, own) }
+    }
+
+    /// With another row's columns behind its own first ones.
+    pub fn with_rest_of(mut self, other: &Fields, own: usize) -> Self {
+        self.values[own..].copy_from_slice(&other.values[own..]);
+        self.nulls[own..].copy_from_slice(&other.nulls[own..]);
+        self
+    }
+
+    /// The same, of which an UPDATE would name none.
+    pub fn unnamed(self) -> Self {
+        Fields { named: 0, ..self }
+    }
+
+    /// Those of a tuple.
+    ///
+    /// # Safety
+    /// The tuple must be of that row type, which has at most `COLUMNS` columns.
+    pub unsafe fn of(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc) -> Self {
+        let mut fields = Fields::empty();
+        let (values, nulls) = (fields.values.as_mut_ptr(), fields.nulls.as_mut_ptr());
+        // SAFETY: the arrays have a place for each column.
+        unsafe { pg_sys::heap_deform_tuple(tuple, row_type, values, nulls) };
+        fields
+    }
+
+    /// By position.
+    pub fn values(&self) -> [pg_sys::Datum; COLUMNS] {
+        self.values
+    }
+
+    /// By position.
+    pub fn nulls(&self) -> [bool; COLUMNS] {
+        self.nulls
+    }
+
+    /// The columns that an UPDATE would name, a bit each.
+    pub fn named(&self) -> u32 {
+        self.named
+    }
+
+    /// Has a tuple these values in its first columns?
+    ///
+    /// # Safety
+    /// The tuple must be of that row type, which has so many columns.
+    pub unsafe fn are_in(
+        &self,
+        tuple: pg_sys::HeapTuple,
+        row_type: pg_sys::TupleDesc,
+        columns: usize,
+    ) -> bool {
+        // SAFETY: the caller's promise; both values are of the column's type.
+        unsafe {
+            let stored = Fields::of(tuple, row_type);
+            (0..columns).all(|n| {
+                let column = &*compat::attribute(row_type, n);
+                let (by_value, length) = (column.attbyval, i32::from(column.attlen));
+                stored.nulls[n] == self.nulls[n]
+                    && (self.nulls[n]
+                        || compat::guarded(|| {
+                            let (one, other) = (stored.values[n], self.values[n]);
+                            compat::datum_image_eq(one, other, by_value, length)
+                        }))
+            })
+        }
+    }
+
     /// A tuple of them.
     ///
     /// # Safety
-    /// To be called inside `compat::guarded`, with the row type of fence.lease.
+    /// To be called inside `compat::guarded`, with the row type that they are of.
     pub unsafe fn tuple(&self, row_type: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
         // SAFETY: as many values as the type has columns, each of its column's type.
         unsafe { raw::heap_form_tuple(row_type, self.values.as_ptr(), self.nulls.as_ptr()) }
     }
 
     fn set(&mut self, column: Column, value: impl Into<pg_sys::Datum>) -> &mut Self {
-        self.values[column as usize] = value.into();
-        self.nulls[column as usize] = false;
+        self.set_at(column as usize, value)
+    }
+
+    /// Sets a column by position.
+    pub fn set_at(&mut self, n: usize, value: impl Into<pg_sys::Datum>) -> &mut Self {
+        self.values[n] = value.into();
+        self.nulls[n] = false;
+        self.named |= 1 << n;
         self
     }
 
@@ -150,18 +282,11 @@ impl Row {
     /// # Safety
     /// The tuple must be one of fence.lease, and `row_type` that table's.
     pub unsafe fn new(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc) -> Row {
-        let mut fields =
-            Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS] };
-        // SAFETY: the arrays have a place for each column.
-        let (renewed, own) = unsafe {
-            pg_sys::heap_deform_tuple(
-                tuple,
-                row_type,
-                fields.values.as_mut_ptr(),
-                fields.nulls.as_mut_ptr(),
-            );
-            (fields.get(Column::Renewed).map(|d| read_bigints(d)), xact::is_own(tuple))
-        };
+        // SAFETY: the caller's promise.
+        let fields = unsafe { Fields::of(tuple, row_type) };
+        // SAFETY: an array of bigints; a valid tuple.
+        let (renewed, own) =
+            unsafe { (fields.get(Column::Renewed).map(|d| read_bigints(d)), xact::is_own(tuple)) };
         let closing = fields.get(Column::Closing).map(|d| d.value() as Token);
         let grant = Grant {
             slot: fields.int8(Column::Slot) as i32,
@@ -180,7 +305,7 @@ impl Row {
 
     /// Its columns after a renewal.
     pub fn renewed(&self, token: Token, now: Micros, ttl_us: Micros) -> Fields {
-        let mut fields = self.fields;
+        let mut fields = self.fields.unnamed();
         fields
             .set(Column::Renewed, bigints(self.grant.tokens.renew(token).renewed()))
             .set(Column::RenewedAt, now)
@@ -192,7 +317,7 @@ impl Row {
 
     /// Its columns when it is closed.
     pub fn closed(&self, closing: Token, now: Micros) -> Fields {
-        let mut fields = self.fields;
+        let mut fields = self.fields.unnamed();
         fields.set(Column::Closing, closing).set(Column::EndedAt, now);
         fields
     }
@@ -235,23 +360,12 @@ impl Row {
     /// Is somebody deleting it?
     pub fn deleter(&self) -> Deleter {
         // SAFETY: a copied tuple; its xmax is that of the moment it was read.
-        unsafe {
-            let header = (*self.tuple).t_data;
-            let mask = u32::from((*header).t_infomask);
-            if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
-                return Deleter::None;
-            }
-            let xmax = (*header).t_choice.t_heap.t_xmax;
-            if pg_sys::TransactionIdIsCurrentTransactionId(xmax) {
-                Deleter::None
-            } else if pg_sys::TransactionIdIsInProgress(xmax) {
-                Deleter::Open
-            } else if pg_sys::TransactionIdDidCommit(xmax) {
-                Deleter::Committed
-            } else {
-                Deleter::None
-            }
-        }
+        unsafe { Deleter::of(self.tuple) }
+    }
+
+    /// The tuple that was read.
+    pub fn tuple(&self) -> pg_sys::HeapTuple {
+        self.tuple
     }
 
     /// Which version it is.

@@ -108,7 +108,8 @@ fn with_page<R>(
             let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
             let result = work(&*rel, buffer, &mut *header.add(hoff).cast::<SequenceData>());
             raw::UnlockReleaseBuffer(buffer);
-            raw::relation_close(rel, pg_sys::NoLock as i32);
+            // Not kept: maintenance of the sequence would wait for whoever has only looked.
+            raw::relation_close(rel, pg_sys::AccessShareLock as i32);
             result
         })
     }
@@ -147,7 +148,7 @@ pub fn set(oid: pg_sys::Oid, value: i64) {
     unsafe {
         let rel = pg_sys::relation_open(oid, pg_sys::AccessShareLock as i32);
         let owner = (*(*rel).rd_rel).relowner;
-        pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+        pg_sys::relation_close(rel, pg_sys::AccessShareLock as i32);
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         let local = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
         pg_sys::SetUserIdAndSecContext(owner, context | local as i32);

@@ -21,6 +21,11 @@ impl Version {
         Version { block: (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo), item: tid.ip_posid }
     }
 
+    /// In which block of the table.
+    pub fn block(self) -> u32 {
+        u32::from(self.block.0) << 16 | u32::from(self.block.1)
+    }
+
     /// As Postgres writes it.
     pub fn pointer(self) -> pg_sys::ItemPointerData {
         let (bi_hi, bi_lo) = self.block;

@@ -1,5 +1,6 @@
 //! The transaction: isolation, snapshots, savepoints and what happens when it ends.
 
+use super::raise;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -105,6 +106,19 @@ pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
     }
 }
 
+/// Does work at the transaction's end, where Postgres has no snapshot active any more: what triggers, toasted
+/// values and the server's own assertions ask for. Deferred triggers of that work fire, too.
+pub fn at_the_end<R>(work: impl FnOnce() -> R) -> R {
+    // SAFETY: as Postgres itself fires deferred triggers; an error gives the snapshot back by itself.
+    unsafe {
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        let result = work();
+        pg_sys::PopActiveSnapshot();
+        pg_sys::AfterTriggerFireDeferred();
+        result
+    }
+}
+
 /// Ends of transactions and savepoints are told to the rooms that keep something for as long.
 pub fn listen() {
     // SAFETY: registered once, when the library is loaded; the functions never raise.
@@ -139,8 +153,15 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
 /// The last moment at which the transaction can still write.
 fn before_commit(prepares: bool) {
     // SAFETY: an error here aborts the transaction, as one of a deferred trigger would; nothing is left to
-    // drop when it leaves, for the guard turns it into a longjmp.
-    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| crate::guard::before_commit(prepares)) }
+    // drop when it leaves, for the guard turns it into a longjmp, and a refusal is laid out first.
+    unsafe {
+        let refused = pg_sys::panic::pgrx_extern_c_guard(|| {
+            crate::guard::before_commit(prepares).err().map(raise::stage)
+        });
+        if let Some(staged) = refused {
+            raise::throw(staged);
+        }
+    }
 }
 
 unsafe extern "C-unwind" fn savepoint_event(

@@ -288,21 +288,21 @@ fn columns_of_a_later_version_are_kept(lab: &Lab) -> Result<()> {
     admin.run(
         "ALTER TABLE fence.lease ADD COLUMN more text; UPDATE fence.lease SET more = 'kept';
          ALTER TABLE fence.lease ADD COLUMN gone int DEFAULT 7; ALTER TABLE fence.lease DROP COLUMN gone;
-         ALTER TABLE fence.trace ADD COLUMN more text",
+         ALTER TABLE fence.guarded_commits ADD COLUMN more text",
     )?;
     const MORE: &str = "SELECT more FROM fence.lease WHERE name = 'job'";
     ensure!(session.renew("job", token)?.is_some() && session.speaks("job", token)?);
     session.run("BEGIN")?;
     session.run(&format!("SELECT lease_renew('job', {token}, '1 s')"))?;
     session.run("COMMIT")?;
-    // It leaves a trace.
+    // Its commit is noted.
     session
         .run(&format!("BEGIN; SELECT lease_guard('job', {token}); CREATE TABLE t (); COMMIT"))?;
-    ensure!(session.text("SELECT name FROM fence.trace")?.as_deref() == Some("job"));
+    ensure!(session.text("SELECT name FROM fence.guarded_commits")?.as_deref() == Some("job"));
     ensure!(session.text(MORE)?.as_deref() == Some("kept"));
     session.wait_expired("job")?;
     session.granted("SELECT lease_acquire('job')")?;
-    ensure!(session.text(MORE)?.is_none(), "the new grant has the old one's");
+    ensure!(session.text(MORE)?.as_deref() == Some("kept"), "a new grant updates the row");
     session.granted("SELECT lease_acquire('new')")?;
     // Where there are too many, or too few, the library says so.
     for change in [

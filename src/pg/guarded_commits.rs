@@ -1,0 +1,158 @@
+//! fence.guarded_commits: that a guarded transaction has committed, for those whose snapshots do not see what
+//! it wrote. Rows of their own, not new versions of the grant's, so that they are in nobody's way.
+//!
+//! A lease has as many rows as guarded transactions of it have ever committed at the same time. Each commit
+//! writes over one that no other open transaction writes: its key stays, so the update is a HOT one.
+
+use super::args::text_datum;
+use super::keyed::{Access, Keyed, Spec};
+use super::lock::{Mode, Tag};
+use super::relation_lock::Wait;
+use super::row::{Deleter, Fields};
+use super::version::Version;
+use super::{compat, raw, xact};
+use crate::errors::Refusal;
+use pgrx::pg_sys;
+
+static SPEC: Spec = Spec {
+    table: c"guarded_commits",
+    index: c"guarded_commits_pkey",
+    columns: &[(pg_sys::TEXTOID, false), (pg_sys::INT4OID, false), (pg_sys::XID8OID, false)],
+    number: 1,
+};
+
+/// A row.
+struct Note {
+    place: i32,
+    version: Version,
+    /// This transaction wrote it.
+    own: bool,
+    deleter: Deleter,
+    tuple: pg_sys::HeapTuple,
+}
+
+/// Notes that this transaction, which guards the lease, commits.
+pub fn note(name: &[u8]) -> Result<(), Refusal> {
+    let Some(table) = Table::open(Access::Write, Wait::Queue)? else { return Ok(()) };
+    for place in 0.. {
+        // Whoever commits at the same time has another place: nobody waits.
+        if Tag::guarded_commit(name, place).take(Mode::Own, false) && table.write(name, place)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Forgets a lease, as far as nobody is just writing.
+pub fn forget(name: &[u8]) -> Result<(), Refusal> {
+    let Some(table) = Table::open(Access::Write, Wait::Never)? else { return Ok(()) };
+    for note in table.notes(name, AsSeen::Now) {
+        // The lock is given back at once, for there may be millions: who commits sees the deletion.
+        let lock = Tag::guarded_commit(name, note.place);
+        if lock.take(Mode::Own, false) {
+            let there = table.at(name, note.place);
+            if let Some(note) = there.filter(|note| note.deleter == Deleter::None) {
+                table.0.delete(note.version);
+                xact::see_own_changes();
+            }
+            lock.give(Mode::Own);
+        }
+    }
+    Ok(())
+}
+
+/// Is there one that the transaction's snapshot does not see? Also where that cannot be told now, because
+/// maintenance waits for the table.
+pub fn is_newer_than_snapshot(name: &[u8]) -> Result<bool, Refusal> {
+    let Some(table) = Table::open(Access::Read, Wait::Holders)? else { return Ok(true) };
+    let now = table.notes(name, AsSeen::Now);
+    let then = table.notes(name, AsSeen::ByTransaction);
+    Ok(now.iter().any(|note| !note.own && !then.iter().any(|seen| seen.version == note.version)))
+}
+
+#[derive(Clone, Copy)]
+enum AsSeen {
+    Now,
+    ByTransaction,
+}
+
+struct Table(Keyed);
+
+impl Table {
+    fn open(access: Access, wait: Wait) -> Result<Option<Self>, Refusal> {
+        Ok(Keyed::open(&SPEC, access, wait)?.map(Table))
+    }
+
+    /// Writes into a place whose lock is held; false where a prune is just deleting the row there.
+    fn write(&self, name: &[u8], place: i32) -> Result<bool, Refusal> {
+        let mut key = Fields::empty();
+        key.set_at(0, text_datum(name)).set_at(1, place);
+        let mut fields = key.unnamed();
+        fields.set_at(2, xact::id());
+        loop {
+            match self.at(name, place) {
+                None => self.0.insert(&fields),
+                Some(note) if note.own => return Ok(true),
+                Some(note) => match note.deleter {
+                    Deleter::None => self.0.update(note.version, &self.over(&fields, &note)),
+                    Deleter::Open => return Ok(false),
+                    Deleter::Committed => continue,
+                },
+            }
+            xact::see_own_changes();
+            let stands = |note: &Note| {
+                // SAFETY: a copied row of this table.
+                note.own && unsafe { self.0.holds(note.tuple, &fields) }
+            };
+            if self.0.has_triggers() && !self.at(name, place).is_some_and(|note| stands(&note)) {
+                return Err(self.0.meddled());
+            }
+            return Ok(true);
+        }
+    }
+
+    /// The fields over a row that is there: columns that were added stay as they are.
+    fn over(&self, fields: &Fields, note: &Note) -> Fields {
+        // SAFETY: a copied row of this table.
+        let there = unsafe { Fields::of(note.tuple, (*self.0.table()).rd_att) };
+        fields.with_rest_of(&there, SPEC.columns.len())
+    }
+
+    /// What is noted in a place.
+    fn at(&self, name: &[u8], place: i32) -> Option<Note> {
+        self.notes(name, AsSeen::Now).into_iter().find(|note| note.place == place)
+    }
+
+    fn notes(&self, name: &[u8], as_seen: AsSeen) -> Vec<Note> {
+        let mut tuples = Vec::new();
+        let name = text_datum(name);
+        // SAFETY: the snapshot is registered for as long as the scan runs; each tuple is copied before the
+        // scan lets go of its page.
+        unsafe {
+            compat::guarded(|| {
+                let snapshot = raw::RegisterSnapshot(match as_seen {
+                    AsSeen::Now => raw::GetLatestSnapshot(),
+                    AsSeen::ByTransaction => raw::GetTransactionSnapshot(),
+                });
+                self.0.each(name, snapshot, |tuple| tuples.push(raw::heap_copytuple(tuple)));
+                raw::UnregisterSnapshot(snapshot);
+            });
+        }
+        tuples.into_iter().map(|tuple| self.note(tuple)).collect()
+    }
+
+    fn note(&self, tuple: pg_sys::HeapTuple) -> Note {
+        let mut null = false;
+        // SAFETY: a copied row of this table, whose second column is a number.
+        unsafe {
+            let place = pg_sys::heap_getattr(tuple, 2, (*self.0.table()).rd_att, &mut null);
+            Note {
+                place: place.value() as i32,
+                version: Version::of(tuple),
+                own: xact::is_own(tuple),
+                deleter: Deleter::of(tuple),
+                tuple,
+            }
+        }
+    }
+}
