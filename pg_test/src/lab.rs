@@ -24,7 +24,7 @@ impl Lab {
     /// Installs what is missing, builds the extension and starts the shared server. `program` is
     /// the lab's binary (`env!("CARGO_BIN_EXE_pg_test")` in a test).
     pub fn start(program: &Path) -> Result<Lab> {
-        setup::ensure(&[setup::server(), setup::build(), setup::repack()].concat())?;
+        setup::ensure(&[setup::server(), setup::build()].concat())?;
         let pg_config = extension::default_pg_config();
         let extension = Extension::build(&pg_config)?;
         let rundir = Arc::new(RunDir::create(program)?);

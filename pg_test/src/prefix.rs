@@ -42,31 +42,7 @@ impl Prefix {
             copies.push(to);
         }
         let [bin, lib, share] = <[PathBuf; 3]>::try_from(copies).expect("three were copied");
-        let prefix = Prefix::at(rundir, &major, bin, lib, &share);
-        prefix.add_repack()?;
-        Ok(prefix)
-    }
-
-    /// Debian's pg_repack fits into any PostgreSQL of its major version, and others have none of their own.
-    fn add_repack(&self) -> Result<()> {
-        let home = |place: &str| PathBuf::from(format!("/usr/{place}/postgresql/{}", self.major));
-        let (programs, extensions) = (home("lib"), home("share").join("extension"));
-        let mut files = vec![
-            (programs.join("bin/pg_repack"), self.bin_dir()),
-            (programs.join("lib/pg_repack.so"), self.lib_dir()),
-        ];
-        for entry in fs::read_dir(extensions).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with("pg_repack") {
-                files.push((entry.path(), self.extension_dir()));
-            }
-        }
-        for (from, to) in files {
-            let to = to.join(from.file_name().unwrap_or_default());
-            if from.exists() && !to.exists() {
-                fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
-            }
-        }
-        Ok(())
+        Ok(Prefix::at(rundir, &major, bin, lib, &share))
     }
 
     /// Copies a PostgreSQL that was built with a prefix of its own: `home`, below `from`. What else is named
@@ -104,6 +80,27 @@ impl Prefix {
     /// Installs the extension, over another one if there is one already.
     pub fn install(&self, extension: &Extension) -> Result<()> {
         extension.install(&self.lib_dir(), &self.extension_dir())?;
+        Ok(())
+    }
+
+    /// Brings another extension along that Debian has installed since the copy was made: its scripts, and its
+    /// programs and libraries by their place below PostgreSQL's own (`bin/pg_repack`).
+    pub fn bring(&self, extension: &str, files: &[&str]) -> Result<()> {
+        let system = Path::new("/usr/lib/postgresql").join(&self.major);
+        for file in files {
+            let to = if file.starts_with("bin/") { &self.bin } else { &self.lib };
+            let from = system.join(file);
+            let name = from.file_name().context("no file's name")?;
+            bring_file(&from, &to.join(name))?;
+        }
+        let scripts = Path::new("/usr/share/postgresql").join(&self.major).join("extension");
+        for entry in fs::read_dir(&scripts)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.strip_prefix(extension).is_some_and(|rest| rest.starts_with(['.', '-'])) {
+                bring_file(&entry.path(), &self.extension.join(name))?;
+            }
+        }
         Ok(())
     }
 
@@ -181,6 +178,17 @@ impl Prefix {
         process::output_of(command.arg("-a").arg(from).arg(data))?;
         Ok(())
     }
+}
+
+/// Copies a file that is not there yet, by a name of its own first: tests run side by side.
+fn bring_file(from: &Path, to: &Path) -> Result<()> {
+    if to.exists() {
+        return Ok(());
+    }
+    let mine = to.with_extension(format!("{:x}", rand::random::<u64>()));
+    fs::copy(from, &mine).with_context(|| format!("cannot copy {}", from.display()))?;
+    fs::rename(&mine, to)?;
+    Ok(())
 }
 
 /// The deepest directory that all of them are below.

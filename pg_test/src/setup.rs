@@ -63,7 +63,7 @@ pub fn build() -> Vec<Package> {
     ]
 }
 
-/// What repacking tables of the private PostgreSQL takes: it is copied with the server.
+/// What repacking tables takes; `Prefix::bring` adds it to a private PostgreSQL.
 pub fn repack() -> Vec<Package> {
     let major = major();
     vec![Package::new(

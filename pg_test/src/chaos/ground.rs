@@ -7,6 +7,7 @@ use crate::cassert;
 use crate::clock::Clock;
 use crate::cluster::{Builder, Cluster};
 use crate::prefix::Prefix;
+use crate::setup;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -65,6 +66,8 @@ impl Ground {
         }
         session.run("SELECT fence_protect('desk', lease => 'job:{lease}')")?;
         if maintains {
+            setup::ensure(&setup::repack())?;
+            prefix.bring("pg_repack", &["bin/pg_repack", "lib/pg_repack.so"])?;
             session.run(maintenance::PREPARATION)?;
             session.run(maintenance::FILLER)?;
         }
