@@ -12,6 +12,8 @@ pub const NO_START_MOVE: bool = cfg!(planted = "no-start-move");
 pub const NO_JUMP: bool = cfg!(planted = "no-jump");
 /// A guard takes no lock.
 pub const NO_GUARD_LOCK: bool = cfg!(planted = "no-guard-lock");
+/// Rows of the state are written directly, whatever indexes and row triggers their table has.
+pub const DIRECT_WRITES: bool = cfg!(planted = "direct-writes");
 /// The token is drawn before the lease is locked.
 pub const TOKEN_BEFORE_LOCK: bool = cfg!(planted = "token-before-lock");
 

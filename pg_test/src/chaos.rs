@@ -8,6 +8,7 @@ mod hand;
 mod janitor;
 mod judge;
 mod kind;
+mod maintenance;
 mod nemesis;
 mod orders;
 mod plant;
@@ -26,6 +27,7 @@ use evidence::Evidence;
 use ground::Ground;
 use hand::DATABASE;
 use judge::Verdict;
+use maintenance::Job;
 use nemesis::{Fault, Nemesis};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -57,6 +59,8 @@ pub struct Summary {
     seed: u64,
     seconds: u64,
     faults: BTreeMap<Fault, usize>,
+    /// How often each kind of maintenance was done, and how often it could not be.
+    maintenance: BTreeMap<Job, (usize, usize)>,
     verdict: Verdict,
 }
 
@@ -74,6 +78,15 @@ impl Summary {
             .or_else(|| wanted("prepared writes", self.verdict.prepared, 2))
             .or_else(|| wanted("faults", faults, 12))
             .or_else(|| wanted("stale writes refused", self.verdict.refused, 2))
+            .or_else(|| wanted("pieces of maintenance", self.maintained(None), 12))
+            .or_else(|| wanted("tables repacked", self.maintained(Some(Job::Repack)), 2))
+    }
+
+    /// How much maintenance was done, of one kind or of all.
+    fn maintained(&self, only: Option<Job>) -> usize {
+        let of_that_kind =
+            self.maintenance.iter().filter(|(job, _)| only.is_none_or(|only| only == **job));
+        of_that_kind.map(|(_, (done, _))| done).sum()
     }
 
     /// The promises that were broken.
@@ -100,6 +113,10 @@ impl fmt::Display for Summary {
         writeln!(f, "{faults:>8}  faults injected")?;
         for (fault, count) in &self.faults {
             writeln!(f, "{count:>8}    {}", fault.name())?;
+        }
+        writeln!(f, "{:>8}  pieces of maintenance", self.maintained(None))?;
+        for (job, (done, failed)) in &self.maintenance {
+            writeln!(f, "{done:>8}    {} ({failed} given up or failed)", job.name())?;
         }
         writeln!(f, "{tokens:>8}  tokens seen")?;
         writeln!(f, "{grants:>8}  grants acknowledged")?;
@@ -153,19 +170,22 @@ pub fn rage(
     plant: Option<Plant>,
 ) -> Result<Summary> {
     let leases = plant.map_or(6, Plant::leases);
+    let maintains = plant.is_none_or(Plant::is_about_maintenance);
     let workers = 8;
     let dir = prefix.rundir().path().join(format!("chaos-{seed}"));
     std::fs::create_dir_all(dir.join("log"))?;
-    let ground = Ground::prepare(prefix.clone(), leases, workers)?;
+    let ground = Ground::prepare(prefix.clone(), leases, workers, maintains)?;
     let troupe = Troupe::new(prefix.rundir().clone(), dir.clone(), seed, workers);
     let weights = plant.map_or(nemesis::ALL, Plant::weights);
     let leases = (leases, plant.is_none());
     let mut nemesis = Nemesis::new(ground, troupe, dir.clone(), seed, weights, leases)?;
-    nemesis.rage(time)?;
+    let upkeep = nemesis.rage(time, maintains.then(|| prefix.clone()))?;
     let mut evidence = Evidence {
         records: record::read_all(&dir.join("log"))?,
         faults: nemesis.done().to_vec(),
         era: nemesis.era(),
+        upkeep,
+        crashes: nemesis.ground().crashes(),
         ..Evidence::default()
     };
     evidence.read(&mut nemesis.ground().primary().connect(DATABASE)?)?;
@@ -175,5 +195,10 @@ pub fn rage(
         evidence.write(&path, &verdict.violations)?;
         eprintln!("The evidence is in {}.", path.display());
     }
-    Ok(Summary { seed, seconds: time.as_secs(), faults, verdict })
+    let mut maintenance = BTreeMap::<Job, (usize, usize)>::new();
+    for done in &evidence.upkeep.done {
+        let (worked, failed) = maintenance.entry(done.job).or_default();
+        *if done.failure.is_none() { worked } else { failed } += 1;
+    }
+    Ok(Summary { seed, seconds: time.as_secs(), faults, maintenance, verdict })
 }

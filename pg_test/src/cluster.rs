@@ -1,5 +1,6 @@
 //! One server: its data directory, and its process from start to kill.
 
+use crate::cassert;
 use crate::client::{Conninfo, Session};
 use crate::prefix::Prefix;
 use crate::process::{self, wait_until};
@@ -141,6 +142,19 @@ impl Cluster {
         all[all.len().saturating_sub(lines)..].join("\n")
     }
 
+    /// Leaves the assertions that failed in this server where a run on a PostgreSQL with assertions collects
+    /// them: the log goes with the cluster, and a background process that dies fails no test.
+    pub fn report_failed_assertions(&self) {
+        let Some(path) = std::env::var_os(cassert::FAILURES_VARIABLE) else { return };
+        let failures = cassert::failures_in(&self.log().unwrap_or_default());
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        if let Ok(mut file) = file {
+            let _ = file.write_all(
+                failures.iter().map(|text| format!("{text}\n")).collect::<String>().as_bytes(),
+            );
+        }
+    }
+
     fn has_ended(&self) -> bool {
         match &mut *self.process() {
             Some(child) => !matches!(child.try_wait(), Ok(None)),
@@ -251,6 +265,7 @@ impl Drop for Cluster {
         let keep = self.prefix.rundir().path().join("kept").exists();
         if !keep {
             let _ = self.kill9();
+            self.report_failed_assertions();
             let _ = fs::remove_dir_all(&self.dir);
         }
     }

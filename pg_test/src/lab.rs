@@ -81,6 +81,7 @@ impl Lab {
 
     /// Ends the run: kills what still runs and removes the directory, whoever still holds a part.
     pub fn close(&self) {
+        self.cluster.report_failed_assertions();
         self.rundir.close();
     }
 }

@@ -21,6 +21,7 @@
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`loss`] | a server that crashes with as little on disk as possible |
 //! | [`majors`] | PostgreSQL of other major versions |
+//! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
@@ -36,6 +37,7 @@
 pub mod background;
 pub mod bench;
 pub mod calls;
+pub mod cassert;
 pub mod chaos;
 pub mod client;
 pub mod clock;

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use pg_test::extension::{self, Extension};
 use pg_test::Lab;
-use pg_test::{bench, chaos, demo, process, rundir, setup, soak, worker};
+use pg_test::{bench, cassert, chaos, demo, process, rundir, setup, soak, worker};
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 
@@ -32,6 +32,8 @@ enum Command {
     },
     /// Let many workers fight for leases while everything fails
     Chaos(chaos::Options),
+    /// Run the tests on a PostgreSQL built with assertions (--enable-cassert)
+    Cassert(cassert::Options),
     /// Benchmark pg_fence against its alternatives
     Bench(bench::Options),
     #[command(hide = true)]
@@ -57,6 +59,7 @@ fn main() -> Result<()> {
         Command::Setup => setup::ensure(&[setup::server(), setup::build()].concat()),
         Command::Install { pg_config } => install(pg_config),
         Command::Chaos(options) => chaos::run(&program, &options),
+        Command::Cassert(options) => cassert::run(&options),
         Command::Bench(options) => {
             let lab = Lab::start(&program)?;
             let report = bench::run(&lab, &options);

@@ -180,6 +180,17 @@ impl Prefix {
     }
 }
 
+/// Copies a file that is not there yet, by a name of its own first: tests run side by side.
+fn bring_file(from: &Path, to: &Path) -> Result<()> {
+    if to.exists() {
+        return Ok(());
+    }
+    let mine = to.with_extension(format!("{:x}", rand::random::<u64>()));
+    fs::copy(from, &mine).with_context(|| format!("cannot copy {}", from.display()))?;
+    fs::rename(&mine, to)?;
+    Ok(())
+}
+
 /// The deepest directory that all of them are below.
 fn common_ancestor(places: &[PathBuf]) -> PathBuf {
     let is_common = |dir: &&Path| places.iter().all(|place| place.starts_with(dir));

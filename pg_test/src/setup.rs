@@ -63,6 +63,15 @@ pub fn build() -> Vec<Package> {
     ]
 }
 
+/// What repacking tables takes; `Prefix::bring` adds it to a private PostgreSQL.
+pub fn repack() -> Vec<Package> {
+    let major = major();
+    vec![Package::new(
+        format!("postgresql-{major}-repack"),
+        format!("/usr/lib/postgresql/{major}/bin/pg_repack"),
+    )]
+}
+
 /// Installs those of `packages` that are missing; without the right to do so, says how and fails.
 pub fn ensure(packages: &[Package]) -> Result<()> {
     // Tests run side by side, and apt stands no other.

@@ -10,6 +10,7 @@ use super::row::{Fields, COLUMNS};
 use super::version::Version;
 use super::{compat, executor, raw};
 use crate::errors::{self, Refusal};
+use crate::plant;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::{c_int, CStr};
@@ -127,7 +128,7 @@ impl Keyed {
             if !self.is_known() {
                 return Err(errors::state_differs(&self.spec.table.to_string_lossy()));
             }
-            (self.is_plain(), (*(*self.table).rd_rel).relhastriggers)
+            (plant::DIRECT_WRITES || self.is_plain(), (*(*self.table).rd_rel).relhastriggers)
         };
         // What is found out may itself notice a change: then it is found out again next time.
         let form = Form { table, index, generation, plain, triggers };

@@ -1,5 +1,6 @@
 //! What is left in the database when a run is over.
 
+use super::maintenance::Upkeep;
 use super::nemesis::Done;
 use super::record::Record;
 use crate::client::Session;
@@ -66,6 +67,10 @@ pub struct Evidence {
     pub records: Vec<Record>,
     /// What was done to them.
     pub faults: Vec<Done>,
+    /// What maintenance was done, and what was found by it.
+    pub upkeep: Upkeep,
+    /// Server processes that died of themselves, as the servers' logs tell.
+    pub crashes: Vec<String>,
     /// By lease and order.
     pub grants: Vec<Grant>,
     /// By table, row and version.
@@ -138,6 +143,13 @@ impl Evidence {
         }
         for fault in &self.faults {
             writeln!(file, "{} {fault:?}", fault.at)?;
+        }
+        for done in &self.upkeep.done {
+            writeln!(
+                file,
+                "{} maintenance, until {}: {} {:?}",
+                done.at, done.ended, done.text, done.failure
+            )?;
         }
         for Record { at, worker, era, id, event } in &self.records {
             writeln!(file, "{at} worker {worker}, era {era}, transaction {id}: {event:?}")?;

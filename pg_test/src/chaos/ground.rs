@@ -2,9 +2,12 @@
 
 use super::hand::DATABASE;
 use super::kind::{row_of, CROWDED};
+use super::maintenance;
+use crate::cassert;
 use crate::clock::Clock;
 use crate::cluster::{Builder, Cluster};
 use crate::prefix::Prefix;
+use crate::setup;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -30,11 +33,18 @@ pub struct Ground {
     primary: Arc<Cluster>,
     standby: Option<JoinHandle<Result<Cluster>>>,
     ready: Option<Cluster>,
+    /// Of primaries that are gone.
+    crashes: Vec<String>,
 }
 
 impl Ground {
     /// Starts a primary with rows to write for so many leases and workers, and begins to make a standby.
-    pub fn prepare(prefix: Arc<Prefix>, leases: i32, workers: u32) -> Result<Ground> {
+    pub fn prepare(
+        prefix: Arc<Prefix>,
+        leases: i32,
+        workers: u32,
+        maintains: bool,
+    ) -> Result<Ground> {
         let clock = Clock::new(&prefix.rundir().path().join("clock"))?;
         let primary = Arc::new(builder(&prefix, &clock).start()?);
         primary.connect("postgres")?.run(&format!("CREATE DATABASE {DATABASE}"))?;
@@ -55,7 +65,14 @@ impl Ground {
             }
         }
         session.run("SELECT fence_protect('desk', lease => 'job:{lease}')")?;
-        let mut ground = Ground { prefix, clock, primary, standby: None, ready: None };
+        if maintains {
+            setup::ensure(&setup::repack())?;
+            prefix.bring("pg_repack", &["bin/pg_repack", "lib/pg_repack.so"])?;
+            session.run(maintenance::PREPARATION)?;
+            session.run(maintenance::FILLER)?;
+        }
+        let (standby, ready, crashes) = (None, None, Vec::new());
+        let mut ground = Ground { prefix, clock, primary, standby, ready, crashes };
         ground.make_standby();
         Ok(ground)
     }
@@ -68,6 +85,18 @@ impl Ground {
     /// The clock that servers believe in.
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// The server processes of all primaries that died of anything but SIGKILL, which is what the nemesis uses.
+    pub fn crashes(&self) -> Vec<String> {
+        let log = self.primary.log().unwrap_or_default();
+        let mut crashes = self.crashes.clone();
+        crashes.extend(cassert::failures_in(&log));
+        let died = |line: &&str| {
+            line.contains("was terminated by signal") && !line.contains("by signal 9")
+        };
+        crashes.extend(log.lines().filter(died).map(str::to_owned));
+        crashes
     }
 
     /// Begins to make a standby.
@@ -111,6 +140,7 @@ impl Ground {
     pub fn fail_over(&mut self) -> Result<()> {
         let standby = self.ready.take().context("there is no standby")?;
         self.primary.kill9()?;
+        self.crashes = self.crashes();
         standby.promote()?;
         self.primary = Arc::new(standby);
         // The first draw jumps; so does none of a standby that is made from here.
@@ -123,6 +153,9 @@ impl Ground {
 
 fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {
     // A killed process loses nothing of what the kernel has, so syncing would only cost time.
-    let builder = Builder::new(prefix.clone()).without_fsync().set("log_min_messages", "fatal");
-    clock.give(builder.set("wal_keep_size", "64MB").set("max_connections", "60"))
+    let builder = Builder::new(prefix.clone()).without_fsync();
+    // The log tells of processes that died of themselves. Maintenance writes much, and a standby that is still
+    // being made must find all of it.
+    let builder = builder.set("log_min_messages", "log").set("log_checkpoints", "off");
+    clock.give(builder.set("wal_keep_size", "1GB").set("max_connections", "60"))
 }

@@ -48,6 +48,8 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     order::writes_in_order(evidence, &mut verdict);
     losses::nothing_lost(evidence, &transactions, &mut verdict);
     holds::no_more_than_may(evidence, &transactions, &mut verdict);
+    verdict.violations.extend_from_slice(&evidence.upkeep.findings);
+    verdict.violations.extend_from_slice(&evidence.crashes);
     verdict
 }
 
@@ -69,6 +71,13 @@ impl Verdict {
             Some(Outcome::Committed) if what.writes() => self.writes += 1,
             Some(Outcome::Refused(state)) if state == "PF001" || state == "PF004" => {
                 self.refused += 1;
+            }
+            // An internal error, or a corrupted table or index.
+            Some(Outcome::Refused(state)) if state.starts_with("XX") => {
+                self.violated(format!(
+                    "worker {} was refused {what:?} with {state}",
+                    transaction.worker
+                ));
             }
             Some(Outcome::Unknown) | None => self.unknown += 1,
             _ => {}

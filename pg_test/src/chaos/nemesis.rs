@@ -4,9 +4,11 @@ use super::ground::Ground;
 use super::hand::{orders_file, DATABASE};
 use super::janitor::Janitor;
 use super::kind::CROWDED;
+use super::maintenance::{Maintenance, Upkeep};
 use super::orders::{Mode, Orders};
 use super::record::now_us;
 use super::troupe::Troupe;
+use crate::prefix::Prefix;
 use crate::process;
 use anyhow::Result;
 use nix::sys::signal::Signal;
@@ -166,11 +168,14 @@ impl Nemesis {
         Ok(Nemesis { ground, troupe, weights, seed, rng, dir, orders, ice, clock_is_off, done })
     }
 
-    /// Lets the workers work, and does one thing after another until the time is over.
-    pub fn rage(&mut self, time: Duration) -> Result<()> {
+    /// Lets the workers work, and does one thing after another until the time is over. Maintenance is done
+    /// meanwhile, where a PostgreSQL is given whose programs can do it.
+    pub fn rage(&mut self, time: Duration, upkeep: Option<Arc<Prefix>>) -> Result<Upkeep> {
         let end = Instant::now() + time;
         let (orders, log) = (orders_file(&self.dir), self.dir.join("log/janitor"));
         let mut janitor = Janitor::start(orders, &log, self.seed)?;
+        let orders = orders_file(&self.dir);
+        let maintenance = upkeep.map(|prefix| Maintenance::start(prefix, orders, self.seed));
         self.troupe.start()?;
         while Instant::now() < end {
             let pause = Duration::from_millis(self.rng.random_range(80..500));
@@ -196,8 +201,13 @@ impl Nemesis {
                 Err(error) => return Err(error),
             }
         }
+        if let Some(maintenance) = &maintenance {
+            maintenance.tell_to_end();
+        }
         self.calm()?;
-        janitor.end()
+        janitor.end()?;
+        let Some(maintenance) = maintenance else { return Ok(Upkeep::default()) };
+        maintenance.end(&mut self.ground.primary().connect(DATABASE)?)
     }
 
     /// What was done.

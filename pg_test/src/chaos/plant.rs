@@ -26,6 +26,8 @@ pub enum Plant {
     NoJump,
     /// A guard takes no lock
     NoGuardLock,
+    /// Rows of the state are written past the indexes and row triggers of their table
+    DirectWrites,
 }
 
 impl Plant {
@@ -37,6 +39,7 @@ impl Plant {
             Plant::NoStartMove => "no-start-move",
             Plant::NoJump => "no-jump",
             Plant::NoGuardLock => "no-guard-lock",
+            Plant::DirectWrites => "direct-writes",
         }
     }
 
@@ -48,6 +51,7 @@ impl Plant {
             Plant::NoStartMove => &[(Fault::KillServer, 1)],
             Plant::NoJump => &[(Fault::FailOver, 1)],
             Plant::NoGuardLock => &[(Fault::FreezeWorker, 1), (Fault::Revoke, 3)],
+            Plant::DirectWrites => &[(Fault::FreezeWorker, 1)],
         }
     }
 
@@ -58,6 +62,8 @@ impl Plant {
             Plant::Now => &["a grant lasted"],
             Plant::NoStartMove | Plant::NoJump => &["was seen twice", "had been seen"],
             Plant::NoGuardLock => &["replaced grant", "too many holders", "others had it"],
+            // The last is the crash of an index's expression that has nowhere to be evaluated.
+            Plant::DirectWrites => &["missed writes", "others had it", "by signal 11"],
         }
     }
 
@@ -65,6 +71,11 @@ impl Plant {
         let shows =
             |violation: &String| self.shows_as().iter().any(|said| violation.contains(said));
         violations.iter().any(shows)
+    }
+
+    /// Whether maintenance brings it to light.
+    pub(super) fn is_about_maintenance(self) -> bool {
+        self == Plant::DirectWrites
     }
 
     /// How many leases there are to be fought for.

@@ -11,7 +11,8 @@ pg_test::trials![
     the_time_of_the_transactions_start_is_caught,
     a_server_that_starts_without_moving_on_is_caught,
     a_promotion_without_a_jump_is_caught,
-    a_guard_without_a_lock_is_caught
+    a_guard_without_a_lock_is_caught,
+    writes_past_row_triggers_are_caught
 ];
 
 fn half_a_minute_of_chaos_breaks_no_promise(lab: &Lab) -> Result<()> {
@@ -40,6 +41,10 @@ fn a_promotion_without_a_jump_is_caught(lab: &Lab) -> Result<()> {
 
 fn a_guard_without_a_lock_is_caught(lab: &Lab) -> Result<()> {
     is_caught(lab, Plant::NoGuardLock)
+}
+
+fn writes_past_row_triggers_are_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, Plant::DirectWrites)
 }
 
 fn is_caught(lab: &Lab, plant: Plant) -> Result<()> {

@@ -75,6 +75,9 @@ fn each_kind_of_harm_is_found() {
         e.records[5].event = Event::End(Outcome::RolledBack);
     });
     finds("while others had it", too_soon);
+    finds("XX000", |e| e.records[5].event = Event::End(Outcome::Refused("XX000".to_owned())));
+    finds("missed writes", |e| e.upkeep.findings.push("a trigger missed writes".to_owned()));
+    finds("signal 11", |e| e.crashes.push("terminated by signal 11".to_owned()));
 }
 
 /// Within the time of the first grant, the second one.

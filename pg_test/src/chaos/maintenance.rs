@@ -1,0 +1,518 @@
+//! What a database administrator does to the tables of the state while workers run, and whether what was put
+//! there was honoured: every index finds what is in its table, every row trigger saw every change.
+
+use super::hand::DATABASE;
+use super::orders::Orders;
+use super::record::now_us;
+use crate::client::{Conninfo, Session};
+use crate::fault::Fault;
+use crate::prefix::Prefix;
+use anyhow::{Context, Result};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What is prepared for it in the database, once.
+pub const PREPARATION: &str = "
+    CREATE EXTENSION amcheck;
+    CREATE EXTENSION pg_repack;
+    CREATE SCHEMA upkeep;
+    CREATE TABLE upkeep.change (n bigserial PRIMARY KEY, relation regclass, old jsonb, new jsonb);
+    CREATE FUNCTION upkeep.capture() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO upkeep.change (relation, old, new)
+        VALUES (tg_relid, CASE WHEN tg_op <> 'INSERT' THEN to_jsonb(old) END,
+                          CASE WHEN tg_op <> 'DELETE' THEN to_jsonb(new) END);
+        RETURN NULL;
+    END$$;";
+
+/// Rows of leases that nobody wants, so that to rewrite the table takes a while.
+pub const FILLER: &str = "DO $$
+    BEGIN
+        FOR batch IN 1..20 LOOP
+            PERFORM lease_acquire_all(
+                ARRAY(SELECT format('filler:%s:%s', batch, n) FROM generate_series(1, 500) AS n),
+                ttl => '1 ms');
+            COMMIT;
+        END LOOP;
+    END$$";
+
+/// A kind of maintenance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Job {
+    /// pg_repack of one table of the state, or of the whole database.
+    Repack,
+    /// VACUUM FULL, CLUSTER, or VACUUM FREEZE.
+    Rewrite,
+    /// REINDEX of a table, plain or CONCURRENTLY.
+    Reindex,
+    /// An index more: plain, of an expression, partial; CONCURRENTLY or not.
+    CreateIndex,
+    /// One less, once it was seen to tell the truth.
+    DropIndex,
+    /// A row trigger that captures changes, as replication by triggers has.
+    CreateTrigger,
+    /// It goes, and what it captured is compared with the table.
+    DropTrigger,
+    /// ANALYZE, or storage settings.
+    Settings,
+}
+
+impl Job {
+    /// For the summary.
+    pub fn name(self) -> &'static str {
+        match self {
+            Job::Repack => "pg_repack",
+            Job::Rewrite => "VACUUM FULL, CLUSTER, VACUUM FREEZE",
+            Job::Reindex => "REINDEX, CONCURRENTLY or not",
+            Job::CreateIndex => "indexes created",
+            Job::DropIndex => "indexes compared with their tables and dropped",
+            Job::CreateTrigger => "row triggers created",
+            Job::DropTrigger => "row triggers compared with their tables and dropped",
+            Job::Settings => "ANALYZE, ALTER TABLE SET",
+        }
+    }
+}
+
+const JOBS: [(Job, u32); 8] = [
+    (Job::Repack, 30),
+    (Job::Rewrite, 16),
+    (Job::Reindex, 12),
+    (Job::CreateIndex, 18),
+    (Job::DropIndex, 10),
+    (Job::CreateTrigger, 10),
+    (Job::DropTrigger, 10),
+    (Job::Settings, 6),
+];
+
+/// A job that was tried.
+#[derive(Debug, Clone)]
+pub struct Done {
+    /// What.
+    pub job: Job,
+    /// When it began.
+    pub at: i64,
+    /// When it was over.
+    pub ended: i64,
+    /// What exactly.
+    pub text: String,
+    /// Why it was not done, where it was not.
+    pub failure: Option<String>,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Default)]
+pub struct Upkeep {
+    /// All that was tried.
+    pub done: Vec<Done>,
+    /// What must not be.
+    pub findings: Vec<String>,
+}
+
+/// The administrator, at work in the background.
+pub struct Maintenance {
+    thread: Option<JoinHandle<Result<Upkeep>>>,
+    over: Arc<AtomicBool>,
+}
+
+impl Maintenance {
+    /// Starts. It reads in `orders` where to work.
+    pub fn start(prefix: Arc<Prefix>, orders: PathBuf, seed: u64) -> Maintenance {
+        let over = Arc::new(AtomicBool::new(false));
+        let told = over.clone();
+        let mut round = Round {
+            prefix,
+            orders,
+            rng: StdRng::seed_from_u64(seed ^ 0xDBA),
+            number: 0,
+            upkeep: Upkeep::default(),
+        };
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                round.go()?;
+                let pause = Duration::from_millis(round.rng.random_range(20..400));
+                std::thread::sleep(pause);
+            }
+            Ok(round.upkeep)
+        });
+        Maintenance { thread: Some(thread), over }
+    }
+
+    /// Has it begin nothing more.
+    pub fn tell_to_end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for what it still does, and looks at everything once more.
+    pub fn end(mut self, session: &mut Session) -> Result<Upkeep> {
+        self.tell_to_end();
+        let thread = self.thread.take().context("it is ended once")?;
+        let mut upkeep = thread.join().ok().context("maintenance panicked")??;
+        for table in tables(session)? {
+            if has_trigger(session, &table)? {
+                upkeep.findings.extend(drop_trigger(session, &table)?);
+            }
+        }
+        for index in indexes(session, "true")? {
+            upkeep.findings.extend(untruth_of(session, &index)?);
+        }
+        Ok(upkeep)
+    }
+}
+
+impl Drop for Maintenance {
+    fn drop(&mut self) {
+        self.tell_to_end();
+    }
+}
+
+struct Round {
+    prefix: Arc<Prefix>,
+    orders: PathBuf,
+    rng: StdRng,
+    number: u32,
+    upkeep: Upkeep,
+}
+
+/// A job that was tried: what exactly, why it was not done where it was not, and what was found wrong.
+struct Attempt {
+    text: String,
+    failure: Option<String>,
+    findings: Vec<String>,
+}
+
+impl Attempt {
+    fn new(text: String, outcome: Answer<Vec<String>>) -> Attempt {
+        match outcome {
+            Ok(findings) => Attempt { text, failure: None, findings },
+            Err(fault) => {
+                // What PostgreSQL calls an internal error, or a corrupted table or index.
+                let is_internal = fault.sqlstate.starts_with("XX");
+                let findings =
+                    is_internal.then(|| format!("{text}: {fault}")).into_iter().collect();
+                Attempt { text, failure: Some(fault.to_string()), findings }
+            }
+        }
+    }
+
+    fn of(session: &mut Session, text: String) -> Attempt {
+        let outcome = session.try_rows(&text).map(|_| Vec::new());
+        Attempt::new(text, outcome)
+    }
+}
+
+type Answer<T> = std::result::Result<T, Fault>;
+
+impl Round {
+    fn go(&mut self) -> Result<()> {
+        let job = self.choose();
+        let port = Orders::read(&self.orders)?.port;
+        let conninfo = Conninfo::new(port, DATABASE)
+            .application("maintenance")
+            // So the documentation advises; some do not.
+            .set("lock_timeout", if self.rng.random_bool(0.5) { "300ms" } else { "0" })
+            .set("statement_timeout", "15s");
+        // The server may just be down, or go down.
+        let Ok(mut session) = Session::connect(&conninfo.to_string()) else { return Ok(()) };
+        let at = now_us();
+        let Ok(Some(attempt)) = self.attempt(&mut session, job, port) else { return Ok(()) };
+        let Attempt { text, failure, findings } = attempt;
+        self.upkeep.findings.extend(findings);
+        self.upkeep.done.push(Done { job, at, ended: now_us(), text, failure });
+        Ok(())
+    }
+
+    fn choose(&mut self) -> Job {
+        let total: u32 = JOBS.iter().map(|(_, weight)| weight).sum();
+        let mut dice = self.rng.random_range(0..total);
+        for (job, weight) in JOBS {
+            match dice.checked_sub(weight) {
+                Some(rest) => dice = rest,
+                None => return job,
+            }
+        }
+        Job::Repack
+    }
+
+    fn one_of<T: Clone>(&mut self, all: &[T]) -> Option<T> {
+        (!all.is_empty()).then(|| all[self.rng.random_range(0..all.len())].clone())
+    }
+
+    /// Does such a job; None where there is nothing to do.
+    fn attempt(&mut self, session: &mut Session, job: Job, port: u16) -> Answer<Option<Attempt>> {
+        let all = tables(session)?;
+        let Some(table) = self.one_of(&all) else { return Ok(None) };
+        let statement = match job {
+            Job::Repack => return self.repack(session, &all, port).map(Some),
+            Job::DropIndex => return self.drop_index(session),
+            Job::CreateTrigger | Job::DropTrigger => {
+                let creates = job == Job::CreateTrigger;
+                if has_trigger(session, &table)? == creates {
+                    return Ok(None);
+                }
+                let outcome = match creates {
+                    true => create_trigger(session, &table).map(|_| Vec::new()),
+                    false => drop_trigger(session, &table),
+                };
+                return Ok(Some(Attempt::new(format!("{job:?} {table}"), outcome)));
+            }
+            Job::CreateIndex if indexes(session, IS_OURS)?.len() > 6 => return Ok(None),
+            Job::CreateIndex => self.new_index(&table),
+            Job::Rewrite => {
+                let primary_key = primary_key(session, &table)?;
+                self.one_of(&[
+                    format!("VACUUM FULL {table}"),
+                    format!("CLUSTER {table} USING {primary_key}"),
+                    format!("VACUUM (FREEZE, DISABLE_PAGE_SKIPPING) {table}"),
+                ])
+                .unwrap_or_default()
+            }
+            Job::Reindex => format!("REINDEX TABLE {}{table}", self.concurrently()),
+            Job::Settings => self
+                .one_of(&[
+                    format!("ANALYZE {table}"),
+                    format!("ALTER TABLE {table} SET (autovacuum_vacuum_cost_delay = 0)"),
+                    format!("ALTER TABLE {table} SET (fillfactor = 60)"),
+                    format!("ALTER TABLE {table} ALTER COLUMN name SET STATISTICS 200"),
+                ])
+                .unwrap_or_default(),
+        };
+        Ok(Some(Attempt::of(session, statement)))
+    }
+
+    fn drop_index(&mut self, session: &mut Session) -> Answer<Option<Attempt>> {
+        let Some(index) = self.one_of(&indexes(session, IS_OURS)?) else { return Ok(None) };
+        let text = format!("DROP INDEX {}{}", self.concurrently(), index.name);
+        let untruth = untruth_of(session, &index)?;
+        let mut attempt = Attempt::of(session, text);
+        attempt.findings.extend(untruth);
+        Ok(Some(attempt))
+    }
+
+    fn concurrently(&mut self) -> &'static str {
+        if self.rng.random_bool(0.5) {
+            "CONCURRENTLY "
+        } else {
+            ""
+        }
+    }
+
+    /// What monitoring and reports want of leases, and of any table that has a name.
+    fn new_index(&mut self, table: &str) -> String {
+        let of_any = ["(name text_pattern_ops)", "(split_part(name, ':', 1))", "USING hash (name)"];
+        let of_leases = [
+            "(expires_at)",
+            "((expires_at - acquired_at))",
+            "(expires_at) WHERE renewals = 0",
+            "(split_part(name, ':', 2), expires_at) WHERE renewals > 0 AND name LIKE 'job:%'",
+        ];
+        let mut all = of_any.to_vec();
+        if table.ends_with(".lease") {
+            // Twice, for they are what changes.
+            all.extend(of_leases.iter().chain(&of_leases));
+        }
+        let what = self.one_of(&all).unwrap_or_default();
+        self.number += 1;
+        let (number, concurrently) = (self.number, self.concurrently());
+        format!(
+            "CREATE INDEX {concurrently}upkeep_{number}_{} ON {table} {what}",
+            now_us() % 1_000_000
+        )
+    }
+
+    /// pg_repack, as it is called from a crontab.
+    fn repack(&mut self, session: &mut Session, all: &[String], port: u16) -> Answer<Attempt> {
+        let left = "SELECT FROM pg_trigger WHERE tgname = 'repack_trigger'";
+        if !session.try_rows(left)?.is_empty() {
+            // What an interrupted one has left must go first, as its documentation says.
+            session.try_rows("DROP EXTENSION pg_repack CASCADE; CREATE EXTENSION pg_repack")?;
+        }
+        let mut arguments = vec!["--wait-timeout=2".to_owned()];
+        if self.rng.random_bool(0.6) {
+            arguments.push("--no-kill-backend".to_owned());
+        }
+        if self.rng.random_bool(0.8) {
+            let only = if self.rng.random_bool(0.8) { &all[..1] } else { all };
+            arguments.extend(self.one_of(only).map(|table| format!("--table={table}")));
+        }
+        let connection = ["--host=127.0.0.1", "--username=postgres"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain([format!("--port={port}"), format!("--dbname={DATABASE}")]);
+        let text = format!("pg_repack {}", arguments.join(" "));
+        let program = self.prefix.command("pg_repack").map(|mut program| {
+            program.args(connection).args(&arguments);
+            program
+        });
+        let said = program.and_then(|program| said_within(program, Duration::from_secs(20)));
+        let said = said.unwrap_or_else(|error| format!("ERROR: {error:#}"));
+        // Tables without a key, which it leaves alone, are none of the state's.
+        let begun = all.iter().any(|table| said.contains(&format!("repacking table \"{table}\"")));
+        let given_up =
+            ["ERROR", "FATAL", "timed out", "skipping"].iter().any(|word| said.contains(word));
+        let failure = (!begun || given_up).then(|| said.replace('\n', "; "));
+        Ok(Attempt { text, failure, findings: Vec::new() })
+    }
+}
+
+/// What a program says until it ends; it is killed where that takes too long.
+fn said_within(mut program: std::process::Command, limit: Duration) -> Result<String> {
+    let mut child = program
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run pg_repack")?;
+    let end = Instant::now() + limit;
+    let ended = |child: &mut std::process::Child| !matches!(child.try_wait(), Ok(None));
+    while !ended(&mut child) && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let _ = child.kill();
+    let output = child.wait_with_output()?;
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// The tables of the state, that of the leases first.
+fn tables(session: &mut Session) -> Answer<Vec<String>> {
+    let rows = session.try_rows(
+        "SELECT format('%I.%I', nspname, relname)
+           FROM pg_class c JOIN pg_namespace s ON s.oid = relnamespace
+          WHERE nspname = 'fence' AND relkind = 'r' ORDER BY relname <> 'lease', relname",
+    )?;
+    Ok(rows.into_iter().filter_map(|mut row| row.remove(0)).collect())
+}
+
+fn primary_key(session: &mut Session, table: &str) -> Answer<String> {
+    let rows = session.try_rows(&format!(
+        "SELECT relname FROM pg_index JOIN pg_class c ON c.oid = indexrelid
+          WHERE indrelid = '{table}'::regclass AND indisprimary"
+    ))?;
+    Ok(rows.first().and_then(|row| row[0].clone()).unwrap_or_default())
+}
+
+/// An index of a table of the state.
+#[derive(Clone)]
+struct Index {
+    name: String,
+    table: String,
+    is_btree: bool,
+    is_valid: bool,
+    /// A condition that has the index searched.
+    condition: String,
+    primary_key: String,
+}
+
+/// Also what an interrupted CONCURRENTLY has left.
+const IS_OURS: &str = r"c.relname ~ '^upkeep_|_cc(new|old)\d*$'";
+
+fn indexes(session: &mut Session, which: &str) -> Answer<Vec<Index>> {
+    let rows = session.try_rows(&format!(
+        "SELECT format('%I.%I', nspname, c.relname), indrelid::regclass::text, amname = 'btree',
+                indisvalid AND indisready,
+                concat_ws(' AND ', pg_get_expr(indpred, indrelid),
+                          pg_get_indexdef(indexrelid, 1, true) || ' IS NOT NULL'),
+                (SELECT string_agg(pg_get_indexdef(p.indexrelid, n, true), ', ' ORDER BY n)
+                   FROM pg_index p, generate_series(1, 2) AS n
+                  WHERE p.indrelid = i.indrelid AND p.indisprimary)
+           FROM pg_index i JOIN pg_class c ON c.oid = indexrelid
+           JOIN pg_namespace s ON s.oid = c.relnamespace JOIN pg_am ON pg_am.oid = c.relam
+          WHERE nspname = 'fence' AND {which} ORDER BY c.relname"
+    ))?;
+    let text = |cell: &Option<String>| cell.clone().unwrap_or_default();
+    let is = |cell: &Option<String>| cell.as_deref() == Some("t");
+    let index = |row: &Vec<Option<String>>| Index {
+        name: text(&row[0]),
+        table: text(&row[1]),
+        is_btree: is(&row[2]),
+        is_valid: is(&row[3]),
+        condition: text(&row[4]),
+        primary_key: text(&row[5]),
+    };
+    Ok(rows.iter().map(index).collect())
+}
+
+/// What is wrong with an index: it lacks a row of its table, or shows one that it must not.
+fn untruth_of(session: &mut Session, index: &Index) -> Answer<Option<String>> {
+    let Index { name, table, condition, primary_key, .. } = index;
+    if !index.is_valid {
+        return Ok(None);
+    }
+    if index.is_btree {
+        let sql = format!("SELECT bt_index_check('{name}', heapallindexed => true)");
+        match session.try_rows(&sql) {
+            Err(fault) if fault.sqlstate.starts_with("XX") => {
+                return Ok(Some(format!("index {name} of {table} is corrupted: {fault}")));
+            }
+            checked => checked.map(drop)?,
+        }
+    }
+    // Twice in one snapshot: by whatever index the planner takes (a partial one is believed), and without any.
+    session.try_rows("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")?;
+    let mut read = |by_index: bool| {
+        let (on, off) = if by_index { ("on", "off") } else { ("off", "on") };
+        session.try_rows(&format!(
+            "SET LOCAL enable_seqscan = {off}; SET LOCAL enable_indexscan = {on};
+             SET LOCAL enable_bitmapscan = {on}; SET LOCAL enable_indexonlyscan = {on}"
+        ))?;
+        session.try_rows(&format!("SELECT {primary_key} FROM {table} WHERE {condition}"))
+    };
+    let (by_index, by_table) = (read(true), read(false));
+    session.try_rows("ROLLBACK")?;
+    let (mut by_index, mut by_table) = (by_index?, by_table?);
+    by_index.sort();
+    by_table.sort();
+    Ok((by_index != by_table).then(|| {
+        let (found, there) = (by_index.len(), by_table.len());
+        format!(
+            "index {name} finds {found} rows of {table} where {condition}, and there are {there}"
+        )
+    }))
+}
+
+fn has_trigger(session: &mut Session, table: &str) -> Answer<bool> {
+    let rows = session.try_rows(&format!(
+        "SELECT FROM pg_trigger WHERE tgrelid = '{table}'::regclass AND tgname = 'upkeep_capture'"
+    ))?;
+    Ok(!rows.is_empty())
+}
+
+/// Creates the trigger, and keeps what is there at that moment: the trigger's lock keeps writers out till then.
+fn create_trigger(session: &mut Session, table: &str) -> Answer<()> {
+    let copy = table.replace('.', "_");
+    session.try_rows(&format!(
+        "BEGIN;
+         CREATE TRIGGER upkeep_capture AFTER INSERT OR UPDATE OR DELETE ON {table}
+            FOR EACH ROW EXECUTE FUNCTION upkeep.capture();
+         DELETE FROM upkeep.change WHERE relation = '{table}'::regclass;
+         DROP TABLE IF EXISTS upkeep.{copy};
+         CREATE TABLE upkeep.{copy} AS SELECT to_jsonb(t) AS row FROM {table} AS t;
+         COMMIT"
+    ))?;
+    Ok(())
+}
+
+/// Drops the trigger. What was there when it was created, with all that it has captured, must be what is there.
+fn drop_trigger(session: &mut Session, table: &str) -> Answer<Vec<String>> {
+    let copy = table.replace('.', "_");
+    session.try_rows("BEGIN")?;
+    // From here on nobody writes; what was written is committed, and can be seen.
+    session.try_rows(&format!("DROP TRIGGER upkeep_capture ON {table}"))?;
+    let differences = session.try_rows(&format!(
+        "SELECT row FROM (SELECT row, 1 AS n FROM upkeep.{copy}
+               UNION ALL SELECT new, 1 FROM upkeep.change WHERE relation = '{table}'::regclass
+               UNION ALL SELECT old, -1 FROM upkeep.change WHERE relation = '{table}'::regclass
+               UNION ALL SELECT to_jsonb(t), -1 FROM {table} AS t) AS all_rows
+          WHERE row IS NOT NULL GROUP BY row HAVING sum(n) <> 0 ORDER BY row::text"
+    ))?;
+    session.try_rows("COMMIT")?;
+    let (count, first) = (differences.len(), differences.first().and_then(|row| row[0].clone()));
+    let missed =
+        || format!("a row trigger missed writes of {table}: {count} rows differ, as {first:?}");
+    Ok((count > 0).then(missed).into_iter().collect())
+}
