@@ -22,6 +22,7 @@
 //! | [`loss`] | a server that crashes with as little on disk as possible |
 //! | [`majors`] | PostgreSQL of other major versions |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
+//! | [`orm`] | libraries that map tables to objects |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
@@ -48,6 +49,7 @@ pub mod isolation;
 mod lab;
 pub mod loss;
 pub mod majors;
+pub mod orm;
 pub mod patroni;
 pub mod pooler;
 pub mod prefix;

@@ -31,7 +31,8 @@ pub enum Wrote {
 }
 
 /// What follows wherever no token was presented: the NULL may have come from a lost lease.
-const LOST: &str = "A NULL often means that lease_renew or lease_release found the lease lost: stop.";
+const LOST: &str =
+    "A NULL often means that lease_renew or lease_release found the lease lost: stop.";
 
 /// PF001: stale. Either token is None where the caller may not know it.
 pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &Tried) -> Refusal {

@@ -223,10 +223,7 @@ mod tests {
                 let lands = |token| Verdict::Land { token, stamp: new != Some(token) };
                 assert_eq!(managed(&with(34), bound), lands(34));
                 assert_eq!(managed(&with(50), bound), lands(50));
-                assert_eq!(
-                    managed(&with(33), bound),
-                    Verdict::Stale { presented: 33, stored: 34 }
-                );
+                assert_eq!(managed(&with(33), bound), Verdict::Stale { presented: 33, stored: 34 });
                 assert_eq!(managed(&with(100), bound), Verdict::NeverIssued { presented: 100 });
             }
         }

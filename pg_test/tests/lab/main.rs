@@ -27,8 +27,10 @@ mod leftovers;
 mod limits;
 mod line;
 mod lockout;
+mod managed;
 mod mingled;
 mod misuse;
+mod orm;
 mod partitions;
 mod paths;
 mod pipelines;
@@ -107,8 +109,10 @@ fn main() -> ExitCode {
         limits::trials(),
         line::trials(),
         lockout::trials(),
+        managed::trials(),
         mingled::trials(),
         misuse::trials(),
+        orm::trials(),
         partitions::trials(),
         paths::trials(),
         pipelines::trials(),
