@@ -100,6 +100,7 @@ step("who has only read deletes", lambda: Order.objects.filter(id=1).delete())
 
 call("lease_revoke", "order:1")
 newer = call("lease_acquire", "order:1", "second")
+step("before the next holder writes, the stale worker refreshes and saves", saves(row, 9, refresh=True), token)
 step("the next holder saves", saves(other, 6), newer)
 step("the stale worker saves", saves(row, 9), token)
 step("the stale worker refreshes and saves", saves(row, 9, refresh=True), token)

@@ -20,7 +20,7 @@ class Order(Base):
     __tablename__ = "orders"
     id: Mapped[int] = mapped_column(primary_key=True)
     v: Mapped[int]
-    version: Mapped[int]
+    version: Mapped[int] = mapped_column()
     fence: Mapped[int | None] = mapped_column(BigInteger)
     __mapper_args__ = {"version_id_col": version}
 
@@ -117,6 +117,7 @@ step("who has only read deletes", deletes)
 
 call("lease_revoke", "order:1")
 newer = call("lease_acquire", "order:1", "second")
+step("before the next holder writes, the stale worker refreshes and saves", saves(Order, 9), token)
 step("the next holder saves", saves(Order, 6, fence=token), newer)
 step("the stale worker saves", saves(Order, 9, fence=token), token)
 step("the stale worker refreshes and saves", saves(Order, 9, fence=newer), token)

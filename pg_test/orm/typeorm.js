@@ -73,6 +73,8 @@ const deletes = (manager) => manager.delete(Order, { id: 1 });
 
   await call("lease_revoke", "order:1");
   const newer = await call("lease_acquire", "order:1", "second");
+  const early = "before the next holder writes, the stale worker refreshes and saves";
+  await step(early, refreshes(Order, 9), token);
   await step("the next holder saves", saves(Order, reader, 6), newer);
   await step("the stale worker saves", saves(Order, row, 9), token);
   await step("the stale worker refreshes and saves", refreshes(Order, 9), token);

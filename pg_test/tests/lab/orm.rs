@@ -54,11 +54,12 @@ fn django_saves_only_under_a_lease(lab: &Lab) -> Result<()> {
          who has only read updates in bulk: PF002
          who has only read upserts: PF002
          who has only read deletes: PF002
+         before the next holder writes, the stale worker refreshes and saves: PF004
          the next holder saves: done
-         the stale worker saves: PF004
-         the stale worker refreshes and saves: PF004
+         the stale worker saves: PF001
+         the stale worker refreshes and saves: PF001
          the stale worker upserts: PF004
-         the stale worker deletes: PF004
+         the stale worker deletes: PF001
          the next holder saves again: done
          a worker claims a job: done
          it saves the job again: done
@@ -86,11 +87,12 @@ fn sqlalchemy_saves_only_under_a_lease_and_keeps_its_version(lab: &Lab) -> Resul
          who has only read saves NULL: PF002
          who has only read upserts: PF002
          who has only read deletes: PF002
+         before the next holder writes, the stale worker refreshes and saves: PF004
          the next holder saves: done
-         the stale worker saves: PF004
-         the stale worker refreshes and saves: PF004
+         the stale worker saves: PF001
+         the stale worker refreshes and saves: PF001
          the stale worker upserts: PF004
-         the stale worker deletes: PF004
+         the stale worker deletes: PF001
          the next holder saves again: done
          the next holder saves an older version: another version
          a worker claims a job: done
@@ -120,12 +122,13 @@ fn typeorm_saves_only_under_a_lease(lab: &Lab) -> Result<()> {
          who has only read writes every column: PF002
          who has only read upserts: PF002
          who has only read deletes: PF002
+         before the next holder writes, the stale worker refreshes and saves: PF004
          the next holder saves: done
-         the stale worker saves: PF004
-         the stale worker refreshes and saves: PF004
-         the stale worker writes every column: PF004
+         the stale worker saves: PF001
+         the stale worker refreshes and saves: PF001
+         the stale worker writes every column: PF001
          the stale worker upserts: PF004
-         the stale worker deletes: PF004
+         the stale worker deletes: PF001
          the next holder saves again: done
          a worker claims a job: done
          it saves the job again: done
