@@ -8,7 +8,7 @@ CREATE FUNCTION fenced() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
 
 COMMENT ON FUNCTION fenced() IS
-'trigger function (fence column, mode, lease): refuses a write whose token is stale, missing or never issued';
+'trigger function (fence column; mode strict, monotonic or managed; lease): refuses a write whose token is stale, missing or never issued';
 
 
 CREATE FUNCTION fence_protect(
@@ -26,21 +26,19 @@ AS $fence_protect$
 DECLARE
     ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
     table_name CONSTANT text := relation::text;
-    -- A leased row may be written often under one token; without a lease only `strict` is safe.
-    chosen_mode CONSTANT text := lower(coalesce(mode,
-        CASE WHEN lease IS NULL THEN 'strict' ELSE 'monotonic' END));
     -- A row that moves to another partition is an INSERT there: verify must see it.
     moves CONSTANT boolean := EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p');
-    chosen CONSTANT text[] := regexp_split_to_array(lower(btrim(coalesce(events,
-        CASE WHEN lease IS NOT NULL OR (verify AND moves) THEN 'insert,' ELSE '' END
-        || 'update,delete,truncate'))), '\s*,\s*');
-    row_events CONSTANT text := (
-        SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(chosen) AS e WHERE e <> 'truncate');
-    new_events CONSTANT text := (
-        SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(chosen) AS e WHERE e IN ('insert', 'update'));
-    -- Given in full, so that \d shows the whole rule.
-    arguments CONSTANT text := concat_ws(', ', quote_literal(fence_column), quote_literal(chosen_mode),
-        quote_literal(lease));
+    present record;         -- the fence that the table has: an earlier call of this function made it
+    chosen_column name;
+    chosen_mode text;
+    chosen_lease text;
+    chosen_verify boolean;
+    chosen_always boolean;
+    binds boolean;          -- whether this call binds the table to a lease
+    chosen text[];          -- the events
+    row_events text;
+    new_events text;
+    arguments text;
     placeholders text[];
     stray_brace boolean;
     fixed_bytes bigint;
@@ -48,19 +46,63 @@ DECLARE
     refusal record;
     item record;
 BEGIN
-    -- The lease's name, from left to right: {{ or }}, a {column}, a lone brace, plain text.
-    SELECT array_agg(piece[1]) FILTER (WHERE piece[1] IS NOT NULL), bool_or(piece[2] IS NOT NULL),
-           sum(octet_length(piece[3]))
-      INTO placeholders, stray_brace, fixed_bytes
-      FROM regexp_matches(lease, '\{\{|\}\}|\{([^{}]+)\}|([{}])|([^{}]+)', 'g') AS piece;
-
     -- Look, lock, look again: what was seen before the lock may have changed while waiting for it.
     FOR looks IN 1..2 LOOP
+        -- What the table has stays, where the call does not say otherwise: by the triggers that bear the names
+        -- given below and say their whole rule, as those made by hand mostly do not.
+        SELECT count(*) > 0 AS fenced, (array_agg(nullif(a.args[1], '') ORDER BY t.tgname))[1] AS fence_column,
+               (array_agg(nullif(a.args[2], '') ORDER BY t.tgname))[1] AS mode,
+               (array_agg(nullif(a.args[3], '') ORDER BY t.tgname))[1] AS lease,
+               array_agg(DISTINCT e.name) FILTER (WHERE t.tgname <> 'fenced_verify') AS events,
+               bool_or(t.tgname = 'fenced_verify') AS verify, bool_or(t.tgenabled = 'A') AS always
+          INTO present
+          FROM pg_trigger t
+         CROSS JOIN LATERAL (  -- each argument ends in a zero byte
+               SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
+                 FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
+                      WITH ORDINALITY AS x (arg, n)) AS a (args)
+          JOIN (VALUES ('insert', 4), ('update', 16), ('delete', 8), ('truncate', 32)) AS e (name, bit)
+            ON t.tgtype & e.bit <> 0
+         WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2
+           AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify');
+
+        chosen_column := coalesce(fence_column, present.fence_column, 'fence');
+        chosen_lease := coalesce(lease, present.lease);
+        IF lease = '' AND present.fenced THEN
+            chosen_lease := NULL;
+        END IF;
+        -- A leased row may be written often under one token; without a lease only `strict` is safe. So a call
+        -- that binds the table, or unbinds it, takes the other of the two.
+        chosen_mode := lower(coalesce(mode,
+            CASE WHEN present.mode = 'managed' OR (chosen_lease IS NULL) = (present.lease IS NULL)
+                 THEN present.mode END,
+            CASE WHEN chosen_lease IS NULL THEN 'strict' ELSE 'monotonic' END));
+        chosen_verify := coalesce(verify, present.verify, false);
+        chosen_always := coalesce(always, present.always, false);
+        binds := chosen_lease IS NOT NULL AND present.lease IS NULL;
+        chosen := coalesce(regexp_split_to_array(lower(btrim(events)), '\s*,\s*'),
+            CASE WHEN NOT binds THEN present.events END, '{update,delete,truncate}');
+        -- Who creates a row must not fill a managed column either.
+        IF chosen_mode = 'managed' OR events IS NULL AND (binds OR chosen_verify AND moves) THEN
+            chosen := chosen || '{insert}'::text[];
+        END IF;
+        row_events := (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(chosen) AS e WHERE e <> 'truncate');
+        new_events := (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(chosen) AS e WHERE e IN ('insert', 'update'));
+        -- Given in full, so that \d shows the whole rule.
+        arguments := concat_ws(', ', quote_literal(chosen_column), quote_literal(chosen_mode),
+            quote_literal(chosen_lease));
+
+        -- The lease's name, from left to right: {{ or }}, a {column}, a lone brace, plain text.
+        SELECT array_agg(piece[1]) FILTER (WHERE piece[1] IS NOT NULL), bool_or(piece[2] IS NOT NULL),
+               sum(octet_length(piece[3]))
+          INTO placeholders, stray_brace, fixed_bytes
+          FROM regexp_matches(chosen_lease, '\{\{|\}\}|\{([^{}]+)\}|([{}])|([^{}]+)', 'g') AS piece;
+
         SELECT r.*, n.nspname, c.relname INTO refusal
           FROM (VALUES (1)) AS once
           LEFT JOIN pg_class c ON c.oid = relation
           LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-          LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = fence_column
+          LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = chosen_column
           LEFT JOIN LATERAL (  -- the first placeholder that is not fit
               SELECT p.name, a.attnum, a.attgenerated
                 FROM unnest(placeholders) AS p (name)
@@ -71,28 +113,26 @@ BEGIN
                LIMIT 1) AS unfit ON true
          CROSS JOIN LATERAL (VALUES
             -- what was asked for
-            (relation IS NULL OR fence_column IS NULL OR verify IS NULL OR always IS NULL, '22004',
-             'relation, fence_column, verify and always must not be NULL',
-             'Name the table; leave the others out for "fence", false and false.', NULL),
-            (fence_column = '', '22023', 'the fence column needs a name',
+            (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.', NULL),
+            (chosen_column = '', '22023', 'the fence column needs a name',
              'Leave fence_column out for a column "fence".', NULL),
-            (chosen_mode NOT IN ('strict', 'monotonic'), '22023', format('there is no mode "%s"', mode),
-             'The modes are strict and monotonic.', NULL),
+            (chosen_mode NOT IN ('strict', 'monotonic', 'managed'), '22023', format('there is no mode "%s"', chosen_mode),
+             'The modes are strict, monotonic and managed.', NULL),
             (NOT chosen <@ '{insert,update,delete,truncate}', '22023', format('events "%s" are not known', events),
              'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
-            (verify AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
+            (chosen_verify AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
              'Only these have a new row to verify.', NULL),
-            (verify AND moves AND 'update' = ANY (chosen) AND NOT chosen @> '{insert,delete}', '22023',
+            (chosen_verify AND moves AND 'update' = ANY (chosen) AND NOT chosen @> '{insert,delete}', '22023',
              'verify on a partitioned table needs insert and delete among the events',
              'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
-            (lease = '', '22023', 'the name of a lease must not be empty',
-             'Leave lease out to compare tokens row by row only.', NULL),
-            (stray_brace, '22023', format('the braces of lease "%s" do not pair', lease),
+            (chosen_lease = '', '22023', 'the name of a lease must not be empty',
+             'Leave lease out to compare tokens row by row only; to unbind, give it for a fenced table.', NULL),
+            (stray_brace, '22023', format('the braces of lease "%s" do not pair', chosen_lease),
              'Write {column} for the value of a column, {{ and }} for braces.', NULL),
             (fixed_bytes > 512, '22023', 'the name of a lease must not exceed 512 bytes',
              'Shorten the text around the placeholders.', NULL),
-            (fence_column = ANY (placeholders), '22023', 'the lease of a row cannot depend on its fence column',
-             'Use the columns that identify the row.', fence_column),
+            (chosen_column = ANY (placeholders), '22023', 'the lease of a row cannot depend on its fence column',
+             'Use the columns that identify the row.', chosen_column),
             -- whose table, and of what kind
             (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.', NULL),
             (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
@@ -118,19 +158,19 @@ BEGIN
              'Rename that trigger.', NULL),
             -- its columns
             (f.attnum IS NULL AND c.reloftype <> 0, '42809',
-             format('its type has no attribute "%s"', fence_column),
-             format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, fence_column),
-             fence_column),
-            (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', fence_column),
-             'Give the fence column another name.', fence_column),
-            (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', fence_column,
-             format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', fence_column),
-            (f.attgenerated <> '', '42611', format('column "%s" is generated', fence_column),
-             'Name a plain bigint column as fence_column.', fence_column),
+             format('its type has no attribute "%s"', chosen_column),
+             format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, chosen_column),
+             chosen_column),
+            (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', chosen_column),
+             'Give the fence column another name.', chosen_column),
+            (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', chosen_column,
+             format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', chosen_column),
+            (f.attgenerated <> '', '42611', format('column "%s" is generated', chosen_column),
+             'Name a plain bigint column as fence_column.', chosen_column),
             (f.atthasdef OR f.attidentity <> '', '42611',
-             format('column "%s" has a default, which would pass for a token', fence_column),
-             format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, fence_column,
-             CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), fence_column),
+             format('column "%s" has a default, which would pass for a token', chosen_column),
+             format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, chosen_column,
+             CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), chosen_column),
             (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703',
              format('the lease names {%s}, no column of it', unfit.name),
              'Write a column exactly as it is stored, capitals included.', unfit.name),
@@ -153,7 +193,7 @@ BEGIN
         -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
         IF looks = 1 THEN
             EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
-                WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column)
+                WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = chosen_column)
                  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
                 THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
             locked := relation;
@@ -163,24 +203,29 @@ BEGIN
         END IF;
     END LOOP;
 
-    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column) THEN
-        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, fence_column);
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = chosen_column) THEN
+        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, chosen_column);
         FOR item IN
             SELECT a.attname FROM pg_attribute a
              WHERE a.attrelid = relation
                AND col_description(relation, a.attnum) = 'fencing token of the latest write (pg_fence)'
         LOOP
             RAISE WARNING USING
-                MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', fence_column,
+                MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', chosen_column,
                     item.attname),
                 HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
         END LOOP;
     END IF;
     -- By this mark fence_audit knows the column again when somebody has renamed it.
     IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
-         WHERE a.attrelid = relation AND a.attname = fence_column) THEN
-        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, fence_column,
+         WHERE a.attrelid = relation AND a.attname = chosen_column) THEN
+        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, chosen_column,
             'fencing token of the latest write (pg_fence)');
+    END IF;
+
+    IF present.verify AND NOT chosen_verify OR present.always AND NOT chosen_always THEN
+        RAISE NOTICE USING MESSAGE = format('%s was fenced with verify or always, and is no longer', relation),
+            HINT = 'Pass true for what is to be kept, or NULL to keep what there is.';
     END IF;
 
     -- Whatever was attached before goes, made by hand or by an earlier call.
@@ -195,8 +240,8 @@ BEGIN
          WHERE row_events IS NOT NULL
         UNION ALL
         SELECT 'fenced_verify', relation, 'AFTER ' || new_events, 'ROW',
-               arguments || CASE WHEN lease IS NULL THEN ', ''''' ELSE '' END || ', ''verify'''
-         WHERE verify
+               arguments || CASE WHEN chosen_lease IS NULL THEN ', ''''' ELSE '' END || ', ''verify'''
+         WHERE chosen_verify
         UNION ALL
         SELECT 'fenced_truncate', part, 'BEFORE TRUNCATE', 'STATEMENT', arguments
           FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
@@ -204,7 +249,7 @@ BEGIN
     LOOP
         EXECUTE format('CREATE TRIGGER %I %s ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
             item.tgname, item.at, item.rel, item.level, ours::regproc, item.arguments);
-        IF always THEN
+        IF chosen_always THEN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
         END IF;
     END LOOP;
@@ -218,7 +263,8 @@ END
 $fence_protect$;
 
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
-'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again';
+'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again; '
+'mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it';
 
 
 CREATE FUNCTION fence_unprotect(relation regclass) RETURNS void

@@ -66,6 +66,11 @@ impl Conninfo {
         self
     }
 
+    /// The port and the database, for a program that puts its own connection string together.
+    pub fn place(&self) -> (u16, &str) {
+        (self.port, &self.dbname)
+    }
+
     /// Opens a session.
     pub fn connect(&self) -> Result<Session> {
         Session::connect(&self.to_string()).map_err(|fault| {

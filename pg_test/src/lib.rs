@@ -23,6 +23,7 @@
 //! | [`majors`] | PostgreSQL of other major versions |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
+//! | [`orm`] | libraries that map tables to objects |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
@@ -50,6 +51,7 @@ pub mod isolation;
 mod lab;
 pub mod loss;
 pub mod majors;
+pub mod orm;
 pub mod patroni;
 pub mod pooler;
 pub mod prefix;

@@ -30,8 +30,10 @@ mod limits;
 mod line;
 mod lock_table;
 mod lockout;
+mod managed;
 mod mingled;
 mod misuse;
+mod orm;
 mod partitions;
 mod paths;
 mod pipelines;
@@ -117,8 +119,10 @@ fn main() -> ExitCode {
         line::trials(),
         lock_table::trials(),
         lockout::trials(),
+        managed::trials(),
         mingled::trials(),
         misuse::trials(),
+        orm::trials(),
         partitions::trials(),
         paths::trials(),
         pipelines::trials(),

@@ -6,6 +6,9 @@ use pg_test::{ensure, Background, Context, Lab, Result};
 pg_test::trials![
     it_attaches_what_the_arguments_say,
     called_again_it_attaches_anew,
+    called_again_it_keeps_what_the_call_leaves_out,
+    a_wrapper_that_passes_null_changes_nothing,
+    binding_and_unbinding_change_what_depends_on_the_lease,
     it_adds_a_column_only_where_there_is_none,
     names_are_quoted,
     what_cannot_be_protected_is_refused,
@@ -27,7 +30,7 @@ const TRUNCATE: &str = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'orders'
                         AND pg_get_triggerdef(oid) LIKE '%BEFORE TRUNCATE ON public.orders FOR EACH STATEMENT%'";
 
 /// Arguments, row triggers, and whether there is one against TRUNCATE.
-const KINDS: [(&str, &str, &str); 9] = [
+const KINDS: [(&str, &str, &str); 13] = [
     ("", "O fenced BEFORE DELETE OR UPDATE ('fence', 'strict')", "1"),
     ("mode => 'MONOTONIC'", "O fenced BEFORE DELETE OR UPDATE ('fence', 'monotonic')", "1"),
     ("always => true", "A fenced BEFORE DELETE OR UPDATE ('fence', 'strict')", "1"),
@@ -59,7 +62,36 @@ const KINDS: [(&str, &str, &str); 9] = [
          A fenced_verify AFTER INSERT OR UPDATE ('fence', 'monotonic', 'order:{id}', 'verify')",
         "1",
     ),
+    ("mode => 'Managed'", "O fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'managed')", "1"),
+    // Who creates a row must not fill a managed column, whatever the events.
+    (
+        "mode => 'managed', events => 'update'",
+        "O fenced BEFORE INSERT OR UPDATE ('fence', 'managed')",
+        "0",
+    ),
+    ("mode => 'managed', events => 'truncate'", "O fenced BEFORE INSERT ('fence', 'managed')", "1"),
+    (
+        "mode => 'managed', lease => 'order:{id}', verify => true",
+        "O fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'managed', 'order:{id}'); \
+         O fenced_verify AFTER INSERT OR UPDATE ('fence', 'managed', 'order:{id}', 'verify')",
+        "1",
+    ),
 ];
+
+/// The same arguments with those named that a new fence takes by default, so that nothing stays as it was.
+fn in_full(arguments: &str) -> String {
+    let left_out = |name: &str| !arguments.contains(&format!("{name} =>"));
+    let bound = !left_out("lease");
+    let defaults = [
+        ("mode", if bound { "monotonic" } else { "strict" }),
+        ("lease", ""),
+        ("events", if bound { "insert,update,delete,truncate" } else { "update,delete,truncate" }),
+    ];
+    let named = defaults.iter().filter(|(name, _)| left_out(name));
+    let named = named.map(|(name, value)| format!("{name} => '{value}'"));
+    let given = (!arguments.is_empty()).then(|| arguments.to_owned());
+    given.into_iter().chain(named).collect::<Vec<_>>().join(", ")
+}
 
 fn it_attaches_what_the_arguments_say(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
@@ -78,8 +110,9 @@ fn called_again_it_attaches_anew(lab: &Lab) -> Result<()> {
     bed.run("UPDATE orders SET fence = 7")?;
     for (first, ..) in KINDS {
         for (arguments, triggers, truncate) in KINDS {
+            bed.run("SELECT fence_unprotect('orders')")?;
             bed.protect(first)?;
-            bed.protect(arguments)?;
+            bed.protect(&in_full(arguments))?;
             shows(&mut bed, TRIGGERS, triggers).with_context(|| first)?;
             shows(&mut bed, TRUNCATE, truncate).with_context(|| first)?;
         }
@@ -89,10 +122,91 @@ fn called_again_it_attaches_anew(lab: &Lab) -> Result<()> {
         "CREATE TRIGGER by_hand BEFORE DELETE ON orders FOR EACH ROW EXECUTE FUNCTION fenced('fence', 'monotonic');
          CREATE TRIGGER theirs BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
     )?;
-    bed.protect("")?;
+    bed.protect(&in_full(""))?;
     shows(&mut bed, TRIGGERS, KINDS[0].1)?;
     shows(&mut bed, "SELECT count(*) FROM pg_trigger WHERE tgname = 'theirs'", "1")?;
     shows(&mut bed, "SELECT id, v, fence FROM orders", "1|0|7")
+}
+
+fn called_again_it_keeps_what_the_call_leaves_out(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(ORDERS)?;
+    bed.protect("lease => 'order:{id}', mode => 'strict', events => 'update,delete'")?;
+    let fenced = |events: &str, mode: &str, lease: &str| {
+        format!("O fenced BEFORE {events} ('fence', '{mode}', '{lease}')")
+    };
+    let unchanged = fenced("DELETE OR UPDATE", "strict", "order:{id}");
+    for arguments in ["", "mode => NULL, lease => NULL, events => NULL", "verify => false"] {
+        bed.protect(arguments)?;
+        shows(&mut bed, TRIGGERS, &unchanged)?;
+        shows(&mut bed, TRUNCATE, "0")?;
+    }
+    bed.protect("mode => 'monotonic'")?;
+    shows(&mut bed, TRIGGERS, &fenced("DELETE OR UPDATE", "monotonic", "order:{id}"))?;
+    bed.protect("lease => 'o:{id}'")?;
+    shows(&mut bed, TRIGGERS, &fenced("DELETE OR UPDATE", "monotonic", "o:{id}"))?;
+    bed.protect("events => 'insert,truncate'")?;
+    shows(&mut bed, TRIGGERS, &fenced("INSERT", "monotonic", "o:{id}"))?;
+    shows(&mut bed, TRUNCATE, "1")?;
+    bed.protect("mode => 'managed'")?;
+    bed.protect("events => 'delete'")?;
+    shows(&mut bed, TRIGGERS, &fenced("INSERT OR DELETE", "managed", "o:{id}"))?;
+    // A single trigger against TRUNCATE tells it too.
+    bed.protect("mode => 'strict', events => 'truncate'")?;
+    bed.protect("")?;
+    shows(&mut bed, TRIGGERS, "-")?;
+    bed.protect("events => 'update'")?;
+    shows(&mut bed, TRIGGERS, &fenced("UPDATE", "strict", "o:{id}"))?;
+    // What is taken off without being named is said.
+    bed.protect("verify => true, always => true")?;
+    bed.notices();
+    bed.protect("")?;
+    let notices = bed.notices();
+    ensure!(notices.len() == 1 && notices[0].message.contains("verify or always"), "{notices:?}");
+    shows(&mut bed, TRIGGERS, &fenced("UPDATE", "strict", "o:{id}"))
+}
+
+fn a_wrapper_that_passes_null_changes_nothing(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    let all_null = "NULL, NULL, NULL, NULL, NULL, NULL";
+    for (arguments, triggers, truncate) in KINDS {
+        bed.run(&format!("DROP TABLE IF EXISTS orders; {ORDERS}"))?;
+        // On a new table NULL is the default.
+        bed.protect(all_null)?;
+        shows(&mut bed, TRIGGERS, KINDS[0].1)?;
+        bed.run("SELECT fence_unprotect('orders')")?;
+        bed.protect(arguments)?;
+        bed.notices();
+        bed.protect(all_null)?;
+        shows(&mut bed, TRIGGERS, triggers).with_context(|| arguments)?;
+        shows(&mut bed, TRUNCATE, truncate).with_context(|| arguments)?;
+        ensure!(bed.notices().is_empty());
+    }
+    Ok(())
+}
+
+fn binding_and_unbinding_change_what_depends_on_the_lease(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::orders(lab, "events => 'update'")?;
+    bed.protect("lease => 'order:{id}'")?;
+    shows(&mut bed, TRIGGERS, KINDS[6].1)?;
+    shows(&mut bed, TRUNCATE, "1")?;
+    let token = bed.grant("order:1")?;
+    let foreign = bed.token()?;
+    bed.protect("")?;
+    bed.refused(&format!("UPDATE orders SET fence = {foreign}"), "PF004")?;
+    bed.run(&format!("UPDATE orders SET fence = {token}"))?;
+    // Without a lease, monotonic would let pass whoever writes back what it has read.
+    bed.protect("lease => ''")?;
+    let strict = "O fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'strict')";
+    shows(&mut bed, TRIGGERS, strict)?;
+    bed.run(&format!("UPDATE orders SET fence = {foreign}"))?;
+    // Twice is as good as once.
+    bed.protect("lease => ''")?;
+    shows(&mut bed, TRIGGERS, strict)?;
+    bed.protect("mode => 'managed'")?;
+    bed.protect("lease => 'order:{id}'")?;
+    bed.protect("lease => ''")?;
+    shows(&mut bed, TRIGGERS, &strict.replace("strict", "managed"))
 }
 
 fn it_adds_a_column_only_where_there_is_none(lab: &Lab) -> Result<()> {
@@ -214,9 +328,6 @@ fn what_means_nothing_is_refused(lab: &Lab) -> Result<()> {
     bed.run(ORDERS)?;
     for (arguments, sqlstate) in [
         ("NULL", "22004"),
-        ("'orders', NULL", "22004"),
-        ("'orders', verify => NULL", "22004"),
-        ("'orders', always => NULL", "22004"),
         ("'orders', ''", "22023"),
         ("'orders', mode => 'lax'", "22023"),
         ("'orders', mode => ''", "22023"),
