@@ -638,20 +638,22 @@ BEGIN
              WHERE x.changes <> ''),
 
         state_key AS (
-            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, CASE WHEN k.name IS NULL THEN 'notice' ELSE 'hole' END,
-                   format('its primary key %I is %s', x.name,
-                       CASE WHEN k.name IS NULL THEN 'gone: pg_fence cannot work' ELSE 'invalid: rows may not be found in it' END),
-                   CASE WHEN k.name IS NULL
-                        THEN format('ALTER TABLE %s ADD CONSTRAINT %I PRIMARY KEY (%s);', s.rel, x.name, s.key)
-                        WHEN k.name <> x.name THEN format('ALTER TABLE %s RENAME CONSTRAINT %I TO %I;', s.rel, k.name, x.name)
-                        ELSE format('REINDEX INDEX fence.%I;', x.name) END
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, x.severity, x.finding, x.remedy
               FROM state s
-             CROSS JOIN LATERAL (VALUES (s.relname || '_pkey')) AS x (name)
+             CROSS JOIN LATERAL (VALUES (s.relname || '_pkey')) AS should (be)
               LEFT JOIN LATERAL (
                    SELECT c.relname::text, i.indisvalid AND i.indisready AND i.indislive
                      FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-                    WHERE i.indrelid = s.oid AND i.indisprimary) AS k (name, works) ON true
-             WHERE s.relkind = 'r' AND (k.name = x.name AND k.works) IS NOT TRUE),
+                    WHERE i.indrelid = s.oid AND i.indisprimary) AS k (name, is_valid) ON true
+             CROSS JOIN LATERAL (VALUES
+                (k.name IS NULL, 'notice', 'its primary key is gone: pg_fence cannot work',
+                 format('ALTER TABLE %s ADD CONSTRAINT %I PRIMARY KEY (%s);', s.rel, should.be, s.key)),
+                (k.name <> should.be, 'notice', format('its primary key has become "%s": pg_fence cannot work', k.name),
+                 format('ALTER TABLE %s RENAME CONSTRAINT "%s" TO %I;', s.rel, replace(k.name, '"', '""'), should.be)),
+                (NOT k.is_valid, 'hole', 'its primary key is invalid: pg_fence may not find a row by it',
+                 format('REINDEX TABLE %s;', s.rel))
+             ) AS x (applies, severity, finding, remedy)
+             WHERE s.relkind = 'r' AND x.applies),
 
         state_row_security AS (
             SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
@@ -677,20 +679,21 @@ BEGIN
 
         -- Writing the state, or drawing a token without a lease, is for the functions of pg_fence alone.
         state_privilege AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.n, a.n), x.rel, 'hole',
-                   format('%s has %s%s here, which is for pg_fence alone', g.who, a.privilege_type, x.columns),
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.n, a.n), x.rel,
+                   CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE') THEN 'notice' ELSE 'hole' END,
+                   format('%s has %s%s on %s, which is for pg_fence alone', g.who, a.privilege_type, x.columns, x.name),
                    format('REVOKE %s%s ON %s FROM %s CASCADE;', a.privilege_type, x.columns, x.name,
                        CASE WHEN a.grantor = x.owner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
               FROM (SELECT s.n, s.rel, s.kind || ' ' || s.rel, '', s.relowner, s.relacl,
                            CASE s.relkind WHEN 'S' THEN '{USAGE,UPDATE}'
-                               ELSE '{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER,MAINTAIN}' END::text[]
+                               ELSE '{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}' END::text[]
                       FROM state s
                     UNION ALL
                     SELECT s.n, s.rel, s.kind || ' ' || s.rel, format(' (%I)', c.attname), s.relowner, c.attacl,
                            '{INSERT,UPDATE,REFERENCES}'
                       FROM state s JOIN pg_attribute c ON c.attrelid = s.oid
                     UNION ALL
-                    SELECT 0, NULL, format('SCHEMA %I', h.nspname), format(' on schema %I', h.nspname), h.nspowner, h.nspacl, '{CREATE}'
+                    SELECT 0, NULL, format('SCHEMA %I', h.nspname), '', h.nspowner, h.nspacl, '{CREATE}'
                       FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
                    ) AS x (n, rel, name, columns, owner, acl, private)
              CROSS JOIN aclexplode(x.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
@@ -784,7 +787,10 @@ BEGIN
           FROM (VALUES (timestamptz '2026-01-01 00:00+00')) AS epoch (start)
          WHERE last_token > extract(epoch FROM clock_timestamp() + interval '1 day' - epoch.start) * 1048576;
 
-        IF has_table_privilege('fence.leases', 'SELECT') THEN
+        -- A view of somebody else's could run what he likes.
+        IF has_table_privilege('fence.leases', 'SELECT') AND EXISTS (
+            SELECT FROM pg_class v JOIN pg_class l ON l.relowner = v.relowner JOIN pg_proc f ON f.proowner = v.relowner
+             WHERE v.oid = 'fence.leases'::regclass AND l.oid = 'fence.lease'::regclass AND f.oid = ours) THEN
             RETURN QUERY SELECT 'fence.lease'::regclass, 'notice',
                    format('lease "%s" is held by role "%s", which is dropped or renamed: its holder can neither renew nor release it',
                        l.name, l.role),

@@ -53,10 +53,9 @@ const SHUT: Hole<'static> = Hole { write: FRESH, before: "42703", after: LANDS, 
 fn a_fence_column_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     const RENAMED: &[&str] =
         &[r#"orders|notice|the fence column "fence" is missing: no write can pass"#];
-    const GONE: &[&str] = &[
-        "orders|hole|the fence column \"fence\" is missing: no write can pass, \
-         and once it is back, but empty, any old token can",
-    ];
+    const GONE: &[&str] =
+        &["orders|hole|the fence column \"fence\" is missing: no write can pass, \
+         and once it is back, but empty, any old token can"];
     let setting = "SET LOCAL pg_fence.token = ':new'; UPDATE orders SET v = 35";
     Scene::new(lab)?.close_all(&[
         // Renamed: it gets its name back, and the tokens in it count again.
