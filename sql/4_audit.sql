@@ -311,8 +311,30 @@ BEGIN
             SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
                    format('the fence column "%s" has a default, which passes for a token', s.fence_column),
                    format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', s.rel, s.fence_column, s.filled)
+                       || CASE s.filled WHEN 'EXPRESSION'
+                          THEN format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, mark) ELSE '' END
               FROM spot s
              WHERE s.filled IS NOT NULL AND (s.is_root OR NOT s.root_filled)),
+
+        -- Dropped and made anew: the column lacks the mark that fence_protect left on it when it made that trigger,
+        -- and one like it is gone. The rows that are still empty get the last token, so that no older one may write.
+        column_anew AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   format('the fence column "%s" was dropped and made anew: where it is empty, any old token can write',
+                       s.fence_column),
+                   CASE WHEN last_token IS NULL THEN s.protect
+                   ELSE format('DO %L;', format('BEGIN PERFORM @extschema@.fence_unprotect(%L); UPDATE %s%s AS r '
+                       'SET %I = s.last_token FROM @extschema@.fence_status() AS s WHERE r.%I IS NULL; PERFORM %s END',
+                       s.rel, CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.rel, s.fence_column, s.fence_column,
+                       substr(s.protect, length('SELECT ') + 1))) END
+              FROM spot s
+             WHERE s.is_root AND s.is_fenced AND NOT s.is_child AND s.atttypid = 'int8'::regtype AND s.filled IS NULL
+               AND col_description(s.oid, s.attnum) IS NULL
+               AND EXISTS (
+                   SELECT FROM own_trigger t WHERE t.tgrelid = s.oid AND t.tgname = 'fenced' AND t.tgnargs > 1)
+               AND EXISTS (
+                   SELECT FROM pg_attribute d
+                    WHERE d.attrelid = s.oid AND d.attisdropped AND d.attlen = 8 AND d.attnum < s.attnum)),
 
         -- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
         in_the_way AS (
@@ -734,29 +756,30 @@ BEGIN
             UNION ALL SELECT 5, * FROM column_missing
             UNION ALL SELECT 6, * FROM column_type
             UNION ALL SELECT 7, * FROM column_filled
-            UNION ALL SELECT 8, * FROM trigger_usurped
-            UNION ALL SELECT 9, * FROM trigger_amiss
-            UNION ALL SELECT 10, * FROM event_missing
-            UNION ALL SELECT 11, * FROM trigger_later
-            UNION ALL SELECT 12, * FROM privilege
-            UNION ALL SELECT 13, * FROM foreign_key
-            UNION ALL SELECT 14, * FROM unbound_monotonic
-            UNION ALL SELECT 15, * FROM one_partition_only
-            UNION ALL SELECT 16, * FROM lease_column
-            UNION ALL SELECT 17, * FROM member_of_owner
-            UNION ALL SELECT 18, * FROM detached
-            UNION ALL SELECT 20, * FROM setting
-            UNION ALL SELECT 21, * FROM parameter_privilege
-            UNION ALL SELECT 22, * FROM state_persistence
-            UNION ALL SELECT 23, * FROM state_sequence
-            UNION ALL SELECT 24, * FROM state_key
-            UNION ALL SELECT 25, * FROM state_row_security
-            UNION ALL SELECT 26, * FROM state_trigger
-            UNION ALL SELECT 27, * FROM state_rule
-            UNION ALL SELECT 28, * FROM state_privilege
-            UNION ALL SELECT 29, * FROM state_owner)
+            UNION ALL SELECT 8, * FROM column_anew
+            UNION ALL SELECT 9, * FROM trigger_usurped
+            UNION ALL SELECT 10, * FROM trigger_amiss
+            UNION ALL SELECT 11, * FROM event_missing
+            UNION ALL SELECT 12, * FROM trigger_later
+            UNION ALL SELECT 13, * FROM privilege
+            UNION ALL SELECT 14, * FROM foreign_key
+            UNION ALL SELECT 15, * FROM unbound_monotonic
+            UNION ALL SELECT 16, * FROM one_partition_only
+            UNION ALL SELECT 17, * FROM lease_column
+            UNION ALL SELECT 18, * FROM member_of_owner
+            UNION ALL SELECT 19, * FROM detached
+            UNION ALL SELECT 21, * FROM setting
+            UNION ALL SELECT 22, * FROM parameter_privilege
+            UNION ALL SELECT 23, * FROM state_persistence
+            UNION ALL SELECT 24, * FROM state_sequence
+            UNION ALL SELECT 25, * FROM state_key
+            UNION ALL SELECT 26, * FROM state_row_security
+            UNION ALL SELECT 27, * FROM state_trigger
+            UNION ALL SELECT 28, * FROM state_rule
+            UNION ALL SELECT 29, * FROM state_privilege
+            UNION ALL SELECT 30, * FROM state_owner)
         SELECT a.*, NULL::regclass[] AS tables, NULL::integer[] AS columns FROM all_findings a
-        UNION ALL SELECT 19, * FROM to_be_read
+        UNION ALL SELECT 20, * FROM to_be_read
         -- Table by table, with what hangs below it; then its fence as a whole; at last what is not of one table.
         ORDER BY root_n NULLS LAST, member_n NULLS LAST, step, n
     LOOP
