@@ -19,36 +19,22 @@ COMMENT ON COLUMN fence.finding.finding IS 'what is wrong';
 COMMENT ON COLUMN fence.finding.remedy IS 'the statement that closes it, or advice where there is none';
 
 
+-- One query with a named part for each finding. What each part means is said where it is named; where it stands
+-- in the answer is said at the end.
 CREATE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.finding
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
 AS $fence_audit$
 DECLARE
     ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
-    names CONSTANT name[] := '{fenced,fenced_truncate,fenced_verify}';  -- as fence_protect calls its triggers
-    mark CONSTANT text := 'fencing token of the latest write (pg_fence)';
-    usurped oid[];       -- tables that look fenced, but where another trigger bears one of the names
-    drops text;          -- the statements that take such triggers off the table asked for and its partitions
+    mark CONSTANT text := 'fencing token of the latest write (pg_fence)';  -- fence_protect's, on the fence column
+    uses_leases CONSTANT boolean := CASE WHEN has_schema_privilege('fence', 'USAGE')
+        THEN has_function_privilege('@extschema@.fence_status()', 'EXECUTE') ELSE false END;
+    last_token bigint;   -- NULL: it is not for the caller, or not known on a standby
+    left_out boolean := false;
     refusal record;
-    r record;            -- the root: a fenced table
-    m record;            -- a member: that table, or one that hangs below it
-    members oid[];
-    root_events text[];  -- what the root's triggers cover
-    full_events text[];  -- what they should cover
-    missing text[];
-    root_filled boolean; -- whether the root's fence column fills itself
-    later boolean;       -- whether some trigger runs after the fence
-    subscribed boolean;  -- whether an apply worker writes here
-    call text;           -- what a trigger of ours executes, up to the last argument
-    verify_call text;    -- the same for one that verifies
-    row_trigger text;    -- a row trigger as it should be: a format for the table and the call
-    truncate_trigger CONSTANT text := 'BEFORE TRUNCATE ON %s FOR EACH STATEMENT %s';
-    verify_trigger text;
-    always_too text;     -- a format for the statement that makes a new trigger fire for apply workers, or nothing
-    options text;        -- what fence_protect is to be called with, after the table
-    protect text;        -- the statement that attaches the root's triggers as they should be
-    any_fence boolean := false;
-    last_token bigint;
+    answer record;
     highest bigint;
 BEGIN
     SELECT x.* INTO refusal
@@ -69,395 +55,519 @@ BEGIN
     END IF;
 
     -- The last token is for those who may use leases; whoever may not is told what was left out.
-    IF has_function_privilege('@extschema@.fence_status()', 'EXECUTE')
-        AND has_schema_privilege('fence', 'USAGE') THEN
-        last_token := (SELECT s.last_token FROM @extschema@.fence_status() AS s);  -- NULL on a standby
+    IF uses_leases THEN
+        last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s WHERE NOT s.in_recovery);
     END IF;
 
-    -- Who may create triggers may replace those of the fence, and leave their names: with all of them gone,
-    -- the fence column is what tells.
-    usurped := ARRAY (
-        SELECT DISTINCT t.tgrelid
-          FROM pg_trigger t JOIN pg_attribute a ON a.attrelid = t.tgrelid
-         WHERE t.tgname = ANY (names) AND t.tgfoid <> ours AND a.attnum > 0 AND a.atttypid = 'int8'::regtype
-           AND (a.attname = 'fence' OR col_description(a.attrelid, a.attnum) = mark));
+    FOR answer IN
+        WITH RECURSIVE
 
-    -- The table asked for, or each fenced one that does not hang below another.
-    FOR r IN
-        SELECT c.oid::regclass AS rel, c.relowner, c.relkind = 'p' OR c.relispartition AS moves_rows,
-               coalesce(t.tgrelid = c.oid, false) AS fenced,
-               coalesce(pg_partition_root(c.oid), c.oid::regclass) AS top,
-               coalesce(nullif(a.args[1], ''), CASE WHEN t.oid IS NULL THEN (
-                    SELECT f.attname::text FROM pg_attribute f
-                     WHERE f.attrelid = c.oid AND col_description(c.oid, f.attnum) = mark
-                     ORDER BY f.attnum DESC LIMIT 1) END, 'fence') AS fence_column,
-               coalesce(nullif(a.args[2], ''), 'strict') AS mode,
-               nullif(a.args[3], '') AS lease,
-               EXISTS (SELECT FROM pg_trigger x
-                        WHERE x.tgrelid = c.oid AND x.tgfoid = ours AND x.tgenabled = 'A') AS always
-          FROM pg_class c
-          LEFT JOIN LATERAL (  -- the trigger whose options count; where it has none, a parent's or a child's
-               SELECT t.* FROM pg_trigger t
-                WHERE t.tgfoid = ours AND t.tgrelid IN (
-                      SELECT c.oid
-                      UNION SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = c.oid
-                      UNION SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = c.oid)
-                ORDER BY t.tgrelid = c.oid DESC, t.tgtype & 3 DESC, t.tgnargs DESC, t.tgname LIMIT 1) AS t ON true
-         CROSS JOIN LATERAL (  -- what it is called with: each argument ends in a zero byte
-               SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
-                 FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
-                      WITH ORDINALITY AS x (arg, n)) AS a (args)
-         WHERE CASE WHEN relation IS NOT NULL THEN c.oid = relation
-                    ELSE (t.tgrelid = c.oid OR c.oid = ANY (usurped)) AND pg_has_role(c.relowner, 'USAGE')
-                     AND NOT EXISTS (
-                         SELECT FROM pg_inherits i JOIN pg_trigger p ON p.tgrelid = i.inhparent
-                          WHERE i.inhrelid = c.oid AND (p.tgfoid = ours OR p.tgrelid = ANY (usurped)))
-               END
-         ORDER BY c.oid::regclass::text
-    LOOP
-        members := ARRAY (
-            WITH RECURSIVE tree AS (
-                SELECT r.rel::oid AS oid
-                UNION
-                SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid)
-            SELECT oid FROM tree);
-        subscribed := EXISTS (SELECT FROM pg_subscription_rel s WHERE s.srrelid = ANY (members || r.top::oid));
-        later := EXISTS (
-            SELECT FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-             WHERE t.tgrelid = ANY (members) AND p.oid <> ours AND CASE WHEN t.tgname = ANY (names)
-                   THEN t.tgname = 'fenced_verify'  -- and what stood there before did look again
-                   ELSE p.pronamespace <> 'pg_catalog'::regnamespace
-                    AND t.tgname > 'fenced' AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D' END);
-        drops := (
-            WITH RECURSIVE tree AS (
-                SELECT r.top::oid AS oid
-                UNION
-                SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid)
-            SELECT string_agg(format('DROP TRIGGER %I ON %s; ', t.tgname, t.tgrelid::regclass), '' ORDER BY t.oid)
-              FROM tree JOIN pg_class c ON c.oid = tree.oid JOIN pg_trigger t ON t.tgrelid = c.oid
-             WHERE t.tgname = ANY (names) AND t.tgfoid <> ours AND t.tgparentid = 0
-               AND (c.oid = r.top OR c.relispartition));
-        call := format('EXECUTE FUNCTION %s(', ours::regproc) || concat_ws(', ', quote_literal(r.fence_column),
-            quote_literal(CASE WHEN r.lease IS NULL THEN 'strict' ELSE r.mode END), quote_literal(r.lease));
-        always_too := CASE WHEN r.always OR subscribed THEN ' ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;' ELSE '' END;
-        verify_call := concat_ws(', ', call, CASE WHEN r.lease IS NULL THEN '''''' END, '''verify''');
+        -- The triggers -----------------------------------------------------------------------------------------
 
-        FOR m IN
-            SELECT c.oid::regclass AS rel, c.oid = r.rel AS is_root, c.relkind, c.relpersistence, c.relispartition,
-                   c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)) AS acl,
-                   i.inhparent::regclass AS parent, i.inhparent IS NOT NULL AND NOT c.relispartition AS is_child,
-                   f.attnum, format_type(f.atttypid, f.atttypmod) AS type, f.filled, covered.before, covered.after
-              FROM unnest(members) AS member (oid)
-              JOIN pg_class c ON c.oid = member.oid
-              LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhseqno = 1
-              LEFT JOIN LATERAL (
-                   SELECT a.*, CASE WHEN a.attgenerated <> '' THEN 'EXPRESSION' WHEN a.attidentity <> ''
-                               THEN 'IDENTITY' WHEN a.atthasdef THEN 'DEFAULT' END AS filled
-                     FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = r.fence_column) AS f ON true
-             CROSS JOIN LATERAL (  -- the events for which it has a trigger of ours
-                   SELECT coalesce(array_agg(e.name ORDER BY e.n) FILTER (WHERE at.before), '{}'),
-                          coalesce(array_agg(e.name ORDER BY e.n) FILTER (WHERE at.after), '{}')
-                     FROM (VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32))
-                          AS e (n, name, bit)
-                    CROSS JOIN LATERAL (
-                          SELECT bool_or(t.tgtype & 3 = CASE e.name WHEN 'truncate' THEN 2 ELSE 3 END),
-                                 bool_or(t.tgtype & 3 = 1)
-                            FROM pg_trigger t
-                           WHERE t.tgrelid = c.oid AND t.tgfoid = ours AND t.tgtype & e.bit <> 0
-                          ) AS at (before, after)
-                   ) AS covered (before, after)
-             ORDER BY is_root DESC, c.oid::regclass::text
-        LOOP
-            IF m.is_root THEN
-                root_events := m.before;
-                root_filled := m.filled IS NOT NULL;
-                full_events := ARRAY (
-                    SELECT e FROM unnest('{insert,update,delete,truncate}'::text[]) AS e
-                     WHERE e <> 'insert' OR r.lease IS NOT NULL OR e = ANY (root_events)
-                        OR later AND r.moves_rows);  -- a row that moves is inserted at its new place
-                row_trigger := 'BEFORE ' || array_to_string(array_remove(full_events, 'truncate'), ' OR ')
-                    || ' ON %s FOR EACH ROW %s';
-                verify_trigger := CASE WHEN 'insert' = ANY (full_events) THEN 'AFTER insert OR update'
-                    ELSE 'AFTER update' END || ' ON %s FOR EACH ROW %s';
-                -- One statement repairs all that attaching anew can repair, so that remedies agree.
-                options := concat_ws(', ', '', 'fence_column => ' || quote_literal(nullif(r.fence_column, 'fence')),
-                    'mode => ' || quote_literal(CASE WHEN r.lease IS NULL THEN 'strict' ELSE r.mode END),
-                    'lease => ' || quote_literal(r.lease),
-                    'events => ' || quote_literal(array_to_string(full_events, ',')),
-                    CASE WHEN later OR m.after <> '{}' THEN 'verify => true' END,
-                    CASE WHEN r.always OR subscribed THEN 'always => true' END) || ');';
-                protect := 'SELECT @extschema@.fence_protect(' || quote_literal(r.top) || options;
-                IF NOT r.fenced AND NOT m.is_child AND m.rel::oid <> ALL (usurped) THEN
-                    RETURN QUERY VALUES (r.rel, 'hole', 'no trigger of pg_fence is on this table', protect);
-                    EXIT;
-                END IF;
-            END IF;
-            -- A partition has the row triggers of its root; what those lack is said of the root.
-            missing := ARRAY (
-                SELECT e FROM unnest(CASE WHEN m.is_root OR m.is_child THEN full_events ELSE root_events END) AS e
-                 WHERE e <> ALL (m.before) AND m.relkind <> 'f');
+        event (n, name, bit) AS (
+            VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
 
-            -- The table and its fence column: first, because fence_protect refuses what is wrong here.
-            RETURN QUERY SELECT m.rel, x.severity, x.finding, x.remedy FROM (VALUES
-                (m.relkind = 'f', 'hole', 'this table is foreign: nothing fences it on its own server',
-                 CASE WHEN m.relispartition THEN format('ALTER TABLE %s DETACH PARTITION %s;', m.parent, m.rel)
-                 WHEN m.is_child THEN format('ALTER FOREIGN TABLE %s NO INHERIT %s;', m.rel, m.parent)
-                 ELSE format('SELECT @extschema@.fence_unprotect(%L);', m.rel) END),
-                (m.relpersistence = 'u', 'hole', 'this table is unlogged: a crash empties it, fences and all',
-                 format('ALTER TABLE %s SET LOGGED;', m.rel)),
-                (m.relowner <> r.relowner, 'notice',
-                 format('its owner %I is not that of %s, and may take its triggers off',
-                     pg_get_userbyid(m.relowner), r.rel),
-                 format('ALTER TABLE %s OWNER TO %I;', m.rel, pg_get_userbyid(r.relowner))),
-                (m.is_root AND m.attnum IS NULL, 'notice',
-                 format('the fence column "%s" is missing: no write can pass', r.fence_column),
-                 coalesce((SELECT format('ALTER TABLE %s RENAME COLUMN %I TO %I;', m.rel, a.attname, r.fence_column)
-                             FROM pg_description d
-                             JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid
-                            WHERE d.classoid = 'pg_class'::regclass AND d.objoid = m.rel
-                              AND d.description = mark
-                            ORDER BY a.attnum DESC LIMIT 1),
-                          -- What the rows knew is lost: then no token drawn so far may write them.
-                          format('ALTER TABLE %s ADD COLUMN %I bigint', m.rel, r.fence_column)
-                              || ' DEFAULT ' || last_token
-                              || format('; ALTER TABLE %s ALTER COLUMN %I DROP DEFAULT;', m.rel, r.fence_column),
-                          format('ALTER TABLE %s ADD COLUMN %I bigint;', m.rel, r.fence_column))),
-                (m.is_root AND m.type <> 'bigint', 'notice',
-                 format('the fence column "%s" is %s, not bigint: no write can pass', r.fence_column, m.type),
-                 format('ALTER TABLE %s ALTER COLUMN %I TYPE bigint USING %2$I::bigint;', m.rel, r.fence_column)),
-                (m.filled IS NOT NULL AND (m.is_root OR NOT root_filled), 'hole',
-                 format('the fence column "%s" has a default, which passes for a token', r.fence_column),
-                 format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', m.rel, r.fence_column, m.filled))
-            ) AS x (applies, severity, finding, remedy) WHERE x.applies;
+        -- The three that fence_protect makes. The bits of tgtype: 1 is FOR EACH ROW, 2 is BEFORE.
+        kind (bits, tgname) AS (
+            VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
 
-            -- Triggers in the place of ours. fence_protect refuses while one is there: so all go first.
-            RETURN QUERY SELECT m.rel, 'hole',
-                   format('trigger "%s" bears a name of the fence''s, but calls %s', t.tgname, t.tgfoid::regprocedure),
-                   CASE WHEN m.is_child
-                   THEN format('DROP TRIGGER %I ON %s; CREATE TRIGGER %1$I %3$s);', t.tgname, m.rel, CASE t.tgname
-                            WHEN 'fenced' THEN format(row_trigger, m.rel, call)
-                            WHEN 'fenced_truncate' THEN format(truncate_trigger, m.rel, call)
-                            ELSE format(verify_trigger, m.rel, verify_call) END)
-                        || format(always_too, m.rel, t.tgname)
-                   ELSE CASE WHEN row_number() OVER (ORDER BY t.tgname) = 1 THEN drops ELSE '' END || protect
-                        || CASE WHEN r.fenced THEN '' ELSE ' -- and its lease, where it was bound to one' END END
+        -- Those that call fenced(), and what with: each argument ends in a zero byte.
+        own_trigger AS (
+            SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgtype & 3 AS bits, t.tgnargs,
+                   t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
+                   coalesce(nullif(a.args[1], ''), 'fence') AS fence_column,
+                   coalesce(nullif(a.args[2], ''), 'strict') AS mode, nullif(a.args[3], '') AS lease
               FROM pg_trigger t
-             WHERE t.tgrelid = m.rel AND t.tgname = ANY (names) AND t.tgfoid <> ours
-               AND (m.is_root OR t.tgparentid = 0)
-               AND (r.fenced OR m.is_child OR m.rel::oid = ANY (usurped))
-             ORDER BY t.tgname;
-            IF FOUND AND NOT m.is_child THEN
-                drops := '';
-            END IF;
-            EXIT WHEN m.is_root AND NOT r.fenced AND NOT m.is_child;
-
-            -- The triggers of ours that are there. (Partitions copy theirs; what differs is told.)
-            RETURN QUERY SELECT m.rel, x.severity, x.finding, x.remedy
-              FROM pg_trigger t
-              LEFT JOIN pg_trigger original ON original.oid = t.tgparentid
-             CROSS JOIN LATERAL (  -- as above: each argument ends in a zero byte
+             CROSS JOIN LATERAL (
                    SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
                      FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
                           WITH ORDINALITY AS x (arg, n)) AS a (args)
-             CROSS JOIN LATERAL (  -- how a trigger of its kind should be, where no call of fence_protect reaches it
-                   SELECT CASE WHEN NOT m.is_child THEN protect
-                          ELSE format('CREATE OR REPLACE TRIGGER %I %s);', t.tgname, CASE t.tgtype & 3
-                              WHEN 3 THEN format(row_trigger, m.rel, call)
-                              WHEN 2 THEN format(truncate_trigger, m.rel, call)
-                              ELSE format(verify_trigger, m.rel, verify_call) END)
-                              || format(always_too, m.rel, t.tgname) END) AS mended (as_it_should_be)
-             CROSS JOIN LATERAL (VALUES
-                (t.tgenabled = 'D', 'hole', format('trigger "%s" is disabled', t.tgname),
-                 format('ALTER TABLE %s ENABLE %sTRIGGER %I;', m.rel,
-                     CASE WHEN r.always OR subscribed THEN 'ALWAYS ' ELSE '' END, t.tgname)),
-                (t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname),
-                 format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', m.rel, t.tgname)),
-                (t.tgenabled = 'O' AND subscribed AND t.tgtype & 3 = 3, 'notice',
-                 format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname),
-                 format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', m.rel, t.tgname)),
-                (t.tgenabled = 'O' AND r.always AND NOT subscribed AND NOT m.is_root AND t.tgtype & 3 = 3, 'notice',
-                 format('trigger "%s" does not fire for apply workers, as that of %s does', t.tgname, r.rel),
-                 format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', m.rel, t.tgname)),
-                (t.tgqual IS NOT NULL OR t.tgattr::text <> '', 'hole',
-                 format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
-                 as_it_should_be),
-                ((coalesce(nullif(a.args[1], ''), 'fence'), coalesce(nullif(a.args[2], ''), 'strict'),
-                  coalesce(a.args[3], '')) <> (r.fence_column, r.mode, coalesce(r.lease, '')), 'hole',
-                 format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, r.rel),
-                 as_it_should_be)
-             ) AS x (applies, severity, finding, remedy)
-             WHERE t.tgrelid = m.rel AND t.tgfoid = ours AND x.applies
-               AND (m.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled)
-             ORDER BY t.tgname;
+             WHERE t.tgfoid = ours),
 
-            -- The triggers of ours that are not.
-            RETURN QUERY SELECT m.rel, x.severity, x.finding,
-                   CASE WHEN m.is_root AND NOT m.is_child THEN protect ELSE x.remedy END
-              FROM (VALUES
-                (missing && '{insert,update,delete}', 'hole',
-                 format('%s not fenced', upper(array_to_string(array_remove(missing, 'truncate'), ', '))),
-                 format('CREATE OR REPLACE TRIGGER fenced %s);', format(row_trigger, m.rel, call))
-                     || format(always_too, m.rel, 'fenced')),
-                ('truncate' = ANY (missing), 'notice', 'TRUNCATE not fenced',
-                 format('CREATE OR REPLACE TRIGGER fenced_truncate %s);', format(truncate_trigger, m.rel, call))
-                     || format(always_too, m.rel, 'fenced_truncate'))
-              ) AS x (applies, severity, finding, remedy) WHERE x.applies;
-
-            -- A later trigger may change what the fence has judged, unless it looks again at the end. (An
-            -- UPDATE that moves a row between partitions ends in an INSERT.)
-            RETURN QUERY SELECT m.rel, 'hole',
-                   format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
-                   CASE WHEN NOT m.is_child THEN protect
-                   ELSE format('CREATE OR REPLACE TRIGGER fenced_verify %s);',
-                           format(verify_trigger, m.rel, verify_call))
-                       || format(always_too, m.rel, 'fenced_verify') END
+        other_trigger AS (
+            SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgfoid,
+                   k.bits AS in_place_of, p.pronamespace = 'pg_catalog'::regnamespace AS is_postgres_own
               FROM pg_trigger t
               JOIN pg_proc p ON p.oid = t.tgfoid
-             WHERE t.tgrelid = m.rel AND (m.is_root OR t.tgparentid = 0) AND t.tgtype & 3 = 3 AND t.tgenabled <> 'D'
-               AND p.oid <> ours AND p.pronamespace <> 'pg_catalog'::regnamespace AND t.tgname <> ALL (names)
-               AND EXISTS (
-                   SELECT FROM (VALUES ('insert', 4), ('update', 16)) AS e (name, bit)
-                    WHERE t.tgtype & e.bit <> 0 AND e.name = ANY (full_events)
-                      AND (e.name <> ALL (m.after) OR r.moves_rows AND 'insert' <> ALL (m.after))
-                      AND t.tgname > coalesce((
-                          SELECT o.tgname FROM pg_trigger o
-                           WHERE o.tgrelid = m.rel AND o.tgfoid = ours
-                             AND o.tgtype & 3 = 3 AND o.tgtype & e.bit <> 0
-                           ORDER BY o.tgname LIMIT 1), 'fenced'));
+              LEFT JOIN kind k ON k.tgname = t.tgname
+             WHERE t.tgfoid <> ours AND NOT t.tgisinternal),
 
-            -- Who has been let near it.
-            RETURN QUERY SELECT m.rel, x.severity, x.finding,
-                   format('REVOKE %s ON %s FROM %s CASCADE;', a.privilege_type, m.rel,
-                       CASE WHEN a.grantor = m.relowner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
-              FROM aclexplode(m.acl) AS a
+        -- For which events a table has a trigger of ours before and after the write.
+        covered AS (
+            SELECT x.oid, coalesce(array_agg(x.name ORDER BY x.n) FILTER (WHERE x.before), '{}') AS before,
+                   coalesce(array_agg(x.name ORDER BY x.n) FILTER (WHERE x.after), '{}') AS after
+              FROM (SELECT t.tgrelid AS oid, e.n, e.name,
+                           bool_or(t.bits = CASE e.name WHEN 'truncate' THEN 2 ELSE 3 END) AS before,
+                           bool_or(t.bits = 1) AS after
+                      FROM own_trigger t JOIN event e ON t.tgtype & e.bit <> 0
+                     GROUP BY t.tgrelid, e.n, e.name) AS x
+             GROUP BY x.oid),
+
+        -- The tables -------------------------------------------------------------------------------------------
+
+        -- Who may create triggers may replace those of the fence, and leave their names: with all of them gone,
+        -- the fence column is what tells.
+        usurped AS (
+            SELECT DISTINCT t.tgrelid AS oid
+              FROM other_trigger t JOIN pg_attribute a ON a.attrelid = t.tgrelid
+             WHERE t.in_place_of IS NOT NULL AND a.attnum > 0 AND a.atttypid = 'int8'::regtype
+               AND (a.attname = 'fence' OR col_description(a.attrelid, a.attnum) = mark)),
+
+        subject AS (
+            SELECT relation::oid AS oid WHERE relation IS NOT NULL
+            UNION
+            SELECT t.tgrelid FROM own_trigger t WHERE relation IS NULL
+            UNION
+            SELECT u.oid FROM usurped u WHERE relation IS NULL),
+
+        -- The trigger whose options count: where a table has none, a parent's or a child's.
+        chosen AS (
+            SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease
+              FROM subject s
+             CROSS JOIN LATERAL (
+                   SELECT s.oid
+                   UNION SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = s.oid
+                   UNION SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = s.oid) AS kin (oid)
+              JOIN own_trigger t ON t.tgrelid = kin.oid
+             ORDER BY s.oid, t.tgrelid = s.oid DESC, t.bits DESC, t.tgnargs DESC, t.tgname),
+
+        -- The table asked for, or each of the caller's that does not hang below another.
+        root AS (
+            SELECT row_number() OVER (ORDER BY c.oid::regclass::text) AS root_n, c.oid AS root,
+                   c.oid::regclass AS root_rel, c.relowner AS root_owner,
+                   c.relkind = 'p' OR c.relispartition AS moves_rows,
+                   coalesce(pg_partition_root(c.oid), c.oid::regclass) AS top,
+                   coalesce(t.is_own, false) AS is_fenced,
+                   c.oid IN (SELECT u.oid FROM usurped u) AS is_usurped,
+                   coalesce(t.fence_column, (
+                        SELECT a.attname::text FROM pg_attribute a
+                         WHERE a.attrelid = c.oid AND col_description(c.oid, a.attnum) = mark
+                         ORDER BY a.attnum DESC LIMIT 1), 'fence') AS fence_column,
+                   coalesce(t.mode, 'strict') AS mode, t.lease
+              FROM subject s
+              JOIN pg_class c ON c.oid = s.oid
+              LEFT JOIN chosen t ON t.oid = c.oid
+             WHERE pg_has_role(c.relowner, 'USAGE') AND NOT EXISTS (
+                   SELECT FROM pg_inherits i JOIN subject p ON p.oid = i.inhparent WHERE i.inhrelid = c.oid)),
+
+        tree (root, oid) AS (
+            SELECT r.root, r.root FROM root r
+            UNION
+            SELECT t.root, i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid),
+
+        -- The root and whatever hangs below it.
+        member AS (
+            SELECT r.root, row_number() OVER (
+                       PARTITION BY r.root ORDER BY c.oid = r.root DESC, c.oid::regclass::text) AS member_n,
+                   c.oid, c.oid::regclass AS rel, c.oid = r.root AS is_root, c.relkind, c.relpersistence,
+                   c.relispartition, c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)) AS acl,
+                   i.inhparent::regclass AS parent, i.inhparent IS NOT NULL AND NOT c.relispartition AS is_child,
+                   a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod) AS type,
+                   CASE WHEN a.attgenerated <> '' THEN 'EXPRESSION' WHEN a.attidentity <> '' THEN 'IDENTITY'
+                        WHEN a.atthasdef THEN 'DEFAULT' END AS filled,  -- what fills its fence column by itself
+                   coalesce(v.before, '{}') AS before, coalesce(v.after, '{}') AS after
+              FROM root r
+              JOIN tree t ON t.root = r.root
+              JOIN pg_class c ON c.oid = t.oid
+              LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhseqno = 1
+              LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = r.fence_column
+              LEFT JOIN covered v ON v.oid = c.oid),
+
+        -- How each fence should be -----------------------------------------------------------------------------
+
+        -- Fences behind which some trigger runs (or did, and looked again, until another took its place).
+        followed AS (
+            SELECT DISTINCT m.root
+              FROM member m JOIN other_trigger t ON t.tgrelid = m.oid
+             WHERE CASE WHEN t.in_place_of IS NOT NULL THEN t.in_place_of = 1
+                   ELSE NOT t.is_postgres_own AND t.tgname > 'fenced' AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0
+                    AND t.tgenabled <> 'D' END),
+
+        -- Fences where an apply worker writes.
+        subscribed AS (
+            SELECT m.root FROM member m JOIN pg_subscription_rel s ON s.srrelid = m.oid
+            UNION
+            SELECT r.root FROM root r JOIN pg_subscription_rel s ON s.srrelid = r.top),
+
+        -- `protect` is one statement that repairs all that attaching anew can repair, so that remedies agree.
+        fence AS (
+            SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
+                   x.is_always, x.is_subscribed, x.must_fire_always, e.events, o.options,
+                   'SELECT @extschema@.fence_protect(' || quote_literal(r.top) || o.options AS protect,
+                   format('EXECUTE FUNCTION %s(%s', ours::regproc, o.arguments) AS call
+              FROM root r
+              JOIN member m ON m.root = r.root AND m.is_root
+             CROSS JOIN LATERAL (
+                   SELECT f.*, f.is_always OR f.is_subscribed AS must_fire_always
+                     FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
+                                  r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
+                                  r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled = 'A') AS is_always,
+                                  CASE WHEN r.lease IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
+                                      AS fit_mode) AS f) AS x
+             CROSS JOIN LATERAL (
+                   SELECT array_agg(e.name ORDER BY e.n) FROM event e
+                    WHERE e.name <> 'insert' OR r.lease IS NOT NULL OR r.mode = 'managed'
+                       OR 'insert' = ANY (m.before)
+                       OR x.is_followed AND r.moves_rows  -- a row that moves is inserted at its new place
+                   ) AS e (events)
+             CROSS JOIN LATERAL (VALUES (
+                   concat_ws(', ', '', 'fence_column => ' || quote_literal(nullif(r.fence_column, 'fence')),
+                       'mode => ' || quote_literal(x.fit_mode), 'lease => ' || quote_literal(r.lease),
+                       'events => ' || quote_literal(array_to_string(e.events, ',')),
+                       CASE WHEN x.is_followed OR m.after <> '{}' THEN 'verify => true' END,
+                       CASE WHEN x.must_fire_always THEN 'always => true' END) || ');',
+                   concat_ws(', ', quote_literal(r.fence_column), quote_literal(x.fit_mode), quote_literal(r.lease))
+                   )) AS o (options, arguments)),
+
+        -- The members that are looked at: of a root that bears the fence's column, but no trigger of ours, itself
+        -- alone. A partition has the row triggers of its root; what those lack is said of the root.
+        spot AS (
+            SELECT *, ARRAY (
+                       SELECT e FROM unnest(CASE WHEN m.is_root OR m.is_child THEN f.events ELSE f.root_events END) AS e
+                        WHERE e <> ALL (m.before) AND m.relkind <> 'f') AS missing,
+                   f.is_fenced OR f.root_is_child AS has_fence
+              FROM fence f JOIN member m USING (root)
+             WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root),
+
+        -- How each kind of trigger should be where no call of fence_protect reaches: what follows its name, and
+        -- what precedes its name in the statement that makes it fire for apply workers.
+        rule AS (
+            SELECT s.root, s.oid, k.bits,
+                   format('%s ON %s FOR EACH %s %s);',
+                       CASE k.bits
+                           WHEN 3 THEN 'BEFORE ' || array_to_string(array_remove(s.events, 'truncate'), ' OR ')
+                           WHEN 2 THEN 'BEFORE TRUNCATE'
+                           ELSE CASE WHEN 'insert' = ANY (s.events) THEN 'AFTER insert OR update'
+                                ELSE 'AFTER update' END END,
+                       s.rel, CASE k.bits WHEN 2 THEN 'STATEMENT' ELSE 'ROW' END,
+                       CASE k.bits WHEN 1 THEN concat_ws(', ', s.call, CASE WHEN s.lease IS NULL THEN '''''' END,
+                           '''verify''') ELSE s.call END) AS definition,
+                   CASE WHEN s.must_fire_always THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER ', s.rel) END
+                       AS firing
+              FROM spot s CROSS JOIN kind k),
+
+        -- The findings on a table that is not fenced at all ----------------------------------------------------
+
+        not_fenced AS (
+            SELECT f.root_n, 1 AS member_n, 1 AS n, f.root_rel, 'hole', 'no trigger of pg_fence is on this table',
+                   f.protect
+              FROM fence f
+             WHERE NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped),
+
+        -- The findings on a member -----------------------------------------------------------------------------
+
+        foreign_table AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   'this table is foreign: nothing fences it on its own server',
+                   CASE WHEN s.relispartition THEN format('ALTER TABLE %s DETACH PARTITION %s;', s.parent, s.rel)
+                        WHEN s.is_child THEN format('ALTER FOREIGN TABLE %s NO INHERIT %s;', s.rel, s.parent)
+                        ELSE format('SELECT @extschema@.fence_unprotect(%L);', s.rel) END
+              FROM spot s
+             WHERE s.relkind = 'f'),
+
+        unlogged AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   'this table is unlogged: a crash empties it, fences and all',
+                   format('ALTER TABLE %s SET LOGGED;', s.rel)
+              FROM spot s
+             WHERE s.relpersistence = 'u'),
+
+        another_owner AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'notice',
+                   format('its owner %I is not that of %s, and may take its triggers off',
+                       pg_get_userbyid(s.relowner), s.root_rel),
+                   format('ALTER TABLE %s OWNER TO %I;', s.rel, pg_get_userbyid(s.root_owner))
+              FROM spot s
+             WHERE s.relowner <> s.root_owner),
+
+        -- A column that was renamed has all that the rows had seen. Of one that was dropped, nothing is left:
+        -- no write can pass, and whoever brings it back empty lets every token of the past write once more. The
+        -- remedy fills it with the last token, so that none of those may.
+        column_missing AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, CASE WHEN marked.name IS NULL THEN 'hole' ELSE 'notice' END,
+                   format('the fence column "%s" is missing: no write can pass', s.fence_column) || CASE
+                       WHEN marked.name IS NULL THEN ', and once it is back, but empty, any old token can' ELSE '' END,
+                   CASE WHEN marked.name IS NOT NULL
+                        THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, marked.name, s.fence_column)
+                        ELSE format('ALTER TABLE %s ADD COLUMN %I bigint', s.rel, s.fence_column)
+                            || coalesce(' DEFAULT ' || last_token
+                                   || format('; ALTER TABLE %s ALTER COLUMN %I DROP DEFAULT;', s.rel, s.fence_column), ';')
+                            || format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, mark) END
+              FROM spot s
+              LEFT JOIN LATERAL (
+                   SELECT a.attname FROM pg_attribute a
+                    WHERE a.attrelid = s.oid AND a.attnum > 0 AND col_description(s.oid, a.attnum) = mark
+                    ORDER BY a.attnum DESC LIMIT 1) AS marked (name) ON true
+             WHERE s.is_root AND s.attnum IS NULL),
+
+        column_type AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'notice',
+                   format('the fence column "%s" is %s, not bigint: no write can pass', s.fence_column, s.type),
+                   format('ALTER TABLE %s ALTER COLUMN %I TYPE bigint USING %2$I::bigint;', s.rel, s.fence_column)
+              FROM spot s
+             WHERE s.is_root AND s.type <> 'bigint'),
+
+        column_filled AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   format('the fence column "%s" has a default, which passes for a token', s.fence_column),
+                   format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', s.rel, s.fence_column, s.filled)
+                       || CASE s.filled WHEN 'EXPRESSION'
+                          THEN format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, mark) ELSE '' END
+              FROM spot s
+             WHERE s.filled IS NOT NULL AND (s.is_root OR NOT s.root_filled)),
+
+        -- Dropped and made anew: the column lacks the mark that fence_protect left on it when it made that trigger,
+        -- and one like it is gone. The rows that are still empty get the last token, so that no older one may write.
+        column_anew AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   format('the fence column "%s" was dropped and made anew: where it is empty, any old token can write',
+                       s.fence_column),
+                   CASE WHEN last_token IS NULL THEN s.protect
+                   ELSE format('DO %L;', format('BEGIN PERFORM @extschema@.fence_unprotect(%L); UPDATE %s%s AS r '
+                       'SET %I = s.last_token FROM @extschema@.fence_status() AS s WHERE r.%I IS NULL; PERFORM %s END',
+                       s.rel, CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.rel, s.fence_column, s.fence_column,
+                       substr(s.protect, length('SELECT ') + 1))) END
+              FROM spot s
+             WHERE s.is_root AND s.is_fenced AND NOT s.is_child AND s.atttypid = 'int8'::regtype AND s.filled IS NULL
+               AND col_description(s.oid, s.attnum) IS NULL
+               AND EXISTS (
+                   SELECT FROM own_trigger t WHERE t.tgrelid = s.oid AND t.tgname = 'fenced' AND t.tgnargs > 1)
+               AND EXISTS (
+                   SELECT FROM pg_attribute d
+                    WHERE d.attrelid = s.oid AND d.attisdropped AND d.attlen = 8 AND d.attnum < s.attnum)),
+
+        -- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
+        in_the_way AS (
+            WITH RECURSIVE whole (root, oid) AS (
+                SELECT r.root, r.top::oid FROM root r WHERE EXISTS (SELECT FROM usurped)
+                UNION
+                SELECT t.root, i.inhrelid FROM whole t JOIN pg_inherits i ON i.inhparent = t.oid)
+            SELECT tree.root, string_agg(format('DROP TRIGGER %I ON %s; ', t.tgname, t.tgrelid::regclass), ''
+                       ORDER BY t.oid) AS drops
+              FROM whole AS tree
+              JOIN root r ON r.root = tree.root
+              JOIN pg_class c ON c.oid = tree.oid
+              JOIN other_trigger t ON t.tgrelid = c.oid
+             WHERE t.in_place_of IS NOT NULL AND t.tgparentid = 0 AND (c.oid = r.top OR c.relispartition)
+             GROUP BY tree.root),
+
+        trigger_usurped AS (
+            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel, 'hole',
+                   format('trigger "%s" bears a name of the fence''s, but calls %s', t.tgname, t.tgfoid::regprocedure),
+                   CASE WHEN s.is_child
+                        THEN format('DROP TRIGGER %I ON %s; CREATE TRIGGER %1$I %3$s', t.tgname, s.rel, u.definition)
+                            || coalesce(u.firing || quote_ident(t.tgname) || ';', '')
+                        ELSE CASE WHEN row_number() OVER (
+                                      PARTITION BY s.root, s.is_child ORDER BY s.member_n, t.tgname) = 1
+                                  THEN w.drops ELSE '' END
+                            || s.protect
+                            || CASE WHEN s.is_fenced THEN '' ELSE ' -- and its lease, where it was bound to one' END END
+              FROM spot s
+              JOIN other_trigger t ON t.tgrelid = s.oid
+              JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = t.in_place_of
+              LEFT JOIN in_the_way w ON w.root = s.root
+             WHERE (s.is_root OR t.tgparentid = 0)
+               AND (s.is_fenced OR s.is_child OR s.oid IN (SELECT p.oid FROM usurped p))),
+
+        -- (Partitions copy their triggers; what differs is told.)
+        trigger_amiss AS (
+            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname, x.n), s.rel,
+                   x.severity, x.finding, x.remedy
+              FROM spot s
+              JOIN own_trigger t ON t.tgrelid = s.oid
+              LEFT JOIN own_trigger original ON original.oid = t.tgparentid
+              JOIN rule u ON u.root = s.root AND u.oid = s.oid
+                   AND u.bits = CASE t.bits WHEN 0 THEN 1 ELSE t.bits END
+             CROSS JOIN LATERAL (VALUES (
+                   CASE WHEN NOT s.is_child THEN s.protect
+                   ELSE format('CREATE OR REPLACE TRIGGER %I %s', t.tgname, u.definition)
+                       || coalesce(u.firing || quote_ident(t.tgname) || ';', '') END)) AS mended (as_it_should_be)
+             CROSS JOIN LATERAL (VALUES (format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, t.tgname))
+                   ) AS fires (always)
+             CROSS JOIN LATERAL (VALUES
+                (1, t.tgenabled = 'D', 'hole', format('trigger "%s" is disabled', t.tgname),
+                 CASE WHEN s.must_fire_always THEN always
+                 ELSE format('ALTER TABLE %s ENABLE TRIGGER %I;', s.rel, t.tgname) END),
+                (2, t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname), always),
+                (3, t.tgenabled = 'O' AND s.is_subscribed AND t.bits = 3, 'notice',
+                 format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname), always),
+                (4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed AND NOT s.is_root AND t.bits = 3, 'notice',
+                 format('trigger "%s" does not fire for apply workers, as that of %s does', t.tgname, s.root_rel),
+                 always),
+                (5, t.skips_some, 'hole',
+                 format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
+                 as_it_should_be),
+                (6, (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (s.fence_column, s.mode, s.lease), 'hole',
+                 format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, s.root_rel),
+                 as_it_should_be)
+             ) AS x (n, applies, severity, finding, remedy)
+             WHERE x.applies AND s.has_fence
+               AND (s.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled)),
+
+        event_missing AS (
+            SELECT s.root_n, s.member_n, u.bits * -1, s.rel, CASE u.bits WHEN 3 THEN 'hole' ELSE 'notice' END,
+                   CASE u.bits WHEN 3 THEN upper(array_to_string(array_remove(s.missing, 'truncate'), ', '))
+                               ELSE 'TRUNCATE' END || ' not fenced',
+                   CASE WHEN s.is_root AND NOT s.is_child THEN s.protect
+                        ELSE format('CREATE OR REPLACE TRIGGER %I %s', k.tgname, u.definition)
+                            || coalesce(u.firing || quote_ident(k.tgname) || ';', '') END
+              FROM spot s
+              JOIN rule u ON u.root = s.root AND u.oid = s.oid
+              JOIN kind k ON k.bits = u.bits
+             WHERE s.has_fence AND CASE u.bits WHEN 3 THEN s.missing && '{insert,update,delete}'
+                                               WHEN 2 THEN 'truncate' = ANY (s.missing) END),
+
+        -- A later trigger may change what the fence has judged, unless it looks again at the end. (An UPDATE that
+        -- moves a row between partitions ends in an INSERT.)
+        trigger_later AS (
+            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel, 'hole',
+                   format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
+                   CASE WHEN NOT s.is_child THEN s.protect
+                        ELSE format('CREATE OR REPLACE TRIGGER fenced_verify %s', u.definition)
+                            || coalesce(u.firing || 'fenced_verify;', '') END
+              FROM spot s
+              JOIN other_trigger t ON t.tgrelid = s.oid
+              JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 1
+             WHERE s.has_fence AND (s.is_root OR t.tgparentid = 0) AND t.tgtype & 3 = 3 AND t.tgenabled <> 'D'
+               AND NOT t.is_postgres_own AND t.in_place_of IS NULL
+               AND EXISTS (
+                   SELECT FROM event e
+                    WHERE e.name IN ('insert', 'update') AND t.tgtype & e.bit <> 0 AND e.name = ANY (s.events)
+                      AND (e.name <> ALL (s.after) OR s.moves_rows AND 'insert' <> ALL (s.after))
+                      AND t.tgname > coalesce((
+                          SELECT o.tgname FROM own_trigger o
+                           WHERE o.tgrelid = s.oid AND o.bits = 3 AND o.tgtype & e.bit <> 0
+                           ORDER BY o.tgname LIMIT 1), 'fenced'))),
+
+        privilege AS (
+            SELECT s.root_n, s.member_n, a.n, s.rel, x.severity, x.finding,
+                   format('REVOKE %s ON %s FROM %s CASCADE;', a.privilege_type, s.rel,
+                       CASE WHEN a.grantor = s.relowner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
+              FROM spot s
+             CROSS JOIN aclexplode(s.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
              CROSS JOIN LATERAL (VALUES (
                    CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)) AS g (who)
               LEFT JOIN pg_roles role ON role.oid = a.grantee
              CROSS JOIN LATERAL (VALUES
-                ('TRUNCATE', CASE WHEN 'truncate' = ANY (m.before) THEN 'notice' ELSE 'hole' END,
-                 format('%s may TRUNCATE; %s', g.who, CASE WHEN 'truncate' = ANY (m.before)
+                ('TRUNCATE', CASE WHEN 'truncate' = ANY (s.before) THEN 'notice' ELSE 'hole' END,
+                 format('%s may TRUNCATE; %s', g.who, CASE WHEN 'truncate' = ANY (s.before)
                      THEN 'only the trigger stands in the way' ELSE 'nothing stands in the way' END)),
                 ('TRIGGER', 'hole', format('%s may create triggers, and replace those of the fence', g.who))
              ) AS x (privilege, severity, finding)
-             WHERE a.privilege_type = x.privilege AND a.grantee <> m.relowner AND role.rolsuper IS NOT TRUE;
+             WHERE s.has_fence AND a.privilege_type = x.privilege AND a.grantee <> s.relowner
+               AND role.rolsuper IS NOT TRUE),
 
-            -- Foreign keys that write here on their own.
-            RETURN QUERY SELECT m.rel, CASE WHEN writes.events <@ m.before THEN 'notice' ELSE 'hole' END,
-                   format('foreign key "%s" writes here when a row of %s changes', k.conname,
-                       k.confrelid::regclass),
-                   format('ALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %2$I %s;', m.rel, k.conname,
+        foreign_key AS (
+            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY k.conname), s.rel,
+                   CASE WHEN writes.events <@ s.before THEN 'notice' ELSE 'hole' END,
+                   format('foreign key "%s" writes here when a row of %s changes', k.conname, k.confrelid::regclass),
+                   format('ALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %2$I %s;', s.rel, k.conname,
                        regexp_replace(pg_get_constraintdef(k.oid),
                            ' ON (UPDATE|DELETE) (CASCADE|SET NULL|SET DEFAULT)( \([^)]*\))?', '', 'g'))
-              FROM pg_constraint k
+              FROM spot s
+              JOIN pg_constraint k ON k.conrelid = s.oid
              CROSS JOIN LATERAL (VALUES (array_remove(ARRAY [
                    CASE WHEN k.confdeltype = 'c' THEN 'delete' END,
                    CASE WHEN k.confdeltype IN ('n', 'd') OR k.confupdtype IN ('c', 'n', 'd') THEN 'update' END],
                    NULL))) AS writes (events)
-             WHERE k.conrelid = m.rel AND k.contype = 'f' AND k.conparentid = 0 AND writes.events <> '{}';
-        END LOOP;
-        CONTINUE WHEN NOT r.fenced;
+             WHERE s.has_fence AND k.contype = 'f' AND k.conparentid = 0 AND writes.events <> '{}'),
 
-        any_fence := true;
+        -- The findings on a fence as a whole -------------------------------------------------------------------
 
-        -- The fence as a whole.
-        RETURN QUERY SELECT r.rel, x.severity, x.finding, x.remedy FROM (VALUES
-            (r.mode = 'monotonic' AND r.lease IS NULL, 'hole',
-             'monotonic without a lease: a client that writes every column back passes with the token it read',
-             protect),
-            (r.top <> r.rel AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = r.top AND t.tgfoid = ours),
-             'hole', format('only this partition of %s is fenced: rows can move around its fence', r.top), protect)
-        ) AS x (applies, severity, finding, remedy) WHERE x.applies;
+        unbound_monotonic AS (
+            SELECT f.root_n, NULL::bigint, 1, f.root_rel, 'hole',
+                   'monotonic without a lease: a client that writes every column back passes with the token it read',
+                   f.protect
+              FROM fence f
+             WHERE f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NULL),
 
-        RETURN QUERY
-            WITH named AS (
-                SELECT DISTINCT piece[1] AS name
-                  FROM regexp_matches(r.lease, '\{\{|\}\}|\{([^{}]+)\}', 'g') AS piece
-                 WHERE piece[1] IS NOT NULL),
-            renamed AS (  -- from what, where only one column of the key can be meant
-                SELECT min(a.attname::text) AS name
-                  FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-                 WHERE i.indrelid = r.rel AND i.indisprimary AND a.attname NOT IN (SELECT n.name FROM named n)
-                HAVING count(*) = 1)
-            SELECT r.rel, 'notice', format('the lease names {%s}, which is no fit column: no write can pass', n.name),
+        one_partition_only AS (
+            SELECT f.root_n, NULL::bigint, 1, f.root_rel, 'hole',
+                   format('only this partition of %s is fenced: rows can move around its fence', f.top), f.protect
+              FROM fence f
+             WHERE f.is_fenced AND f.top <> f.root_rel AND f.top NOT IN (SELECT t.tgrelid FROM own_trigger t)),
+
+        placeholder AS (
+            SELECT DISTINCT f.root_n, f.root, f.root_rel, piece[1] AS name
+              FROM fence f CROSS JOIN regexp_matches(f.lease, '\{\{|\}\}|\{([^{}]+)\}', 'g') AS piece
+             WHERE f.is_fenced AND piece[1] IS NOT NULL),
+
+        lease_column AS (
+            SELECT p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel, 'notice',
+                   format('the lease names {%s}, which is no fit column: no write can pass', p.name),
                    CASE WHEN a.attgenerated <> ''
-                        THEN format('ALTER TABLE %s ALTER COLUMN %I DROP EXPRESSION;', r.rel, n.name)
+                        THEN format('ALTER TABLE %s ALTER COLUMN %I DROP EXPRESSION;', p.root_rel, p.name)
                         WHEN a.attnum IS NOT NULL
-                        THEN format('ALTER TABLE %s ALTER COLUMN %I TYPE text USING %2$I::text;', r.rel, n.name)
-                        ELSE coalesce(
-                            (SELECT format('ALTER TABLE %s RENAME COLUMN %I TO %I;', r.rel, o.name, n.name)
-                               FROM renamed o),
-                            '-- bring the column back, or call fence_protect with a lease that fits the columns') END
-              FROM named n
-              LEFT JOIN pg_attribute a ON a.attrelid = r.rel AND a.attname = n.name AND a.attnum > 0
+                        THEN format('ALTER TABLE %s ALTER COLUMN %I TYPE text USING %2$I::text;', p.root_rel, p.name)
+                        WHEN renamed.name IS NOT NULL
+                        THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', p.root_rel, renamed.name, p.name)
+                        ELSE '-- bring the column back, or call fence_protect with a lease that fits the columns' END
+              FROM placeholder p
+              LEFT JOIN pg_attribute a ON a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0
+              LEFT JOIN LATERAL (  -- from what it was renamed, where only one column of the key can be meant
+                   SELECT min(k.attname::text)
+                     FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
+                    WHERE i.indrelid = p.root AND i.indisprimary
+                      AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root)
+                   HAVING count(*) = 1) AS renamed (name) ON true
              WHERE a.attnum IS NULL OR a.attgenerated <> ''
-                OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]);
+                OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[])),
 
-        RETURN QUERY SELECT r.rel, 'notice',
-               format('%I is a member of the owner, and may take the fence off', member.rolname),
-               format('REVOKE %I FROM %I;', pg_get_userbyid(r.relowner), member.rolname)
-          FROM pg_auth_members am
-          JOIN pg_roles member ON member.oid = am.member
-         WHERE am.roleid = r.relowner AND NOT member.rolsuper AND EXISTS (
-               SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, member.oid, 'MEMBER'));
+        member_of_owner AS (
+            SELECT f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
+                   'notice', format('%I is a member of the owner, and may take the fence off', g.rolname),
+                   format('REVOKE %I FROM %I;', pg_get_userbyid(f.root_owner), g.rolname)
+              FROM fence f
+              JOIN pg_auth_members am ON am.roleid = f.root_owner
+              JOIN pg_roles g ON g.oid = am.member
+             WHERE f.is_fenced AND NOT g.rolsuper AND EXISTS (
+                   SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
 
-        -- DETACH leaves no link. What tells a former partition is its columns, and for certain the
-        -- TRUNCATE trigger that fence_protect gave it.
-        RETURN QUERY SELECT d.oid::regclass, CASE WHEN former.certain THEN 'hole' ELSE 'notice' END,
-               format('not fenced, with the very columns of %s: a detached partition?', r.rel),
-               'SELECT @extschema@.fence_protect(' || quote_literal(d.oid::regclass) || options
-          FROM pg_class d
-         CROSS JOIN LATERAL (
-               SELECT coalesce(bool_or(true), false), coalesce(bool_or(t.tgtype & 3 = 3), false)
-                 FROM pg_trigger t WHERE t.tgrelid = d.oid AND t.tgfoid = ours) AS former (certain, fenced)
-         WHERE r.moves_rows AND r.top = r.rel AND NOT former.fenced AND NOT (former.certain AND relation IS NULL)
-           AND d.relkind IN ('r', 'p') AND d.relpersistence = 'p' AND d.oid <> ALL (members)
-           AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.oid)
-           AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = d.oid AND a.attname = r.fence_column)
-           AND NOT EXISTS (
-               SELECT FROM pg_attribute a
-                WHERE a.attrelid IN (r.rel, d.oid) AND a.attnum > 0 AND NOT a.attisdropped
-                GROUP BY a.attname, a.atttypid, a.atttypmod HAVING count(*) = 1);
+        -- DETACH leaves no link. What tells a former partition is its columns, and for certain the TRUNCATE
+        -- trigger that fence_protect gave it.
+        detached AS (
+            SELECT f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY d.oid), d.oid::regclass,
+                   CASE WHEN former.is_certain THEN 'hole' ELSE 'notice' END,
+                   format('not fenced, with the very columns of %s: a detached partition?', f.root_rel),
+                   'SELECT @extschema@.fence_protect(' || quote_literal(d.oid::regclass) || f.options
+              FROM fence f
+              JOIN pg_attribute a ON a.attname = f.fence_column
+              JOIN pg_class d ON d.oid = a.attrelid
+             CROSS JOIN LATERAL (
+                   SELECT count(*) > 0, coalesce(bool_or(t.bits = 3), false) FROM own_trigger t WHERE t.tgrelid = d.oid
+                   ) AS former (is_certain, is_fenced)
+             WHERE f.is_fenced AND f.moves_rows AND f.top = f.root_rel
+               AND NOT former.is_fenced AND NOT (former.is_certain AND relation IS NULL)
+               AND d.relkind IN ('r', 'p') AND d.relpersistence = 'p'
+               AND NOT EXISTS (SELECT FROM tree t WHERE t.root = f.root AND t.oid = d.oid)
+               AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.oid)
+               AND NOT EXISTS (
+                   SELECT FROM pg_attribute c
+                    WHERE c.attrelid IN (f.root, d.oid) AND c.attnum > 0 AND NOT c.attisdropped
+                    GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)),
 
-        -- A fence above every token drawn: the extension was created anew, or an older backup restored.
-        -- Both sides of the comparison are read with the caller's rights, and only where he has them; no plan
-        -- is made for a table that may have functions of its owner's in an index.
-        CONTINUE WHEN last_token IS NULL;
-        highest := NULL;
-        FOR m IN
-            SELECT c.oid::regclass AS rel, a.attnum
-              FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = r.fence_column
-             WHERE c.oid = ANY (members) AND c.relkind = 'r' AND a.atttypid = 'int8'::regtype
-               AND has_column_privilege(c.oid, a.attnum, 'SELECT')
-        LOOP
-            highest := greatest(highest, fence.greatest(m.rel, m.attnum));
-        END LOOP;
-        CONTINUE WHEN highest IS NULL OR highest <= last_token;
-        -- What was drawn and written since the audit began is not ahead.
-        last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
-        RETURN QUERY SELECT r.rel, 'hole',
-               format('rows hold fences up to %s, but the last token drawn is %s', highest, last_token),
-               CASE WHEN highest < last_token + 1048576
-                      OR highest < extract(epoch FROM now() - '2026-01-01 00:00+00') * 1048576
-                    THEN 'SELECT @extschema@.fence_new_epoch();'
-                    ELSE format('DO %L;', format('BEGIN PERFORM %s.fence_unprotect(%L); '
-                        'UPDATE %s SET %I = %s WHERE %4$I > %5$s; PERFORM %s END', '@extschema@', r.rel,
-                        r.rel, r.fence_column, last_token, substr(protect, length('SELECT ') + 1))) END
-         WHERE highest > last_token;
-    END LOOP;
+        -- No finding yet, but what to read for one: the extension was created anew, or an older backup restored,
+        -- where rows hold fences above every token drawn. They are read with the caller's rights, where he has
+        -- them. The remedy is for fences too high for any jump: down to where no token drawn so far may write.
+        to_be_read AS (
+            SELECT s.root_n, NULL::bigint, 1, s.root_rel, 'hole', NULL::text,
+                   format('DO %L;', format('BEGIN PERFORM @extschema@.fence_unprotect(%L); UPDATE %s AS r '
+                       'SET %I = coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s '
+                       'WHERE r.%I > coalesce(s.last_token, 0); PERFORM %s END', s.root_rel, s.root_rel,
+                       s.fence_column, s.fence_column, substr(s.protect, length('SELECT ') + 1))),
+                   array_agg(s.rel) FILTER (WHERE readable.here),
+                   array_agg(s.attnum::integer) FILTER (WHERE readable.here)
+              FROM spot s
+             CROSS JOIN LATERAL (VALUES (CASE WHEN s.relkind = 'r' AND s.atttypid = 'int8'::regtype
+                   THEN has_column_privilege(s.oid, s.attnum, 'SELECT') ELSE false END)) AS readable (here)
+             WHERE s.is_fenced
+             GROUP BY s.root_n, s.root_rel, s.fence_column, s.protect),
 
-    IF any_fence AND last_token IS NULL AND NOT pg_is_in_recovery() THEN
-        RAISE NOTICE USING
-            MESSAGE = 'not looked at: whether rows hold fences above the last token drawn',
-            HINT = format('That is for those who may use leases: SELECT @extschema@.fence_grant(%L);', current_user);
-    END IF;
+        -- The findings on settings, which reach every fenced table of this database ----------------------------
 
-    -- Settings that reach every fenced table of this database. What stands in the server's configuration is
-    -- outdone by the database's own.
-    RETURN QUERY SELECT relation, 'hole', format(x.finding, s.whose),
-           CASE WHEN s.whose = 'the whole server'
-                THEN format('ALTER DATABASE %I SET %s = %L;', current_database(), s.name, x.harmless)
-                ELSE format('ALTER %s RESET %s;', s.whose, s.name) END
-      FROM (SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2), CASE
+        -- What stands in the server's configuration is outdone by the database's own.
+        in_effect (name, value, whose) AS (
+            SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2), CASE
                    WHEN setrole = 0 AND setdatabase = 0 THEN 'ROLE ALL'
                    WHEN setrole = 0 THEN format('DATABASE %I', current_database())
                    WHEN setdatabase = 0 THEN format('ROLE %I', pg_get_userbyid(setrole))
@@ -473,22 +583,253 @@ BEGIN
              WHERE g.source IN ('configuration file', 'command line', 'environment variable') AND NOT EXISTS (
                    SELECT FROM pg_db_role_setting o JOIN pg_database d ON d.oid = o.setdatabase
                     WHERE d.datname = current_database() AND o.setrole = 0
-                      AND lower(g.name) IN (SELECT lower(split_part(item, '=', 1)) FROM unnest(o.setconfig) AS item))
-           ) AS s (name, value, whose)
-      JOIN (VALUES ('pg_fence.token', NULL, '', 'pg_fence.token is set for %s: who has no token presents that one'),
-                   ('session_replication_role', 'replica', 'origin',
-                    'session_replication_role is set for %s: triggers that are not ENABLE ALWAYS do not fire')
-           ) AS x (name, value, harmless, finding) ON x.name = s.name AND s.value = coalesce(x.value, s.value)
-     WHERE any_fence AND s.value <> '';
+                      AND lower(g.name) IN (SELECT lower(split_part(item, '=', 1)) FROM unnest(o.setconfig) AS item))),
 
-    RETURN QUERY SELECT relation, 'hole',
-           format('%s may set session_replication_role, under which fences judge little or nothing', g.who),
-           format('REVOKE %s ON PARAMETER session_replication_role FROM %s CASCADE;', a.privilege_type, g.who)
-      FROM pg_parameter_acl p CROSS JOIN aclexplode(p.paracl) AS a
-     CROSS JOIN LATERAL (
-           SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END) AS g (who)
-      LEFT JOIN pg_roles role ON role.oid = a.grantee
-     WHERE any_fence AND p.parname = 'session_replication_role' AND role.rolsuper IS NOT TRUE;
+        setting AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (), relation, 'hole', format(x.finding, s.whose),
+                   CASE WHEN s.whose = 'the whole server'
+                        THEN format('ALTER DATABASE %I SET %s = %L;', current_database(), s.name, x.harmless)
+                        ELSE format('ALTER %s RESET %s;', s.whose, s.name) END
+              FROM in_effect s
+              JOIN (VALUES ('pg_fence.token', NULL, '',
+                            'pg_fence.token is set for %s: who has no token presents that one'),
+                           ('session_replication_role', 'replica', 'origin',
+                            'session_replication_role is set for %s: triggers that are not ENABLE ALWAYS do not fire')
+                   ) AS x (name, value, harmless, finding) ON x.name = s.name AND s.value = coalesce(x.value, s.value)
+             WHERE s.value <> '' AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
+
+        parameter_privilege AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (), relation, 'hole',
+                   format('%s may set session_replication_role, under which fences judge little or nothing', g.who),
+                   format('REVOKE %s ON PARAMETER session_replication_role FROM %s CASCADE;', a.privilege_type, g.who)
+              FROM pg_parameter_acl p CROSS JOIN aclexplode(p.paracl) AS a
+             CROSS JOIN LATERAL (
+                   SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END) AS g (who)
+              LEFT JOIN pg_roles role ON role.oid = a.grantee
+             WHERE p.parname = 'session_replication_role' AND role.rolsuper IS NOT TRUE
+               AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
+
+        -- The findings on the state of pg_fence itself, for whoever asks for all tables ------------------------
+
+        -- What its tables and sequences should be: this list is the only place that says so.
+        expected (relname, persistence, key) AS (
+            VALUES ('token_seq'::name, 'p'::"char", NULL), ('identity_seq', 'p', NULL), ('floor_seq', 'p', NULL),
+                   ('epoch_seq', 'p', NULL), ('lease', 'p', 'name, slot'), ('trace', 'p', 'name, xact')),
+
+        extension AS (
+            SELECT e.oid, e.extowner
+              FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+             WHERE relation IS NULL AND d.classid = 'pg_proc'::regclass AND d.objid = ours
+               AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+
+        part AS (
+            SELECT d.classid, d.objid FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
+             WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+
+        state AS (
+            SELECT row_number() OVER (ORDER BY c.relname) AS n, c.oid, c.oid::regclass AS rel, c.relname, c.relkind,
+                   CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relpersistence, c.relowner,
+                   c.relacl, c.relrowsecurity OR c.relforcerowsecurity AS has_row_security, x.persistence, x.key
+              FROM part p
+              JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+              LEFT JOIN expected x ON x.relname = c.relname
+             WHERE c.relkind IN ('r', 'S')),
+
+        state_persistence AS (
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'hole',
+                   CASE WHEN s.persistence = 'u' THEN 'this part of the state is logged: a crash does not empty it, and is not noticed'
+                        ELSE 'this part of the state is unlogged: a crash empties it' END,
+                   format('ALTER %s %s SET %s;', s.kind, s.rel, CASE s.persistence WHEN 'u' THEN 'UNLOGGED' ELSE 'LOGGED' END)
+              FROM state s
+             WHERE s.relpersistence <> s.persistence),
+
+        state_sequence AS (
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
+                   format('this sequence was altered (%s): pg_fence cannot work with it, or not for long', x.changes),
+                   format('ALTER SEQUENCE %s AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1 NO CYCLE;',
+                       s.rel)
+              FROM state s
+              JOIN pg_sequence q ON q.seqrelid = s.oid
+             CROSS JOIN LATERAL (VALUES (concat_ws(', ',
+                   CASE WHEN q.seqtypid <> 'int8'::regtype THEN 'AS ' || format_type(q.seqtypid, NULL) END,
+                   CASE WHEN q.seqincrement <> 1 THEN 'INCREMENT ' || q.seqincrement END,
+                   CASE WHEN q.seqmin <> 1 THEN 'MINVALUE ' || q.seqmin END,
+                   CASE WHEN q.seqmax <> 9223372036854775807 THEN 'MAXVALUE ' || q.seqmax END,
+                   CASE WHEN q.seqcache <> 1 THEN 'CACHE ' || q.seqcache END,
+                   CASE WHEN q.seqcycle THEN 'CYCLE' END))) AS x (changes)
+             WHERE x.changes <> ''),
+
+        state_key AS (
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, x.severity, x.finding, x.remedy
+              FROM state s
+             CROSS JOIN LATERAL (VALUES (s.relname || '_pkey')) AS should (be)
+              LEFT JOIN LATERAL (
+                   SELECT c.relname::text, i.indisvalid AND i.indisready AND i.indislive
+                     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+                    WHERE i.indrelid = s.oid AND i.indisprimary) AS k (name, is_valid) ON true
+             CROSS JOIN LATERAL (VALUES
+                (k.name IS NULL, 'notice', 'its primary key is gone: pg_fence cannot work',
+                 format('ALTER TABLE %s ADD CONSTRAINT %I PRIMARY KEY (%s);', s.rel, should.be, s.key)),
+                (k.name <> should.be, 'notice', format('its primary key has become "%s": pg_fence cannot work', k.name),
+                 format('ALTER TABLE %s RENAME CONSTRAINT "%s" TO %I;', s.rel, replace(k.name, '"', '""'), should.be)),
+                (NOT k.is_valid, 'hole', 'its primary key is invalid: pg_fence may not find a row by it',
+                 format('REINDEX TABLE %s;', s.rel))
+             ) AS x (applies, severity, finding, remedy)
+             WHERE s.relkind = 'r' AND x.applies),
+
+        state_row_security AS (
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
+                   'row security is on: it keeps rows from dumps, and may keep them from fence.leases',
+                   format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;', s.rel)
+              FROM state s
+             WHERE s.has_row_security),
+
+        state_trigger AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY s.n, t.tgname), s.rel, 'notice',
+                   format(CASE WHEN t.tgtype & 1 = 1
+                          THEN 'trigger "%s" runs whenever pg_fence writes a row here, and may change or refuse it'
+                          ELSE 'trigger "%s" is for statements: it does not run when pg_fence writes here' END, t.tgname),
+                   format('DROP TRIGGER %I ON %s;', t.tgname, s.rel)
+              FROM state s JOIN pg_trigger t ON t.tgrelid = s.oid
+             WHERE NOT t.tgisinternal),
+
+        state_rule AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY s.n, w.rulename), s.rel, 'notice',
+                   format('rule "%s" is not applied when pg_fence writes here', w.rulename),
+                   format('DROP RULE %I ON %s;', w.rulename, s.rel)
+              FROM state s JOIN pg_rewrite w ON w.ev_class = s.oid),
+
+        -- Writing the state, or drawing a token without a lease, is for the functions of pg_fence alone.
+        state_privilege AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.n, a.n), x.rel,
+                   CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE') THEN 'notice' ELSE 'hole' END,
+                   format('%s has %s%s on %s, which is for pg_fence alone', g.who, a.privilege_type, x.columns, x.name),
+                   format('REVOKE %s%s ON %s FROM %s CASCADE;', a.privilege_type, x.columns, x.name,
+                       CASE WHEN a.grantor = x.owner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
+              FROM (SELECT s.n, s.rel, s.kind || ' ' || s.rel, '', s.relowner, s.relacl,
+                           CASE s.relkind WHEN 'S' THEN '{USAGE,UPDATE}'
+                               ELSE '{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}' END::text[]
+                      FROM state s
+                    UNION ALL
+                    SELECT s.n, s.rel, s.kind || ' ' || s.rel, format(' (%I)', c.attname), s.relowner, c.attacl,
+                           '{INSERT,UPDATE,REFERENCES}'
+                      FROM state s JOIN pg_attribute c ON c.attrelid = s.oid
+                    UNION ALL
+                    SELECT 0, NULL, format('SCHEMA %I', h.nspname), '', h.nspowner, h.nspacl, '{CREATE}'
+                      FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
+                   ) AS x (n, rel, name, columns, owner, acl, private)
+             CROSS JOIN aclexplode(x.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
+             CROSS JOIN LATERAL (VALUES (
+                   CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)) AS g (who)
+              LEFT JOIN pg_roles role ON role.oid = a.grantee
+             WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner AND role.rolsuper IS NOT TRUE),
+
+        state_owner AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.name), x.rel,
+                   CASE WHEN r.rolsuper THEN 'notice' ELSE 'hole' END,
+                   format('%s belongs to %I, not to the owner of pg_fence', x.name, r.rolname),
+                   format('ALTER %s OWNER TO %I;', x.name, pg_get_userbyid(e.extowner))
+              FROM extension e
+             CROSS JOIN (
+                   SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' WHEN 'v' THEN 'VIEW ' ELSE 'TABLE ' END
+                          || c.oid::regclass, c.oid::regclass, c.relowner
+                     FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+                    WHERE c.relkind IN ('r', 'S', 'v')
+                   UNION ALL
+                   SELECT 'FUNCTION ' || f.oid::regprocedure, NULL, f.proowner
+                     FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
+                   UNION ALL
+                   SELECT 'SCHEMA ' || quote_ident(h.nspname), NULL, h.nspowner
+                     FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
+                   ) AS x (name, rel, owner)
+              JOIN pg_roles r ON r.oid = x.owner
+             WHERE x.owner <> e.extowner),
+
+        -- All together -----------------------------------------------------------------------------------------
+
+        all_findings AS (
+            SELECT 1 AS step, root_n, member_n, n, root_rel AS rel, severity, finding, remedy FROM (
+                SELECT * FROM not_fenced) AS x (root_n, member_n, n, root_rel, severity, finding, remedy)
+            UNION ALL SELECT 2, * FROM foreign_table
+            UNION ALL SELECT 3, * FROM unlogged
+            UNION ALL SELECT 4, * FROM another_owner
+            UNION ALL SELECT 5, * FROM column_missing
+            UNION ALL SELECT 6, * FROM column_type
+            UNION ALL SELECT 7, * FROM column_filled
+            UNION ALL SELECT 8, * FROM column_anew
+            UNION ALL SELECT 9, * FROM trigger_usurped
+            UNION ALL SELECT 10, * FROM trigger_amiss
+            UNION ALL SELECT 11, * FROM event_missing
+            UNION ALL SELECT 12, * FROM trigger_later
+            UNION ALL SELECT 13, * FROM privilege
+            UNION ALL SELECT 14, * FROM foreign_key
+            UNION ALL SELECT 15, * FROM unbound_monotonic
+            UNION ALL SELECT 16, * FROM one_partition_only
+            UNION ALL SELECT 17, * FROM lease_column
+            UNION ALL SELECT 18, * FROM member_of_owner
+            UNION ALL SELECT 19, * FROM detached
+            UNION ALL SELECT 21, * FROM setting
+            UNION ALL SELECT 22, * FROM parameter_privilege
+            UNION ALL SELECT 23, * FROM state_persistence
+            UNION ALL SELECT 24, * FROM state_sequence
+            UNION ALL SELECT 25, * FROM state_key
+            UNION ALL SELECT 26, * FROM state_row_security
+            UNION ALL SELECT 27, * FROM state_trigger
+            UNION ALL SELECT 28, * FROM state_rule
+            UNION ALL SELECT 29, * FROM state_privilege
+            UNION ALL SELECT 30, * FROM state_owner)
+        SELECT a.*, NULL::regclass[] AS tables, NULL::integer[] AS columns FROM all_findings a
+        UNION ALL SELECT 20, * FROM to_be_read
+        -- Table by table, with what hangs below it; then its fence as a whole; at last what is not of one table.
+        ORDER BY root_n NULLS LAST, member_n NULLS LAST, step, n
+    LOOP
+        IF answer.finding IS NULL THEN
+            left_out := left_out OR last_token IS NULL;
+            CONTINUE WHEN last_token IS NULL OR answer.tables IS NULL;
+            highest := (SELECT max(fence.greatest(t.rel, t.attnum)) FROM unnest(answer.tables, answer.columns) AS t (rel, attnum));
+            CONTINUE WHEN highest IS NULL OR highest <= last_token;
+            -- What was drawn and written since the audit began is not ahead.
+            last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
+            CONTINUE WHEN highest <= last_token;
+            answer.finding := format('rows hold fences up to %s, but the last token drawn is %s', highest, last_token);
+            -- A jump goes 2^20 further, or to where the clock is.
+            IF highest <= greatest(last_token + 1048576,
+                    extract(epoch FROM clock_timestamp() - timestamptz '2026-01-01 00:00+00') * 1048576) THEN
+                answer.remedy := 'SELECT @extschema@.fence_new_epoch();';
+            END IF;
+        END IF;
+        RETURN QUERY SELECT answer.rel, answer.severity, answer.finding, answer.remedy;
+    END LOOP;
+
+    -- What only those see who may use leases.
+    IF relation IS NULL AND last_token IS NOT NULL THEN
+        RETURN QUERY SELECT 'fence.token_seq'::regclass, 'notice',
+               format('the last token drawn is where the clock will be on %s: it once stood far ahead, and the numbers up to there are spent',
+                   to_char((epoch.start + last_token / 1048576.0 * interval '1 s') AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
+               '-- keep the clock right when the server starts; tokens go on from here, and none is handed out twice'
+          FROM (VALUES (timestamptz '2026-01-01 00:00+00')) AS epoch (start)
+         WHERE last_token > extract(epoch FROM clock_timestamp() + interval '1 day' - epoch.start) * 1048576;
+
+        -- A view of somebody else's could run what he likes.
+        IF has_table_privilege('fence.leases', 'SELECT') AND EXISTS (
+            SELECT FROM pg_class v JOIN pg_class l ON l.relowner = v.relowner JOIN pg_proc f ON f.proowner = v.relowner
+             WHERE v.oid = 'fence.leases'::regclass AND l.oid = 'fence.lease'::regclass AND f.oid = ours) THEN
+            RETURN QUERY SELECT 'fence.lease'::regclass, 'notice',
+                   format('lease "%s" is held by role "%s", which is dropped or renamed: its holder can neither renew nor release it',
+                       l.name, l.role),
+                   format('SELECT @extschema@.lease_revoke(%L); -- or ALTER ROLE … RENAME TO %I;', l.name, l.role)
+              FROM (SELECT DISTINCT v.name, v.role FROM fence.leases v WHERE v.state IN ('held', 'uncommitted')) AS l
+             WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = l.role)
+             ORDER BY l.name, l.role;
+        END IF;
+    END IF;
+
+    IF left_out THEN
+        RAISE NOTICE USING
+            MESSAGE = 'not looked at: whether rows hold fences above the last token drawn',
+            HINT = CASE WHEN uses_leases THEN 'Ask the primary: a standby does not know it.'
+                ELSE format('That is for those who may use leases: SELECT @extschema@.fence_grant(%L);', current_user) END;
+    END IF;
 END
 $fence_audit$;
 

@@ -3,8 +3,10 @@
 //! What it finds is told by the modules below.
 
 pub mod columns;
+pub mod managed;
 pub mod rights;
 pub mod settings;
+pub mod state;
 pub mod tree;
 pub mod triggers;
 

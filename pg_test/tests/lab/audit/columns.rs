@@ -1,14 +1,17 @@
 //! `fence_audit` on the table and its columns: the fence column, those that name the lease, the rows.
 
 use crate::support::holes::{Hole, Scene, BOUND, FRESH, HOLE, LANDS};
-use pg_test::{Lab, Result};
+use pg_test::{ensure, Context, Lab, Result};
 
 pg_test::trials![
     an_unlogged_table_is_found,
     a_fence_column_that_fills_itself_is_found,
     a_fence_column_that_is_gone_is_found,
+    a_fence_column_made_anew_is_found,
+    a_fence_column_that_was_never_marked_is_not_taken_for_one_made_anew,
     a_fence_column_of_another_type_is_found,
     a_lease_that_fits_no_column_is_found,
+    what_fits_is_the_same_for_fence_protect_the_trigger_and_the_audit,
     rows_ahead_of_the_last_token_are_found,
 ];
 
@@ -51,21 +54,24 @@ fn a_fence_column_that_fills_itself_is_found(lab: &Lab) -> Result<()> {
 const SHUT: Hole<'static> = Hole { write: FRESH, before: "42703", after: LANDS, ..HOLE };
 
 fn a_fence_column_that_is_gone_is_found(lab: &Lab) -> Result<()> {
-    const GONE: &[&str] =
+    const RENAMED: &[&str] =
         &[r#"orders|notice|the fence column "fence" is missing: no write can pass"#];
+    const GONE: &[&str] =
+        &["orders|hole|the fence column \"fence\" is missing: no write can pass, \
+         and once it is back, but empty, any old token can"];
     let setting = "SET LOCAL pg_fence.token = ':new'; UPDATE orders SET v = 35";
     Scene::new(lab)?.close_all(&[
         // Renamed: it gets its name back, and the tokens in it count again.
         Hole {
             built: "ALTER TABLE orders RENAME fence TO seen",
-            found: GONE,
+            found: RENAMED,
             write: setting,
             ..SHUT
         },
         Hole {
             fence: "",
             built: "ALTER TABLE orders RENAME fence TO seen",
-            found: GONE,
+            found: RENAMED,
             before: "42703",
             ..HOLE
         },
@@ -103,6 +109,40 @@ fn a_fence_column_that_is_gone_is_found(lab: &Lab) -> Result<()> {
             ..SHUT
         },
     ])
+}
+
+fn a_fence_column_made_anew_is_found(lab: &Lab) -> Result<()> {
+    const ANEW: &[&str] = &["orders|hole|the fence column \"fence\" was dropped and made anew: \
+                             where it is empty, any old token can write"];
+    const TREE: &str = "CREATE TABLE orders (id int, v int, fence bigint) PARTITION BY LIST (id); \
+                        CREATE TABLE one PARTITION OF orders FOR VALUES IN (1)";
+    // As a migration does that was taken back and applied again.
+    let built = "ALTER TABLE orders DROP fence; ALTER TABLE orders ADD fence bigint";
+    let mut scene = Scene::new(lab)?;
+    for table in [HOLE.table, TREE] {
+        for fence in ["", ", verify => true"] {
+            scene.close_all(&[Hole { table, fence, built, found: ANEW, ..HOLE }])?;
+        }
+    }
+    // Who has it written with the fence off, and then fences it anew, knows what he does.
+    scene.stage(HOLE.table, "")?;
+    scene.owner.run(&format!("{built}; SELECT fence_protect('orders')"))?;
+    ensure!(scene.audit("")?.is_empty());
+    scene.clear()
+}
+
+fn a_fence_column_that_was_never_marked_is_not_taken_for_one_made_anew(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::new(lab)?;
+    scene.stage(HOLE.table, "")?;
+    // Made by hand, in a table that has lost some other column.
+    scene.owner.run(
+        "SELECT fence_unprotect('orders'); ALTER TABLE orders DROP fence, ADD fence bigint;
+         CREATE TRIGGER fenced BEFORE UPDATE OR DELETE ON orders FOR EACH ROW EXECUTE FUNCTION fenced();
+         CREATE TRIGGER fenced_truncate BEFORE TRUNCATE ON orders EXECUTE FUNCTION fenced()",
+    )?;
+    let rows = scene.audit("")?;
+    ensure!(rows.is_empty(), "{rows:?}");
+    Ok(())
 }
 
 fn a_fence_column_of_another_type_is_found(lab: &Lab) -> Result<()> {
@@ -150,6 +190,91 @@ fn a_lease_that_fits_no_column_is_found(lab: &Lab) -> Result<()> {
     pg_test::ensure!(rows.len() == 1 && rows[0].0 == UNFIT[0], "{rows:?}");
     pg_test::ensure!(rows[0].1.starts_with("--"), "{rows:?}");
     scene.owner.run(&rows[0].1)
+}
+
+/// Which templates and types are fit is said in three places, because PUBLIC gets no function that could say it
+/// to all: they must agree.
+fn what_fits_is_the_same_for_fence_protect_the_trigger_and_the_audit(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run("CREATE DOMAIN label AS text; CREATE TYPE mood AS ENUM ('sad')")?;
+    let types = [
+        "smallint",
+        "integer",
+        "bigint",
+        "text",
+        "varchar",
+        "varchar(10)",
+        "uuid",
+        "boolean",
+        "numeric",
+        "char(3)",
+        "\"char\"",
+        "name",
+        "date",
+        "timestamptz",
+        "interval",
+        "bytea",
+        "jsonb",
+        "oid",
+        "regclass",
+        "float8",
+        "inet",
+        "int[]",
+        "label",
+        "mood",
+        "int GENERATED ALWAYS AS (v) STORED",
+    ];
+    let templates = [
+        "x",
+        "{k}",
+        "x:{k}",
+        "{{{k}}}",
+        "{{k}}",
+        "}}{k}{{",
+        "{k}{v}",
+        "{nope}",
+        "{K}",
+        "{ k}",
+        "{{{nope}}}",
+        "{k}{nope}",
+        "{{nope}}",
+        "{k''s}",
+        "{\u{e4}}",
+    ];
+    let cases = types
+        .iter()
+        .map(|of| (*of, "x:{k}"))
+        .chain(templates.iter().map(|template| ("integer", *template)));
+    let mut seen = [0, 0];
+    for (of, template) in cases {
+        session.run(&format!(
+            "DROP TABLE IF EXISTS t; CREATE TABLE t (v int, k {of}, fence bigint); INSERT INTO t (v) VALUES (NULL);
+             CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON t FOR EACH ROW
+                 EXECUTE FUNCTION fenced('fence', 'monotonic', '{template}');
+             CREATE TRIGGER fenced_truncate BEFORE TRUNCATE ON t
+                 EXECUTE FUNCTION fenced('fence', 'monotonic', '{template}')"
+        ))?;
+        let unfit = |fault: &str| matches!(fault, "42703" | "42804" | "42611");
+        let audit = session.rows("SELECT finding FROM fence_audit('t')")?;
+        ensure!(
+            audit.iter().flatten().flatten().all(|finding| finding.contains("no fit column")),
+            "{audit:?}"
+        );
+        let written = session.try_rows("UPDATE t SET v = NULL");
+        let trigger = written.as_ref().err().context("a write without a token has passed")?;
+        let protect =
+            session.try_rows(&format!("SELECT fence_protect('t', lease => '{template}')"));
+        let protect = protect.err().map_or(false, |fault| unfit(&fault.sqlstate));
+        let trigger = unfit(&trigger.sqlstate);
+        ensure!(
+            trigger == protect && protect == !audit.is_empty(),
+            "{of}, {template}: fence_protect refuses: {protect}; the trigger refuses: {trigger}; the audit: {audit:?}"
+        );
+        seen[usize::from(trigger)] += 1;
+    }
+    ensure!(seen[0] >= 15 && seen[1] >= 20, "{seen:?}");
+    Ok(())
 }
 
 fn rows_ahead_of_the_last_token_are_found(lab: &Lab) -> Result<()> {
