@@ -58,7 +58,9 @@ pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
         let file = pg_sys::smgropen((*rel).rd_node, (*rel).rd_backend);
         #[cfg(not(feature = "pg15"))]
         let file = pg_sys::smgropen((*rel).rd_locator, (*rel).rd_backend);
-        if !pg_sys::smgrexists(file, MAIN) || pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) == 0 {
+        if !pg_sys::smgrexists(file, MAIN)
+            || pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) == 0
+        {
             return false;
         }
         let buffer = super::raw::ReadBuffer(rel, 0);

@@ -49,6 +49,7 @@ mod smoke;
 mod snapshots;
 mod soak;
 mod specs;
+mod starts;
 mod stories;
 mod subscriptions;
 mod support;
@@ -129,6 +130,7 @@ fn main() -> ExitCode {
         snapshots::trials(),
         soak::trials(),
         specs::trials(),
+        starts::trials(),
         stories::trials(),
         subscriptions::trials(),
         times::trials(),

@@ -1,7 +1,6 @@
 //! Backups, dumps and copies that are put in the place of what went on without them.
 
 use crate::epochs::jumps;
-use crate::promotions::next_second;
 use crate::support::life::Life;
 use pg_test::cluster::base_backup;
 use pg_test::{ensure, process, Cluster, Lab, Result, Shutdown};
@@ -68,7 +67,6 @@ fn recovery_to_a_point_in_time_goes_on_above_all_that_was_seen(lab: &Lab) -> Res
             session.one("SELECT NOT pg_is_in_recovery()", &[]).unwrap_or(false)
         })?;
         ensure!(session.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 2);
-        next_second(&mut session)?;
         life.see(life.goes_on(&mut session)?);
         ensure!(jumps(&mut session)? == 1);
         life.draw_more(&mut session, 40)?;
@@ -85,7 +83,13 @@ pub fn dump(lab: &Lab, cluster: &Cluster, dbname: &str) -> Result<String> {
 }
 
 /// Restores it; with `options`, for example `--no-owner`.
-fn restore(lab: &Lab, cluster: &Cluster, dbname: &str, file: &str, options: &[&str]) -> Result<()> {
+pub fn restore(
+    lab: &Lab,
+    cluster: &Cluster,
+    dbname: &str,
+    file: &str,
+    options: &[&str],
+) -> Result<()> {
     let conninfo = cluster.conninfo(dbname).to_string();
     let args = [&["--exit-on-error", "-d", &conninfo], options, &[file]].concat();
     lab.run("pg_restore", &args).map(drop)
