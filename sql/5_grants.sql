@@ -18,6 +18,9 @@ BEGIN
 
     EXECUTE format('GRANT USAGE ON SCHEMA fence TO %s', grantee);
     EXECUTE format('GRANT SELECT ON fence.leases TO %s', grantee);
+    -- What pg_dump reads of the state: without this, whoever owns a database but not the server could not dump it.
+    EXECUTE format('GRANT SELECT ON fence.lease, fence.token_seq, fence.identity_seq, fence.floor_seq, '
+        'fence.epoch_seq TO %s', grantee);
     EXECUTE 'GRANT EXECUTE ON FUNCTION
         @extschema@.lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean),
         @extschema@.lease_renew(text, bigint, interval),
@@ -51,7 +54,7 @@ END
 $fence_grant$;
 
 COMMENT ON FUNCTION fence_grant(regrole, boolean) IS
-'lets a role use leases, with admin also end those of others; never takes anything away';
+'lets a role use leases and dump them, with admin also end those of others; never takes anything away';
 
 
 CREATE FUNCTION fence_revoke(role regrole) RETURNS void
@@ -88,7 +91,8 @@ BEGIN
         fence.checked_name(text, bigint),
         fence.session_alive(bigint)
         FROM ' || grantee;
-    EXECUTE format('REVOKE ALL ON fence.leases FROM %s', grantee);
+    EXECUTE format('REVOKE ALL ON fence.leases, fence.lease, fence.token_seq, fence.identity_seq, fence.floor_seq, '
+        'fence.epoch_seq FROM %s', grantee);
     EXECUTE format('REVOKE ALL ON SCHEMA fence FROM %s', grantee);
 END
 $fence_revoke$;

@@ -125,7 +125,7 @@ pub fn floor_seen() -> Result<Token, Refusal> {
     if !server::in_recovery() {
         let oid = sequence()?;
         let life = Life::of(oid);
-        if (!life.has_begun() || recorded_floor()? < life.floor) && due(oid)? == Due::Jump {
+        if (!life.has_begun() || recorded_floor()? < life.floor) && look(oid)?.0 == Due::Jump {
             return Ok(Token::MAX);
         }
     }
@@ -171,21 +171,17 @@ pub fn settle(oid: Oid) -> Result<(), Refusal> {
 
 #[cold]
 fn begin(oid: Oid) -> Result<(), Refusal> {
-    if due(oid)? != Due::Nothing {
-        alone(|| match due(oid)? {
-            Due::Nothing => Ok(()),
-            Due::Move => record(oid, move_on(oid)?),
-            Due::Jump => jump(oid).map(drop),
-        })?;
-    }
-    begun(oid);
+    let (due, seen) = look(oid)?;
+    let life = match due {
+        Due::Nothing => seen,
+        _ => alone(|| match look(oid)? {
+            (Due::Nothing, seen) => Ok(seen),
+            (Due::Move, seen) => record(oid, Life { passed: move_on(oid)?, ..seen }),
+            (Due::Jump, _) => jump(oid),
+        })?,
+    };
+    LIFE.set(Life { begun: oid, ..life });
     Ok(())
-}
-
-fn begun(oid: Oid) {
-    let life = Life::of(oid);
-    // What it was moved on to, or has passed since.
-    LIFE.set(Life { begun: oid, passed: life.passed.max(last_of(oid)), ..life });
 }
 
 /// Does it under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
@@ -197,9 +193,11 @@ fn alone<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
     result
 }
 
-fn due(oid: Oid) -> Result<Due, Refusal> {
-    let floor = recorded_floor()?;
+/// What is due, and what was seen of the sequence and the floor when that was decided. (Looked at again, they may
+/// be those of an earlier life that somebody has just loaded.)
+fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
     let life = Life::of(oid);
+    let floor = recorded_floor()?;
     let start = sequence::read_unlogged(state_oid(c"start_seq")?);
     let began = sequence::read_unlogged(state_oid(c"began_seq")?);
     let recorded = Recorded {
@@ -210,19 +208,20 @@ fn due(oid: Oid) -> Result<Due, Refusal> {
     };
     let expected = start.map(|s| server::start(s.file));
     let due = epoch::due(&recorded, &server::identity(oid, floor), expected.as_ref(), life.passed);
-    Ok(match due {
+    let due = match due {
         Due::Jump if plant::NO_JUMP => Due::Nothing,
         Due::Move if plant::NO_START_MOVE => Due::Nothing,
         due => due,
-    })
+    };
+    Ok((due, Life { passed: recorded.last.max(life.passed), floor, ..life }))
 }
 
 /// Jumps by hand; gives back where to.
 pub fn new_epoch() -> Result<Token, Refusal> {
     let oid = sequence()?;
-    let target = alone(|| jump(oid))?;
-    begun(oid);
-    Ok(target)
+    let life = alone(|| jump(oid))?;
+    LIFE.set(Life { begun: oid, ..life });
+    Ok(life.passed)
 }
 
 /// Called once, by the script that creates the extension. No grant is older, so nothing is silenced; but the
@@ -231,16 +230,15 @@ pub fn record_creation() -> Result<(), Refusal> {
     let oid = sequence()?;
     let target = move_on(oid)?;
     sequence::set_durably(state_oid(c"floor_seq")?, target);
-    record(oid, target)
+    record(oid, Life { passed: target, floor: target, ..Life::of(oid) }).map(drop)
 }
 
-fn jump(oid: Oid) -> Result<Token, Refusal> {
+fn jump(oid: Oid) -> Result<Life, Refusal> {
     let target = move_on(oid)?;
     sequence::set_durably(state_oid(c"floor_seq")?, target);
     // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
     sequence::set_durably(state_oid(c"epoch_seq")?, jumps()? + 1);
-    record(oid, target)?;
-    Ok(target)
+    record(oid, Life { passed: target, floor: target, ..Life::of(oid) })
 }
 
 fn move_on(oid: Oid) -> Result<Token, Refusal> {
@@ -253,15 +251,15 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
 
 /// Records, when all else is on disk, that this life has begun: after a crash before this, the sequence moves on
 /// once more, never once too few. The mark of the start comes last, for with it the rest is believed.
-fn record(oid: Oid, target: Token) -> Result<(), Refusal> {
-    let identity = server::identity(oid, recorded_floor()?);
+fn record(oid: Oid, life: Life) -> Result<Life, Refusal> {
+    let identity = server::identity(oid, life.floor);
     sequence::set_durably(state_oid(c"identity_seq")?, identity.mark());
     let (start, began) = (state_oid(c"start_seq")?, state_oid(c"began_seq")?);
     if sequence::read_unlogged(began).is_some() {
-        sequence::set(began, target);
+        sequence::set(began, life.passed);
     }
     if let Some(found) = sequence::read_unlogged(start) {
         sequence::set(start, server::start(found.file).mark());
     }
-    Ok(())
+    Ok(life)
 }

@@ -213,6 +213,26 @@ impl Cluster {
         self.start()
     }
 
+    /// Runs statements, one a line, in single-user mode, while the server is stopped; returns what is printed.
+    pub fn single_user(&self, dbname: &str, script: &str) -> Result<String> {
+        let mut child = self
+            .prefix
+            .command("postgres")?
+            .args(["--single", "-D"])
+            .arg(self.data())
+            .arg(dbname)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        child.stdin.take().context("no pipe")?.write_all(script.as_bytes())?;
+        let output = child.wait_with_output()?;
+        let (printed, said) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "{}: {said}\n{printed}", output.status);
+        Ok(printed.into_owned())
+    }
+
     /// The pids of those of its processes whose title contains `title` (`"walwriter"`).
     pub fn processes(&self, title: &str) -> Result<Vec<i32>> {
         let mut pids = process::children_of(self.pid()?);

@@ -93,7 +93,7 @@ fn print_way_in(port: u16, timeline: &Timeline) {
         "\nThe server keeps running. To look around:\n\n    \
          psql -h 127.0.0.1 -p {port} -U postgres demo\n\n\
          for example with\n\n    SELECT * FROM fence.leases;\n    SELECT * FROM orders;\n    \
-         UPDATE orders SET status = 'new', fence = 33 WHERE id = 7;\n\n\
+         UPDATE orders SET status = 'new', fence = fence - 1 WHERE id = 7;\n\n\
          To stop it and remove its files:\n\n    cargo run -- stop"
     ));
 }

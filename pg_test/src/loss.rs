@@ -6,7 +6,10 @@
 
 use crate::client::Session;
 use crate::cluster::{Builder, Cluster};
+use crate::process::{self, wait_until};
 use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
+use std::time::Duration;
 
 /// A server about to crash.
 pub struct Doomed {
@@ -34,6 +37,13 @@ pub struct Loss {
 }
 
 impl Loss {
+    fn after(cluster: &Cluster, seen: i64, plain_seen: i64) -> Result<Loss> {
+        let mut session = cluster.connect("postgres")?;
+        let next = session.one(&format!("SELECT lease_acquire('after {seen}')"), &[])?;
+        let plain_next = session.one("SELECT nextval('plain')", &[])?;
+        Ok(Loss { seen, next, plain_seen, plain_next })
+    }
+
     /// Whether a token that was seen is given out again.
     pub fn reissued(&self) -> bool {
         self.next <= self.seen
@@ -60,11 +70,26 @@ impl Doomed {
         let mut session = cluster.connect("postgres")?;
         session.run("SELECT lease_revoke('old')")?;
         let old = session.one("SELECT lease_acquire('old', 'h', ttl => '1 hour')", &[])?;
+        Doomed::with_old(cluster, old)
+    }
+
+    /// The same server after a start, in whose life nothing was drawn yet.
+    pub fn untouched(cluster: Cluster) -> Result<Doomed> {
+        cluster.restart()?;
+        Doomed::with_old(cluster, 0)
+    }
+
+    fn with_old(cluster: Cluster, old: i64) -> Result<Doomed> {
         // The next draw logs again, as the first one after any checkpoint does.
         let mut doomed =
             Doomed { cluster, frozen: Vec::new(), open: Vec::new(), old, seen: old, plain_seen: 0 };
         doomed.checkpoint()?;
         Ok(doomed)
+    }
+
+    /// The server.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
     }
 
     /// Writes all that there is to write, while its sessions stay open.
@@ -119,13 +144,38 @@ impl Doomed {
 
     /// Crashes the server, starts it again and draws.
     pub fn crash(self) -> Result<(Loss, Cluster)> {
+        let (seen, plain_seen) = (self.seen, self.plain_seen);
+        let cluster = self.crash_only()?;
+        Ok((Loss::after(&cluster, seen, plain_seen)?, cluster))
+    }
+
+    /// Crashes the server and starts it again.
+    pub fn crash_only(self) -> Result<Cluster> {
         self.cluster.kill9()?;
         drop(self.open);
         self.cluster.start()?;
-        let mut session = self.cluster.connect("postgres")?;
-        let next = session.one(&format!("SELECT lease_acquire('after {}')", self.seen), &[])?;
-        let plain_next = session.one("SELECT nextval('plain')", &[])?;
-        let loss = Loss { seen: self.seen, next, plain_seen: self.plain_seen, plain_next };
-        Ok((loss, self.cluster))
+        Ok(self.cluster)
+    }
+
+    /// As `crash`, but one backend alone is killed, that of the session opened last: the server ends the others
+    /// and recovers by itself.
+    pub fn crash_of_one(self) -> Result<(Loss, Cluster)> {
+        let (seen, plain_seen) = (self.seen, self.plain_seen);
+        let cluster = self.crash_of_one_only()?;
+        Ok((Loss::after(&cluster, seen, plain_seen)?, cluster))
+    }
+
+    /// As `crash_of_one`, and nothing is drawn.
+    pub fn crash_of_one_only(mut self) -> Result<Cluster> {
+        let mut victim = self.open.pop().context("no session is open")?;
+        process::signal(victim.pid(), Signal::SIGKILL)?;
+        let limit = Duration::from_secs(60);
+        wait_until("the session is gone", limit, || victim.run("SELECT 1").is_err())?;
+        // Until the server has noticed, it may still let somebody in.
+        for mut other in self.open {
+            wait_until("all sessions are gone", limit, || other.run("SELECT 1").is_err())?;
+        }
+        self.cluster.wait_ready(limit)?;
+        Ok(self.cluster)
     }
 }

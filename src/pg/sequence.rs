@@ -58,11 +58,24 @@ pub struct Definition {
 
 /// Reads the page of a sequence: no permission, no transaction id, no WAL.
 pub fn read(oid: pg_sys::Oid) -> State {
-    with_page(oid, pg_sys::BUFFER_LOCK_SHARE, |_, buffer, data| {
-        // SAFETY: the page is locked.
-        let at = unsafe { raw::BufferGetLSNAtomic(buffer) };
-        State { last: data.is_called.then_some(data.last_value), at }
-    })
+    // SAFETY: the relation is locked and open, the page pinned and locked while it is read, and a sequence has
+    // its one tuple as item 1 of block 0.
+    unsafe {
+        compat::guarded(|| {
+            let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
+            let buffer = raw::ReadBuffer(rel, 0);
+            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
+            let header = compat::first_item(pg_sys::BufferGetPage(buffer));
+            let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
+            let data = &*header.add(hoff).cast::<SequenceData>();
+            let last = data.is_called.then_some(data.last_value);
+            let at = raw::BufferGetLSNAtomic(buffer);
+            raw::UnlockReleaseBuffer(buffer);
+            // Not kept: maintenance of the sequence would wait for whoever has only looked.
+            raw::relation_close(rel, pg_sys::AccessShareLock as i32);
+            State { last, at }
+        })
+    }
 }
 
 /// Reads an unlogged sequence; not for a standby, which has no page of it. None where it is logged, or has no
@@ -75,35 +88,11 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
             let unlogged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED;
             let readable = unlogged && compat::has_first_page(rel);
             let file = compat::file(&*rel);
-            raw::relation_close(rel, pg_sys::NoLock as i32);
+            raw::relation_close(rel, pg_sys::AccessShareLock as i32);
             (readable, file)
         })
     };
     readable.then(|| Unlogged { last: read(oid).last, file })
-}
-
-/// Works on the page of a sequence.
-fn with_page<R>(
-    oid: pg_sys::Oid,
-    lock: u32,
-    work: impl FnOnce(&pg_sys::RelationData, pg_sys::Buffer, &mut SequenceData) -> R,
-) -> R {
-    // SAFETY: the relation is locked and open, the page pinned and locked while it is worked on, and a
-    // sequence has its one tuple as item 1 of block 0.
-    unsafe {
-        compat::guarded(|| {
-            let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
-            let buffer = raw::ReadBuffer(rel, 0);
-            raw::LockBuffer(buffer, lock as i32);
-            let header = compat::first_item(pg_sys::BufferGetPage(buffer));
-            let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
-            let result = work(&*rel, buffer, &mut *header.add(hoff).cast::<SequenceData>());
-            raw::UnlockReleaseBuffer(buffer);
-            // Not kept: maintenance of the sequence would wait for whoever has only looked.
-            raw::relation_close(rel, pg_sys::AccessShareLock as i32);
-            result
-        })
-    }
 }
 
 /// The next value; takes a transaction id only in a draw that is logged.
@@ -141,13 +130,13 @@ pub fn set(oid: pg_sys::Oid, value: i64) {
     }
 }
 
-/// Its definition; None when it is no sequence.
+/// Its definition, which nobody changes until the transaction ends; None when it is no sequence.
 pub fn definition(oid: pg_sys::Oid) -> Option<Definition> {
     // SAFETY: the relation is open while it is looked at; a catalog tuple is valid until released, and its
     // fixed columns are laid out as declared above.
     unsafe {
         compat::guarded(|| {
-            let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
+            let rel = raw::relation_open(oid, pg_sys::RowExclusiveLock as i32);
             let logged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT;
             let rewritten_here = compat::is_rewritten(&*rel);
             raw::relation_close(rel, pg_sys::NoLock as i32);

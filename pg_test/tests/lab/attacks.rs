@@ -320,7 +320,7 @@ fn nobody_declares_the_c_functions_anew(lab: &Lab) -> Result<()> {
     let mut owner = db.connect()?;
     owner.run(&format!("GRANT CREATE ON SCHEMA public TO {role}"))?;
     let mut nobody = db.connect_as(&role)?;
-    for symbol in ["lease_revoke", "fence_new_epoch", "fence_last_token", "lease_prune"] {
+    for symbol in ["lease_revoke", "fence_new_epoch", "fence_record_creation", "lease_prune"] {
         nobody.refused(
             &format!("CREATE FUNCTION mine(text) RETURNS bigint LANGUAGE c AS '$libdir/pg_fence', '{symbol}'"),
             "42501",

@@ -58,6 +58,7 @@ mod specs;
 mod state_maintenance;
 mod state_repack;
 mod state_writes;
+mod starts;
 mod stories;
 mod subscriptions;
 mod support;
@@ -149,6 +150,7 @@ fn main() -> ExitCode {
         state_maintenance::trials(),
         state_repack::trials(),
         state_writes::trials(),
+        starts::trials(),
         stories::trials(),
         subscriptions::trials(),
         times::trials(),

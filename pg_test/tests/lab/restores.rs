@@ -1,10 +1,9 @@
 //! Backups, dumps and copies that are put in the place of what went on without them.
 
 use crate::epochs::jumps;
-use crate::promotions::next_second;
 use crate::support::life::Life;
 use pg_test::cluster::base_backup;
-use pg_test::{ensure, process, Cluster, Lab, Result, Shutdown};
+use pg_test::{ensure, process, Cluster, Database, Lab, Result, Session, Shutdown};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -18,6 +17,9 @@ pg_test::trials![
     a_dump_taken_before_the_first_draw_gives_no_token_twice,
     a_base_backup_started_without_a_signal_takes_a_jump_by_hand,
     a_snapshot_rolled_back_takes_a_jump_by_hand,
+    a_role_that_may_use_leases_may_dump_them,
+    a_dump_by_an_owner_who_may_not_read_the_state_gives_no_token_twice,
+    a_dump_of_the_tables_alone_gives_no_token_twice,
 ];
 
 /// Copies a directory as the server's user.
@@ -68,7 +70,6 @@ fn recovery_to_a_point_in_time_goes_on_above_all_that_was_seen(lab: &Lab) -> Res
             session.one("SELECT NOT pg_is_in_recovery()", &[]).unwrap_or(false)
         })?;
         ensure!(session.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 2);
-        next_second(&mut session)?;
         life.see(life.goes_on(&mut session)?);
         ensure!(jumps(&mut session)? == 1);
         life.draw_more(&mut session, 40)?;
@@ -85,7 +86,13 @@ pub fn dump(lab: &Lab, cluster: &Cluster, dbname: &str) -> Result<String> {
 }
 
 /// Restores it; with `options`, for example `--no-owner`.
-fn restore(lab: &Lab, cluster: &Cluster, dbname: &str, file: &str, options: &[&str]) -> Result<()> {
+pub fn restore(
+    lab: &Lab,
+    cluster: &Cluster,
+    dbname: &str,
+    file: &str,
+    options: &[&str],
+) -> Result<()> {
     let conninfo = cluster.conninfo(dbname).to_string();
     let args = [&["--exit-on-error", "-d", &conninfo], options, &[file]].concat();
     lab.run("pg_restore", &args).map(drop)
@@ -222,4 +229,93 @@ fn a_snapshot_rolled_back_takes_a_jump_by_hand(lab: &Lab) -> Result<()> {
     life.goes_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
     Ok(())
+}
+
+/// Has a role dump a database; `options` as for `pg_dump`.
+fn dump_as(lab: &Lab, db: &Database, role: &str, options: &[&str]) -> Result<String> {
+    let file = lab.prefix().new_dir("dump")?.join("db.dump").to_string_lossy().into_owned();
+    let conninfo = db.conninfo().user(role).to_string();
+    lab.run("pg_dump", &[&["-Fc", "-f", &file, "-d", &conninfo], options].concat())?;
+    Ok(file)
+}
+
+/// A database that a role owns, with a fenced table of its own that its superuser has written.
+fn owned(lab: &Lab) -> Result<(Database, String, i64)> {
+    let db = lab.database()?;
+    let owner = db.role("owner")?;
+    db.connect()?.run(&format!(
+        "ALTER DATABASE {} OWNER TO {owner}; GRANT CREATE ON SCHEMA public TO {owner}",
+        db.name()
+    ))?;
+    db.connect_as(&owner)?.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint);
+         INSERT INTO orders VALUES (7, 0); SELECT fence_protect('orders')",
+    )?;
+    let mut session = db.connect()?;
+    let token = session.one("SELECT lease_acquire('order:7', ttl => '1 hour')", &[])?;
+    session.run(&format!("UPDATE orders SET total = 1, fence = {token}"))?;
+    Ok((db, owner, token))
+}
+
+/// In a database with the rows but not the state: the old worker is refused, a new one is not.
+fn is_fenced_on(session: &mut Session, old: i64) -> Result<()> {
+    ensure!(session.one::<i64>("SELECT fence FROM orders", &[])? == old, "the row is another");
+    session.refused(&format!("UPDATE orders SET total = 2, fence = {old}"), "PF001")?;
+    let new: i64 = session.one("SELECT lease_acquire('order:7')", &[])?;
+    ensure!(new > old, "{new} after {old}");
+    session.run(&format!("UPDATE orders SET total = 3, fence = {new}"))?;
+    session.refused(&format!("UPDATE orders SET total = 4, fence = {old}"), "PF001")?;
+    Ok(())
+}
+
+fn a_role_that_may_use_leases_may_dump_them(lab: &Lab) -> Result<()> {
+    let (db, owner, token) = owned(lab)?;
+    let denied = |outcome: Result<String>| -> Result<()> {
+        let error = outcome.err().map(|error| format!("{error:?}")).unwrap_or_default();
+        ensure!(error.contains("permission denied"), "{error:?}");
+        Ok(())
+    };
+    denied(dump_as(lab, &db, &owner, &[]))?;
+    db.connect()?.run(&format!("SELECT fence_grant('{owner}')"))?;
+    let file = dump_as(lab, &db, &owner, &[])?;
+    let other = lab.bare_database()?;
+    restore(lab, lab.cluster(), other.name(), &file, &[])?;
+    let mut session = other.connect()?;
+    let shown = "SELECT state || ' ' || first_token FROM lease_info('order:7')";
+    ensure!(session.text(shown)? == Some(format!("held {token}")), "the state is not there");
+    ensure!(jumps(&mut session)? == 0);
+    ensure!(session.one::<i64>("SELECT lease_renew('order:7', $1)", &[&token])? > token);
+    ensure!(jumps(&mut session)? == 1);
+    // What it may read it may not write.
+    let mut owner_session = db.connect_as(&owner)?;
+    for write in [
+        "UPDATE fence.lease SET closing = 1",
+        "SELECT setval('fence.token_seq', 1)",
+        "SELECT nextval('fence.token_seq')",
+        "SELECT * FROM fence.lease FOR UPDATE",
+        "LOCK TABLE fence.lease IN ROW SHARE MODE",
+    ] {
+        owner_session.refused(write, "42501")?;
+    }
+    db.connect()?.run(&format!("SELECT fence_revoke('{owner}')"))?;
+    denied(dump_as(lab, &db, &owner, &[]))
+}
+
+fn a_dump_by_an_owner_who_may_not_read_the_state_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let (db, owner, token) = owned(lab)?;
+    let file = dump_as(lab, &db, &owner, &["--exclude-schema=fence"])?;
+    // A superuser makes the extension, and the owner loads the rest.
+    let other = lab.database()?;
+    other.connect()?.run(&format!("GRANT CREATE ON SCHEMA public TO {owner}"))?;
+    let conninfo = other.conninfo().user(&owner).to_string();
+    lab.run("pg_restore", &["--exit-on-error", "--no-comments", "-d", &conninfo, &file])?;
+    is_fenced_on(&mut other.connect()?, token)
+}
+
+fn a_dump_of_the_tables_alone_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let (db, owner, token) = owned(lab)?;
+    let file = dump_as(lab, &db, &owner, &["-t", "orders"])?;
+    let other = lab.database()?;
+    restore(lab, lab.cluster(), other.name(), &file, &[])?;
+    is_fenced_on(&mut other.connect()?, token)
 }

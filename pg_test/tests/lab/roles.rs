@@ -92,7 +92,7 @@ fn a_role_without_a_grant_can_call_nothing(lab: &Lab) -> Result<()> {
     let mut nobody = db.connect_as(&role)?;
     all_refused(&mut nobody, &BASE)?;
     all_refused(&mut nobody, &ADMIN)?;
-    let helpers = ["SELECT fence.last_token()", "SELECT fence.blocking_pids('l', 0)"];
+    let helpers = ["SELECT fence.record_creation()", "SELECT fence.blocking_pids('l', 0)"];
     all_refused(&mut nobody, &helpers)?;
     ensure!(db.connect()?.one::<i64>("SELECT count(*) FROM fence.lease", &[])? == 0);
     Ok(())
