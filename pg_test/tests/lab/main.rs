@@ -49,6 +49,9 @@ mod smoke;
 mod snapshots;
 mod soak;
 mod specs;
+mod state_maintenance;
+mod state_repack;
+mod state_writes;
 mod stories;
 mod subscriptions;
 mod support;
@@ -129,6 +132,9 @@ fn main() -> ExitCode {
         snapshots::trials(),
         soak::trials(),
         specs::trials(),
+        state_maintenance::trials(),
+        state_repack::trials(),
+        state_writes::trials(),
         stories::trials(),
         subscriptions::trials(),
         times::trials(),
