@@ -80,8 +80,12 @@ fn server() -> Result<PathBuf> {
     if dir.join("ready").exists() {
         return Ok(pg_config);
     }
-    let tools = Package::new("build-essential", "/usr/share/build-essential");
-    setup::ensure(&[setup::server(), setup::build(), vec![tools]].concat())?;
+    let tools = [
+        Package::new("build-essential", "/usr/share/build-essential"),
+        Package::new("pkg-config", "/usr/bin/pkg-config"),
+        Package::new("libxml2-dev", "/usr/include/libxml2/libxml/tree.h"),
+    ];
+    setup::ensure(&[setup::server(), setup::build(), tools.to_vec()].concat())?;
     fs::create_dir_all(&dir)?;
     let source = source(&dir)?;
     build(&dir, &source, &root)?;
@@ -116,7 +120,7 @@ fn build(dir: &Path, source: &Path, root: &Path) -> Result<()> {
     configure
         .args(places)
         .args(["--quiet", "--enable-cassert", "--enable-debug", "--disable-rpath"])
-        .args(["--without-readline", "--without-zlib"])
+        .args(["--with-libxml", "--without-readline", "--without-zlib"])
         .arg("CFLAGS=-O1 -fno-omit-frame-pointer");
     logged(configure.current_dir(&build), &log)?;
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);

@@ -197,17 +197,6 @@ fn common_ancestor(places: &[PathBuf]) -> PathBuf {
     places[0].ancestors().find(is_common).unwrap_or(Path::new("/")).to_owned()
 }
 
-/// Copies a file that is not there yet, by a name of its own first: tests run side by side.
-fn bring_file(from: &Path, to: &Path) -> Result<()> {
-    if to.exists() {
-        return Ok(());
-    }
-    let mine = to.with_extension(format!("{:x}", rand::random::<u64>()));
-    fs::copy(from, &mine).with_context(|| format!("cannot copy {}", from.display()))?;
-    fs::rename(&mine, to)?;
-    Ok(())
-}
-
 /// Copies a directory, following links, without what servers do not need.
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     make_dir(to)?;
