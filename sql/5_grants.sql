@@ -30,6 +30,7 @@ BEGIN
         @extschema@.lease_info(text, bigint),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
+        fence.uncommitted(),
         fence.greatest(regclass, integer),
         fence.checked_name(text, bigint)
         TO ' || grantee;
@@ -83,6 +84,7 @@ BEGIN
         @extschema@.fence_new_epoch(),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
+        fence.uncommitted(),
         fence.greatest(regclass, integer),
         fence.checked_name(text, bigint)
         FROM ' || grantee;

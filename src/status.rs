@@ -2,7 +2,9 @@
 
 use crate::errors::Refusal;
 use crate::pg::args::{text_datum, Answer, Args};
+use crate::pg::lease_table::LeaseTable;
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::row::Row;
 use crate::pg::{column, composite, relation, server};
 use crate::{input, token};
 
@@ -34,6 +36,17 @@ pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     let (Some(name), Some(slot)) = (args.text(0), args.int4(1)) else { return Ok(Answer::Null) };
     // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
     Ok(composite::int4_array(&Tag::grant(&name, slot).conflicting_pids(Lock::Replace)))
+}
+
+/// `fence.uncommitted() → setof fence.lease`: what other sessions have acquired and not committed. A standby has
+/// the rows, but cannot tell whose they are.
+pub fn uncommitted(args: Args) -> Result<Answer, Refusal> {
+    let rows = if server::in_recovery() || !Tag::others_write_grants() {
+        Vec::new()
+    } else {
+        LeaseTable::open(false)?.uncommitted()
+    };
+    Ok(composite::rows(args, rows.iter().map(Row::tuple)))
 }
 
 /// `fence.checked_name(name, token) → text`

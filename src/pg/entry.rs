@@ -63,6 +63,7 @@ sql_functions! {
     fence_new_epoch, pg_finfo_fence_new_epoch => crate::status::new_epoch;
     fence_status, pg_finfo_fence_status => crate::status::status;
     fence_blocking_pids, pg_finfo_fence_blocking_pids => crate::status::blocking_pids;
+    fence_uncommitted, pg_finfo_fence_uncommitted => crate::status::uncommitted;
     fence_checked_name, pg_finfo_fence_checked_name => crate::status::checked_name;
     fence_greatest, pg_finfo_fence_greatest => crate::status::greatest;
     fence_begin, pg_finfo_fence_begin => crate::status::begin;

@@ -254,6 +254,11 @@ impl Row {
         }
     }
 
+    /// As it is stored.
+    pub fn tuple(&self) -> pg_sys::HeapTuple {
+        self.tuple
+    }
+
     /// Which version it is.
     pub fn version(&self) -> Version {
         // SAFETY: a copied tuple.
