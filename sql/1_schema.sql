@@ -108,6 +108,11 @@ CREATE FUNCTION fence.blocking_pids(name text, slot integer) RETURNS integer[]
 COMMENT ON FUNCTION fence.blocking_pids(text, integer) IS
     'the sessions whose open transactions keep this grant from being replaced; 0 for a prepared transaction';
 
+CREATE FUNCTION fence.uncommitted() RETURNS SETOF fence.lease
+    LANGUAGE c STABLE PARALLEL RESTRICTED ROWS 1 AS 'MODULE_PATHNAME', 'fence_uncommitted';
+COMMENT ON FUNCTION fence.uncommitted() IS
+    'the grants that other sessions have acquired in transactions that are still open; none on a standby';
+
 CREATE FUNCTION fence.greatest(relation regclass, attribute integer) RETURNS bigint
     LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_greatest';
 COMMENT ON FUNCTION fence.greatest(regclass, integer) IS
@@ -132,7 +137,8 @@ COMMENT ON FUNCTION fence.session_alive(bigint) IS
 CREATE VIEW fence.leases AS
 SELECT l.name,
        CASE l.mode WHEN 'x' THEN 'exclusive' WHEN 's' THEN 'shared' ELSE 'slots' END AS mode,
-       CASE WHEN l.closing IS NOT NULL THEN 'free'
+       CASE WHEN l.uncommitted THEN 'uncommitted'
+            WHEN l.closing IS NOT NULL THEN 'free'
             WHEN l.expires_at <= pg_catalog.clock_timestamp() THEN 'expired'
             WHEN l.session_bound AND NOT fence.session_alive(l.first_token) THEN 'abandoned'
             ELSE 'held' END AS state,
@@ -149,11 +155,15 @@ SELECT l.name,
        l.renewals,
        l.metadata,
        fence.blocking_pids(l.name, l.slot) AS blocking_pids
-  FROM fence.lease l;
-COMMENT ON VIEW fence.leases IS 'one row per grant: who holds what until when, and who holds up a take-over';
+  FROM (SELECT *, false AS uncommitted FROM fence.lease
+        UNION ALL
+        SELECT *, true FROM fence.uncommitted()) AS l;
+COMMENT ON VIEW fence.leases IS
+    'one row per grant: who holds what until when, and who holds up a take-over; an acquire that is not committed yet is listed beside the row that it will replace';
 COMMENT ON COLUMN fence.leases.name IS 'the lease';
 COMMENT ON COLUMN fence.leases.mode IS 'exclusive, shared or slots';
-COMMENT ON COLUMN fence.leases.state IS 'held, expired (by the clock), abandoned (its session has ended) or free (released or revoked)';
+COMMENT ON COLUMN fence.leases.state IS
+    'held, expired (by the clock), abandoned (its session has ended), free (released or revoked) or uncommitted (another session''s open transaction has acquired it)';
 COMMENT ON COLUMN fence.leases.holder IS 'as the caller named itself, else a description of its session';
 COMMENT ON COLUMN fence.leases.role IS 'the role that was granted the lease';
 COMMENT ON COLUMN fence.leases.token IS 'the latest token of the grant, the closing one included';

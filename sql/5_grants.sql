@@ -33,6 +33,7 @@ BEGIN
         @extschema@.lease_info(text, bigint),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
+        fence.uncommitted(),
         fence.greatest(regclass, integer),
         fence.checked_name(text, bigint),
         fence.session_alive(bigint)
@@ -87,6 +88,7 @@ BEGIN
         @extschema@.fence_new_epoch(),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
+        fence.uncommitted(),
         fence.greatest(regclass, integer),
         fence.checked_name(text, bigint),
         fence.session_alive(bigint)

@@ -2,7 +2,10 @@
 
 use crate::errors::Refusal;
 use crate::pg::args::{text_datum, Answer, Args};
+use crate::pg::keyed::Access;
+use crate::pg::lease_table::LeaseTable;
 use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::row::Row;
 use crate::pg::session_lock::SessionLock;
 use crate::pg::{column, composite, relation, server};
 use crate::{input, token};
@@ -40,6 +43,17 @@ pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
 /// `fence.session_alive(first_token) → boolean`
 pub fn session_alive(args: Args) -> Result<Answer, Refusal> {
     Ok(args.int8(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
+}
+
+/// `fence.uncommitted() → setof fence.lease`: what other sessions have acquired and not committed. A standby has
+/// the rows, but cannot tell whose they are.
+pub fn uncommitted(args: Args) -> Result<Answer, Refusal> {
+    let rows = if server::in_recovery() || !Tag::others_write_grants() {
+        Vec::new()
+    } else {
+        LeaseTable::open(Access::Read)?.uncommitted()
+    };
+    Ok(composite::rows(args, rows.iter().map(Row::tuple)))
 }
 
 /// `fence.checked_name(name, token) → text`

@@ -20,6 +20,19 @@ pub fn row(args: Args, columns: &[Option<pg_sys::Datum>]) -> Answer {
     }
 }
 
+/// Rows of the table whose type the function returns a set of.
+pub fn rows(args: Args, tuples: impl Iterator<Item = pg_sys::HeapTuple>) -> Answer {
+    // SAFETY: the SQL declares a set of that type; the tuples are copied.
+    unsafe {
+        pg_sys::InitMaterializedSRF(args.raw(), 0);
+        let result = (*args.raw()).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+        for tuple in tuples {
+            pg_sys::tuplestore_puttuple((*result).setResult, tuple);
+        }
+    }
+    Answer::Null
+}
+
 /// An integer[].
 pub fn int4_array(values: &[i32]) -> Answer {
     let mut values: Vec<pg_sys::Datum> = values.iter().map(|v| (*v).into()).collect();

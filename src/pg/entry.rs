@@ -64,6 +64,7 @@ sql_functions! {
     fence_status, pg_finfo_fence_status => crate::status::status;
     fence_blocking_pids, pg_finfo_fence_blocking_pids => crate::status::blocking_pids;
     fence_session_alive, pg_finfo_fence_session_alive => crate::status::session_alive;
+    fence_uncommitted, pg_finfo_fence_uncommitted => crate::status::uncommitted;
     fence_checked_name, pg_finfo_fence_checked_name => crate::status::checked_name;
     fence_greatest, pg_finfo_fence_greatest => crate::status::greatest;
     fence_record_creation, pg_finfo_fence_record_creation => crate::status::record_creation;

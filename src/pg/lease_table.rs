@@ -164,6 +164,43 @@ impl LeaseTable {
         }
     }
 
+    /// The new grants of transactions that are open, but for this one. Reads the whole table.
+    pub fn uncommitted(&self) -> Vec<Row> {
+        let mut rows: Vec<Row> = Vec::new();
+        let mut dirty = pg_sys::SnapshotData {
+            snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
+            ..Default::default()
+        };
+        // SAFETY: the snapshot lives as long as the scan; each tuple is copied while its page is pinned.
+        unsafe {
+            let (none, heap) = (std::ptr::null_mut(), pg_sys::InvalidOid);
+            let table = self.0.table();
+            let scan = pg_sys::systable_beginscan(table, heap, false, &mut dirty, 0, none);
+            loop {
+                pgrx::check_for_interrupts!();
+                let tuple = pg_sys::systable_getnext(scan);
+                if tuple.is_null() {
+                    break;
+                }
+                if xact::is_others_uncommitted(tuple) {
+                    rows.push(self.row(pg_sys::heap_copytuple(tuple)));
+                }
+            }
+            pg_sys::systable_endscan(scan);
+        }
+        // One that its own transaction has replaced since is not the latest; one with the first token of a
+        // committed row is that grant, being renewed or closed.
+        rows.retain(|row| row.deleter() == Deleter::None && !self.is_known(row));
+        rows
+    }
+
+    /// Is there a committed version of the row's grant?
+    fn is_known(&self, row: &Row) -> bool {
+        let (slot, first) = (row.grant.slot, row.grant.tokens.first());
+        let rows = self.rows(&row.name(), AsOf::Now);
+        rows.iter().any(|known| known.grant.slot == slot && known.grant.tokens.first() == first)
+    }
+
     /// The rows of a lease whose locks are held; None when an open transaction is deleting one (a prune,
     /// which holds no lock). With what was seen before they were, where that may still be all.
     pub fn settled_rows(&self, name: &[u8], seen: Option<&Look>) -> Option<Vec<Row>> {

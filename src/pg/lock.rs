@@ -163,6 +163,22 @@ impl Tag {
         self.0.locktag_field4 == Kind::GuardedCommit as u16
     }
 
+    /// Does another session, or a prepared transaction, hold a lock under which a new grant is written?
+    pub fn others_write_grants() -> bool {
+        let modes = 1 << Mode::Replace as c_int | 1 << Mode::Own as c_int;
+        // SAFETY: a copy of the lock table, with as many entries as it says.
+        unsafe {
+            let all = &*pg_sys::GetLockStatusData();
+            (0..all.nelements as usize).map(|i| &*all.locks.add(i)).any(|lock| {
+                lock.locktag.locktag_type == pg_sys::LockTagType::LOCKTAG_ADVISORY as u8
+                    && lock.locktag.locktag_field4 == Kind::Grant as u16
+                    && lock.locktag.locktag_field1 == pg_sys::MyDatabaseId.to_u32()
+                    && lock.holdMask & modes != 0
+                    && lock.pid != pg_sys::MyProcPid
+            })
+        }
+    }
+
     /// Who holds a lock that conflicts with this mode, but for this backend.
     pub fn conflicts(&self, mode: Mode) -> Vec<pg_sys::VirtualTransactionId> {
         let mut count: c_int = 0;

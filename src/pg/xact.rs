@@ -132,6 +132,21 @@ pub fn at_the_end(work: impl FnOnce() -> Result<(), Refusal>) -> Result<(), Refu
     Ok(())
 }
 
+/// Was this row version written by another transaction, which is open?
+///
+/// # Safety
+/// The tuple must be valid.
+pub unsafe fn is_others_uncommitted(tuple: pg_sys::HeapTuple) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let header = (*tuple).t_data;
+        let xmin = pg_sys::HeapTupleHeaderGetXmin(header);
+        u32::from((*header).t_infomask) & pg_sys::HEAP_XMIN_COMMITTED == 0
+            && !pg_sys::TransactionIdIsCurrentTransactionId(xmin)
+            && pg_sys::TransactionIdIsInProgress(xmin)
+    }
+}
+
 /// Ends of transactions and savepoints are told to the rooms that keep something for as long.
 pub fn listen() {
     // SAFETY: registered once, when the library is loaded; the functions never raise.

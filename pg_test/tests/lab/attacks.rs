@@ -74,9 +74,7 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         "INSERT INTO fence.lease SELECT * FROM fence.lease",
         "INSERT INTO fence.lease (name, slot) VALUES ('x', 0)",
         "UPDATE fence.lease SET expires_at = 'infinity'",
-        "UPDATE fence.leases SET expires_at = 'infinity'",
         "DELETE FROM fence.lease",
-        "DELETE FROM fence.leases",
         "TRUNCATE fence.lease",
         "COPY fence.lease FROM STDIN",
         "MERGE INTO fence.lease l USING (VALUES (1)) v ON true WHEN MATCHED THEN DELETE",
@@ -104,6 +102,13 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         let outcome = admin.try_rows(attack);
         let Err(fault) = outcome else { pg_test::bail!("it went through: {attack}") };
         ensure!(["42501", "2BP01"].contains(&fault.sqlstate.as_str()), "{attack}: {fault}");
+    }
+    // The view cannot be written at all, not even by a superuser.
+    for attack in ["UPDATE fence.leases SET expires_at = 'infinity'", "DELETE FROM fence.leases"] {
+        for session in [&mut admin, &mut db.connect()?] {
+            session.run("ROLLBACK")?;
+            session.refused(attack, "55000")?;
+        }
     }
     ensure!(admin.one::<i64>("SELECT last_token FROM fence_status()", &[])? == token);
     ensure!(admin.one::<bool>("SELECT lease_check('job', $1)", &[&token])?);
@@ -143,7 +148,7 @@ fn temporary_objects_shadow_nothing(lab: &Lab) -> Result<()> {
          CREATE TEMP TABLE pg_extension (extname text, extversion text);
          CREATE TEMP TABLE pg_sequence (n int);
          CREATE FUNCTION pg_temp.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$SELECT 'infinity'::timestamptz$$;
-         CREATE FUNCTION pg_temp.checked_name(text) RETURNS text LANGUAGE sql AS $$SELECT 'other'$$;
+         CREATE FUNCTION pg_temp.checked_name(text, bigint) RETURNS text LANGUAGE sql AS $$SELECT 'other'$$;
          SET search_path = pg_temp, fence, public, pg_catalog",
     )?;
     a_lease_lives(&mut admin)?;
@@ -188,7 +193,8 @@ fn schema_of_traps(db: &Database, role: &str) -> Result<()> {
         ("concat_ws", "text, VARIADIC text[]", "text"),
         ("lower", "text", "text"),
         ("cardinality", "bigint[]", "integer"),
-        ("checked_name", "text", "text"),
+        ("checked_name", "text, bigint", "text"),
+        ("uncommitted", "", "bigint"),
         ("blocking_pids", "text, integer", "integer[]"),
         ("lease_acquire", "text", "bigint"),
         ("lease_info", "text", "bigint"),

@@ -66,6 +66,7 @@ mod times;
 mod together;
 mod tokens;
 mod tries;
+mod uncommitted;
 mod upgrades;
 mod verdicts;
 mod verify;
@@ -157,6 +158,7 @@ fn main() -> ExitCode {
         together::trials(),
         tokens::trials(),
         tries::trials(),
+        uncommitted::trials(),
         upgrades::trials(),
         verdicts::trials(),
         verify::trials(),
