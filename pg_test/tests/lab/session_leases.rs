@@ -236,7 +236,7 @@ fn an_acquire_that_is_rolled_back_leaves_nothing(lab: &Lab) -> Result<()> {
         format!("BEGIN; SAVEPOINT s; {ACQUIRE}; ROLLBACK TO s; COMMIT"),
         format!("BEGIN; SAVEPOINT s; SAVEPOINT u; {ACQUIRE}; RELEASE u; ROLLBACK TO s; COMMIT"),
         format!("BEGIN; SAVEPOINT s; {ACQUIRE}; RELEASE s; ROLLBACK"),
-        format!("DO $$ BEGIN PERFORM lease_acquire('job', session => true); RAISE 'x'; EXCEPTION WHEN raise_exception THEN NULL; END $$"),
+        "DO $$ BEGIN PERFORM lease_acquire('job', session => true); RAISE 'x'; EXCEPTION WHEN raise_exception THEN NULL; END $$".into(),
     ] {
         holder.run(&script)?;
         nothing_is_left(&mut other).map_err(|e| e.context(script))?;

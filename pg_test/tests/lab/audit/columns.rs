@@ -265,10 +265,10 @@ fn what_fits_is_the_same_for_fence_protect_the_trigger_and_the_audit(lab: &Lab) 
         let trigger = written.as_ref().err().context("a write without a token has passed")?;
         let protect =
             session.try_rows(&format!("SELECT fence_protect('t', lease => '{template}')"));
-        let protect = protect.err().map_or(false, |fault| unfit(&fault.sqlstate));
+        let protect = protect.err().is_some_and(|fault| unfit(&fault.sqlstate));
         let trigger = unfit(&trigger.sqlstate);
         ensure!(
-            trigger == protect && protect == !audit.is_empty(),
+            trigger == protect && protect != audit.is_empty(),
             "{of}, {template}: fence_protect refuses: {protect}; the trigger refuses: {trigger}; the audit: {audit:?}"
         );
         seen[usize::from(trigger)] += 1;
