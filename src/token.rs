@@ -121,15 +121,16 @@ pub fn floor() -> Result<Token, Refusal> {
 
 /// As `floor`, but writes nothing: where a jump is due, no token speaks.
 pub fn floor_seen() -> Result<Token, Refusal> {
+    let floor = recorded_floor()?;
     // A standby is as good as what it has replayed: the jump comes with its promotion.
     if !server::in_recovery() {
         let oid = sequence()?;
         let life = Life::of(oid);
-        if (!life.has_begun() || recorded_floor()? < life.floor) && look(oid)?.0 == Due::Jump {
+        if (!life.has_begun() || floor < life.floor) && look(oid)?.0 == Due::Jump {
             return Ok(Token::MAX);
         }
     }
-    recorded_floor()
+    Ok(floor)
 }
 
 /// The number of jumps.

@@ -1,6 +1,6 @@
 //! Properties of the pure rules, for whatever input.
 
-use pg_test::protocol::epoch::{self, Epoch, Identity, CLOCK_ZERO, STRIDE};
+use pg_test::protocol::epoch::{self, Due, Identity, Recorded, Start, CLOCK_ZERO, STRIDE};
 use pg_test::protocol::fence::{judge, Order, Verdict, Write};
 use pg_test::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Release, Seat, Tokens};
 use pg_test::protocol::template::{self, Piece};
@@ -79,8 +79,21 @@ fn write() -> impl Strategy<Value = Write> {
 }
 
 fn identity() -> impl Strategy<Value = Identity> {
-    (0..3u32, 0..3u64, 0..3u32, 0..3u32).prop_map(|(timeline, system, database, sequence)| {
-        Identity { timeline, system_identifier: system << 40, database, sequence }
+    let parts = (0..3u32, 0..3u64, 0..3u32, 0..3u32, 0..3i64);
+    parts.prop_map(|(timeline, system, database, sequence, floor)| Identity {
+        timeline,
+        system_identifier: system << 40,
+        database,
+        sequence,
+        floor,
+    })
+}
+
+fn start() -> impl Strategy<Value = Start> {
+    (0..3i64, 0..3u32, 0..3u32).prop_map(|(server, database, file)| Start {
+        server,
+        database,
+        file,
     })
 }
 
@@ -202,7 +215,7 @@ proptest! {
     }
 
     #[test]
-    fn what_speaks_may_release_and_renew_and_nothing_else_may_release(
+    fn what_may_renew_may_release_and_what_speaks_may_do_both(
         token in 0..20i64, now in 0..100i64, floor in 0..20i64, expires in 0..100i64,
         closing in prop::option::of(10..20i64), closed_here in any::<bool>(),
     ) {
@@ -210,7 +223,10 @@ proptest! {
         let tokens = Tokens::new(5, &[7, 9]);
         let grant = Grant { tokens, closing, closed_here, ..grant(Mode::Exclusive, 0, 5, expires) };
         let speaks = grant.speaks(token, now, floor);
-        prop_assert_eq!(grant.release(token, now, floor) == Release::Close, speaks && closing.is_none());
+        prop_assert_eq!(grant.release(token, now) == Release::Close, grant.renewable(token, now));
+        prop_assert!(!speaks || tokens.latest() > floor, "it speaks though a jump lies in between");
+        let would_speak = grant.speaks(token, now, 0);
+        prop_assert_eq!(grant.awaits_renewal(token, now, floor), would_speak && floor >= tokens.latest());
         if speaks && closing.is_none() {
             prop_assert!(grant.renewable(token, now));
         }
@@ -256,20 +272,33 @@ proptest! {
     }
 
     #[test]
-    fn a_jump_outruns_the_past_and_the_clock(
+    fn a_move_outruns_the_past_and_the_clock(
         last in 0..(1i64 << 52), more in 0..(1i64 << 30), now in 0..(1i64 << 60), later in 0..(1i64 << 50),
     ) {
-        let target = epoch::jump_target(last, now).unwrap();
-        prop_assert!(target > last && target % STRIDE == 0);
-        prop_assert!(target >= (now - CLOCK_ZERO).max(0) / 1_000_000 * STRIDE);
-        prop_assert!(epoch::jump_target(last + more, now + later).unwrap() >= target);
-        prop_assert!(epoch::jump_target(target, now).unwrap() > target);
+        let target = epoch::target(last, now).unwrap();
+        prop_assert!(target >= last + STRIDE);
+        let (seconds, us) = ((now - CLOCK_ZERO).max(0) / 1_000_000, (now - CLOCK_ZERO).max(0) % 1_000_000);
+        prop_assert!(target >= seconds * STRIDE + us * STRIDE / 1_000_000);
+        prop_assert!(epoch::target(last + more, now + later).unwrap() >= target);
+        prop_assert!(epoch::target(target, now).unwrap() >= target + STRIDE);
     }
 
     #[test]
-    fn an_identity_is_the_same_only_when_all_of_it_is(kept in identity(), now in identity()) {
-        let found = epoch::compare(Some(kept.mark()), &now);
-        prop_assert_eq!(found, if kept == now { Epoch::Same } else { Epoch::Changed });
-        prop_assert!(now.mark() > 0);
+    fn a_life_has_begun_only_when_all_of_it_is_the_same(
+        kept in (identity(), start()), found in (identity(), start()),
+        began_at in prop::option::of(0..5i64), last in 0..5i64, passed in 0..5i64, marked in any::<bool>(),
+    ) {
+        let recorded =
+            Recorded { identity: Some(kept.0.mark()), start: Some(kept.1.mark()), began_at, last };
+        let due = epoch::due(&recorded, &found.0, marked.then_some(&found.1), passed);
+        let began = marked && kept.1 == found.1;
+        let set_back = last < passed || began && began_at > Some(last);
+        prop_assert_eq!(due, match kept.0 == found.0 {
+            false => Due::Jump,
+            true if set_back => Due::Jump,
+            true if began => Due::Nothing,
+            true => Due::Move,
+        });
+        prop_assert!(found.0.mark() > 0 && found.1.mark() > 0);
     }
 }

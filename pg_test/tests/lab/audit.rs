@@ -150,7 +150,7 @@ fn to_whom_may_not_use_leases_it_says_what_it_left_out(lab: &Lab) -> Result<()> 
     let mut scene = Scene::new(lab)?;
     let owner = scene.stage(ORDERS, BOUND)?[0].1.clone();
     scene.owner.run(
-        "SELECT fence_unprotect('orders'); UPDATE orders SET fence = 1000000; SELECT fence_protect('orders')",
+        "SELECT fence_unprotect('orders'); UPDATE orders SET fence = 777000001000000; SELECT fence_protect('orders')",
     )?;
     scene.admin.run(&format!("SELECT fence_revoke('{owner}')"))?;
     scene.owner.notices();
@@ -162,7 +162,10 @@ fn to_whom_may_not_use_leases_it_says_what_it_left_out(lab: &Lab) -> Result<()> 
     let statement = &hint[hint.find("SELECT").context("no statement")?..];
     scene.admin.run(statement)?;
     let rows = scene.audit("'orders'")?;
-    ensure!(rows.len() == 1 && rows[0].0.contains("rows hold fences up to 1000000"), "{rows:?}");
+    ensure!(
+        rows.len() == 1 && rows[0].0.contains("rows hold fences up to 777000001000000"),
+        "{rows:?}"
+    );
     ensure!(scene.owner.notices().is_empty());
     Ok(())
 }

@@ -293,9 +293,10 @@ fn a_role_that_may_use_leases_may_dump_them(lab: &Lab) -> Result<()> {
         "SELECT setval('fence.token_seq', 1)",
         "SELECT nextval('fence.token_seq')",
         "SELECT * FROM fence.lease FOR UPDATE",
-        "LOCK TABLE fence.lease IN ROW SHARE MODE",
+        "BEGIN; LOCK TABLE fence.lease IN ROW SHARE MODE",
     ] {
         owner_session.refused(write, "42501")?;
+        owner_session.run("ROLLBACK")?;
     }
     db.connect()?.run(&format!("SELECT fence_revoke('{owner}')"))?;
     denied(dump_as(lab, &db, &owner, &[]))

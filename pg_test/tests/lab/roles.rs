@@ -240,7 +240,7 @@ fn the_writers_of_a_fenced_table_need_no_grant(lab: &Lab) -> Result<()> {
     writer.run(&format!("UPDATE orders SET total = 1, fence = {new}"))?;
     writer.refused(&format!("UPDATE orders SET total = 2, fence = {old}"), "PF001")?;
     writer.refused("UPDATE orders SET total = 2", "PF002")?;
-    writer.refused("UPDATE orders SET total = 2, fence = 1000000", "PF003")?;
+    writer.refused("UPDATE orders SET total = 2, fence = 777000001000000", "PF003")?;
     writer.refused("TRUNCATE orders", "PF005")?;
     writer.run(&format!("SET pg_fence.token = {new}"))?;
     Ok(())

@@ -15,9 +15,9 @@ pg_test::trials![
 ];
 
 /// A token that no message holds by chance.
-const SECRET: &str = "777000777";
+const SECRET: &str = "777000777000777";
 
-/// A bed where tokens have nine digits, whose order 1 has `SECRET`, and a role that may do this on it.
+/// A bed where tokens are far ahead, whose order 1 has `SECRET`, and a role that may do this on it.
 fn bed_with_secret(lab: &Lab, arguments: &str, grants: &str) -> Result<(Bed, Session, i64)> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;

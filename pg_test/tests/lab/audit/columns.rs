@@ -295,10 +295,14 @@ fn rows_ahead_of_the_last_token_are_found(lab: &Lab) -> Result<()> {
         after: LANDS,
         ..HOLE
     }])?;
+    // Just ahead: within what a jump skips.
+    scene.admin.run("SELECT setval('fence.token_seq', 777000000000000)")?;
     scene.close_all(&[Hole {
         by_admin: true,
-        built: &ahead("1000000"),
-        found: &["orders|hole|rows hold fences up to 1000000, but the last token drawn is :new"],
+        built: &ahead("777000001000000"),
+        found: &[
+            "orders|hole|rows hold fences up to 777000001000000, but the last token drawn is :new",
+        ],
         write: renewed,
         before: "PF001",
         after: LANDS,
