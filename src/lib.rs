@@ -6,7 +6,7 @@
 //!
 //! What is deliberately absent: SPI on the way of a lease or a write (no plan, no `search_path`, no rights of
 //! the caller's), background workers, shared memory of our own (no `shared_preload_libraries`), LISTEN/NOTIFY,
-//! and any use of a transaction's start time.
+//! and any use of a transaction's start time but as a lower bound of its snapshot's age (`pg::snapshot_age`).
 
 mod abbreviate;
 mod acquire;

@@ -4,7 +4,7 @@
 //! `pg_locks` as advisory locks with this `objsubid`, go with a rolled-back savepoint and survive
 //! PREPARE TRANSACTION. A backend never conflicts with itself.
 
-use super::{compat, lock_count, xact};
+use super::{compat, lock_count};
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -139,7 +139,7 @@ impl Tag {
         let result = unsafe { pg_sys::LockAcquire(&self.0, mode as c_int, false, !wait) };
         let taken = result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
         if taken {
-            lock_count::taken(self.entry(), xact::savepoint());
+            lock_count::taken(self.entry());
         }
         taken
     }

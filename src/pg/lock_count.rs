@@ -5,7 +5,7 @@
 //! transaction is refused before it has a quarter of it.
 
 use super::compat;
-use super::xact::SubTransaction;
+use super::xact::{self, SubTransaction};
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
@@ -82,10 +82,11 @@ fn at_most() -> usize {
     usize::try_from(entries / 4).unwrap_or(usize::MAX)
 }
 
-/// It was taken.
-pub fn taken(entry: Entry, savepoint: SubTransaction) {
+/// It was taken, in the innermost savepoint.
+pub fn taken(entry: Entry) {
     TAKEN.with_borrow_mut(|taken| {
-        taken.entry(entry).or_insert(Taken { times: 0, savepoint }).times += 1;
+        let first = || Taken { times: 0, savepoint: xact::savepoint() };
+        taken.entry(entry).or_insert_with(first).times += 1;
     });
 }
 
