@@ -290,8 +290,8 @@ BEGIN
                    CASE WHEN marked.name IS NOT NULL
                         THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, marked.name, s.fence_column)
                         ELSE format('ALTER TABLE %s ADD COLUMN %I bigint', s.rel, s.fence_column)
-                            || coalesce(' DEFAULT ' || last_token
-                                   || format('; ALTER TABLE %s ALTER COLUMN %I DROP DEFAULT;', s.rel, s.fence_column), ';')
+                            || coalesce(' DEFAULT ' || last_token || format(
+                                   '; ALTER TABLE %s ALTER COLUMN %I DROP DEFAULT;', s.rel, s.fence_column), ';')
                             || format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, mark) END
               FROM spot s
               LEFT JOIN LATERAL (
@@ -339,7 +339,8 @@ BEGIN
         -- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
         in_the_way AS (
             WITH RECURSIVE whole (root, oid) AS (
-                SELECT r.root, r.top::oid FROM root r WHERE EXISTS (SELECT FROM usurped)
+                SELECT r.root, r.top::oid FROM root r
+                 WHERE EXISTS (SELECT FROM other_trigger t WHERE t.in_place_of IS NOT NULL)
                 UNION
                 SELECT t.root, i.inhrelid FROM whole t JOIN pg_inherits i ON i.inhparent = t.oid)
             SELECT tree.root, string_agg(format('DROP TRIGGER %I ON %s; ', t.tgname, t.tgrelid::regclass), ''
@@ -352,7 +353,8 @@ BEGIN
              GROUP BY tree.root),
 
         trigger_usurped AS (
-            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel, 'hole',
+            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
+                   'hole',
                    format('trigger "%s" bears a name of the fence''s, but calls %s', t.tgname, t.tgfoid::regprocedure),
                    CASE WHEN s.is_child
                         THEN format('DROP TRIGGER %I ON %s; CREATE TRIGGER %1$I %3$s', t.tgname, s.rel, u.definition)
@@ -391,7 +393,8 @@ BEGIN
                 (2, t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname), always),
                 (3, t.tgenabled = 'O' AND s.is_subscribed AND t.bits = 3, 'notice',
                  format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname), always),
-                (4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed AND NOT s.is_root AND t.bits = 3, 'notice',
+                (4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed AND NOT s.is_root AND t.bits = 3,
+                 'notice',
                  format('trigger "%s" does not fire for apply workers, as that of %s does', t.tgname, s.root_rel),
                  always),
                 (5, t.skips_some, 'hole',
@@ -420,7 +423,8 @@ BEGIN
         -- A later trigger may change what the fence has judged, unless it looks again at the end. (An UPDATE that
         -- moves a row between partitions ends in an INSERT.)
         trigger_later AS (
-            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel, 'hole',
+            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
+                   'hole',
                    format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
                    CASE WHEN NOT s.is_child THEN s.protect
                         ELSE format('CREATE OR REPLACE TRIGGER fenced_verify %s', u.definition)
@@ -439,23 +443,26 @@ BEGIN
                            WHERE o.tgrelid = s.oid AND o.bits = 3 AND o.tgtype & e.bit <> 0
                            ORDER BY o.tgname LIMIT 1), 'fenced'))),
 
+        -- To whom a privilege makes a difference.
+        grantee (oid, who) AS (
+            SELECT 0::oid, 'PUBLIC'
+            UNION ALL
+            SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper),
+
         privilege AS (
             SELECT s.root_n, s.member_n, a.n, s.rel, x.severity, x.finding,
                    format('REVOKE %s ON %s FROM %s CASCADE;', a.privilege_type, s.rel,
                        CASE WHEN a.grantor = s.relowner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
               FROM spot s
              CROSS JOIN aclexplode(s.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
-             CROSS JOIN LATERAL (VALUES (
-                   CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)) AS g (who)
-              LEFT JOIN pg_roles role ON role.oid = a.grantee
+              JOIN grantee g ON g.oid = a.grantee
              CROSS JOIN LATERAL (VALUES
                 ('TRUNCATE', CASE WHEN 'truncate' = ANY (s.before) THEN 'notice' ELSE 'hole' END,
                  format('%s may TRUNCATE; %s', g.who, CASE WHEN 'truncate' = ANY (s.before)
                      THEN 'only the trigger stands in the way' ELSE 'nothing stands in the way' END)),
                 ('TRIGGER', 'hole', format('%s may create triggers, and replace those of the fence', g.who))
              ) AS x (privilege, severity, finding)
-             WHERE s.has_fence AND a.privilege_type = x.privilege AND a.grantee <> s.relowner
-               AND role.rolsuper IS NOT TRUE),
+             WHERE s.has_fence AND a.privilege_type = x.privilege AND a.grantee <> s.relowner),
 
         foreign_key AS (
             SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY k.conname), s.rel,
@@ -493,7 +500,8 @@ BEGIN
              WHERE f.is_fenced AND piece[1] IS NOT NULL),
 
         lease_column AS (
-            SELECT p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel, 'notice',
+            SELECT p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
+                   'notice',
                    format('the lease names {%s}, which is no fit column: no write can pass', p.name),
                    CASE WHEN a.attgenerated <> ''
                         THEN format('ALTER TABLE %s ALTER COLUMN %I DROP EXPRESSION;', p.root_rel, p.name)
@@ -603,11 +611,8 @@ BEGIN
                    format('%s may set session_replication_role, under which fences judge little or nothing', g.who),
                    format('REVOKE %s ON PARAMETER session_replication_role FROM %s CASCADE;', a.privilege_type, g.who)
               FROM pg_parameter_acl p CROSS JOIN aclexplode(p.paracl) AS a
-             CROSS JOIN LATERAL (
-                   SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END) AS g (who)
-              LEFT JOIN pg_roles role ON role.oid = a.grantee
-             WHERE p.parname = 'session_replication_role' AND role.rolsuper IS NOT TRUE
-               AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
+              JOIN grantee g ON g.oid = a.grantee
+             WHERE p.parname = 'session_replication_role' AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
 
         -- The findings on the state of pg_fence itself, for whoever asks for all tables ------------------------
 
@@ -637,17 +642,19 @@ BEGIN
 
         state_persistence AS (
             SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'hole',
-                   CASE WHEN s.persistence = 'u' THEN 'this part of the state is logged: a crash does not empty it, and is not noticed'
-                        ELSE 'this part of the state is unlogged: a crash empties it' END,
-                   format('ALTER %s %s SET %s;', s.kind, s.rel, CASE s.persistence WHEN 'u' THEN 'UNLOGGED' ELSE 'LOGGED' END)
+                   format('this part of the state is %s', x.fault),
+                   format('ALTER %s %s SET %s;', s.kind, s.rel, x.wanted)
               FROM state s
+              JOIN (VALUES ('p'::"char", 'unlogged: a crash empties it', 'LOGGED'),
+                           ('u', 'logged: a crash does not empty it, and is not noticed', 'UNLOGGED')
+                   ) AS x (persistence, fault, wanted) ON x.persistence = s.persistence
              WHERE s.relpersistence <> s.persistence),
 
         state_sequence AS (
             SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
                    format('this sequence was altered (%s): pg_fence cannot work with it, or not for long', x.changes),
-                   format('ALTER SEQUENCE %s AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1 NO CYCLE;',
-                       s.rel)
+                   format('ALTER SEQUENCE %s AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 '
+                       'CACHE 1 NO CYCLE;', s.rel)
               FROM state s
               JOIN pg_sequence q ON q.seqrelid = s.oid
              CROSS JOIN LATERAL (VALUES (concat_ws(', ',
@@ -688,7 +695,8 @@ BEGIN
             SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY s.n, t.tgname), s.rel, 'notice',
                    format(CASE WHEN t.tgtype & 1 = 1
                           THEN 'trigger "%s" runs whenever pg_fence writes a row here, and may change or refuse it'
-                          ELSE 'trigger "%s" is for statements: it does not run when pg_fence writes here' END, t.tgname),
+                          ELSE 'trigger "%s" is for statements: it does not run when pg_fence writes here' END,
+                       t.tgname),
                    format('DROP TRIGGER %I ON %s;', t.tgname, s.rel)
               FROM state s JOIN pg_trigger t ON t.tgrelid = s.oid
              WHERE NOT t.tgisinternal),
@@ -719,10 +727,8 @@ BEGIN
                       FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
                    ) AS x (n, rel, name, columns, owner, acl, private)
              CROSS JOIN aclexplode(x.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
-             CROSS JOIN LATERAL (VALUES (
-                   CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)) AS g (who)
-              LEFT JOIN pg_roles role ON role.oid = a.grantee
-             WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner AND role.rolsuper IS NOT TRUE),
+              JOIN grantee g ON g.oid = a.grantee
+             WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
 
         state_owner AS (
             SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.name), x.rel,
@@ -786,7 +792,8 @@ BEGIN
         IF answer.finding IS NULL THEN
             left_out := left_out OR last_token IS NULL;
             CONTINUE WHEN last_token IS NULL OR answer.tables IS NULL;
-            highest := (SELECT max(fence.greatest(t.rel, t.attnum)) FROM unnest(answer.tables, answer.columns) AS t (rel, attnum));
+            highest := (SELECT max(fence.greatest(t.rel, t.attnum))
+                          FROM unnest(answer.tables, answer.columns) AS t (rel, attnum));
             CONTINUE WHEN highest IS NULL OR highest <= last_token;
             -- What was drawn and written since the audit began is not ahead.
             last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
@@ -804,8 +811,9 @@ BEGIN
     -- What only those see who may use leases.
     IF relation IS NULL AND last_token IS NOT NULL THEN
         RETURN QUERY SELECT 'fence.token_seq'::regclass, 'notice',
-               format('the last token drawn is where the clock will be on %s: it once stood far ahead, and the numbers up to there are spent',
-                   to_char((epoch.start + last_token / 1048576.0 * interval '1 s') AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
+               format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
+                   'and the numbers up to there are spent', to_char(
+                   (epoch.start + last_token / 1048576.0 * interval '1 s') AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
                '-- keep the clock right when the server starts; tokens go on from here, and none is handed out twice'
           FROM (VALUES (timestamptz '2026-01-01 00:00+00')) AS epoch (start)
          WHERE last_token > extract(epoch FROM clock_timestamp() + interval '1 day' - epoch.start) * 1048576;
@@ -815,8 +823,8 @@ BEGIN
             SELECT FROM pg_class v JOIN pg_class l ON l.relowner = v.relowner JOIN pg_proc f ON f.proowner = v.relowner
              WHERE v.oid = 'fence.leases'::regclass AND l.oid = 'fence.lease'::regclass AND f.oid = ours) THEN
             RETURN QUERY SELECT 'fence.lease'::regclass, 'notice',
-                   format('lease "%s" is held by role "%s", which is dropped or renamed: its holder can neither renew nor release it',
-                       l.name, l.role),
+                   format('lease "%s" is held by role "%s", which is dropped or renamed: '
+                       'its holder can neither renew nor release it', l.name, l.role),
                    format('SELECT @extschema@.lease_revoke(%L); -- or ALTER ROLE … RENAME TO %I;', l.name, l.role)
               FROM (SELECT DISTINCT v.name, v.role FROM fence.leases v WHERE v.state IN ('held', 'uncommitted')) AS l
              WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = l.role)
@@ -828,7 +836,8 @@ BEGIN
         RAISE NOTICE USING
             MESSAGE = 'not looked at: whether rows hold fences above the last token drawn',
             HINT = CASE WHEN uses_leases THEN 'Ask the primary: a standby does not know it.'
-                ELSE format('That is for those who may use leases: SELECT @extschema@.fence_grant(%L);', current_user) END;
+                ELSE format('That is for those who may use leases: SELECT @extschema@.fence_grant(%L);',
+                    current_user) END;
     END IF;
 END
 $fence_audit$;

@@ -129,6 +129,19 @@ fn a_trigger_in_the_place_of_the_fence_s_is_found(lab: &Lab) -> Result<()> {
             after: "PF001",
             ..hole
         },
+        // Where the column tells nothing either, being of another type.
+        Hole {
+            built: &(replaced(TRUNCATE) + "; ALTER TABLE orders ALTER fence TYPE numeric"),
+            found: &[
+                r#"orders|notice|the fence column "fence" is numeric, not bigint: no write can pass"#,
+                TRUNCATE_FOUND,
+                "orders|notice|TRUNCATE not fenced",
+            ],
+            write: "TRUNCATE orders",
+            before: "42501",
+            after: "42501",
+            ..hole
+        },
         // Nothing of the fence is left but its column.
         Hole {
             fence: VERIFIED,
