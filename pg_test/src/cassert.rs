@@ -130,8 +130,9 @@ fn build(dir: &Path, source: &Path, root: &Path) -> Result<()> {
         make.arg(format!("DESTDIR={}", destination.display()));
         logged(make.current_dir(&build), &log)
     };
+    // The whole first: parts rely on headers that only it makes before it goes on.
     let parts = CONTRIB.iter().map(|module| format!("contrib/{module}"));
-    ["src".to_owned()].into_iter().chain(parts).try_for_each(|part| make(&part, root))
+    [".".to_owned()].into_iter().chain(parts).try_for_each(|part| make(&part, root))
 }
 
 fn niced(program: impl AsRef<std::ffi::OsStr>) -> Command {

@@ -87,15 +87,16 @@ impl Ground {
         &self.clock
     }
 
-    /// The server processes of all primaries that died of anything but SIGKILL, which is what the nemesis uses.
+    /// What must not be in the logs of all primaries: failed assertions, internal errors, corrupted tables and
+    /// indexes, and server processes that died of anything but SIGKILL, which is what the nemesis uses.
     pub fn crashes(&self) -> Vec<String> {
         let log = self.primary.log().unwrap_or_default();
         let mut crashes = self.crashes.clone();
         crashes.extend(cassert::failures_in(&log));
-        let died = |line: &&str| {
-            line.contains("was terminated by signal") && !line.contains("by signal 9")
-        };
-        crashes.extend(log.lines().filter(died).map(str::to_owned));
+        let died =
+            |line: &str| line.contains("was terminated by signal") && !line.contains("by signal 9");
+        let internal = |line: &str| line.contains(" XX00") && line.contains(" ERROR: ");
+        crashes.extend(log.lines().filter(|line| died(line) || internal(line)).map(str::to_owned));
         crashes
     }
 
@@ -154,8 +155,8 @@ impl Ground {
 fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {
     // A killed process loses nothing of what the kernel has, so syncing would only cost time.
     let builder = Builder::new(prefix.clone()).without_fsync();
-    // The log tells of processes that died of themselves. Maintenance writes much, and a standby that is still
+    // The log tells of processes that died of themselves, and of SQLSTATEs. Maintenance writes much, and a standby that is still
     // being made must find all of it.
-    let builder = builder.set("log_min_messages", "log").set("log_checkpoints", "off");
+    let builder = builder.set("log_line_prefix", "%m [%p] %e ").set("log_checkpoints", "off");
     clock.give(builder.set("wal_keep_size", "1GB").set("max_connections", "60"))
 }
