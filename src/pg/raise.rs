@@ -26,9 +26,10 @@ pub fn stage(refusal: Refusal) -> Staged {
     let place = refusal.place.as_deref();
     Staged {
         sqlstate: encode(refusal.sqlstate),
-        message: c_string(&in_server_encoding(refusal.message.clone())),
         detail: optional(&in_server_encoding(refusal.detail())),
-        hint: optional(refusal.hint.as_bytes()),
+        message: c_string(&in_server_encoding(refusal.message)),
+        // It may name a column.
+        hint: optional(&in_server_encoding(refusal.hint.into_owned())),
         schema: place.map_or(std::ptr::null(), |p| optional(&p.schema)),
         table: place.map_or(std::ptr::null(), |p| optional(&p.table)),
         column: place.map_or(std::ptr::null(), |p| optional(&p.column)),
