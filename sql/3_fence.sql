@@ -8,7 +8,7 @@ CREATE FUNCTION fenced() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
 
 COMMENT ON FUNCTION fenced() IS
-'trigger function (fence column; mode strict, monotonic or managed; lease): refuses a write whose token is stale, missing or never issued';
+'trigger function (fence column; mode strict, monotonic or managed; lease; verify; free insert): refuses a write whose token is stale, missing or never issued';
 
 
 CREATE FUNCTION fence_protect(
@@ -35,10 +35,13 @@ DECLARE
     chosen_verify boolean;
     chosen_always boolean;
     binds boolean;          -- whether this call binds the table to a lease
-    chosen text[];          -- the events
+    free_insert boolean;    -- whether a managed row is created without its lease
+    chosen text[];          -- the events that are judged
+    attached text[];        -- those, and the INSERT whose row needs no lease
     row_events text;
     new_events text;
     arguments text;
+    verify_arguments text;
     placeholders text[];
     stray_brace boolean;
     fixed_bytes bigint;
@@ -53,7 +56,8 @@ BEGIN
         SELECT count(*) > 0 AS fenced, (array_agg(nullif(a.args[1], '') ORDER BY t.tgname))[1] AS fence_column,
                (array_agg(nullif(a.args[2], '') ORDER BY t.tgname))[1] AS mode,
                (array_agg(nullif(a.args[3], '') ORDER BY t.tgname))[1] AS lease,
-               array_agg(DISTINCT e.name) FILTER (WHERE t.tgname <> 'fenced_verify') AS events,
+               array_agg(DISTINCT e.name) FILTER (
+                   WHERE t.tgname <> 'fenced_verify' AND (e.name <> 'insert' OR cardinality(a.args) < 5)) AS events,
                bool_or(t.tgname = 'fenced_verify') AS verify, bool_or(t.tgenabled = 'A') AS always
           INTO present
           FROM pg_trigger t
@@ -82,15 +86,21 @@ BEGIN
         binds := chosen_lease IS NOT NULL AND present.lease IS NULL;
         chosen := coalesce(regexp_split_to_array(lower(btrim(events)), '\s*,\s*'),
             CASE WHEN NOT binds THEN present.events END, '{update,delete,truncate}');
-        -- Who creates a row must not fill a managed column either.
-        IF chosen_mode = 'managed' OR events IS NULL AND (binds OR chosen_verify AND moves) THEN
+        IF events IS NULL AND (binds OR chosen_verify AND moves)
+            OR chosen_mode = 'managed' AND chosen_lease IS NULL THEN
             chosen := chosen || '{insert}'::text[];
         END IF;
-        row_events := (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(chosen) AS e WHERE e <> 'truncate');
-        new_events := (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(chosen) AS e WHERE e IN ('insert', 'update'));
+        -- Who creates a row must not fill a managed column either; without insert among the events, the row
+        -- needs no lease.
+        free_insert := chosen_mode = 'managed' AND 'insert' <> ALL (chosen);
+        attached := chosen || CASE WHEN free_insert THEN '{insert}'::text[] END;
+        row_events := (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(attached) AS e WHERE e <> 'truncate');
+        new_events := (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(attached) AS e WHERE e IN ('insert', 'update'));
         -- Given in full, so that \d shows the whole rule.
         arguments := concat_ws(', ', quote_literal(chosen_column), quote_literal(chosen_mode),
-            quote_literal(chosen_lease));
+            quote_literal(chosen_lease), CASE WHEN free_insert THEN $$'', 'free insert'$$ END);
+        verify_arguments := concat_ws(', ', quote_literal(chosen_column), quote_literal(chosen_mode),
+            quote_literal(coalesce(chosen_lease, '')), $$'verify'$$, CASE WHEN free_insert THEN $$'free insert'$$ END);
 
         -- The lease's name, from left to right: {{ or }}, a {column}, a lone brace, plain text.
         SELECT array_agg(piece[1]) FILTER (WHERE piece[1] IS NOT NULL), bool_or(piece[2] IS NOT NULL),
@@ -122,6 +132,9 @@ BEGIN
              'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
             (chosen_verify AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
              'Only these have a new row to verify.', NULL),
+            (free_insert AND moves AND chosen @> '{update}' AND NOT chosen @> '{delete}', '22023',
+             'a managed partitioned table needs delete among the events',
+             'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
             (chosen_verify AND moves AND 'update' = ANY (chosen) AND NOT chosen @> '{insert,delete}', '22023',
              'verify on a partitioned table needs insert and delete among the events',
              'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
@@ -239,8 +252,7 @@ BEGIN
         SELECT 'fenced' AS tgname, relation AS rel, 'BEFORE ' || row_events AS at, 'ROW' AS level, arguments
          WHERE row_events IS NOT NULL
         UNION ALL
-        SELECT 'fenced_verify', relation, 'AFTER ' || new_events, 'ROW',
-               arguments || CASE WHEN chosen_lease IS NULL THEN ', ''''' ELSE '' END || ', ''verify'''
+        SELECT 'fenced_verify', relation, 'AFTER ' || new_events, 'ROW', verify_arguments
          WHERE chosen_verify
         UNION ALL
         SELECT 'fenced_truncate', part, 'BEFORE TRUNCATE', 'STATEMENT', arguments
@@ -264,7 +276,8 @@ $fence_protect$;
 
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
 'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again; '
-'mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it';
+'mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; '
+'in managed mode, events without insert let a row be created without its lease';
 
 
 CREATE FUNCTION fence_unprotect(relation regclass) RETURNS void

@@ -1,8 +1,8 @@
 //! Everything that is refused: SQLSTATE, one line for people, JSON for programs, a hint on what to do.
 
-mod write;
+mod hint;
 
-pub use write::{changed_behind, stale, unfenced, Tried, Wrote};
+pub use hint::{Tried, Wrote};
 
 use crate::abbreviate;
 use crate::pg::raise::{to_utf8, Raised};
@@ -278,6 +278,32 @@ pub fn tokens_exhausted() -> Refusal {
 
 // The fence ----------------------------------------------------------------------------------------------
 
+/// PF001: stale. Either token is None where the caller may not know it.
+pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &Tried) -> Refusal {
+    let message = match (presented, stored) {
+        (Some(presented), Some(stored)) if presented == stored => {
+            format!("stale fencing token: the row has already been written with token {stored}")
+        }
+        (Some(presented), Some(stored)) => {
+            format!("stale fencing token {presented}: the row has already seen {stored}")
+        }
+        (Some(presented), None) => {
+            format!("stale fencing token {presented}: the row has seen the same or a greater one")
+        }
+        (None, _) => "stale fencing token: the row has seen the same or a greater one".into(),
+    };
+    Refusal::new("PF001", message, hint::of_stale(presented, stored, tried)).detailed(|d| {
+        d.presented = presented;
+        d.stored = stored;
+    })
+}
+
+/// PF002: nothing, or NULL, was presented.
+pub fn unfenced(stored: Option<Token>, tried: &Tried) -> Refusal {
+    Refusal::new("PF002", "no fencing token presented".into(), hint::of_unfenced(tried))
+        .detailed(|d| d.stored = stored)
+}
+
 /// PF003: no such token.
 pub fn never_issued(presented: Token) -> Refusal {
     Refusal::new(
@@ -311,6 +337,20 @@ pub fn unfenceable() -> Refusal {
         "TRUNCATE cannot be fenced: it shows no token".into(),
         "Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.",
     )
+}
+
+/// PF002 or PF001 of the check that follows all BEFORE triggers.
+pub fn changed_behind(stored: Option<Token>) -> Refusal {
+    let (sqlstate, value) = match stored {
+        None => ("PF002", "NULL".to_owned()),
+        Some(token) => ("PF001", token.to_string()),
+    };
+    Refusal::new(
+        sqlstate,
+        format!("a later BEFORE trigger changed the row's fence to {value}, which this transaction did not present"),
+        "Make the other trigger leave the fence column alone.",
+    )
+    .detailed(|d| d.presented = stored)
 }
 
 /// 39P01: the trigger is put where it cannot work.

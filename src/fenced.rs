@@ -1,4 +1,4 @@
-//! The trigger function `fenced(fence_column, mode, lease)`.
+//! The trigger function `fenced(fence_column, mode, lease, 'verify', 'free insert')`.
 //!
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
 //! statement, and whether a token speaks for a lease once per transaction.
@@ -37,10 +37,20 @@ struct Plan {
 enum Duty {
     /// To judge what a statement presents, in the column or beside it.
     Judge,
-    /// To fill the column itself, and to judge what is presented beside it.
-    Manage,
-    /// To look again behind all BEFORE triggers; of a managed table or not.
-    Verify { managed: bool },
+    /// To fill the column itself, and to judge what is presented beside it. With `free_insert`, a new row
+    /// needs no lease.
+    Manage { free_insert: bool },
+    /// To look again behind all BEFORE triggers. With `null_insert`, a new row may have no token.
+    Verify { null_insert: NullInsert },
+}
+
+/// When the check behind the other triggers lets a new row without a token pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NullInsert {
+    Never,
+    /// Where no token was at hand with which the row could have been stamped.
+    WithoutToken,
+    Always,
 }
 
 impl Drop for Plan {
@@ -83,12 +93,12 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
     let plan =
         call.kept(|| Plan::new(&call)).map_err(|refusal| describe::at_table(refusal, &call))?;
     let row = match plan.duty {
-        Duty::Verify { managed } => verify(&call, plan, managed),
+        Duty::Verify { null_insert } => verify(&call, plan, null_insert),
         _ if !call.before() => {
             return Err(errors::misplaced("fenced() must fire BEFORE the write"));
         }
         Duty::Judge => before::<false>(&call, plan),
-        Duty::Manage => before::<true>(&call, plan),
+        Duty::Manage { .. } => before::<true>(&call, plan),
     };
     row.map(Answer::Value).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))
 }
@@ -115,9 +125,18 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
     if plan.moves && call.event() == Event::Delete && leaves(call, plan) {
         return Ok(call.pass(old));
     }
-    // What is in a managed column is replaced in any case, so it need not have arrived as it left.
-    if !MANAGED && plan.moves && plan.verified && call.event() == Event::Insert {
-        arrives(plan, write.new.flatten())?;
+    let mut arriving = None;
+    if plan.moves && (MANAGED || plan.verified) && call.event() == Event::Insert {
+        arriving = at_depth(plan.depth, |accepted| accepted.under_way.take());
+        let fence = write.new.flatten();
+        if !MANAGED && arriving.is_some() && arriving != fence {
+            return Err(errors::changed_behind(fence));
+        }
+    }
+    if MANAGED && old.is_none() && arriving.is_none() {
+        if let Duty::Manage { free_insert: true } = plan.duty {
+            return Ok(call.pass(new.map(|row| without(call, plan, row))));
+        }
     }
     let leases = match &plan.lease {
         None => Leases::default(),
@@ -125,7 +144,9 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
     };
     if MANAGED || !write.column_presents() {
         write.named = named();
-        write.ambient = ambient(&leases);
+        // A row that moves keeps the token of its update.
+        write.ambient =
+            if MANAGED { arriving.or_else(|| ambient(&leases)) } else { ambient(&leases) };
     }
     token::settle(plan.tokens)?;
     let issued = |t| token::issued(plan.tokens, t);
@@ -150,9 +171,6 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
             let refusal = if known { refusal } else { refusal.without_presented() };
             hide_lease(refusal, call, plan, name)
         })?;
-    }
-    if MANAGED && plan.moves && plan.verified && call.event() == Event::Insert {
-        arrives(plan, Some(token))?;
     }
     if plan.moves && call.event() == Event::Update {
         accept(call, plan, token);
@@ -206,7 +224,7 @@ fn tried(call: &Call, plan: &Plan, write: &Write, leases: &Leases) -> Tried {
         (_, None) => Wrote::Null,
         (_, Some(_)) => Wrote::Value,
     };
-    let managed = plan.duty == Duty::Manage;
+    let managed = matches!(plan.duty, Duty::Manage { .. });
     let column = describe::column_name(call, plan.column.number);
     Tried { column, managed, wrote, ambient: ambient(leases) }
 }
@@ -223,19 +241,11 @@ fn leaves(call: &Call, plan: &Plan) -> bool {
     let Some(old) = call.old() else { return false };
     at_depth(plan.depth, |accepted| match accepted.row.take() {
         Some((id, token)) if id == old.id(call) => {
-            accepted.under_way = plan.verified.then_some(token);
+            accepted.under_way = plan.judges_arrivals().then_some(token);
             true
         }
         _ => false,
     })
-}
-
-/// The second half of a move must carry the token that its UPDATE was accepted with.
-fn arrives(plan: &Plan, fence: Option<Token>) -> Result<(), Refusal> {
-    match at_depth(plan.depth, |accepted| accepted.under_way.take()) {
-        Some(token) if fence != Some(token) => Err(errors::changed_behind(fence)),
-        _ => Ok(()),
-    }
 }
 
 fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
@@ -284,7 +294,7 @@ fn replicated(call: &Call, plan: &Plan, write: &Write) -> Result<pg_sys::Datum, 
 
 /// The check that follows all BEFORE triggers: what is stored now must be what was accepted, and for the
 /// lease that guards it.
-fn verify(call: &Call, plan: &Plan, managed: bool) -> Result<pg_sys::Datum, Refusal> {
+fn verify(call: &Call, plan: &Plan, null_insert: NullInsert) -> Result<pg_sys::Datum, Refusal> {
     if !call.after() || matches!(call.event(), Event::Delete | Event::Truncate) {
         return Err(errors::misplaced("fenced(..., 'verify') must fire AFTER INSERT OR UPDATE"));
     }
@@ -293,9 +303,13 @@ fn verify(call: &Call, plan: &Plan, managed: bool) -> Result<pg_sys::Datum, Refu
     let columns = call.columns();
     let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
     let found = fence(new);
-    // With a token at hand the row was given it, so that a NULL is another trigger's doing.
-    let may_be_null = managed && plan.lease.is_none() && call.event() == Event::Insert;
-    if found.is_none() && may_be_null && settings::token().is_none() {
+    let may_be_null = match null_insert {
+        NullInsert::Never => false,
+        // With a token at hand the row was given it, so that a NULL is another trigger's doing.
+        NullInsert::WithoutToken => settings::token().is_none(),
+        NullInsert::Always => true,
+    };
+    if found.is_none() && may_be_null && call.event() == Event::Insert {
         return Ok(passed);
     }
     let Some(token) = found.filter(|t| guard::has_written(call.table(), *t)) else {
@@ -304,7 +318,7 @@ fn verify(call: &Call, plan: &Plan, managed: bool) -> Result<pg_sys::Datum, Refu
     let stored = call.old().and_then(fence);
     if !plan.order.accepts(token, stored) {
         let column = describe::column_name(call, plan.column.number);
-        let tried = Tried { column, managed, wrote: Wrote::Value, ambient: None };
+        let tried = Tried { column, managed: false, wrote: Wrote::Value, ambient: None };
         return Err(errors::stale(found, visible(call, plan, stored), &tried));
     }
     if let Some(binding) = &plan.lease {
@@ -329,12 +343,17 @@ fn visible(call: &Call, plan: &Plan, stored: Option<Token>) -> Option<Token> {
 }
 
 impl Plan {
+    /// Does the INSERT of a row that moves look at the token which the row left its partition with?
+    fn judges_arrivals(&self) -> bool {
+        self.verified || matches!(self.duty, Duty::Manage { .. })
+    }
+
     fn new(call: &Call) -> Result<Self, Refusal> {
         let columns = call.columns();
         let arguments = call.arguments();
         let argument = |n: usize| arguments.get(n).map(Vec::as_slice).filter(|a| !a.is_empty());
-        if arguments.len() > 4 {
-            return Err(errors::bad_trigger_argument("fenced() takes at most 4 arguments".into()));
+        if arguments.len() > 5 {
+            return Err(errors::bad_trigger_argument("fenced() takes at most 5 arguments".into()));
         }
         let name = argument(0).unwrap_or(b"fence");
         let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
@@ -356,10 +375,25 @@ impl Plan {
             }
         };
         let lease = argument(2).map(|text| Binding::new(text, &columns)).transpose()?;
+        let free_insert = match argument(4) {
+            None => false,
+            Some(b"free insert") if managed => true,
+            Some(_) => {
+                return Err(errors::bad_trigger_argument(
+                    "the fifth argument of fenced() can only be free insert, in managed mode"
+                        .into(),
+                ));
+            }
+        };
         let duty = match argument(3) {
-            None if managed => Duty::Manage,
+            None if managed => Duty::Manage { free_insert },
             None => Duty::Judge,
-            Some(b"verify") => Duty::Verify { managed },
+            Some(b"verify") if !managed => Duty::Verify { null_insert: NullInsert::Never },
+            Some(b"verify") if free_insert => Duty::Verify { null_insert: NullInsert::Always },
+            Some(b"verify") if lease.is_none() => {
+                Duty::Verify { null_insert: NullInsert::WithoutToken }
+            }
+            Some(b"verify") => Duty::Verify { null_insert: NullInsert::Never },
             Some(_) => {
                 return Err(errors::bad_trigger_argument(
                     "the fourth argument of fenced() can only be verify".into(),

@@ -197,7 +197,8 @@ pub fn stage(refusal: Refusal) -> Staged {
     let message = c_string(&in_server_encoding(refusal.message.clone()));
     Staged {
         detail: optional(&in_server_encoding(refusal.detail())),
-        hint: optional(refusal.hint.as_bytes()),
+        // It may name a column.
+        hint: optional(&in_server_encoding(refusal.hint.into_owned())),
         schema: place.map_or(std::ptr::null(), |p| optional(&p.schema)),
         table: place.map_or(std::ptr::null(), |p| optional(&p.table)),
         column: place.map_or(std::ptr::null(), |p| optional(&p.column)),

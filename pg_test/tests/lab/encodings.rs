@@ -67,6 +67,11 @@ fn a_latin1_database_shows_its_errors_in_the_client_s_encoding(lab: &Lab) -> Res
     let detail = fault.json()?;
     ensure!(detail["lease"] == "café" && detail["holder"] == "Zoë", "{fault}");
     ensure!(fault.hint.is_some());
+    session.run(
+        "CREATE TABLE t (v int, clé bigint); INSERT INTO t VALUES (0); SELECT fence_protect('t', 'clé')",
+    )?;
+    let fault = session.refused("UPDATE t SET v = 1", "PF002")?;
+    ensure!(fault.hint.as_deref().is_some_and(|hint| hint.contains("\"clé\"")), "{fault}");
     for call in ["lease_acquire('')", "lease_renew('café', 0)", "lease_renew('café', NULL)"] {
         let fault = session.try_rows(&format!("SELECT {call}")).expect_err(call);
         ensure!(fault.sqlstate.starts_with("220") && fault.hint.is_some(), "{fault}");

@@ -11,6 +11,8 @@ pg_test::trials![
     every_path_presents_the_setting_and_nothing_else,
     every_path_to_a_bound_row_presents_its_guard_or_the_setting,
     a_row_is_created_without_a_token_only_where_no_lease_guards_it,
+    a_row_whose_key_the_database_makes_is_created_without_its_lease,
+    a_row_that_is_created_freely_and_moves_keeps_the_token_of_its_update,
     a_closing_token_has_no_place_in_the_column,
     on_conflict_and_merge_are_judged_action_by_action,
     copy_is_an_insert_whose_column_is_replaced,
@@ -179,6 +181,75 @@ fn a_row_is_created_without_a_token_only_where_no_lease_guards_it(lab: &Lab) -> 
     let five = bed.grant("order:5")?;
     let insert = "INSERT INTO orders VALUES (5, 0, 1)";
     bed.comes_to(&set(five, insert), "SELECT fence FROM orders WHERE id = 5", &five.to_string())
+}
+
+fn a_row_whose_key_the_database_makes_is_created_without_its_lease(lab: &Lab) -> Result<()> {
+    for verify in ["", ", verify => true"] {
+        let mut bed = Bed::new(lab)?;
+        bed.run(
+            "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v int, fence bigint)",
+        )?;
+        bed.protect(&format!(
+            "mode => 'managed', lease => 'order:{{id}}', events => 'update,delete,truncate'{verify}"
+        ))?;
+        // The web application creates, with no right on leases.
+        let shop = bed.db().role("shop")?;
+        bed.run(&format!("GRANT SELECT, INSERT, UPDATE ON orders TO {shop}"))?;
+        let mut web = bed.db().connect_as(&shop)?;
+        let foreign = bed.token()?;
+        for fence in ["NULL", "1", &HUGE.to_string(), &foreign.to_string()] {
+            web.run(&format!("INSERT INTO orders (v, fence) VALUES (0, {fence})"))?;
+        }
+        // A token that is at hand is no token of the new row's lease.
+        web.run(&format!("BEGIN; {}; COMMIT", set(foreign, "INSERT INTO orders (v) VALUES (0)")))?;
+        let rows = "SELECT id, v, fence FROM orders ORDER BY id";
+        shows(&mut bed, rows, "1|0|- 2|0|- 3|0|- 4|0|- 5|0|-")?;
+        web.refused("UPDATE orders SET v = 9 WHERE id = 1", "PF002")?;
+        web.refused("INSERT INTO orders (id, v) VALUES (1, 9)", "428C9")?;
+        // Workers process, each order under its lease.
+        let token = bed.grant("order:3")?;
+        bed.run(&set(token, "UPDATE orders SET v = 7 WHERE id = 3"))?;
+        bed.refused(&set(token, "UPDATE orders SET v = 7 WHERE id = 4"), "PF004")?;
+        bed.refused(&set(foreign, "UPDATE orders SET v = 7 WHERE id = 4"), "PF004")?;
+        let upsert = "INSERT INTO orders (id, v) OVERRIDING SYSTEM VALUE VALUES (3, 8) \
+                      ON CONFLICT (id) DO UPDATE SET v = excluded.v";
+        bed.comes_to(upsert, rows, "PF002")?;
+        bed.run(&set(token, upsert))?;
+        shows(&mut bed, rows, &format!("1|0|- 2|0|- 3|8|{token} 4|0|- 5|0|-"))?;
+        bed.take_over("order:3")?;
+        bed.refused(&set(token, "DELETE FROM orders WHERE id = 3"), "PF004")?;
+    }
+    Ok(())
+}
+
+fn a_row_that_is_created_freely_and_moves_keeps_the_token_of_its_update(lab: &Lab) -> Result<()> {
+    let mut bed = Bed::new(lab)?;
+    bed.run(
+        "CREATE TABLE orders (id int, region text, v int DEFAULT 0, fence bigint) PARTITION BY LIST (region);
+         CREATE TABLE eu PARTITION OF orders FOR VALUES IN ('eu');
+         CREATE TABLE us PARTITION OF orders FOR VALUES IN ('us')",
+    )?;
+    bed.protect("mode => 'managed', lease => 'order:{id}', events => 'update,delete'")?;
+    bed.run("INSERT INTO orders VALUES (1, 'eu', 0, 5), (2, 'eu', 0, NULL), (3, 'us', 0, 5)")?;
+    let all = "SELECT id, tableoid::regclass, fence FROM orders ORDER BY id";
+    shows(&mut bed, all, "1|eu|- 2|eu|- 3|us|-")?;
+    let (one, two) = (bed.grant("order:1")?, bed.grant("order:2")?);
+    // Under two guards each row has its own token, also where it arrives.
+    let guards = format!("SELECT lease_guard('order:1', {one}), lease_guard('order:2', {two})");
+    bed.comes_to(
+        &format!("{guards}; UPDATE orders SET region = 'us', fence = NULL WHERE id < 3"),
+        all,
+        &format!("1|us|{one} 2|us|{two} 3|us|-"),
+    )?;
+    // What is inserted beside it has none.
+    bed.comes_to(
+        &format!(
+            "{guards}; WITH moved AS (UPDATE orders SET region = 'us' WHERE id = 1 RETURNING id) \
+             INSERT INTO orders SELECT id + 8, 'us', 0, {two} FROM moved"
+        ),
+        all,
+        &format!("1|us|{one} 2|eu|- 3|us|- 9|us|-"),
+    )
 }
 
 fn a_closing_token_has_no_place_in_the_column(lab: &Lab) -> Result<()> {

@@ -30,7 +30,7 @@ const TRUNCATE: &str = "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'orders'
                         AND pg_get_triggerdef(oid) LIKE '%BEFORE TRUNCATE ON public.orders FOR EACH STATEMENT%'";
 
 /// Arguments, row triggers, and whether there is one against TRUNCATE.
-const KINDS: [(&str, &str, &str); 13] = [
+const KINDS: [(&str, &str, &str); 14] = [
     ("", "O fenced BEFORE DELETE OR UPDATE ('fence', 'strict')", "1"),
     ("mode => 'MONOTONIC'", "O fenced BEFORE DELETE OR UPDATE ('fence', 'monotonic')", "1"),
     ("always => true", "A fenced BEFORE DELETE OR UPDATE ('fence', 'strict')", "1"),
@@ -75,6 +75,12 @@ const KINDS: [(&str, &str, &str); 13] = [
         "O fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'managed', 'order:{id}'); \
          O fenced_verify AFTER INSERT OR UPDATE ('fence', 'managed', 'order:{id}', 'verify')",
         "1",
+    ),
+    (
+        "mode => 'managed', lease => 'order:{id}', verify => true, events => 'update,delete'",
+        "O fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'managed', 'order:{id}', '', 'free insert'); \
+         O fenced_verify AFTER INSERT OR UPDATE ('fence', 'managed', 'order:{id}', 'verify', 'free insert')",
+        "0",
     ),
 ];
 
@@ -150,7 +156,11 @@ fn called_again_it_keeps_what_the_call_leaves_out(lab: &Lab) -> Result<()> {
     shows(&mut bed, TRUNCATE, "1")?;
     bed.protect("mode => 'managed'")?;
     bed.protect("events => 'delete'")?;
-    shows(&mut bed, TRIGGERS, &fenced("INSERT OR DELETE", "managed", "o:{id}"))?;
+    shows(
+        &mut bed,
+        TRIGGERS,
+        "O fenced BEFORE INSERT OR DELETE ('fence', 'managed', 'o:{id}', '', 'free insert')",
+    )?;
     // A single trigger against TRUNCATE tells it too.
     bed.protect("mode => 'strict', events => 'truncate'")?;
     bed.protect("")?;
@@ -312,6 +322,7 @@ fn what_cannot_be_protected_is_refused(lab: &Lab) -> Result<()> {
         ("'fence.lease'", "42809", "pg_fence itself"),
         ("99", "42P01", "no such table"),
         ("'p', verify => true, events => 'update'", "22023", "partitioned"),
+        ("'p', mode => 'managed', lease => 'o:{id}', events => 'update'", "22023", "partitioned"),
     ] {
         let call = format!("SELECT fence_protect({arguments})");
         let fault = bed.refused(&call, sqlstate)?;
