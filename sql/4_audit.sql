@@ -619,7 +619,8 @@ BEGIN
         -- What its tables and sequences should be: this list is the only place that says so.
         expected (relname, persistence, key) AS (
             VALUES ('token_seq'::name, 'p'::"char", NULL), ('identity_seq', 'p', NULL), ('floor_seq', 'p', NULL),
-                   ('epoch_seq', 'p', NULL), ('lease', 'p', 'name, slot'), ('trace', 'p', 'name, xact')),
+                   ('epoch_seq', 'p', NULL), ('start_seq', 'u', NULL), ('began_seq', 'u', NULL),
+                   ('lease', 'p', 'name, slot'), ('guarded_commits', 'p', 'name, place')),
 
         extension AS (
             SELECT e.oid, e.extowner
