@@ -1,5 +1,6 @@
-//! The chaos run: many workers with real clients, while processes are frozen and killed, servers crash and
-//! fail over, and the clock steps. What everybody asked and saw is written down and judged afterwards.
+//! The chaos run: many workers with real clients, while the tables of the state are maintained, processes are
+//! frozen and killed, servers crash and fail over, and the clock steps. What everybody asked and saw is written
+//! down and judged afterwards.
 
 mod deed;
 mod evidence;
