@@ -1,6 +1,6 @@
 //! Everything that is refused: SQLSTATE, one line for people, JSON for programs, a hint on what to do.
 
-use crate::pg::raise::to_utf8;
+use crate::pg::raise::{to_utf8, Raised};
 use crate::protocol::{Micros, Token};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -16,7 +16,16 @@ pub struct Refusal {
     pub hint: Cow<'static, str>,
     /// Schema, table and column, for a refused write.
     pub place: Option<Box<Location>>,
+    /// The error of Postgres's that is meant.
+    pub raised: Option<Raised>,
     detail: Box<Detail>,
+}
+
+impl From<Raised> for Refusal {
+    fn from(raised: Raised) -> Self {
+        let none = Refusal::new("XX000", String::new(), "");
+        Refusal { raised: Some(raised), ..none }
+    }
 }
 
 /// Where a refused write would have gone, in the database's encoding.
@@ -70,7 +79,8 @@ pub struct Detail {
 
 impl Refusal {
     fn new(sqlstate: &'static str, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
-        Refusal { sqlstate, message, hint: hint.into(), place: None, detail: Box::default() }
+        let (hint, detail) = (hint.into(), Box::default());
+        Refusal { sqlstate, message, hint, place: None, raised: None, detail }
     }
 
     /// With more in its DETAIL.

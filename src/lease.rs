@@ -301,7 +301,7 @@ fn prune_one(
     let row = rows
         .iter()
         .find(|r| r.grant.slot == slot && r.over_since() < horizon && r.deleter() == Deleter::None);
-    let deleted = row.is_some_and(|row| table.delete(row));
+    let deleted = row.map_or(Ok(false), |row| table.delete(row))?;
     if deleted {
         guarded_commits::forget(name)?;
     }

@@ -30,6 +30,9 @@ extern "C-unwind" {
     pub fn errhint(fmt: *const c_char, ...) -> c_int;
     pub fn err_generic_string(field: c_int, text: *const c_char) -> c_int;
     pub fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
+    pub fn CopyErrorData() -> *mut pg_sys::ErrorData;
+    pub fn FreeErrorData(error: *mut pg_sys::ErrorData);
+    pub fn ThrowErrorData(error: *mut pg_sys::ErrorData);
 }
 
 /// The first item of a page.

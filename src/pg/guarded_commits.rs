@@ -52,7 +52,7 @@ pub fn forget(name: &[u8]) -> Result<(), Refusal> {
         if lock.take(Mode::Own, false) {
             let there = table.at(name, note.place);
             if let Some(note) = there.filter(|note| note.deleter == Deleter::None) {
-                table.0.delete(note.version);
+                table.0.delete(note.version)?;
                 xact::see_own_changes();
             }
             lock.give(Mode::Own);
@@ -91,10 +91,10 @@ impl Table {
         fields.set_at(2, xact::id());
         loop {
             match self.at(name, place) {
-                None => self.0.insert(&fields),
+                None => self.0.insert(&fields)?,
                 Some(note) if note.own => return Ok(true),
                 Some(note) => match note.deleter {
-                    Deleter::None => self.0.update(note.version, &self.over(&fields, &note)),
+                    Deleter::None => self.0.update(note.version, &self.over(&fields, &note))?,
                     Deleter::Open => return Ok(false),
                     Deleter::Committed => continue,
                 },

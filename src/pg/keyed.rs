@@ -128,7 +128,8 @@ impl Keyed {
             if !self.is_known() {
                 return Err(errors::state_differs(&self.spec.table.to_string_lossy()));
             }
-            (plant::DIRECT_WRITES || self.is_plain(), (*(*self.table).rd_rel).relhastriggers)
+            // Not relhastriggers, which stays set until the next VACUUM after the last one went.
+            (plant::DIRECT_WRITES || self.is_plain(), !(*self.table).trigdesc.is_null())
         };
         // What is found out may itself notice a change: then it is found out again next time.
         let form = Form { table, index, generation, plain, triggers };
@@ -183,7 +184,7 @@ impl Keyed {
                 && key.indimmediate
                 && key.indisvalid
                 && key.indisready
-                && !class.relhastriggers
+                && (*self.table).trigdesc.is_null()
                 && !class.relispartition
                 && class.relreplident as u8 == pg_sys::REPLICA_IDENTITY_DEFAULT
                 && (*columns).natts as usize == self.spec.columns.len()
@@ -210,7 +211,7 @@ impl Keyed {
     }
 
     /// Writes a row.
-    pub fn insert(&self, fields: &Fields) {
+    pub fn insert(&self, fields: &Fields) -> Result<(), Refusal> {
         self.wrote.set(true);
         // SAFETY: the fields are the table's.
         unsafe {
@@ -219,13 +220,14 @@ impl Keyed {
                     raw::CatalogTupleInsert(self.table, fields.tuple((*self.table).rd_att));
                 });
             } else {
-                executor::insert(self.table, self.spec.columns.len(), fields);
+                executor::insert(self.table, self.spec.columns.len(), fields)?;
             }
         }
+        Ok(())
     }
 
     /// Writes a new version of a row. Nobody else may be changing it.
-    pub fn update(&self, over: Version, fields: &Fields) {
+    pub fn update(&self, over: Version, fields: &Fields) -> Result<(), Refusal> {
         self.wrote.set(true);
         // SAFETY: the fields are the table's, the version one that was read.
         unsafe {
@@ -235,22 +237,24 @@ impl Keyed {
                     raw::CatalogTupleUpdate(self.table, &mut over.pointer(), tuple);
                 });
             } else {
-                executor::update(self.table, over, fields);
+                executor::update(self.table, over, fields)?;
             }
         }
+        Ok(())
     }
 
     /// Deletes a row. Nobody else may be changing it.
-    pub fn delete(&self, version: Version) {
+    pub fn delete(&self, version: Version) -> Result<(), Refusal> {
         self.wrote.set(true);
         // SAFETY: the version is one that was read.
         unsafe {
             if self.is_direct() {
                 pg_sys::CatalogTupleDelete(self.table, &mut version.pointer());
             } else {
-                executor::delete(self.table, version);
+                executor::delete(self.table, version)?;
             }
         }
+        Ok(())
     }
 
     fn is_direct(&self) -> bool {

@@ -1,6 +1,7 @@
 //! The transaction: isolation, snapshots, savepoints and what happens when it ends.
 
 use super::raise;
+use crate::errors::Refusal;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -106,17 +107,17 @@ pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
     }
 }
 
-/// Does work at the transaction's end, where Postgres has no snapshot active any more: what triggers, toasted
-/// values and the server's own assertions ask for. Deferred triggers of that work fire, too.
-pub fn at_the_end<R>(work: impl FnOnce() -> R) -> R {
+/// Does work at the transaction's end, where Postgres has no snapshot active any more: triggers, toasted values
+/// and the server's own assertions ask for one. Deferred triggers of that work fire, too.
+pub fn at_the_end(work: impl FnOnce() -> Result<(), Refusal>) -> Result<(), Refusal> {
     // SAFETY: as Postgres itself fires deferred triggers; an error gives the snapshot back by itself.
     unsafe {
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-        let result = work();
+        work()?;
         pg_sys::PopActiveSnapshot();
-        pg_sys::AfterTriggerFireDeferred();
-        result
+        raise::catch(|| pg_sys::AfterTriggerFireDeferred())?;
     }
+    Ok(())
 }
 
 /// Ends of transactions and savepoints are told to the rooms that keep something for as long.

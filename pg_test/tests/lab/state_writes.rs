@@ -14,6 +14,7 @@ pg_test::trials![
     an_error_of_a_trigger_leaves_nothing_granted,
     a_deferred_trigger_fires_at_commit,
     check_constraints_hold,
+    foreign_keys_hold_both_ways,
     not_null_of_a_column_of_ours_holds,
     indexes_of_every_kind_find_what_the_table_has,
     unique_indexes_and_exclusion_constraints_hold,
@@ -279,6 +280,23 @@ fn an_error_of_a_trigger_leaves_nothing_granted(lab: &Lab) -> Result<()> {
     session.run("ROLLBACK TO s; ALTER TABLE fence.lease DISABLE TRIGGER meddle; COMMIT")?;
     let token = other.acquire("job", "1 h")?;
     ensure!(other.speaks("job", token)?);
+    // It comes as it was raised, though another was caught on the way.
+    let whole = "BEGIN RAISE 'first' USING ERRCODE = 'XY001', DETAIL = 'd', HINT = 'h', TABLE = 't';
+        EXCEPTION WHEN SQLSTATE 'XY001' THEN
+            BEGIN RAISE 'second' USING ERRCODE = 'XY002'; EXCEPTION WHEN OTHERS THEN NULL; END;
+            RAISE NOTICE 'seen'; RAISE 'third' USING ERRCODE = 'XY003', DETAIL = 'd', HINT = 'h', TABLE = 't'; END;";
+    session.run("ALTER TABLE fence.lease ENABLE TRIGGER meddle")?;
+    meddle(&mut session, "AFTER INSERT ON fence.lease", whole)?;
+    session.notices();
+    let fault = session.refused("SELECT lease_acquire('new')", "XY003")?;
+    let fields = [&fault.detail, &fault.hint, &fault.table].map(|f| f.as_deref().unwrap_or("-"));
+    ensure!(fault.message == "third" && fields == ["d", "h", "t"], "{fault}: {fields:?}");
+    ensure!(
+        fault.context.as_deref().is_some_and(|c| c.contains("meddle()")),
+        "{:?}",
+        fault.context
+    );
+    ensure!(session.notices().iter().any(|n| n.message == "seen"));
     Ok(())
 }
 
@@ -316,6 +334,26 @@ fn check_constraints_hold(lab: &Lab) -> Result<()> {
     ensure!(session.speaks("prod:job", token)?);
     session.renew("prod:job", token)?.expect("held");
     session.acquire("prod:other", "1 h")?;
+    Ok(())
+}
+
+fn foreign_keys_hold_both_ways(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run(
+        "CREATE TABLE workers (name text PRIMARY KEY); INSERT INTO workers VALUES ('known');
+         ALTER TABLE fence.lease ADD FOREIGN KEY (holder) REFERENCES workers;
+         CREATE TABLE notes (name text COLLATE \"C\", slot int, FOREIGN KEY (name, slot) REFERENCES fence.lease)",
+    )?;
+    session.refused("SELECT lease_acquire('job', 'unknown')", "23503")?;
+    let token = session.granted("SELECT lease_acquire('job', 'known', '1 h')")?;
+    session.run("INSERT INTO notes VALUES ('job', 0)")?;
+    session.renew("job", token)?.expect("held");
+    session.release("job", token)?.expect("held");
+    let fault = session.refused("SELECT lease_prune('0')", "23503")?;
+    ensure!(fault.table.as_deref() == Some("notes"), "{fault}: {:?}", fault.table);
+    session.run("DELETE FROM notes")?;
+    ensure!(session.granted("SELECT lease_prune('0')")? == 1);
     Ok(())
 }
 
