@@ -28,7 +28,7 @@
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
-//! | [`trial`] | a test of the lab |
+//! | [`test_case`] | a test of the lab |
 //! | [`stage`], [`timeline`] | where a story plays, and how it is told |
 //! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`chaos`] | workers under a nemesis, and the judge |
@@ -63,8 +63,8 @@ pub mod setup;
 pub mod soak;
 pub mod stage;
 pub mod stories;
+pub mod test_case;
 pub mod timeline;
-pub mod trial;
 pub mod worker;
 
 pub use anyhow::{bail, ensure, Context, Result};
@@ -74,6 +74,8 @@ pub use client::{Conninfo, Rows, Session};
 pub use cluster::{Cluster, Shutdown};
 pub use database::Database;
 pub use fault::Fault;
+pub use inventory;
 pub use lab::Lab;
-pub use trial::Trial;
+pub use pg_test_macros::lab_test;
+pub use test_case::TestCase;
 pub use worker::Worker;

@@ -11,18 +11,7 @@ pub mod tree;
 pub mod triggers;
 
 use crate::support::holes::{Scene, BOUND, HOLE};
-use pg_test::{ensure, Background, Context, Lab, Result};
-
-pg_test::trials![
-    over_a_well_protected_table_it_says_nothing,
-    over_a_table_by_hand_it_says_what_fence_protect_would_add,
-    of_everything_it_shows_each_table_once,
-    it_asks_for_ownership,
-    what_is_no_table_is_refused,
-    to_whom_may_not_use_leases_it_says_what_it_left_out,
-    writes_that_go_on_meanwhile_are_no_finding,
-    it_finds_nothing_in_a_copy_by_dump,
-];
+use pg_test::{ensure, lab_test, Background, Context, Lab, Result};
 
 const ORDERS: &str = HOLE.table;
 const PARTITIONS: &str =
@@ -34,6 +23,7 @@ const PARTITIONS: &str =
 const CHILD: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint); \
                      CREATE TABLE child (more text) INHERITS (orders)";
 
+#[lab_test]
 fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     for table in [ORDERS, PARTITIONS, CHILD] {
@@ -75,6 +65,7 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn over_a_table_by_hand_it_says_what_fence_protect_would_add(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(ORDERS, "")?;
@@ -93,6 +84,7 @@ fn over_a_table_by_hand_it_says_what_fence_protect_would_add(lab: &Lab) -> Resul
     Ok(())
 }
 
+#[lab_test]
 fn of_everything_it_shows_each_table_once(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(PARTITIONS, BOUND)?;
@@ -114,6 +106,7 @@ fn of_everything_it_shows_each_table_once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn it_asks_for_ownership(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let words = scene.stage(ORDERS, BOUND)?;
@@ -131,6 +124,7 @@ fn it_asks_for_ownership(lab: &Lab) -> Result<()> {
     scene.admin.run(&format!("RESET ROLE; REVOKE {owner} FROM {writer}"))
 }
 
+#[lab_test]
 fn what_is_no_table_is_refused(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(ORDERS, BOUND)?;
@@ -146,6 +140,7 @@ fn what_is_no_table_is_refused(lab: &Lab) -> Result<()> {
     scene.owner.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT fence_audit(); COMMIT")
 }
 
+#[lab_test]
 fn to_whom_may_not_use_leases_it_says_what_it_left_out(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let owner = scene.stage(ORDERS, BOUND)?[0].1.clone();
@@ -170,6 +165,7 @@ fn to_whom_may_not_use_leases_it_says_what_it_left_out(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn writes_that_go_on_meanwhile_are_no_finding(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(ORDERS, "")?;
@@ -187,6 +183,7 @@ fn writes_that_go_on_meanwhile_are_no_finding(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn it_finds_nothing_in_a_copy_by_dump(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(PARTITIONS, ", lease => 'order:{id}', verify => true, always => true")?;

@@ -1,24 +1,7 @@
 //! Several leases under one token: all or none, in any order, and never a deadlock.
 
 use crate::support::crowd::{at_once, nothing_is_left, sessions, tokens};
-use pg_test::{ensure, Background, Calls, Lab, Result, Session};
-
-pg_test::trials![
-    one_token_speaks_for_all_of_them,
-    all_or_none_whichever_is_in_the_way,
-    a_losing_call_leaves_no_trace,
-    names_may_come_in_any_order_and_twice,
-    bad_lists_are_refused,
-    a_thousand_names_are_taken_and_one_more_is_not,
-    renewing_all_is_all_or_none,
-    releasing_all_is_all_or_none,
-    releasing_all_closes_what_was_released_one_by_one_under_its_token,
-    a_renewed_token_works_for_one_as_for_all,
-    crossing_callers_never_deadlock,
-    crossing_renewals_and_releases_never_deadlock,
-    a_rollback_gives_all_of_them_back,
-    only_the_role_that_was_granted_them_renews_and_releases,
-];
+use pg_test::{ensure, lab_test, Background, Calls, Lab, Result, Session};
 
 const ALL: &str = "SELECT lease_acquire_all('{a, b, c}', 'me', '1 h')";
 
@@ -29,6 +12,7 @@ fn held(session: &mut Session, names: &str) -> Result<i64> {
     ))
 }
 
+#[lab_test]
 fn one_token_speaks_for_all_of_them(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -51,6 +35,7 @@ fn one_token_speaks_for_all_of_them(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn all_or_none_whichever_is_in_the_way(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut other) = (db.connect()?, db.connect()?);
@@ -94,6 +79,7 @@ fn all_or_none_whichever_is_in_the_way(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_losing_call_leaves_no_trace(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut other, mut third) = (db.connect()?, db.connect()?, db.connect()?);
@@ -123,6 +109,7 @@ fn a_losing_call_leaves_no_trace(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn names_may_come_in_any_order_and_twice(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -139,6 +126,7 @@ fn names_may_come_in_any_order_and_twice(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn bad_lists_are_refused(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -168,6 +156,7 @@ fn bad_lists_are_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_thousand_names_are_taken_and_one_more_is_not(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -184,6 +173,7 @@ fn a_thousand_names_are_taken_and_one_more_is_not(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn renewing_all_is_all_or_none(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -207,6 +197,7 @@ fn renewing_all_is_all_or_none(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn releasing_all_is_all_or_none(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -228,6 +219,7 @@ fn releasing_all_is_all_or_none(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn releasing_all_closes_what_was_released_one_by_one_under_its_token(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -258,6 +250,7 @@ fn releasing_all_closes_what_was_released_one_by_one_under_its_token(lab: &Lab) 
     Ok(())
 }
 
+#[lab_test]
 fn a_renewed_token_works_for_one_as_for_all(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -272,6 +265,7 @@ fn a_renewed_token_works_for_one_as_for_all(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn crossing_callers_never_deadlock(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -302,6 +296,7 @@ fn crossing_callers_never_deadlock(lab: &Lab) -> Result<()> {
     nothing_is_left(&mut admin)
 }
 
+#[lab_test]
 fn crossing_renewals_and_releases_never_deadlock(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -326,6 +321,7 @@ fn crossing_renewals_and_releases_never_deadlock(lab: &Lab) -> Result<()> {
     nothing_is_left(&mut admin)
 }
 
+#[lab_test]
 fn a_rollback_gives_all_of_them_back(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut other) = (db.connect()?, db.connect()?);
@@ -342,6 +338,7 @@ fn a_rollback_gives_all_of_them_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn only_the_role_that_was_granted_them_renews_and_releases(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (one, two) = (db.role("one")?, db.role("two")?);

@@ -1,10 +1,9 @@
 //! The bench works: every section measures, and says what it could not. How fast, no test asks.
 
 use pg_test::bench::{self, Options};
-use pg_test::{ensure, Lab, Result};
+use pg_test::{ensure, lab_test, Lab, Result};
 
-pg_test::trials![every_section_of_the_bench_has_figures];
-
+#[lab_test]
 fn every_section_of_the_bench_has_figures(lab: &Lab) -> Result<()> {
     let options = Options { short: true, ..Options::default() };
     let report = bench::run(lab, &options)?;

@@ -2,26 +2,10 @@
 
 use crate::support::bed::{bound, shows, Bed, ORDERS, ROW};
 use pg_test::process::wait_until;
-use pg_test::{ensure, Lab, Result};
+use pg_test::{ensure, lab_test, Lab, Result};
 use std::time::Duration;
 
-pg_test::trials![
-    a_lease_is_named_by_columns_of_the_types_that_the_readme_names,
-    no_setting_changes_the_name_of_a_lease,
-    a_lease_may_be_named_by_several_columns_or_none,
-    a_null_in_a_placeholder_is_an_error,
-    a_name_that_is_too_long_or_empty_is_an_error,
-    an_update_that_changes_the_key_needs_the_old_and_the_new_lease,
-    only_a_token_that_speaks_for_the_lease_writes,
-    the_acquire_s_token_serves_as_long_as_the_grant_lives,
-    shared_and_slot_grants_write_in_the_order_of_their_tokens,
-    the_last_write_releases_the_lease_in_one_statement,
-    a_release_of_many_rows_draws_one_token,
-    a_token_of_one_s_own_open_transaction_writes,
-    one_statement_over_rows_of_several_leases_needs_a_token_for_all,
-    writers_need_no_grant_but_the_lease_must_be_theirs,
-];
-
+#[lab_test]
 fn a_lease_is_named_by_columns_of_the_types_that_the_readme_names(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let foreign = bed.token()?;
@@ -56,6 +40,7 @@ fn a_lease_is_named_by_columns_of_the_types_that_the_readme_names(lab: &Lab) -> 
     Ok(())
 }
 
+#[lab_test]
 fn no_setting_changes_the_name_of_a_lease(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -81,6 +66,7 @@ fn no_setting_changes_the_name_of_a_lease(lab: &Lab) -> Result<()> {
     shows(&mut bed, "SELECT v FROM t", "8")
 }
 
+#[lab_test]
 fn a_lease_may_be_named_by_several_columns_or_none(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run("CREATE TABLE t (a int, b text, v int, fence bigint); INSERT INTO t VALUES (1, 'x', 0), (1, 'y', 0)")?;
@@ -104,6 +90,7 @@ fn a_lease_may_be_named_by_several_columns_or_none(lab: &Lab) -> Result<()> {
     )
 }
 
+#[lab_test]
 fn a_null_in_a_placeholder_is_an_error(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -125,6 +112,7 @@ fn a_null_in_a_placeholder_is_an_error(lab: &Lab) -> Result<()> {
     bed.run(&format!("UPDATE t SET v = 7, fence = {token} WHERE id = 2"))
 }
 
+#[lab_test]
 fn a_name_that_is_too_long_or_empty_is_an_error(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -145,6 +133,7 @@ fn a_name_that_is_too_long_or_empty_is_an_error(lab: &Lab) -> Result<()> {
     .map(drop)
 }
 
+#[lab_test]
 fn an_update_that_changes_the_key_needs_the_old_and_the_new_lease(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let (one, two) = (bed.grant("order:1")?, bed.grant("order:2")?);
@@ -180,6 +169,7 @@ fn an_update_that_changes_the_key_needs_the_old_and_the_new_lease(lab: &Lab) -> 
     Ok(())
 }
 
+#[lab_test]
 fn only_a_token_that_speaks_for_the_lease_writes(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let write = |token: i64| format!("UPDATE orders SET v = 7, fence = {token}");
@@ -209,6 +199,7 @@ fn only_a_token_that_speaks_for_the_lease_writes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_acquire_s_token_serves_as_long_as_the_grant_lives(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let first = bed.grant("order:1")?;
@@ -230,6 +221,7 @@ fn the_acquire_s_token_serves_as_long_as_the_grant_lives(lab: &Lab) -> Result<()
     bed.comes_to(&format!("UPDATE orders SET v = 7, fence = {between}"), ROW, "PF004")
 }
 
+#[lab_test]
 fn shared_and_slot_grants_write_in_the_order_of_their_tokens(lab: &Lab) -> Result<()> {
     for mode in ["shared => true", "slots => 2"] {
         let mut bed = bound(lab)?;
@@ -250,6 +242,7 @@ fn shared_and_slot_grants_write_in_the_order_of_their_tokens(lab: &Lab) -> Resul
     Ok(())
 }
 
+#[lab_test]
 fn the_last_write_releases_the_lease_in_one_statement(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let mut bed = Bed::orders(
@@ -279,6 +272,7 @@ fn the_last_write_releases_the_lease_in_one_statement(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_release_of_many_rows_draws_one_token(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;
@@ -295,6 +289,7 @@ fn a_release_of_many_rows_draws_one_token(lab: &Lab) -> Result<()> {
     shows(&mut bed, "SELECT last_token FROM fence_status()", &closing.to_string())
 }
 
+#[lab_test]
 fn a_token_of_one_s_own_open_transaction_writes(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     bed.run("BEGIN")?;
@@ -306,6 +301,7 @@ fn a_token_of_one_s_own_open_transaction_writes(lab: &Lab) -> Result<()> {
     shows(&mut bed, ROW, &format!("3|{}", token + 2))
 }
 
+#[lab_test]
 fn one_statement_over_rows_of_several_leases_needs_a_token_for_all(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;
@@ -327,6 +323,7 @@ fn one_statement_over_rows_of_several_leases_needs_a_token_for_all(lab: &Lab) ->
     bed.comes_to(&format!("{guards}; DELETE FROM orders"), rows, "")
 }
 
+#[lab_test]
 fn writers_need_no_grant_but_the_lease_must_be_theirs(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let (holder, member, writer) =

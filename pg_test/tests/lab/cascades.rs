@@ -1,18 +1,7 @@
 //! Foreign keys that write to a fenced table on their own.
 
 use crate::support::bed::{shows, Bed};
-use pg_test::{Lab, Result};
-
-pg_test::trials![
-    a_cascading_delete_is_fenced,
-    a_cascading_update_is_fenced,
-    what_sets_null_or_default_is_fenced,
-    a_cascade_over_partitions_is_fenced,
-    a_cascade_over_several_tables_is_all_or_nothing,
-    a_cascade_to_a_bound_child_needs_its_lease,
-    a_cascade_that_changes_the_lease_needs_both,
-    a_role_without_rights_on_the_child_cascades_with_the_token,
-];
+use pg_test::{lab_test, Lab, Result};
 
 const ROWS: &str =
     "SELECT (SELECT string_agg(id::text, ',' ORDER BY id) FROM parent), c.parent_id, c.fence \
@@ -48,18 +37,21 @@ fn judged(bed: &mut Bed, [a, b, c]: [i64; 3], sql: &str, landed: &str) -> Result
     shows(bed, ROWS, &format!("1,9|1|{b}"))
 }
 
+#[lab_test]
 fn a_cascading_delete_is_fenced(lab: &Lab) -> Result<()> {
     let (mut bed, tokens) = family(lab, "ON DELETE CASCADE", "")?;
     judged(&mut bed, tokens, "DELETE FROM parent WHERE id = 1", "9|-|-")?;
     judged(&mut bed, tokens, "DELETE FROM parent", "-|-|-")
 }
 
+#[lab_test]
 fn a_cascading_update_is_fenced(lab: &Lab) -> Result<()> {
     let (mut bed, tokens) = family(lab, "ON UPDATE CASCADE", "")?;
     let landed = format!("2,9|2|{}", tokens[2]);
     judged(&mut bed, tokens, "UPDATE parent SET id = 2 WHERE id = 1", &landed)
 }
 
+#[lab_test]
 fn what_sets_null_or_default_is_fenced(lab: &Lab) -> Result<()> {
     for (action, value) in [("SET NULL", "-"), ("SET DEFAULT", "9")] {
         let (mut bed, tokens) = family(lab, &format!("ON DELETE {action} ON UPDATE {action}"), "")?;
@@ -71,6 +63,7 @@ fn what_sets_null_or_default_is_fenced(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_cascade_over_partitions_is_fenced(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -90,6 +83,7 @@ fn a_cascade_over_partitions_is_fenced(lab: &Lab) -> Result<()> {
     judged(&mut bed, tokens, "UPDATE parent SET id = 7 WHERE id = 1", &landed)
 }
 
+#[lab_test]
 fn a_cascade_over_several_tables_is_all_or_nothing(lab: &Lab) -> Result<()> {
     let (mut bed, [a, b, c]) = family(lab, "ON DELETE CASCADE", "")?;
     bed.run(
@@ -108,6 +102,7 @@ fn a_cascade_over_several_tables_is_all_or_nothing(lab: &Lab) -> Result<()> {
     shows(&mut bed, ROWS, &format!("1,9|1|{b}"))
 }
 
+#[lab_test]
 fn a_cascade_to_a_bound_child_needs_its_lease(lab: &Lab) -> Result<()> {
     let (mut bed, [foreign, ..]) =
         family(lab, "ON DELETE CASCADE ON UPDATE CASCADE", ", lease => 'child:{id}'")?;
@@ -124,6 +119,7 @@ fn a_cascade_to_a_bound_child_needs_its_lease(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_cascade_that_changes_the_lease_needs_both(lab: &Lab) -> Result<()> {
     let (mut bed, _) =
         family(lab, "ON DELETE SET NULL ON UPDATE CASCADE", ", lease => 'family:{parent_id}'")?;
@@ -138,6 +134,7 @@ fn a_cascade_that_changes_the_lease_needs_both(lab: &Lab) -> Result<()> {
     bed.comes_to(&set(both, update), ROWS, &format!("2,9|2|{both}"))
 }
 
+#[lab_test]
 fn a_role_without_rights_on_the_child_cascades_with_the_token(lab: &Lab) -> Result<()> {
     let (mut bed, _) = family(lab, "ON DELETE CASCADE", ", lease => 'child:{id}'")?;
     let (clerk, owner) = (bed.db().role("clerk")?, bed.db().role("owner")?);

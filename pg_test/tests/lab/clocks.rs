@@ -3,20 +3,8 @@
 
 use crate::epochs::STRIDE;
 use pg_test::clock::Clocked;
-use pg_test::{ensure, Background, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Background, Lab, Result, Session};
 use std::time::Duration;
-
-pg_test::trials![
-    the_clock_of_the_server_is_stepped,
-    a_step_forward_ends_a_lease_early_and_no_stale_write_lands,
-    a_step_back_prolongs_a_lease_and_no_stale_write_lands,
-    a_step_back_does_not_give_a_lease_back_that_changed_hands,
-    a_guarded_transaction_outlives_a_step_forward,
-    a_jump_with_a_clock_that_went_back_goes_beyond_the_last_token,
-    a_waiter_gets_the_lease_that_a_step_forward_has_ended,
-    a_wait_ends_in_time_though_the_clock_goes_back,
-    a_wait_goes_on_though_the_clock_goes_forward,
-];
 
 const HOUR: i64 = 3600;
 
@@ -47,6 +35,7 @@ fn write(table: &str, total: i32, token: i64) -> String {
     format!("UPDATE {table} SET total = {total}, fence = {token}")
 }
 
+#[lab_test]
 fn the_clock_of_the_server_is_stepped(lab: &Lab) -> Result<()> {
     let (clocked, mut session) = start(lab)?;
     let now = "SELECT extract(epoch FROM clock_timestamp())::bigint";
@@ -59,6 +48,7 @@ fn the_clock_of_the_server_is_stepped(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_step_forward_ends_a_lease_early_and_no_stale_write_lands(lab: &Lab) -> Result<()> {
     let (clocked, mut session) = start(lab)?;
     let a = acquire(&mut session)?.expect("free");
@@ -75,6 +65,7 @@ fn a_step_forward_ends_a_lease_early_and_no_stale_write_lands(lab: &Lab) -> Resu
     Ok(())
 }
 
+#[lab_test]
 fn a_step_back_prolongs_a_lease_and_no_stale_write_lands(lab: &Lab) -> Result<()> {
     let (clocked, mut session) = start(lab)?;
     let a = acquire(&mut session)?.expect("free");
@@ -96,6 +87,7 @@ fn a_step_back_prolongs_a_lease_and_no_stale_write_lands(lab: &Lab) -> Result<()
     session.run(&write("orders", 3, b))
 }
 
+#[lab_test]
 fn a_step_back_does_not_give_a_lease_back_that_changed_hands(lab: &Lab) -> Result<()> {
     let (clocked, mut session) = start(lab)?;
     let a = acquire(&mut session)?.expect("free");
@@ -115,6 +107,7 @@ fn a_step_back_does_not_give_a_lease_back_that_changed_hands(lab: &Lab) -> Resul
     session.run(&write("orders", 3, b))
 }
 
+#[lab_test]
 fn a_guarded_transaction_outlives_a_step_forward(lab: &Lab) -> Result<()> {
     let (clocked, mut session) = start(lab)?;
     let a = acquire(&mut session)?.expect("free");
@@ -129,6 +122,7 @@ fn a_guarded_transaction_outlives_a_step_forward(lab: &Lab) -> Result<()> {
     session.run(&write("orders", 4, b))
 }
 
+#[lab_test]
 fn a_jump_with_a_clock_that_went_back_goes_beyond_the_last_token(lab: &Lab) -> Result<()> {
     let (clocked, mut session) = start(lab)?;
     let first: i64 = session.one("SELECT fence_new_epoch()", &[])?;
@@ -143,6 +137,7 @@ fn a_jump_with_a_clock_that_went_back_goes_beyond_the_last_token(lab: &Lab) -> R
     Ok(())
 }
 
+#[lab_test]
 fn a_waiter_gets_the_lease_that_a_step_forward_has_ended(lab: &Lab) -> Result<()> {
     let (clocked, mut session) = start(lab)?;
     let a = acquire(&mut session)?.expect("free");
@@ -165,6 +160,7 @@ fn waiter(clocked: &Clocked, settings: &str, wait: &str) -> Result<Background> {
     Ok(waiter)
 }
 
+#[lab_test]
 fn a_wait_ends_in_time_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
     for (settings, wait, sqlstate) in
         [("", "4 s", None), ("SET lock_timeout = '4 s'", "10 min", Some("55P03"))]
@@ -183,6 +179,7 @@ fn a_wait_ends_in_time_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_wait_goes_on_though_the_clock_goes_forward(lab: &Lab) -> Result<()> {
     for settings in ["", "SET lock_timeout = '20 min'"] {
         let (clocked, mut session) = start(lab)?;

@@ -1,23 +1,8 @@
 //! Release and revocation: the closing token, in its transaction and after it.
 
-use pg_test::{ensure, Background, Calls, Lab, Result};
+use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
 
-pg_test::trials![
-    a_closing_token_is_greater_than_all_of_the_grant_s,
-    a_closing_token_speaks_until_its_transaction_ends,
-    releasing_again_in_the_transaction_returns_the_same_token,
-    a_closing_token_outlives_the_deadline_in_its_transaction,
-    a_release_that_is_rolled_back_leaves_the_lease_held,
-    a_release_in_a_savepoint_is_undone_with_it,
-    a_lease_acquired_anew_in_a_savepoint_is_undone_with_it,
-    one_statement_is_the_last_write_and_the_release,
-    a_release_for_many_rows_draws_one_token,
-    a_release_that_is_evaluated_twice_draws_one_token,
-    a_released_lease_is_not_renewed,
-    a_revocation_ends_a_grant_whoever_has_it,
-    a_revocation_of_nothing_returns_null,
-];
-
+#[lab_test]
 fn a_closing_token_is_greater_than_all_of_the_grant_s(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -32,6 +17,7 @@ fn a_closing_token_is_greater_than_all_of_the_grant_s(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_closing_token_speaks_until_its_transaction_ends(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -57,6 +43,7 @@ fn a_closing_token_speaks_until_its_transaction_ends(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn releasing_again_in_the_transaction_returns_the_same_token(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -77,6 +64,7 @@ fn releasing_again_in_the_transaction_returns_the_same_token(lab: &Lab) -> Resul
     session.run("COMMIT")
 }
 
+#[lab_test]
 fn a_closing_token_outlives_the_deadline_in_its_transaction(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -91,6 +79,7 @@ fn a_closing_token_outlives_the_deadline_in_its_transaction(lab: &Lab) -> Result
     Ok(())
 }
 
+#[lab_test]
 fn a_release_that_is_rolled_back_leaves_the_lease_held(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -104,6 +93,7 @@ fn a_release_that_is_rolled_back_leaves_the_lease_held(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn a_release_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -122,6 +112,7 @@ fn a_release_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_lease_acquired_anew_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -141,6 +132,7 @@ fn a_lease_acquired_anew_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<(
     Ok(())
 }
 
+#[lab_test]
 fn one_statement_is_the_last_write_and_the_release(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -160,6 +152,7 @@ fn one_statement_is_the_last_write_and_the_release(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_release_for_many_rows_draws_one_token(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -172,6 +165,7 @@ fn a_release_for_many_rows_draws_one_token(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_release_that_is_evaluated_twice_draws_one_token(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut other, mut looker) = (db.connect()?, db.connect()?);
@@ -192,6 +186,7 @@ fn a_release_that_is_evaluated_twice_draws_one_token(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_released_lease_is_not_renewed(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -207,6 +202,7 @@ fn a_released_lease_is_not_renewed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_revocation_ends_a_grant_whoever_has_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut admin, mut other) = (db.connect()?, db.connect()?);
@@ -232,6 +228,7 @@ fn a_revocation_ends_a_grant_whoever_has_it(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_revocation_of_nothing_returns_null(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;

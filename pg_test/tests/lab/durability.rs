@@ -3,30 +3,7 @@
 //! Each crash is shown to lose what a plain sequence gave out in the same way.
 
 use pg_test::loss::{Doomed, Loss};
-use pg_test::{ensure, Calls, Lab, Result};
-
-pg_test::trials![
-    a_rolled_back_token_is_not_drawn_again,
-    a_token_of_an_open_transaction_survives_a_crash,
-    a_token_of_a_rolled_back_transaction_survives_a_crash,
-    a_token_committed_asynchronously_survives_a_crash,
-    a_token_whose_log_record_is_another_open_transaction_s_survives_a_crash,
-    settings_of_functions_and_transactions_do_not_matter,
-    every_function_that_draws_is_durable,
-    each_draw_around_the_logged_ones_is_durable,
-    what_a_session_knows_to_be_on_disk_a_checkpoint_makes_void,
-    no_draw_waits_for_the_disk,
-    tokens_that_nobody_has_written_to_disk_survive_a_crash,
-    a_transaction_that_only_releases_does_not_wait_for_the_disk,
-    a_jump_of_an_open_transaction_survives_a_crash,
-    a_token_is_durable_without_wal_for_replicas,
-    a_token_of_an_altered_sequence_survives_a_crash,
-    a_token_of_a_sequence_that_was_unlogged_survives_a_crash,
-    a_token_of_a_sequence_made_without_wal_survives_a_crash,
-    a_sequence_altered_in_the_transaction_is_refused,
-    what_was_committed_before_the_token_was_seen_is_there,
-    a_prepared_grant_survives_a_crash,
-];
+use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
 /// The crash lost what was not flushed, and no token.
 fn safe(what: &str, loss: Loss) -> Result<()> {
@@ -35,6 +12,7 @@ fn safe(what: &str, loss: Loss) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_rolled_back_token_is_not_drawn_again(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -54,6 +32,7 @@ fn a_rolled_back_token_is_not_drawn_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_token_of_an_open_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     for draws in [1, 40] {
@@ -69,6 +48,7 @@ fn a_token_of_an_open_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_token_of_a_rolled_back_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     let session = server.session("BEGIN")?;
@@ -78,6 +58,7 @@ fn a_token_of_a_rolled_back_transaction_survives_a_crash(lab: &Lab) -> Result<()
     safe("rolled back", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_token_committed_asynchronously_survives_a_crash(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder().set("synchronous_commit", "off"))?;
     let session = server.session("SET synchronous_commit = off")?;
@@ -88,6 +69,7 @@ fn a_token_committed_asynchronously_survives_a_crash(lab: &Lab) -> Result<()> {
     safe("asynchronous", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_token_whose_log_record_is_another_open_transaction_s_survives_a_crash(
     lab: &Lab,
 ) -> Result<()> {
@@ -110,6 +92,7 @@ fn a_token_whose_log_record_is_another_open_transaction_s_survives_a_crash(
     Ok(())
 }
 
+#[lab_test]
 fn settings_of_functions_and_transactions_do_not_matter(lab: &Lab) -> Result<()> {
     let careful = "CREATE FUNCTION pg_temp.careful() RETURNS bigint LANGUAGE sql \
                    SET synchronous_commit = on AS 'SELECT lease_acquire(''job'')'";
@@ -138,6 +121,7 @@ fn settings_of_functions_and_transactions_do_not_matter(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn every_function_that_draws_is_durable(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     for call in [
@@ -161,6 +145,7 @@ fn every_function_that_draws_is_durable(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn each_draw_around_the_logged_ones_is_durable(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     for draws in [31, 32, 33, 65] {
@@ -177,6 +162,7 @@ fn each_draw_around_the_logged_ones_is_durable(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_a_session_knows_to_be_on_disk_a_checkpoint_makes_void(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     for draws in [1, 10, 17, 20] {
@@ -200,6 +186,7 @@ fn what_a_session_knows_to_be_on_disk_a_checkpoint_makes_void(lab: &Lab) -> Resu
     Ok(())
 }
 
+#[lab_test]
 fn no_draw_waits_for_the_disk(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     let open = server.session("BEGIN")?;
@@ -218,6 +205,7 @@ fn no_draw_waits_for_the_disk(lab: &Lab) -> Result<()> {
     safe("others commit", server.crash()?.0)
 }
 
+#[lab_test]
 fn tokens_that_nobody_has_written_to_disk_survive_a_crash(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     for draws in [17, 18, 32, 33, 34, 49, 50, 51, 65, 66, 67] {
@@ -234,6 +222,7 @@ fn tokens_that_nobody_has_written_to_disk_survive_a_crash(lab: &Lab) -> Result<(
     Ok(())
 }
 
+#[lab_test]
 fn a_transaction_that_only_releases_does_not_wait_for_the_disk(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     let session = server.session("CREATE TABLE t (n int)")?;
@@ -265,6 +254,7 @@ fn a_transaction_that_only_releases_does_not_wait_for_the_disk(lab: &Lab) -> Res
     Ok(())
 }
 
+#[lab_test]
 fn a_jump_of_an_open_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     let old = server.old();
@@ -281,6 +271,7 @@ fn a_jump_of_an_open_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_token_is_durable_without_wal_for_replicas(lab: &Lab) -> Result<()> {
     let builder = lab.builder().set("wal_level", "minimal").set("max_wal_senders", "0");
     let mut server = Doomed::start(builder)?;
@@ -290,6 +281,7 @@ fn a_token_is_durable_without_wal_for_replicas(lab: &Lab) -> Result<()> {
     safe("minimal", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_token_of_an_altered_sequence_survives_a_crash(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     // The session knows a record of the old file that covers the next tokens.
@@ -302,6 +294,7 @@ fn a_token_of_an_altered_sequence_survives_a_crash(lab: &Lab) -> Result<()> {
     safe("altered", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_token_of_a_sequence_that_was_unlogged_survives_a_crash(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     let admin = server.session("SELECT lease_acquire('a')")?;
@@ -316,6 +309,7 @@ fn a_token_of_a_sequence_that_was_unlogged_survives_a_crash(lab: &Lab) -> Result
     safe("unlogged", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_token_of_a_sequence_made_without_wal_survives_a_crash(lab: &Lab) -> Result<()> {
     let builder = lab.builder().set("wal_level", "minimal").set("max_wal_senders", "0");
     let mut server = Doomed::start(builder)?;
@@ -333,6 +327,7 @@ fn a_token_of_a_sequence_made_without_wal_survives_a_crash(lab: &Lab) -> Result<
     safe("made without WAL", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_sequence_altered_in_the_transaction_is_refused(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -352,6 +347,7 @@ fn a_sequence_altered_in_the_transaction_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_was_committed_before_the_token_was_seen_is_there(lab: &Lab) -> Result<()> {
     // With the default setting the grant itself survives too, so nobody else gets the lease.
     let mut server = Doomed::start(lab.builder())?;
@@ -364,6 +360,7 @@ fn what_was_committed_before_the_token_was_seen_is_there(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn a_prepared_grant_survives_a_crash(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     let session = server.session("BEGIN")?;

@@ -1,24 +1,8 @@
 //! The jump itself: where to, how often, and what it silences.
 
 use crate::support::life::Life;
-use pg_test::{ensure, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Lab, Result, Session};
 use std::sync::{Arc, Barrier};
-
-pg_test::trials![
-    a_jump_goes_to_the_clock,
-    a_jump_goes_beyond_the_last_token_when_that_is_ahead,
-    a_jump_silences_every_earlier_token_until_renewed,
-    a_lease_outlives_a_jump_no_longer_than_its_deadline,
-    a_copy_made_from_a_template_jumps,
-    a_template_that_never_drew_gives_no_token_twice,
-    racing_sessions_jump_once,
-    racing_jumps_by_hand_are_all_different,
-    an_open_transaction_holds_no_jump_up,
-    a_jump_is_not_rolled_back,
-    a_due_jump_is_seen_by_those_who_only_read,
-    rows_ahead_of_the_sequence_are_outrun_by_hand,
-    the_status_tells_who_and_where_the_database_is,
-];
 
 /// Tokens per second of the clock.
 pub const STRIDE: i64 = 1 << 20;
@@ -41,6 +25,7 @@ pub fn jumps(session: &mut Session) -> Result<i64> {
     session.one("SELECT jumps FROM fence_status()", &[])
 }
 
+#[lab_test]
 fn a_jump_goes_to_the_clock(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -58,6 +43,7 @@ fn a_jump_goes_to_the_clock(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_jump_goes_beyond_the_last_token_when_that_is_ahead(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -72,6 +58,7 @@ fn a_jump_goes_beyond_the_last_token_when_that_is_ahead(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn a_jump_silences_every_earlier_token_until_renewed(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -89,6 +76,7 @@ fn a_jump_silences_every_earlier_token_until_renewed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_lease_outlives_a_jump_no_longer_than_its_deadline(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -103,6 +91,7 @@ fn a_lease_outlives_a_jump_no_longer_than_its_deadline(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn a_copy_made_from_a_template_jumps(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let life = Life::begin(&mut db.connect()?)?;
@@ -119,6 +108,7 @@ fn a_copy_made_from_a_template_jumps(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_template_that_never_drew_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let copy = db.copy()?;
@@ -162,6 +152,7 @@ pub fn race_of(sessions: Vec<Session>, sql: fn(usize) -> String) -> Result<Vec<i
     Ok(answers)
 }
 
+#[lab_test]
 fn racing_sessions_jump_once(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let seen: i64 = db.connect()?.one("SELECT lease_acquire('job')", &[])?;
@@ -177,6 +168,7 @@ fn racing_sessions_jump_once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn racing_jumps_by_hand_are_all_different(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let targets = race(&db.conninfo(), 12, |_| "SELECT fence_new_epoch()".to_owned())?;
@@ -188,6 +180,7 @@ fn racing_jumps_by_hand_are_all_different(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_open_transaction_holds_no_jump_up(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     db.connect()?.run("SELECT lease_acquire('job')")?;
@@ -211,6 +204,7 @@ fn an_open_transaction_holds_no_jump_up(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_jump_is_not_rolled_back(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -224,6 +218,7 @@ fn a_jump_is_not_rolled_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_due_jump_is_seen_by_those_who_only_read(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let life = Life::begin(&mut db.connect()?)?;
@@ -239,6 +234,7 @@ fn a_due_jump_is_seen_by_those_who_only_read(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn rows_ahead_of_the_sequence_are_outrun_by_hand(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -262,6 +258,7 @@ fn rows_ahead_of_the_sequence_are_outrun_by_hand(lab: &Lab) -> Result<()> {
     session.run(&format!("UPDATE orders SET total = 1, fence = {renewed}"))
 }
 
+#[lab_test]
 fn the_status_tells_who_and_where_the_database_is(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;

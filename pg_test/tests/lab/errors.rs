@@ -1,22 +1,8 @@
 //! What a client learns from a refusal, and what it does not.
 
 use crate::support::bed::Bed;
-use pg_test::{ensure, Calls, Fault, Lab, Result};
+use pg_test::{ensure, lab_test, Calls, Fault, Lab, Result};
 use serde_json::{json, Value};
-
-pg_test::trials![
-    a_stale_token_is_pf001,
-    a_missing_token_is_pf002,
-    a_token_never_issued_is_pf003,
-    a_token_that_does_not_speak_is_pf004,
-    a_truncate_is_pf005,
-    a_key_of_several_columns_is_shown_with_its_types,
-    an_insert_shows_the_row_that_was_not_to_be,
-    a_detail_is_never_longer_than_a_screen,
-    a_caller_in_plpgsql_gets_every_field,
-    a_driver_does_not_take_a_refusal_for_one_to_retry,
-    an_error_inside_a_partition_names_the_partition,
-];
 
 /// A refusal of pg_fence: one line, a hint, JSON with just these keys, and where it happened.
 fn check(fault: &Fault, keys: &[&str], place: [Option<&str>; 3]) -> Result<Value> {
@@ -37,6 +23,7 @@ fn check(fault: &Fault, keys: &[&str], place: [Option<&str>; 3]) -> Result<Value
 
 const ORDERS_FENCE: [Option<&str>; 3] = [Some("public"), Some("orders"), Some("fence")];
 
+#[lab_test]
 fn a_stale_token_is_pf001(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let (a, b) = (bed.token()?, bed.token()?);
@@ -56,6 +43,7 @@ fn a_stale_token_is_pf001(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_missing_token_is_pf002(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let place = ORDERS_FENCE;
@@ -72,6 +60,7 @@ fn a_missing_token_is_pf002(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_token_never_issued_is_pf003(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let token = bed.token()?;
@@ -84,6 +73,7 @@ fn a_token_never_issued_is_pf003(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_token_that_does_not_speak_is_pf004(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
     let old: i64 = bed.one("SELECT lease_acquire('order:1', 'worker A', '1 h')", &[])?;
@@ -114,6 +104,7 @@ fn a_token_that_does_not_speak_is_pf004(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_truncate_is_pf005(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let fault = bed.refused("TRUNCATE orders", "PF005")?;
@@ -125,6 +116,7 @@ fn a_truncate_is_pf005(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_key_of_several_columns_is_shown_with_its_types(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -144,6 +136,7 @@ fn a_key_of_several_columns_is_shown_with_its_types(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_insert_shows_the_row_that_was_not_to_be(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
     let token = bed.token()?;
@@ -156,6 +149,7 @@ fn an_insert_shows_the_row_that_was_not_to_be(lab: &Lab) -> Result<()> {
 /// Eighty columns, twenty-five lines.
 const SCREEN: usize = 80 * 25;
 
+#[lab_test]
 fn a_detail_is_never_longer_than_a_screen(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -204,6 +198,7 @@ fn a_detail_is_never_longer_than_a_screen(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_caller_in_plpgsql_gets_every_field(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let (a, b) = (bed.token()?, bed.token()?);
@@ -219,6 +214,7 @@ fn a_caller_in_plpgsql_gets_every_field(lab: &Lab) -> Result<()> {
     ))
 }
 
+#[lab_test]
 fn a_driver_does_not_take_a_refusal_for_one_to_retry(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
     let token = bed.token()?;
@@ -241,6 +237,7 @@ fn a_driver_does_not_take_a_refusal_for_one_to_retry(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_error_inside_a_partition_names_the_partition(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(

@@ -4,14 +4,12 @@ use crate::epochs::jumps;
 use crate::support::life::Life;
 use pg_test::patroni::{self, leader_of, Patroni};
 use pg_test::process::{resume, wait_until};
-use pg_test::{ensure, setup, Conninfo, Context, Lab, Result};
+use pg_test::{ensure, lab_test, setup, Conninfo, Context, Lab, Result};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-pg_test::trials![; slow: patroni_fails_over_under_load];
 
 /// Every token that a client has seen, by the timeline of the server that gave it.
 #[derive(Default)]
@@ -97,6 +95,7 @@ fn work_until_lost(
     Ok(())
 }
 
+#[lab_test(slow)]
 fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
     setup::ensure(&patroni::packages())?;
     let mut patroni = Patroni::start(lab.prefix().clone(), 3)?;

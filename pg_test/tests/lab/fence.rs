@@ -1,24 +1,7 @@
 //! The trigger: what a write presents, and what comes of it.
 
 use crate::support::bed::{shows, Bed, ROW};
-use pg_test::{ensure, Background, Lab, Result};
-
-pg_test::trials![
-    an_update_is_judged_by_what_it_presents,
-    a_delete_presents_the_setting,
-    an_insert_is_judged_where_it_is_fenced,
-    a_row_without_a_token_accepts_any_issued_one,
-    truncate_is_refused,
-    a_token_never_issued_leaves_the_row_writable,
-    an_orm_that_writes_every_column_back_needs_only_the_setting,
-    one_holder_writes_a_strict_row_again_by_renewing,
-    a_null_hints_at_a_lost_lease,
-    a_refused_row_refuses_its_whole_statement,
-    a_write_that_waited_is_judged_by_the_row_as_it_is_then,
-    a_write_at_repeatable_read_fails_by_itself,
-    under_replica_a_trigger_that_always_fires_checks_the_order_only,
-    under_replica_an_ordinary_trigger_does_not_fire,
-];
+use pg_test::{ensure, lab_test, Background, Lab, Result};
 
 const HUGE: i64 = 1 << 60;
 
@@ -34,6 +17,7 @@ fn set(token: i64) -> String {
     format!("SET LOCAL pg_fence.token = '{token}'; ")
 }
 
+#[lab_test]
 fn an_update_is_judged_by_what_it_presents(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let (mut bed, [a, b, c, d]) = with_four_tokens(lab, &format!("mode => '{mode}'"))?;
@@ -78,6 +62,7 @@ fn an_update_is_judged_by_what_it_presents(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_delete_presents_the_setting(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let (mut bed, [a, b, c, _]) = with_four_tokens(lab, &format!("mode => '{mode}'"))?;
@@ -92,6 +77,7 @@ fn a_delete_presents_the_setting(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_insert_is_judged_where_it_is_fenced(lab: &Lab) -> Result<()> {
     let (mut bed, [a, _, c, d]) = with_four_tokens(lab, "")?;
     let row = "SELECT v, fence FROM orders WHERE id = 2";
@@ -109,6 +95,7 @@ fn an_insert_is_judged_where_it_is_fenced(lab: &Lab) -> Result<()> {
     bed.comes_to(&(set(HUGE) + &insert("NULL")), row, "PF003")
 }
 
+#[lab_test]
 fn a_row_without_a_token_accepts_any_issued_one(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let mut bed = Bed::orders(lab, &format!("mode => '{mode}'"))?;
@@ -124,6 +111,7 @@ fn a_row_without_a_token_accepts_any_issued_one(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn truncate_is_refused(lab: &Lab) -> Result<()> {
     let (mut bed, [.., c, _]) = with_four_tokens(lab, "")?;
     bed.run(
@@ -141,6 +129,7 @@ fn truncate_is_refused(lab: &Lab) -> Result<()> {
     bed.comes_to("TRUNCATE orders", "SELECT count(*) FROM orders", "0")
 }
 
+#[lab_test]
 fn a_token_never_issued_leaves_the_row_writable(lab: &Lab) -> Result<()> {
     let (mut bed, [_, b, c, _]) = with_four_tokens(lab, "events => 'insert,update,delete'")?;
     bed.refused(&format!("UPDATE orders SET fence = {HUGE}"), "PF003")?;
@@ -156,6 +145,7 @@ fn a_token_never_issued_leaves_the_row_writable(lab: &Lab) -> Result<()> {
     other.run(&format!("UPDATE orders SET fence = {next}"))
 }
 
+#[lab_test]
 fn an_orm_that_writes_every_column_back_needs_only_the_setting(lab: &Lab) -> Result<()> {
     let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
     let mut orm = bed.another()?;
@@ -177,6 +167,7 @@ fn an_orm_that_writes_every_column_back_needs_only_the_setting(lab: &Lab) -> Res
     shows(&mut bed, ROW, &format!("8|{d}"))
 }
 
+#[lab_test]
 fn one_holder_writes_a_strict_row_again_by_renewing(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let first = bed.grant("order:1")?;
@@ -187,6 +178,7 @@ fn one_holder_writes_a_strict_row_again_by_renewing(lab: &Lab) -> Result<()> {
     shows(&mut bed, ROW, &format!("3|{}", first + 2))
 }
 
+#[lab_test]
 fn a_null_hints_at_a_lost_lease(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let lost = bed.grant("order:1")?;
@@ -201,6 +193,7 @@ fn a_null_hints_at_a_lost_lease(lab: &Lab) -> Result<()> {
     shows(&mut bed, ROW, &format!("0|{held}"))
 }
 
+#[lab_test]
 fn a_refused_row_refuses_its_whole_statement(lab: &Lab) -> Result<()> {
     let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
     bed.run("INSERT INTO orders SELECT n FROM generate_series(2, 200) AS n")?;
@@ -227,6 +220,7 @@ fn a_refused_row_refuses_its_whole_statement(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_write_that_waited_is_judged_by_the_row_as_it_is_then(lab: &Lab) -> Result<()> {
     let cases = [
         "UPDATE orders SET v = 7, fence = {t} WHERE id = 1",
@@ -270,6 +264,7 @@ fn reset(bed: &mut Bed, token: i64) -> Result<()> {
     ))
 }
 
+#[lab_test]
 fn a_write_at_repeatable_read_fails_by_itself(lab: &Lab) -> Result<()> {
     let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
@@ -283,6 +278,7 @@ fn a_write_at_repeatable_read_fails_by_itself(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn under_replica_a_trigger_that_always_fires_checks_the_order_only(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let arguments =
@@ -311,6 +307,7 @@ fn under_replica_a_trigger_that_always_fires_checks_the_order_only(lab: &Lab) ->
     Ok(())
 }
 
+#[lab_test]
 fn under_replica_an_ordinary_trigger_does_not_fire(lab: &Lab) -> Result<()> {
     let (mut bed, [a, ..]) = with_four_tokens(lab, "")?;
     bed.run("SET session_replication_role = replica")?;

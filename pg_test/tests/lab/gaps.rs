@@ -2,16 +2,7 @@
 //! binding the stale write lands, with it the write is refused (or the take-over waits for it).
 
 use crate::support::bed::{shows, Bed, ORDERS};
-use pg_test::{ensure, Lab, Result, Session};
-
-pg_test::trials![
-    between_the_grant_and_its_first_write_the_older_token_lands_unless_bound,
-    a_row_that_the_new_holder_read_changes_under_it_unless_bound,
-    a_write_that_commits_late_is_overlooked_unless_bound,
-    a_deleted_row_comes_back_by_a_stale_insert_unless_bound,
-    a_greater_token_of_another_lease_passes_unless_bound,
-    the_end_of_a_lease_stops_its_writer_only_where_bound,
-];
+use pg_test::{ensure, lab_test, Lab, Result, Session};
 
 const UNBOUND: &[&str] = &[
     "",
@@ -48,6 +39,7 @@ fn stale(zombie: &mut Session, sql: &str, bound: bool) -> Result<()> {
     }
 }
 
+#[lab_test]
 fn between_the_grant_and_its_first_write_the_older_token_lands_unless_bound(
     lab: &Lab,
 ) -> Result<()> {
@@ -60,6 +52,7 @@ fn between_the_grant_and_its_first_write_the_older_token_lands_unless_bound(
     })
 }
 
+#[lab_test]
 fn a_row_that_the_new_holder_read_changes_under_it_unless_bound(lab: &Lab) -> Result<()> {
     play(lab, |bed, zombie, bound| {
         let t33 = bed.grant("order:1")?;
@@ -74,6 +67,7 @@ fn a_row_that_the_new_holder_read_changes_under_it_unless_bound(lab: &Lab) -> Re
     })
 }
 
+#[lab_test]
 fn a_write_that_commits_late_is_overlooked_unless_bound(lab: &Lab) -> Result<()> {
     play(lab, |bed, zombie, bound| {
         let t33: i64 = bed.one("SELECT lease_acquire('order:1', ttl => '1 h')", &[])?;
@@ -94,6 +88,7 @@ fn a_write_that_commits_late_is_overlooked_unless_bound(lab: &Lab) -> Result<()>
     })
 }
 
+#[lab_test]
 fn a_deleted_row_comes_back_by_a_stale_insert_unless_bound(lab: &Lab) -> Result<()> {
     play(lab, |bed, zombie, bound| {
         let t33 = bed.grant("order:1")?;
@@ -104,6 +99,7 @@ fn a_deleted_row_comes_back_by_a_stale_insert_unless_bound(lab: &Lab) -> Result<
     })
 }
 
+#[lab_test]
 fn a_greater_token_of_another_lease_passes_unless_bound(lab: &Lab) -> Result<()> {
     play(lab, |bed, zombie, bound| {
         let t34 = bed.grant("order:1")?;
@@ -115,6 +111,7 @@ fn a_greater_token_of_another_lease_passes_unless_bound(lab: &Lab) -> Result<()>
     })
 }
 
+#[lab_test]
 fn the_end_of_a_lease_stops_its_writer_only_where_bound(lab: &Lab) -> Result<()> {
     play(lab, |bed, zombie, bound| {
         let t33 = bed.grant("order:1")?;

@@ -1,23 +1,7 @@
 //! Guarded transactions: what `lease_guard` and a write to a bound table promise to their transaction.
 
 use crate::support::bed::{bound, granted, shows, Bed, ROW};
-use pg_test::{ensure, Background, Calls, Lab, Result, Session};
-
-pg_test::trials![
-    a_guard_that_ends_with_its_statement_is_warned_of,
-    a_guard_that_guards_something_is_not_warned_of,
-    a_guard_answers_with_its_token_and_sets_it_until_the_transaction_ends,
-    a_guard_inside_a_function_holds_for_the_transaction,
-    a_token_that_does_not_speak_is_pf004,
-    a_refused_guard_leaves_nothing_behind,
-    bad_arguments_are_refused,
-    another_role_s_token_is_42501,
-    two_guards_keep_their_tokens_apart,
-    a_guard_comes_before_the_session_s_token,
-    a_guard_waits_for_a_grant_in_the_making_and_is_judged_by_it,
-    a_guard_does_not_wait_for_a_renewal_in_the_making,
-    a_guard_older_than_its_snapshot_allows_is_40001,
-];
+use pg_test::{ensure, lab_test, Background, Calls, Lab, Result, Session};
 
 /// Makes a lease expire, as time would.
 fn expire(bed: &mut Bed, name: &str) -> Result<()> {
@@ -27,6 +11,7 @@ fn expire(bed: &mut Bed, name: &str) -> Result<()> {
     ))
 }
 
+#[lab_test]
 fn a_guard_answers_with_its_token_and_sets_it_until_the_transaction_ends(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "mode => 'monotonic'")?;
     let (before, token) = (bed.token()?, bed.grant("order:1")?);
@@ -52,6 +37,7 @@ fn a_guard_answers_with_its_token_and_sets_it_until_the_transaction_ends(lab: &L
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_inside_a_function_holds_for_the_transaction(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     bed.run(
@@ -70,6 +56,7 @@ fn a_guard_inside_a_function_holds_for_the_transaction(lab: &Lab) -> Result<()> 
     shows(&mut bed, ROW, &format!("7|{token}"))
 }
 
+#[lab_test]
 fn a_token_that_does_not_speak_is_pf004(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let foreign = bed.token()?;
@@ -95,6 +82,7 @@ fn a_token_that_does_not_speak_is_pf004(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_refused_guard_leaves_nothing_behind(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let old = bed.grant("a")?;
@@ -108,6 +96,7 @@ fn a_refused_guard_leaves_nothing_behind(lab: &Lab) -> Result<()> {
     bed.refused(&format!("SELECT lease_guard('a', {old})"), "PF004").map(drop)
 }
 
+#[lab_test]
 fn bad_arguments_are_refused(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let token = bed.grant("a")?;
@@ -127,6 +116,7 @@ fn bad_arguments_are_refused(lab: &Lab) -> Result<()> {
     bed.run("ROLLBACK")
 }
 
+#[lab_test]
 fn another_role_s_token_is_42501(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let [holder, member, stranger] = ["holder", "member", "stranger"].map(|r| bed.db().role(r));
@@ -150,6 +140,7 @@ fn another_role_s_token_is_42501(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn two_guards_keep_their_tokens_apart(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     bed.run(
@@ -192,6 +183,7 @@ fn two_guards_keep_their_tokens_apart(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_comes_before_the_session_s_token(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let (token, foreign) = (bed.grant("order:1")?, bed.token()?);
@@ -208,6 +200,7 @@ fn a_guard_comes_before_the_session_s_token(lab: &Lab) -> Result<()> {
     bed.comes_to(&format!("{first}; UPDATE orders SET v = 7"), ROW, &landed)
 }
 
+#[lab_test]
 fn a_guard_waits_for_a_grant_in_the_making_and_is_judged_by_it(lab: &Lab) -> Result<()> {
     for (end, still) in [("COMMIT", false), ("ROLLBACK", true)] {
         let mut bed = bound(lab)?;
@@ -237,6 +230,7 @@ fn a_guard_waits_for_a_grant_in_the_making_and_is_judged_by_it(lab: &Lab) -> Res
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_does_not_wait_for_a_renewal_in_the_making(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let token = bed.grant("order:1")?;
@@ -251,6 +245,7 @@ fn a_guard_does_not_wait_for_a_renewal_in_the_making(lab: &Lab) -> Result<()> {
     shows(&mut bed, ROW, &format!("2|{token}"))
 }
 
+#[lab_test]
 fn a_guard_older_than_its_snapshot_allows_is_40001(lab: &Lab) -> Result<()> {
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
         let mut bed = bound(lab)?;
@@ -282,6 +277,7 @@ fn warnings(session: &mut Session) -> Vec<pg_test::Fault> {
     session.notices().into_iter().filter(|notice| notice.severity == "WARNING").collect()
 }
 
+#[lab_test]
 fn a_guard_that_ends_with_its_statement_is_warned_of(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -306,6 +302,7 @@ fn a_guard_that_ends_with_its_statement_is_warned_of(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_that_guards_something_is_not_warned_of(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;

@@ -3,15 +3,7 @@
 //! On servers of their own: whatever is exported on a server matters to all its sessions.
 
 use pg_test::client::literal;
-use pg_test::{ensure, Calls, Cluster, Lab, Result, Session};
-
-pg_test::trials![
-    an_imported_snapshot_is_no_newer_than_it_was,
-    an_imported_snapshot_whose_exporter_has_gone_is_no_newer_either,
-    what_an_imported_snapshot_shows_as_free_is_granted,
-    a_snapshot_of_one_s_own_is_granted_what_had_expired,
-    a_guard_under_an_imported_snapshot_needs_a_grant_that_it_sees,
-];
+use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
 
 const KEEPING: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
 
@@ -47,6 +39,7 @@ impl Scene {
     }
 }
 
+#[lab_test]
 fn an_imported_snapshot_is_no_newer_than_it_was(lab: &Lab) -> Result<()> {
     for level in KEEPING {
         let mut scene = Scene::new(lab, "7 s", level)?;
@@ -62,6 +55,7 @@ fn an_imported_snapshot_is_no_newer_than_it_was(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_imported_snapshot_whose_exporter_has_gone_is_no_newer_either(lab: &Lab) -> Result<()> {
     let level = "REPEATABLE READ";
     let mut scene = Scene::new(lab, "7 s", level)?;
@@ -79,6 +73,7 @@ fn an_imported_snapshot_whose_exporter_has_gone_is_no_newer_either(lab: &Lab) ->
     Ok(())
 }
 
+#[lab_test]
 fn what_an_imported_snapshot_shows_as_free_is_granted(lab: &Lab) -> Result<()> {
     for level in KEEPING {
         let cluster = lab.builder().start()?;
@@ -99,6 +94,7 @@ fn what_an_imported_snapshot_shows_as_free_is_granted(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_snapshot_of_one_s_own_is_granted_what_had_expired(lab: &Lab) -> Result<()> {
     for level in KEEPING {
         // Somebody has had a snapshot exported all the while, as pg_dump with several jobs does for hours.
@@ -128,6 +124,7 @@ fn a_snapshot_of_one_s_own_is_granted_what_had_expired(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_under_an_imported_snapshot_needs_a_grant_that_it_sees(lab: &Lab) -> Result<()> {
     for level in KEEPING {
         let mut scene = Scene::new(lab, "1 h", level)?;

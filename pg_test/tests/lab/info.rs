@@ -1,14 +1,6 @@
 //! `lease_info`: what it shows of the statement that calls it, and of others.
 
-use pg_test::{ensure, Calls, Lab, Result, Session};
-
-pg_test::trials![
-    a_grant_s_deadline_comes_with_its_token,
-    a_lost_try_shows_who_has_the_lease,
-    it_shows_a_renewal_and_a_release_of_the_same_statement,
-    it_looks_when_it_is_called,
-    a_transaction_that_keeps_its_snapshot_sees_its_own_grant,
-];
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 const ACQUIRE: &str =
     "SELECT t, i.expires_at > clock_timestamp(), i.first_token, i.holder, i.state \
@@ -21,6 +13,7 @@ fn row(session: &mut Session, sql: &str) -> Result<Vec<String>> {
     Ok(rows.remove(0).into_iter().map(|text| text.unwrap_or_else(|| "-".to_owned())).collect())
 }
 
+#[lab_test]
 fn a_grant_s_deadline_comes_with_its_token(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -36,6 +29,7 @@ fn a_grant_s_deadline_comes_with_its_token(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_lost_try_shows_who_has_the_lease(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut other) = (db.connect()?, db.connect()?);
@@ -49,6 +43,7 @@ fn a_lost_try_shows_who_has_the_lease(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn it_shows_a_renewal_and_a_release_of_the_same_statement(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -65,6 +60,7 @@ fn it_shows_a_renewal_and_a_release_of_the_same_statement(lab: &Lab) -> Result<(
     Ok(())
 }
 
+#[lab_test]
 fn it_looks_when_it_is_called(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut other) = (db.connect()?, db.connect()?);
@@ -84,6 +80,7 @@ fn it_looks_when_it_is_called(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_transaction_that_keeps_its_snapshot_sees_its_own_grant(lab: &Lab) -> Result<()> {
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
         let db = lab.database()?;

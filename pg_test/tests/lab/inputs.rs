@@ -1,19 +1,8 @@
 //! Signatures, defaults, and what is refused as bad input.
 
-use pg_test::{ensure, Calls, Lab, Result};
+use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
-pg_test::trials![
-    the_functions_have_the_documented_signatures,
-    arguments_may_be_named,
-    bad_input_is_refused_with_a_hint,
-    null_is_refused_where_a_value_is_needed,
-    null_is_taken_where_it_means_the_default,
-    a_name_has_up_to_512_bytes,
-    the_limits_themselves_are_allowed,
-    a_refusal_leaves_no_trace,
-    parameters_are_taken_as_values,
-];
-
+#[lab_test]
 fn the_functions_have_the_documented_signatures(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -46,6 +35,7 @@ fn the_functions_have_the_documented_signatures(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn arguments_may_be_named(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -143,6 +133,7 @@ fn refuse_all(session: &mut pg_test::Session, sqlstate: &str) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn bad_input_is_refused_with_a_hint(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -152,6 +143,7 @@ fn bad_input_is_refused_with_a_hint(lab: &Lab) -> Result<()> {
     refuse_all(&mut session, "22023")
 }
 
+#[lab_test]
 fn null_is_refused_where_a_value_is_needed(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -160,6 +152,7 @@ fn null_is_refused_where_a_value_is_needed(lab: &Lab) -> Result<()> {
     refuse_all(&mut session, "22004")
 }
 
+#[lab_test]
 fn null_is_taken_where_it_means_the_default(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut other) = (db.connect()?, db.connect()?);
@@ -184,6 +177,7 @@ fn null_is_taken_where_it_means_the_default(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_name_has_up_to_512_bytes(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -205,6 +199,7 @@ fn a_name_has_up_to_512_bytes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_limits_themselves_are_allowed(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -235,6 +230,7 @@ fn the_limits_themselves_are_allowed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_refusal_leaves_no_trace(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -254,6 +250,7 @@ fn a_refusal_leaves_no_trace(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn parameters_are_taken_as_values(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;

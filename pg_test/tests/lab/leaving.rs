@@ -2,22 +2,10 @@
 
 use crate::support::crowd::{gets_nothing, nothing_is_left, still_wait, token_of, waiting, WAIT};
 use pg_test::process::{is_alive, wait_until};
-use pg_test::{ensure, Background, Calls, Conninfo, Database, Fault, Lab, Result, Session};
+use pg_test::{
+    ensure, lab_test, Background, Calls, Conninfo, Database, Fault, Lab, Result, Session,
+};
 use std::time::Duration;
-
-pg_test::trials![
-    a_cancelled_waiter_leaves_and_its_session_goes_on,
-    statement_timeout_ends_a_wait,
-    a_lock_timeout_shorter_than_the_wait_ends_it,
-    a_lock_timeout_longer_than_the_wait_does_not_matter,
-    a_wait_leaves_the_session_s_lock_timeout_as_it_was,
-    an_error_while_waiting_is_undone_to_the_savepoint_and_no_further,
-    an_error_while_waiting_can_be_caught,
-    a_terminated_waiter_leaves,
-    a_client_that_disconnects_leaves,
-    a_killed_client_leaves_at_once_where_the_server_checks_its_connection,
-    a_killed_client_is_granted_nothing,
-];
 
 /// A lease that is held, and a line of three of which one leaves.
 struct Scene {
@@ -71,6 +59,7 @@ fn goes_on(session: &mut Background) -> Result<()> {
     session.run("BEGIN; SAVEPOINT s; RELEASE s; COMMIT").map(drop)
 }
 
+#[lab_test]
 fn a_cancelled_waiter_leaves_and_its_session_goes_on(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let conninfo = scene.db.conninfo();
@@ -81,6 +70,7 @@ fn a_cancelled_waiter_leaves_and_its_session_goes_on(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn statement_timeout_ends_a_wait(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let conninfo = scene.db.conninfo().set("statement_timeout", "1s");
@@ -90,6 +80,7 @@ fn statement_timeout_ends_a_wait(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn a_lock_timeout_shorter_than_the_wait_ends_it(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let conninfo = scene.db.conninfo().set("lock_timeout", "1s");
@@ -101,6 +92,7 @@ fn a_lock_timeout_shorter_than_the_wait_ends_it(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn a_lock_timeout_longer_than_the_wait_does_not_matter(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let conninfo = scene.db.conninfo().set("lock_timeout", "1h");
@@ -113,6 +105,7 @@ fn a_lock_timeout_longer_than_the_wait_does_not_matter(lab: &Lab) -> Result<()> 
     })
 }
 
+#[lab_test]
 fn a_wait_leaves_the_session_s_lock_timeout_as_it_was(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     for (setting, shown) in [("0", "0"), ("5s", "5s"), ("1h", "1h")] {
@@ -151,6 +144,7 @@ fn a_wait_leaves_the_session_s_lock_timeout_as_it_was(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_error_while_waiting_is_undone_to_the_savepoint_and_no_further(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -182,6 +176,7 @@ fn an_error_while_waiting_is_undone_to_the_savepoint_and_no_further(lab: &Lab) -
     Ok(())
 }
 
+#[lab_test]
 fn an_error_while_waiting_can_be_caught(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -224,6 +219,7 @@ fn an_error_while_waiting_can_be_caught(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_terminated_waiter_leaves(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let conninfo = scene.db.conninfo();
@@ -239,6 +235,7 @@ fn gone(backend: i32) -> Result<()> {
     wait_until("the backend is gone", Duration::from_secs(10), || !is_alive(backend))
 }
 
+#[lab_test]
 fn a_client_that_disconnects_leaves(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     // The kernel tells the server of a connection that is closed; only the head is asked to look.
@@ -259,6 +256,7 @@ fn a_client_that_disconnects_leaves(lab: &Lab) -> Result<()> {
     nothing_is_left(&mut scene.holder)
 }
 
+#[lab_test]
 fn a_killed_client_leaves_at_once_where_the_server_checks_its_connection(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let conninfo = scene.db.conninfo().set("client_connection_check_interval", "100ms");
@@ -281,6 +279,7 @@ fn blocked(session: &mut Session, backend: i32) -> Result<()> {
     wait_until("it waits", Duration::from_secs(10), || session.granted(&waits).unwrap_or(0) == 1)
 }
 
+#[lab_test]
 fn a_killed_client_is_granted_nothing(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let mut head = waiting(&scene.db, WAIT)?;

@@ -1,20 +1,7 @@
 //! What a call that came to nothing must not leave behind: locks, memory, a grant beside another.
 
 use crate::support::crowd::{gets_nothing, token_of, waiting, WAIT};
-use pg_test::{ensure, Calls, Lab, Result, Session};
-
-pg_test::trials![
-    a_grant_that_is_renewed_past_its_deadline_excludes_all_but_its_own_kind,
-    a_guarded_grant_past_its_deadline_excludes_all_but_its_own_kind,
-    what_the_clock_has_ended_does_not_come_back_beside_a_grant,
-    who_was_second_in_line_gives_the_line_back,
-    a_renewal_of_several_that_fails_locks_none_of_them,
-    a_release_of_several_that_fails_locks_none_of_them,
-    a_prune_keeps_no_memory_of_what_it_pruned,
-    errors_that_are_caught_keep_no_memory,
-    a_check_runs_beside_a_parallel_plan,
-    a_session_in_a_transaction_survives_a_new_index,
-];
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 /// How the lease may be asked for, but for its ttl.
 const KINDS: [&str; 3] = ["shared => false", "shared => true", "slots => 3"];
@@ -61,6 +48,7 @@ fn past_its_deadline(lab: &Lab, does: fn(&mut Session, i64) -> Result<()>) -> Re
     })
 }
 
+#[lab_test]
 fn a_grant_that_is_renewed_past_its_deadline_excludes_all_but_its_own_kind(
     lab: &Lab,
 ) -> Result<()> {
@@ -69,12 +57,14 @@ fn a_grant_that_is_renewed_past_its_deadline_excludes_all_but_its_own_kind(
     })
 }
 
+#[lab_test]
 fn a_guarded_grant_past_its_deadline_excludes_all_but_its_own_kind(lab: &Lab) -> Result<()> {
     past_its_deadline(lab, |holder, token| {
         holder.run(&format!("SELECT lease_guard('job', {token})"))
     })
 }
 
+#[lab_test]
 fn what_the_clock_has_ended_does_not_come_back_beside_a_grant(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -94,6 +84,7 @@ fn what_the_clock_has_ended_does_not_come_back_beside_a_grant(lab: &Lab) -> Resu
     Ok(())
 }
 
+#[lab_test]
 fn who_was_second_in_line_gives_the_line_back(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -127,10 +118,12 @@ fn who_was_second_in_line_gives_the_line_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_renewal_of_several_that_fails_locks_none_of_them(lab: &Lab) -> Result<()> {
     fails_and_locks_none(lab, "renew")
 }
 
+#[lab_test]
 fn a_release_of_several_that_fails_locks_none_of_them(lab: &Lab) -> Result<()> {
     fails_and_locks_none(lab, "release")
 }
@@ -147,6 +140,7 @@ fn fails_and_locks_none(lab: &Lab, what: &str) -> Result<()> {
     holder.run("COMMIT")
 }
 
+#[lab_test]
 fn a_prune_keeps_no_memory_of_what_it_pruned(lab: &Lab) -> Result<()> {
     const ROWS: i64 = 40_000;
     let db = lab.database()?;
@@ -181,6 +175,7 @@ fn memory(session: &Session) -> Result<i64> {
     Ok(line.trim().trim_end_matches("kB").trim().parse()?)
 }
 
+#[lab_test]
 fn errors_that_are_caught_keep_no_memory(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -207,6 +202,7 @@ fn errors_that_are_caught_keep_no_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_check_runs_beside_a_parallel_plan(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -230,6 +226,7 @@ fn a_check_runs_beside_a_parallel_plan(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_session_in_a_transaction_survives_a_new_index(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut admin) = (db.connect()?, db.connect()?);

@@ -1,17 +1,9 @@
 //! What is documented as not promised, or as a limit: that it is so, and that the advice helps.
 
 use crate::support::bed::{shows, Bed, ORDERS};
-use pg_test::{ensure, Background, Calls, Lab, Result};
+use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
 
-pg_test::trials![
-    a_token_read_from_the_row_passes_among_workers_of_one_role,
-    a_statement_that_waits_for_its_grant_reads_what_was_before,
-    shared_holders_that_guard_run_between_each_other,
-    names_made_of_texts_may_be_alike,
-    a_role_that_lost_its_rights_writes_until_its_grant_ends,
-    a_renamed_role_loses_its_leases_to_whoever_gets_the_old_name,
-];
-
+#[lab_test]
 fn a_token_read_from_the_row_passes_among_workers_of_one_role(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
     let roles = [bed.db().role("worker")?, bed.db().role("other")?];
@@ -47,6 +39,7 @@ fn a_token_read_from_the_row_passes_among_workers_of_one_role(lab: &Lab) -> Resu
     Ok(())
 }
 
+#[lab_test]
 fn a_statement_that_waits_for_its_grant_reads_what_was_before(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run("CREATE TABLE pair (id int, v int); INSERT INTO pair VALUES (1, 1), (2, 0)")?;
@@ -79,6 +72,7 @@ fn a_statement_that_waits_for_its_grant_reads_what_was_before(lab: &Lab) -> Resu
     Ok(())
 }
 
+#[lab_test]
 fn shared_holders_that_guard_run_between_each_other(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
     let mut other = bed.another()?;
@@ -98,6 +92,7 @@ fn shared_holders_that_guard_run_between_each_other(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn names_made_of_texts_may_be_alike(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -109,6 +104,7 @@ fn names_made_of_texts_may_be_alike(lab: &Lab) -> Result<()> {
     shows(&mut bed, &format!("SELECT count(*) FROM t WHERE fence = {token}"), "2")
 }
 
+#[lab_test]
 fn a_role_that_lost_its_rights_writes_until_its_grant_ends(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;
@@ -129,6 +125,7 @@ fn a_role_that_lost_its_rights_writes_until_its_grant_ends(lab: &Lab) -> Result<
     Ok(())
 }
 
+#[lab_test]
 fn a_renamed_role_loses_its_leases_to_whoever_gets_the_old_name(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let role = bed.db().role("worker")?;

@@ -5,26 +5,10 @@ use crate::support::crowd::{
 };
 use nix::sys::signal::Signal;
 use pg_test::process::{self, wait_until};
-use pg_test::{ensure, Background, Calls, Lab, Result};
+use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
 use std::time::{Duration, Instant};
 
-pg_test::trials![
-    waiters_are_served_in_the_order_they_came,
-    nobody_overtakes_a_waiter_though_the_lease_is_free,
-    a_reclaim_goes_ahead_of_waiters,
-    lines_for_different_leases_do_not_disturb_each_other,
-    an_administrator_sees_the_line,
-    at_most_one_of_a_line_looks,
-    waiters_sleep,
-    a_waiter_has_no_transaction_id_and_no_row_lock,
-    the_ttl_starts_at_the_grant,
-    a_wait_that_elapses_ends_with_null,
-    a_transaction_goes_on_after_a_wait_in_vain,
-    a_wait_in_an_exception_block_leaves_the_transaction_whole,
-    at_repeatable_read_what_was_waited_for_comes_too_late,
-    a_circle_of_waits_ends_with_the_first_wait_to_elapse,
-];
-
+#[lab_test]
 fn waiters_are_served_in_the_order_they_came(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -43,6 +27,7 @@ fn waiters_are_served_in_the_order_they_came(lab: &Lab) -> Result<()> {
     nothing_is_left(&mut holder)
 }
 
+#[lab_test]
 fn nobody_overtakes_a_waiter_though_the_lease_is_free(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -82,6 +67,7 @@ fn nobody_overtakes_a_waiter_though_the_lease_is_free(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_goes_ahead_of_waiters(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -100,6 +86,7 @@ fn a_reclaim_goes_ahead_of_waiters(lab: &Lab) -> Result<()> {
     still_wait([&mut second])
 }
 
+#[lab_test]
 fn lines_for_different_leases_do_not_disturb_each_other(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -117,6 +104,7 @@ fn lines_for_different_leases_do_not_disturb_each_other(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn an_administrator_sees_the_line(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -142,6 +130,7 @@ fn an_administrator_sees_the_line(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn at_most_one_of_a_line_looks(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -162,6 +151,7 @@ fn at_most_one_of_a_line_looks(lab: &Lab) -> Result<()> {
     still_wait(&mut line)
 }
 
+#[lab_test]
 fn waiters_sleep(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut guard) = (db.connect()?, db.connect()?);
@@ -203,6 +193,7 @@ fn waiters_sleep(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_waiter_has_no_transaction_id_and_no_row_lock(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -226,6 +217,7 @@ fn a_waiter_has_no_transaction_id_and_no_row_lock(lab: &Lab) -> Result<()> {
     still_wait(&mut line)
 }
 
+#[lab_test]
 fn the_ttl_starts_at_the_grant(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -251,6 +243,7 @@ fn the_ttl_starts_at_the_grant(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_wait_that_elapses_ends_with_null(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -274,6 +267,7 @@ fn a_wait_that_elapses_ends_with_null(lab: &Lab) -> Result<()> {
     nothing_is_left(&mut holder)
 }
 
+#[lab_test]
 fn a_transaction_goes_on_after_a_wait_in_vain(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -297,6 +291,7 @@ fn a_transaction_goes_on_after_a_wait_in_vain(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_wait_in_an_exception_block_leaves_the_transaction_whole(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -340,6 +335,7 @@ fn a_wait_in_an_exception_block_leaves_the_transaction_whole(lab: &Lab) -> Resul
     Ok(())
 }
 
+#[lab_test]
 fn at_repeatable_read_what_was_waited_for_comes_too_late(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -366,6 +362,7 @@ fn at_repeatable_read_what_was_waited_for_comes_too_late(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn a_circle_of_waits_ends_with_the_first_wait_to_elapse(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = Background::connect(&db.conninfo())?;

@@ -2,23 +2,8 @@
 
 use crate::support::bed::{bound, shown, shows, Bed};
 use pg_test::process::wait_until;
-use pg_test::{ensure, Background, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Background, Lab, Result, Session};
 use std::time::Duration;
-
-pg_test::trials![
-    no_other_grant_replaces_a_guarded_one,
-    not_even_one_of_the_same_transaction,
-    whoever_guards_is_shown,
-    renewing_and_releasing_are_not_held_up,
-    a_losing_try_does_not_touch_a_guard,
-    a_guard_ends_with_its_transaction_however_that_ends,
-    a_waiter_gets_the_lease_when_the_guard_ends,
-    a_prepared_transaction_keeps_its_guard,
-    a_prepared_guard_survives_a_crash,
-    a_guard_makes_no_row_lock_and_no_multixact,
-    many_sessions_guard_one_grant_together,
-    a_guarded_row_is_not_pruned,
-];
 
 /// How a transaction comes to guard `order:1`.
 const OPENINGS: &[&str] = &[
@@ -43,6 +28,7 @@ fn wait_for_state(session: &mut Session, state: &str) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn no_other_grant_replaces_a_guarded_one(lab: &Lab) -> Result<()> {
     // What becomes of the grant while it is guarded.
     for fate in ["live", "expired", "released", "revoked"] {
@@ -84,6 +70,7 @@ fn no_other_grant_replaces_a_guarded_one(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn not_even_one_of_the_same_transaction(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let token = acquire(&mut bed, "me", "1 h")?;
@@ -96,6 +83,7 @@ fn not_even_one_of_the_same_transaction(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn whoever_guards_is_shown(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let token = acquire(&mut bed, "me", "1 h")?;
@@ -120,6 +108,7 @@ fn whoever_guards_is_shown(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn renewing_and_releasing_are_not_held_up(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     bed.run("SET lock_timeout = '2 s'")?;
@@ -147,6 +136,7 @@ fn renewing_and_releasing_are_not_held_up(lab: &Lab) -> Result<()> {
     writer.run("COMMIT")
 }
 
+#[lab_test]
 fn a_losing_try_does_not_touch_a_guard(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let token = acquire(&mut bed, "me", "1 s")?;
@@ -177,6 +167,7 @@ fn a_losing_try_does_not_touch_a_guard(lab: &Lab) -> Result<()> {
     writer.run(&format!("UPDATE orders SET v = 7, fence = {token}; COMMIT"))
 }
 
+#[lab_test]
 fn a_guard_ends_with_its_transaction_however_that_ends(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     for end in ["COMMIT", "ROLLBACK", "SELECT 1/0", "terminated", "disconnected"] {
@@ -207,6 +198,7 @@ fn a_guard_ends_with_its_transaction_however_that_ends(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn a_waiter_gets_the_lease_when_the_guard_ends(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     for opening in OPENINGS {
@@ -225,6 +217,7 @@ fn a_waiter_gets_the_lease_when_the_guard_ends(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_prepared_transaction_keeps_its_guard(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     for opening in OPENINGS {
@@ -252,6 +245,7 @@ fn a_prepared_transaction_keeps_its_guard(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_prepared_guard_survives_a_crash(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().start()?;
     let mut session = cluster.connect("postgres")?;
@@ -271,6 +265,7 @@ fn a_prepared_guard_survives_a_crash(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_makes_no_row_lock_and_no_multixact(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let token = acquire(&mut bed, "me", "1 h")?;
@@ -294,6 +289,7 @@ fn a_guard_makes_no_row_lock_and_no_multixact(lab: &Lab) -> Result<()> {
     shows(&mut bed, lease, &before)
 }
 
+#[lab_test]
 fn many_sessions_guard_one_grant_together(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     bed.protect("lease => 'batch'")?;
@@ -315,6 +311,7 @@ fn many_sessions_guard_one_grant_together(lab: &Lab) -> Result<()> {
     shows(&mut bed, "SELECT count(*) FROM orders WHERE v = 7", "12")
 }
 
+#[lab_test]
 fn a_guarded_row_is_not_pruned(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let token = acquire(&mut bed, "me", "1 h")?;

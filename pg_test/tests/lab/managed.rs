@@ -3,30 +3,8 @@
 
 use crate::support::bed::{shows, Bed, ORDERS, ROW};
 use crate::support::ways::{DELETES, INSERTS, TOUCHES, UPDATES, WAYS};
-use pg_test::{ensure, Background, Fault, Lab, Result};
+use pg_test::{ensure, lab_test, Background, Fault, Lab, Result};
 use std::io::Write;
-
-pg_test::trials![
-    what_a_statement_writes_into_the_column_counts_for_nothing,
-    every_path_presents_the_setting_and_nothing_else,
-    every_path_to_a_bound_row_presents_its_guard_or_the_setting,
-    a_row_is_created_without_a_token_only_where_no_lease_guards_it,
-    a_row_whose_key_the_database_makes_is_created_without_its_lease,
-    a_row_that_is_created_freely_and_moves_keeps_the_token_of_its_update,
-    a_closing_token_has_no_place_in_the_column,
-    on_conflict_and_merge_are_judged_action_by_action,
-    copy_is_an_insert_whose_column_is_replaced,
-    a_cascade_presents_the_setting,
-    a_row_that_moves_keeps_the_token_of_its_update,
-    what_was_accepted_is_what_must_be_stored,
-    under_replica_nothing_is_replaced,
-    a_rightful_holder_saves_as_often_as_it_likes,
-    a_reader_that_writes_back_what_it_read_presents_nothing,
-    a_write_that_waited_is_judged_by_the_row_as_it_is_then,
-    the_hint_says_what_became_of_the_column,
-    a_rightful_holder_is_not_told_of_a_newer_one,
-    a_trigger_made_by_hand_manages_too,
-];
 
 const MANAGED: &str = "mode => 'managed'";
 const HUGE: i64 = 1 << 60;
@@ -44,6 +22,7 @@ fn with_three_tokens(lab: &Lab, arguments: &str) -> Result<(Bed, [i64; 3])> {
     Ok((bed, tokens))
 }
 
+#[lab_test]
 fn what_a_statement_writes_into_the_column_counts_for_nothing(lab: &Lab) -> Result<()> {
     let (mut bed, [a, b, c]) = with_three_tokens(lab, MANAGED)?;
     let values = [a, b, c, 0, -1, HUGE].map(|value| value.to_string());
@@ -68,6 +47,7 @@ fn what_a_statement_writes_into_the_column_counts_for_nothing(lab: &Lab) -> Resu
     shows(&mut bed, ROW, &format!("0|{b}"))
 }
 
+#[lab_test]
 fn every_path_presents_the_setting_and_nothing_else(lab: &Lab) -> Result<()> {
     for arguments in [MANAGED, "mode => 'managed', verify => true"] {
         let (mut bed, [a, b, c]) = with_three_tokens(lab, arguments)?;
@@ -105,6 +85,7 @@ fn every_path_presents_the_setting_and_nothing_else(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn every_path_to_a_bound_row_presents_its_guard_or_the_setting(lab: &Lab) -> Result<()> {
     for further in ["", ", verify => true"] {
         let arguments = format!("mode => 'managed', lease => 'order:{{id}}'{further}");
@@ -156,6 +137,7 @@ fn every_path_to_a_bound_row_presents_its_guard_or_the_setting(lab: &Lab) -> Res
     Ok(())
 }
 
+#[lab_test]
 fn a_row_is_created_without_a_token_only_where_no_lease_guards_it(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, MANAGED)?;
     let rows = "SELECT id, fence FROM orders WHERE id > 1 ORDER BY id";
@@ -183,6 +165,7 @@ fn a_row_is_created_without_a_token_only_where_no_lease_guards_it(lab: &Lab) -> 
     bed.comes_to(&set(five, insert), "SELECT fence FROM orders WHERE id = 5", &five.to_string())
 }
 
+#[lab_test]
 fn a_row_whose_key_the_database_makes_is_created_without_its_lease(lab: &Lab) -> Result<()> {
     for verify in ["", ", verify => true"] {
         let mut bed = Bed::new(lab)?;
@@ -222,6 +205,7 @@ fn a_row_whose_key_the_database_makes_is_created_without_its_lease(lab: &Lab) ->
     Ok(())
 }
 
+#[lab_test]
 fn a_row_that_is_created_freely_and_moves_keeps_the_token_of_its_update(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -252,6 +236,7 @@ fn a_row_that_is_created_freely_and_moves_keeps_the_token_of_its_update(lab: &La
     )
 }
 
+#[lab_test]
 fn a_closing_token_has_no_place_in_the_column(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "mode => 'managed', lease => 'order:{id}'")?;
     let token = bed.grant("order:1")?;
@@ -266,6 +251,7 @@ fn a_closing_token_has_no_place_in_the_column(lab: &Lab) -> Result<()> {
     bed.refused(&set(token, "UPDATE orders SET v = 8"), "PF004").map(drop)
 }
 
+#[lab_test]
 fn on_conflict_and_merge_are_judged_action_by_action(lab: &Lab) -> Result<()> {
     let (mut bed, [a, b, c]) = with_three_tokens(lab, MANAGED)?;
     let rows = "SELECT id, v, fence FROM orders ORDER BY id";
@@ -293,6 +279,7 @@ fn on_conflict_and_merge_are_judged_action_by_action(lab: &Lab) -> Result<()> {
     bed.comes_to(&set(b, delete), rows, "")
 }
 
+#[lab_test]
 fn copy_is_an_insert_whose_column_is_replaced(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, MANAGED)?;
     let token = bed.token()?;
@@ -312,6 +299,7 @@ fn copy_is_an_insert_whose_column_is_replaced(lab: &Lab) -> Result<()> {
     )
 }
 
+#[lab_test]
 fn a_cascade_presents_the_setting(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -335,6 +323,7 @@ fn a_cascade_presents_the_setting(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_row_that_moves_keeps_the_token_of_its_update(lab: &Lab) -> Result<()> {
     for verify in ["", ", verify => true"] {
         for lease in ["", ", lease => 'order:{id}'"] {
@@ -377,6 +366,7 @@ fn a_row_that_moves_keeps_the_token_of_its_update(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_was_accepted_is_what_must_be_stored(lab: &Lab) -> Result<()> {
     let (mut bed, [a, b, c]) = with_three_tokens(lab, MANAGED)?;
     let insert = "INSERT INTO orders VALUES (2, 7, 1)";
@@ -405,6 +395,7 @@ fn what_was_accepted_is_what_must_be_stored(lab: &Lab) -> Result<()> {
     bed.comes_to(&set(c, insert), two, &format!("7|{c}"))
 }
 
+#[lab_test]
 fn under_replica_nothing_is_replaced(lab: &Lab) -> Result<()> {
     let (mut bed, [a, b, c]) = with_three_tokens(lab, "mode => 'managed', always => true")?;
     bed.run("SET session_replication_role = replica")?;
@@ -429,6 +420,7 @@ fn save(fence: Option<i64>, v: i32) -> String {
     format!("UPDATE orders SET id = 1, v = {v}, fence = {fence} WHERE id = 1")
 }
 
+#[lab_test]
 fn a_rightful_holder_saves_as_often_as_it_likes(lab: &Lab) -> Result<()> {
     for lease in ["", ", lease => 'order:{id}'"] {
         let mut bed = Bed::orders(lab, &format!("mode => 'managed'{lease}"))?;
@@ -453,6 +445,7 @@ fn a_rightful_holder_saves_as_often_as_it_likes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reader_that_writes_back_what_it_read_presents_nothing(lab: &Lab) -> Result<()> {
     // In the other modes the token that it has just read may pass for its own.
     let (mut bed, [_, b, _]) = with_three_tokens(lab, "mode => 'monotonic'")?;
@@ -462,6 +455,7 @@ fn a_reader_that_writes_back_what_it_read_presents_nothing(lab: &Lab) -> Result<
     bed.comes_to("UPDATE orders SET v = 7, fence = fence", ROW, "PF002")
 }
 
+#[lab_test]
 fn a_write_that_waited_is_judged_by_the_row_as_it_is_then(lab: &Lab) -> Result<()> {
     let (mut bed, [_, b, c]) = with_three_tokens(lab, MANAGED)?;
     for sql in [
@@ -483,6 +477,7 @@ fn a_write_that_waited_is_judged_by_the_row_as_it_is_then(lab: &Lab) -> Result<(
     Ok(())
 }
 
+#[lab_test]
 fn the_hint_says_what_became_of_the_column(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run("CREATE TABLE orders (id int PRIMARY KEY, v int, seen bigint); INSERT INTO orders VALUES (1, 0)")?;
@@ -512,6 +507,7 @@ fn the_hint_says_what_became_of_the_column(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_rightful_holder_is_not_told_of_a_newer_one(lab: &Lab) -> Result<()> {
     let newer = "newer holder may have taken";
     let mut bed = Bed::new(lab)?;
@@ -547,6 +543,7 @@ fn a_rightful_holder_is_not_told_of_a_newer_one(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_trigger_made_by_hand_manages_too(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;

@@ -2,11 +2,9 @@
 //! deadlines. `PG_FENCE_RACE_ROUNDS` sets how many statements each session runs.
 
 use crate::support::crowd::rounds;
-use pg_test::{bail, ensure, Calls, Lab, Result, Session};
+use pg_test::{bail, ensure, lab_test, Calls, Lab, Result, Session};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-
-pg_test::trials![kinds_that_exclude_each_other_never_live_together];
 
 const SESSIONS: u64 = 8;
 
@@ -72,6 +70,7 @@ fn mingle(session: &mut Session, seed: u64, rounds: usize) -> Result<usize> {
     Ok(granted)
 }
 
+#[lab_test]
 fn kinds_that_exclude_each_other_never_live_together(lab: &Lab) -> Result<()> {
     let rounds = rounds(800);
     let db = lab.database()?;

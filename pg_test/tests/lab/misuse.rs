@@ -1,18 +1,7 @@
 //! The trigger where it cannot work: it says so, and nothing lands.
 
 use crate::support::bed::{shows, Bed, ORDERS};
-use pg_test::{ensure, Lab, Result};
-
-pg_test::trials![
-    a_trigger_in_the_wrong_place_is_refused,
-    the_function_called_by_hand_is_refused,
-    arguments_that_mean_nothing_are_refused,
-    a_column_renamed_or_dropped_fails_closed,
-    a_column_of_the_wrong_kind_fails_closed,
-    a_lease_that_cannot_be_worked_out_fails_closed,
-    the_trigger_made_by_hand_is_the_one_of_the_readme,
-    empty_arguments_stand_for_defaults,
-];
+use pg_test::{ensure, lab_test, Lab, Result};
 
 fn unprotected(lab: &Lab) -> Result<Bed> {
     let mut bed = Bed::new(lab)?;
@@ -20,6 +9,7 @@ fn unprotected(lab: &Lab) -> Result<Bed> {
     Ok(bed)
 }
 
+#[lab_test]
 fn a_trigger_in_the_wrong_place_is_refused(lab: &Lab) -> Result<()> {
     let mut bed = unprotected(lab)?;
     let token = bed.token()?;
@@ -55,6 +45,7 @@ fn a_trigger_in_the_wrong_place_is_refused(lab: &Lab) -> Result<()> {
     shows(&mut bed, "TABLE orders", "1|0|-")
 }
 
+#[lab_test]
 fn the_function_called_by_hand_is_refused(lab: &Lab) -> Result<()> {
     let mut bed = unprotected(lab)?;
     bed.refused("SELECT fenced()", "39P01")?;
@@ -66,6 +57,7 @@ fn the_function_called_by_hand_is_refused(lab: &Lab) -> Result<()> {
         .map(drop)
 }
 
+#[lab_test]
 fn arguments_that_mean_nothing_are_refused(lab: &Lab) -> Result<()> {
     let mut bed = unprotected(lab)?;
     let token = bed.token()?;
@@ -103,6 +95,7 @@ fn arguments_that_mean_nothing_are_refused(lab: &Lab) -> Result<()> {
     shows(&mut bed, "TABLE orders", "1|0|-")
 }
 
+#[lab_test]
 fn a_column_renamed_or_dropped_fails_closed(lab: &Lab) -> Result<()> {
     for lease in ["", "lease => 'order:{id}', verify => true"] {
         let mut bed = Bed::orders(lab, lease)?;
@@ -134,6 +127,7 @@ fn a_column_renamed_or_dropped_fails_closed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_column_of_the_wrong_kind_fails_closed(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let token = bed.token()?;
@@ -152,6 +146,7 @@ fn a_column_of_the_wrong_kind_fails_closed(lab: &Lab) -> Result<()> {
     bed.comes_to(&set, "SELECT 1", "42804")
 }
 
+#[lab_test]
 fn a_lease_that_cannot_be_worked_out_fails_closed(lab: &Lab) -> Result<()> {
     let mut bed = unprotected(lab)?;
     let token = bed.token()?;
@@ -171,6 +166,7 @@ fn a_lease_that_cannot_be_worked_out_fails_closed(lab: &Lab) -> Result<()> {
     shows(&mut bed, "SELECT id, v, fence FROM orders", "1|0|-")
 }
 
+#[lab_test]
 fn the_trigger_made_by_hand_is_the_one_of_the_readme(lab: &Lab) -> Result<()> {
     let mut bed = unprotected(lab)?;
     bed.run(
@@ -196,6 +192,7 @@ fn the_trigger_made_by_hand_is_the_one_of_the_readme(lab: &Lab) -> Result<()> {
     session.refused("DELETE FROM orders", "PF002").map(drop)
 }
 
+#[lab_test]
 fn empty_arguments_stand_for_defaults(lab: &Lab) -> Result<()> {
     let mut bed = unprotected(lab)?;
     bed.run("CREATE TRIGGER fenced BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION fenced('', '', '')")?;

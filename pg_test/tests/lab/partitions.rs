@@ -1,22 +1,7 @@
 //! Updates that move a row to another partition: the legitimate one passes, the stale one does not.
 
 use crate::support::bed::{shows, Bed};
-use pg_test::{ensure, Lab, Result};
-
-pg_test::trials![
-    a_move_is_judged_as_the_update_that_it_is,
-    a_move_of_a_bound_row_is_judged_as_the_update_that_it_is,
-    a_move_passes_beside_other_triggers,
-    many_rows_move_in_one_statement,
-    a_move_by_merge_is_judged,
-    an_accepted_update_is_no_licence_for_a_delete,
-    an_update_that_is_skipped_is_no_licence_for_a_delete,
-    a_move_passes_beside_a_trigger_that_catches_an_error,
-    a_move_that_changes_the_lease_needs_both,
-    a_partition_made_or_attached_later_is_fenced,
-    a_write_to_the_partition_itself_is_fenced,
-    truncate_is_refused_on_every_level,
-];
+use pg_test::{ensure, lab_test, Lab, Result};
 
 const TABLE: &str = "
     CREATE TABLE orders (fence bigint, id int, region text, v int DEFAULT 0, PRIMARY KEY (id, region))
@@ -49,6 +34,7 @@ fn set(token: i64, sql: &str) -> String {
     format!("SET LOCAL pg_fence.token = '{token}'; {sql}")
 }
 
+#[lab_test]
 fn a_move_is_judged_as_the_update_that_it_is(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "")?;
     let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
@@ -91,6 +77,7 @@ fn a_move_is_judged_as_the_update_that_it_is(lab: &Lab) -> Result<()> {
     shows(&mut bed, ROWS, &format!("eu|1|eu|0|{b}"))
 }
 
+#[lab_test]
 fn a_move_of_a_bound_row_is_judged_as_the_update_that_it_is(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "")?;
     let old = bed.grant("order:1")?;
@@ -135,6 +122,7 @@ fn a_move_of_a_bound_row_is_judged_as_the_update_that_it_is(lab: &Lab) -> Result
     shows(&mut bed, ROWS, &format!("eu|1|eu|0|{old}"))
 }
 
+#[lab_test]
 fn a_move_passes_beside_other_triggers(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "events => 'insert,update,delete'")?;
     let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
@@ -166,6 +154,7 @@ fn a_move_passes_beside_other_triggers(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn many_rows_move_in_one_statement(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "events => 'update,delete'")?;
     bed.run("INSERT INTO orders (id, region) SELECT n, 'eu' FROM generate_series(2, 300) AS n")?;
@@ -185,6 +174,7 @@ fn many_rows_move_in_one_statement(lab: &Lab) -> Result<()> {
     shows(&mut bed, count, &format!("eu|150|{c} us|150|{c}"))
 }
 
+#[lab_test]
 fn a_move_by_merge_is_judged(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "events => 'insert,update,delete'")?;
     let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
@@ -200,6 +190,7 @@ fn a_move_by_merge_is_judged(lab: &Lab) -> Result<()> {
     bed.comes_to(&merge(b), ROWS, "PF001")
 }
 
+#[lab_test]
 fn an_accepted_update_is_no_licence_for_a_delete(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "events => 'update,delete'")?;
     bed.run("INSERT INTO orders (id, region) VALUES (2, 'eu')")?;
@@ -222,6 +213,7 @@ fn an_accepted_update_is_no_licence_for_a_delete(lab: &Lab) -> Result<()> {
 const BEHIND: &str =
     "CREATE TRIGGER zz BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION behind()";
 
+#[lab_test]
 fn an_update_that_is_skipped_is_no_licence_for_a_delete(lab: &Lab) -> Result<()> {
     for verify in ["", ", verify => true"] {
         let mut bed = bed(lab, &format!("events => 'insert,update,delete'{verify}"))?;
@@ -241,6 +233,7 @@ fn an_update_that_is_skipped_is_no_licence_for_a_delete(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn a_move_passes_beside_a_trigger_that_catches_an_error(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "events => 'update,delete'")?;
     bed.run(
@@ -257,6 +250,7 @@ fn a_move_passes_beside_a_trigger_that_catches_an_error(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn a_move_that_changes_the_lease_needs_both(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "lease => 'region:{region}'")?;
     let (eu, us) = (bed.grant("region:eu")?, bed.grant("region:us")?);
@@ -273,6 +267,7 @@ fn a_move_that_changes_the_lease_needs_both(lab: &Lab) -> Result<()> {
     bed.comes_to(&set(both, "UPDATE orders SET region = 'us'"), ROWS, &format!("us|1|us|0|{both}"))
 }
 
+#[lab_test]
 fn a_partition_made_or_attached_later_is_fenced(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "events => 'insert,update,delete'")?;
     let (a, b) = (bed.token()?, bed.token()?);
@@ -289,6 +284,7 @@ fn a_partition_made_or_attached_later_is_fenced(lab: &Lab) -> Result<()> {
     bed.run(&format!("UPDATE orders SET v = 7, fence = {a} WHERE id = 3"))
 }
 
+#[lab_test]
 fn a_write_to_the_partition_itself_is_fenced(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "")?;
     let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
@@ -301,6 +297,7 @@ fn a_write_to_the_partition_itself_is_fenced(lab: &Lab) -> Result<()> {
     bed.comes_to("DELETE FROM us", ROWS, "PF002")
 }
 
+#[lab_test]
 fn truncate_is_refused_on_every_level(lab: &Lab) -> Result<()> {
     let mut bed = bed(lab, "")?;
     for table in ["orders", "eu", "far", "us", "asia"] {

@@ -2,21 +2,8 @@
 
 use crate::support::bed::{shows, Bed, ROW};
 use crate::support::ways::{DELETES, INSERTS, TOUCHES, UPDATES, WAYS};
-use pg_test::{ensure, Fault, Lab, Result};
+use pg_test::{ensure, lab_test, Fault, Lab, Result};
 use std::io::Write;
-
-pg_test::trials![
-    every_path_to_an_update_is_fenced,
-    every_path_to_a_delete_is_fenced,
-    every_path_to_an_insert_is_fenced,
-    every_path_to_a_bound_row_is_fenced,
-    a_merge_is_judged_action_by_action,
-    a_merge_that_names_the_column_in_another_action_presents_nothing_by_it,
-    a_statement_with_several_modifications_is_one,
-    on_conflict_is_judged_by_the_row_that_it_meets,
-    copy_is_an_insert,
-    a_client_with_parameters_gets_the_same_answer,
-];
 
 fn with(sql: &str, token: i64) -> String {
     sql.replace("{t}", &token.to_string())
@@ -26,6 +13,7 @@ fn set(token: i64, sql: &str) -> String {
     format!("SET LOCAL pg_fence.token = '{token}'; {sql}")
 }
 
+#[lab_test]
 fn every_path_to_an_update_is_fenced(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let mut bed = Bed::orders(lab, &format!("mode => '{mode}'"))?;
@@ -53,6 +41,7 @@ fn every_path_to_an_update_is_fenced(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn every_path_to_a_delete_is_fenced(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     bed.run(WAYS)?;
@@ -68,6 +57,7 @@ fn every_path_to_a_delete_is_fenced(lab: &Lab) -> Result<()> {
     shows(&mut bed, ROW, &format!("0|{b}"))
 }
 
+#[lab_test]
 fn every_path_to_an_insert_is_fenced(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "events => 'insert,update,delete,truncate'")?;
     bed.run(WAYS)?;
@@ -84,6 +74,7 @@ fn every_path_to_an_insert_is_fenced(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn every_path_to_a_bound_row_is_fenced(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
     bed.run(WAYS)?;
@@ -139,6 +130,7 @@ fn every_path_to_a_bound_row_is_fenced(lab: &Lab) -> Result<()> {
     shows(&mut bed, "TABLE orders", &format!("1|0|{old}"))
 }
 
+#[lab_test]
 fn a_merge_is_judged_action_by_action(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "events => 'insert,update,delete'")?;
     let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
@@ -166,6 +158,7 @@ fn a_merge_is_judged_action_by_action(lab: &Lab) -> Result<()> {
     shows(&mut bed, rows, &format!("1|0|{a} 2|0|{b} 3|0|{a}"))
 }
 
+#[lab_test]
 fn a_merge_that_names_the_column_in_another_action_presents_nothing_by_it(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let (a, b) = (bed.token()?, bed.token()?);
@@ -181,6 +174,7 @@ fn a_merge_that_names_the_column_in_another_action_presents_nothing_by_it(lab: &
     bed.comes_to(&set(b, &merge), rows, &format!("1|7|{b} 2|7|{b}"))
 }
 
+#[lab_test]
 fn a_statement_with_several_modifications_is_one(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "events => 'insert,update,delete'")?;
     let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);
@@ -212,6 +206,7 @@ fn a_statement_with_several_modifications_is_one(lab: &Lab) -> Result<()> {
     shows(&mut bed, rows, &format!("1|0|{a} 2|0|{b} 3|0|{a}"))
 }
 
+#[lab_test]
 fn on_conflict_is_judged_by_the_row_that_it_meets(lab: &Lab) -> Result<()> {
     for arguments in ["", "events => 'insert,update,delete,truncate'"] {
         let mut bed = Bed::orders(lab, arguments)?;
@@ -240,6 +235,7 @@ fn on_conflict_is_judged_by_the_row_that_it_meets(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn copy_is_an_insert(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "events => 'insert,update'")?;
     let token = bed.token()?;
@@ -283,6 +279,7 @@ fn copy_is_an_insert(lab: &Lab) -> Result<()> {
     )
 }
 
+#[lab_test]
 fn a_client_with_parameters_gets_the_same_answer(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let (a, b, c) = (bed.token()?, bed.token()?, bed.token()?);

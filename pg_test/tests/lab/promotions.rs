@@ -3,20 +3,8 @@
 use crate::epochs::{floor, jumps, race_of, STRIDE};
 use crate::support::life::Life;
 use pg_test::process::wait_until;
-use pg_test::{ensure, Cluster, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Cluster, Lab, Result, Session};
 use std::time::Duration;
-
-pg_test::trials![
-    an_asynchronous_standby_promoted_behind_goes_on_above_all_that_was_seen,
-    a_second_older_standby_promoted_after_it_outruns_both,
-    a_standby_of_the_promoted_one_jumps_once_more,
-    a_standby_that_never_saw_a_draw_gives_no_token_twice,
-    a_take_over_that_the_standby_missed_lets_no_stale_write_land,
-    sessions_that_were_open_before_the_promotion_jump_once,
-    an_open_reader_does_not_hold_the_jump_of_a_promotion_up,
-    a_crash_right_after_the_first_draw_loses_neither_token_nor_jump,
-    a_standby_answers_questions_and_refuses_the_rest,
-];
 
 /// Cuts a standby off: what the primary does from now on, it will never know.
 pub fn cut(standby: &Cluster) -> Result<()> {
@@ -66,6 +54,7 @@ impl Pair {
     }
 }
 
+#[lab_test]
 fn an_asynchronous_standby_promoted_behind_goes_on_above_all_that_was_seen(
     lab: &Lab,
 ) -> Result<()> {
@@ -89,6 +78,7 @@ fn an_asynchronous_standby_promoted_behind_goes_on_above_all_that_was_seen(
     Ok(())
 }
 
+#[lab_test]
 fn a_second_older_standby_promoted_after_it_outruns_both(lab: &Lab) -> Result<()> {
     let (primary, standbys) = family(lab, 2)?;
     let [first, second] = &standbys[..] else { unreachable!("two") };
@@ -116,6 +106,7 @@ fn a_second_older_standby_promoted_after_it_outruns_both(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn a_standby_of_the_promoted_one_jumps_once_more(lab: &Lab) -> Result<()> {
     let (primary, standbys) = family(lab, 2)?;
     let [first, second] = &standbys[..] else { unreachable!("two") };
@@ -148,6 +139,7 @@ fn a_standby_of_the_promoted_one_jumps_once_more(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_standby_that_never_saw_a_draw_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (primary, standbys) = family(lab, 1)?;
     let standby = &standbys[0];
@@ -166,6 +158,7 @@ fn a_standby_that_never_saw_a_draw_gives_no_token_twice(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn a_take_over_that_the_standby_missed_lets_no_stale_write_land(lab: &Lab) -> Result<()> {
     let Pair { primary, standby, mut session, life } = Pair::cut_off(lab)?;
     // The lease changes hands, and only the primary knows.
@@ -187,6 +180,7 @@ fn a_take_over_that_the_standby_missed_lets_no_stale_write_land(lab: &Lab) -> Re
     session.run(&format!("UPDATE orders SET total = 3, fence = {renewed}"))
 }
 
+#[lab_test]
 fn sessions_that_were_open_before_the_promotion_jump_once(lab: &Lab) -> Result<()> {
     let Pair { primary, standby, mut session, mut life } = Pair::cut_off(lab)?;
     life.draw_more(&mut session, 40)?;
@@ -207,6 +201,7 @@ fn sessions_that_were_open_before_the_promotion_jump_once(lab: &Lab) -> Result<(
     Ok(())
 }
 
+#[lab_test]
 fn an_open_reader_does_not_hold_the_jump_of_a_promotion_up(lab: &Lab) -> Result<()> {
     let Pair { primary, standby, mut life, .. } = Pair::begin(lab)?;
     let mut reader = standby.connect("postgres")?;
@@ -226,6 +221,7 @@ fn an_open_reader_does_not_hold_the_jump_of_a_promotion_up(lab: &Lab) -> Result<
     session.run("ROLLBACK")
 }
 
+#[lab_test]
 fn a_crash_right_after_the_first_draw_loses_neither_token_nor_jump(lab: &Lab) -> Result<()> {
     let Pair { primary, standby, mut session, mut life } = Pair::cut_off(lab)?;
     life.draw_more(&mut session, 40)?;
@@ -249,6 +245,7 @@ fn a_crash_right_after_the_first_draw_loses_neither_token_nor_jump(lab: &Lab) ->
     Ok(())
 }
 
+#[lab_test]
 fn a_standby_answers_questions_and_refuses_the_rest(lab: &Lab) -> Result<()> {
     let Pair { primary: _primary, standby, life, .. } = Pair::begin(lab)?;
     let mut session = standby.connect("postgres")?;

@@ -1,25 +1,7 @@
 //! `fence_protect` and `fence_unprotect`: what they attach, to what they refuse to, what they leave.
 
 use crate::support::bed::{shows, Bed, ORDERS};
-use pg_test::{ensure, Background, Context, Lab, Result};
-
-pg_test::trials![
-    it_attaches_what_the_arguments_say,
-    called_again_it_attaches_anew,
-    called_again_it_keeps_what_the_call_leaves_out,
-    a_wrapper_that_passes_null_changes_nothing,
-    binding_and_unbinding_change_what_depends_on_the_lease,
-    it_adds_a_column_only_where_there_is_none,
-    names_are_quoted,
-    what_cannot_be_protected_is_refused,
-    what_means_nothing_is_refused,
-    a_table_that_changed_while_it_waited_is_looked_at_again,
-    a_partition_made_later_is_fenced_alike,
-    the_children_of_a_table_are_left_with_a_warning,
-    a_member_of_the_owner_may,
-    it_takes_off_the_fence_and_nothing_else,
-    it_takes_the_fence_off_a_whole_tree,
-];
+use pg_test::{ensure, lab_test, Background, Context, Lab, Result};
 
 /// Triggers of ours on `orders` as \d shows them, without what is the same for all.
 const TRIGGERS: &str = "SELECT string_agg(tgenabled::text || ' ' || replace(replace(pg_get_triggerdef(oid), \
@@ -99,6 +81,7 @@ fn in_full(arguments: &str) -> String {
     given.into_iter().chain(named).collect::<Vec<_>>().join(", ")
 }
 
+#[lab_test]
 fn it_attaches_what_the_arguments_say(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     for (arguments, triggers, truncate) in KINDS {
@@ -110,6 +93,7 @@ fn it_attaches_what_the_arguments_say(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn called_again_it_attaches_anew(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;
@@ -134,6 +118,7 @@ fn called_again_it_attaches_anew(lab: &Lab) -> Result<()> {
     shows(&mut bed, "SELECT id, v, fence FROM orders", "1|0|7")
 }
 
+#[lab_test]
 fn called_again_it_keeps_what_the_call_leaves_out(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;
@@ -176,6 +161,7 @@ fn called_again_it_keeps_what_the_call_leaves_out(lab: &Lab) -> Result<()> {
     shows(&mut bed, TRIGGERS, &fenced("UPDATE", "strict", "o:{id}"))
 }
 
+#[lab_test]
 fn a_wrapper_that_passes_null_changes_nothing(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let all_null = "NULL, NULL, NULL, NULL, NULL, NULL";
@@ -195,6 +181,7 @@ fn a_wrapper_that_passes_null_changes_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn binding_and_unbinding_change_what_depends_on_the_lease(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "events => 'update'")?;
     bed.protect("lease => 'order:{id}'")?;
@@ -219,6 +206,7 @@ fn binding_and_unbinding_change_what_depends_on_the_lease(lab: &Lab) -> Result<(
     shows(&mut bed, TRIGGERS, &strict.replace("strict", "managed"))
 }
 
+#[lab_test]
 fn it_adds_a_column_only_where_there_is_none(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let columns = "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute \
@@ -245,6 +233,7 @@ fn it_adds_a_column_only_where_there_is_none(lab: &Lab) -> Result<()> {
     shows(&mut bed, columns, "seen|bigint|f fence|bigint|f")
 }
 
+#[lab_test]
 fn names_are_quoted(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let table = r#""We ird"."T ""q; DROP TABLE orders; --""#;
@@ -269,6 +258,7 @@ fn names_are_quoted(lab: &Lab) -> Result<()> {
     bed.run(&format!("SELECT fence_unprotect('{as_text}'); TRUNCATE {table}"))
 }
 
+#[lab_test]
 fn what_cannot_be_protected_is_refused(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -334,6 +324,7 @@ fn what_cannot_be_protected_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_means_nothing_is_refused(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;
@@ -364,6 +355,7 @@ fn what_means_nothing_is_refused(lab: &Lab) -> Result<()> {
     bed.refused("SELECT fence_unprotect(99)", "42P01").map(drop)
 }
 
+#[lab_test]
 fn a_table_that_changed_while_it_waited_is_looked_at_again(lab: &Lab) -> Result<()> {
     for (change, sqlstate) in [
         ("ALTER TABLE orders SET UNLOGGED", "42809"),
@@ -394,6 +386,7 @@ const TREE: &str = "CREATE TABLE orders (id int, v int, fence bigint) PARTITION 
                     CREATE TABLE more PARTITION OF orders FOR VALUES IN (2, 3) PARTITION BY LIST (id); \
                     CREATE TABLE two PARTITION OF more FOR VALUES IN (2);";
 
+#[lab_test]
 fn a_partition_made_later_is_fenced_alike(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(TREE)?;
@@ -420,6 +413,7 @@ fn a_partition_made_later_is_fenced_alike(lab: &Lab) -> Result<()> {
     )
 }
 
+#[lab_test]
 fn the_children_of_a_table_are_left_with_a_warning(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(&format!("{ORDERS} CREATE TABLE child () INHERITS (orders)"))?;
@@ -434,6 +428,7 @@ fn the_children_of_a_table_are_left_with_a_warning(lab: &Lab) -> Result<()> {
     bed.run("INSERT INTO child VALUES (2); UPDATE child SET v = 1")
 }
 
+#[lab_test]
 fn a_member_of_the_owner_may(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let (owner, member) = (bed.db().role("owner")?, bed.db().role("member")?);
@@ -446,6 +441,7 @@ fn a_member_of_the_owner_may(lab: &Lab) -> Result<()> {
     session.run(&format!("SET ROLE {owner}; SELECT fence_protect('orders')"))
 }
 
+#[lab_test]
 fn it_takes_off_the_fence_and_nothing_else(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "lease => 'order:{id}', verify => true")?;
     let token = bed.grant("order:1")?;
@@ -465,6 +461,7 @@ fn it_takes_off_the_fence_and_nothing_else(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn it_takes_the_fence_off_a_whole_tree(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(TREE)?;

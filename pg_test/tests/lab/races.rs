@@ -2,22 +2,10 @@
 //! how many; by default few enough for every day.
 
 use crate::support::crowd::rounds;
-use pg_test::{bail, ensure, Calls, Database, Fault, Lab, Result, Session};
+use pg_test::{bail, ensure, lab_test, Calls, Database, Fault, Lab, Result, Session};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
-
-pg_test::trials![
-    of_64_sessions_exactly_one_takes_an_expired_lease,
-    of_many_sessions_exactly_one_takes_a_new_name,
-    of_a_holder_s_many_restarts_the_last_has_the_lease,
-    a_late_release_never_ends_the_grant_that_races_it,
-    callers_that_come_too_late_do_not_keep_a_free_lease_from_others,
-    renew_and_acquire_at_the_deadline_never_both_succeed,
-    in_a_storm_grants_never_overlap_and_tokens_grow_in_their_order,
-    tokens_of_many_leases_are_all_different,
-    renewals_by_many_sessions_all_count,
-];
 
 /// What a racer's statement returned.
 type Answer = Result<Option<i64>, Fault>;
@@ -129,6 +117,7 @@ fn one_winner(judge: &mut Session, name: &str, answers: &[Option<i64>]) -> Resul
 
 const ACQUIRE: &str = "SELECT lease_acquire($1, ttl => '1 h')";
 
+#[lab_test]
 fn of_64_sessions_exactly_one_takes_an_expired_lease(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let race = Race { db: &db, racers: 64, rounds: rounds(250), statements: &[ACQUIRE] };
@@ -140,12 +129,14 @@ fn of_64_sessions_exactly_one_takes_an_expired_lease(lab: &Lab) -> Result<()> {
     race.run(expired, one_winner)
 }
 
+#[lab_test]
 fn of_many_sessions_exactly_one_takes_a_new_name(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let race = Race { db: &db, racers: 32, rounds: rounds(150), statements: &[ACQUIRE] };
     race.run(|_, n| Ok(format!("job {n}")), one_winner)
 }
 
+#[lab_test]
 fn of_a_holder_s_many_restarts_the_last_has_the_lease(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     // All come as the holder, so several may win, one after the other.
@@ -167,6 +158,7 @@ fn of_a_holder_s_many_restarts_the_last_has_the_lease(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn a_late_release_never_ends_the_grant_that_races_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     db.connect()?.run("CREATE TABLE late (token bigint); INSERT INTO late VALUES (0)")?;
@@ -191,6 +183,7 @@ fn a_late_release_never_ends_the_grant_that_races_it(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn callers_that_come_too_late_do_not_keep_a_free_lease_from_others(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     db.connect()?.run("CREATE TABLE late (token bigint); INSERT INTO late VALUES (0)")?;
@@ -219,6 +212,7 @@ fn callers_that_come_too_late_do_not_keep_a_free_lease_from_others(lab: &Lab) ->
     })
 }
 
+#[lab_test]
 fn renew_and_acquire_at_the_deadline_never_both_succeed(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut rival) = (db.connect()?, db.connect()?);
@@ -271,6 +265,7 @@ struct Seen {
     more: Vec<i64>,
 }
 
+#[lab_test]
 fn in_a_storm_grants_never_overlap_and_tokens_grow_in_their_order(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let before = db.connect()?.last_token()?;
@@ -356,6 +351,7 @@ fn long_grant(session: &mut Session) -> Result<Option<Seen>> {
     Ok(Some(seen))
 }
 
+#[lab_test]
 fn tokens_of_many_leases_are_all_different(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let each = rounds(40);
@@ -375,6 +371,7 @@ fn tokens_of_many_leases_are_all_different(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn renewals_by_many_sessions_all_count(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let each = rounds(30);

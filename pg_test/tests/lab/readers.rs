@@ -1,8 +1,6 @@
 //! Read-only transactions and standbys.
 
-use pg_test::{ensure, Calls, Cluster, Lab, Result, Session};
-
-pg_test::trials![a_read_only_transaction_only_looks, a_standby_only_looks];
+use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
 
 /// All that writes, refused with 25006; all that looks, answered.
 fn only_looks(session: &mut Session, token: i64) -> Result<()> {
@@ -35,6 +33,7 @@ fn only_looks(session: &mut Session, token: i64) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_read_only_transaction_only_looks(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -52,6 +51,7 @@ fn a_read_only_transaction_only_looks(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_standby_only_looks(lab: &Lab) -> Result<()> {
     let primary = lab.builder().without_fsync().start()?;
     let standby = lab.builder().without_fsync().standby_of(&primary)?;

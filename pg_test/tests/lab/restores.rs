@@ -3,24 +3,10 @@
 use crate::epochs::jumps;
 use crate::support::life::Life;
 use pg_test::cluster::base_backup;
-use pg_test::{ensure, process, Cluster, Database, Lab, Result, Session, Shutdown};
+use pg_test::{ensure, lab_test, process, Cluster, Database, Lab, Result, Session, Shutdown};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-
-pg_test::trials![
-    recovery_to_a_point_in_time_goes_on_above_all_that_was_seen,
-    a_dump_goes_on_in_another_database,
-    a_dump_goes_on_in_another_cluster_without_its_roles,
-    a_dump_restored_in_place_goes_on,
-    a_dump_carries_the_grants,
-    a_dump_taken_before_the_first_draw_gives_no_token_twice,
-    a_base_backup_started_without_a_signal_takes_a_jump_by_hand,
-    a_snapshot_rolled_back_takes_a_jump_by_hand,
-    a_role_that_may_use_leases_may_dump_them,
-    a_dump_by_an_owner_who_may_not_read_the_state_gives_no_token_twice,
-    a_dump_of_the_tables_alone_gives_no_token_twice,
-];
 
 /// Copies a directory as the server's user.
 pub fn copy_dir(from: &Path, to: &Path) -> Result<()> {
@@ -30,6 +16,7 @@ pub fn copy_dir(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn recovery_to_a_point_in_time_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
     let archive = lab.prefix().new_dir("archive")?;
     let copy = format!("cp %p {}/%f", archive.display());
@@ -98,6 +85,7 @@ pub fn restore(
     lab.run("pg_restore", &args).map(drop)
 }
 
+#[lab_test]
 fn a_dump_goes_on_in_another_database(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -115,6 +103,7 @@ fn a_dump_goes_on_in_another_database(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_dump_goes_on_in_another_cluster_without_its_roles(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = db.role("gone")?;
@@ -152,6 +141,7 @@ fn a_dump_goes_on_in_another_cluster_without_its_roles(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn a_dump_restored_in_place_goes_on(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -165,6 +155,7 @@ fn a_dump_restored_in_place_goes_on(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_dump_carries_the_grants(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (user, admin) = (db.role("user")?, db.role("admin")?);
@@ -183,6 +174,7 @@ fn a_dump_carries_the_grants(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_dump_taken_before_the_first_draw_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let file = dump(lab, lab.cluster(), db.name())?;
@@ -194,6 +186,7 @@ fn a_dump_taken_before_the_first_draw_gives_no_token_twice(lab: &Lab) -> Result<
     Ok(())
 }
 
+#[lab_test]
 fn a_base_backup_started_without_a_signal_takes_a_jump_by_hand(lab: &Lab) -> Result<()> {
     let primary = lab.builder().start()?;
     let mut session = primary.connect("postgres")?;
@@ -210,6 +203,7 @@ fn a_base_backup_started_without_a_signal_takes_a_jump_by_hand(lab: &Lab) -> Res
     Ok(())
 }
 
+#[lab_test]
 fn a_snapshot_rolled_back_takes_a_jump_by_hand(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().start()?;
     let mut session = cluster.connect("postgres")?;
@@ -268,6 +262,7 @@ fn is_fenced_on(session: &mut Session, old: i64) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_role_that_may_use_leases_may_dump_them(lab: &Lab) -> Result<()> {
     let (db, owner, token) = owned(lab)?;
     let denied = |outcome: Result<String>| -> Result<()> {
@@ -302,6 +297,7 @@ fn a_role_that_may_use_leases_may_dump_them(lab: &Lab) -> Result<()> {
     denied(dump_as(lab, &db, &owner, &[]))
 }
 
+#[lab_test]
 fn a_dump_by_an_owner_who_may_not_read_the_state_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (db, owner, token) = owned(lab)?;
     let file = dump_as(lab, &db, &owner, &["--exclude-schema=fence"])?;
@@ -313,6 +309,7 @@ fn a_dump_by_an_owner_who_may_not_read_the_state_gives_no_token_twice(lab: &Lab)
     is_fenced_on(&mut other.connect()?, token)
 }
 
+#[lab_test]
 fn a_dump_of_the_tables_alone_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (db, owner, token) = owned(lab)?;
     let file = dump_as(lab, &db, &owner, &["-t", "orders"])?;

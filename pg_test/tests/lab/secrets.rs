@@ -1,18 +1,7 @@
 //! What an error keeps to itself: rows, leases and files that the caller may not see.
 
 use crate::support::bed::{Bed, ORDERS};
-use pg_test::{ensure, Fault, Lab, Result, Session};
-
-pg_test::trials![
-    without_select_neither_the_token_nor_the_key_is_shown,
-    with_select_on_some_columns_only_those_are_shown,
-    with_row_security_nothing_of_the_row_is_shown,
-    through_a_view_only_what_the_caller_may_read_is_shown,
-    a_merge_does_not_show_the_token_as_the_presented_one,
-    a_cascade_shows_the_child_to_its_readers_only,
-    the_name_of_a_lease_shows_no_column_that_may_not_be_read,
-    the_holder_is_shown_to_those_who_may_use_leases_only,
-];
+use pg_test::{ensure, lab_test, Fault, Lab, Result, Session};
 
 /// A token that no message holds by chance.
 const SECRET: &str = "777000777000777";
@@ -45,6 +34,7 @@ fn hides(fault: &Fault, keys: &[&str]) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn without_select_neither_the_token_nor_the_key_is_shown(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let (_bed, mut session, low) =
@@ -68,6 +58,7 @@ fn without_select_neither_the_token_nor_the_key_is_shown(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn with_select_on_some_columns_only_those_are_shown(lab: &Lab) -> Result<()> {
     let (_bed, mut session, low) = bed_with_secret(lab, "", "UPDATE, SELECT (id)")?;
     let stale = format!("UPDATE orders SET fence = {low} WHERE id = 1");
@@ -81,6 +72,7 @@ fn with_select_on_some_columns_only_those_are_shown(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn with_row_security_nothing_of_the_row_is_shown(lab: &Lab) -> Result<()> {
     let (mut bed, mut session, low) = bed_with_secret(lab, "", "SELECT, UPDATE")?;
     let stale = format!("UPDATE orders SET fence = {low}");
@@ -97,6 +89,7 @@ fn with_row_security_nothing_of_the_row_is_shown(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn through_a_view_only_what_the_caller_may_read_is_shown(lab: &Lab) -> Result<()> {
     let (mut bed, mut session, low) = bed_with_secret(lab, "", "REFERENCES")?;
     let role = session.text("SELECT current_user")?.unwrap_or_default();
@@ -112,6 +105,7 @@ fn through_a_view_only_what_the_caller_may_read_is_shown(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn a_merge_does_not_show_the_token_as_the_presented_one(lab: &Lab) -> Result<()> {
     for arguments in ["", "lease => 'any'"] {
         let (_bed, mut session, low) = bed_with_secret(lab, arguments, "UPDATE, SELECT (id)")?;
@@ -130,6 +124,7 @@ fn a_merge_does_not_show_the_token_as_the_presented_one(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn a_cascade_shows_the_child_to_its_readers_only(lab: &Lab) -> Result<()> {
     let (mut bed, mut session, low) = bed_with_secret(lab, "", "REFERENCES")?;
     let role = session.text("SELECT current_user")?.unwrap_or_default();
@@ -148,6 +143,7 @@ fn a_cascade_shows_the_child_to_its_readers_only(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_name_of_a_lease_shows_no_column_that_may_not_be_read(lab: &Lab) -> Result<()> {
     let (mut bed, mut session, _) = bed_with_secret(lab, "", "UPDATE, INSERT, SELECT (v)")?;
     bed.run("ALTER TABLE orders ADD COLUMN patient text DEFAULT 'patient-4711'")?;
@@ -171,6 +167,7 @@ fn the_name_of_a_lease_shows_no_column_that_may_not_be_read(lab: &Lab) -> Result
     Ok(())
 }
 
+#[lab_test]
 fn the_holder_is_shown_to_those_who_may_use_leases_only(lab: &Lab) -> Result<()> {
     let (mut bed, mut session, _) =
         bed_with_secret(lab, "lease => 'order:{id}'", "SELECT, UPDATE")?;

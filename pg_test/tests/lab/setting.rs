@@ -1,17 +1,7 @@
 //! The setting `pg_fence.token`: what it takes, how far it reaches.
 
 use crate::support::bed::{shows, Bed};
-use pg_test::{ensure, Lab, Result};
-
-pg_test::trials![
-    a_value_that_is_no_token_is_refused,
-    a_value_set_before_the_library_is_loaded_is_looked_at_then,
-    set_local_ends_with_its_transaction_or_savepoint,
-    set_local_does_not_reach_the_pooler_s_next_client_but_set_does,
-    it_comes_from_wherever_settings_come,
-    a_function_may_have_a_token_of_its_own,
-    other_names_with_its_prefix_are_refused,
-];
+use pg_test::{ensure, lab_test, Lab, Result};
 
 const NO_TOKENS: &[&str] = &[
     "abc",
@@ -32,6 +22,7 @@ const NO_TOKENS: &[&str] = &[
     "1_000",
 ];
 
+#[lab_test]
 fn a_value_that_is_no_token_is_refused(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let token = bed.token()?;
@@ -63,6 +54,7 @@ fn a_value_that_is_no_token_is_refused(lab: &Lab) -> Result<()> {
     shows(&mut bed, "SELECT v, fence FROM orders", &format!("7|{token}"))
 }
 
+#[lab_test]
 fn a_value_set_before_the_library_is_loaded_is_looked_at_then(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let token = bed.token()?;
@@ -89,6 +81,7 @@ fn a_value_set_before_the_library_is_loaded_is_looked_at_then(lab: &Lab) -> Resu
     Ok(())
 }
 
+#[lab_test]
 fn set_local_ends_with_its_transaction_or_savepoint(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "mode => 'monotonic'")?;
     let (a, b) = (bed.token()?, bed.token()?);
@@ -109,6 +102,7 @@ fn set_local_ends_with_its_transaction_or_savepoint(lab: &Lab) -> Result<()> {
     bed.refused("UPDATE orders SET v = 5", "PF002").map(drop)
 }
 
+#[lab_test]
 fn set_local_does_not_reach_the_pooler_s_next_client_but_set_does(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "mode => 'monotonic'")?;
     let token = bed.token()?;
@@ -132,6 +126,7 @@ fn set_local_does_not_reach_the_pooler_s_next_client_but_set_does(lab: &Lab) -> 
     backend.refused("UPDATE orders SET v = 2", "PF002").map(drop)
 }
 
+#[lab_test]
 fn it_comes_from_wherever_settings_come(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "mode => 'monotonic'")?;
     let token = bed.token()?;
@@ -153,6 +148,7 @@ fn it_comes_from_wherever_settings_come(lab: &Lab) -> Result<()> {
     shows(&mut bed, "SELECT v, fence FROM orders", &format!("3|{token}"))
 }
 
+#[lab_test]
 fn a_function_may_have_a_token_of_its_own(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "mode => 'monotonic'")?;
     let (a, b) = (bed.token()?, bed.token()?);
@@ -168,6 +164,7 @@ fn a_function_may_have_a_token_of_its_own(lab: &Lab) -> Result<()> {
     bed.refused("SELECT touch()", "PF001").map(drop)
 }
 
+#[lab_test]
 fn other_names_with_its_prefix_are_refused(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let token = bed.token()?;

@@ -1,26 +1,13 @@
 //! Tables of every shape: wide, altered, toasted, oddly named.
 
 use crate::support::bed::{shown, shows, Bed, ORDERS};
-use pg_test::{ensure, Lab, Result};
-
-pg_test::trials![
-    a_wide_row_is_stamped_and_nothing_else_is_touched,
-    dropped_columns_do_not_shift_the_fence,
-    rows_older_than_the_column_are_judged_by_its_missing_value,
-    toasted_values_survive_the_stamp,
-    generated_columns_see_the_stamped_token,
-    odd_names_are_taken_as_they_are,
-    nothing_needs_to_be_on_the_search_path,
-    objects_of_the_caller_change_nothing,
-    a_table_without_a_key_is_fenced,
-    a_row_type_altered_in_the_same_session_is_seen,
-    a_table_rewritten_keeps_its_fence,
-];
+use pg_test::{ensure, lab_test, Lab, Result};
 
 fn set(token: i64, sql: &str) -> String {
     format!("BEGIN; SET LOCAL pg_fence.token = '{token}'; {sql}; COMMIT")
 }
 
+#[lab_test]
 fn a_wide_row_is_stamped_and_nothing_else_is_touched(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     let columns: Vec<String> = (1..=1_400).map(|n| format!("c{n} int")).collect();
@@ -44,6 +31,7 @@ fn a_wide_row_is_stamped_and_nothing_else_is_touched(lab: &Lab) -> Result<()> {
     bed.refused(&format!("UPDATE wide SET c1 = 0, fence = {a}"), "PF001").map(drop)
 }
 
+#[lab_test]
 fn dropped_columns_do_not_shift_the_fence(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -60,6 +48,7 @@ fn dropped_columns_do_not_shift_the_fence(lab: &Lab) -> Result<()> {
     shows(&mut bed, "TABLE t", &format!("1|3|{c}|6|n"))
 }
 
+#[lab_test]
 fn rows_older_than_the_column_are_judged_by_its_missing_value(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 0), (2, 0)")?;
@@ -80,6 +69,7 @@ fn rows_older_than_the_column_are_judged_by_its_missing_value(lab: &Lab) -> Resu
     shows(&mut bed, "TABLE u", &format!("2|{a}"))
 }
 
+#[lab_test]
 fn toasted_values_survive_the_stamp(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -104,6 +94,7 @@ fn toasted_values_survive_the_stamp(lab: &Lab) -> Result<()> {
     bed.run(&set(e, "DELETE FROM t"))
 }
 
+#[lab_test]
 fn generated_columns_see_the_stamped_token(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -120,6 +111,7 @@ fn generated_columns_see_the_stamped_token(lab: &Lab) -> Result<()> {
     bed.refused(&format!("UPDATE t SET v = 6, fence = {a}"), "PF001").map(drop)
 }
 
+#[lab_test]
 fn odd_names_are_taken_as_they_are(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(
@@ -149,6 +141,7 @@ fn odd_names_are_taken_as_they_are(lab: &Lab) -> Result<()> {
     bed.run(&format!(r#"UPDATE "select"."table" SET fence = 3, "end" = {other}"#))
 }
 
+#[lab_test]
 fn nothing_needs_to_be_on_the_search_path(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let mut session = db.connect()?;
@@ -169,6 +162,7 @@ fn nothing_needs_to_be_on_the_search_path(lab: &Lab) -> Result<()> {
     fresh.run("UPDATE orders SET v = 3")
 }
 
+#[lab_test]
 fn objects_of_the_caller_change_nothing(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
     let writer = bed.db().role("writer")?;
@@ -207,6 +201,7 @@ fn objects_of_the_caller_change_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_table_without_a_key_is_fenced(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run("CREATE TABLE t (v int); INSERT INTO t VALUES (1), (1); SELECT fence_protect('t')")?;
@@ -217,6 +212,7 @@ fn a_table_without_a_key_is_fenced(lab: &Lab) -> Result<()> {
     shows(&mut bed, "TABLE t", &format!("2|{b} 2|{b}"))
 }
 
+#[lab_test]
 fn a_row_type_altered_in_the_same_session_is_seen(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "")?;
     let mut writer = bed.another()?;
@@ -239,6 +235,7 @@ fn a_row_type_altered_in_the_same_session_is_seen(lab: &Lab) -> Result<()> {
     writer.refused(&format!("EXECUTE p ({})", tokens[4]), "PF001").map(drop)
 }
 
+#[lab_test]
 fn a_table_rewritten_keeps_its_fence(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;

@@ -1,19 +1,10 @@
 //! The lab itself: a server, the extension in it, and workers that can be frozen.
 
 use pg_test::process::wait_until;
-use pg_test::{ensure, Background, Lab, Result, Shutdown};
+use pg_test::{ensure, lab_test, Background, Lab, Result, Shutdown};
 use std::time::Duration;
 
-pg_test::trials![
-    the_server_is_the_lab_s_own,
-    the_extension_has_the_version_of_its_sources,
-    an_error_has_all_its_fields,
-    a_session_is_seen_waiting,
-    a_frozen_worker_goes_on_where_it_was,
-    a_killed_server_comes_back,
-    a_standby_is_promoted,
-];
-
+#[lab_test]
 fn the_server_is_the_lab_s_own(lab: &Lab) -> Result<()> {
     let mut session = lab.cluster().connect("postgres")?;
     let data: String = session.one("SELECT current_setting('data_directory')", &[])?;
@@ -21,6 +12,7 @@ fn the_server_is_the_lab_s_own(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_extension_has_the_version_of_its_sources(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let version: String =
@@ -29,6 +21,7 @@ fn the_extension_has_the_version_of_its_sources(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_error_has_all_its_fields(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let fault = db.connect()?.refused(
@@ -42,6 +35,7 @@ fn an_error_has_all_its_fields(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_session_is_seen_waiting(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let mut holder = db.connect()?;
@@ -61,6 +55,7 @@ fn a_session_is_seen_waiting(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_frozen_worker_goes_on_where_it_was(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     db.connect()?.run("CREATE TABLE t (n int)")?;
@@ -77,6 +72,7 @@ fn a_frozen_worker_goes_on_where_it_was(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_killed_server_comes_back(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().start()?;
     let mut session = cluster.connect("postgres")?;
@@ -92,6 +88,7 @@ fn a_killed_server_comes_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_standby_is_promoted(lab: &Lab) -> Result<()> {
     let primary = lab.builder().start()?;
     let standby = lab.builder().standby_of(&primary)?;

@@ -1,17 +1,17 @@
 //! Deterministic races: every isolation spec is a test.
 
-use pg_test::{ensure, isolation, Lab, Result};
+use pg_test::{ensure, isolation, lab_test, Lab, Result};
 
-/// One test a spec, and the tests that follow the semicolon.
+/// One test a spec.
 macro_rules! specs {
-    ($($spec:ident),* $(,)?; $($other:ident),* $(,)?) => {
+    ($($spec:ident),* $(,)?) => {
         const SPECS: &[&str] = &[$(stringify!($spec)),*];
         $(
+            #[lab_test]
             fn $spec(lab: &Lab) -> Result<()> {
                 play(lab, stringify!($spec))
             }
         )*
-        pg_test::trials![$($spec,)* $($other),*];
     };
 }
 
@@ -66,9 +66,7 @@ specs![
     shared_exclusive,
     slots_exclusive,
     waiting_acquire,
-    waiting_writer;
-    every_spec_is_played,
-    every_spec_opens_with_what_it_rules_out,
+    waiting_writer,
 ];
 
 /// Each in a database of its own, whose tokens therefore begin at 1.
@@ -77,6 +75,7 @@ fn play(lab: &Lab, spec: &str) -> Result<()> {
     isolation::play(lab.rundir(), &database.conninfo(), spec)
 }
 
+#[lab_test]
 fn every_spec_is_played(_: &Lab) -> Result<()> {
     let mut listed = SPECS.to_vec();
     listed.sort_unstable();
@@ -87,6 +86,7 @@ fn every_spec_is_played(_: &Lab) -> Result<()> {
 }
 
 /// A spec without protection says which one it belongs to, and that one exists.
+#[lab_test]
 fn every_spec_opens_with_what_it_rules_out(_: &Lab) -> Result<()> {
     for name in SPECS {
         let text = isolation::text_of(name)?;

@@ -8,34 +8,9 @@ use nix::sys::signal::Signal;
 use pg_test::cluster::base_backup;
 use pg_test::loss::Doomed;
 use pg_test::process::{signal, wait_until};
-use pg_test::{ensure, Calls, Cluster, Lab, Result, Session, Shutdown};
+use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session, Shutdown};
 use std::fs;
 use std::time::Duration;
-
-pg_test::trials![
-    a_start_moves_the_sequence_on_once_and_grants_live_on,
-    racing_sessions_move_the_sequence_on_once,
-    an_open_transaction_does_not_hold_a_start_up,
-    a_crash_of_one_backend_moves_the_sequence_on,
-    a_crash_of_one_backend_that_stops_the_server_moves_the_sequence_on,
-    a_second_crash_right_after_the_move_does_not_undo_it,
-    a_token_lost_in_the_crash_was_issued,
-    a_snapshot_taken_cold_and_rolled_back_gives_no_token_twice,
-    a_snapshot_taken_hot_and_rolled_back_gives_no_token_twice,
-    a_base_backup_started_as_it_is_gives_no_token_twice,
-    a_mark_that_was_made_logged_tells_nothing,
-    a_mark_that_was_logged_during_a_crash_is_not_believed_later,
-    a_template_copied_through_the_log_survives_a_crash,
-    a_template_copied_without_wal_survives_a_crash,
-    copies_made_in_one_second_differ,
-    an_extension_created_anew_gives_no_token_twice,
-    an_extension_whose_creation_was_rolled_back_gives_no_token_twice,
-    a_sequence_set_back_by_hand_gives_no_token_of_this_life_twice,
-    a_restore_over_the_state_while_workers_draw_gives_no_token_twice,
-    what_a_restore_loads_first_does_not_speak,
-    a_clock_set_back_between_two_starts_gives_no_token_twice,
-    single_user_mode_gives_no_token_twice,
-];
 
 const GRANT: &str = "SELECT lease_acquire('job', 'holder', ttl => '1 hour')";
 
@@ -55,6 +30,7 @@ fn draw(session: &mut Session) -> Result<i64> {
     session.granted("SELECT lease_acquire(clock_timestamp()::text)")
 }
 
+#[lab_test]
 fn a_start_moves_the_sequence_on_once_and_grants_live_on(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = server(lab)?;
     let token = session.granted(GRANT)?;
@@ -78,6 +54,7 @@ fn a_start_moves_the_sequence_on_once_and_grants_live_on(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn racing_sessions_move_the_sequence_on_once(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = server(lab)?;
     for crash in [false, true, false] {
@@ -98,6 +75,7 @@ fn racing_sessions_move_the_sequence_on_once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_open_transaction_does_not_hold_a_start_up(lab: &Lab) -> Result<()> {
     let (cluster, _) = server(lab)?;
     cluster.restart()?;
@@ -121,6 +99,7 @@ fn started_at(session: &mut Session) -> Result<Option<String>> {
     session.text("SELECT pg_postmaster_start_time()")
 }
 
+#[lab_test]
 fn a_crash_of_one_backend_moves_the_sequence_on(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     let started = started_at(&mut server.cluster().connect("postgres")?)?;
@@ -140,6 +119,7 @@ fn a_crash_of_one_backend_moves_the_sequence_on(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_crash_of_one_backend_that_stops_the_server_moves_the_sequence_on(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().set("restart_after_crash", "off").start()?;
     let mut session = cluster.connect("postgres")?;
@@ -156,6 +136,7 @@ fn a_crash_of_one_backend_that_stops_the_server_moves_the_sequence_on(lab: &Lab)
     Ok(())
 }
 
+#[lab_test]
 fn a_second_crash_right_after_the_move_does_not_undo_it(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     // Ahead of the clock, each move goes by the last value alone.
@@ -177,6 +158,7 @@ fn a_second_crash_right_after_the_move_does_not_undo_it(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn a_token_lost_in_the_crash_was_issued(lab: &Lab) -> Result<()> {
     for judged_by in [
         "UPDATE t SET v = 1, fence = $",
@@ -224,6 +206,7 @@ fn roll_back(cluster: &Cluster, kept: &std::path::Path) -> Result<()> {
     cluster.start()
 }
 
+#[lab_test]
 fn a_snapshot_taken_cold_and_rolled_back_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = server(lab)?;
     let mut seen = session.granted(GRANT)?;
@@ -247,6 +230,7 @@ fn a_snapshot_taken_cold_and_rolled_back_gives_no_token_twice(lab: &Lab) -> Resu
     Ok(())
 }
 
+#[lab_test]
 fn a_snapshot_taken_hot_and_rolled_back_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = server(lab)?;
     session.run("CHECKPOINT")?;
@@ -268,6 +252,7 @@ fn a_snapshot_taken_hot_and_rolled_back_gives_no_token_twice(lab: &Lab) -> Resul
     Ok(())
 }
 
+#[lab_test]
 fn a_base_backup_started_as_it_is_gives_no_token_twice(lab: &Lab) -> Result<()> {
     for label in [true, false] {
         let (primary, mut session) = server(lab)?;
@@ -290,6 +275,7 @@ fn a_base_backup_started_as_it_is_gives_no_token_twice(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn a_mark_that_was_made_logged_tells_nothing(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     let admin = server.session("ALTER SEQUENCE fence.start_seq SET LOGGED")?;
@@ -307,6 +293,7 @@ fn a_mark_that_was_made_logged_tells_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_mark_that_was_logged_during_a_crash_is_not_believed_later(lab: &Lab) -> Result<()> {
     let mut server = Doomed::start(lab.builder())?;
     server.session("ALTER SEQUENCE fence.start_seq SET LOGGED")?;
@@ -361,14 +348,17 @@ fn template_survives_a_crash(lab: &Lab, wal_level: &str) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_template_copied_through_the_log_survives_a_crash(lab: &Lab) -> Result<()> {
     template_survives_a_crash(lab, "replica")
 }
 
+#[lab_test]
 fn a_template_copied_without_wal_survives_a_crash(lab: &Lab) -> Result<()> {
     template_survives_a_crash(lab, "minimal")
 }
 
+#[lab_test]
 fn copies_made_in_one_second_differ(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     db.connect()?.run(GRANT)?;
@@ -389,6 +379,7 @@ fn copies_made_in_one_second_differ(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_extension_created_anew_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -414,6 +405,7 @@ fn an_extension_created_anew_gives_no_token_twice(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_extension_whose_creation_was_rolled_back_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let mut session = db.connect()?;
@@ -431,6 +423,7 @@ fn an_extension_whose_creation_was_rolled_back_gives_no_token_twice(lab: &Lab) -
     Ok(())
 }
 
+#[lab_test]
 fn a_sequence_set_back_by_hand_gives_no_token_of_this_life_twice(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -462,6 +455,7 @@ fn a_sequence_set_back_by_hand_gives_no_token_of_this_life_twice(lab: &Lab) -> R
     Ok(())
 }
 
+#[lab_test]
 fn a_restore_over_the_state_while_workers_draw_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut life = Life::begin(&mut db.connect()?)?;
@@ -524,6 +518,7 @@ fn a_restore_over_the_state_while_workers_draw_gives_no_token_twice(lab: &Lab) -
     Ok(())
 }
 
+#[lab_test]
 fn what_a_restore_loads_first_does_not_speak(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let life = Life::begin(&mut db.connect()?)?;
@@ -569,6 +564,7 @@ fn what_a_restore_loads_first_does_not_speak(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_clock_set_back_between_two_starts_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = server(lab)?;
     let mut seen = draw(&mut session)?;
@@ -589,6 +585,7 @@ fn a_clock_set_back_between_two_starts_gives_no_token_twice(lab: &Lab) -> Result
     Ok(())
 }
 
+#[lab_test]
 fn single_user_mode_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = server(lab)?;
     let mut seen = draw(&mut session)?;

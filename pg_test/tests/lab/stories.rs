@@ -5,58 +5,55 @@ use crate::support::crowd::rounds;
 use pg_test::stage::Stage;
 use pg_test::stories::{self, Story};
 use pg_test::timeline::Timeline;
-use pg_test::{ensure, Lab, Result};
+use pg_test::{ensure, lab_test, Lab, Result};
 use std::time::Duration;
 
-pg_test::trials![
-    a_payout_is_made_once_though_its_worker_was_frozen,
-    a_zombie_s_late_word_on_an_order_changes_nothing,
-    a_strict_row_is_written_many_times_by_its_holder,
-    a_heartbeat_keeps_a_lease_and_its_end_frees_it,
-    a_frozen_merge_is_whole_or_not_there,
-    a_late_release_does_not_end_the_next_grant,
-    of_64_racers_for_an_expired_lease_one_wins,
-    without_its_fence_the_payout_story_does_not_hold,
-    without_its_fence_the_order_story_does_not_hold,
-    without_its_guard_the_merge_story_does_not_hold,
-];
-
+#[lab_test]
 fn a_payout_is_made_once_though_its_worker_was_frozen(lab: &Lab) -> Result<()> {
     holds(lab, &stories::PAYOUT_BATCH)
 }
 
+#[lab_test]
 fn a_zombie_s_late_word_on_an_order_changes_nothing(lab: &Lab) -> Result<()> {
     holds(lab, &stories::ORDER_PAYMENT)
 }
 
+#[lab_test]
 fn a_strict_row_is_written_many_times_by_its_holder(lab: &Lab) -> Result<()> {
     holds(lab, &stories::STRICT_ROW)
 }
 
+#[lab_test]
 fn a_heartbeat_keeps_a_lease_and_its_end_frees_it(lab: &Lab) -> Result<()> {
     holds(lab, &stories::INVOICE_RUN)
 }
 
+#[lab_test]
 fn a_frozen_merge_is_whole_or_not_there(lab: &Lab) -> Result<()> {
     holds(lab, &stories::DAILY_MERGE)
 }
 
+#[lab_test]
 fn a_late_release_does_not_end_the_next_grant(lab: &Lab) -> Result<()> {
     holds(lab, &stories::RELEASE_RACE)
 }
 
+#[lab_test]
 fn of_64_racers_for_an_expired_lease_one_wins(lab: &Lab) -> Result<()> {
     holds(lab, &stories::RECLAIM_RACE)
 }
 
+#[lab_test]
 fn without_its_fence_the_payout_story_does_not_hold(lab: &Lab) -> Result<()> {
     fails_unprotected(lab, &stories::PAYOUT_BATCH, "Carla was paid 600 of 300")
 }
 
+#[lab_test]
 fn without_its_fence_the_order_story_does_not_hold(lab: &Lab) -> Result<()> {
     fails_unprotected(lab, &stories::ORDER_PAYMENT, "order 7 said paid, then failed")
 }
 
+#[lab_test]
 fn without_its_guard_the_merge_story_does_not_hold(lab: &Lab) -> Result<()> {
     fails_unprotected(lab, &stories::DAILY_MERGE, "a mix of merges: A and B")
 }

@@ -6,16 +6,8 @@
 use crate::epochs::jumps;
 use crate::support::life::Life;
 use pg_test::process::wait_until;
-use pg_test::{ensure, Calls, Cluster, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
 use std::time::Duration;
-
-pg_test::trials![
-    a_subscriber_takes_what_the_publisher_s_fence_let_pass,
-    an_ordinary_trigger_does_not_see_an_apply_worker,
-    a_trigger_enabled_always_checks_the_order_and_nothing_else,
-    a_trigger_enabled_always_stalls_what_is_out_of_order,
-    a_subscriber_that_takes_over_goes_on_above_all_that_was_seen,
-];
 
 const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint)";
 
@@ -48,6 +40,7 @@ fn order_is(session: &mut Session, total: i32, fence: i64) -> Result<()> {
     becomes_true(session, &query)
 }
 
+#[lab_test]
 fn a_subscriber_takes_what_the_publisher_s_fence_let_pass(lab: &Lab) -> Result<()> {
     let (publisher, subscriber) = pair(lab)?;
     let mut upstream = publisher.connect("postgres")?;
@@ -83,6 +76,7 @@ fn a_subscriber_takes_what_the_publisher_s_fence_let_pass(lab: &Lab) -> Result<(
     Ok(())
 }
 
+#[lab_test]
 fn an_ordinary_trigger_does_not_see_an_apply_worker(lab: &Lab) -> Result<()> {
     let (publisher, subscriber) = pair(lab)?;
     let mut upstream = publisher.connect("postgres")?;
@@ -102,6 +96,7 @@ fn an_ordinary_trigger_does_not_see_an_apply_worker(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_trigger_enabled_always_checks_the_order_and_nothing_else(lab: &Lab) -> Result<()> {
     // What an apply worker does is what a session does in its role.
     let db = lab.database()?;
@@ -126,6 +121,7 @@ fn a_trigger_enabled_always_checks_the_order_and_nothing_else(lab: &Lab) -> Resu
     session.run("SELECT fence_protect('orders'); INSERT INTO orders VALUES (7, 0, 34); UPDATE orders SET fence = 33")
 }
 
+#[lab_test]
 fn a_trigger_enabled_always_stalls_what_is_out_of_order(lab: &Lab) -> Result<()> {
     let (publisher, subscriber) = pair(lab)?;
     let mut upstream = publisher.connect("postgres")?;
@@ -146,6 +142,7 @@ fn a_trigger_enabled_always_stalls_what_is_out_of_order(lab: &Lab) -> Result<()>
     downstream.run("ALTER TABLE orders ENABLE ALWAYS TRIGGER fenced")
 }
 
+#[lab_test]
 fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
     let start = || lab.builder().set("wal_level", "logical").start();
     let (publisher, subscriber) = (start()?, start()?);

@@ -1,19 +1,10 @@
 //! Time is the server's clock at the moment of the decision, whatever the session has set.
 
-use pg_test::{ensure, Background, Calls, Lab, Result};
+use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
 use std::thread::sleep;
 use std::time::Duration;
 
-pg_test::trials![
-    the_deadline_counts_from_the_decision_not_from_the_transaction,
-    a_check_sees_the_deadline_pass_within_a_transaction,
-    a_try_sees_the_deadline_pass_within_a_transaction,
-    a_renewal_after_a_wait_has_its_whole_ttl,
-    a_ttl_is_the_same_span_in_every_session,
-    days_have_24_hours_and_months_30_days,
-    a_ttl_is_kept_to_the_microsecond,
-];
-
+#[lab_test]
 fn the_deadline_counts_from_the_decision_not_from_the_transaction(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -36,6 +27,7 @@ fn the_deadline_counts_from_the_decision_not_from_the_transaction(lab: &Lab) -> 
     session.run("COMMIT")
 }
 
+#[lab_test]
 fn a_check_sees_the_deadline_pass_within_a_transaction(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut looker = db.connect()?;
@@ -55,6 +47,7 @@ fn a_check_sees_the_deadline_pass_within_a_transaction(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn a_try_sees_the_deadline_pass_within_a_transaction(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -67,6 +60,7 @@ fn a_try_sees_the_deadline_pass_within_a_transaction(lab: &Lab) -> Result<()> {
     other.run("COMMIT")
 }
 
+#[lab_test]
 fn a_renewal_after_a_wait_has_its_whole_ttl(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut first, mut looker) = (db.connect()?, db.connect()?);
@@ -89,6 +83,7 @@ fn a_renewal_after_a_wait_has_its_whole_ttl(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_ttl_is_the_same_span_in_every_session(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut looker = db.connect()?;
@@ -131,6 +126,7 @@ fn a_ttl_is_the_same_span_in_every_session(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn days_have_24_hours_and_months_30_days(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -159,6 +155,7 @@ fn days_have_24_hours_and_months_30_days(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_ttl_is_kept_to_the_microsecond(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;

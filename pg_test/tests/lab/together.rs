@@ -3,23 +3,8 @@
 use crate::support::crowd::{
     at_once, gets_nothing, sessions, still_wait, token_of, tokens, waiting,
 };
-use pg_test::{ensure, Calls, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Database, Lab, Result, Session};
 use std::collections::HashSet;
-
-pg_test::trials![
-    all_readers_of_one_instant_are_granted,
-    readers_are_granted_beside_open_transactions_of_others,
-    no_reader_beside_a_writer_and_no_writer_beside_a_reader,
-    a_waiting_writer_is_not_starved_by_readers,
-    waiting_readers_are_granted_together_when_their_turn_comes,
-    places_of_readers_are_used_again,
-    each_shared_grant_lives_its_own_life,
-    a_revocation_ends_every_shared_grant,
-    a_reader_reclaims_its_own_grant_only,
-    a_guard_on_one_shared_grant_holds_up_writers_but_no_readers,
-    shared_excludes_slots,
-    an_exclusive_grant_pays_nothing_for_them,
-];
 
 const SHARE: &str = "SELECT lease_acquire('job', ttl => '1 h', shared => true)";
 const WAIT_SHARED: &str =
@@ -35,6 +20,7 @@ fn pair(db: &Database) -> Result<(Session, Session)> {
     Ok((db.connect()?, db.connect()?))
 }
 
+#[lab_test]
 fn all_readers_of_one_instant_are_granted(lab: &Lab) -> Result<()> {
     const READERS: usize = 20;
     let db = lab.database()?;
@@ -66,6 +52,7 @@ fn all_readers_of_one_instant_are_granted(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn readers_are_granted_beside_open_transactions_of_others(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut crowd = sessions(&db, 5)?;
@@ -85,6 +72,7 @@ fn readers_are_granted_beside_open_transactions_of_others(lab: &Lab) -> Result<(
     Ok(())
 }
 
+#[lab_test]
 fn no_reader_beside_a_writer_and_no_writer_beside_a_reader(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut one, mut two) = pair(&db)?;
@@ -125,6 +113,7 @@ fn no_reader_beside_a_writer_and_no_writer_beside_a_reader(lab: &Lab) -> Result<
     Ok(())
 }
 
+#[lab_test]
 fn a_waiting_writer_is_not_starved_by_readers(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut one, mut two) = pair(&db)?;
@@ -153,6 +142,7 @@ fn a_waiting_writer_is_not_starved_by_readers(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn waiting_readers_are_granted_together_when_their_turn_comes(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -176,6 +166,7 @@ fn waiting_readers_are_granted_together_when_their_turn_comes(lab: &Lab) -> Resu
     Ok(())
 }
 
+#[lab_test]
 fn places_of_readers_are_used_again(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut crowd = sessions(&db, 8)?;
@@ -196,6 +187,7 @@ fn places_of_readers_are_used_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn each_shared_grant_lives_its_own_life(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -217,6 +209,7 @@ fn each_shared_grant_lives_its_own_life(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_revocation_ends_every_shared_grant(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -231,6 +224,7 @@ fn a_revocation_ends_every_shared_grant(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reader_reclaims_its_own_grant_only(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -254,6 +248,7 @@ fn a_reader_reclaims_its_own_grant_only(lab: &Lab) -> Result<()> {
     session.nothing(&call("a", true))
 }
 
+#[lab_test]
 fn a_guard_on_one_shared_grant_holds_up_writers_but_no_readers(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut guard) = pair(&db)?;
@@ -283,6 +278,7 @@ fn a_guard_on_one_shared_grant_holds_up_writers_but_no_readers(lab: &Lab) -> Res
     Ok(())
 }
 
+#[lab_test]
 fn shared_excludes_slots(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -314,6 +310,7 @@ fn takes(session: &mut Session, name: &str, more: &str) -> Result<(Vec<i64>, i64
     Ok((locks, look_ups))
 }
 
+#[lab_test]
 fn an_exclusive_grant_pays_nothing_for_them(lab: &Lab) -> Result<()> {
     const GRANT: i64 = 0x5046;
     const SHAPE: i64 = 0x5047;

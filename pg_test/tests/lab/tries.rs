@@ -1,21 +1,6 @@
 //! A try (wait = 0) never blocks, and one that loses leaves no trace.
 
-use pg_test::{ensure, Calls, Cluster, Lab, Result, Session};
-
-pg_test::trials![
-    a_try_does_not_wait_for_an_open_change_of_the_lease,
-    a_try_does_not_wait_for_a_name_just_inserted,
-    a_try_does_not_wait_for_an_open_take_over,
-    a_try_does_not_wait_for_an_open_pruning,
-    a_try_does_not_wait_for_a_prepared_transaction,
-    a_losing_try_takes_no_transaction_id,
-    a_losing_try_makes_no_row_version_and_draws_no_token,
-    a_losing_try_writes_no_wal,
-    a_losing_try_holds_nothing_up,
-    a_call_that_finds_the_lease_lost_holds_nothing_up,
-    a_check_waits_for_nobody_and_holds_nothing_up,
-    leases_of_another_database_are_others,
-];
+use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
 
 /// Sessions of two callers; a wait of the second is an error.
 fn pair(db: &pg_test::Database) -> Result<(Session, Session)> {
@@ -23,6 +8,7 @@ fn pair(db: &pg_test::Database) -> Result<(Session, Session)> {
     Ok((db.connect()?, patience.connect()?))
 }
 
+#[lab_test]
 fn a_try_does_not_wait_for_an_open_change_of_the_lease(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = pair(&db)?;
@@ -43,6 +29,7 @@ fn a_try_does_not_wait_for_an_open_change_of_the_lease(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn a_try_does_not_wait_for_a_name_just_inserted(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut first, mut other) = pair(&db)?;
@@ -60,6 +47,7 @@ fn a_try_does_not_wait_for_a_name_just_inserted(lab: &Lab) -> Result<()> {
     other.run("COMMIT")
 }
 
+#[lab_test]
 fn a_try_does_not_wait_for_an_open_take_over(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut first, mut other) = pair(&db)?;
@@ -71,6 +59,7 @@ fn a_try_does_not_wait_for_an_open_take_over(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_try_does_not_wait_for_an_open_pruning(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut admin, mut other) = pair(&db)?;
@@ -84,6 +73,7 @@ fn a_try_does_not_wait_for_an_open_pruning(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_try_does_not_wait_for_a_prepared_transaction(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut first, mut other) = pair(&db)?;
@@ -97,6 +87,7 @@ fn a_try_does_not_wait_for_a_prepared_transaction(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_losing_try_takes_no_transaction_id(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = pair(&db)?;
@@ -115,6 +106,7 @@ fn a_losing_try_takes_no_transaction_id(lab: &Lab) -> Result<()> {
     holder.run("ROLLBACK")
 }
 
+#[lab_test]
 fn a_losing_try_makes_no_row_version_and_draws_no_token(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = pair(&db)?;
@@ -137,6 +129,7 @@ fn a_losing_try_makes_no_row_version_and_draws_no_token(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn a_losing_try_writes_no_wal(lab: &Lab) -> Result<()> {
     // A quiet server: nothing but the tries could write.
     let cluster = lab
@@ -173,6 +166,7 @@ fn wal(cluster: &Cluster) -> Result<i64> {
     session.granted("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
 }
 
+#[lab_test]
 fn a_losing_try_holds_nothing_up(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = pair(&db)?;
@@ -193,6 +187,7 @@ fn a_losing_try_holds_nothing_up(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_call_that_finds_the_lease_lost_holds_nothing_up(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = pair(&db)?;
@@ -230,6 +225,7 @@ fn a_call_that_finds_the_lease_lost_holds_nothing_up(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_check_waits_for_nobody_and_holds_nothing_up(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = pair(&db)?;
@@ -252,6 +248,7 @@ fn a_check_waits_for_nobody_and_holds_nothing_up(lab: &Lab) -> Result<()> {
     other.run("COMMIT")
 }
 
+#[lab_test]
 fn leases_of_another_database_are_others(lab: &Lab) -> Result<()> {
     let (here, there) = (lab.database()?, lab.database()?);
     let (mut one, mut two) = (here.connect()?, there.connect()?);

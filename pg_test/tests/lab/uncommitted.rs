@@ -1,19 +1,8 @@
 //! Acquires that are not committed yet, where leases are shown.
 
 use pg_test::process::wait_until;
-use pg_test::{ensure, Calls, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 use std::time::Duration;
-
-pg_test::trials![
-    an_open_acquire_is_shown_to_others_and_is_held_to_itself,
-    what_it_will_replace_stays_listed,
-    a_change_of_a_grant_is_no_acquire,
-    only_the_latest_of_what_an_open_transaction_wrote_is_shown,
-    one_of_several_leases_taken_at_once_is_shown,
-    a_prepared_transaction_s_acquire_is_shown,
-    only_those_who_may_see_leases_see_it,
-    a_standby_does_not_show_it,
-];
 
 /// What is shown of a lease: holder, state and whom it keeps out.
 fn shown(session: &mut Session, name: &str) -> Result<Vec<(String, String, String)>> {
@@ -42,6 +31,7 @@ fn line(holder: &str, state: &str, pids: &[i32]) -> (String, String, String) {
 
 const KINDS: [&str; 3] = ["shared => false", "shared => true", "slots => 3"];
 
+#[lab_test]
 fn an_open_acquire_is_shown_to_others_and_is_held_to_itself(lab: &Lab) -> Result<()> {
     for kind in KINDS {
         let db = lab.database()?;
@@ -64,6 +54,7 @@ fn an_open_acquire_is_shown_to_others_and_is_held_to_itself(lab: &Lab) -> Result
     Ok(())
 }
 
+#[lab_test]
 fn what_it_will_replace_stays_listed(lab: &Lab) -> Result<()> {
     for kind in KINDS {
         let db = lab.database()?;
@@ -98,6 +89,7 @@ fn what_it_will_replace_stays_listed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_change_of_a_grant_is_no_acquire(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut open, mut other) = (db.connect()?, db.connect()?);
@@ -113,6 +105,7 @@ fn a_change_of_a_grant_is_no_acquire(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn only_the_latest_of_what_an_open_transaction_wrote_is_shown(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut open, mut other) = (db.connect()?, db.connect()?);
@@ -135,6 +128,7 @@ fn only_the_latest_of_what_an_open_transaction_wrote_is_shown(lab: &Lab) -> Resu
     Ok(())
 }
 
+#[lab_test]
 fn one_of_several_leases_taken_at_once_is_shown(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut open, mut other) = (db.connect()?, db.connect()?);
@@ -149,6 +143,7 @@ fn one_of_several_leases_taken_at_once_is_shown(lab: &Lab) -> Result<()> {
     open.run("COMMIT")
 }
 
+#[lab_test]
 fn a_prepared_transaction_s_acquire_is_shown(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut open, mut other) = (db.connect()?, db.connect()?);
@@ -162,6 +157,7 @@ fn a_prepared_transaction_s_acquire_is_shown(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn only_those_who_may_see_leases_see_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut open = db.connect()?;
@@ -177,6 +173,7 @@ fn only_those_who_may_see_leases_see_it(lab: &Lab) -> Result<()> {
     open.run("ROLLBACK")
 }
 
+#[lab_test]
 fn a_standby_does_not_show_it(lab: &Lab) -> Result<()> {
     let primary = lab.builder().start()?;
     let mut open = primary.connect("postgres")?;

@@ -11,15 +11,10 @@ use pg_test::cluster::Builder;
 use pg_test::majors::{self, Major};
 use pg_test::prefix::Prefix;
 use pg_test::process::{as_server_user, output_of};
-use pg_test::{ensure, Cluster, Context, Lab, Result, Shutdown};
+use pg_test::{ensure, lab_test, Cluster, Context, Lab, Result, Shutdown};
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
-
-pg_test::trials![
-    a_cluster_under_another_identity_goes_on_above_all_that_was_seen;
-    slow: an_upgraded_cluster_goes_on_above_all_that_was_seen
-];
 
 /// Gives a stopped cluster a new control file, and so a new system identifier.
 fn change_identity(lab: &Lab, cluster: &Cluster) -> Result<()> {
@@ -44,6 +39,7 @@ fn change_identity(lab: &Lab, cluster: &Cluster) -> Result<()> {
     lab.run("pg_resetwal", &args).map(drop)
 }
 
+#[lab_test]
 fn a_cluster_under_another_identity_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().own_identity().start()?;
     let mut session = cluster.connect("postgres")?;
@@ -78,6 +74,7 @@ fn cluster_of(lab: &Lab, major: Major) -> Result<Cluster> {
     })
 }
 
+#[lab_test(slow)]
 fn an_upgraded_cluster_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
     let old = cluster_of(lab, majors::OLD)?;
     old.start()?;

@@ -1,17 +1,9 @@
 //! Verdicts: what a transaction has found out once, it relies on as long as its lock stands.
 
 use crate::support::bed::{bound, granted, shown, shows, Bed, ORDERS, ROW};
-use pg_test::{ensure, Context, Lab, Result};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
 
-pg_test::trials![
-    a_verdict_stands_for_its_transaction_though_the_ttl_passes,
-    a_verdict_goes_with_a_rolled_back_savepoint,
-    a_verdict_goes_with_an_exception_block,
-    a_verdict_stays_with_a_released_savepoint,
-    a_verdict_does_not_outlive_its_transaction,
-    the_check_costs_once_per_lease_and_transaction,
-];
-
+#[lab_test]
 fn a_verdict_stands_for_its_transaction_though_the_ttl_passes(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let mut other = bed.another()?;
@@ -51,6 +43,7 @@ fn verdict_is_gone(bed: &mut Bed, old: i64) -> Result<()> {
     other.run(&format!("SELECT lease_release('order:1', {new})"))
 }
 
+#[lab_test]
 fn a_verdict_goes_with_a_rolled_back_savepoint(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     for opening in [
@@ -66,6 +59,7 @@ fn a_verdict_goes_with_a_rolled_back_savepoint(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_verdict_goes_with_an_exception_block(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let old = bed.grant("order:1")?;
@@ -76,6 +70,7 @@ fn a_verdict_goes_with_an_exception_block(lab: &Lab) -> Result<()> {
     verdict_is_gone(&mut bed, old)
 }
 
+#[lab_test]
 fn a_verdict_stays_with_a_released_savepoint(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     let mut other = bed.another()?;
@@ -95,6 +90,7 @@ fn a_verdict_stays_with_a_released_savepoint(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_verdict_does_not_outlive_its_transaction(lab: &Lab) -> Result<()> {
     let mut bed = bound(lab)?;
     for end in [
@@ -116,6 +112,7 @@ fn a_verdict_does_not_outlive_its_transaction(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_check_costs_once_per_lease_and_transaction(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;

@@ -1,17 +1,7 @@
 //! `verify`: what other BEFORE triggers make of a row that the fence has judged; and `always`.
 
 use crate::support::bed::{shows, Bed, ORDERS, ROW};
-use pg_test::{Lab, Result};
-
-pg_test::trials![
-    a_later_trigger_lowers_the_fence_unless_verified,
-    a_later_trigger_changes_the_lease_unless_verified,
-    a_legitimate_write_passes_the_second_check,
-    a_row_that_moves_is_verified_too,
-    a_later_trigger_of_a_partition_is_verified_too,
-    an_earlier_trigger_s_value_is_judged_as_presented,
-    always_fires_where_triggers_are_switched_off,
-];
+use pg_test::{lab_test, Lab, Result};
 
 /// Makes a BEFORE trigger on `orders`, after the fence, that does this to the new row.
 fn later_trigger(bed: &mut Bed, body: &str) -> Result<()> {
@@ -23,6 +13,7 @@ fn later_trigger(bed: &mut Bed, body: &str) -> Result<()> {
     ))
 }
 
+#[lab_test]
 fn a_later_trigger_lowers_the_fence_unless_verified(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let mut bed = Bed::orders(lab, &format!("mode => '{mode}'"))?;
@@ -57,6 +48,7 @@ fn a_later_trigger_lowers_the_fence_unless_verified(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_later_trigger_changes_the_lease_unless_verified(lab: &Lab) -> Result<()> {
     let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
     let token = bed.grant("order:1")?;
@@ -78,6 +70,7 @@ fn a_later_trigger_changes_the_lease_unless_verified(lab: &Lab) -> Result<()> {
     bed.comes_to(&again, nine, "PF004")
 }
 
+#[lab_test]
 fn a_legitimate_write_passes_the_second_check(lab: &Lab) -> Result<()> {
     for (mode, lease) in
         [("strict", ""), ("monotonic", ""), ("monotonic", ", lease => 'order:{id}'")]
@@ -116,6 +109,7 @@ const PARTITIONED: &str = "
     INSERT INTO orders VALUES (1, 'eu');
 ";
 
+#[lab_test]
 fn a_row_that_moves_is_verified_too(lab: &Lab) -> Result<()> {
     for events in ["", ", events => 'insert,update,delete'"] {
         let mut bed = Bed::new(lab)?;
@@ -137,6 +131,7 @@ fn a_row_that_moves_is_verified_too(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_later_trigger_of_a_partition_is_verified_too(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(PARTITIONED)?;
@@ -154,6 +149,7 @@ fn a_later_trigger_of_a_partition_is_verified_too(lab: &Lab) -> Result<()> {
     bed.comes_to(&format!("INSERT INTO orders VALUES (2, 'us', 0, {c})"), count, "PF001")
 }
 
+#[lab_test]
 fn an_earlier_trigger_s_value_is_judged_as_presented(lab: &Lab) -> Result<()> {
     let mut bed = Bed::new(lab)?;
     bed.run(ORDERS)?;
@@ -173,6 +169,7 @@ fn an_earlier_trigger_s_value_is_judged_as_presented(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn always_fires_where_triggers_are_switched_off(lab: &Lab) -> Result<()> {
     for always in [false, true] {
         let mut bed = Bed::orders(lab, &format!("always => {always}, verify => true"))?;

@@ -1,24 +1,8 @@
 //! What wakes the head of a line.
 
 use crate::support::crowd::{nothing_is_left, still_wait, token_of, waiting, WAIT};
-use pg_test::{bail, ensure, Calls, Context, Database, Lab, Result, Session};
+use pg_test::{bail, ensure, lab_test, Calls, Context, Database, Lab, Result, Session};
 use std::time::{Duration, Instant};
-
-pg_test::trials![
-    a_release_wakes,
-    a_revocation_wakes,
-    the_end_of_a_grant_that_was_never_committed_wakes,
-    a_rolled_back_release_lets_them_wait,
-    the_end_of_a_guarded_transaction_wakes,
-    the_end_of_a_transaction_guarded_by_a_bound_fence_wakes,
-    the_death_of_a_session_wakes,
-    expiry_wakes,
-    a_grant_committed_while_they_wait_is_waited_out,
-    a_renewed_lease_is_waited_for_on,
-    a_renewal_to_a_sooner_end_wakes,
-    a_prepared_grant_is_waited_out_and_its_end_noticed,
-    a_prepared_guard_is_waited_out_and_its_end_noticed,
-];
 
 /// The head looks by itself a second after it came; what comes sooner was woken.
 const PROMPT: Duration = Duration::from_millis(500);
@@ -63,6 +47,7 @@ impl Scene {
     }
 }
 
+#[lab_test]
 fn a_release_wakes(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.wakes(|s| s.a.acquire("job", "1 h"), |s, token| s.a.release("job", token).map(drop))?;
@@ -90,11 +75,13 @@ fn a_release_wakes(lab: &Lab) -> Result<()> {
     )
 }
 
+#[lab_test]
 fn a_revocation_wakes(lab: &Lab) -> Result<()> {
     Scene::new(lab)?
         .wakes(|s| s.a.acquire("job", "1 h"), |s, _| s.b.run("SELECT lease_revoke('job')"))
 }
 
+#[lab_test]
 fn the_end_of_a_grant_that_was_never_committed_wakes(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.wakes(
@@ -130,6 +117,7 @@ fn the_end_of_a_grant_that_was_never_committed_wakes(lab: &Lab) -> Result<()> {
     )
 }
 
+#[lab_test]
 fn a_rolled_back_release_lets_them_wait(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let token = scene.a.acquire("job", "1 h")?;
@@ -148,6 +136,7 @@ fn a_rolled_back_release_lets_them_wait(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_end_of_a_guarded_transaction_wakes(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let guarded = |s: &mut Scene| {
@@ -177,6 +166,7 @@ fn the_end_of_a_guarded_transaction_wakes(lab: &Lab) -> Result<()> {
     scene.a.run("COMMIT")
 }
 
+#[lab_test]
 fn the_end_of_a_transaction_guarded_by_a_bound_fence_wakes(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.a.run("CREATE TABLE t (n int)")?;
@@ -195,6 +185,7 @@ fn the_end_of_a_transaction_guarded_by_a_bound_fence_wakes(lab: &Lab) -> Result<
     Ok(())
 }
 
+#[lab_test]
 fn the_death_of_a_session_wakes(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     // One that has acquired, one that guards, one that has released, in open transactions.
@@ -228,6 +219,7 @@ fn the_death_of_a_session_wakes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn expiry_wakes(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let mut late = Vec::new();
@@ -249,6 +241,7 @@ fn expiry_wakes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_grant_committed_while_they_wait_is_waited_out(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.a.run("BEGIN")?;
@@ -267,6 +260,7 @@ fn a_grant_committed_while_they_wait_is_waited_out(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_renewed_lease_is_waited_for_on(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let mut token = scene.a.acquire("job", "1500 ms")?;
@@ -285,6 +279,7 @@ fn a_renewed_lease_is_waited_for_on(lab: &Lab) -> Result<()> {
     still_wait(&mut line[1..])
 }
 
+#[lab_test]
 fn a_renewal_to_a_sooner_end_wakes(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     for call in ["lease_renew('job', $, '1 ms')", "lease_renew_all('{job}', $, '1 ms')"] {
@@ -298,6 +293,7 @@ fn a_renewal_to_a_sooner_end_wakes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_prepared_grant_is_waited_out_and_its_end_noticed(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let gid = format!("{}_line", scene.db.name());
@@ -328,6 +324,7 @@ fn a_prepared_grant_is_waited_out_and_its_end_noticed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_prepared_guard_is_waited_out_and_its_end_noticed(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let gid = format!("{}_line", scene.db.name());

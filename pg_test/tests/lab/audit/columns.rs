@@ -1,20 +1,9 @@
 //! `fence_audit` on the table and its columns: the fence column, those that name the lease, the rows.
 
 use crate::support::holes::{Hole, Scene, BOUND, FRESH, HOLE, LANDS};
-use pg_test::{ensure, Context, Lab, Result};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
 
-pg_test::trials![
-    an_unlogged_table_is_found,
-    a_fence_column_that_fills_itself_is_found,
-    a_fence_column_that_is_gone_is_found,
-    a_fence_column_made_anew_is_found,
-    a_fence_column_that_was_never_marked_is_not_taken_for_one_made_anew,
-    a_fence_column_of_another_type_is_found,
-    a_lease_that_fits_no_column_is_found,
-    what_fits_is_the_same_for_fence_protect_the_trigger_and_the_audit,
-    rows_ahead_of_the_last_token_are_found,
-];
-
+#[lab_test]
 fn an_unlogged_table_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[Hole {
         built: "ALTER TABLE orders SET UNLOGGED",
@@ -24,6 +13,7 @@ fn an_unlogged_table_is_found(lab: &Lab) -> Result<()> {
     }])
 }
 
+#[lab_test]
 fn a_fence_column_that_fills_itself_is_found(lab: &Lab) -> Result<()> {
     const FILLED: &[&str] =
         &[r#"orders|hole|the fence column "fence" has a default, which passes for a token"#];
@@ -53,6 +43,7 @@ fn a_fence_column_that_fills_itself_is_found(lab: &Lab) -> Result<()> {
 /// Nobody can write until it is mended; then those can who have the lease.
 const SHUT: Hole<'static> = Hole { write: FRESH, before: "42703", after: LANDS, ..HOLE };
 
+#[lab_test]
 fn a_fence_column_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     const RENAMED: &[&str] =
         &[r#"orders|notice|the fence column "fence" is missing: no write can pass"#];
@@ -111,6 +102,7 @@ fn a_fence_column_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_fence_column_made_anew_is_found(lab: &Lab) -> Result<()> {
     const ANEW: &[&str] = &["orders|hole|the fence column \"fence\" was dropped and made anew: \
                              where it is empty, any old token can write"];
@@ -131,6 +123,7 @@ fn a_fence_column_made_anew_is_found(lab: &Lab) -> Result<()> {
     scene.clear()
 }
 
+#[lab_test]
 fn a_fence_column_that_was_never_marked_is_not_taken_for_one_made_anew(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(HOLE.table, "")?;
@@ -145,6 +138,7 @@ fn a_fence_column_that_was_never_marked_is_not_taken_for_one_made_anew(lab: &Lab
     Ok(())
 }
 
+#[lab_test]
 fn a_fence_column_of_another_type_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[
         Hole {
@@ -164,6 +158,7 @@ fn a_fence_column_of_another_type_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_lease_that_fits_no_column_is_found(lab: &Lab) -> Result<()> {
     const UNFIT: &[&str] =
         &["orders|notice|the lease names {id}, which is no fit column: no write can pass"];
@@ -194,6 +189,7 @@ fn a_lease_that_fits_no_column_is_found(lab: &Lab) -> Result<()> {
 
 /// Which templates and types are fit is said in three places, because PUBLIC gets no function that could say it
 /// to all: they must agree.
+#[lab_test]
 fn what_fits_is_the_same_for_fence_protect_the_trigger_and_the_audit(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -277,6 +273,7 @@ fn what_fits_is_the_same_for_fence_protect_the_trigger_and_the_audit(lab: &Lab) 
     Ok(())
 }
 
+#[lab_test]
 fn rows_ahead_of_the_last_token_are_found(lab: &Lab) -> Result<()> {
     let ahead = |value: &str| {
         format!(

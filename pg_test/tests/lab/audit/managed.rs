@@ -2,13 +2,7 @@
 //! back presents nothing there, and every INSERT is looked at.
 
 use crate::support::holes::{Scene, HOLE};
-use pg_test::{ensure, Lab, Result};
-
-pg_test::trials![
-    a_managed_fence_without_a_lease_is_no_finding,
-    a_managed_fence_without_insert_is_found,
-    a_managed_fence_is_mended_as_one,
-];
+use pg_test::{ensure, lab_test, Lab, Result};
 
 /// The triggers that fence a table in `managed` mode, made by hand.
 fn by_hand(events: &str, arguments: &str) -> String {
@@ -21,6 +15,7 @@ fn by_hand(events: &str, arguments: &str) -> String {
 
 const EVERY: &str = "INSERT OR UPDATE OR DELETE";
 
+#[lab_test]
 fn a_managed_fence_without_a_lease_is_no_finding(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(HOLE.table, "")?;
@@ -38,6 +33,7 @@ fn a_managed_fence_without_a_lease_is_no_finding(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_managed_fence_without_insert_is_found(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(HOLE.table, "")?;
@@ -49,6 +45,7 @@ fn a_managed_fence_without_insert_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_managed_fence_is_mended_as_one(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(HOLE.table, "")?;

@@ -2,19 +2,9 @@
 //! the owner, foreign keys.
 
 use crate::support::holes::{Hole, Scene, BOUND, HOLE, LANDS};
-use pg_test::{ensure, Lab, Result};
+use pg_test::{ensure, lab_test, Lab, Result};
 
-pg_test::trials![
-    who_may_truncate_is_found,
-    who_may_create_a_trigger_is_found,
-    a_trigger_in_the_place_of_the_fence_s_is_found,
-    a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children,
-    a_trigger_of_such_a_name_on_a_table_that_was_never_fenced_is_not,
-    a_right_passed_on_is_found,
-    a_member_of_the_owner_is_found,
-    a_foreign_key_that_writes_is_found,
-];
-
+#[lab_test]
 fn who_may_truncate_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole { write: "TRUNCATE orders", after: "42501", ..HOLE };
     Scene::new(lab)?.close_all(&[
@@ -35,6 +25,7 @@ fn who_may_truncate_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn who_may_create_a_trigger_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole {
         built: "GRANT TRIGGER ON orders TO :writer",
@@ -90,6 +81,7 @@ const TRUNCATE_FOUND: &str =
 const VERIFY_FOUND: &str =
     r#"orders|hole|trigger "fenced_verify" bears a name of the fence's, but calls s.lets_pass()"#;
 
+#[lab_test]
 fn a_trigger_in_the_place_of_the_fence_s_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole { by_admin: true, write: "UPDATE orders SET v = 33", after: "PF002", ..HOLE };
     let mut scene = Scene::new(lab)?;
@@ -152,6 +144,7 @@ fn a_trigger_in_the_place_of_the_fence_s_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children(
     lab: &Lab,
 ) -> Result<()> {
@@ -205,6 +198,7 @@ fn a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children(
     }])
 }
 
+#[lab_test]
 fn a_trigger_of_such_a_name_on_a_table_that_was_never_fenced_is_not(lab: &Lab) -> Result<()> {
     const OTHER: &str =
         "CREATE OR REPLACE TRIGGER fenced BEFORE UPDATE ON plots FOR EACH ROW EXECUTE FUNCTION f()";
@@ -234,6 +228,7 @@ fn a_trigger_of_such_a_name_on_a_table_that_was_never_fenced_is_not(lab: &Lab) -
     scene.clear()
 }
 
+#[lab_test]
 fn a_right_passed_on_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[Hole {
         by_admin: true,
@@ -250,6 +245,7 @@ fn a_right_passed_on_is_found(lab: &Lab) -> Result<()> {
     }])
 }
 
+#[lab_test]
 fn a_member_of_the_owner_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[Hole {
         by_admin: true,
@@ -261,6 +257,7 @@ fn a_member_of_the_owner_is_found(lab: &Lab) -> Result<()> {
     }])
 }
 
+#[lab_test]
 fn a_foreign_key_that_writes_is_found(lab: &Lab) -> Result<()> {
     const TABLE: &str =
         "CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1), (9); \

@@ -2,15 +2,7 @@
 //! whole server, and so these tests have one of their own.
 
 use crate::support::holes::{Hole, Scene, BOUND, HOLE, LANDS};
-use pg_test::{ensure, Cluster, Database, Lab, Result};
-
-pg_test::trials![
-    a_token_that_is_set_for_others_is_found,
-    a_function_that_brings_its_own_token_is_found,
-    triggers_switched_off_are_found,
-    a_setting_of_the_whole_server_is_found,
-    what_is_set_for_another_database_is_not,
-];
+use pg_test::{ensure, lab_test, Cluster, Database, Lab, Result};
 
 fn scene(lab: &Lab) -> Result<(Cluster, Scene)> {
     let cluster = lab.builder().start()?;
@@ -22,6 +14,7 @@ fn scene(lab: &Lab) -> Result<(Cluster, Scene)> {
 const BARE: Hole<'static> =
     Hole { by_admin: true, write: "UPDATE orders SET v = 33", after: "PF002", ..HOLE };
 
+#[lab_test]
 fn a_token_that_is_set_for_others_is_found(lab: &Lab) -> Result<()> {
     let (_cluster, mut scene) = scene(lab)?;
     for whom in
@@ -39,6 +32,7 @@ fn a_token_that_is_set_for_others_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_function_that_brings_its_own_token_is_found(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.close_all(&[
@@ -80,6 +74,7 @@ fn a_function_that_brings_its_own_token_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn triggers_switched_off_are_found(lab: &Lab) -> Result<()> {
     let (_cluster, mut scene) = scene(lab)?;
     scene.close_all(&[
@@ -117,6 +112,7 @@ fn triggers_switched_off_are_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_setting_of_the_whole_server_is_found(lab: &Lab) -> Result<()> {
     // The tokens are those that the scene will have drawn.
     for (name, value, finding) in [
@@ -141,6 +137,7 @@ fn a_setting_of_the_whole_server_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_is_set_for_another_database_is_not(lab: &Lab) -> Result<()> {
     let (_cluster, mut scene) = scene(lab)?;
     scene.close_all(&[Hole {

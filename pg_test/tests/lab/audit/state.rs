@@ -2,20 +2,7 @@
 //! who may write it, whose it is, and leases of roles that are gone.
 
 use crate::support::holes::{Hole, Scene, BOUND, HOLE};
-use pg_test::{ensure, Context, Lab, Result, Session};
-
-pg_test::trials![
-    each_part_that_a_crash_would_treat_otherwise_is_found,
-    a_primary_key_that_is_gone_is_found,
-    an_altered_sequence_is_found,
-    who_may_write_the_state_is_found,
-    who_may_draw_tokens_without_a_lease_is_found,
-    what_belongs_to_somebody_else_is_found,
-    what_is_in_the_way_of_rows_is_found,
-    a_table_asked_for_by_name_says_nothing_of_the_state,
-    a_sequence_ahead_of_the_clock_is_found,
-    a_lease_of_a_role_that_is_gone_is_found,
-];
+use pg_test::{ensure, lab_test, Context, Lab, Result, Session};
 
 /// What `fence_audit()` says to a session: `relation|severity|finding`, and the remedy.
 fn audit(session: &mut Session) -> Result<Vec<(String, String)>> {
@@ -61,6 +48,7 @@ fn parts(session: &mut Session, kind: &str) -> Result<Vec<(String, String)>> {
     rows.into_iter().map(|mut row| Ok((text(row.remove(0))?, text(row.remove(0))?))).collect()
 }
 
+#[lab_test]
 fn each_part_that_a_crash_would_treat_otherwise_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -78,6 +66,7 @@ fn each_part_that_a_crash_would_treat_otherwise_is_found(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn a_primary_key_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -111,6 +100,7 @@ fn a_primary_key_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_altered_sequence_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -134,6 +124,7 @@ fn an_altered_sequence_is_found(lab: &Lab) -> Result<()> {
 const ROB: &str =
     "DELETE FROM fence.lease; UPDATE orders SET v = 33, fence = lease_acquire('order:1')";
 
+#[lab_test]
 fn who_may_write_the_state_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole { by_admin: true, write: ROB, after: "42501", ..HOLE };
     Scene::new(lab)?.close_all(&[
@@ -193,6 +184,7 @@ fn who_may_write_the_state_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn who_may_draw_tokens_without_a_lease_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole {
         fence: "",
@@ -219,6 +211,7 @@ fn who_may_draw_tokens_without_a_lease_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn what_belongs_to_somebody_else_is_found(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.close_all(&[Hole {
@@ -245,6 +238,7 @@ fn what_belongs_to_somebody_else_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_is_in_the_way_of_rows_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -276,6 +270,7 @@ fn what_is_in_the_way_of_rows_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_table_asked_for_by_name_says_nothing_of_the_state(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     scene.stage(HOLE.table, BOUND)?;
@@ -286,6 +281,7 @@ fn a_table_asked_for_by_name_says_nothing_of_the_state(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn a_sequence_ahead_of_the_clock_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -316,6 +312,7 @@ fn a_sequence_ahead_of_the_clock_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_lease_of_a_role_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (role, user) = (db.role("worker")?, db.role("user")?);

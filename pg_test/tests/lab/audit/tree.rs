@@ -1,20 +1,7 @@
 //! `fence_audit` on what hangs together: partitions and inheritance children.
 
 use crate::support::holes::{Hole, Scene, BOUND, HOLE, LANDS};
-use pg_test::{Lab, Result};
-
-pg_test::trials![
-    a_partition_whose_trigger_does_not_fire_is_found,
-    a_new_partition_is_found,
-    a_partition_that_differs_from_its_root_is_found,
-    a_later_trigger_of_a_partition_is_found,
-    a_detached_partition_is_found,
-    a_fence_on_one_partition_only_is_found,
-    a_partition_of_another_owner_is_found,
-    a_child_without_a_fence_is_found,
-    what_is_wrong_with_a_child_is_found,
-    a_foreign_table_is_found,
-];
+use pg_test::{lab_test, Lab, Result};
 
 const TABLE: &str = "
     CREATE TABLE orders (id int, v int, fence bigint, region text DEFAULT 'eu') PARTITION BY LIST (region);
@@ -23,6 +10,7 @@ const TABLE: &str = "
     CREATE TABLE us PARTITION OF far FOR VALUES IN ('us')";
 const TREE: Hole<'static> = Hole { table: TABLE, ..HOLE };
 
+#[lab_test]
 fn a_partition_whose_trigger_does_not_fire_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[
         Hole {
@@ -55,6 +43,7 @@ fn a_partition_whose_trigger_does_not_fire_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_new_partition_is_found(lab: &Lab) -> Result<()> {
     // Postgres gives it the row triggers of its root; a statement trigger it cannot give.
     let hole = Hole {
@@ -109,6 +98,7 @@ fn a_new_partition_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_partition_that_differs_from_its_root_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[
         Hole {
@@ -128,6 +118,7 @@ fn a_partition_that_differs_from_its_root_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_later_trigger_of_a_partition_is_found(lab: &Lab) -> Result<()> {
     let low = |table: &str| {
         format!(
@@ -169,6 +160,7 @@ fn a_later_trigger_of_a_partition_is_found(lab: &Lab) -> Result<()> {
     }])
 }
 
+#[lab_test]
 fn a_detached_partition_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[
         Hole {
@@ -191,6 +183,7 @@ fn a_detached_partition_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_fence_on_one_partition_only_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[Hole {
         built: "SELECT fence_unprotect('orders'); INSERT INTO us VALUES (2, 34, :new, 'us'); \
@@ -207,6 +200,7 @@ fn a_fence_on_one_partition_only_is_found(lab: &Lab) -> Result<()> {
     }])
 }
 
+#[lab_test]
 fn a_partition_of_another_owner_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[Hole {
         by_admin: true,
@@ -223,6 +217,7 @@ fn a_partition_of_another_owner_is_found(lab: &Lab) -> Result<()> {
 const BARE_CHILD: &[&str] =
     &["child|hole|INSERT, UPDATE, DELETE not fenced", "child|notice|TRUNCATE not fenced"];
 
+#[lab_test]
 fn a_child_without_a_fence_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[
         Hole {
@@ -263,6 +258,7 @@ fn a_child_without_a_fence_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn what_is_wrong_with_a_child_is_found(lab: &Lab) -> Result<()> {
     const CHILD: &str = "CREATE TABLE child () INHERITS (orders); INSERT INTO child VALUES (2, 34, 1); \
                          DO $$ DECLARE r text; BEGIN \
@@ -328,6 +324,7 @@ fn what_is_wrong_with_a_child_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_foreign_table_is_found(lab: &Lab) -> Result<()> {
     const FOREIGN: &[&str] =
         &["abroad|hole|this table is foreign: nothing fences it on its own server"];

@@ -1,17 +1,9 @@
 //! `fence_audit` on the triggers: ours that do not fire, others that fire after them.
 
 use crate::support::holes::{Hole, Scene, BOUND, HOLE};
-use pg_test::{Lab, Result};
+use pg_test::{lab_test, Lab, Result};
 
-pg_test::trials![
-    a_trigger_that_does_not_fire_is_found,
-    a_trigger_that_skips_writes_is_found,
-    an_event_without_its_trigger_is_found,
-    a_later_trigger_is_found,
-    a_later_trigger_that_can_do_no_harm_is_not,
-    a_subscription_that_no_trigger_sees_is_found,
-];
-
+#[lab_test]
 fn a_trigger_that_does_not_fire_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[
         Hole {
@@ -67,6 +59,7 @@ fn a_trigger_that_does_not_fire_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_trigger_that_skips_writes_is_found(lab: &Lab) -> Result<()> {
     const SKIPS: &[&str] = &[
         r#"orders|hole|trigger "fenced" has a WHEN clause or a list of columns, and skips some writes"#,
@@ -89,6 +82,7 @@ fn a_trigger_that_skips_writes_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn an_event_without_its_trigger_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&[
         Hole {
@@ -171,6 +165,7 @@ const LOW: &str = "CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS \
 const LATER: &str =
     r#"orders|hole|trigger "zz" runs after the fence and may change what it has judged"#;
 
+#[lab_test]
 fn a_later_trigger_is_found(lab: &Lab) -> Result<()> {
     let holes = ["", BOUND, ", lease => 'order:{id}', always => true"].map(|fence| Hole {
         fence,
@@ -182,6 +177,7 @@ fn a_later_trigger_is_found(lab: &Lab) -> Result<()> {
     Scene::new(lab)?.close_all(&holes)
 }
 
+#[lab_test]
 fn a_later_trigger_that_can_do_no_harm_is_not(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     for (fence, built) in [
@@ -214,6 +210,7 @@ fn a_later_trigger_that_can_do_no_harm_is_not(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_subscription_that_no_trigger_sees_is_found(lab: &Lab) -> Result<()> {
     let mut scene = Scene::new(lab)?;
     let name =
