@@ -32,11 +32,11 @@
 //! | [`stage`], [`timeline`] | where a story plays, and how it is told |
 //! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`chaos`] | workers under a nemesis, and the judge |
-//! | [`mod@bench`] | measurements beside what else one could take |
 //! | [`demo`] | the demonstration |
+//!
+//! Measurements beside what else one could take are a package of their own, `pg_test/bench`.
 
 pub mod background;
-pub mod bench;
 pub mod calls;
 pub mod cassert;
 pub mod chaos;

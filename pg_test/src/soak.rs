@@ -202,7 +202,7 @@ pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
         let most = confirmed + field.tally.unknown[i].load(Ordering::Relaxed) as i64;
         ensure!((confirmed..=most).contains(&n), "{lease}: {n}, not {confirmed} to {most}");
     }
-    let handovers = handover::measure(lab.rundir(), &conninfo, options.handovers)?;
+    let handovers = handover::measure(&conninfo, options.handovers)?;
     let field = Arc::into_inner(field).context("a thread is left")?;
     Ok(Report { tally: field.tally, handovers })
 }

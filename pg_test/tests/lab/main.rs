@@ -5,7 +5,6 @@ mod attacks;
 mod audit;
 mod backtraces;
 mod batch;
-mod bench;
 mod bound;
 mod cascades;
 mod chaos;
