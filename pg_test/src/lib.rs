@@ -19,7 +19,7 @@
 //! | [`background`] | a session in a thread, to see it wait |
 //! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
-//! | [`loss`] | a server that crashes with as little on disk as possible |
+//! | [`crash_test`] | a server that crashes with as little on disk as possible |
 //! | [`majors`] | PostgreSQL of other major versions |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
@@ -29,7 +29,7 @@
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
 //! | [`test_case`] | a test of the lab |
-//! | [`stage`], [`timeline`] | where a story plays, and how it is told |
+//! | [`story_run`], [`timeline`] | where a story plays, and how it is told |
 //! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`chaos`] | workers under a nemesis, and the judge |
 //! | [`demo`] | the demonstration |
@@ -43,13 +43,13 @@ pub mod chaos;
 pub mod client;
 pub mod clock;
 pub mod cluster;
+pub mod crash_test;
 pub mod database;
 pub mod demo;
 pub mod extension;
 pub mod fault;
 pub mod isolation;
 mod lab;
-pub mod loss;
 pub mod majors;
 pub mod orm;
 pub mod patroni;
@@ -61,8 +61,8 @@ pub mod protocol;
 pub mod rundir;
 pub mod setup;
 pub mod soak;
-pub mod stage;
 pub mod stories;
+pub mod story_run;
 pub mod test_case;
 pub mod timeline;
 pub mod worker;

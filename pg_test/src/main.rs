@@ -41,7 +41,7 @@ enum Command {
         arguments: Vec<String>,
     },
     #[command(hide = true)]
-    ChaosHand(chaos::Identity),
+    ChaosWorker(chaos::Identity),
     /// Let many sessions cross on a few leases, end and pause them, and measure the hand-over
     Soak(soak::Options),
     #[command(hide = true)]
@@ -65,7 +65,7 @@ fn main() -> Result<()> {
         Command::Chaos(options) => chaos::run(&program, &options),
         Command::Cassert(options) => cassert::run(&options),
         Command::Bench { arguments } => bench(&arguments),
-        Command::ChaosHand(who) => chaos::work(who),
+        Command::ChaosWorker(who) => chaos::work(who),
         Command::Soak(options) => soak::run(&program, &options),
         Command::Worker { conninfo } => worker::serve(&conninfo),
         Command::Watchdog { rundir } => rundir::watchdog(&rundir),

@@ -1,7 +1,7 @@
 //! The stories that the extension exists for, each played by real worker processes: the
 //! demonstration tells them, and the tests hold them to their promise.
 
-use crate::stage::Stage;
+use crate::story_run::StoryRun;
 use anyhow::Result;
 
 mod daily_merge;
@@ -21,7 +21,7 @@ pub struct Story {
     /// Without what it would have gone wrong, and how.
     pub without: (&'static str, &'static str),
     /// Plays it: the outcome in a line, or the promise that was not kept.
-    pub play: fn(&Stage) -> Result<String>,
+    pub play: fn(&StoryRun) -> Result<String>,
 }
 
 pub use daily_merge::DAILY_MERGE;

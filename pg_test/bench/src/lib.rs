@@ -6,7 +6,7 @@
 //!
 //! | module | its noun |
 //! | --- | --- |
-//! | [`bed`] | the server, and what stands beside it |
+//! | [`workbench`] | the server, and what stands beside it |
 //! | [`peer`], [`peers`] | a way to take a lease; each in a file of its own |
 //! | [`race`] | contenders taking turns |
 //! | [`spread`] | medians, ratios, percentiles |
@@ -14,7 +14,6 @@
 //! | [`sections`] | what is measured |
 //! | [`report`], [`plot`] | what is shown of it |
 
-pub mod bed;
 pub mod peer;
 pub mod peers;
 pub mod plot;
@@ -23,14 +22,15 @@ pub mod report;
 pub mod sections;
 pub mod spread;
 pub mod triggers;
+pub mod workbench;
 
 use anyhow::{bail, Result};
-use bed::Bed;
 use clap::Args;
 use pg_test::Lab;
 use report::Report;
 use std::path::PathBuf;
 use std::time::Duration;
+use workbench::Workbench;
 
 /// What to measure, and how long.
 #[derive(Debug, Clone, Default, Args)]
@@ -84,20 +84,20 @@ pub fn run(lab: &Lab, options: &Options) -> Result<Report> {
             bail!("there is no section {name}; there are {}", names.join(", "));
         }
     }
-    let bed = Bed::make(lab, options.clone())?;
-    let mut report = Report::new(bed.description()?);
+    let bench = Workbench::make(lab, options.clone())?;
+    let mut report = Report::new(bench.description()?);
     for section in sections::ALL {
         let wanted = match options.only.is_empty() {
             true => section.by_default,
             false => options.only.iter().any(|name| name == section.name),
         };
         if wanted {
-            bed.progress(&format!("measuring: {}", section.name));
-            report.sections.push((section.measure)(&bed)?);
+            bench.progress(&format!("measuring: {}", section.name));
+            report.sections.push((section.measure)(&bench)?);
         }
     }
-    bed.progress("done");
-    report.skipped = bed.skipped();
+    bench.progress("done");
+    report.skipped = bench.skipped();
     if let Some(file) = &options.json {
         std::fs::write(file, serde_json::to_string_pretty(&report)?)?;
     }

@@ -1,6 +1,6 @@
 //! A way to take a lease.
 
-use crate::bed::Bed;
+use crate::workbench::Workbench;
 use anyhow::{bail, Result};
 use std::time::Duration;
 
@@ -51,4 +51,4 @@ pub fn poll(locker: &mut (impl Locker + ?Sized), name: &str, pause: Duration) ->
 }
 
 /// Makes the tables or starts the server of a peer; an error says why it cannot take part.
-pub type Prepare = fn(&Bed) -> Result<Box<dyn Peer>>;
+pub type Prepare = fn(&Workbench) -> Result<Box<dyn Peer>>;

@@ -1,7 +1,7 @@
 //! What is measured, a section each.
 
-use crate::bed::Bed;
 use crate::report::Section;
+use crate::workbench::Workbench;
 use anyhow::Result;
 
 mod contended;
@@ -19,10 +19,10 @@ pub struct Subject {
     /// Whether it is measured unless others are asked for.
     pub by_default: bool,
     /// Measures it.
-    pub measure: fn(&Bed) -> Result<Section>,
+    pub measure: fn(&Workbench) -> Result<Section>,
 }
 
-const fn subject(name: &'static str, measure: fn(&Bed) -> Result<Section>) -> Subject {
+const fn subject(name: &'static str, measure: fn(&Workbench) -> Result<Section>) -> Subject {
     Subject { name, by_default: true, measure }
 }
 

@@ -12,7 +12,7 @@ pub enum Kind {
 }
 
 /// The leases that several may hold at once. All others are below.
-pub const CROWDED: [i32; 3] = [100, 202, 203];
+pub const MULTI_HOLDER: [i32; 3] = [100, 202, 203];
 
 impl Kind {
     /// The kind of a lease.

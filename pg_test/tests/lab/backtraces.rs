@@ -1,6 +1,6 @@
 //! No error shows a file path, not even where backtraces are switched on.
 
-use crate::support::bed::{shown, ORDERS};
+use crate::support::test_database::{shown, ORDERS};
 use pg_test::process::wait_until;
 use pg_test::{bail, ensure, lab_test, Cluster, Lab, Result, Session};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Calls within a cursor: their locks are the transaction's, or the savepoint's, as what they write is.
 
-use crate::support::crowd::{token_of, waiting};
+use crate::support::concurrency::{token_of, waiting};
 use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 /// Fetches once, then fails in a savepoint and rolls it back.

@@ -1,7 +1,7 @@
 //! Patroni fails over under load, twice, each time to a standby that has missed some of it.
 
-use crate::epochs::jumps;
-use crate::support::life::Life;
+use crate::epoch_jumps::jumps;
+use crate::support::history::History;
 use pg_test::patroni::{self, leader_of, Patroni};
 use pg_test::process::{resume, wait_until};
 use pg_test::{ensure, lab_test, setup, Conninfo, Context, Lab, Result};
@@ -99,7 +99,7 @@ fn work_until_lost(
 fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
     setup::ensure(&patroni::packages())?;
     let mut patroni = Patroni::start(lab.prefix().clone(), 3)?;
-    let mut life = Life::begin(&mut patroni.leader().context("nobody leads")?)?;
+    let mut life = History::begin(&mut patroni.leader().context("nobody leads")?)?;
     let load = Load::start(patroni.conninfos(), 6);
     load.go_on(200)?;
     for failover in 1..=2 {

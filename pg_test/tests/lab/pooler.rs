@@ -1,6 +1,6 @@
 //! Behind PgBouncer in transaction mode, with fewer connections to the server than clients.
 
-use crate::support::crowd::nothing_is_left;
+use crate::support::concurrency::nothing_is_left;
 use pg_test::pooler::Pooler;
 use pg_test::process::wait_until;
 use pg_test::{ensure, lab_test, Calls, Database, Lab, Result, Session};

@@ -1,6 +1,6 @@
 //! Grants that end with the session that acquired them: `session => true`.
 
-use crate::support::crowd::{nothing_is_left, token_of, waiting, WAIT};
+use crate::support::concurrency::{nothing_is_left, token_of, waiting, WAIT};
 use nix::sys::signal::Signal;
 use pg_test::pooler::{Mode, Pooler};
 use pg_test::process::{signal, wait_until};

@@ -1,6 +1,6 @@
 //! Slots: up to n grants live together.
 
-use crate::support::crowd::{at_once, sessions, still_wait, token_of, tokens, waiting};
+use crate::support::concurrency::{at_once, sessions, still_wait, token_of, tokens, waiting};
 use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 fn slot(n: u32) -> String {

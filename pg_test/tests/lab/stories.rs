@@ -1,9 +1,9 @@
 //! The stories that the extension exists for, with real worker processes; and that they do not
 //! hold without it.
 
-use crate::support::crowd::rounds;
-use pg_test::stage::Stage;
+use crate::support::concurrency::rounds;
 use pg_test::stories::{self, Story};
+use pg_test::story_run::StoryRun;
 use pg_test::timeline::Timeline;
 use pg_test::{ensure, lab_test, Lab, Result};
 use std::time::Duration;
@@ -61,18 +61,18 @@ fn without_its_guard_the_merge_story_does_not_hold(lab: &Lab) -> Result<()> {
 fn holds(lab: &Lab, story: &Story) -> Result<()> {
     let db = lab.database()?;
     let timeline = Timeline::silent();
-    let mut stage = Stage::new(lab, db.conninfo(), &timeline);
+    let mut run = StoryRun::new(lab, db.conninfo(), &timeline);
     // Longer than in the demonstration: other tests keep the machine busy.
-    stage.ttl = Duration::from_secs(3);
-    stage.rounds = rounds(200);
-    (story.play)(&stage).map(drop)
+    run.ttl = Duration::from_secs(3);
+    run.rounds = rounds(200);
+    (story.play)(&run).map(drop)
 }
 
 fn fails_unprotected(lab: &Lab, story: &Story, how: &str) -> Result<()> {
     let db = lab.database()?;
     let timeline = Timeline::silent();
-    let stage = Stage::new(lab, db.conninfo(), &timeline).without_protection();
-    let outcome = (story.play)(&stage);
+    let run = StoryRun::new(lab, db.conninfo(), &timeline).without_protection();
+    let outcome = (story.play)(&run);
     let shown = format!("{outcome:?}");
     ensure!(outcome.is_err() && shown.contains(how), "{shown}");
     Ok(())

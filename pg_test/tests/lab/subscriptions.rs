@@ -3,8 +3,8 @@
 //! An apply worker fires no ordinary trigger, so a subscriber takes what the publisher's fence let
 //! pass; a trigger that is enabled ALWAYS checks the order there too, and stalls what is out of it.
 
-use crate::epochs::jumps;
-use crate::support::life::Life;
+use crate::epoch_jumps::jumps;
+use crate::support::history::History;
 use pg_test::process::wait_until;
 use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
 use std::time::Duration;
@@ -147,9 +147,9 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Re
     let start = || lab.builder().set("wal_level", "logical").start();
     let (publisher, subscriber) = (start()?, start()?);
     let mut upstream = publisher.connect("postgres")?;
-    let mut life = Life::begin(&mut upstream)?;
+    let mut history = History::begin(&mut upstream)?;
     let mut downstream = subscriber.connect("postgres")?;
-    Life::begin(&mut downstream)?;
+    History::begin(&mut downstream)?;
     downstream.run(
         "SELECT fence_unprotect('orders'), fence_unprotect('parcels'); TRUNCATE orders, parcels;
          SELECT lease_revoke('order:7'), lease_revoke('parcel:7'), lease_prune('0')",
@@ -157,7 +157,7 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Re
     // Leases are rows and go along; the sequence is none and does not.
     subscribe(&publisher, &subscriber, "ALL TABLES")?;
     let drawn = downstream.last_token()?;
-    life.draw_more(&mut upstream, 60)?;
+    history.draw_more(&mut upstream, 60)?;
     becomes_true(&mut downstream, "SELECT count(*) = 62 FROM fence.leases")?;
     becomes_true(
         &mut downstream,
@@ -170,7 +170,7 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Re
          SELECT fence_protect('orders', lease => 'order:{id}'), fence_protect('parcels');
          SELECT fence_new_epoch()",
     )?;
-    life.goes_on(&mut downstream)?;
+    history.goes_on(&mut downstream)?;
     ensure!(jumps(&mut downstream)? == 1);
     Ok(())
 }

@@ -5,8 +5,8 @@
 //! of their own. For Debian's the files stay the same, with every oid, and a new control file gives them
 //! another identity, as an upgrade does (by the same program, `pg_resetwal`).
 
-use crate::epochs::jumps;
-use crate::support::life::Life;
+use crate::epoch_jumps::jumps;
+use crate::support::history::History;
 use pg_test::cluster::Builder;
 use pg_test::majors::{self, Major};
 use pg_test::prefix::Prefix;
@@ -43,7 +43,7 @@ fn change_identity(lab: &Lab, cluster: &Cluster) -> Result<()> {
 fn a_cluster_under_another_identity_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().own_identity().start()?;
     let mut session = cluster.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
+    let mut life = History::begin(&mut session)?;
     life.draw_more(&mut session, 40)?;
     let identity = "SELECT system_identifier FROM fence_status()";
     let before: i64 = session.one(identity, &[])?;
@@ -79,7 +79,7 @@ fn an_upgraded_cluster_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> 
     let old = cluster_of(lab, majors::OLD)?;
     old.start()?;
     let mut session = old.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
+    let mut life = History::begin(&mut session)?;
     let identity: i64 = session.one("SELECT system_identifier FROM fence_status()", &[])?;
     life.draw_more(&mut session, 40)?;
     session.run("CREATE ROLE app LOGIN; SELECT fence_grant('app')")?;

@@ -1,7 +1,7 @@
 //! PostgreSQL's session-level advisory locks: no time to live, no token, bound to the connection.
 
-use crate::bed::Bed;
 use crate::peer::{Locker, Peer};
+use crate::workbench::Workbench;
 use anyhow::{Context, Result};
 use pg_test::{Conninfo, Session};
 use postgres::Statement;
@@ -13,8 +13,8 @@ pub const NAME: &str = "advisory lock";
 pub struct Advisory(Conninfo);
 
 /// Needs nothing.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(Advisory(bed.conninfo())))
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(Advisory(bench.conninfo())))
 }
 
 impl Peer for Advisory {

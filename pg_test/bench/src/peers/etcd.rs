@@ -7,8 +7,8 @@
 //! so whoever asks for a lock that is released sooner than that waits for up to 100 ms: an effect of short
 //! turns, which the watch that is open already does not have.
 
-use crate::bed::{Bed, Daemon};
 use crate::peer::{poll, Locker, Peer, TTL};
+use crate::workbench::{Daemon, Workbench};
 use anyhow::{ensure, Context, Result};
 use pg_test::process::wait_until;
 use pg_test::rundir::RunDir;
@@ -44,28 +44,28 @@ enum Way {
 }
 
 /// Starts a server; each acquire grants a lease and puts a key that is tied to it.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(start(bed.lab.rundir(), Way::Leased)?))
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(start(bench.lab.rundir(), Way::Leased)?))
 }
 
 /// Starts a server; each acquire only puts a key.
-pub fn prepare_put(bed: &Bed) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(start(bed.lab.rundir(), Way::Put)?))
+pub fn prepare_put(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(start(bench.lab.rundir(), Way::Put)?))
 }
 
 /// Starts a server; who waits watches the key. The lease is one for each client.
-pub fn prepare_watch(bed: &Bed) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(watched(bed.lab.rundir())?))
+pub fn prepare_watch(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(watched(bench.lab.rundir())?))
 }
 
-/// The same without a bed.
+/// The same without a bench.
 pub fn watched(rundir: &Arc<RunDir>) -> Result<Etcd> {
     start(rundir, Way::Watched)
 }
 
 /// Starts a server; to acquire is to wait, by its lock service.
-pub fn prepare_lock(bed: &Bed) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(start(bed.lab.rundir(), Way::Locked)?))
+pub fn prepare_lock(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(start(bench.lab.rundir(), Way::Locked)?))
 }
 
 /// What brings the server.

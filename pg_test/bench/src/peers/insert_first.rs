@@ -1,8 +1,8 @@
 //! A lease of one's own in plain SQL, as it is mostly written: `INSERT … ON CONFLICT`.
 
 use super::sql::Client;
-use crate::bed::Bed;
 use crate::peer::{Locker, Peer};
+use crate::workbench::Workbench;
 use anyhow::Result;
 use pg_test::Conninfo;
 
@@ -13,12 +13,12 @@ pub const NAME: &str = "SQL, INSERT … ON CONFLICT";
 pub struct InsertFirst(Conninfo);
 
 /// Makes the table.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    bed.connect()?.run(
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    bench.connect()?.run(
         "CREATE TABLE IF NOT EXISTS insert_first (name text COLLATE \"C\" PRIMARY KEY, holder text,
              token bigint NOT NULL, expires_at timestamptz NOT NULL) WITH (fillfactor = 50)",
     )?;
-    Ok(Box::new(InsertFirst(bed.conninfo())))
+    Ok(Box::new(InsertFirst(bench.conninfo())))
 }
 
 impl Peer for InsertFirst {

@@ -1,8 +1,8 @@
 //! Limits, not leases: the least statements that a lease could be made of, one where a lease takes two.
 
-use crate::bed::Bed;
 use crate::peer::{Locker, Peer};
 use crate::peers::two_updates;
+use crate::workbench::Workbench;
 use anyhow::Result;
 use pg_test::{Conninfo, Session};
 use postgres::Statement;
@@ -22,24 +22,24 @@ struct Limit {
 }
 
 /// The smallest round trip.
-pub fn prepare_select(bed: &Bed) -> Result<Box<dyn Peer>> {
-    prepare(bed, SELECT, "SELECT 1::bigint WHERE $1 <> ''")
+pub fn prepare_select(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    prepare(bench, SELECT, "SELECT 1::bigint WHERE $1 <> ''")
 }
 
 /// What draws a token, at the least.
-pub fn prepare_nextval(bed: &Bed) -> Result<Box<dyn Peer>> {
-    bed.connect()?.run("CREATE SEQUENCE IF NOT EXISTS limit_seq")?;
-    prepare(bed, NEXTVAL, "SELECT nextval('limit_seq') WHERE $1 <> ''")
+pub fn prepare_nextval(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    bench.connect()?.run("CREATE SEQUENCE IF NOT EXISTS limit_seq")?;
+    prepare(bench, NEXTVAL, "SELECT nextval('limit_seq') WHERE $1 <> ''")
 }
 
 /// What changes a lease, at the least.
-pub fn prepare_update(bed: &Bed) -> Result<Box<dyn Peer>> {
-    two_updates::prepare(bed)?;
-    prepare(bed, UPDATE, "UPDATE two_updates SET n = n + 1 WHERE name = $1 RETURNING n")
+pub fn prepare_update(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    two_updates::prepare(bench)?;
+    prepare(bench, UPDATE, "UPDATE two_updates SET n = n + 1 WHERE name = $1 RETURNING n")
 }
 
-fn prepare(bed: &Bed, name: &'static str, sql: &'static str) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(Limit { conninfo: bed.conninfo(), name, sql }))
+fn prepare(bench: &Workbench, name: &'static str, sql: &'static str) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(Limit { conninfo: bench.conninfo(), name, sql }))
 }
 
 impl Peer for Limit {

@@ -3,8 +3,8 @@
 
 use super::sql::Client;
 use super::update_first;
-use crate::bed::Bed;
 use crate::peer::{Locker, Peer};
+use crate::workbench::Workbench;
 use anyhow::{ensure, Result};
 use pg_test::{Conninfo, Session};
 use postgres::fallible_iterator::FallibleIterator;
@@ -29,14 +29,14 @@ pub struct Alone {
 }
 
 /// Needs nothing.
-pub fn prepare_alone(bed: &Bed) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(Alone { conninfo: bed.conninfo(), taken: Arc::default() }))
+pub fn prepare_alone(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(Alone { conninfo: bench.conninfo(), taken: Arc::default() }))
 }
 
 /// Makes the table.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    update_first::prepare(bed)?;
-    Ok(Box::new(Notify(bed.conninfo())))
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    update_first::prepare(bench)?;
+    Ok(Box::new(Notify(bench.conninfo())))
 }
 
 impl Peer for Notify {

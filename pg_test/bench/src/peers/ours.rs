@@ -1,7 +1,7 @@
 //! pg_fence itself.
 
-use crate::bed::Bed;
 use crate::peer::{Locker, Peer};
+use crate::workbench::Workbench;
 use anyhow::{Context, Result};
 use pg_test::{Conninfo, Session};
 use postgres::Statement;
@@ -13,8 +13,8 @@ pub const NAME: &str = "pg_fence";
 pub struct Ours(Conninfo);
 
 /// Needs nothing.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(Ours(bed.conninfo())))
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(Ours(bench.conninfo())))
 }
 
 impl Peer for Ours {

@@ -2,8 +2,8 @@
 //! is as durable as anything else, and with one that does not wait for the disk.
 
 use super::sql::Client;
-use crate::bed::Bed;
 use crate::peer::{Locker, Peer};
+use crate::workbench::Workbench;
 use anyhow::{Context, Result};
 use pg_test::Conninfo;
 
@@ -54,15 +54,15 @@ END$$;
 ";
 
 /// Makes the table and the functions.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    bed.connect()?.run(SETUP)?;
-    Ok(Box::new(Plpgsql { conninfo: bed.conninfo(), lazy: false }))
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    bench.connect()?.run(SETUP)?;
+    Ok(Box::new(Plpgsql { conninfo: bench.conninfo(), lazy: false }))
 }
 
 /// The same, with the release that does not wait.
-pub fn prepare_lazy(bed: &Bed) -> Result<Box<dyn Peer>> {
-    bed.connect()?.run(SETUP)?;
-    Ok(Box::new(Plpgsql { conninfo: bed.conninfo(), lazy: true }))
+pub fn prepare_lazy(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    bench.connect()?.run(SETUP)?;
+    Ok(Box::new(Plpgsql { conninfo: bench.conninfo(), lazy: true }))
 }
 
 impl Peer for Plpgsql {

@@ -2,8 +2,8 @@
 
 use super::sql::Client;
 use super::update_first;
-use crate::bed::Bed;
 use crate::peer::{poll, Locker, Peer};
+use crate::workbench::Workbench;
 use anyhow::Result;
 use pg_test::Conninfo;
 use std::time::Duration;
@@ -15,18 +15,18 @@ pub struct Polling {
 }
 
 /// Every 10 ms.
-pub fn prepare_10_ms(bed: &Bed) -> Result<Box<dyn Peer>> {
-    prepare(bed, Duration::from_millis(10))
+pub fn prepare_10_ms(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    prepare(bench, Duration::from_millis(10))
 }
 
 /// Every 100 ms.
-pub fn prepare_100_ms(bed: &Bed) -> Result<Box<dyn Peer>> {
-    prepare(bed, Duration::from_millis(100))
+pub fn prepare_100_ms(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    prepare(bench, Duration::from_millis(100))
 }
 
-fn prepare(bed: &Bed, pause: Duration) -> Result<Box<dyn Peer>> {
-    update_first::prepare(bed)?;
-    Ok(Box::new(Polling { conninfo: bed.conninfo(), pause }))
+fn prepare(bench: &Workbench, pause: Duration) -> Result<Box<dyn Peer>> {
+    update_first::prepare(bench)?;
+    Ok(Box::new(Polling { conninfo: bench.conninfo(), pause }))
 }
 
 impl Peer for Polling {

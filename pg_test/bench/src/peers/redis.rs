@@ -2,8 +2,8 @@
 //! for a fencing token, drawn in the same script. The server is Debian's, with its built-in
 //! settings, or with an append-only file that is flushed with each command.
 
-use crate::bed::{Bed, Daemon};
 use crate::peer::{Locker, Peer, TTL};
+use crate::workbench::{Daemon, Workbench};
 use ::redis::{Connection, Script};
 use anyhow::{ensure, Result};
 use pg_test::setup::Package;
@@ -20,19 +20,19 @@ pub struct Redis {
 }
 
 /// Starts a server with its built-in settings: snapshots now and then.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    start(bed, false)
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    start(bench, false)
 }
 
 /// Starts a server that flushes each write.
-pub fn prepare_durable(bed: &Bed) -> Result<Box<dyn Peer>> {
-    start(bed, true)
+pub fn prepare_durable(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    start(bench, true)
 }
 
-fn start(bed: &Bed, durable: bool) -> Result<Box<dyn Peer>> {
+fn start(bench: &Workbench, durable: bool) -> Result<Box<dyn Peer>> {
     let package =
         Package::new("redis-server", "/usr/bin/redis-server").without_service("redis-server");
-    let daemon = Daemon::start(bed.lab.rundir(), package, "redis-server", |dir, port| {
+    let daemon = Daemon::start(bench.lab.rundir(), package, "redis-server", |dir, port| {
         let mut arguments = vec!["--bind", "127.0.0.1", "--port"];
         let (port, dir) = (port.to_string(), dir.to_string_lossy().into_owned());
         arguments.extend([port.as_str(), "--dir", dir.as_str()]);

@@ -1,8 +1,8 @@
 //! A limit, not a lease: two single-row HOT updates, each committed, as little as any lease that is
 //! a row can do. It excludes nobody.
 
-use crate::bed::{Bed, NAMES};
 use crate::peer::{Locker, Peer};
+use crate::workbench::{Workbench, NAMES};
 use anyhow::Result;
 use pg_test::{Conninfo, Session};
 use postgres::Statement;
@@ -14,15 +14,15 @@ pub const NAME: &str = "limit: two updates";
 pub struct TwoUpdates(Conninfo);
 
 /// Makes the table and its rows.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    bed.connect()?.run(&format!(
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    bench.connect()?.run(&format!(
         "CREATE TABLE IF NOT EXISTS two_updates (name text COLLATE \"C\" PRIMARY KEY, n bigint NOT NULL)
              WITH (fillfactor = 50);
          INSERT INTO two_updates SELECT 'name' || i, 0 FROM generate_series(0, {NAMES} - 1) i
              ON CONFLICT DO NOTHING;
          ANALYZE two_updates"
     ))?;
-    Ok(Box::new(TwoUpdates(bed.conninfo())))
+    Ok(Box::new(TwoUpdates(bench.conninfo())))
 }
 
 impl Peer for TwoUpdates {

@@ -2,8 +2,8 @@
 //! so one UPDATE is all it takes. A caller that knows its names could do no better.
 
 use super::sql::Client;
-use crate::bed::{Bed, NAMES};
 use crate::peer::{Locker, Peer};
+use crate::workbench::{Workbench, NAMES};
 use anyhow::Result;
 use pg_test::Conninfo;
 
@@ -14,8 +14,8 @@ pub const NAME: &str = "SQL, UPDATE first";
 pub struct UpdateFirst(Conninfo);
 
 /// Makes the table, its rows, and one more for each race that uses one name.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    bed.connect()?.run(&format!(
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    bench.connect()?.run(&format!(
         "CREATE TABLE IF NOT EXISTS update_first (name text COLLATE \"C\" PRIMARY KEY, holder text,
              token bigint NOT NULL, expires_at timestamptz NOT NULL) WITH (fillfactor = 50);
          INSERT INTO update_first
@@ -24,7 +24,7 @@ pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
              ON CONFLICT DO NOTHING;
          ANALYZE update_first"
     ))?;
-    Ok(Box::new(UpdateFirst(bed.conninfo())))
+    Ok(Box::new(UpdateFirst(bench.conninfo())))
 }
 
 impl Peer for UpdateFirst {

@@ -2,8 +2,8 @@
 //! again; the zxid of its creation is the token. The few messages that are needed are written here by hand.
 //! It takes part where its Java library and a Java are installed: the lab does not install those itself.
 
-use crate::bed::{Bed, Daemon};
 use crate::peer::{Locker, Peer};
+use crate::workbench::{Daemon, Workbench};
 use anyhow::{bail, ensure, Context, Result};
 use pg_test::process::wait_until;
 use pg_test::setup::Package;
@@ -20,15 +20,15 @@ const JAVA: &str = "/usr/bin/java";
 pub struct ZooKeeper(Daemon);
 
 /// Starts a server with its built-in settings.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    if bed.options.short {
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    if bench.options.short {
         bail!("left out of the short form, as Java starts slowly");
     }
     if ![JAR, JAVA].iter().all(|file| Package::new("", *file).is_installed()) {
         bail!("the package libzookeeper-java, or a Java, is not installed");
     }
     let package = Package::new("libzookeeper-java", JAR);
-    let daemon = Daemon::start(bed.lab.rundir(), package, JAVA, |dir, port| {
+    let daemon = Daemon::start(bench.lab.rundir(), package, JAVA, |dir, port| {
         let file = dir.join("zoo.cfg");
         let settings = format!(
             "tickTime=2000\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\n\

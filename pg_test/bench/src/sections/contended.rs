@@ -1,12 +1,12 @@
 //! Many clients for one lease: losing tries, and winning under churn.
 
 use super::uncontended::find;
-use crate::bed::Bed;
 use crate::peer::{Peer, Prepare};
 use crate::peers::*;
 use crate::plot::Plot;
 use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
 use crate::report::{Cell, Section, Table};
+use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
 
 const CLIENTS: usize = 32;
@@ -14,14 +14,14 @@ const SELECT: &str = "limit: SELECT by key";
 const CHURN: &str = "pg_fence, waiting in line";
 
 /// Both races.
-pub fn measure(bed: &Bed) -> Result<Section> {
+pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Leases, contended");
-    losing(bed, &mut section)?;
-    churn(bed, &mut section)?;
+    losing(bench, &mut section)?;
+    churn(bench, &mut section)?;
     Ok(section)
 }
 
-fn losing(bed: &Bed, section: &mut Section) -> Result<()> {
+fn losing(bench: &Workbench, section: &mut Section) -> Result<()> {
     const PEERS: &[(&str, Prepare)] = &[
         (ours::NAME, ours::prepare),
         (update_first::NAME, update_first::prepare),
@@ -35,10 +35,10 @@ fn losing(bed: &Bed, section: &mut Section) -> Result<()> {
         "{CLIENTS} clients try for one lease that somebody else holds throughout. WAL and dead rows are \
          those of the whole server during a turn, over its tries."
     ));
-    let conninfo = bed.conninfo();
-    let peers = bed.peers(PEERS);
-    bed.progress(&format!("contended: {CLIENTS} clients losing tries"));
-    update_first::prepare(bed)?;
+    let conninfo = bench.conninfo();
+    let peers = bench.peers(PEERS);
+    bench.progress(&format!("contended: {CLIENTS} clients losing tries"));
+    update_first::prepare(bench)?;
     let select = Contender::new(SELECT, |_| {
         let mut session = conninfo.connect()?;
         let select = session.prepare("SELECT token FROM update_first WHERE name = $1")?;
@@ -49,13 +49,14 @@ fn losing(bed: &Bed, section: &mut Section) -> Result<()> {
     });
     let mut contenders = vec![select];
     contenders.extend(peers.iter().map(|peer| trying(&**peer)));
-    let rules = Rules { clients: CLIENTS, rounds: 1, slice: bed.options.slice(), warm_up: WARM_UP };
+    let rules =
+        Rules { clients: CLIENTS, rounds: 1, slice: bench.options.slice(), warm_up: WARM_UP };
     let mut tracks: Vec<Track> = contenders
         .iter()
         .map(|contender| Track { name: contender.name.clone(), ..Track::default() })
         .collect();
     let mut written = vec![(0.0, 0.0); contenders.len()];
-    for _ in 0..bed.options.rounds() {
+    for _ in 0..bench.options.rounds() {
         for (index, contender) in contenders.iter().enumerate() {
             // Held anew each time: the ttl is 30 s.
             let mut held = None;
@@ -64,9 +65,9 @@ fn losing(bed: &Bed, section: &mut Section) -> Result<()> {
                 let token = holder.acquire("held")?.context("it should be free")?;
                 held = Some((holder, token));
             }
-            let before = traces(bed)?;
+            let before = traces(bench)?;
             let (rate, latencies) = race::turn(contender, rules)?;
-            let after = traces(bed)?;
+            let after = traces(bench)?;
             if let Some((mut holder, token)) = held {
                 holder.release("held", token)?;
             }
@@ -82,7 +83,7 @@ fn losing(bed: &Bed, section: &mut Section) -> Result<()> {
     for (index, track) in tracks.iter().enumerate() {
         let in_postgres = index == 0 || peers[index - 1].is_postgres();
         let per_try = |sum: f64, digits| match in_postgres {
-            true => Cell::Number(sum / bed.options.rounds() as f64, digits),
+            true => Cell::Number(sum / bench.options.rounds() as f64, digits),
             false => Cell::Nothing,
         };
         table.rows.push(vec![
@@ -116,8 +117,8 @@ fn trying(peer: &dyn Peer) -> Contender<'_> {
 }
 
 /// Bytes of WAL so far, and row versions that died.
-fn traces(bed: &Bed) -> Result<(f64, f64)> {
-    let mut session = bed.connect()?;
+fn traces(bench: &Workbench) -> Result<(f64, f64)> {
+    let mut session = bench.connect()?;
     let wal: i64 = session.one("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint", &[])?;
     let dead: i64 = session.one(
         "SELECT coalesce(sum(n_tup_upd + n_tup_del), 0)::bigint FROM pg_stat_user_tables",
@@ -126,7 +127,7 @@ fn traces(bed: &Bed) -> Result<(f64, f64)> {
     Ok((wal as f64, dead as f64))
 }
 
-fn churn(bed: &Bed, section: &mut Section) -> Result<()> {
+fn churn(bench: &Workbench, section: &mut Section) -> Result<()> {
     const PEERS: &[(&str, Prepare)] = &[
         (ours::NAME, ours::prepare),
         (notify::NAME, notify::prepare),
@@ -135,19 +136,19 @@ fn churn(bed: &Bed, section: &mut Section) -> Result<()> {
         (plpgsql::NAME, plpgsql::prepare),
         (advisory::NAME, advisory::prepare),
     ];
-    let clients = bed.options.pick(8, CLIENTS);
-    bed.progress(&format!("contended: churn of {clients} clients"));
+    let clients = bench.options.pick(8, CLIENTS);
+    bench.progress(&format!("contended: churn of {clients} clients"));
     section.note(format!(
         "Churn: {clients} clients ask for one lease, update a row with it, release it, and ask again. The \
          time is from asking to having released. Those that cannot wait ask every 10 ms."
     ));
-    let conninfo = bed.conninfo();
-    let mut session = bed.connect()?;
+    let conninfo = bench.conninfo();
+    let mut session = bench.connect()?;
     session.run(
         "CREATE TABLE IF NOT EXISTS churned (id int PRIMARY KEY, n bigint) WITH (fillfactor = 50);
          INSERT INTO churned VALUES (1, 0) ON CONFLICT DO NOTHING",
     )?;
-    let peers = bed.peers(PEERS);
+    let peers = bench.peers(PEERS);
     let contenders: Vec<Contender> = peers
         .iter()
         .map(|peer| {
@@ -165,8 +166,8 @@ fn churn(bed: &Bed, section: &mut Section) -> Result<()> {
             })
         })
         .collect();
-    let slice = bed.options.slice() * 3;
-    let rules = Rules { clients, rounds: bed.options.rounds().div_ceil(2), slice, warm_up: 0 };
+    let slice = bench.options.slice() * 3;
+    let rules = Rules { clients, rounds: bench.options.rounds().div_ceil(2), slice, warm_up: 0 };
     let tracks = race::run(&contenders, rules)?;
     let head = ["", "turns/s", "p50 ms", "p99 ms"];
     let mut table = Table::new(format!("{clients} clients, one lease: ask, write, release"), &head);

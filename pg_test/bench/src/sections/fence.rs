@@ -1,11 +1,11 @@
 //! What the fence adds to an UPDATE, beside other triggers and none.
 
-use crate::bed::Bed;
 use crate::plot::Plot;
 use crate::race::{self, Contender, Op, Rules, WARM_UP};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::triggers;
+use crate::workbench::Workbench;
 use anyhow::{ensure, Result};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
@@ -53,18 +53,19 @@ END$$;
 ";
 
 /// Many rows a statement, and one row a transaction.
-pub fn measure(bed: &Bed) -> Result<Section> {
+pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("The fence");
-    let mut session = bed.connect()?;
-    let with_c =
-        triggers::create(bed.lab, &mut session).map_err(|why| bed.skip("C triggers", &why)).is_ok();
+    let mut session = bench.connect()?;
+    let with_c = triggers::create(bench.lab, &mut session)
+        .map_err(|why| bench.skip("C triggers", &why))
+        .is_ok();
     let checks: Vec<_> = CHECKS
         .iter()
         .filter(|(_, _, sql)| {
             with_c || !sql.contains("bench_empty") && !sql.contains("bench_check")
         })
         .collect();
-    let rows = bed.options.pick(ROWS / 20, ROWS);
+    let rows = bench.options.pick(ROWS / 20, ROWS);
     session.run(PLPGSQL)?;
     for (_, table, sql) in &checks {
         session.run(&format!(
@@ -74,8 +75,8 @@ pub fn measure(bed: &Bed) -> Result<Section> {
         session.run(&format!("VACUUM ANALYZE {table}"))?;
     }
     let mut token: i64 = session.one("SELECT lease_acquire('fence bench', ttl => '1 day')", &[])?;
-    let rounds = bed.options.rounds();
-    bed.progress(&format!("fence: updates of {rows} rows"));
+    let rounds = bench.options.rounds();
+    bench.progress(&format!("fence: updates of {rows} rows"));
     let mut nanos = vec![Vec::new(); checks.len()];
     for round in 0..=rounds {
         token = session.one("SELECT lease_renew('fence bench', $1)", &[&token])?;
@@ -95,7 +96,7 @@ pub fn measure(bed: &Bed) -> Result<Section> {
         }
     }
     report_rows(&mut section, &checks, &nanos, rows);
-    one_row(bed, &checks, rows, token, &mut section)?;
+    one_row(bench, &checks, rows, token, &mut section)?;
     Ok(section)
 }
 
@@ -146,7 +147,7 @@ fn report_rows(
 }
 
 fn one_row(
-    bed: &Bed,
+    bench: &Workbench,
     checks: &[&(&str, &str, &str)],
     rows: i64,
     token: i64,
@@ -154,15 +155,17 @@ fn one_row(
 ) -> Result<()> {
     // Unbound, each write needs a greater token than the one before; bound, the lease's own.
     let next = Arc::new(AtomicI64::new(token + 1));
-    bed.connect()?.run(&format!("SELECT setval('fence.token_seq', {})", token + 1_000_000_000))?;
-    let conninfo = bed.conninfo();
+    bench
+        .connect()?
+        .run(&format!("SELECT setval('fence.token_seq', {})", token + 1_000_000_000))?;
+    let conninfo = bench.conninfo();
     let mut table = Table::new(
         "UPDATE of one row a transaction",
         &["", "1 client, tps over none", "8 clients, tps over none"],
     );
     let mut ratios: Vec<Vec<Cell>> = checks.iter().map(|check| vec![check.0.into()]).collect();
     for clients in [1, 8] {
-        bed.progress(&format!("fence: one row a transaction, {}", race::at_once(clients)));
+        bench.progress(&format!("fence: one row a transaction, {}", race::at_once(clients)));
         let contenders: Vec<Contender> = checks
             .iter()
             .map(|(name, of, _)| {
@@ -188,8 +191,8 @@ fn one_row(
             .collect();
         let rules = Rules {
             clients,
-            rounds: bed.options.rounds(),
-            slice: bed.options.slice(),
+            rounds: bench.options.rounds(),
+            slice: bench.options.slice(),
             warm_up: WARM_UP,
         };
         let tracks = race::run(&contenders, rules)?;

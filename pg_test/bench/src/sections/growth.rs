@@ -1,7 +1,7 @@
 //! What a call costs when there is more of everything: leases, clients, renewals.
 
-use crate::bed::Bed;
 use crate::report::Section;
+use crate::workbench::Workbench;
 use anyhow::Result;
 
 mod clients;
@@ -9,10 +9,10 @@ mod leases;
 mod week;
 
 /// The three kinds of growth.
-pub fn measure(bed: &Bed) -> Result<Section> {
+pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Growth");
-    leases::measure(bed, &mut section)?;
-    clients::measure(bed, &mut section)?;
-    week::measure(bed, &mut section)?;
+    leases::measure(bench, &mut section)?;
+    clients::measure(bench, &mut section)?;
+    week::measure(bench, &mut section)?;
     Ok(section)
 }

@@ -1,11 +1,11 @@
 //! From one holder's release to the next holder's answer.
 
-use crate::bed::Bed;
 use crate::peer::{Peer, Prepare};
 use crate::peers::*;
 use crate::plot::Plot;
 use crate::report::{Cell, Section, Table};
 use crate::spread::{Latencies, Spread};
+use crate::workbench::Workbench;
 use anyhow::{anyhow, Result};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -24,7 +24,7 @@ const PEERS: &[(&str, Prepare)] = &[
 ];
 
 /// Two clients hand a lease to and fro.
-pub fn measure(bed: &Bed) -> Result<Section> {
+pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Hand-over");
     section.note(
         "Two clients hand one lease to and fro, each in its natural way to wait: in line, for a lock, for a \
@@ -32,14 +32,14 @@ pub fn measure(bed: &Bed) -> Result<Section> {
          is from just before the release is sent to the next holder's answer. A turn takes 8 to 16 ms; with \
          etcd's lock service 150 to 200 ms, since that sees a release within its first 100 ms late.",
     );
-    let peers = bed.peers(PEERS);
+    let peers = bench.peers(PEERS);
     let mut tracks: Vec<(String, Latencies, Vec<f64>)> =
         peers.iter().map(|peer| (peer.name(), Latencies::default(), Vec::new())).collect();
-    bed.progress("handover: to and fro");
-    for _ in 0..bed.options.pick(1, bed.options.rounds()) {
+    bench.progress("handover: to and fro");
+    for _ in 0..bench.options.pick(1, bench.options.rounds()) {
         for (peer, (name, latencies, medians)) in peers.iter().zip(&mut tracks) {
             let slow = name.contains("100 ms") || name == etcd::NAME_LOCK;
-            let times = bed.options.pick(if slow { 3 } else { 10 }, if slow { 12 } else { 60 });
+            let times = bench.options.pick(if slow { 3 } else { 10 }, if slow { 12 } else { 60 });
             let hold_ms = if name == etcd::NAME_LOCK { 150..200 } else { 8..16 };
             let some = to_and_fro(&**peer, times, hold_ms)?;
             medians.push(some.percentile_ms(0.5));

@@ -1,9 +1,9 @@
 //! Instructions that are carried out, counted by valgrind's callgrind: figures without the noise of times.
 
-use crate::bed::Bed;
 use crate::plot::Plot;
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
+use crate::workbench::Workbench;
 use anyhow::{anyhow, ensure, Result};
 use count::{counted, MARK};
 use pg_test::setup::Package;
@@ -14,7 +14,7 @@ mod count;
 mod steps;
 
 /// Counts, where valgrind is installed.
-pub fn measure(bed: &Bed) -> Result<Section> {
+pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Instructions");
     section.note(
         "Counted by callgrind in a PostgreSQL in single-user mode: instructions in user space for one call, \
@@ -22,30 +22,30 @@ pub fn measure(bed: &Bed) -> Result<Section> {
          the disk nor waiting is in it, and nothing is random.",
     );
     if !Package::new("valgrind", "/usr/bin/valgrind").is_installed() {
-        bed.skip("instructions", &anyhow!("the package valgrind is not installed"));
+        bench.skip("instructions", &anyhow!("the package valgrind is not installed"));
         return Ok(section);
     }
-    match count(bed) {
+    match count(bench) {
         Ok(counts) => show(&mut section, &counts),
-        Err(why) => bed.skip("instructions", &why),
+        Err(why) => bench.skip("instructions", &why),
     }
     Ok(section)
 }
 
 /// Instructions a call of each step, by its place.
-fn count(bed: &Bed) -> Result<Vec<(usize, f64)>> {
-    let calls = bed.options.pick(20, 300);
-    let places = chosen(bed.options.short);
-    bed.progress("instructions: making the tables");
+fn count(bench: &Workbench) -> Result<Vec<(usize, f64)>> {
+    let calls = bench.options.pick(20, 300);
+    let places = chosen(bench.options.short);
+    bench.progress("instructions: making the tables");
     let settings = [("fsync", "off"), ("autovacuum", "off"), ("max_wal_size", "8GB")];
-    let builder = settings.iter().fold(bed.lab.builder(), |b, (name, value)| b.set(name, value));
+    let builder = settings.iter().fold(bench.lab.builder(), |b, (name, value)| b.set(name, value));
     let cluster = builder.start()?;
     let mut session = cluster.connect("postgres")?;
     session.run("CREATE EXTENSION pg_fence")?;
-    let course = Course::lay(bed, &mut session, calls)?;
+    let course = Course::lay(bench, &mut session, calls)?;
     drop(session);
     cluster.stop(Shutdown::Fast)?;
-    bed.progress(&format!("instructions: counting those of {} kinds of calls", places.len()));
+    bench.progress(&format!("instructions: counting those of {} kinds of calls", places.len()));
     let mut statements = Vec::new();
     for &place in &places {
         for part in course.parts(place)? {

@@ -1,11 +1,11 @@
 //! What the first call in a new connection costs beside later ones, and what stays in memory.
 
-use crate::bed::Bed;
 use crate::peers::plpgsql;
 use crate::plot::Plot;
 use crate::report::{Cell, Section, Table};
 use crate::sections::fence::PLPGSQL;
 use crate::spread::Spread;
+use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
 use pg_test::Session;
 use std::time::Instant;
@@ -42,7 +42,7 @@ struct Seen {
 }
 
 /// New connections, each for one kind of call.
-pub fn measure(bed: &Bed) -> Result<Section> {
+pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Start-up and memory");
     section.note(format!(
         "Each figure is of connections that do nothing else: one call and {LATER} more, as simple queries, with \
@@ -50,18 +50,19 @@ pub fn measure(bed: &Bed) -> Result<Section> {
          than right after SELECT 1, by /proc/PID/smaps_rollup: private dirty pages are its own, and PSS adds \
          its share of what processes share, the shared buffers that it touched included."
     ));
-    prepare(bed)?;
-    let token: i64 = bed.connect()?.one("SELECT lease_acquire('startup', ttl => '1 day')", &[])?;
+    prepare(bench)?;
+    let token: i64 =
+        bench.connect()?.one("SELECT lease_acquire('startup', ttl => '1 day')", &[])?;
     let mut seen: Vec<Seen> = CALLS.iter().map(|_| Seen::default()).collect();
-    let rounds = bed.options.pick(6, 80);
-    bed.progress(&format!("startup: {rounds} connections for each call"));
+    let rounds = bench.options.pick(6, 80);
+    bench.progress(&format!("startup: {rounds} connections for each call"));
     let mut memory = true;
     for round in 0..rounds {
         for ((_, sql), seen) in CALLS.iter().zip(&mut seen) {
             let statement = |number: usize| {
                 sql.replace('#', &number.to_string()).replace("TOKEN", &token.to_string())
             };
-            let mut session = bed.conninfo().set("synchronous_commit", "off").connect()?;
+            let mut session = bench.conninfo().set("synchronous_commit", "off").connect()?;
             let mut call = |number: usize, session: &mut Session| -> Result<f64> {
                 let statement = statement(number);
                 let start = Instant::now();
@@ -82,7 +83,7 @@ pub fn measure(bed: &Bed) -> Result<Section> {
                         seen.share_kb.push(share);
                     }
                     Err(why) => {
-                        bed.skip("memory", &why);
+                        bench.skip("memory", &why);
                         memory = false;
                     }
                 }
@@ -93,7 +94,7 @@ pub fn measure(bed: &Bed) -> Result<Section> {
             }
             drop(session);
             if sql.contains("acquire") {
-                let mut session = bed.connect()?;
+                let mut session = bench.connect()?;
                 session.run("SELECT lease_revoke('startup' || i) FROM generate_series(0, 99) i")?;
                 session.run(
                     "UPDATE plpgsql_lease SET expires_at = '-infinity' WHERE name LIKE 'startup%'",
@@ -108,9 +109,9 @@ pub fn measure(bed: &Bed) -> Result<Section> {
     Ok(section)
 }
 
-fn prepare(bed: &Bed) -> Result<()> {
-    plpgsql::prepare(bed)?;
-    let mut session = bed.connect()?;
+fn prepare(bench: &Workbench) -> Result<()> {
+    plpgsql::prepare(bench)?;
+    let mut session = bench.connect()?;
     session.run(PLPGSQL)?;
     for table in ["plain", "plpgsql", "unbound", "bound"] {
         session.run(&format!(

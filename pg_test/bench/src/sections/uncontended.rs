@@ -1,11 +1,11 @@
 //! Acquire and release where nobody else wants the lease; and renewing.
 
-use crate::bed::{Bed, NAMES};
 use crate::peer::{Peer, Prepare};
 use crate::peers::*;
 use crate::plot::Plot;
 use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
 use crate::report::{Cell, Section, Table};
+use crate::workbench::{Workbench, NAMES};
 use anyhow::{Context, Result};
 
 const PEERS: &[(&str, Prepare)] = &[
@@ -30,18 +30,18 @@ const PEERS: &[(&str, Prepare)] = &[
 const BARE_LIMITS: usize = 3;
 
 /// Both races.
-pub fn measure(bed: &Bed) -> Result<Section> {
+pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Leases, uncontended");
     section.note(format!(
         "Each client takes and gives back one of {NAMES} leases at a time, which no other client wants. \
          The limits are prepared statements that exclude nobody, each committed by itself; all but the two \
          updates are one statement where a pair takes two."
     ));
-    let peers = bed.peers(PEERS);
+    let peers = bench.peers(PEERS);
     for clients in [1, 8] {
         let at_once = race::at_once(clients);
-        bed.progress(&format!("uncontended: pairs, {at_once}"));
-        let rules = rules(bed, clients);
+        bench.progress(&format!("uncontended: pairs, {at_once}"));
+        let rules = rules(bench, clients);
         let contenders: Vec<Contender> = peers.iter().map(|peer| pairs(&**peer, clients)).collect();
         let tracks = race::run(&contenders, rules)?;
         let limit = find(&tracks, two_updates::NAME)?;
@@ -73,12 +73,17 @@ pub fn measure(bed: &Bed) -> Result<Section> {
                 .collect(),
         });
     }
-    renewals(bed, &peers, &mut section)?;
+    renewals(bench, &peers, &mut section)?;
     Ok(section)
 }
 
-fn rules(bed: &Bed, clients: usize) -> Rules {
-    Rules { clients, rounds: bed.options.rounds(), slice: bed.options.slice(), warm_up: WARM_UP }
+fn rules(bench: &Workbench, clients: usize) -> Rules {
+    Rules {
+        clients,
+        rounds: bench.options.rounds(),
+        slice: bench.options.slice(),
+        warm_up: WARM_UP,
+    }
 }
 
 /// The track of that name.
@@ -115,7 +120,7 @@ fn table(clients: usize, tracks: &[Track], limit: &Track) -> Table {
     table
 }
 
-fn renewals(bed: &Bed, peers: &[Box<dyn Peer>], section: &mut Section) -> Result<()> {
+fn renewals(bench: &Workbench, peers: &[Box<dyn Peer>], section: &mut Section) -> Result<()> {
     let mut table = Table::new(
         "lease_renew beside one update by a prepared statement",
         &["clients", "renewals/s", "updates/s", "renewal over update"],
@@ -127,9 +132,9 @@ fn renewals(bed: &Bed, peers: &[Box<dyn Peer>], section: &mut Section) -> Result
     };
     for clients in [1, 8] {
         let at_once = race::at_once(clients);
-        bed.progress(&format!("uncontended: renewals, {at_once}"));
+        bench.progress(&format!("uncontended: renewals, {at_once}"));
         let contenders = [renewing(&**limit), renewing(&**ours)];
-        let tracks = race::run(&contenders, rules(bed, clients))?;
+        let tracks = race::run(&contenders, rules(bench, clients))?;
         let ratio = tracks[1].ratio_to(&tracks[0]);
         table.rows.push(vec![
             Cell::Number(clients as f64, 0),

@@ -1,7 +1,7 @@
 //! `fence_audit` on the state of pg_fence itself, which it looks at when asked for all tables: what was altered,
 //! who may write it, whose it is, and leases of roles that are gone.
 
-use crate::support::holes::{Hole, Scene, BOUND, HOLE};
+use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE};
 use pg_test::{ensure, lab_test, Context, Lab, Result, Session};
 
 /// What `fence_audit()` says to a session: `relation|severity|finding`, and the remedy.
@@ -127,7 +127,7 @@ const ROB: &str =
 #[lab_test]
 fn who_may_write_the_state_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole { by_admin: true, write: ROB, after: "42501", ..HOLE };
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "GRANT DELETE ON fence.lease TO :writer",
             found_in_all: Some(&[
@@ -193,7 +193,7 @@ fn who_may_draw_tokens_without_a_lease_is_found(lab: &Lab) -> Result<()> {
         after: "42501",
         ..HOLE
     };
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "GRANT USAGE ON SEQUENCE fence.token_seq TO :writer",
             found_in_all: Some(&[
@@ -213,8 +213,8 @@ fn who_may_draw_tokens_without_a_lease_is_found(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn what_belongs_to_somebody_else_is_found(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.close_all(&[Hole {
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.close_all(&[Hole {
         by_admin: true,
         built: "ALTER TABLE fence.lease OWNER TO :writer",
         found_in_all: Some(&[
@@ -224,7 +224,7 @@ fn what_belongs_to_somebody_else_is_found(lab: &Lab) -> Result<()> {
         after: "42501",
         ..HOLE
     }])?;
-    let writer = scene.stage(HOLE.table, BOUND)?[1].1.clone();
+    let writer = audited.stage(HOLE.table, BOUND)?[1].1.clone();
     for (what, relation) in [
         ("SEQUENCE fence.token_seq", "fence.token_seq"),
         ("VIEW fence.leases", "fence.leases"),
@@ -233,7 +233,7 @@ fn what_belongs_to_somebody_else_is_found(lab: &Lab) -> Result<()> {
     ] {
         let found =
             format!("{relation}|hole|{what} belongs to {writer}, not to the owner of pg_fence");
-        is_found(&mut scene.admin, &format!("ALTER {what} OWNER TO {writer}"), &[&found])?;
+        is_found(&mut audited.admin, &format!("ALTER {what} OWNER TO {writer}"), &[&found])?;
     }
     Ok(())
 }
@@ -272,12 +272,12 @@ fn what_is_in_the_way_of_rows_is_found(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn a_table_asked_for_by_name_says_nothing_of_the_state(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.stage(HOLE.table, BOUND)?;
-    scene.admin.run("ALTER TABLE fence.lease ENABLE ROW LEVEL SECURITY")?;
-    ensure!(scene.audit("'orders'")?.is_empty());
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(HOLE.table, BOUND)?;
+    audited.admin.run("ALTER TABLE fence.lease ENABLE ROW LEVEL SECURITY")?;
+    ensure!(audited.audit("'orders'")?.is_empty());
     // Of all tables everybody hears of it, who is to be told to ask.
-    ensure!(scene.audit("")?.len() == 1);
+    ensure!(audited.audit("")?.len() == 1);
     Ok(())
 }
 

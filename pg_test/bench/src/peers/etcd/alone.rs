@@ -2,8 +2,8 @@
 
 use super::wire::{Connection, Watch};
 use super::{start, Etcd, Way};
-use crate::bed::Bed;
 use crate::peer::{Locker, Peer};
+use crate::workbench::Workbench;
 use anyhow::Result;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ struct Alone {
 }
 
 /// Starts a server.
-pub fn prepare(bed: &Bed) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(Alone { etcd: start(bed.lab.rundir(), Way::Watched)?, taken: Arc::default() }))
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(Alone { etcd: start(bench.lab.rundir(), Way::Watched)?, taken: Arc::default() }))
 }
 
 impl Peer for Alone {

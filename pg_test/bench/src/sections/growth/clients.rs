@@ -1,25 +1,25 @@
 //! From one client to two hundred.
 
-use crate::bed::Bed;
 use crate::peers::{ours, two_updates, update_first};
 use crate::plot::Plot;
 use crate::race::{self, Contender, Op, Rules, WARM_UP};
 use crate::report::{Cell, Section, Table};
 use crate::sections::uncontended::pairs;
 use crate::spread::Spread;
+use crate::workbench::Workbench;
 use anyhow::{ensure, Result};
 
 const HELD: &str = "held for long";
 
 /// Pairs beside two updates, losing tries beside a SELECT.
-pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
+pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
     section.note(
         "Clients: acquire + release of 10,000 leases that no other client wants, and losing tries for one \
          that is held throughout.",
     );
-    let (limit, own) = (two_updates::prepare(bed)?, ours::prepare(bed)?);
-    update_first::prepare(bed)?;
-    let mut holder = bed.connect()?;
+    let (limit, own) = (two_updates::prepare(bench)?, ours::prepare(bench)?);
+    update_first::prepare(bench)?;
+    let mut holder = bench.connect()?;
     let token: i64 = holder.one("SELECT lease_acquire($1, 'bench', ttl => '1 day')", &[&HELD])?;
     let head = [
         "clients",
@@ -32,19 +32,25 @@ pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
     ];
     let mut table = Table::new("calls by the number of clients", &head);
     let mut bars: Vec<(String, Spread)> = Vec::new();
-    for clients in bed.options.pick(vec![1, 8, 50], vec![1, 8, 32, 200]) {
-        bed.progress(&format!("growth: {}", race::at_once(clients)));
+    for clients in bench.options.pick(vec![1, 8, 50], vec![1, 8, 32, 200]) {
+        bench.progress(&format!("growth: {}", race::at_once(clients)));
         let contenders = [
             pairs(&*limit, clients),
             pairs(&*own, clients),
-            looking(bed, "SELECT", "SELECT token FROM update_first WHERE name = $1", "held", false),
-            looking(bed, "losing tries", "SELECT lease_acquire($1, 'other')", HELD, true),
+            looking(
+                bench,
+                "SELECT",
+                "SELECT token FROM update_first WHERE name = $1",
+                "held",
+                false,
+            ),
+            looking(bench, "losing tries", "SELECT lease_acquire($1, 'other')", HELD, true),
         ];
         let rules = Rules {
             clients,
-            rounds: bed.options.rounds().div_ceil(2),
+            rounds: bench.options.rounds().div_ceil(2),
             // Of many clients each needs time for more than a call or two.
-            slice: bed.options.slice() * if clients > 50 { 2 } else { 1 },
+            slice: bench.options.slice() * if clients > 50 { 2 } else { 1 },
             warm_up: WARM_UP,
         };
         let tracks = race::run(&contenders, rules)?;
@@ -79,13 +85,13 @@ pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
 
 /// Asks for one row: a token, or nothing where all tries must lose.
 fn looking<'a>(
-    bed: &'a Bed,
+    bench: &'a Workbench,
     title: &str,
     sql: &'static str,
     name: &'static str,
     loses: bool,
 ) -> Contender<'a> {
-    let conninfo = bed.conninfo();
+    let conninfo = bench.conninfo();
     Contender::new(title, move |_| {
         let mut session = conninfo.connect()?;
         let statement = session.prepare(sql)?;

@@ -1,10 +1,10 @@
 //! From a thousand leases to a million, each size in a database of its own.
 
-use crate::bed::Bed;
 use crate::plot::Plot;
 use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
+use crate::workbench::Workbench;
 use anyhow::{anyhow, ensure, Context, Result};
 use pg_test::{Conninfo, Database};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ const CALLS: [(Call, &str); 5] = [
 ];
 
 /// A database with so many leases. Those of an even number are free, the others held for long.
-struct Ground {
+struct LeaseDatabase {
     size: usize,
     database: Database,
     /// Of the leases that are held.
@@ -40,9 +40,10 @@ struct Ground {
 }
 
 /// All calls in all databases take turns.
-pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
-    let mut sizes = bed.options.pick(vec![1_000, 10_000], vec![1_000, 10_000, 100_000, 1_000_000]);
-    if bed.options.large {
+pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
+    let mut sizes =
+        bench.options.pick(vec![1_000, 10_000], vec![1_000, 10_000, 100_000, 1_000_000]);
+    if bench.options.large {
         sizes.push(10_000_000);
     }
     section.note(
@@ -51,34 +52,34 @@ pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
          many rows, as wide, with the same key, for what grows in PostgreSQL anyhow.",
     );
     // What the calls touch then shall have been in the log since the last checkpoint already.
-    bed.connect()?.run("CHECKPOINT")?;
-    let grounds = sizes
+    bench.connect()?.run("CHECKPOINT")?;
+    let databases = sizes
         .iter()
         .map(|&size| {
-            bed.progress(&format!("growth: making {size} leases"));
-            Ground::make(bed, size)
+            bench.progress(&format!("growth: making {size} leases"));
+            LeaseDatabase::make(bench, size)
         })
         .collect::<Result<Vec<_>>>()?;
     let contenders: Vec<Contender> = CALLS
         .iter()
-        .flat_map(|(call, name)| grounds.iter().map(|ground| contender(ground, *call, name)))
+        .flat_map(|(call, name)| databases.iter().map(|database| contender(database, *call, name)))
         .collect();
-    bed.progress("growth: calls among them");
+    bench.progress("growth: calls among them");
     let rules = Rules {
         clients: 1,
-        rounds: bed.options.rounds(),
-        slice: bed.options.pick(Duration::from_millis(20), Duration::from_millis(300)),
+        rounds: bench.options.rounds(),
+        slice: bench.options.pick(Duration::from_millis(20), Duration::from_millis(300)),
         warm_up: WARM_UP,
     };
     let tracks = race::run(&contenders, rules)?;
     drop(contenders);
     costs(section, &sizes, &tracks);
-    room(section, &grounds)
+    room(section, &databases)
 }
 
-impl Ground {
-    fn make(bed: &Bed, size: usize) -> Result<Ground> {
-        let database = bed.database()?;
+impl LeaseDatabase {
+    fn make(bench: &Workbench, size: usize) -> Result<LeaseDatabase> {
+        let database = bench.database()?;
         let conninfo = database.conninfo();
         let mut session = conninfo.connect()?;
         session.run(&format!(
@@ -100,7 +101,7 @@ impl Ground {
         for table in ["fence.lease", "plain"] {
             session.run(&format!("VACUUM ANALYZE {table}"))?;
         }
-        Ok(Ground { size, database, tokens: Arc::new(tokens) })
+        Ok(LeaseDatabase { size, database, tokens: Arc::new(tokens) })
     }
 }
 
@@ -123,9 +124,9 @@ fn acquire(conninfo: &Conninfo, numbers: std::ops::Range<usize>) -> Result<Vec<i
     Ok(tokens)
 }
 
-fn contender<'a>(ground: &'a Ground, call: Call, name: &str) -> Contender<'a> {
-    let conninfo = ground.database.conninfo();
-    Contender::new(format!("{name} of {}", ground.size), move |_| {
+fn contender<'a>(database: &'a LeaseDatabase, call: Call, name: &str) -> Contender<'a> {
+    let conninfo = database.database.conninfo();
+    Contender::new(format!("{name} of {}", database.size), move |_| {
         let mut session = conninfo.connect()?;
         let first = session.prepare(match call {
             Call::Pair | Call::Try => "SELECT lease_acquire($1, 'other')",
@@ -135,8 +136,9 @@ fn contender<'a>(ground: &'a Ground, call: Call, name: &str) -> Contender<'a> {
         })?;
         let release = session.prepare("SELECT lease_release($1, $2)")?;
         // The numbers of the held leases are odd.
-        let (half, held) = (ground.size / 2, usize::from(matches!(call, Call::Renew | Call::Try)));
-        let tokens = ground.tokens.clone();
+        let (half, held) =
+            (database.size / 2, usize::from(matches!(call, Call::Renew | Call::Try)));
+        let tokens = database.tokens.clone();
         let op = move || -> Result<()> {
             let place = rand::random_range(0..half);
             let name = format!("lease{}", 2 * place + held);
@@ -199,16 +201,16 @@ fn costs(section: &mut Section, sizes: &[usize], tracks: &[Track]) {
     });
 }
 
-fn room(section: &mut Section, grounds: &[Ground]) -> Result<()> {
+fn room(section: &mut Section, databases: &[LeaseDatabase]) -> Result<()> {
     let head = ["leases", "table MB", "index MB", "table bytes a lease", "index bytes a lease"];
     let mut table = Table::new("room that fence.lease takes, after these calls", &head);
-    for ground in grounds {
-        let row = ground.database.connect()?.query_one(
+    for database in databases {
+        let row = database.database.connect()?.query_one(
             "SELECT pg_table_size('fence.lease'), pg_indexes_size('fence.lease')",
             &[],
         )?;
         let (heap, index) = (row.get::<_, i64>(0) as f64, row.get::<_, i64>(1) as f64);
-        let size = ground.size as f64;
+        let size = database.size as f64;
         table.rows.push(vec![
             Cell::Number(size, 0),
             Cell::Number(heap / 1e6, 1),

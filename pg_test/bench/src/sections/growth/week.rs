@@ -1,9 +1,9 @@
 //! A week of renewals by a thousand holders, with and without an old snapshot held open.
 
-use crate::bed::Bed;
 use crate::plot::Plot;
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
+use crate::workbench::Workbench;
 use anyhow::{anyhow, Context, Result};
 use pg_test::process::wait_until;
 use pg_test::{Database, Session};
@@ -65,19 +65,19 @@ struct Day {
 }
 
 /// Both weeks.
-pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
-    let days = bed.options.pick(2, 7);
+pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
+    let days = bench.options.pick(2, 7);
     section.note(format!(
         "Renewals: {HOLDERS} holders, each renewing every ten minutes for a week ({} a day in this run, \
          {days} days), by {SESSIONS} sessions without a pause, each renewal committed by itself within the server, \
          synchronous_commit = off. Then, in another database, a day with a snapshot held open that was \
          taken before it, which keeps PostgreSQL from clearing any old row version; a day before; and a day \
          after the snapshot has gone and a vacuum has run. Beside it, the same for a plain table.",
-        times_a_day(bed) * HOLDERS
+        times_a_day(bench) * HOLDERS
     ));
     let mut bars = Vec::new();
-    week(bed, days, section, &mut bars)?;
-    snapshot(bed, section, &mut bars)?;
+    week(bench, days, section, &mut bars)?;
+    snapshot(bench, section, &mut bars)?;
     section.plots.push(Plot {
         file: "renewals".to_owned(),
         title: "1,000 holders renewing: µs a call, the commit included".to_owned(),
@@ -86,14 +86,14 @@ pub fn measure(bed: &Bed, section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-fn times_a_day(bed: &Bed) -> usize {
-    bed.options.pick(PARTS, RENEWALS_A_DAY)
+fn times_a_day(bench: &Workbench) -> usize {
+    bench.options.pick(PARTS, RENEWALS_A_DAY)
 }
 
 type Bars = Vec<(String, Spread)>;
 
-fn week(bed: &Bed, days: usize, section: &mut Section, bars: &mut Bars) -> Result<()> {
-    let database = bed.database()?;
+fn week(bench: &Workbench, days: usize, section: &mut Section, bars: &mut Bars) -> Result<()> {
+    let database = bench.database()?;
     prepare(&database)?;
     let last = format!("day {days}, µs a call");
     let head = [
@@ -109,9 +109,9 @@ fn week(bed: &Bed, days: usize, section: &mut Section, bars: &mut Bars) -> Resul
     let mut weeks: [Vec<Day>; 2] = Default::default();
     // Day by day, so that both have the same of whatever else the machine does.
     for n in 1..=days {
-        bed.progress(&format!("growth: renewals, day {n} of {days}"));
+        bench.progress(&format!("growth: renewals, day {n} of {days}"));
         for (week, (_, procedure, relation)) in weeks.iter_mut().zip(KINDS) {
-            week.push(day(bed, &database, procedure, relation)?);
+            week.push(day(bench, &database, procedure, relation)?);
         }
     }
     let grew = |week: &[Day]| Spread::of_ratios(&week[days - 1].costs, &week[0].costs);
@@ -145,8 +145,8 @@ fn week(bed: &Bed, days: usize, section: &mut Section, bars: &mut Bars) -> Resul
     Ok(())
 }
 
-fn snapshot(bed: &Bed, section: &mut Section, bars: &mut Bars) -> Result<()> {
-    let database = bed.database()?;
+fn snapshot(bench: &Workbench, section: &mut Section, bars: &mut Bars) -> Result<()> {
+    let database = bench.database()?;
     prepare(&database)?;
     let head = [
         "",
@@ -161,15 +161,15 @@ fn snapshot(bed: &Bed, section: &mut Section, bars: &mut Bars) -> Result<()> {
     let mut table = Table::new("a day with an old snapshot held open", &head);
     let (mut grown, mut left) = (Vec::new(), Vec::new());
     for (name, procedure, relation) in KINDS {
-        bed.progress(&format!("growth: an old snapshot, {name}"));
+        bench.progress(&format!("growth: an old snapshot, {name}"));
         let mut session = database.connect()?;
-        let before = day(bed, &database, procedure, relation)?;
+        let before = day(bench, &database, procedure, relation)?;
         let mut old = database.connect()?;
         old.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM plain")?;
-        let with = day(bed, &database, procedure, relation)?;
+        let with = day(bench, &database, procedure, relation)?;
         old.run("COMMIT")?;
         session.run(&format!("VACUUM {relation}"))?;
-        let after = day(bed, &database, procedure, relation)?;
+        let after = day(bench, &database, procedure, relation)?;
         let ratio = Spread::of_ratios(&after.costs, &before.costs);
         let end = with.costs[PARTS - 1];
         grown.push(end / Spread::of(&before.costs).median);
@@ -211,8 +211,8 @@ fn prepare(database: &Database) -> Result<()> {
     session.run(procedures)
 }
 
-fn day(bed: &Bed, database: &Database, procedure: &str, relation: &str) -> Result<Day> {
-    let times = times_a_day(bed) / PARTS;
+fn day(bench: &Workbench, database: &Database, procedure: &str, relation: &str) -> Result<Day> {
+    let times = times_a_day(bench) / PARTS;
     let updates_before = updates(&mut database.connect()?, relation)?;
     let mut costs = Vec::with_capacity(PARTS);
     for _ in 0..PARTS {

@@ -1,8 +1,8 @@
 //! What is counted: calls on leases and writes of fenced rows, and what is set beside each.
 
-use crate::bed::Bed;
 use crate::sections::fence::PLPGSQL;
 use crate::triggers;
+use crate::workbench::Workbench;
 use anyhow::{Context, Result};
 use pg_test::Session;
 use std::ops::Range;
@@ -133,8 +133,8 @@ pub struct Course {
 
 impl Course {
     /// Makes the tables and leases for so many calls, and twice as many, of each step.
-    pub fn lay(bed: &Bed, session: &mut Session, calls: usize) -> Result<Course> {
-        triggers::create(bed.lab, session)?;
+    pub fn lay(bench: &Workbench, session: &mut Session, calls: usize) -> Result<Course> {
+        triggers::create(bench.lab, session)?;
         let numbers = STEPS.len() * (WARM_UP + 3 * calls);
         session.run(PLPGSQL)?;
         session.run(&format!(
