@@ -36,7 +36,6 @@ use std::time::Duration;
 use worker::DATABASE;
 use worker_pool::WorkerPool;
 
-/// How to run.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
     /// How many minutes to run

@@ -93,7 +93,6 @@ impl CrashTest {
         Ok(test)
     }
 
-    /// The server.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }

@@ -9,7 +9,6 @@ use anyhow::{ensure, Result};
 use std::path::Path;
 use std::time::Duration;
 
-/// How to play.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct Options {
     /// Leave the server running afterwards, and say how to connect

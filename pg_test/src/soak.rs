@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 
 pub use handover::Handover;
 
-/// How to run.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// How many minutes the sessions cross
@@ -49,7 +48,7 @@ struct Shared {
     tally: Tally,
 }
 
-/// What happened, counted.
+/// How often each thing happened to the sessions.
 #[derive(Debug, Default)]
 pub struct Tally {
     granted: AtomicU64,
@@ -176,7 +175,7 @@ pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
         let seed = seed.wrapping_add(i);
         thread(format!("session {i}"), Box::new(move |shared| session::run(shared, seed)))?;
     }
-    thread("disturb".to_owned(), Box::new(move |shared| disturbances::disturb(shared, seed)))?;
+    thread("disturbances".to_owned(), Box::new(move |shared| disturbances::disturb(shared, seed)))?;
     thread("watch".to_owned(), Box::new(disturbances::watch))?;
 
     let end = Instant::now() + length;

@@ -12,11 +12,10 @@ mod reclaim_race;
 mod release_race;
 mod strict_row;
 
-/// A story.
+/// What the extension is for, in one example.
 pub struct Story {
     /// Its name in a word or two.
     pub title: &'static str,
-    /// What happens.
     pub plot: &'static str,
     /// Without what it would have gone wrong, and how.
     pub without: (&'static str, &'static str),

@@ -1,4 +1,4 @@
-//! Where a story plays: a database, the actors in it, and the timeline of what they do.
+//! One run of a story: its database, its workers, and the timeline that shows what they do.
 
 use crate::client::{literal, Conninfo, Rows, Session};
 use crate::fault::Fault;
@@ -10,10 +10,10 @@ use anyhow::{bail, ensure, Context, Result};
 use postgres::SimpleQueryMessage;
 use std::time::Duration;
 
-/// How long an told_worker may take for a step: only a broken promise takes longer.
+/// How long a worker may take for a step: only a broken promise takes longer.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where a story plays.
+/// One run of a story, in a database that has the extension.
 pub struct StoryRun<'a> {
     lab: &'a Lab,
     conninfo: Conninfo,
@@ -26,7 +26,7 @@ pub struct StoryRun<'a> {
 }
 
 impl<'a> StoryRun<'a> {
-    /// A story in the database of `conninfo`, which has the extension.
+    /// A run in the database of `conninfo`, which has the extension.
     pub fn new(lab: &'a Lab, conninfo: Conninfo, timeline: &'a Timeline) -> StoryRun<'a> {
         let ttl = Duration::from_secs(1);
         StoryRun { lab, conninfo, timeline, ttl, rounds: 100, protecting: true }
@@ -48,14 +48,14 @@ impl<'a> StoryRun<'a> {
         self.conninfo.clone().application("onlooker").connect()
     }
 
-    /// A worker process.
-    pub fn worker(&self, name: &str) -> Result<Worker> {
+    /// A worker process of which the timeline says nothing.
+    pub fn silent_worker(&self, name: &str) -> Result<Worker> {
         self.lab.worker(name, &self.conninfo)
     }
 
-    /// A worker process whose doings are told.
-    pub fn told_worker(&self, name: &str) -> Result<ToldWorker<'_>> {
-        Ok(ToldWorker { story: self, worker: self.worker(name)? })
+    /// A worker process whose steps the timeline shows.
+    pub fn worker(&self, name: &str) -> Result<ToldWorker<'_>> {
+        Ok(ToldWorker { story: self, worker: self.silent_worker(name)? })
     }
 
     /// Makes a table and fences it: `options` follow the table in the call of `fence_protect`.
@@ -75,14 +75,14 @@ impl<'a> StoryRun<'a> {
         self.session()?.run(sql)
     }
 
-    /// Tells something that nobody in the story does.
+    /// Shows something that no worker does.
     pub fn note(&self, text: impl std::fmt::Display) {
         self.timeline.tell("", Mark::Note, text);
     }
 
-    /// Tells what an told_worker does whom the story does not follow closely.
-    pub fn tell(&self, told_worker: &str, mark: Mark, text: impl std::fmt::Display) {
-        self.timeline.tell(told_worker, mark, text);
+    /// Shows a step of a worker that is a [`StoryRun::silent_worker`].
+    pub fn tell(&self, worker: &str, mark: Mark, text: impl std::fmt::Display) {
+        self.timeline.tell(worker, mark, text);
     }
 
     /// Shows the outcome of a query, and returns it.
@@ -120,7 +120,7 @@ impl<'a> StoryRun<'a> {
     }
 }
 
-/// A worker process whose doings are told.
+/// A worker process whose steps the timeline shows.
 pub struct ToldWorker<'a> {
     story: &'a StoryRun<'a>,
     worker: Worker,
@@ -204,7 +204,6 @@ impl ToldWorker<'_> {
         Ok(())
     }
 
-    /// Commits.
     pub fn commits(&mut self) -> Result<()> {
         self.worker.rows("COMMIT")?;
         self.tell(Mark::Note, "COMMIT");

@@ -23,7 +23,6 @@ pub struct TestCase {
     pub module: &'static str,
     /// What the function is called.
     pub name: &'static str,
-    /// The function.
     pub run: fn(&Lab) -> Result<()>,
     /// Whether it runs only with `PG_FENCE_SLOW` set (or `--include-ignored`).
     pub slow: bool,

@@ -21,12 +21,11 @@ pub trait Peer: Sync {
     }
 }
 
-/// A client.
+/// One client of a peer, with a connection of its own.
 pub trait Locker {
     /// Tries once: a token, or nothing when somebody else has the lease.
     fn acquire(&mut self, name: &str) -> Result<Option<i64>>;
 
-    /// Gives it back.
     fn release(&mut self, name: &str, token: i64) -> Result<()>;
 
     /// Prolongs it, for those that take part in that race.

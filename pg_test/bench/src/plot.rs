@@ -8,14 +8,14 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde::Serialize;
 use std::path::Path;
 
-/// A picture.
+/// A bar chart, drawn as SVG.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plot {
     /// Name of the file, without its ending.
     pub file: String,
     /// What it shows, and in which unit.
     pub title: String,
-    /// A bar each.
+    /// The label and the value of each bar.
     pub bars: Vec<(String, Spread)>,
 }
 

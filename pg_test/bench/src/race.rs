@@ -32,7 +32,6 @@ impl<'a> Contender<'a> {
 /// What a contender reached.
 #[derive(Debug, Clone, Default)]
 pub struct Track {
-    /// Its name.
     pub name: String,
     /// Calls a second, round by round.
     pub rates: Vec<f64>,

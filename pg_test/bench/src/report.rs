@@ -5,33 +5,28 @@ use crate::spread::Spread;
 use serde::Serialize;
 use std::fmt::{self, Display, Write};
 
-/// One run.
+/// All that one run of the bench has to say.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// The machine, the versions, the settings.
     pub description: Vec<String>,
-    /// What was measured.
     pub sections: Vec<Section>,
     /// What could not take part, and why.
     pub skipped: Vec<String>,
 }
 
-/// One subject.
+/// What was measured of one subject: figures, what they should come to, charts.
 #[derive(Debug, Default, Serialize)]
 pub struct Section {
-    /// Its heading.
     pub title: String,
     /// What one must know to read it.
     pub notes: Vec<String>,
-    /// Its figures.
     pub tables: Vec<Table>,
     /// What was aimed at.
     pub goals: Vec<Goal>,
-    /// Its pictures.
     pub plots: Vec<Plot>,
 }
 
-/// Figures.
 #[derive(Debug, Serialize)]
 pub struct Table {
     /// What they are of.
@@ -46,11 +41,10 @@ pub struct Table {
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
 pub enum Cell {
-    /// A name.
     Text(String),
     /// A number, shown with so many digits after the point.
     Number(f64, usize),
-    /// Of several rounds.
+    /// Of several rounds, with so many decimals.
     Spread(Spread, usize),
     /// Not measured.
     Nothing,
@@ -59,9 +53,7 @@ pub enum Cell {
 /// What was aimed at, and what came of it.
 #[derive(Debug, Serialize)]
 pub struct Goal {
-    /// In words.
     pub aim: String,
-    /// What was measured.
     pub value: f64,
     /// What was measured, with its spread.
     pub shown: String,
@@ -70,19 +62,16 @@ pub struct Goal {
 }
 
 impl Report {
-    /// An empty report.
     pub fn new(description: Vec<String>) -> Report {
         Report { description, sections: Vec::new(), skipped: Vec::new() }
     }
 }
 
 impl Section {
-    /// An empty section.
     pub fn new(title: &str) -> Section {
         Section { title: title.to_owned(), ..Section::default() }
     }
 
-    /// Adds a note.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }

@@ -18,7 +18,6 @@ pub struct Subject {
     pub name: &'static str,
     /// Whether it is measured unless others are asked for.
     pub by_default: bool,
-    /// Measures it.
     pub measure: fn(&Workbench) -> Result<Section>,
 }
 

@@ -6,15 +6,12 @@ use std::time::Duration;
 /// Of several rounds: the middle, the middle half and the ends.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// The middle.
     pub median: f64,
     /// The first quartile.
     pub low: f64,
     /// The third quartile.
     pub high: f64,
-    /// The least.
     pub min: f64,
-    /// The greatest.
     pub max: f64,
 }
 
@@ -54,7 +51,6 @@ impl Spread {
 pub struct Latencies(Vec<Duration>);
 
 impl Latencies {
-    /// One more call.
     pub fn push(&mut self, latency: Duration) {
         self.0.push(latency);
     }
@@ -64,7 +60,6 @@ impl Latencies {
         self.0.extend(other.0);
     }
 
-    /// How many.
     pub fn len(&self) -> usize {
         self.0.len()
     }

@@ -33,7 +33,6 @@ pub struct Workbench<'a> {
 }
 
 impl<'a> Workbench<'a> {
-    /// Starts the server.
     pub fn make(lab: &'a Lab, options: Options) -> Result<Workbench<'a>> {
         let mut builder = lab.builder();
         for (name, value) in SETTINGS {
@@ -56,7 +55,6 @@ impl<'a> Workbench<'a> {
         Database::with_extension(self.conninfo())
     }
 
-    /// The server.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }

@@ -1,22 +1,20 @@
-//! What workers are told: a small file that they read before each transaction.
+//! What workers are to do: a small file that they read before each transaction.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
 
-/// What to do.
+/// What the workers are to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Activity {
-    /// Everything.
+    /// Acquire, renew, release and write, at random.
     Work,
     /// Only draw tokens, without waiting for the disk.
     Lazy,
-    /// Stop.
     Stop,
 }
 
-/// The file's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instructions {
     /// Where the primary is.
@@ -27,12 +25,12 @@ pub struct Instructions {
     pub leases: i32,
     /// Whether there are leases that several may hold at once.
     pub multi_holder: bool,
-    /// What to do.
+    /// What the workers are to do.
     pub activity: Activity,
 }
 
 impl Instructions {
-    /// Gives them out.
+    /// Replaces the file at once, so that no worker reads half of it.
     pub fn write(&self, path: &Path) -> Result<()> {
         let fresh = path.with_extension("new");
         fs::write(&fresh, serde_json::to_string(self)?)?;
@@ -40,7 +38,6 @@ impl Instructions {
         Ok(())
     }
 
-    /// Takes them.
     pub fn read(path: &Path) -> Result<Instructions> {
         Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
     }

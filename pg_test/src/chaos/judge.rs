@@ -36,7 +36,7 @@ pub struct Findings {
     pub tokens: usize,
 }
 
-/// Judges.
+/// Compares what was asked and seen with every promise, and says which were broken.
 pub fn judge(evidence: &Evidence) -> Findings {
     let transactions = transaction::all(evidence);
     let mut findings = Findings::default();

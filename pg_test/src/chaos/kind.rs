@@ -1,4 +1,4 @@
-//! What a lease of a run is for: its number tells.
+//! What a lease of a run is for, which its number says.
 
 /// A kind of lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -64,7 +64,7 @@ pub enum Job {
 }
 
 impl Job {
-    /// For the summary.
+    /// As the summary calls it.
     pub fn name(self) -> &'static str {
         match self {
             Job::Repack => "pg_repack",
@@ -93,13 +93,11 @@ const JOBS: [(Job, u32); 8] = [
 /// A job that was tried.
 #[derive(Debug, Clone)]
 pub struct Done {
-    /// What.
     pub job: Job,
-    /// When it began.
+    /// When it began, in microseconds of [`now_us`](super::record::now_us).
     pub at: i64,
     /// When it was over.
     pub ended: i64,
-    /// What exactly.
     pub text: String,
     /// Why it was not done, where it was not.
     pub failure: Option<String>,

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub enum Disturbance {
     /// A worker is stopped for longer than its grants last, or for less.
     FreezeWorker,
-    /// A worker is killed; another life of it begins.
+    /// A worker is killed, and started again.
     KillWorker,
     /// A server process of a session is stopped for a while.
     FreezeBackend,
@@ -43,7 +43,7 @@ pub enum Disturbance {
 }
 
 impl Disturbance {
-    /// For the summary.
+    /// As the summary calls it.
     pub fn name(self) -> &'static str {
         match self {
             Disturbance::FreezeWorker => "workers frozen",
@@ -62,9 +62,8 @@ impl Disturbance {
 /// A fault that was done.
 #[derive(Debug, Clone, Copy)]
 pub struct Done {
-    /// What.
     pub fault: Disturbance,
-    /// When it began.
+    /// When it began, in microseconds of [`now_us`].
     pub at: i64,
     /// When it was done. What it did, it did somewhere between.
     pub ended: i64,
@@ -75,7 +74,7 @@ pub struct Done {
 /// How likely each kind is.
 pub type Weights = &'static [(Disturbance, u32)];
 
-/// Everything, as in real life but more of it.
+/// Every kind, about as often as each happens in production when compared with the others.
 pub const ALL: Weights = &[
     (Disturbance::FreezeWorker, 30),
     (Disturbance::KillWorker, 12),
@@ -88,8 +87,8 @@ pub const ALL: Weights = &[
     (Disturbance::Revoke, 8),
 ];
 
-/// Processes that are frozen, and when each is to be thawed: by a thread of its own, for the nemesis may itself
-/// wait for a server whose process was frozen with a lock in its hands.
+/// Processes that are frozen, and when each is to be thawed. A thread of its own does that, because the nemesis
+/// may itself wait for a server whose process was frozen while it had a lock.
 struct FrozenProcesses(Arc<Mutex<Vec<(Instant, i32)>>>);
 
 impl FrozenProcesses {
@@ -151,7 +150,7 @@ pub struct Nemesis {
 }
 
 impl Nemesis {
-    /// With its victims.
+    /// A nemesis of these servers and workers, which has not begun yet.
     pub fn new(
         servers: Servers,
         workers: WorkerPool,
@@ -222,12 +221,11 @@ impl Nemesis {
         maintenance.end(&mut self.servers.primary().connect(DATABASE)?)
     }
 
-    /// What was done.
     pub fn done(&self) -> &[Done] {
         &self.done
     }
 
-    /// How often.
+    /// How often each kind was done.
     pub fn count(&self) -> BTreeMap<Disturbance, usize> {
         let mut count = BTreeMap::new();
         for done in &self.done {
@@ -241,12 +239,11 @@ impl Nemesis {
         self.instructions.era
     }
 
-    /// The servers.
     pub fn servers(&self) -> &Servers {
         &self.servers
     }
 
-    /// Lets time pass.
+    /// Lets time pass; workers that died meanwhile are started again.
     fn rest(&mut self, time: Duration) {
         let end = Instant::now() + time;
         loop {
@@ -259,7 +256,8 @@ impl Nemesis {
         }
     }
 
-    /// Does it; None: it could not be done now. Inside, the lease that it was about.
+    /// Does it. None if that was not possible now (no standby, no such process); else the lease that it was about,
+    /// if it was about one.
     fn strike(&mut self, fault: Disturbance) -> Result<Option<Option<i32>>> {
         match fault {
             Disturbance::FreezeWorker => {

@@ -26,7 +26,7 @@ const TABLES: &str = "
     CREATE TABLE writes (relation text, id int, lease int, version bigint, token bigint, first bigint,
                          uid bigint, current bigint);";
 
-/// The servers.
+/// The primary, the standby that is made or follows it, and the clock of both.
 pub struct Servers {
     prefix: Arc<Prefix>,
     clock: Clock,
@@ -77,7 +77,6 @@ impl Servers {
         Ok(servers)
     }
 
-    /// The primary.
     pub fn primary(&self) -> &Arc<Cluster> {
         &self.primary
     }

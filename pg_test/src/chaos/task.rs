@@ -145,7 +145,7 @@ impl ChaosWorker {
         Ok(change)
     }
 
-    /// Renews or releases.
+    /// Renews or releases (`what`), and returns the token that was drawn.
     fn draw(&mut self, what: &str, lease: i32, held: Held) -> Step<i64> {
         let call = format!("lease_{what}('job:{lease}', {})", held.token);
         let rows = self.sql(&format!("SELECT clock_timestamp(), {call}"))?;

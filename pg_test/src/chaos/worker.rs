@@ -69,7 +69,7 @@ pub(super) struct Task {
     pub also: Option<i32>,
 }
 
-/// A worker.
+/// A worker: what it believes to hold, its session, and the log of what it asked and saw.
 pub(super) struct ChaosWorker {
     pub who: Identity,
     pub rng: StdRng,
@@ -86,7 +86,7 @@ pub(super) struct ChaosWorker {
     count: i64,
 }
 
-/// The worker's whole life.
+/// Works until the instructions say to stop: what the worker process does.
 pub fn work(who: Identity) -> Result<()> {
     let log = Log::create(&who.dir.join(format!("log/{}-{}", who.worker, who.incarnation)))?;
     let seed = who.seed ^ (u64::from(who.worker) << 40) ^ (u64::from(who.incarnation) << 20);
@@ -242,12 +242,10 @@ impl ChaosWorker {
         self.session = None;
     }
 
-    /// Its session.
     pub fn session(&mut self) -> &mut Session {
         self.session.as_mut().expect("a transaction begins with a session")
     }
 
-    /// Runs a statement.
     pub fn sql(&mut self, sql: &str) -> std::result::Result<Rows, Fault> {
         self.session().try_rows(sql)
     }

@@ -11,7 +11,7 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Them.
+/// The processes; those that were killed are started again by [`WorkerPool::revive`].
 pub struct WorkerPool {
     rundir: Arc<RunDir>,
     dir: PathBuf,
@@ -31,7 +31,6 @@ impl WorkerPool {
         WorkerPool { rundir, dir, seed, number, processes: Vec::new() }
     }
 
-    /// Starts them.
     pub fn start(&mut self) -> Result<()> {
         for worker in 0..self.number {
             let child = self.spawn(worker, 0)?;
@@ -47,17 +46,16 @@ impl WorkerPool {
         command.stdout(Stdio::null()).process_group(0).spawn().context("cannot start a worker")
     }
 
-    /// Some worker's pid.
+    /// The pid of a worker chosen at random.
     pub fn any(&self, rng: &mut StdRng) -> i32 {
         self.processes[rng.random_range(0..self.processes.len())].child.id() as i32
     }
 
-    /// All pids.
     pub fn pids(&self) -> Vec<i32> {
         self.processes.iter().map(|process| process.child.id() as i32).collect()
     }
 
-    /// Kills one, wherever it is. [`WorkerPool::revive`] gives it another life.
+    /// Kills one, wherever it is. [`WorkerPool::revive`] starts it again.
     pub fn kill_any(&mut self, rng: &mut StdRng) -> Result<()> {
         let index = rng.random_range(0..self.processes.len());
         let child = &mut self.processes[index].child;
@@ -66,7 +64,7 @@ impl WorkerPool {
         Ok(())
     }
 
-    /// Gives those that died another life.
+    /// Starts those again that died.
     pub fn revive(&mut self) -> Result<()> {
         for worker in 0..self.processes.len() {
             if matches!(self.processes[worker].child.try_wait(), Ok(Some(_))) {

@@ -19,7 +19,7 @@ struct SoakSession<'f> {
     safe_until: Instant,
 }
 
-/// Plays until the soak stops; whoever is terminated comes back.
+/// Acquires and writes until the soak stops; a session that was terminated connects again.
 pub fn run(shared: &Shared, seed: u64) -> Result<()> {
     let mut session = SoakSession {
         shared,
@@ -35,7 +35,7 @@ pub fn run(shared: &Shared, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Connects. The disturb strikes those who are just arriving too: they try again.
+/// Connects. Disturbances strike those who are just arriving too: they try again.
 fn arrive(shared: &Shared) -> Result<Session> {
     let conninfo = shared.conninfo.clone().application("soak").to_string();
     let mut tries = 0;
@@ -69,7 +69,7 @@ impl SoakSession<'_> {
         }
     }
 
-    /// After what the disturb did; that may happen again meanwhile.
+    /// Recovers from a disturbance, which may happen again meanwhile.
     fn get_over(&mut self, fault: Fault) -> Result<()> {
         let mut last = Some(fault);
         while let Some(fault) = last.take() {

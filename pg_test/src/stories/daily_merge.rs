@@ -51,7 +51,7 @@ fn play(story: &StoryRun) -> Result<String> {
 }
 
 fn an_administrator_ends_it(story: &StoryRun) -> Result<()> {
-    let (mut a, mut b) = (story.told_worker("A")?, story.told_worker("B")?);
+    let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
     let token = a.acquires("merge")?;
     begins(&mut a, "A on Monday", token)?;
     a.freezes_before(&second_half("A on Monday"))?;
@@ -76,7 +76,7 @@ fn an_administrator_ends_it(story: &StoryRun) -> Result<()> {
 
 fn it_wakes_and_commits(story: &StoryRun) -> Result<()> {
     story.note("Tuesday: A freezes again, but this time it wakes up by itself");
-    let (mut a, mut b) = (story.told_worker("A")?, story.told_worker("B")?);
+    let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
     let token = a.acquires("merge")?;
     begins(&mut a, "A on Tuesday", token)?;
     let second_half = second_half("A on Tuesday");
@@ -98,7 +98,7 @@ fn it_wakes_and_commits(story: &StoryRun) -> Result<()> {
 
 /// What the guard rules out.
 fn nobody_guards_it(story: &StoryRun) -> Result<()> {
-    let (mut a, mut b) = (story.told_worker("A")?, story.told_worker("B")?);
+    let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
     let token = a.acquires("merge")?;
     begins(&mut a, "A", token)?;
     let second = second_half("A");
@@ -133,23 +133,23 @@ fn second_half(name: &str) -> String {
 }
 
 /// Opens the guarded transaction and replaces the first half.
-fn begins(told_worker: &mut ToldWorker, name: &str, token: i64) -> Result<()> {
-    told_worker.begins("merge", token)?;
-    told_worker.writes(&first_half(name)).map(drop)
+fn begins(worker: &mut ToldWorker, name: &str, token: i64) -> Result<()> {
+    worker.begins("merge", token)?;
+    worker.writes(&first_half(name)).map(drop)
 }
 
-fn merges(told_worker: &mut ToldWorker, name: &str) -> Result<()> {
-    let token = told_worker.acquires("merge")?;
-    merges_with(told_worker, name, token)
+fn merges(worker: &mut ToldWorker, name: &str) -> Result<()> {
+    let token = worker.acquires("merge")?;
+    merges_with(worker, name, token)
 }
 
-fn merges_with(told_worker: &mut ToldWorker, name: &str, token: i64) -> Result<()> {
-    begins(told_worker, name, token)?;
-    told_worker.writes(&second_half(name))?;
+fn merges_with(worker: &mut ToldWorker, name: &str, token: i64) -> Result<()> {
+    begins(worker, name, token)?;
+    worker.writes(&second_half(name))?;
     // The last step of the transaction is the release: its guard keeps the lease until the end.
     let release = format!("lease_release('merge', {token})");
-    ensure!(told_worker.calls(&release)?.is_some(), "{release} found the lease lost");
-    told_worker.commits()
+    ensure!(worker.calls(&release)?.is_some(), "{release} found the lease lost");
+    worker.commits()
 }
 
 fn merged_by(story: &StoryRun) -> Result<String> {
@@ -158,7 +158,7 @@ fn merged_by(story: &StoryRun) -> Result<String> {
 
 /// Looks at the table until `done`: it must always be one whole merge. The number of looks.
 fn look_on(story: &StoryRun, done: &AtomicBool) -> Result<u64> {
-    let mut worker = story.worker("onlooker")?;
+    let mut worker = story.silent_worker("onlooker")?;
     let whole = [ROWS, ROWS, 1].map(|number| Some(number.to_string()));
     let mut looks = 0;
     while !done.load(Ordering::Relaxed) {
@@ -166,7 +166,7 @@ fn look_on(story: &StoryRun, done: &AtomicBool) -> Result<u64> {
         let rows = worker.rows(sql)?;
         ensure!(rows == [whole.to_vec()], "not one whole merge: {rows:?}");
         looks += 1;
-        // Leave the machine to the actors.
+        // Leave the machine to the workers.
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(looks)

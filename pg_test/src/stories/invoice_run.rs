@@ -9,7 +9,6 @@ use crate::worker::{Beat, LEASE_LOST};
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
 
-/// The heartbeat's story.
 pub const INVOICE_RUN: Story = Story {
     title: "The invoice run",
     plot: "A heartbeat keeps the lease for three ttls of work; after kill -9 another has it within one.",
@@ -23,8 +22,7 @@ const SENT_BY_A: i32 = 12;
 fn play(story: &StoryRun) -> Result<String> {
     story.fenced_table("invoices", "id int PRIMARY KEY, sent_by text", "")?;
     story.run("INSERT INTO invoices SELECT n FROM generate_series(1, 18) AS n")?;
-    let (mut a, mut b, mut c) =
-        (story.told_worker("A")?, story.told_worker("B")?, story.told_worker("C")?);
+    let (mut a, mut b, mut c) = (story.worker("A")?, story.worker("B")?, story.worker("C")?);
 
     let token_a = a.acquires("invoices")?;
     a.starts_heartbeat("invoices", token_a)?;
@@ -108,12 +106,12 @@ fn work_for_three_ttls(
     Ok(count)
 }
 
-fn send(told_worker: &mut ToldWorker, from: i32, to: i32, token: i64) -> Result<()> {
-    let name = told_worker.worker().name.clone();
+fn send(worker: &mut ToldWorker, from: i32, to: i32, token: i64) -> Result<()> {
+    let name = worker.worker().name.clone();
     for id in from..=to {
-        told_worker.worker().rows(&sending(id, &name, token))?;
+        worker.worker().rows(&sending(id, &name, token))?;
     }
-    told_worker.tell(Mark::Writes, format!("invoices {from} to {to}, with fence = {token}"));
+    worker.tell(Mark::Writes, format!("invoices {from} to {to}, with fence = {token}"));
     Ok(())
 }
 

@@ -18,7 +18,7 @@ fn play(story: &StoryRun) -> Result<String> {
     story.run("INSERT INTO orders SELECT n, 'new' FROM generate_series(1, 7) AS n")?;
     handle_other_orders(story)?;
     story.table("order 7, before", ORDER)?;
-    let (mut a, mut b) = (story.told_worker("A")?, story.told_worker("B")?);
+    let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
 
     let old = a.acquires("order:7")?;
     a.tell(Mark::Note, "asks the payment provider about order 7, and waits, and waits");

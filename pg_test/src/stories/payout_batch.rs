@@ -4,7 +4,6 @@ use super::Story;
 use crate::story_run::StoryRun;
 use anyhow::{bail, ensure, Result};
 
-/// The demonstration's heart.
 pub const PAYOUT_BATCH: Story = Story {
     title: "The payout batch",
     plot: "Worker A freezes in the middle of paying, B takes over, A wakes up none the wiser.",
@@ -18,7 +17,7 @@ fn play(story: &StoryRun) -> Result<String> {
         "INSERT INTO payouts VALUES (1, 'Anna', 100, 0), (2, 'Bela', 200, 0), (3, 'Carla', 300, 0)",
     )?;
     story.table("payouts, before", PAYOUTS)?;
-    let (mut a, mut b) = (story.told_worker("A")?, story.told_worker("B")?);
+    let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
 
     let old = a.acquires("payouts")?;
     b.finds_taken("payouts")?;

@@ -25,7 +25,7 @@ const START: i64 = 64;
 
 fn play(story: &StoryRun) -> Result<String> {
     let racers: Result<Vec<Worker>> =
-        (1..=RACERS).map(|number| story.worker(&format!("R{number}"))).collect();
+        (1..=RACERS).map(|number| story.silent_worker(&format!("R{number}"))).collect();
     let mut racers = racers?;
     let mut referee = story.session()?;
     let mut holder = 0;

@@ -21,7 +21,7 @@ const LATE: usize = 4;
 
 fn play(story: &StoryRun) -> Result<String> {
     let workers: Result<Vec<Worker>> =
-        (1..=WORKERS).map(|number| story.worker(&format!("W{number}"))).collect();
+        (1..=WORKERS).map(|number| story.silent_worker(&format!("W{number}"))).collect();
     let mut workers = workers?;
     // Who held it with which token, the latest last.
     let mut past: Vec<(usize, i64)> = Vec::new();

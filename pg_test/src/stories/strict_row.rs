@@ -20,7 +20,7 @@ fn play(story: &StoryRun) -> Result<String> {
     story.fenced_table("parcels", columns, "")?;
     story.fenced_table("letters", columns, ", mode => 'monotonic'")?;
     story.run("INSERT INTO parcels VALUES (7); INSERT INTO letters VALUES (7)")?;
-    let mut a = story.told_worker("A")?;
+    let mut a = story.worker("A")?;
 
     let first = a.acquires("parcel:7")?;
     a.writes(&set("parcels", "packed", first))?;

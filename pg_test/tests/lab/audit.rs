@@ -38,7 +38,7 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
             ", 'Seen''s \"token\"', lease => '{{{id}}}%s\\$1'",
         ] {
             let outcome = (|| {
-                // The writer of the audited does not write by another column.
+                // The writer does not write by another column.
                 let words =
                     audited.stage(table, if fence.contains("Seen") { "" } else { fence })?;
                 audited.owner.run(&format!("SELECT fence_protect('orders'{fence})"))?;

@@ -62,12 +62,12 @@ fn a_jump_goes_beyond_the_last_token_when_that_is_ahead(lab: &Lab) -> Result<()>
 fn a_jump_silences_every_earlier_token_until_renewed(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
-    let life = History::begin(&mut session)?;
+    let history = History::begin(&mut session)?;
     session.run("SELECT fence_new_epoch()")?;
-    life.goes_on(&mut session)?;
+    history.goes_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
     // The second one silences the renewed token as well.
-    let renewed: i64 = session.one("SELECT lease_renew('order:7', $1)", &[&life.token])?;
+    let renewed: i64 = session.one("SELECT lease_renew('order:7', $1)", &[&history.token])?;
     session.run("SELECT fence_new_epoch()")?;
     ensure!(!session.one::<bool>("SELECT lease_check('order:7', $1)", &[&renewed])?);
     ensure!(session
@@ -94,15 +94,16 @@ fn a_lease_outlives_a_jump_no_longer_than_its_deadline(lab: &Lab) -> Result<()> 
 #[lab_test]
 fn a_copy_made_from_a_template_jumps(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
-    let life = History::begin(&mut db.connect()?)?;
+    let history = History::begin(&mut db.connect()?)?;
     let copy = db.copy()?;
     let mut session = copy.connect()?;
-    life.goes_on(&mut session)?;
+    history.goes_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
     // The original is what it was, and goes on counting.
     let mut original = db.connect()?;
     ensure!(
-        original.one::<i64>("SELECT lease_renew('order:7', $1)", &[&life.token])? == life.seen + 1
+        original.one::<i64>("SELECT lease_renew('order:7', $1)", &[&history.token])?
+            == history.seen + 1
     );
     ensure!(jumps(&mut original)? == 0);
     Ok(())
@@ -221,16 +222,19 @@ fn a_jump_is_not_rolled_back(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn a_due_jump_is_seen_by_those_who_only_read(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
-    let life = History::begin(&mut db.connect()?)?;
+    let history = History::begin(&mut db.connect()?)?;
     let copy = db.copy()?;
     let conninfo = copy.conninfo();
     let mut reader = conninfo.clone().set("default_transaction_read_only", "on").connect()?;
-    ensure!(!reader.one::<bool>("SELECT lease_check('order:7', $1)", &[&life.token])?, "it speaks");
+    ensure!(
+        !reader.one::<bool>("SELECT lease_check('order:7', $1)", &[&history.token])?,
+        "it speaks"
+    );
     ensure!(jumps(&mut reader)? == 0);
     // Losing needs no token, so no jump either.
     let mut session = conninfo.connect()?;
     ensure!(session.one::<Option<i64>>("SELECT lease_acquire('order:7')", &[])?.is_none());
-    ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == life.seen);
+    ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == history.seen);
     Ok(())
 }
 

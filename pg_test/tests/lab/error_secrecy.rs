@@ -6,7 +6,7 @@ use pg_test::{ensure, lab_test, Fault, Lab, Result, Session};
 /// A token that no message holds by chance.
 const SECRET: &str = "777000777000777";
 
-/// A db where tokens are far ahead, whose order 1 has `SECRET`, and a role that may do this on it.
+/// A database where tokens are far ahead, whose order 1 has `SECRET`, and a role that may do this on it.
 fn bed_with_secret(
     lab: &Lab,
     arguments: &str,

@@ -22,7 +22,7 @@ fn only_one_kind_lives(session: &mut Session) -> Result<()> {
 fn past_its_deadline(lab: &Lab, does: fn(&mut Session, i64) -> Result<()>) -> Result<()> {
     std::thread::scope(|scope| {
         let pairs = KINDS.into_iter().flat_map(|a| KINDS.map(|b| (a, b))).filter(|(a, b)| a != b);
-        let trials: Vec<_> = pairs
+        let callers: Vec<_> = pairs
             .map(|(first, second)| {
                 scope.spawn(move || {
                     let db = lab.database()?;
@@ -44,7 +44,7 @@ fn past_its_deadline(lab: &Lab, does: fn(&mut Session, i64) -> Result<()>) -> Re
                 })
             })
             .collect();
-        trials.into_iter().try_for_each(|trial| trial.join().expect("no panic"))
+        callers.into_iter().try_for_each(|caller| caller.join().expect("no panic"))
     })
 }
 

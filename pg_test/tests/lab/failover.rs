@@ -99,7 +99,7 @@ fn work_until_lost(
 fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
     setup::ensure(&patroni::packages())?;
     let mut patroni = Patroni::start(lab.prefix().clone(), 3)?;
-    let mut life = History::begin(&mut patroni.leader().context("nobody leads")?)?;
+    let mut history = History::begin(&mut patroni.leader().context("nobody leads")?)?;
     let load = Load::start(patroni.conninfos(), 6);
     load.go_on(200)?;
     for failover in 1..=2 {
@@ -112,12 +112,12 @@ fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
         }
         wait_until("another leads", Duration::from_secs(60), || load.timelines() > failover)
             .with_context(|| patroni.logs())?;
-        life.see(load.greatest());
+        history.see(load.greatest());
         let mut session = patroni.leader().context("nobody leads")?;
         if failover == 1 {
             // Renewed, the holder goes on; its token is silenced by the next failover again.
-            life.token = session.one("SELECT lease_renew('order:7', $1)", &[&life.token])?;
-            session.run(&format!("UPDATE orders SET total = 1, fence = {}", life.token))?;
+            history.token = session.one("SELECT lease_renew('order:7', $1)", &[&history.token])?;
+            session.run(&format!("UPDATE orders SET total = 1, fence = {}", history.token))?;
             wait_until("a standby follows", Duration::from_secs(60), || {
                 let replayed = "SELECT count(*) > 0 FROM pg_stat_replication \
                                 WHERE replay_lsn >= pg_current_wal_lsn() - 100000";
@@ -144,7 +144,7 @@ fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
     all.sort_unstable();
     all.dedup();
     ensure!(all.len() == count, "{} tokens were given out twice", count - all.len());
-    life.see(last);
-    life.goes_on(&mut session)?;
+    history.see(last);
+    history.goes_on(&mut session)?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use pg_test::{ensure, lab_test, Background, Lab, Result};
 
 const HUGE: i64 = 1 << 60;
 
-/// A db whose only row has the second of four tokens.
+/// A database whose only row has the second of four tokens.
 fn with_four_tokens(lab: &Lab, arguments: &str) -> Result<(TestDatabase, [i64; 4])> {
     let mut db = TestDatabase::orders(lab, arguments)?;
     let tokens = [db.token()?, db.token()?, db.token()?, db.token()?];

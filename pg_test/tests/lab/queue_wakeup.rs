@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// The head looks by itself a second after it came; what comes sooner was woken.
 const PROMPT: Duration = Duration::from_millis(500);
 
-/// The sessions of a sessions: two for its script, one to clear up.
+/// The sessions of a test: two for its script, one to clear up.
 struct Sessions {
     db: Database,
     a: Session,

@@ -458,9 +458,9 @@ fn a_sequence_set_back_by_hand_gives_no_token_of_this_life_twice(lab: &Lab) -> R
 #[lab_test]
 fn a_restore_over_the_state_while_workers_draw_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
-    let mut life = History::begin(&mut db.connect()?)?;
+    let mut history = History::begin(&mut db.connect()?)?;
     let file = dump(lab, lab.cluster(), db.name())?;
-    life.draw_more(&mut db.connect()?, 60)?;
+    history.draw_more(&mut db.connect()?, 60)?;
     for jobs in ["1", "3"] {
         let other = lab.bare_database()?;
         // The extension is there and works; then the old state is loaded over it.
@@ -506,14 +506,15 @@ fn a_restore_over_the_state_while_workers_draw_gives_no_token_twice(lab: &Lab) -
         drawn.sort_unstable();
         drawn.dedup();
         ensure!(drawn.len() == count, "{} of {count} tokens were drawn twice", count - drawn.len());
-        ensure!(drawn[0] > life.seen, "{} after {} was seen", drawn[0], life.seen);
+        ensure!(drawn[0] > history.seen, "{} after {} was seen", drawn[0], history.seen);
         // Neither who was there before nor who comes later takes the old grants for current ones.
         for session in &mut sessions {
-            ensure!(!session.speaks("order:7", life.token)?, "it speaks");
-            session.refused(&format!("SELECT lease_guard('order:7', {})", life.token), "PF004")?;
+            ensure!(!session.speaks("order:7", history.token)?, "it speaks");
+            session
+                .refused(&format!("SELECT lease_guard('order:7', {})", history.token), "PF004")?;
         }
-        life.see(drawn[count - 1]);
-        life.see(life.goes_on(&mut other.connect()?)?);
+        history.see(drawn[count - 1]);
+        history.see(history.goes_on(&mut other.connect()?)?);
     }
     Ok(())
 }
@@ -521,7 +522,7 @@ fn a_restore_over_the_state_while_workers_draw_gives_no_token_twice(lab: &Lab) -
 #[lab_test]
 fn what_a_restore_loads_first_does_not_speak(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
-    let life = History::begin(&mut db.connect()?)?;
+    let history = History::begin(&mut db.connect()?)?;
     let file = dump(lab, lab.cluster(), db.name())?;
     let other = lab.bare_database()?;
     restore(lab, lab.cluster(), other.name(), &file, &["--section=pre-data"])?;
@@ -538,9 +539,9 @@ fn what_a_restore_loads_first_does_not_speak(lab: &Lab) -> Result<()> {
         ensure!(
             session.text("SELECT state FROM lease_info('order:7')")?.as_deref() == Some("held")
         );
-        ensure!(!session.speaks("order:7", life.token)?, "it speaks");
-        let refusal =
-            session.refused(&format!("SELECT lease_guard('order:7', {})", life.token), "PF004")?;
+        ensure!(!session.speaks("order:7", history.token)?, "it speaks");
+        let refusal = session
+            .refused(&format!("SELECT lease_guard('order:7', {})", history.token), "PF004")?;
         let hint = refusal.hint.as_deref().unwrap_or_default();
         ensure!(hint.contains("call lease_renew"), "{refusal}");
     }
@@ -552,12 +553,14 @@ fn what_a_restore_loads_first_does_not_speak(lab: &Lab) -> Result<()> {
             restore(lab, lab.cluster(), other.name(), &file, &options)?;
             for session in [&mut early, &mut other.connect()?] {
                 ensure!(
-                    !session.speaks("order:7", life.token)?,
+                    !session.speaks("order:7", history.token)?,
                     "it speaks after {}",
                     sequences[n]
                 );
-                session
-                    .refused(&format!("SELECT lease_guard('order:7', {})", life.token), "PF004")?;
+                session.refused(
+                    &format!("SELECT lease_guard('order:7', {})", history.token),
+                    "PF004",
+                )?;
             }
         }
     }

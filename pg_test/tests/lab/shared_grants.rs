@@ -25,11 +25,11 @@ fn all_readers_of_one_instant_are_granted(lab: &Lab) -> Result<()> {
     const READERS: usize = 20;
     let db = lab.database()?;
     let mut admin = db.connect()?;
-    let mut crowd = sessions(&db, READERS)?;
+    let mut holders = sessions(&db, READERS)?;
     let mut all = HashSet::new();
     for round in 0..12 {
         // Upon a name never used, upon places left by the last round, and beside grants that live.
-        let got = tokens(at_once(&mut crowd, |_| SHARE.to_owned()))?;
+        let got = tokens(at_once(&mut holders, |_| SHARE.to_owned()))?;
         let won: Vec<i64> = got.iter().copied().flatten().collect();
         ensure!(won.len() == READERS, "round {round}: {} of {READERS} granted", won.len());
         ensure!(
@@ -42,7 +42,7 @@ fn all_readers_of_one_instant_are_granted(lab: &Lab) -> Result<()> {
         if round % 2 == 0 {
             admin.granted("SELECT lease_revoke('job')")?;
         } else {
-            let released = tokens(at_once(&mut crowd, |i| {
+            let released = tokens(at_once(&mut holders, |i| {
                 format!("SELECT lease_release('job', {})", won[i])
             }))?;
             ensure!(released.iter().all(Option::is_some), "round {round}: {released:?}");
@@ -55,14 +55,14 @@ fn all_readers_of_one_instant_are_granted(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn readers_are_granted_beside_open_transactions_of_others(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
-    let mut crowd = sessions(&db, 5)?;
+    let mut holders = sessions(&db, 5)?;
     for round in 0..2 {
-        for session in &mut crowd {
+        for session in &mut holders {
             session.run("BEGIN; SET LOCAL lock_timeout = '10 s'")?;
             session.granted(SHARE)?;
         }
         ensure!(db.connect()?.is_taken("job")?, "a writer beside uncommitted readers");
-        let (gone, kept) = crowd.split_at_mut(2);
+        let (gone, kept) = holders.split_at_mut(2);
         gone.iter_mut().try_for_each(|session| session.run("ROLLBACK"))?;
         ensure!(db.connect()?.is_taken("job")?);
         kept.iter_mut().try_for_each(|session| session.run("COMMIT"))?;
@@ -99,9 +99,9 @@ fn no_reader_beside_a_writer_and_no_writer_beside_a_reader(lab: &Lab) -> Result<
         }
     }
     // All at the same instant: either one writer or readers, never both.
-    let mut crowd = sessions(&db, 12)?;
+    let mut holders = sessions(&db, 12)?;
     for round in 0..15 {
-        let got = tokens(at_once(&mut crowd, |i| {
+        let got = tokens(at_once(&mut holders, |i| {
             format!("SELECT lease_acquire('job', ttl => '1 h', shared => {})", i % 3 != 0)
         }))?;
         let writers = got.iter().step_by(3).flatten().count();
@@ -169,20 +169,20 @@ fn waiting_readers_are_granted_together_when_their_turn_comes(lab: &Lab) -> Resu
 #[lab_test]
 fn places_of_readers_are_used_again(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
-    let mut crowd = sessions(&db, 8)?;
+    let mut holders = sessions(&db, 8)?;
     for _ in 0..10 {
-        let got = tokens(at_once(&mut crowd, |_| SHARE.to_owned()))?;
+        let got = tokens(at_once(&mut holders, |_| SHARE.to_owned()))?;
         let got: Vec<i64> = got.into_iter().flatten().collect();
         ensure!(got.len() == 8);
-        at_once(&mut crowd, |i| format!("SELECT lease_release('job', {})", got[i]));
-        let token = crowd[0].acquire("job", "1 h")?;
-        crowd[0].release("job", token)?.expect("held");
+        at_once(&mut holders, |i| format!("SELECT lease_release('job', {})", got[i]));
+        let token = holders[0].acquire("job", "1 h")?;
+        holders[0].release("job", token)?.expect("held");
     }
-    let rows = crowd[0].granted("SELECT count(*) FROM lease_info('job')")?;
+    let rows = holders[0].granted("SELECT count(*) FROM lease_info('job')")?;
     ensure!(rows <= 8, "{rows} rows for eight at most");
     // One row a grant: each place shows the mode of its last.
-    let token = crowd[0].granted(SHARE)?;
-    let row = crowd[0].rows("SELECT mode, token FROM lease_info('job') WHERE state = 'held'")?;
+    let token = holders[0].granted(SHARE)?;
+    let row = holders[0].rows("SELECT mode, token FROM lease_info('job') WHERE state = 'held'")?;
     ensure!(row == [[Some("shared".to_owned()), Some(token.to_string())]], "{row:?}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What the tests have in common: their ground, their actors, and what holds for many of them.
+//! What the tests have in common: databases, concurrent sessions, and what holds for many of them.
 
 pub mod concurrency;
 pub mod history;

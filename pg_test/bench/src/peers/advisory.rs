@@ -12,7 +12,6 @@ pub const NAME: &str = "advisory lock";
 /// Locks on the hash of the name.
 pub struct Advisory(Conninfo);
 
-/// Needs nothing.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
     Ok(Box::new(Advisory(bench.conninfo())))
 }

@@ -29,7 +29,7 @@ pub const NAME_WATCH: &str = "etcd, watch + transaction";
 /// To wait by its lock service.
 pub const NAME_LOCK: &str = "etcd, lock service";
 
-/// A server.
+/// An etcd that was started for the bench and ends with it.
 pub struct Etcd {
     daemon: Daemon,
     way: Way,
@@ -58,7 +58,7 @@ pub fn prepare_watch(bench: &Workbench) -> Result<Box<dyn Peer>> {
     Ok(Box::new(watched(bench.lab.rundir())?))
 }
 
-/// The same without a bench.
+/// As [`prepare_watch`], in any run directory.
 pub fn watched(rundir: &Arc<RunDir>) -> Result<Etcd> {
     start(rundir, Way::Watched)
 }

@@ -12,7 +12,6 @@ pub const NAME: &str = "SQL, INSERT … ON CONFLICT";
 /// A table of one row a name, made as needed.
 pub struct InsertFirst(Conninfo);
 
-/// Makes the table.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
     bench.connect()?.run(
         "CREATE TABLE IF NOT EXISTS insert_first (name text COLLATE \"C\" PRIMARY KEY, holder text,

@@ -28,12 +28,10 @@ pub struct Alone {
     taken: Arc<AtomicBool>,
 }
 
-/// Needs nothing.
 pub fn prepare_alone(bench: &Workbench) -> Result<Box<dyn Peer>> {
     Ok(Box::new(Alone { conninfo: bench.conninfo(), taken: Arc::default() }))
 }
 
-/// Makes the table.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
     update_first::prepare(bench)?;
     Ok(Box::new(Notify(bench.conninfo())))

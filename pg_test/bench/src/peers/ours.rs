@@ -12,7 +12,6 @@ pub const NAME: &str = "pg_fence";
 /// The extension's functions, called by prepared statements.
 pub struct Ours(Conninfo);
 
-/// Needs nothing.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
     Ok(Box::new(Ours(bench.conninfo())))
 }

@@ -14,12 +14,10 @@ pub struct Polling {
     pause: Duration,
 }
 
-/// Every 10 ms.
 pub fn prepare_10_ms(bench: &Workbench) -> Result<Box<dyn Peer>> {
     prepare(bench, Duration::from_millis(10))
 }
 
-/// Every 100 ms.
 pub fn prepare_100_ms(bench: &Workbench) -> Result<Box<dyn Peer>> {
     prepare(bench, Duration::from_millis(100))
 }

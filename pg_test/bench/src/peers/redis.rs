@@ -13,7 +13,7 @@ pub const NAME: &str = "Redis, default durability";
 /// The variant that loses nothing in a crash.
 pub const NAME_DURABLE: &str = "Redis, appendfsync always";
 
-/// A server.
+/// A Redis that was started for the bench and ends with it.
 pub struct Redis {
     daemon: Daemon,
     durable: bool,

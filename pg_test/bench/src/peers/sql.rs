@@ -7,9 +7,7 @@ use postgres::Statement;
 
 /// A client; others build on it.
 pub struct Client {
-    /// Its connection.
     pub session: Session,
-    /// What releases.
     pub release: Statement,
     acquire: Statement,
     holder: String,

@@ -43,7 +43,6 @@ pub fn client(conninfo: &Conninfo, client: usize) -> Result<Client> {
     Client::join(conninfo, client, ACQUIRE, release)
 }
 
-/// What takes it.
 pub const ACQUIRE: &str = "
     UPDATE update_first
        SET holder = $2, token = token + 1, expires_at = clock_timestamp() + '30 s'

@@ -16,7 +16,7 @@ pub const NAME: &str = "ZooKeeper";
 const JAR: &str = "/usr/share/java/zookeeper.jar";
 const JAVA: &str = "/usr/bin/java";
 
-/// A server.
+/// A ZooKeeper that was started for the bench and ends with it.
 pub struct ZooKeeper(Daemon);
 
 /// Starts a server with its built-in settings.
@@ -58,7 +58,6 @@ impl Peer for ZooKeeper {
     }
 }
 
-/// A session.
 struct Client {
     stream: TcpStream,
     asked: i32,

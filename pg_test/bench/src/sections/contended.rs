@@ -13,7 +13,6 @@ const CLIENTS: usize = 32;
 const SELECT: &str = "limit: SELECT by key";
 const CHURN: &str = "pg_fence, waiting in line";
 
-/// Both races.
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Leases, contended");
     losing(bench, &mut section)?;

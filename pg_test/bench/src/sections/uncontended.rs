@@ -29,7 +29,6 @@ const PEERS: &[(&str, Prepare)] = &[
 /// So many of them, the first, are one statement only.
 const BARE_LIMITS: usize = 3;
 
-/// Both races.
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Leases, uncontended");
     section.note(format!(

@@ -88,7 +88,7 @@ fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Gran
         // Whatever the outcome, a release may have been carried out.
         let releases = relying.iter().filter(|t| t.what == What::Release).map(|t| t.asked);
         until = until.min(releases.min().unwrap_or(i64::MAX));
-        // A next life of the worker may have reclaimed it.
+        // A next incarnation of the worker may have reclaimed it.
         let same = |t: &&&Transaction| t.worker == acquired.worker && t.what.acquires();
         let later = all.partition_point(|t| t.asked <= acquired.asked);
         let again = all[later..].iter().find(same).map(|t| t.asked);

@@ -100,7 +100,7 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
     assert!(fault(Disturbance::Revoke, Some(1)));
     assert!(!fault(Disturbance::StepClock, None));
     assert!(fault(Disturbance::FreezeBackend, None));
-    // Its next life has reclaimed it, and released that.
+    // Its next incarnation has reclaimed it, and released that.
     let mut evidence = good();
     too_soon(&mut evidence);
     evidence.records.extend(records(3, What::Acquire, 20, 30, 2));

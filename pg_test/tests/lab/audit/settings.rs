@@ -114,7 +114,7 @@ fn triggers_switched_off_are_found(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn a_setting_of_the_whole_server_is_found(lab: &Lab) -> Result<()> {
-    // The tokens are those that the audited will have drawn.
+    // The tokens are those that will have been drawn there.
     for (name, value, finding) in [
         ("pg_fence.token", "3", "who has no token presents that one"),
         ("session_replication_role", "replica", "triggers that are not ENABLE ALWAYS do not fire"),

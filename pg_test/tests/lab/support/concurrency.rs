@@ -38,7 +38,7 @@ pub fn gets_nothing(session: &mut Background) -> Result<()> {
     Ok(())
 }
 
-/// These still wait.
+/// None of these has been served.
 pub fn still_wait<'a>(sessions: impl IntoIterator<Item = &'a mut Background>) -> Result<()> {
     for (i, session) in sessions.into_iter().enumerate() {
         ensure!(!session.is_finished(), "number {i} of those who wait was served: {:?}", {
@@ -61,7 +61,7 @@ pub fn nothing_is_left(session: &mut Session) -> Result<()> {
     .map_err(|error| error.context(format!("{rows:?}")))
 }
 
-/// How often a process has gone to sleep, and so been woken.
+/// How often a process has gone to sleep, and so was woken up (voluntary context switches).
 pub fn sleeps(pid: i32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));

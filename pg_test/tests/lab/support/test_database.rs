@@ -39,12 +39,10 @@ impl TestDatabase {
         self.run(&format!("SELECT fence_protect('orders'{comma}{arguments})"))
     }
 
-    /// The database.
     pub fn database(&self) -> &Database {
         &self.database
     }
 
-    /// One more session.
     pub fn another(&self) -> Result<Session> {
         self.database.connect()
     }
@@ -106,7 +104,7 @@ impl DerefMut for TestDatabase {
     }
 }
 
-/// A db with the table `orders`, each row bound to the lease `order:{id}`.
+/// A database with the table `orders`, each row bound to the lease `order:{id}`.
 pub fn bound(lab: &Lab) -> Result<TestDatabase> {
     TestDatabase::orders(lab, "lease => 'order:{id}'")
 }

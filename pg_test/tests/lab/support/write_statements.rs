@@ -1,6 +1,6 @@
-//! Statements that write to `orders` by every way there is.
+//! Statements that write to `orders`: directly, through views, rules, functions, triggers, cursors and MERGE.
 
-/// What the paths go through.
+/// The views, rules, functions and triggers that these statements go through.
 pub const VIEWS_AND_FUNCTIONS: &str = "
     CREATE TABLE feed (id int, v int); INSERT INTO feed VALUES (1, 7);
     CREATE VIEW orders_view AS SELECT id, v, fence FROM orders WHERE id > 0 WITH CHECK OPTION;

@@ -19,7 +19,6 @@ struct Alone {
     taken: Arc<AtomicBool>,
 }
 
-/// Starts a server.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
     Ok(Box::new(Alone { etcd: start(bench.lab.rundir(), Way::Watched)?, taken: Arc::default() }))
 }

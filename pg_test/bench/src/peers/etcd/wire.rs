@@ -44,7 +44,7 @@ impl Connection {
         })
     }
 
-    /// Grants a lease.
+    /// Grants an etcd lease of this ttl; the answer is its id.
     pub fn grant(&mut self, ttl: Duration) -> Result<i64> {
         let question = LeaseGrant { ttl: ttl.as_secs() as i64 };
         let granted: LeaseGranted = self.call("/etcdserverpb.Lease/LeaseGrant", question)?;
@@ -104,7 +104,6 @@ impl Connection {
         Ok((locked.key, Revision(revision)))
     }
 
-    /// Unlocks.
     pub fn unlock(&mut self, key: Vec<u8>) -> Result<()> {
         let _: Answer = self.call("/v3lockpb.Lock/Unlock", Unlock { key })?;
         Ok(())

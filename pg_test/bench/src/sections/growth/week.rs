@@ -64,7 +64,6 @@ struct Day {
     index_mb: f64,
 }
 
-/// Both weeks.
 pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
     let days = bench.options.pick(2, 7);
     section.note(format!(

@@ -50,14 +50,11 @@ const fn one_row(name: &'static str, table: &'static str) -> Step {
 
 /// What all others of its table are set against, or beyond.
 pub const LOOP: &str = "the loop alone";
-/// The smallest statement.
 pub const ONE: &str = "SELECT 1";
 /// A table without a trigger.
 pub const NONE: &str = "none";
-/// The minimal trigger.
 pub const MINIMAL: &str = "minimal C trigger";
 
-/// All of them.
 pub const STEPS: &[Step] = &[
     call(LOOP, "count(token)"),
     call("plpgsql: select of a row", "count(plpgsql_select(name))"),
@@ -125,7 +122,6 @@ const WARM_UP: usize = 10;
 /// A database made ready: each step has rows and leases of its own, by their numbers.
 pub struct Course {
     calls: usize,
-    /// Of each lease.
     tokens: Vec<i64>,
     /// Of the lease that the bound table names; newer than what is in any row.
     token: i64,
