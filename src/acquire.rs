@@ -5,9 +5,9 @@ use crate::pg::lease_table::{AsOf, LeaseTable, Look};
 use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::row::{Deleter, NewGrant, Row};
 use crate::pg::{guarded_commits, server, snapshot_age, xact};
-use crate::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
-use crate::protocol::{Micros, Token};
 use crate::{guard, queue, session_leases};
+use pg_fence_rules::grant::{self, Acquire, Ask, Grant, Mode, Phase, Seat, Tokens};
+use pg_fence_rules::{Micros, Token};
 
 /// Who asks for what.
 pub struct Request<'a> {

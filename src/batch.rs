@@ -9,9 +9,9 @@ use crate::pg::lease_table::LeaseTable;
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::Row;
 use crate::pg::{server, xact};
-use crate::protocol::grant::{Ask, Mode};
-use crate::protocol::Token;
 use crate::{input, queue, session_leases, token};
+use pg_fence_rules::grant::{Ask, Mode};
+use pg_fence_rules::Token;
 
 /// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all of them, or NULL
 /// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 55000.

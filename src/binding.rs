@@ -4,7 +4,7 @@ use crate::errors::{self, Refusal};
 use crate::input::NAME_MAX;
 use crate::pg::describe;
 use crate::pg::trigger::{Attribute, Columns, Tuple};
-use crate::protocol::template::{self, Piece};
+use pg_fence_rules::template::{self, Piece};
 use std::borrow::Cow;
 
 /// The template of a table's leases.

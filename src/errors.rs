@@ -6,7 +6,7 @@ pub use hint::{Tried, Wrote};
 
 use crate::abbreviate;
 use crate::pg::raise::{to_utf8, Raised};
-use crate::protocol::{Micros, Token};
+use pg_fence_rules::{Micros, Token};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;

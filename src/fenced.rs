@@ -10,9 +10,9 @@ use crate::pg::args::{Answer, Args};
 use crate::pg::trigger::{Attribute, Call, Event, RowId, Tuple};
 use crate::pg::xact::{self, SubTransaction};
 use crate::pg::{describe, server, settings};
-use crate::protocol::fence::{self, Order, Verdict, Write};
-use crate::protocol::Token;
 use crate::token;
+use pg_fence_rules::fence::{self, Order, Verdict, Write};
+use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::cell::RefCell;
 

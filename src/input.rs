@@ -3,8 +3,8 @@
 
 use crate::errors::{self, Refusal};
 use crate::pg::args::Args;
-use crate::protocol::grant::{Ask, Mode};
-use crate::protocol::{Micros, Token};
+use pg_fence_rules::grant::{Ask, Mode};
+use pg_fence_rules::{Micros, Token};
 use std::time::Duration;
 
 /// The longest name of a lease, in bytes.

@@ -9,9 +9,9 @@ use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::{Deleter, Row};
 use crate::pg::{guarded_commits, relation, server, xact};
-use crate::protocol::grant::{Phase, Release};
-use crate::protocol::{Micros, Token};
 use crate::{guard, input, plant, queue, session_leases, token};
+use pg_fence_rules::grant::{Phase, Release};
+use pg_fence_rules::{Micros, Token};
 
 /// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL
 /// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 55000.

@@ -1,6 +1,6 @@
 //! pg_fence: leases with fencing tokens, and a trigger that refuses stale writes.
 //!
-//! One direction of flow: SQL call → `input` → lock and read (`pg`) → decide (`protocol`, pure) → write →
+//! One direction of flow: SQL call → `input` → lock and read (`pg`) → decide (`pg_fence_rules`, pure) → write →
 //! SQL answer. The SQL objects are written by hand in `sql/`; the C functions that they name are listed in
 //! `pg::entry`.
 //!
@@ -19,7 +19,6 @@ mod input;
 mod lease;
 mod pg;
 mod plant;
-mod protocol;
 mod queue;
 mod session_leases;
 mod status;

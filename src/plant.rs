@@ -2,7 +2,7 @@
 //! has one, any other has none and pays nothing for it. (`Cargo.toml` lists the names.)
 
 use crate::errors::Refusal;
-use crate::protocol::Token;
+use pg_fence_rules::Token;
 
 /// The time is that of the transaction's start.
 pub const NOW: bool = cfg!(planted = "now");

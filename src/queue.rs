@@ -14,7 +14,7 @@ use crate::pg::relation_lock::Wait;
 use crate::pg::server;
 use crate::pg::wait::{self, Waiting};
 use crate::pg::xact::{self, SubTransaction};
-use crate::protocol::Token;
+use pg_fence_rules::Token;
 use std::cell::RefCell;
 use std::time::Duration;
 

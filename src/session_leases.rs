@@ -10,9 +10,9 @@ use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::session_lock::{self, SessionLock};
 use crate::pg::xact::{self, SubTransaction};
 use crate::pg::{lock_count, server};
-use crate::protocol::grant::Phase;
-use crate::protocol::Token;
 use crate::queue;
+use pg_fence_rules::grant::Phase;
+use pg_fence_rules::Token;
 use std::cell::RefCell;
 
 /// A grant that this session acquired, to end with it.

@@ -5,8 +5,8 @@ use crate::pg::lock::{Mode, Tag};
 use crate::pg::relation::state_oid;
 use crate::pg::{sequence, server};
 use crate::plant;
-use crate::protocol::epoch::{self, Due, Recorded};
-use crate::protocol::Token;
+use pg_fence_rules::epoch::{self, Due, Recorded};
+use pg_fence_rules::Token;
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 

@@ -56,8 +56,6 @@ pub mod patroni;
 pub mod pooler;
 pub mod prefix;
 pub mod process;
-#[path = "../../src/protocol/mod.rs"]
-pub mod protocol;
 pub mod rundir;
 pub mod setup;
 pub mod soak;
@@ -75,5 +73,6 @@ pub use cluster::{Cluster, Shutdown};
 pub use database::Database;
 pub use fault::Fault;
 pub use lab::Lab;
+pub use pg_fence_rules as protocol;
 pub use trial::Trial;
 pub use worker::Worker;

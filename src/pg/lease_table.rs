@@ -8,7 +8,7 @@ use super::row::{Deleter, Fields, NewGrant, Row, LEASE};
 use super::version::Version;
 use super::{compat, raw, xact};
 use crate::errors::{self, Refusal};
-use crate::protocol::{Micros, Token};
+use pg_fence_rules::{Micros, Token};
 use pgrx::pg_sys;
 
 /// Which committed state a look-up sees; changes of this transaction are seen always.

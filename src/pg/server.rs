@@ -1,7 +1,7 @@
 //! The server, the clock and the caller.
 
-use crate::protocol::epoch::{Identity, Start};
-use crate::protocol::{Micros, Token};
+use pg_fence_rules::epoch::{Identity, Start};
+use pg_fence_rules::{Micros, Token};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 use std::time::Duration;

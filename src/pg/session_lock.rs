@@ -7,7 +7,7 @@
 
 use super::lock::TransactionOwns;
 use super::{compat, lock_count, server};
-use crate::protocol::Token;
+use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_int;

@@ -1,8 +1,8 @@
-//! The rules, and nothing else: state, event and time in; a decision out.
+//! The rules of leases and fences, and nothing else: state, event and time in; a decision out.
 //!
 //! Nothing here reads a clock, takes a lock, draws a token or knows that Postgres exists, so the same code
-//! is called by the extension, by property tests and by the model checker. Time is microseconds and is
-//! always an argument.
+//! is called by the extension, by property tests and by the model checker. It is a crate of its own so that the
+//! compiler sees to that: it depends on nothing. Time is microseconds and is always an argument.
 #![forbid(unsafe_code)]
 
 pub mod epoch;
