@@ -9,20 +9,13 @@
 //! and any use of a transaction's start time but as a lower bound of its snapshot's age (`pg::snapshot_age`).
 
 mod abbreviate;
-mod acquire;
-mod batch;
-mod binding;
 mod errors;
-mod fenced;
-mod guard;
-mod input;
-mod lease;
+mod fence;
+mod leases;
 mod pg;
 mod plant;
-mod queue;
-mod session_leases;
-mod status;
-mod token;
+mod sql;
+mod tokens;
 
 ::pgrx::pg_module_magic!(name, version);
 

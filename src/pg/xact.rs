@@ -167,12 +167,12 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
         | E::XACT_EVENT_PREPARE => {
             restore_commit();
             lock_count::transaction_ended();
-            crate::guard::transaction_ended();
-            crate::fenced::transaction_ended();
+            crate::leases::guard::transaction_ended();
+            crate::fence::transaction_ended();
             if event == E::XACT_EVENT_COMMIT {
-                crate::session_leases::transaction_committed();
+                crate::leases::session_leases::transaction_committed();
             } else {
-                crate::session_leases::transaction_rolled_back();
+                crate::leases::session_leases::transaction_rolled_back();
             }
         }
         E::XACT_EVENT_PRE_COMMIT => {
@@ -180,7 +180,7 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
             relax_commit();
         }
         E::XACT_EVENT_PRE_PREPARE => {
-            stop_on(crate::session_leases::before_prepare);
+            stop_on(crate::leases::session_leases::before_prepare);
             before_commit(true);
         }
         _ => {}
@@ -189,7 +189,7 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
 
 /// The last moment at which the transaction can still write.
 fn before_commit(prepares: bool) {
-    stop_on(|| crate::guard::before_commit(prepares));
+    stop_on(|| crate::leases::guard::before_commit(prepares));
 }
 
 /// Raises what the work refuses: an error here aborts the transaction, as one of a deferred trigger would.
@@ -210,17 +210,17 @@ unsafe extern "C-unwind" fn savepoint_event(
     match event {
         pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
             lock_count::savepoint_released(mine, parent);
-            crate::guard::savepoint_released(mine, parent);
-            crate::fenced::savepoint_released(mine, parent);
-            crate::queue::savepoint_released(mine, parent);
-            crate::session_leases::savepoint_released(mine, parent);
+            crate::leases::guard::savepoint_released(mine, parent);
+            crate::fence::savepoint_released(mine, parent);
+            crate::leases::line::savepoint_released(mine, parent);
+            crate::leases::session_leases::savepoint_released(mine, parent);
         }
         pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
             lock_count::savepoint_rolled_back(mine);
-            crate::guard::savepoint_rolled_back(mine);
-            crate::fenced::savepoint_rolled_back(mine);
-            crate::queue::savepoint_rolled_back(mine);
-            crate::session_leases::savepoint_rolled_back(mine);
+            crate::leases::guard::savepoint_rolled_back(mine);
+            crate::fence::savepoint_rolled_back(mine);
+            crate::leases::line::savepoint_rolled_back(mine);
+            crate::leases::session_leases::savepoint_rolled_back(mine);
         }
         _ => {}
     }
@@ -235,8 +235,8 @@ unsafe extern "C-unwind" fn release_event(
     // A commit's change is visible and its locks are gone only now; a released savepoint's pass to its parent.
     let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
     if after && top_level {
-        crate::queue::transaction_ended();
+        crate::leases::line::transaction_ended();
     } else if after && !commit {
-        crate::queue::locks_released();
+        crate::leases::line::locks_released();
     }
 }

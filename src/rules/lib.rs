@@ -8,6 +8,7 @@
 pub mod epoch;
 pub mod fence;
 pub mod grant;
+pub mod locks;
 pub mod template;
 
 /// A fencing token: a positive number from `fence.token_seq`.
@@ -15,3 +16,6 @@ pub type Token = i64;
 
 /// A point in time, or a span of it, in microseconds (points count from the server's epoch).
 pub type Micros = i64;
+
+/// The longest name of a lease, in bytes of the database's encoding.
+pub const NAME_MAX: usize = 512;

@@ -3,14 +3,14 @@
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
 //! statement, and whether a token speaks for a lease once per transaction.
 
-use crate::binding::{Binding, Leases};
+use super::binding::{Binding, Leases};
 use crate::errors::{self, Refusal, Tried, Wrote};
-use crate::guard;
+use crate::leases::guard;
 use crate::pg::args::{Answer, Args};
 use crate::pg::trigger::{Attribute, Call, Event, RowId, Tuple};
 use crate::pg::xact::{self, SubTransaction};
 use crate::pg::{describe, server, settings};
-use crate::token;
+use crate::tokens;
 use pg_fence_rules::fence::{self, Order, Verdict, Write};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
@@ -148,8 +148,8 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
         write.ambient =
             if MANAGED { arriving.or_else(|| ambient(&leases)) } else { ambient(&leases) };
     }
-    token::settle(plan.tokens)?;
-    let issued = |t| token::issued(plan.tokens, t);
+    tokens::settle(plan.tokens)?;
+    let issued = |t| tokens::issued(plan.tokens, t);
     let verdict = if MANAGED {
         fence::judge_managed(&write, plan.lease.is_some(), issued)
     } else {
@@ -406,7 +406,7 @@ impl Plan {
             duty,
             order,
             lease,
-            tokens: token::sequence()?,
+            tokens: tokens::sequence()?,
             moves,
             verified: call.has_twin(),
             depth: if moves { call.depth() } else { 0 },

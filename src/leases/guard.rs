@@ -3,18 +3,19 @@
 //! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
 //! once per lease and transaction. A verdict goes when its lock goes: with a rolled-back savepoint at once.
 
+use super::change::{check_role, find, knows};
+use super::locks::Locks;
+use super::{line, snapshot};
 use crate::errors::{self, Refusal};
-use crate::lease::{check_role, find, knows};
-use crate::pg::args::{Answer, Args};
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
-use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::Row;
 use crate::pg::version::Version;
 use crate::pg::xact::SubTransaction;
-use crate::pg::{guarded_commits, raise, relation, server, settings, xact};
-use crate::{input, plant, queue, token};
+use crate::pg::{guarded_commits, raise, relation, server, xact};
+use crate::{plant, tokens};
+use pg_fence_rules::locks::GUARD;
 use pg_fence_rules::{Micros, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
@@ -45,20 +46,12 @@ thread_local! {
     static GUARDS: RefCell<Guards> = RefCell::default();
 }
 
-/// `lease_guard(name, token) → bigint`: the token; until the transaction ends nobody else can be granted
-/// the lease, and the token is the transaction's `pg_fence.token`. Errors: PF004, 22004, 22023, 25006,
-/// 40001, 42501, 55000.
-pub fn lease_guard(args: Args) -> Result<Answer, Refusal> {
-    let name = input::name(&args, 0)?;
-    let token = input::token(&args, 1)?;
-    server::writable(c"lease_guard()");
-    require(&name, token, false)?;
-    settings::set_local(token);
+/// Notes a `lease_guard`: where the transaction turns out to end with that statement, its caller is warned.
+pub fn note_call(name: Vec<u8>) {
     if !xact::is_block() {
         let guarded = Some((name, xact::statement_started_at()));
         GUARDS.with_borrow_mut(|g| g.outside_block = guarded);
     }
-    Ok(token.into())
 }
 
 /// The lease of a guard that ends with its own statement, in a transaction that has written nothing: it has
@@ -132,19 +125,14 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
         return Err(not_speaking(&table, name, token));
     };
     let slot = seen.grant.slot;
-    // Both before the decision: from then on nobody must overlook it.
-    let locks = [Tag::grant(name, slot), Tag::guarded(name, slot)];
+    let mut locks = Locks::of(name);
     if !plant::NO_GUARD_LOCK {
-        for lock in &locks {
-            lock.take(Lock::Guard, true);
+        for want in GUARD {
+            locks.take(want, slot);
         }
     }
-    let floor = token::floor()?;
-    // Mostly nobody has changed it meanwhile.
-    let row = table.again(seen).or_else(|| {
-        let mut rows = table.rows(name, AsOf::Now).into_iter();
-        rows.find(|r| r.grant.slot == slot && knows(r, token))
-    });
+    let floor = tokens::floor()?;
+    let row = locks.read_again(&table, slot, Some(seen), |row| knows(row, token));
     // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
     let mut held = guards(name, slot);
     let row = row.filter(|r| {
@@ -152,16 +140,13 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
         held || r.grant.speaks(token, server::now(), floor)
     });
     let Some(row) = row else {
-        if !plant::NO_GUARD_LOCK {
-            locks.iter().for_each(|lock| lock.give(Lock::Guard));
-            // Who looked meanwhile found the lease guarded.
-            queue::wake(name);
-        }
+        drop(locks);
         return Err(not_speaking(&table, name, token));
     };
     check_role(name, &row, in_trigger)?;
-    check_snapshot(&table, name, &row)?;
-    queue::changed(name);
+    snapshot::check_guard(&table, name, &row)?;
+    locks.keep();
+    line::changed(name);
     let verdict = Verdict { slot, token, version: row.version(), savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
     Ok(())
@@ -239,25 +224,10 @@ pub fn savepoint_rolled_back(savepoint: SubTransaction) {
     });
 }
 
-/// At REPEATABLE READ and above the grant must have been there when the snapshot was taken: else the
-/// transaction reads the predecessor's world.
-fn check_snapshot(table: &LeaseTable, name: &[u8], row: &Row) -> Result<(), Refusal> {
-    if !xact::keeps_snapshot() || row.written_here() {
-        return Ok(());
-    }
-    let first = row.grant.tokens.first();
-    let seen = table.rows(name, AsOf::Transaction);
-    if seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first) {
-        Ok(())
-    } else {
-        Err(errors::snapshot_too_early(name))
-    }
-}
-
 fn not_speaking(table: &LeaseTable, name: &[u8], token: Token) -> Refusal {
     let mut refusal = errors::not_speaking(name, token);
     let rows = table.rows(name, AsOf::Now);
-    let (now, floor) = (server::now(), token::floor().unwrap_or(0));
+    let (now, floor) = (server::now(), tokens::floor().unwrap_or(0));
     if find(&rows, token).is_some_and(|row| row.grant.awaits_renewal(token, now, floor)) {
         refusal.hint = errors::RENEW_FIRST.into();
     }

@@ -5,12 +5,12 @@
 //! rollback of the acquire, and the end of the grant in this session. A grant that another session ends leaves its
 //! lock behind until `forget_ended` or the end of the session: it keeps nobody out, for its key is the first token.
 
+use super::line;
 use crate::errors::{self, Refusal};
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::session_lock::{self, SessionLock};
 use crate::pg::xact::{self, SubTransaction};
 use crate::pg::{lock_count, server};
-use crate::queue;
 use pg_fence_rules::grant::Phase;
 use pg_fence_rules::Token;
 use std::cell::RefCell;
@@ -134,7 +134,7 @@ fn notice_unlocked() {
         leases.retain(|lease| {
             let kept = SessionLock::of(lease.first).is_mine();
             if !kept {
-                queue::wake(&lease.name);
+                line::wake(&lease.name);
                 gone.push(lease.first);
             }
             kept
@@ -171,6 +171,6 @@ fn give_back(mut some: impl FnMut(&SessionLease) -> bool) {
 /// The session has ended, and its locks are gone: whoever waits for one of its leases is told.
 fn session_ended() {
     for lease in LEASES.take() {
-        queue::wake(&lease.name);
+        line::wake(&lease.name);
     }
 }
