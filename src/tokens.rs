@@ -1,6 +1,6 @@
 //! Where tokens come from, and what is known of those that were drawn.
 
-use crate::errors::{self, Refusal};
+use crate::pg::errors::{self, Refusal};
 use crate::pg::lock::Tag;
 use crate::pg::relation::state_oid;
 use crate::pg::{sequence, server};

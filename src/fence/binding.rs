@@ -1,7 +1,7 @@
 //! Which lease guards a row: the template of a trigger, filled from the row's columns.
 
-use crate::errors::{self, Refusal};
 use crate::pg::describe;
+use crate::pg::errors::{self, Refusal};
 use crate::pg::trigger::{Attribute, Columns, Tuple};
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::NAME_MAX;

@@ -3,4 +3,4 @@
 mod binding;
 mod trigger;
 
-pub use trigger::{fenced, savepoint_released, savepoint_rolled_back, transaction_ended};
+pub use trigger::{fenced, listen};

@@ -3,7 +3,7 @@
 use super::place::{self, KeptPlace, LockedPlace};
 use super::request::{Request, Tried};
 use super::{line, session_leases};
-use crate::errors::Refusal;
+use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::{LeaseTable, Look};
 use crate::pg::relation_lock::Wait;

@@ -2,7 +2,7 @@
 
 use super::locks::{Locked, Locks};
 use super::{guard, line, session_leases};
-use crate::errors::{self, Refusal};
+use crate::pg::errors::{self, Refusal};
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::row::{Deleter, Row};
 use crate::pg::{guarded_commits, relation, server};

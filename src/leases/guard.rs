@@ -6,14 +6,14 @@
 use super::change::{check_role, find, knows};
 use super::locks::Locks;
 use super::{line, snapshot};
-use crate::errors::{self, Refusal};
+use crate::pg::errors::{self, Refusal};
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::Row;
+use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
 use crate::pg::version::Version;
-use crate::pg::xact::SubTransaction;
-use crate::pg::{guarded_commits, raise, relation, server, xact};
+use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
 use crate::{plant, tokens};
 use pg_fence_rules::locks::GUARD;
 use pg_fence_rules::{Micros, Token};
@@ -70,7 +70,7 @@ const NOTE_WITHIN: Micros = 5_000_000;
 /// REPEATABLE READ transaction whose snapshot does not see what was written is then refused the lease.
 ///
 /// `prepares`: the transaction ends who knows when, and may outlive any grant.
-pub fn before_commit(prepares: bool) -> Result<(), Refusal> {
+fn before_commit(prepares: bool) -> Result<(), Refusal> {
     if let Some(name) = guarded_nothing() {
         raise::warn(errors::guarded_nothing(&name));
     }
@@ -192,36 +192,40 @@ pub fn has_written(table: Oid, token: Token) -> bool {
     GUARDS.with_borrow(|g| g.written.contains(&(table, token)))
 }
 
-/// The transaction is over, or prepared: its locks are no longer this session's to rely on.
-pub fn transaction_ended() {
-    GUARDS.with_borrow_mut(|g| {
-        if !g.by_lease.is_empty() || !g.written.is_empty() || g.outside_block.is_some() {
-            *g = Guards::default();
-        }
-    });
+impl OfSavepoint for Verdict {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        self.savepoint.pass(savepoint, parent);
+    }
+
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        self.savepoint.outlives(savepoint)
+    }
 }
 
-/// A savepoint's locks pass to its parent.
-pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
-    GUARDS.with_borrow_mut(|g| {
-        for verdict in g.by_lease.values_mut().flatten() {
-            if verdict.savepoint == savepoint {
-                verdict.savepoint = parent;
-            }
-        }
-    });
+impl OfSavepoint for Guards {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        self.by_lease.pass(savepoint, parent);
+    }
+
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        self.last = None;
+        self.outside_block = None;
+        self.by_lease.outlives(savepoint)
+    }
 }
 
-/// A savepoint's locks are gone.
-pub fn savepoint_rolled_back(savepoint: SubTransaction) {
-    GUARDS.with_borrow_mut(|g| {
-        g.last = None;
-        g.outside_block = None;
-        g.by_lease.retain(|_, verdicts| {
-            verdicts.retain(|v| v.savepoint != savepoint);
-            !verdicts.is_empty()
-        });
-    });
+impl Kept for Guards {
+    fn ended(&mut self, _: Ending) {
+        if !self.by_lease.is_empty() || !self.written.is_empty() || self.outside_block.is_some() {
+            *self = Guards::default();
+        }
+    }
+}
+
+/// Follows transactions; called once, when the library is loaded.
+pub fn listen() {
+    scope::keep(&GUARDS);
+    scope::before_commit(before_commit);
 }
 
 fn not_speaking(table: &LeaseTable, name: &[u8], token: Token) -> Refusal {
@@ -236,7 +240,7 @@ fn not_speaking(table: &LeaseTable, name: &[u8], token: Token) -> Refusal {
     }
     let Some(row) = find(&rows, token).or(rows.first()) else { return refusal };
     refusal.detailed(|d| {
-        d.holder = Some(raise::to_utf8(&row.holder().unwrap_or_else(|| row.session())));
+        d.holder = Some(encoding::to_utf8(&row.holder().unwrap_or_else(|| row.session())));
         d.expires_at = Some(errors::iso(row.grant.expires_at));
     })
 }

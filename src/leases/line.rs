@@ -6,7 +6,8 @@
 //! visible and its own locks are gone.
 
 use crate::pg::lock::Tag;
-use crate::pg::xact::{self, SubTransaction};
+use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
+use crate::pg::xact;
 use pg_fence_rules::locks::{HEAD_OF_LINE, SOMEBODY_WAITS};
 use std::cell::RefCell;
 
@@ -47,35 +48,37 @@ pub fn changed(name: &[u8]) {
     });
 }
 
-/// A savepoint's locks pass to its parent.
-pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
-    CHANGED.with_borrow_mut(|changed| {
-        changed.iter_mut().filter(|c| c.savepoint == savepoint).for_each(|c| c.savepoint = parent);
-    });
-}
-
-/// A savepoint's changes are undone; its locks are given back next.
-pub fn savepoint_rolled_back(savepoint: SubTransaction) {
-    CHANGED.with_borrow_mut(|changed| {
-        changed.iter_mut().filter(|c| c.savepoint == savepoint).for_each(|c| c.undone = true);
-    });
-}
-
-/// A savepoint that was rolled back has given back its locks.
-pub fn locks_released() {
-    CHANGED.with_borrow_mut(|changed| {
-        changed.retain(|c| {
-            if c.undone {
-                c.line.wake(HEAD_OF_LINE.mode);
-            }
-            !c.undone
-        });
-    });
-}
-
-/// The transaction has given back its locks.
-pub fn transaction_ended() {
-    for changed in CHANGED.take() {
-        changed.line.wake(HEAD_OF_LINE.mode);
+impl OfSavepoint for Changed {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        self.savepoint.pass(savepoint, parent);
     }
+
+    /// It is told of when the locks are gone: woken now, the head would find the lease locked.
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        self.undone |= self.savepoint == savepoint;
+        true
+    }
+}
+
+impl Kept for Vec<Changed> {
+    /// The locks are still held: heads are woken when they are gone.
+    fn ended(&mut self, _: Ending) {}
+
+    fn locks_gone(&mut self, transaction_is_over: bool) {
+        self.retain(|changed| {
+            let tell = changed.undone || transaction_is_over;
+            if tell {
+                changed.line.wake(HEAD_OF_LINE.mode);
+            }
+            !tell
+        });
+        if transaction_is_over {
+            *self = Vec::new();
+        }
+    }
+}
+
+/// Follows transactions; called once, when the library is loaded.
+pub fn listen() {
+    scope::keep(&CHANGED);
 }

@@ -14,3 +14,11 @@ pub mod request;
 pub mod session_leases;
 mod snapshot;
 pub mod wait;
+
+/// Follows transactions; called once, when the library is loaded.
+pub fn listen() {
+    // A session lease refuses a PREPARE before a guard writes its note.
+    session_leases::listen();
+    guard::listen();
+    line::listen();
+}

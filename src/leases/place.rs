@@ -8,7 +8,7 @@ use super::guard;
 use super::locks::Locks;
 use super::request::{Request, Tried};
 use super::snapshot;
-use crate::errors::Refusal;
+use crate::pg::errors::Refusal;
 use crate::pg::lease_table::{AsOf, LeaseTable, Look};
 use crate::pg::lock::Tag;
 use crate::pg::row::{Deleter, Row};

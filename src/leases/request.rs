@@ -1,6 +1,6 @@
 //! What an acquire asks for, and how it ends.
 
-use crate::errors::{self, Refusal};
+use crate::pg::errors::{self, Refusal};
 use crate::pg::row::Row;
 use crate::pg::server;
 use pg_fence_rules::grant::{Ask, Mode, Seat};

@@ -2,7 +2,7 @@
 //! be the predecessor's.
 
 use super::request::Request;
-use crate::errors::{self, Refusal};
+use crate::pg::errors::{self, Refusal};
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::row::Row;
 use crate::pg::{guarded_commits, snapshot_age, xact};

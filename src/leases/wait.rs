@@ -2,7 +2,7 @@
 
 use super::acquire::attempt;
 use super::request::{Request, Tried};
-use crate::errors::Refusal;
+use crate::pg::errors::Refusal;
 use crate::pg::lock::Tag;
 use crate::pg::memory::Scratch;
 use crate::pg::relation_lock::Wait;

@@ -4,8 +4,8 @@
 //! Never delete one: an older version's SQL may still name it.
 
 use super::args::{Answer, Args};
+use super::errors::Refusal;
 use super::raise;
-use crate::errors::Refusal;
 use pgrx::pg_sys;
 
 /// Serves a call of an SQL function.

@@ -3,7 +3,8 @@
 //! replication's apply writes; as there, statement triggers and rules are not applied, and no rights are asked.
 
 use super::compat;
-use super::raise::{self, Raised};
+use super::errors::Raised;
+use super::raise;
 use super::row::{Fields, COLUMNS};
 use super::version::Version;
 use pgrx::pg_sys;

@@ -5,13 +5,13 @@
 //! writes over one that no other open transaction writes: its key stays, so the update is a HOT one.
 
 use super::args::text_datum;
+use super::errors::Refusal;
 use super::keyed::{Access, Keyed, Spec};
 use super::lock::Tag;
 use super::relation_lock::Wait;
 use super::row::{Deleter, Fields};
 use super::version::Version;
 use super::{compat, raw, xact};
-use crate::errors::Refusal;
 use pg_fence_rules::locks::{Lock, NOTE_COMMIT};
 use pgrx::pg_sys;
 

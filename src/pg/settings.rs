@@ -1,6 +1,6 @@
 //! The setting `pg_fence.token`.
 
-use super::raise::c_string;
+use super::encoding::c_string;
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::{c_char, c_void, CStr};

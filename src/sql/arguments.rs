@@ -1,9 +1,9 @@
 //! What callers pass, checked: 22004 for NULL where a value is needed, 22023 for what is out of range. NULL for what
 //! has a default means the default: wrappers pass NULL for what their caller left out.
 
-use crate::errors::{self, Refusal};
 use crate::leases::request::Request;
 use crate::pg::args::Args;
+use crate::pg::errors::{self, Refusal};
 use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::{Micros, Token, NAME_MAX};
 use std::time::Duration;

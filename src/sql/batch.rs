@@ -1,15 +1,15 @@
 //! Several leases under one token: all or none, and never a deadlock, for names are taken in their order.
 
 use super::arguments;
-use crate::errors::Refusal;
 use crate::leases::acquire::attempt_all;
 use crate::leases::change::{self, Releasable};
 use crate::leases::request::Request;
 use crate::pg::args::{Answer, Args};
+use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::LeaseTable;
 use crate::pg::row::Row;
-use crate::pg::{server, xact};
+use crate::pg::{commit, server};
 use crate::tokens;
 use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::Token;
@@ -70,7 +70,7 @@ pub fn release_all(args: Args) -> Result<Answer, Refusal> {
     let names = arguments::names(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     server::writable(c"lease_release_all()");
-    xact::release(|| release_each(&names, token))
+    commit::release(|| release_each(&names, token))
 }
 
 fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {

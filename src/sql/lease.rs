@@ -1,15 +1,15 @@
 //! The functions on one lease.
 
 use super::arguments;
-use crate::errors::Refusal;
 use crate::leases::change::{self, Releasable};
 use crate::leases::request::Tried;
 use crate::leases::{acquire as attempts, guard, wait};
 use crate::pg::args::{Answer, Args};
+use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::relation_lock::Wait;
-use crate::pg::{server, settings, xact};
+use crate::pg::{commit, server, settings, xact};
 use crate::{plant, tokens};
 use pg_fence_rules::Token;
 
@@ -52,7 +52,7 @@ pub fn release(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     server::writable(c"lease_release()");
-    xact::release(|| release_one(&name, token))
+    commit::release(|| release_one(&name, token))
 }
 
 fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {

@@ -1,8 +1,8 @@
 //! What is shown, and the jump by hand.
 
 use super::arguments;
-use crate::errors::Refusal;
 use crate::pg::args::{text_datum, Answer, Args};
+use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::LeaseTable;
 use crate::pg::lock::Tag;
