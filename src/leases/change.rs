@@ -1,14 +1,14 @@
 //! Renewing and ending a grant: what its own holder does with one of its tokens, and what an administrator does.
 
 use super::locks::{Locked, Locks};
-use super::{guard, line, session_leases};
+use super::{line, session_leases};
 use crate::pg::errors::{self, Refusal};
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::row::{Deleter, Row};
-use crate::pg::{guarded_commits, relation, server};
+use crate::pg::{relation, server};
 use crate::tokens;
 use pg_fence_rules::grant::{Phase, Release};
-use pg_fence_rules::locks::{CHANGE, PRUNE};
+use pg_fence_rules::locks::CHANGE;
 use pg_fence_rules::{Micros, Token};
 
 /// The grant that this token may renew, locked, and the time of the decision.
@@ -106,26 +106,6 @@ pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal>
     let now = server::now();
     rows.iter().try_for_each(|row| close(table, row, closing, now))?;
     Ok(Some(closing))
-}
-
-/// Deletes a row that ended before `horizon`, unless somebody guards or changes it. The lock is given back at once, for
-/// there may be millions of rows: an acquire sees by the row itself that it is being deleted.
-pub fn prune(table: &LeaseTable, found: &Row, horizon: Micros) -> Result<bool, Refusal> {
-    let (name, slot) = (found.name(), found.grant.slot);
-    if guard::guards(&name, slot) {
-        return Ok(false);
-    }
-    let is_over = |row: &Row| row.over_since() < horizon && row.deleter() == Deleter::None;
-    let Some(locked) = Locked::grant(table, &name, slot, PRUNE, None, is_over) else {
-        return Ok(false);
-    };
-    locked.then_give_back(|row| {
-        let deleted = table.delete(row)?;
-        if deleted {
-            guarded_commits::forget(&name)?;
-        }
-        Ok(deleted)
-    })
 }
 
 /// Locks the grant that has this token against other changes, waiting for an open transaction that has

@@ -2,6 +2,7 @@
 
 use super::arguments;
 use crate::leases::change::{self, Releasable};
+use crate::leases::prune::prune_row;
 use crate::leases::request::Tried;
 use crate::leases::{acquire as attempts, guard, wait};
 use crate::pg::args::{Answer, Args};
@@ -113,7 +114,7 @@ pub fn prune(args: Args) -> Result<Answer, Refusal> {
     let horizon = server::now().saturating_sub(older_than);
     let mut pruned = 0i64;
     table.each(|found| {
-        if found.over_since() < horizon && change::prune(&table, found, horizon)? {
+        if found.over_since() < horizon && prune_row(&table, found, horizon)? {
             pruned += 1;
         }
         Ok(())
