@@ -1,31 +1,38 @@
 //! pg_fence: leases with fencing tokens, and a trigger that refuses stale writes.
 //!
-//! One direction of flow: SQL call → `input` → lock and read (`pg`) → decide (`protocol`, pure) → write →
-//! SQL answer. The SQL objects are written by hand in `sql/`; the C functions that they name are listed in
-//! `pg::entry`.
+//! One room calls only those below it:
+//!
+//! | room | what is there |
+//! | --- | --- |
+//! | `sql` | the functions that SQL calls, and their arguments; the SQL objects themselves are in `sql/` |
+//! | `leases`, `fence` | granting, changing, guarding and waiting; the trigger |
+//! | `tokens` | where tokens come from, and when the sequence moves on |
+//! | `pg` | PostgreSQL: tables, locks, transactions, settings, errors; the only room with `unsafe` |
+//! | `rules` | the rules that decide, and the table of locks: a crate of its own that knows no server |
+//!
+//! A call flows like this: arguments, look, lock, look again (`leases::locks`), decide (`rules`), draw (`tokens`), write,
+//! answer. `plant` has known bugs for the tests to find.
 //!
 //! What is deliberately absent: SPI on the way of a lease or a write (no plan, no `search_path`, no rights of
 //! the caller's), background workers, shared memory of our own (no `shared_preload_libraries`), LISTEN/NOTIFY,
 //! and any use of a transaction's start time but as a lower bound of its snapshot's age (`pg::snapshot_age`).
 
-mod abbreviate;
-mod acquire;
-mod batch;
-mod binding;
-mod errors;
-mod fenced;
-mod guard;
-mod input;
-mod lease;
+mod fence;
+mod leases;
 mod pg;
 mod plant;
-mod protocol;
-mod queue;
-mod session_leases;
-mod status;
-mod token;
+mod sql;
+mod tokens;
 
 ::pgrx::pg_module_magic!(name, version);
+
+pg::load::on_load!(listen);
+
+/// What is kept for as long as a transaction, registered from above.
+fn listen() {
+    fence::listen();
+    leases::listen();
+}
 
 // The parts of the install script, for `cargo pgrx`.
 ::pgrx::extension_sql_file!("../sql/1_schema.sql", name = "schema");

@@ -1,8 +1,7 @@
 //! Known bugs, planted to show that the chaos run catches each of them: a build with `--cfg planted="<name>"`
 //! has one, any other has none and pays nothing for it. (`Cargo.toml` lists the names.)
 
-use crate::errors::Refusal;
-use crate::protocol::Token;
+use pg_fence_rules::Token;
 
 /// The time is that of the transaction's start.
 pub const NOW: bool = cfg!(planted = "now");
@@ -23,7 +22,7 @@ thread_local! {
 }
 
 /// With `TOKEN_BEFORE_LOCK`, draws the token of an acquire that has not locked anything yet.
-pub fn draw_early(draw: impl FnOnce() -> Result<Token, Refusal>) -> Result<(), Refusal> {
+pub fn draw_early<E>(draw: impl FnOnce() -> Result<Token, E>) -> Result<(), E> {
     if TOKEN_BEFORE_LOCK {
         EARLY.set(Some(draw()?));
     }
@@ -31,7 +30,7 @@ pub fn draw_early(draw: impl FnOnce() -> Result<Token, Refusal>) -> Result<(), R
 }
 
 /// The token that `draw_early` drew, or else the one that is drawn now, under the lock.
-pub fn early_or(draw: impl FnOnce() -> Result<Token, Refusal>) -> Result<Token, Refusal> {
+pub fn early_or<E>(draw: impl FnOnce() -> Result<Token, E>) -> Result<Token, E> {
     let early = if TOKEN_BEFORE_LOCK { EARLY.take() } else { None };
     early.map_or_else(draw, Ok)
 }

@@ -56,8 +56,6 @@ pub mod patroni;
 pub mod pooler;
 pub mod prefix;
 pub mod process;
-#[path = "../../src/protocol/mod.rs"]
-pub mod protocol;
 pub mod rundir;
 pub mod setup;
 pub mod soak;
@@ -76,6 +74,7 @@ pub use database::Database;
 pub use fault::Fault;
 pub use inventory;
 pub use lab::Lab;
+pub use pg_fence_rules as protocol;
 pub use pg_test_macros::lab_test;
 pub use test_case::TestCase;
 pub use worker::Worker;

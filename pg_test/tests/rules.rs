@@ -1,10 +1,10 @@
 //! Properties of the pure rules, for whatever input.
 
-use pg_test::protocol::epoch::{self, Due, Identity, Recorded, Start, CLOCK_ZERO, STRIDE};
-use pg_test::protocol::fence::{judge, Order, Verdict, Write};
-use pg_test::protocol::grant::{self, Acquire, Ask, Grant, Mode, Phase, Release, Seat, Tokens};
-use pg_test::protocol::template::{self, Piece};
-use pg_test::protocol::{Micros, Token};
+use pg_fence_rules::epoch::{self, Due, Identity, Recorded, Start, CLOCK_ZERO, STRIDE};
+use pg_fence_rules::fence::{judge, Order, Verdict, Write};
+use pg_fence_rules::grant::{self, Acquire, Ask, Grant, Mode, Phase, Release, Seat, Tokens};
+use pg_fence_rules::template::{self, Piece};
+use pg_fence_rules::{Micros, Token};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -200,8 +200,7 @@ pub unsafe fn init_range_table(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let entry =
-            super::executor::node::<pg_sys::RangeTblEntry>(pg_sys::NodeTag::T_RangeTblEntry);
+        let entry = node::<pg_sys::RangeTblEntry>(pg_sys::NodeTag::T_RangeTblEntry);
         (*entry).rtekind = pg_sys::RTEKind::RTE_RELATION;
         (*entry).relid = (*table).rd_id;
         (*entry).relkind = (*(*table).rd_rel).relkind;
@@ -238,5 +237,18 @@ pub unsafe fn recheck(state: *mut pg_sys::EState) -> pg_sys::EPQState {
         #[cfg(not(feature = "pg15"))]
         pg_sys::EvalPlanQualInit(&mut recheck, state, plan, none, -1, std::ptr::null_mut());
         recheck
+    }
+}
+
+/// A node of all zeroes.
+///
+/// # Safety
+/// The type must be that tag's.
+pub(super) unsafe fn node<T>(tag: pg_sys::NodeTag) -> *mut T {
+    // SAFETY: the caller's promise; every node begins with its tag.
+    unsafe {
+        let node = pg_sys::palloc0(std::mem::size_of::<T>());
+        *node.cast::<pg_sys::NodeTag>() = tag;
+        node.cast()
     }
 }

@@ -1,7 +1,7 @@
 //! Values made of several.
 
 use super::args::{Answer, Args};
-use crate::protocol::Token;
+use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::c_int;
 

@@ -1,9 +1,9 @@
 //! Rows and tables in words: parts of a lease's name, and what an error may show of a refused write.
 
 use super::args::text_bytes;
-use super::raise::to_utf8;
+use super::encoding::to_utf8;
+use super::errors::{Location, Refusal};
 use super::trigger::{Attribute, Call};
-use crate::errors::{Location, Refusal};
 use pgrx::pg_sys;
 use serde_json::{Map, Value};
 use std::ffi::{c_char, CStr};

@@ -3,7 +3,8 @@
 //! replication's apply writes; as there, statement triggers and rules are not applied, and no rights are asked.
 
 use super::compat;
-use super::raise::{self, Raised};
+use super::errors::Raised;
+use super::raise;
 use super::row::{Fields, COLUMNS};
 use super::version::Version;
 use pgrx::pg_sys;
@@ -95,7 +96,7 @@ unsafe fn execute(
         let state = pg_sys::CreateExecutorState();
         let context = pg_sys::MemoryContextSwitchTo((*state).es_query_cxt);
         compat::init_range_table(state, table, columns(updated));
-        let result = node::<pg_sys::ResultRelInfo>(pg_sys::NodeTag::T_ResultRelInfo);
+        let result = compat::node::<pg_sys::ResultRelInfo>(pg_sys::NodeTag::T_ResultRelInfo);
         pg_sys::InitResultRelInfo(result, table, 1, std::ptr::null_mut(), 0);
         // Here AFTER triggers look for it.
         (*state).es_opened_result_relations =
@@ -187,17 +188,4 @@ fn columns(bits: u32) -> *mut pg_sys::Bitmapset {
         // SAFETY: a set of the current memory.
         unsafe { pg_sys::bms_add_member(set, member) }
     })
-}
-
-/// A node of all zeroes.
-///
-/// # Safety
-/// The type must be that tag's.
-pub(super) unsafe fn node<T>(tag: pg_sys::NodeTag) -> *mut T {
-    // SAFETY: the caller's promise; every node begins with its tag.
-    unsafe {
-        let node = pg_sys::palloc0(std::mem::size_of::<T>());
-        *node.cast::<pg_sys::NodeTag>() = tag;
-        node.cast()
-    }
 }

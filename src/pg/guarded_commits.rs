@@ -5,13 +5,14 @@
 //! writes over one that no other open transaction writes: its key stays, so the update is a HOT one.
 
 use super::args::text_datum;
+use super::errors::Refusal;
 use super::keyed::{Access, Keyed, Spec};
-use super::lock::{Mode, Tag};
+use super::lock::Tag;
 use super::relation_lock::Wait;
 use super::row::{Deleter, Fields};
 use super::version::Version;
 use super::{compat, raw, xact};
-use crate::errors::Refusal;
+use pg_fence_rules::locks::{Lock, NOTE_COMMIT};
 use pgrx::pg_sys;
 
 static SPEC: Spec = Spec {
@@ -36,7 +37,9 @@ pub fn note(name: &[u8]) -> Result<(), Refusal> {
     let Some(table) = Table::open(Access::Write, Wait::Queue)? else { return Ok(()) };
     for place in 0.. {
         // Whoever commits at the same time has another place: nobody waits.
-        if Tag::guarded_commit(name, place).take(Mode::Own, false) && table.write(name, place)? {
+        if Tag::new(Lock::GuardedCommit, name, place).take(NOTE_COMMIT.mode, NOTE_COMMIT.waits)
+            && table.write(name, place)?
+        {
             break;
         }
     }
@@ -48,14 +51,14 @@ pub fn forget(name: &[u8]) -> Result<(), Refusal> {
     let Some(table) = Table::open(Access::Write, Wait::Never)? else { return Ok(()) };
     for note in table.notes(name, AsSeen::Now) {
         // The lock is given back at once, for there may be millions: who commits sees the deletion.
-        let lock = Tag::guarded_commit(name, note.place);
-        if lock.take(Mode::Own, false) {
+        let lock = Tag::new(Lock::GuardedCommit, name, note.place);
+        if lock.take(NOTE_COMMIT.mode, NOTE_COMMIT.waits) {
             let there = table.at(name, note.place);
             if let Some(note) = there.filter(|note| note.deleter == Deleter::None) {
                 table.0.delete(note.version)?;
                 xact::see_own_changes();
             }
-            lock.give(Mode::Own);
+            lock.give(NOTE_COMMIT.mode);
         }
     }
     Ok(())

@@ -4,12 +4,12 @@
 //! waiter or for a guarded transaction. Who has written keeps the table's lock until the transaction ends,
 //! as every writer does: pg_repack and CREATE INDEX rely on that.
 
+use super::errors::{self, Refusal};
 use super::relation::state_oid;
 use super::relation_lock::{self, Wait};
 use super::row::{Fields, COLUMNS};
 use super::version::Version;
 use super::{compat, executor, raw};
-use crate::errors::{self, Refusal};
 use crate::plant;
 use pgrx::pg_sys;
 use std::cell::Cell;

@@ -1,14 +1,14 @@
 //! The lease table, read and written directly: no SPI, so no plan, no `search_path`, no rights of the caller's.
 
 use super::args::text_datum;
+use super::errors::{self, Refusal};
 use super::keyed::{Access, Keyed, Spec};
 use super::memory::Scratch;
 use super::relation_lock::Wait;
 use super::row::{Deleter, Fields, NewGrant, Row, LEASE};
 use super::version::Version;
 use super::{compat, raw, xact};
-use crate::errors::{self, Refusal};
-use crate::protocol::{Micros, Token};
+use pg_fence_rules::{Micros, Token};
 use pgrx::pg_sys;
 
 /// Which committed state a look-up sees; changes of this transaction are seen always.

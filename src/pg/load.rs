@@ -1,12 +1,9 @@
 //! What happens when the library is loaded into a backend.
 
-use super::{keyed, relation, settings, xact};
+use super::{keyed, lock_count, relation, scope, settings};
 
-/// # Safety
-/// For Postgres to call, once for each backend.
-#[no_mangle]
-#[doc(hidden)]
-pub unsafe extern "C-unwind" fn _PG_init() {
+/// Makes this room ready; `above` then registers what the rooms above it keep for as long as a transaction.
+pub fn load(above: fn()) {
     // Where backtraces are on, pgrx puts one, with file paths, into the DETAIL of every error that passes
     // through Rust. No thread but this one exists.
     std::env::remove_var("RUST_BACKTRACE");
@@ -15,5 +12,23 @@ pub unsafe extern "C-unwind" fn _PG_init() {
     settings::declare();
     relation::listen();
     keyed::listen();
-    xact::listen();
+    lock_count::listen();
+    above();
+    scope::listen();
 }
+
+/// Defines the function that Postgres calls when it loads the library.
+macro_rules! on_load {
+    ($above:path) => {
+        /// # Safety
+        /// For Postgres to call, once for each backend.
+        #[no_mangle]
+        #[doc(hidden)]
+        #[allow(unsafe_code)]
+        pub unsafe extern "C-unwind" fn _PG_init() {
+            $crate::pg::load::load($above);
+        }
+    };
+}
+
+pub(crate) use on_load;

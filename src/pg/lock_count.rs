@@ -5,7 +5,8 @@
 //! transaction is refused before it has a quarter of it.
 
 use super::compat;
-use super::xact::{self, SubTransaction};
+use super::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
+use super::xact;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode};
@@ -102,24 +103,24 @@ pub fn given_back(entry: Entry) {
     });
 }
 
-/// A savepoint's locks pass to its parent.
-pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
-    TAKEN.with_borrow_mut(|taken| {
-        for held in taken.values_mut().filter(|held| held.savepoint == savepoint) {
-            held.savepoint = parent;
-        }
-    });
+impl OfSavepoint for Taken {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        self.savepoint.pass(savepoint, parent);
+    }
+
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        self.savepoint.outlives(savepoint)
+    }
 }
 
-/// A savepoint's locks are gone.
-pub fn savepoint_rolled_back(savepoint: SubTransaction) {
-    TAKEN.with_borrow_mut(|taken| taken.retain(|_, held| held.savepoint != savepoint));
+impl Kept for HashMap<Entry, Taken> {
+    fn ended(&mut self, _: Ending) {
+        self.clear();
+        self.shrink_to(KEPT);
+    }
 }
 
-/// The transaction is over, or prepared: its locks are no longer this session's.
-pub fn transaction_ended() {
-    TAKEN.with_borrow_mut(|taken| {
-        taken.clear();
-        taken.shrink_to(KEPT);
-    });
+/// Follows transactions; called once, when the library is loaded.
+pub fn listen() {
+    scope::keep(&TAKEN);
 }

@@ -5,10 +5,13 @@
 
 pub mod args;
 pub mod column;
+pub mod commit;
 pub mod compat;
 pub mod composite;
 pub mod describe;
+pub mod encoding;
 pub mod entry;
+pub mod errors;
 mod executor;
 pub mod guarded_commits;
 pub mod keyed;
@@ -22,6 +25,7 @@ mod raw;
 pub mod relation;
 pub mod relation_lock;
 pub mod row;
+pub mod scope;
 pub mod sequence;
 pub mod server;
 pub mod session_lock;

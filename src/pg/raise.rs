@@ -4,7 +4,8 @@
 //! Postgres's own calls, after all Rust work is done: they leave by longjmp, which no destructor may meet.
 
 use super::compat;
-use crate::errors::Refusal;
+use super::encoding::{c_string, in_server_encoding, keeps_utf8};
+use super::errors::{Raised, Refusal};
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use std::any::Any;
@@ -49,11 +50,6 @@ impl Staged {
         }
     }
 }
-
-/// An error of Postgres, or of a trigger or constraint of a user's, as it was raised: with whatever SQLSTATE
-/// and fields, of which pgrx keeps a few. The transaction cannot go on.
-#[derive(Clone, Copy)]
-pub struct Raised(*mut pg_sys::ErrorData);
 
 thread_local! {
     /// Copies of errors go into this memory; NULL where none is wanted.
@@ -264,58 +260,4 @@ fn encode(sqlstate: &str) -> c_int {
         .enumerate()
         .map(|(i, byte)| c_int::from(byte.wrapping_sub(b'0') & 0x3f) << (6 * i))
         .sum()
-}
-
-/// A palloc'ed, NUL-terminated copy; a NUL inside ends it.
-pub fn c_string(bytes: &[u8]) -> *const c_char {
-    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
-    // SAFETY: the new block has room for the bytes and the NUL.
-    unsafe {
-        let copy = pg_sys::palloc(end + 1).cast::<u8>();
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy, end);
-        *copy.add(end) = 0;
-        copy.cast()
-    }
-}
-
-/// Is the database in UTF-8, or in no encoding that is known?
-fn keeps_utf8() -> bool {
-    // SAFETY: reads what was set when the backend connected.
-    let encoding = unsafe { pg_sys::GetDatabaseEncoding() } as pg_sys::pg_enc::Type;
-    [pg_sys::pg_enc::PG_UTF8, pg_sys::pg_enc::PG_SQL_ASCII].contains(&encoding)
-}
-
-/// UTF-8 text in the database's encoding.
-fn in_server_encoding(text: String) -> Vec<u8> {
-    if text.is_ascii() {
-        return text.into_bytes();
-    }
-    if keeps_utf8() {
-        return text.into_bytes();
-    }
-    // SAFETY: the conversion gets a length and a NUL-terminated copy, and gives back one or the other.
-    unsafe {
-        let copy = c_string(text.as_bytes());
-        let converted =
-            pg_sys::pg_any_to_server(copy, text.len() as c_int, pg_sys::pg_enc::PG_UTF8 as c_int);
-        CStr::from_ptr(converted).to_bytes().to_vec()
-    }
-}
-
-/// Text of the database as UTF-8.
-pub fn to_utf8(bytes: &[u8]) -> String {
-    if let (true, Ok(text)) = (bytes.is_ascii(), std::str::from_utf8(bytes)) {
-        return text.to_owned();
-    }
-    // SAFETY: as above.
-    unsafe {
-        if pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_SQL_ASCII as c_int {
-            // No encoding is known: what is not UTF-8 cannot be shown.
-            return String::from_utf8_lossy(bytes).into_owned();
-        }
-        let copy = c_string(bytes);
-        let converted =
-            pg_sys::pg_server_to_any(copy, bytes.len() as c_int, pg_sys::pg_enc::PG_UTF8 as c_int);
-        CStr::from_ptr(converted).to_string_lossy().into_owned()
-    }
 }

@@ -1,7 +1,7 @@
 //! Finding the objects of the extension's own schema.
 
 use super::args::text_bytes;
-use crate::errors::{self, Refusal};
+use super::errors::{self, Refusal};
 use once_cell::unsync::OnceCell;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;

@@ -5,8 +5,8 @@ use super::composite::{bigints, read_bigints};
 use super::session_lock::SessionLock;
 use super::version::Version;
 use super::{compat, raw, xact};
-use crate::protocol::grant::{Grant, Mode, Tokens};
-use crate::protocol::{Micros, Token};
+use pg_fence_rules::grant::{Grant, Mode, Tokens};
+use pg_fence_rules::{Micros, Token};
 use pgrx::pg_sys;
 
 /// How many columns a table of the state may have. A later version of the SQL objects may have added some: they

@@ -1,7 +1,7 @@
 //! The server, the clock and the caller.
 
-use crate::protocol::epoch::{Identity, Start};
-use crate::protocol::{Micros, Token};
+use pg_fence_rules::epoch::{Identity, Start};
+use pg_fence_rules::{Micros, Token};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 use std::time::Duration;
@@ -88,7 +88,7 @@ pub fn current_role() -> Vec<u8> {
 /// May the caller act for this role: is it that role, a member of it, or a superuser? In a trigger that runs
 /// under another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
 pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
-    let name = super::raise::c_string(role);
+    let name = super::encoding::c_string(role);
     // SAFETY: catalog look-ups by a NUL-terminated name.
     unsafe {
         let current = pg_sys::GetUserId();

@@ -5,9 +5,10 @@
 //! (`field4`) is unreachable from SQL otherwise, and its key is the grant's first token itself: no two grants
 //! share it, and one that is left behind keeps no later grant alive.
 
-use super::lock::TransactionOwns;
+use super::lock::is_had_by_others;
 use super::{compat, lock_count, server};
-use crate::protocol::Token;
+use pg_fence_rules::locks::LockMode;
+use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -15,11 +16,8 @@ use std::ffi::c_int;
 /// What sets these tags apart from those of `lock`.
 const KIND: u16 = 0x504c;
 
-/// What the session holds. Excludes `PROBE`.
+/// What the session holds. Conflicts with `LockMode::Probe`, by which others ask whether it lives.
 const HELD: c_int = pg_sys::ExclusiveLock as c_int;
-
-/// What asks whether it is held: two that ask at once do not take each other for the holder.
-const PROBE: c_int = pg_sys::ShareLock as c_int;
 
 /// The lock of the grant whose first token this is.
 pub struct SessionLock(pg_sys::LOCKTAG);
@@ -65,16 +63,7 @@ impl SessionLock {
         if self.is_mine() || server::in_recovery() {
             return true;
         }
-        let _owner = TransactionOwns::now();
-        // SAFETY: the tag is complete; what was taken is given back at once.
-        unsafe {
-            let taken = pg_sys::LockAcquire(&self.0, PROBE, false, true);
-            let free = taken != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
-            if free {
-                pg_sys::LockRelease(&self.0, PROBE, false);
-            }
-            !free
-        }
+        is_had_by_others(&self.0, LockMode::Probe)
     }
 }
 

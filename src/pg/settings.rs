@@ -1,7 +1,7 @@
 //! The setting `pg_fence.token`.
 
-use super::raise::c_string;
-use crate::protocol::Token;
+use super::encoding::c_string;
+use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::{c_char, c_void, CStr};
 

@@ -5,7 +5,7 @@
 //! that a snapshot was imported. But an exported snapshot is a file for as long as it can be imported.
 
 use super::xact;
-use crate::protocol::Micros;
+use pg_fence_rules::Micros;
 use pgrx::pg_sys;
 use std::fs;
 use std::io;

@@ -1,7 +1,8 @@
 //! Sleeping, and waiting for a lock no longer than one likes.
 
 use super::compat;
-use super::lock::{Mode, Tag};
+use super::lock::Tag;
+use pg_fence_rules::locks::LockMode;
 use pgrx::pg_sys;
 use pgrx::{PgSqlErrorCode, PgTryBuilder};
 use std::time::{Duration, Instant};
@@ -87,7 +88,7 @@ impl Drop for LockTimeout {
 ///
 /// Postgres measures the wait, and takes it for over when the server's clock is set forward. Then the wait begins
 /// again, at the end of the line.
-pub fn take_within(tag: &Tag, mode: Mode, waiting: &Waiting) -> bool {
+pub fn take_within(tag: &Tag, mode: LockMode, waiting: &Waiting) -> bool {
     loop {
         let left_ms = in_ms(waiting.left()).max(1);
         if lock_timeout().is_some_and(|users| in_ms(users) <= left_ms) {
@@ -103,7 +104,7 @@ pub fn take_within(tag: &Tag, mode: Mode, waiting: &Waiting) -> bool {
 }
 
 /// Takes a lock, waiting for so many milliseconds at most.
-fn take_for(tag: &Tag, mode: Mode, left_ms: i32) -> bool {
+fn take_for(tag: &Tag, mode: LockMode, left_ms: i32) -> bool {
     let shorter = LockTimeout::set(left_ms);
     // SAFETY: reads globals of this thread.
     let (context, owner) = unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };

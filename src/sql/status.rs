@@ -1,19 +1,21 @@
 //! What is shown, and the jump by hand.
 
-use crate::errors::Refusal;
+use super::arguments;
 use crate::pg::args::{text_datum, Answer, Args};
+use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::LeaseTable;
-use crate::pg::lock::{Mode as Lock, Tag};
+use crate::pg::lock::Tag;
 use crate::pg::row::Row;
 use crate::pg::session_lock::SessionLock;
 use crate::pg::{column, composite, relation, server};
-use crate::{input, token};
+use crate::tokens;
+use pg_fence_rules::locks::{Lock, TAKE_SLOT};
 
 /// `fence_new_epoch() → bigint`: makes the token sequence jump, and gives back where to. Errors: 25006, 55000.
 pub fn new_epoch(_: Args) -> Result<Answer, Refusal> {
     server::writable(c"fence_new_epoch()");
-    Ok(token::new_epoch()?.into())
+    Ok(tokens::new_epoch()?.into())
 }
 
 /// `fence_status()`: one row. Writes nothing, and works on a standby, where the last token is NULL.
@@ -22,10 +24,10 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
     Ok(composite::row(
         args,
         &[
-            token::last()?.map(Into::into),
+            tokens::last()?.map(Into::into),
             Some((server::timeline() as i32).into()),
             Some((server::system_identifier() as i64).into()),
-            Some(token::jumps()?.into()),
+            Some(tokens::jumps()?.into()),
             Some(server::in_recovery().into()),
             Some(text_datum(relation::LIBRARY_VERSION.as_bytes())),
             version.map(|v| text_datum(v.as_bytes())),
@@ -37,7 +39,7 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
 pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     let (Some(name), Some(slot)) = (args.text(0), args.int4(1)) else { return Ok(Answer::Null) };
     // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
-    Ok(composite::int4_array(&Tag::grant(&name, slot).conflicting_pids(Lock::Replace)))
+    Ok(composite::int4_array(&Tag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode)))
 }
 
 /// `fence.session_alive(first_token) → boolean`
@@ -58,9 +60,9 @@ pub fn uncommitted(args: Args) -> Result<Answer, Refusal> {
 
 /// `fence.checked_name(name, token) → text`
 pub fn checked_name(args: Args) -> Result<Answer, Refusal> {
-    let name = input::name(&args, 0)?;
+    let name = arguments::name(&args, 0)?;
     if args.int8(1).is_some() {
-        input::token(&args, 1)?;
+        arguments::token(&args, 1)?;
     }
     Ok(Answer::Value(text_datum(&name)))
 }
@@ -75,6 +77,6 @@ pub fn greatest(args: Args) -> Result<Answer, Refusal> {
 
 /// `fence.record_creation()`: begins the life of the database in which the extension is created.
 pub fn record_creation(_: Args) -> Result<Answer, Refusal> {
-    token::record_creation()?;
+    tokens::record_creation()?;
     Ok(Answer::Null)
 }

@@ -5,7 +5,7 @@
 //! seen, so each new life goes on at a number made from the clock, which is ahead of anything drawn one by one
 //! (2^20 tokens a second would be needed to catch up).
 
-use super::{Micros, Token};
+use crate::{Micros, Token};
 
 /// Tokens per second of the clock, and the least that every move skips.
 pub const STRIDE: i64 = 1 << 20;

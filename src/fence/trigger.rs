@@ -3,16 +3,17 @@
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
 //! statement, and whether a token speaks for a lease once per transaction.
 
-use crate::binding::{Binding, Leases};
-use crate::errors::{self, Refusal, Tried, Wrote};
-use crate::guard;
+use super::binding::{Binding, Leases};
+use crate::leases::guard;
 use crate::pg::args::{Answer, Args};
+use crate::pg::errors::{self, Refusal, Tried, Wrote};
+use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
 use crate::pg::trigger::{Attribute, Call, Event, RowId, Tuple};
-use crate::pg::xact::{self, SubTransaction};
+use crate::pg::xact;
 use crate::pg::{describe, server, settings};
-use crate::protocol::fence::{self, Order, Verdict, Write};
-use crate::protocol::Token;
-use crate::token;
+use crate::tokens;
+use pg_fence_rules::fence::{self, Order, Verdict, Write};
+use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::cell::RefCell;
 
@@ -148,8 +149,8 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
         write.ambient =
             if MANAGED { arriving.or_else(|| ambient(&leases)) } else { ambient(&leases) };
     }
-    token::settle(plan.tokens)?;
-    let issued = |t| token::issued(plan.tokens, t);
+    tokens::settle(plan.tokens)?;
+    let issued = |t| tokens::issued(plan.tokens, t);
     let verdict = if MANAGED {
         fence::judge_managed(&write, plan.lease.is_some(), issued)
     } else {
@@ -257,24 +258,29 @@ fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
     })
 }
 
-/// The transaction is over.
-pub fn transaction_ended() {
-    ACCEPTED.with_borrow_mut(Vec::clear);
+impl OfSavepoint for Accepted {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        self.savepoint.pass(savepoint, parent);
+    }
+
+    /// It stays where it is, for its place tells its depth; what was accepted in a savepoint did not happen.
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        if self.savepoint == savepoint {
+            *self = Accepted::default();
+        }
+        true
+    }
 }
 
-/// What was accepted in a savepoint passes to its parent.
-pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
-    ACCEPTED.with_borrow_mut(|accepted| {
-        accepted.iter_mut().filter(|a| a.savepoint == savepoint).for_each(|a| a.savepoint = parent);
-    });
+impl Kept for Vec<Accepted> {
+    fn ended(&mut self, _: Ending) {
+        self.clear();
+    }
 }
 
-/// What was accepted in a savepoint did not happen.
-pub fn savepoint_rolled_back(savepoint: SubTransaction) {
-    ACCEPTED.with_borrow_mut(|accepted| {
-        let undone = accepted.iter_mut().filter(|a| a.savepoint == savepoint);
-        undone.for_each(|a| *a = Accepted::default());
-    });
+/// Follows transactions; called once, when the library is loaded.
+pub fn listen() {
+    scope::keep(&ACCEPTED);
 }
 
 /// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
@@ -406,7 +412,7 @@ impl Plan {
             duty,
             order,
             lease,
-            tokens: token::sequence()?,
+            tokens: tokens::sequence()?,
             moves,
             verified: call.has_twin(),
             depth: if moves { call.depth() } else { 0 },

@@ -3,19 +3,20 @@
 //! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
 //! once per lease and transaction. A verdict goes when its lock goes: with a rolled-back savepoint at once.
 
-use crate::errors::{self, Refusal};
-use crate::lease::{check_role, find, knows};
-use crate::pg::args::{Answer, Args};
+use super::change::{check_role, find, knows};
+use super::locks::Locks;
+use super::{line, snapshot};
+use crate::pg::errors::{self, Refusal};
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
-use crate::pg::lock::{Mode as Lock, Tag};
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::Row;
+use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
 use crate::pg::version::Version;
-use crate::pg::xact::SubTransaction;
-use crate::pg::{guarded_commits, raise, relation, server, settings, xact};
-use crate::protocol::{Micros, Token};
-use crate::{input, plant, queue, token};
+use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
+use crate::{plant, tokens};
+use pg_fence_rules::locks::GUARD;
+use pg_fence_rules::{Micros, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -45,20 +46,12 @@ thread_local! {
     static GUARDS: RefCell<Guards> = RefCell::default();
 }
 
-/// `lease_guard(name, token) → bigint`: the token; until the transaction ends nobody else can be granted
-/// the lease, and the token is the transaction's `pg_fence.token`. Errors: PF004, 22004, 22023, 25006,
-/// 40001, 42501, 55000.
-pub fn lease_guard(args: Args) -> Result<Answer, Refusal> {
-    let name = input::name(&args, 0)?;
-    let token = input::token(&args, 1)?;
-    server::writable(c"lease_guard()");
-    require(&name, token, false)?;
-    settings::set_local(token);
+/// Notes a `lease_guard`: where the transaction turns out to end with that statement, its caller is warned.
+pub fn note_call(name: Vec<u8>) {
     if !xact::is_block() {
         let guarded = Some((name, xact::statement_started_at()));
         GUARDS.with_borrow_mut(|g| g.outside_block = guarded);
     }
-    Ok(token.into())
 }
 
 /// The lease of a guard that ends with its own statement, in a transaction that has written nothing: it has
@@ -77,7 +70,7 @@ const NOTE_WITHIN: Micros = 5_000_000;
 /// REPEATABLE READ transaction whose snapshot does not see what was written is then refused the lease.
 ///
 /// `prepares`: the transaction ends who knows when, and may outlive any grant.
-pub fn before_commit(prepares: bool) -> Result<(), Refusal> {
+fn before_commit(prepares: bool) -> Result<(), Refusal> {
     if let Some(name) = guarded_nothing() {
         raise::warn(errors::guarded_nothing(&name));
     }
@@ -132,19 +125,14 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
         return Err(not_speaking(&table, name, token));
     };
     let slot = seen.grant.slot;
-    // Both before the decision: from then on nobody must overlook it.
-    let locks = [Tag::grant(name, slot), Tag::guarded(name, slot)];
+    let mut locks = Locks::of(name);
     if !plant::NO_GUARD_LOCK {
-        for lock in &locks {
-            lock.take(Lock::Guard, true);
+        for want in GUARD {
+            locks.take(want, slot);
         }
     }
-    let floor = token::floor()?;
-    // Mostly nobody has changed it meanwhile.
-    let row = table.again(seen).or_else(|| {
-        let mut rows = table.rows(name, AsOf::Now).into_iter();
-        rows.find(|r| r.grant.slot == slot && knows(r, token))
-    });
+    let floor = tokens::floor()?;
+    let row = locks.read_again(&table, slot, Some(seen), |row| knows(row, token));
     // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
     let mut held = guards(name, slot);
     let row = row.filter(|r| {
@@ -152,16 +140,13 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
         held || r.grant.speaks(token, server::now(), floor)
     });
     let Some(row) = row else {
-        if !plant::NO_GUARD_LOCK {
-            locks.iter().for_each(|lock| lock.give(Lock::Guard));
-            // Who looked meanwhile found the lease guarded.
-            queue::wake(name);
-        }
+        drop(locks);
         return Err(not_speaking(&table, name, token));
     };
     check_role(name, &row, in_trigger)?;
-    check_snapshot(&table, name, &row)?;
-    queue::changed(name);
+    snapshot::check_guard(&table, name, &row)?;
+    locks.keep();
+    line::changed(name);
     let verdict = Verdict { slot, token, version: row.version(), savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
     Ok(())
@@ -207,57 +192,46 @@ pub fn has_written(table: Oid, token: Token) -> bool {
     GUARDS.with_borrow(|g| g.written.contains(&(table, token)))
 }
 
-/// The transaction is over, or prepared: its locks are no longer this session's to rely on.
-pub fn transaction_ended() {
-    GUARDS.with_borrow_mut(|g| {
-        if !g.by_lease.is_empty() || !g.written.is_empty() || g.outside_block.is_some() {
-            *g = Guards::default();
-        }
-    });
-}
-
-/// A savepoint's locks pass to its parent.
-pub fn savepoint_released(savepoint: SubTransaction, parent: SubTransaction) {
-    GUARDS.with_borrow_mut(|g| {
-        for verdict in g.by_lease.values_mut().flatten() {
-            if verdict.savepoint == savepoint {
-                verdict.savepoint = parent;
-            }
-        }
-    });
-}
-
-/// A savepoint's locks are gone.
-pub fn savepoint_rolled_back(savepoint: SubTransaction) {
-    GUARDS.with_borrow_mut(|g| {
-        g.last = None;
-        g.outside_block = None;
-        g.by_lease.retain(|_, verdicts| {
-            verdicts.retain(|v| v.savepoint != savepoint);
-            !verdicts.is_empty()
-        });
-    });
-}
-
-/// At REPEATABLE READ and above the grant must have been there when the snapshot was taken: else the
-/// transaction reads the predecessor's world.
-fn check_snapshot(table: &LeaseTable, name: &[u8], row: &Row) -> Result<(), Refusal> {
-    if !xact::keeps_snapshot() || row.written_here() {
-        return Ok(());
+impl OfSavepoint for Verdict {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        self.savepoint.pass(savepoint, parent);
     }
-    let first = row.grant.tokens.first();
-    let seen = table.rows(name, AsOf::Transaction);
-    if seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first) {
-        Ok(())
-    } else {
-        Err(errors::snapshot_too_early(name))
+
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        self.savepoint.outlives(savepoint)
     }
+}
+
+impl OfSavepoint for Guards {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        self.by_lease.pass(savepoint, parent);
+    }
+
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        self.last = None;
+        self.outside_block = None;
+        self.by_lease.outlives(savepoint)
+    }
+}
+
+impl Kept for Guards {
+    fn ended(&mut self, _: Ending) {
+        if !self.by_lease.is_empty() || !self.written.is_empty() || self.outside_block.is_some() {
+            *self = Guards::default();
+        }
+    }
+}
+
+/// Follows transactions; called once, when the library is loaded.
+pub fn listen() {
+    scope::keep(&GUARDS);
+    scope::before_commit(before_commit);
 }
 
 fn not_speaking(table: &LeaseTable, name: &[u8], token: Token) -> Refusal {
     let mut refusal = errors::not_speaking(name, token);
     let rows = table.rows(name, AsOf::Now);
-    let (now, floor) = (server::now(), token::floor().unwrap_or(0));
+    let (now, floor) = (server::now(), tokens::floor().unwrap_or(0));
     if find(&rows, token).is_some_and(|row| row.grant.awaits_renewal(token, now, floor)) {
         refusal.hint = errors::RENEW_FIRST.into();
     }
@@ -266,7 +240,7 @@ fn not_speaking(table: &LeaseTable, name: &[u8], token: Token) -> Refusal {
     }
     let Some(row) = find(&rows, token).or(rows.first()) else { return refusal };
     refusal.detailed(|d| {
-        d.holder = Some(raise::to_utf8(&row.holder().unwrap_or_else(|| row.session())));
+        d.holder = Some(encoding::to_utf8(&row.holder().unwrap_or_else(|| row.session())));
         d.expires_at = Some(errors::iso(row.grant.expires_at));
     })
 }

@@ -4,7 +4,7 @@
 //! written its own older value.
 
 use super::quoted;
-use crate::protocol::Token;
+use pg_fence_rules::Token;
 
 /// What a refused write tried, for the hint.
 pub struct Tried {

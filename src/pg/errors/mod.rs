@@ -1,15 +1,22 @@
 //! Everything that is refused: SQLSTATE, one line for people, JSON for programs, a hint on what to do.
 
+#![deny(unsafe_code)]
+
+mod abbreviate;
 mod hint;
 
 pub use hint::{Tried, Wrote};
 
-use crate::abbreviate;
-use crate::pg::raise::{to_utf8, Raised};
-use crate::protocol::{Micros, Token};
+use super::encoding::to_utf8;
+use pg_fence_rules::{Micros, Token};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
+
+/// An error of Postgres, or of a trigger or constraint of a user's, as it was raised: with whatever SQLSTATE
+/// and fields, of which pgrx keeps a few. The transaction cannot go on.
+#[derive(Clone, Copy)]
+pub struct Raised(pub(super) *mut pgrx::pg_sys::ErrorData);
 
 /// A call or a write that is refused.
 pub struct Refusal {

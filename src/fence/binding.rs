@@ -1,10 +1,10 @@
 //! Which lease guards a row: the template of a trigger, filled from the row's columns.
 
-use crate::errors::{self, Refusal};
-use crate::input::NAME_MAX;
 use crate::pg::describe;
+use crate::pg::errors::{self, Refusal};
 use crate::pg::trigger::{Attribute, Columns, Tuple};
-use crate::protocol::template::{self, Piece};
+use pg_fence_rules::template::{self, Piece};
+use pg_fence_rules::NAME_MAX;
 use std::borrow::Cow;
 
 /// The template of a table's leases.

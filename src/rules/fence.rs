@@ -1,6 +1,6 @@
 //! What a fenced write presents, and whether it may land.
 
-use super::Token;
+use crate::Token;
 
 /// How a presented token compares with the stored one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

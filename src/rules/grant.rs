@@ -1,6 +1,6 @@
 //! A lease's grants: who may be granted, and which tokens speak.
 
-use super::{Micros, Token};
+use crate::{Micros, Token};
 
 /// How many renewals of a grant are remembered, by value.
 pub const RENEWALS_KEPT: usize = 16;

@@ -1,14 +1,13 @@
 //! What callers pass, checked: 22004 for NULL where a value is needed, 22023 for what is out of range. NULL for what
 //! has a default means the default: wrappers pass NULL for what their caller left out.
 
-use crate::errors::{self, Refusal};
+use crate::leases::request::Request;
 use crate::pg::args::Args;
-use crate::protocol::grant::{Ask, Mode};
-use crate::protocol::{Micros, Token};
+use crate::pg::errors::{self, Refusal};
+use pg_fence_rules::grant::{Ask, Mode};
+use pg_fence_rules::{Micros, Token, NAME_MAX};
 use std::time::Duration;
 
-/// The longest name of a lease, in bytes.
-pub const NAME_MAX: usize = 512;
 /// The longest holder, in bytes.
 pub const HOLDER_MAX: usize = 512;
 /// The most metadata, in bytes as jsonb keeps it before any compression.
@@ -138,19 +137,9 @@ fn bad_wait(message: &str) -> Refusal {
     errors::bad_argument("wait", message, "Zero tries once and never blocks; '10 s' waits in line.")
 }
 
-/// A call of lease_acquire.
-pub struct Acquire {
-    pub name: Vec<u8>,
-    pub holder: Option<Vec<u8>>,
-    pub ttl_us: Micros,
-    pub wait: Duration,
-    pub metadata: Option<pgrx::pg_sys::Datum>,
-    pub session: bool,
-    pub ask: Ask,
-}
-
-/// lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session)
-pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
+/// The arguments of `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session)`: what is asked
+/// for, and how long to wait for it.
+pub fn acquire(args: &Args) -> Result<(Request, Duration), Refusal> {
     let name = name(args, 0)?;
     let holder = holder(args, 1)?;
     let ttl_us = first_ttl(args, 2)?;
@@ -186,7 +175,8 @@ pub fn acquire(args: &Args) -> Result<Acquire, Refusal> {
     };
     let metadata = metadata(args, 4)?;
     let session = args.boolean(8).unwrap_or(false);
-    Ok(Acquire { name, holder, ttl_us, wait, metadata, session, ask: Ask { mode, reclaim } })
+    let ask = Ask { mode, reclaim };
+    Ok((Request { name, holder, ttl_us, metadata, session, ask }, wait))
 }
 
 /// How long ago, in microseconds.

@@ -1,12 +1,13 @@
 //! Where tokens come from, and what is known of those that were drawn.
 
-use crate::errors::{self, Refusal};
-use crate::pg::lock::{Mode, Tag};
+use crate::pg::errors::{self, Refusal};
+use crate::pg::lock::Tag;
 use crate::pg::relation::state_oid;
 use crate::pg::{sequence, server};
 use crate::plant;
-use crate::protocol::epoch::{self, Due, Recorded};
-use crate::protocol::Token;
+use pg_fence_rules::epoch::{self, Due, Recorded};
+use pg_fence_rules::locks::MOVE_ON;
+use pg_fence_rules::Token;
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 
@@ -188,9 +189,9 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
 /// Does it under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
 fn alone<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
     let lock = Tag::jump();
-    lock.take(Mode::Own, true);
+    lock.take(MOVE_ON.mode, MOVE_ON.waits);
     let result = work();
-    lock.give(Mode::Own);
+    lock.give(MOVE_ON.mode);
     result
 }
 

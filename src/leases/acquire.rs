@@ -1,0 +1,132 @@
+//! One try to acquire a lease: look, lock, look again, decide, draw, write.
+
+use super::place::{self, KeptPlace, LockedPlace};
+use super::request::{Request, Tried};
+use super::{line, session_leases};
+use crate::pg::errors::Refusal;
+use crate::pg::keyed::Access;
+use crate::pg::lease_table::{LeaseTable, Look};
+use crate::pg::relation_lock::Wait;
+use crate::pg::row::NewGrant;
+use crate::pg::server;
+use crate::{plant, tokens};
+use pg_fence_rules::grant::{self, Acquire, Phase};
+use pg_fence_rules::{Micros, Token};
+
+/// How soon to look again where maintenance waits for the table, or works on it.
+const LOOK_AFTER_MAINTENANCE: Micros = 100_000;
+
+/// A lease that looked free, without a lock.
+struct LooksFree {
+    /// The caller would only replace a grant of its own.
+    reclaims: bool,
+    seen: Look,
+}
+
+/// One try, with a token of its own. With `polite`, those who wait in line come first. `wait` says what to do about
+/// maintenance of the table. Errors: 22023, 40001, 53200, 55000.
+pub fn attempt(request: &Request, polite: bool, wait: Wait) -> Result<Tried<Token>, Refusal> {
+    let Some(table) = LeaseTable::try_open(Access::Write, wait)? else {
+        return Ok(Tried::Lost { until: server::now() + LOOK_AFTER_MAINTENANCE });
+    };
+    let free = match look(&table, request)? {
+        Tried::Won(free) => free,
+        Tried::Lost { until } => return Ok(Tried::Lost { until }),
+    };
+    if polite && !free.reclaims && line::somebody_waits(&request.name) {
+        return Ok(Tried::BY_ANOTHER);
+    }
+    match place::find(&table, request, &free.seen)? {
+        Tried::Lost { until } => Ok(Tried::Lost { until }),
+        Tried::Won(place) => {
+            let token = plant::early_or(|| tokens::draw(place.above()))?;
+            write(&table, request, &place.keep(), token)?;
+            Ok(Tried::Won(token))
+        }
+    }
+}
+
+/// One try to acquire several leases under one token: all, or none (then None). The requests are in the order of their
+/// names, so that two such calls never hold up each other. Errors: as `attempt`.
+pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
+    let Some(table) = LeaseTable::try_open(Access::Write, Wait::Holders)? else { return Ok(None) };
+    let mut looks = Vec::with_capacity(requests.len());
+    for request in requests {
+        match look(&table, request)? {
+            Tried::Won(free) if !line::somebody_waits(&request.name) => looks.push(free.seen),
+            _ => return Ok(None),
+        }
+    }
+    let mut places: Vec<LockedPlace> = Vec::with_capacity(requests.len());
+    for (request, seen) in requests.iter().zip(&looks) {
+        match place::find(&table, request, seen)? {
+            Tried::Won(place) => places.push(place),
+            // Those that are locked so far are given back.
+            Tried::Lost { .. } => return Ok(None),
+        }
+    }
+    let above = places.iter().map(LockedPlace::above).max().unwrap_or(0);
+    let token = tokens::draw(above)?;
+    // All before the first is written: an error must find no lock that is still to be given back.
+    let places: Vec<KeptPlace> = places.into_iter().map(LockedPlace::keep).collect();
+    for (request, place) in requests.iter().zip(&places) {
+        write(&table, request, place, token)?;
+    }
+    Ok(Some(token))
+}
+
+/// Tells without a lock whether it is worth trying: a losing try reads only.
+fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refusal> {
+    let seen = table.look(&request.name);
+    let seats = request.seats(&seen.rows, |_| false);
+    let now = server::now();
+    match grant::acquire(&seats, &request.ask, now) {
+        Acquire::Grant { .. } => {
+            let reclaims = seats.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held);
+            Ok(Tried::Won(LooksFree { reclaims, seen }))
+        }
+        Acquire::Taken { until } => Ok(Tried::Lost { until }),
+        Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
+    }
+}
+
+/// Writes the grant into its place.
+fn write(
+    table: &LeaseTable,
+    request: &Request,
+    place: &KeptPlace,
+    token: Token,
+) -> Result<(), Refusal> {
+    let KeptPlace { slot, over, ended } = place;
+    if request.session {
+        session_leases::bind(table, &request.name, token);
+    }
+    let now = server::now();
+    for row in ended {
+        table.end(row, now)?;
+    }
+    for row in ended.iter().chain(over) {
+        session_leases::ended(&request.name, row.grant.tokens.first());
+    }
+    let (session, role) = (server::session(), server::current_role());
+    let new = NewGrant {
+        name: &request.name,
+        slot: *slot,
+        mode: request.ask.mode,
+        holder: request.holder.as_deref(),
+        session: session.as_bytes(),
+        role: &role,
+        token,
+        now,
+        ttl_us: request.ttl_us,
+        metadata: request.metadata,
+        session_bound: request.session,
+    };
+    table.grant(&new, over.as_ref())?;
+    line::changed(&request.name);
+    // Two that ask for different numbers at the same moment have seen neither's row.
+    match place::other_number(table, request) {
+        Some(other) => Err(request.slots_differ(other)),
+        None => Ok(()),
+    }
+}

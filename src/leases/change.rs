@@ -1,0 +1,163 @@
+//! Renewing and ending a grant: what its own holder does with one of its tokens, and what an administrator does.
+
+use super::locks::{Locked, Locks};
+use super::{line, session_leases};
+use crate::pg::errors::{self, Refusal};
+use crate::pg::lease_table::{AsOf, LeaseTable};
+use crate::pg::row::{Deleter, Row};
+use crate::pg::{relation, server};
+use crate::tokens;
+use pg_fence_rules::grant::{Phase, Release};
+use pg_fence_rules::locks::CHANGE;
+use pg_fence_rules::{Micros, Token};
+
+/// The grant that this token may renew, locked, and the time of the decision.
+pub fn renewable<'a>(
+    table: &LeaseTable,
+    name: &'a [u8],
+    token: Token,
+) -> Result<Option<(Locked<'a>, Micros)>, Refusal> {
+    let found = changeable(table, name, token, |row| {
+        let now = server::now();
+        row.grant.renewable(token, now).then_some(now)
+    });
+    if let Some((locked, _)) = &found {
+        check_role(name, &locked.row, false)?;
+    }
+    Ok(found)
+}
+
+/// Writes a renewal of a row whose lock is kept, by default for the ttl last asked for. `fresh` is its token.
+pub fn prolong(
+    table: &LeaseTable,
+    row: &Row,
+    fresh: Token,
+    now: Micros,
+    ttl_us: Option<Micros>,
+) -> Result<(), Refusal> {
+    let ttl_us = ttl_us.unwrap_or(row.ttl_us);
+    table.renew(row, fresh, now, ttl_us)?;
+    if now + ttl_us < row.grant.expires_at {
+        // The head of the line may sleep for too long.
+        line::changed(&row.name());
+    }
+    Ok(())
+}
+
+/// What a release has found, its grant locked.
+pub enum Releasable<'a> {
+    /// A current grant.
+    Close(Box<Locked<'a>>),
+    /// One that this transaction has closed, and its closing token.
+    Again(Box<Locked<'a>>, Token),
+    /// The token is none of a current grant's.
+    Lost,
+}
+
+/// Finds the grant that this token releases.
+pub fn releasable<'a>(
+    table: &LeaseTable,
+    name: &'a [u8],
+    token: Token,
+) -> Result<Releasable<'a>, Refusal> {
+    let found = changeable(table, name, token, |row| {
+        let release = row.grant.release(token, server::now());
+        (release != Release::Lost).then_some(release)
+    });
+    let Some((locked, release)) = found else { return Ok(Releasable::Lost) };
+    check_role(name, &locked.row, false)?;
+    Ok(match release {
+        Release::Again(closing) => Releasable::Again(Box::new(locked), closing),
+        _ => Releasable::Close(Box::new(locked)),
+    })
+}
+
+/// Closes a grant whose lock stays until the transaction ends; that wakes the head of the line.
+pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Micros) -> Result<(), Refusal> {
+    let name = row.name();
+    table.close(row, closing, now)?;
+    session_leases::ended(&name, row.grant.tokens.first());
+    line::changed(&name);
+    Ok(())
+}
+
+/// Closes whatever grants of a lease are current, under one closing token; None where none is.
+pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal> {
+    let held = |rows: Vec<Row>| -> Vec<Row> {
+        let now = server::now();
+        rows.into_iter().filter(|r| r.grant.phase(now) == Phase::Held).collect()
+    };
+    // Grants in the making count: their transactions are waited for.
+    let mut slots: Vec<i32> =
+        held(table.rows_in_flight(name)).iter().map(|r| r.grant.slot).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    let mut locks = Locks::of(name);
+    for slot in &slots {
+        locks.take(CHANGE, *slot);
+    }
+    let mut rows = held(table.rows(name, AsOf::Now));
+    rows.retain(|r| slots.contains(&r.grant.slot));
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    let closing = tokens::draw(greatest(&rows))?;
+    locks.keep();
+    let now = server::now();
+    rows.iter().try_for_each(|row| close(table, row, closing, now))?;
+    Ok(Some(closing))
+}
+
+/// Locks the grant that has this token against other changes, waiting for an open transaction that has
+/// changed it, reads it again and decides. None, and nothing locked, when there is no such grant, now or
+/// after the wait, or the decision is against it.
+fn changeable<'a, T>(
+    table: &LeaseTable,
+    name: &'a [u8],
+    token: Token,
+    decide: impl Fn(&Row) -> Option<T>,
+) -> Option<(Locked<'a>, T)> {
+    loop {
+        let rows = table.rows(name, AsOf::Now);
+        let seen = find(&rows, token);
+        let slot = match seen {
+            // What is over does not come back: a caller who is too late locks nothing, and so keeps the
+            // lease from nobody.
+            Some(row) if decide(row).is_none() && row.deleter() != Deleter::Open => return None,
+            Some(row) => row.grant.slot,
+            // A token of an uncommitted grant may have been passed on: its transaction is waited for.
+            None => find(&table.rows_in_flight(name), token)?.grant.slot,
+        };
+        let locked = Locked::grant(table, name, slot, CHANGE, seen, |row| knows(row, token));
+        // Where the grant is not there any more, another one may have the token by now.
+        if let Some(locked) = locked {
+            return decide(&locked.row).map(|decision| (locked, decision));
+        }
+    }
+}
+
+/// The greatest token that any of these grants is known to have had.
+pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
+    rows.into_iter().map(|r| r.grant.greatest()).max().unwrap_or(0)
+}
+
+/// The grant that this token is of.
+pub fn find(rows: &[Row], token: Token) -> Option<&Row> {
+    rows.iter().find(|r| knows(r, token))
+}
+
+/// Is it one of the grant's tokens, the closing one included?
+pub fn knows(row: &Row, token: Token) -> bool {
+    row.grant.tokens.contains(token) || row.grant.closing == Some(token)
+}
+
+/// 42501 unless the caller may act for the role that was granted the lease. In a trigger, the session's role may stand
+/// in for the current one.
+pub fn check_role(name: &[u8], row: &Row, in_trigger: bool) -> Result<(), Refusal> {
+    let role = row.role();
+    if server::acts_for(&role, in_trigger) {
+        return Ok(());
+    }
+    let shown = relation::may_see_leases().then_some(role.as_slice());
+    Err(errors::not_your_lease(name, shown))
+}

@@ -1,0 +1,84 @@
+//! The line of those who wait for a lease: who is in it, and when its head is woken.
+//!
+//! The line is the lock manager's own: waiters ask for one lock per lease and are served in the order they
+//! came. Whoever has that lock is the head, the only one who looks; it sleeps until something can have
+//! changed. A transaction that changed the lease finds the head by the lock and wakes it once its change is
+//! visible and its own locks are gone.
+
+use crate::pg::lock::Tag;
+use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
+use crate::pg::xact;
+use pg_fence_rules::locks::{HEAD_OF_LINE, SOMEBODY_WAITS};
+use std::cell::RefCell;
+
+thread_local! {
+    /// Leases that this transaction has changed or guarded.
+    static CHANGED: RefCell<Vec<Changed>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A lease that was changed or guarded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Changed {
+    line: Tag,
+    /// In which savepoint.
+    savepoint: SubTransaction,
+    /// That one was rolled back: its locks go next.
+    undone: bool,
+}
+
+/// Does somebody wait for this lease?
+pub fn somebody_waits(name: &[u8]) -> bool {
+    Tag::queue(name).is_had_by_others(SOMEBODY_WAITS.mode)
+}
+
+/// Wakes the head of the line now.
+pub fn wake(name: &[u8]) {
+    Tag::queue(name).wake(HEAD_OF_LINE.mode);
+}
+
+/// This transaction has changed the lease, or guards it: its end wakes the head of the line.
+pub fn changed(name: &[u8]) {
+    let (line, savepoint) = (Tag::queue(name), xact::savepoint());
+    let new = Changed { line, savepoint, undone: false };
+    CHANGED.with_borrow_mut(|changed| {
+        // The same lease is mostly changed many times in a row.
+        if changed.last() != Some(&new) {
+            changed.push(new);
+        }
+    });
+}
+
+impl OfSavepoint for Changed {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        self.savepoint.pass(savepoint, parent);
+    }
+
+    /// It is told of when the locks are gone: woken now, the head would find the lease locked.
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        self.undone |= self.savepoint == savepoint;
+        true
+    }
+}
+
+impl Kept for Vec<Changed> {
+    /// The locks are still held: heads are woken when they are gone.
+    fn ended(&mut self, _: Ending) {}
+
+    fn locks_gone(&mut self, transaction_is_over: bool) {
+        self.retain(|changed| {
+            let tell = changed.undone || transaction_is_over;
+            if tell {
+                changed.line.wake(HEAD_OF_LINE.mode);
+            }
+            !tell
+        });
+        if transaction_is_over {
+            *self = Vec::new();
+        }
+    }
+}
+
+/// Follows transactions; called once, when the library is loaded.
+pub fn listen() {
+    scope::keep(&CHANGED);
+}

@@ -1,0 +1,141 @@
+//! Holding the locks of a lease: what is not kept is given back, and whoever waits in line looks again.
+//!
+//! Which locks there are, and who takes which, is told in `pg_fence_rules::locks`. Every decision about a lease runs
+//! through here: lock, read the row again under the lock, decide, and `keep` the locks or let them go.
+
+use super::line;
+use crate::pg::lease_table::{AsOf, LeaseTable};
+use crate::pg::lock::Tag;
+use crate::pg::row::Row;
+use pg_fence_rules::locks::{LockMode, Want};
+
+/// Locks of one lease that this transaction has just taken. They are given back when this goes, unless they are kept;
+/// then the head of the lease's line is woken, for a look of its in between found the lease locked.
+pub struct Locks<'a> {
+    name: &'a [u8],
+    // Mostly there is one, which takes no allocation.
+    first: Option<(Tag, LockMode)>,
+    others: Vec<(Tag, LockMode)>,
+}
+
+/// How many locks were held at some moment.
+#[derive(Clone, Copy)]
+pub struct Mark(usize);
+
+impl<'a> Locks<'a> {
+    /// None yet, of this lease.
+    pub fn of(name: &'a [u8]) -> Self {
+        Locks { name, first: None, others: Vec::new() }
+    }
+
+    /// Takes one; false where somebody is in the way of a lock that is not waited for.
+    pub fn take(&mut self, want: Want, slot: i32) -> bool {
+        let tag = Tag::new(want.lock, self.name, slot);
+        let taken = tag.take(want.mode, want.waits);
+        if taken {
+            match self.first {
+                None => self.first = Some((tag, want.mode)),
+                Some(_) => self.others.push((tag, want.mode)),
+            }
+        }
+        taken
+    }
+
+    /// Reads the row of a slot again, now that it is locked: what was seen before the lock may be outdated. `seen` is
+    /// that row, if there was one; mostly nobody has changed it.
+    pub fn read_again(
+        &self,
+        table: &LeaseTable,
+        slot: i32,
+        seen: Option<&Row>,
+        wanted: impl Fn(&Row) -> bool,
+    ) -> Option<Row> {
+        seen.and_then(|row| table.again(row)).or_else(|| {
+            let rows = table.rows(self.name, AsOf::Now).into_iter();
+            rows.filter(|row| row.grant.slot == slot).find(wanted)
+        })
+    }
+
+    /// As many as there are now.
+    pub fn mark(&self) -> Mark {
+        Mark(usize::from(self.first.is_some()) + self.others.len())
+    }
+
+    /// Gives back those taken since. Nobody is woken yet: the search goes on.
+    pub fn give_back_to(&mut self, mark: Mark) {
+        for (tag, mode) in self.others.drain(mark.0.saturating_sub(1)..).rev() {
+            tag.give(mode);
+        }
+        if mark.0 == 0 {
+            if let Some((tag, mode)) = self.first.take() {
+                tag.give(mode);
+            }
+        }
+    }
+
+    /// Keeps them until the transaction, or the savepoint, ends.
+    pub fn keep(mut self) {
+        self.first = None;
+        self.others.clear();
+    }
+
+    /// Does work under them and gives them back. Where it fails they stay, until the transaction is rolled back: an
+    /// error of the server's may have left something behind that giving back a lock stumbles over.
+    pub fn then_give_back<T, E>(self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let done = work();
+        match done {
+            Ok(_) => drop(self),
+            Err(_) => self.keep(),
+        }
+        done
+    }
+}
+
+impl Drop for Locks<'_> {
+    fn drop(&mut self) {
+        // An error's clean-up gives them back by itself, and wakes nobody too early.
+        if self.first.is_none() || std::thread::panicking() {
+            return;
+        }
+        self.give_back_to(Mark(0));
+        line::wake(self.name);
+    }
+}
+
+/// A grant whose row was read under its lock, which is given back when this goes, unless it is kept.
+pub struct Locked<'a> {
+    /// The row, which nobody else changes now.
+    pub row: Row,
+    locks: Locks<'a>,
+}
+
+impl<'a> Locked<'a> {
+    /// Locks the grant in a slot and reads its row again. None, and nothing locked, where the lock is not to be had
+    /// or the slot has no such row (any more).
+    pub fn grant(
+        table: &LeaseTable,
+        name: &'a [u8],
+        slot: i32,
+        want: Want,
+        seen: Option<&Row>,
+        wanted: impl Fn(&Row) -> bool,
+    ) -> Option<Self> {
+        let mut locks = Locks::of(name);
+        if !locks.take(want, slot) {
+            return None;
+        }
+        let row = locks.read_again(table, slot, seen, wanted)?;
+        Some(Locked { row, locks })
+    }
+
+    /// Keeps the lock until the transaction, or the savepoint, ends.
+    pub fn keep(self) -> Row {
+        self.locks.keep();
+        self.row
+    }
+
+    /// Does work on the row and gives the lock back, unless that fails.
+    pub fn then_give_back<T, E>(self, work: impl FnOnce(&Row) -> Result<T, E>) -> Result<T, E> {
+        self.locks.then_give_back(|| work(&self.row))
+    }
+}

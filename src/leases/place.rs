@@ -1,0 +1,315 @@
+//! Finding a slot for a new grant and locking it, without ever waiting.
+//!
+//! An exclusive acquire locks every slot of the lease and then looks (`alone`). A shared one, and one of several
+//! slots, goes beside others who do the same at the same time; what it looks at may change under it, so it
+//! takes one slot, looks whether that is still what it chose, and else begins anew (`BesideOthers`).
+
+use super::guard;
+use super::locks::Locks;
+use super::request::{Request, Tried};
+use super::snapshot;
+use crate::pg::errors::Refusal;
+use crate::pg::lease_table::{AsOf, LeaseTable, Look};
+use crate::pg::lock::Tag;
+use crate::pg::row::{Deleter, Row};
+use crate::pg::server;
+use pg_fence_rules::grant::{self, Acquire, Grant, Mode, Phase, Seat, Tokens};
+use pg_fence_rules::locks::{
+    Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, IS_GUARDED, SHAPE_SHARED, SHAPE_SLOTS, TAKE_SLOT,
+};
+use pg_fence_rules::{Micros, Token};
+
+/// Where a grant can go.
+struct Place {
+    slot: i32,
+    /// The row that the slot has, of a grant that is over.
+    over: Option<Row>,
+    /// Grants in other slots that this one ends.
+    ended: Vec<Row>,
+}
+
+/// A place, locked; given back unless it is kept.
+pub struct LockedPlace<'a> {
+    place: Place,
+    locks: Locks<'a>,
+}
+
+/// A place whose locks stay until the transaction ends.
+pub struct KeptPlace {
+    /// The slot to be written.
+    pub slot: i32,
+    /// The row that the slot has.
+    pub over: Option<Row>,
+    /// Grants in other slots that this one ends.
+    pub ended: Vec<Row>,
+}
+
+impl LockedPlace<'_> {
+    /// The greatest token that the lease's grant there is known to have had.
+    pub fn above(&self) -> Token {
+        self.place.over.map_or(0, |row| row.grant.greatest())
+    }
+
+    /// Keeps the locks. To be called before anything is written: an uncommitted row alone protects nothing.
+    pub fn keep(self) -> KeptPlace {
+        self.locks.keep();
+        let Place { slot, over, ended } = self.place;
+        KeptPlace { slot, over, ended }
+    }
+}
+
+/// Finds a place and locks it. `seen` is what a look without locks has seen.
+pub fn find<'a>(
+    table: &LeaseTable,
+    request: &'a Request,
+    seen: &Look,
+) -> Result<Tried<LockedPlace<'a>>, Refusal> {
+    let mut locks = Locks::of(&request.name);
+    let found = match request.ask.mode {
+        Mode::Exclusive => alone(table, request, seen, &mut locks)?,
+        _ => BesideOthers { table, request, busy: Vec::new() }.find(&mut locks)?,
+    };
+    match found {
+        // It may yet be rolled back.
+        Tried::Won(_) if other_number(table, request).is_some() => Ok(Tried::BY_ANOTHER),
+        Tried::Won(place) => {
+            snapshot::check_acquire(table, request)?;
+            Ok(Tried::Won(LockedPlace { place, locks }))
+        }
+        Tried::Lost { until } => Ok(Tried::Lost { until }),
+    }
+}
+
+/// Another number of slots that somebody, also one whose transaction is open, has been granted.
+pub fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
+    let Mode::Slots(asked) = request.ask.mode else { return None };
+    let now = server::now();
+    table.rows_in_flight(&request.name).iter().find_map(|row| match row.grant.mode {
+        Mode::Slots(n) if n != asked && row.grant.phase(now) == Phase::Held => Some(n),
+        _ => None,
+    })
+}
+
+/// Decides by the rows that were read. The clock is read now, so after the locks were obtained.
+fn decide(request: &Request, rows: &[Row], seats: &[Seat]) -> Result<Tried<Place>, Refusal> {
+    let now = server::now();
+    match grant::acquire(seats, &request.ask, now) {
+        Acquire::Taken { until } => Ok(Tried::Lost { until }),
+        Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
+        Acquire::Grant { slot } => {
+            let is_ended = |row: &Row, seat: &Seat| {
+                row.grant.slot != slot && grant::ends(&request.ask, seat, now)
+            };
+            let both = rows.iter().zip(seats);
+            let ended = both.filter(|(row, seat)| is_ended(row, seat)).map(|(row, _)| *row);
+            let (ended, over) = (ended.collect(), in_slot(rows, slot).copied());
+            Ok(Tried::Won(Place { slot, over, ended }))
+        }
+    }
+}
+
+fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
+    rows.iter().find(|row| row.grant.slot == slot)
+}
+
+/// The place of an exclusive grant: slot 0, with every slot locked.
+fn alone(
+    table: &LeaseTable,
+    request: &Request,
+    seen: &Look,
+    locks: &mut Locks,
+) -> Result<Tried<Place>, Refusal> {
+    let name = &request.name;
+    if !locks.take(ACQUIRE_ALONE, 0) {
+        return Ok(Tried::BY_ANOTHER);
+    }
+    let Some(mut rows) = table.settled_rows(name, Some(seen)) else {
+        return Ok(Tried::BY_ANOTHER);
+    };
+    let others: Vec<i32> = rows.iter().map(|r| r.grant.slot).filter(|slot| *slot != 0).collect();
+    if !others.is_empty() {
+        // No slot is added meanwhile: that takes the lock of slot 0, too, which is ours.
+        if !others.iter().all(|slot| locks.take(ACQUIRE_ALONE, *slot)) {
+            return Ok(Tried::BY_ANOTHER);
+        }
+        // Who held one of these locks until now may have renewed.
+        let Some(settled) = table.settled_rows(name, None) else { return Ok(Tried::BY_ANOTHER) };
+        rows = settled;
+    }
+    // All locks are ours, so only guards of this very transaction are left.
+    let seats = request.seats(&rows, |slot| guard::guards(name, slot));
+    decide(request, &rows, &seats)
+}
+
+/// The search for a place among grants that others are making, renewing and ending at the same time.
+struct BesideOthers<'a> {
+    table: &'a LeaseTable,
+    request: &'a Request,
+    /// Slots in which somebody else's grant is being written, or a row deleted: they count as taken.
+    busy: Vec<i32>,
+}
+
+/// What came of locking what was chosen.
+enum Locking {
+    /// All of it is locked.
+    Done,
+    /// Another transaction is putting a grant into the slot: another slot may do.
+    SlotIsBusy,
+    /// Somebody relies on a grant that would have to go, or ends it at the same time.
+    Lost,
+}
+
+/// What the rows look like once the locks are had.
+enum Settled {
+    /// As when the choice was made.
+    Same,
+    /// Otherwise, for now: choose anew.
+    Changed,
+    /// A prune is deleting the row of the slot: another slot may do.
+    SlotIsPruned,
+    /// A prune is deleting the row of a grant that would be ended, and may be rolled back.
+    EndedIsPruned,
+}
+
+impl BesideOthers<'_> {
+    fn find(mut self, locks: &mut Locks) -> Result<Tried<Place>, Refusal> {
+        if !self.exclude_other_kinds(locks) {
+            return Ok(Tried::BY_ANOTHER);
+        }
+        loop {
+            server::serve_interrupts();
+            let rows = self.table.rows(&self.request.name, AsOf::Now);
+            let mut place = match decide(self.request, &rows, &self.seats(&rows))? {
+                Tried::Won(place) => place,
+                lost => return Ok(lost),
+            };
+            let before = locks.mark();
+            match self.lock(&mut place, locks) {
+                Locking::Done => {}
+                Locking::Lost => return Ok(Tried::BY_ANOTHER),
+                Locking::SlotIsBusy => {
+                    self.busy.push(place.slot);
+                    continue;
+                }
+            }
+            match self.settled(&rows, &place) {
+                Settled::Same => return Ok(Tried::Won(place)),
+                Settled::EndedIsPruned => return Ok(Tried::BY_ANOTHER),
+                Settled::SlotIsPruned => self.busy.push(place.slot),
+                Settled::Changed => {}
+            }
+            locks.give_back_to(before);
+        }
+    }
+
+    /// Nobody may be granted the lease alone, or in another mode, while this search lasts: neither would see the
+    /// other's row.
+    fn exclude_other_kinds(&self, locks: &mut Locks) -> bool {
+        let shared = self.request.ask.mode == Mode::Shared;
+        locks.take(EXCLUDE_ALONE, 0)
+            && locks.take(if shared { SHAPE_SHARED } else { SHAPE_SLOTS }, 0)
+    }
+
+    /// The grants that are there, and those that others are writing.
+    fn seats(&self, rows: &[Row]) -> Vec<Seat> {
+        let now = server::now();
+        let is_live = |row: &Row| row.grant.phase(now) == Phase::Held;
+        let mut seats =
+            self.request.seats(rows, |slot| self.is_relied_on(slot, in_slot(rows, slot), is_live));
+        // What was being written may be there by now, and counts once.
+        let is_there = |slot: i32| rows.iter().any(|row| row.grant.slot == slot && is_live(row));
+        let making = self.busy.iter().filter(|slot| !is_there(**slot));
+        seats.extend(making.map(|slot| in_the_making(*slot, self.request.ask.mode)));
+        seats
+    }
+
+    /// Does an open transaction rely on the grant in a slot? One that is over keeps its place while it is guarded; one
+    /// of the caller's own that lives cannot be reclaimed while it is guarded or being renewed.
+    fn is_relied_on(&self, slot: i32, row: Option<&Row>, is_live: impl Fn(&Row) -> bool) -> bool {
+        let name = &self.request.name;
+        if guard::guards(name, slot) {
+            return true;
+        }
+        match row {
+            Some(row) if !is_live(row) => {
+                Tag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
+            }
+            _ => self.busy.contains(&slot),
+        }
+    }
+
+    /// Locks the slot, and the grants in others that would be ended.
+    fn lock(&self, place: &mut Place, locks: &mut Locks) -> Locking {
+        if !locks.take(TAKE_SLOT, place.slot) {
+            // Of another mode, and over by the clock: its holder may just be renewing it.
+            let excludes = place.over.is_some_and(|row| self.is_of_another_mode(&row));
+            return match excludes && self.is_relied_on_by_others(place.slot) {
+                true => Locking::Lost,
+                false => Locking::SlotIsBusy,
+            };
+        }
+        let mut lost = false;
+        place.ended.retain(|row| {
+            let slot = row.grant.slot;
+            let had = locks.take(TAKE_SLOT, slot);
+            // Another one of this mode may be ending it, or taking its place; one of another mode that somebody just
+            // replaces needs no ending.
+            lost |= !had && (!self.is_of_another_mode(row) || self.is_relied_on_by_others(slot));
+            had
+        });
+        if lost {
+            Locking::Lost
+        } else {
+            Locking::Done
+        }
+    }
+
+    fn is_of_another_mode(&self, row: &Row) -> bool {
+        row.grant.mode != self.request.ask.mode
+    }
+
+    /// Is somebody changing the grant, or relying on it, and not just putting another one in its place?
+    fn is_relied_on_by_others(&self, slot: i32) -> bool {
+        Tag::new(Lock::Grant, &self.request.name, slot).is_relied_on()
+    }
+
+    /// Reads the rows again under the locks. Who held one of them until now may have put a grant there, renewed, or
+    /// (a prune, which gives its lock back before it commits) be deleting the row.
+    fn settled(&self, before: &[Row], place: &Place) -> Settled {
+        let rows = self.table.rows(&self.request.name, AsOf::Now);
+        let deleter = |slot| in_slot(&rows, slot).map_or(Deleter::None, |row| row.deleter());
+        if deleter(place.slot) == Deleter::Open {
+            return Settled::SlotIsPruned;
+        }
+        let ours = || place.ended.iter().map(|row| row.grant.slot).chain([place.slot]);
+        let version = |rows: &[Row], slot| in_slot(rows, slot).map(|row| row.version());
+        // A grant of another mode counts wherever it is: it may have been renewed.
+        let excluding =
+            before.iter().filter(|row| self.is_of_another_mode(row)).map(|row| row.grant.slot);
+        let same =
+            excluding.chain(ours()).all(|slot| version(before, slot) == version(&rows, slot));
+        if !same || rows.len() != before.len() {
+            Settled::Changed
+        } else if ours().any(|slot| deleter(slot) == Deleter::Open) {
+            Settled::EndedIsPruned
+        } else if ours().any(|slot| deleter(slot) == Deleter::Committed) {
+            Settled::Changed
+        } else {
+            Settled::Same
+        }
+    }
+}
+
+/// A grant that another transaction is just writing, of the same mode.
+fn in_the_making(slot: i32, mode: Mode) -> Seat {
+    let grant = Grant {
+        slot,
+        mode,
+        tokens: Tokens::new(0, &[]),
+        closing: None,
+        closed_here: false,
+        expires_at: Micros::MAX,
+        abandoned: false,
+    };
+    Seat { grant, mine: false, guarded: true }
+}

@@ -1,0 +1,30 @@
+//! Deleting rows of grants that are long over.
+
+use super::guard;
+use super::locks::Locked;
+use crate::pg::errors::Refusal;
+use crate::pg::guarded_commits;
+use crate::pg::lease_table::LeaseTable;
+use crate::pg::row::{Deleter, Row};
+use pg_fence_rules::locks::PRUNE;
+use pg_fence_rules::Micros;
+
+/// Deletes a row that ended before `horizon`, unless somebody guards or changes it. The lock is given back at once, for
+/// there may be millions of rows: an acquire sees by the row itself that it is being deleted.
+pub fn prune_row(table: &LeaseTable, found: &Row, horizon: Micros) -> Result<bool, Refusal> {
+    let (name, slot) = (found.name(), found.grant.slot);
+    if guard::guards(&name, slot) {
+        return Ok(false);
+    }
+    let is_over = |row: &Row| row.over_since() < horizon && row.deleter() == Deleter::None;
+    let Some(locked) = Locked::grant(table, &name, slot, PRUNE, None, is_over) else {
+        return Ok(false);
+    };
+    locked.then_give_back(|row| {
+        let deleted = table.delete(row)?;
+        if deleted {
+            guarded_commits::forget(&name)?;
+        }
+        Ok(deleted)
+    })
+}

@@ -1,0 +1,66 @@
+//! What an acquire asks for, and how it ends.
+
+use crate::pg::errors::{self, Refusal};
+use crate::pg::row::Row;
+use crate::pg::server;
+use pg_fence_rules::grant::{Ask, Mode, Seat};
+use pg_fence_rules::Micros;
+
+/// Who asks for what.
+pub struct Request {
+    /// The lease, in the database's encoding.
+    pub name: Vec<u8>,
+    /// Who asks, where it names itself.
+    pub holder: Option<Vec<u8>>,
+    /// How long the grant is to live, in microseconds.
+    pub ttl_us: Micros,
+    /// What the caller wishes to be shown with the lease: a jsonb.
+    pub metadata: Option<pgrx::pg_sys::Datum>,
+    /// The grant is to end with this session, too.
+    pub session: bool,
+    /// In which mode, and whether the caller takes back its own.
+    pub ask: Ask,
+}
+
+/// How a try ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tried<T> {
+    /// Granted, or to be had.
+    Won(T),
+    /// Taken; the clock alone can change that at this time (i64::MAX: it cannot).
+    Lost {
+        /// When to look again at the latest.
+        until: Micros,
+    },
+}
+
+impl<T> Tried<T> {
+    /// Only something that committed since we looked, or an open transaction, can be in the way.
+    pub const BY_ANOTHER: Tried<T> = Tried::Lost { until: Micros::MAX };
+}
+
+impl Request {
+    /// The rows of the lease as the rules see them. `guarded` tells of a slot whether an open transaction relies on
+    /// the grant there.
+    pub fn seats(&self, rows: &[Row], guarded: impl Fn(i32) -> bool) -> Vec<Seat> {
+        let role = self.ask.reclaim.then(server::current_role);
+        let is_mine = |row: &Row| {
+            role.as_deref().is_some_and(|role| self.holder == row.holder() && row.role() == role)
+        };
+        let seat = |row: &Row| Seat {
+            grant: row.grant,
+            mine: is_mine(row),
+            guarded: guarded(row.grant.slot),
+        };
+        rows.iter().map(seat).collect()
+    }
+
+    /// The refusal where another number of slots is in force.
+    pub fn slots_differ(&self, live: i32) -> Refusal {
+        let asked = match self.ask.mode {
+            Mode::Slots(n) => n,
+            _ => 1,
+        };
+        errors::slots_differ(&self.name, live, asked)
+    }
+}

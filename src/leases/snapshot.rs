@@ -1,0 +1,65 @@
+//! Whether a transaction at REPEATABLE READ or above may have a lease: it reads the world of its snapshot, which may
+//! be the predecessor's.
+
+use super::request::Request;
+use crate::pg::errors::{self, Refusal};
+use crate::pg::lease_table::{AsOf, LeaseTable};
+use crate::pg::row::Row;
+use crate::pg::{guarded_commits, snapshot_age, xact};
+use pg_fence_rules::grant::{self, Acquire, Phase};
+use pg_fence_rules::Micros;
+
+/// What is granted now must have been to be had when the snapshot was taken: the lease free then, every row still
+/// the version that the snapshot sees, and no guarded transaction's commit noted that it does not see
+/// (`pg::guarded_commits`).
+///
+/// A live grant that the transaction reclaims, or has ended itself, tells nothing of that: a transaction may have
+/// guarded it until a moment ago. Then nothing at all may have been committed since.
+pub fn check_acquire(table: &LeaseTable, request: &Request) -> Result<(), Refusal> {
+    if !xact::keeps_snapshot() || xact::sees_all_commits() {
+        return Ok(());
+    }
+    let now = table.rows(&request.name, AsOf::Now);
+    let mut then = table.rows(&request.name, AsOf::Transaction);
+    // Nothing tells when a session ended: it may have been after the snapshot.
+    then.iter_mut().for_each(|row| row.grant.abandoned = false);
+    let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.version() == row.version());
+    let same = now.iter().all(|r| r.written_here() || known(r, &then))
+        && then.iter().all(|r| r.written_here() || known(r, &now));
+    let ends_own = now.iter().any(|r| r.grant.closed_here);
+    let free = same
+        && !ends_own
+        && was_free(request, &then)
+        && !guarded_commits::is_newer_than_snapshot(&request.name)?;
+    if free {
+        Ok(())
+    } else {
+        Err(errors::snapshot_too_early(&request.name))
+    }
+}
+
+/// Was the lease to be had when the transaction's snapshot was taken, by the rows that it sees? Where the clock
+/// alone has ended a grant among them, that takes a time that is certainly not later than the snapshot.
+fn was_free(request: &Request, then: &[Row]) -> bool {
+    let seats = request.seats(then, |_| false);
+    let free_at = |time: Micros| {
+        matches!(grant::acquire(&seats, &request.ask, time), Acquire::Grant { .. })
+            && !seats.iter().any(|s| s.mine && s.grant.phase(time) == Phase::Held)
+    };
+    // As if no deadline had passed yet.
+    free_at(Micros::MIN) || snapshot_age::not_taken_before().is_some_and(free_at)
+}
+
+/// A grant that is guarded must have been there when the snapshot was taken.
+pub fn check_guard(table: &LeaseTable, name: &[u8], row: &Row) -> Result<(), Refusal> {
+    if !xact::keeps_snapshot() || row.written_here() {
+        return Ok(());
+    }
+    let first = row.grant.tokens.first();
+    let seen = table.rows(name, AsOf::Transaction);
+    if seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first) {
+        Ok(())
+    } else {
+        Err(errors::snapshot_too_early(name))
+    }
+}

@@ -1,0 +1,58 @@
+//! Texts in the database's encoding and in UTF-8.
+
+use pgrx::pg_sys;
+use std::ffi::{c_char, c_int, CStr};
+
+/// A palloc'ed, NUL-terminated copy; a NUL inside ends it.
+pub fn c_string(bytes: &[u8]) -> *const c_char {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    // SAFETY: the new block has room for the bytes and the NUL.
+    unsafe {
+        let copy = pg_sys::palloc(end + 1).cast::<u8>();
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy, end);
+        *copy.add(end) = 0;
+        copy.cast()
+    }
+}
+
+/// Is the database in UTF-8, or in no encoding that is known?
+pub fn keeps_utf8() -> bool {
+    // SAFETY: reads what was set when the backend connected.
+    let encoding = unsafe { pg_sys::GetDatabaseEncoding() } as pg_sys::pg_enc::Type;
+    [pg_sys::pg_enc::PG_UTF8, pg_sys::pg_enc::PG_SQL_ASCII].contains(&encoding)
+}
+
+/// UTF-8 text in the database's encoding.
+pub fn in_server_encoding(text: String) -> Vec<u8> {
+    if text.is_ascii() {
+        return text.into_bytes();
+    }
+    if keeps_utf8() {
+        return text.into_bytes();
+    }
+    // SAFETY: the conversion gets a length and a NUL-terminated copy, and gives back one or the other.
+    unsafe {
+        let copy = c_string(text.as_bytes());
+        let converted =
+            pg_sys::pg_any_to_server(copy, text.len() as c_int, pg_sys::pg_enc::PG_UTF8 as c_int);
+        CStr::from_ptr(converted).to_bytes().to_vec()
+    }
+}
+
+/// Text of the database as UTF-8.
+pub fn to_utf8(bytes: &[u8]) -> String {
+    if let (true, Ok(text)) = (bytes.is_ascii(), std::str::from_utf8(bytes)) {
+        return text.to_owned();
+    }
+    // SAFETY: as above.
+    unsafe {
+        if pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_SQL_ASCII as c_int {
+            // No encoding is known: what is not UTF-8 cannot be shown.
+            return String::from_utf8_lossy(bytes).into_owned();
+        }
+        let copy = c_string(bytes);
+        let converted =
+            pg_sys::pg_server_to_any(copy, bytes.len() as c_int, pg_sys::pg_enc::PG_UTF8 as c_int);
+        CStr::from_ptr(converted).to_string_lossy().into_owned()
+    }
+}

@@ -1,0 +1,184 @@
+//! What lasts as long as a transaction, or a savepoint of it: one mechanism for all that is kept that long.
+//!
+//! Whoever keeps something implements `Kept` for it and registers it once (`keep`), when the library is loaded. Then
+//! it is told when a savepoint is released or rolled back, when the transaction ends, and when the locks are gone.
+
+use super::errors::Refusal;
+use super::{commit, raise};
+use pgrx::pg_sys;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::thread::LocalKey;
+
+/// A savepoint (or the transaction itself), by number.
+pub type SubTransaction = pg_sys::SubTransactionId;
+
+/// How a transaction ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It is committed: others see its changes as soon as its locks go.
+    Committed,
+    /// It is rolled back, or prepared, so that its locks are not this session's any more.
+    Other,
+}
+
+/// Something that belongs to a savepoint.
+pub trait OfSavepoint {
+    /// A savepoint was released: what belongs to it, its locks too, belongs to its parent now.
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction);
+
+    /// A savepoint was rolled back, and its locks go next. False where this goes with it.
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool;
+}
+
+impl OfSavepoint for SubTransaction {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        if *self == savepoint {
+            *self = parent;
+        }
+    }
+
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        *self != savepoint
+    }
+}
+
+impl<T: OfSavepoint> OfSavepoint for Vec<T> {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        self.iter_mut().for_each(|entry| entry.pass(savepoint, parent));
+    }
+
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        self.retain_mut(|entry| entry.outlives(savepoint));
+        !self.is_empty()
+    }
+}
+
+impl<K, T: OfSavepoint> OfSavepoint for HashMap<K, T> {
+    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+        self.values_mut().for_each(|entry| entry.pass(savepoint, parent));
+    }
+
+    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+        self.retain(|_, entry| entry.outlives(savepoint));
+        !self.is_empty()
+    }
+}
+
+/// Something that lasts as long as the transaction. Nothing here may raise: Postgres is past the point where it
+/// could stop.
+pub trait Kept: OfSavepoint {
+    /// The transaction is over, or prepared; its locks are still held.
+    fn ended(&mut self, ending: Ending);
+
+    /// The locks of the transaction are gone, or, where it goes on, those of the savepoint that was rolled back.
+    fn locks_gone(&mut self, _transaction_is_over: bool) {}
+}
+
+/// What is kept in a thread-local of its owner's.
+trait Keeper {
+    fn with(&self, work: &mut dyn FnMut(&mut dyn Kept));
+}
+
+impl<T: Kept> Keeper for &'static LocalKey<RefCell<T>> {
+    fn with(&self, work: &mut dyn FnMut(&mut dyn Kept)) {
+        self.with_borrow_mut(|kept| work(kept));
+    }
+}
+
+/// What is done before a commit, and before a PREPARE TRANSACTION (then it is passed true).
+pub type BeforeCommit = fn(bool) -> Result<(), Refusal>;
+
+thread_local! {
+    static KEEPERS: RefCell<Vec<Box<dyn Keeper>>> = const { RefCell::new(Vec::new()) };
+    static BEFORE_COMMIT: RefCell<Vec<BeforeCommit>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Keeps something for as long as transactions last; called once for each, when the library is loaded.
+pub fn keep<T: Kept + 'static>(kept: &'static LocalKey<RefCell<T>>) {
+    KEEPERS.with_borrow_mut(|keepers| keepers.push(Box::new(kept)));
+}
+
+/// Has work done at the last moment at which a transaction can still write, or refuse to commit; called once for
+/// each, when the library is loaded. The first is done first.
+pub fn before_commit(work: BeforeCommit) {
+    BEFORE_COMMIT.with_borrow_mut(|before| before.push(work));
+}
+
+fn each_kept(mut work: impl FnMut(&mut dyn Kept)) {
+    KEEPERS.with_borrow(|keepers| keepers.iter().for_each(|keeper| keeper.with(&mut work)));
+}
+
+/// Listens to the ends of transactions and savepoints; called once, when the library is loaded.
+pub fn listen() {
+    // SAFETY: registered once; the functions raise only where a transaction can still fail.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(savepoint_event), std::ptr::null_mut());
+        pg_sys::RegisterResourceReleaseCallback(Some(release_event), std::ptr::null_mut());
+    }
+}
+
+unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _: *mut c_void) {
+    use pg_sys::XactEvent as E;
+    match event {
+        E::XACT_EVENT_COMMIT
+        | E::XACT_EVENT_PARALLEL_COMMIT
+        | E::XACT_EVENT_ABORT
+        | E::XACT_EVENT_PARALLEL_ABORT
+        | E::XACT_EVENT_PREPARE => {
+            commit::restore();
+            let committed = event == E::XACT_EVENT_COMMIT;
+            let ending = if committed { Ending::Committed } else { Ending::Other };
+            each_kept(|kept| kept.ended(ending));
+        }
+        E::XACT_EVENT_PRE_COMMIT => {
+            do_before_commit(false);
+            commit::relax();
+        }
+        E::XACT_EVENT_PRE_PREPARE => do_before_commit(true),
+        _ => {}
+    }
+}
+
+/// Raises what the work refuses: an error here aborts the transaction, as one of a deferred trigger would.
+fn do_before_commit(prepares: bool) {
+    // Not borrowed while the work is done: triggers may fire in it.
+    let all = BEFORE_COMMIT.with_borrow(Clone::clone);
+    let work = || all.iter().try_for_each(|work| work(prepares)).err().map(raise::stage);
+    let outcome = raise::caught(work);
+    drop(all);
+    if let Some(staged) = outcome.unwrap_or_else(Some) {
+        // SAFETY: nothing is left to drop when it leaves.
+        unsafe { raise::throw(staged) }
+    }
+}
+
+unsafe extern "C-unwind" fn savepoint_event(
+    event: pg_sys::SubXactEvent::Type,
+    mine: SubTransaction,
+    parent: SubTransaction,
+    _: *mut c_void,
+) {
+    match event {
+        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => each_kept(|kept| kept.pass(mine, parent)),
+        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => each_kept(|kept| {
+            kept.outlives(mine);
+        }),
+        _ => {}
+    }
+}
+
+unsafe extern "C-unwind" fn release_event(
+    phase: pg_sys::ResourceReleasePhase::Type,
+    commit: bool,
+    top_level: bool,
+    _: *mut c_void,
+) {
+    // A commit's change is visible and its locks are gone only now; a released savepoint's pass to its parent.
+    let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
+    if after && (top_level || !commit) {
+        each_kept(|kept| kept.locks_gone(top_level));
+    }
+}

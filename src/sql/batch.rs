@@ -1,0 +1,105 @@
+//! Several leases under one token: all or none, and never a deadlock, for names are taken in their order.
+
+use super::arguments;
+use crate::leases::acquire::attempt_all;
+use crate::leases::change::{self, Releasable};
+use crate::leases::request::Request;
+use crate::pg::args::{Answer, Args};
+use crate::pg::errors::Refusal;
+use crate::pg::keyed::Access;
+use crate::pg::lease_table::LeaseTable;
+use crate::pg::row::Row;
+use crate::pg::{commit, server};
+use crate::tokens;
+use pg_fence_rules::grant::{Ask, Mode};
+use pg_fence_rules::Token;
+
+/// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all of them, or NULL
+/// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 55000.
+pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
+    let names = arguments::names(&args, 0)?;
+    let holder = arguments::holder(&args, 1)?;
+    let ttl_us = arguments::first_ttl(&args, 2)?;
+    let metadata = arguments::metadata(&args, 3)?;
+    let session = args.boolean(4).unwrap_or(false);
+    server::writable(c"lease_acquire_all()");
+    let request = |name| Request {
+        name,
+        holder: holder.clone(),
+        ttl_us,
+        metadata,
+        session,
+        ask: Ask { mode: Mode::Exclusive, reclaim: false },
+    };
+    let requests: Vec<Request> = names.into_iter().map(request).collect();
+    Ok(attempt_all(&requests)?.into())
+}
+
+/// `lease_renew_all(names, token, ttl) → bigint`: one new token for all of them, or NULL and none renewed.
+/// Errors: 22004, 22023, 25006, 42501, 55000.
+pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
+    let names = arguments::names(&args, 0)?;
+    let token = arguments::token(&args, 1)?;
+    let ttl_us = arguments::ttl(&args, 2)?;
+    server::writable(c"lease_renew_all()");
+    let table = LeaseTable::open(Access::Write)?;
+    let mut found = Vec::with_capacity(names.len());
+    for name in &names {
+        match change::renewable(&table, name, token)? {
+            Some((locked, _)) => found.push(locked),
+            // What is locked so far is given back.
+            None => return Ok(Answer::Null),
+        }
+    }
+    // The locks were waited for one by one: the time of the decision is after the last.
+    let now = server::now();
+    if !found.iter().all(|f| f.row.grant.renewable(token, now)) {
+        return Ok(Answer::Null);
+    }
+    let fresh = tokens::draw(change::greatest(found.iter().map(|f| &f.row)))?;
+    let rows: Vec<Row> = found.into_iter().map(|f| f.keep()).collect();
+    for row in &rows {
+        change::prolong(&table, row, fresh, now, ttl_us)?;
+    }
+    Ok(fresh.into())
+}
+
+/// `lease_release_all(names, token) → bigint`: the closing token of all of them, or NULL and none released.
+/// Errors: 22004, 22023, 25006, 42501, 55000.
+pub fn release_all(args: Args) -> Result<Answer, Refusal> {
+    let names = arguments::names(&args, 0)?;
+    let token = arguments::token(&args, 1)?;
+    server::writable(c"lease_release_all()");
+    commit::release(|| release_each(&names, token))
+}
+
+fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {
+    let table = LeaseTable::open(Access::Write)?;
+    let mut current = Vec::with_capacity(names.len());
+    let mut closed_before = Vec::new();
+    for name in names {
+        match change::releasable(&table, name, token)? {
+            Releasable::Close(locked) => current.push(*locked),
+            Releasable::Again(locked, closing) => closed_before.push((locked.keep(), closing)),
+            // What is locked so far is given back.
+            Releasable::Lost => return Ok(Answer::Null),
+        }
+    }
+    let now = server::now();
+    if !current.iter().all(|f| f.row.grant.renewable(token, now)) {
+        return Ok(Answer::Null);
+    }
+    if let [(_, first), others @ ..] = closed_before.as_slice() {
+        if current.is_empty() && others.iter().all(|(_, closing)| closing == first) {
+            return Ok((*first).into());
+        }
+    }
+    // What this transaction released one by one gets the closing token of all.
+    let before = closed_before.iter().map(|(row, _)| row);
+    let closing = tokens::draw(change::greatest(current.iter().map(|f| &f.row).chain(before)))?;
+    let rows: Vec<Row> = current.into_iter().map(|f| f.keep()).collect();
+    for row in rows.iter().chain(closed_before.iter().map(|(row, _)| row)) {
+        change::close(&table, row, closing, now)?;
+    }
+    Ok(closing.into())
+}

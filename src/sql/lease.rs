@@ -1,0 +1,124 @@
+//! The functions on one lease.
+
+use super::arguments;
+use crate::leases::change::{self, Releasable};
+use crate::leases::prune::prune_row;
+use crate::leases::request::Tried;
+use crate::leases::{acquire as attempts, guard, wait};
+use crate::pg::args::{Answer, Args};
+use crate::pg::errors::Refusal;
+use crate::pg::keyed::Access;
+use crate::pg::lease_table::{AsOf, LeaseTable};
+use crate::pg::relation_lock::Wait;
+use crate::pg::{commit, server, settings, xact};
+use crate::{plant, tokens};
+use pg_fence_rules::Token;
+
+/// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL
+/// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 55000.
+pub fn acquire(args: Args) -> Result<Answer, Refusal> {
+    let (request, longest) = arguments::acquire(&args)?;
+    server::writable(c"lease_acquire()");
+    plant::draw_early(|| tokens::draw(0))?;
+    let token = if longest.is_zero() {
+        match attempts::attempt(&request, true, Wait::Holders)? {
+            Tried::Won(token) => Some(token),
+            Tried::Lost { .. } => None,
+        }
+    } else {
+        wait::acquire(&request, longest)?
+    };
+    Ok(token.into())
+}
+
+/// `lease_renew(name, token, ttl) → bigint`: a new, greater token and a deadline of now + ttl; NULL when the
+/// token does not speak for the lease. Errors: 22004, 22023, 25006, 42501, 55000.
+pub fn renew(args: Args) -> Result<Answer, Refusal> {
+    let name = arguments::name(&args, 0)?;
+    let token = arguments::token(&args, 1)?;
+    let ttl_us = arguments::ttl(&args, 2)?;
+    server::writable(c"lease_renew()");
+    let table = LeaseTable::open(Access::Write)?;
+    let Some((locked, now)) = change::renewable(&table, &name, token)? else {
+        return Ok(Answer::Null);
+    };
+    let fresh = tokens::draw(locked.row.grant.greatest())?;
+    change::prolong(&table, &locked.keep(), fresh, now, ttl_us)?;
+    Ok(fresh.into())
+}
+
+/// `lease_release(name, token) → bigint`: the closing token; NULL when the token is none of a current grant's.
+/// Errors: 22004, 22023, 25006, 42501, 55000.
+pub fn release(args: Args) -> Result<Answer, Refusal> {
+    let name = arguments::name(&args, 0)?;
+    let token = arguments::token(&args, 1)?;
+    server::writable(c"lease_release()");
+    commit::release(|| release_one(&name, token))
+}
+
+fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {
+    let table = LeaseTable::open(Access::Write)?;
+    match change::releasable(&table, name, token)? {
+        Releasable::Lost => Ok(Answer::Null),
+        Releasable::Again(locked, closing) => {
+            locked.keep();
+            Ok(closing.into())
+        }
+        Releasable::Close(locked) => {
+            let closing = tokens::draw(locked.row.grant.greatest())?;
+            change::close(&table, &locked.keep(), closing, server::now())?;
+            Ok(closing.into())
+        }
+    }
+}
+
+/// `lease_revoke(name) → bigint`: the closing token of whatever grants are current; NULL when none is.
+/// Errors: 22004, 22023, 25006, 55000.
+pub fn revoke(args: Args) -> Result<Answer, Refusal> {
+    let name = arguments::name(&args, 0)?;
+    server::writable(c"lease_revoke()");
+    let table = LeaseTable::open(Access::Write)?;
+    Ok(change::revoke(&table, &name)?.into())
+}
+
+/// `lease_guard(name, token) → bigint`: the token; until the transaction ends nobody else can be granted
+/// the lease, and the token is the transaction's `pg_fence.token`. Errors: PF004, 22004, 22023, 25006,
+/// 40001, 42501, 55000.
+pub fn guard(args: Args) -> Result<Answer, Refusal> {
+    let name = arguments::name(&args, 0)?;
+    let token = arguments::token(&args, 1)?;
+    server::writable(c"lease_guard()");
+    guard::require(&name, token, false)?;
+    settings::set_local(token);
+    guard::note_call(name);
+    Ok(token.into())
+}
+
+/// `lease_check(name, token) → boolean`: does the token speak for the lease at this instant? Works on a
+/// standby. Errors: 22004, 22023.
+pub fn check(args: Args) -> Result<Answer, Refusal> {
+    let name = arguments::name(&args, 0)?;
+    let token = arguments::token(&args, 1)?;
+    let floor = tokens::floor_seen()?;
+    let rows = LeaseTable::open(Access::Read)?.rows(&name, AsOf::Now);
+    let now = server::now();
+    Ok(rows.iter().any(|r| r.grant.speaks(token, now, floor)).into())
+}
+
+/// `lease_prune(older_than) → bigint`: deletes rows of grants that ended longer ago, never a guarded one, and
+/// gives back their number. Errors: 22004, 22023, 25006.
+pub fn prune(args: Args) -> Result<Answer, Refusal> {
+    let older_than = arguments::older_than(&args, 0)?;
+    server::writable(c"lease_prune()");
+    let table = LeaseTable::open(Access::Write)?;
+    let horizon = server::now().saturating_sub(older_than);
+    let mut pruned = 0i64;
+    table.each(|found| {
+        if found.over_since() < horizon && prune_row(&table, found, horizon)? {
+            pruned += 1;
+        }
+        Ok(())
+    })?;
+    xact::see_own_changes();
+    Ok(pruned.into())
+}

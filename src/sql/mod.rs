@@ -1,0 +1,31 @@
+//! The functions that SQL calls: arguments in, one answer or refusal out.
+
+mod arguments;
+mod batch;
+mod lease;
+mod status;
+
+use crate::fence;
+use crate::pg::entry::sql_functions;
+
+sql_functions! {
+    lease_acquire, pg_finfo_lease_acquire => lease::acquire;
+    lease_renew, pg_finfo_lease_renew => lease::renew;
+    lease_release, pg_finfo_lease_release => lease::release;
+    lease_revoke, pg_finfo_lease_revoke => lease::revoke;
+    lease_acquire_all, pg_finfo_lease_acquire_all => batch::acquire_all;
+    lease_renew_all, pg_finfo_lease_renew_all => batch::renew_all;
+    lease_release_all, pg_finfo_lease_release_all => batch::release_all;
+    lease_guard, pg_finfo_lease_guard => lease::guard;
+    lease_check, pg_finfo_lease_check => lease::check;
+    lease_prune, pg_finfo_lease_prune => lease::prune;
+    fence_new_epoch, pg_finfo_fence_new_epoch => status::new_epoch;
+    fence_status, pg_finfo_fence_status => status::status;
+    fence_blocking_pids, pg_finfo_fence_blocking_pids => status::blocking_pids;
+    fence_session_alive, pg_finfo_fence_session_alive => status::session_alive;
+    fence_uncommitted, pg_finfo_fence_uncommitted => status::uncommitted;
+    fence_checked_name, pg_finfo_fence_checked_name => status::checked_name;
+    fence_greatest, pg_finfo_fence_greatest => status::greatest;
+    fence_record_creation, pg_finfo_fence_record_creation => status::record_creation;
+    fenced, pg_finfo_fenced => fence::fenced;
+}
