@@ -37,6 +37,8 @@ enum Command {
     /// Benchmark pg_fence against its alternatives
     Bench(bench::Options),
     #[command(hide = true)]
+    BenchHolder(bench::sections::death::Holder),
+    #[command(hide = true)]
     ChaosHand(chaos::Identity),
     /// Let many sessions cross on a few leases, end and pause them, and measure the hand-over
     Soak(soak::Options),
@@ -67,6 +69,7 @@ fn main() -> Result<()> {
             print!("{}", report?);
             Ok(())
         }
+        Command::BenchHolder(holder) => holder.hold(),
         Command::ChaosHand(who) => chaos::work(who),
         Command::Soak(options) => soak::run(&program, &options),
         Command::Worker { conninfo } => worker::serve(&conninfo),

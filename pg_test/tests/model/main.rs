@@ -1,7 +1,7 @@
 //! The lease and fence protocol as a state machine, searched to its end within small bounds.
 //!
-//! Clients that freeze wherever they are or whose sessions end, a server that crashes with an unwritten log, standbys that are
-//! behind when they are promoted, a clock that steps back. The decisions are not a copy: the machine calls
+//! Clients that freeze wherever they are or whose sessions end, a server that crashes with an unwritten log,
+//! standbys that are behind when they are promoted, a clock that steps back. The decisions are not a copy: the machine calls
 //! the extension's own code (`pg_test::protocol`). Each protection is then taken away, and the search
 //! must find what goes wrong without it; the path there is printed.
 //!
