@@ -17,6 +17,7 @@
 //! | [`calls`] | the calls on leases, in short |
 //! | [`fault`] | an error as a client sees it |
 //! | [`background`] | a session in a thread, to see it wait |
+//! | [`cable`] | a network of its own for a client, to be cut |
 //! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`loss`] | a server that crashes with as little on disk as possible |
@@ -37,6 +38,7 @@
 
 pub mod background;
 pub mod bench;
+pub mod cable;
 pub mod calls;
 pub mod cassert;
 pub mod chaos;
