@@ -17,6 +17,7 @@
 //! | [`calls`] | the calls on leases, in short |
 //! | [`fault`] | an error as a client sees it |
 //! | [`background`] | a session in a thread, to see it wait |
+//! | [`cable`] | a network of its own for a client, to be cut |
 //! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`crash_test`] | a server that crashes with as little on disk as possible |
@@ -37,6 +38,7 @@
 //! Measurements beside what else one could take are a package of their own, `pg_test/bench`.
 
 pub mod background;
+pub mod cable;
 pub mod calls;
 pub mod cassert;
 pub mod chaos;

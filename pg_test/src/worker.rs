@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
@@ -75,8 +75,12 @@ pub struct Worker {
 impl Worker {
     /// Starts a worker that connects by `conninfo`.
     pub fn start(rundir: &RunDir, name: &str, conninfo: &Conninfo) -> Result<Worker> {
-        let mut child = rundir
-            .command(rundir.program())
+        Worker::start_by(rundir.command(rundir.program()), name, conninfo)
+    }
+
+    /// The same, where `command` starts the lab's program in its own way.
+    pub fn start_by(mut command: Command, name: &str, conninfo: &Conninfo) -> Result<Worker> {
+        let mut child = command
             .arg("worker")
             .arg(conninfo.clone().application(name).to_string())
             .stdin(Stdio::piped())

@@ -1,6 +1,7 @@
 //! The bench's program, which `cargo run --release -- bench` builds and starts.
 
 use clap::{Parser, Subcommand};
+use pg_fence_bench::sections::death::Holder;
 use pg_fence_bench::Options;
 use pg_test::{rundir, Lab, Result};
 use std::path::PathBuf;
@@ -21,12 +22,17 @@ enum Command {
     /// How the run directory starts its watchdog: as another process of this program.
     #[command(hide = true)]
     Watchdog { rundir: PathBuf },
+    /// A holder that is to be killed.
+    #[command(hide = true)]
+    BenchHolder(Holder),
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if let Some(Command::Watchdog { rundir }) = arguments.command {
-        return rundir::watchdog(&rundir);
+    match arguments.command {
+        Some(Command::Watchdog { rundir }) => return rundir::watchdog(&rundir),
+        Some(Command::BenchHolder(holder)) => return holder.hold(),
+        None => {}
     }
     let lab = Lab::start(&std::env::current_exe()?)?;
     let report = pg_fence_bench::run(&lab, &arguments.options);

@@ -5,6 +5,7 @@ use crate::workbench::Workbench;
 use anyhow::Result;
 
 mod contended;
+pub mod death;
 mod fence;
 mod growth;
 mod handover;
@@ -30,6 +31,7 @@ pub const ALL: &[Subject] = &[
     subject("uncontended", uncontended::measure),
     subject("contended", contended::measure),
     subject("handover", handover::measure),
+    subject("death", death::measure),
     subject("fence", fence::measure),
     subject("growth", growth::measure),
     subject("startup", startup::measure),

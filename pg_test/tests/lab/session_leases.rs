@@ -2,9 +2,11 @@
 
 use crate::support::concurrency::{nothing_is_left, token_of, waiting, WAIT};
 use nix::sys::signal::Signal;
+use pg_test::cable::Cable;
 use pg_test::pooler::{Mode, Pooler};
 use pg_test::process::{signal, wait_until};
 use pg_test::{bail, ensure, lab_test, Background, Calls, Database, Lab, Result, Session, Worker};
+use std::fs;
 use std::time::{Duration, Instant};
 
 const ACQUIRE: &str = "SELECT lease_acquire('job', 'first', ttl => '1 h', session => true)";
@@ -82,6 +84,50 @@ fn a_client_killed_in_a_statement_is_noticed_where_the_server_checks(lab: &Lab) 
     holder.kill()?;
     let next = token_of(&mut waiter)?;
     ensure!(!admin.speaks("job", first)? && admin.speaks("job", next)?);
+    Ok(())
+}
+
+#[lab_test]
+fn a_cut_cable_is_noticed_by_keepalive_and_by_the_ttl_at_the_latest(lab: &Lab) -> Result<()> {
+    let cable = match Cable::lay(lab.rundir()) {
+        Ok(cable) => cable,
+        Err(why) => {
+            eprintln!("left out: no network of a client's own can be made here: {why:#}");
+            return Ok(());
+        }
+    };
+    let addresses = format!("127.0.0.1,{}", cable.near());
+    let server = lab.builder().set("listen_addresses", &addresses).create()?;
+    let access = server.data().join("pg_hba.conf");
+    let near = format!("{}\nhost all all {}/32 trust\n", fs::read_to_string(&access)?, cable.far());
+    fs::write(&access, near)?;
+    server.start()?;
+    let db = Database::with_extension(server.conninfo("postgres"))?;
+    let mut admin = db.connect()?;
+    let far = db.conninfo().host(&cable.near());
+    let keepalive = [("idle", "1"), ("interval", "1"), ("count", "2")];
+    let watched = keepalive.iter().fold(far.clone(), |conninfo, (name, value)| {
+        conninfo.set(&format!("tcp_keepalives_{name}"), value)
+    });
+    let mut noticed = cable.worker(lab.rundir(), "noticed", &watched)?;
+    let mut unnoticed = cable.worker(lab.rundir(), "unnoticed", &far)?;
+    let first = noticed.number(ACQUIRE)?.expect("free");
+    let sql = "SELECT lease_acquire('other', ttl => '8 s', session => true)";
+    let other = unnoticed.number(sql)?.expect("free");
+    let mut waiter = waiting(&db, WAIT)?;
+    let mut patient = waiting(&db, &WAIT.replace("'job'", "'other'"))?;
+    cable.cut()?;
+    // Neither client has said a word of it.
+    let limit = Duration::from_secs(60);
+    let next = waiter.outcome(limit)??;
+    ensure!(next[0][0].is_some() && !admin.speaks("job", first)?, "{next:?}");
+    let next = patient.outcome(limit)??;
+    ensure!(next[0][0].is_some() && !admin.speaks("other", other)?, "{next:?}");
+    let sessions = |worker: &Worker| {
+        format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {}", worker.backend())
+    };
+    ensure!(admin.granted(&sessions(&noticed))? == 0, "noticed by something else");
+    ensure!(admin.granted(&sessions(&unnoticed))? == 1, "not by the ttl alone");
     Ok(())
 }
 

@@ -22,12 +22,16 @@ impl Peer for Advisory {
     }
 
     fn join(&self, _client: usize) -> Result<Box<dyn Locker>> {
-        let mut session = self.0.connect()?;
-        let acquire = session.prepare("SELECT pg_try_advisory_lock(hashtextextended($1, 0))")?;
-        let wait = session.prepare("SELECT pg_advisory_lock(hashtextextended($1, 0))")?;
-        let release = session.prepare("SELECT pg_advisory_unlock(hashtextextended($1, 0))")?;
-        Ok(Box::new(Client { session, acquire, wait, release }))
+        client(self.0.connect()?)
     }
+}
+
+/// A client by this session.
+pub fn client(mut session: Session) -> Result<Box<dyn Locker>> {
+    let acquire = session.prepare("SELECT pg_try_advisory_lock(hashtextextended($1, 0))")?;
+    let wait = session.prepare("SELECT pg_advisory_lock(hashtextextended($1, 0))")?;
+    let release = session.prepare("SELECT pg_advisory_unlock(hashtextextended($1, 0))")?;
+    Ok(Box::new(Client { session, acquire, wait, release }))
 }
 
 struct Client {

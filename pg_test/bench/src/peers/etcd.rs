@@ -108,15 +108,26 @@ impl Peer for Etcd {
     }
 
     fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        let mut etcd = Connection::open(self.daemon.port)?;
-        let session = etcd.grant(Duration::from_secs(3600))?;
-        let holder = format!("client {client}");
-        Ok(Box::new(Client { etcd, holder, way: self.way, session, held: None, watch: None }))
+        let session = Duration::from_secs(3600);
+        let client = Client::open(self.daemon.port, format!("client {client}"), self.way, session)?;
+        Ok(Box::new(client))
     }
 
     fn is_postgres(&self) -> bool {
         false
     }
+}
+
+impl Etcd {
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.daemon.port
+    }
+}
+
+/// A client of the server on this port that watches the key; what it holds ends after so long.
+pub fn client(port: u16, holder: String, ttl: Duration) -> Result<Box<dyn Locker>> {
+    Ok(Box::new(Client::open(port, holder, Way::Watched, ttl)?))
 }
 
 struct Client {
@@ -179,6 +190,12 @@ impl Locker for Client {
 }
 
 impl Client {
+    fn open(port: u16, holder: String, way: Way, session: Duration) -> Result<Client> {
+        let mut etcd = Connection::open(port)?;
+        let session = etcd.grant(session)?;
+        Ok(Client { etcd, holder, way, session, held: None, watch: None })
+    }
+
     fn watch_and_try(&mut self, name: &str) -> Result<i64> {
         let mut watch = match self.watch.take() {
             Some(watch) => watch,

@@ -21,15 +21,19 @@ impl Peer for Ours {
         NAME.to_owned()
     }
 
-    fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        let mut session = self.0.connect()?;
-        let acquire = session.prepare("SELECT lease_acquire($1, $2)")?;
-        let wait = session.prepare("SELECT lease_acquire($1, $2, wait => '10 min')")?;
-        let renew = session.prepare("SELECT lease_renew($1, $2)")?;
-        let release = session.prepare("SELECT lease_release($1, $2)")?;
-        let holder = format!("client {client}");
-        Ok(Box::new(Client { session, holder, acquire, wait, renew, release }))
+    fn join(&self, index: usize) -> Result<Box<dyn Locker>> {
+        client(self.0.connect()?, format!("client {index}"), "")
     }
+}
+
+/// A client by this session that acquires with these further arguments.
+pub fn client(mut session: Session, holder: String, arguments: &str) -> Result<Box<dyn Locker>> {
+    let mut acquiring =
+        |more: &str| session.prepare(&format!("SELECT lease_acquire($1, $2{arguments}{more})"));
+    let (acquire, wait) = (acquiring("")?, acquiring(", wait => '10 min'")?);
+    let renew = session.prepare("SELECT lease_renew($1, $2)")?;
+    let release = session.prepare("SELECT lease_release($1, $2)")?;
+    Ok(Box::new(Client { session, holder, acquire, wait, renew, release }))
 }
 
 struct Client {

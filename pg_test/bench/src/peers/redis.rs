@@ -7,6 +7,7 @@ use crate::workbench::{Daemon, Workbench};
 use ::redis::{Connection, Script};
 use anyhow::{ensure, Result};
 use pg_test::setup::Package;
+use std::time::Duration;
 
 /// Its names in the report.
 pub const NAME: &str = "Redis, default durability";
@@ -21,15 +22,16 @@ pub struct Redis {
 
 /// Starts a server with its built-in settings: snapshots now and then.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    start(bench, false)
+    Ok(Box::new(start(bench, false)?))
 }
 
 /// Starts a server that flushes each write.
 pub fn prepare_durable(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    start(bench, true)
+    Ok(Box::new(start(bench, true)?))
 }
 
-fn start(bench: &Workbench, durable: bool) -> Result<Box<dyn Peer>> {
+/// Starts a server, `durable` or not.
+pub fn start(bench: &Workbench, durable: bool) -> Result<Redis> {
     let package =
         Package::new("redis-server", "/usr/bin/redis-server").without_service("redis-server");
     let daemon = Daemon::start(bench.lab.rundir(), package, "redis-server", |dir, port| {
@@ -41,7 +43,7 @@ fn start(bench: &Workbench, durable: bool) -> Result<Box<dyn Peer>> {
         }
         arguments.into_iter().map(str::to_owned).collect()
     })?;
-    Ok(Box::new(Redis { daemon, durable }))
+    Ok(Redis { daemon, durable })
 }
 
 const ACQUIRE: &str = "
@@ -61,14 +63,8 @@ impl Peer for Redis {
         if self.durable { NAME_DURABLE } else { NAME }.to_owned()
     }
 
-    fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        let server = ::redis::Client::open(format!("redis://127.0.0.1:{}/", self.daemon.port))?;
-        Ok(Box::new(Client {
-            connection: server.get_connection()?,
-            holder: format!("client {client}"),
-            acquire: Script::new(ACQUIRE),
-            release: Script::new(RELEASE),
-        }))
+    fn join(&self, index: usize) -> Result<Box<dyn Locker>> {
+        client(self.daemon.port, format!("client {index}"), TTL)
     }
 
     fn is_postgres(&self) -> bool {
@@ -76,9 +72,25 @@ impl Peer for Redis {
     }
 }
 
+impl Redis {
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.daemon.port
+    }
+}
+
+/// A client of the server on this port, whose leases last so long.
+pub fn client(port: u16, holder: String, ttl: Duration) -> Result<Box<dyn Locker>> {
+    let server = ::redis::Client::open(format!("redis://127.0.0.1:{port}/"))?;
+    let connection = server.get_connection()?;
+    let (acquire, release) = (Script::new(ACQUIRE), Script::new(RELEASE));
+    Ok(Box::new(Client { connection, holder, ttl, acquire, release }))
+}
+
 struct Client {
     connection: Connection,
     holder: String,
+    ttl: Duration,
     acquire: Script,
     release: Script,
 }
@@ -86,7 +98,7 @@ struct Client {
 impl Locker for Client {
     fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
         let mut call = self.acquire.prepare_invoke();
-        call.key(name).arg(&self.holder).arg(TTL.as_millis() as u64);
+        call.key(name).arg(&self.holder).arg(self.ttl.as_millis() as u64);
         Ok(call.invoke(&mut self.connection)?)
     }
 

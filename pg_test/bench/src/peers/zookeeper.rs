@@ -21,6 +21,11 @@ pub struct ZooKeeper(Daemon);
 
 /// Starts a server with its built-in settings.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(start(bench)?))
+}
+
+/// The same, to be joined by its port.
+pub fn start(bench: &Workbench) -> Result<ZooKeeper> {
     if bench.options.short {
         bail!("left out of the short form, as Java starts slowly");
     }
@@ -40,8 +45,10 @@ pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
         let main = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
         ["-cp", JAR, main, &file.to_string_lossy()].map(str::to_owned).to_vec()
     })?;
-    wait_until("ZooKeeper serves", Duration::from_secs(60), || Client::open(daemon.port).is_ok())?;
-    Ok(Box::new(ZooKeeper(daemon)))
+    wait_until("ZooKeeper serves", Duration::from_secs(60), || {
+        Client::open(daemon.port, TIMEOUT).is_ok()
+    })?;
+    Ok(ZooKeeper(daemon))
 }
 
 impl Peer for ZooKeeper {
@@ -50,12 +57,27 @@ impl Peer for ZooKeeper {
     }
 
     fn join(&self, _client: usize) -> Result<Box<dyn Locker>> {
-        Ok(Box::new(Client::open(self.0.port)?))
+        client(self.0.port, TIMEOUT)
     }
 
     fn is_postgres(&self) -> bool {
         false
     }
+}
+
+impl ZooKeeper {
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.0.port
+    }
+}
+
+/// How long a session lives on of which nothing is heard.
+const TIMEOUT: Duration = Duration::from_secs(40);
+
+/// A client of the server on this port, whose session lives on so long when nothing is heard of it.
+pub fn client(port: u16, timeout: Duration) -> Result<Box<dyn Locker>> {
+    Ok(Box::new(Client::open(port, timeout)?))
 }
 
 struct Client {
@@ -69,7 +91,7 @@ const CLOSE: i32 = -11;
 const NODE_EXISTS: i32 = -110;
 
 impl Client {
-    fn open(port: u16) -> Result<Client> {
+    fn open(port: u16, timeout: Duration) -> Result<Client> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
         // What connects while it still starts may never be answered: that must not use up the whole wait.
@@ -77,7 +99,7 @@ impl Client {
         let mut client = Client { stream, asked: 0 };
         let mut hello = Message::default();
         // Version, last zxid seen, timeout in ms, no session yet, no password.
-        hello.int(0).long(0).int(40_000).long(0).bytes(&[0; 16]);
+        hello.int(0).long(0).int(timeout.as_millis() as i32).long(0).bytes(&[0; 16]);
         client.send(&hello)?;
         let answer = client.receive()?;
         let timeout = answer.get(4..8).context("a short answer")?;
