@@ -49,7 +49,7 @@ pub struct Options {
     #[arg(long)]
     short: bool,
     /// Build the extension with a known bug, which the run must catch
-    #[arg(long, value_enum)]
+    #[arg(long = "plant", value_enum, value_name = "BUG")]
     bug: Option<KnownBug>,
 }
 
@@ -58,7 +58,7 @@ pub struct Options {
 pub struct Summary {
     seed: u64,
     seconds: u64,
-    faults: BTreeMap<Disturbance, usize>,
+    disturbances: BTreeMap<Disturbance, usize>,
     /// How often each kind of maintenance was done, and how often it could not be.
     maintenance: BTreeMap<Job, (usize, usize)>,
     findings: Findings,
@@ -67,7 +67,7 @@ pub struct Summary {
 impl Summary {
     /// Why the run proves nothing, if it does not: too little has happened in it.
     pub fn void(&self) -> Option<String> {
-        let faults: usize = self.faults.values().sum();
+        let disturbances: usize = self.disturbances.values().sum();
         let wanted = |name: &str, have: usize, per_minute: u64| {
             let least = (self.seconds * per_minute / 60).max(1) as usize;
             (have < least).then(|| format!("{have} {name}, not {least}"))
@@ -76,7 +76,7 @@ impl Summary {
             .or_else(|| wanted("shared grants and slots", self.findings.multi_holder, 10))
             .or_else(|| wanted("writes", self.findings.writes, 30))
             .or_else(|| wanted("prepared writes", self.findings.prepared, 2))
-            .or_else(|| wanted("faults", faults, 12))
+            .or_else(|| wanted("disturbances", disturbances, 12))
             .or_else(|| wanted("stale writes refused", self.findings.refused, 2))
             .or_else(|| wanted("pieces of maintenance", self.maintained(None), 6))
             // In half a minute every one of them may be interrupted by a crash.
@@ -116,11 +116,11 @@ impl fmt::Display for Summary {
             lost_in_failover,
             violations,
         } = &self.findings;
-        let faults: usize = self.faults.values().sum();
+        let disturbances: usize = self.disturbances.values().sum();
         writeln!(f, "seed {}, {} s", self.seed, self.seconds)?;
-        writeln!(f, "{faults:>8}  faults injected")?;
-        for (fault, count) in &self.faults {
-            writeln!(f, "{count:>8}    {}", fault.name())?;
+        writeln!(f, "{disturbances:>8}  disturbances injected")?;
+        for (disturbance, count) in &self.disturbances {
+            writeln!(f, "{count:>8}    {}", disturbance.name())?;
         }
         writeln!(f, "{:>8}  pieces of maintenance", self.maintained(None))?;
         for (job, (done, failed)) in &self.maintenance {
@@ -170,7 +170,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs with the extension that is installed in `prefix`.
+/// Disturbs and judges for that time, with the extension that is installed in `prefix`.
 pub fn run_for(
     prefix: &Arc<Prefix>,
     time: Duration,
@@ -190,14 +190,14 @@ pub fn run_for(
     let upkeep = nemesis.disturb(time, maintains.then(|| prefix.clone()))?;
     let mut evidence = Evidence {
         records: record::read_all(&dir.join("log"))?,
-        faults: nemesis.done().to_vec(),
+        disturbances: nemesis.done().to_vec(),
         era: nemesis.era(),
         upkeep,
         crashes: nemesis.servers().crashes(),
         ..Evidence::default()
     };
     evidence.read(&mut nemesis.servers().primary().connect(DATABASE)?)?;
-    let (faults, findings) = (nemesis.count(), judge::judge(&evidence));
+    let (disturbances, findings) = (nemesis.count(), judge::judge(&evidence));
     if bug.is_none() && !findings.violations.is_empty() {
         let path = extension::target_dir().join(format!("chaos-{seed}.txt"));
         evidence.write(&path, &findings.violations)?;
@@ -208,5 +208,5 @@ pub fn run_for(
         let (worked, failed) = maintenance.entry(done.job).or_default();
         *if done.failure.is_none() { worked } else { failed } += 1;
     }
-    Ok(Summary { seed, seconds: time.as_secs(), faults, maintenance, findings })
+    Ok(Summary { seed, seconds: time.as_secs(), disturbances, maintenance, findings })
 }

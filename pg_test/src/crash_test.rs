@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 
-/// A server about to crash.
+/// A server that will crash, and what its clients have seen so far.
 pub struct CrashTest {
     cluster: Cluster,
     /// The processes that write in the background.
@@ -73,7 +73,7 @@ impl CrashTest {
         CrashTest::with_old(cluster, old)
     }
 
-    /// The same server after a start, in whose life nothing was drawn yet.
+    /// The same server after a restart, since when nothing was drawn.
     pub fn untouched(cluster: Cluster) -> Result<CrashTest> {
         cluster.restart()?;
         CrashTest::with_old(cluster, 0)

@@ -66,7 +66,7 @@ impl Options {
         Duration::from_millis(if self.short { 50 } else { 500 })
     }
 
-    /// The first in a trial, the second otherwise.
+    /// The first in a short run, the second otherwise.
     pub fn pick<T>(&self, short: T, normal: T) -> T {
         if self.short {
             short

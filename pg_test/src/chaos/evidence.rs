@@ -1,7 +1,7 @@
 //! What is left in the database when a run is over.
 
 use super::maintenance::Upkeep;
-use super::nemesis::Done;
+use super::nemesis::Disturbed;
 use super::record::Record;
 use crate::client::Session;
 use anyhow::Result;
@@ -56,7 +56,7 @@ pub struct Evidence {
     /// What workers wrote down, by time.
     pub records: Vec<Record>,
     /// What was done to them.
-    pub faults: Vec<Done>,
+    pub disturbances: Vec<Disturbed>,
     /// What maintenance was done, and what was found by it.
     pub upkeep: Upkeep,
     /// Server processes that died of themselves, as the servers' logs tell.
@@ -130,8 +130,8 @@ impl Evidence {
         for violation in violations {
             writeln!(file, "{violation}")?;
         }
-        for fault in &self.faults {
-            writeln!(file, "{} {fault:?}", fault.at)?;
+        for disturbance in &self.disturbances {
+            writeln!(file, "{} {disturbance:?}", disturbance.at)?;
         }
         for done in &self.upkeep.done {
             writeln!(

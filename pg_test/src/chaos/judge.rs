@@ -87,7 +87,7 @@ impl Findings {
 
 /// Whether the server's clock was stepped between these times.
 fn stepped(evidence: &Evidence, from: i64, to: i64) -> bool {
-    let steps = |fault| matches!(fault, Disturbance::StepClock | Disturbance::FailOver);
+    let steps = |kind| matches!(kind, Disturbance::StepClock | Disturbance::FailOver);
     // A process that was frozen as it read the clock uses what it has read later.
-    evidence.faults.iter().any(|f| steps(f.fault) && f.ended + 2_000_000 >= from && f.at <= to)
+    evidence.disturbances.iter().any(|f| steps(f.kind) && f.ended + 2_000_000 >= from && f.at <= to)
 }

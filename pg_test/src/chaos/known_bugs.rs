@@ -43,7 +43,7 @@ impl KnownBug {
         }
     }
 
-    /// The faults that it takes.
+    /// The disturbances that it takes.
     pub(super) fn weights(self) -> Weights {
         match self {
             KnownBug::TokenBeforeLock => &[(Disturbance::FreezeBackend, 1)],

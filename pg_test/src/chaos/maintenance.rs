@@ -92,7 +92,7 @@ const JOBS: [(Job, u32); 8] = [
 
 /// A job that was tried.
 #[derive(Debug, Clone)]
-pub struct Done {
+pub struct FinishedJob {
     pub job: Job,
     /// When it began, in microseconds of [`now_us`](super::record::now_us).
     pub at: i64,
@@ -107,7 +107,7 @@ pub struct Done {
 #[derive(Debug, Clone, Default)]
 pub struct Upkeep {
     /// All that was tried.
-    pub done: Vec<Done>,
+    pub done: Vec<FinishedJob>,
     /// What must not be.
     pub findings: Vec<String>,
 }
@@ -221,7 +221,7 @@ impl Round {
         let Ok(Some(attempt)) = self.attempt(&mut session, job, port) else { return Ok(()) };
         let Attempt { text, failure, findings } = attempt;
         self.upkeep.findings.extend(findings);
-        self.upkeep.done.push(Done { job, at, ended: now_us(), text, failure });
+        self.upkeep.done.push(FinishedJob { job, at, ended: now_us(), text, failure });
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A kind of fault.
+/// A kind of disturbance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Disturbance {
     /// A worker is stopped for longer than its grants last, or for less.
@@ -59,10 +59,10 @@ impl Disturbance {
     }
 }
 
-/// A fault that was done.
+/// A disturbance that was done.
 #[derive(Debug, Clone, Copy)]
-pub struct Done {
-    pub fault: Disturbance,
+pub struct Disturbed {
+    pub kind: Disturbance,
     /// When it began, in microseconds of [`now_us`].
     pub at: i64,
     /// When it was done. What it did, it did somewhere between.
@@ -146,7 +146,7 @@ pub struct Nemesis {
     instructions: Instructions,
     freezer: FrozenProcesses,
     clock_is_off: bool,
-    done: Vec<Done>,
+    done: Vec<Disturbed>,
 }
 
 impl Nemesis {
@@ -200,14 +200,17 @@ impl Nemesis {
                 }
                 None => true,
             });
-            let fault = pick.map_or(Disturbance::FreezeWorker, |(fault, _)| *fault);
+            let disturbance =
+                pick.map_or(Disturbance::FreezeWorker, |(disturbance, _)| *disturbance);
             let at = now_us();
             // A victim may be gone already; then nothing was done.
-            match self.strike(fault) {
-                Ok(Some(lease)) => self.done.push(Done { fault, at, ended: now_us(), lease }),
+            match self.strike(disturbance) {
+                Ok(Some(lease)) => {
+                    self.done.push(Disturbed { kind: disturbance, at, ended: now_us(), lease })
+                }
                 Ok(None) => {}
                 Err(error) if self.servers.primary().is_running() => {
-                    eprintln!("{fault:?}: {error:#}");
+                    eprintln!("{disturbance:?}: {error:#}");
                 }
                 Err(error) => return Err(error),
             }
@@ -221,7 +224,7 @@ impl Nemesis {
         maintenance.end(&mut self.servers.primary().connect(DATABASE)?)
     }
 
-    pub fn done(&self) -> &[Done] {
+    pub fn done(&self) -> &[Disturbed] {
         &self.done
     }
 
@@ -229,7 +232,7 @@ impl Nemesis {
     pub fn count(&self) -> BTreeMap<Disturbance, usize> {
         let mut count = BTreeMap::new();
         for done in &self.done {
-            *count.entry(done.fault).or_default() += 1;
+            *count.entry(done.kind).or_default() += 1;
         }
         count
     }
@@ -258,8 +261,8 @@ impl Nemesis {
 
     /// Does it. None if that was not possible now (no standby, no such process); else the lease that it was about,
     /// if it was about one.
-    fn strike(&mut self, fault: Disturbance) -> Result<Option<Option<i32>>> {
-        match fault {
+    fn strike(&mut self, disturbance: Disturbance) -> Result<Option<Option<i32>>> {
+        match disturbance {
             Disturbance::FreezeWorker => {
                 let ms = self.rng.random_range(200..2_500);
                 let pid = self.workers.any(&mut self.rng);
@@ -375,14 +378,14 @@ impl Nemesis {
         self.rest(Duration::from_millis(ms));
     }
 
-    /// Steps the clock back to the true time, where it is off. That is a fault as any other step.
+    /// Steps the clock back to the true time, where it is off. That is a disturbance as any other step.
     fn set_clock_right(&mut self) -> Result<()> {
         if self.clock_is_off {
             let at = now_us();
             self.servers.clock().step(0)?;
             self.clock_is_off = false;
-            let (fault, lease) = (Disturbance::StepClock, None);
-            self.done.push(Done { fault, at, ended: now_us(), lease });
+            let (disturbance, lease) = (Disturbance::StepClock, None);
+            self.done.push(Disturbed { kind: disturbance, at, ended: now_us(), lease });
         }
         Ok(())
     }

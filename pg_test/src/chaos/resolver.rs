@@ -1,4 +1,4 @@
-//! Finishes prepared transactions that others have left: they would keep their leases for ever.
+//! Finishes prepared transactions that workers have left, which would otherwise keep their leases for ever.
 
 use super::instructions::Instructions;
 use super::record::{now_us, Event, Log, Outcome, Record};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// As what its records go.
+/// The number of a worker that its records have.
 const NUMBER: u32 = u32::MAX;
 const PREFIX: &str = "chaos ";
 /// How long it may take at the end.
@@ -38,14 +38,14 @@ pub fn finish(session: &mut Session, id: i64, commit: bool) -> Outcome {
     }
 }
 
-/// It, at work in the background.
+/// A thread that does so for as long as a run lasts.
 pub struct Resolver {
     thread: Option<JoinHandle<Result<()>>>,
     over: Arc<AtomicBool>,
 }
 
 impl Resolver {
-    /// Starts. It is told in `instructions` where to work, and writes down what it does in `log`.
+    /// Starts the thread. It reads in the file `instructions` where the server is, and writes down what it does in `log`.
     pub fn start(instructions: PathBuf, log: &Path, seed: u64) -> Result<Resolver> {
         let over = Arc::new(AtomicBool::new(false));
         let mut round = Round {
@@ -73,7 +73,7 @@ impl Resolver {
         Ok(Resolver { thread: Some(std::thread::spawn(work)), over })
     }
 
-    /// Has it finish all that is left, and ends it.
+    /// Waits until it has finished all that is left.
     pub fn end(&mut self) -> Result<()> {
         self.over.store(true, Ordering::Relaxed);
         let Some(thread) = self.thread.take() else { return Ok(()) };

@@ -18,7 +18,7 @@ pub const DATABASE: &str = "chaos";
 /// Who a worker is.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Identity {
-    /// Its number
+    /// Its number, by which its records are told from those of others
     pub worker: u32,
     /// How often it was started
     pub incarnation: u32,

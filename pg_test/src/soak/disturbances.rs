@@ -1,4 +1,4 @@
-//! What comes over the sessions of the soak, and who watches.
+//! Cancels, terminates and pauses sessions of the soak; and watches that none overtakes another in the queue.
 
 use super::{count, Shared};
 use crate::client::Session;
@@ -52,10 +52,11 @@ pub fn disturb(shared: &Shared, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// By how much a later arrival must be later to count: the server notes the time shortly after the place.
+/// Two arrivals closer than this are not compared: the server notes the time a little after the place in the
+/// queue, so that their order by time may not be the true one.
 const MARGIN_US: i64 = 250_000;
 
-/// Looks at the lines: who becomes the head must have come before all who still wait.
+/// Looks at the queues again and again: who becomes the head must have come before all who still wait.
 pub fn watch(shared: &Shared) -> Result<()> {
     let mut session = shared.conninfo.connect()?;
     let mut came: HashMap<(String, i32), i64> = HashMap::new();

@@ -93,10 +93,12 @@ fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Gran
         let later = all.partition_point(|t| t.asked <= acquired.asked);
         let again = all[later..].iter().find(same).map(|t| t.asked);
         until = until.min(again.unwrap_or(i64::MAX));
-        for fault in evidence.faults.iter().filter(|fault| fault.ended >= acquired.asked) {
-            let breaks = matches!(fault.fault, Disturbance::StepClock | Disturbance::FailOver);
-            if breaks || fault.lease == Some(lease) {
-                until = until.min(fault.at);
+        for disturbance in
+            evidence.disturbances.iter().filter(|disturbance| disturbance.ended >= acquired.asked)
+        {
+            let breaks = matches!(disturbance.kind, Disturbance::StepClock | Disturbance::FailOver);
+            if breaks || disturbance.lease == Some(lease) {
+                until = until.min(disturbance.at);
             }
         }
         holds.push(Hold { from: acquired.ended, until, ..grant.hold() });
@@ -121,10 +123,12 @@ fn by_guard(evidence: &Evidence, all: &[&Transaction], grants: &[Grant]) -> Vec<
         let until =
             finishing.or(transaction.prepared).or(transaction.committing.filter(|_| answered));
         let Some(mut until) = until else { continue };
-        for fault in evidence.faults.iter().filter(|fault| fault.ended >= from) {
+        for disturbance in
+            evidence.disturbances.iter().filter(|disturbance| disturbance.ended >= from)
+        {
             // What was prepared may be lost with the old primary.
-            if fault.fault == Disturbance::FailOver {
-                until = until.min(fault.at);
+            if disturbance.kind == Disturbance::FailOver {
+                until = until.min(disturbance.at);
             }
         }
         holds.push(Hold { from, until, worker: transaction.worker, ..grant.hold() });

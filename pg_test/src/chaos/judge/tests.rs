@@ -2,7 +2,7 @@
 
 use super::judge;
 use crate::chaos::evidence::{Evidence, Grant, Row, Write};
-use crate::chaos::nemesis::{Disturbance, Done};
+use crate::chaos::nemesis::{Disturbance, Disturbed};
 use crate::chaos::record::{Event, Outcome, Record, What};
 
 const SECOND: i64 = 1_000_000;
@@ -89,17 +89,17 @@ fn too_soon(evidence: &mut Evidence) {
 
 #[test]
 fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
-    let fault = |fault, lease| {
+    let disturbance = |disturbance, lease| {
         let mut evidence = good();
         too_soon(&mut evidence);
         // It began before the grant, and had its effect after it.
-        evidence.faults.push(Done { fault, at: -5, ended: 50, lease });
+        evidence.disturbances.push(Disturbed { kind: disturbance, at: -5, ended: 50, lease });
         !judge(&evidence).violations.is_empty()
     };
-    assert!(!fault(Disturbance::Revoke, Some(0)));
-    assert!(fault(Disturbance::Revoke, Some(1)));
-    assert!(!fault(Disturbance::StepClock, None));
-    assert!(fault(Disturbance::FreezeBackend, None));
+    assert!(!disturbance(Disturbance::Revoke, Some(0)));
+    assert!(disturbance(Disturbance::Revoke, Some(1)));
+    assert!(!disturbance(Disturbance::StepClock, None));
+    assert!(disturbance(Disturbance::FreezeBackend, None));
     // Its next incarnation has reclaimed it, and released that.
     let mut evidence = good();
     too_soon(&mut evidence);
@@ -155,10 +155,10 @@ fn guarded(id: i64, first: i64) -> Vec<(i64, Event)> {
 }
 
 /// How often the judge finds that too many had a lease.
-fn too_many(stories: Vec<Vec<Record>>, faults: Vec<Done>) -> usize {
+fn too_many(stories: Vec<Vec<Record>>, disturbances: Vec<Disturbed>) -> usize {
     let mut records = stories.concat();
     records.sort_by_key(|record| record.at);
-    let violations = judge(&Evidence { records, faults, ..Evidence::default() }).violations;
+    let violations = judge(&Evidence { records, disturbances, ..Evidence::default() }).violations;
     violations.iter().filter(|v| v.contains("had it") || v.contains("too many")).count()
 }
 
@@ -198,16 +198,21 @@ fn two_that_ask_at_once_may_not_both_be_sure() {
 #[test]
 fn nobody_is_granted_a_guarded_lease() {
     let first = acquired(1, What::Acquire, 0, 0);
-    let with = |guard: Vec<(i64, Event)>, asked, faults: Vec<Done>| {
+    let with = |guard: Vec<(i64, Event)>, asked, disturbances: Vec<Disturbed>| {
         let second = acquired(2, What::Acquire, 0, asked);
-        too_many(vec![first.clone(), story(11, guard), second], faults)
+        too_many(vec![first.clone(), story(11, guard), second], disturbances)
     };
     // Long after its time is over.
     assert!(with(guarded(11, 1), 2 * SECOND, Vec::new()) > 0);
     assert_eq!(with(guarded(11, 1), 4 * SECOND, Vec::new()), 0);
     // Revoked or not, and whatever the clock says.
-    let fault = |fault| Done { fault, at: SECOND, ended: SECOND + 1, lease: Some(0) };
-    let all = vec![fault(Disturbance::Revoke), fault(Disturbance::StepClock)];
+    let disturbance = |disturbance| Disturbed {
+        kind: disturbance,
+        at: SECOND,
+        ended: SECOND + 1,
+        lease: Some(0),
+    };
+    let all = vec![disturbance(Disturbance::Revoke), disturbance(Disturbance::StepClock)];
     assert!(with(guarded(11, 1), 2 * SECOND, all) > 0);
     // Its commit may be refused: until then it was open.
     let mut refused = guarded(11, 1);
@@ -237,15 +242,15 @@ fn prepared(id: i64, first: i64, outcome: Outcome) -> Vec<Record> {
 #[test]
 fn a_prepared_transaction_guards_until_it_is_finished() {
     for outcome in [Outcome::Committed, Outcome::RolledBack] {
-        let at = |asked, faults| {
+        let at = |asked, disturbances| {
             let holder = acquired(1, What::Acquire, 0, 0);
             let second = acquired(2, What::Acquire, 0, asked);
-            too_many(vec![holder, prepared(11, 1, outcome.clone()), second], faults)
+            too_many(vec![holder, prepared(11, 1, outcome.clone()), second], disturbances)
         };
         assert!(at(2 * SECOND, Vec::new()) > 0);
         assert_eq!(at(4 * SECOND, Vec::new()), 0);
         let (from, to) = (2 * SECOND - 100, 2 * SECOND - 50);
-        let failover = Done { fault: Disturbance::FailOver, at: from, ended: to, lease: None };
+        let failover = Disturbed { kind: Disturbance::FailOver, at: from, ended: to, lease: None };
         assert_eq!(at(2 * SECOND, vec![failover]), 0);
     }
 }
