@@ -156,7 +156,7 @@ fn logged(command: &mut Command, log: &Path) -> Result<()> {
     bail!("{command:?} failed; {} ends:\n{end}", log.display())
 }
 
-/// Fetches and unpacks the source of Debian's package: the newest version that the archive still has.
+/// Fetches and unpacks the source of Debian's package, of any version that the archive still has.
 fn source(dir: &Path) -> Result<PathBuf> {
     let package = format!("postgresql-{}", setup::major());
     let (apt, source) = (dir.join("apt"), dir.join("source"));
@@ -185,7 +185,7 @@ fn source(dir: &Path) -> Result<PathBuf> {
         eprintln!("fetching the source of {package} {version}");
         match output_of(own("apt-get").args(["source", &format!("{package}={version}")])) {
             Ok(_) => return unpacked(&source),
-            // Archives drop old versions, and mirrors may lack a new one.
+            // Archives drop old versions, and a mirror may lack a new one.
             Err(error) => failure = Some(error),
         }
     }

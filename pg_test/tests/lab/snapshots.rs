@@ -113,8 +113,9 @@ fn a_release_that_was_open_at_the_snapshot_is_too_late(lab: &Lab) -> Result<()> 
 fn an_expiry_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     let short = |outside: &mut Session| outside.acquire("job", "2 s").map(drop);
     at_each_level(lab, short, |_, outside, inside| {
-        // The predecessor may have written until its deadline.
+        // The predecessor may have written until its deadline, and has.
         inside.nothing("SELECT lease_acquire('job')")?;
+        outside.run("CREATE TABLE written (n int)")?;
         outside.wait_expired("job")?;
         too_late(inside)
     })

@@ -52,7 +52,7 @@ fn last_value(session: &mut Session) -> Result<i64> {
 }
 
 fn draw(session: &mut Session) -> Result<i64> {
-    session.granted("SELECT lease_acquire(clock_timestamp()::text)")
+    session.granted("SELECT lease_acquire(gen_random_uuid()::text)")
 }
 
 fn a_start_moves_the_sequence_on_once_and_grants_live_on(lab: &Lab) -> Result<()> {
