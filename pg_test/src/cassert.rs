@@ -249,9 +249,10 @@ pub fn failures_in(log: &str) -> Vec<String> {
         if line.starts_with("TRAP: ") {
             let mut failure = line.to_owned();
             // A line that the server logs begins with the time.
-            while let Some(frame) =
-                lines.next_if(|line| !line.starts_with(|c: char| c.is_ascii_digit()))
-            {
+            let is_frame = |line: &&str| {
+                !line.starts_with(|c: char| c.is_ascii_digit()) && !line.starts_with("TRAP: ")
+            };
+            while let Some(frame) = lines.next_if(is_frame) {
                 failure += &format!("\n    {}", frame.trim_start());
             }
             failures.push(failure);

@@ -24,7 +24,7 @@ fn the_functions_have_the_documented_signatures(lab: &Lab) -> Result<()> {
              ttl interval DEFAULT '00:00:30'::interval, \
              wait interval DEFAULT '00:00:00'::interval, metadata jsonb DEFAULT NULL::jsonb, \
              shared boolean DEFAULT false, slots integer DEFAULT 1, \
-             reclaim boolean DEFAULT false",
+             reclaim boolean DEFAULT false, session boolean DEFAULT false",
             "bigint",
         ),
         ("lease_renew", "name text, token bigint, ttl interval DEFAULT NULL::interval", "bigint"),

@@ -39,7 +39,7 @@ fn a_token_read_from_the_row_passes_among_workers_of_one_role(lab: &Lab) -> Resu
     for sql in [&*write, same] {
         worker.refused(sql, "PF001")?;
     }
-    bed.protect("lease => 'order:{id}'")?;
+    bed.protect("lease => 'order:{id}', mode => 'monotonic'")?;
     holder.release("order:1", token)?.expect("held");
     for sql in [&*write, same] {
         worker.refused(sql, "PF004")?;
