@@ -81,6 +81,13 @@ fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
     }
     let listed = table.lines().filter(|line| line.contains(" (0x")).count();
     ensure!(found == listed && found >= 6, "{found} kinds of locks, {listed} are listed");
+    let source = pg_test::extension::source_root().join("src/pg/session_lock.rs");
+    let source = std::fs::read_to_string(source)?;
+    let (_, hex) = source.split_once("const KIND: u16 = 0x").context("no KIND of session locks")?;
+    let (hex, _) = hex.split_once(';').context("no number of session locks")?;
+    let number = u16::from_str_radix(hex, 16)?;
+    let sessions = section(&text, "## Sessions")?;
+    ensure!(sessions.contains(&format!("{number} (0x{hex})")), "session locks are {number}");
     Ok(())
 }
 
