@@ -15,7 +15,6 @@ use std::process::{Command, Stdio};
 /// Names the file that clusters append their failed assertions to.
 pub const FAILURES_VARIABLE: &str = "PG_FENCE_FAILED_ASSERTIONS";
 
-/// How to run.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
     /// Only build the server and print the path of its pg_config, for PG_FENCE_PG_CONFIG

@@ -41,13 +41,11 @@ impl Conninfo {
         self
     }
 
-    /// Another role.
     pub fn user(mut self, user: &str) -> Conninfo {
         self.user = user.to_owned();
         self
     }
 
-    /// Another database.
     pub fn dbname(mut self, dbname: &str) -> Conninfo {
         self.dbname = dbname.to_owned();
         self
@@ -71,7 +69,6 @@ impl Conninfo {
         (self.port, &self.dbname)
     }
 
-    /// Opens a session.
     pub fn connect(&self) -> Result<Session> {
         Session::connect(&self.to_string()).map_err(|fault| {
             anyhow::Error::from(fault).context(format!("cannot connect to {self}"))

@@ -45,7 +45,6 @@ enum Reply {
     Connected(i32),
     /// The rows of the statement.
     Rows(Rows),
-    /// The server's error.
     Refused(Fault),
     /// The heartbeat's first renewal is done.
     Beating,
@@ -62,7 +61,7 @@ pub enum Beat {
     Failed(Fault),
 }
 
-/// A worker process.
+/// A worker process, as the test or the story that started it sees it.
 pub struct Worker {
     /// What to call it in a timeline.
     pub name: String,

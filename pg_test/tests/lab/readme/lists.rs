@@ -1,15 +1,8 @@
 //! What the pages list is all that there is: errors, locks, the rooms of the source.
 
 use super::{page, section};
-use pg_test::{ensure, Context, Lab, Result};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
 use std::collections::BTreeSet;
-
-pg_test::trials![
-    every_error_is_listed,
-    the_first_page_lists_the_errors_of_the_fence,
-    the_locks_have_the_numbers_that_are_listed,
-    every_room_of_the_source_is_on_the_map,
-];
 
 /// The SQLSTATEs in a text.
 fn codes(text: &str) -> BTreeSet<String> {
@@ -23,6 +16,7 @@ fn codes(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
+#[lab_test]
 fn every_error_is_listed(_: &Lab) -> Result<()> {
     let text = page("docs/troubleshooting.md")?;
     let table = section(&text, "## By SQLSTATE")?;
@@ -56,6 +50,7 @@ fn every_error_is_listed(_: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_first_page_lists_the_errors_of_the_fence(_: &Lab) -> Result<()> {
     let (first, all) = (page("README.md")?, page("docs/troubleshooting.md")?);
     let own = |text: &str| -> BTreeSet<String> {
@@ -66,6 +61,7 @@ fn the_first_page_lists_the_errors_of_the_fence(_: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
     let text = page("docs/locking.md")?;
     let table = section(&text, "## The locks")?;
@@ -91,6 +87,7 @@ fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn every_room_of_the_source_is_on_the_map(_: &Lab) -> Result<()> {
     let map = page("docs/architecture.md")?;
     for entry in std::fs::read_dir(pg_test::extension::source_root().join("src"))? {

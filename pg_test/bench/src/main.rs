@@ -1,0 +1,36 @@
+//! The bench's program, which `cargo run --release -- bench` builds and starts.
+
+use clap::{Parser, Subcommand};
+use pg_fence_bench::Options;
+use pg_test::{rundir, Lab, Result};
+use std::path::PathBuf;
+
+/// Benchmark pg_fence against its alternatives
+#[derive(Parser)]
+#[command(version, bin_name = "cargo run --release -- bench")]
+#[command(args_conflicts_with_subcommands = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    options: Options,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// How the run directory starts its watchdog: as another process of this program.
+    #[command(hide = true)]
+    Watchdog { rundir: PathBuf },
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if let Some(Command::Watchdog { rundir }) = arguments.command {
+        return rundir::watchdog(&rundir);
+    }
+    let lab = Lab::start(&std::env::current_exe()?)?;
+    let report = pg_fence_bench::run(&lab, &arguments.options);
+    lab.close();
+    print!("{}", report?);
+    Ok(())
+}
