@@ -2,7 +2,7 @@
 //! who may write it, whose it is, and leases of roles that are gone.
 
 use crate::support::holes::{Hole, Scene, BOUND, HOLE};
-use pg_test::{ensure, Context, Lab, Result, Session};
+use pg_test::{ensure, Context, Database, Lab, Result, Session};
 
 pg_test::trials![
     each_part_that_a_crash_would_treat_otherwise_is_found,
@@ -10,6 +10,7 @@ pg_test::trials![
     an_altered_sequence_is_found,
     who_may_write_the_state_is_found,
     who_may_draw_tokens_without_a_lease_is_found,
+    who_may_write_all_data_is_found,
     what_belongs_to_somebody_else_is_found,
     what_is_in_the_way_of_rows_is_found,
     a_table_asked_for_by_name_says_nothing_of_the_state,
@@ -217,6 +218,29 @@ fn who_may_draw_tokens_without_a_lease_is_found(lab: &Lab) -> Result<()> {
             ..hole
         },
     ])
+}
+
+/// Members of that role are the same in all databases, and so this test has a server of its own.
+fn who_may_write_all_data_is_found(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().start()?;
+    let mut scene = Scene::on(Database::with_extension(cluster.conninfo("postgres"))?)?;
+    let found =
+        "fence.lease|notice|:writer is a member of pg_write_all_data, and may write the state of pg_fence";
+    for write in [
+        "UPDATE orders SET v = 33, fence = nextval('fence.token_seq')",
+        "UPDATE fence.lease SET expires_at = 'infinity'; UPDATE orders SET v = 33, fence = lease_renew('order:1', :new)",
+    ] {
+        scene.close_all(&[Hole {
+            fence: "",
+            by_admin: true,
+            built: "GRANT pg_write_all_data TO :writer",
+            found_in_all: Some(&[found]),
+            write,
+            after: "42501",
+            ..HOLE
+        }])?;
+    }
+    Ok(())
 }
 
 fn what_belongs_to_somebody_else_is_found(lab: &Lab) -> Result<()> {
