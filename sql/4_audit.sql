@@ -773,11 +773,11 @@ BEGIN
              WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
 
         state_member AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY g.rolname), 'fence.lease'::regclass,
-                   'notice',
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY g.rolname), s.rel, 'notice',
                    format('%I is a member of pg_write_all_data, and may write the state of pg_fence', g.rolname),
                    format('REVOKE pg_write_all_data FROM %I;', g.rolname)
               FROM extension e
+              JOIN state s ON s.relname = 'lease'
               JOIN pg_roles g ON g.oid IN (
                    SELECT am.member FROM pg_auth_members am WHERE am.roleid = 'pg_write_all_data'::regrole)
              WHERE NOT g.rolsuper AND g.oid <> e.extowner AND EXISTS (

@@ -183,11 +183,14 @@ fn a_row_whose_key_the_client_chooses_in_a_partition_or_child_is_found(lab: &Lab
     // PostgreSQL 17; there a partition has its root's identity.
     let key = "ALTER TABLE orders ALTER id ADD GENERATED ALWAYS AS IDENTITY";
     let version: i32 = scene.admin.one("SELECT current_setting('server_version_num')::int", &[])?;
-    scene.close_all(&[if version < 170_000 {
-        Hole { built: &freed(key), found: &[&found("one")], ..partition }
+    let (built, found_there) = (freed(key), found("one"));
+    let (found_there, comes_to) = if version < 170_000 {
+        (&[&*found_there][..], (LANDS, "PF002"))
     } else {
-        Hole { built: &freed(key), found: &[], before: "428C9", after: "428C9", ..partition }
-    }])?;
+        (&[][..], ("428C9", "428C9"))
+    };
+    let (before, after) = comes_to;
+    scene.close_all(&[Hole { built: &built, found: found_there, before, after, ..partition }])?;
     let shut = format!("{key}; REVOKE INSERT ON one FROM :writer");
     scene.close_all(&[Hole {
         built: &freed(&shut),
