@@ -25,188 +25,189 @@ SET search_path = pg_catalog, pg_temp
 AS $fence_protect$
 DECLARE
     ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
+    mark CONSTANT text := 'fencing token of the latest write (pg_fence)';
     table_name CONSTANT text := relation::text;
-    -- A row that moves to another partition is an INSERT there: verify must see it.
-    moves CONSTANT boolean := EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p');
-    present record;         -- the fence that the table has: an earlier call of this function made it
-    chosen_column name;
-    chosen_mode text;
-    chosen_lease text;
-    chosen_verify boolean;
-    chosen_always boolean;
-    binds boolean;          -- whether this call binds the table to a lease
-    free_insert boolean;    -- whether a managed row is created without its lease
-    chosen text[];          -- the events that are judged
-    attached text[];        -- those, and the INSERT whose row needs no lease
-    row_events text;
-    new_events text;
-    arguments text;
-    verify_arguments text;
-    placeholders text[];
-    stray_brace boolean;
-    fixed_bytes bigint;
+    rule record;      -- the fence that the table is to have, and why it cannot
     locked regclass;  -- the table, once it is: pg_partition_tree takes locks, which must come after ours
-    refusal record;
     item record;
 BEGIN
     -- Look, lock, look again: what was seen before the lock may have changed while waiting for it.
     FOR looks IN 1..2 LOOP
-        -- What the table has stays, where the call does not say otherwise: by the triggers that bear the names
-        -- given below and say their whole rule, as those made by hand mostly do not.
-        SELECT count(*) > 0 AS fenced, (array_agg(nullif(a.args[1], '') ORDER BY t.tgname))[1] AS fence_column,
-               (array_agg(nullif(a.args[2], '') ORDER BY t.tgname))[1] AS mode,
-               (array_agg(nullif(a.args[3], '') ORDER BY t.tgname))[1] AS lease,
-               array_agg(DISTINCT e.name) FILTER (
-                   WHERE t.tgname <> 'fenced_verify' AND (e.name <> 'insert' OR cardinality(a.args) < 5)) AS events,
-               bool_or(t.tgname = 'fenced_verify') AS verify, bool_or(t.tgenabled = 'A') AS always
-          INTO present
-          FROM pg_trigger t
-         CROSS JOIN LATERAL (  -- each argument ends in a zero byte
-               SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
-                 FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
-                      WITH ORDINALITY AS x (arg, n)) AS a (args)
-          JOIN (VALUES ('insert', 4), ('update', 16), ('delete', 8), ('truncate', 32)) AS e (name, bit)
-            ON t.tgtype & e.bit <> 0
-         WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2
-           AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify');
+        WITH
+        -- The fence that the table has: by the triggers that bear the names given below and say their whole rule,
+        -- as those made by hand mostly do not. (Each argument in tgargs ends in a zero byte.)
+        present AS (
+            SELECT count(*) > 0 AS was_fenced, (array_agg(nullif(a.args[1], '') ORDER BY t.tgname))[1] AS had_column,
+                   (array_agg(nullif(a.args[2], '') ORDER BY t.tgname))[1] AS had_mode,
+                   (array_agg(nullif(a.args[3], '') ORDER BY t.tgname))[1] AS had_lease,
+                   array_agg(DISTINCT e.name) FILTER (
+                       WHERE t.tgname <> 'fenced_verify' AND (e.name <> 'insert' OR cardinality(a.args) < 5)
+                   ) AS had_events,
+                   bool_or(t.tgname = 'fenced_verify') AS had_verify, bool_or(t.tgenabled = 'A') AS had_always
+              FROM pg_trigger t
+             CROSS JOIN LATERAL (
+                   SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
+                     FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
+                          WITH ORDINALITY AS x (arg, n)) AS a (args)
+              JOIN (VALUES ('insert', 4), ('update', 16), ('delete', 8), ('truncate', 32)) AS e (name, bit)
+                ON t.tgtype & e.bit <> 0
+             WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2
+               AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')),
 
-        chosen_column := coalesce(fence_column, present.fence_column, 'fence');
-        chosen_lease := coalesce(lease, present.lease);
-        IF lease = '' AND present.fenced THEN
-            chosen_lease := NULL;
-        END IF;
+        -- What the table has stays, where the call does not say otherwise.
+        asked AS (
+            SELECT p.*, coalesce(fence_column, had_column, 'fence')::name AS fence_name,
+                   CASE WHEN lease = '' AND was_fenced THEN NULL ELSE coalesce(lease, had_lease) END AS bound_to,
+                   coalesce(verify, had_verify, false) AS verifies,
+                   coalesce(always, had_always, false) AS fires_always,
+                   -- A row that moves to another partition is an INSERT there: verify must see it.
+                   EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p') AS moves
+              FROM present p),
+
         -- A leased row may be written often under one token; without a lease only `strict` is safe. So a call
         -- that binds the table, or unbinds it, takes the other of the two.
-        chosen_mode := lower(coalesce(mode,
-            CASE WHEN present.mode = 'managed' OR (chosen_lease IS NULL) = (present.lease IS NULL)
-                 THEN present.mode END,
-            CASE WHEN chosen_lease IS NULL THEN 'strict' ELSE 'monotonic' END));
-        chosen_verify := coalesce(verify, present.verify, false);
-        chosen_always := coalesce(always, present.always, false);
-        binds := chosen_lease IS NOT NULL AND present.lease IS NULL;
-        chosen := coalesce(regexp_split_to_array(lower(btrim(events)), '\s*,\s*'),
-            CASE WHEN NOT binds THEN present.events END, '{update,delete,truncate}');
-        IF events IS NULL AND (binds OR chosen_verify AND moves)
-            OR chosen_mode = 'managed' AND chosen_lease IS NULL THEN
-            chosen := chosen || '{insert}'::text[];
-        END IF;
-        -- Who creates a row must not fill a managed column either; without insert among the events, the row
-        -- needs no lease.
-        free_insert := chosen_mode = 'managed' AND 'insert' <> ALL (chosen);
-        attached := chosen || CASE WHEN free_insert THEN '{insert}'::text[] END;
-        row_events := (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(attached) AS e WHERE e <> 'truncate');
-        new_events := (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(attached) AS e WHERE e IN ('insert', 'update'));
-        -- Given in full, so that \d shows the whole rule.
-        arguments := concat_ws(', ', quote_literal(chosen_column), quote_literal(chosen_mode),
-            quote_literal(chosen_lease), CASE WHEN free_insert THEN $$'', 'free insert'$$ END);
-        verify_arguments := concat_ws(', ', quote_literal(chosen_column), quote_literal(chosen_mode),
-            quote_literal(coalesce(chosen_lease, '')), $$'verify'$$, CASE WHEN free_insert THEN $$'free insert'$$ END);
+        judged AS (
+            SELECT a.*, bound_to IS NOT NULL AND had_lease IS NULL AS binds,
+                   lower(coalesce(mode,
+                       CASE WHEN had_mode = 'managed' OR (bound_to IS NULL) = (had_lease IS NULL) THEN had_mode END,
+                       CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END)) AS judged_as
+              FROM asked a),
 
-        -- The lease's name, from left to right: {{ or }}, a {column}, a lone brace, plain text.
-        SELECT array_agg(piece[1]) FILTER (WHERE piece[1] IS NOT NULL), bool_or(piece[2] IS NOT NULL),
-               sum(octet_length(piece[3]))
-          INTO placeholders, stray_brace, fixed_bytes
-          FROM regexp_matches(chosen_lease, '\{\{|\}\}|\{([^{}]+)\}|([{}])|([^{}]+)', 'g') AS piece;
+        -- The events that are judged.
+        fired AS (
+            SELECT j.*, coalesce(regexp_split_to_array(lower(btrim(events)), '\s*,\s*'),
+                       CASE WHEN NOT binds THEN had_events END, '{update,delete,truncate}')
+                   || CASE WHEN events IS NULL AND (binds OR verifies AND moves)
+                             OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
+              FROM judged j),
 
-        SELECT r.*, n.nspname, c.relname INTO refusal
-          FROM (VALUES (1)) AS once
+        -- Who creates a row must not fill a managed column either: without insert among the events, the trigger
+        -- fires for it all the same, but the row needs no lease.
+        attached AS (
+            SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS free_insert FROM fired f),
+
+        -- The triggers, in the words of CREATE TRIGGER.
+        wanted AS (
+            SELECT a.*, x.row_events, x.new_events,
+                   -- Given in full, so that \d shows the whole rule.
+                   concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as), quote_literal(bound_to),
+                       CASE WHEN free_insert THEN $$'', 'free insert'$$ END) AS arguments,
+                   concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as),
+                       quote_literal(coalesce(bound_to, '')), $$'verify'$$,
+                       CASE WHEN free_insert THEN $$'free insert'$$ END) AS verify_arguments
+              FROM attached a
+             CROSS JOIN LATERAL (
+                   SELECT string_agg(DISTINCT e, ' OR ') FILTER (WHERE e <> 'truncate'),
+                          string_agg(DISTINCT e, ' OR ') FILTER (WHERE e IN ('insert', 'update'))
+                     FROM unnest(on_events || CASE WHEN free_insert THEN '{insert}'::text[] END) AS e
+                   ) AS x (row_events, new_events))
+
+        SELECT w.*, n.nspname, c.relname, f.attnum IS NOT NULL AS has_column, refusal.* INTO rule
+          FROM wanted w
+         CROSS JOIN LATERAL (  -- the lease's name, from left to right: {{ or }}, a {column}, a lone brace, plain text
+               SELECT array_agg(piece[1]) FILTER (WHERE piece[1] IS NOT NULL), bool_or(piece[2] IS NOT NULL),
+                      sum(octet_length(piece[3]))
+                 FROM regexp_matches(bound_to, '\{\{|\}\}|\{([^{}]+)\}|([{}])|([^{}]+)', 'g') AS piece
+               ) AS template (placeholders, stray_brace, fixed_bytes)
           LEFT JOIN pg_class c ON c.oid = relation
           LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-          LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = chosen_column
+          LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = fence_name
           LEFT JOIN LATERAL (  -- the first placeholder that is not fit
-              SELECT p.name, a.attnum, a.attgenerated
-                FROM unnest(placeholders) AS p (name)
-                LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = p.name
-                     AND a.attnum > 0 AND NOT a.attisdropped
-               WHERE a.attnum IS NULL OR a.attgenerated <> ''
-                  OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[])
-               LIMIT 1) AS unfit ON true
-         CROSS JOIN LATERAL (VALUES
-            -- what was asked for
-            (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.', NULL),
-            (chosen_column = '', '22023', 'the fence column needs a name',
-             'Leave fence_column out for a column "fence".', NULL),
-            (chosen_mode NOT IN ('strict', 'monotonic', 'managed'), '22023', format('there is no mode "%s"', chosen_mode),
-             'The modes are strict, monotonic and managed.', NULL),
-            (NOT chosen <@ '{insert,update,delete,truncate}', '22023', format('events "%s" are not known', events),
-             'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
-            (chosen_verify AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
-             'Only these have a new row to verify.', NULL),
-            (free_insert AND moves AND chosen @> '{update}' AND NOT chosen @> '{delete}', '22023',
-             'a managed partitioned table needs delete among the events',
-             'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
-            (chosen_verify AND moves AND 'update' = ANY (chosen) AND NOT chosen @> '{insert,delete}', '22023',
-             'verify on a partitioned table needs insert and delete among the events',
-             'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
-            (chosen_lease = '', '22023', 'the name of a lease must not be empty',
-             'Leave lease out to compare tokens row by row only; to unbind, give it for a fenced table.', NULL),
-            (stray_brace, '22023', format('the braces of lease "%s" do not pair', chosen_lease),
-             'Write {column} for the value of a column, {{ and }} for braces.', NULL),
-            (fixed_bytes > 512, '22023', 'the name of a lease must not exceed 512 bytes',
-             'Shorten the text around the placeholders.', NULL),
-            (chosen_column = ANY (placeholders), '22023', 'the lease of a row cannot depend on its fence column',
-             'Use the columns that identify the row.', chosen_column),
-            -- whose table, and of what kind
-            (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.', NULL),
-            (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
-             format('Ask %I to do it.', pg_get_userbyid(c.relowner)), NULL),
-            (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809',
-             'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.', NULL),
-            (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
-             'Fence the table that stores the rows.', NULL),
-            (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.', NULL),
-            (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
-             format('ALTER TABLE %s SET LOGGED;', table_name), NULL),
-            (c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',
-             format('Protect %s, which covers its partitions.', pg_partition_root(c.oid)), NULL),
-            (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
-             'Protect the parent; fence_audit of the parent has the statements for its children.', NULL),
-            (EXISTS (SELECT FROM pg_partition_tree(locked) p JOIN pg_class pc ON pc.oid = p.relid
-                      WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
-             'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
-            (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours
-                        AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')
-                        AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(locked))),
-             '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
-             'Rename that trigger.', NULL),
-            -- its columns
-            (f.attnum IS NULL AND c.reloftype <> 0, '42809',
-             format('its type has no attribute "%s"', chosen_column),
-             format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, chosen_column),
-             chosen_column),
-            (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', chosen_column),
-             'Give the fence column another name.', chosen_column),
-            (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', chosen_column,
-             format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', chosen_column),
-            (f.attgenerated <> '', '42611', format('column "%s" is generated', chosen_column),
-             'Name a plain bigint column as fence_column.', chosen_column),
-            (f.atthasdef OR f.attidentity <> '', '42611',
-             format('column "%s" has a default, which would pass for a token', chosen_column),
-             format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, chosen_column,
-             CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), chosen_column),
-            (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703',
-             format('the lease names {%s}, no column of it', unfit.name),
-             'Write a column exactly as it is stored, capitals included.', unfit.name),
-            (unfit.attgenerated <> '', '42611', format('the lease names {%s}, a generated column', unfit.name),
-             'Its value comes too late for a trigger: name the columns it is made from.', unfit.name),
-            (unfit.name IS NOT NULL, '42804', format('the lease names {%s}, whose type is not fit', unfit.name),
-             'Fit are smallint, integer, bigint, text, varchar, uuid, boolean: no setting changes their text.',
-             unfit.name)
-         ) AS r (applies, code, fault, hint, about)
-         WHERE r.applies
-         LIMIT 1;
-        IF FOUND THEN
-            RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-                MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), refusal.fault),
-                DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', refusal.about)),
-                SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, ''),
-                COLUMN = coalesce(refusal.about, '');
+               SELECT p.name, a.attnum, a.attgenerated
+                 FROM unnest(placeholders) AS p (name)
+                 LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = p.name
+                      AND a.attnum > 0 AND NOT a.attisdropped
+                WHERE a.attnum IS NULL OR a.attgenerated <> ''
+                   OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[])
+                LIMIT 1) AS unfit ON true
+          LEFT JOIN LATERAL (  -- the first of the reasons why the table cannot be fenced so
+             SELECT code, fault, hint, about FROM (VALUES
+                -- what was asked for
+                (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.', NULL),
+                (fence_name = '', '22023', 'the fence column needs a name',
+                 'Leave fence_column out for a column "fence".', NULL),
+                (judged_as NOT IN ('strict', 'monotonic', 'managed'), '22023',
+                 format('there is no mode "%s"', judged_as), 'The modes are strict, monotonic and managed.', NULL),
+                (NOT on_events <@ '{insert,update,delete,truncate}', '22023',
+                 format('events "%s" are not known', events),
+                 'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
+                (verifies AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
+                 'Only these have a new row to verify.', NULL),
+                (free_insert AND moves AND on_events @> '{update}' AND NOT on_events @> '{delete}', '22023',
+                 'a managed partitioned table needs delete among the events',
+                 'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
+                (verifies AND moves AND 'update' = ANY (on_events) AND NOT on_events @> '{insert,delete}', '22023',
+                 'verify on a partitioned table needs insert and delete among the events',
+                 'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
+                (bound_to = '', '22023', 'the name of a lease must not be empty',
+                 'Leave lease out to compare tokens row by row only; to unbind, give it for a fenced table.', NULL),
+                (stray_brace, '22023', format('the braces of lease "%s" do not pair', bound_to),
+                 'Write {column} for the value of a column, {{ and }} for braces.', NULL),
+                (fixed_bytes > 512, '22023', 'the name of a lease must not exceed 512 bytes',
+                 'Shorten the text around the placeholders.', NULL),
+                (fence_name = ANY (placeholders), '22023', 'the lease of a row cannot depend on its fence column',
+                 'Use the columns that identify the row.', fence_name),
+                -- whose table, and of what kind
+                (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.', NULL),
+                (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
+                 format('Ask %I to do it.', pg_get_userbyid(c.relowner)), NULL),
+                (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809',
+                 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.', NULL),
+                (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
+                 'Fence the table that stores the rows.', NULL),
+                (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.', NULL),
+                (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
+                 format('ALTER TABLE %s SET LOGGED;', table_name), NULL),
+                (c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',
+                 format('Protect %s, which covers its partitions.', pg_partition_root(c.oid)), NULL),
+                (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
+                 'Protect the parent; fence_audit of the parent has the statements for its children.', NULL),
+                (EXISTS (SELECT FROM pg_partition_tree(locked) p JOIN pg_class pc ON pc.oid = p.relid
+                          WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
+                 'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
+                (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours
+                            AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')
+                            AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(locked))),
+                 '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
+                 'Rename that trigger.', NULL),
+                -- its columns
+                (f.attnum IS NULL AND c.reloftype <> 0, '42809',
+                 format('its type has no attribute "%s"', fence_name),
+                 format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, fence_name),
+                 fence_name),
+                (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', fence_name),
+                 'Give the fence column another name.', fence_name),
+                (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', fence_name,
+                 format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', fence_name),
+                (f.attgenerated <> '', '42611', format('column "%s" is generated', fence_name),
+                 'Name a plain bigint column as fence_column.', fence_name),
+                (f.atthasdef OR f.attidentity <> '', '42611',
+                 format('column "%s" has a default, which would pass for a token', fence_name),
+                 format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, fence_name,
+                 CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), fence_name),
+                (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703',
+                 format('the lease names {%s}, no column of it', unfit.name),
+                 'Write a column exactly as it is stored, capitals included.', unfit.name),
+                (unfit.attgenerated <> '', '42611', format('the lease names {%s}, a generated column', unfit.name),
+                 'Its value comes too late for a trigger: name the columns it is made from.', unfit.name),
+                (unfit.name IS NOT NULL, '42804', format('the lease names {%s}, whose type is not fit', unfit.name),
+                 'Fit are smallint, integer, bigint, text, varchar, uuid, boolean: no setting changes their text.',
+                 unfit.name)
+             ) AS r (applies, code, fault, hint, about)
+              WHERE r.applies
+              LIMIT 1) AS refusal ON true;
+        IF rule.code IS NOT NULL THEN
+            RAISE EXCEPTION USING ERRCODE = rule.code, HINT = rule.hint,
+                MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), rule.fault),
+                DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', rule.about)),
+                SCHEMA = coalesce(rule.nspname, ''), TABLE = coalesce(rule.relname, ''),
+                COLUMN = coalesce(rule.about, '');
         END IF;
 
         -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
         IF looks = 1 THEN
             EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
-                WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = chosen_column)
+                WHEN rule.has_column
                  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
                 THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
             locked := relation;
@@ -216,27 +217,26 @@ BEGIN
         END IF;
     END LOOP;
 
-    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = chosen_column) THEN
-        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, chosen_column);
+    IF NOT rule.has_column THEN
+        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, rule.fence_name);
         FOR item IN
             SELECT a.attname FROM pg_attribute a
              WHERE a.attrelid = relation
-               AND col_description(relation, a.attnum) = 'fencing token of the latest write (pg_fence)'
+               AND col_description(relation, a.attnum) = mark
         LOOP
             RAISE WARNING USING
-                MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', chosen_column,
+                MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', rule.fence_name,
                     item.attname),
                 HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
         END LOOP;
     END IF;
     -- By this mark fence_audit knows the column again when somebody has renamed it.
     IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
-         WHERE a.attrelid = relation AND a.attname = chosen_column) THEN
-        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, chosen_column,
-            'fencing token of the latest write (pg_fence)');
+         WHERE a.attrelid = relation AND a.attname = rule.fence_name) THEN
+        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, rule.fence_name, mark);
     END IF;
 
-    IF present.verify AND NOT chosen_verify OR present.always AND NOT chosen_always THEN
+    IF rule.had_verify AND NOT rule.verifies OR rule.had_always AND NOT rule.fires_always THEN
         RAISE NOTICE USING MESSAGE = format('%s was fenced with verify or always, and is no longer', relation),
             HINT = 'Pass true for what is to be kept, or NULL to keep what there is.';
     END IF;
@@ -249,19 +249,20 @@ BEGIN
 
     -- Postgres copies a row trigger to every partition, present and future, but no statement trigger.
     FOR item IN
-        SELECT 'fenced' AS tgname, relation AS rel, 'BEFORE ' || row_events AS at, 'ROW' AS level, arguments
-         WHERE row_events IS NOT NULL
+        SELECT 'fenced' AS tgname, relation AS rel, 'BEFORE ' || rule.row_events AS at, 'ROW' AS level,
+               rule.arguments
+         WHERE rule.row_events IS NOT NULL
         UNION ALL
-        SELECT 'fenced_verify', relation, 'AFTER ' || new_events, 'ROW', verify_arguments
-         WHERE chosen_verify
+        SELECT 'fenced_verify', relation, 'AFTER ' || rule.new_events, 'ROW', rule.verify_arguments
+         WHERE rule.verifies
         UNION ALL
-        SELECT 'fenced_truncate', part, 'BEFORE TRUNCATE', 'STATEMENT', arguments
+        SELECT 'fenced_truncate', part, 'BEFORE TRUNCATE', 'STATEMENT', rule.arguments
           FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
-         WHERE 'truncate' = ANY (chosen)
+         WHERE 'truncate' = ANY (rule.on_events)
     LOOP
         EXECUTE format('CREATE TRIGGER %I %s ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
             item.tgname, item.at, item.rel, item.level, ours::regproc, item.arguments);
-        IF chosen_always THEN
+        IF rule.fires_always THEN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
         END IF;
     END LOOP;

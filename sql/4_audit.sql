@@ -76,7 +76,8 @@ BEGIN
             SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgtype & 3 AS bits, t.tgnargs,
                    t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
                    coalesce(nullif(a.args[1], ''), 'fence') AS fence_column,
-                   coalesce(nullif(a.args[2], ''), 'strict') AS mode, nullif(a.args[3], '') AS lease
+                   coalesce(nullif(a.args[2], ''), 'strict') AS mode, nullif(a.args[3], '') AS lease,
+                   coalesce(a.args[5], '') <> '' AS has_free_insert  -- lets a managed row be created without its lease
               FROM pg_trigger t
              CROSS JOIN LATERAL (
                    SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
@@ -122,7 +123,8 @@ BEGIN
 
         -- The trigger whose options count: where a table has none, a parent's or a child's.
         chosen AS (
-            SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease
+            SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease,
+                   t.has_free_insert
               FROM subject s
              CROSS JOIN LATERAL (
                    SELECT s.oid
@@ -143,7 +145,7 @@ BEGIN
                         SELECT a.attname::text FROM pg_attribute a
                          WHERE a.attrelid = c.oid AND col_description(c.oid, a.attnum) = mark
                          ORDER BY a.attnum DESC LIMIT 1), 'fence') AS fence_column,
-                   coalesce(t.mode, 'strict') AS mode, t.lease
+                   coalesce(t.mode, 'strict') AS mode, t.lease, coalesce(t.has_free_insert, false) AS has_free_insert
               FROM subject s
               JOIN pg_class c ON c.oid = s.oid
               LEFT JOIN chosen t ON t.oid = c.oid
@@ -189,10 +191,30 @@ BEGIN
             UNION
             SELECT r.root FROM root r JOIN pg_subscription_rel s ON s.srrelid = r.top),
 
+        -- The columns that its lease names. (`{{` and `}}` are braces.)
+        placeholder AS (
+            SELECT DISTINCT r.root_n, r.root, r.root_rel, piece[1] AS name
+              FROM root r CROSS JOIN regexp_matches(r.lease, '\{\{|\}\}|\{([^{}]+)\}', 'g') AS piece
+             WHERE r.is_fenced AND piece[1] IS NOT NULL),
+
+        -- The tables where a row is created without its lease although its key may be that of a row deleted before,
+        -- because whoever inserts chooses it. (What is inserted by way of the root takes its key from there.)
+        key_at_will AS (
+            SELECT m.root, m.oid
+              FROM root r JOIN member m USING (root)
+             WHERE r.has_free_insert AND r.lease IS NOT NULL AND m.relkind IN ('r', 'p')
+               AND NOT EXISTS (
+                   SELECT FROM placeholder p JOIN pg_attribute a ON a.attname = p.name
+                    WHERE p.root = m.root AND a.attrelid = m.oid AND a.attidentity = 'a')
+               AND (m.is_root AND NOT m.relispartition OR EXISTS (
+                   SELECT FROM (SELECT m.acl UNION ALL SELECT c.attacl FROM pg_attribute c WHERE c.attrelid = m.oid
+                          ) AS x (acl) CROSS JOIN aclexplode(x.acl) AS a
+                    WHERE a.privilege_type = 'INSERT' AND a.grantee <> m.relowner))),
+
         -- `protect` is one statement that repairs all that attaching anew can repair, so that remedies agree.
         fence AS (
             SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
-                   x.is_always, x.is_subscribed, x.must_fire_always, e.events, o.options,
+                   x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_free_insert, e.events, o.options,
                    'SELECT @extschema@.fence_protect(' || quote_literal(r.top) || o.options AS protect,
                    format('EXECUTE FUNCTION %s(%s', ours::regproc, o.arguments) AS call
               FROM root r
@@ -203,7 +225,11 @@ BEGIN
                                   r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
                                   r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled = 'A') AS is_always,
                                   CASE WHEN r.lease IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
-                                      AS fit_mode) AS f) AS x
+                                      AS fit_mode,
+                                  r.has_free_insert AND r.lease IS NOT NULL AND NOT EXISTS (
+                                      SELECT FROM key_at_will k JOIN member w USING (root, oid)
+                                       WHERE k.root = r.root AND (w.is_root OR NOT w.is_child)) AS keeps_free_insert
+                          ) AS f) AS x
              CROSS JOIN LATERAL (
                    SELECT array_agg(e.name ORDER BY e.n) FROM event e
                     WHERE e.name <> 'insert' OR r.lease IS NOT NULL OR r.mode = 'managed'
@@ -212,8 +238,12 @@ BEGIN
                    ) AS e (events)
              CROSS JOIN LATERAL (VALUES (
                    concat_ws(', ', '', 'fence_column => ' || quote_literal(nullif(r.fence_column, 'fence')),
-                       'mode => ' || quote_literal(x.fit_mode), 'lease => ' || quote_literal(r.lease),
-                       'events => ' || quote_literal(array_to_string(e.events, ',')),
+                       'mode => ' || quote_literal(x.fit_mode),
+                       'lease => ' || coalesce(quote_literal(r.lease), CASE WHEN EXISTS (  -- or it would be kept
+                           SELECT FROM own_trigger t JOIN kind k USING (tgname)
+                            WHERE t.tgrelid = r.top AND t.lease IS NOT NULL) THEN '''''' END),
+                       'events => ' || quote_literal(array_to_string(
+                           CASE WHEN x.keeps_free_insert THEN array_remove(e.events, 'insert') ELSE e.events END, ',')),
                        CASE WHEN x.is_followed OR m.after <> '{}' THEN 'verify => true' END,
                        CASE WHEN x.must_fire_always THEN 'always => true' END) || ');',
                    concat_ws(', ', quote_literal(r.fence_column), quote_literal(x.fit_mode), quote_literal(r.lease))
@@ -225,8 +255,8 @@ BEGIN
             SELECT *, ARRAY (
                        SELECT e FROM unnest(CASE WHEN m.is_root OR m.is_child THEN f.events ELSE f.root_events END) AS e
                         WHERE e <> ALL (m.before) AND m.relkind <> 'f') AS missing,
-                   f.is_fenced OR f.root_is_child AS has_fence
-              FROM fence f JOIN member m USING (root)
+                   f.is_fenced OR f.root_is_child AS has_fence, k.oid IS NOT NULL AS has_key_at_will
+              FROM fence f JOIN member m USING (root) LEFT JOIN key_at_will k USING (root, oid)
              WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root),
 
         -- How each kind of trigger should be where no call of fence_protect reaches: what follows its name, and
@@ -240,11 +270,15 @@ BEGIN
                            ELSE CASE WHEN 'insert' = ANY (s.events) THEN 'AFTER insert OR update'
                                 ELSE 'AFTER update' END END,
                        s.rel, CASE k.bits WHEN 2 THEN 'STATEMENT' ELSE 'ROW' END,
-                       CASE k.bits WHEN 1 THEN concat_ws(', ', s.call, CASE WHEN s.lease IS NULL THEN '''''' END,
-                           '''verify''') ELSE s.call END) AS definition,
+                       concat_ws(', ', s.call,
+                           CASE WHEN s.lease IS NULL AND k.bits = 1 THEN '''''' END,
+                           CASE WHEN k.bits = 1 THEN '''verify''' WHEN f.stays THEN '''''' END,
+                           CASE WHEN f.stays THEN '''free insert''' END)) AS definition,
                    CASE WHEN s.must_fire_always THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER ', s.rel) END
                        AS firing
-              FROM spot s CROSS JOIN kind k),
+              FROM spot s
+             CROSS JOIN kind k
+             CROSS JOIN LATERAL (VALUES (s.keeps_free_insert AND NOT s.has_key_at_will)) AS f (stays)),
 
         -- The findings on a table that is not fenced at all ----------------------------------------------------
 
@@ -400,7 +434,8 @@ BEGIN
                 (5, t.skips_some, 'hole',
                  format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
                  as_it_should_be),
-                (6, (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (s.fence_column, s.mode, s.lease), 'hole',
+                (6, (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (s.fence_column, s.mode, s.lease)
+                     OR t.has_free_insert AND NOT s.has_free_insert, 'hole',
                  format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, s.root_rel),
                  as_it_should_be)
              ) AS x (n, applies, severity, finding, remedy)
@@ -442,6 +477,18 @@ BEGIN
                           SELECT o.tgname FROM own_trigger o
                            WHERE o.tgrelid = s.oid AND o.bits = 3 AND o.tgtype & e.bit <> 0
                            ORDER BY o.tgname LIMIT 1), 'fenced'))),
+
+        key_chosen AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   'rows are created without their lease, by keys that clients choose: '
+                       'a late INSERT can bring a deleted row back',
+                   CASE WHEN NOT s.is_child THEN s.protect
+                        ELSE format('CREATE OR REPLACE TRIGGER %I %s', t.tgname, u.definition)
+                            || coalesce(u.firing || quote_ident(t.tgname) || ';', '') END
+              FROM spot s
+              JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 3
+              JOIN own_trigger t ON t.tgrelid = s.oid AND t.bits = 3 AND t.has_free_insert
+             WHERE s.is_fenced AND s.has_key_at_will),
 
         -- To whom a privilege makes a difference.
         grantee (oid, who) AS (
@@ -494,11 +541,6 @@ BEGIN
               FROM fence f
              WHERE f.is_fenced AND f.top <> f.root_rel AND f.top NOT IN (SELECT t.tgrelid FROM own_trigger t)),
 
-        placeholder AS (
-            SELECT DISTINCT f.root_n, f.root, f.root_rel, piece[1] AS name
-              FROM fence f CROSS JOIN regexp_matches(f.lease, '\{\{|\}\}|\{([^{}]+)\}', 'g') AS piece
-             WHERE f.is_fenced AND piece[1] IS NOT NULL),
-
         lease_column AS (
             SELECT p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
                    'notice',
@@ -526,8 +568,7 @@ BEGIN
                    'notice', format('%I is a member of the owner, and may take the fence off', g.rolname),
                    format('REVOKE %I FROM %I;', pg_get_userbyid(f.root_owner), g.rolname)
               FROM fence f
-              JOIN pg_auth_members am ON am.roleid = f.root_owner
-              JOIN pg_roles g ON g.oid = am.member
+              JOIN pg_roles g ON g.oid IN (SELECT am.member FROM pg_auth_members am WHERE am.roleid = f.root_owner)
              WHERE f.is_fenced AND NOT g.rolsuper AND EXISTS (
                    SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
 
@@ -731,6 +772,17 @@ BEGIN
               JOIN grantee g ON g.oid = a.grantee
              WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
 
+        state_member AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY g.rolname), s.rel, 'notice',
+                   format('%I is a member of pg_write_all_data, and may write the state of pg_fence', g.rolname),
+                   format('REVOKE pg_write_all_data FROM %I;', g.rolname)
+              FROM extension e
+              JOIN state s ON s.relname = 'lease'
+              JOIN pg_roles g ON g.oid IN (
+                   SELECT am.member FROM pg_auth_members am WHERE am.roleid = 'pg_write_all_data'::regrole)
+             WHERE NOT g.rolsuper AND g.oid <> e.extowner AND EXISTS (
+                   SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
+
         state_owner AS (
             SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.name), x.rel,
                    CASE WHEN r.rolsuper THEN 'notice' ELSE 'hole' END,
@@ -768,25 +820,27 @@ BEGIN
             UNION ALL SELECT 10, * FROM trigger_amiss
             UNION ALL SELECT 11, * FROM event_missing
             UNION ALL SELECT 12, * FROM trigger_later
-            UNION ALL SELECT 13, * FROM privilege
-            UNION ALL SELECT 14, * FROM foreign_key
-            UNION ALL SELECT 15, * FROM unbound_monotonic
-            UNION ALL SELECT 16, * FROM one_partition_only
-            UNION ALL SELECT 17, * FROM lease_column
-            UNION ALL SELECT 18, * FROM member_of_owner
-            UNION ALL SELECT 19, * FROM detached
-            UNION ALL SELECT 21, * FROM setting
-            UNION ALL SELECT 22, * FROM parameter_privilege
-            UNION ALL SELECT 23, * FROM state_persistence
-            UNION ALL SELECT 24, * FROM state_sequence
-            UNION ALL SELECT 25, * FROM state_key
-            UNION ALL SELECT 26, * FROM state_row_security
-            UNION ALL SELECT 27, * FROM state_trigger
-            UNION ALL SELECT 28, * FROM state_rule
-            UNION ALL SELECT 29, * FROM state_privilege
-            UNION ALL SELECT 30, * FROM state_owner)
+            UNION ALL SELECT 13, * FROM key_chosen
+            UNION ALL SELECT 14, * FROM privilege
+            UNION ALL SELECT 15, * FROM foreign_key
+            UNION ALL SELECT 16, * FROM unbound_monotonic
+            UNION ALL SELECT 17, * FROM one_partition_only
+            UNION ALL SELECT 18, * FROM lease_column
+            UNION ALL SELECT 19, * FROM member_of_owner
+            UNION ALL SELECT 20, * FROM detached
+            UNION ALL SELECT 22, * FROM setting
+            UNION ALL SELECT 23, * FROM parameter_privilege
+            UNION ALL SELECT 24, * FROM state_persistence
+            UNION ALL SELECT 25, * FROM state_sequence
+            UNION ALL SELECT 26, * FROM state_key
+            UNION ALL SELECT 27, * FROM state_row_security
+            UNION ALL SELECT 28, * FROM state_trigger
+            UNION ALL SELECT 29, * FROM state_rule
+            UNION ALL SELECT 30, * FROM state_privilege
+            UNION ALL SELECT 31, * FROM state_member
+            UNION ALL SELECT 32, * FROM state_owner)
         SELECT a.*, NULL::regclass[] AS tables, NULL::integer[] AS columns FROM all_findings a
-        UNION ALL SELECT 20, * FROM to_be_read
+        UNION ALL SELECT 21, * FROM to_be_read
         -- Table by table, with what hangs below it; then its fence as a whole; at last what is not of one table.
         ORDER BY root_n NULLS LAST, member_n NULLS LAST, step, n
     LOOP

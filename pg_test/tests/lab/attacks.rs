@@ -66,7 +66,8 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         "COPY fence.lease FROM STDIN",
         "MERGE INTO fence.lease l USING (VALUES (1)) v ON true WHEN MATCHED THEN DELETE",
         "SELECT 1 FROM fence.lease FOR UPDATE",
-        "SELECT * FROM fence.lease",
+        "SELECT 1 FROM fence.guarded_commits",
+        "SELECT last_value FROM fence.start_seq",
         "BEGIN; LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE",
         "ALTER TABLE fence.lease DISABLE TRIGGER ALL",
         "CREATE TRIGGER t BEFORE UPDATE ON fence.lease FOR EACH ROW \
@@ -90,6 +91,11 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         let Err(fault) = outcome else { pg_test::bail!("it went through: {attack}") };
         ensure!(["42501", "2BP01"].contains(&fault.sqlstate.as_str()), "{attack}: {fault}");
     }
+    // Whoever may use leases may dump them, and so read the table beneath the view; nobody else may.
+    admin.run("ROLLBACK; SELECT * FROM fence.lease")?;
+    let mut nobody = db.connect_as(&db.role("nobody")?)?;
+    nobody.refused("SELECT * FROM fence.lease", "42501")?;
+    nobody.refused("SELECT last_value FROM fence.token_seq", "42501")?;
     // The view cannot be written at all, not even by a superuser.
     for attack in ["UPDATE fence.leases SET expires_at = 'infinity'", "DELETE FROM fence.leases"] {
         for session in [&mut admin, &mut db.connect()?] {

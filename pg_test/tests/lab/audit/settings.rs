@@ -114,7 +114,7 @@ fn triggers_switched_off_are_found(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn a_setting_of_the_whole_server_is_found(lab: &Lab) -> Result<()> {
-    // The tokens are those that will have been drawn there.
+    // The token is the one that the audited will have drawn last.
     for (name, value, finding) in [
         ("pg_fence.token", "777000000000003", "who has no token presents that one"),
         ("session_replication_role", "replica", "triggers that are not ENABLE ALWAYS do not fire"),

@@ -2,7 +2,7 @@
 //! who may write it, whose it is, and leases of roles that are gone.
 
 use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE};
-use pg_test::{ensure, lab_test, Context, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Context, Database, Lab, Result, Session};
 
 /// What `fence_audit()` says to a session: `relation|severity|finding`, and the remedy.
 fn audit(session: &mut Session) -> Result<Vec<(String, String)>> {
@@ -209,6 +209,30 @@ fn who_may_draw_tokens_without_a_lease_is_found(lab: &Lab) -> Result<()> {
             ..hole
         },
     ])
+}
+
+/// Members of that role are the same in all databases, and so this test has a server of its own.
+#[lab_test]
+fn who_may_write_all_data_is_found(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().start()?;
+    let mut audited = AuditedDatabase::on(Database::with_extension(cluster.conninfo("postgres"))?)?;
+    let found =
+        "fence.lease|notice|:writer is a member of pg_write_all_data, and may write the state of pg_fence";
+    for write in [
+        "UPDATE orders SET v = 33, fence = nextval('fence.token_seq')",
+        "UPDATE fence.lease SET expires_at = 'infinity'; UPDATE orders SET v = 33, fence = lease_renew('order:1', :new)",
+    ] {
+        audited.close_all(&[Hole {
+            fence: "",
+            by_admin: true,
+            built: "GRANT pg_write_all_data TO :writer",
+            found_in_all: Some(&[found]),
+            write,
+            after: "42501",
+            ..HOLE
+        }])?;
+    }
+    Ok(())
 }
 
 #[lab_test]
