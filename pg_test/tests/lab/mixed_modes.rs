@@ -26,7 +26,7 @@ fn fits(session: &mut Session) -> Result<()> {
 
 fn work_in_mixed_modes(session: &mut Session, seed: u64, rounds: usize) -> Result<usize> {
     let mut rng = StdRng::seed_from_u64(seed);
-    let (mut token, mut granted) = (0, 0);
+    let (mut token, mut granted) = (0_i64, 0);
     for _ in 0..rounds {
         let ttl = rng.random_range(1..15);
         let kind = ["shared => false", "shared => true", "slots => 2", "slots => 3"]
