@@ -9,14 +9,14 @@ use crate::pg::{relation, server};
 use crate::tokens;
 use pg_fence_rules::grant::{Phase, Release};
 use pg_fence_rules::locks::CHANGE;
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Instant, Span, Token};
 
 /// The grant that this token may renew, locked, and the time of the decision.
 pub fn renewable<'a>(
     table: &LeaseTable,
     name: &'a [u8],
     token: Token,
-) -> Result<Option<(Locked<'a>, Micros)>, Refusal> {
+) -> Result<Option<(Locked<'a>, Instant)>, Refusal> {
     let found = changeable(table, name, token, |row| {
         let now = server::now();
         row.grant.renewable(token, now).then_some(now)
@@ -32,12 +32,12 @@ pub fn prolong(
     table: &LeaseTable,
     row: &Row,
     fresh: Token,
-    now: Micros,
-    ttl_us: Option<Micros>,
+    now: Instant,
+    ttl: Option<Span>,
 ) -> Result<(), Refusal> {
-    let ttl_us = ttl_us.unwrap_or(row.ttl_us);
-    table.renew(row, fresh, now, ttl_us)?;
-    if now + ttl_us < row.grant.expires_at {
+    let ttl = ttl.unwrap_or(row.ttl);
+    table.renew(row, fresh, now, ttl)?;
+    if now + ttl < row.grant.expires_at {
         // The head of the line may sleep for too long.
         line::changed(&row.name());
     }
@@ -73,7 +73,7 @@ pub fn releasable<'a>(
 }
 
 /// Closes a grant whose lock stays until the transaction ends; that wakes the head of the line.
-pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Micros) -> Result<(), Refusal> {
+pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Result<(), Refusal> {
     let name = row.name();
     table.close(row, closing, now)?;
     session_leases::ended(&name, row.grant.tokens.first());

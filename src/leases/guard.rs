@@ -16,7 +16,7 @@ use crate::pg::version::Version;
 use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
 use crate::{plant, tokens};
 use pg_fence_rules::locks::GUARD;
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ struct Guards {
     /// The verdict that was asked for last: most writes of a transaction are under one.
     last: Option<(Vec<u8>, Token)>,
     /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
-    outside_block: Option<(Vec<u8>, Micros)>,
+    outside_block: Option<(Vec<u8>, Instant)>,
     /// Tokens under which this transaction has written, by table: for the check behind BEFORE triggers.
     written: Vec<(Oid, Token)>,
 }
@@ -64,7 +64,7 @@ fn guarded_nothing() -> Option<Vec<u8>> {
 }
 
 /// A guarded transaction that commits later than this before its grant's deadline is noted.
-const NOTE_WITHIN: Micros = 5_000_000;
+const NOTE_WITHIN: Span = Span::from_secs(5);
 
 /// The commit of a guarded transaction that has written something and may outlive its grant is noted: a
 /// REPEATABLE READ transaction whose snapshot does not see what was written is then refused the lease.
@@ -136,7 +136,7 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
     // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
     let mut held = guards(name, slot);
     let row = row.filter(|r| {
-        held &= r.grant.closing.is_none() && r.grant.tokens.latest() > floor;
+        held &= r.grant.closing.is_none() && floor.is_below(r.grant.tokens.latest());
         held || r.grant.speaks(token, server::now(), floor)
     });
     let Some(row) = row else {
@@ -231,7 +231,7 @@ pub fn listen() {
 fn not_speaking(table: &LeaseTable, name: &[u8], token: Token) -> Refusal {
     let mut refusal = errors::not_speaking(name, token);
     let rows = table.rows(name, AsOf::Now);
-    let (now, floor) = (server::now(), tokens::floor().unwrap_or(0));
+    let (now, floor) = (server::now(), tokens::floor().unwrap_or(Floor::NONE));
     if find(&rows, token).is_some_and(|row| row.grant.awaits_renewal(token, now, floor)) {
         refusal.hint = errors::RENEW_FIRST.into();
     }

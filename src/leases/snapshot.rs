@@ -7,7 +7,7 @@ use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::row::Row;
 use crate::pg::{guarded_commits, snapshot_age, xact};
 use pg_fence_rules::grant::{self, Acquire, Phase};
-use pg_fence_rules::Micros;
+use pg_fence_rules::Instant;
 
 /// What is granted now must have been to be had when the snapshot was taken: the lease free then, every row still
 /// the version that the snapshot sees, and no guarded transaction's commit noted that it does not see
@@ -42,12 +42,12 @@ pub fn check_acquire(table: &LeaseTable, request: &Request) -> Result<(), Refusa
 /// alone has ended a grant among them, that takes a time that is certainly not later than the snapshot.
 fn was_free(request: &Request, then: &[Row]) -> bool {
     let seats = request.seats(then, |_| false);
-    let free_at = |time: Micros| {
+    let free_at = |time: Instant| {
         matches!(grant::acquire(&seats, &request.ask, time), Acquire::Grant { .. })
             && !seats.iter().any(|s| s.mine && s.grant.phase(time) == Phase::Held)
     };
     // As if no deadline had passed yet.
-    free_at(Micros::MIN) || snapshot_age::not_taken_before().is_some_and(free_at)
+    free_at(Instant::EARLIEST) || snapshot_age::not_taken_before().is_some_and(free_at)
 }
 
 /// A grant that is guarded must have been there when the snapshot was taken.

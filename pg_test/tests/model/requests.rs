@@ -8,7 +8,7 @@ use crate::system::System;
 use pg_test::protocol::epoch::Due;
 use pg_test::protocol::fence::{self, Order, Verdict, Write};
 use pg_test::protocol::grant::{self, Acquire, Ask, Release, Seat};
-use pg_test::protocol::Token;
+use pg_test::protocol::{Floor, Token};
 
 impl System {
     /// Carries out a request; None where it waits, or cannot happen within the bounds.
@@ -34,11 +34,11 @@ impl System {
         state.server.due(&self.protections) != Due::Nothing
     }
 
-    fn floor(&self, state: &State) -> Token {
+    fn floor(&self, state: &State) -> Floor {
         if self.protections.floor {
-            state.server.data.floor
+            Floor(state.server.data.floor)
         } else {
-            0
+            Floor::NONE
         }
     }
 

@@ -8,7 +8,7 @@ mod hint;
 pub use hint::{Tried, Wrote};
 
 use super::encoding::to_utf8;
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Instant, Token};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -141,8 +141,9 @@ pub fn quoted(name: &[u8]) -> String {
 }
 
 /// A point in time as ISO 8601, UTC.
-pub fn iso(at: Micros) -> String {
+pub fn iso(at: Instant) -> String {
     const DAY: i64 = 86_400_000_000;
+    let at = at.micros();
     let (days, within) = (at.div_euclid(DAY), at.rem_euclid(DAY));
     // Days to civil date, from 0000-03-01 (H. Hinnant, "chrono-compatible low-level date algorithms").
     let z = days + 730_425;
