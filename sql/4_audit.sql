@@ -826,7 +826,7 @@ BEGIN
             RETURN QUERY SELECT 'fence.lease'::regclass, 'notice',
                    format('lease "%s" is held by role "%s", which is dropped or renamed: '
                        'its holder can neither renew nor release it', l.name, l.role),
-                   format('SELECT @extschema@.lease_revoke(%L); -- or ALTER ROLE … RENAME TO %I;', l.name, l.role)
+                   format('SELECT @extschema@.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;', l.name, l.role)
               FROM (SELECT DISTINCT v.name, v.role FROM fence.leases v WHERE v.state IN ('held', 'uncommitted')) AS l
              WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = l.role)
              ORDER BY l.name, l.role;

@@ -44,7 +44,7 @@ impl Background {
         self.pid
     }
 
-    /// Starts a statement.
+    /// Starts a statement and does not wait for its outcome.
     pub fn send(&mut self, sql: &str) -> Result<()> {
         ensure!(self.pending.is_none(), "still at: {:?}", self.pending);
         self.statements.send(sql.to_owned()).context("the session's thread is gone")?;
@@ -122,13 +122,11 @@ impl Background {
         Ok(())
     }
 
-    /// Cancels the statement.
     pub fn cancel(&mut self) -> Result<()> {
         let pid = self.pid;
         self.probe.one::<bool>("SELECT pg_cancel_backend($1)", &[&pid]).map(drop)
     }
 
-    /// Ends the backend.
     pub fn terminate(&mut self) -> Result<()> {
         let pid = self.pid;
         self.probe.one::<bool>("SELECT pg_terminate_backend($1)", &[&pid]).map(drop)

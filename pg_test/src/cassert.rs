@@ -15,7 +15,6 @@ use std::process::{Command, Stdio};
 /// Names the file that clusters append their failed assertions to.
 pub const FAILURES_VARIABLE: &str = "PG_FENCE_FAILED_ASSERTIONS";
 
-/// How to run.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
     /// Only build the server and print the path of its pg_config, for PG_FENCE_PG_CONFIG
@@ -156,7 +155,7 @@ fn logged(command: &mut Command, log: &Path) -> Result<()> {
     bail!("{command:?} failed; {} ends:\n{end}", log.display())
 }
 
-/// Fetches and unpacks the source of Debian's package: the newest version that the archive still has.
+/// Fetches and unpacks the source of Debian's package, of any version that the archive still has.
 fn source(dir: &Path) -> Result<PathBuf> {
     let package = format!("postgresql-{}", setup::major());
     let (apt, source) = (dir.join("apt"), dir.join("source"));
@@ -185,7 +184,7 @@ fn source(dir: &Path) -> Result<PathBuf> {
         eprintln!("fetching the source of {package} {version}");
         match output_of(own("apt-get").args(["source", &format!("{package}={version}")])) {
             Ok(_) => return unpacked(&source),
-            // Archives drop old versions, and mirrors may lack a new one.
+            // Archives drop old versions, and a mirror may lack a new one.
             Err(error) => failure = Some(error),
         }
     }
@@ -249,9 +248,10 @@ pub fn failures_in(log: &str) -> Vec<String> {
         if line.starts_with("TRAP: ") {
             let mut failure = line.to_owned();
             // A line that the server logs begins with the time.
-            while let Some(frame) =
-                lines.next_if(|line| !line.starts_with(|c: char| c.is_ascii_digit()))
-            {
+            let is_frame = |line: &&str| {
+                !line.starts_with(|c: char| c.is_ascii_digit()) && !line.starts_with("TRAP: ")
+            };
+            while let Some(frame) = lines.next_if(is_frame) {
                 failure += &format!("\n    {}", frame.trim_start());
             }
             failures.push(failure);

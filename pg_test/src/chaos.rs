@@ -1,22 +1,23 @@
-//! The chaos run: many workers with real clients, while processes are frozen and killed, servers crash and
-//! fail over, and the clock steps. What everybody asked and saw is written down and judged afterwards.
+//! The chaos run: many workers with real clients, while the tables of the state are maintained, processes are
+//! frozen and killed, servers crash and fail over, and the clock steps. What everybody asked and saw is written
+//! down and judged afterwards.
 
-mod deed;
 mod evidence;
-mod ground;
-mod hand;
-mod janitor;
+mod instructions;
 mod judge;
 mod kind;
+mod known_bugs;
 mod maintenance;
 mod nemesis;
-mod orders;
-mod plant;
 mod record;
-mod troupe;
+mod resolver;
+mod servers;
+mod task;
+mod worker;
+mod worker_pool;
 
-pub use hand::{work, Identity};
-pub use plant::{catch, planted, Plant};
+pub use known_bugs::{build_with, catch, KnownBug};
+pub use worker::{work, Identity};
 
 use crate::extension::{self, Extension};
 use crate::prefix::Prefix;
@@ -24,19 +25,18 @@ use crate::rundir::RunDir;
 use crate::setup;
 use anyhow::{bail, ensure, Result};
 use evidence::Evidence;
-use ground::Ground;
-use hand::DATABASE;
-use judge::Verdict;
+use judge::Findings;
 use maintenance::Job;
-use nemesis::{Fault, Nemesis};
+use nemesis::{Disturbance, Nemesis};
+use servers::Servers;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use troupe::Troupe;
+use worker::DATABASE;
+use worker_pool::WorkerPool;
 
-/// How to run.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
     /// How many minutes to run
@@ -49,8 +49,8 @@ pub struct Options {
     #[arg(long)]
     short: bool,
     /// Build the extension with a known bug, which the run must catch
-    #[arg(long, value_enum)]
-    plant: Option<Plant>,
+    #[arg(long = "plant", value_enum, value_name = "BUG")]
+    bug: Option<KnownBug>,
 }
 
 /// What a run shows.
@@ -58,28 +58,36 @@ pub struct Options {
 pub struct Summary {
     seed: u64,
     seconds: u64,
-    faults: BTreeMap<Fault, usize>,
+    disturbances: BTreeMap<Disturbance, usize>,
     /// How often each kind of maintenance was done, and how often it could not be.
     maintenance: BTreeMap<Job, (usize, usize)>,
-    verdict: Verdict,
+    findings: Findings,
 }
 
 impl Summary {
     /// Why the run proves nothing, if it does not: too little has happened in it.
     pub fn void(&self) -> Option<String> {
-        let faults: usize = self.faults.values().sum();
+        let disturbances: usize = self.disturbances.values().sum();
         let wanted = |name: &str, have: usize, per_minute: u64| {
             let least = (self.seconds * per_minute / 60).max(1) as usize;
             (have < least).then(|| format!("{have} {name}, not {least}"))
         };
-        wanted("grants", self.verdict.grants, 30)
-            .or_else(|| wanted("shared grants and slots", self.verdict.crowded, 10))
-            .or_else(|| wanted("writes", self.verdict.writes, 30))
-            .or_else(|| wanted("prepared writes", self.verdict.prepared, 2))
-            .or_else(|| wanted("faults", faults, 12))
-            .or_else(|| wanted("stale writes refused", self.verdict.refused, 2))
-            .or_else(|| wanted("pieces of maintenance", self.maintained(None), 8))
-            .or_else(|| wanted("tables repacked", self.maintained(Some(Job::Repack)), 1))
+        wanted("grants", self.findings.grants, 30)
+            .or_else(|| wanted("shared grants and slots", self.findings.multi_holder, 10))
+            .or_else(|| wanted("writes", self.findings.writes, 30))
+            .or_else(|| wanted("prepared writes", self.findings.prepared, 2))
+            .or_else(|| wanted("disturbances", disturbances, 12))
+            .or_else(|| wanted("stale writes refused", self.findings.refused, 2))
+            .or_else(|| wanted("pieces of maintenance", self.maintained(None), 6))
+            // In half a minute every one of them may be interrupted by a crash.
+            .or_else(|| {
+                let repacked = self.maintained(Some(Job::Repack));
+                if self.seconds < 60 {
+                    None
+                } else {
+                    wanted("tables repacked", repacked, 1)
+                }
+            })
     }
 
     /// How much maintenance was done, of one kind or of all.
@@ -91,15 +99,15 @@ impl Summary {
 
     /// The promises that were broken.
     pub fn violations(&self) -> &[String] {
-        &self.verdict.violations
+        &self.findings.violations
     }
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Verdict {
+        let Findings {
             grants,
-            crowded,
+            multi_holder,
             writes,
             prepared,
             refused,
@@ -107,12 +115,12 @@ impl fmt::Display for Summary {
             unknown,
             lost_in_failover,
             violations,
-        } = &self.verdict;
-        let faults: usize = self.faults.values().sum();
+        } = &self.findings;
+        let disturbances: usize = self.disturbances.values().sum();
         writeln!(f, "seed {}, {} s", self.seed, self.seconds)?;
-        writeln!(f, "{faults:>8}  faults injected")?;
-        for (fault, count) in &self.faults {
-            writeln!(f, "{count:>8}    {}", fault.name())?;
+        writeln!(f, "{disturbances:>8}  disturbances injected")?;
+        for (disturbance, count) in &self.disturbances {
+            writeln!(f, "{count:>8}    {}", disturbance.name())?;
         }
         writeln!(f, "{:>8}  pieces of maintenance", self.maintained(None))?;
         for (job, (done, failed)) in &self.maintenance {
@@ -120,7 +128,7 @@ impl fmt::Display for Summary {
         }
         writeln!(f, "{tokens:>8}  tokens seen")?;
         writeln!(f, "{grants:>8}  grants acknowledged")?;
-        writeln!(f, "{crowded:>8}    of them shared, or of slots")?;
+        writeln!(f, "{multi_holder:>8}    of them shared, or of slots")?;
         writeln!(f, "{writes:>8}  writes acknowledged")?;
         writeln!(f, "{prepared:>8}  writes prepared")?;
         writeln!(f, "{refused:>8}  stale writes refused")?;
@@ -140,9 +148,9 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     let minutes = if options.short { 0.5 } else { options.minutes };
     let time = Duration::from_secs_f64(minutes * 60.0);
     let seed = options.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
-    if let Some(plant) = options.plant {
-        let prefix = plant::planted(program, plant)?;
-        let summary = plant::catch(&prefix, plant, time, seed)?;
+    if let Some(bug) = options.bug {
+        let prefix = known_bugs::build_with(program, bug)?;
+        let summary = known_bugs::catch(&prefix, bug, time, seed)?;
         println!("{summary}");
         println!("The planted bug was caught.");
         return Ok(());
@@ -152,7 +160,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     let rundir = Arc::new(RunDir::create(program)?);
     let prefix = Arc::new(Prefix::copy(rundir, &pg_config)?);
     prefix.install(&extension)?;
-    let summary = rage(&prefix, time, seed, None)?;
+    let summary = run_for(&prefix, time, seed, None)?;
     println!("{summary}");
     let count = summary.violations().len();
     ensure!(count == 0, "{count} promises were broken");
@@ -162,37 +170,37 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs with the extension that is installed in `prefix`.
-pub fn rage(
+/// Disturbs and judges for that time, with the extension that is installed in `prefix`.
+pub fn run_for(
     prefix: &Arc<Prefix>,
     time: Duration,
     seed: u64,
-    plant: Option<Plant>,
+    bug: Option<KnownBug>,
 ) -> Result<Summary> {
-    let leases = plant.map_or(6, Plant::leases);
-    let maintains = plant.is_none_or(Plant::is_about_maintenance);
+    let leases = bug.map_or(6, KnownBug::leases);
+    let maintains = bug.is_none_or(KnownBug::is_about_maintenance);
     let workers = 8;
     let dir = prefix.rundir().path().join(format!("chaos-{seed}"));
     std::fs::create_dir_all(dir.join("log"))?;
-    let ground = Ground::prepare(prefix.clone(), leases, workers, maintains)?;
-    let troupe = Troupe::new(prefix.rundir().clone(), dir.clone(), seed, workers);
-    let weights = plant.map_or(nemesis::ALL, Plant::weights);
-    let leases = (leases, plant.is_none());
-    let mut nemesis = Nemesis::new(ground, troupe, dir.clone(), seed, weights, leases)?;
-    let upkeep = nemesis.rage(time, maintains.then(|| prefix.clone()))?;
+    let servers = Servers::prepare(prefix.clone(), leases, workers, maintains)?;
+    let workers = WorkerPool::new(prefix.rundir().clone(), dir.clone(), seed, workers);
+    let weights = bug.map_or(nemesis::ALL, KnownBug::weights);
+    let leases = (leases, bug.is_none());
+    let mut nemesis = Nemesis::new(servers, workers, dir.clone(), seed, weights, leases)?;
+    let upkeep = nemesis.disturb(time, maintains.then(|| prefix.clone()))?;
     let mut evidence = Evidence {
         records: record::read_all(&dir.join("log"))?,
-        faults: nemesis.done().to_vec(),
+        disturbances: nemesis.done().to_vec(),
         era: nemesis.era(),
         upkeep,
-        crashes: nemesis.ground().crashes(),
+        crashes: nemesis.servers().crashes(),
         ..Evidence::default()
     };
-    evidence.read(&mut nemesis.ground().primary().connect(DATABASE)?)?;
-    let (faults, verdict) = (nemesis.count(), judge::judge(&evidence));
-    if plant.is_none() && !verdict.violations.is_empty() {
+    evidence.read(&mut nemesis.servers().primary().connect(DATABASE)?)?;
+    let (disturbances, findings) = (nemesis.count(), judge::judge(&evidence));
+    if bug.is_none() && !findings.violations.is_empty() {
         let path = extension::target_dir().join(format!("chaos-{seed}.txt"));
-        evidence.write(&path, &verdict.violations)?;
+        evidence.write(&path, &findings.violations)?;
         eprintln!("The evidence is in {}.", path.display());
     }
     let mut maintenance = BTreeMap::<Job, (usize, usize)>::new();
@@ -200,5 +208,5 @@ pub fn rage(
         let (worked, failed) = maintenance.entry(done.job).or_default();
         *if done.failure.is_none() { worked } else { failed } += 1;
     }
-    Ok(Summary { seed, seconds: time.as_secs(), faults, maintenance, verdict })
+    Ok(Summary { seed, seconds: time.as_secs(), disturbances, maintenance, findings })
 }

@@ -13,9 +13,10 @@ pub type Rows = Vec<Vec<Option<String>>>;
 /// Parameters of a statement.
 pub type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
 
-/// Where (on loopback) and as whom to connect. As text it is a connection string.
+/// Where (mostly on loopback) and as whom to connect. As text it is a connection string.
 #[derive(Debug, Clone)]
 pub struct Conninfo {
+    host: String,
     port: u16,
     user: String,
     dbname: String,
@@ -27,6 +28,7 @@ impl Conninfo {
     /// The superuser's way to a server on loopback.
     pub fn new(port: u16, dbname: &str) -> Conninfo {
         Conninfo {
+            host: "127.0.0.1".to_owned(),
             port,
             user: "postgres".to_owned(),
             dbname: dbname.to_owned(),
@@ -35,19 +37,23 @@ impl Conninfo {
         }
     }
 
+    /// Another of the server's addresses.
+    pub fn host(mut self, host: &str) -> Conninfo {
+        self.host = host.to_owned();
+        self
+    }
+
     /// Another port (a pooler's).
     pub fn port(mut self, port: u16) -> Conninfo {
         self.port = port;
         self
     }
 
-    /// Another role.
     pub fn user(mut self, user: &str) -> Conninfo {
         self.user = user.to_owned();
         self
     }
 
-    /// Another database.
     pub fn dbname(mut self, dbname: &str) -> Conninfo {
         self.dbname = dbname.to_owned();
         self
@@ -71,7 +77,6 @@ impl Conninfo {
         (self.port, &self.dbname)
     }
 
-    /// Opens a session.
     pub fn connect(&self) -> Result<Session> {
         Session::connect(&self.to_string()).map_err(|fault| {
             anyhow::Error::from(fault).context(format!("cannot connect to {self}"))
@@ -82,7 +87,7 @@ impl Conninfo {
 impl fmt::Display for Conninfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let quote = |text: &str| format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"));
-        write!(f, "host=127.0.0.1 port={}", self.port)?;
+        write!(f, "host={} port={}", self.host, self.port)?;
         write!(f, " user={} dbname={}", quote(&self.user), quote(&self.dbname))?;
         write!(f, " application_name={} connect_timeout=20", quote(&self.application))?;
         if !self.options.is_empty() {

@@ -63,7 +63,6 @@ impl Clocked {
         Ok(Clocked { cluster, clock })
     }
 
-    /// The server.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }

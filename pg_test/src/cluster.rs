@@ -45,7 +45,6 @@ impl Cluster {
         self.port.load(Ordering::Relaxed)
     }
 
-    /// The data directory.
     pub fn data(&self) -> PathBuf {
         self.dir.join("data")
     }
@@ -65,7 +64,7 @@ impl Cluster {
         Conninfo::new(self.port(), dbname)
     }
 
-    /// A superuser's session.
+    /// Opens a superuser's session in a database.
     pub fn connect(&self, dbname: &str) -> Result<Session> {
         self.conninfo(dbname).connect()
     }

@@ -37,7 +37,6 @@ impl Database {
         Ok(Database { conninfo: admin.clone().dbname(&name), admin, name })
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -47,7 +46,7 @@ impl Database {
         self.conninfo.clone()
     }
 
-    /// A superuser's session.
+    /// Opens a superuser's session.
     pub fn connect(&self) -> Result<Session> {
         self.conninfo.connect()
     }

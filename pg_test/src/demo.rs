@@ -1,15 +1,14 @@
 //! The demonstration: every story, told as it happens.
 
 use crate::client::Conninfo;
-use crate::stage::Stage;
 use crate::stories::{self, Story};
+use crate::story_run::StoryRun;
 use crate::timeline::Timeline;
 use crate::Lab;
 use anyhow::{ensure, Result};
 use std::path::Path;
 use std::time::Duration;
 
-/// How to play.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct Options {
     /// Leave the server running afterwards, and say how to connect
@@ -71,13 +70,13 @@ fn play_all(
     let mut broken = 0;
     for (index, story) in stories.iter().enumerate() {
         timeline.headline(index + 1, stories.len(), story);
-        let mut stage = Stage::new(lab, conninfo.clone(), timeline);
-        stage.ttl = Duration::from_secs(1);
-        stage.rounds = 50;
+        let mut run = StoryRun::new(lab, conninfo.clone(), timeline);
+        run.ttl = Duration::from_secs(1);
+        run.rounds = 50;
         if without_fence {
-            stage = stage.without_protection();
+            run = run.without_protection();
         }
-        match (story.play)(&stage) {
+        match (story.play)(&run) {
             Ok(outcome) => timeline.conclude(true, &outcome),
             Err(error) => {
                 broken += 1;

@@ -54,7 +54,7 @@ impl Extension {
 
     /// Builds it with a known bug (`--cfg planted="<bug>"`, see `src/plant.rs`), in a target directory of
     /// its own, so that nobody takes it for the plain one.
-    pub fn build_planted(pg_config: &Path, bug: &str) -> Result<Extension> {
+    pub fn build_with_bug(pg_config: &Path, bug: &str) -> Result<Extension> {
         let target = target_dir().join("planted");
         Extension::around(build_library(pg_config, &target, Some(bug))?)
     }

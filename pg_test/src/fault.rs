@@ -20,7 +20,6 @@ pub struct Fields {
     pub message: String,
     /// More: for pg_fence's own errors one JSON object.
     pub detail: Option<String>,
-    /// What to do.
     pub hint: Option<String>,
     /// The schema that it is about.
     pub schema: Option<String>,

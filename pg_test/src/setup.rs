@@ -15,7 +15,6 @@ pub fn major() -> String {
 /// A Debian package, and a file that it brings.
 #[derive(Debug, Clone)]
 pub struct Package {
-    /// Its name.
     pub name: String,
     /// A file that is there once it is installed; one `*` may stand for part of a file's name.
     pub probe: String,

@@ -4,9 +4,9 @@
 //! that exclude each other, a later waiter goes ahead of an earlier one, a call does not come back, an error
 //! comes that nothing explains, or a lock is left behind. It ends with the figures of the hand-over.
 
-mod actor;
+mod disturbances;
 mod handover;
-mod weather;
+mod session;
 
 use crate::client::Conninfo;
 use crate::lab::Lab;
@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 
 pub use handover::Handover;
 
-/// How to run.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// How many minutes the sessions cross
@@ -41,7 +40,7 @@ pub struct Options {
 const EXCLUSIVE: [&str; 3] = ["a", "b", "c"];
 
 /// What all threads share.
-struct Field {
+struct Shared {
     conninfo: Conninfo,
     stop: AtomicBool,
     /// What was seen that must not be.
@@ -49,7 +48,7 @@ struct Field {
     tally: Tally,
 }
 
-/// What happened, counted.
+/// How often each thing happened to the sessions.
 #[derive(Debug, Default)]
 pub struct Tally {
     granted: AtomicU64,
@@ -66,13 +65,13 @@ pub struct Tally {
 }
 
 /// What a thread does.
-type Work = Box<dyn FnOnce(&Field) -> Result<()> + Send>;
+type Work = Box<dyn FnOnce(&Shared) -> Result<()> + Send>;
 
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-impl Field {
+impl Shared {
     fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
@@ -156,7 +155,7 @@ pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
          INSERT INTO counter SELECT name, 0 FROM unnest('{a, b, c}'::text[]) name;
          SELECT fence_protect('counter', lease => '{lease}')",
     )?;
-    let field = Arc::new(Field {
+    let shared = Arc::new(Shared {
         conninfo: conninfo.clone(),
         stop: AtomicBool::new(false),
         wrong: Mutex::default(),
@@ -164,45 +163,47 @@ pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
     });
     let mut threads = Vec::new();
     let mut thread = |name: String, work: Work| {
-        let field = field.clone();
+        let shared = shared.clone();
         let spawned = std::thread::Builder::new().name(name.clone()).spawn(move || {
-            if let Err(error) = work(&field) {
-                field.wrong(format!("{name}: {error:#}"));
+            if let Err(error) = work(&shared) {
+                shared.wrong(format!("{name}: {error:#}"));
             }
         });
         spawned.map(|thread| threads.push(thread))
     };
     for i in 0..options.sessions as u64 {
         let seed = seed.wrapping_add(i);
-        thread(format!("session {i}"), Box::new(move |field| actor::play(field, seed)))?;
+        thread(format!("session {i}"), Box::new(move |shared| session::run(shared, seed)))?;
     }
-    thread("storm".to_owned(), Box::new(move |field| weather::storm(field, seed)))?;
-    thread("watch".to_owned(), Box::new(weather::watch))?;
+    thread("disturbances".to_owned(), Box::new(move |shared| disturbances::disturb(shared, seed)))?;
+    thread("watch".to_owned(), Box::new(disturbances::watch))?;
 
     let end = Instant::now() + length;
-    while Instant::now() < end && field.goes_on() {
+    while Instant::now() < end && shared.goes_on() {
         std::thread::sleep(Duration::from_millis(50));
     }
-    field.stop.store(true, Ordering::Relaxed);
+    shared.stop.store(true, Ordering::Relaxed);
     // Every wait is for seconds at most, so everybody is back soon.
     let back = wait_until("all sessions are back", Duration::from_secs(60), || {
         threads.iter().all(std::thread::JoinHandle::is_finished)
     });
-    let wrong = std::mem::take(&mut *field.wrong.lock().unwrap_or_else(|e| e.into_inner()));
+    let wrong = std::mem::take(&mut *shared.wrong.lock().unwrap_or_else(|e| e.into_inner()));
     if !wrong.is_empty() {
         bail!("seed {seed}:\n{}", wrong.join("\n"));
     }
-    back.with_context(|| format!("stuck: {:?}", admin.rows(weather::WHO).unwrap_or_default()))?;
+    back.with_context(|| {
+        format!("stuck: {:?}", admin.rows(disturbances::WHO).unwrap_or_default())
+    })?;
     threads.into_iter().for_each(|thread| drop(thread.join()));
 
-    weather::nothing_is_left(&mut admin)?;
+    disturbances::nothing_is_left(&mut admin)?;
     for (i, lease) in EXCLUSIVE.iter().enumerate() {
         let n: i64 = admin.one("SELECT n FROM counter WHERE lease = $1", &[lease])?;
-        let confirmed = field.tally.confirmed[i].load(Ordering::Relaxed) as i64;
-        let most = confirmed + field.tally.unknown[i].load(Ordering::Relaxed) as i64;
+        let confirmed = shared.tally.confirmed[i].load(Ordering::Relaxed) as i64;
+        let most = confirmed + shared.tally.unknown[i].load(Ordering::Relaxed) as i64;
         ensure!((confirmed..=most).contains(&n), "{lease}: {n}, not {confirmed} to {most}");
     }
-    let handovers = handover::measure(lab.rundir(), &conninfo, options.handovers)?;
-    let field = Arc::into_inner(field).context("a thread is left")?;
-    Ok(Report { tally: field.tally, handovers })
+    let handovers = handover::measure(&conninfo, options.handovers)?;
+    let shared = Arc::into_inner(shared).context("a thread is left")?;
+    Ok(Report { tally: shared.tally, handovers })
 }

@@ -1,7 +1,7 @@
 //! The stories that the extension exists for, each played by real worker processes: the
 //! demonstration tells them, and the tests hold them to their promise.
 
-use crate::stage::Stage;
+use crate::story_run::StoryRun;
 use anyhow::Result;
 
 mod daily_merge;
@@ -12,16 +12,15 @@ mod reclaim_race;
 mod release_race;
 mod strict_row;
 
-/// A story.
+/// What the extension is for, in one example.
 pub struct Story {
     /// Its name in a word or two.
     pub title: &'static str,
-    /// What happens.
     pub plot: &'static str,
     /// Without what it would have gone wrong, and how.
     pub without: (&'static str, &'static str),
     /// Plays it: the outcome in a line, or the promise that was not kept.
-    pub play: fn(&Stage) -> Result<String>,
+    pub play: fn(&StoryRun) -> Result<String>,
 }
 
 pub use daily_merge::DAILY_MERGE;

@@ -16,7 +16,6 @@ pub enum Mark {
     Taken,
     /// A lease has ended, or is found lost.
     Ended,
-    /// Something was written.
     Writes,
     /// The server refused it.
     Refused,
@@ -24,9 +23,7 @@ pub enum Mark {
     Frozen,
     /// It goes on where it was.
     Wakes,
-    /// It is gone.
     Killed,
-    /// Anything else.
     Note,
 }
 
@@ -62,8 +59,8 @@ const RED: &str = "\x1b[1;31m";
 const GREEN: &str = "\x1b[32m";
 const YELLOW: &str = "\x1b[33m";
 const BLUE: &str = "\x1b[1;34m";
-/// One for each actor, by its name's first letter.
-const ACTORS: [&str; 4] = ["\x1b[36m", "\x1b[35m", "\x1b[33m", "\x1b[32m"];
+/// A colour for each worker, by its name's first letter.
+const COLOURS: [&str; 4] = ["\x1b[36m", "\x1b[35m", "\x1b[33m", "\x1b[32m"];
 
 /// Prints what happens, or keeps silent (in a test).
 pub struct Timeline {
@@ -101,7 +98,7 @@ impl Timeline {
         self.line(format_args!(
             "  {}  {}  {}  {}",
             self.paint(DIM, &time),
-            self.paint(ACTORS[letter % ACTORS.len()], &format!("{actor:<5}")),
+            self.paint(COLOURS[letter % COLOURS.len()], &format!("{actor:<5}")),
             self.paint(mark.colour(), &format!("{:<7}", mark.word())),
             self.paint(if mark == Mark::Note { DIM } else { "" }, lines.next().unwrap_or("")),
         ));

@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
@@ -45,7 +45,6 @@ enum Reply {
     Connected(i32),
     /// The rows of the statement.
     Rows(Rows),
-    /// The server's error.
     Refused(Fault),
     /// The heartbeat's first renewal is done.
     Beating,
@@ -62,7 +61,7 @@ pub enum Beat {
     Failed(Fault),
 }
 
-/// A worker process.
+/// A worker process, as the test or the story that started it sees it.
 pub struct Worker {
     /// What to call it in a timeline.
     pub name: String,
@@ -76,8 +75,12 @@ pub struct Worker {
 impl Worker {
     /// Starts a worker that connects by `conninfo`.
     pub fn start(rundir: &RunDir, name: &str, conninfo: &Conninfo) -> Result<Worker> {
-        let mut child = rundir
-            .command(rundir.program())
+        Worker::start_by(rundir.command(rundir.program()), name, conninfo)
+    }
+
+    /// The same, where `command` starts the lab's program in its own way.
+    pub fn start_by(mut command: Command, name: &str, conninfo: &Conninfo) -> Result<Worker> {
+        let mut child = command
             .arg("worker")
             .arg(conninfo.clone().application(name).to_string())
             .stdin(Stdio::piped())

@@ -128,9 +128,8 @@ impl Keyed {
             if !self.is_known() {
                 return Err(errors::state_differs(&self.spec.table.to_string_lossy()));
             }
-            let plain = plant::DIRECT_WRITES || self.is_plain();
             // Not relhastriggers, which stays set until the next VACUUM after the last one went.
-            (plain, !(*self.table).trigdesc.is_null())
+            (plant::DIRECT_WRITES || self.is_plain(), !(*self.table).trigdesc.is_null())
         };
         // What is found out may itself notice a change: then it is found out again next time.
         let form = Form { table, index, generation, plain, triggers };

@@ -1,7 +1,7 @@
 //! What is left in the database when a run is over.
 
 use super::maintenance::Upkeep;
-use super::nemesis::Done;
+use super::nemesis::Disturbed;
 use super::record::Record;
 use crate::client::Session;
 use anyhow::Result;
@@ -13,11 +13,9 @@ use std::path::Path;
 /// A trace of a grant's token, in the order (`n`) in which the lease was locked.
 #[derive(Debug, Clone)]
 pub struct Grant {
-    /// The lease.
     pub lease: i32,
     /// Its place in the order.
     pub n: i64,
-    /// The token.
     pub token: i64,
     /// The transaction; None for a revocation.
     pub id: Option<i64>,
@@ -28,11 +26,8 @@ pub struct Grant {
 /// A trace of a write.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// The table.
     pub relation: String,
-    /// The row.
     pub row: i32,
-    /// The lease.
     pub lease: i32,
     /// The version that it made.
     pub version: i64,
@@ -40,7 +35,6 @@ pub struct Write {
     pub token: i64,
     /// The first token of the writer's grant.
     pub first: i64,
-    /// The transaction.
     pub id: i64,
     /// The first token of the latest grant that could have replaced the writer's, when the transaction was
     /// about to commit.
@@ -50,13 +44,9 @@ pub struct Write {
 /// A row as it is at the end.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// The table.
     pub relation: String,
-    /// Which.
     pub row: i32,
-    /// Its version.
     pub version: i64,
-    /// Its fence.
     pub fence: Option<i64>,
 }
 
@@ -66,7 +56,7 @@ pub struct Evidence {
     /// What workers wrote down, by time.
     pub records: Vec<Record>,
     /// What was done to them.
-    pub faults: Vec<Done>,
+    pub disturbances: Vec<Disturbed>,
     /// What maintenance was done, and what was found by it.
     pub upkeep: Upkeep,
     /// Server processes that died of themselves, as the servers' logs tell.
@@ -75,14 +65,13 @@ pub struct Evidence {
     pub grants: Vec<Grant>,
     /// By table, row and version.
     pub writes: Vec<Write>,
-    /// The rows.
     pub rows: Vec<Row>,
     /// How many failovers there were.
     pub era: u32,
 }
 
 impl Evidence {
-    /// Reads the traces.
+    /// Reads the traces that the transactions have left in the database.
     pub fn read(&mut self, session: &mut Session) -> Result<()> {
         let number = |text: &Option<String>| text.as_deref().and_then(|t| t.parse::<i64>().ok());
         let sure = |text: &Option<String>| number(text).unwrap_or(-1);
@@ -141,8 +130,8 @@ impl Evidence {
         for violation in violations {
             writeln!(file, "{violation}")?;
         }
-        for fault in &self.faults {
-            writeln!(file, "{} {fault:?}", fault.at)?;
+        for disturbance in &self.disturbances {
+            writeln!(file, "{} {disturbance:?}", disturbance.at)?;
         }
         for done in &self.upkeep.done {
             writeln!(

@@ -9,13 +9,13 @@ mod transaction;
 
 use super::evidence::Evidence;
 use super::kind::Kind;
-use super::nemesis::Fault;
+use super::nemesis::Disturbance;
 use super::record::{Outcome, What};
 use transaction::Transaction;
 
 /// What came of it.
 #[derive(Debug, Clone, Default)]
-pub struct Verdict {
+pub struct Findings {
     /// Promises that were broken.
     pub violations: Vec<String>,
     /// Acknowledged transactions that an asynchronous failover has lost.
@@ -23,7 +23,7 @@ pub struct Verdict {
     /// Grants made and acknowledged.
     pub grants: usize,
     /// Those among them that others may live beside.
-    pub crowded: usize,
+    pub multi_holder: usize,
     /// Writes made and acknowledged.
     pub writes: usize,
     /// Writes that were prepared, whatever became of them then.
@@ -36,24 +36,24 @@ pub struct Verdict {
     pub tokens: usize,
 }
 
-/// Judges.
-pub fn judge(evidence: &Evidence) -> Verdict {
+/// Compares what was asked and seen with every promise, and says which were broken.
+pub fn judge(evidence: &Evidence) -> Findings {
     let transactions = transaction::all(evidence);
-    let mut verdict = Verdict::default();
+    let mut findings = Findings::default();
     for transaction in transactions.values() {
-        verdict.count(transaction);
+        findings.count(transaction);
     }
-    order::tokens_rise(evidence, &mut verdict);
-    order::grants_in_order(evidence, &mut verdict);
-    order::writes_in_order(evidence, &mut verdict);
-    losses::nothing_lost(evidence, &transactions, &mut verdict);
-    holds::no_more_than_may(evidence, &transactions, &mut verdict);
-    verdict.violations.extend_from_slice(&evidence.upkeep.findings);
-    verdict.violations.extend_from_slice(&evidence.crashes);
-    verdict
+    order::tokens_rise(evidence, &mut findings);
+    order::grants_in_order(evidence, &mut findings);
+    order::writes_in_order(evidence, &mut findings);
+    losses::nothing_lost(evidence, &transactions, &mut findings);
+    holds::no_more_than_may(evidence, &transactions, &mut findings);
+    findings.violations.extend_from_slice(&evidence.upkeep.findings);
+    findings.violations.extend_from_slice(&evidence.crashes);
+    findings
 }
 
-impl Verdict {
+impl Findings {
     fn violated(&mut self, what: String) {
         self.violations.push(what);
     }
@@ -66,7 +66,7 @@ impl Verdict {
                 self.grants += 1;
                 let alone = Kind::of(transaction.lease) == Kind::Exclusive
                     || Kind::of(transaction.lease) == Kind::Shared && what == What::Acquire;
-                self.crowded += usize::from(!alone);
+                self.multi_holder += usize::from(!alone);
             }
             Some(Outcome::Committed) if what.writes() => self.writes += 1,
             Some(Outcome::Refused(state)) if state == "PF001" || state == "PF004" => {
@@ -87,7 +87,7 @@ impl Verdict {
 
 /// Whether the server's clock was stepped between these times.
 fn stepped(evidence: &Evidence, from: i64, to: i64) -> bool {
-    let steps = |fault| matches!(fault, Fault::StepClock | Fault::FailOver);
+    let steps = |kind| matches!(kind, Disturbance::StepClock | Disturbance::FailOver);
     // A process that was frozen as it read the clock uses what it has read later.
-    evidence.faults.iter().any(|f| steps(f.fault) && f.ended + 2_000_000 >= from && f.at <= to)
+    evidence.disturbances.iter().any(|f| steps(f.kind) && f.ended + 2_000_000 >= from && f.at <= to)
 }

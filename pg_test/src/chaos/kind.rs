@@ -1,4 +1,4 @@
-//! What a lease of a run is for: its number tells.
+//! What a lease of a run is for, which its number says.
 
 /// A kind of lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub enum Kind {
 }
 
 /// The leases that several may hold at once. All others are below.
-pub const CROWDED: [i32; 3] = [100, 202, 203];
+pub const MULTI_HOLDER: [i32; 3] = [100, 202, 203];
 
 impl Kind {
     /// The kind of a lease.

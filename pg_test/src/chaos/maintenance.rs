@@ -1,9 +1,9 @@
 //! What a database administrator does to the tables of the state while workers run, and whether what was put
 //! there was honoured: every index finds what is in its table, every row trigger saw every change.
 
-use super::hand::DATABASE;
-use super::orders::Orders;
+use super::instructions::Instructions;
 use super::record::now_us;
+use super::worker::DATABASE;
 use crate::client::{Conninfo, Session};
 use crate::fault::Fault;
 use crate::prefix::Prefix;
@@ -64,7 +64,7 @@ pub enum Job {
 }
 
 impl Job {
-    /// For the summary.
+    /// As the summary calls it.
     pub fn name(self) -> &'static str {
         match self {
             Job::Repack => "pg_repack",
@@ -92,14 +92,12 @@ const JOBS: [(Job, u32); 8] = [
 
 /// A job that was tried.
 #[derive(Debug, Clone)]
-pub struct Done {
-    /// What.
+pub struct FinishedJob {
     pub job: Job,
-    /// When it began.
+    /// When it began, in microseconds of [`now_us`](super::record::now_us).
     pub at: i64,
     /// When it was over.
     pub ended: i64,
-    /// What exactly.
     pub text: String,
     /// Why it was not done, where it was not.
     pub failure: Option<String>,
@@ -109,7 +107,7 @@ pub struct Done {
 #[derive(Debug, Clone, Default)]
 pub struct Upkeep {
     /// All that was tried.
-    pub done: Vec<Done>,
+    pub done: Vec<FinishedJob>,
     /// What must not be.
     pub findings: Vec<String>,
 }
@@ -121,13 +119,13 @@ pub struct Maintenance {
 }
 
 impl Maintenance {
-    /// Starts. It reads in `orders` where to work.
-    pub fn start(prefix: Arc<Prefix>, orders: PathBuf, seed: u64) -> Maintenance {
+    /// Starts. It reads in `instructions` where to work.
+    pub fn start(prefix: Arc<Prefix>, instructions: PathBuf, seed: u64) -> Maintenance {
         let over = Arc::new(AtomicBool::new(false));
         let told = over.clone();
         let mut round = Round {
             prefix,
-            orders,
+            instructions,
             rng: StdRng::seed_from_u64(seed ^ 0xDBA),
             number: 0,
             upkeep: Upkeep::default(),
@@ -173,7 +171,7 @@ impl Drop for Maintenance {
 
 struct Round {
     prefix: Arc<Prefix>,
-    orders: PathBuf,
+    instructions: PathBuf,
     rng: StdRng,
     number: u32,
     upkeep: Upkeep,
@@ -211,7 +209,7 @@ type Answer<T> = std::result::Result<T, Fault>;
 impl Round {
     fn go(&mut self) -> Result<()> {
         let job = self.choose();
-        let port = Orders::read(&self.orders)?.port;
+        let port = Instructions::read(&self.instructions)?.port;
         let conninfo = Conninfo::new(port, DATABASE)
             .application("maintenance")
             // So the documentation advises; some do not.
@@ -223,7 +221,7 @@ impl Round {
         let Ok(Some(attempt)) = self.attempt(&mut session, job, port) else { return Ok(()) };
         let Attempt { text, failure, findings } = attempt;
         self.upkeep.findings.extend(findings);
-        self.upkeep.done.push(Done { job, at, ended: now_us(), text, failure });
+        self.upkeep.done.push(FinishedJob { job, at, ended: now_us(), text, failure });
         Ok(())
     }
 

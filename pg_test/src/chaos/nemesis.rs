@@ -1,13 +1,13 @@
 //! What goes wrong in a run: chosen from a seed, done to real processes.
 
-use super::ground::Ground;
-use super::hand::{orders_file, DATABASE};
-use super::janitor::Janitor;
-use super::kind::CROWDED;
+use super::instructions::{Activity, Instructions};
+use super::kind::MULTI_HOLDER;
 use super::maintenance::{Maintenance, Upkeep};
-use super::orders::{Mode, Orders};
 use super::record::now_us;
-use super::troupe::Troupe;
+use super::resolver::Resolver;
+use super::servers::Servers;
+use super::worker::{instructions_file, DATABASE};
+use super::worker_pool::WorkerPool;
 use crate::prefix::Prefix;
 use crate::process;
 use anyhow::Result;
@@ -19,12 +19,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A kind of fault.
+/// A kind of disturbance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fault {
+pub enum Disturbance {
     /// A worker is stopped for longer than its grants last, or for less.
     FreezeWorker,
-    /// A worker is killed; another life of it begins.
+    /// A worker is killed, and started again.
     KillWorker,
     /// A server process of a session is stopped for a while.
     FreezeBackend,
@@ -42,29 +42,28 @@ pub enum Fault {
     Revoke,
 }
 
-impl Fault {
-    /// For the summary.
+impl Disturbance {
+    /// As the summary calls it.
     pub fn name(self) -> &'static str {
         match self {
-            Fault::FreezeWorker => "workers frozen",
-            Fault::KillWorker => "workers killed",
-            Fault::FreezeBackend => "server processes frozen",
-            Fault::Terminate => "sessions terminated in mid-transaction",
-            Fault::KillBackend => "server processes killed",
-            Fault::KillServer => "servers killed",
-            Fault::FailOver => "failovers",
-            Fault::StepClock => "steps of the clock",
-            Fault::Revoke => "revocations",
+            Disturbance::FreezeWorker => "workers frozen",
+            Disturbance::KillWorker => "workers killed",
+            Disturbance::FreezeBackend => "server processes frozen",
+            Disturbance::Terminate => "sessions terminated in mid-transaction",
+            Disturbance::KillBackend => "server processes killed",
+            Disturbance::KillServer => "servers killed",
+            Disturbance::FailOver => "failovers",
+            Disturbance::StepClock => "steps of the clock",
+            Disturbance::Revoke => "revocations",
         }
     }
 }
 
-/// A fault that was done.
+/// A disturbance that was done.
 #[derive(Debug, Clone, Copy)]
-pub struct Done {
-    /// What.
-    pub fault: Fault,
-    /// When it began.
+pub struct Disturbed {
+    pub kind: Disturbance,
+    /// When it began, in microseconds of [`now_us`].
     pub at: i64,
     /// When it was done. What it did, it did somewhere between.
     pub ended: i64,
@@ -73,29 +72,29 @@ pub struct Done {
 }
 
 /// How likely each kind is.
-pub type Weights = &'static [(Fault, u32)];
+pub type Weights = &'static [(Disturbance, u32)];
 
-/// Everything, as in real life but more of it.
+/// Every kind, about as often as each happens in production when compared with the others.
 pub const ALL: Weights = &[
-    (Fault::FreezeWorker, 30),
-    (Fault::KillWorker, 12),
-    (Fault::FreezeBackend, 14),
-    (Fault::Terminate, 16),
-    (Fault::KillBackend, 4),
-    (Fault::KillServer, 6),
-    (Fault::FailOver, 8),
-    (Fault::StepClock, 6),
-    (Fault::Revoke, 8),
+    (Disturbance::FreezeWorker, 30),
+    (Disturbance::KillWorker, 12),
+    (Disturbance::FreezeBackend, 14),
+    (Disturbance::Terminate, 16),
+    (Disturbance::KillBackend, 4),
+    (Disturbance::KillServer, 6),
+    (Disturbance::FailOver, 8),
+    (Disturbance::StepClock, 6),
+    (Disturbance::Revoke, 8),
 ];
 
-/// Processes that are frozen, and when each is to be thawed: by a thread of its own, for the nemesis may itself
-/// wait for a server whose process was frozen with a lock in its hands.
-struct Ice(Arc<Mutex<Vec<(Instant, i32)>>>);
+/// Processes that are frozen, and when each is to be thawed. A thread of its own does that, because the nemesis
+/// may itself wait for a server whose process was frozen while it had a lock.
+struct FrozenProcesses(Arc<Mutex<Vec<(Instant, i32)>>>);
 
-impl Ice {
-    fn new() -> Ice {
-        let ice = Ice(Arc::default());
-        let frozen = Arc::downgrade(&ice.0);
+impl FrozenProcesses {
+    fn new() -> FrozenProcesses {
+        let freezer = FrozenProcesses(Arc::default());
+        let frozen = Arc::downgrade(&freezer.0);
         std::thread::spawn(move || {
             while let Some(frozen) = frozen.upgrade() {
                 let now = Instant::now();
@@ -104,7 +103,7 @@ impl Ice {
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
-        ice
+        freezer
     }
 
     fn freeze(&self, pid: i32, ms: u64) -> Result<()> {
@@ -138,45 +137,57 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The one that does it.
 pub struct Nemesis {
-    ground: Ground,
-    troupe: Troupe,
+    servers: Servers,
+    workers: WorkerPool,
     weights: Weights,
     seed: u64,
     rng: StdRng,
     dir: PathBuf,
-    orders: Orders,
-    ice: Ice,
+    instructions: Instructions,
+    freezer: FrozenProcesses,
     clock_is_off: bool,
-    done: Vec<Done>,
+    done: Vec<Disturbed>,
 }
 
 impl Nemesis {
-    /// With its victims.
+    /// A nemesis of these servers and workers, which has not begun yet.
     pub fn new(
-        ground: Ground,
-        troupe: Troupe,
+        servers: Servers,
+        workers: WorkerPool,
         dir: PathBuf,
         seed: u64,
         weights: Weights,
-        (leases, crowded): (i32, bool),
+        (leases, multi_holder): (i32, bool),
     ) -> Result<Nemesis> {
-        let port = ground.primary().port();
-        let orders = Orders { port, era: 0, leases, crowded, mode: Mode::Work };
-        orders.write(&orders_file(&dir))?;
+        let port = servers.primary().port();
+        let instructions =
+            Instructions { port, era: 0, leases, multi_holder, activity: Activity::Work };
+        instructions.write(&instructions_file(&dir))?;
         let rng = StdRng::seed_from_u64(seed);
-        let (ice, clock_is_off, done) = (Ice::new(), false, Vec::new());
-        Ok(Nemesis { ground, troupe, weights, seed, rng, dir, orders, ice, clock_is_off, done })
+        let (freezer, clock_is_off, done) = (FrozenProcesses::new(), false, Vec::new());
+        Ok(Nemesis {
+            servers,
+            workers,
+            weights,
+            seed,
+            rng,
+            dir,
+            instructions,
+            freezer,
+            clock_is_off,
+            done,
+        })
     }
 
     /// Lets the workers work, and does one thing after another until the time is over. Maintenance is done
     /// meanwhile, where a PostgreSQL is given whose programs can do it.
-    pub fn rage(&mut self, time: Duration, upkeep: Option<Arc<Prefix>>) -> Result<Upkeep> {
+    pub fn disturb(&mut self, time: Duration, upkeep: Option<Arc<Prefix>>) -> Result<Upkeep> {
         let end = Instant::now() + time;
-        let (orders, log) = (orders_file(&self.dir), self.dir.join("log/janitor"));
-        let mut janitor = Janitor::start(orders, &log, self.seed)?;
-        let orders = orders_file(&self.dir);
-        let maintenance = upkeep.map(|prefix| Maintenance::start(prefix, orders, self.seed));
-        self.troupe.start()?;
+        let (instructions, log) = (instructions_file(&self.dir), self.dir.join("log/resolver"));
+        let mut resolver = Resolver::start(instructions, &log, self.seed)?;
+        let instructions = instructions_file(&self.dir);
+        let maintenance = upkeep.map(|prefix| Maintenance::start(prefix, instructions, self.seed));
+        self.workers.start()?;
         while Instant::now() < end {
             let pause = Duration::from_millis(self.rng.random_range(80..500));
             self.rest(pause);
@@ -189,14 +200,17 @@ impl Nemesis {
                 }
                 None => true,
             });
-            let fault = pick.map_or(Fault::FreezeWorker, |(fault, _)| *fault);
+            let disturbance =
+                pick.map_or(Disturbance::FreezeWorker, |(disturbance, _)| *disturbance);
             let at = now_us();
             // A victim may be gone already; then nothing was done.
-            match self.strike(fault) {
-                Ok(Some(lease)) => self.done.push(Done { fault, at, ended: now_us(), lease }),
+            match self.strike(disturbance) {
+                Ok(Some(lease)) => {
+                    self.done.push(Disturbed { kind: disturbance, at, ended: now_us(), lease })
+                }
                 Ok(None) => {}
-                Err(error) if self.ground.primary().is_running() => {
-                    eprintln!("{fault:?}: {error:#}");
+                Err(error) if self.servers.primary().is_running() => {
+                    eprintln!("{disturbance:?}: {error:#}");
                 }
                 Err(error) => return Err(error),
             }
@@ -204,42 +218,40 @@ impl Nemesis {
         if let Some(maintenance) = &maintenance {
             maintenance.tell_to_end();
         }
-        self.calm()?;
-        janitor.end()?;
+        self.end()?;
+        resolver.end()?;
         let Some(maintenance) = maintenance else { return Ok(Upkeep::default()) };
-        maintenance.end(&mut self.ground.primary().connect(DATABASE)?)
+        maintenance.end(&mut self.servers.primary().connect(DATABASE)?)
     }
 
-    /// What was done.
-    pub fn done(&self) -> &[Done] {
+    pub fn done(&self) -> &[Disturbed] {
         &self.done
     }
 
-    /// How often.
-    pub fn count(&self) -> BTreeMap<Fault, usize> {
+    /// How often each kind was done.
+    pub fn count(&self) -> BTreeMap<Disturbance, usize> {
         let mut count = BTreeMap::new();
         for done in &self.done {
-            *count.entry(done.fault).or_default() += 1;
+            *count.entry(done.kind).or_default() += 1;
         }
         count
     }
 
     /// How many failovers there were.
     pub fn era(&self) -> u32 {
-        self.orders.era
+        self.instructions.era
     }
 
-    /// The servers.
-    pub fn ground(&self) -> &Ground {
-        &self.ground
+    pub fn servers(&self) -> &Servers {
+        &self.servers
     }
 
-    /// Lets time pass.
+    /// Lets time pass; workers that died meanwhile are started again.
     fn rest(&mut self, time: Duration) {
         let end = Instant::now() + time;
         loop {
             let now = Instant::now();
-            let _ = self.troupe.revive();
+            let _ = self.workers.revive();
             if now >= end {
                 return;
             }
@@ -247,54 +259,56 @@ impl Nemesis {
         }
     }
 
-    /// Does it; None: it could not be done now. Inside, the lease that it was about.
-    fn strike(&mut self, fault: Fault) -> Result<Option<Option<i32>>> {
-        match fault {
-            Fault::FreezeWorker => {
+    /// Does it. None if that was not possible now (no standby, no such process); else the lease that it was about,
+    /// if it was about one.
+    fn strike(&mut self, disturbance: Disturbance) -> Result<Option<Option<i32>>> {
+        match disturbance {
+            Disturbance::FreezeWorker => {
                 let ms = self.rng.random_range(200..2_500);
-                let pid = self.troupe.any(&mut self.rng);
-                self.ice.freeze(pid, ms)?;
+                let pid = self.workers.any(&mut self.rng);
+                self.freezer.freeze(pid, ms)?;
             }
-            Fault::KillWorker => self.troupe.kill_any(&mut self.rng)?,
-            Fault::FreezeBackend => {
+            Disturbance::KillWorker => self.workers.kill_any(&mut self.rng)?,
+            Disturbance::FreezeBackend => {
                 let ms = self.rng.random_range(50..1_800);
                 let Some(pid) = self.backend(false)? else { return Ok(None) };
-                self.ice.freeze(pid, ms)?;
+                self.freezer.freeze(pid, ms)?;
             }
-            Fault::Terminate => {
+            Disturbance::Terminate => {
                 let Some(pid) = self.backend(true)? else { return Ok(None) };
-                let mut session = self.ground.primary().connect(DATABASE)?;
+                let mut session = self.servers.primary().connect(DATABASE)?;
                 session.run(&format!("SELECT pg_terminate_backend({pid})"))?;
             }
-            Fault::KillBackend => {
+            Disturbance::KillBackend => {
                 let Some(pid) = self.backend(false)? else { return Ok(None) };
                 process::signal(pid, Signal::SIGKILL)?;
                 self.rest(Duration::from_millis(300));
-                self.ground.primary().wait_ready(Duration::from_secs(60))?;
+                self.servers.primary().wait_ready(Duration::from_secs(60))?;
             }
-            Fault::KillServer => self.kill_server()?,
-            Fault::FailOver => {
-                if !self.ground.has_standby() {
+            Disturbance::KillServer => self.kill_server()?,
+            Disturbance::FailOver => {
+                if !self.servers.has_standby() {
                     return Ok(None);
                 }
                 self.fail_over()?;
             }
-            Fault::StepClock => {
+            Disturbance::StepClock => {
                 // Never behind the true time for long, and right at a failover: a jump relies on it.
                 let seconds = [2, 1, -1, -2][self.rng.random_range(0..4)];
                 let seconds = if self.clock_is_off { 0 } else { seconds };
-                self.ground.clock().step(seconds)?;
+                self.servers.clock().step(seconds)?;
                 self.clock_is_off = seconds != 0;
             }
-            Fault::Revoke => {
-                let crowded = if self.orders.crowded { &CROWDED[..] } else { &[] };
-                let among = self.orders.leases as usize + crowded.len();
+            Disturbance::Revoke => {
+                let multi_holder =
+                    if self.instructions.multi_holder { &MULTI_HOLDER[..] } else { &[] };
+                let among = self.instructions.leases as usize + multi_holder.len();
                 let lease = self.rng.random_range(0..among) as i32;
-                let lease = match lease - self.orders.leases {
-                    beyond @ 0.. => crowded[beyond as usize],
+                let lease = match lease - self.instructions.leases {
+                    beyond @ 0.. => multi_holder[beyond as usize],
                     _ => lease,
                 };
-                let mut session = self.ground.primary().connect(DATABASE)?;
+                let mut session = self.servers.primary().connect(DATABASE)?;
                 session.run("SET statement_timeout = '2s'")?;
                 let revoked = session.try_rows(&format!(
                     "WITH closed AS MATERIALIZED (SELECT lease_revoke('job:{lease}') AS token),
@@ -315,10 +329,10 @@ impl Nemesis {
 
     /// Some worker's server process; `busy`: in mid-transaction.
     fn backend(&mut self, busy: bool) -> Result<Option<i32>> {
-        let mut session = self.ground.primary().connect(DATABASE)?;
+        let mut session = self.servers.primary().connect(DATABASE)?;
         let condition = if busy { "AND xact_start IS NOT NULL" } else { "" };
         let rows = session.rows(&format!(
-            "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'hand %' {condition}
+            "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'worker %' {condition}
               ORDER BY application_name"
         ))?;
         if rows.is_empty() {
@@ -328,13 +342,14 @@ impl Nemesis {
         Ok(rows[pick][0].as_deref().and_then(|text| text.parse().ok()))
     }
 
-    fn tell(&mut self, mode: Mode) -> Result<()> {
-        self.orders = Orders { mode, port: self.ground.primary().port(), ..self.orders };
-        self.orders.write(&orders_file(&self.dir))
+    fn tell(&mut self, activity: Activity) -> Result<()> {
+        self.instructions =
+            Instructions { activity, port: self.servers.primary().port(), ..self.instructions };
+        self.instructions.write(&instructions_file(&self.dir))
     }
 
     fn kill_server(&mut self) -> Result<()> {
-        let primary = self.ground.primary().clone();
+        let primary = self.servers.primary().clone();
         let asleep = self.rng.random_bool(0.7);
         if asleep {
             if self.rng.random_bool(0.5) {
@@ -343,18 +358,18 @@ impl Nemesis {
             for title in ["walwriter", "background writer", "checkpointer"] {
                 primary.freeze(title)?;
             }
-            self.tell(Mode::Lazy)?;
+            self.tell(Activity::Lazy)?;
             let ms = self.rng.random_range(100..900);
             self.rest(Duration::from_millis(ms));
         }
         primary.kill9()?;
         primary.start()?;
-        self.tell(Mode::Work)
+        self.tell(Activity::Work)
     }
 
     /// What is drawn after it has to be logged again. Whether it is over when the server dies is left to chance.
     fn begin_checkpoint(&mut self) {
-        let primary = self.ground.primary().clone();
+        let primary = self.servers.primary().clone();
         std::thread::spawn(move || {
             let session = primary.connect(DATABASE);
             session.and_then(|mut session| session.run("CHECKPOINT")).is_ok()
@@ -363,14 +378,14 @@ impl Nemesis {
         self.rest(Duration::from_millis(ms));
     }
 
-    /// Steps the clock back to the true time, where it is off. That is a fault as any other step.
+    /// Steps the clock back to the true time, where it is off. That is a disturbance as any other step.
     fn set_clock_right(&mut self) -> Result<()> {
         if self.clock_is_off {
             let at = now_us();
-            self.ground.clock().step(0)?;
+            self.servers.clock().step(0)?;
             self.clock_is_off = false;
-            let (fault, lease) = (Fault::StepClock, None);
-            self.done.push(Done { fault, at, ended: now_us(), lease });
+            let (disturbance, lease) = (Disturbance::StepClock, None);
+            self.done.push(Disturbed { kind: disturbance, at, ended: now_us(), lease });
         }
         Ok(())
     }
@@ -378,29 +393,29 @@ impl Nemesis {
     fn fail_over(&mut self) -> Result<()> {
         self.set_clock_right()?;
         // What the primary commits from now on, the standby never hears of.
-        self.ground.primary().freeze("walsender")?;
-        let mode = if self.rng.random_bool(0.5) { Mode::Lazy } else { Mode::Work };
-        self.tell(mode)?;
+        self.servers.primary().freeze("walsender")?;
+        let activity = if self.rng.random_bool(0.5) { Activity::Lazy } else { Activity::Work };
+        self.tell(activity)?;
         let ms = self.rng.random_range(100..1_200);
         self.rest(Duration::from_millis(ms));
         self.thaw_backends();
-        self.ground.fail_over()?;
-        self.orders.era += 1;
-        self.tell(Mode::Work)
+        self.servers.fail_over()?;
+        self.instructions.era += 1;
+        self.tell(Activity::Work)
     }
 
     /// Frozen backends of a server that is to die must not be thawed later: their pids may be others'.
     fn thaw_backends(&mut self) {
-        self.ice.forget_all_but(&self.troupe.pids());
+        self.freezer.forget_all_but(&self.workers.pids());
     }
 
     /// The end: everyone wakes up and stops.
-    fn calm(&mut self) -> Result<()> {
-        self.ice.thaw_all();
+    fn end(&mut self) -> Result<()> {
+        self.freezer.thaw_all();
         self.set_clock_right()?;
-        self.ground.settle();
-        self.tell(Mode::Stop)?;
-        self.troupe.dismiss(Duration::from_secs(20));
-        self.ground.primary().wait_ready(Duration::from_secs(60))
+        self.servers.settle();
+        self.tell(Activity::Stop)?;
+        self.workers.dismiss(Duration::from_secs(20));
+        self.servers.primary().wait_ready(Duration::from_secs(60))
     }
 }

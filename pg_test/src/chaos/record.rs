@@ -25,9 +25,7 @@ pub enum What {
     Share,
     /// Acquire two leases at once.
     AcquireAll,
-    /// Renew it.
     Renew,
-    /// Release it.
     Release,
     /// Guard it, read a bound row, write what follows from what was read.
     Guarded,
@@ -73,24 +71,19 @@ pub enum Outcome {
 /// One line of a worker's log.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Record {
-    /// When, in microseconds.
+    /// When, in microseconds of [`now_us`].
     pub at: i64,
-    /// Which worker.
     pub worker: u32,
     /// How many failovers the server had been through when the worker connected.
     pub era: u32,
-    /// The transaction.
     pub id: i64,
-    /// What happened.
     pub event: Event,
 }
 
-/// What happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// A transaction is about to begin.
     Ask {
-        /// What for.
         what: What,
         /// The lease, by its number.
         lease: i32,
@@ -107,13 +100,11 @@ pub enum Event {
     Commit,
     /// It is about to be prepared.
     Prepare,
-    /// It is prepared.
     Prepared,
     /// It is over, as far as the one that began it is concerned.
     End(Outcome),
     /// Somebody is about to commit (or to roll back) the prepared transaction.
     Finish {
-        /// To commit it.
         commit: bool,
     },
     /// What came of that.
@@ -124,13 +115,11 @@ pub enum Event {
 pub struct Log(File);
 
 impl Log {
-    /// A new log.
     pub fn create(path: &Path) -> Result<Log> {
         let file = OpenOptions::new().create(true).append(true).open(path);
         Ok(Log(file.with_context(|| format!("cannot write {}", path.display()))?))
     }
 
-    /// Writes a line.
     pub fn write(&mut self, record: &Record) -> Result<()> {
         let line = serde_json::to_string(record)? + "\n";
         self.0.write_all(line.as_bytes())?;

@@ -34,7 +34,6 @@ impl Builder {
         Builder { prefix, settings, environment: Vec::new(), own_identity: false }
     }
 
-    /// One more setting.
     pub fn set(mut self, name: &str, value: &str) -> Builder {
         self.settings.push((name.to_owned(), value.to_owned()));
         self

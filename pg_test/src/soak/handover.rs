@@ -1,15 +1,11 @@
 //! From the end of one holder's grant to the answer that the next one gets, and what that compares with.
 
-use crate::bench::peer::{Locker, Peer};
-use crate::bench::peers::etcd::{self, Etcd};
 use crate::client::{Conninfo, Session};
 use crate::process::wait_until;
-use crate::rundir::RunDir;
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use postgres::fallible_iterator::FallibleIterator;
 use std::fmt;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// One kind of hand-over, measured.
@@ -30,9 +26,6 @@ impl Handover {
 
 impl fmt::Display for Handover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.sorted.is_empty() {
-            return write!(f, "{:<24} skipped: etcd is not installed", self.name);
-        }
         let ms = |percent| self.percentile(percent).as_secs_f64() * 1000.0;
         write!(
             f,
@@ -61,62 +54,8 @@ const TURNS: [(Turn, &str); 4] = [
     (Turn::NotifyThenTry, "LISTEN/NOTIFY and a try"),
 ];
 
-const ETCD: &str = "etcd, watch and a try";
-
-/// Measures all kinds; without etcd, the last one has no figures.
-pub fn measure(rundir: &Arc<RunDir>, conninfo: &Conninfo, times: usize) -> Result<Vec<Handover>> {
-    let mut all = in_postgres(conninfo, times)?;
-    let mut sorted = match etcd::package().is_installed() {
-        true => in_etcd(&etcd::watched(rundir)?, times)?,
-        false => Vec::new(),
-    };
-    sorted.sort_unstable();
-    all.push(Handover { name: ETCD, sorted });
-    Ok(all)
-}
-
-/// By a watch that the waiter keeps open: the key is deleted, seen to be, and put anew.
-fn in_etcd(etcd: &Etcd, times: usize) -> Result<Vec<Duration>> {
-    let mut holder = etcd.join(0)?;
-    let (turns, inbox) = mpsc::channel();
-    let (outbox, answers) = mpsc::channel();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            let wait_once = |waiter: &mut dyn Locker| -> Result<Instant> {
-                let token = waiter.wait("handover")?;
-                let at = Instant::now();
-                waiter.release("handover", token)?;
-                Ok(at)
-            };
-            let mut waiter = etcd.join(1);
-            for () in inbox {
-                let answer = match &mut waiter {
-                    Ok(waiter) => wait_once(&mut **waiter),
-                    Err(why) => Err(anyhow!("{why:#}")),
-                };
-                if outbox.send(answer).is_err() {
-                    return;
-                }
-            }
-        });
-        let turns = turns;
-        (0..times)
-            .map(|_| {
-                let token = holder.acquire("handover")?.context("the key is free")?;
-                turns.send(())?;
-                // etcd does not show who watches.
-                std::thread::sleep(Duration::from_millis(30));
-                let start = Instant::now();
-                holder.release("handover", token)?;
-                let answer = answers.recv_timeout(Duration::from_secs(20)).context(ETCD)??;
-                Ok(answer.saturating_duration_since(start))
-            })
-            .collect()
-    })
-}
-
-/// Takes the kinds in turns, so that all have the same machine.
-fn in_postgres(conninfo: &Conninfo, times: usize) -> Result<Vec<Handover>> {
+/// Measures all kinds, in turns, so that all have the same machine. The bench has those of other products.
+pub fn measure(conninfo: &Conninfo, times: usize) -> Result<Vec<Handover>> {
     let mut holder = conninfo.connect()?;
     let mut probe = conninfo.connect()?;
     let waiter = conninfo.connect()?;

@@ -2,7 +2,7 @@
 
 use super::Story;
 use crate::process::wait_until;
-use crate::stage::{Actor, Stage, PATIENCE};
+use crate::story_run::{StoryRun, ToldWorker, PATIENCE};
 use crate::timeline::Mark;
 use anyhow::{anyhow, ensure, Context, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,30 +19,30 @@ pub const DAILY_MERGE: Story = Story {
 
 const ROWS: i64 = 5000;
 
-fn play(stage: &Stage) -> Result<String> {
-    stage.run("CREATE TABLE stock (item int, merged_by text)")?;
-    stage.run(
+fn play(story: &StoryRun) -> Result<String> {
+    story.run("CREATE TABLE stock (item int, merged_by text)")?;
+    story.run(
         "CREATE VIEW items_1 AS SELECT n AS item FROM generate_series(1, 2500) AS n;
          CREATE VIEW items_2 AS SELECT n AS item FROM generate_series(2501, 5000) AS n",
     )?;
-    stage.run(&format!(
+    story.run(&format!(
         "BEGIN; {}; {}; COMMIT",
         first_half("yesterday"),
         second_half("yesterday")
     ))?;
-    stage.table("stock, before", STOCK)?;
+    story.table("stock, before", STOCK)?;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let onlooker = scope.spawn(|| look_on(stage, &done));
-        let outcome = if stage.is_protecting() {
-            an_administrator_ends_it(stage).and_then(|()| it_wakes_and_commits(stage))
+        let onlooker = scope.spawn(|| look_on(story, &done));
+        let outcome = if story.is_protecting() {
+            an_administrator_ends_it(story).and_then(|()| it_wakes_and_commits(story))
         } else {
-            nobody_guards_it(stage)
+            nobody_guards_it(story)
         };
         done.store(true, Ordering::Relaxed);
         let looks = onlooker.join().map_err(|_| anyhow!("the onlooker panicked"))?;
         outcome?;
-        stage.table("stock, after", STOCK)?;
+        story.table("stock, after", STOCK)?;
         Ok(format!(
             "{} looks at the table by another process: each saw one whole merge of {ROWS} rows.",
             looks?
@@ -50,73 +50,73 @@ fn play(stage: &Stage) -> Result<String> {
     })
 }
 
-fn an_administrator_ends_it(stage: &Stage) -> Result<()> {
-    let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
+fn an_administrator_ends_it(story: &StoryRun) -> Result<()> {
+    let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
     let token = a.acquires("merge")?;
     begins(&mut a, "A on Monday", token)?;
     a.freezes_before(&second_half("A on Monday"))?;
-    stage.wait_until_expired("merge")?;
+    story.wait_until_expired("merge")?;
     b.finds_taken("merge")?;
 
     let backend = a.worker().backend().to_string();
-    let rows = stage.table("fence.leases", LEASES)?;
+    let rows = story.table("fence.leases", LEASES)?;
     ensure!(rows[0][4] == Some(format!("{{{backend}}}")), "not {backend} holds it up: {rows:?}");
-    stage.run(&format!("SELECT pg_terminate_backend({backend}, 10000)"))?;
-    stage.tell("admin", Mark::Killed, format!("pg_terminate_backend({backend})"));
+    story.run(&format!("SELECT pg_terminate_backend({backend}, 10000)"))?;
+    story.tell("admin", Mark::Killed, format!("pg_terminate_backend({backend})"));
 
     merges(&mut b, "B on Monday")?;
     a.wakes()?;
     let fault = a.worker().outcome(PATIENCE)?.err().context("an ended transaction goes on")?;
     ensure!(fault.is_disconnect(), "{fault}");
     a.tell(Mark::Ended, "the connection is closed, and its transaction has left no trace");
-    let found = merged_by(stage)?;
+    let found = merged_by(story)?;
     ensure!(found == "B on Monday", "{found}");
     Ok(())
 }
 
-fn it_wakes_and_commits(stage: &Stage) -> Result<()> {
-    stage.note("Tuesday: A freezes again, but this time it wakes up by itself");
-    let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
+fn it_wakes_and_commits(story: &StoryRun) -> Result<()> {
+    story.note("Tuesday: A freezes again, but this time it wakes up by itself");
+    let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
     let token = a.acquires("merge")?;
     begins(&mut a, "A on Tuesday", token)?;
     let second_half = second_half("A on Tuesday");
     a.freezes_before(&second_half)?;
-    stage.wait_until_expired("merge")?;
+    story.wait_until_expired("merge")?;
     b.finds_taken("merge")?;
     b.waits_for("merge")?;
     a.wakes_and_does(&second_half)?;
     a.commits()?;
 
     let token = b.is_granted()?;
-    let found = merged_by(stage)?;
+    let found = merged_by(story)?;
     ensure!(found == "A on Tuesday", "B got the lease, and A's merge is not there: {found}");
     merges_with(&mut b, "B on Tuesday", token)?;
-    let found = merged_by(stage)?;
+    let found = merged_by(story)?;
     ensure!(found == "B on Tuesday", "{found}");
     Ok(())
 }
 
 /// What the guard rules out.
-fn nobody_guards_it(stage: &Stage) -> Result<()> {
-    let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
+fn nobody_guards_it(story: &StoryRun) -> Result<()> {
+    let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
     let token = a.acquires("merge")?;
     begins(&mut a, "A", token)?;
     let second = second_half("A");
     a.freezes_before(&second)?;
-    stage.wait_until_expired("merge")?;
+    story.wait_until_expired("merge")?;
     b.acquires("merge")?;
     b.worker().send(&format!("BEGIN; {}; {}; COMMIT", first_half("B"), second_half("B")))?;
     b.tell(Mark::Writes, "the same, as B");
     let backend = b.worker().backend();
-    let mut session = stage.session()?;
+    let mut session = story.session()?;
     wait_until("B waits for A's rows", PATIENCE, || {
         session.one("SELECT cardinality(pg_blocking_pids($1)) > 0", &[&backend]).unwrap_or(false)
     })?;
     a.wakes_and_does(&second)?;
     a.commits()?;
     b.worker().outcome(PATIENCE)??;
-    stage.table("stock, after", STOCK)?;
-    let found = merged_by(stage)?;
+    story.table("stock, after", STOCK)?;
+    let found = merged_by(story)?;
     ensure!(found == "B", "a mix of merges: {found}");
     Ok(())
 }
@@ -133,32 +133,32 @@ fn second_half(name: &str) -> String {
 }
 
 /// Opens the guarded transaction and replaces the first half.
-fn begins(actor: &mut Actor, name: &str, token: i64) -> Result<()> {
-    actor.begins("merge", token)?;
-    actor.writes(&first_half(name)).map(drop)
+fn begins(worker: &mut ToldWorker, name: &str, token: i64) -> Result<()> {
+    worker.begins("merge", token)?;
+    worker.writes(&first_half(name)).map(drop)
 }
 
-fn merges(actor: &mut Actor, name: &str) -> Result<()> {
-    let token = actor.acquires("merge")?;
-    merges_with(actor, name, token)
+fn merges(worker: &mut ToldWorker, name: &str) -> Result<()> {
+    let token = worker.acquires("merge")?;
+    merges_with(worker, name, token)
 }
 
-fn merges_with(actor: &mut Actor, name: &str, token: i64) -> Result<()> {
-    begins(actor, name, token)?;
-    actor.writes(&second_half(name))?;
+fn merges_with(worker: &mut ToldWorker, name: &str, token: i64) -> Result<()> {
+    begins(worker, name, token)?;
+    worker.writes(&second_half(name))?;
     // The last step of the transaction is the release: its guard keeps the lease until the end.
     let release = format!("lease_release('merge', {token})");
-    ensure!(actor.calls(&release)?.is_some(), "{release} found the lease lost");
-    actor.commits()
+    ensure!(worker.calls(&release)?.is_some(), "{release} found the lease lost");
+    worker.commits()
 }
 
-fn merged_by(stage: &Stage) -> Result<String> {
-    stage.session()?.one("SELECT string_agg(DISTINCT merged_by, ' and ') FROM stock", &[])
+fn merged_by(story: &StoryRun) -> Result<String> {
+    story.session()?.one("SELECT string_agg(DISTINCT merged_by, ' and ') FROM stock", &[])
 }
 
 /// Looks at the table until `done`: it must always be one whole merge. The number of looks.
-fn look_on(stage: &Stage, done: &AtomicBool) -> Result<u64> {
-    let mut worker = stage.worker("onlooker")?;
+fn look_on(story: &StoryRun, done: &AtomicBool) -> Result<u64> {
+    let mut worker = story.silent_worker("onlooker")?;
     let whole = [ROWS, ROWS, 1].map(|number| Some(number.to_string()));
     let mut looks = 0;
     while !done.load(Ordering::Relaxed) {
@@ -166,7 +166,7 @@ fn look_on(stage: &Stage, done: &AtomicBool) -> Result<u64> {
         let rows = worker.rows(sql)?;
         ensure!(rows == [whole.to_vec()], "not one whole merge: {rows:?}");
         looks += 1;
-        // Leave the machine to the actors.
+        // Leave the machine to the workers.
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(looks)

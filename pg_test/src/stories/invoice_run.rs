@@ -3,13 +3,12 @@
 use super::Story;
 use crate::client::Session;
 use crate::process::wait_until;
-use crate::stage::{Actor, Stage, PATIENCE};
+use crate::story_run::{StoryRun, ToldWorker, PATIENCE};
 use crate::timeline::Mark;
 use crate::worker::{Beat, LEASE_LOST};
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
 
-/// The heartbeat's story.
 pub const INVOICE_RUN: Story = Story {
     title: "The invoice run",
     plot: "A heartbeat keeps the lease for three ttls of work; after kill -9 another has it within one.",
@@ -20,29 +19,29 @@ pub const INVOICE_RUN: Story = Story {
 /// How many invoices are written in three ttls.
 const SENT_BY_A: i32 = 12;
 
-fn play(stage: &Stage) -> Result<String> {
-    stage.fenced_table("invoices", "id int PRIMARY KEY, sent_by text", "")?;
-    stage.run("INSERT INTO invoices SELECT n FROM generate_series(1, 18) AS n")?;
-    let (mut a, mut b, mut c) = (stage.actor("A")?, stage.actor("B")?, stage.actor("C")?);
+fn play(story: &StoryRun) -> Result<String> {
+    story.fenced_table("invoices", "id int PRIMARY KEY, sent_by text", "")?;
+    story.run("INSERT INTO invoices SELECT n FROM generate_series(1, 18) AS n")?;
+    let (mut a, mut b, mut c) = (story.worker("A")?, story.worker("B")?, story.worker("C")?);
 
     let token_a = a.acquires("invoices")?;
     a.starts_heartbeat("invoices", token_a)?;
-    let beats = work_for_three_ttls(stage, &mut a, &mut b, token_a)?;
+    let beats = work_for_three_ttls(story, &mut a, &mut b, token_a)?;
 
     b.waits_for("invoices")?;
     a.is_killed()?;
-    let killed = stage.session()?.text("SELECT clock_timestamp()")?.context("no time")?;
+    let killed = story.session()?.text("SELECT clock_timestamp()")?.context("no time")?;
     let token_b = b.is_granted()?;
-    let waited = milliseconds_until_granted(stage, &killed)?;
-    stage.note(format!("that was {waited} ms after the kill"));
+    let waited = milliseconds_until_granted(story, &killed)?;
+    story.note(format!("that was {waited} ms after the kill"));
     // The deadline came at most one ttl after the kill; the rest is what a busy machine adds.
-    let limit = stage.ttl + Duration::from_secs(2);
+    let limit = story.ttl + Duration::from_secs(2);
     ensure!(waited <= limit.as_millis() as i64, "nobody was granted it for {waited} ms");
 
     b.starts_heartbeat("invoices", token_b)?;
     send(&mut b, SENT_BY_A + 1, 15, token_b)?;
     b.freezes()?;
-    stage.wait_until_expired("invoices")?;
+    story.wait_until_expired("invoices")?;
     let token_c = c.acquires("invoices")?;
     send(&mut c, 16, 18, token_c)?;
     b.wakes()?;
@@ -56,7 +55,7 @@ fn play(stage: &Stage) -> Result<String> {
     ensure!(code == Some(LEASE_LOST), "it should stop because the lease is lost: {code:?}");
     b.tell(Mark::Ended, format!("lease_renew('invoices', {token_b}) -> NULL: B stops by itself"));
 
-    let rows = stage.table("invoices, after", SUMMARY)?;
+    let rows = story.table("invoices, after", SUMMARY)?;
     let expected = [
         ["A", "1 - 12", &token_a.to_string()],
         ["B", "13 - 15", &token_b.to_string()],
@@ -73,7 +72,12 @@ const SUMMARY: &str = "SELECT sent_by, concat(min(id), ' - ', max(id)) AS invoic
                        FROM invoices GROUP BY sent_by, fence ORDER BY fence";
 
 /// Longer than three ttls, while another keeps asking for the lease. The number of renewals.
-fn work_for_three_ttls(stage: &Stage, a: &mut Actor, b: &mut Actor, token: i64) -> Result<usize> {
+fn work_for_three_ttls(
+    story: &StoryRun,
+    a: &mut ToldWorker,
+    b: &mut ToldWorker,
+    token: i64,
+) -> Result<usize> {
     let start = Instant::now();
     for id in 1..=SENT_BY_A {
         if id % 4 == 1 {
@@ -86,10 +90,10 @@ fn work_for_three_ttls(stage: &Stage, a: &mut Actor, b: &mut Actor, token: i64) 
         }
         // The work on an invoice: what takes the time.
         std::thread::sleep(
-            (3 * stage.ttl / SENT_BY_A as u32).saturating_sub(Duration::from_millis(5)),
+            (3 * story.ttl / SENT_BY_A as u32).saturating_sub(Duration::from_millis(5)),
         );
     }
-    std::thread::sleep((3 * stage.ttl).saturating_sub(start.elapsed()));
+    std::thread::sleep((3 * story.ttl).saturating_sub(start.elapsed()));
     b.finds_taken("invoices")?;
     let beats = a.renewals()?;
     ensure!(beats.len() >= 4 && beats.is_sorted_by(|a, b| a < b), "renewals: {beats:?}");
@@ -102,12 +106,12 @@ fn work_for_three_ttls(stage: &Stage, a: &mut Actor, b: &mut Actor, token: i64) 
     Ok(count)
 }
 
-fn send(actor: &mut Actor, from: i32, to: i32, token: i64) -> Result<()> {
-    let name = actor.worker().name.clone();
+fn send(worker: &mut ToldWorker, from: i32, to: i32, token: i64) -> Result<()> {
+    let name = worker.worker().name.clone();
     for id in from..=to {
-        actor.worker().rows(&sending(id, &name, token))?;
+        worker.worker().rows(&sending(id, &name, token))?;
     }
-    actor.tell(Mark::Writes, format!("invoices {from} to {to}, with fence = {token}"));
+    worker.tell(Mark::Writes, format!("invoices {from} to {to}, with fence = {token}"));
     Ok(())
 }
 
@@ -115,8 +119,8 @@ fn sending(id: i32, name: &str, token: i64) -> String {
     format!("UPDATE invoices SET sent_by = '{name}', fence = {token} WHERE id = {id}")
 }
 
-fn milliseconds_until_granted(stage: &Stage, killed: &str) -> Result<i64> {
-    let mut session: Session = stage.session()?;
+fn milliseconds_until_granted(story: &StoryRun, killed: &str) -> Result<i64> {
+    let mut session: Session = story.session()?;
     let sql = "SELECT (1000 * extract(epoch FROM acquired_at - $1::text::timestamptz))::bigint \
                FROM lease_info('invoices')";
     session.one(sql, &[&killed])

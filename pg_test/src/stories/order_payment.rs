@@ -1,7 +1,7 @@
 //! One order, one payment, and a zombie's late word on it.
 
 use super::Story;
-use crate::stage::Stage;
+use crate::story_run::StoryRun;
 use crate::timeline::Mark;
 use anyhow::{bail, ensure, Result};
 
@@ -13,18 +13,18 @@ pub const ORDER_PAYMENT: Story = Story {
     play,
 };
 
-fn play(stage: &Stage) -> Result<String> {
-    stage.fenced_table("orders", "id int PRIMARY KEY, status text, charge text", "")?;
-    stage.run("INSERT INTO orders SELECT n, 'new' FROM generate_series(1, 7) AS n")?;
-    handle_other_orders(stage)?;
-    stage.table("order 7, before", ORDER)?;
-    let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
+fn play(story: &StoryRun) -> Result<String> {
+    story.fenced_table("orders", "id int PRIMARY KEY, status text, charge text", "")?;
+    story.run("INSERT INTO orders SELECT n, 'new' FROM generate_series(1, 7) AS n")?;
+    handle_other_orders(story)?;
+    story.table("order 7, before", ORDER)?;
+    let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
 
     let old = a.acquires("order:7")?;
     a.tell(Mark::Note, "asks the payment provider about order 7, and waits, and waits");
     let late = format!("UPDATE orders SET status = 'failed', fence = {old} WHERE id = 7");
     a.freezes_before(&late)?;
-    stage.wait_until_expired("order:7")?;
+    story.wait_until_expired("order:7")?;
 
     let new = b.acquires("order:7")?;
     let key = format!("order-7-{new}");
@@ -35,13 +35,13 @@ fn play(stage: &Stage) -> Result<String> {
     b.writes(&format!(
         "UPDATE orders SET status = 'paid', charge = '{key}', fence = {new} WHERE id = 7"
     ))?;
-    let before = standing(stage)?;
+    let before = standing(story)?;
     if let Some(fault) = a.wakes_too_late(&late, "PF001")? {
         ensure!(fault.json()?["stored"] == new, "{fault}");
         ensure!(fault.table.as_deref() == Some("orders"), "which table? {fault:?}");
     }
-    let rows = stage.table("order 7, after", ORDER)?;
-    let after = standing(stage)?;
+    let rows = story.table("order 7, after", ORDER)?;
+    let after = standing(story)?;
     if before.status != after.status {
         bail!("order 7 said {}, then {}", before.status, after.status);
     }
@@ -55,13 +55,13 @@ fn play(stage: &Stage) -> Result<String> {
 
 const ORDER: &str = "SELECT id, status, charge, fence FROM orders WHERE id = 7";
 
-fn handle_other_orders(stage: &Stage) -> Result<()> {
-    stage.run(
+fn handle_other_orders(story: &StoryRun) -> Result<()> {
+    story.run(
         "DO $$BEGIN FOR n IN 1..6 LOOP
              PERFORM lease_release('order:' || n, lease_acquire('order:' || n));
          END LOOP; END$$",
     )?;
-    stage.note("orders 1 to 6 have been handled");
+    story.note("orders 1 to 6 have been handled");
     Ok(())
 }
 
@@ -73,8 +73,8 @@ struct Standing {
     row: String,
 }
 
-fn standing(stage: &Stage) -> Result<Standing> {
-    let mut session = stage.session()?;
+fn standing(story: &StoryRun) -> Result<Standing> {
+    let mut session = story.session()?;
     let row = session.query_one(
         "SELECT status, concat_ws(' ', ctid, xmin, o) FROM orders o WHERE id = 7",
         &[],

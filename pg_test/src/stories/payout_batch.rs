@@ -1,10 +1,9 @@
 //! A batch of payouts, each to be paid once, whoever freezes on the way.
 
 use super::Story;
-use crate::stage::Stage;
+use crate::story_run::StoryRun;
 use anyhow::{bail, ensure, Result};
 
-/// The demonstration's heart.
 pub const PAYOUT_BATCH: Story = Story {
     title: "The payout batch",
     plot: "Worker A freezes in the middle of paying, B takes over, A wakes up none the wiser.",
@@ -12,20 +11,20 @@ pub const PAYOUT_BATCH: Story = Story {
     play,
 };
 
-fn play(stage: &Stage) -> Result<String> {
-    stage.fenced_table("payouts", "id int PRIMARY KEY, payee text, due int, paid int", "")?;
-    stage.run(
+fn play(story: &StoryRun) -> Result<String> {
+    story.fenced_table("payouts", "id int PRIMARY KEY, payee text, due int, paid int", "")?;
+    story.run(
         "INSERT INTO payouts VALUES (1, 'Anna', 100, 0), (2, 'Bela', 200, 0), (3, 'Carla', 300, 0)",
     )?;
-    stage.table("payouts, before", PAYOUTS)?;
-    let (mut a, mut b) = (stage.actor("A")?, stage.actor("B")?);
+    story.table("payouts, before", PAYOUTS)?;
+    let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
 
     let old = a.acquires("payouts")?;
     b.finds_taken("payouts")?;
     a.writes(&pay(1, old))?;
     let late = pay(3, old);
     a.freezes_before(&late)?;
-    stage.wait_until_expired("payouts")?;
+    story.wait_until_expired("payouts")?;
 
     let new = b.acquires("payouts")?;
     ensure!(new > old, "the later token is {new}, after {old}");
@@ -40,7 +39,7 @@ fn play(stage: &Stage) -> Result<String> {
     ensure!(renewed.is_none(), "a lost lease was renewed with {old}: {renewed:?}");
     b.calls(&format!("lease_release('payouts', {new})"))?;
 
-    let rows = stage.table("payouts, after", PAYOUTS)?;
+    let rows = story.table("payouts, after", PAYOUTS)?;
     let fences: Vec<_> = rows.iter().map(|row| row[4].as_deref()).collect();
     let (old, new) = (old.to_string(), new.to_string());
     if let Some(row) = rows.iter().find(|row| row[2] != row[3]) {

@@ -2,7 +2,7 @@
 
 use super::Story;
 use crate::process::wait_until;
-use crate::stage::{Stage, PATIENCE};
+use crate::story_run::{StoryRun, PATIENCE};
 use crate::timeline::Mark;
 use crate::worker::Worker;
 use anyhow::{ensure, Context, Result};
@@ -23,18 +23,18 @@ const RACERS: usize = 64;
 /// The advisory lock that all racers wait for, so as to start at once.
 const START: i64 = 64;
 
-fn play(stage: &Stage) -> Result<String> {
+fn play(story: &StoryRun) -> Result<String> {
     let racers: Result<Vec<Worker>> =
-        (1..=RACERS).map(|number| stage.worker(&format!("R{number}"))).collect();
+        (1..=RACERS).map(|number| story.silent_worker(&format!("R{number}"))).collect();
     let mut racers = racers?;
-    let mut referee = stage.session()?;
+    let mut referee = story.session()?;
     let mut holder = 0;
     let mut token = racers[0].number(ACQUIRE)?.context("a new lease is taken")?;
     let mut won = vec![0; RACERS];
-    stage.note(format!("{RACERS} processes are ready; R1 holds the lease with token {token}"));
+    story.note(format!("{RACERS} processes are ready; R1 holds the lease with token {token}"));
 
     let start = Instant::now();
-    for round in 1..=stage.rounds {
+    for round in 1..=story.rounds {
         let renewal = format!("SELECT lease_renew('race', {token}, '1 ms')");
         token = racers[holder].number(&renewal)?.context("the holder cannot renew")?;
         wait_until("the lease expires", PATIENCE, || {
@@ -68,7 +68,7 @@ fn play(stage: &Stage) -> Result<String> {
         ensure!(granted > token, "round {round} was won with {granted}, after {token}");
         if round <= 3 {
             let name = &racers[number].name;
-            stage.tell(
+            story.tell(
                 name,
                 Mark::Holds,
                 format!("wins round {round} with {granted}; 63 get NULL"),
@@ -79,8 +79,8 @@ fn play(stage: &Stage) -> Result<String> {
     }
     let seconds = start.elapsed().as_secs_f64();
     let different = won.iter().filter(|&&count| count > 0).count();
-    stage.note(format!("{} rounds in {seconds:.1} s, won by {different} of them", stage.rounds));
-    Ok(format!("{} rounds of {RACERS}, exactly one winner each.", stage.rounds))
+    story.note(format!("{} rounds in {seconds:.1} s, won by {different} of them", story.rounds));
+    Ok(format!("{} rounds of {RACERS}, exactly one winner each.", story.rounds))
 }
 
 const ACQUIRE: &str = "SELECT lease_acquire('race', ttl => '1 min')";

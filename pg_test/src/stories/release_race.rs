@@ -1,7 +1,7 @@
 //! Releases that come late, and must not end what is no longer theirs.
 
 use super::Story;
-use crate::stage::{Stage, PATIENCE};
+use crate::story_run::{StoryRun, PATIENCE};
 use crate::timeline::Mark;
 use crate::worker::Worker;
 use anyhow::{ensure, Context, Result};
@@ -19,9 +19,9 @@ const WORKERS: usize = 16;
 /// How many of those who held the lease before release it again in each round.
 const LATE: usize = 4;
 
-fn play(stage: &Stage) -> Result<String> {
+fn play(story: &StoryRun) -> Result<String> {
     let workers: Result<Vec<Worker>> =
-        (1..=WORKERS).map(|number| stage.worker(&format!("W{number}"))).collect();
+        (1..=WORKERS).map(|number| story.silent_worker(&format!("W{number}"))).collect();
     let mut workers = workers?;
     // Who held it with which token, the latest last.
     let mut past: Vec<(usize, i64)> = Vec::new();
@@ -30,7 +30,7 @@ fn play(stage: &Stage) -> Result<String> {
     let (mut in_time, mut too_late) = (0, 0);
 
     let start = Instant::now();
-    for round in 1..=stage.rounds {
+    for round in 1..=story.rounds {
         let (a, token) = current;
         let b = (a + 1) % WORKERS;
         // Somewhere between "long expired" and "in time".
@@ -79,12 +79,12 @@ fn play(stage: &Stage) -> Result<String> {
                 None => "NULL: too late".to_owned(),
             };
             let a = &workers[a].name;
-            stage.tell(a, Mark::Ended, format!("lease_release('nightly', {token}) -> {shown}"));
-            stage.tell(&name, Mark::Holds, format!("is granted {granted}, and keeps it"));
+            story.tell(a, Mark::Ended, format!("lease_release('nightly', {token}) -> {shown}"));
+            story.tell(&name, Mark::Holds, format!("is granted {granted}, and keeps it"));
         }
     }
     let seconds = start.elapsed().as_secs_f64();
-    stage.note(format!("{} rounds in {seconds:.1} s by {WORKERS} processes", stage.rounds));
+    story.note(format!("{} rounds in {seconds:.1} s by {WORKERS} processes", story.rounds));
     Ok(format!(
         "{in_time} releases came in time, {too_late} too late; no grant was ended by another's token."
     ))

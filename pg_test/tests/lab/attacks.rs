@@ -1,23 +1,7 @@
 //! What an unprivileged role might try, each shown to fail.
 
 use crate::roles::{public_rights, PUBLIC};
-use pg_test::{ensure, Database, Lab, Result, Session};
-
-pg_test::trials![
-    a_schema_made_beforehand_stops_the_installation,
-    a_function_made_beforehand_stops_the_installation,
-    the_state_and_the_sequence_are_out_of_reach,
-    temporary_objects_shadow_nothing,
-    a_search_path_with_one_s_own_operators_and_overloads_changes_nothing,
-    a_search_path_does_not_hijack_putting_on_the_fence,
-    an_audit_runs_nothing_of_a_table_s_owner,
-    fenced_is_no_function_to_call,
-    nobody_declares_the_c_functions_anew,
-    default_privileges_of_the_installer_give_nothing_away,
-    nothing_but_a_token_goes_into_the_setting,
-    an_error_shows_no_holder_to_those_who_may_not_see_leases,
-    an_error_shows_no_value_that_the_caller_may_not_read,
-];
+use pg_test::{ensure, lab_test, Database, Lab, Result, Session};
 
 /// A role that may use leases and administer them: more than any application has.
 fn admin_of(db: &Database) -> Result<String> {
@@ -26,6 +10,7 @@ fn admin_of(db: &Database) -> Result<String> {
     Ok(role)
 }
 
+#[lab_test]
 fn a_schema_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let role = db.role("early")?;
@@ -40,6 +25,7 @@ fn a_schema_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
     owner.run("DROP SCHEMA fence; CREATE EXTENSION pg_fence")
 }
 
+#[lab_test]
 fn a_function_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let role = db.role("early")?;
@@ -53,6 +39,7 @@ fn a_function_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = admin_of(&db)?;
@@ -134,6 +121,7 @@ fn a_lease_lives(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn temporary_objects_shadow_nothing(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect_as(&admin_of(&db)?)?;
@@ -229,6 +217,7 @@ fn schema_of_traps(db: &Database, role: &str) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_search_path_with_one_s_own_operators_and_overloads_changes_nothing(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = admin_of(&db)?;
@@ -244,6 +233,7 @@ fn a_search_path_with_one_s_own_operators_and_overloads_changes_nothing(lab: &La
     Ok(())
 }
 
+#[lab_test]
 fn a_search_path_does_not_hijack_putting_on_the_fence(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = admin_of(&db)?;
@@ -269,6 +259,7 @@ fn a_search_path_does_not_hijack_putting_on_the_fence(lab: &Lab) -> Result<()> {
     owner.run("SELECT public.fence_unprotect('public.orders')")
 }
 
+#[lab_test]
 fn an_audit_runs_nothing_of_a_table_s_owner(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (owner, victim) = (db.role("owner")?, db.role("victim")?);
@@ -311,6 +302,7 @@ fn an_audit_runs_nothing_of_a_table_s_owner(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn fenced_is_no_function_to_call(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = db.role("nobody")?;
@@ -320,6 +312,7 @@ fn fenced_is_no_function_to_call(lab: &Lab) -> Result<()> {
     nobody.run("SELECT 1")
 }
 
+#[lab_test]
 fn nobody_declares_the_c_functions_anew(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = db.role("nobody")?;
@@ -336,6 +329,7 @@ fn nobody_declares_the_c_functions_anew(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn default_privileges_of_the_installer_give_nothing_away(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let role = db.role("favoured")?;
@@ -371,6 +365,7 @@ fn default_privileges_of_the_installer_give_nothing_away(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn nothing_but_a_token_goes_into_the_setting(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = db.role("nobody")?;
@@ -391,6 +386,7 @@ fn without_paths(fault: &pg_test::Fault) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_error_shows_no_holder_to_those_who_may_not_see_leases(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (writer, user) = (db.role("writer")?, db.role("user")?);
@@ -417,6 +413,7 @@ fn an_error_shows_no_holder_to_those_who_may_not_see_leases(lab: &Lab) -> Result
     Ok(())
 }
 
+#[lab_test]
 fn an_error_shows_no_value_that_the_caller_may_not_read(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (blind, reader) = (db.role("blind")?, db.role("reader")?);

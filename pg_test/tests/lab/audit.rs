@@ -10,19 +10,8 @@ pub mod state;
 pub mod tree;
 pub mod triggers;
 
-use crate::support::holes::{Scene, BOUND, HOLE};
-use pg_test::{ensure, Background, Context, Lab, Result};
-
-pg_test::trials![
-    over_a_well_protected_table_it_says_nothing,
-    over_a_table_by_hand_it_says_what_fence_protect_would_add,
-    of_everything_it_shows_each_table_once,
-    it_asks_for_ownership,
-    what_is_no_table_is_refused,
-    to_whom_may_not_use_leases_it_says_what_it_left_out,
-    writes_that_go_on_meanwhile_are_no_finding,
-    it_finds_nothing_in_a_copy_by_dump,
-];
+use crate::support::holes::{AuditedDatabase, BOUND, HOLE};
+use pg_test::{ensure, lab_test, Background, Context, Lab, Result};
 
 const ORDERS: &str = HOLE.table;
 const PARTITIONS: &str =
@@ -34,8 +23,9 @@ const PARTITIONS: &str =
 const CHILD: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint); \
                      CREATE TABLE child (more text) INHERITS (orders)";
 
+#[lab_test]
 fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
+    let mut audited = AuditedDatabase::new(lab)?;
     for table in [ORDERS, PARTITIONS, CHILD] {
         for fence in [
             "",
@@ -48,26 +38,27 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
             ", 'Seen''s \"token\"', lease => '{{{id}}}%s\\$1'",
         ] {
             let outcome = (|| {
-                // The writer of the scene does not write by another column.
-                let words = scene.stage(table, if fence.contains("Seen") { "" } else { fence })?;
-                scene.owner.run(&format!("SELECT fence_protect('orders'{fence})"))?;
+                // The writer does not write by another column.
+                let words =
+                    audited.stage(table, if fence.contains("Seen") { "" } else { fence })?;
+                audited.owner.run(&format!("SELECT fence_protect('orders'{fence})"))?;
                 if table == CHILD {
-                    for (_, remedy) in scene.audit("'orders'")? {
-                        scene.owner.run(&remedy)?;
+                    for (_, remedy) in audited.audit("'orders'")? {
+                        audited.owner.run(&remedy)?;
                     }
                 }
                 let parts =
                     "SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON oid = inhrelid \
                              WHERE relnamespace = 's'::regnamespace AND relkind IN ('r', 'p')";
-                let parts = scene.owner.rows(parts)?.into_iter().flatten().flatten();
+                let parts = audited.owner.rows(parts)?.into_iter().flatten().flatten();
                 let parts = parts.map(|part| format!("'{part}'"));
                 let whole = ["'orders'", "", "relation => 's.orders'"].map(str::to_owned);
                 for what in whole.into_iter().chain(parts) {
-                    let rows = scene.audit(&what)?;
+                    let rows = audited.audit(&what)?;
                     ensure!(rows.is_empty(), "{what}: {rows:#?}");
                 }
                 drop(words);
-                scene.clear()
+                audited.clear()
             })();
             outcome.with_context(|| format!("{table}; fence_protect('orders'{fence})"))?;
         }
@@ -75,14 +66,15 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn over_a_table_by_hand_it_says_what_fence_protect_would_add(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.stage(ORDERS, "")?;
-    scene.owner.run(
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(ORDERS, "")?;
+    audited.owner.run(
         "SELECT fence_unprotect('orders');
          CREATE TRIGGER a_name BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION fenced()",
     )?;
-    let rows = scene.audit("'orders'")?;
+    let rows = audited.audit("'orders'")?;
     let told: Vec<&str> = rows.iter().map(|row| &*row.0).collect();
     ensure!(
         told == ["orders|hole|DELETE not fenced", "orders|notice|TRUNCATE not fenced"],
@@ -93,15 +85,16 @@ fn over_a_table_by_hand_it_says_what_fence_protect_would_add(lab: &Lab) -> Resul
     Ok(())
 }
 
+#[lab_test]
 fn of_everything_it_shows_each_table_once(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.stage(PARTITIONS, BOUND)?;
-    scene.owner.run(
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(PARTITIONS, BOUND)?;
+    audited.owner.run(
         "CREATE TABLE bills (id int PRIMARY KEY); SELECT fence_protect('bills', mode => 'monotonic');
          CREATE TABLE child () INHERITS (bills); CREATE TABLE plain (id int);
          ALTER TABLE eu DISABLE TRIGGER fenced",
     )?;
-    let told: Vec<String> = scene.audit("")?.into_iter().map(|(told, _)| told).collect();
+    let told: Vec<String> = audited.audit("")?.into_iter().map(|(told, _)| told).collect();
     ensure!(told.len() == 4, "{told:#?}");
     for (row, beginning) in told.iter().zip([
         "child|hole|UPDATE, DELETE not fenced",
@@ -114,71 +107,77 @@ fn of_everything_it_shows_each_table_once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn it_asks_for_ownership(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    let words = scene.stage(ORDERS, BOUND)?;
+    let mut audited = AuditedDatabase::new(lab)?;
+    let words = audited.stage(ORDERS, BOUND)?;
     let (owner, writer) = (&words[0].1, &words[1].1);
-    scene.owner.run("ALTER TABLE orders DISABLE TRIGGER fenced")?;
-    scene.admin.run(&format!("SET ROLE {writer}"))?;
-    let fault = scene.admin.refused("SELECT fence_audit('orders')", "42501")?;
+    audited.owner.run("ALTER TABLE orders DISABLE TRIGGER fenced")?;
+    audited.admin.run(&format!("SET ROLE {writer}"))?;
+    let fault = audited.admin.refused("SELECT fence_audit('orders')", "42501")?;
     ensure!(fault.json()?["relation"] == "s.orders", "{fault}");
     ensure!(fault.hint.as_ref().is_some_and(|hint| hint.contains(owner)), "{fault}");
-    ensure!(scene.admin.rows("SELECT fence_audit()")?.is_empty());
+    ensure!(audited.admin.rows("SELECT fence_audit()")?.is_empty());
     // A member of the owner is as good as the owner.
-    scene.admin.run(&format!("RESET ROLE; GRANT {owner} TO {writer}; SET ROLE {writer}"))?;
-    ensure!(scene.admin.rows("SELECT fence_audit('orders')")?.len() == 2);
-    ensure!(scene.admin.rows("SELECT fence_audit()")?.len() == 2);
-    scene.admin.run(&format!("RESET ROLE; REVOKE {owner} FROM {writer}"))
+    audited.admin.run(&format!("RESET ROLE; GRANT {owner} TO {writer}; SET ROLE {writer}"))?;
+    ensure!(audited.admin.rows("SELECT fence_audit('orders')")?.len() == 2);
+    ensure!(audited.admin.rows("SELECT fence_audit()")?.len() == 2);
+    audited.admin.run(&format!("RESET ROLE; REVOKE {owner} FROM {writer}"))
 }
 
+#[lab_test]
 fn what_is_no_table_is_refused(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.stage(ORDERS, BOUND)?;
-    scene.owner.run(
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(ORDERS, BOUND)?;
+    audited.owner.run(
         "CREATE VIEW v AS SELECT 1 AS a; CREATE SEQUENCE q; CREATE MATERIALIZED VIEW m AS SELECT 1 AS a",
     )?;
     for (what, sqlstate) in [("'v'", "42809"), ("'q'", "42809"), ("'m'", "42809"), ("99", "42P01")]
     {
-        let fault = scene.owner.refused(&format!("SELECT fence_audit({what})"), sqlstate)?;
+        let fault = audited.owner.refused(&format!("SELECT fence_audit({what})"), sqlstate)?;
         ensure!(fault.hint.is_some() && fault.json()?["relation"].is_string(), "{fault}");
     }
     // It takes part in any transaction, and in one that only reads.
-    scene.owner.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT fence_audit(); COMMIT")
+    audited
+        .owner
+        .run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT fence_audit(); COMMIT")
 }
 
+#[lab_test]
 fn to_whom_may_not_use_leases_it_says_what_it_left_out(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    let owner = scene.stage(ORDERS, BOUND)?[0].1.clone();
-    scene.owner.run(
+    let mut audited = AuditedDatabase::new(lab)?;
+    let owner = audited.stage(ORDERS, BOUND)?[0].1.clone();
+    audited.owner.run(
         "SELECT fence_unprotect('orders'); UPDATE orders SET fence = 777000001000000; SELECT fence_protect('orders')",
     )?;
-    scene.admin.run(&format!("SELECT fence_revoke('{owner}')"))?;
-    scene.owner.notices();
-    ensure!(scene.audit("'orders'")?.is_empty());
-    let notices = scene.owner.notices();
+    audited.admin.run(&format!("SELECT fence_revoke('{owner}')"))?;
+    audited.owner.notices();
+    ensure!(audited.audit("'orders'")?.is_empty());
+    let notices = audited.owner.notices();
     ensure!(notices.len() == 1 && notices[0].severity == "NOTICE", "{notices:?}");
     ensure!(notices[0].message.contains("last token"), "{notices:?}");
     let hint = notices[0].hint.as_deref().context("no hint")?;
     let statement = &hint[hint.find("SELECT").context("no statement")?..];
-    scene.admin.run(statement)?;
-    let rows = scene.audit("'orders'")?;
+    audited.admin.run(statement)?;
+    let rows = audited.audit("'orders'")?;
     ensure!(
         rows.len() == 1 && rows[0].0.contains("rows hold fences up to 777000001000000"),
         "{rows:?}"
     );
-    ensure!(scene.owner.notices().is_empty());
+    ensure!(audited.owner.notices().is_empty());
     Ok(())
 }
 
+#[lab_test]
 fn writes_that_go_on_meanwhile_are_no_finding(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.stage(ORDERS, "")?;
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(ORDERS, "")?;
     // Held up between its look at the last token and its look at the rows.
-    let mut reader = Background::connect(&scene.owner_conninfo())?;
-    scene.admin.run("BEGIN; LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")?;
+    let mut reader = Background::connect(&audited.owner_conninfo())?;
+    audited.admin.run("BEGIN; LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")?;
     reader.send("SELECT finding FROM fence_audit('orders')")?;
     reader.wait_until_blocked()?;
-    scene.admin.run(
+    audited.admin.run(
         "SELECT lease_revoke('order:1'); \
          UPDATE orders SET v = 36, fence = lease_acquire('order:1'); COMMIT",
     )?;
@@ -187,10 +186,11 @@ fn writes_that_go_on_meanwhile_are_no_finding(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn it_finds_nothing_in_a_copy_by_dump(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.stage(PARTITIONS, ", lease => 'order:{id}', verify => true, always => true")?;
-    let dump = lab.run("pg_dump", &["-d", &scene.conninfo().to_string()])?;
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(PARTITIONS, ", lease => 'order:{id}', verify => true, always => true")?;
+    let dump = lab.run("pg_dump", &["-d", &audited.conninfo().to_string()])?;
     let copy = lab.bare_database()?;
     let file = lab.rundir().path().join(format!("{}.sql", copy.name()));
     std::fs::write(&file, dump)?;

@@ -1,15 +1,9 @@
 //! No error shows a file path, not even where backtraces are switched on.
 
-use crate::support::bed::{shown, ORDERS};
+use crate::support::test_database::{shown, ORDERS};
 use pg_test::process::wait_until;
-use pg_test::{bail, ensure, Cluster, Lab, Result, Session};
+use pg_test::{bail, ensure, lab_test, Cluster, Lab, Result, Session};
 use std::time::Duration;
-
-pg_test::trials![
-    a_refusal_shows_no_path_with_backtraces_on,
-    an_error_of_postgres_itself_passes_through_without_a_path,
-    a_wait_that_is_given_up_shows_no_path,
-];
 
 /// A server as a careless administrator may run it.
 fn cluster(lab: &Lab) -> Result<(Cluster, Session)> {
@@ -53,6 +47,7 @@ fn refused(session: &mut Session, sql: &str, sqlstate: &str) -> Result<()> {
     }
 }
 
+#[lab_test]
 fn a_refusal_shows_no_path_with_backtraces_on(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = cluster(lab)?;
     session.run("CREATE ROLE stranger LOGIN")?;
@@ -96,6 +91,7 @@ fn a_refusal_shows_no_path_with_backtraces_on(lab: &Lab) -> Result<()> {
     refused(&mut session, "SELECT lease_acquire('new')", "55000")
 }
 
+#[lab_test]
 fn an_error_of_postgres_itself_passes_through_without_a_path(lab: &Lab) -> Result<()> {
     let (_cluster, mut session) = cluster(lab)?;
     let token: i64 = session.one("SELECT lease_acquire('a', ttl => '1 h')", &[])?;
@@ -119,6 +115,7 @@ fn an_error_of_postgres_itself_passes_through_without_a_path(lab: &Lab) -> Resul
     session.run(&format!("SELECT lease_release('a', {token})"))
 }
 
+#[lab_test]
 fn a_wait_that_is_given_up_shows_no_path(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = cluster(lab)?;
     session.run("SELECT fence_protect('orders', lease => 'order:{id}')")?;

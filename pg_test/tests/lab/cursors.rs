@@ -1,16 +1,7 @@
 //! Calls within a cursor: their locks are the transaction's, or the savepoint's, as what they write is.
 
-use crate::support::crowd::{token_of, waiting};
-use pg_test::{ensure, Calls, Lab, Result, Session};
-
-pg_test::trials![
-    a_guard_outlives_the_cursor_that_failed_in_a_savepoint,
-    a_guard_outlives_the_loop_that_caught_an_error,
-    a_write_s_guard_outlives_the_cursor_that_failed_in_a_savepoint,
-    a_grant_stays_locked_when_its_cursor_fails,
-    a_renewal_stays_locked_when_its_cursor_fails,
-    what_a_cursor_did_in_a_savepoint_goes_with_it,
-];
+use crate::support::concurrency::{token_of, waiting};
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 /// Fetches once, then fails in a savepoint and rolls it back.
 fn fetch_and_fail(session: &mut Session, cursor: &str, sqlstate: &str) -> Result<()> {
@@ -27,6 +18,7 @@ fn still_guards(inside: &mut Session, outside: &mut Session) -> Result<()> {
     outside.granted("SELECT lease_acquire('job')").map(drop)
 }
 
+#[lab_test]
 fn a_guard_outlives_the_cursor_that_failed_in_a_savepoint(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut inside, mut outside) = (db.connect()?, db.connect()?);
@@ -36,6 +28,7 @@ fn a_guard_outlives_the_cursor_that_failed_in_a_savepoint(lab: &Lab) -> Result<(
     still_guards(&mut inside, &mut outside)
 }
 
+#[lab_test]
 fn a_guard_outlives_the_loop_that_caught_an_error(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut inside, mut outside) = (db.connect()?, db.connect()?);
@@ -55,6 +48,7 @@ fn a_guard_outlives_the_loop_that_caught_an_error(lab: &Lab) -> Result<()> {
     still_guards(&mut inside, &mut outside)
 }
 
+#[lab_test]
 fn a_write_s_guard_outlives_the_cursor_that_failed_in_a_savepoint(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut inside, mut outside) = (db.connect()?, db.connect()?);
@@ -69,6 +63,7 @@ fn a_write_s_guard_outlives_the_cursor_that_failed_in_a_savepoint(lab: &Lab) -> 
     still_guards(&mut inside, &mut outside)
 }
 
+#[lab_test]
 fn a_grant_stays_locked_when_its_cursor_fails(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut inside, mut outside) = (db.connect()?, db.connect()?);
@@ -81,6 +76,7 @@ fn a_grant_stays_locked_when_its_cursor_fails(lab: &Lab) -> Result<()> {
     outside.nothing("SELECT lease_acquire('job')")
 }
 
+#[lab_test]
 fn a_renewal_stays_locked_when_its_cursor_fails(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut inside = db.connect()?;
@@ -94,6 +90,7 @@ fn a_renewal_stays_locked_when_its_cursor_fails(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_a_cursor_did_in_a_savepoint_goes_with_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut inside, mut outside) = (db.connect()?, db.connect()?);

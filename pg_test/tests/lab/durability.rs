@@ -2,39 +2,17 @@
 //!
 //! Each crash is shown to lose what a plain sequence gave out in the same way.
 
-use pg_test::loss::{Doomed, Loss};
-use pg_test::{ensure, Calls, Lab, Result};
-
-pg_test::trials![
-    a_rolled_back_token_is_not_drawn_again,
-    a_token_of_an_open_transaction_survives_a_crash,
-    a_token_of_a_rolled_back_transaction_survives_a_crash,
-    a_token_committed_asynchronously_survives_a_crash,
-    a_token_whose_log_record_is_another_open_transaction_s_survives_a_crash,
-    settings_of_functions_and_transactions_do_not_matter,
-    every_function_that_draws_is_durable,
-    each_draw_around_the_logged_ones_is_durable,
-    what_a_session_knows_to_be_on_disk_a_checkpoint_makes_void,
-    no_draw_waits_for_the_disk,
-    tokens_that_nobody_has_written_to_disk_survive_a_crash,
-    a_transaction_that_only_releases_does_not_wait_for_the_disk,
-    a_jump_of_an_open_transaction_survives_a_crash,
-    a_token_is_durable_without_wal_for_replicas,
-    a_token_of_an_altered_sequence_survives_a_crash,
-    a_token_of_a_sequence_that_was_unlogged_survives_a_crash,
-    a_token_of_a_sequence_made_without_wal_survives_a_crash,
-    a_sequence_altered_in_the_transaction_is_refused,
-    what_was_committed_before_the_token_was_seen_is_there,
-    a_prepared_grant_survives_a_crash,
-];
+use pg_test::crash_test::{CrashOutcome, CrashTest};
+use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
 /// The crash lost what was not flushed, and no token.
-fn safe(what: &str, loss: Loss) -> Result<()> {
+fn safe(what: &str, loss: CrashOutcome) -> Result<()> {
     ensure!(loss.plain_reissued(), "{what}: the crash lost nothing, so it shows nothing: {loss:?}");
     ensure!(!loss.reissued(), "{what}: a token was reissued: {loss:?}");
     Ok(())
 }
 
+#[lab_test]
 fn a_rolled_back_token_is_not_drawn_again(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -54,8 +32,9 @@ fn a_rolled_back_token_is_not_drawn_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_token_of_an_open_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     for draws in [1, 40] {
         let open = server.session("BEGIN")?;
         for n in 0..draws {
@@ -64,13 +43,14 @@ fn a_token_of_an_open_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
         server.see_plain(open)?;
         let (loss, cluster) = server.crash()?;
         safe("open", loss)?;
-        server = Doomed::again(cluster)?;
+        server = CrashTest::again(cluster)?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn a_token_of_a_rolled_back_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     let session = server.session("BEGIN")?;
     server.see(session, "SELECT lease_acquire('job')")?;
     server.see_plain(session)?;
@@ -78,8 +58,9 @@ fn a_token_of_a_rolled_back_transaction_survives_a_crash(lab: &Lab) -> Result<()
     safe("rolled back", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_token_committed_asynchronously_survives_a_crash(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder().set("synchronous_commit", "off"))?;
+    let mut server = CrashTest::start(lab.builder().set("synchronous_commit", "off"))?;
     let session = server.session("SET synchronous_commit = off")?;
     for n in 0..6 {
         server.see(session, &format!("SELECT lease_acquire('job-{n}')"))?;
@@ -88,10 +69,11 @@ fn a_token_committed_asynchronously_survives_a_crash(lab: &Lab) -> Result<()> {
     safe("asynchronous", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_token_whose_log_record_is_another_open_transaction_s_survives_a_crash(
     lab: &Lab,
 ) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     for commit in ["on", "local", "off"] {
         // This one logs 32 values ahead, and stays open.
         let open = server.session("BEGIN")?;
@@ -105,18 +87,19 @@ fn a_token_whose_log_record_is_another_open_transaction_s_survives_a_crash(
         let (loss, cluster) = server.crash()?;
         safe(commit, loss)?;
         cluster.connect("postgres")?.run("SELECT lease_revoke(name) FROM fence.leases")?;
-        server = Doomed::again(cluster)?;
+        server = CrashTest::again(cluster)?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn settings_of_functions_and_transactions_do_not_matter(lab: &Lab) -> Result<()> {
     let careful = "CREATE FUNCTION pg_temp.careful() RETURNS bigint LANGUAGE sql \
                    SET synchronous_commit = on AS 'SELECT lease_acquire(''job'')'";
     let careless = "CREATE FUNCTION pg_temp.careless() RETURNS bigint LANGUAGE sql \
                     SET synchronous_commit = off AS 'SELECT lease_acquire(''job'')'";
     let on = "BEGIN; SELECT set_config('synchronous_commit', 'on', true)";
-    let mut server = Doomed::start(lab.builder().set("synchronous_commit", "off"))?;
+    let mut server = CrashTest::start(lab.builder().set("synchronous_commit", "off"))?;
     for (before, call) in [
         (careful, "SELECT pg_temp.careful()"),
         (careless, "SELECT pg_temp.careless()"),
@@ -133,13 +116,14 @@ fn settings_of_functions_and_transactions_do_not_matter(lab: &Lab) -> Result<()>
         let (loss, cluster) = server.crash()?;
         safe(call, loss)?;
         cluster.connect("postgres")?.run("SELECT lease_revoke('job')")?;
-        server = Doomed::again(cluster)?;
+        server = CrashTest::again(cluster)?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn every_function_that_draws_is_durable(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     for call in [
         "SELECT lease_acquire('job', wait => '1 s')",
         "SELECT lease_acquire('together', shared => true)",
@@ -156,13 +140,14 @@ fn every_function_that_draws_is_durable(lab: &Lab) -> Result<()> {
         server.see_plain(session)?;
         let (loss, cluster) = server.crash()?;
         safe(call, loss)?;
-        server = Doomed::again(cluster)?;
+        server = CrashTest::again(cluster)?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn each_draw_around_the_logged_ones_is_durable(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     for draws in [31, 32, 33, 65] {
         let session = server.session("SET synchronous_commit = off")?;
         let mut last = server.old();
@@ -172,17 +157,18 @@ fn each_draw_around_the_logged_ones_is_durable(lab: &Lab) -> Result<()> {
         server.see_plain(session)?;
         let (loss, cluster) = server.crash()?;
         safe(&format!("{draws} draws"), loss)?;
-        server = Doomed::again(cluster)?;
+        server = CrashTest::again(cluster)?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn what_a_session_knows_to_be_on_disk_a_checkpoint_makes_void(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     for draws in [1, 10, 17, 20] {
         let session = server.session("SET synchronous_commit = off")?;
         let mut last = server.old();
-        let mut renew = |server: &mut Doomed| -> Result<()> {
+        let mut renew = |server: &mut CrashTest| -> Result<()> {
             last = server.see(session, &format!("SELECT lease_renew('old', {last})"))?;
             Ok(())
         };
@@ -195,13 +181,14 @@ fn what_a_session_knows_to_be_on_disk_a_checkpoint_makes_void(lab: &Lab) -> Resu
         server.see_plain(session)?;
         let (loss, cluster) = server.crash()?;
         safe(&format!("a checkpoint after {draws} draws"), loss)?;
-        server = Doomed::again(cluster)?;
+        server = CrashTest::again(cluster)?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn no_draw_waits_for_the_disk(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     let open = server.session("BEGIN")?;
     let other = server.session("CREATE TABLE t ()")?;
     let mut last = server.old();
@@ -218,8 +205,9 @@ fn no_draw_waits_for_the_disk(lab: &Lab) -> Result<()> {
     safe("others commit", server.crash()?.0)
 }
 
+#[lab_test]
 fn tokens_that_nobody_has_written_to_disk_survive_a_crash(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     for draws in [17, 18, 32, 33, 34, 49, 50, 51, 65, 66, 67] {
         let open = server.session("BEGIN")?;
         let mut last = server.old();
@@ -229,13 +217,14 @@ fn tokens_that_nobody_has_written_to_disk_survive_a_crash(lab: &Lab) -> Result<(
         server.see_plain(open)?;
         let (loss, cluster) = server.crash()?;
         safe(&format!("{draws} draws"), loss)?;
-        server = Doomed::again(cluster)?;
+        server = CrashTest::again(cluster)?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn a_transaction_that_only_releases_does_not_wait_for_the_disk(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     let session = server.session("CREATE TABLE t (n int)")?;
     for (release, writes) in [
         ("SELECT lease_release('job', $)", true),
@@ -265,8 +254,9 @@ fn a_transaction_that_only_releases_does_not_wait_for_the_disk(lab: &Lab) -> Res
     Ok(())
 }
 
+#[lab_test]
 fn a_jump_of_an_open_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     let old = server.old();
     let session = server.session("BEGIN")?;
     server.see(session, "SELECT fence_new_epoch()")?;
@@ -281,17 +271,19 @@ fn a_jump_of_an_open_transaction_survives_a_crash(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_token_is_durable_without_wal_for_replicas(lab: &Lab) -> Result<()> {
     let builder = lab.builder().set("wal_level", "minimal").set("max_wal_senders", "0");
-    let mut server = Doomed::start(builder)?;
+    let mut server = CrashTest::start(builder)?;
     let session = server.session("BEGIN")?;
     server.see(session, "SELECT lease_acquire('job')")?;
     server.see_plain(session)?;
     safe("minimal", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_token_of_an_altered_sequence_survives_a_crash(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     // The session knows a record of the old file that covers the next tokens.
     let session = server.session("SELECT lease_acquire('a'); SELECT lease_acquire('b')")?;
     let admin = server.session("")?;
@@ -302,8 +294,9 @@ fn a_token_of_an_altered_sequence_survives_a_crash(lab: &Lab) -> Result<()> {
     safe("altered", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_token_of_a_sequence_that_was_unlogged_survives_a_crash(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     let admin = server.session("SELECT lease_acquire('a')")?;
     server.run(admin, "ALTER SEQUENCE fence.token_seq SET UNLOGGED")?;
     server.run(admin, "ALTER SEQUENCE fence.token_seq SET LOGGED")?;
@@ -316,9 +309,10 @@ fn a_token_of_a_sequence_that_was_unlogged_survives_a_crash(lab: &Lab) -> Result
     safe("unlogged", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_token_of_a_sequence_made_without_wal_survives_a_crash(lab: &Lab) -> Result<()> {
     let builder = lab.builder().set("wal_level", "minimal").set("max_wal_senders", "0");
-    let mut server = Doomed::start(builder)?;
+    let mut server = CrashTest::start(builder)?;
     let maker = server.session("DROP EXTENSION pg_fence; BEGIN; CREATE EXTENSION pg_fence")?;
     server.run(maker, "SELECT lease_acquire('a')")?;
     server.run(maker, "COMMIT")?;
@@ -333,6 +327,7 @@ fn a_token_of_a_sequence_made_without_wal_survives_a_crash(lab: &Lab) -> Result<
     safe("made without WAL", server.crash()?.0)
 }
 
+#[lab_test]
 fn a_sequence_altered_in_the_transaction_is_refused(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -352,9 +347,10 @@ fn a_sequence_altered_in_the_transaction_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_was_committed_before_the_token_was_seen_is_there(lab: &Lab) -> Result<()> {
     // With the default setting the grant itself survives too, so nobody else gets the lease.
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     let session = server.session("")?;
     let token = server.see(session, "SELECT lease_acquire('job', ttl => '1 hour')")?;
     let (_, cluster) = server.crash()?;
@@ -364,8 +360,9 @@ fn what_was_committed_before_the_token_was_seen_is_there(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn a_prepared_grant_survives_a_crash(lab: &Lab) -> Result<()> {
-    let mut server = Doomed::start(lab.builder())?;
+    let mut server = CrashTest::start(lab.builder())?;
     let session = server.session("BEGIN")?;
     let token = server.see(session, "SELECT lease_acquire('job', ttl => '1 hour')")?;
     server.run(session, "PREPARE TRANSACTION 'grant'")?;

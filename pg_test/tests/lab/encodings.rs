@@ -1,15 +1,6 @@
 //! Databases that are not in UTF-8: names, holders, metadata and errors.
 
-use pg_test::{ensure, Calls, Conninfo, Lab, Result, Session};
-
-pg_test::trials![
-    a_latin1_database_has_its_names_in_its_bytes,
-    a_latin1_database_shows_its_errors_in_the_client_s_encoding,
-    a_database_without_an_encoding_takes_any_bytes,
-    a_database_without_an_encoding_has_readable_errors,
-    a_euc_database_counts_bytes,
-    a_long_name_is_cut_between_letters_in_every_encoding,
-];
+use pg_test::{ensure, lab_test, Calls, Conninfo, Lab, Result, Session};
 
 /// A database in another encoding, dropped at the end.
 struct Encoded {
@@ -41,6 +32,7 @@ impl Drop for Encoded {
     }
 }
 
+#[lab_test]
 fn a_latin1_database_has_its_names_in_its_bytes(lab: &Lab) -> Result<()> {
     let db = Encoded::create(lab, "enc_latin1_names", "LATIN1")?;
     let mut session = db.connect()?;
@@ -58,6 +50,7 @@ fn a_latin1_database_has_its_names_in_its_bytes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_latin1_database_shows_its_errors_in_the_client_s_encoding(lab: &Lab) -> Result<()> {
     let db = Encoded::create(lab, "enc_latin1_errors", "LATIN1")?;
     let mut session = db.connect()?;
@@ -80,6 +73,7 @@ fn a_latin1_database_shows_its_errors_in_the_client_s_encoding(lab: &Lab) -> Res
     Ok(())
 }
 
+#[lab_test]
 fn a_database_without_an_encoding_takes_any_bytes(lab: &Lab) -> Result<()> {
     let db = Encoded::create(lab, "enc_ascii_names", "SQL_ASCII")?;
     let mut session = db.connect()?;
@@ -103,6 +97,7 @@ fn a_database_without_an_encoding_takes_any_bytes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_database_without_an_encoding_has_readable_errors(lab: &Lab) -> Result<()> {
     let db = Encoded::create(lab, "enc_ascii_errors", "SQL_ASCII")?;
     let mut session = db.connect()?;
@@ -118,6 +113,7 @@ fn a_database_without_an_encoding_has_readable_errors(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_euc_database_counts_bytes(lab: &Lab) -> Result<()> {
     let db = Encoded::create(lab, "enc_euc", "EUC_JP")?;
     let mut session = db.connect()?;
@@ -130,6 +126,7 @@ fn a_euc_database_counts_bytes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_long_name_is_cut_between_letters_in_every_encoding(lab: &Lab) -> Result<()> {
     for (encoding, letter) in [("LATIN1", "'é'"), ("EUC_JP", "'締'"), ("SQL_ASCII", r"E'\xe9'")] {
         let db = Encoded::create(lab, &format!("enc_cut_{}", encoding.to_lowercase()), encoding)?;

@@ -1,22 +1,8 @@
 //! What a client learns from a refusal, and what it does not.
 
-use crate::support::bed::Bed;
-use pg_test::{ensure, Calls, Fault, Lab, Result};
+use crate::support::test_database::TestDatabase;
+use pg_test::{ensure, lab_test, Calls, Fault, Lab, Result};
 use serde_json::{json, Value};
-
-pg_test::trials![
-    a_stale_token_is_pf001,
-    a_missing_token_is_pf002,
-    a_token_never_issued_is_pf003,
-    a_token_that_does_not_speak_is_pf004,
-    a_truncate_is_pf005,
-    a_key_of_several_columns_is_shown_with_its_types,
-    an_insert_shows_the_row_that_was_not_to_be,
-    a_detail_is_never_longer_than_a_screen,
-    a_caller_in_plpgsql_gets_every_field,
-    a_driver_does_not_take_a_refusal_for_one_to_retry,
-    an_error_inside_a_partition_names_the_partition,
-];
 
 /// A refusal of pg_fence: one line, a hint, JSON with just these keys, and where it happened.
 fn check(fault: &Fault, keys: &[&str], place: [Option<&str>; 3]) -> Result<Value> {
@@ -37,17 +23,18 @@ fn check(fault: &Fault, keys: &[&str], place: [Option<&str>; 3]) -> Result<Value
 
 const ORDERS_FENCE: [Option<&str>; 3] = [Some("public"), Some("orders"), Some("fence")];
 
+#[lab_test]
 fn a_stale_token_is_pf001(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "")?;
-    let (a, b) = (bed.token()?, bed.token()?);
-    bed.run(&format!("UPDATE orders SET fence = {b}"))?;
+    let mut db = TestDatabase::orders(lab, "")?;
+    let (a, b) = (db.token()?, db.token()?);
+    db.run(&format!("UPDATE orders SET fence = {b}"))?;
     for (sql, presented) in [
         (format!("UPDATE orders SET v = 7, fence = {a}"), a),
         (format!("UPDATE orders SET v = 7, fence = {b}"), b),
         (format!("SET pg_fence.token = '{a}'; UPDATE orders SET v = 7"), a),
         (format!("SET pg_fence.token = '{a}'; DELETE FROM orders"), a),
     ] {
-        let fault = bed.refused(&sql, "PF001")?;
+        let fault = db.refused(&sql, "PF001")?;
         let detail = check(&fault, &["presented", "stored", "relation", "key"], ORDERS_FENCE)?;
         let wanted = json!({"presented": presented, "stored": b, "relation": "public.orders", "key": {"id": 1}});
         ensure!(detail == wanted, "{detail}");
@@ -56,15 +43,16 @@ fn a_stale_token_is_pf001(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_missing_token_is_pf002(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "")?;
+    let mut db = TestDatabase::orders(lab, "")?;
     let place = ORDERS_FENCE;
-    let fault = bed.refused("UPDATE orders SET v = 7", "PF002")?;
+    let fault = db.refused("UPDATE orders SET v = 7", "PF002")?;
     check(&fault, &["relation", "key"], place)?;
-    let token = bed.token()?;
-    bed.run(&format!("UPDATE orders SET fence = {token}"))?;
+    let token = db.token()?;
+    db.run(&format!("UPDATE orders SET fence = {token}"))?;
     for sql in ["UPDATE orders SET v = 7", "UPDATE orders SET fence = NULL", "DELETE FROM orders"] {
-        let fault = bed.refused(sql, "PF002")?;
+        let fault = db.refused(sql, "PF002")?;
         let detail = check(&fault, &["stored", "relation", "key"], place)?;
         ensure!(detail["stored"] == token, "{fault}");
         ensure!(fault.hint.as_deref().is_some_and(|h| h.contains("pg_fence.token")), "{fault}");
@@ -72,11 +60,12 @@ fn a_missing_token_is_pf002(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_token_never_issued_is_pf003(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "")?;
-    let token = bed.token()?;
+    let mut db = TestDatabase::orders(lab, "")?;
+    let token = db.token()?;
     for value in [token + 1, 0, -5, i64::MAX, i64::MIN] {
-        let fault = bed.refused(&format!("UPDATE orders SET fence = {value}"), "PF003")?;
+        let fault = db.refused(&format!("UPDATE orders SET fence = {value}"), "PF003")?;
         let detail = check(&fault, &["presented", "relation", "key"], ORDERS_FENCE)?;
         ensure!(detail["presented"] == value, "{fault}");
         ensure!(fault.message.contains(&value.to_string()), "{fault}");
@@ -84,22 +73,23 @@ fn a_token_never_issued_is_pf003(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_token_that_does_not_speak_is_pf004(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
-    let old: i64 = bed.one("SELECT lease_acquire('order:1', 'worker A', '1 h')", &[])?;
-    bed.run("SELECT lease_revoke('order:1')")?;
+    let mut db = TestDatabase::orders(lab, "lease => 'order:{id}'")?;
+    let old: i64 = db.one("SELECT lease_acquire('order:1', 'worker A', '1 h')", &[])?;
+    db.run("SELECT lease_revoke('order:1')")?;
     let expiry =
         "SELECT to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') \
                   FROM fence.leases WHERE name = 'order:1'";
-    let of_b: i64 = bed.one("SELECT lease_acquire('order:1', 'worker B', '1 h')", &[])?;
-    let expires_at = bed.text(expiry)?;
-    bed.run("SET TimeZone = 'Asia/Kathmandu'; SET DateStyle = 'German'")?;
+    let of_b: i64 = db.one("SELECT lease_acquire('order:1', 'worker B', '1 h')", &[])?;
+    let expires_at = db.text(expiry)?;
+    db.run("SET TimeZone = 'Asia/Kathmandu'; SET DateStyle = 'German'")?;
     let keys = ["presented", "lease", "holder", "expires_at"];
     let wanted = json!({"presented": old, "lease": "order:1", "holder": "worker B", "expires_at": expires_at});
 
-    let guard = bed.refused(&format!("SELECT lease_guard('order:1', {old})"), "PF004")?;
+    let guard = db.refused(&format!("SELECT lease_guard('order:1', {old})"), "PF004")?;
     ensure!(check(&guard, &keys, [None; 3])? == wanted, "{guard}");
-    let write = bed.refused(&format!("UPDATE orders SET fence = {old}"), "PF004")?;
+    let write = db.refused(&format!("UPDATE orders SET fence = {old}"), "PF004")?;
     let mut detail = check(&write, &[&keys[..], &["relation", "key"]].concat(), ORDERS_FENCE)?;
     let rest = detail.as_object_mut().into_iter();
     let rest: Vec<Option<Value>> =
@@ -109,14 +99,15 @@ fn a_token_that_does_not_speak_is_pf004(lab: &Lab) -> Result<()> {
     ensure!(write.message.contains("order:1"), "{write}");
 
     // Of a lease that was never heard of there is nothing more to tell.
-    let unknown = bed.refused(&format!("SELECT lease_guard('never', {of_b})"), "PF004")?;
+    let unknown = db.refused(&format!("SELECT lease_guard('never', {of_b})"), "PF004")?;
     check(&unknown, &["presented", "lease"], [None; 3])?;
     Ok(())
 }
 
+#[lab_test]
 fn a_truncate_is_pf005(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "")?;
-    let fault = bed.refused("TRUNCATE orders", "PF005")?;
+    let mut db = TestDatabase::orders(lab, "")?;
+    let fault = db.refused("TRUNCATE orders", "PF005")?;
     ensure!(fault.message.contains("TRUNCATE") && !fault.message.contains('\n'), "{fault}");
     ensure!(fault.hint.as_deref().is_some_and(|hint| hint.contains("fence_unprotect")), "{fault}");
     ensure!(fault.schema.as_deref() == Some("public"), "{fault}");
@@ -125,15 +116,16 @@ fn a_truncate_is_pf005(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_key_of_several_columns_is_shown_with_its_types(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    bed.run(
+    let mut db = TestDatabase::new(lab)?;
+    db.run(
         "CREATE TABLE t (v int, small smallint, big bigint, word text, yes boolean, uid uuid, day date, \
              amount numeric(10,2), fence bigint, PRIMARY KEY (word, small, big, yes, uid, day, amount)); \
          INSERT INTO t VALUES (0, -3, 9007199254740993, E'a\"b\\\\c\\nü', true, \
              '00000000-0000-0000-0000-00000000002a', '2026-11-21', 1.50); SELECT fence_protect('t')",
     )?;
-    let fault = bed.refused("UPDATE t SET v = 1", "PF002")?;
+    let fault = db.refused("UPDATE t SET v = 1", "PF002")?;
     let key = &fault.json()?["key"];
     ensure!(key["small"] == -3 && key["big"] == 9007199254740993i64, "{fault}");
     ensure!(key["word"] == "a\"b\\c\nü", "{fault}");
@@ -144,10 +136,11 @@ fn a_key_of_several_columns_is_shown_with_its_types(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_insert_shows_the_row_that_was_not_to_be(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
-    let token = bed.token()?;
-    let fault = bed.refused(&format!("INSERT INTO orders VALUES (5, 0, {token})"), "PF004")?;
+    let mut db = TestDatabase::orders(lab, "lease => 'order:{id}'")?;
+    let token = db.token()?;
+    let fault = db.refused(&format!("INSERT INTO orders VALUES (5, 0, {token})"), "PF004")?;
     let detail = check(&fault, &["presented", "lease", "relation", "key"], ORDERS_FENCE)?;
     ensure!(detail["key"] == json!({"id": 5}) && detail["lease"] == "order:5", "{detail}");
     Ok(())
@@ -156,9 +149,10 @@ fn an_insert_shows_the_row_that_was_not_to_be(lab: &Lab) -> Result<()> {
 /// Eighty columns, twenty-five lines.
 const SCREEN: usize = 80 * 25;
 
+#[lab_test]
 fn a_detail_is_never_longer_than_a_screen(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    bed.run(
+    let mut db = TestDatabase::new(lab)?;
+    db.run(
         "CREATE TABLE one (word text PRIMARY KEY, v int, fence bigint); SELECT fence_protect('one'); \
          CREATE TABLE many (a text, b text, c text, d text, e text, f text, g text, h text, i text, j text, \
              v int, fence bigint, PRIMARY KEY (a, b, c, d, e, f, g, h, i, j)); SELECT fence_protect('many')",
@@ -173,42 +167,43 @@ fn a_detail_is_never_longer_than_a_screen(lab: &Lab) -> Result<()> {
             let begin = shown.strip_suffix("...").unwrap_or("no ellipsis");
             text.repeat(most).starts_with(begin) && begin.len() >= 8
         };
-        bed.run(&format!("INSERT INTO one VALUES ({}, 0)", long(50_000)))?;
-        let fault = bed.refused("UPDATE one SET v = 1", "PF002")?;
+        db.run(&format!("INSERT INTO one VALUES ({}, 0)", long(50_000)))?;
+        let fault = db.refused("UPDATE one SET v = 1", "PF002")?;
         let detail = fault.json()?;
         ensure!(fault.detail.as_deref().is_some_and(|d| d.len() < SCREEN), "{fault}");
         ensure!(starts(&detail["key"]["word"], 50_000), "{fault}");
-        bed.run("SELECT fence_unprotect('one'); TRUNCATE one; SELECT fence_protect('one')")?;
+        db.run("SELECT fence_unprotect('one'); TRUNCATE one; SELECT fence_protect('one')")?;
 
         let columns = vec![long(240); 10].join(", ");
-        bed.run(&format!("INSERT INTO many VALUES ({columns}, 0)"))?;
-        let fault = bed.refused("UPDATE many SET v = 1", "PF002")?;
+        db.run(&format!("INSERT INTO many VALUES ({columns}, 0)"))?;
+        let fault = db.refused("UPDATE many SET v = 1", "PF002")?;
         let key = &fault.json()?["key"];
         ensure!(fault.detail.as_deref().is_some_and(|d| d.len() < SCREEN), "{fault}");
         ensure!(starts(&key["a"], 240) && starts(&key["h"], 240), "{fault}");
         ensure!(key["..."] == "2 more columns", "what is left out is said: {fault}");
-        bed.run("SELECT fence_unprotect('many'); TRUNCATE many; SELECT fence_protect('many')")?;
+        db.run("SELECT fence_unprotect('many'); TRUNCATE many; SELECT fence_protect('many')")?;
 
         let name = long(512);
-        let token = bed.granted(&format!("SELECT lease_acquire({name}, {name}, '1 h')"))?;
+        let token = db.granted(&format!("SELECT lease_acquire({name}, {name}, '1 h')"))?;
         let fault =
-            bed.refused(&format!("SELECT lease_guard({name}, {})", token + 1_000), "PF004")?;
+            db.refused(&format!("SELECT lease_guard({name}, {})", token + 1_000), "PF004")?;
         let detail = fault.json()?;
         ensure!(fault.detail.as_deref().is_some_and(|d| d.len() < SCREEN), "{fault}");
         ensure!(starts(&detail["lease"], 512) && starts(&detail["holder"], 512), "{fault}");
     }
     // What is short is shown as it is.
-    bed.run("INSERT INTO one VALUES (repeat('x', 200) || '...', 0)")?;
-    let fault = bed.refused("UPDATE one SET v = 1", "PF002")?;
+    db.run("INSERT INTO one VALUES (repeat('x', 200) || '...', 0)")?;
+    let fault = db.refused("UPDATE one SET v = 1", "PF002")?;
     ensure!(fault.json()?["key"]["word"] == "x".repeat(200) + "...", "{fault}");
     Ok(())
 }
 
+#[lab_test]
 fn a_caller_in_plpgsql_gets_every_field(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "")?;
-    let (a, b) = (bed.token()?, bed.token()?);
-    bed.run(&format!("UPDATE orders SET fence = {b}"))?;
-    bed.run(&format!(
+    let mut db = TestDatabase::orders(lab, "")?;
+    let (a, b) = (db.token()?, db.token()?);
+    db.run(&format!("UPDATE orders SET fence = {b}"))?;
+    db.run(&format!(
         "DO $$ DECLARE s text; d jsonb; h text; t text; c text; n text; BEGIN \
          BEGIN UPDATE orders SET v = 7, fence = {a}; RAISE 'it landed'; \
          EXCEPTION WHEN SQLSTATE 'PF001' THEN \
@@ -219,15 +214,16 @@ fn a_caller_in_plpgsql_gets_every_field(lab: &Lab) -> Result<()> {
     ))
 }
 
+#[lab_test]
 fn a_driver_does_not_take_a_refusal_for_one_to_retry(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "lease => 'order:{id}'")?;
-    let token = bed.token()?;
+    let mut db = TestDatabase::orders(lab, "lease => 'order:{id}'")?;
+    let token = db.token()?;
     for (sql, sqlstate) in [
         ("UPDATE orders SET v = 7".to_owned(), "PF002"),
         (format!("UPDATE orders SET fence = {token}"), "PF004"),
         ("TRUNCATE orders".to_owned(), "PF005"),
     ] {
-        let mut session = bed.another()?;
+        let mut session = db.another()?;
         let mut transaction = session.transaction()?;
         let error = transaction.execute(&sql, &[]).map_err(Fault::from);
         let fault = pg_test::fault::expect_err(error, sqlstate)?;
@@ -241,15 +237,16 @@ fn a_driver_does_not_take_a_refusal_for_one_to_retry(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_error_inside_a_partition_names_the_partition(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    bed.run(
+    let mut db = TestDatabase::new(lab)?;
+    db.run(
         "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint) PARTITION BY RANGE (id); \
          CREATE SCHEMA parts; CREATE TABLE parts.low PARTITION OF orders FOR VALUES FROM (0) TO (9); \
          INSERT INTO orders VALUES (1, 0); SELECT fence_protect('orders')",
     )?;
     // As Postgres names it for its own constraints.
-    let fault = bed.refused("UPDATE orders SET v = 7", "PF002")?;
+    let fault = db.refused("UPDATE orders SET v = 7", "PF002")?;
     check(&fault, &["relation", "key"], [Some("parts"), Some("low"), Some("fence")])?;
     ensure!(fault.json()?["relation"] == "parts.low", "{fault}");
     Ok(())

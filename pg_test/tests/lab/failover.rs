@@ -1,17 +1,15 @@
 //! Patroni fails over under load, twice, each time to a standby that has missed some of it.
 
-use crate::epochs::jumps;
-use crate::support::life::Life;
+use crate::epoch_jumps::jumps;
+use crate::support::history::History;
 use pg_test::patroni::{self, leader_of, Patroni};
 use pg_test::process::{resume, wait_until};
-use pg_test::{ensure, setup, Conninfo, Context, Lab, Result};
+use pg_test::{ensure, lab_test, setup, Conninfo, Context, Lab, Result};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-pg_test::trials![; slow: patroni_fails_over_under_load];
 
 /// Every token that a client has seen, by the timeline of the server that gave it.
 #[derive(Default)]
@@ -97,10 +95,11 @@ fn work_until_lost(
     Ok(())
 }
 
+#[lab_test(slow)]
 fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
     setup::ensure(&patroni::packages())?;
     let mut patroni = Patroni::start(lab.prefix().clone(), 3)?;
-    let mut life = Life::begin(&mut patroni.leader().context("nobody leads")?)?;
+    let mut history = History::begin(&mut patroni.leader().context("nobody leads")?)?;
     let load = Load::start(patroni.conninfos(), 6);
     load.go_on(200)?;
     for failover in 1..=2 {
@@ -113,12 +112,12 @@ fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
         }
         wait_until("another leads", Duration::from_secs(60), || load.timelines() > failover)
             .with_context(|| patroni.logs())?;
-        life.see(load.greatest());
+        history.see(load.greatest());
         let mut session = patroni.leader().context("nobody leads")?;
         if failover == 1 {
             // Renewed, the holder goes on; its token is silenced by the next failover again.
-            life.token = session.one("SELECT lease_renew('order:7', $1)", &[&life.token])?;
-            session.run(&format!("UPDATE orders SET total = 1, fence = {}", life.token))?;
+            history.token = session.one("SELECT lease_renew('order:7', $1)", &[&history.token])?;
+            session.run(&format!("UPDATE orders SET total = 1, fence = {}", history.token))?;
             wait_until("a standby follows", Duration::from_secs(60), || {
                 let replayed = "SELECT count(*) > 0 FROM pg_stat_replication \
                                 WHERE replay_lsn >= pg_current_wal_lsn() - 100000";
@@ -145,7 +144,7 @@ fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
     all.sort_unstable();
     all.dedup();
     ensure!(all.len() == count, "{} tokens were given out twice", count - all.len());
-    life.see(last);
-    life.goes_on(&mut session)?;
+    history.see(last);
+    history.goes_on(&mut session)?;
     Ok(())
 }

@@ -1,42 +1,26 @@
 //! The trigger: what a write presents, and what comes of it.
 
-use crate::support::bed::{shows, Bed, ROW};
-use pg_test::{ensure, Background, Lab, Result};
-
-pg_test::trials![
-    an_update_is_judged_by_what_it_presents,
-    a_delete_presents_the_setting,
-    an_insert_is_judged_where_it_is_fenced,
-    a_row_without_a_token_accepts_any_issued_one,
-    truncate_is_refused,
-    a_token_never_issued_leaves_the_row_writable,
-    an_orm_that_writes_every_column_back_needs_only_the_setting,
-    one_holder_writes_a_strict_row_again_by_renewing,
-    a_null_hints_at_a_lost_lease,
-    a_refused_row_refuses_its_whole_statement,
-    a_write_that_waited_is_judged_by_the_row_as_it_is_then,
-    a_write_at_repeatable_read_fails_by_itself,
-    under_replica_a_trigger_that_always_fires_checks_the_order_only,
-    under_replica_an_ordinary_trigger_does_not_fire,
-];
+use crate::support::test_database::{shows, TestDatabase, ROW};
+use pg_test::{ensure, lab_test, Background, Lab, Result};
 
 const HUGE: i64 = 1 << 60;
 
-/// A bed whose only row has the second of four tokens.
-fn with_four_tokens(lab: &Lab, arguments: &str) -> Result<(Bed, [i64; 4])> {
-    let mut bed = Bed::orders(lab, arguments)?;
-    let tokens = [bed.token()?, bed.token()?, bed.token()?, bed.token()?];
-    bed.run(&format!("UPDATE orders SET fence = {}", tokens[1]))?;
-    Ok((bed, tokens))
+/// A database whose only row has the second of four tokens.
+fn with_four_tokens(lab: &Lab, arguments: &str) -> Result<(TestDatabase, [i64; 4])> {
+    let mut db = TestDatabase::orders(lab, arguments)?;
+    let tokens = [db.token()?, db.token()?, db.token()?, db.token()?];
+    db.run(&format!("UPDATE orders SET fence = {}", tokens[1]))?;
+    Ok((db, tokens))
 }
 
 fn set(token: i64) -> String {
     format!("SET LOCAL pg_fence.token = '{token}'; ")
 }
 
+#[lab_test]
 fn an_update_is_judged_by_what_it_presents(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
-        let (mut bed, [a, b, c, d]) = with_four_tokens(lab, &format!("mode => '{mode}'"))?;
+        let (mut db, [a, b, c, d]) = with_four_tokens(lab, &format!("mode => '{mode}'"))?;
         let only_monotonic =
             |landed: String| if mode == "strict" { "PF001".to_owned() } else { landed };
         let update = |columns: &str| format!("UPDATE orders SET {columns} WHERE id = 1");
@@ -71,94 +55,100 @@ fn an_update_is_judged_by_what_it_presents(lab: &Lab) -> Result<()> {
             (set(HUGE) + &update(&format!("v = 7, fence = {c}")), format!("7|{c}")),
         ];
         for (sql, wanted) in cases {
-            bed.comes_to(&sql, ROW, &wanted)?;
+            db.comes_to(&sql, ROW, &wanted)?;
         }
-        shows(&mut bed, ROW, &format!("0|{b}"))?;
+        shows(&mut db, ROW, &format!("0|{b}"))?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn a_delete_presents_the_setting(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
-        let (mut bed, [a, b, c, _]) = with_four_tokens(lab, &format!("mode => '{mode}'"))?;
+        let (mut db, [a, b, c, _]) = with_four_tokens(lab, &format!("mode => '{mode}'"))?;
         let delete = "DELETE FROM orders WHERE id = 1";
         let count = "SELECT count(*) FROM orders";
-        bed.comes_to(delete, count, "PF002")?;
-        bed.comes_to(&(set(a) + delete), count, "PF001")?;
-        bed.comes_to(&(set(b) + delete), count, if mode == "strict" { "PF001" } else { "0" })?;
-        bed.comes_to(&(set(c) + delete), count, "0")?;
-        bed.comes_to(&(set(HUGE) + delete), count, "PF003")?;
+        db.comes_to(delete, count, "PF002")?;
+        db.comes_to(&(set(a) + delete), count, "PF001")?;
+        db.comes_to(&(set(b) + delete), count, if mode == "strict" { "PF001" } else { "0" })?;
+        db.comes_to(&(set(c) + delete), count, "0")?;
+        db.comes_to(&(set(HUGE) + delete), count, "PF003")?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn an_insert_is_judged_where_it_is_fenced(lab: &Lab) -> Result<()> {
-    let (mut bed, [a, _, c, d]) = with_four_tokens(lab, "")?;
+    let (mut db, [a, _, c, d]) = with_four_tokens(lab, "")?;
     let row = "SELECT v, fence FROM orders WHERE id = 2";
     let insert = |fence: &str| format!("INSERT INTO orders VALUES (2, 7, {fence})");
-    bed.comes_to(&insert("NULL"), row, "7|-")?;
-    bed.protect("events => 'insert,update'")?;
-    bed.comes_to(&insert("NULL"), row, "PF002")?;
-    bed.comes_to("INSERT INTO orders (id, v) VALUES (2, 7)", row, "PF002")?;
-    bed.comes_to(&insert(&a.to_string()), row, &format!("7|{a}"))?;
-    bed.comes_to(&insert(&(d + 1).to_string()), row, "PF003")?;
-    bed.comes_to(&insert("0"), row, "PF003")?;
-    bed.comes_to(&(set(c) + &insert("NULL")), row, &format!("7|{c}"))?;
-    bed.comes_to(&(set(c) + &insert("DEFAULT")), row, &format!("7|{c}"))?;
-    bed.comes_to(&(set(c) + &insert(&a.to_string())), row, &format!("7|{a}"))?;
-    bed.comes_to(&(set(HUGE) + &insert("NULL")), row, "PF003")
+    db.comes_to(&insert("NULL"), row, "7|-")?;
+    db.protect("events => 'insert,update'")?;
+    db.comes_to(&insert("NULL"), row, "PF002")?;
+    db.comes_to("INSERT INTO orders (id, v) VALUES (2, 7)", row, "PF002")?;
+    db.comes_to(&insert(&a.to_string()), row, &format!("7|{a}"))?;
+    db.comes_to(&insert(&(d + 1).to_string()), row, "PF003")?;
+    db.comes_to(&insert("0"), row, "PF003")?;
+    db.comes_to(&(set(c) + &insert("NULL")), row, &format!("7|{c}"))?;
+    db.comes_to(&(set(c) + &insert("DEFAULT")), row, &format!("7|{c}"))?;
+    db.comes_to(&(set(c) + &insert(&a.to_string())), row, &format!("7|{a}"))?;
+    db.comes_to(&(set(HUGE) + &insert("NULL")), row, "PF003")
 }
 
+#[lab_test]
 fn a_row_without_a_token_accepts_any_issued_one(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
-        let mut bed = Bed::orders(lab, &format!("mode => '{mode}'"))?;
-        let (a, b) = (bed.token()?, bed.token()?);
-        bed.comes_to(&format!("UPDATE orders SET v = 7, fence = {a}"), ROW, &format!("7|{a}"))?;
-        bed.comes_to(&(set(b) + "UPDATE orders SET v = 7"), ROW, &format!("7|{b}"))?;
-        bed.comes_to(&(set(a) + "DELETE FROM orders"), ROW, "")?;
-        bed.comes_to("UPDATE orders SET v = 7", ROW, "PF002")?;
-        bed.comes_to("UPDATE orders SET v = 7, fence = NULL", ROW, "PF002")?;
-        bed.comes_to("DELETE FROM orders", ROW, "PF002")?;
-        bed.comes_to(&format!("UPDATE orders SET v = 7, fence = {HUGE}"), ROW, "PF003")?;
+        let mut db = TestDatabase::orders(lab, &format!("mode => '{mode}'"))?;
+        let (a, b) = (db.token()?, db.token()?);
+        db.comes_to(&format!("UPDATE orders SET v = 7, fence = {a}"), ROW, &format!("7|{a}"))?;
+        db.comes_to(&(set(b) + "UPDATE orders SET v = 7"), ROW, &format!("7|{b}"))?;
+        db.comes_to(&(set(a) + "DELETE FROM orders"), ROW, "")?;
+        db.comes_to("UPDATE orders SET v = 7", ROW, "PF002")?;
+        db.comes_to("UPDATE orders SET v = 7, fence = NULL", ROW, "PF002")?;
+        db.comes_to("DELETE FROM orders", ROW, "PF002")?;
+        db.comes_to(&format!("UPDATE orders SET v = 7, fence = {HUGE}"), ROW, "PF003")?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn truncate_is_refused(lab: &Lab) -> Result<()> {
-    let (mut bed, [.., c, _]) = with_four_tokens(lab, "")?;
-    bed.run(
+    let (mut db, [.., c, _]) = with_four_tokens(lab, "")?;
+    db.run(
         "CREATE TABLE head (id int PRIMARY KEY); INSERT INTO head VALUES (1); \
          ALTER TABLE orders ADD FOREIGN KEY (id) REFERENCES head",
     )?;
-    bed.comes_to("TRUNCATE orders", ROW, "PF005")?;
-    bed.comes_to(&(set(c) + "TRUNCATE orders"), ROW, "PF005")?;
-    bed.comes_to("TRUNCATE head CASCADE", ROW, "PF005")?;
-    bed.comes_to("TRUNCATE head, orders RESTART IDENTITY", ROW, "PF005")?;
+    db.comes_to("TRUNCATE orders", ROW, "PF005")?;
+    db.comes_to(&(set(c) + "TRUNCATE orders"), ROW, "PF005")?;
+    db.comes_to("TRUNCATE head CASCADE", ROW, "PF005")?;
+    db.comes_to("TRUNCATE head, orders RESTART IDENTITY", ROW, "PF005")?;
     // As the hint says, the owner can.
     let owner = "SELECT fence_unprotect('orders'); TRUNCATE orders; SELECT fence_protect('orders')";
-    bed.comes_to(owner, "SELECT count(*) FROM orders", "0")?;
-    bed.run("SET session_replication_role = replica")?;
-    bed.comes_to("TRUNCATE orders", "SELECT count(*) FROM orders", "0")
+    db.comes_to(owner, "SELECT count(*) FROM orders", "0")?;
+    db.run("SET session_replication_role = replica")?;
+    db.comes_to("TRUNCATE orders", "SELECT count(*) FROM orders", "0")
 }
 
+#[lab_test]
 fn a_token_never_issued_leaves_the_row_writable(lab: &Lab) -> Result<()> {
-    let (mut bed, [_, b, c, _]) = with_four_tokens(lab, "events => 'insert,update,delete'")?;
-    bed.refused(&format!("UPDATE orders SET fence = {HUGE}"), "PF003")?;
-    bed.refused(&format!("INSERT INTO orders VALUES (2, 0, {HUGE})"), "PF003")?;
-    shows(&mut bed, "TABLE orders", &format!("1|0|{b}"))?;
-    bed.run(&format!("UPDATE orders SET v = 7, fence = {c}"))?;
-    bed.run(&format!("INSERT INTO orders VALUES (2, 0, {c})"))?;
+    let (mut db, [_, b, c, _]) = with_four_tokens(lab, "events => 'insert,update,delete'")?;
+    db.refused(&format!("UPDATE orders SET fence = {HUGE}"), "PF003")?;
+    db.refused(&format!("INSERT INTO orders VALUES (2, 0, {HUGE})"), "PF003")?;
+    shows(&mut db, "TABLE orders", &format!("1|0|{b}"))?;
+    db.run(&format!("UPDATE orders SET v = 7, fence = {c}"))?;
+    db.run(&format!("INSERT INTO orders VALUES (2, 0, {c})"))?;
     // What was never issued then is issued in its turn, and known at once to every session.
-    let mut other = bed.another()?;
+    let mut other = db.another()?;
     other.refused(&format!("UPDATE orders SET fence = {}", c + 2), "PF003")?;
-    let next = bed.token()?;
+    let next = db.token()?;
     ensure!(next == c + 2);
     other.run(&format!("UPDATE orders SET fence = {next}"))
 }
 
+#[lab_test]
 fn an_orm_that_writes_every_column_back_needs_only_the_setting(lab: &Lab) -> Result<()> {
-    let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
-    let mut orm = bed.another()?;
+    let (mut db, [_, b, c, d]) = with_four_tokens(lab, "")?;
+    let mut orm = db.another()?;
     // It loads the row with token b, and saves all that it has loaded.
     let mut save = |token: i64, v: i32, loaded: i64| {
         let mut transaction = orm.transaction()?;
@@ -168,58 +158,61 @@ fn an_orm_that_writes_every_column_back_needs_only_the_setting(lab: &Lab) -> Res
         transaction.commit()
     };
     save(c, 7, b)?;
-    shows(&mut bed, ROW, &format!("7|{c}"))?;
+    shows(&mut db, ROW, &format!("7|{c}"))?;
     // What it loaded before another's write is older than the row.
     let stale = save(d, 8, b).map_err(pg_test::Fault::from);
     pg_test::fault::expect_err(stale, "PF001")?;
-    shows(&mut bed, ROW, &format!("7|{c}"))?;
+    shows(&mut db, ROW, &format!("7|{c}"))?;
     save(d, 8, c)?;
-    shows(&mut bed, ROW, &format!("8|{d}"))
+    shows(&mut db, ROW, &format!("8|{d}"))
 }
 
+#[lab_test]
 fn one_holder_writes_a_strict_row_again_by_renewing(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "")?;
-    let first = bed.grant("order:1")?;
-    bed.run(&format!("UPDATE orders SET v = 1, fence = {first}"))?;
-    bed.refused(&format!("UPDATE orders SET v = 2, fence = {first}"), "PF001")?;
-    bed.run(&format!("UPDATE orders SET v = 2, fence = lease_renew('order:1', {first})"))?;
-    bed.run(&format!("UPDATE orders SET v = 3, fence = lease_release('order:1', {first})"))?;
-    shows(&mut bed, ROW, &format!("3|{}", first + 2))
+    let mut db = TestDatabase::orders(lab, "")?;
+    let first = db.grant("order:1")?;
+    db.run(&format!("UPDATE orders SET v = 1, fence = {first}"))?;
+    db.refused(&format!("UPDATE orders SET v = 2, fence = {first}"), "PF001")?;
+    db.run(&format!("UPDATE orders SET v = 2, fence = lease_renew('order:1', {first})"))?;
+    db.run(&format!("UPDATE orders SET v = 3, fence = lease_release('order:1', {first})"))?;
+    shows(&mut db, ROW, &format!("3|{}", first + 2))
 }
 
+#[lab_test]
 fn a_null_hints_at_a_lost_lease(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "")?;
-    let lost = bed.grant("order:1")?;
-    let held = bed.take_over("order:1")?;
-    bed.run(&format!("UPDATE orders SET fence = {held}"))?;
+    let mut db = TestDatabase::orders(lab, "")?;
+    let lost = db.grant("order:1")?;
+    let held = db.take_over("order:1")?;
+    db.run(&format!("UPDATE orders SET fence = {held}"))?;
     for call in ["lease_renew", "lease_release"] {
         let sql = format!("UPDATE orders SET v = 7, fence = {call}('order:1', {lost})");
-        let fault = bed.refused(&sql, "PF002")?;
+        let fault = db.refused(&sql, "PF002")?;
         let hint = fault.hint.as_deref().unwrap_or_default();
         ensure!(hint.contains("lease_renew") && hint.contains("lease_release"), "{fault}");
     }
-    shows(&mut bed, ROW, &format!("0|{held}"))
+    shows(&mut db, ROW, &format!("0|{held}"))
 }
 
+#[lab_test]
 fn a_refused_row_refuses_its_whole_statement(lab: &Lab) -> Result<()> {
-    let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
-    bed.run("INSERT INTO orders SELECT n FROM generate_series(2, 200) AS n")?;
-    bed.run(&format!("UPDATE orders SET fence = {d} WHERE id = 120"))?;
+    let (mut db, [_, b, c, d]) = with_four_tokens(lab, "")?;
+    db.run("INSERT INTO orders SELECT n FROM generate_series(2, 200) AS n")?;
+    db.run(&format!("UPDATE orders SET fence = {d} WHERE id = 120"))?;
     let before = "SELECT count(*), sum(v), count(fence), max(fence) FROM orders";
     let all = format!("200|0|2|{d}");
-    shows(&mut bed, before, &all)?;
+    shows(&mut db, before, &all)?;
     for sql in [
         format!("UPDATE orders SET v = 7, fence = {c}"),
         format!("SET pg_fence.token = '{c}'; UPDATE orders SET v = 7; RESET pg_fence.token"),
         format!("SET pg_fence.token = '{c}'; DELETE FROM orders; RESET pg_fence.token"),
         format!("UPDATE orders SET v = 7, fence = {c} WHERE id > 100 RETURNING id"),
     ] {
-        bed.refused(&sql, "PF001")?;
-        shows(&mut bed, before, &all)?;
+        db.refused(&sql, "PF001")?;
+        shows(&mut db, before, &all)?;
     }
-    bed.run(&format!("UPDATE orders SET v = 7, fence = {c} WHERE id <> 120"))?;
+    db.run(&format!("UPDATE orders SET v = 7, fence = {c} WHERE id <> 120"))?;
     shows(
-        &mut bed,
+        &mut db,
         "SELECT fence, count(*) FROM orders GROUP BY 1 ORDER BY 1",
         &format!("{c}|199 {d}|1"),
     )?;
@@ -227,6 +220,7 @@ fn a_refused_row_refuses_its_whole_statement(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_write_that_waited_is_judged_by_the_row_as_it_is_then(lab: &Lab) -> Result<()> {
     let cases = [
         "UPDATE orders SET v = 7, fence = {t} WHERE id = 1",
@@ -237,25 +231,25 @@ fn a_write_that_waited_is_judged_by_the_row_as_it_is_then(lab: &Lab) -> Result<(
          WHEN MATCHED THEN UPDATE SET v = 7, fence = {t}",
         "UPDATE orders o SET v = 7, fence = {t} FROM (VALUES (1)) AS s (id) WHERE s.id = o.id",
     ];
-    let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
+    let (mut db, [_, b, c, d]) = with_four_tokens(lab, "")?;
     for sql in cases {
         // The newer holder writes, the older one waits for it and is refused.
-        bed.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {d}"))?;
-        let mut older = Background::connect(&bed.db().conninfo())?;
+        db.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {d}"))?;
+        let mut older = Background::connect(&db.database().conninfo())?;
         older.run("BEGIN")?;
         older.send(&sql.replace("{t}", &c.to_string()))?;
         older.wait_until_blocked()?;
-        bed.run("COMMIT")?;
+        db.run("COMMIT")?;
         older.refused("PF001")?;
-        shows(&mut bed, ROW, &format!("1|{d}"))?;
+        shows(&mut db, ROW, &format!("1|{d}"))?;
         // Had the newer one given up, the older one would have passed.
-        reset(&mut bed, b)?;
-        bed.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {d}"))?;
-        let mut older = Background::connect(&bed.db().conninfo())?;
+        reset(&mut db, b)?;
+        db.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {d}"))?;
+        let mut older = Background::connect(&db.database().conninfo())?;
         older.run("BEGIN")?;
         older.send(&sql.replace("{t}", &c.to_string()))?;
         older.wait_until_blocked()?;
-        bed.run("ROLLBACK")?;
+        db.run("ROLLBACK")?;
         older.rows()?;
         older.run("ROLLBACK")?;
     }
@@ -263,56 +257,59 @@ fn a_write_that_waited_is_judged_by_the_row_as_it_is_then(lab: &Lab) -> Result<(
 }
 
 /// Puts a token into all rows as no client could.
-fn reset(bed: &mut Bed, token: i64) -> Result<()> {
-    bed.run(&format!(
+fn reset(db: &mut TestDatabase, token: i64) -> Result<()> {
+    db.run(&format!(
         "SET session_replication_role = replica; UPDATE orders SET v = 0, fence = {token}; \
          RESET session_replication_role"
     ))
 }
 
+#[lab_test]
 fn a_write_at_repeatable_read_fails_by_itself(lab: &Lab) -> Result<()> {
-    let (mut bed, [_, b, c, d]) = with_four_tokens(lab, "")?;
+    let (mut db, [_, b, c, d]) = with_four_tokens(lab, "")?;
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        reset(&mut bed, b)?;
-        let mut older = bed.another()?;
+        reset(&mut db, b)?;
+        let mut older = db.another()?;
         older.run(&format!("BEGIN ISOLATION LEVEL {level}; SELECT * FROM orders"))?;
-        bed.run(&format!("UPDATE orders SET v = 1, fence = {d}"))?;
+        db.run(&format!("UPDATE orders SET v = 1, fence = {d}"))?;
         older.refused(&format!("UPDATE orders SET v = 7, fence = {c}"), "40001")?;
-        shows(&mut bed, ROW, &format!("1|{d}"))?;
+        shows(&mut db, ROW, &format!("1|{d}"))?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn under_replica_a_trigger_that_always_fires_checks_the_order_only(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let arguments =
             format!("mode => '{mode}', events => 'insert,update,delete', always => true");
-        let (mut bed, [a, b, c, _]) = with_four_tokens(lab, &arguments)?;
-        bed.run("SET session_replication_role = replica")?;
+        let (mut db, [a, b, c, _]) = with_four_tokens(lab, &arguments)?;
+        db.run("SET session_replication_role = replica")?;
         let update = |fence: &str| format!("UPDATE orders SET v = 7, fence = {fence}");
-        bed.comes_to(&update(&c.to_string()), ROW, &format!("7|{c}"))?;
-        bed.comes_to(&update(&a.to_string()), ROW, "PF001")?;
-        bed.comes_to(&(set(c) + &update(&a.to_string())), ROW, "PF001")?;
+        db.comes_to(&update(&c.to_string()), ROW, &format!("7|{c}"))?;
+        db.comes_to(&update(&a.to_string()), ROW, "PF001")?;
+        db.comes_to(&(set(c) + &update(&a.to_string())), ROW, "PF001")?;
         // The subscriber's sequence knows nothing of the publisher's tokens.
-        bed.comes_to(&update(&HUGE.to_string()), ROW, &format!("7|{HUGE}"))?;
+        db.comes_to(&update(&HUGE.to_string()), ROW, &format!("7|{HUGE}"))?;
         let equal = if mode == "strict" { "PF001".to_owned() } else { format!("7|{b}") };
-        bed.comes_to(&update(&b.to_string()), ROW, &equal)?;
-        bed.comes_to("DELETE FROM orders", ROW, "")?;
+        db.comes_to(&update(&b.to_string()), ROW, &equal)?;
+        db.comes_to("DELETE FROM orders", ROW, "")?;
         let second = "SELECT fence FROM orders WHERE id = 2";
-        bed.comes_to(
+        db.comes_to(
             &format!("INSERT INTO orders VALUES (2, 7, {HUGE})"),
             second,
             &HUGE.to_string(),
         )?;
-        bed.comes_to("INSERT INTO orders VALUES (2, 7)", second, "-")?;
+        db.comes_to("INSERT INTO orders VALUES (2, 7)", second, "-")?;
         // No setting is stamped there.
-        bed.comes_to(&(set(c) + "INSERT INTO orders VALUES (2, 7)"), second, "-")?;
+        db.comes_to(&(set(c) + "INSERT INTO orders VALUES (2, 7)"), second, "-")?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn under_replica_an_ordinary_trigger_does_not_fire(lab: &Lab) -> Result<()> {
-    let (mut bed, [a, ..]) = with_four_tokens(lab, "")?;
-    bed.run("SET session_replication_role = replica")?;
-    bed.comes_to(&format!("UPDATE orders SET v = 7, fence = {a}"), ROW, &format!("7|{a}"))
+    let (mut db, [a, ..]) = with_four_tokens(lab, "")?;
+    db.run("SET session_replication_role = replica")?;
+    db.comes_to(&format!("UPDATE orders SET v = 7, fence = {a}"), ROW, &format!("7|{a}"))
 }

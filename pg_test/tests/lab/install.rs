@@ -1,24 +1,10 @@
 //! Where the extension goes, that it goes without a trace, and a sequence that somebody altered.
 
-use pg_test::{ensure, Calls, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Database, Lab, Result, Session};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-pg_test::trials![
-    columns_of_a_later_version_are_kept,
-    cargo_pgrx_has_every_part_of_the_script,
-    only_a_superuser_installs_it,
-    by_default_it_goes_to_the_first_schema_of_the_path,
-    it_works_in_a_schema_of_any_name,
-    it_does_not_move_to_another_schema,
-    everything_in_it_has_a_comment,
-    dropping_it_leaves_nothing_behind,
-    dropping_it_is_refused_while_a_table_is_fenced,
-    an_altered_sequence_is_refused_before_it_does_harm,
-    a_sequence_under_another_name_is_refused,
-    a_library_without_its_sql_objects_says_how_to_mend_it,
-];
-
+#[lab_test]
 fn only_a_superuser_installs_it(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let role = db.role("dba")?;
@@ -27,6 +13,7 @@ fn only_a_superuser_installs_it(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn by_default_it_goes_to_the_first_schema_of_the_path(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let mut session = db.connect()?;
@@ -42,6 +29,7 @@ fn by_default_it_goes_to_the_first_schema_of_the_path(lab: &Lab) -> Result<()> {
     session.run("SELECT lease_acquire('job')")
 }
 
+#[lab_test]
 fn it_works_in_a_schema_of_any_name(lab: &Lab) -> Result<()> {
     for schema in ["app", "\"My App\"", "fence_app"] {
         let db = lab.bare_database()?;
@@ -72,6 +60,7 @@ fn it_works_in_a_schema_of_any_name(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn it_does_not_move_to_another_schema(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -80,6 +69,7 @@ fn it_does_not_move_to_another_schema(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn everything_in_it_has_a_comment(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -150,6 +140,7 @@ fn catalog(session: &mut Session) -> Result<BTreeSet<String>> {
     Ok(rows.into_iter().filter_map(|mut row| row.remove(0)).collect())
 }
 
+#[lab_test]
 fn dropping_it_leaves_nothing_behind(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let (user, admin) = (db.role("user")?, db.role("admin")?);
@@ -177,6 +168,7 @@ fn same(before: &BTreeSet<String>, after: &BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn dropping_it_is_refused_while_a_table_is_fenced(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -206,6 +198,7 @@ fn state(session: &mut Session) -> Result<Option<String>> {
     )
 }
 
+#[lab_test]
 fn an_altered_sequence_is_refused_before_it_does_harm(lab: &Lab) -> Result<()> {
     for (alter, mend) in [
         ("CACHE 10", "CACHE 1"),
@@ -247,6 +240,7 @@ fn an_altered_sequence_is_refused_before_it_does_harm(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_sequence_under_another_name_is_refused(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -261,6 +255,7 @@ fn a_sequence_under_another_name_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_library_without_its_sql_objects_says_how_to_mend_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -281,6 +276,7 @@ fn a_library_without_its_sql_objects_says_how_to_mend_it(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn columns_of_a_later_version_are_kept(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut admin) = (db.connect()?, db.connect()?);
@@ -316,6 +312,7 @@ fn columns_of_a_later_version_are_kept(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn cargo_pgrx_has_every_part_of_the_script(_: &Lab) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let library = std::fs::read_to_string(root.join("src/lib.rs"))?;

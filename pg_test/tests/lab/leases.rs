@@ -1,28 +1,8 @@
 //! The life of a lease, and what is shown of it, one session at a time.
 
-use pg_test::{ensure, Calls, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
-pg_test::trials![
-    a_lease_is_had_by_one_at_a_time,
-    a_lease_that_is_taken_is_taken_whoever_asks,
-    names_are_compared_byte_by_byte,
-    a_renewal_moves_the_deadline_and_counts,
-    the_ttl_of_a_renewal_is_the_one_last_asked_for,
-    an_expired_lease_is_never_revived,
-    a_late_release_does_not_end_the_next_grant,
-    calls_can_be_nested_in_one_statement,
-    the_view_shows_each_state,
-    the_view_has_these_columns_and_types,
-    the_view_describes_the_session_where_no_holder_is_named,
-    metadata_is_kept_as_given,
-    metadata_from_a_table_outlives_the_table,
-    info_is_the_view_for_one_name,
-    pruning_deletes_what_ended_long_ago,
-    pruning_never_lowers_a_token,
-    pruning_leaves_what_is_guarded,
-    pruning_takes_all_that_ended,
-];
-
+#[lab_test]
 fn a_lease_is_had_by_one_at_a_time(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut a, mut b) = (db.connect()?, db.connect()?);
@@ -38,6 +18,7 @@ fn a_lease_is_had_by_one_at_a_time(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_lease_that_is_taken_is_taken_whoever_asks(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -53,6 +34,7 @@ fn a_lease_that_is_taken_is_taken_whoever_asks(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn names_are_compared_byte_by_byte(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -71,6 +53,7 @@ fn names_are_compared_byte_by_byte(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_renewal_moves_the_deadline_and_counts(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -96,6 +79,7 @@ fn deadline(session: &mut Session) -> Result<i64> {
     session.granted("SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM fence.leases")
 }
 
+#[lab_test]
 fn the_ttl_of_a_renewal_is_the_one_last_asked_for(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -115,6 +99,7 @@ fn the_ttl_of_a_renewal_is_the_one_last_asked_for(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_expired_lease_is_never_revived(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut a, mut b) = (db.connect()?, db.connect()?);
@@ -135,6 +120,7 @@ fn an_expired_lease_is_never_revived(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_late_release_does_not_end_the_next_grant(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut a, mut b) = (db.connect()?, db.connect()?);
@@ -154,6 +140,7 @@ fn a_late_release_does_not_end_the_next_grant(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn calls_can_be_nested_in_one_statement(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -171,6 +158,7 @@ fn calls_can_be_nested_in_one_statement(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_view_shows_each_state(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -206,6 +194,7 @@ fn the_view_shows_each_state(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_view_has_these_columns_and_types(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let columns: Vec<String> = db.connect()?.one(
@@ -233,6 +222,7 @@ fn the_view_has_these_columns_and_types(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_view_describes_the_session_where_no_holder_is_named(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.conninfo().application("night run").connect()?;
@@ -247,6 +237,7 @@ fn the_view_describes_the_session_where_no_holder_is_named(lab: &Lab) -> Result<
     ))
 }
 
+#[lab_test]
 fn metadata_is_kept_as_given(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -265,6 +256,7 @@ fn metadata_is_kept_as_given(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn metadata_from_a_table_outlives_the_table(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -291,6 +283,7 @@ fn metadata_from_a_table_outlives_the_table(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn info_is_the_view_for_one_name(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -311,6 +304,7 @@ fn info_is_the_view_for_one_name(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn pruning_deletes_what_ended_long_ago(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -328,6 +322,7 @@ fn pruning_deletes_what_ended_long_ago(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn pruning_never_lowers_a_token(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -341,6 +336,7 @@ fn pruning_never_lowers_a_token(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn pruning_leaves_what_is_guarded(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut worker, mut admin) = (db.connect()?, db.connect()?);
@@ -355,6 +351,7 @@ fn pruning_leaves_what_is_guarded(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn pruning_takes_all_that_ended(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;

@@ -1,14 +1,6 @@
 //! One transaction has no more than a quarter of the server's lock table, so that others can still work.
 
-use pg_test::{ensure, Calls, Cluster, Lab, Result, Session};
-
-pg_test::trials![
-    one_transaction_does_not_fill_the_lock_table,
-    a_write_of_many_bound_rows_is_refused_in_time,
-    what_is_given_back_is_counted_off,
-    a_thousand_leases_at_once_are_few_enough,
-    prepared_transactions_count_for_themselves,
-];
+use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
 
 /// A server with a small lock table.
 fn small(lab: &Lab) -> Result<(Cluster, Session)> {
@@ -64,6 +56,7 @@ fn acquire_until_refused(session: &mut Session, prefix: &str) -> Result<()> {
     unreachable!("there are always more numbers")
 }
 
+#[lab_test]
 fn one_transaction_does_not_fill_the_lock_table(lab: &Lab) -> Result<()> {
     let (cluster, mut outside) = small(lab)?;
     let quarter = quarter(&mut outside)?;
@@ -92,6 +85,7 @@ fn one_transaction_does_not_fill_the_lock_table(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_write_of_many_bound_rows_is_refused_in_time(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = small(lab)?;
     let quarter = quarter(&mut session)?;
@@ -117,6 +111,7 @@ fn a_write_of_many_bound_rows_is_refused_in_time(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_is_given_back_is_counted_off(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = small(lab)?;
     let mut other = cluster.connect("postgres")?;
@@ -151,6 +146,7 @@ fn what_is_given_back_is_counted_off(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_thousand_leases_at_once_are_few_enough(lab: &Lab) -> Result<()> {
     // As the server comes.
     let defaults = [("max_connections", "100"), ("max_prepared_transactions", "0")];
@@ -169,6 +165,7 @@ fn a_thousand_leases_at_once_are_few_enough(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn prepared_transactions_count_for_themselves(lab: &Lab) -> Result<()> {
     let (_cluster, mut session) = small(lab)?;
     acquire_until_refused(&mut session, "first")?;

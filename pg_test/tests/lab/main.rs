@@ -1,186 +1,78 @@
-//! All tests that need a server, in one program with one shared server.
+//! All tests that need a server, in one program with one shared server. A function marked with `#[lab_test]`
+//! in any of these files is one.
 
 mod attacks;
 mod audit;
 mod backtraces;
-mod batch;
-mod bench;
-mod bound;
-mod cascades;
+mod bound_tables;
 mod chaos;
-mod clocks;
-mod closing;
+mod clock_steps;
 mod cursors;
+mod decision_time;
+mod documented_limits;
 mod durability;
 mod encodings;
-mod epochs;
+mod epoch_jumps;
+mod error_secrecy;
 mod errors;
+mod failed_calls;
 mod failover;
 mod fence;
-mod gaps;
+mod foreign_key_cascades;
+mod guard_locks;
 mod guards;
 mod imported_snapshots;
-mod info;
-mod inputs;
 mod install;
+mod isolation_specs;
+mod lab_itself;
+mod lease_info;
 mod leases;
-mod leaving;
-mod leftovers;
-mod limits;
-mod line;
+mod leaving_the_queue;
 mod lock_table;
-mod lockout;
 mod managed;
-mod mingled;
-mod misuse;
+mod misplaced_triggers;
+mod mixed_modes;
 mod orm;
 mod partitions;
-mod paths;
 mod pipelines;
 mod pooler;
 mod promotions;
 mod protect;
-mod races;
-mod readers;
+mod queue_order;
+mod queue_wakeup;
+mod read_only;
 mod readme;
 mod reclaim;
+mod release_and_revoke;
+mod remembered_verdicts;
 mod restores;
 mod roles;
-mod secrets;
+mod row_comparison_gaps;
+mod server_starts;
 mod session_leases;
-mod setting;
-mod shapes;
+mod session_races;
+mod several_leases;
+mod shared_grants;
+mod signatures_and_inputs;
 mod slots;
-mod smoke;
 mod snapshots;
 mod soak;
-mod specs;
-mod starts;
 mod state_maintenance;
 mod state_repack;
 mod state_writes;
 mod stories;
 mod subscriptions;
 mod support;
-mod times;
-mod together;
+mod table_shapes;
+mod token_setting;
 mod tokens;
-mod tries;
-mod uncommitted;
+mod tries_without_wait;
+mod uncommitted_grants;
 mod upgrades;
-mod verdicts;
-mod verify;
+mod verify_option;
 mod waits;
-mod woken;
+mod write_paths;
 
-use libtest_mimic::Arguments;
-use pg_test::Lab;
-use std::path::Path;
-use std::process::ExitCode;
-use std::sync::{Arc, OnceLock};
-
-fn main() -> ExitCode {
-    // So that a failure can name the line of its test.
-    std::env::set_var("RUST_LIB_BACKTRACE", "1");
-    let mut arguments = Arguments::from_args();
-    // Tests mostly wait for the server and the disk, so a few more than cores pay.
-    arguments.test_threads.get_or_insert(4);
-    let modules = [
-        attacks::trials(),
-        audit::trials(),
-        audit::columns::trials(),
-        audit::managed::trials(),
-        audit::rights::trials(),
-        audit::settings::trials(),
-        audit::state::trials(),
-        audit::tree::trials(),
-        audit::triggers::trials(),
-        backtraces::trials(),
-        batch::trials(),
-        bench::trials(),
-        bound::trials(),
-        cascades::trials(),
-        chaos::trials(),
-        clocks::trials(),
-        closing::trials(),
-        cursors::trials(),
-        durability::trials(),
-        encodings::trials(),
-        epochs::trials(),
-        errors::trials(),
-        failover::trials(),
-        fence::trials(),
-        gaps::trials(),
-        guards::trials(),
-        imported_snapshots::trials(),
-        info::trials(),
-        inputs::trials(),
-        install::trials(),
-        leases::trials(),
-        leaving::trials(),
-        leftovers::trials(),
-        limits::trials(),
-        line::trials(),
-        lock_table::trials(),
-        lockout::trials(),
-        managed::trials(),
-        mingled::trials(),
-        misuse::trials(),
-        orm::trials(),
-        partitions::trials(),
-        paths::trials(),
-        pipelines::trials(),
-        pooler::trials(),
-        promotions::trials(),
-        protect::trials(),
-        races::trials(),
-        readers::trials(),
-        readme::trials(),
-        reclaim::trials(),
-        restores::trials(),
-        roles::trials(),
-        secrets::trials(),
-        session_leases::trials(),
-        setting::trials(),
-        shapes::trials(),
-        slots::trials(),
-        smoke::trials(),
-        snapshots::trials(),
-        soak::trials(),
-        specs::trials(),
-        state_maintenance::trials(),
-        state_repack::trials(),
-        state_writes::trials(),
-        starts::trials(),
-        stories::trials(),
-        subscriptions::trials(),
-        times::trials(),
-        together::trials(),
-        tokens::trials(),
-        tries::trials(),
-        uncommitted::trials(),
-        upgrades::trials(),
-        verdicts::trials(),
-        verify::trials(),
-        waits::trials(),
-        woken::trials(),
-    ];
-
-    static LAB: OnceLock<Arc<Lab>> = OnceLock::new();
-    if !arguments.list {
-        match Lab::start(Path::new(env!("CARGO_BIN_EXE_pg_test"))) {
-            Ok(lab) => drop(LAB.set(Arc::new(lab))),
-            Err(error) => {
-                eprintln!("the lab does not start: {error:?}");
-                return ExitCode::FAILURE;
-            }
-        }
-    }
-    let lab = || LAB.get().expect("it was started above").clone();
-    let trials = modules.into_iter().flatten().map(|trial| trial.with(lab)).collect();
-    let conclusion = libtest_mimic::run(&arguments, trials);
-    if let Some(lab) = LAB.get() {
-        lab.close();
-    }
-    conclusion.exit_code()
+fn main() -> std::process::ExitCode {
+    pg_test::test_case::run_all(env!("CARGO_BIN_EXE_pg_test").as_ref())
 }

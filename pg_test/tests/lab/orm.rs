@@ -2,13 +2,7 @@
 //! and whoever has merely read, or lost its lease, is refused, refreshed or not.
 
 use pg_test::orm::{self, Runtime};
-use pg_test::{ensure, Lab, Result};
-
-pg_test::trials![;
-    slow: django_saves_only_under_a_lease,
-    sqlalchemy_saves_only_under_a_lease_and_keeps_its_version,
-    typeorm_saves_only_under_a_lease,
-];
+use pg_test::{ensure, lab_test, Lab, Result};
 
 const PYTHON: Runtime =
     Runtime::Python(&["django==5.2.19", "sqlalchemy==2.1.9", "psycopg[binary]==3.3.9"]);
@@ -33,6 +27,7 @@ fn tells(lab: &Lab, runtime: Runtime, program: &str, wanted: &str) -> Result<()>
     Ok(())
 }
 
+#[lab_test(slow)]
 fn django_saves_only_under_a_lease(lab: &Lab) -> Result<()> {
     tells(
         lab,
@@ -69,6 +64,7 @@ fn django_saves_only_under_a_lease(lab: &Lab) -> Result<()> {
     )
 }
 
+#[lab_test(slow)]
 fn sqlalchemy_saves_only_under_a_lease_and_keeps_its_version(lab: &Lab) -> Result<()> {
     tells(
         lab,
@@ -103,6 +99,7 @@ fn sqlalchemy_saves_only_under_a_lease_and_keeps_its_version(lab: &Lab) -> Resul
     )
 }
 
+#[lab_test(slow)]
 fn typeorm_saves_only_under_a_lease(lab: &Lab) -> Result<()> {
     tells(
         lab,

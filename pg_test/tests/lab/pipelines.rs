@@ -2,16 +2,11 @@
 
 use bytes::BytesMut;
 use pg_test::process::wait_until;
-use pg_test::{ensure, Calls, Database, Lab, Result};
+use pg_test::{ensure, lab_test, Calls, Database, Lab, Result};
 use postgres_protocol::message::frontend;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
-
-pg_test::trials![
-    what_discards_a_session_s_locks_leaves_its_guards,
-    a_guard_is_warned_of_only_where_nothing_follows_it,
-];
 
 /// Opens a connection of its own and sends the messages that `write` writes.
 fn send(db: &Database, write: impl Fn(&mut BytesMut) -> Result<()>) -> Result<TcpStream> {
@@ -36,6 +31,7 @@ fn bind(portal: &str, statement: &str, to: &mut BytesMut) -> Result<()> {
         .map_err(|_| std::io::Error::other("cannot bind").into())
 }
 
+#[lab_test]
 fn what_discards_a_session_s_locks_leaves_its_guards(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -82,6 +78,7 @@ fn what_discards_a_session_s_locks_leaves_its_guards(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_is_warned_of_only_where_nothing_follows_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let token = db.connect()?.acquire("job", "1 h")?;

@@ -1,21 +1,10 @@
 //! Behind PgBouncer in transaction mode, with fewer connections to the server than clients.
 
-use crate::support::crowd::nothing_is_left;
+use crate::support::concurrency::nothing_is_left;
 use pg_test::pooler::Pooler;
 use pg_test::process::wait_until;
-use pg_test::{ensure, Calls, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Database, Lab, Result, Session};
 use std::time::{Duration, Instant};
-
-pg_test::trials![
-    many_clients_on_few_connections_exclude_each_other,
-    a_lease_belongs_to_its_token_and_not_to_a_connection,
-    the_next_client_of_a_connection_inherits_no_guard,
-    set_local_is_the_transaction_s_own,
-    a_session_level_set_leaks_to_other_clients,
-    a_waiting_client_holds_a_connection,
-    a_cancelled_wait_gives_the_connection_back,
-    a_client_that_goes_away_leaves_neither_guard_nor_place_in_line,
-];
 
 /// A database, and a pooler with so many connections to it.
 fn pooled(lab: &Lab, connections: usize) -> Result<(Database, Pooler)> {
@@ -28,6 +17,7 @@ fn client(pooler: &Pooler, db: &Database) -> Result<Session> {
     pooler.conninfo(db.name()).connect()
 }
 
+#[lab_test]
 fn many_clients_on_few_connections_exclude_each_other(lab: &Lab) -> Result<()> {
     const CLIENTS: usize = 8;
     const TURNS: i64 = 3;
@@ -75,6 +65,7 @@ fn one_turn(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_lease_belongs_to_its_token_and_not_to_a_connection(lab: &Lab) -> Result<()> {
     let (db, pooler) = pooled(lab, 1)?;
     // All on one connection, one after the other.
@@ -95,6 +86,7 @@ fn a_lease_belongs_to_its_token_and_not_to_a_connection(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn the_next_client_of_a_connection_inherits_no_guard(lab: &Lab) -> Result<()> {
     let (db, pooler) = pooled(lab, 1)?;
     let (mut a, mut b) = (client(&pooler, &db)?, client(&pooler, &db)?);
@@ -114,6 +106,7 @@ fn the_next_client_of_a_connection_inherits_no_guard(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn set_local_is_the_transaction_s_own(lab: &Lab) -> Result<()> {
     let (db, pooler) = pooled(lab, 1)?;
     let (mut a, mut b) = (client(&pooler, &db)?, client(&pooler, &db)?);
@@ -132,6 +125,7 @@ fn set_local_is_the_transaction_s_own(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_session_level_set_leaks_to_other_clients(lab: &Lab) -> Result<()> {
     let (db, pooler) = pooled(lab, 1)?;
     let (mut a, mut b) = (client(&pooler, &db)?, client(&pooler, &db)?);
@@ -148,6 +142,7 @@ fn a_session_level_set_leaks_to_other_clients(lab: &Lab) -> Result<()> {
     b.refused("UPDATE t SET n = 2", "PF002").map(drop)
 }
 
+#[lab_test]
 fn a_waiting_client_holds_a_connection(lab: &Lab) -> Result<()> {
     let (db, pooler) = pooled(lab, 1)?;
     let mut direct = db.connect()?;
@@ -179,6 +174,7 @@ fn in_line(direct: &mut Session, count: i64) -> Result<()> {
     wait_until("they wait in line", limit, || direct.granted(sql).unwrap_or(-1) == count)
 }
 
+#[lab_test]
 fn a_cancelled_wait_gives_the_connection_back(lab: &Lab) -> Result<()> {
     let (db, pooler) = pooled(lab, 1)?;
     let mut direct = db.connect()?;
@@ -201,6 +197,7 @@ fn a_cancelled_wait_gives_the_connection_back(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn a_client_that_goes_away_leaves_neither_guard_nor_place_in_line(lab: &Lab) -> Result<()> {
     let (db, pooler) = pooled(lab, 3)?;
     let mut direct = db.connect()?;

@@ -1,22 +1,10 @@
 //! Standbys that are promoted, having missed what clients have seen.
 
-use crate::epochs::{floor, jumps, race_of, STRIDE};
-use crate::support::life::Life;
+use crate::epoch_jumps::{floor, jumps, race_of, STRIDE};
+use crate::support::history::History;
 use pg_test::process::wait_until;
-use pg_test::{ensure, Cluster, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Cluster, Lab, Result, Session};
 use std::time::Duration;
-
-pg_test::trials![
-    an_asynchronous_standby_promoted_behind_goes_on_above_all_that_was_seen,
-    a_second_older_standby_promoted_after_it_outruns_both,
-    a_standby_of_the_promoted_one_jumps_once_more,
-    a_standby_that_never_saw_a_draw_gives_no_token_twice,
-    a_take_over_that_the_standby_missed_lets_no_stale_write_land,
-    sessions_that_were_open_before_the_promotion_jump_once,
-    an_open_reader_does_not_hold_the_jump_of_a_promotion_up,
-    a_crash_right_after_the_first_draw_loses_neither_token_nor_jump,
-    a_standby_answers_questions_and_refuses_the_rest,
-];
 
 /// Cuts a standby off: what the primary does from now on, it will never know.
 pub fn cut(standby: &Cluster) -> Result<()> {
@@ -45,7 +33,7 @@ struct Pair {
     standby: Cluster,
     /// On the primary.
     session: Session,
-    life: Life,
+    history: History,
 }
 
 impl Pair {
@@ -53,9 +41,9 @@ impl Pair {
         let (primary, mut standbys) = family(lab, 1)?;
         let standby = standbys.remove(0);
         let mut session = primary.connect("postgres")?;
-        let life = Life::begin(&mut session)?;
+        let history = History::begin(&mut session)?;
         standby.wait_replayed(&primary)?;
-        Ok(Pair { primary, standby, session, life })
+        Ok(Pair { primary, standby, session, history })
     }
 
     /// The same, and the standby will know no more than that.
@@ -66,20 +54,21 @@ impl Pair {
     }
 }
 
+#[lab_test]
 fn an_asynchronous_standby_promoted_behind_goes_on_above_all_that_was_seen(
     lab: &Lab,
 ) -> Result<()> {
-    let Pair { primary, standby, mut session, mut life } = Pair::cut_off(lab)?;
+    let Pair { primary, standby, mut session, mut history } = Pair::cut_off(lab)?;
     // More than a standby's copy of the sequence is ahead by itself.
-    life.draw_more(&mut session, 100)?;
+    history.draw_more(&mut session, 100)?;
     primary.kill9()?;
     standby.promote()?;
     let mut session = standby.connect("postgres")?;
     let ahead: i64 = session.one("SELECT last_value FROM fence.token_seq", &[])?;
-    ensure!(ahead < life.seen, "the standby missed nothing: {ahead}, {}", life.seen);
+    ensure!(ahead < history.seen, "the standby missed nothing: {ahead}, {}", history.seen);
     ensure!(session.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 2);
     ensure!(jumps(&mut session)? == 0);
-    let next = life.goes_on(&mut session)?;
+    let next = history.goes_on(&mut session)?;
     ensure!(next > STRIDE && jumps(&mut session)? == 1);
     // Once, not once a session and not once a start.
     standby.restart()?;
@@ -89,38 +78,40 @@ fn an_asynchronous_standby_promoted_behind_goes_on_above_all_that_was_seen(
     Ok(())
 }
 
+#[lab_test]
 fn a_second_older_standby_promoted_after_it_outruns_both(lab: &Lab) -> Result<()> {
     let (primary, standbys) = family(lab, 2)?;
     let [first, second] = &standbys[..] else { unreachable!("two") };
     let mut session = primary.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
+    let mut history = History::begin(&mut session)?;
     second.wait_replayed(&primary)?;
     cut(second)?;
-    life.draw_more(&mut session, 70)?;
+    history.draw_more(&mut session, 70)?;
     first.wait_replayed(&primary)?;
     cut(first)?;
-    life.draw_more(&mut session, 70)?;
+    history.draw_more(&mut session, 70)?;
     primary.kill9()?;
 
     first.promote()?;
     let mut session = first.connect("postgres")?;
-    life.see(session.one("SELECT lease_renew('order:7', $1)", &[&life.token])?);
-    life.draw_more(&mut session, 70)?;
+    history.see(session.one("SELECT lease_renew('order:7', $1)", &[&history.token])?);
+    history.draw_more(&mut session, 70)?;
     first.kill9()?;
     // It calls its new timeline 2 as well, knowing of no other.
     let mut session = second.connect("postgres")?;
     second.promote()?;
     ensure!(session.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 2);
-    life.goes_on(&mut session)?;
+    history.goes_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
     Ok(())
 }
 
+#[lab_test]
 fn a_standby_of_the_promoted_one_jumps_once_more(lab: &Lab) -> Result<()> {
     let (primary, standbys) = family(lab, 2)?;
     let [first, second] = &standbys[..] else { unreachable!("two") };
     let mut session = primary.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
+    let mut history = History::begin(&mut session)?;
     for standby in &standbys {
         standby.wait_replayed(&primary)?;
     }
@@ -130,24 +121,25 @@ fn a_standby_of_the_promoted_one_jumps_once_more(lab: &Lab) -> Result<()> {
     second.configure(&[("primary_conninfo", &from)])?;
     second.restart()?;
     let mut session = first.connect("postgres")?;
-    life.token = session.one("SELECT lease_renew('order:7', $1)", &[&life.token])?;
-    life.see(life.token);
-    session.run(&format!("UPDATE orders SET total = 1, fence = {}", life.token))?;
+    history.token = session.one("SELECT lease_renew('order:7', $1)", &[&history.token])?;
+    history.see(history.token);
+    session.run(&format!("UPDATE orders SET total = 1, fence = {}", history.token))?;
     second.wait_replayed(first)?;
     let mut reader = second.connect("postgres")?;
     // It is as good as what it has replayed: the jump came with the stream.
     ensure!(jumps(&mut reader)? == 1);
-    ensure!(reader.one::<bool>("SELECT lease_check('order:7', $1)", &[&life.token])?);
+    ensure!(reader.one::<bool>("SELECT lease_check('order:7', $1)", &[&history.token])?);
     cut(second)?;
-    life.draw_more(&mut session, 70)?;
+    history.draw_more(&mut session, 70)?;
     first.kill9()?;
     second.promote()?;
     ensure!(reader.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 3);
-    life.goes_on(&mut reader)?;
+    history.goes_on(&mut reader)?;
     ensure!(jumps(&mut reader)? == 2);
     Ok(())
 }
 
+#[lab_test]
 fn a_standby_that_never_saw_a_draw_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (primary, standbys) = family(lab, 1)?;
     let standby = &standbys[0];
@@ -166,8 +158,9 @@ fn a_standby_that_never_saw_a_draw_gives_no_token_twice(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn a_take_over_that_the_standby_missed_lets_no_stale_write_land(lab: &Lab) -> Result<()> {
-    let Pair { primary, standby, mut session, life } = Pair::cut_off(lab)?;
+    let Pair { primary, standby, mut session, history } = Pair::cut_off(lab)?;
     // The lease changes hands, and only the primary knows.
     session.run("SELECT lease_revoke('order:7')")?;
     let second: i64 = session.one("SELECT lease_acquire('order:7', 'other')", &[])?;
@@ -176,20 +169,21 @@ fn a_take_over_that_the_standby_missed_lets_no_stale_write_land(lab: &Lab) -> Re
     standby.promote()?;
     let mut session = standby.connect("postgres")?;
     // Each believes to be the holder; neither speaks, for either may be the stale one.
-    for token in [life.token, second] {
+    for token in [history.token, second] {
         session.refused(&format!("UPDATE orders SET total = 2, fence = {token}"), "PF004")?;
         session.refused(&format!("SELECT lease_guard('order:7', {token})"), "PF004")?;
         ensure!(!session.one::<bool>("SELECT lease_check('order:7', $1)", &[&token])?);
     }
     // The second is none of the grant that survived, so it cannot renew: one holder at most goes on.
     ensure!(session.one::<Option<i64>>("SELECT lease_renew('order:7', $1)", &[&second])?.is_none());
-    let renewed: i64 = session.one("SELECT lease_renew('order:7', $1)", &[&life.token])?;
+    let renewed: i64 = session.one("SELECT lease_renew('order:7', $1)", &[&history.token])?;
     session.run(&format!("UPDATE orders SET total = 3, fence = {renewed}"))
 }
 
+#[lab_test]
 fn sessions_that_were_open_before_the_promotion_jump_once(lab: &Lab) -> Result<()> {
-    let Pair { primary, standby, mut session, mut life } = Pair::cut_off(lab)?;
-    life.draw_more(&mut session, 40)?;
+    let Pair { primary, standby, mut session, mut history } = Pair::cut_off(lab)?;
+    history.draw_more(&mut session, 40)?;
     let mut sessions = Vec::new();
     for _ in 0..16 {
         let mut session = standby.connect("postgres")?;
@@ -201,14 +195,15 @@ fn sessions_that_were_open_before_the_promotion_jump_once(lab: &Lab) -> Result<(
     standby.promote()?;
     let tokens = race_of(sessions, |n| format!("SELECT lease_acquire('racer {n}')"))?;
     let first = floor(&mut standby.connect("postgres")?)? + 1;
-    ensure!(tokens[0] > life.seen && tokens[0] == first, "{tokens:?}");
+    ensure!(tokens[0] > history.seen && tokens[0] == first, "{tokens:?}");
     ensure!(tokens.windows(2).all(|pair| pair[1] == pair[0] + 1), "{tokens:?}");
     ensure!(jumps(&mut standby.connect("postgres")?)? == 1);
     Ok(())
 }
 
+#[lab_test]
 fn an_open_reader_does_not_hold_the_jump_of_a_promotion_up(lab: &Lab) -> Result<()> {
-    let Pair { primary, standby, mut life, .. } = Pair::begin(lab)?;
+    let Pair { primary, standby, mut history, .. } = Pair::begin(lab)?;
     let mut reader = standby.connect("postgres")?;
     reader.run(
         "BEGIN ISOLATION LEVEL REPEATABLE READ; \
@@ -218,17 +213,18 @@ fn an_open_reader_does_not_hold_the_jump_of_a_promotion_up(lab: &Lab) -> Result<
     standby.promote()?;
     let mut session = standby.conninfo("postgres").set("statement_timeout", "20s").connect()?;
     session.run("BEGIN; CREATE TABLE t (n int)")?;
-    life.see(session.one("SELECT lease_acquire('open')", &[])?);
+    history.see(session.one("SELECT lease_acquire('open')", &[])?);
     let mut other = standby.conninfo("postgres").set("statement_timeout", "20s").connect()?;
-    life.goes_on(&mut other)?;
+    history.goes_on(&mut other)?;
     ensure!(jumps(&mut other)? == 1);
     reader.run("COMMIT")?;
     session.run("ROLLBACK")
 }
 
+#[lab_test]
 fn a_crash_right_after_the_first_draw_loses_neither_token_nor_jump(lab: &Lab) -> Result<()> {
-    let Pair { primary, standby, mut session, mut life } = Pair::cut_off(lab)?;
-    life.draw_more(&mut session, 40)?;
+    let Pair { primary, standby, mut session, mut history } = Pair::cut_off(lab)?;
+    history.draw_more(&mut session, 40)?;
     primary.kill9()?;
     standby.configure(&[("synchronous_commit", "off"), ("autovacuum", "off")])?;
     standby.promote()?;
@@ -239,26 +235,27 @@ fn a_crash_right_after_the_first_draw_loses_neither_token_nor_jump(lab: &Lab) ->
     }
     let mut session = standby.connect("postgres")?;
     session.run("BEGIN")?;
-    life.see(session.one("SELECT lease_acquire('first')", &[])?);
+    history.see(session.one("SELECT lease_acquire('first')", &[])?);
     standby.kill9()?;
     standby.start()?;
     let mut session = standby.connect("postgres")?;
-    life.goes_on(&mut session)?;
+    history.goes_on(&mut session)?;
     // Had the record of the jump been lost, there would be one more: never one too few.
     ensure!((1..=2).contains(&jumps(&mut session)?));
     Ok(())
 }
 
+#[lab_test]
 fn a_standby_answers_questions_and_refuses_the_rest(lab: &Lab) -> Result<()> {
-    let Pair { primary: _primary, standby, life, .. } = Pair::begin(lab)?;
+    let Pair { primary: _primary, standby, history, .. } = Pair::begin(lab)?;
     let mut session = standby.connect("postgres")?;
-    ensure!(session.one::<bool>("SELECT lease_check('order:7', $1)", &[&life.token])?);
-    ensure!(!session.one::<bool>("SELECT lease_check('order:7', $1)", &[&life.written])?);
+    ensure!(session.one::<bool>("SELECT lease_check('order:7', $1)", &[&history.token])?);
+    ensure!(!session.one::<bool>("SELECT lease_check('order:7', $1)", &[&history.written])?);
     let seen = session.text("SELECT state || ' ' || holder FROM lease_info('order:7')")?;
     ensure!(seen.as_deref() == Some("held worker"), "{seen:?}");
     ensure!(session.one::<i64>("SELECT count(*) FROM fence.leases", &[])? == 2);
     ensure!(session.one::<bool>("SELECT in_recovery AND timeline = 1 FROM fence_status()", &[])?);
-    let token = life.token;
+    let token = history.token;
     for call in [
         "SELECT lease_acquire('job')".to_owned(),
         "SELECT lease_acquire('order:7')".to_owned(),

@@ -1,25 +1,7 @@
 //! `fence_protect` and `fence_unprotect`: what they attach, to what they refuse to, what they leave.
 
-use crate::support::bed::{shows, Bed, ORDERS};
-use pg_test::{ensure, Background, Context, Lab, Result};
-
-pg_test::trials![
-    it_attaches_what_the_arguments_say,
-    called_again_it_attaches_anew,
-    called_again_it_keeps_what_the_call_leaves_out,
-    a_wrapper_that_passes_null_changes_nothing,
-    binding_and_unbinding_change_what_depends_on_the_lease,
-    it_adds_a_column_only_where_there_is_none,
-    names_are_quoted,
-    what_cannot_be_protected_is_refused,
-    what_means_nothing_is_refused,
-    a_table_that_changed_while_it_waited_is_looked_at_again,
-    a_partition_made_later_is_fenced_alike,
-    the_children_of_a_table_are_left_with_a_warning,
-    a_member_of_the_owner_may,
-    it_takes_off_the_fence_and_nothing_else,
-    it_takes_the_fence_off_a_whole_tree,
-];
+use crate::support::test_database::{shows, TestDatabase, ORDERS};
+use pg_test::{ensure, lab_test, Background, Context, Lab, Result};
 
 /// Triggers of ours on `orders` as \d shows them, without what is the same for all.
 const TRIGGERS: &str = "SELECT string_agg(tgenabled::text || ' ' || replace(replace(pg_get_triggerdef(oid), \
@@ -99,179 +81,187 @@ fn in_full(arguments: &str) -> String {
     given.into_iter().chain(named).collect::<Vec<_>>().join(", ")
 }
 
+#[lab_test]
 fn it_attaches_what_the_arguments_say(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
+    let mut db = TestDatabase::new(lab)?;
     for (arguments, triggers, truncate) in KINDS {
-        bed.run(&format!("DROP TABLE IF EXISTS orders; {ORDERS}"))?;
-        bed.protect(arguments)?;
-        shows(&mut bed, TRIGGERS, triggers)?;
-        shows(&mut bed, TRUNCATE, truncate)?;
+        db.run(&format!("DROP TABLE IF EXISTS orders; {ORDERS}"))?;
+        db.protect(arguments)?;
+        shows(&mut db, TRIGGERS, triggers)?;
+        shows(&mut db, TRUNCATE, truncate)?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn called_again_it_attaches_anew(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    bed.run(ORDERS)?;
-    bed.run("UPDATE orders SET fence = 7")?;
+    let mut db = TestDatabase::new(lab)?;
+    db.run(ORDERS)?;
+    db.run("UPDATE orders SET fence = 7")?;
     for (first, ..) in KINDS {
         for (arguments, triggers, truncate) in KINDS {
-            bed.run("SELECT fence_unprotect('orders')")?;
-            bed.protect(first)?;
-            bed.protect(&in_full(arguments))?;
-            shows(&mut bed, TRIGGERS, triggers).with_context(|| first)?;
-            shows(&mut bed, TRUNCATE, truncate).with_context(|| first)?;
+            db.run("SELECT fence_unprotect('orders')")?;
+            db.protect(first)?;
+            db.protect(&in_full(arguments))?;
+            shows(&mut db, TRIGGERS, triggers).with_context(|| first)?;
+            shows(&mut db, TRUNCATE, truncate).with_context(|| first)?;
         }
     }
     // Made by hand, under whatever name, it goes as well; and what is not ours stays.
-    bed.run(
+    db.run(
         "CREATE TRIGGER by_hand BEFORE DELETE ON orders FOR EACH ROW EXECUTE FUNCTION fenced('fence', 'monotonic');
          CREATE TRIGGER theirs BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
     )?;
-    bed.protect(&in_full(""))?;
-    shows(&mut bed, TRIGGERS, KINDS[0].1)?;
-    shows(&mut bed, "SELECT count(*) FROM pg_trigger WHERE tgname = 'theirs'", "1")?;
-    shows(&mut bed, "SELECT id, v, fence FROM orders", "1|0|7")
+    db.protect(&in_full(""))?;
+    shows(&mut db, TRIGGERS, KINDS[0].1)?;
+    shows(&mut db, "SELECT count(*) FROM pg_trigger WHERE tgname = 'theirs'", "1")?;
+    shows(&mut db, "SELECT id, v, fence FROM orders", "1|0|7")
 }
 
+#[lab_test]
 fn called_again_it_keeps_what_the_call_leaves_out(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    bed.run(ORDERS)?;
-    bed.protect("lease => 'order:{id}', mode => 'strict', events => 'update,delete'")?;
+    let mut db = TestDatabase::new(lab)?;
+    db.run(ORDERS)?;
+    db.protect("lease => 'order:{id}', mode => 'strict', events => 'update,delete'")?;
     let fenced = |events: &str, mode: &str, lease: &str| {
         format!("O fenced BEFORE {events} ('fence', '{mode}', '{lease}')")
     };
     let unchanged = fenced("DELETE OR UPDATE", "strict", "order:{id}");
     for arguments in ["", "mode => NULL, lease => NULL, events => NULL", "verify => false"] {
-        bed.protect(arguments)?;
-        shows(&mut bed, TRIGGERS, &unchanged)?;
-        shows(&mut bed, TRUNCATE, "0")?;
+        db.protect(arguments)?;
+        shows(&mut db, TRIGGERS, &unchanged)?;
+        shows(&mut db, TRUNCATE, "0")?;
     }
-    bed.protect("mode => 'monotonic'")?;
-    shows(&mut bed, TRIGGERS, &fenced("DELETE OR UPDATE", "monotonic", "order:{id}"))?;
-    bed.protect("lease => 'o:{id}'")?;
-    shows(&mut bed, TRIGGERS, &fenced("DELETE OR UPDATE", "monotonic", "o:{id}"))?;
-    bed.protect("events => 'insert,truncate'")?;
-    shows(&mut bed, TRIGGERS, &fenced("INSERT", "monotonic", "o:{id}"))?;
-    shows(&mut bed, TRUNCATE, "1")?;
-    bed.protect("mode => 'managed'")?;
-    bed.protect("events => 'delete'")?;
+    db.protect("mode => 'monotonic'")?;
+    shows(&mut db, TRIGGERS, &fenced("DELETE OR UPDATE", "monotonic", "order:{id}"))?;
+    db.protect("lease => 'o:{id}'")?;
+    shows(&mut db, TRIGGERS, &fenced("DELETE OR UPDATE", "monotonic", "o:{id}"))?;
+    db.protect("events => 'insert,truncate'")?;
+    shows(&mut db, TRIGGERS, &fenced("INSERT", "monotonic", "o:{id}"))?;
+    shows(&mut db, TRUNCATE, "1")?;
+    db.protect("mode => 'managed'")?;
+    db.protect("events => 'delete'")?;
     shows(
-        &mut bed,
+        &mut db,
         TRIGGERS,
         "O fenced BEFORE INSERT OR DELETE ('fence', 'managed', 'o:{id}', '', 'free insert')",
     )?;
     // A single trigger against TRUNCATE tells it too.
-    bed.protect("mode => 'strict', events => 'truncate'")?;
-    bed.protect("")?;
-    shows(&mut bed, TRIGGERS, "-")?;
-    bed.protect("events => 'update'")?;
-    shows(&mut bed, TRIGGERS, &fenced("UPDATE", "strict", "o:{id}"))?;
+    db.protect("mode => 'strict', events => 'truncate'")?;
+    db.protect("")?;
+    shows(&mut db, TRIGGERS, "-")?;
+    db.protect("events => 'update'")?;
+    shows(&mut db, TRIGGERS, &fenced("UPDATE", "strict", "o:{id}"))?;
     // What is taken off without being named is said.
-    bed.protect("verify => true, always => true")?;
-    bed.notices();
-    bed.protect("")?;
-    let notices = bed.notices();
+    db.protect("verify => true, always => true")?;
+    db.notices();
+    db.protect("")?;
+    let notices = db.notices();
     ensure!(notices.len() == 1 && notices[0].message.contains("verify or always"), "{notices:?}");
-    shows(&mut bed, TRIGGERS, &fenced("UPDATE", "strict", "o:{id}"))
+    shows(&mut db, TRIGGERS, &fenced("UPDATE", "strict", "o:{id}"))
 }
 
+#[lab_test]
 fn a_wrapper_that_passes_null_changes_nothing(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
+    let mut db = TestDatabase::new(lab)?;
     let all_null = "NULL, NULL, NULL, NULL, NULL, NULL";
     for (arguments, triggers, truncate) in KINDS {
-        bed.run(&format!("DROP TABLE IF EXISTS orders; {ORDERS}"))?;
+        db.run(&format!("DROP TABLE IF EXISTS orders; {ORDERS}"))?;
         // On a new table NULL is the default.
-        bed.protect(all_null)?;
-        shows(&mut bed, TRIGGERS, KINDS[0].1)?;
-        bed.run("SELECT fence_unprotect('orders')")?;
-        bed.protect(arguments)?;
-        bed.notices();
-        bed.protect(all_null)?;
-        shows(&mut bed, TRIGGERS, triggers).with_context(|| arguments)?;
-        shows(&mut bed, TRUNCATE, truncate).with_context(|| arguments)?;
-        ensure!(bed.notices().is_empty());
+        db.protect(all_null)?;
+        shows(&mut db, TRIGGERS, KINDS[0].1)?;
+        db.run("SELECT fence_unprotect('orders')")?;
+        db.protect(arguments)?;
+        db.notices();
+        db.protect(all_null)?;
+        shows(&mut db, TRIGGERS, triggers).with_context(|| arguments)?;
+        shows(&mut db, TRUNCATE, truncate).with_context(|| arguments)?;
+        ensure!(db.notices().is_empty());
     }
     Ok(())
 }
 
+#[lab_test]
 fn binding_and_unbinding_change_what_depends_on_the_lease(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "events => 'update'")?;
-    bed.protect("lease => 'order:{id}'")?;
-    shows(&mut bed, TRIGGERS, KINDS[6].1)?;
-    shows(&mut bed, TRUNCATE, "1")?;
-    let token = bed.grant("order:1")?;
-    let foreign = bed.token()?;
-    bed.protect("")?;
-    bed.refused(&format!("UPDATE orders SET fence = {foreign}"), "PF004")?;
-    bed.run(&format!("UPDATE orders SET fence = {token}"))?;
+    let mut db = TestDatabase::orders(lab, "events => 'update'")?;
+    db.protect("lease => 'order:{id}'")?;
+    shows(&mut db, TRIGGERS, KINDS[6].1)?;
+    shows(&mut db, TRUNCATE, "1")?;
+    let token = db.grant("order:1")?;
+    let foreign = db.token()?;
+    db.protect("")?;
+    db.refused(&format!("UPDATE orders SET fence = {foreign}"), "PF004")?;
+    db.run(&format!("UPDATE orders SET fence = {token}"))?;
     // Without a lease, monotonic would let pass whoever writes back what it has read.
-    bed.protect("lease => ''")?;
+    db.protect("lease => ''")?;
     let strict = "O fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'strict')";
-    shows(&mut bed, TRIGGERS, strict)?;
-    bed.run(&format!("UPDATE orders SET fence = {foreign}"))?;
+    shows(&mut db, TRIGGERS, strict)?;
+    db.run(&format!("UPDATE orders SET fence = {foreign}"))?;
     // Twice is as good as once.
-    bed.protect("lease => ''")?;
-    shows(&mut bed, TRIGGERS, strict)?;
-    bed.protect("mode => 'managed'")?;
-    bed.protect("lease => 'order:{id}'")?;
-    bed.protect("lease => ''")?;
-    shows(&mut bed, TRIGGERS, &strict.replace("strict", "managed"))
+    db.protect("lease => ''")?;
+    shows(&mut db, TRIGGERS, strict)?;
+    db.protect("mode => 'managed'")?;
+    db.protect("lease => 'order:{id}'")?;
+    db.protect("lease => ''")?;
+    shows(&mut db, TRIGGERS, &strict.replace("strict", "managed"))
 }
 
+#[lab_test]
 fn it_adds_a_column_only_where_there_is_none(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
+    let mut db = TestDatabase::new(lab)?;
     let columns = "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute \
                    WHERE attrelid = 'orders'::regclass AND attnum > 1 AND NOT attisdropped ORDER BY attnum";
-    bed.run("CREATE TABLE orders (id int PRIMARY KEY)")?;
-    bed.protect("")?;
-    shows(&mut bed, columns, "fence|bigint|f")?;
-    bed.protect("")?;
-    bed.run("COMMENT ON COLUMN orders.fence IS 'mine'")?;
-    bed.protect("lease => 'order:{id}'")?;
-    shows(&mut bed, columns, "fence|bigint|f")?;
-    shows(&mut bed, "SELECT col_description('orders'::regclass, 2)", "mine")?;
-    ensure!(bed.notices().is_empty());
+    db.run("CREATE TABLE orders (id int PRIMARY KEY)")?;
+    db.protect("")?;
+    shows(&mut db, columns, "fence|bigint|f")?;
+    db.protect("")?;
+    db.run("COMMENT ON COLUMN orders.fence IS 'mine'")?;
+    db.protect("lease => 'order:{id}'")?;
+    shows(&mut db, columns, "fence|bigint|f")?;
+    shows(&mut db, "SELECT col_description('orders'::regclass, 2)", "mine")?;
+    ensure!(db.notices().is_empty());
     // A second column starts without the tokens of the first, and that is said.
-    bed.run("COMMENT ON COLUMN orders.fence IS NULL")?;
-    bed.protect("")?;
-    bed.run("ALTER TABLE orders RENAME fence TO seen")?;
-    bed.protect("")?;
-    let notices = bed.notices();
+    db.run("COMMENT ON COLUMN orders.fence IS NULL")?;
+    db.protect("")?;
+    db.run("ALTER TABLE orders RENAME fence TO seen")?;
+    db.protect("")?;
+    let notices = db.notices();
     ensure!(notices.len() == 1 && notices[0].severity == "WARNING", "{notices:?}");
     ensure!(notices[0].message.contains("\"seen\""), "{notices:?}");
-    bed.protect("'seen'")?;
-    ensure!(bed.notices().is_empty());
-    shows(&mut bed, columns, "seen|bigint|f fence|bigint|f")
+    db.protect("'seen'")?;
+    ensure!(db.notices().is_empty());
+    shows(&mut db, columns, "seen|bigint|f fence|bigint|f")
 }
 
+#[lab_test]
 fn names_are_quoted(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
+    let mut db = TestDatabase::new(lab)?;
     let table = r#""We ird"."T ""q; DROP TABLE orders; --""#;
     let column = r#""Fen'ce\ %s""#;
-    bed.run(&format!(
+    db.run(&format!(
         r#"CREATE SCHEMA "We ird"; CREATE TABLE {table} (id int, "It's {{}}" int, "Na me" text DEFAULT 'n');
            INSERT INTO {table} (id) VALUES (7)"#
     ))?;
     let as_text = table.replace('\'', "''");
     for arguments in ["", ", verify => true, always => true"] {
-        bed.run(&format!(
+        db.run(&format!(
             r#"SELECT fence_protect('{as_text}', E'Fen''ce\\ %s', lease => E'a''{{{{{{id}}}}}}\\$$%s{{Na me}}'{arguments})"#
         ))?;
-        let right: i64 = bed
-            .one(r"SELECT lease_acquire(E'a''{7}\\$$%sn', reclaim => true, holder => 'h')", &[])?;
-        let wrong = bed.token()?;
-        bed.run(&format!("UPDATE {table} SET {column} = {right}"))?;
-        bed.refused(&format!("UPDATE {table} SET {column} = {wrong}"), "PF004")?;
-        bed.refused(&format!("DELETE FROM {table}"), "PF002")?;
-        bed.refused(&format!("TRUNCATE {table}"), "PF005")?;
+        let right: i64 =
+            db.one(r"SELECT lease_acquire(E'a''{7}\\$$%sn', reclaim => true, holder => 'h')", &[])?;
+        let wrong = db.token()?;
+        db.run(&format!("UPDATE {table} SET {column} = {right}"))?;
+        db.refused(&format!("UPDATE {table} SET {column} = {wrong}"), "PF004")?;
+        db.refused(&format!("DELETE FROM {table}"), "PF002")?;
+        db.refused(&format!("TRUNCATE {table}"), "PF005")?;
     }
-    bed.run(&format!("SELECT fence_unprotect('{as_text}'); TRUNCATE {table}"))
+    db.run(&format!("SELECT fence_unprotect('{as_text}'); TRUNCATE {table}"))
 }
 
+#[lab_test]
 fn what_cannot_be_protected_is_refused(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    bed.run(
+    let mut db = TestDatabase::new(lab)?;
+    db.run(
         "CREATE TYPE kind AS (id int); CREATE TABLE typed OF kind;
          CREATE TABLE orders (id int PRIMARY KEY, g int GENERATED ALWAYS AS (1) STORED, n numeric, c char(3),
              filled bigint DEFAULT 3, made bigint GENERATED ALWAYS AS (id) STORED,
@@ -290,7 +280,7 @@ fn what_cannot_be_protected_is_refused(lab: &Lab) -> Result<()> {
          CREATE TRIGGER fenced_verify BEFORE UPDATE ON named FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
     )?;
     let state = "SELECT count(*), (SELECT count(*) FROM pg_trigger) FROM pg_attribute";
-    let before = bed.rows(state)?;
+    let before = db.rows(state)?;
     for (arguments, sqlstate, says) in [
         ("'orders', 'filled'", "42611", "has a default"),
         ("'orders', 'made'", "42611", "is generated"),
@@ -325,18 +315,19 @@ fn what_cannot_be_protected_is_refused(lab: &Lab) -> Result<()> {
         ("'p', mode => 'managed', lease => 'o:{id}', events => 'update'", "22023", "partitioned"),
     ] {
         let call = format!("SELECT fence_protect({arguments})");
-        let fault = bed.refused(&call, sqlstate)?;
+        let fault = db.refused(&call, sqlstate)?;
         ensure!(fault.message.contains(says), "{call}: {fault}");
         ensure!(fault.hint.as_deref().is_some_and(|hint| !hint.is_empty()), "{call}: {fault}");
         ensure!(fault.json()?["relation"].is_string(), "{call}: {fault}");
-        ensure!(bed.rows(state)? == before, "{call} left something");
+        ensure!(db.rows(state)? == before, "{call} left something");
     }
     Ok(())
 }
 
+#[lab_test]
 fn what_means_nothing_is_refused(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    bed.run(ORDERS)?;
+    let mut db = TestDatabase::new(lab)?;
+    db.run(ORDERS)?;
     for (arguments, sqlstate) in [
         ("NULL", "22004"),
         ("'orders', ''", "22023"),
@@ -356,14 +347,15 @@ fn what_means_nothing_is_refused(lab: &Lab) -> Result<()> {
         ("'orders', lease => repeat('ä', 257)", "22023"),
     ] {
         let call = format!("SELECT fence_protect({arguments})");
-        let fault = bed.refused(&call, sqlstate)?;
+        let fault = db.refused(&call, sqlstate)?;
         ensure!(fault.hint.as_deref().is_some_and(|hint| !hint.is_empty()), "{call}: {fault}");
-        shows(&mut bed, TRIGGERS, "-")?;
+        shows(&mut db, TRIGGERS, "-")?;
     }
-    bed.refused("SELECT fence_unprotect(NULL)", "22004")?;
-    bed.refused("SELECT fence_unprotect(99)", "42P01").map(drop)
+    db.refused("SELECT fence_unprotect(NULL)", "22004")?;
+    db.refused("SELECT fence_unprotect(99)", "42P01").map(drop)
 }
 
+#[lab_test]
 fn a_table_that_changed_while_it_waited_is_looked_at_again(lab: &Lab) -> Result<()> {
     for (change, sqlstate) in [
         ("ALTER TABLE orders SET UNLOGGED", "42809"),
@@ -371,20 +363,20 @@ fn a_table_that_changed_while_it_waited_is_looked_at_again(lab: &Lab) -> Result<
         ("ALTER TABLE orders RENAME id TO number", "42703"),
         ("ALTER TABLE orders RENAME TO bills; CREATE TABLE orders (id int, fence bigint)", "40001"),
     ] {
-        let mut bed = Bed::new(lab)?;
-        bed.run(ORDERS)?;
-        let mut caller = Background::connect(&bed.db().conninfo())?;
-        bed.run(&format!("BEGIN; {change}"))?;
+        let mut db = TestDatabase::new(lab)?;
+        db.run(ORDERS)?;
+        let mut caller = Background::connect(&db.database().conninfo())?;
+        db.run(&format!("BEGIN; {change}"))?;
         // By oid, so that the name is not what it waits for.
-        let oid: u32 = bed.one(
+        let oid: u32 = db.one(
             "SELECT oid FROM pg_class WHERE relname IN ('orders', 'bills') ORDER BY oid LIMIT 1",
             &[],
         )?;
         caller.send(&format!("SELECT fence_protect({oid}, lease => 'order:{{id}}')"))?;
         caller.wait_until_blocked()?;
-        bed.run("COMMIT")?;
+        db.run("COMMIT")?;
         caller.refused(sqlstate).with_context(|| change)?;
-        shows(&mut bed, "SELECT count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc", "0")?;
+        shows(&mut db, "SELECT count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc", "0")?;
     }
     Ok(())
 }
@@ -394,85 +386,90 @@ const TREE: &str = "CREATE TABLE orders (id int, v int, fence bigint) PARTITION 
                     CREATE TABLE more PARTITION OF orders FOR VALUES IN (2, 3) PARTITION BY LIST (id); \
                     CREATE TABLE two PARTITION OF more FOR VALUES IN (2);";
 
+#[lab_test]
 fn a_partition_made_later_is_fenced_alike(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    bed.run(TREE)?;
-    bed.protect("lease => 'order:{id}', verify => true, always => true")?;
-    bed.run(
+    let mut db = TestDatabase::new(lab)?;
+    db.run(TREE)?;
+    db.protect("lease => 'order:{id}', verify => true, always => true")?;
+    db.run(
         "CREATE TABLE three PARTITION OF more FOR VALUES IN (3);
          CREATE TABLE four (v int, fence bigint, id int); ALTER TABLE orders ATTACH PARTITION four FOR VALUES IN (4)",
     )?;
-    let token = bed.grant("order:1")?;
+    let token = db.grant("order:1")?;
     for id in 1..=4 {
         let insert = format!("INSERT INTO orders VALUES ({id}, 0, {token})");
-        bed.comes_to(&insert, "SELECT count(*) FROM orders", if id == 1 { "1" } else { "PF004" })?;
+        db.comes_to(&insert, "SELECT count(*) FROM orders", if id == 1 { "1" } else { "PF004" })?;
     }
     shows(
-        &mut bed,
+        &mut db,
         "SELECT tgname, tgenabled, count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc GROUP BY 1, 2 ORDER BY 1",
         "fenced|A|6 fenced_truncate|A|4 fenced_verify|A|6",
     )?;
-    bed.run("SELECT fence_protect('orders', lease => 'order:{id}')")?;
+    db.run("SELECT fence_protect('orders', lease => 'order:{id}')")?;
     shows(
-        &mut bed,
+        &mut db,
         "SELECT tgname, tgenabled, count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc GROUP BY 1, 2 ORDER BY 1",
         "fenced|O|6 fenced_truncate|O|6",
     )
 }
 
+#[lab_test]
 fn the_children_of_a_table_are_left_with_a_warning(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    bed.run(&format!("{ORDERS} CREATE TABLE child () INHERITS (orders)"))?;
-    bed.notices();
-    bed.protect("")?;
-    let notices = bed.notices();
+    let mut db = TestDatabase::new(lab)?;
+    db.run(&format!("{ORDERS} CREATE TABLE child () INHERITS (orders)"))?;
+    db.notices();
+    db.protect("")?;
+    let notices = db.notices();
     ensure!(notices.len() == 1 && notices[0].severity == "WARNING", "{notices:?}");
     ensure!(
         notices[0].hint.as_deref().is_some_and(|hint| hint.contains("fence_audit(")),
         "{notices:?}"
     );
-    bed.run("INSERT INTO child VALUES (2); UPDATE child SET v = 1")
+    db.run("INSERT INTO child VALUES (2); UPDATE child SET v = 1")
 }
 
+#[lab_test]
 fn a_member_of_the_owner_may(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    let (owner, member) = (bed.db().role("owner")?, bed.db().role("member")?);
-    bed.run(&format!("{ORDERS} ALTER TABLE orders OWNER TO {owner}; GRANT {owner} TO {member}"))?;
-    let mut session = bed.db().connect_as(&member)?;
+    let mut db = TestDatabase::new(lab)?;
+    let (owner, member) = (db.database().role("owner")?, db.database().role("member")?);
+    db.run(&format!("{ORDERS} ALTER TABLE orders OWNER TO {owner}; GRANT {owner} TO {member}"))?;
+    let mut session = db.database().connect_as(&member)?;
     session.run("SELECT fence_protect('orders'); SELECT fence_unprotect('orders')")?;
-    bed.run(&format!("ALTER ROLE {member} NOINHERIT"))?;
+    db.run(&format!("ALTER ROLE {member} NOINHERIT"))?;
     let fault = session.refused("SELECT fence_protect('orders')", "42501")?;
     ensure!(fault.hint.as_deref().is_some_and(|hint| hint.contains(&owner)), "{fault}");
     session.run(&format!("SET ROLE {owner}; SELECT fence_protect('orders')"))
 }
 
+#[lab_test]
 fn it_takes_off_the_fence_and_nothing_else(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::orders(lab, "lease => 'order:{id}', verify => true")?;
-    let token = bed.grant("order:1")?;
-    bed.run(&format!(
+    let mut db = TestDatabase::orders(lab, "lease => 'order:{id}', verify => true")?;
+    let token = db.grant("order:1")?;
+    db.run(&format!(
         "UPDATE orders SET v = 1, fence = {token};
          CREATE TRIGGER theirs BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
          CREATE TRIGGER by_hand BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION fenced();
          SELECT fence_unprotect('orders')"
     ))?;
-    shows(&mut bed, "SELECT tgname FROM pg_trigger WHERE tgrelid = 'orders'::regclass", "theirs")?;
-    shows(&mut bed, "SELECT * FROM orders", &format!("1|1|{token}"))?;
-    bed.run("UPDATE orders SET v = 2; DELETE FROM orders; TRUNCATE orders")?;
-    ensure!(bed.notices().is_empty());
-    bed.run("SELECT fence_unprotect('orders')")?;
-    let notices = bed.notices();
+    shows(&mut db, "SELECT tgname FROM pg_trigger WHERE tgrelid = 'orders'::regclass", "theirs")?;
+    shows(&mut db, "SELECT * FROM orders", &format!("1|1|{token}"))?;
+    db.run("UPDATE orders SET v = 2; DELETE FROM orders; TRUNCATE orders")?;
+    ensure!(db.notices().is_empty());
+    db.run("SELECT fence_unprotect('orders')")?;
+    let notices = db.notices();
     ensure!(notices.len() == 1 && notices[0].message.contains("is not fenced"), "{notices:?}");
     Ok(())
 }
 
+#[lab_test]
 fn it_takes_the_fence_off_a_whole_tree(lab: &Lab) -> Result<()> {
-    let mut bed = Bed::new(lab)?;
-    bed.run(TREE)?;
-    bed.protect("verify => true")?;
+    let mut db = TestDatabase::new(lab)?;
+    db.run(TREE)?;
+    db.protect("verify => true")?;
     for part in ["one", "more", "two"] {
-        let fault = bed.refused(&format!("SELECT fence_unprotect('{part}')"), "42809")?;
+        let fault = db.refused(&format!("SELECT fence_unprotect('{part}')"), "42809")?;
         ensure!(fault.hint.as_deref().is_some_and(|hint| hint.contains("orders")), "{fault}");
     }
-    bed.run("SELECT fence_unprotect('orders')")?;
-    shows(&mut bed, "SELECT count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc", "0")
+    db.run("SELECT fence_unprotect('orders')")?;
+    shows(&mut db, "SELECT count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc", "0")
 }

@@ -7,16 +7,8 @@ mod links;
 mod lists;
 mod reference;
 
-use pg_test::{Context, Result, Trial};
+use pg_test::{Context, Result};
 use std::path::PathBuf;
-
-/// All tests of the pages.
-pub fn trials() -> Vec<Trial> {
-    [examples::trials(), links::trials(), lists::trials(), reference::trials()]
-        .into_iter()
-        .flatten()
-        .collect()
-}
 
 /// The text of a page, by its path below the root of the source.
 fn page(path: &str) -> Result<String> {

@@ -1,24 +1,10 @@
 //! Reclaim: a holder that comes back, and everybody who is not that holder.
 
-use pg_test::{ensure, Background, Calls, Lab, Result};
-
-pg_test::trials![
-    a_holder_gets_its_lease_back_at_once,
-    a_reclaim_is_a_new_grant,
-    a_reclaim_is_for_the_same_holder_only,
-    a_reclaim_is_for_the_same_role_only,
-    a_reclaim_of_what_is_free_is_an_acquire,
-    a_reclaim_does_not_pass_a_guard,
-    a_reclaim_of_a_busy_grant_makes_no_second_one,
-    a_reclaim_does_not_wait_for_the_holder_s_open_transaction,
-    a_reclaim_that_is_rolled_back_leaves_the_old_grant,
-    a_reclaim_leaves_what_its_own_transaction_guards,
-    a_reclaim_of_a_grant_in_use_does_not_wait_for_its_end,
-    what_a_reclaim_ended_speaks_no_more_in_its_transaction,
-];
+use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
 
 const RECLAIM: &str = "SELECT lease_acquire('job', 'w1', '1 h', reclaim => true)";
 
+#[lab_test]
 fn a_holder_gets_its_lease_back_at_once(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut before, mut after) = (db.connect()?, db.connect()?);
@@ -43,6 +29,7 @@ fn a_holder_gets_its_lease_back_at_once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_is_a_new_grant(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -61,6 +48,7 @@ fn a_reclaim_is_a_new_grant(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_is_for_the_same_holder_only(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -76,6 +64,7 @@ fn a_reclaim_is_for_the_same_holder_only(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_is_for_the_same_role_only(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (one, two) = (db.role("one")?, db.role("two")?);
@@ -98,6 +87,7 @@ fn a_reclaim_is_for_the_same_role_only(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_of_what_is_free_is_an_acquire(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut other) = (db.connect()?, db.connect()?);
@@ -117,6 +107,7 @@ fn a_reclaim_of_what_is_free_is_an_acquire(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_does_not_pass_a_guard(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut worker, mut again) = (db.connect()?, db.connect()?);
@@ -134,6 +125,7 @@ fn a_reclaim_does_not_pass_a_guard(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_of_a_busy_grant_makes_no_second_one(lab: &Lab) -> Result<()> {
     for mode in ["slots => 2", "shared => true"] {
         for busy in ["lease_guard", "lease_renew"] {
@@ -154,6 +146,7 @@ fn a_reclaim_of_a_busy_grant_makes_no_second_one(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_does_not_wait_for_the_holder_s_open_transaction(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut stuck, mut again) = (db.connect()?, db.connect()?);
@@ -172,6 +165,7 @@ fn a_reclaim_does_not_wait_for_the_holder_s_open_transaction(lab: &Lab) -> Resul
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_that_is_rolled_back_leaves_the_old_grant(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut old, mut new) = (db.connect()?, db.connect()?);
@@ -195,6 +189,7 @@ fn a_reclaim_that_is_rolled_back_leaves_the_old_grant(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_leaves_what_its_own_transaction_guards(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -210,6 +205,7 @@ fn a_reclaim_leaves_what_its_own_transaction_guards(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_a_reclaim_ended_speaks_no_more_in_its_transaction(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -226,6 +222,7 @@ fn what_a_reclaim_ended_speaks_no_more_in_its_transaction(lab: &Lab) -> Result<(
     session.run("COMMIT")
 }
 
+#[lab_test]
 fn a_reclaim_of_a_grant_in_use_does_not_wait_for_its_end(lab: &Lab) -> Result<()> {
     for kind in ["shared => false", "shared => true", "slots => 1", "slots => 3"] {
         for uses in ["lease_guard", "lease_renew", "lease_release"] {

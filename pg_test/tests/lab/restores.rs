@@ -1,26 +1,12 @@
 //! Backups, dumps and copies that are put in the place of what went on without them.
 
-use crate::epochs::jumps;
-use crate::support::life::Life;
+use crate::epoch_jumps::jumps;
+use crate::support::history::History;
 use pg_test::cluster::base_backup;
-use pg_test::{ensure, process, Cluster, Database, Lab, Result, Session, Shutdown};
+use pg_test::{ensure, lab_test, process, Cluster, Database, Lab, Result, Session, Shutdown};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-
-pg_test::trials![
-    recovery_to_a_point_in_time_goes_on_above_all_that_was_seen,
-    a_dump_goes_on_in_another_database,
-    a_dump_goes_on_in_another_cluster_without_its_roles,
-    a_dump_restored_in_place_goes_on,
-    a_dump_carries_the_grants,
-    a_dump_taken_before_the_first_draw_gives_no_token_twice,
-    a_base_backup_started_without_a_signal_takes_a_jump_by_hand,
-    a_snapshot_rolled_back_takes_a_jump_by_hand,
-    a_role_that_may_use_leases_may_dump_them,
-    a_dump_by_an_owner_who_may_not_read_the_state_gives_no_token_twice,
-    a_dump_of_the_tables_alone_gives_no_token_twice,
-];
 
 /// Copies a directory as the server's user.
 pub fn copy_dir(from: &Path, to: &Path) -> Result<()> {
@@ -30,6 +16,7 @@ pub fn copy_dir(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn recovery_to_a_point_in_time_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
     let archive = lab.prefix().new_dir("archive")?;
     let copy = format!("cp %p {}/%f", archive.display());
@@ -38,9 +25,9 @@ fn recovery_to_a_point_in_time_goes_on_above_all_that_was_seen(lab: &Lab) -> Res
     let backup = lab.prefix().new_dir("backup")?.join("data");
     base_backup(lab.prefix(), &primary, &backup)?;
     let mut session = primary.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
+    let mut history = History::begin(&mut session)?;
     session.run("SELECT pg_create_restore_point('here')")?;
-    life.draw_more(&mut session, 100)?;
+    history.draw_more(&mut session, 100)?;
     session.run("SELECT pg_switch_wal(); CHECKPOINT")?;
     primary.stop(Shutdown::Fast)?;
 
@@ -70,9 +57,9 @@ fn recovery_to_a_point_in_time_goes_on_above_all_that_was_seen(lab: &Lab) -> Res
             session.one("SELECT NOT pg_is_in_recovery()", &[]).unwrap_or(false)
         })?;
         ensure!(session.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 2);
-        life.see(life.goes_on(&mut session)?);
+        history.see(history.goes_on(&mut session)?);
         ensure!(jumps(&mut session)? == 1);
-        life.draw_more(&mut session, 40)?;
+        history.draw_more(&mut session, 40)?;
         restored.stop(Shutdown::Fast)?;
     }
     Ok(())
@@ -98,48 +85,52 @@ pub fn restore(
     lab.run("pg_restore", &args).map(drop)
 }
 
+#[lab_test]
 fn a_dump_goes_on_in_another_database(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
-    let mut life = Life::begin(&mut session)?;
+    let mut history = History::begin(&mut session)?;
     let file = dump(lab, lab.cluster(), db.name())?;
-    life.draw_more(&mut session, 100)?;
+    history.draw_more(&mut session, 100)?;
     for jobs in ["1", "3"] {
         let other = lab.bare_database()?;
         restore(lab, lab.cluster(), other.name(), &file, &["-j", jobs])?;
         let mut session = other.connect()?;
-        ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? >= life.written);
-        life.goes_on(&mut session)?;
+        ensure!(
+            session.one::<i64>("SELECT last_token FROM fence_status()", &[])? >= history.written
+        );
+        history.goes_on(&mut session)?;
         ensure!(jumps(&mut session)? == 1);
     }
     Ok(())
 }
 
+#[lab_test]
 fn a_dump_goes_on_in_another_cluster_without_its_roles(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = db.role("gone")?;
     let mut owner = db.connect()?;
-    let mut life = Life::begin(&mut owner)?;
+    let mut history = History::begin(&mut owner)?;
     owner.run(&format!("SELECT fence_grant('{role}')"))?;
     let mut app = db.connect_as(&role)?;
     let theirs: i64 = app.one("SELECT lease_acquire('theirs', 'app', ttl => '1 hour')", &[])?;
-    life.see(theirs);
+    history.see(theirs);
     let file = dump(lab, lab.cluster(), db.name())?;
-    life.draw_more(&mut owner, 40)?;
+    history.draw_more(&mut owner, 40)?;
 
     let other = lab.builder().own_identity().start()?;
     restore(lab, &other, "postgres", &file, &["--no-owner", "--no-acl"])?;
     let mut session = other.connect("postgres")?;
     let shown = "SELECT role::text || ' ' || state FROM lease_info('theirs')";
     ensure!(session.text(shown)? == Some(format!("{role} held")));
-    life.see(life.goes_on(&mut session)?);
+    history.see(history.goes_on(&mut session)?);
     ensure!(jumps(&mut session)? == 1);
     // It stays taken by the role that is not there; a superuser may act for it.
     ensure!(session.one::<Option<i64>>("SELECT lease_acquire('theirs')", &[])?.is_none());
     session.run("CREATE ROLE other LOGIN; SELECT fence_grant('other')")?;
     let mut stranger = other.conninfo("postgres").user("other").connect()?;
     stranger.refused(&format!("SELECT lease_renew('theirs', {theirs})"), "42501")?;
-    ensure!(session.one::<i64>("SELECT lease_renew('theirs', $1)", &[&theirs])? > life.seen);
+    ensure!(session.one::<i64>("SELECT lease_renew('theirs', $1)", &[&theirs])? > history.seen);
     // Once the role is there, it has its lease again.
     session.run(&format!("CREATE ROLE {role} LOGIN; SELECT fence_grant('{role}')"))?;
     let mut app = other.conninfo("postgres").user(&role).connect()?;
@@ -152,19 +143,21 @@ fn a_dump_goes_on_in_another_cluster_without_its_roles(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
+#[lab_test]
 fn a_dump_restored_in_place_goes_on(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
-    let mut life = Life::begin(&mut session)?;
+    let mut history = History::begin(&mut session)?;
     let file = dump(lab, lab.cluster(), db.name())?;
-    life.draw_more(&mut session, 60)?;
+    history.draw_more(&mut session, 60)?;
     // Sessions stay connected while everything is dropped and made anew under them.
     restore(lab, lab.cluster(), db.name(), &file, &["--clean", "--if-exists"])?;
-    life.goes_on(&mut session)?;
+    history.goes_on(&mut session)?;
     ensure!(jumps(&mut db.connect()?)? == 1);
     Ok(())
 }
 
+#[lab_test]
 fn a_dump_carries_the_grants(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (user, admin) = (db.role("user")?, db.role("admin")?);
@@ -183,6 +176,7 @@ fn a_dump_carries_the_grants(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_dump_taken_before_the_first_draw_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let file = dump(lab, lab.cluster(), db.name())?;
@@ -194,39 +188,41 @@ fn a_dump_taken_before_the_first_draw_gives_no_token_twice(lab: &Lab) -> Result<
     Ok(())
 }
 
+#[lab_test]
 fn a_base_backup_started_without_a_signal_takes_a_jump_by_hand(lab: &Lab) -> Result<()> {
     let primary = lab.builder().start()?;
     let mut session = primary.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
+    let mut history = History::begin(&mut session)?;
     let copy = lab.builder().create_by(|prefix, data| base_backup(prefix, &primary, data))?;
-    life.draw_more(&mut session, 60)?;
+    history.draw_more(&mut session, 60)?;
     primary.kill9()?;
     copy.start()?;
     let mut session = copy.connect("postgres")?;
     ensure!(session.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 1);
     session.run("SELECT fence_new_epoch()")?;
-    life.goes_on(&mut session)?;
+    history.goes_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
     Ok(())
 }
 
+#[lab_test]
 fn a_snapshot_rolled_back_takes_a_jump_by_hand(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().start()?;
     let mut session = cluster.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
+    let mut history = History::begin(&mut session)?;
     cluster.stop(Shutdown::Immediate)?;
     let kept = cluster.dir().join("snapshot");
     copy_dir(&cluster.data(), &kept)?;
     cluster.start()?;
     let mut session = cluster.connect("postgres")?;
-    life.draw_more(&mut session, 60)?;
+    history.draw_more(&mut session, 60)?;
     cluster.kill9()?;
     fs::remove_dir_all(cluster.data())?;
     fs::rename(&kept, cluster.data())?;
     cluster.start()?;
     let mut session = cluster.connect("postgres")?;
     session.run("SELECT fence_new_epoch()")?;
-    life.goes_on(&mut session)?;
+    history.goes_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
     Ok(())
 }
@@ -268,6 +264,7 @@ fn is_fenced_on(session: &mut Session, old: i64) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_role_that_may_use_leases_may_dump_them(lab: &Lab) -> Result<()> {
     let (db, owner, token) = owned(lab)?;
     let denied = |outcome: Result<String>| -> Result<()> {
@@ -302,6 +299,7 @@ fn a_role_that_may_use_leases_may_dump_them(lab: &Lab) -> Result<()> {
     denied(dump_as(lab, &db, &owner, &[]))
 }
 
+#[lab_test]
 fn a_dump_by_an_owner_who_may_not_read_the_state_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (db, owner, token) = owned(lab)?;
     let file = dump_as(lab, &db, &owner, &["--exclude-schema=fence"])?;
@@ -313,6 +311,7 @@ fn a_dump_by_an_owner_who_may_not_read_the_state_gives_no_token_twice(lab: &Lab)
     is_fenced_on(&mut other.connect()?, token)
 }
 
+#[lab_test]
 fn a_dump_of_the_tables_alone_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (db, owner, token) = owned(lab)?;
     let file = dump_as(lab, &db, &owner, &["-t", "orders"])?;

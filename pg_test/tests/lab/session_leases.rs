@@ -1,37 +1,13 @@
 //! Grants that end with the session that acquired them: `session => true`.
 
-use crate::support::crowd::{nothing_is_left, token_of, waiting, WAIT};
+use crate::support::concurrency::{nothing_is_left, token_of, waiting, WAIT};
 use nix::sys::signal::Signal;
+use pg_test::cable::Cable;
 use pg_test::pooler::{Mode, Pooler};
 use pg_test::process::{signal, wait_until};
-use pg_test::{bail, ensure, Background, Calls, Database, Lab, Result, Session, Worker};
+use pg_test::{bail, ensure, lab_test, Background, Calls, Database, Lab, Result, Session, Worker};
+use std::fs;
 use std::time::{Duration, Instant};
-
-pg_test::trials![
-    a_killed_client_s_lease_passes_on_at_once,
-    a_killed_client_s_lease_passes_on_at_once_out_of_a_transaction,
-    a_client_killed_in_a_statement_is_noticed_where_the_server_checks,
-    a_terminated_session_s_lease_passes_on_at_once,
-    what_gives_back_advisory_locks_ends_it,
-    a_client_killed_while_it_waits_is_granted_nothing,
-    no_token_of_an_abandoned_grant_speaks,
-    other_sessions_use_it_while_the_session_lives,
-    the_ttl_ends_it_at_the_latest,
-    an_acquire_that_is_rolled_back_leaves_nothing,
-    a_release_gives_the_lock_back_when_it_commits,
-    a_release_by_another_session_keeps_nobody_out,
-    a_transaction_that_acquired_one_cannot_be_prepared,
-    a_guard_outlives_the_session_prepared_or_not,
-    several_under_one_token_end_together_or_one_by_one,
-    shared_and_slots_end_one_by_one,
-    a_reclaim_in_a_new_session_is_that_session_s,
-    a_restart_and_a_crash_end_it,
-    on_a_standby_the_row_is_shown_and_after_a_failover_it_is_abandoned,
-    in_a_copied_database_it_is_abandoned,
-    an_end_after_the_snapshot_is_too_late,
-    a_pooler_s_reset_ends_it,
-    behind_a_transaction_pooler_it_is_the_connection_s,
-];
 
 const ACQUIRE: &str = "SELECT lease_acquire('job', 'first', ttl => '1 h', session => true)";
 
@@ -81,10 +57,12 @@ fn passes_on(
     bail!("not told, but found out: {took:?}")
 }
 
+#[lab_test]
 fn a_killed_client_s_lease_passes_on_at_once(lab: &Lab) -> Result<()> {
     passes_on(lab, &[], |holder, _| holder.kill())
 }
 
+#[lab_test]
 fn a_killed_client_s_lease_passes_on_at_once_out_of_a_transaction(lab: &Lab) -> Result<()> {
     passes_on(lab, &["BEGIN", "INSERT INTO t VALUES (1)"], |holder, _| holder.kill())?;
     passes_on(
@@ -94,6 +72,7 @@ fn a_killed_client_s_lease_passes_on_at_once_out_of_a_transaction(lab: &Lab) -> 
     )
 }
 
+#[lab_test]
 fn a_client_killed_in_a_statement_is_noticed_where_the_server_checks(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -108,6 +87,51 @@ fn a_client_killed_in_a_statement_is_noticed_where_the_server_checks(lab: &Lab) 
     Ok(())
 }
 
+#[lab_test]
+fn a_cut_cable_is_noticed_by_keepalive_and_by_the_ttl_at_the_latest(lab: &Lab) -> Result<()> {
+    let cable = match Cable::lay(lab.rundir()) {
+        Ok(cable) => cable,
+        Err(why) => {
+            eprintln!("left out: no network of a client's own can be made here: {why:#}");
+            return Ok(());
+        }
+    };
+    let addresses = format!("127.0.0.1,{}", cable.near());
+    let server = lab.builder().set("listen_addresses", &addresses).create()?;
+    let access = server.data().join("pg_hba.conf");
+    let near = format!("{}\nhost all all {}/32 trust\n", fs::read_to_string(&access)?, cable.far());
+    fs::write(&access, near)?;
+    server.start()?;
+    let db = Database::with_extension(server.conninfo("postgres"))?;
+    let mut admin = db.connect()?;
+    let far = db.conninfo().host(&cable.near());
+    let keepalive = [("idle", "1"), ("interval", "1"), ("count", "2")];
+    let watched = keepalive.iter().fold(far.clone(), |conninfo, (name, value)| {
+        conninfo.set(&format!("tcp_keepalives_{name}"), value)
+    });
+    let mut noticed = cable.worker(lab.rundir(), "noticed", &watched)?;
+    let mut unnoticed = cable.worker(lab.rundir(), "unnoticed", &far)?;
+    let first = noticed.number(ACQUIRE)?.expect("free");
+    let sql = "SELECT lease_acquire('other', ttl => '8 s', session => true)";
+    let other = unnoticed.number(sql)?.expect("free");
+    let mut waiter = waiting(&db, WAIT)?;
+    let mut patient = waiting(&db, &WAIT.replace("'job'", "'other'"))?;
+    cable.cut()?;
+    // Neither client has said a word of it.
+    let limit = Duration::from_secs(60);
+    let next = waiter.outcome(limit)??;
+    ensure!(next[0][0].is_some() && !admin.speaks("job", first)?, "{next:?}");
+    let next = patient.outcome(limit)??;
+    ensure!(next[0][0].is_some() && !admin.speaks("other", other)?, "{next:?}");
+    let sessions = |worker: &Worker| {
+        format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {}", worker.backend())
+    };
+    ensure!(admin.granted(&sessions(&noticed))? == 0, "noticed by something else");
+    ensure!(admin.granted(&sessions(&unnoticed))? == 1, "not by the ttl alone");
+    Ok(())
+}
+
+#[lab_test]
 fn a_terminated_session_s_lease_passes_on_at_once(lab: &Lab) -> Result<()> {
     for before in [vec![], vec!["BEGIN", "SELECT lease_guard('job', {})"]] {
         passes_on(lab, &before, |holder, admin| {
@@ -117,6 +141,7 @@ fn a_terminated_session_s_lease_passes_on_at_once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn what_gives_back_advisory_locks_ends_it(lab: &Lab) -> Result<()> {
     passes_on(lab, &[], |holder, _| holder.rows("DISCARD ALL").map(drop))?;
     // Found out within a second, or told at the end of the statement's transaction.
@@ -142,6 +167,7 @@ fn what_gives_back_advisory_locks_ends_it(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_client_killed_while_it_waits_is_granted_nothing(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut admin) = (db.connect()?, db.connect()?);
@@ -169,6 +195,7 @@ fn waiting_or_granted(db: &Database) -> Result<Background> {
     Ok(session)
 }
 
+#[lab_test]
 fn no_token_of_an_abandoned_grant_speaks(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -194,6 +221,7 @@ fn no_token_of_an_abandoned_grant_speaks(lab: &Lab) -> Result<()> {
     other.run(&write(next))
 }
 
+#[lab_test]
 fn other_sessions_use_it_while_the_session_lives(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -213,6 +241,7 @@ fn other_sessions_use_it_while_the_session_lives(lab: &Lab) -> Result<()> {
     abandoned(&mut other, "job")
 }
 
+#[lab_test]
 fn the_ttl_ends_it_at_the_latest(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -228,6 +257,7 @@ fn the_ttl_ends_it_at_the_latest(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_acquire_that_is_rolled_back_leaves_nothing(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -251,6 +281,7 @@ fn an_acquire_that_is_rolled_back_leaves_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_release_gives_the_lock_back_when_it_commits(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -270,6 +301,7 @@ fn a_release_gives_the_lock_back_when_it_commits(lab: &Lab) -> Result<()> {
     nothing_is_left(&mut other)
 }
 
+#[lab_test]
 fn a_release_by_another_session_keeps_nobody_out(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -292,6 +324,7 @@ fn a_release_by_another_session_keeps_nobody_out(lab: &Lab) -> Result<()> {
     nothing_is_left(&mut other)
 }
 
+#[lab_test]
 fn a_transaction_that_acquired_one_cannot_be_prepared(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -316,6 +349,7 @@ fn a_transaction_that_acquired_one_cannot_be_prepared(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_outlives_the_session_prepared_or_not(lab: &Lab) -> Result<()> {
     for prepared in [false, true] {
         let db = lab.database()?;
@@ -341,6 +375,7 @@ fn a_guard_outlives_the_session_prepared_or_not(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn several_under_one_token_end_together_or_one_by_one(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -361,6 +396,7 @@ fn several_under_one_token_end_together_or_one_by_one(lab: &Lab) -> Result<()> {
     other.granted("SELECT lease_acquire_all('{c, b, a}')").map(drop)
 }
 
+#[lab_test]
 fn shared_and_slots_end_one_by_one(lab: &Lab) -> Result<()> {
     for mode in ["shared => true", "slots => 2"] {
         let db = lab.database()?;
@@ -383,6 +419,7 @@ fn shared_and_slots_end_one_by_one(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_reclaim_in_a_new_session_is_that_session_s(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut old, mut new, mut other) = (db.connect()?, db.connect()?, db.connect()?);
@@ -405,6 +442,7 @@ fn a_reclaim_in_a_new_session_is_that_session_s(lab: &Lab) -> Result<()> {
     nothing_is_left(&mut other)
 }
 
+#[lab_test]
 fn a_restart_and_a_crash_end_it(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().start()?;
     let db = Database::with_extension(cluster.conninfo("postgres"))?;
@@ -431,6 +469,7 @@ fn a_restart_and_a_crash_end_it(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn on_a_standby_the_row_is_shown_and_after_a_failover_it_is_abandoned(lab: &Lab) -> Result<()> {
     let primary = lab.builder().start()?;
     let db = Database::with_extension(primary.conninfo("postgres"))?;
@@ -451,6 +490,7 @@ fn on_a_standby_the_row_is_shown_and_after_a_failover_it_is_abandoned(lab: &Lab)
     Ok(())
 }
 
+#[lab_test]
 fn in_a_copied_database_it_is_abandoned(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -462,6 +502,7 @@ fn in_a_copied_database_it_is_abandoned(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_end_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     for level in ["REPEATABLE READ", "SERIALIZABLE"] {
         let db = lab.database()?;
@@ -482,6 +523,7 @@ fn an_end_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_pooler_s_reset_ends_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let pooler = Pooler::start_in(lab, lab.cluster(), 2, Mode::Session)?;
@@ -497,6 +539,7 @@ fn a_pooler_s_reset_ends_it(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn behind_a_transaction_pooler_it_is_the_connection_s(lab: &Lab) -> Result<()> {
     // What the documentation warns of: the session is the pooler's connection, which outlives the client.
     let db = lab.database()?;

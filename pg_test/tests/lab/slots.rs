@@ -1,21 +1,7 @@
 //! Slots: up to n grants live together.
 
-use crate::support::crowd::{at_once, sessions, still_wait, token_of, tokens, waiting};
-use pg_test::{ensure, Calls, Lab, Result, Session};
-
-pg_test::trials![
-    of_many_at_one_instant_exactly_n_win,
-    never_more_than_n_live_while_many_wait,
-    waiters_for_slots_are_served_in_their_order,
-    another_number_is_refused_while_any_grant_lives,
-    the_number_changes_when_none_lives,
-    two_numbers_at_one_instant_never_both_count,
-    one_slot_that_runs_out_makes_one_place,
-    an_uncommitted_grant_has_its_place,
-    each_slot_lives_its_own_life,
-    a_holder_of_a_slot_reclaims_it_though_all_are_taken,
-    a_guard_on_an_expired_slot_keeps_its_place,
-];
+use crate::support::concurrency::{at_once, sessions, still_wait, token_of, tokens, waiting};
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 fn slot(n: u32) -> String {
     format!("SELECT lease_acquire('job', ttl => '1 h', slots => {n})")
@@ -29,6 +15,7 @@ fn live(session: &mut Session) -> Result<i64> {
     session.granted("SELECT count(*) FROM lease_info('job') WHERE state = 'held'")
 }
 
+#[lab_test]
 fn of_many_at_one_instant_exactly_n_win(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -45,6 +32,7 @@ fn of_many_at_one_instant_exactly_n_win(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn never_more_than_n_live_while_many_wait(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     db.connect()?.run("CREATE TABLE seen (n bigint)")?;
@@ -74,6 +62,7 @@ fn never_more_than_n_live_while_many_wait(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn waiters_for_slots_are_served_in_their_order(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -89,6 +78,7 @@ fn waiters_for_slots_are_served_in_their_order(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn another_number_is_refused_while_any_grant_lives(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -104,9 +94,12 @@ fn another_number_is_refused_while_any_grant_lives(lab: &Lab) -> Result<()> {
     for n in ["0", "-1"] {
         session.refused(&format!("SELECT lease_acquire('x', slots => {n})"), "22023")?;
     }
-    session.refused("SELECT lease_acquire('x', slots => NULL)", "22004").map(drop)
+    // NULL means the default, one.
+    session.granted("SELECT lease_acquire('x', slots => NULL)")?;
+    session.refused("SELECT lease_acquire('x', slots => 2)", "22023").map(drop)
 }
 
+#[lab_test]
 fn the_number_changes_when_none_lives(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -126,6 +119,7 @@ fn the_number_changes_when_none_lives(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn two_numbers_at_one_instant_never_both_count(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -148,6 +142,7 @@ fn two_numbers_at_one_instant_never_both_count(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn one_slot_that_runs_out_makes_one_place(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -160,6 +155,7 @@ fn one_slot_that_runs_out_makes_one_place(lab: &Lab) -> Result<()> {
     still_wait(&mut line[1..])
 }
 
+#[lab_test]
 fn an_uncommitted_grant_has_its_place(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut one, mut two, mut other) = (db.connect()?, db.connect()?, db.connect()?);
@@ -180,6 +176,7 @@ fn an_uncommitted_grant_has_its_place(lab: &Lab) -> Result<()> {
     other.nothing(&slot(2))
 }
 
+#[lab_test]
 fn each_slot_lives_its_own_life(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -197,6 +194,7 @@ fn each_slot_lives_its_own_life(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_holder_of_a_slot_reclaims_it_though_all_are_taken(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -215,6 +213,7 @@ fn a_holder_of_a_slot_reclaims_it_though_all_are_taken(lab: &Lab) -> Result<()> 
     session.nothing(&call("b"))
 }
 
+#[lab_test]
 fn a_guard_on_an_expired_slot_keeps_its_place(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut guard) = (db.connect()?, db.connect()?);

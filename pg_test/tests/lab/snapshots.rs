@@ -1,35 +1,8 @@
 //! REPEATABLE READ and SERIALIZABLE: 40001 where the snapshot is too old, and nowhere else.
 
 use pg_test::process::wait_until;
-use pg_test::{ensure, Background, Calls, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
 use std::time::Duration;
-
-pg_test::trials![
-    what_was_free_is_granted,
-    a_release_after_the_snapshot_is_too_late,
-    a_revocation_after_the_snapshot_is_too_late,
-    a_release_that_was_open_at_the_snapshot_is_too_late,
-    an_expiry_after_the_snapshot_is_too_late,
-    a_guard_that_ended_after_the_snapshot_is_too_late,
-    a_guard_of_a_live_grant_that_is_reclaimed_or_revoked_is_too_late,
-    a_guard_prepared_long_before_its_deadline_is_too_late,
-    a_guard_whose_grant_another_was_changing_is_too_late,
-    a_grant_that_ended_under_a_prepared_guard_is_too_late,
-    a_guard_whose_commit_waits_for_a_standby_is_too_late,
-    a_prepared_guard_holds_up_no_change_of_the_grant,
-    a_guard_that_was_rolled_back_is_no_reason_to_fail,
-    a_grant_that_came_and_went_after_the_snapshot_is_too_late,
-    a_pruning_after_the_snapshot_does_not_hide_the_predecessor,
-    a_retried_transaction_is_granted,
-    what_ended_before_the_snapshot_is_granted,
-    other_transactions_are_no_reason_to_fail,
-    a_lease_of_the_transaction_s_own_is_no_reason_to_fail,
-    what_is_taken_is_null_not_an_error,
-    a_guard_of_a_grant_after_the_snapshot_is_too_late,
-    a_guard_of_a_grant_before_the_snapshot_stands,
-    renewals_and_releases_are_no_reason_to_fail,
-    sessions_with_other_leases_do_not_conflict,
-];
 
 const KEEPING: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
 
@@ -64,6 +37,7 @@ fn hold(session: &mut Session) -> Result<()> {
 
 const FIRST: &str = "(SELECT first_token FROM fence.leases WHERE name = 'job')";
 
+#[lab_test]
 fn what_was_free_is_granted(lab: &Lab) -> Result<()> {
     at_each_level(
         lab,
@@ -84,6 +58,7 @@ fn what_was_free_is_granted(lab: &Lab) -> Result<()> {
     )
 }
 
+#[lab_test]
 fn a_release_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     at_each_level(lab, hold, |_, outside, inside| {
         outside.granted(&format!("SELECT lease_release('job', {FIRST})"))?;
@@ -91,6 +66,7 @@ fn a_release_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn a_revocation_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     at_each_level(lab, hold, |_, outside, inside| {
         outside.granted("SELECT lease_revoke('job')")?;
@@ -98,6 +74,7 @@ fn a_revocation_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn a_release_that_was_open_at_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     let open = |outside: &mut Session| {
         hold(outside)?;
@@ -110,16 +87,19 @@ fn a_release_that_was_open_at_the_snapshot_is_too_late(lab: &Lab) -> Result<()> 
     })
 }
 
+#[lab_test]
 fn an_expiry_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     let short = |outside: &mut Session| outside.acquire("job", "2 s").map(drop);
     at_each_level(lab, short, |_, outside, inside| {
-        // The predecessor may have written until its deadline.
+        // The predecessor may have written until its deadline, and has.
         inside.nothing("SELECT lease_acquire('job')")?;
+        outside.run("CREATE TABLE written (n int)")?;
         outside.wait_expired("job")?;
         too_late(inside)
     })
 }
 
+#[lab_test]
 fn a_guard_that_ended_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     // The grant is over before the snapshot, its guarded transaction is not.
     for end in ["COMMIT", "PREPARE TRANSACTION 'guard'; COMMIT PREPARED 'guard'"] {
@@ -143,6 +123,7 @@ fn a_guard_that_ended_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_of_a_live_grant_that_is_reclaimed_or_revoked_is_too_late(lab: &Lab) -> Result<()> {
     for (end, acquire) in [
         ("", "SELECT lease_acquire('job', 'w1', reclaim => true)"),
@@ -172,6 +153,7 @@ fn a_guard_of_a_live_grant_that_is_reclaimed_or_revoked_is_too_late(lab: &Lab) -
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_prepared_long_before_its_deadline_is_too_late(lab: &Lab) -> Result<()> {
     let guarded = |outside: &mut Session| {
         outside.run("CREATE TABLE t (n int)")?;
@@ -188,6 +170,7 @@ fn a_guard_prepared_long_before_its_deadline_is_too_late(lab: &Lab) -> Result<()
     })
 }
 
+#[lab_test]
 fn a_guard_whose_grant_another_was_changing_is_too_late(lab: &Lab) -> Result<()> {
     for level in KEEPING {
         let db = lab.database()?;
@@ -218,6 +201,7 @@ fn prepared(session: &mut Session, ttl: &str, gid: &str) -> Result<i64> {
     Ok(token)
 }
 
+#[lab_test]
 fn a_grant_that_ended_under_a_prepared_guard_is_too_late(lab: &Lab) -> Result<()> {
     for end in ["lease_release('job', $)", "lease_revoke('job')", "lease_renew('job', $, '1 ms')"] {
         let gid = format!("ended under it: {end}").replace('\'', "");
@@ -235,6 +219,7 @@ fn a_grant_that_ended_under_a_prepared_guard_is_too_late(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_whose_commit_waits_for_a_standby_is_too_late(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().set("synchronous_commit", "local").start()?;
     let mut admin = cluster.connect("postgres")?;
@@ -264,6 +249,7 @@ fn a_guard_whose_commit_waits_for_a_standby_is_too_late(lab: &Lab) -> Result<()>
     too_late(&mut inside)
 }
 
+#[lab_test]
 fn a_prepared_guard_holds_up_no_change_of_the_grant(lab: &Lab) -> Result<()> {
     for ttl in ["4 s", "1 h"] {
         let db = lab.database()?;
@@ -284,6 +270,7 @@ fn a_prepared_guard_holds_up_no_change_of_the_grant(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_guard_that_was_rolled_back_is_no_reason_to_fail(lab: &Lab) -> Result<()> {
     let guarded = |outside: &mut Session| {
         outside.run("CREATE TABLE t (n int)")?;
@@ -301,6 +288,7 @@ fn a_guard_that_was_rolled_back_is_no_reason_to_fail(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn a_grant_that_came_and_went_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     let freed = |outside: &mut Session| {
         hold(outside)?;
@@ -323,6 +311,7 @@ fn a_grant_that_came_and_went_after_the_snapshot_is_too_late(lab: &Lab) -> Resul
     )
 }
 
+#[lab_test]
 fn a_pruning_after_the_snapshot_does_not_hide_the_predecessor(lab: &Lab) -> Result<()> {
     at_each_level(lab, hold, |_, outside, inside| {
         outside.run(&format!("SELECT lease_release('job', {FIRST})"))?;
@@ -331,6 +320,7 @@ fn a_pruning_after_the_snapshot_does_not_hide_the_predecessor(lab: &Lab) -> Resu
     })
 }
 
+#[lab_test]
 fn a_retried_transaction_is_granted(lab: &Lab) -> Result<()> {
     at_each_level(lab, hold, |_, outside, inside| {
         outside.granted("SELECT lease_revoke('job')")?;
@@ -342,6 +332,7 @@ fn a_retried_transaction_is_granted(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn what_ended_before_the_snapshot_is_granted(lab: &Lab) -> Result<()> {
     for level in KEEPING {
         let db = lab.database()?;
@@ -368,6 +359,7 @@ fn what_ended_before_the_snapshot_is_granted(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn other_transactions_are_no_reason_to_fail(lab: &Lab) -> Result<()> {
     let freed = |outside: &mut Session| {
         outside.run("CREATE TABLE t (n int)")?;
@@ -382,6 +374,7 @@ fn other_transactions_are_no_reason_to_fail(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn a_lease_of_the_transaction_s_own_is_no_reason_to_fail(lab: &Lab) -> Result<()> {
     at_each_level(
         lab,
@@ -406,6 +399,7 @@ fn a_lease_of_the_transaction_s_own_is_no_reason_to_fail(lab: &Lab) -> Result<()
     )
 }
 
+#[lab_test]
 fn what_is_taken_is_null_not_an_error(lab: &Lab) -> Result<()> {
     at_each_level(lab, hold, |_, outside, inside| {
         inside.nothing("SELECT lease_acquire('job')")?;
@@ -423,6 +417,7 @@ fn what_is_taken_is_null_not_an_error(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn a_guard_of_a_grant_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     at_each_level(
         lab,
@@ -440,6 +435,7 @@ fn a_guard_of_a_grant_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     )
 }
 
+#[lab_test]
 fn a_guard_of_a_grant_before_the_snapshot_stands(lab: &Lab) -> Result<()> {
     at_each_level(lab, hold, |_, outside, inside| {
         // Renewed since: it is the same grant still.
@@ -450,6 +446,7 @@ fn a_guard_of_a_grant_before_the_snapshot_stands(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn renewals_and_releases_are_no_reason_to_fail(lab: &Lab) -> Result<()> {
     at_each_level(lab, hold, |_, outside, inside| {
         let token = outside.granted(&format!("SELECT {FIRST}"))?;
@@ -475,6 +472,7 @@ fn renewals_and_releases_are_no_reason_to_fail(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn sessions_with_other_leases_do_not_conflict(lab: &Lab) -> Result<()> {
     for level in KEEPING {
         let db = lab.database()?;

@@ -2,23 +2,8 @@
 //! no lock that maintenance waits for, and a try never queues behind maintenance that waits for others.
 
 use pg_test::process::wait_until;
-use pg_test::{ensure, Background, Calls, Context, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Background, Calls, Context, Database, Lab, Result, Session};
 use std::time::Duration;
-
-pg_test::trials![
-    who_only_looks_keeps_no_lock_on_the_state,
-    who_has_written_keeps_the_table_s_lock_and_no_other,
-    maintenance_goes_on_beside_a_waiter_and_guarded_transactions,
-    a_try_does_not_queue_behind_maintenance_that_waits,
-    a_waiter_waits_on_while_maintenance_waits,
-    a_try_waits_for_maintenance_at_work,
-    a_try_that_waits_for_maintenance_obeys_timeouts_and_cancel,
-    a_commit_does_not_queue_behind_maintenance,
-    a_renewal_queues_behind_maintenance_no_longer_than_lock_timeout,
-    a_guard_stands_though_the_table_was_made_shorter,
-    commits_at_the_same_time_have_rows_of_their_own,
-    noted_commits_leave_the_table_small,
-];
 
 /// The relations of the state that the backend has locks on.
 fn locked(session: &mut Session, pid: i32) -> Result<Option<String>> {
@@ -36,6 +21,7 @@ fn is_bound(session: &mut Session) -> Result<()> {
     )
 }
 
+#[lab_test]
 fn who_only_looks_keeps_no_lock_on_the_state(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut probe) = (db.connect()?, db.connect()?);
@@ -92,6 +78,7 @@ fn who_only_looks_keeps_no_lock_on_the_state(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn who_has_written_keeps_the_table_s_lock_and_no_other(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut probe) = (db.connect()?, db.connect()?);
@@ -136,6 +123,7 @@ const MAINTENANCE: &[&str] = &[
     "VACUUM FULL",
 ];
 
+#[lab_test]
 fn maintenance_goes_on_beside_a_waiter_and_guarded_transactions(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().set("allow_in_place_tablespaces", "on").start()?;
     cluster.connect("postgres")?.run("CREATE TABLESPACE elsewhere LOCATION ''")?;
@@ -203,6 +191,7 @@ fn queued(db: &Database, open: &mut Session) -> Result<Background> {
     Ok(dba)
 }
 
+#[lab_test]
 fn a_try_does_not_queue_behind_maintenance_that_waits(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut open = db.connect()?;
@@ -228,6 +217,7 @@ fn a_try_does_not_queue_behind_maintenance_that_waits(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_waiter_waits_on_while_maintenance_waits(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut open = db.connect()?;
@@ -243,6 +233,7 @@ fn a_waiter_waits_on_while_maintenance_waits(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_try_waits_for_maintenance_at_work(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut dba, mut other) = (db.connect()?, Background::connect(&db.conninfo())?);
@@ -268,6 +259,7 @@ fn a_try_waits_for_maintenance_at_work(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_try_that_waits_for_maintenance_obeys_timeouts_and_cancel(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut dba, mut session) = (db.connect()?, db.connect()?);
@@ -294,6 +286,7 @@ fn a_try_that_waits_for_maintenance_obeys_timeouts_and_cancel(lab: &Lab) -> Resu
     Ok(())
 }
 
+#[lab_test]
 fn a_commit_does_not_queue_behind_maintenance(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut guard = db.connect()?;
@@ -310,6 +303,7 @@ fn a_commit_does_not_queue_behind_maintenance(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_renewal_queues_behind_maintenance_no_longer_than_lock_timeout(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut open, mut holder) = (db.connect()?, db.connect()?);
@@ -335,6 +329,7 @@ fn fill(session: &mut Session) -> Result<()> {
     )
 }
 
+#[lab_test]
 fn a_guard_stands_though_the_table_was_made_shorter(lab: &Lab) -> Result<()> {
     // A server of its own: what another transaction might still see is not removed.
     let cluster = lab.builder().start()?;
@@ -363,6 +358,7 @@ fn a_guard_stands_though_the_table_was_made_shorter(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn commits_at_the_same_time_have_rows_of_their_own(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().set("max_prepared_transactions", "10").start()?;
     let db = Database::with_extension(cluster.conninfo("postgres"))?;
@@ -399,6 +395,7 @@ fn commits_at_the_same_time_have_rows_of_their_own(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn noted_commits_leave_the_table_small(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;

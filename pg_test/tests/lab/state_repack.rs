@@ -1,14 +1,9 @@
 //! pg_repack, which records by a row trigger what changes while it copies a table, loses no write of a lease.
 
 use pg_test::setup::{self, Package};
-use pg_test::{ensure, process, Calls, Context, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, process, Calls, Context, Database, Lab, Result, Session};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-pg_test::trials![
-    pg_repack_of_one_table_keeps_every_hand_over,
-    pg_repack_of_the_whole_database_keeps_every_hand_over,
-];
 
 /// Rows of the lease table, so that the copy takes a while.
 const LEASES: i32 = 42_000;
@@ -136,10 +131,12 @@ fn repacked(lab: &Lab, arguments: &[&str]) -> Result<()> {
     every_hand_over_stands(&mut session, &all)
 }
 
+#[lab_test]
 fn pg_repack_of_one_table_keeps_every_hand_over(lab: &Lab) -> Result<()> {
     repacked(lab, &["-t", "fence.lease"])
 }
 
+#[lab_test]
 fn pg_repack_of_the_whole_database_keeps_every_hand_over(lab: &Lab) -> Result<()> {
     repacked(lab, &[])
 }

@@ -1,33 +1,7 @@
 //! What a DBA adds to the tables of the state is honoured by every write of a lease, as it is for any table:
 //! triggers, constraints, indexes of every kind, columns. What cannot be honoured is refused before harm is done.
 
-use pg_test::{bail, ensure, Calls, Database, Lab, Result, Session};
-
-pg_test::trials![
-    row_triggers_fire_for_every_write,
-    a_trigger_for_a_column_fires_when_that_is_written,
-    triggers_run_with_the_rights_of_the_caller,
-    a_trigger_that_suppresses_a_write_is_refused,
-    a_trigger_that_changes_what_was_written_is_refused,
-    a_trigger_may_fill_columns_that_were_added,
-    a_trigger_that_keeps_rows_from_pruning_keeps_them,
-    an_error_of_a_trigger_leaves_nothing_granted,
-    a_deferred_trigger_fires_at_commit,
-    check_constraints_hold,
-    foreign_keys_hold_both_ways,
-    not_null_of_a_column_of_ours_holds,
-    indexes_of_every_kind_find_what_the_table_has,
-    unique_indexes_and_exclusion_constraints_hold,
-    added_columns_get_their_defaults_and_keep_their_values,
-    columns_of_ours_that_were_altered_are_refused,
-    commits_of_guarded_transactions_fire_triggers,
-    commits_of_guarded_transactions_enter_all_indexes_and_columns,
-    a_trigger_that_suppresses_the_note_of_a_commit_fails_the_commit,
-    statement_triggers_rules_and_row_security_are_not_applied,
-    writes_are_counted_in_the_statistics,
-    writes_are_decoded_whatever_the_replica_identity,
-    an_update_that_cannot_be_published_is_refused,
-];
+use pg_test::{bail, ensure, lab_test, Calls, Database, Lab, Result, Session};
 
 /// A log that any trigger may write to.
 const LOG: &str = "
@@ -83,6 +57,7 @@ fn commit_guarded(session: &mut Session, name: &str) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn row_triggers_fire_for_every_write(lab: &Lab) -> Result<()> {
     let (_db, mut session) = with_log(lab)?;
     session.run(
@@ -112,6 +87,7 @@ fn row_triggers_fire_for_every_write(lab: &Lab) -> Result<()> {
     write_in_every_way(&mut session)
 }
 
+#[lab_test]
 fn a_trigger_for_a_column_fires_when_that_is_written(lab: &Lab) -> Result<()> {
     let (_db, mut session) = with_log(lab)?;
     session.run(
@@ -130,6 +106,7 @@ fn a_trigger_for_a_column_fires_when_that_is_written(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn triggers_run_with_the_rights_of_the_caller(lab: &Lab) -> Result<()> {
     let (db, mut session) = with_log(lab)?;
     session.run(
@@ -165,6 +142,7 @@ fn is_refused(session: &mut Session, call: &str, table: &str) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_trigger_that_suppresses_a_write_is_refused(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -199,6 +177,7 @@ fn a_trigger_that_suppresses_a_write_is_refused(lab: &Lab) -> Result<()> {
     is_refused(&mut session, "SELECT lease_acquire('job')", "fence.lease")
 }
 
+#[lab_test]
 fn a_trigger_that_changes_what_was_written_is_refused(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -240,6 +219,7 @@ fn a_trigger_that_changes_what_was_written_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_trigger_may_fill_columns_that_were_added(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -254,6 +234,7 @@ fn a_trigger_may_fill_columns_that_were_added(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_trigger_that_keeps_rows_from_pruning_keeps_them(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -269,6 +250,7 @@ fn a_trigger_that_keeps_rows_from_pruning_keeps_them(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_error_of_a_trigger_leaves_nothing_granted(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut other) = (db.connect()?, db.connect()?);
@@ -300,6 +282,7 @@ fn an_error_of_a_trigger_leaves_nothing_granted(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_deferred_trigger_fires_at_commit(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut other) = (db.connect()?, db.connect()?);
@@ -320,6 +303,7 @@ fn a_deferred_trigger_fires_at_commit(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn check_constraints_hold(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -337,6 +321,7 @@ fn check_constraints_hold(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn foreign_keys_hold_both_ways(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -357,6 +342,7 @@ fn foreign_keys_hold_both_ways(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn not_null_of_a_column_of_ours_holds(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -390,6 +376,7 @@ fn indexes_agree(session: &mut Session, table: &str, conditions: &[&str]) -> Res
     Ok(())
 }
 
+#[lab_test]
 fn indexes_of_every_kind_find_what_the_table_has(lab: &Lab) -> Result<()> {
     let indexes = [
         ("ON fence.lease (split_part(name, ':', 1))", "split_part(name, ':', 1) = 'job'"),
@@ -430,6 +417,7 @@ fn indexes_of_every_kind_find_what_the_table_has(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn unique_indexes_and_exclusion_constraints_hold(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -459,6 +447,7 @@ fn unique_indexes_and_exclusion_constraints_hold(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn added_columns_get_their_defaults_and_keep_their_values(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -497,6 +486,7 @@ fn added_columns_get_their_defaults_and_keep_their_values(lab: &Lab) -> Result<(
     Ok(())
 }
 
+#[lab_test]
 fn columns_of_ours_that_were_altered_are_refused(lab: &Lab) -> Result<()> {
     for change in [
         "ALTER holder TYPE varchar(100)",
@@ -527,6 +517,7 @@ fn columns_of_ours_that_were_altered_are_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn commits_of_guarded_transactions_fire_triggers(lab: &Lab) -> Result<()> {
     let (_db, mut session) = with_log(lab)?;
     session.run(
@@ -541,6 +532,7 @@ fn commits_of_guarded_transactions_fire_triggers(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn commits_of_guarded_transactions_enter_all_indexes_and_columns(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -563,6 +555,7 @@ fn commits_of_guarded_transactions_enter_all_indexes_and_columns(lab: &Lab) -> R
     Ok(())
 }
 
+#[lab_test]
 fn a_trigger_that_suppresses_the_note_of_a_commit_fails_the_commit(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -585,6 +578,7 @@ fn a_trigger_that_suppresses_the_note_of_a_commit_fails_the_commit(lab: &Lab) ->
     Ok(())
 }
 
+#[lab_test]
 fn statement_triggers_rules_and_row_security_are_not_applied(lab: &Lab) -> Result<()> {
     let (db, mut session) = with_log(lab)?;
     let role = db.role("worker")?;
@@ -602,6 +596,7 @@ fn statement_triggers_rules_and_row_security_are_not_applied(lab: &Lab) -> Resul
     Ok(())
 }
 
+#[lab_test]
 fn writes_are_counted_in_the_statistics(lab: &Lab) -> Result<()> {
     const COUNTS: &str = "SELECT concat_ws(' ', n_tup_ins, n_tup_upd, n_tup_hot_upd, n_tup_del)
         FROM pg_stat_user_tables WHERE relid = 'fence.lease'::regclass";
@@ -620,6 +615,7 @@ fn writes_are_counted_in_the_statistics(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn writes_are_decoded_whatever_the_replica_identity(lab: &Lab) -> Result<()> {
     let cluster =
         lab.builder().set("wal_level", "logical").set("track_commit_timestamp", "on").start()?;
@@ -649,6 +645,7 @@ fn writes_are_decoded_whatever_the_replica_identity(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_update_that_cannot_be_published_is_refused(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().set("wal_level", "logical").start()?;
     let mut session = cluster.connect("postgres")?;

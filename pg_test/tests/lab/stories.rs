@@ -1,62 +1,59 @@
 //! The stories that the extension exists for, with real worker processes; and that they do not
 //! hold without it.
 
-use crate::support::crowd::rounds;
-use pg_test::stage::Stage;
+use crate::support::concurrency::rounds;
 use pg_test::stories::{self, Story};
+use pg_test::story_run::StoryRun;
 use pg_test::timeline::Timeline;
-use pg_test::{ensure, Lab, Result};
+use pg_test::{ensure, lab_test, Lab, Result};
 use std::time::Duration;
 
-pg_test::trials![
-    a_payout_is_made_once_though_its_worker_was_frozen,
-    a_zombie_s_late_word_on_an_order_changes_nothing,
-    a_strict_row_is_written_many_times_by_its_holder,
-    a_heartbeat_keeps_a_lease_and_its_end_frees_it,
-    a_frozen_merge_is_whole_or_not_there,
-    a_late_release_does_not_end_the_next_grant,
-    of_64_racers_for_an_expired_lease_one_wins,
-    without_its_fence_the_payout_story_does_not_hold,
-    without_its_fence_the_order_story_does_not_hold,
-    without_its_guard_the_merge_story_does_not_hold,
-];
-
+#[lab_test]
 fn a_payout_is_made_once_though_its_worker_was_frozen(lab: &Lab) -> Result<()> {
     holds(lab, &stories::PAYOUT_BATCH)
 }
 
+#[lab_test]
 fn a_zombie_s_late_word_on_an_order_changes_nothing(lab: &Lab) -> Result<()> {
     holds(lab, &stories::ORDER_PAYMENT)
 }
 
+#[lab_test]
 fn a_strict_row_is_written_many_times_by_its_holder(lab: &Lab) -> Result<()> {
     holds(lab, &stories::STRICT_ROW)
 }
 
+#[lab_test]
 fn a_heartbeat_keeps_a_lease_and_its_end_frees_it(lab: &Lab) -> Result<()> {
     holds(lab, &stories::INVOICE_RUN)
 }
 
+#[lab_test]
 fn a_frozen_merge_is_whole_or_not_there(lab: &Lab) -> Result<()> {
     holds(lab, &stories::DAILY_MERGE)
 }
 
+#[lab_test]
 fn a_late_release_does_not_end_the_next_grant(lab: &Lab) -> Result<()> {
     holds(lab, &stories::RELEASE_RACE)
 }
 
+#[lab_test]
 fn of_64_racers_for_an_expired_lease_one_wins(lab: &Lab) -> Result<()> {
     holds(lab, &stories::RECLAIM_RACE)
 }
 
+#[lab_test]
 fn without_its_fence_the_payout_story_does_not_hold(lab: &Lab) -> Result<()> {
     fails_unprotected(lab, &stories::PAYOUT_BATCH, "Carla was paid 600 of 300")
 }
 
+#[lab_test]
 fn without_its_fence_the_order_story_does_not_hold(lab: &Lab) -> Result<()> {
     fails_unprotected(lab, &stories::ORDER_PAYMENT, "order 7 said paid, then failed")
 }
 
+#[lab_test]
 fn without_its_guard_the_merge_story_does_not_hold(lab: &Lab) -> Result<()> {
     fails_unprotected(lab, &stories::DAILY_MERGE, "a mix of merges: A and B")
 }
@@ -64,18 +61,18 @@ fn without_its_guard_the_merge_story_does_not_hold(lab: &Lab) -> Result<()> {
 fn holds(lab: &Lab, story: &Story) -> Result<()> {
     let db = lab.database()?;
     let timeline = Timeline::silent();
-    let mut stage = Stage::new(lab, db.conninfo(), &timeline);
+    let mut run = StoryRun::new(lab, db.conninfo(), &timeline);
     // Longer than in the demonstration: other tests keep the machine busy.
-    stage.ttl = Duration::from_secs(3);
-    stage.rounds = rounds(200);
-    (story.play)(&stage).map(drop)
+    run.ttl = Duration::from_secs(3);
+    run.rounds = rounds(200);
+    (story.play)(&run).map(drop)
 }
 
 fn fails_unprotected(lab: &Lab, story: &Story, how: &str) -> Result<()> {
     let db = lab.database()?;
     let timeline = Timeline::silent();
-    let stage = Stage::new(lab, db.conninfo(), &timeline).without_protection();
-    let outcome = (story.play)(&stage);
+    let run = StoryRun::new(lab, db.conninfo(), &timeline).without_protection();
+    let outcome = (story.play)(&run);
     let shown = format!("{outcome:?}");
     ensure!(outcome.is_err() && shown.contains(how), "{shown}");
     Ok(())

@@ -3,19 +3,11 @@
 //! An apply worker fires no ordinary trigger, so a subscriber takes what the publisher's fence let
 //! pass; a trigger that is enabled ALWAYS checks the order there too, and stalls what is out of it.
 
-use crate::epochs::jumps;
-use crate::support::life::Life;
+use crate::epoch_jumps::jumps;
+use crate::support::history::History;
 use pg_test::process::wait_until;
-use pg_test::{ensure, Calls, Cluster, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
 use std::time::Duration;
-
-pg_test::trials![
-    a_subscriber_takes_what_the_publisher_s_fence_let_pass,
-    an_ordinary_trigger_does_not_see_an_apply_worker,
-    a_trigger_enabled_always_checks_the_order_and_nothing_else,
-    a_trigger_enabled_always_stalls_what_is_out_of_order,
-    a_subscriber_that_takes_over_goes_on_above_all_that_was_seen,
-];
 
 const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint)";
 
@@ -48,6 +40,7 @@ fn order_is(session: &mut Session, total: i32, fence: i64) -> Result<()> {
     becomes_true(session, &query)
 }
 
+#[lab_test]
 fn a_subscriber_takes_what_the_publisher_s_fence_let_pass(lab: &Lab) -> Result<()> {
     let (publisher, subscriber) = pair(lab)?;
     let mut upstream = publisher.connect("postgres")?;
@@ -83,6 +76,7 @@ fn a_subscriber_takes_what_the_publisher_s_fence_let_pass(lab: &Lab) -> Result<(
     Ok(())
 }
 
+#[lab_test]
 fn an_ordinary_trigger_does_not_see_an_apply_worker(lab: &Lab) -> Result<()> {
     let (publisher, subscriber) = pair(lab)?;
     let mut upstream = publisher.connect("postgres")?;
@@ -102,6 +96,7 @@ fn an_ordinary_trigger_does_not_see_an_apply_worker(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_trigger_enabled_always_checks_the_order_and_nothing_else(lab: &Lab) -> Result<()> {
     // What an apply worker does is what a session does in its role.
     let db = lab.database()?;
@@ -126,6 +121,7 @@ fn a_trigger_enabled_always_checks_the_order_and_nothing_else(lab: &Lab) -> Resu
     session.run("SELECT fence_protect('orders'); INSERT INTO orders VALUES (7, 0, 34); UPDATE orders SET fence = 33")
 }
 
+#[lab_test]
 fn a_trigger_enabled_always_stalls_what_is_out_of_order(lab: &Lab) -> Result<()> {
     let (publisher, subscriber) = pair(lab)?;
     let mut upstream = publisher.connect("postgres")?;
@@ -146,13 +142,14 @@ fn a_trigger_enabled_always_stalls_what_is_out_of_order(lab: &Lab) -> Result<()>
     downstream.run("ALTER TABLE orders ENABLE ALWAYS TRIGGER fenced")
 }
 
+#[lab_test]
 fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
     let start = || lab.builder().set("wal_level", "logical").start();
     let (publisher, subscriber) = (start()?, start()?);
     let mut upstream = publisher.connect("postgres")?;
-    let mut life = Life::begin(&mut upstream)?;
+    let mut history = History::begin(&mut upstream)?;
     let mut downstream = subscriber.connect("postgres")?;
-    Life::begin(&mut downstream)?;
+    History::begin(&mut downstream)?;
     downstream.run(
         "SELECT fence_unprotect('orders'), fence_unprotect('parcels'); TRUNCATE orders, parcels;
          SELECT lease_revoke('order:7'), lease_revoke('parcel:7'), lease_prune('0')",
@@ -160,7 +157,7 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Re
     // Leases are rows and go along; the sequence is none and does not.
     subscribe(&publisher, &subscriber, "ALL TABLES")?;
     let drawn = downstream.last_token()?;
-    life.draw_more(&mut upstream, 60)?;
+    history.draw_more(&mut upstream, 60)?;
     becomes_true(&mut downstream, "SELECT count(*) = 62 FROM fence.leases")?;
     becomes_true(
         &mut downstream,
@@ -173,7 +170,7 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Re
          SELECT fence_protect('orders', lease => 'order:{id}'), fence_protect('parcels');
          SELECT fence_new_epoch()",
     )?;
-    life.goes_on(&mut downstream)?;
+    history.goes_on(&mut downstream)?;
     ensure!(jumps(&mut downstream)? == 1);
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! What the tests have in common: their ground, their actors, and what holds for many of them.
+//! What the tests have in common: databases, concurrent sessions, and what holds for many of them.
 
-pub mod bed;
-pub mod crowd;
+pub mod concurrency;
+pub mod history;
 pub mod holes;
-pub mod life;
-pub mod ways;
+pub mod test_database;
+pub mod write_statements;

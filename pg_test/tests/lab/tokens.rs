@@ -1,18 +1,8 @@
 //! Which tokens are a grant's, when one is drawn, and that they only grow.
 
-use pg_test::{ensure, Calls, Lab, Result};
+use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
-pg_test::trials![
-    each_call_that_grants_draws_one_token,
-    a_call_that_grants_nothing_draws_none,
-    any_token_of_the_grant_serves,
-    the_first_token_and_the_latest_sixteen_renewals_serve,
-    a_token_of_another_lease_between_two_renewals_is_none,
-    tokens_grow_whatever_is_rolled_back,
-    the_sequence_is_as_documented,
-    renewals_do_not_bloat_the_state,
-];
-
+#[lab_test]
 fn each_call_that_grants_draws_one_token(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -35,6 +25,7 @@ fn each_call_that_grants_draws_one_token(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_call_that_grants_nothing_draws_none(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -72,6 +63,7 @@ fn a_call_that_grants_nothing_draws_none(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn any_token_of_the_grant_serves(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -88,6 +80,7 @@ fn any_token_of_the_grant_serves(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_first_token_and_the_latest_sixteen_renewals_serve(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -116,6 +109,7 @@ fn the_first_token_and_the_latest_sixteen_renewals_serve(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn a_token_of_another_lease_between_two_renewals_is_none(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -133,6 +127,7 @@ fn a_token_of_another_lease_between_two_renewals_is_none(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn tokens_grow_whatever_is_rolled_back(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -151,6 +146,7 @@ fn tokens_grow_whatever_is_rolled_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn the_sequence_is_as_documented(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -164,6 +160,7 @@ fn the_sequence_is_as_documented(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn renewals_do_not_bloat_the_state(lab: &Lab) -> Result<()> {
     // A server of its own: old versions go only when no transaction of the whole server is older.
     let cluster = lab.builder().start()?;

@@ -5,21 +5,16 @@
 //! of their own. For Debian's the files stay the same, with every oid, and a new control file gives them
 //! another identity, as an upgrade does (by the same program, `pg_resetwal`).
 
-use crate::epochs::jumps;
-use crate::support::life::Life;
+use crate::epoch_jumps::jumps;
+use crate::support::history::History;
 use pg_test::cluster::Builder;
 use pg_test::majors::{self, Major};
 use pg_test::prefix::Prefix;
 use pg_test::process::{as_server_user, output_of};
-use pg_test::{ensure, Cluster, Context, Lab, Result, Shutdown};
+use pg_test::{ensure, lab_test, Cluster, Context, Lab, Result, Shutdown};
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
-
-pg_test::trials![
-    a_cluster_under_another_identity_goes_on_above_all_that_was_seen;
-    slow: an_upgraded_cluster_goes_on_above_all_that_was_seen
-];
 
 /// Gives a stopped cluster a new control file, and so a new system identifier.
 fn change_identity(lab: &Lab, cluster: &Cluster) -> Result<()> {
@@ -44,11 +39,12 @@ fn change_identity(lab: &Lab, cluster: &Cluster) -> Result<()> {
     lab.run("pg_resetwal", &args).map(drop)
 }
 
+#[lab_test]
 fn a_cluster_under_another_identity_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().own_identity().start()?;
     let mut session = cluster.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
-    life.draw_more(&mut session, 40)?;
+    let mut history = History::begin(&mut session)?;
+    history.draw_more(&mut session, 40)?;
     let identity = "SELECT system_identifier FROM fence_status()";
     let before: i64 = session.one(identity, &[])?;
     drop(session);
@@ -58,8 +54,8 @@ fn a_cluster_under_another_identity_goes_on_above_all_that_was_seen(lab: &Lab) -
     let mut session = cluster.connect("postgres")?;
     ensure!(session.one::<i64>(identity, &[])? != before, "it is the same cluster still");
     ensure!(session.one::<bool>("SELECT timeline = 1 AND jumps = 0 FROM fence_status()", &[])?);
-    ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == life.seen);
-    life.goes_on(&mut session)?;
+    ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == history.seen);
+    history.goes_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
     Ok(())
 }
@@ -78,13 +74,14 @@ fn cluster_of(lab: &Lab, major: Major) -> Result<Cluster> {
     })
 }
 
+#[lab_test(slow)]
 fn an_upgraded_cluster_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
     let old = cluster_of(lab, majors::OLD)?;
     old.start()?;
     let mut session = old.connect("postgres")?;
-    let mut life = Life::begin(&mut session)?;
+    let mut history = History::begin(&mut session)?;
     let identity: i64 = session.one("SELECT system_identifier FROM fence_status()", &[])?;
-    life.draw_more(&mut session, 40)?;
+    history.draw_more(&mut session, 40)?;
     session.run("CREATE ROLE app LOGIN; SELECT fence_grant('app')")?;
     drop(session);
     old.stop(Shutdown::Fast)?;
@@ -103,8 +100,8 @@ fn an_upgraded_cluster_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> 
     let status =
         "SELECT timeline = 1 AND jumps = 0 AND system_identifier <> $1 FROM fence_status()";
     ensure!(session.one::<bool>(status, &[&identity])?);
-    ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == life.seen);
-    life.goes_on(&mut session)?;
+    ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == history.seen);
+    history.goes_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
     ensure!(session.rows("SELECT * FROM fence_audit()")?.len() <= 1);
     // What was granted to a role went with it.

@@ -1,25 +1,7 @@
 //! Renew, release and revoke wait for an open transaction that has changed the lease; how waits end;
 //! and what a rollback undoes.
 
-use pg_test::{ensure, Background, Calls, Database, Lab, Result, Session};
-
-pg_test::trials![
-    a_renewal_waits_for_an_open_renewal,
-    a_renewal_waits_for_an_open_release,
-    a_release_waits_for_an_open_change,
-    a_revocation_waits_for_an_open_change,
-    a_token_of_an_open_grant_is_waited_for,
-    a_lease_that_expires_during_the_wait_is_lost,
-    a_lease_that_changes_hands_during_the_wait_is_lost,
-    other_leases_are_not_waited_for,
-    a_blocked_renewal_obeys_timeouts_and_cancel,
-    renewals_in_opposite_orders_are_a_deadlock_that_ends,
-    a_grant_that_is_rolled_back_is_free_at_once,
-    a_grant_in_a_savepoint_is_rolled_back_with_it,
-    an_exception_handler_undoes_what_its_block_did,
-    a_dead_session_s_open_grant_is_free,
-    a_change_of_a_prepared_transaction_is_waited_for,
-];
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
 
 fn trio(lab: &Lab) -> Result<(Database, Session, Background)> {
     let db = lab.database()?;
@@ -33,6 +15,7 @@ fn answer(waiter: &mut Background) -> Result<Option<i64>> {
     Ok(rows[0][0].as_deref().map(str::parse).transpose()?)
 }
 
+#[lab_test]
 fn a_renewal_waits_for_an_open_renewal(lab: &Lab) -> Result<()> {
     let (_db, mut first, mut second) = trio(lab)?;
     let token = first.acquire("job", "1 h")?;
@@ -51,6 +34,7 @@ fn a_renewal_waits_for_an_open_renewal(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_renewal_waits_for_an_open_release(lab: &Lab) -> Result<()> {
     let (_db, mut first, mut second) = trio(lab)?;
     let token = first.acquire("job", "1 h")?;
@@ -65,6 +49,7 @@ fn a_renewal_waits_for_an_open_release(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_release_waits_for_an_open_change(lab: &Lab) -> Result<()> {
     let (_db, mut first, mut second) = trio(lab)?;
     let token = first.acquire("job", "1 h")?;
@@ -85,6 +70,7 @@ fn a_release_waits_for_an_open_change(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_revocation_waits_for_an_open_change(lab: &Lab) -> Result<()> {
     let (_db, mut first, mut second) = trio(lab)?;
     // What is open, how it ends, whether there is something to revoke then.
@@ -116,6 +102,7 @@ fn a_revocation_waits_for_an_open_change(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_token_of_an_open_grant_is_waited_for(lab: &Lab) -> Result<()> {
     let (_db, mut first, mut second) = trio(lab)?;
     // The name is new; then its row is a predecessor's.
@@ -145,6 +132,7 @@ fn a_token_of_an_open_grant_is_waited_for(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_lease_that_expires_during_the_wait_is_lost(lab: &Lab) -> Result<()> {
     let (db, mut first, mut second) = trio(lab)?;
     let mut looker = db.connect()?;
@@ -161,6 +149,7 @@ fn a_lease_that_expires_during_the_wait_is_lost(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_lease_that_changes_hands_during_the_wait_is_lost(lab: &Lab) -> Result<()> {
     let (db, mut first, mut second) = trio(lab)?;
     let mut admin = db.connect()?;
@@ -180,6 +169,7 @@ fn a_lease_that_changes_hands_during_the_wait_is_lost(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn other_leases_are_not_waited_for(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut first = db.connect()?;
@@ -195,6 +185,7 @@ fn other_leases_are_not_waited_for(lab: &Lab) -> Result<()> {
     first.run("COMMIT")
 }
 
+#[lab_test]
 fn a_blocked_renewal_obeys_timeouts_and_cancel(lab: &Lab) -> Result<()> {
     let (db, mut first, mut second) = trio(lab)?;
     let token = first.acquire("job", "1 h")?;
@@ -225,6 +216,7 @@ fn a_blocked_renewal_obeys_timeouts_and_cancel(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn renewals_in_opposite_orders_are_a_deadlock_that_ends(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut setup = db.connect()?;
@@ -242,6 +234,7 @@ fn renewals_in_opposite_orders_are_a_deadlock_that_ends(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+#[lab_test]
 fn a_grant_that_is_rolled_back_is_free_at_once(lab: &Lab) -> Result<()> {
     let (db, mut first, _) = trio(lab)?;
     let mut other = db.connect()?;
@@ -264,6 +257,7 @@ fn a_grant_that_is_rolled_back_is_free_at_once(lab: &Lab) -> Result<()> {
     first.run("ROLLBACK")
 }
 
+#[lab_test]
 fn a_grant_in_a_savepoint_is_rolled_back_with_it(lab: &Lab) -> Result<()> {
     let (db, mut first, _) = trio(lab)?;
     let mut other = db.connect()?;
@@ -284,6 +278,7 @@ fn a_grant_in_a_savepoint_is_rolled_back_with_it(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_exception_handler_undoes_what_its_block_did(lab: &Lab) -> Result<()> {
     let (db, mut first, _) = trio(lab)?;
     first.run(
@@ -302,6 +297,7 @@ fn an_exception_handler_undoes_what_its_block_did(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_dead_session_s_open_grant_is_free(lab: &Lab) -> Result<()> {
     let (db, mut first, mut second) = trio(lab)?;
     let token = first.acquire("job", "1 h")?;
@@ -316,6 +312,7 @@ fn a_dead_session_s_open_grant_is_free(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test]
 fn a_change_of_a_prepared_transaction_is_waited_for(lab: &Lab) -> Result<()> {
     let (db, mut first, mut second) = trio(lab)?;
     let gid = format!("{}_wait", db.name());

@@ -1,7 +1,7 @@
 //! The lease and fence protocol as a state machine, searched to its end within small bounds.
 //!
-//! Clients that freeze wherever they are, a server that crashes with an unwritten log, standbys that are
-//! behind when they are promoted, a clock that steps back. The decisions are not a copy: the machine calls
+//! Clients that freeze wherever they are or whose sessions end, a server that crashes with an unwritten log,
+//! standbys that are behind when they are promoted, a clock that steps back. The decisions are not a copy: the machine calls
 //! the extension's own code (`pg_test::protocol`). Each protection is then taken away, and the search
 //! must find what goes wrong without it; the path there is printed.
 //!
@@ -9,7 +9,6 @@
 //! rows and locks of one lease are had one after the other, not at once; pruning; the second lock of a guard,
 //! by which those who only ask see it; snapshots older than the statement.
 
-mod locks;
 mod protections;
 mod requests;
 mod server;
@@ -19,8 +18,8 @@ mod system;
 use protections::{Bounds, Protections};
 use stateright::{Checker, HasDiscoveries, Model};
 use system::{
-    System, GUARD_EXCLUDES, NEVER_REISSUED, NOT_EXPIRED, NO_STALE_BOUND, NO_STALE_UNBOUND,
-    ONE_HOLDER,
+    System, GUARD_EXCLUDES, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED, NOT_EXPIRED,
+    NO_STALE_BOUND, NO_STALE_UNBOUND, ONE_HOLDER,
 };
 
 /// Searches everything within the bounds, and finds nothing.
@@ -80,6 +79,17 @@ const TWO_FAILOVERS: Bounds = Bounds {
     unbound: false,
     ..CALM
 };
+/// Sessions end, and with them the grants of one client or of both.
+const SESSIONS: Bounds = Bounds {
+    sessions: &[true, true],
+    kills: 1,
+    unlocks: 1,
+    rollbacks: 1,
+    revocations: 1,
+    seconds: 1,
+    unbound: false,
+    ..CALM
+};
 /// Readers and a writer.
 const SHARED: Bounds = Bounds { exclusive: &[true, false, false], unbound: false, ..CALM };
 /// The clock steps back.
@@ -93,6 +103,31 @@ fn frozen_clients_and_a_clock_that_steps_back_break_nothing() {
 #[test]
 fn readers_and_writers_exclude_each_other() {
     holds(SHARED);
+}
+
+#[test]
+fn sessions_that_end_with_their_grants_break_nothing() {
+    holds(SESSIONS);
+    holds(Bounds { sessions: &[true], seconds: 3, unlocks: 0, ..SESSIONS });
+    holds(Bounds {
+        sessions: &[true, true],
+        reclaim: true,
+        rollbacks: 0,
+        revocations: 0,
+        ..SESSIONS
+    });
+}
+
+#[test]
+fn readers_whose_sessions_end_break_nothing() {
+    let sessions: &[bool] = &[true, true, true];
+    holds(Bounds { sessions, kills: 1, seconds: 1, draws: 3, ..SHARED });
+}
+
+#[test]
+fn sessions_that_end_with_the_server_break_nothing() {
+    holds(Bounds { sessions: &[true, true], kills: 0, seconds: 1, ..CRASHES });
+    holds(Bounds { sessions: &[true, true], revocations: 0, draws: 3, ..FAILOVER });
 }
 
 #[test]
@@ -146,6 +181,27 @@ fn a_token_drawn_before_the_lock_is_out_of_order() {
 #[test]
 fn a_clock_read_before_the_wait_lets_the_dead_speak() {
     breaks(CALM, NOT_EXPIRED, |p| p.clock_after_lock = false);
+}
+
+#[test]
+fn a_session_looked_at_before_the_wait_lets_the_dead_speak() {
+    breaks(SESSIONS, NOT_ABANDONED, |p| p.session_after_lock = false);
+}
+
+#[test]
+fn a_session_lock_of_the_lease_keeps_the_next_grant_alive() {
+    breaks(SESSIONS, NOT_ABANDONED, |p| p.session_lock_by_token = false);
+    breaks(SESSIONS, NOBODY_KEPT_OUT, |p| p.session_lock_by_token = false);
+}
+
+#[test]
+fn a_session_lock_taken_after_the_commit_lets_two_hold_it() {
+    breaks(SESSIONS, ONE_HOLDER, |p| p.session_lock_first = false);
+}
+
+#[test]
+fn a_session_lock_given_back_before_the_commit_lets_two_hold_it() {
+    breaks(SESSIONS, ONE_HOLDER, |p| p.session_lock_to_commit = false);
 }
 
 #[test]

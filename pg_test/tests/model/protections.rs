@@ -29,6 +29,14 @@ pub struct Protections {
     pub floor: bool,
     /// A take-over of a guarded grant is reported as such (else the search goes on to what comes of it).
     pub report_take_over: bool,
+    /// The session's lock is looked at once the grant's lock is had.
+    pub session_after_lock: bool,
+    /// The session's lock is the grant's own, by its first token, not the lease's.
+    pub session_lock_by_token: bool,
+    /// The session's lock is taken before the grant is there for others to see.
+    pub session_lock_first: bool,
+    /// A release gives the session's lock back when it commits, not at once.
+    pub session_lock_to_commit: bool,
     /// A strict row wants a greater token, not an equal one.
     pub strict_order: bool,
 }
@@ -49,12 +57,18 @@ impl Protections {
         identity_last: true,
         floor: true,
         report_take_over: true,
+        session_after_lock: true,
+        session_lock_by_token: true,
+        session_lock_first: true,
+        session_lock_to_commit: true,
         strict_order: true,
     };
 
     /// Whether a request takes something along from before its locks.
     pub fn looks_early(&self) -> bool {
-        !(self.reread && self.draw_under_lock && self.clock_after_lock)
+        let late =
+            [self.reread, self.draw_under_lock, self.clock_after_lock, self.session_after_lock];
+        late.contains(&false)
     }
 }
 
@@ -79,8 +93,15 @@ pub struct Bounds {
     pub steps_back: u8,
     /// Revocations.
     pub revocations: u8,
-    /// Sessions killed in mid-transaction.
+    /// Sessions killed: in mid-transaction, and anywhere where a grant ends with them.
     pub kills: u8,
+    /// Times that a session gives back all its locks (`DISCARD ALL`, or in mid-transaction
+    /// `pg_advisory_unlock_all()`).
+    pub unlocks: u8,
+    /// Transactions that change a lease and are rolled back.
+    pub rollbacks: u8,
+    /// For each client, whether its grants end with its session; those left out: no.
+    pub sessions: &'static [bool],
     /// Acquires take back the caller's own grant.
     pub reclaim: bool,
     /// Commits wait until they are on disk.
@@ -104,6 +125,9 @@ impl Bounds {
         steps_back: 0,
         revocations: 0,
         kills: 0,
+        unlocks: 0,
+        rollbacks: 0,
+        sessions: &[],
         reclaim: false,
         synchronous_commit: true,
         bound: true,

@@ -1,13 +1,13 @@
 //! What the server does with a request. The decisions are the extension's own; what surrounds them (locks,
 //! reads, draws) is told here in the order in which the extension does it.
 
-use crate::locks::Lock;
 use crate::server::{micros, mode, Row, TTL};
 use crate::state::{Change, Early, Guarded, Op, Phase, State, Transaction, Violation};
 use crate::system::System;
 use pg_test::protocol::epoch::Due;
 use pg_test::protocol::fence::{self, Order, Verdict, Write};
-use pg_test::protocol::grant::{self, Acquire, Ask, Release, Seat};
+use pg_test::protocol::grant::{self, Acquire, Ask, Grant, Release, Seat};
+use pg_test::protocol::locks::LockMode;
 use pg_test::protocol::{Floor, Token};
 
 impl System {
@@ -42,14 +42,23 @@ impl System {
         }
     }
 
+    /// The grant as a request sees it that may look at its session's lock now.
+    fn grant(&self, state: &State, early: &Early, row: &Row) -> Grant {
+        row.grant(match &early.abandoned {
+            Some(abandoned) => abandoned.contains(&row.first),
+            None => state.server.is_abandoned(&self.protections, row),
+        })
+    }
+
     fn acquire(&self, state: &mut State, c: usize, early: Early) -> Option<()> {
         let exclusive = self.bounds.exclusive[c];
-        let rows = early.rows.unwrap_or_else(|| state.server.data.leases.clone());
+        let rows = early.rows.clone().unwrap_or_else(|| state.server.data.leases.clone());
         let clock = early.clock.unwrap_or(state.clock);
         let ask = Ask { mode: mode(exclusive), reclaim: self.bounds.reclaim };
-        let decide = |guarded: &dyn Fn(i32) -> bool| {
+        let grant_of = |state: &State, row: &Row| self.grant(state, &early, row);
+        let decide = |state: &State, guarded: &dyn Fn(i32) -> bool| {
             let seat = |row: &Row| Seat {
-                grant: row.grant(),
+                grant: grant_of(state, row),
                 mine: ask.reclaim && row.owner == c,
                 guarded: guarded(row.slot),
             };
@@ -60,7 +69,7 @@ impl System {
             }
         };
         let mut locks = Vec::new();
-        let lock = |locks: &mut Vec<(i32, Lock)>, slot, lock| {
+        let lock = |state: &State, locks: &mut Vec<(i32, LockMode)>, slot, lock| {
             if self.protections.grant_lock {
                 locks.push((slot, lock));
                 return state.may_lock(c, slot, lock);
@@ -69,21 +78,26 @@ impl System {
         };
         let slot = if exclusive {
             let all = std::iter::once(0).chain(rows.iter().map(|r| r.slot));
-            if !all.fold(true, |had, slot| had & lock(&mut locks, slot, Lock::Own)) {
+            if !all.fold(true, |had, slot| had & lock(state, &mut locks, slot, LockMode::Own)) {
                 return None;
             }
             // Under these locks nobody else guards anything.
-            decide(&|_| false)?
+            let Some(slot) = decide(state, &|_| false) else {
+                return self.taken(state, &early);
+            };
+            slot
         } else {
-            if !lock(&mut locks, 0, Lock::Anchor) {
+            if !lock(state, &mut locks, 0, LockMode::Anchor) {
                 return None;
             }
             let guarded = |slot: i32| {
-                let over = rows.iter().any(|r| r.slot == slot && !r.is_live(clock));
-                over && !state.may_lock(c, slot, Lock::Probe)
+                let is_over =
+                    |r: &Row| grant_of(state, r).phase(micros(clock)) != grant::Phase::Held;
+                let over = rows.iter().any(|r| r.slot == slot && is_over(r));
+                over && !state.may_lock(c, slot, LockMode::Probe)
             };
-            let slot = decide(&guarded)?;
-            if !lock(&mut locks, slot, Lock::Replace) {
+            let slot = decide(state, &guarded)?;
+            if !lock(state, &mut locks, slot, LockMode::Replace) {
                 return None;
             }
             slot
@@ -94,13 +108,38 @@ impl System {
         };
         let expires = clock + TTL;
         let (first, renewed, closing) = (token, Vec::new(), None);
-        let row = Row { slot, exclusive, owner: c, first, renewed, closing, expires };
+        let ends = rows.iter().filter(|r| r.slot == slot).map(|r| r.first).collect();
+        let session = state.clients[c].session;
+        let row = Row { slot, exclusive, owner: c, first, renewed, closing, expires, session };
+        if session.is_some() && self.protections.session_lock_first {
+            state.server.session_locks.push((c, first));
+        }
         self.check_rises(state, token);
         self.check_alone(state, c, &row);
         let change = Change::Lease(row);
-        let transaction = Transaction { op: Op::Acquire, locks, change, guarded: None };
+        let transaction = Transaction { op: Op::Acquire, locks, change, guarded: None, ends };
         state.clients[c].phase = Phase::Drawn(transaction, token);
         Some(())
+    }
+
+    /// An exclusive acquire that has all the locks finds the lease taken: somebody must have it.
+    fn taken(&self, state: &mut State, early: &Early) -> Option<()> {
+        let had = state.server.data.leases.iter().any(|row| state.lives(row));
+        if had || *early != Early::default() {
+            return None;
+        }
+        state.violate(Violation::KeptFromAll);
+        Some(())
+    }
+
+    /// A token has been let speak for this grant.
+    fn check_speaks(&self, state: &mut State, row: &Row) {
+        if !row.is_live(state.clock) {
+            state.violate(Violation::Expired);
+        }
+        if state.session_has_ended(row) {
+            state.violate(Violation::Abandoned);
+        }
     }
 
     /// A token that a grant gets is greater than all that anyone has seen: the lease is locked now.
@@ -116,7 +155,7 @@ impl System {
             state.violate(Violation::Expired);
         }
         let yields = |row: &Row| self.bounds.reclaim && row.owner == c;
-        let excludes = |row: &Row| row.is_live(state.clock) && (row.exclusive || new.exclusive);
+        let excludes = |row: &Row| state.lives(row) && (row.exclusive || new.exclusive);
         let pending = |t: &Transaction| matches!(&t.change, Change::Lease(row) if excludes(row));
         let committed = state.server.data.leases.iter().any(|r| excludes(r) && !yields(r));
         let relied_on = state.others(c).filter_map(|t| t.guarded).any(|g| {
@@ -124,9 +163,12 @@ impl System {
             let shared = rows.iter().any(|r| r.slot == g.slot && !r.exclusive);
             new.exclusive || !shared || g.slot == new.slot
         });
+        let stands = |row: &Row| row.is_live(state.clock) && row.owner != c && row.exclusive;
+        let passes_on = state.server.data.leases.iter().any(stands);
         if committed || state.others(c).any(pending) {
             state.violate(Violation::TwoHolders);
         }
+        state.passed_on |= passes_on;
         if relied_on && self.protections.report_take_over {
             state.violate(Violation::TakenOverGuard);
         }
@@ -135,14 +177,15 @@ impl System {
     /// The grant of the client's token, as committed.
     fn own_row(&self, state: &State, early: &Early, token: Token) -> Option<Row> {
         let rows = early.rows.as_ref().unwrap_or(&state.server.data.leases);
-        rows.iter().find(|r| r.grant().tokens.contains(token)).cloned()
+        rows.iter().find(|r| r.tokens().contains(token)).cloned()
     }
 
     /// The client has been told that its token does not speak. It gives up, unless renewing can help.
     fn refuse(&self, state: &mut State, c: usize, row: Option<&Row>) -> Option<()> {
         let token = state.clients[c].token?;
         let now = micros(state.clock);
-        if !row.is_some_and(|r| r.grant().renewable(token, now)) {
+        let grant = row.map(|row| self.grant(state, &Early::default(), row));
+        if !grant.is_some_and(|grant| grant.renewable(token, now)) {
             state.clients[c].token = None;
         }
         Some(())
@@ -153,34 +196,40 @@ impl System {
         let Some(mut row) = self.own_row(state, &early, token) else {
             return self.refuse(state, c, None);
         };
-        if !state.may_lock(c, row.slot, Lock::Change) {
+        if !state.may_lock(c, row.slot, LockMode::Change) {
             return None;
         }
         let now = micros(early.clock.unwrap_or(state.clock));
+        let grant = self.grant(state, &early, &row);
         let allowed = if op == Op::Renew {
-            row.grant().renewable(token, now)
+            grant.renewable(token, now)
         } else {
-            row.grant().release(token, now) == Release::Close
+            grant.release(token, now) == Release::Close
         };
         if !allowed {
             return self.refuse(state, c, Some(&row));
         }
-        if !row.is_live(state.clock) {
-            state.violate(Violation::Expired);
-        }
+        self.check_speaks(state, &row);
         let fresh = match early.token {
             Some(drawn) => drawn,
             None => self.draw(state)?,
         };
         self.check_rises(state, fresh);
+        let mut ends = Vec::new();
         if op == Op::Renew {
-            row.renewed = row.grant().tokens.renew(fresh).renewed().to_vec();
+            row.renewed = row.tokens().renew(fresh).renewed().to_vec();
             row.expires = early.clock.unwrap_or(state.clock) + TTL;
         } else {
             row.closing = Some(fresh);
+            if self.protections.session_lock_to_commit {
+                ends.push(row.first);
+            } else {
+                state.server.session_unlocked(c, Some(row.first));
+            }
         }
-        let locks = vec![(row.slot, Lock::Change)];
-        let transaction = Transaction { op, locks, change: Change::Lease(row), guarded: None };
+        let locks = vec![(row.slot, LockMode::Change)];
+        let change = Change::Lease(row);
+        let transaction = Transaction { op, locks, change, guarded: None, ends };
         state.clients[c].phase = Phase::Drawn(transaction, fresh);
         Some(())
     }
@@ -207,21 +256,19 @@ impl System {
         };
         let mut locks = Vec::new();
         if self.protections.guard_lock {
-            if !state.may_lock(c, row.slot, Lock::Guard) {
+            if !state.may_lock(c, row.slot, LockMode::Guard) {
                 return None;
             }
-            locks.push((row.slot, Lock::Guard));
+            locks.push((row.slot, LockMode::Guard));
         }
         let now = micros(early.clock.unwrap_or(state.clock));
-        if !row.grant().speaks(token, now, self.floor(state)) {
+        if !self.grant(state, &early, &row).speaks(token, now, self.floor(state)) {
             return self.refuse(state, c, Some(&row));
         }
-        if !row.is_live(state.clock) {
-            state.violate(Violation::Expired);
-        }
+        self.check_speaks(state, &row);
         let guarded = Some(Guarded { slot: row.slot, first: row.first });
-        let change = Change::Bound(token);
-        let transaction = Transaction { op: Op::WriteBound, locks, change, guarded };
+        let (change, ends) = (Change::Bound(token), Vec::new());
+        let transaction = Transaction { op: Op::WriteBound, locks, change, guarded, ends };
         state.clients[c].phase = Phase::Open(transaction);
         Some(())
     }
@@ -236,7 +283,8 @@ impl System {
         let order = if strict { Order::Strict } else { Order::Monotonic };
         if self.judge(state, state.server.data.unbound, token, order) {
             let (op, change) = (Op::WriteUnbound, Change::Unbound(token));
-            let transaction = Transaction { op, locks: Vec::new(), change, guarded: None };
+            let (locks, ends) = (Vec::new(), Vec::new());
+            let transaction = Transaction { op, locks, change, guarded: None, ends };
             state.clients[c].phase = Phase::Open(transaction);
         }
         Some(())
@@ -245,11 +293,15 @@ impl System {
     /// Somebody without a session of the model's revokes, in one go.
     pub fn revoke(&self, state: &mut State) -> Option<()> {
         let nobody = state.clients.len();
+        let held = |row: &Row| {
+            let grant = self.grant(state, &Early::default(), row);
+            grant.phase(micros(state.clock)) == grant::Phase::Held
+        };
         let live: Vec<usize> = (0..state.server.data.leases.len())
-            .filter(|i| state.server.data.leases[*i].is_live(state.clock))
+            .filter(|i| held(&state.server.data.leases[*i]))
             .collect();
         let slot = |i: &usize| state.server.data.leases[*i].slot;
-        let lockable = |i: &usize| state.may_lock(nobody, slot(i), Lock::Change);
+        let lockable = |i: &usize| state.may_lock(nobody, slot(i), LockMode::Change);
         if live.is_empty() || !live.iter().all(lockable) {
             return None;
         }

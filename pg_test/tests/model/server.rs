@@ -20,23 +20,30 @@ pub struct Row {
     pub renewed: Vec<Token>,
     pub closing: Option<Token>,
     pub expires: u8,
+    /// The session that it ends with, by its number among the owner's.
+    pub session: Option<u8>,
 }
 
 impl Row {
-    /// As the extension's rules see it.
-    pub fn grant(&self) -> Grant {
+    /// Its tokens.
+    pub fn tokens(&self) -> Tokens {
+        Tokens::new(self.first, &self.renewed)
+    }
+
+    /// As the extension's rules see it, where a look at its session's lock has shown whether it is abandoned.
+    pub fn grant(&self, abandoned: bool) -> Grant {
         Grant {
             slot: self.slot,
             mode: mode(self.exclusive),
-            tokens: Tokens::new(self.first, &self.renewed),
+            tokens: self.tokens(),
             closing: self.closing,
             closed_here: false,
             expires_at: micros(self.expires),
-            abandoned: false,
+            abandoned,
         }
     }
 
-    /// Current by this clock?
+    /// Current by this clock, as far as the row tells?
     pub fn is_live(&self, clock: u8) -> bool {
         self.closing.is_none() && clock < self.expires
     }
@@ -108,6 +115,8 @@ pub struct Server {
     pub disk: Data,
     /// What promoting a standby leaves.
     pub standbys: Vec<Data>,
+    /// The locks that sessions hold for grants that end with them: whose, and the grant's first token.
+    pub session_locks: Vec<(usize, Token)>,
     begun: Begun,
     /// What is left to do of a move that somebody has begun.
     steps: Vec<Step>,
@@ -125,7 +134,8 @@ impl Server {
         data.identity = identity(&data).mark();
         let (disk, steps) = (data.clone(), Vec::new());
         let begun = Begun { start: Some(START.mark()), at: Some(at) };
-        Server { disk: disk.clone(), standbys: vec![disk; standbys], data, begun, steps }
+        let (standbys, session_locks) = (vec![disk.clone(); standbys], Vec::new());
+        Server { data, disk, standbys, session_locks, begun, steps }
     }
 
     /// Draws a token, which mostly is not logged, and not on disk.
@@ -154,6 +164,18 @@ impl Server {
     fn recovered(&mut self) {
         self.begun = Begun::default();
         self.steps.clear();
+        self.session_locks.clear();
+    }
+
+    /// Is the grant abandoned, by a look at its session's lock now?
+    pub fn is_abandoned(&self, p: &Protections, row: &Row) -> bool {
+        let holds = |(_, first): &(usize, Token)| *first == row.first || !p.session_lock_by_token;
+        row.session.is_some() && !self.session_locks.iter().any(holds)
+    }
+
+    /// The client's session has given back the lock of the grant with this first token, or of all.
+    pub fn session_unlocked(&mut self, client: usize, first: Option<Token>) {
+        self.session_locks.retain(|(c, f)| *c != client || first.is_some_and(|first| *f != first));
     }
 
     /// A standby takes over; the primary is gone for good.

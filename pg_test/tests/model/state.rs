@@ -1,7 +1,7 @@
 //! A state of the whole system, and what may happen next.
 
-use crate::locks::Lock;
 use crate::server::{Row, Server};
+use pg_test::protocol::locks::LockMode;
 use pg_test::protocol::Token;
 
 /// What a client asks of the server.
@@ -27,8 +27,14 @@ pub enum Action {
     Answer(usize),
     /// The client's transaction commits, and the client learns of it.
     Commit(usize),
+    /// The client's transaction is rolled back.
+    RollBack(usize),
     /// The client's session is killed.
     Kill(usize),
+    /// The client's session gives back all the locks that it holds as a session.
+    Unlock(usize),
+    /// The client's session takes the lock of a grant that is there already (only where it does).
+    LockSession(usize),
     /// Somebody revokes the lease.
     Revoke,
     /// One step of a move or jump, by whichever session needs it first.
@@ -65,15 +71,20 @@ pub struct Early {
     pub token: Option<Token>,
     pub clock: Option<u8>,
     pub rows: Option<Vec<Row>>,
+    /// The first tokens of the grants that were abandoned then.
+    pub abandoned: Option<Vec<Token>>,
 }
 
 /// An open transaction.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Transaction {
     pub op: Op,
-    pub locks: Vec<(i32, Lock)>,
+    pub locks: Vec<(i32, LockMode)>,
     pub change: Change,
     pub guarded: Option<Guarded>,
+    /// The first tokens of the grants that it ends: where they end with this session, their locks go when it
+    /// commits.
+    pub ends: Vec<Token>,
 }
 
 /// How far a client is.
@@ -93,6 +104,11 @@ pub struct Client {
     /// The token that it believes in.
     pub token: Option<Token>,
     pub phase: Phase,
+    /// The number of its session, where its grants end with that. One that has given back all its locks is
+    /// another.
+    pub session: Option<u8>,
+    /// A grant that it has, and whose lock it has yet to take.
+    pub to_lock: Option<Token>,
 }
 
 impl Client {
@@ -115,6 +131,8 @@ pub struct Spent {
     pub steps_back: u8,
     pub revocations: u8,
     pub kills: u8,
+    pub unlocks: u8,
+    pub rollbacks: u8,
 }
 
 /// What must not happen.
@@ -132,6 +150,10 @@ pub enum Violation {
     StaleUnbound,
     /// A token was let speak after its deadline, or a grant was over when it was made.
     Expired,
+    /// A token was let speak after the end of the session that its grant ends with.
+    Abandoned,
+    /// A lease was not granted although nobody had it.
+    KeptFromAll,
 }
 
 /// Everything.
@@ -143,6 +165,8 @@ pub struct State {
     pub spent: Spent,
     /// The greatest token that any client has seen, in any life of the database.
     pub seen: Token,
+    /// Whether a lease has passed on because a session had ended.
+    pub passed_on: bool,
     pub violation: Option<Violation>,
 }
 
@@ -154,9 +178,9 @@ impl State {
     }
 
     /// Could this client have the lock now?
-    pub fn may_lock(&self, client: usize, slot: i32, lock: Lock) -> bool {
+    pub fn may_lock(&self, client: usize, slot: i32, lock: LockMode) -> bool {
         let mut held = self.others(client).flat_map(|t| t.locks.iter());
-        held.all(|(at, other)| *at != slot || lock.bears(*other))
+        held.all(|(at, other)| *at != slot || !lock.conflicts_with(*other))
     }
 
     /// The lock of a row that somebody is writing.
@@ -164,11 +188,37 @@ impl State {
         self.others(client).any(|t| same(&t.change))
     }
 
-    /// All sessions are gone; clients remember what they knew.
+    /// Has the session ended that the grant ends with? The truth, whatever the locks say.
+    pub fn session_has_ended(&self, row: &Row) -> bool {
+        row.session.is_some() && row.session != self.clients[row.owner].session
+    }
+
+    /// Is the grant current? The truth, whatever the server sees.
+    pub fn lives(&self, row: &Row) -> bool {
+        row.is_live(self.clock) && !self.session_has_ended(row)
+    }
+
+    /// All that the client's session holds as a session is given back.
+    pub fn unlock_session(&mut self, client: usize) {
+        self.server.session_unlocked(client, None);
+        self.clients[client].to_lock = None;
+        self.clients[client].session = self.clients[client].session.map(|session| session + 1);
+    }
+
+    /// The client's session ends; it remembers what it knew.
+    pub fn session_ends(&mut self, client: usize) {
+        self.clients[client].phase = Phase::Idle;
+        self.unlock_session(client);
+    }
+
+    /// Does it hold any?
+    pub fn has_session_locks(&self, client: usize) -> bool {
+        self.server.session_locks.iter().any(|(c, _)| *c == client)
+    }
+
+    /// All sessions are gone.
     pub fn sessions_end(&mut self) {
-        for client in &mut self.clients {
-            client.phase = Phase::Idle;
-        }
+        (0..self.clients.len()).for_each(|client| self.session_ends(client));
     }
 
     /// Notes the first violation.

@@ -13,8 +13,9 @@ pub struct System {
 
 impl System {
     /// A new client's state.
-    fn client() -> Client {
-        Client { token: None, phase: Phase::Idle }
+    fn client(&self, index: usize) -> Client {
+        let session = self.bounds.sessions.get(index).filter(|ends| **ends).map(|_| 0);
+        Client { token: None, phase: Phase::Idle, session, to_lock: None }
     }
 
     fn requests(&self, client: &Client, index: usize, actions: &mut Vec<Action>) {
@@ -48,6 +49,11 @@ impl System {
         if !p.reread {
             early.rows = Some(state.server.data.leases.clone());
         }
+        if !p.session_after_lock {
+            let rows = state.server.data.leases.iter();
+            let abandoned = rows.filter(|row| state.server.is_abandoned(p, row));
+            early.abandoned = Some(abandoned.map(|row| row.first).collect());
+        }
         if !p.draw_under_lock && matches!(op, Op::Acquire | Op::Renew) {
             early.token = Some(self.draw(state)?);
         }
@@ -56,15 +62,22 @@ impl System {
 
     /// Applies what a transaction has changed.
     fn commit(&self, state: &mut State, index: usize) -> Option<()> {
+        let p = &self.protections;
         let client = &mut state.clients[index];
         let Phase::Open(transaction) = std::mem::replace(&mut client.phase, Phase::Idle) else {
             return None;
         };
+        for first in &transaction.ends {
+            state.server.session_unlocked(index, Some(*first));
+        }
         let data = &mut state.server.data;
         match transaction.change {
             Change::Lease(row) => {
-                let latest = row.grant().tokens.latest();
+                let latest = row.tokens().latest();
                 client.token = row.closing.is_none().then_some(latest);
+                if row.session.is_some() && transaction.op == Op::Acquire && !p.session_lock_first {
+                    client.to_lock = Some(row.first);
+                }
                 if row.exclusive && row.closing.is_none() {
                     data.granted = data.granted.max(latest);
                 }
@@ -76,7 +89,7 @@ impl System {
                 data.bound = Some(token);
                 let guarded = transaction.guarded?;
                 let row = data.leases.iter().find(|r| r.slot == guarded.slot);
-                let latest = row.map(|r| (r.first, r.grant().tokens.latest()));
+                let latest = row.map(|r| (r.first, r.tokens().latest()));
                 match latest {
                     Some((first, latest)) if first == guarded.first && latest >= data.granted => {}
                     _ => state.violate(Violation::StaleBound),
@@ -123,9 +136,26 @@ impl System {
                 state.clients[client].phase = Phase::Open(transaction);
             }
             Action::Commit(client) => self.commit(state, client)?,
+            Action::RollBack(client) => {
+                once_more(&mut state.spent.rollbacks, b.rollbacks)?;
+                let phase = std::mem::replace(&mut state.clients[client].phase, Phase::Idle);
+                let Phase::Open(transaction) = phase else { return None };
+                let Change::Lease(row) = transaction.change else { return None };
+                if transaction.op == Op::Acquire {
+                    state.server.session_unlocked(client, Some(row.first));
+                }
+            }
             Action::Kill(client) => {
                 once_more(&mut state.spent.kills, b.kills)?;
-                state.clients[client].phase = Phase::Idle;
+                state.session_ends(client);
+            }
+            Action::Unlock(client) => {
+                once_more(&mut state.spent.unlocks, b.unlocks)?;
+                state.unlock_session(client);
+            }
+            Action::LockSession(client) => {
+                let first = state.clients[client].to_lock.take()?;
+                state.server.session_locks.push((client, first));
             }
             Action::Revoke => {
                 once_more(&mut state.spent.revocations, b.revocations)?;
@@ -175,9 +205,10 @@ impl Model for System {
         vec![State {
             clock: 0,
             server: Server::new(self.bounds.standbys),
-            clients: self.bounds.exclusive.iter().map(|_| System::client()).collect(),
+            clients: (0..self.bounds.exclusive.len()).map(|i| self.client(i)).collect(),
             spent: Spent::default(),
             seen: 0,
+            passed_on: false,
             violation: None,
         }]
     }
@@ -191,7 +222,19 @@ impl Model for System {
                 Phase::Idle => self.requests(client, index, actions),
                 Phase::Asked(op, _) => actions.push(Action::Do(index, *op)),
                 Phase::Drawn(..) => actions.extend([Action::Answer(index), Action::Kill(index)]),
-                Phase::Open(_) => actions.extend([Action::Commit(index), Action::Kill(index)]),
+                Phase::Open(_) => {
+                    actions
+                        .extend([Action::Commit, Action::Kill, Action::RollBack].map(|a| a(index)));
+                }
+            }
+            if state.has_session_locks(index) {
+                actions.push(Action::Unlock(index));
+                if client.transaction().is_none() {
+                    actions.push(Action::Kill(index));
+                }
+            }
+            if client.to_lock.is_some() {
+                actions.push(Action::LockSession(index));
             }
         }
         let standbys = 0..self.bounds.standbys;
@@ -221,6 +264,8 @@ impl Model for System {
             never!(NO_STALE_BOUND, StaleBound),
             never!(NO_STALE_UNBOUND, StaleUnbound),
             never!(NOT_EXPIRED, Expired),
+            never!(NOT_ABANDONED, Abandoned),
+            never!(NOBODY_KEPT_OUT, KeptFromAll),
             // So that the above are not true for want of anything happening.
             Property::<System>::sometimes("writes land", |system, state| {
                 let data = &state.server.data;
@@ -230,6 +275,9 @@ impl Model for System {
             Property::<System>::sometimes("a grant follows another's", |_, state| {
                 let owner = |i: usize| state.clients[i].token.is_some();
                 (0..state.clients.len()).all(owner)
+            }),
+            Property::<System>::sometimes("a lease passes on before its time", |system, state| {
+                state.passed_on || !system.bounds.sessions.contains(&true)
             }),
             Property::<System>::sometimes("a write lands after a failover", |system, state| {
                 let data = &state.server.data;
@@ -253,3 +301,7 @@ pub const NO_STALE_BOUND: &str = "no stale write on a bound row";
 pub const NO_STALE_UNBOUND: &str = "no stale write on an unbound row";
 /// Nothing is decided by a clock that stood still while waiting.
 pub const NOT_EXPIRED: &str = "nothing speaks after its deadline";
+/// No token of a grant that ends with a session is accepted once that has ended.
+pub const NOT_ABANDONED: &str = "nothing speaks after the end of its session";
+/// A lease that nobody has is to be had at once.
+pub const NOBODY_KEPT_OUT: &str = "a lease that nobody has is granted";

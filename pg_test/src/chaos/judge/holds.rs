@@ -1,10 +1,10 @@
 //! How many had a lease at an instant, of those that could be sure of it.
 
 use super::transaction::Transaction;
-use super::{stepped, Verdict};
+use super::{stepped, Findings};
 use crate::chaos::evidence::Evidence;
 use crate::chaos::kind::Kind;
-use crate::chaos::nemesis::Fault;
+use crate::chaos::nemesis::Disturbance;
 use crate::chaos::record::{Outcome, What, TTL_MS};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -44,7 +44,7 @@ struct Grant<'a> {
 pub fn no_more_than_may(
     evidence: &Evidence,
     transactions: &HashMap<i64, Transaction>,
-    verdict: &mut Verdict,
+    findings: &mut Findings,
 ) {
     let mut by_lease: BTreeMap<i32, Vec<&Transaction>> = BTreeMap::new();
     for transaction in transactions.values() {
@@ -62,8 +62,8 @@ pub fn no_more_than_may(
         let mut holds = by_time(evidence, lease, &all, &grants);
         holds.extend(by_guard(evidence, &all, &grants));
         holds.sort_by_key(|hold| hold.from);
-        judge_instants(lease, &holds, verdict);
-        judge_grants(lease, &holds, &grants, verdict);
+        judge_instants(lease, &holds, findings);
+        judge_grants(lease, &holds, &grants, findings);
     }
 }
 
@@ -88,15 +88,17 @@ fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Gran
         // Whatever the outcome, a release may have been carried out.
         let releases = relying.iter().filter(|t| t.what == What::Release).map(|t| t.asked);
         until = until.min(releases.min().unwrap_or(i64::MAX));
-        // A next life of the worker may have reclaimed it.
+        // A next incarnation of the worker may have reclaimed it.
         let same = |t: &&&Transaction| t.worker == acquired.worker && t.what.acquires();
         let later = all.partition_point(|t| t.asked <= acquired.asked);
         let again = all[later..].iter().find(same).map(|t| t.asked);
         until = until.min(again.unwrap_or(i64::MAX));
-        for fault in evidence.faults.iter().filter(|fault| fault.ended >= acquired.asked) {
-            let breaks = matches!(fault.fault, Fault::StepClock | Fault::FailOver);
-            if breaks || fault.lease == Some(lease) {
-                until = until.min(fault.at);
+        for disturbance in
+            evidence.disturbances.iter().filter(|disturbance| disturbance.ended >= acquired.asked)
+        {
+            let breaks = matches!(disturbance.kind, Disturbance::StepClock | Disturbance::FailOver);
+            if breaks || disturbance.lease == Some(lease) {
+                until = until.min(disturbance.at);
             }
         }
         holds.push(Hold { from: acquired.ended, until, ..grant.hold() });
@@ -121,10 +123,12 @@ fn by_guard(evidence: &Evidence, all: &[&Transaction], grants: &[Grant]) -> Vec<
         let until =
             finishing.or(transaction.prepared).or(transaction.committing.filter(|_| answered));
         let Some(mut until) = until else { continue };
-        for fault in evidence.faults.iter().filter(|fault| fault.ended >= from) {
+        for disturbance in
+            evidence.disturbances.iter().filter(|disturbance| disturbance.ended >= from)
+        {
             // What was prepared may be lost with the old primary.
-            if fault.fault == Fault::FailOver {
-                until = until.min(fault.at);
+            if disturbance.kind == Disturbance::FailOver {
+                until = until.min(disturbance.at);
             }
         }
         holds.push(Hold { from, until, worker: transaction.worker, ..grant.hold() });
@@ -154,19 +158,19 @@ fn distinct<'a>(holds: impl Iterator<Item = &'a Hold>) -> Vec<&'a Hold> {
     holds.filter(|hold| seen.insert(hold.first)).collect()
 }
 
-fn judge_instants(lease: i32, holds: &[Hold], verdict: &mut Verdict) {
+fn judge_instants(lease: i32, holds: &[Hold], findings: &mut Findings) {
     let mut current: Vec<&Hold> = Vec::new();
     for hold in holds.iter().filter(|hold| hold.from < hold.until) {
         current.retain(|other| other.until > hold.from);
         current.push(hold);
         let together = distinct(current.iter().copied());
         if !may_be(lease, &together) {
-            verdict.violated(format!("lease {lease} had too many holders: {}", listed(&together)));
+            findings.violated(format!("lease {lease} had too many holders: {}", listed(&together)));
         }
     }
 }
 
-fn judge_grants(lease: i32, holds: &[Hold], grants: &[Grant], verdict: &mut Verdict) {
+fn judge_grants(lease: i32, holds: &[Hold], grants: &[Grant], findings: &mut Findings) {
     let mut begun = holds.iter().peekable();
     let mut current: Vec<&Hold> = Vec::new();
     for grant in grants {
@@ -180,7 +184,7 @@ fn judge_grants(lease: i32, holds: &[Hold], grants: &[Grant], verdict: &mut Verd
         let others_may = may_be(lease, &together);
         together.push(&own);
         if others_may && !may_be(lease, &together) {
-            verdict.violated(format!(
+            findings.violated(format!(
                 "lease {lease} was granted while others had it: {}",
                 listed(&together)
             ));

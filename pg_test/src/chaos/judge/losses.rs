@@ -1,7 +1,7 @@
 //! What was acknowledged and is not there; what was not committed and is.
 
 use super::transaction::Transaction;
-use super::Verdict;
+use super::Findings;
 use crate::chaos::evidence::Evidence;
 use crate::chaos::record::{Outcome, What};
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 pub fn nothing_lost(
     evidence: &Evidence,
     transactions: &HashMap<i64, Transaction>,
-    verdict: &mut Verdict,
+    findings: &mut Findings,
 ) {
     let survivors = evidence.survivors();
     // The latest time, by era, at which a transaction that survives was begun.
@@ -33,20 +33,20 @@ pub fn nothing_lost(
         match (&transaction.outcome, transaction.acknowledged) {
             (_, Some(acknowledged)) if !survives => {
                 if cut_off(acknowledged) {
-                    verdict.lost_in_failover += 1;
+                    findings.lost_in_failover += 1;
                 } else {
-                    verdict.violated(format!("acknowledged, and lost: {transaction:?}"));
+                    findings.violated(format!("acknowledged, and lost: {transaction:?}"));
                 }
             }
             (Some(Outcome::Prepared), _) if !survives => {
                 let prepared = transaction.prepared.unwrap_or(transaction.ended);
                 if !cut_off((prepared, transaction.era)) {
-                    verdict.violated(format!("prepared, and gone: {transaction:?}"));
+                    findings.violated(format!("prepared, and gone: {transaction:?}"));
                 }
             }
             (Some(Outcome::Committed | Outcome::Unknown) | None, _) => {}
             (Some(_), _) if survives => {
-                verdict.violated(format!("not committed, and there: {transaction:?}"));
+                findings.violated(format!("not committed, and there: {transaction:?}"));
             }
             _ => {}
         }

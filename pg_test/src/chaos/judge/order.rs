@@ -1,13 +1,13 @@
 //! The order of tokens, of grants and of writes.
 
-use super::{stepped, Verdict};
+use super::{stepped, Findings};
 use crate::chaos::evidence::{Evidence, Write};
 use crate::chaos::kind::Kind;
 use crate::chaos::record::{Event, TTL_MS};
 use std::collections::HashMap;
 
 /// No token is seen twice, and each is greater than all that anyone had seen before it was asked for.
-pub fn tokens_rise(evidence: &Evidence, verdict: &mut Verdict) {
+pub fn tokens_rise(evidence: &Evidence, findings: &mut Findings) {
     let mut seen = HashMap::new();
     let mut greatest = 0;
     let mut greatest_when_asked = HashMap::new();
@@ -17,15 +17,15 @@ pub fn tokens_rise(evidence: &Evidence, verdict: &mut Verdict) {
                 greatest_when_asked.insert(record.id, greatest);
             }
             Event::Token(token) => {
-                verdict.tokens += 1;
+                findings.tokens += 1;
                 if let Some(earlier) = seen.insert(token, record.id) {
                     // Releasing again within a transaction gives the same one; nobody here does.
                     let (a, b) = (earlier, record.id);
-                    verdict.violated(format!("token {token} was seen twice: {a:x}, {b:x}"));
+                    findings.violated(format!("token {token} was seen twice: {a:x}, {b:x}"));
                 }
                 let before = greatest_when_asked.get(&record.id).copied().unwrap_or(0);
                 if token <= before {
-                    verdict.violated(format!(
+                    findings.violated(format!(
                         "token {token} was drawn after {before} had been seen ({:x})",
                         record.id
                     ));
@@ -38,14 +38,14 @@ pub fn tokens_rise(evidence: &Evidence, verdict: &mut Verdict) {
 }
 
 /// The tokens of an exclusive lease rise in the order in which it was locked, and each grant lasts its time.
-pub fn grants_in_order(evidence: &Evidence, verdict: &mut Verdict) {
+pub fn grants_in_order(evidence: &Evidence, findings: &mut Findings) {
     for pair in evidence.grants.windows(2) {
         let [a, b] = pair else { continue };
         if Kind::of(a.lease) != Kind::Exclusive || a.lease != b.lease {
             continue;
         }
         if b.n != a.n + 1 || b.token <= a.token {
-            verdict.violated(format!("lease {}: after {a:?} came {b:?}", a.lease));
+            findings.violated(format!("lease {}: after {a:?} came {b:?}", a.lease));
         }
     }
     let mut asked = HashMap::new();
@@ -62,14 +62,14 @@ pub fn grants_in_order(evidence: &Evidence, verdict: &mut Verdict) {
         let from = asked.get(&id).copied().unwrap_or(0);
         let to = ended.get(&id).copied().unwrap_or(i64::MAX);
         if lasts_us < TTL_MS * 1000 && !stepped(evidence, from, to) {
-            verdict.violated(format!("a grant lasted {lasts_us} us only: {grant:?}"));
+            findings.violated(format!("a grant lasted {lasts_us} us only: {grant:?}"));
         }
     }
 }
 
 /// Each version of a row was made once; tokens rise with them; a bound row is written only under a grant that
 /// nobody has replaced; what is stored is what was written last.
-pub fn writes_in_order(evidence: &Evidence, verdict: &mut Verdict) {
+pub fn writes_in_order(evidence: &Evidence, findings: &mut Findings) {
     let mut by_row: HashMap<(&str, i32), Vec<&Write>> = HashMap::new();
     for write in &evidence.writes {
         by_row.entry((&write.relation, write.row)).or_default().push(write);
@@ -79,7 +79,7 @@ pub fn writes_in_order(evidence: &Evidence, verdict: &mut Verdict) {
         let place = format!("{} {}", row.relation, row.row);
         for (i, write) in writes.iter().enumerate() {
             if write.version != i as i64 + 1 {
-                verdict.violated(format!(
+                findings.violated(format!(
                     "{place}: a write was overwritten unread, or lost: {write:?} is number {}",
                     i + 1
                 ));
@@ -89,17 +89,17 @@ pub fn writes_in_order(evidence: &Evidence, verdict: &mut Verdict) {
         for pair in writes.windows(2) {
             let (a, b) = (pair[0].token, pair[1].token);
             if b < a || row.relation == "free" && b == a {
-                verdict.violated(format!("{place}: {:?} landed upon {a}", pair[1]));
+                findings.violated(format!("{place}: {:?} landed upon {a}", pair[1]));
             }
         }
         if row.relation != "free" {
             for write in writes.iter().filter(|write| is_replaced(write)) {
-                verdict.violated(format!("{place}: written by a replaced grant: {write:?}"));
+                findings.violated(format!("{place}: written by a replaced grant: {write:?}"));
             }
         }
         let last = writes.last().map(|w| (w.version, Some(w.token)));
         if last.unwrap_or((0, None)) != (row.version, row.fence) {
-            verdict.violated(format!("{place}: {row:?} is not what was written: {last:?}"));
+            findings.violated(format!("{place}: {row:?} is not what was written: {last:?}"));
         }
     }
 }

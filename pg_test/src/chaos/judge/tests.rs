@@ -2,7 +2,7 @@
 
 use super::judge;
 use crate::chaos::evidence::{Evidence, Grant, Row, Write};
-use crate::chaos::nemesis::{Done, Fault};
+use crate::chaos::nemesis::{Disturbance, Disturbed};
 use crate::chaos::record::{Event, Outcome, Record, What};
 
 const SECOND: i64 = 1_000_000;
@@ -89,18 +89,18 @@ fn too_soon(evidence: &mut Evidence) {
 
 #[test]
 fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
-    let fault = |fault, lease| {
+    let disturbance = |disturbance, lease| {
         let mut evidence = good();
         too_soon(&mut evidence);
         // It began before the grant, and had its effect after it.
-        evidence.faults.push(Done { fault, at: -5, ended: 50, lease });
+        evidence.disturbances.push(Disturbed { kind: disturbance, at: -5, ended: 50, lease });
         !judge(&evidence).violations.is_empty()
     };
-    assert!(!fault(Fault::Revoke, Some(0)));
-    assert!(fault(Fault::Revoke, Some(1)));
-    assert!(!fault(Fault::StepClock, None));
-    assert!(fault(Fault::FreezeBackend, None));
-    // Its next life has reclaimed it, and released that.
+    assert!(!disturbance(Disturbance::Revoke, Some(0)));
+    assert!(disturbance(Disturbance::Revoke, Some(1)));
+    assert!(!disturbance(Disturbance::StepClock, None));
+    assert!(disturbance(Disturbance::FreezeBackend, None));
+    // Its next incarnation has reclaimed it, and released that.
     let mut evidence = good();
     too_soon(&mut evidence);
     evidence.records.extend(records(3, What::Acquire, 20, 30, 2));
@@ -121,8 +121,8 @@ fn a_failover_may_lose_the_end_of_its_era_and_nothing_else() {
     let mut evidence = good();
     evidence.era = 1;
     evidence.grants.pop();
-    let verdict = judge(&evidence);
-    assert_eq!((verdict.lost_in_failover, verdict.violations.len()), (1, 0));
+    let findings = judge(&evidence);
+    assert_eq!((findings.lost_in_failover, findings.violations.len()), (1, 0));
     let mut evidence = good();
     evidence.era = 1;
     evidence.grants.remove(0);
@@ -155,10 +155,10 @@ fn guarded(id: i64, first: i64) -> Vec<(i64, Event)> {
 }
 
 /// How often the judge finds that too many had a lease.
-fn too_many(stories: Vec<Vec<Record>>, faults: Vec<Done>) -> usize {
+fn too_many(stories: Vec<Vec<Record>>, disturbances: Vec<Disturbed>) -> usize {
     let mut records = stories.concat();
     records.sort_by_key(|record| record.at);
-    let violations = judge(&Evidence { records, faults, ..Evidence::default() }).violations;
+    let violations = judge(&Evidence { records, disturbances, ..Evidence::default() }).violations;
     violations.iter().filter(|v| v.contains("had it") || v.contains("too many")).count()
 }
 
@@ -198,16 +198,21 @@ fn two_that_ask_at_once_may_not_both_be_sure() {
 #[test]
 fn nobody_is_granted_a_guarded_lease() {
     let first = acquired(1, What::Acquire, 0, 0);
-    let with = |guard: Vec<(i64, Event)>, asked, faults: Vec<Done>| {
+    let with = |guard: Vec<(i64, Event)>, asked, disturbances: Vec<Disturbed>| {
         let second = acquired(2, What::Acquire, 0, asked);
-        too_many(vec![first.clone(), story(11, guard), second], faults)
+        too_many(vec![first.clone(), story(11, guard), second], disturbances)
     };
     // Long after its time is over.
     assert!(with(guarded(11, 1), 2 * SECOND, Vec::new()) > 0);
     assert_eq!(with(guarded(11, 1), 4 * SECOND, Vec::new()), 0);
     // Revoked or not, and whatever the clock says.
-    let fault = |fault| Done { fault, at: SECOND, ended: SECOND + 1, lease: Some(0) };
-    let all = vec![fault(Fault::Revoke), fault(Fault::StepClock)];
+    let disturbance = |disturbance| Disturbed {
+        kind: disturbance,
+        at: SECOND,
+        ended: SECOND + 1,
+        lease: Some(0),
+    };
+    let all = vec![disturbance(Disturbance::Revoke), disturbance(Disturbance::StepClock)];
     assert!(with(guarded(11, 1), 2 * SECOND, all) > 0);
     // Its commit may be refused: until then it was open.
     let mut refused = guarded(11, 1);
@@ -237,15 +242,15 @@ fn prepared(id: i64, first: i64, outcome: Outcome) -> Vec<Record> {
 #[test]
 fn a_prepared_transaction_guards_until_it_is_finished() {
     for outcome in [Outcome::Committed, Outcome::RolledBack] {
-        let at = |asked, faults| {
+        let at = |asked, disturbances| {
             let holder = acquired(1, What::Acquire, 0, 0);
             let second = acquired(2, What::Acquire, 0, asked);
-            too_many(vec![holder, prepared(11, 1, outcome.clone()), second], faults)
+            too_many(vec![holder, prepared(11, 1, outcome.clone()), second], disturbances)
         };
         assert!(at(2 * SECOND, Vec::new()) > 0);
         assert_eq!(at(4 * SECOND, Vec::new()), 0);
         let (from, to) = (2 * SECOND - 100, 2 * SECOND - 50);
-        let failover = Done { fault: Fault::FailOver, at: from, ended: to, lease: None };
+        let failover = Disturbed { kind: Disturbance::FailOver, at: from, ended: to, lease: None };
         assert_eq!(at(2 * SECOND, vec![failover]), 0);
     }
 }
@@ -304,7 +309,7 @@ fn what_was_finished_before_a_failover_may_have_to_be_finished_again() {
 
 #[test]
 fn a_shared_grant_is_replaced_by_an_exclusive_one_only() {
-    let verdict = |current| {
+    let findings = |current| {
         let (relation, first) = ("desk".to_owned(), 5);
         let (row, lease, version, token, id) = (10003, 100, 1, 5, 3);
         let fence = Some(token);
@@ -312,6 +317,6 @@ fn a_shared_grant_is_replaced_by_an_exclusive_one_only() {
         let writes = vec![Write { relation, row, lease, version, token, first, id, current }];
         judge(&Evidence { rows, writes, ..Evidence::default() }).violations
     };
-    assert_eq!((verdict(None).len(), verdict(Some(4)).len()), (0, 0));
-    assert!(verdict(Some(6))[0].contains("replaced grant"));
+    assert_eq!((findings(None).len(), findings(Some(4)).len()), (0, 0));
+    assert!(findings(Some(6))[0].contains("replaced grant"));
 }

@@ -4,7 +4,7 @@ use crate::chaos::evidence::Evidence;
 use crate::chaos::record::{Event, Outcome, What};
 use std::collections::HashMap;
 
-/// A transaction.
+/// What one transaction asked, and all that is known of its end.
 #[derive(Debug, Clone)]
 pub struct Transaction {
     pub worker: u32,

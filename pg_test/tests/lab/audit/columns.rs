@@ -1,22 +1,11 @@
 //! `fence_audit` on the table and its columns: the fence column, those that name the lease, the rows.
 
-use crate::support::holes::{Hole, Scene, BOUND, FRESH, HOLE, LANDS};
-use pg_test::{ensure, Context, Lab, Result};
+use crate::support::holes::{AuditedDatabase, Hole, BOUND, FRESH, HOLE, LANDS};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
 
-pg_test::trials![
-    an_unlogged_table_is_found,
-    a_fence_column_that_fills_itself_is_found,
-    a_fence_column_that_is_gone_is_found,
-    a_fence_column_made_anew_is_found,
-    a_fence_column_that_was_never_marked_is_not_taken_for_one_made_anew,
-    a_fence_column_of_another_type_is_found,
-    a_lease_that_fits_no_column_is_found,
-    what_fits_is_the_same_for_fence_protect_the_trigger_and_the_audit,
-    rows_ahead_of_the_last_token_are_found,
-];
-
+#[lab_test]
 fn an_unlogged_table_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[Hole {
+    AuditedDatabase::new(lab)?.close_all(&[Hole {
         built: "ALTER TABLE orders SET UNLOGGED",
         found: &["orders|hole|this table is unlogged: a crash empties it, fences and all"],
         before: "PF001",
@@ -24,6 +13,7 @@ fn an_unlogged_table_is_found(lab: &Lab) -> Result<()> {
     }])
 }
 
+#[lab_test]
 fn a_fence_column_that_fills_itself_is_found(lab: &Lab) -> Result<()> {
     const FILLED: &[&str] =
         &[r#"orders|hole|the fence column "fence" has a default, which passes for a token"#];
@@ -34,7 +24,7 @@ fn a_fence_column_that_fills_itself_is_found(lab: &Lab) -> Result<()> {
         after: "PF002",
         ..HOLE
     };
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole { built: "ALTER TABLE orders ALTER fence SET DEFAULT :old", ..hole },
         Hole {
             built: "ALTER TABLE orders ALTER fence SET NOT NULL, \
@@ -53,6 +43,7 @@ fn a_fence_column_that_fills_itself_is_found(lab: &Lab) -> Result<()> {
 /// Nobody can write until it is mended; then those can who have the lease.
 const SHUT: Hole<'static> = Hole { write: FRESH, before: "42703", after: LANDS, ..HOLE };
 
+#[lab_test]
 fn a_fence_column_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     const RENAMED: &[&str] =
         &[r#"orders|notice|the fence column "fence" is missing: no write can pass"#];
@@ -60,7 +51,7 @@ fn a_fence_column_that_is_gone_is_found(lab: &Lab) -> Result<()> {
         &["orders|hole|the fence column \"fence\" is missing: no write can pass, \
          and once it is back, but empty, any old token can"];
     let setting = "SET LOCAL pg_fence.token = ':new'; UPDATE orders SET v = 35";
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         // Renamed: it gets its name back, and the tokens in it count again.
         Hole {
             built: "ALTER TABLE orders RENAME fence TO seen",
@@ -111,6 +102,7 @@ fn a_fence_column_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_fence_column_made_anew_is_found(lab: &Lab) -> Result<()> {
     const ANEW: &[&str] = &["orders|hole|the fence column \"fence\" was dropped and made anew: \
                              where it is empty, any old token can write"];
@@ -118,35 +110,37 @@ fn a_fence_column_made_anew_is_found(lab: &Lab) -> Result<()> {
                         CREATE TABLE one PARTITION OF orders FOR VALUES IN (1)";
     // As a migration does that was taken back and applied again.
     let built = "ALTER TABLE orders DROP fence; ALTER TABLE orders ADD fence bigint";
-    let mut scene = Scene::new(lab)?;
+    let mut audited = AuditedDatabase::new(lab)?;
     for table in [HOLE.table, TREE] {
         for fence in ["", ", verify => true"] {
-            scene.close_all(&[Hole { table, fence, built, found: ANEW, ..HOLE }])?;
+            audited.close_all(&[Hole { table, fence, built, found: ANEW, ..HOLE }])?;
         }
     }
     // Who has it written with the fence off, and then fences it anew, knows what he does.
-    scene.stage(HOLE.table, "")?;
-    scene.owner.run(&format!("{built}; SELECT fence_protect('orders')"))?;
-    ensure!(scene.audit("")?.is_empty());
-    scene.clear()
+    audited.stage(HOLE.table, "")?;
+    audited.owner.run(&format!("{built}; SELECT fence_protect('orders')"))?;
+    ensure!(audited.audit("")?.is_empty());
+    audited.clear()
 }
 
+#[lab_test]
 fn a_fence_column_that_was_never_marked_is_not_taken_for_one_made_anew(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.stage(HOLE.table, "")?;
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(HOLE.table, "")?;
     // Made by hand, in a table that has lost some other column.
-    scene.owner.run(
+    audited.owner.run(
         "SELECT fence_unprotect('orders'); ALTER TABLE orders DROP fence, ADD fence bigint;
          CREATE TRIGGER fenced BEFORE UPDATE OR DELETE ON orders FOR EACH ROW EXECUTE FUNCTION fenced();
          CREATE TRIGGER fenced_truncate BEFORE TRUNCATE ON orders EXECUTE FUNCTION fenced()",
     )?;
-    let rows = scene.audit("")?;
+    let rows = audited.audit("")?;
     ensure!(rows.is_empty(), "{rows:?}");
     Ok(())
 }
 
+#[lab_test]
 fn a_fence_column_of_another_type_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "ALTER TABLE orders ALTER fence TYPE numeric",
             found: &[r#"orders|notice|the fence column "fence" is numeric, not bigint: no write can pass"#],
@@ -164,10 +158,11 @@ fn a_fence_column_of_another_type_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_lease_that_fits_no_column_is_found(lab: &Lab) -> Result<()> {
     const UNFIT: &[&str] =
         &["orders|notice|the lease names {id}, which is no fit column: no write can pass"];
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole { built: "ALTER TABLE orders RENAME id TO number", found: UNFIT, ..SHUT },
         Hole {
             built: "ALTER TABLE orders ALTER id TYPE numeric",
@@ -183,17 +178,18 @@ fn a_lease_that_fits_no_column_is_found(lab: &Lab) -> Result<()> {
         },
     ])?;
     // Where nobody can say what the lease meant, there is no statement to run.
-    let mut scene = Scene::new(lab)?;
-    scene.stage(HOLE.table, BOUND)?;
-    scene.owner.run("ALTER TABLE orders DROP id")?;
-    let rows = scene.audit("'orders'")?;
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(HOLE.table, BOUND)?;
+    audited.owner.run("ALTER TABLE orders DROP id")?;
+    let rows = audited.audit("'orders'")?;
     pg_test::ensure!(rows.len() == 1 && rows[0].0 == UNFIT[0], "{rows:?}");
     pg_test::ensure!(rows[0].1.starts_with("--"), "{rows:?}");
-    scene.owner.run(&rows[0].1)
+    audited.owner.run(&rows[0].1)
 }
 
 /// Which templates and types are fit is said in three places, because PUBLIC gets no function that could say it
 /// to all: they must agree.
+#[lab_test]
 fn what_fits_is_the_same_for_fence_protect_the_trigger_and_the_audit(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -277,6 +273,7 @@ fn what_fits_is_the_same_for_fence_protect_the_trigger_and_the_audit(lab: &Lab) 
     Ok(())
 }
 
+#[lab_test]
 fn rows_ahead_of_the_last_token_are_found(lab: &Lab) -> Result<()> {
     let ahead = |value: &str| {
         format!(
@@ -285,9 +282,9 @@ fn rows_ahead_of_the_last_token_are_found(lab: &Lab) -> Result<()> {
         )
     };
     let renewed = "UPDATE orders SET v = 35, fence = lease_renew('order:1', :new)";
-    let mut scene = Scene::new(lab)?;
+    let mut audited = AuditedDatabase::new(lab)?;
     // Past any jump: the rows themselves are brought back, to where no token drawn so far may write.
-    scene.close_all(&[Hole {
+    audited.close_all(&[Hole {
         built: &ahead("9000000000000000000"),
         found: &["orders|hole|rows hold fences up to 9000000000000000000, but the last token drawn is :new"],
         write: renewed,
@@ -296,8 +293,8 @@ fn rows_ahead_of_the_last_token_are_found(lab: &Lab) -> Result<()> {
         ..HOLE
     }])?;
     // Just ahead: within what a jump skips.
-    scene.admin.run("SELECT setval('fence.token_seq', 777000000000000)")?;
-    scene.close_all(&[Hole {
+    audited.admin.run("SELECT setval('fence.token_seq', 777000000000000)")?;
+    audited.close_all(&[Hole {
         by_admin: true,
         built: &ahead("777000001000000"),
         found: &[

@@ -1,23 +1,13 @@
 //! `fence_audit` on who has been let near the table: privileges, and what was done with them, members of
 //! the owner, foreign keys.
 
-use crate::support::holes::{Hole, Scene, BOUND, HOLE, LANDS};
-use pg_test::{ensure, Lab, Result};
+use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE, LANDS};
+use pg_test::{ensure, lab_test, Lab, Result};
 
-pg_test::trials![
-    who_may_truncate_is_found,
-    who_may_create_a_trigger_is_found,
-    a_trigger_in_the_place_of_the_fence_s_is_found,
-    a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children,
-    a_trigger_of_such_a_name_on_a_table_that_was_never_fenced_is_not,
-    a_right_passed_on_is_found,
-    a_member_of_the_owner_is_found,
-    a_foreign_key_that_writes_is_found,
-];
-
+#[lab_test]
 fn who_may_truncate_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole { write: "TRUNCATE orders", after: "42501", ..HOLE };
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "GRANT TRUNCATE ON orders TO :writer",
             found: &["orders|notice|:writer may TRUNCATE; only the trigger stands in the way"],
@@ -35,6 +25,7 @@ fn who_may_truncate_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn who_may_create_a_trigger_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole {
         built: "GRANT TRIGGER ON orders TO :writer",
@@ -45,7 +36,7 @@ fn who_may_create_a_trigger_is_found(lab: &Lab) -> Result<()> {
         after: "42501",
         ..HOLE
     };
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole { found: MAY_CREATE, ..hole },
         // What runs later is looked at again. What takes the place of that look is not.
         Hole { fence: VERIFIED, found: MAY_CREATE, before: "PF001", ..hole },
@@ -90,20 +81,21 @@ const TRUNCATE_FOUND: &str =
 const VERIFY_FOUND: &str =
     r#"orders|hole|trigger "fenced_verify" bears a name of the fence's, but calls s.lets_pass()"#;
 
+#[lab_test]
 fn a_trigger_in_the_place_of_the_fence_s_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole { by_admin: true, write: "UPDATE orders SET v = 33", after: "PF002", ..HOLE };
-    let mut scene = Scene::new(lab)?;
+    let mut audited = AuditedDatabase::new(lab)?;
     for fence in ["", BOUND, ", lease => 'order:{id}', always => true"] {
         let events = if fence.is_empty() { "UPDATE, DELETE" } else { "INSERT, UPDATE, DELETE" };
         let missing = format!("orders|hole|{events} not fenced");
-        scene.close_all(&[Hole {
+        audited.close_all(&[Hole {
             fence,
             built: &replaced(ROW),
             found: &[ROW_FOUND, &missing],
             ..hole
         }])?;
     }
-    scene.close_all(&[
+    audited.close_all(&[
         Hole {
             built: &(replaced(TRUNCATE) + "; GRANT TRUNCATE ON orders TO :writer"),
             found: &[
@@ -152,6 +144,7 @@ fn a_trigger_in_the_place_of_the_fence_s_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children(
     lab: &Lab,
 ) -> Result<()> {
@@ -167,8 +160,8 @@ fn a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children(
     let hole = Hole { by_admin: true, write: "UPDATE orders SET v = 33", after: "PF002", ..HOLE };
     let parts = Hole { table: PARTITIONS, ..hole };
     let on = |table: &str, statement: &str| statement.replace("ON orders", &format!("ON {table}"));
-    let mut scene = Scene::new(lab)?;
-    scene.close_all(&[
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.close_all(&[
         Hole {
             built: &replaced(&[ROW, &on("eu", TRUNCATE)].concat()),
             found: &[
@@ -192,7 +185,7 @@ fn a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children(
         },
     ])?;
     let child = [&ROW_FOUND, &TRUNCATE_FOUND].map(|found| found.replace("orders|", "child|"));
-    scene.close_all(&[Hole {
+    audited.close_all(&[Hole {
         built: &(CHILD.to_owned() + &replaced(&on("child", &[ROW, TRUNCATE].concat()))),
         found: &[
             &child[0],
@@ -205,37 +198,39 @@ fn a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children(
     }])
 }
 
+#[lab_test]
 fn a_trigger_of_such_a_name_on_a_table_that_was_never_fenced_is_not(lab: &Lab) -> Result<()> {
     const OTHER: &str =
         "CREATE OR REPLACE TRIGGER fenced BEFORE UPDATE ON plots FOR EACH ROW EXECUTE FUNCTION f()";
-    let mut scene = Scene::new(lab)?;
-    scene.stage(HOLE.table, BOUND)?;
-    scene.owner.run(&format!(
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(HOLE.table, BOUND)?;
+    audited.owner.run(&format!(
         "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
          CREATE TABLE plots (id bigint); {OTHER}"
     ))?;
-    let rows = scene.audit("")?;
+    let rows = audited.audit("")?;
     ensure!(rows.is_empty(), "{rows:?}");
-    let rows = scene.audit("'plots'")?;
+    let rows = audited.audit("'plots'")?;
     ensure!(rows.len() == 1 && rows[0].0.contains("no trigger of pg_fence"), "{rows:?}");
 
     // The mark of fence_protect tells a fence column, whatever its name.
-    scene.owner.run(
+    audited.owner.run(
         "DROP TRIGGER fenced ON plots; SELECT fence_protect('plots', 'seen', events => 'update')",
     )?;
-    scene.owner.run(OTHER)?;
-    let rows = scene.audit("")?;
+    audited.owner.run(OTHER)?;
+    let rows = audited.audit("")?;
     ensure!(rows.len() == 1 && rows[0].0.contains(r#"trigger "fenced" bears a name"#), "{rows:?}");
-    scene.owner.run(&rows[0].1)?;
-    let rows = scene.audit("")?;
+    audited.owner.run(&rows[0].1)?;
+    let rows = audited.audit("")?;
     ensure!(rows.is_empty(), "{rows:?}");
-    scene.owner.run("INSERT INTO plots VALUES (1)")?;
-    scene.owner.refused("UPDATE plots SET id = 2", "PF002")?;
-    scene.clear()
+    audited.owner.run("INSERT INTO plots VALUES (1)")?;
+    audited.owner.refused("UPDATE plots SET id = 2", "PF002")?;
+    audited.clear()
 }
 
+#[lab_test]
 fn a_right_passed_on_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[Hole {
+    AuditedDatabase::new(lab)?.close_all(&[Hole {
         by_admin: true,
         built: "GRANT TRUNCATE ON orders TO :writer WITH GRANT OPTION; \
                 SET ROLE :writer; GRANT TRUNCATE ON orders TO PUBLIC; RESET ROLE",
@@ -250,8 +245,9 @@ fn a_right_passed_on_is_found(lab: &Lab) -> Result<()> {
     }])
 }
 
+#[lab_test]
 fn a_member_of_the_owner_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[Hole {
+    AuditedDatabase::new(lab)?.close_all(&[Hole {
         by_admin: true,
         built: "GRANT :owner TO :writer",
         found: &["orders|notice|:writer is a member of the owner, and may take the fence off"],
@@ -261,13 +257,14 @@ fn a_member_of_the_owner_is_found(lab: &Lab) -> Result<()> {
     }])
 }
 
+#[lab_test]
 fn a_foreign_key_that_writes_is_found(lab: &Lab) -> Result<()> {
     const TABLE: &str =
         "CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1), (9); \
          CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint, parent int DEFAULT 1)";
     const DELETE: &str = "DELETE FROM parent WHERE id = 1";
     const UPDATE: &str = "UPDATE parent SET id = 2 WHERE id = 1";
-    let mut scene = Scene::new(lab)?;
+    let mut audited = AuditedDatabase::new(lab)?;
     for (action, events, write) in [
         ("ON DELETE CASCADE", "update,delete,truncate", DELETE),
         ("ON DELETE CASCADE", "update,truncate", DELETE),
@@ -289,7 +286,7 @@ fn a_foreign_key_that_writes_is_found(lab: &Lab) -> Result<()> {
             "orders|{severity}|foreign key \"The key\" writes here when a row of s.parent changes"
         );
         let found: Vec<&str> = missing.into_iter().chain([&*key]).collect();
-        scene.close_all(&[Hole {
+        audited.close_all(&[Hole {
             table: TABLE,
             fence: "",
             built: &format!(

@@ -1,36 +1,29 @@
 //! `fence_audit` on settings that reach a fenced table from outside. Roles and parameters belong to the
 //! whole server, and so these tests have one of their own.
 
-use crate::support::holes::{Hole, Scene, BOUND, HOLE, LANDS};
-use pg_test::{ensure, Cluster, Database, Lab, Result};
+use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE, LANDS};
+use pg_test::{ensure, lab_test, Cluster, Database, Lab, Result};
 
-pg_test::trials![
-    a_token_that_is_set_for_others_is_found,
-    a_function_that_brings_its_own_token_is_found,
-    triggers_switched_off_are_found,
-    a_setting_of_the_whole_server_is_found,
-    what_is_set_for_another_database_is_not,
-];
-
-fn scene(lab: &Lab) -> Result<(Cluster, Scene)> {
+fn audited(lab: &Lab) -> Result<(Cluster, AuditedDatabase)> {
     let cluster = lab.builder().start()?;
-    let scene = Scene::on(Database::with_extension(cluster.conninfo("postgres"))?)?;
-    Ok((cluster, scene))
+    let audited = AuditedDatabase::on(Database::with_extension(cluster.conninfo("postgres"))?)?;
+    Ok((cluster, audited))
 }
 
 /// A write that presents nothing of its own.
 const BARE: Hole<'static> =
     Hole { by_admin: true, write: "UPDATE orders SET v = 33", after: "PF002", ..HOLE };
 
+#[lab_test]
 fn a_token_that_is_set_for_others_is_found(lab: &Lab) -> Result<()> {
-    let (_cluster, mut scene) = scene(lab)?;
+    let (_cluster, mut audited) = audited(lab)?;
     for whom in
         ["ROLE :writer", "ROLE :writer IN DATABASE :database", "DATABASE :database", "ROLE ALL"]
     {
         let found = format!(
             "orders|hole|pg_fence.token is set for {whom}: who has no token presents that one"
         );
-        scene.close_all(&[Hole {
+        audited.close_all(&[Hole {
             built: &format!("ALTER {whom} SET pg_fence.token = ':new'"),
             found: &[&found],
             ..BARE
@@ -39,9 +32,10 @@ fn a_token_that_is_set_for_others_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_function_that_brings_its_own_token_is_found(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.close_all(&[
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.close_all(&[
         Hole {
             by_admin: false,
             built:
@@ -71,18 +65,19 @@ fn a_function_that_brings_its_own_token_is_found(lab: &Lab) -> Result<()> {
         },
     ])?;
     // One that only makes sure that none is set is no hole.
-    scene.stage(HOLE.table, BOUND)?;
-    scene.owner.run(
+    audited.stage(HOLE.table, BOUND)?;
+    audited.owner.run(
         "CREATE FUNCTION pay() RETURNS int LANGUAGE sql SET pg_fence.token = '' AS 'SELECT 1'",
     )?;
-    let rows = scene.audit("'orders'")?;
+    let rows = audited.audit("'orders'")?;
     ensure!(rows.is_empty(), "{rows:?}");
     Ok(())
 }
 
+#[lab_test]
 fn triggers_switched_off_are_found(lab: &Lab) -> Result<()> {
-    let (_cluster, mut scene) = scene(lab)?;
-    scene.close_all(&[
+    let (_cluster, mut audited) = audited(lab)?;
+    audited.close_all(&[
         Hole {
             built: "ALTER ROLE :writer SET session_replication_role = replica",
             found: &["orders|hole|session_replication_role is set for ROLE :writer: \
@@ -117,33 +112,37 @@ fn triggers_switched_off_are_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_setting_of_the_whole_server_is_found(lab: &Lab) -> Result<()> {
-    // The tokens are those that the scene will have drawn.
+    // The tokens are those that will have been drawn there.
     for (name, value, finding) in [
-        ("pg_fence.token", "3", "who has no token presents that one"),
+        ("pg_fence.token", "777000000000003", "who has no token presents that one"),
         ("session_replication_role", "replica", "triggers that are not ENABLE ALWAYS do not fire"),
     ] {
         let cluster = lab.builder().set(name, value).start()?;
-        let mut scene = Scene::on(Database::with_extension(cluster.conninfo("postgres"))?)?;
-        scene.stage(HOLE.table, BOUND)?;
-        scene.comes_to("UPDATE orders SET v = 33", LANDS)?;
-        let rows = scene.audit("'orders'")?;
+        let mut audited =
+            AuditedDatabase::on(Database::with_extension(cluster.conninfo("postgres"))?)?;
+        audited.admin.run("SELECT setval('fence.token_seq', 777000000000000)")?;
+        audited.stage(HOLE.table, BOUND)?;
+        audited.comes_to("UPDATE orders SET v = 33", LANDS)?;
+        let rows = audited.audit("'orders'")?;
         ensure!(rows.len() == 1, "{rows:?}");
         ensure!(
             rows[0].0 == format!("orders|hole|{name} is set for the whole server: {finding}"),
             "{rows:?}"
         );
-        scene.admin.run(&rows[0].1)?;
-        let rows = scene.audit("'orders'")?;
+        audited.admin.run(&rows[0].1)?;
+        let rows = audited.audit("'orders'")?;
         ensure!(rows.is_empty(), "{rows:?}");
-        scene.comes_to("UPDATE orders SET v = 33", "PF002")?;
+        audited.comes_to("UPDATE orders SET v = 33", "PF002")?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn what_is_set_for_another_database_is_not(lab: &Lab) -> Result<()> {
-    let (_cluster, mut scene) = scene(lab)?;
-    scene.close_all(&[Hole {
+    let (_cluster, mut audited) = audited(lab)?;
+    audited.close_all(&[Hole {
         built: "ALTER DATABASE postgres SET pg_fence.token = '7'; \
                 ALTER ROLE :writer IN DATABASE postgres SET pg_fence.token = '7'; \
                 ALTER ROLE :writer SET pg_fence.token = ''",

@@ -1,21 +1,8 @@
 //! `fence_audit` on the state of pg_fence itself, which it looks at when asked for all tables: what was altered,
 //! who may write it, whose it is, and leases of roles that are gone.
 
-use crate::support::holes::{Hole, Scene, BOUND, HOLE};
-use pg_test::{ensure, Context, Lab, Result, Session};
-
-pg_test::trials![
-    each_part_that_a_crash_would_treat_otherwise_is_found,
-    a_primary_key_that_is_gone_is_found,
-    an_altered_sequence_is_found,
-    who_may_write_the_state_is_found,
-    who_may_draw_tokens_without_a_lease_is_found,
-    what_belongs_to_somebody_else_is_found,
-    what_is_in_the_way_of_rows_is_found,
-    a_table_asked_for_by_name_says_nothing_of_the_state,
-    a_sequence_ahead_of_the_clock_is_found,
-    a_lease_of_a_role_that_is_gone_is_found,
-];
+use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE};
+use pg_test::{ensure, lab_test, Context, Lab, Result, Session};
 
 /// What `fence_audit()` says to a session: `relation|severity|finding`, and the remedy.
 fn audit(session: &mut Session) -> Result<Vec<(String, String)>> {
@@ -61,6 +48,7 @@ fn parts(session: &mut Session, kind: &str) -> Result<Vec<(String, String)>> {
     rows.into_iter().map(|mut row| Ok((text(row.remove(0))?, text(row.remove(0))?))).collect()
 }
 
+#[lab_test]
 fn each_part_that_a_crash_would_treat_otherwise_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -78,6 +66,7 @@ fn each_part_that_a_crash_would_treat_otherwise_is_found(lab: &Lab) -> Result<()
     Ok(())
 }
 
+#[lab_test]
 fn a_primary_key_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -111,6 +100,7 @@ fn a_primary_key_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn an_altered_sequence_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -134,9 +124,10 @@ fn an_altered_sequence_is_found(lab: &Lab) -> Result<()> {
 const ROB: &str =
     "DELETE FROM fence.lease; UPDATE orders SET v = 33, fence = lease_acquire('order:1')";
 
+#[lab_test]
 fn who_may_write_the_state_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole { by_admin: true, write: ROB, after: "42501", ..HOLE };
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "GRANT DELETE ON fence.lease TO :writer",
             found_in_all: Some(&[
@@ -193,6 +184,7 @@ fn who_may_write_the_state_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn who_may_draw_tokens_without_a_lease_is_found(lab: &Lab) -> Result<()> {
     let hole = Hole {
         fence: "",
@@ -201,7 +193,7 @@ fn who_may_draw_tokens_without_a_lease_is_found(lab: &Lab) -> Result<()> {
         after: "42501",
         ..HOLE
     };
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "GRANT USAGE ON SEQUENCE fence.token_seq TO :writer",
             found_in_all: Some(&[
@@ -219,9 +211,10 @@ fn who_may_draw_tokens_without_a_lease_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn what_belongs_to_somebody_else_is_found(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.close_all(&[Hole {
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.close_all(&[Hole {
         by_admin: true,
         built: "ALTER TABLE fence.lease OWNER TO :writer",
         found_in_all: Some(&[
@@ -231,7 +224,7 @@ fn what_belongs_to_somebody_else_is_found(lab: &Lab) -> Result<()> {
         after: "42501",
         ..HOLE
     }])?;
-    let writer = scene.stage(HOLE.table, BOUND)?[1].1.clone();
+    let writer = audited.stage(HOLE.table, BOUND)?[1].1.clone();
     for (what, relation) in [
         ("SEQUENCE fence.token_seq", "fence.token_seq"),
         ("VIEW fence.leases", "fence.leases"),
@@ -240,11 +233,12 @@ fn what_belongs_to_somebody_else_is_found(lab: &Lab) -> Result<()> {
     ] {
         let found =
             format!("{relation}|hole|{what} belongs to {writer}, not to the owner of pg_fence");
-        is_found(&mut scene.admin, &format!("ALTER {what} OWNER TO {writer}"), &[&found])?;
+        is_found(&mut audited.admin, &format!("ALTER {what} OWNER TO {writer}"), &[&found])?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn what_is_in_the_way_of_rows_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -276,16 +270,18 @@ fn what_is_in_the_way_of_rows_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_table_asked_for_by_name_says_nothing_of_the_state(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
-    scene.stage(HOLE.table, BOUND)?;
-    scene.admin.run("ALTER TABLE fence.lease ENABLE ROW LEVEL SECURITY")?;
-    ensure!(scene.audit("'orders'")?.is_empty());
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(HOLE.table, BOUND)?;
+    audited.admin.run("ALTER TABLE fence.lease ENABLE ROW LEVEL SECURITY")?;
+    ensure!(audited.audit("'orders'")?.is_empty());
     // Of all tables everybody hears of it, who is to be told to ask.
-    ensure!(scene.audit("")?.len() == 1);
+    ensure!(audited.audit("")?.len() == 1);
     Ok(())
 }
 
+#[lab_test]
 fn a_sequence_ahead_of_the_clock_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -316,6 +312,7 @@ fn a_sequence_ahead_of_the_clock_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_lease_of_a_role_that_is_gone_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (role, user) = (db.role("worker")?, db.role("user")?);

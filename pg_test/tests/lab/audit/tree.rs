@@ -1,20 +1,7 @@
 //! `fence_audit` on what hangs together: partitions and inheritance children.
 
-use crate::support::holes::{Hole, Scene, BOUND, HOLE, LANDS};
-use pg_test::{Lab, Result};
-
-pg_test::trials![
-    a_partition_whose_trigger_does_not_fire_is_found,
-    a_new_partition_is_found,
-    a_partition_that_differs_from_its_root_is_found,
-    a_later_trigger_of_a_partition_is_found,
-    a_detached_partition_is_found,
-    a_fence_on_one_partition_only_is_found,
-    a_partition_of_another_owner_is_found,
-    a_child_without_a_fence_is_found,
-    what_is_wrong_with_a_child_is_found,
-    a_foreign_table_is_found,
-];
+use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE, LANDS};
+use pg_test::{lab_test, Lab, Result};
 
 const TABLE: &str = "
     CREATE TABLE orders (id int, v int, fence bigint, region text DEFAULT 'eu') PARTITION BY LIST (region);
@@ -23,8 +10,9 @@ const TABLE: &str = "
     CREATE TABLE us PARTITION OF far FOR VALUES IN ('us')";
 const TREE: Hole<'static> = Hole { table: TABLE, ..HOLE };
 
+#[lab_test]
 fn a_partition_whose_trigger_does_not_fire_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "ALTER TABLE eu DISABLE TRIGGER fenced",
             found: &[r#"eu|hole|trigger "fenced" is disabled"#],
@@ -55,6 +43,7 @@ fn a_partition_whose_trigger_does_not_fire_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_new_partition_is_found(lab: &Lab) -> Result<()> {
     // Postgres gives it the row triggers of its root; a statement trigger it cannot give.
     let hole = Hole {
@@ -67,7 +56,7 @@ fn a_new_partition_is_found(lab: &Lab) -> Result<()> {
         after: "42501",
         ..TREE
     };
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "CREATE TABLE asia PARTITION OF orders FOR VALUES IN ('as'); \
                     INSERT INTO asia VALUES (2, 0, NULL, 'as'); GRANT TRUNCATE ON asia TO :writer",
@@ -100,17 +89,18 @@ fn a_new_partition_is_found(lab: &Lab) -> Result<()> {
             ..hole
         },
     ])?;
-    let mut scene = Scene::new(lab)?;
-    scene.stage(TABLE, BOUND)?;
-    scene.owner.run("CREATE TABLE asia (LIKE orders); SELECT fence_protect('asia')")?;
-    scene
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(TABLE, BOUND)?;
+    audited.owner.run("CREATE TABLE asia (LIKE orders); SELECT fence_protect('asia')")?;
+    audited
         .owner
         .refused("ALTER TABLE orders ATTACH PARTITION asia FOR VALUES IN ('as')", "42710")?;
     Ok(())
 }
 
+#[lab_test]
 fn a_partition_that_differs_from_its_root_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             fence: ", events => 'insert,update,delete,truncate'",
             built: "ALTER TABLE eu ALTER fence SET DEFAULT :old",
@@ -128,6 +118,7 @@ fn a_partition_that_differs_from_its_root_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_later_trigger_of_a_partition_is_found(lab: &Lab) -> Result<()> {
     let low = |table: &str| {
         format!(
@@ -136,7 +127,7 @@ fn a_later_trigger_of_a_partition_is_found(lab: &Lab) -> Result<()> {
              CREATE TRIGGER zz BEFORE UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION low()"
         )
     };
-    let mut scene = Scene::new(lab)?;
+    let mut audited = AuditedDatabase::new(lab)?;
     for fence in ["", BOUND] {
         for table in ["orders", "eu"] {
             let later = format!(
@@ -148,7 +139,7 @@ fn a_later_trigger_of_a_partition_is_found(lab: &Lab) -> Result<()> {
             } else {
                 &[&*later]
             };
-            scene.close_all(&[Hole {
+            audited.close_all(&[Hole {
                 fence,
                 built: &low(table),
                 found,
@@ -158,7 +149,7 @@ fn a_later_trigger_of_a_partition_is_found(lab: &Lab) -> Result<()> {
         }
     }
     // The same for a row that moves.
-    scene.close_all(&[Hole {
+    audited.close_all(&[Hole {
         fence: ", events => 'insert,update,delete,truncate'",
         built: &low("orders"),
         found: &[
@@ -169,8 +160,9 @@ fn a_later_trigger_of_a_partition_is_found(lab: &Lab) -> Result<()> {
     }])
 }
 
+#[lab_test]
 fn a_detached_partition_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "ALTER TABLE orders DETACH PARTITION eu",
             found: &[
@@ -191,8 +183,9 @@ fn a_detached_partition_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_fence_on_one_partition_only_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[Hole {
+    AuditedDatabase::new(lab)?.close_all(&[Hole {
         built: "SELECT fence_unprotect('orders'); INSERT INTO us VALUES (2, 34, :new, 'us'); \
                 CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON eu \
                     FOR EACH ROW EXECUTE FUNCTION fenced('fence', 'monotonic', 'order:{id}')",
@@ -207,8 +200,9 @@ fn a_fence_on_one_partition_only_is_found(lab: &Lab) -> Result<()> {
     }])
 }
 
+#[lab_test]
 fn a_partition_of_another_owner_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[Hole {
+    AuditedDatabase::new(lab)?.close_all(&[Hole {
         by_admin: true,
         built: "ALTER TABLE eu OWNER TO :writer",
         found: &[
@@ -223,8 +217,9 @@ fn a_partition_of_another_owner_is_found(lab: &Lab) -> Result<()> {
 const BARE_CHILD: &[&str] =
     &["child|hole|INSERT, UPDATE, DELETE not fenced", "child|notice|TRUNCATE not fenced"];
 
+#[lab_test]
 fn a_child_without_a_fence_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "CREATE TABLE child (more text) INHERITS (orders); INSERT INTO child VALUES (2, 0)",
             found: BARE_CHILD,
@@ -263,11 +258,12 @@ fn a_child_without_a_fence_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn what_is_wrong_with_a_child_is_found(lab: &Lab) -> Result<()> {
     const CHILD: &str = "CREATE TABLE child () INHERITS (orders); INSERT INTO child VALUES (2, 34, 1); \
                          DO $$ DECLARE r text; BEGIN \
                              FOR r IN SELECT remedy FROM fence_audit('orders') LOOP EXECUTE r; END LOOP; END $$;";
-    let mut scene = Scene::new(lab)?;
+    let mut audited = AuditedDatabase::new(lab)?;
     for (fence, arguments, unbound) in
         [("", "'fence', 'strict'", "PF001"), (BOUND, "'fence', 'monotonic', 'order:{id}'", "PF004")]
     {
@@ -310,7 +306,7 @@ fn what_is_wrong_with_a_child_is_found(lab: &Lab) -> Result<()> {
             // Without a lease an INSERT presents nothing and is not judged.
             let default = after.is_empty();
             let free = default && fence.is_empty();
-            scene.close_all(&[Hole {
+            audited.close_all(&[Hole {
                 fence,
                 built: &format!("{CHILD} {}", built.replace(":arguments", arguments)),
                 found: &[found],
@@ -328,11 +324,12 @@ fn what_is_wrong_with_a_child_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_foreign_table_is_found(lab: &Lab) -> Result<()> {
     const FOREIGN: &[&str] =
         &["abroad|hole|this table is foreign: nothing fences it on its own server"];
-    let mut scene = Scene::new(lab)?;
-    scene.admin.run(
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.admin.run(
         "CREATE FOREIGN DATA WRAPPER nothing; CREATE SERVER nowhere FOREIGN DATA WRAPPER nothing",
     )?;
     let hole = Hole {
@@ -343,7 +340,7 @@ fn a_foreign_table_is_found(lab: &Lab) -> Result<()> {
         after: "PF001",
         ..HOLE
     };
-    scene.close_all(&[
+    audited.close_all(&[
         Hole {
             table: TABLE,
             built: "CREATE FOREIGN TABLE abroad PARTITION OF orders FOR VALUES IN ('mars') SERVER nowhere; \

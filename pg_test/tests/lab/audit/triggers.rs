@@ -1,19 +1,11 @@
 //! `fence_audit` on the triggers: ours that do not fire, others that fire after them.
 
-use crate::support::holes::{Hole, Scene, BOUND, HOLE};
-use pg_test::{Lab, Result};
+use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE};
+use pg_test::{lab_test, Lab, Result};
 
-pg_test::trials![
-    a_trigger_that_does_not_fire_is_found,
-    a_trigger_that_skips_writes_is_found,
-    an_event_without_its_trigger_is_found,
-    a_later_trigger_is_found,
-    a_later_trigger_that_can_do_no_harm_is_not,
-    a_subscription_that_no_trigger_sees_is_found,
-];
-
+#[lab_test]
 fn a_trigger_that_does_not_fire_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "ALTER TABLE orders DISABLE TRIGGER fenced",
             found: &[r#"orders|hole|trigger "fenced" is disabled"#],
@@ -67,11 +59,12 @@ fn a_trigger_that_does_not_fire_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn a_trigger_that_skips_writes_is_found(lab: &Lab) -> Result<()> {
     const SKIPS: &[&str] = &[
         r#"orders|hole|trigger "fenced" has a WHEN clause or a list of columns, and skips some writes"#,
     ];
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "CREATE OR REPLACE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON orders FOR EACH ROW \
                         WHEN (current_user = 'root') EXECUTE FUNCTION fenced('fence', 'monotonic', 'order:{id}')",
@@ -89,8 +82,9 @@ fn a_trigger_that_skips_writes_is_found(lab: &Lab) -> Result<()> {
     ])
 }
 
+#[lab_test]
 fn an_event_without_its_trigger_is_found(lab: &Lab) -> Result<()> {
-    Scene::new(lab)?.close_all(&[
+    AuditedDatabase::new(lab)?.close_all(&[
         Hole {
             built: "SELECT fence_protect('orders', lease => 'order:{id}', events => 'update,delete,truncate')",
             found: &["orders|hole|INSERT not fenced"],
@@ -171,6 +165,7 @@ const LOW: &str = "CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS \
 const LATER: &str =
     r#"orders|hole|trigger "zz" runs after the fence and may change what it has judged"#;
 
+#[lab_test]
 fn a_later_trigger_is_found(lab: &Lab) -> Result<()> {
     let holes = ["", BOUND, ", lease => 'order:{id}', always => true"].map(|fence| Hole {
         fence,
@@ -179,11 +174,12 @@ fn a_later_trigger_is_found(lab: &Lab) -> Result<()> {
         write: "UPDATE orders SET v = 35, fence = lease_renew('order:1', :new)",
         ..HOLE
     });
-    Scene::new(lab)?.close_all(&holes)
+    AuditedDatabase::new(lab)?.close_all(&holes)
 }
 
+#[lab_test]
 fn a_later_trigger_that_can_do_no_harm_is_not(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
+    let mut audited = AuditedDatabase::new(lab)?;
     for (fence, built) in [
         ("", "CREATE TRIGGER a BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION f()"),
         ("", "CREATE TRIGGER zz BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION f()"),
@@ -203,26 +199,27 @@ fn a_later_trigger_that_can_do_no_harm_is_not(lab: &Lab) -> Result<()> {
             "CREATE TRIGGER zz BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION f()",
         ),
     ] {
-        scene.stage(HOLE.table, fence)?;
-        scene.owner.run(&format!(
+        audited.stage(HOLE.table, fence)?;
+        audited.owner.run(&format!(
             "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; {built}"
         ))?;
-        let rows = scene.audit("'orders'")?;
+        let rows = audited.audit("'orders'")?;
         pg_test::ensure!(rows.is_empty(), "{built}: {rows:?}");
-        scene.clear()?;
+        audited.clear()?;
     }
     Ok(())
 }
 
+#[lab_test]
 fn a_subscription_that_no_trigger_sees_is_found(lab: &Lab) -> Result<()> {
-    let mut scene = Scene::new(lab)?;
+    let mut audited = AuditedDatabase::new(lab)?;
     let name =
-        "s_".to_owned() + &scene.admin.text("SELECT current_database()")?.unwrap_or_default();
-    scene.admin.run(&format!(
+        "s_".to_owned() + &audited.admin.text("SELECT current_database()")?.unwrap_or_default();
+    audited.admin.run(&format!(
         "CREATE SUBSCRIPTION {name} CONNECTION 'dbname=nowhere' PUBLICATION p \
          WITH (connect = false, slot_name = NONE)"
     ))?;
-    let outcome = scene.close_all(&[Hole {
+    let outcome = audited.close_all(&[Hole {
         by_admin: true,
         built: "INSERT INTO pg_subscription_rel SELECT max(oid), 's.orders'::regclass, 'r', NULL FROM pg_subscription",
         found: &[
@@ -234,6 +231,6 @@ fn a_subscription_that_no_trigger_sees_is_found(lab: &Lab) -> Result<()> {
         ..HOLE
     }]);
     // It belongs to the whole server, and its database could not be dropped.
-    scene.admin.run(&format!("DROP SUBSCRIPTION {name}"))?;
+    audited.admin.run(&format!("DROP SUBSCRIPTION {name}"))?;
     outcome
 }

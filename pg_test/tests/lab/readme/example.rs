@@ -14,7 +14,6 @@ pub struct Step {
     pub line: usize,
     /// Whose session runs it.
     pub worker: String,
-    /// The statement.
     pub sql: String,
     /// What is to be done with its result.
     pub then: Then,

@@ -2,20 +2,20 @@
 
 use super::example::{self, Step, Then};
 use super::{page, pages};
-use pg_test::{bail, ensure, Background, Conninfo, Context, Lab, Result, Rows};
+use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// One test a page, and the tests that follow the semicolon.
+/// One test a page.
 macro_rules! pages {
-    ($($page:ident = $path:literal),* $(,)?; $($other:ident),* $(,)?) => {
+    ($($page:ident = $path:literal),* $(,)?) => {
         const RUN: &[&str] = &[$($path),*];
         $(
+            #[lab_test]
             fn $page(lab: &Lab) -> Result<()> {
                 run(lab, $path)
             }
         )*
-        pg_test::trials![$($page,)* $($other),*];
     };
 }
 
@@ -27,9 +27,7 @@ pages![
     operations = "docs/operations.md",
     reference = "docs/reference.md",
     security_and_audit = "docs/security-and-audit.md",
-    troubleshooting = "docs/troubleshooting.md";
-    no_page_with_an_example_is_left_out,
-    a_wrong_result_in_an_example_is_seen,
+    troubleshooting = "docs/troubleshooting.md",
 ];
 
 /// How long an example may take.
@@ -131,6 +129,7 @@ fn run(lab: &Lab, path: &str) -> Result<()> {
     blocks.iter().try_for_each(|block| page.block(block))
 }
 
+#[lab_test]
 fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
     let (mut with, mut blocks) = (Vec::new(), 0);
     for path in pages()? {
@@ -154,6 +153,7 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_wrong_result_in_an_example_is_seen(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let passes = |sql: &str| -> Result<bool> {

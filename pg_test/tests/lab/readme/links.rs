@@ -1,12 +1,11 @@
 //! Every link of every page leads somewhere: to a file, or to a section of a page.
 
 use super::{page, pages};
-use pg_test::{ensure, Context, Lab, Result};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-pg_test::trials![every_link_has_a_target, a_wrong_link_is_seen, the_first_page_is_short];
-
+#[lab_test]
 fn every_link_has_a_target(_: &Lab) -> Result<()> {
     let (mut followed, mut broken) = (0, Vec::new());
     for path in pages()? {
@@ -22,6 +21,7 @@ fn every_link_has_a_target(_: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn a_wrong_link_is_seen(_: &Lab) -> Result<()> {
     for good in ["LICENSE", "docs", "#install", "docs/concepts.md#how-it-works"] {
         follow("README.md", good).context(good)?;
@@ -39,6 +39,7 @@ fn a_wrong_link_is_seen(_: &Lab) -> Result<()> {
 }
 
 /// A newcomer reads the first page as a whole.
+#[lab_test]
 fn the_first_page_is_short(_: &Lab) -> Result<()> {
     let lines = page("README.md")?.lines().count();
     ensure!(lines <= 300, "README.md has {lines} lines");

@@ -1,15 +1,8 @@
 //! The reference says what the catalog says: names, signatures, columns, settings and the COMMENT of each.
 
 use super::{page, section};
-use pg_test::{bail, ensure, Context, Lab, Result, Session};
+use pg_test::{bail, ensure, lab_test, Context, Lab, Result, Session};
 use std::collections::BTreeSet;
-
-pg_test::trials![
-    every_function_is_there_as_it_is,
-    every_column_is_there_as_it_is,
-    every_setting_is_there_as_it_is,
-    the_first_page_names_every_function,
-];
 
 const PAGE: &str = "docs/reference.md";
 
@@ -51,6 +44,7 @@ fn same_comment(text: &str, comment: &str) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn every_function_is_there_as_it_is(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -128,6 +122,7 @@ fn same_argument(session: &mut Session, is: &str, said: &str) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
 fn every_column_is_there_as_it_is(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -158,6 +153,7 @@ fn every_column_is_there_as_it_is(lab: &Lab) -> Result<()> {
     wanted.all_found(&listed)
 }
 
+#[lab_test]
 fn every_setting_is_there_as_it_is(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -178,6 +174,7 @@ fn every_setting_is_there_as_it_is(lab: &Lab) -> Result<()> {
     wanted.all_found(&listed)
 }
 
+#[lab_test]
 fn the_first_page_names_every_function(_: &Lab) -> Result<()> {
     let (first, text) = (page("README.md")?, page(PAGE)?);
     let table = section(&first, "## Functions")?;

@@ -1,7 +1,7 @@
 //! A hole in a fence: how it is built, what the audit says of it, and which write passes through it
 //! until the audit's own statements have been run.
 
-use crate::support::bed::shown;
+use crate::support::test_database::shown;
 use pg_test::{ensure, Conninfo, Context, Database, Lab, Result, Session};
 
 /// What became of a write that was not refused.
@@ -53,19 +53,19 @@ pub const HOLE: Hole<'static> = Hole {
 };
 
 /// A database with an administrator, an owner and a writer.
-pub struct Scene {
+pub struct AuditedDatabase {
     db: Database,
     pub admin: Session,
     pub owner: Session,
     roles: [String; 2],
 }
 
-impl Scene {
-    pub fn new(lab: &Lab) -> Result<Scene> {
-        Scene::on(lab.database()?)
+impl AuditedDatabase {
+    pub fn new(lab: &Lab) -> Result<AuditedDatabase> {
+        AuditedDatabase::on(lab.database()?)
     }
 
-    pub fn on(db: Database) -> Result<Scene> {
+    pub fn on(db: Database) -> Result<AuditedDatabase> {
         let mut admin = db.connect()?;
         let (owner, writer) = (db.role("owner")?, db.role("writer")?);
         for role in [&owner, &writer] {
@@ -73,7 +73,7 @@ impl Scene {
             admin.run(&format!("ALTER ROLE {role} SET search_path = s, public"))?;
         }
         admin.run("SET search_path = s, public")?;
-        Ok(Scene { owner: db.connect_as(&owner)?, admin, db, roles: [owner, writer] })
+        Ok(AuditedDatabase { owner: db.connect_as(&owner)?, admin, db, roles: [owner, writer] })
     }
 
     /// The administrator's way in.
@@ -152,7 +152,7 @@ impl Scene {
         Ok(words)
     }
 
-    /// Removes all that [`Scene::stage`] made.
+    /// Removes all that [`AuditedDatabase::stage`] made.
     pub fn clear(&mut self) -> Result<()> {
         self.admin.run("SELECT lease_revoke('order:1'); DROP SCHEMA s CASCADE")
     }

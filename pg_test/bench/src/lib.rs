@@ -1,0 +1,111 @@
+//! The bench: pg_fence beside everything else a team would pick, on one machine, in one run.
+//!
+//! Everything runs in the same harness: a thread a client, a connection a client, prepared
+//! statements. Contenders take turns in short slices ([`race`]), so that whatever else the machine
+//! does hits all of them, and what is compared are ratios within a round.
+//!
+//! | module | its noun |
+//! | --- | --- |
+//! | [`workbench`] | the server, and what stands beside it |
+//! | [`peer`], [`peers`] | a way to take a lease; each in a file of its own |
+//! | [`race`] | contenders taking turns |
+//! | [`spread`] | medians, ratios, percentiles |
+//! | [`triggers`] | minimal C triggers to measure against |
+//! | [`sections`] | what is measured |
+//! | [`report`], [`plot`] | what is shown of it |
+
+pub mod peer;
+pub mod peers;
+pub mod plot;
+pub mod race;
+pub mod report;
+pub mod sections;
+pub mod spread;
+pub mod triggers;
+pub mod workbench;
+
+use anyhow::{bail, Result};
+use clap::Args;
+use pg_test::Lab;
+use report::Report;
+use std::path::PathBuf;
+use std::time::Duration;
+use workbench::Workbench;
+
+/// What to measure, and how long.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Options {
+    /// A minute's worth: shows that everything works, not how fast it is
+    #[arg(long)]
+    pub short: bool,
+    /// Only this section (may be given several times)
+    #[arg(long, value_name = "SECTION")]
+    pub only: Vec<String>,
+    /// How often the contenders of a race take turns
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<usize>,
+    /// Let the leases grow to ten million, which takes ten minutes more
+    #[arg(long)]
+    pub large: bool,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the plots as SVG
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
+}
+
+impl Options {
+    /// How often the contenders of a race take turns.
+    pub fn rounds(&self) -> usize {
+        self.rounds.unwrap_or(if self.short { 2 } else { 11 }).max(1)
+    }
+
+    /// How long one turn takes.
+    pub fn slice(&self) -> Duration {
+        Duration::from_millis(if self.short { 50 } else { 500 })
+    }
+
+    /// The first in a short run, the second otherwise.
+    pub fn pick<T>(&self, short: T, normal: T) -> T {
+        if self.short {
+            short
+        } else {
+            normal
+        }
+    }
+}
+
+/// Measures, and returns what there is to report.
+pub fn run(lab: &Lab, options: &Options) -> Result<Report> {
+    for name in &options.only {
+        if !sections::ALL.iter().any(|section| section.name == *name) {
+            let names: Vec<&str> = sections::ALL.iter().map(|section| section.name).collect();
+            bail!("there is no section {name}; there are {}", names.join(", "));
+        }
+    }
+    let bench = Workbench::make(lab, options.clone())?;
+    let mut report = Report::new(bench.description()?);
+    for section in sections::ALL {
+        let wanted = match options.only.is_empty() {
+            true => section.by_default,
+            false => options.only.iter().any(|name| name == section.name),
+        };
+        if wanted {
+            bench.progress(&format!("measuring: {}", section.name));
+            report.sections.push((section.measure)(&bench)?);
+        }
+    }
+    bench.progress("done");
+    report.skipped = bench.skipped();
+    if let Some(file) = &options.json {
+        std::fs::write(file, serde_json::to_string_pretty(&report)?)?;
+    }
+    if let Some(dir) = &options.svg {
+        std::fs::create_dir_all(dir)?;
+        for plot in report.sections.iter().flat_map(|section| &section.plots) {
+            plot.draw(dir)?;
+        }
+    }
+    Ok(report)
+}

@@ -1,0 +1,294 @@
+//! The few calls and messages of etcd's protocol that are needed, by their numbers in its `.proto`
+//! files: so nothing needs to be generated from those.
+
+use anyhow::{ensure, Context, Result};
+use prost::Message;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tonic::client::Grpc;
+use tonic::codec::{ProstCodec, Streaming};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::tokio_stream::{self, StreamExt};
+use tonic::transport::{Channel, Endpoint};
+use tonic::Request;
+
+/// A number of etcd's one history: greater than any before it, so it serves as a fencing token.
+pub struct Revision(pub i64);
+
+/// A connection that is kept open.
+pub struct Connection {
+    runtime: Runtime,
+    grpc: Grpc<Channel>,
+}
+
+impl Connection {
+    /// Connects to a server on loopback.
+    pub fn open(port: u16) -> Result<Connection> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{port}"))?.tcp_nodelay(true);
+        let channel = runtime.block_on(endpoint.connect())?;
+        Ok(Connection { runtime, grpc: Grpc::new(channel) })
+    }
+
+    fn call<Q, A>(&mut self, path: &'static str, question: Q) -> Result<A>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let Connection { runtime, grpc } = self;
+        runtime.block_on(async {
+            grpc.ready().await?;
+            let path = PathAndQuery::from_static(path);
+            let answer = grpc.unary(Request::new(question), path, ProstCodec::default()).await?;
+            Ok(answer.into_inner())
+        })
+    }
+
+    /// Grants an etcd lease of this ttl; the answer is its id.
+    pub fn grant(&mut self, ttl: Duration) -> Result<i64> {
+        let question = LeaseGrant { ttl: ttl.as_secs() as i64 };
+        let granted: LeaseGranted = self.call("/etcdserverpb.Lease/LeaseGrant", question)?;
+        Ok(granted.id)
+    }
+
+    /// Revokes a lease, and with it the keys that are tied to it.
+    pub fn revoke(&mut self, lease: i64) -> Result<()> {
+        let _: Answer = self.call("/etcdserverpb.Lease/LeaseRevoke", LeaseRevoke { id: lease })?;
+        Ok(())
+    }
+
+    /// Puts a key where there is none.
+    pub fn put_if_absent(
+        &mut self,
+        key: &str,
+        value: &str,
+        lease: i64,
+    ) -> Result<Option<Revision>> {
+        let put = Put { key: key.into(), value: value.into(), lease };
+        self.transaction(key, 0, Operation { put: Some(put), delete: None })
+    }
+
+    /// Puts a key, whatever was there.
+    pub fn put(&mut self, key: &str) -> Result<()> {
+        let put = Put { key: key.into(), value: Vec::new(), lease: 0 };
+        let _: Answer = self.call("/etcdserverpb.KV/Put", put)?;
+        Ok(())
+    }
+
+    /// Deletes a key that was put at that revision.
+    pub fn delete_if(&mut self, key: &str, put_at: Revision) -> Result<bool> {
+        let delete = Delete { key: key.into() };
+        let operation = Operation { put: None, delete: Some(delete) };
+        Ok(self.transaction(key, put_at.0, operation)?.is_some())
+    }
+
+    fn transaction(
+        &mut self,
+        key: &str,
+        created_at: i64,
+        operation: Operation,
+    ) -> Result<Option<Revision>> {
+        // Its zeros say: equal (result), the revision at which the key was created (target 1).
+        let compare = Compare { target: 1, key: key.into(), created_at: Some(created_at) };
+        let question = Txn { compare: vec![compare], success: vec![operation] };
+        let done: TxnDone = self.call("/etcdserverpb.KV/Txn", question)?;
+        let revision = done.header.context("an answer without a header")?.revision;
+        Ok(done.succeeded.then_some(Revision(revision)))
+    }
+
+    /// Waits for a lock, which lives as long as the lease; returns the key to unlock it with.
+    pub fn lock(&mut self, name: &str, lease: i64) -> Result<(Vec<u8>, Revision)> {
+        let question = Lock { name: name.into(), lease };
+        let locked: Locked = self.call("/v3lockpb.Lock/Lock", question)?;
+        let revision = locked.header.context("an answer without a header")?.revision;
+        Ok((locked.key, Revision(revision)))
+    }
+
+    pub fn unlock(&mut self, key: Vec<u8>) -> Result<()> {
+        let _: Answer = self.call("/v3lockpb.Lock/Unlock", Unlock { key })?;
+        Ok(())
+    }
+}
+
+/// A stream of what happens to a key, kept open.
+pub struct Watch(Streaming<WatchAnswer>);
+
+impl Connection {
+    /// Watches a key from now on.
+    pub fn watch(&mut self, key: &str) -> Result<Watch> {
+        let Connection { runtime, grpc } = self;
+        runtime.block_on(async {
+            grpc.ready().await?;
+            let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
+            let create = WatchQuestion { create: Some(WatchCreate { key: key.into() }) };
+            // The side that asks stays open, or the watch would end.
+            let questions = tokio_stream::once(create).chain(tokio_stream::pending());
+            let answers = grpc
+                .streaming(Request::new(questions), path, ProstCodec::default())
+                .await?
+                .into_inner();
+            let mut watch = Watch(answers);
+            let first = watch.0.message().await?.context("the watch has ended")?;
+            ensure!(first.created, "the watch was not created");
+            Ok(watch)
+        })
+    }
+
+    /// Waits until a watch shows such an event (all kinds where none is named), or for so long.
+    pub fn await_event(
+        &mut self,
+        watch: &mut Watch,
+        kind: Option<Kind>,
+        limit: Duration,
+    ) -> Result<bool> {
+        self.runtime.block_on(async {
+            let wanted = async {
+                loop {
+                    let answer = watch.0.message().await?.context("the watch has ended")?;
+                    if answer.events.iter().any(|e| kind.is_none_or(|kind| kind as i32 == e.kind)) {
+                        return Ok(());
+                    }
+                }
+            };
+            match tokio::time::timeout(limit, wanted).await {
+                Ok(done) => done.map(|()| true),
+                Err(_) => Ok(false),
+            }
+        })
+    }
+}
+
+/// What a watch shows, by etcd's numbers.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    /// The key is gone.
+    Deleted = 1,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct WatchQuestion {
+    #[prost(message, optional, tag = "1")]
+    create: Option<WatchCreate>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct WatchCreate {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct WatchAnswer {
+    #[prost(bool, tag = "3")]
+    created: bool,
+    #[prost(message, repeated, tag = "11")]
+    events: Vec<Event>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    #[prost(int32, tag = "1")]
+    kind: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Header {
+    #[prost(int64, tag = "3")]
+    revision: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Answer {
+    #[prost(message, optional, tag = "1")]
+    header: Option<Header>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LeaseGrant {
+    #[prost(int64, tag = "1")]
+    ttl: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LeaseGranted {
+    #[prost(int64, tag = "2")]
+    id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LeaseRevoke {
+    #[prost(int64, tag = "1")]
+    id: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Txn {
+    #[prost(message, repeated, tag = "1")]
+    compare: Vec<Compare>,
+    #[prost(message, repeated, tag = "2")]
+    success: Vec<Operation>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Compare {
+    #[prost(int32, tag = "2")]
+    target: i32,
+    #[prost(bytes = "vec", tag = "3")]
+    key: Vec<u8>,
+    #[prost(int64, optional, tag = "5")]
+    created_at: Option<i64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Operation {
+    #[prost(message, optional, tag = "2")]
+    put: Option<Put>,
+    #[prost(message, optional, tag = "3")]
+    delete: Option<Delete>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Put {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    lease: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Delete {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TxnDone {
+    #[prost(message, optional, tag = "1")]
+    header: Option<Header>,
+    #[prost(bool, tag = "2")]
+    succeeded: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Lock {
+    #[prost(bytes = "vec", tag = "1")]
+    name: Vec<u8>,
+    #[prost(int64, tag = "2")]
+    lease: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Locked {
+    #[prost(message, optional, tag = "1")]
+    header: Option<Header>,
+    #[prost(bytes = "vec", tag = "2")]
+    key: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Unlock {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+}

@@ -1,0 +1,111 @@
+//! Redis as its documentation says: SET NX PX, released by compare-and-delete in Lua; and a counter
+//! for a fencing token, drawn in the same script. The server is Debian's, with its built-in
+//! settings, or with an append-only file that is flushed with each command.
+
+use crate::peer::{Locker, Peer, TTL};
+use crate::workbench::{Daemon, Workbench};
+use ::redis::{Connection, Script};
+use anyhow::{ensure, Result};
+use pg_test::setup::Package;
+use std::time::Duration;
+
+/// Its names in the report.
+pub const NAME: &str = "Redis, default durability";
+/// The variant that loses nothing in a crash.
+pub const NAME_DURABLE: &str = "Redis, appendfsync always";
+
+/// A Redis that was started for the bench and ends with it.
+pub struct Redis {
+    daemon: Daemon,
+    durable: bool,
+}
+
+/// Starts a server with its built-in settings: snapshots now and then.
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(start(bench, false)?))
+}
+
+/// Starts a server that flushes each write.
+pub fn prepare_durable(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(start(bench, true)?))
+}
+
+/// Starts a server, `durable` or not.
+pub fn start(bench: &Workbench, durable: bool) -> Result<Redis> {
+    let package =
+        Package::new("redis-server", "/usr/bin/redis-server").without_service("redis-server");
+    let daemon = Daemon::start(bench.lab.rundir(), package, "redis-server", |dir, port| {
+        let mut arguments = vec!["--bind", "127.0.0.1", "--port"];
+        let (port, dir) = (port.to_string(), dir.to_string_lossy().into_owned());
+        arguments.extend([port.as_str(), "--dir", dir.as_str()]);
+        if durable {
+            arguments.extend(["--appendonly", "yes", "--appendfsync", "always"]);
+        }
+        arguments.into_iter().map(str::to_owned).collect()
+    })?;
+    Ok(Redis { daemon, durable })
+}
+
+const ACQUIRE: &str = "
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+    return redis.call('INCR', 'token')
+end
+return false";
+
+const RELEASE: &str = "
+if redis.call('GET', KEYS[1]) == ARGV[1] then
+    return redis.call('DEL', KEYS[1])
+end
+return 0";
+
+impl Peer for Redis {
+    fn name(&self) -> String {
+        if self.durable { NAME_DURABLE } else { NAME }.to_owned()
+    }
+
+    fn join(&self, index: usize) -> Result<Box<dyn Locker>> {
+        client(self.daemon.port, format!("client {index}"), TTL)
+    }
+
+    fn is_postgres(&self) -> bool {
+        false
+    }
+}
+
+impl Redis {
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.daemon.port
+    }
+}
+
+/// A client of the server on this port, whose leases last so long.
+pub fn client(port: u16, holder: String, ttl: Duration) -> Result<Box<dyn Locker>> {
+    let server = ::redis::Client::open(format!("redis://127.0.0.1:{port}/"))?;
+    let connection = server.get_connection()?;
+    let (acquire, release) = (Script::new(ACQUIRE), Script::new(RELEASE));
+    Ok(Box::new(Client { connection, holder, ttl, acquire, release }))
+}
+
+struct Client {
+    connection: Connection,
+    holder: String,
+    ttl: Duration,
+    acquire: Script,
+    release: Script,
+}
+
+impl Locker for Client {
+    fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
+        let mut call = self.acquire.prepare_invoke();
+        call.key(name).arg(&self.holder).arg(self.ttl.as_millis() as u64);
+        Ok(call.invoke(&mut self.connection)?)
+    }
+
+    fn release(&mut self, name: &str, _token: i64) -> Result<()> {
+        let mut call = self.release.prepare_invoke();
+        let deleted: i64 = call.key(name).arg(&self.holder).invoke(&mut self.connection)?;
+        ensure!(deleted == 1, "the lease was lost");
+        Ok(())
+    }
+}

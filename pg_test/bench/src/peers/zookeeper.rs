@@ -1,0 +1,187 @@
+//! ZooKeeper, one server, on the same disk: an ephemeral node is created where there is none and deleted
+//! again; the zxid of its creation is the token. The few messages that are needed are written here by hand.
+//! It takes part where its Java library and a Java are installed: the lab does not install those itself.
+
+use crate::peer::{Locker, Peer};
+use crate::workbench::{Daemon, Workbench};
+use anyhow::{bail, ensure, Context, Result};
+use pg_test::process::wait_until;
+use pg_test::setup::Package;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Its name in the report.
+pub const NAME: &str = "ZooKeeper";
+const JAR: &str = "/usr/share/java/zookeeper.jar";
+const JAVA: &str = "/usr/bin/java";
+
+/// A ZooKeeper that was started for the bench and ends with it.
+pub struct ZooKeeper(Daemon);
+
+/// Starts a server with its built-in settings.
+pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(start(bench)?))
+}
+
+/// The same, to be joined by its port.
+pub fn start(bench: &Workbench) -> Result<ZooKeeper> {
+    if bench.options.short {
+        bail!("left out of the short form, as Java starts slowly");
+    }
+    if ![JAR, JAVA].iter().all(|file| Package::new("", *file).is_installed()) {
+        bail!("the package libzookeeper-java, or a Java, is not installed");
+    }
+    let package = Package::new("libzookeeper-java", JAR);
+    let daemon = Daemon::start(bench.lab.rundir(), package, JAVA, |dir, port| {
+        let file = dir.join("zoo.cfg");
+        let settings = format!(
+            "tickTime=2000\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\n\
+             maxClientCnxns=0\nadmin.enableServer=false\n",
+            dir.join("data").display()
+        );
+        // If it cannot be written, the server does not start, which is told.
+        let _ = std::fs::write(&file, settings);
+        let main = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
+        ["-cp", JAR, main, &file.to_string_lossy()].map(str::to_owned).to_vec()
+    })?;
+    wait_until("ZooKeeper serves", Duration::from_secs(60), || {
+        Client::open(daemon.port, TIMEOUT).is_ok()
+    })?;
+    Ok(ZooKeeper(daemon))
+}
+
+impl Peer for ZooKeeper {
+    fn name(&self) -> String {
+        NAME.to_owned()
+    }
+
+    fn join(&self, _client: usize) -> Result<Box<dyn Locker>> {
+        client(self.0.port, TIMEOUT)
+    }
+
+    fn is_postgres(&self) -> bool {
+        false
+    }
+}
+
+impl ZooKeeper {
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.0.port
+    }
+}
+
+/// How long a session lives on of which nothing is heard.
+const TIMEOUT: Duration = Duration::from_secs(40);
+
+/// A client of the server on this port, whose session lives on so long when nothing is heard of it.
+pub fn client(port: u16, timeout: Duration) -> Result<Box<dyn Locker>> {
+    Ok(Box::new(Client::open(port, timeout)?))
+}
+
+struct Client {
+    stream: TcpStream,
+    asked: i32,
+}
+
+const CREATE: i32 = 1;
+const DELETE: i32 = 2;
+const CLOSE: i32 = -11;
+const NODE_EXISTS: i32 = -110;
+
+impl Client {
+    fn open(port: u16, timeout: Duration) -> Result<Client> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        // What connects while it still starts may never be answered: that must not use up the whole wait.
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let mut client = Client { stream, asked: 0 };
+        let mut hello = Message::default();
+        // Version, last zxid seen, timeout in ms, no session yet, no password.
+        hello.int(0).long(0).int(timeout.as_millis() as i32).long(0).bytes(&[0; 16]);
+        client.send(&hello)?;
+        let answer = client.receive()?;
+        let timeout = answer.get(4..8).context("a short answer")?;
+        ensure!(timeout != [0; 4], "it gave no session");
+        Ok(client)
+    }
+
+    fn send(&mut self, message: &Message) -> Result<()> {
+        let mut framed = (message.0.len() as i32).to_be_bytes().to_vec();
+        framed.extend(&message.0);
+        Ok(self.stream.write_all(&framed)?)
+    }
+
+    fn receive(&mut self) -> Result<Vec<u8>> {
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length)?;
+        let mut answer = vec![0; usize::try_from(i32::from_be_bytes(length))?];
+        self.stream.read_exact(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// The zxid and the error of an answer.
+    fn call(&mut self, kind: i32, rest: &Message) -> Result<(i64, i32)> {
+        self.asked += 1;
+        let mut question = Message::default();
+        question.int(self.asked).int(kind).0.extend(&rest.0);
+        self.send(&question)?;
+        let answer = self.receive()?;
+        let head = answer.first_chunk::<16>().context("a short answer")?;
+        let (xid, zxid, error) = (&head[0..4], &head[4..12], &head[12..16]);
+        ensure!(xid == self.asked.to_be_bytes(), "an answer to another question");
+        Ok((i64::from_be_bytes(zxid.try_into()?), i32::from_be_bytes(error.try_into()?)))
+    }
+}
+
+impl Locker for Client {
+    fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
+        let mut node = Message::default();
+        // Path and data; one right, all that there are, for the world's anyone; 1 is ephemeral.
+        node.bytes(format!("/{name}").as_bytes()).bytes(b"bench");
+        node.int(1).int(31).bytes(b"world").bytes(b"anyone").int(1);
+        match self.call(CREATE, &node)? {
+            (zxid, 0) => Ok(Some(zxid)),
+            (_, NODE_EXISTS) => Ok(None),
+            (_, error) => bail!("ZooKeeper's error {error}"),
+        }
+    }
+
+    fn release(&mut self, name: &str, _token: i64) -> Result<()> {
+        let mut node = Message::default();
+        // Whatever its version.
+        node.bytes(format!("/{name}").as_bytes()).int(-1);
+        let (_, error) = self.call(DELETE, &node)?;
+        ensure!(error == 0, "ZooKeeper's error {error}");
+        Ok(())
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.call(CLOSE, &Message::default());
+    }
+}
+
+/// What is sent, in its serialisation.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn int(&mut self, number: i32) -> &mut Message {
+        self.0.extend(number.to_be_bytes());
+        self
+    }
+
+    fn long(&mut self, number: i64) -> &mut Message {
+        self.0.extend(number.to_be_bytes());
+        self
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> &mut Message {
+        self.int(bytes.len() as i32);
+        self.0.extend(bytes);
+        self
+    }
+}

@@ -1,0 +1,77 @@
+//! Bars, as SVG: a bar a contender, its middle half as a line across.
+
+use crate::report::Cell;
+use crate::spread::Spread;
+use anyhow::{anyhow, Result};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use serde::Serialize;
+use std::path::Path;
+
+/// A bar chart, drawn as SVG.
+#[derive(Debug, Clone, Serialize)]
+pub struct Plot {
+    /// Name of the file, without its ending.
+    pub file: String,
+    /// What it shows, and in which unit.
+    pub title: String,
+    /// The label and the value of each bar.
+    pub bars: Vec<(String, Spread)>,
+}
+
+const WIDTH: i32 = 760;
+const LEFT: i32 = 270;
+const ROW: i32 = 26;
+const OURS: RGBColor = RGBColor(0x1f, 0x6f, 0xb4);
+const LIMIT: RGBColor = RGBColor(0x99, 0x99, 0x99);
+const OTHER: RGBColor = RGBColor(0xc8, 0xa0, 0x5a);
+
+impl Plot {
+    /// Writes it into a directory.
+    pub fn draw(&self, dir: &Path) -> Result<()> {
+        let path = dir.join(format!("{}.svg", self.file));
+        let height = 66 + ROW * self.bars.len() as i32;
+        let area = SVGBackend::new(&path, (WIDTH as u32, height as u32)).into_drawing_area();
+        self.draw_on(&area).map_err(|error| anyhow!("cannot draw {}: {error}", path.display()))
+    }
+
+    fn draw_on<'a>(
+        &self,
+        area: &DrawingArea<SVGBackend<'a>, plotters::coord::Shift>,
+    ) -> Result<(), Box<dyn std::error::Error + 'a>> {
+        area.fill(&WHITE)?;
+        let font = |size: i32| ("sans-serif", size).into_font().color(&BLACK);
+        area.draw(&Text::new(self.title.clone(), (10, 10), font(16)))?;
+        let longest = self.bars.iter().map(|(_, bar)| bar.high).fold(f64::MIN_POSITIVE, f64::max);
+        let room = f64::from(WIDTH - LEFT - 90);
+        let x = |value: f64| LEFT + (value.max(0.0) / longest * room) as i32;
+        for (index, (name, bar)) in self.bars.iter().enumerate() {
+            let top = 38 + ROW * index as i32;
+            let middle = top + ROW / 2 - 2;
+            let color = match name {
+                name if name.starts_with("pg_fence") => OURS,
+                name if name.starts_with("limit") => LIMIT,
+                _ => OTHER,
+            };
+            let right = Pos::new(HPos::Right, VPos::Center);
+            area.draw(&Text::new(name.clone(), (LEFT - 8, middle), font(13).pos(right)))?;
+            let corners = [(LEFT, top), (x(bar.median), top + ROW - 5)];
+            area.draw(&Rectangle::new(corners, color.filled()))?;
+            let spread = vec![(x(bar.low), middle), (x(bar.high), middle)];
+            area.draw(&PathElement::new(spread, BLACK.stroke_width(1)))?;
+            let left = Pos::new(HPos::Left, VPos::Center);
+            let digits = if bar.median < 10.0 { 2 } else { 0 };
+            let shown = Cell::Number(bar.median, digits).to_string();
+            area.draw(&Text::new(
+                shown,
+                (x(bar.high.max(bar.median)) + 8, middle),
+                font(13).pos(left),
+            ))?;
+        }
+        let caption = "bar: median of the rounds; line across: their middle half (p25 to p75)";
+        let bottom = 44 + ROW * self.bars.len() as i32;
+        area.draw(&Text::new(caption, (LEFT, bottom), font(11)))?;
+        area.present()?;
+        Ok(())
+    }
+}

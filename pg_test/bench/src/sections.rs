@@ -1,0 +1,39 @@
+//! What is measured, a section each.
+
+use crate::report::Section;
+use crate::workbench::Workbench;
+use anyhow::Result;
+
+mod contended;
+pub mod death;
+mod fence;
+mod growth;
+mod handover;
+mod instructions;
+mod startup;
+mod uncontended;
+
+/// A subject that can be measured by itself.
+pub struct Subject {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// Whether it is measured unless others are asked for.
+    pub by_default: bool,
+    pub measure: fn(&Workbench) -> Result<Section>,
+}
+
+const fn subject(name: &'static str, measure: fn(&Workbench) -> Result<Section>) -> Subject {
+    Subject { name, by_default: true, measure }
+}
+
+/// All of them, in the order of the report.
+pub const ALL: &[Subject] = &[
+    subject("uncontended", uncontended::measure),
+    subject("contended", contended::measure),
+    subject("handover", handover::measure),
+    subject("death", death::measure),
+    subject("fence", fence::measure),
+    subject("growth", growth::measure),
+    subject("startup", startup::measure),
+    subject("instructions", instructions::measure),
+];

@@ -1,0 +1,228 @@
+//! From a thousand leases to a million, each size in a database of its own.
+
+use crate::plot::Plot;
+use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
+use crate::report::{Cell, Section, Table};
+use crate::spread::Spread;
+use crate::workbench::Workbench;
+use anyhow::{anyhow, ensure, Context, Result};
+use pg_test::{Conninfo, Database};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Leases that one transaction takes while they are made: each locks one until it commits.
+const AT_ONCE: usize = 5_000;
+
+/// What is called, on one of the leases, at random.
+#[derive(Clone, Copy, PartialEq)]
+enum Call {
+    Pair,
+    Renew,
+    Try,
+    Update,
+    Select,
+}
+
+const CALLS: [(Call, &str); 5] = [
+    (Call::Pair, "acquire + release"),
+    (Call::Renew, "lease_renew"),
+    (Call::Try, "losing try"),
+    (Call::Update, "plain table: update"),
+    (Call::Select, "plain table: select"),
+];
+
+/// A database with so many leases. Those of an even number are free, the others held for long.
+struct LeaseDatabase {
+    size: usize,
+    database: Database,
+    /// Of the leases that are held.
+    tokens: Arc<Vec<i64>>,
+}
+
+/// All calls in all databases take turns.
+pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
+    let mut sizes =
+        bench.options.pick(vec![1_000, 10_000], vec![1_000, 10_000, 100_000, 1_000_000]);
+    if bench.options.large {
+        sizes.push(10_000_000);
+    }
+    section.note(
+        "Leases: one client calls for one of so many leases at random, half of them held by somebody \
+         else, half of them free; they were made by lease_acquire itself. Beside them a plain table of as \
+         many rows, as wide, with the same key, for what grows in PostgreSQL anyhow.",
+    );
+    // What the calls touch then shall have been in the log since the last checkpoint already.
+    bench.connect()?.run("CHECKPOINT")?;
+    let databases = sizes
+        .iter()
+        .map(|&size| {
+            bench.progress(&format!("growth: making {size} leases"));
+            LeaseDatabase::make(bench, size)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let contenders: Vec<Contender> = CALLS
+        .iter()
+        .flat_map(|(call, name)| databases.iter().map(|database| contender(database, *call, name)))
+        .collect();
+    bench.progress("growth: calls among them");
+    let rules = Rules {
+        clients: 1,
+        rounds: bench.options.rounds(),
+        slice: bench.options.pick(Duration::from_millis(20), Duration::from_millis(300)),
+        warm_up: WARM_UP,
+    };
+    let tracks = race::run(&contenders, rules)?;
+    drop(contenders);
+    costs(section, &sizes, &tracks);
+    room(section, &databases)
+}
+
+impl LeaseDatabase {
+    fn make(bench: &Workbench, size: usize) -> Result<LeaseDatabase> {
+        let database = bench.database()?;
+        let conninfo = database.conninfo();
+        let mut session = conninfo.connect()?;
+        session.run(&format!(
+            "CREATE TABLE plain (name text COLLATE \"C\" PRIMARY KEY, n bigint NOT NULL, pad text) WITH (fillfactor = 50);
+             INSERT INTO plain SELECT 'lease' || i, 0, repeat('.', 130) FROM generate_series(0, {size} - 1) i"
+        ))?;
+        let halves = [0..size / 2, size / 2..size];
+        let tokens = std::thread::scope(|scope| {
+            let threads = halves.map(|half| {
+                let conninfo = &conninfo;
+                scope.spawn(move || acquire(conninfo, half))
+            });
+            threads
+                .into_iter()
+                .map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
+                .collect::<Result<Vec<_>>>()
+        })?
+        .concat();
+        for table in ["fence.lease", "plain"] {
+            session.run(&format!("VACUUM ANALYZE {table}"))?;
+        }
+        Ok(LeaseDatabase { size, database, tokens: Arc::new(tokens) })
+    }
+}
+
+/// Makes the leases of those numbers; returns the tokens of those that stay held.
+fn acquire(conninfo: &Conninfo, numbers: std::ops::Range<usize>) -> Result<Vec<i64>> {
+    let mut session = conninfo.connect()?;
+    let acquire = session.prepare(
+        "SELECT array_agg(token ORDER BY i) FILTER (WHERE i % 2 = 1), count(token) FROM (
+             SELECT i, lease_acquire('lease' || i, 'bench',
+                 CASE WHEN i % 2 = 1 THEN interval '300 days' ELSE interval '1 us' END) AS token
+               FROM generate_series($1::bigint, $2::bigint - 1) i) made",
+    )?;
+    let mut tokens = Vec::with_capacity(numbers.len() / 2);
+    for first in numbers.clone().step_by(AT_ONCE) {
+        let end = (first + AT_ONCE).min(numbers.end);
+        let row = session.query_one(&acquire, &[&(first as i64), &(end as i64)])?;
+        ensure!(row.get::<_, i64>(1) as usize == end - first, "some leases were not granted");
+        tokens.extend(row.get::<_, Vec<i64>>(0));
+    }
+    Ok(tokens)
+}
+
+fn contender<'a>(database: &'a LeaseDatabase, call: Call, name: &str) -> Contender<'a> {
+    let conninfo = database.database.conninfo();
+    Contender::new(format!("{name} of {}", database.size), move |_| {
+        let mut session = conninfo.connect()?;
+        let first = session.prepare(match call {
+            Call::Pair | Call::Try => "SELECT lease_acquire($1, 'other')",
+            Call::Renew => "SELECT lease_renew($1, $2)",
+            Call::Update => "UPDATE plain SET n = n + 1 WHERE name = $1 RETURNING n",
+            Call::Select => "SELECT n FROM plain WHERE name = $1",
+        })?;
+        let release = session.prepare("SELECT lease_release($1, $2)")?;
+        // The numbers of the held leases are odd.
+        let (half, held) =
+            (database.size / 2, usize::from(matches!(call, Call::Renew | Call::Try)));
+        let tokens = database.tokens.clone();
+        let op = move || -> Result<()> {
+            let place = rand::random_range(0..half);
+            let name = format!("lease{}", 2 * place + held);
+            let answer: Option<i64> = match call {
+                Call::Renew => session.query_one(&first, &[&name, &tokens[place]])?.get(0),
+                _ => session.query_one(&first, &[&name])?.get(0),
+            };
+            ensure!(answer.is_some() != (call == Call::Try), "{name}: {answer:?}");
+            if let (Call::Pair, Some(token)) = (call, answer) {
+                let closing: Option<i64> = session.query_one(&release, &[&name, &token])?.get(0);
+                closing.context("the lease was lost")?;
+            }
+            Ok(())
+        };
+        Ok(Box::new(op) as Op)
+    })
+}
+
+fn costs(section: &mut Section, sizes: &[usize], tracks: &[Track]) {
+    let least = grouped(sizes[0]);
+    let mut head = vec![String::new(), format!("µs a call, {least}")];
+    head.extend(sizes[1..].iter().map(|&size| format!("{} over {least}", grouped(size))));
+    let head: Vec<&str> = head.iter().map(String::as_str).collect();
+    let mut table = Table::new("cost of a call, by the number of leases", &head);
+    let of_call = |index: usize| &tracks[index * sizes.len()..(index + 1) * sizes.len()];
+    for (index, (_, name)) in CALLS.iter().enumerate() {
+        let tracks = of_call(index);
+        let cost: Vec<f64> = tracks[0].rates.iter().map(|rate| 1e6 / rate).collect();
+        let mut row = vec![(*name).into(), Cell::Spread(Spread::of(&cost), 0)];
+        // Twice the cost is half the rate.
+        row.extend(tracks[1..].iter().map(|track| Cell::Spread(tracks[0].ratio_to(track), 2)));
+        table.rows.push(row);
+    }
+    section.tables.push(table);
+    let growth = |index: usize| -> Vec<f64> {
+        let tracks = of_call(index);
+        let last = &tracks[tracks.len() - 1];
+        tracks[0].rates.iter().zip(&last.rates).map(|(few, many)| few / many).collect()
+    };
+    let most = grouped(sizes[sizes.len() - 1]);
+    for (ours, plain) in [(0, 3), (1, 3), (2, 4)] {
+        let ratio = Spread::of_ratios(&growth(ours), &growth(plain));
+        let what = format!(
+            "{}, {most} over {least} leases, beside the {}: at most 1.1",
+            CALLS[ours].1, CALLS[plain].1
+        );
+        section.at_most(&what, ratio, 1.1);
+    }
+    let bars = CALLS.iter().enumerate().flat_map(|(index, (_, name))| {
+        sizes.iter().zip(of_call(index)).map(move |(&size, track)| {
+            let cost: Vec<f64> = track.rates.iter().map(|rate| 1e6 / rate).collect();
+            let own = if index < 3 { "pg_fence, " } else { "" };
+            (format!("{own}{name}, {}", grouped(size)), Spread::of(&cost))
+        })
+    });
+    section.plots.push(Plot {
+        file: "growth".to_owned(),
+        title: "µs a call, one client, by the number of leases (rows)".to_owned(),
+        bars: bars.collect(),
+    });
+}
+
+fn room(section: &mut Section, databases: &[LeaseDatabase]) -> Result<()> {
+    let head = ["leases", "table MB", "index MB", "table bytes a lease", "index bytes a lease"];
+    let mut table = Table::new("room that fence.lease takes, after these calls", &head);
+    for database in databases {
+        let row = database.database.connect()?.query_one(
+            "SELECT pg_table_size('fence.lease'), pg_indexes_size('fence.lease')",
+            &[],
+        )?;
+        let (heap, index) = (row.get::<_, i64>(0) as f64, row.get::<_, i64>(1) as f64);
+        let size = database.size as f64;
+        table.rows.push(vec![
+            Cell::Number(size, 0),
+            Cell::Number(heap / 1e6, 1),
+            Cell::Number(index / 1e6, 1),
+            Cell::Number(heap / size, 0),
+            Cell::Number(index / size, 0),
+        ]);
+    }
+    section.tables.push(table);
+    Ok(())
+}
+
+fn grouped(number: usize) -> String {
+    Cell::Number(number as f64, 0).to_string()
+}

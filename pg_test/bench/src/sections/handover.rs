@@ -1,0 +1,142 @@
+//! From one holder's release to the next holder's answer.
+
+use crate::peer::{Peer, Prepare};
+use crate::peers::*;
+use crate::plot::Plot;
+use crate::report::{Cell, Section, Table};
+use crate::spread::{Latencies, Spread};
+use crate::workbench::Workbench;
+use anyhow::{anyhow, Result};
+use std::ops::Range;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const PEERS: &[(&str, Prepare)] = &[
+    (ours::NAME, ours::prepare),
+    (advisory::NAME, advisory::prepare),
+    (notify::NAME_ALONE, notify::prepare_alone),
+    (notify::NAME, notify::prepare),
+    (etcd::alone::NAME, etcd::alone::prepare),
+    (etcd::NAME_WATCH, etcd::prepare_watch),
+    (etcd::NAME_LOCK, etcd::prepare_lock),
+    ("polling every 10 ms", polling::prepare_10_ms),
+    ("polling every 100 ms", polling::prepare_100_ms),
+];
+
+/// Two clients hand a lease to and fro.
+pub fn measure(bench: &Workbench) -> Result<Section> {
+    let mut section = Section::new("Hand-over");
+    section.note(
+        "Two clients hand one lease to and fro, each in its natural way to wait: in line, for a lock, for a \
+         notification or an event of a watch that is open already (and then a try), or by asking again. The time \
+         is from just before the release is sent to the next holder's answer. A turn takes 8 to 16 ms; with \
+         etcd's lock service 150 to 200 ms, since that sees a release within its first 100 ms late.",
+    );
+    let peers = bench.peers(PEERS);
+    let mut tracks: Vec<(String, Latencies, Vec<f64>)> =
+        peers.iter().map(|peer| (peer.name(), Latencies::default(), Vec::new())).collect();
+    bench.progress("handover: to and fro");
+    for _ in 0..bench.options.pick(1, bench.options.rounds()) {
+        for (peer, (name, latencies, medians)) in peers.iter().zip(&mut tracks) {
+            let slow = name.contains("100 ms") || name == etcd::NAME_LOCK;
+            let times = bench.options.pick(if slow { 3 } else { 10 }, if slow { 12 } else { 60 });
+            let hold_ms = if name == etcd::NAME_LOCK { 150..200 } else { 8..16 };
+            let some = to_and_fro(&**peer, times, hold_ms)?;
+            medians.push(some.percentile_ms(0.5));
+            latencies.extend(some);
+        }
+    }
+    let mut table = Table::new(
+        "release to the next answer",
+        &["", "p50 ms", "p99 ms", "p50 of each round, ms", "hand-overs"],
+    );
+    for (name, latencies, medians) in &tracks {
+        table.rows.push(vec![
+            name.as_str().into(),
+            Cell::Number(latencies.percentile_ms(0.5), 2),
+            Cell::Number(latencies.percentile_ms(0.99), 2),
+            Cell::Spread(Spread::of(medians), 2),
+            Cell::Number(latencies.len() as f64, 0),
+        ]);
+    }
+    section.tables.push(table);
+    let median = |wanted: &str| {
+        tracks.iter().find(|(name, ..)| name == wanted).map(|(.., medians)| medians.as_slice())
+    };
+    if let Some(ours) = median(ours::NAME) {
+        section.at_most("hand-over, p50 in ms: below 1", Spread::of(ours), 1.0);
+        let others = [notify::NAME_ALONE, notify::NAME, etcd::alone::NAME, etcd::NAME_WATCH];
+        for other in others {
+            if let Some(other_median) = median(other) {
+                let ratio = Spread::of_ratios(ours, other_median);
+                section.at_most(&format!("hand-over, p50 over {other}: below 1"), ratio, 1.0);
+            }
+        }
+    }
+    section.plots.push(Plot {
+        file: "handover".to_owned(),
+        title: "hand-over, p50 in ms".to_owned(),
+        bars: tracks.iter().map(|(name, _, p50)| (name.clone(), Spread::of(p50))).collect(),
+    });
+    Ok(section)
+}
+
+/// Who holds it, and when its last holder sent the release.
+struct Turn {
+    holder: Option<usize>,
+    released: Option<Instant>,
+}
+
+fn to_and_fro(peer: &dyn Peer, times: usize, hold_ms: Range<u64>) -> Result<Latencies> {
+    let turn = Mutex::new(Turn { holder: None, released: None });
+    let halves = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .map(|client| {
+                scope.spawn({
+                    let (turn, hold_ms) = (&turn, hold_ms.clone());
+                    move || half(peer, client, times, hold_ms, turn)
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?)
+            .collect::<Result<Vec<_>>>()
+    })?;
+    let mut all = Latencies::default();
+    halves.into_iter().for_each(|half| all.extend(half));
+    Ok(all)
+}
+
+fn half(
+    peer: &dyn Peer,
+    client: usize,
+    times: usize,
+    hold_ms: Range<u64>,
+    turn: &Mutex<Turn>,
+) -> Result<Latencies> {
+    let lock = || turn.lock().unwrap_or_else(|e| e.into_inner());
+    let mut locker = peer.join(client)?;
+    let mut latencies = Latencies::default();
+    for round in 0..times {
+        let token = locker.wait("handover")?;
+        let answered = Instant::now();
+        {
+            let mut turn = lock();
+            if let (Some(released), true) = (turn.released, turn.holder != Some(client)) {
+                latencies.push(answered - released);
+            }
+            turn.holder = Some(client);
+        }
+        // Long enough for the other one to ask and to wait.
+        std::thread::sleep(Duration::from_millis(rand::random_range(hold_ms.clone())));
+        lock().released = Some(Instant::now());
+        locker.release("handover", token)?;
+        // The other one's turn, unless it has had all of its own.
+        let patience = Instant::now() + Duration::from_millis(300);
+        while round + 1 < times && lock().holder == Some(client) && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(latencies)
+}

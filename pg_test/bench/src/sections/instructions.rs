@@ -1,0 +1,142 @@
+//! Instructions that are carried out, counted by valgrind's callgrind: figures without the noise of times.
+
+use crate::plot::Plot;
+use crate::report::{Cell, Section, Table};
+use crate::spread::Spread;
+use crate::workbench::Workbench;
+use anyhow::{anyhow, ensure, Result};
+use count::{counted, MARK};
+use pg_test::setup::Package;
+use pg_test::Shutdown;
+use steps::{chosen, Course, Kind, LOOP, MINIMAL, NONE, ONE, STEPS};
+
+mod count;
+mod steps;
+
+/// Counts, where valgrind is installed.
+pub fn measure(bench: &Workbench) -> Result<Section> {
+    let mut section = Section::new("Instructions");
+    section.note(
+        "Counted by callgrind in a PostgreSQL in single-user mode: instructions in user space for one call, \
+         the difference between twice as many calls and as many, over their number. Neither the network nor \
+         the disk nor waiting is in it, and nothing is random.",
+    );
+    if !Package::new("valgrind", "/usr/bin/valgrind").is_installed() {
+        bench.skip("instructions", &anyhow!("the package valgrind is not installed"));
+        return Ok(section);
+    }
+    match count(bench) {
+        Ok(counts) => show(&mut section, &counts),
+        Err(why) => bench.skip("instructions", &why),
+    }
+    Ok(section)
+}
+
+/// Instructions a call of each step, by its place.
+fn count(bench: &Workbench) -> Result<Vec<(usize, f64)>> {
+    let calls = bench.options.pick(20, 300);
+    let places = chosen(bench.options.short);
+    bench.progress("instructions: making the tables");
+    let settings = [("fsync", "off"), ("autovacuum", "off"), ("max_wal_size", "8GB")];
+    let builder = settings.iter().fold(bench.lab.builder(), |b, (name, value)| b.set(name, value));
+    let cluster = builder.start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence")?;
+    let course = Course::lay(bench, &mut session, calls)?;
+    drop(session);
+    cluster.stop(Shutdown::Fast)?;
+    bench.progress(&format!("instructions: counting those of {} kinds of calls", places.len()));
+    let mut statements = Vec::new();
+    for &place in &places {
+        for part in course.parts(place)? {
+            statements.extend(part);
+            statements.push(MARK.to_owned());
+        }
+    }
+    let statements: Vec<String> = statements.into_iter().map(|line| line + ";\n").collect();
+    let parts = counted(&cluster, &statements)?;
+    // The mark after a warm-up starts its step's first part; the part between steps is a warm-up.
+    ensure!(parts.len() == 3 * places.len() - 1, "{} parts were counted", parts.len());
+    let of_step = |step: &[u64]| (step[1] as f64 - step[0] as f64) / calls as f64;
+    Ok(places.into_iter().zip(parts.chunks(3).map(of_step)).collect())
+}
+
+fn show(section: &mut Section, counts: &[(usize, f64)]) {
+    let counts: Vec<_> = counts.iter().map(|(place, count)| (&STEPS[*place], *count)).collect();
+    let of = |kind: Kind, name: &str| {
+        counts.iter().find(|(s, _)| s.kind == kind && s.name == name).map(|(_, n)| *n)
+    };
+    let tables = [
+        (
+            Kind::Calls,
+            "a call on a lease, one of many in a statement",
+            ["", "instructions", "beyond the loop's", "over plpgsql's update"],
+            LOOP,
+            "plpgsql: update of a row",
+        ),
+        (
+            Kind::Statements,
+            "a call on a lease, a prepared statement and a transaction of its own",
+            ["", "instructions", "beyond SELECT 1's", "over an update's"],
+            ONE,
+            "update of a row",
+        ),
+        (
+            Kind::Rows,
+            "a row of an UPDATE of many",
+            ["", "instructions", "added", "added, over minimal C"],
+            NONE,
+            MINIMAL,
+        ),
+        (
+            Kind::OneRow,
+            "an UPDATE of one row, a prepared statement and a transaction of its own",
+            ["", "instructions", "added", "added, over minimal C"],
+            NONE,
+            MINIMAL,
+        ),
+    ];
+    for (kind, title, head, floor, unit) in tables {
+        let (floor, unit) = (of(kind, floor).unwrap_or(0.0), of(kind, unit).unwrap_or(f64::NAN));
+        let mut table = Table::new(title, &head);
+        let mut bars = Vec::new();
+        for (step, count) in counts.iter().copied().filter(|(step, _)| step.kind == kind) {
+            let beyond = count - floor;
+            table.rows.push(vec![
+                step.name.into(),
+                Cell::Number(count, 0),
+                Cell::Number(beyond, 0),
+                Cell::Number(beyond / (unit - floor), 2),
+            ]);
+            bars.push((step.name.to_owned(), Spread::of(&[count])));
+        }
+        if table.rows.is_empty() {
+            continue;
+        }
+        section.tables.push(table);
+        let file = match kind {
+            Kind::Statements => "instructions_leases",
+            Kind::Rows => "instructions_fence",
+            Kind::Calls | Kind::OneRow => continue,
+        };
+        let title = format!("instructions: {title}");
+        section.plots.push(Plot { file: file.to_owned(), title, bars });
+    }
+    let added = |kind, name| Some(of(kind, name)? - of(kind, NONE)?);
+    for (name, bound) in [("pg_fence, unbound", 1.05), ("pg_fence, bound to one lease", 1.15)] {
+        if let (Some(ours), Some(minimal)) = (added(Kind::Rows, name), added(Kind::Rows, MINIMAL)) {
+            let aim = format!(
+                "{name}, instructions a row: added over the minimal C trigger's, at most {bound}"
+            );
+            section.at_most(&aim, Spread::of(&[ours / minimal]), bound);
+        }
+    }
+    for (kind, what, bound) in
+        [(Kind::Rows, "a row", 5_000.0), (Kind::OneRow, "a statement", 8_500.0)]
+    {
+        if let Some(ours) = added(kind, "pg_fence, unbound") {
+            let aim = format!("pg_fence, unbound, instructions added {what}: at most {bound}");
+            section.at_most(&aim, Spread::of(&[ours]), bound);
+        }
+    }
+}

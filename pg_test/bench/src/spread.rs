@@ -1,0 +1,104 @@
+//! Medians, quartiles, ratios, percentiles.
+
+use serde::Serialize;
+use std::time::Duration;
+
+/// Of several rounds: the middle, the middle half and the ends.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    pub median: f64,
+    /// The first quartile.
+    pub low: f64,
+    /// The third quartile.
+    pub high: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of the values of all rounds.
+    pub fn of(values: &[f64]) -> Spread {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else {
+            let none = f64::NAN;
+            return Spread { median: none, low: none, high: none, min: none, max: none };
+        };
+        let at = |share: f64| {
+            let place = share * (sorted.len() - 1) as f64;
+            let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+            below + (above - below) * place.fract()
+        };
+        Spread { median: at(0.5), low: at(0.25), high: at(0.75), min, max }
+    }
+
+    /// Of the ratios within each round.
+    pub fn of_ratios(values: &[f64], references: &[f64]) -> Spread {
+        let ratios: Vec<f64> = values.iter().zip(references).map(|(a, b)| a / b).collect();
+        Spread::of(&ratios)
+    }
+
+    /// The same in another unit.
+    pub fn times(self, factor: f64) -> Spread {
+        let Spread { median, low, high, min, max } = self;
+        let [median, low, high, min, max] = [median, low, high, min, max].map(|of| of * factor);
+        Spread { median, low, high, min, max }
+    }
+}
+
+/// How long each of many calls took.
+#[derive(Debug, Clone, Default)]
+pub struct Latencies(Vec<Duration>);
+
+impl Latencies {
+    pub fn push(&mut self, latency: Duration) {
+        self.0.push(latency);
+    }
+
+    /// Those of another client or round.
+    pub fn extend(&mut self, other: Latencies) {
+        self.0.extend(other.0);
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What that share of the calls did not exceed, in milliseconds.
+    pub fn percentile_ms(&self, share: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        if sorted.is_empty() {
+            return f64::NAN;
+        }
+        let rank = (share * sorted.len() as f64).ceil() as usize;
+        sorted[rank.clamp(1, sorted.len()) - 1].as_secs_f64() * 1e3
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_ratios_is_taken_within_rounds() {
+        let spread = Spread::of_ratios(&[10.0, 40.0, 9.0], &[10.0, 20.0, 10.0]);
+        assert_eq!((spread.min, spread.median, spread.max), (0.9, 1.0, 2.0));
+        let of_five = Spread::of(&[1.0, 4.0, 2.0, 3.0, 10.0]);
+        assert_eq!((of_five.low, of_five.median, of_five.high), (2.0, 3.0, 4.0));
+        assert_eq!(Spread::of(&[1.0, 4.0, 2.0, 3.0]).median, 2.5);
+    }
+
+    #[test]
+    fn percentiles_are_of_calls_that_happened() {
+        let mut latencies = Latencies::default();
+        (1..=200).for_each(|ms| latencies.push(Duration::from_millis(ms)));
+        assert_eq!(latencies.percentile_ms(0.5), 100.0);
+        assert_eq!(latencies.percentile_ms(0.99), 198.0);
+    }
+}

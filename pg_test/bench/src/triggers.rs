@@ -1,0 +1,31 @@
+//! Functions in C to measure against or by, compiled when they are needed.
+
+use anyhow::Result;
+use pg_test::extension::{default_pg_config, source_root};
+use pg_test::{process, Lab, Session};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+/// Compiles `bench/triggers.c` and creates its functions; an error says why that cannot be.
+pub fn create(lab: &Lab, session: &mut Session) -> Result<()> {
+    let include = process::output_of(Command::new(default_pg_config()).arg("--includedir-server"))?;
+    let library = lab.rundir().path().join("triggers.so");
+    if !library.exists() {
+        let mut compiler = Command::new("gcc");
+        compiler
+            .args(["-O2", "-fPIC", "-shared", "-I", include.trim(), "-o"])
+            .arg(&library)
+            .arg(source_root().join("pg_test/bench/triggers.c"));
+        process::output_of(&mut compiler)?;
+        std::fs::set_permissions(&library, std::fs::Permissions::from_mode(0o755))?;
+    }
+    for (name, answer) in
+        [("bench_empty", "trigger"), ("bench_check", "trigger"), ("bench_mark", "void")]
+    {
+        session.run(&format!(
+            "CREATE OR REPLACE FUNCTION {name}() RETURNS {answer} LANGUAGE c AS '{}', '{name}'",
+            library.display()
+        ))?;
+    }
+    Ok(())
+}

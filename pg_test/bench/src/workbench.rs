@@ -1,0 +1,169 @@
+//! The server that is measured, and what stands beside it.
+
+use crate::peer::{Peer, Prepare};
+use crate::Options;
+use anyhow::{Context, Result};
+use pg_test::cluster::free_port;
+use pg_test::rundir::RunDir;
+use pg_test::setup::{self, Package};
+use pg_test::{Cluster, Conninfo, Database, Lab, Session};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How many names the uncontended races spread over.
+pub const NAMES: usize = 10_000;
+
+/// What is changed of PostgreSQL's defaults, and why: room for 200 clients, and no checkpoint in
+/// the middle of a slice.
+const SETTINGS: &[(&str, &str)] =
+    &[("max_connections", "300"), ("max_wal_size", "8GB"), ("checkpoint_timeout", "1h")];
+
+/// A PostgreSQL of the bench's own, durable, its files on the disk.
+pub struct Workbench<'a> {
+    /// The run that it belongs to.
+    pub lab: &'a Lab,
+    /// What to measure, and how long.
+    pub options: Options,
+    cluster: Cluster,
+    skipped: Mutex<Vec<String>>,
+    started: Instant,
+}
+
+impl<'a> Workbench<'a> {
+    pub fn make(lab: &'a Lab, options: Options) -> Result<Workbench<'a>> {
+        let mut builder = lab.builder();
+        for (name, value) in SETTINGS {
+            builder = builder.set(name, value);
+        }
+        let cluster = builder.start()?;
+        cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
+        let skipped = Mutex::new(Vec::new());
+        Ok(Workbench { lab, options, cluster, skipped, started: Instant::now() })
+    }
+
+    /// Tells whoever waits how far the run is.
+    pub fn progress(&self, what: &str) {
+        let seconds = self.started.elapsed().as_secs();
+        eprintln!("{:>3}:{:02}  {what}", seconds / 60, seconds % 60);
+    }
+
+    /// A database of its own on the server, with the extension.
+    pub fn database(&self) -> Result<Database> {
+        Database::with_extension(self.conninfo())
+    }
+
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Where its clients connect: by TCP on loopback, as all peers' clients do.
+    pub fn conninfo(&self) -> Conninfo {
+        self.cluster.conninfo("postgres")
+    }
+
+    /// A session on it.
+    pub fn connect(&self) -> Result<Session> {
+        self.conninfo().connect()
+    }
+
+    /// Prepares peers; those that cannot take part are named in the report.
+    pub fn peers(&self, wanted: &[(&str, Prepare)]) -> Vec<Box<dyn Peer>> {
+        let mut peers = Vec::new();
+        for (name, prepare) in wanted {
+            match prepare(self) {
+                Ok(peer) => peers.push(peer),
+                Err(error) => self.skip(name, &error),
+            }
+        }
+        peers
+    }
+
+    /// Notes that something cannot be measured here, and why.
+    pub fn skip(&self, what: &str, why: &anyhow::Error) {
+        let line = format!("{what}: {why:#}");
+        eprintln!("skipped: {line}");
+        let mut skipped = self.skipped.lock().unwrap_or_else(|e| e.into_inner());
+        if !skipped.contains(&line) {
+            skipped.push(line);
+        }
+    }
+
+    /// What could not be measured.
+    pub fn skipped(&self) -> Vec<String> {
+        self.skipped.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// The machine and the versions, for the head of the report.
+    pub fn description(&self) -> Result<Vec<String>> {
+        let mut session = self.connect()?;
+        let version: String = session.one("SELECT current_setting('server_version')", &[])?;
+        let durable: String = session.one(
+            "SELECT format('fsync = %s, synchronous_commit = %s', current_setting('fsync'),
+                           current_setting('synchronous_commit'))",
+            &[],
+        )?;
+        let cores = std::thread::available_parallelism().map_or(0, |n| n.get());
+        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let load = load.split(' ').next().unwrap_or_default().to_owned();
+        let changed: Vec<String> = SETTINGS.iter().map(|(n, v)| format!("{n} = {v}")).collect();
+        Ok(vec![
+            format!("pg_fence {} on PostgreSQL {version}", pg_test::extension::VERSION),
+            format!("{durable}; beside the defaults: {}, jit = off", changed.join(", ")),
+            format!("{cores} cores, load at the start {load}; clients on the same machine"),
+            format!(
+                "{} rounds, slices of {} ms; ratios are medians of those within a round (p25–p75)",
+                self.options.rounds(),
+                self.options.slice().as_millis()
+            ),
+        ])
+    }
+}
+
+/// A server of another kind: started on loopback, with its files in the run directory. It ends
+/// with this value, and with the run at the latest.
+pub struct Daemon {
+    child: Child,
+    /// The port on 127.0.0.1.
+    pub port: u16,
+}
+
+impl Daemon {
+    /// Installs the package if it is missing and starts `program` with what `arguments` makes of
+    /// a directory and a port.
+    pub fn start(
+        rundir: &Arc<RunDir>,
+        package: Package,
+        program: &str,
+        arguments: impl Fn(&PathBuf, u16) -> Vec<String>,
+    ) -> Result<Daemon> {
+        setup::ensure(&[package])?;
+        let port = free_port()?;
+        let dir = rundir.path().join(format!("peer-{port}"));
+        std::fs::create_dir(&dir)?;
+        let log = std::fs::File::create(dir.join("log"))?;
+        let child = rundir
+            .command(program)
+            .args(arguments(&dir, port))
+            .current_dir(&dir)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {program}"))?;
+        let daemon = Daemon { child, port };
+        pg_test::process::wait_until(program, Duration::from_secs(20), || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        })?;
+        Ok(daemon)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

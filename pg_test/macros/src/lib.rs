@@ -1,0 +1,36 @@
+//! The attribute `#[lab_test]`, by which a test of the lab is found without being listed anywhere.
+
+use proc_macro::{TokenStream, TokenTree};
+
+/// Makes a `fn(&Lab) -> Result<()>` a test of the lab, named `module::function`.
+///
+/// `#[lab_test(slow)]` is for a test that runs with `PG_FENCE_SLOW` set (or `--include-ignored`) only.
+#[proc_macro_attribute]
+pub fn lab_test(arguments: TokenStream, function: TokenStream) -> TokenStream {
+    let slow = match arguments.to_string().as_str() {
+        "" => false,
+        "slow" => true,
+        _ => return error("write #[lab_test] or #[lab_test(slow)]"),
+    };
+    let Some(name) = name_of(&function) else {
+        return error("only a function can be a test case");
+    };
+    let registration = format!(
+        "::pg_test::inventory::submit! {{
+             ::pg_test::TestCase {{ module: module_path!(), name: \"{name}\", run: {name}, slow: {slow} }}
+         }}"
+    );
+    let registration: TokenStream = registration.parse().expect("it is Rust");
+    // The function's own tokens stay as they are, so that errors in it point to their lines.
+    [function, registration].into_iter().collect()
+}
+
+fn name_of(function: &TokenStream) -> Option<String> {
+    let mut tokens = function.clone().into_iter();
+    tokens.find(|token| matches!(token, TokenTree::Ident(word) if word.to_string() == "fn"))?;
+    tokens.next().map(|name| name.to_string())
+}
+
+fn error(message: &str) -> TokenStream {
+    format!("compile_error! {{ {message:?} }}").parse().expect("it is Rust")
+}

@@ -1,0 +1,103 @@
+//! A client on another network than the server's, and the cable between them, to be cut: what is sent from then on
+//! arrives nowhere, and neither side is told. (Loopback cannot show that: there a connection whose other end is
+//! gone is always told so.)
+
+use crate::client::Conninfo;
+use crate::process::output_of;
+use crate::rundir::RunDir;
+use crate::setup::{self, Package};
+use crate::worker::Worker;
+use anyhow::{ensure, Context, Result};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// A network of its own, which goes with its last process.
+pub struct Cable {
+    /// A process that only lives in that network.
+    keeper: Child,
+}
+
+/// What the far end is called there.
+const FAR: &str = "far";
+
+impl Cable {
+    /// Lays it. That takes the right to make networks, which mostly is root's.
+    pub fn lay(rundir: &RunDir) -> Result<Cable> {
+        setup::ensure(&[
+            Package::new("iproute2", "/usr/sbin/ip"),
+            Package::new("util-linux", "/usr/bin/nsenter"),
+        ])?;
+        let mut keeper = rundir
+            .command("unshare")
+            .args(["--net", "sh", "-c", "echo ready; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start unshare")?;
+        let mut said = String::new();
+        BufReader::new(keeper.stdout.take().context("no pipe")?).read_line(&mut said)?;
+        let cable = Cable { keeper };
+        ensure!(said.trim() == "ready", "unshare --net is refused");
+        let (near, pid) = (cable.near_end(), cable.keeper.id().to_string());
+        let ip = |arguments: &str| output_of(Command::new("ip").args(arguments.split(' ')));
+        ip(&format!("link add {near} type veth peer name {FAR} netns {pid}"))?;
+        ip(&format!("address add {}/30 dev {near}", cable.near()))?;
+        ip(&format!("link set {near} up"))?;
+        cable.there(&format!("address add {}/30 dev {FAR}", cable.far()))?;
+        cable.there(&format!("link set {FAR} up"))?;
+        Ok(cable)
+    }
+
+    /// What the near end is called here.
+    fn near_end(&self) -> String {
+        format!("fence{}", self.keeper.id())
+    }
+
+    /// An address of the 10.0.0.0/8 that no other run uses, as far as pids tell.
+    fn address(&self, host: u32) -> String {
+        let net = (self.keeper.id() & 0x3f_ffff) << 2 | host;
+        format!("10.{}.{}.{}", net >> 16 & 0xff, net >> 8 & 0xff, net & 0xff)
+    }
+
+    /// The address of the server's end.
+    pub fn near(&self) -> String {
+        self.address(1)
+    }
+
+    /// The address of the client's end.
+    pub fn far(&self) -> String {
+        self.address(2)
+    }
+
+    /// A command in the client's network.
+    fn command(&self, rundir: Option<&RunDir>) -> Command {
+        let mut command = rundir.map_or_else(|| Command::new("nsenter"), |r| r.command("nsenter"));
+        command.args(["--net", "--target", &self.keeper.id().to_string()]);
+        command
+    }
+
+    /// Runs `ip` in the client's network.
+    fn there(&self, arguments: &str) -> Result<String> {
+        output_of(self.command(None).arg("ip").args(arguments.split(' ')))
+    }
+
+    /// A worker process in the client's network.
+    pub fn worker(&self, rundir: &RunDir, name: &str, conninfo: &Conninfo) -> Result<Worker> {
+        let mut command = self.command(Some(rundir));
+        command.arg(rundir.program());
+        Worker::start_by(command, name, conninfo)
+    }
+
+    /// Cuts it, at the client's end.
+    pub fn cut(&self) -> Result<()> {
+        self.there(&format!("link set {FAR} down")).map(drop)
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
+}

@@ -1,0 +1,44 @@
+//! What workers are to do: a small file that they read before each transaction.
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::Path;
+
+/// What the workers are to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Activity {
+    /// Acquire, renew, release and write, at random.
+    Work,
+    /// Only draw tokens, without waiting for the disk.
+    Lazy,
+    Stop,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Instructions {
+    /// Where the primary is.
+    pub port: u16,
+    /// How many failovers there were.
+    pub era: u32,
+    /// How many exclusive leases there are.
+    pub leases: i32,
+    /// Whether there are leases that several may hold at once.
+    pub multi_holder: bool,
+    /// What the workers are to do.
+    pub activity: Activity,
+}
+
+impl Instructions {
+    /// Replaces the file at once, so that no worker reads half of it.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let fresh = path.with_extension("new");
+        fs::write(&fresh, serde_json::to_string(self)?)?;
+        fs::rename(&fresh, path)?;
+        Ok(())
+    }
+
+    pub fn read(path: &Path) -> Result<Instructions> {
+        Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
+    }
+}

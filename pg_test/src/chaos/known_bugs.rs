@@ -1,0 +1,116 @@
+//! Known bugs that can be built into the extension, to show that a run catches them.
+
+use super::nemesis::{Disturbance, Weights, ALL};
+use super::{run_for, Summary};
+use crate::extension::{self, Extension};
+use crate::prefix::Prefix;
+use crate::rundir::RunDir;
+use anyhow::{bail, Result};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// For how long a run goes on before it is judged.
+const ROUND: Duration = Duration::from_secs(15);
+
+/// A bug, and what brings it to light soonest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum KnownBug {
+    /// The token is drawn before the lease is locked
+    TokenBeforeLock,
+    /// The time is that of the transaction's start
+    Now,
+    /// A server that starts draws on where the log ends
+    NoStartMove,
+    /// A promoted standby draws on where it stood
+    NoJump,
+    /// A guard takes no lock
+    NoGuardLock,
+    /// Rows of the state are written past the indexes and row triggers of their table
+    DirectWrites,
+}
+
+impl KnownBug {
+    /// As the extension's build knows it (`--cfg planted="<name>"`).
+    fn name(self) -> &'static str {
+        match self {
+            KnownBug::TokenBeforeLock => "token-before-lock",
+            KnownBug::Now => "now",
+            KnownBug::NoStartMove => "no-start-move",
+            KnownBug::NoJump => "no-jump",
+            KnownBug::NoGuardLock => "no-guard-lock",
+            KnownBug::DirectWrites => "direct-writes",
+        }
+    }
+
+    /// The disturbances that it takes.
+    pub(super) fn weights(self) -> Weights {
+        match self {
+            KnownBug::TokenBeforeLock => &[(Disturbance::FreezeBackend, 1)],
+            KnownBug::Now => ALL,
+            KnownBug::NoStartMove => &[(Disturbance::KillServer, 1)],
+            KnownBug::NoJump => &[(Disturbance::FailOver, 1)],
+            KnownBug::NoGuardLock => &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)],
+            KnownBug::DirectWrites => &[(Disturbance::FreezeWorker, 1)],
+        }
+    }
+
+    /// What is said of the promises that it breaks.
+    fn shows_as(self) -> &'static [&'static str] {
+        match self {
+            KnownBug::TokenBeforeLock => &["came Grant"],
+            KnownBug::Now => &["a grant lasted"],
+            KnownBug::NoStartMove | KnownBug::NoJump => &["was seen twice", "had been seen"],
+            KnownBug::NoGuardLock => &["replaced grant", "too many holders", "others had it"],
+            // The last is the crash of an index's expression that has nowhere to be evaluated.
+            KnownBug::DirectWrites => &["missed writes", "others had it", "by signal 11"],
+        }
+    }
+
+    fn is_caught(self, violations: &[String]) -> bool {
+        let shows =
+            |violation: &String| self.shows_as().iter().any(|said| violation.contains(said));
+        violations.iter().any(shows)
+    }
+
+    /// Whether maintenance brings it to light.
+    pub(super) fn is_about_maintenance(self) -> bool {
+        self == KnownBug::DirectWrites
+    }
+
+    /// How many leases there are to be fought for.
+    pub(super) fn leases(self) -> i32 {
+        match self {
+            KnownBug::TokenBeforeLock | KnownBug::NoGuardLock => 1,
+            _ => 3,
+        }
+    }
+}
+
+/// A PostgreSQL of its own with the extension that has the bug. `program` is the lab's binary.
+pub fn build_with(program: &Path, bug: KnownBug) -> Result<Arc<Prefix>> {
+    let pg_config = extension::default_pg_config();
+    let extension = Extension::build_with_bug(&pg_config, bug.name())?;
+    let rundir = Arc::new(RunDir::create(program)?);
+    let prefix = Arc::new(Prefix::copy(rundir, &pg_config)?);
+    prefix.install(&extension)?;
+    Ok(prefix)
+}
+
+/// Runs again and again with that extension, until the bug is seen to break a promise; returns what shows it.
+/// That no round does within `limit` is an error.
+pub fn catch(prefix: &Arc<Prefix>, bug: KnownBug, limit: Duration, seed: u64) -> Result<Summary> {
+    let start = Instant::now();
+    for round in 0.. {
+        let summary = run_for(prefix, ROUND, seed + round, Some(bug))?;
+        let seconds = start.elapsed().as_secs();
+        if bug.is_caught(summary.violations()) {
+            eprintln!("{bug:?}: caught in round {} after {seconds} s", round + 1);
+            return Ok(summary);
+        }
+        if start.elapsed() >= limit {
+            bail!("the planted bug was not caught within {seconds} s:\n{summary}");
+        }
+    }
+    unreachable!("there is always another round")
+}

@@ -1,0 +1,259 @@
+//! What a worker does in a transaction, and the traces that it leaves in the database.
+
+use super::kind::{row_of, Kind};
+use super::record::{Event, Outcome, What, TTL_MS};
+use super::resolver;
+use super::worker::{ChaosWorker, Held, Step, Stop, Task};
+use crate::client::Rows;
+use rand::RngExt;
+
+/// What a transaction changes in what its worker believes, once it is committed: the grants that it has, and
+/// those that it has no longer.
+type Change = Vec<(i32, Option<Held>)>;
+
+impl ChaosWorker {
+    /// The transaction, up to its end.
+    pub(super) fn run_task(&mut self, task: Task, held: Option<Held>) -> Step<Outcome> {
+        if task.what == What::Lazy {
+            return self.draw_lazily();
+        }
+        self.sql("BEGIN")?;
+        self.think();
+        let change = match (task.what, held) {
+            (What::Acquire | What::Share, _) => self.acquire(task)?,
+            (What::AcquireAll, _) => self.acquire_all(task)?,
+            (What::Renew, Some(held)) => {
+                let token = self.draw("renew", task.lease, held)?;
+                vec![(task.lease, Some(Held { token, ..held }))]
+            }
+            (What::Release, Some(held)) => {
+                self.draw("release", task.lease, held)?;
+                vec![(task.lease, None)]
+            }
+            (What::Guarded, Some(held)) => self.write_guarded(task.lease, held)?,
+            (What::Bound, Some(held)) => self.write_bound(task.lease, held)?,
+            (What::Free, Some(held)) => self.write_free(task.lease, held)?,
+            (_, None) | (What::Lazy, _) => return Err(Stop::RolledBack),
+        };
+        if self.rng.random_bool(0.04) {
+            return Err(Stop::RolledBack);
+        }
+        if task.what.writes() && self.rng.random_bool(0.15) {
+            return self.end_in_two_phases(task.lease);
+        }
+        self.write(Event::Commit)?;
+        self.committing = true;
+        self.sql("COMMIT")?;
+        for (lease, held) in change {
+            match held {
+                Some(held) => {
+                    self.held.insert(lease, held);
+                    self.lost.remove(&lease);
+                }
+                None => self.lose(lease),
+            }
+        }
+        Ok(Outcome::Committed)
+    }
+
+    /// Prepares the transaction, and finishes it later or leaves that to the resolver.
+    fn end_in_two_phases(&mut self, lease: i32) -> Step<Outcome> {
+        let id = self.id;
+        // A lease does not keep its holder's own transactions apart: until this one is finished, no other.
+        let held = (self.held.remove(&lease), self.lost.remove(&lease));
+        self.prepared_for.push(lease);
+        self.write(Event::Prepare)?;
+        self.committing = true;
+        self.sql(&format!("PREPARE TRANSACTION '{}'", resolver::gid_of(id)))?;
+        self.write(Event::Prepared)?;
+        if self.rng.random_bool(0.3) {
+            return Ok(Outcome::Prepared);
+        }
+        self.think();
+        self.stall(0.2);
+        let commit = self.rng.random_bool(0.8);
+        self.write(Event::Finish { commit })?;
+        let outcome = resolver::finish(self.session(), id, commit);
+        match outcome {
+            Outcome::Unknown => self.hang_up(),
+            Outcome::Committed | Outcome::RolledBack => {
+                self.held.extend(held.0.map(|held| (lease, held)));
+                self.lost.extend(held.1.map(|lost| (lease, lost)));
+            }
+            _ => {}
+        }
+        self.write(Event::Finished(outcome))?;
+        Ok(Outcome::Prepared)
+    }
+
+    /// Tokens without waiting for the disk, a transaction each, so that no other commit writes the log for them.
+    fn draw_lazily(&mut self) -> Step<Outcome> {
+        self.sql("SET synchronous_commit = off")?;
+        for _ in 0..4 {
+            let rows = self.sql(&format!(
+                "SELECT lease_acquire('lazy:{}', ttl => '1 ms', reclaim => true, holder => 'me')",
+                self.who.worker
+            ))?;
+            self.seen(&rows[0][0])?;
+        }
+        self.sql("RESET synchronous_commit")?;
+        Ok(Outcome::Committed)
+    }
+
+    /// A token that was seen, or what NULL means.
+    fn seen(&mut self, value: &Option<String>) -> Step<i64> {
+        let token = value.as_deref().and_then(|text| text.parse().ok()).ok_or(Stop::Lost)?;
+        self.write(Event::Token(token))?;
+        Ok(token)
+    }
+
+    fn acquire(&mut self, task: Task) -> Step<Change> {
+        let lease = task.lease;
+        let wait = [0, 0, 300, 1200][self.rng.random_range(0..4)];
+        let reclaim = self.who.incarnation > 0 && self.rng.random_bool(0.3);
+        let shared = task.what == What::Share;
+        let slots = if let Kind::Slots(slots) = Kind::of(lease) { slots } else { 1 };
+        let rows = self.sql(&format!(
+            "SELECT clock_timestamp(), lease_acquire('job:{lease}', holder => 'worker {}',
+               ttl => '{TTL_MS} ms', wait => '{wait} ms', reclaim => {reclaim},
+               shared => {shared}, slots => {slots})",
+            self.who.worker
+        ))?;
+        let token = self.seen(&rows[0][1])?;
+        let held = Held { token, first: token, shared };
+        let what = if shared { "share" } else { "acquire" };
+        self.note(lease, what, held, &rows[0][0])?;
+        Ok(vec![(lease, Some(held))])
+    }
+
+    fn acquire_all(&mut self, task: Task) -> Step<Change> {
+        let leases = [Some(task.lease), task.also];
+        let names: Vec<_> = leases.iter().flatten().map(|lease| format!("job:{lease}")).collect();
+        let rows = self.sql(&format!(
+            "SELECT clock_timestamp(), lease_acquire_all('{{{}}}', holder => 'worker {}',
+               ttl => '{TTL_MS} ms')",
+            names.join(","),
+            self.who.worker
+        ))?;
+        let token = self.seen(&rows[0][1])?;
+        let held = Held { token, first: token, shared: false };
+        let mut change = Vec::new();
+        for lease in leases.into_iter().flatten() {
+            self.note(lease, "acquire", held, &rows[0][0])?;
+            change.push((lease, Some(held)));
+        }
+        Ok(change)
+    }
+
+    /// Renews or releases (`what`), and returns the token that was drawn.
+    fn draw(&mut self, what: &str, lease: i32, held: Held) -> Step<i64> {
+        let call = format!("lease_{what}('job:{lease}', {})", held.token);
+        let rows = self.sql(&format!("SELECT clock_timestamp(), {call}"))?;
+        let token = self.seen(&rows[0][1])?;
+        self.note(lease, what, Held { token, ..held }, &rows[0][0])?;
+        Ok(token)
+    }
+
+    fn write_guarded(&mut self, lease: i32, held: Held) -> Step<Change> {
+        let (table, row) = row_of(lease, self.who.worker);
+        self.sql(&format!("SELECT lease_guard('job:{lease}', {})", held.token))?;
+        self.write(Event::Guarded)?;
+        // Only an exclusive lease keeps others from a row that was read. (A worker may have two slots, where
+        // it has left a prepared transaction with one.)
+        let lock = if Kind::of(lease) == Kind::Exclusive { "" } else { "FOR UPDATE" };
+        let rows = self.sql(&format!("SELECT version FROM {table} WHERE id = {row} {lock}"))?;
+        let read: i64 = rows[0][0].as_deref().and_then(|text| text.parse().ok()).unwrap_or(0);
+        self.think();
+        let rows = self.sql(&format!(
+            "UPDATE {table} SET version = {}, uid = {}, fence = {} WHERE id = {row}
+             RETURNING version, fence",
+            read + 1,
+            self.id,
+            held.token
+        ))?;
+        self.wrote((table, row), lease, &rows, held)
+    }
+
+    fn write_bound(&mut self, lease: i32, held: Held) -> Step<Change> {
+        let (table, row) = row_of(lease, self.who.worker);
+        let rows = self.sql(&format!(
+            "UPDATE {table} SET version = version + 1, uid = {}, fence = {} WHERE id = {row}
+             RETURNING version, fence",
+            self.id, held.token
+        ))?;
+        self.write(Event::Guarded)?;
+        self.wrote((table, row), lease, &rows, held)
+    }
+
+    fn write_free(&mut self, lease: i32, held: Held) -> Step<Change> {
+        let by_setting = self.rng.random_bool(0.4);
+        let column = if by_setting {
+            self.sql(&format!("SET LOCAL pg_fence.token = '{}'", held.token))?;
+            String::new()
+        } else {
+            format!(", fence = {}", held.token)
+        };
+        let rows = self.sql(&format!(
+            "UPDATE free SET version = version + 1, uid = {}{column} WHERE id = {lease}
+             RETURNING version, fence",
+            self.id
+        ))?;
+        self.wrote(("free", lease), lease, &rows, held)
+    }
+
+    /// Leaves a trace of a grant's token in the database: of an exclusive lease in the order in which it was
+    /// locked.
+    fn note(&mut self, lease: i32, what: &str, held: Held, asked: &Option<String>) -> Step<()> {
+        let asked = asked.as_deref().unwrap_or("now");
+        let Held { token, first, .. } = held;
+        self.think();
+        let next = match Kind::of(lease) {
+            Kind::Exclusive => {
+                format!("UPDATE line SET n = n + 1 WHERE lease = {lease} RETURNING n")
+            }
+            _ => "SELECT 0 AS n".to_owned(),
+        };
+        self.sql(&format!(
+            "WITH next AS ({next})
+             INSERT INTO grants SELECT {lease}, n, '{what}', {token}, {first}, {}, '{asked}',
+                    (SELECT max(expires_at) FROM fence.leases
+                      WHERE name = 'job:{lease}' AND token = {token})
+               FROM next",
+            self.id
+        ))?;
+        Ok(())
+    }
+
+    /// Leaves a trace of a write in the database, with the grant that is current at its end.
+    fn wrote(
+        &mut self,
+        (table, row): (&str, i32),
+        lease: i32,
+        rows: &Rows,
+        held: Held,
+    ) -> Step<Change> {
+        let value = |column: usize| rows.first().and_then(|row| row[column].clone());
+        let (version, fence) = (value(0).unwrap_or_default(), value(1).unwrap_or_default());
+        // Here a take-over would do the most harm: written, read by nobody, not yet committed.
+        self.stall(0.04);
+        self.think();
+        let current = match Kind::of(lease) {
+            Kind::Exclusive => format!(
+                "SELECT first FROM grants WHERE lease = {lease} AND what = 'acquire'
+                  ORDER BY n DESC LIMIT 1"
+            ),
+            Kind::Shared => {
+                let others = if held.shared { "" } else { ", 'share'" };
+                format!(
+                    "SELECT max(first) FROM grants WHERE lease = {lease} AND what IN ('acquire'{others})"
+                )
+            }
+            Kind::Slots(_) => "SELECT NULL::bigint".to_owned(),
+        };
+        self.sql(&format!(
+            "INSERT INTO writes VALUES ('{table}', {row}, {lease}, {version}, {fence}, {}, {}, ({current}))",
+            held.first, self.id
+        ))?;
+        Ok(Vec::new())
+    }
+}

@@ -1,0 +1,269 @@
+//! A worker process: it takes leases, writes fenced rows, and writes down what it asked and saw.
+
+use super::instructions::{Activity, Instructions};
+use super::kind::{Kind, MULTI_HOLDER};
+use super::record::{now_us, Event, Log, Outcome, Record, What, TTL_MS};
+use crate::client::{Conninfo, Rows, Session};
+use crate::fault::Fault;
+use anyhow::Result;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The database that a run works in.
+pub const DATABASE: &str = "chaos";
+
+/// Who a worker is.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Identity {
+    /// Its number, by which its records are told from those of others
+    pub worker: u32,
+    /// How often it was started
+    pub incarnation: u32,
+    /// Where its choices start from
+    pub seed: u64,
+    /// The directory of the run
+    pub dir: PathBuf,
+}
+
+/// A grant that it believes in (or did).
+#[derive(Clone, Copy)]
+pub(super) struct Held {
+    pub token: i64,
+    pub first: i64,
+    pub shared: bool,
+}
+
+/// What stops a transaction.
+pub(super) enum Stop {
+    Fault(Fault),
+    /// NULL where a token was hoped for.
+    Lost,
+    RolledBack,
+    /// The worker itself cannot go on.
+    Failed(anyhow::Error),
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Stop {
+        Stop::Fault(fault)
+    }
+}
+
+impl From<anyhow::Error> for Stop {
+    fn from(error: anyhow::Error) -> Stop {
+        Stop::Failed(error)
+    }
+}
+
+pub(super) type Step<T> = std::result::Result<T, Stop>;
+
+/// What to do next.
+#[derive(Clone, Copy)]
+pub(super) struct Task {
+    pub what: What,
+    pub lease: i32,
+    /// The second lease, where two are acquired at once.
+    pub also: Option<i32>,
+}
+
+/// A worker: what it believes to hold, its session, and the log of what it asked and saw.
+pub(super) struct ChaosWorker {
+    pub who: Identity,
+    pub rng: StdRng,
+    pub id: i64,
+    pub held: HashMap<i32, Held>,
+    pub lost: HashMap<i32, Held>,
+    /// The leases under which it has prepared a transaction, in this era.
+    pub prepared_for: Vec<i32>,
+    /// Whether the end of the transaction has been asked for.
+    pub committing: bool,
+    log: Log,
+    session: Option<Session>,
+    era: u32,
+    count: i64,
+}
+
+/// Works until the instructions say to stop: what the worker process does.
+pub fn work(who: Identity) -> Result<()> {
+    let log = Log::create(&who.dir.join(format!("log/{}-{}", who.worker, who.incarnation)))?;
+    let seed = who.seed ^ (u64::from(who.worker) << 40) ^ (u64::from(who.incarnation) << 20);
+    let instructions_file = instructions_file(&who.dir);
+    let mut worker = ChaosWorker {
+        who,
+        rng: StdRng::seed_from_u64(seed),
+        id: 0,
+        held: HashMap::new(),
+        lost: HashMap::new(),
+        prepared_for: Vec::new(),
+        committing: false,
+        log,
+        session: None,
+        era: 0,
+        count: 0,
+    };
+    loop {
+        let instructions = Instructions::read(&instructions_file)?;
+        if instructions.activity == Activity::Stop {
+            return Ok(());
+        }
+        if worker.session.is_none() || worker.era != instructions.era {
+            worker.connect(&instructions);
+        }
+        if worker.session.is_none() {
+            std::thread::sleep(Duration::from_millis(30));
+            continue;
+        }
+        worker.transaction(&instructions)?;
+    }
+}
+
+/// Where workers read their instructions.
+pub fn instructions_file(dir: &Path) -> PathBuf {
+    dir.join("instructions")
+}
+
+impl ChaosWorker {
+    fn connect(&mut self, instructions: &Instructions) {
+        let name = format!("worker {}", self.who.worker);
+        let conninfo = Conninfo::new(instructions.port, DATABASE)
+            .application(&name)
+            .set("statement_timeout", "8s");
+        self.session = Session::connect(&conninfo.to_string()).ok();
+        if self.era != instructions.era {
+            // What was finished may be as it was before: prepared.
+            for lease in self.prepared_for.drain(..) {
+                self.held.remove(&lease);
+                self.lost.remove(&lease);
+            }
+            self.era = instructions.era;
+        }
+    }
+
+    /// Writes down what happens.
+    pub fn write(&mut self, event: Event) -> Result<()> {
+        let (at, worker, era, id) = (now_us(), self.who.worker, self.era, self.id);
+        self.log.write(&Record { at, worker, era, id, event })
+    }
+
+    fn choose(&mut self, instructions: &Instructions) -> Task {
+        let lease = if instructions.multi_holder && self.rng.random_bool(0.25) {
+            MULTI_HOLDER[self.rng.random_range(0..MULTI_HOLDER.len())]
+        } else {
+            self.rng.random_range(0..instructions.leases)
+        };
+        let task = |what| Task { what, lease, also: None };
+        if instructions.activity == Activity::Lazy {
+            return task(What::Lazy);
+        }
+        let kind = Kind::of(lease);
+        let unguarded = if kind == Kind::Exclusive { What::Free } else { What::Bound };
+        let dice = self.rng.random_range(0..100);
+        match (self.held.contains_key(&lease), self.lost.contains_key(&lease)) {
+            (true, _) => task(match dice {
+                0..32 => What::Guarded,
+                32..52 => What::Bound,
+                52..70 => unguarded,
+                70..87 => What::Renew,
+                87..97 => What::Release,
+                _ => What::Lazy,
+            }),
+            // One that does not know that it has lost.
+            (false, true) if dice < 12 => task([unguarded, What::Bound, What::Guarded][dice % 3]),
+            _ if kind == Kind::Shared && dice < 80 => task(What::Share),
+            _ if kind == Kind::Exclusive && instructions.leases > 1 && dice > 85 => {
+                let also =
+                    (lease + self.rng.random_range(1..instructions.leases)) % instructions.leases;
+                Task { what: What::AcquireAll, lease, also: Some(also) }
+            }
+            _ => task(What::Acquire),
+        }
+    }
+
+    /// One transaction, from the choice to the outcome.
+    fn transaction(&mut self, instructions: &Instructions) -> Result<()> {
+        let task = self.choose(instructions);
+        let Task { what, lease, also } = task;
+        self.count += 1;
+        let (worker, incarnation) = (i64::from(self.who.worker), i64::from(self.who.incarnation));
+        self.id = worker << 48 | incarnation << 28 | self.count;
+        let held = self.held.get(&lease).or(self.lost.get(&lease)).copied();
+        self.write(Event::Ask { what, lease, also, first: held.map(|held| held.first) })?;
+        self.committing = false;
+        let outcome = match self.run_task(task, held) {
+            Ok(outcome) => outcome,
+            Err(Stop::Failed(error)) => return Err(error),
+            Err(stop) => {
+                let outcome = self.clean_up(&stop);
+                if matches!(&outcome, Outcome::Lost) && !what.acquires()
+                    || matches!(&outcome, Outcome::Refused(state) if state == "PF004")
+                {
+                    self.lose(lease);
+                }
+                outcome
+            }
+        };
+        let taken = outcome == Outcome::Lost;
+        self.write(Event::End(outcome))?;
+        if taken {
+            std::thread::sleep(Duration::from_millis(self.rng.random_range(5..40)));
+        }
+        Ok(())
+    }
+
+    /// It has the lease no longer, and knows.
+    pub fn lose(&mut self, lease: i32) {
+        if let Some(held) = self.held.remove(&lease) {
+            self.lost.insert(lease, held);
+        }
+    }
+
+    fn clean_up(&mut self, stop: &Stop) -> Outcome {
+        let outcome = match stop {
+            Stop::Lost => Outcome::Lost,
+            Stop::Fault(fault) if !fault.is_disconnect() => {
+                Outcome::Refused(fault.sqlstate.clone())
+            }
+            Stop::Fault(_) if self.committing => Outcome::Unknown,
+            Stop::Fault(_) => Outcome::Broken,
+            Stop::RolledBack | Stop::Failed(_) => Outcome::RolledBack,
+        };
+        let broken = matches!(outcome, Outcome::Unknown | Outcome::Broken);
+        if broken || self.sql("ROLLBACK").is_err() {
+            self.session = None;
+        }
+        outcome
+    }
+
+    /// Gives up the connection.
+    pub fn hang_up(&mut self) {
+        self.session = None;
+    }
+
+    pub fn session(&mut self) -> &mut Session {
+        self.session.as_mut().expect("a transaction begins with a session")
+    }
+
+    pub fn sql(&mut self, sql: &str) -> std::result::Result<Rows, Fault> {
+        self.session().try_rows(sql)
+    }
+
+    /// Sleeps a little, sometimes; rarely for longer than a grant lasts.
+    pub fn think(&mut self) {
+        let ms = match self.rng.random_range(0..200) {
+            0 => TTL_MS as u64 * 3 / 2,
+            1..70 => self.rng.random_range(1..25),
+            _ => 0,
+        };
+        std::thread::sleep(Duration::from_millis(ms));
+    }
+
+    /// Is held up for longer than a grant lasts, with such a probability.
+    pub fn stall(&mut self, probability: f64) {
+        if self.rng.random_bool(probability) {
+            std::thread::sleep(Duration::from_millis(TTL_MS as u64 * 3 / 2));
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! One run of a story: its database, its workers, and the timeline that shows what they do.
+
+use crate::client::{literal, Conninfo, Rows, Session};
+use crate::fault::Fault;
+use crate::process::wait_until;
+use crate::timeline::{Mark, Timeline};
+use crate::worker::{Beat, Worker};
+use crate::Lab;
+use anyhow::{bail, ensure, Context, Result};
+use postgres::SimpleQueryMessage;
+use std::time::Duration;
+
+/// How long a worker may take for a step: only a broken promise takes longer.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One run of a story, in a database that has the extension.
+pub struct StoryRun<'a> {
+    lab: &'a Lab,
+    conninfo: Conninfo,
+    timeline: &'a Timeline,
+    /// How long a lease lives.
+    pub ttl: Duration,
+    /// How many rounds a race has.
+    pub rounds: u32,
+    protecting: bool,
+}
+
+impl<'a> StoryRun<'a> {
+    /// A run in the database of `conninfo`, which has the extension.
+    pub fn new(lab: &'a Lab, conninfo: Conninfo, timeline: &'a Timeline) -> StoryRun<'a> {
+        let ttl = Duration::from_secs(1);
+        StoryRun { lab, conninfo, timeline, ttl, rounds: 100, protecting: true }
+    }
+
+    /// The same, with every protection left out: to see what a story is worth without it.
+    pub fn without_protection(mut self) -> StoryRun<'a> {
+        self.protecting = false;
+        self
+    }
+
+    /// Whether tables are fenced and transactions guarded here.
+    pub fn is_protecting(&self) -> bool {
+        self.protecting
+    }
+
+    /// A session of somebody who looks on.
+    pub fn session(&self) -> Result<Session> {
+        self.conninfo.clone().application("onlooker").connect()
+    }
+
+    /// A worker process of which the timeline says nothing.
+    pub fn silent_worker(&self, name: &str) -> Result<Worker> {
+        self.lab.worker(name, &self.conninfo)
+    }
+
+    /// A worker process whose steps the timeline shows.
+    pub fn worker(&self, name: &str) -> Result<ToldWorker<'_>> {
+        Ok(ToldWorker { story: self, worker: self.silent_worker(name)? })
+    }
+
+    /// Makes a table and fences it: `options` follow the table in the call of `fence_protect`.
+    pub fn fenced_table(&self, name: &str, definition: &str, options: &str) -> Result<()> {
+        let mut session = self.session()?;
+        session.run(&format!("CREATE TABLE {name} ({definition}, fence bigint)"))?;
+        let protect = format!("fence_protect('{name}'{options})");
+        if self.protecting {
+            session.run(&format!("SELECT {protect}"))?;
+            self.note(protect);
+        }
+        Ok(())
+    }
+
+    /// Runs statements that are no part of the story.
+    pub fn run(&self, sql: &str) -> Result<()> {
+        self.session()?.run(sql)
+    }
+
+    /// Shows something that no worker does.
+    pub fn note(&self, text: impl std::fmt::Display) {
+        self.timeline.tell("", Mark::Note, text);
+    }
+
+    /// Shows a step of a worker that is a [`StoryRun::silent_worker`].
+    pub fn tell(&self, worker: &str, mark: Mark, text: impl std::fmt::Display) {
+        self.timeline.tell(worker, mark, text);
+    }
+
+    /// Shows the outcome of a query, and returns it.
+    pub fn table(&self, title: &str, sql: &str) -> Result<Rows> {
+        let mut session = self.session()?;
+        let messages = session.simple_query(sql).with_context(|| sql.to_owned())?;
+        let mut header = Vec::new();
+        let mut rows = Rows::new();
+        for message in &messages {
+            if let SimpleQueryMessage::Row(row) = message {
+                header = row.columns().iter().map(|column| column.name().to_owned()).collect();
+                rows.push((0..row.len()).map(|i| row.get(i).map(str::to_owned)).collect());
+            }
+        }
+        let shown: Vec<Vec<String>> = rows
+            .iter()
+            .map(|row| row.iter().map(|cell| cell.clone().unwrap_or("-".to_owned())).collect())
+            .collect();
+        self.timeline.table(title, &header, &shown);
+        Ok(rows)
+    }
+
+    /// Waits until the deadline of a lease has passed, by the server's clock.
+    pub fn wait_until_expired(&self, lease: &str) -> Result<()> {
+        let mut session = self.session()?;
+        let sql = "SELECT expires_at <= clock_timestamp() FROM lease_info($1)";
+        wait_until("the lease expires", PATIENCE, || session.one(sql, &[&lease]).unwrap_or(false))?;
+        self.note(format!("the ttl of '{lease}' has passed"));
+        Ok(())
+    }
+
+    /// The ttl as SQL.
+    pub fn ttl_sql(&self) -> String {
+        format!("'{} s'", self.ttl.as_secs_f64())
+    }
+}
+
+/// A worker process whose steps the timeline shows.
+pub struct ToldWorker<'a> {
+    story: &'a StoryRun<'a>,
+    worker: Worker,
+}
+
+impl ToldWorker<'_> {
+    /// The worker behind it.
+    pub fn worker(&mut self) -> &mut Worker {
+        &mut self.worker
+    }
+
+    /// Tells something about it.
+    pub fn tell(&self, mark: Mark, text: impl std::fmt::Display) {
+        self.story.tell(&self.worker.name, mark, text);
+    }
+
+    /// Acquires a lease that is free, and returns the token.
+    pub fn acquires(&mut self, lease: &str) -> Result<i64> {
+        let call = self.acquire_call(lease, "");
+        let token = self.worker.number(&format!("SELECT {call}"))?;
+        let token = token.with_context(|| format!("{call} says that the lease is taken"))?;
+        self.tell(Mark::Holds, format!("{call} -> {token}"));
+        Ok(token)
+    }
+
+    /// Tries to acquire a lease that somebody has.
+    pub fn finds_taken(&mut self, lease: &str) -> Result<()> {
+        let call = self.acquire_call(lease, "");
+        let token = self.worker.number(&format!("SELECT {call}"))?;
+        ensure!(token.is_none(), "{call} granted {token:?} though somebody has the lease");
+        self.tell(Mark::Taken, format!("{call} -> NULL"));
+        Ok(())
+    }
+
+    /// Starts to wait for a lease that somebody has; [`ToldWorker::is_granted`] ends the wait.
+    pub fn waits_for(&mut self, lease: &str) -> Result<()> {
+        let call = self.acquire_call(lease, ", wait => '1 min'");
+        self.worker.send(&format!("SELECT {call}"))?;
+        self.tell(Mark::Note, format!("{call} waits"));
+        Ok(())
+    }
+
+    /// The token that a wait ended with.
+    pub fn is_granted(&mut self) -> Result<i64> {
+        let rows = self.worker.outcome(PATIENCE)??;
+        let token = rows.first().and_then(|row| row.first()?.as_deref());
+        let token = token.context("the wait was in vain")?.parse()?;
+        self.tell(Mark::Holds, format!("... and is granted token {token}"));
+        Ok(token)
+    }
+
+    fn acquire_call(&self, lease: &str, options: &str) -> String {
+        let (lease, holder) = (literal(lease), literal(&self.worker.name));
+        format!("lease_acquire({lease}, {holder}, {}{options})", self.story.ttl_sql())
+    }
+
+    /// Calls something that returns a token or NULL.
+    pub fn calls(&mut self, call: &str) -> Result<Option<i64>> {
+        let token = self.worker.number(&format!("SELECT {call}"))?;
+        let shown = token.map_or("NULL".to_owned(), |token| token.to_string());
+        let goes_on = token.is_some() && !call.starts_with("lease_release");
+        let mark = if goes_on { Mark::Holds } else { Mark::Ended };
+        self.tell(mark, format!("{call} -> {shown}"));
+        Ok(token)
+    }
+
+    /// Runs a write that must go through.
+    pub fn writes(&mut self, sql: &str) -> Result<Rows> {
+        let rows = self.worker.rows(sql)?;
+        self.tell(Mark::Writes, sql);
+        Ok(rows)
+    }
+
+    /// Opens a transaction, guarded by its lease where there is protection.
+    pub fn begins(&mut self, lease: &str, token: i64) -> Result<()> {
+        let guard = format!("SELECT lease_guard({}, {token})", literal(lease));
+        let sql =
+            if self.story.protecting { format!("BEGIN; {guard}") } else { "BEGIN".to_owned() };
+        self.worker.rows(&sql)?;
+        self.tell(Mark::Note, sql);
+        Ok(())
+    }
+
+    pub fn commits(&mut self) -> Result<()> {
+        self.worker.rows("COMMIT")?;
+        self.tell(Mark::Note, "COMMIT");
+        Ok(())
+    }
+
+    /// Runs a write that must be refused.
+    pub fn is_refused(&mut self, sql: &str, sqlstate: &str) -> Result<Fault> {
+        let fault = self.worker.refused(sql, sqlstate)?;
+        self.story.timeline.refused(&self.worker.name, sql, &fault);
+        Ok(fault)
+    }
+
+    /// Freezes it (SIGSTOP) just before a statement: that is the first thing it does when it wakes.
+    pub fn freezes_before(&mut self, sql: &str) -> Result<()> {
+        self.freezes()?;
+        self.worker.send(sql)?;
+        self.tell(Mark::Note, format!("its next step would be: {sql}"));
+        Ok(())
+    }
+
+    /// Freezes it (SIGSTOP).
+    pub fn freezes(&mut self) -> Result<()> {
+        self.worker.freeze()?;
+        self.tell(Mark::Frozen, format!("process {} gets SIGSTOP", self.worker.pid()));
+        Ok(())
+    }
+
+    /// Wakes it (SIGCONT).
+    pub fn wakes(&mut self) -> Result<()> {
+        self.tell(Mark::Wakes, format!("process {} gets SIGCONT", self.worker.pid()));
+        self.worker.thaw()
+    }
+
+    /// Wakes it; the statement it was frozen before goes through.
+    pub fn wakes_and_does(&mut self, sql: &str) -> Result<Rows> {
+        self.wakes()?;
+        let rows = self.worker.outcome(PATIENCE)?.with_context(|| sql.to_owned())?;
+        self.tell(Mark::Writes, sql);
+        Ok(rows)
+    }
+
+    /// Wakes it; the statement it was frozen before must be refused, where there is protection.
+    pub fn wakes_too_late(&mut self, sql: &str, sqlstate: &str) -> Result<Option<Fault>> {
+        if !self.story.protecting {
+            return self.wakes_and_does(sql).map(|_| None);
+        }
+        self.wakes()?;
+        let outcome = self.worker.outcome(PATIENCE)?;
+        let fault = crate::fault::expect_err(outcome, sqlstate).with_context(|| sql.to_owned())?;
+        self.story.timeline.refused(&self.worker.name, sql, &fault);
+        Ok(Some(fault))
+    }
+
+    /// Kills it (SIGKILL).
+    pub fn is_killed(&mut self) -> Result<()> {
+        self.tell(Mark::Killed, format!("process {} gets SIGKILL", self.worker.pid()));
+        self.worker.kill()
+    }
+
+    /// Starts its heartbeat, every third of the ttl.
+    pub fn starts_heartbeat(&mut self, lease: &str, token: i64) -> Result<()> {
+        let ttl = self.story.ttl;
+        self.worker.heartbeat(lease, token, ttl)?;
+        let every = (ttl / 3).as_millis();
+        self.tell(
+            Mark::Note,
+            format!("heartbeat: lease_renew('{lease}', {token}) every {every} ms"),
+        );
+        Ok(())
+    }
+
+    /// The renewals of its heartbeat since the last call; one that is not a renewal is an error.
+    pub fn renewals(&mut self) -> Result<Vec<i64>> {
+        let name = self.worker.name.clone();
+        let renewed = |beat| match beat {
+            Beat::Renewed(token) => Ok(token),
+            other => bail!("the heartbeat of {name}: {other:?}"),
+        };
+        self.worker.beats().into_iter().map(renewed).collect()
+    }
+}

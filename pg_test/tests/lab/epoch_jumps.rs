@@ -1,0 +1,284 @@
+//! The jump itself: where to, how often, and what it silences.
+
+use crate::support::history::History;
+use pg_test::{ensure, lab_test, Lab, Result, Session};
+use std::sync::{Arc, Barrier};
+
+/// Tokens per second of the clock.
+pub const STRIDE: i64 = 1 << 20;
+
+/// Where the server's clock would have a move go to.
+pub fn by_clock(session: &mut Session) -> Result<i64> {
+    session.one(
+        "SELECT floor(extract(epoch FROM clock_timestamp() - timestamptz '2026-01-01 00:00:00+00') * 1048576)::bigint",
+        &[],
+    )
+}
+
+/// Where the latest jump went to.
+pub fn floor(session: &mut Session) -> Result<i64> {
+    session.one("SELECT last_value FROM fence.floor_seq", &[])
+}
+
+/// How often the sequence has jumped.
+pub fn jumps(session: &mut Session) -> Result<i64> {
+    session.one("SELECT jumps FROM fence_status()", &[])
+}
+
+#[lab_test]
+fn a_jump_goes_to_the_clock(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run("SELECT lease_acquire('job')")?;
+    // What the creation has moved on to lies behind the clock by more than that.
+    session.run("SELECT pg_sleep(1.1)")?;
+    let before = by_clock(&mut session)?;
+    let target: i64 = session.one("SELECT fence_new_epoch()", &[])?;
+    let after = by_clock(&mut session)?;
+    ensure!((before..=after).contains(&target), "{before} {target} {after}");
+    let next: i64 = session.one("SELECT lease_acquire('next')", &[])?;
+    ensure!(next == target + 1, "{next} after a jump to {target}");
+    ensure!(next < 1 << 53, "not exact in JavaScript");
+    ensure!(jumps(&mut session)? == 1);
+    Ok(())
+}
+
+#[lab_test]
+fn a_jump_goes_beyond_the_last_token_when_that_is_ahead(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    // An hour ahead of the clock.
+    let ahead = by_clock(&mut session)? + 3600 * STRIDE;
+    for (last, target) in [(ahead, ahead + STRIDE), (ahead + STRIDE + 7, ahead + 2 * STRIDE + 7)] {
+        session.run(&format!("SELECT setval('fence.token_seq', {last})"))?;
+        let to: i64 = session.one("SELECT fence_new_epoch()", &[])?;
+        ensure!(to == target, "from {last} to {to}, not {target}");
+    }
+    ensure!(session.one::<i64>("SELECT fence_new_epoch()", &[])? == ahead + 3 * STRIDE + 7);
+    Ok(())
+}
+
+#[lab_test]
+fn a_jump_silences_every_earlier_token_until_renewed(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let history = History::begin(&mut session)?;
+    session.run("SELECT fence_new_epoch()")?;
+    history.goes_on(&mut session)?;
+    ensure!(jumps(&mut session)? == 1);
+    // The second one silences the renewed token as well.
+    let renewed: i64 = session.one("SELECT lease_renew('order:7', $1)", &[&history.token])?;
+    session.run("SELECT fence_new_epoch()")?;
+    ensure!(!session.one::<bool>("SELECT lease_check('order:7', $1)", &[&renewed])?);
+    ensure!(session
+        .one::<Option<i64>>("SELECT lease_renew('order:7', $1)", &[&renewed])?
+        .is_some());
+    Ok(())
+}
+
+#[lab_test]
+fn a_lease_outlives_a_jump_no_longer_than_its_deadline(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let old: i64 = session.one("SELECT lease_acquire('job', ttl => '2 s')", &[])?;
+    session.run("SELECT fence_new_epoch()")?;
+    ensure!(session.text("SELECT state FROM lease_info('job')")?.as_deref() == Some("held"));
+    let next: i64 = session.one("SELECT lease_acquire('job', wait => '20 s')", &[])?;
+    ensure!(next > old);
+    // Granted anew, it was not before the deadline of the old grant.
+    ensure!(session.one::<Option<i64>>("SELECT lease_renew('job', $1)", &[&old])?.is_none());
+    ensure!(session.one::<bool>("SELECT lease_check('job', $1)", &[&next])?);
+    Ok(())
+}
+
+#[lab_test]
+fn a_copy_made_from_a_template_jumps(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let history = History::begin(&mut db.connect()?)?;
+    let copy = db.copy()?;
+    let mut session = copy.connect()?;
+    history.goes_on(&mut session)?;
+    ensure!(jumps(&mut session)? == 1);
+    // The original is what it was, and goes on counting.
+    let mut original = db.connect()?;
+    ensure!(
+        original.one::<i64>("SELECT lease_renew('order:7', $1)", &[&history.token])?
+            == history.seen + 1
+    );
+    ensure!(jumps(&mut original)? == 0);
+    Ok(())
+}
+
+#[lab_test]
+fn a_template_that_never_drew_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let copy = db.copy()?;
+    let seen: i64 = db.connect()?.one("SELECT lease_acquire('job')", &[])?;
+    db.connect()?.run("SELECT lease_acquire('other')")?;
+    // The original is gone for good, and its copy takes its place.
+    let next: i64 = copy.connect()?.one("SELECT lease_acquire('job')", &[])?;
+    ensure!(next > seen + 1, "{next} was seen before");
+    Ok(())
+}
+
+/// Has `count` sessions run `sql` at once, and returns their answers.
+pub fn race(
+    conninfo: &pg_test::Conninfo,
+    count: usize,
+    sql: fn(usize) -> String,
+) -> Result<Vec<i64>> {
+    let sessions: Vec<Session> = (0..count).map(|_| conninfo.connect()).collect::<Result<_>>()?;
+    race_of(sessions, sql)
+}
+
+/// The same with sessions that are there already.
+pub fn race_of(sessions: Vec<Session>, sql: fn(usize) -> String) -> Result<Vec<i64>> {
+    let barrier = Arc::new(Barrier::new(sessions.len()));
+    let threads: Vec<_> = sessions
+        .into_iter()
+        .enumerate()
+        .map(|(n, mut session)| {
+            let barrier = barrier.clone();
+            std::thread::spawn(move || {
+                barrier.wait();
+                session.one::<i64>(&sql(n), &[])
+            })
+        })
+        .collect();
+    let mut answers = Vec::new();
+    for thread in threads {
+        answers.push(thread.join().expect("no panic")?);
+    }
+    answers.sort_unstable();
+    Ok(answers)
+}
+
+#[lab_test]
+fn racing_sessions_jump_once(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let seen: i64 = db.connect()?.one("SELECT lease_acquire('job')", &[])?;
+    for _ in 0..3 {
+        let copy = db.copy()?;
+        let tokens = race(&copy.conninfo(), 24, |n| format!("SELECT lease_acquire('racer {n}')"))?;
+        let jumped = jumps(&mut copy.connect()?)?;
+        ensure!(jumped == 1, "{jumped} jumps");
+        let first = floor(&mut copy.connect()?)? + 1;
+        ensure!(tokens[0] > seen && tokens[0] == first, "{tokens:?}");
+        ensure!(tokens.windows(2).all(|pair| pair[1] == pair[0] + 1), "{tokens:?}");
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn racing_jumps_by_hand_are_all_different(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let targets = race(&db.conninfo(), 12, |_| "SELECT fence_new_epoch()".to_owned())?;
+    ensure!(targets.windows(2).all(|pair| pair[1] >= pair[0] + STRIDE), "{targets:?}");
+    let mut session = db.connect()?;
+    ensure!(jumps(&mut session)? == 12);
+    let last = targets.last().copied().unwrap_or_default();
+    ensure!(session.one::<i64>("SELECT lease_acquire('job')", &[])? == last + 1);
+    Ok(())
+}
+
+#[lab_test]
+fn an_open_transaction_holds_no_jump_up(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    db.connect()?.run("SELECT lease_acquire('job')")?;
+    let copy = db.copy()?;
+    let conninfo = copy.conninfo().set("statement_timeout", "10s");
+    // The one that jumps stays open; so do one that writes and one that has a snapshot.
+    let mut jumper = conninfo.connect()?;
+    let mut reader = conninfo.connect()?;
+    reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT * FROM fence.leases")?;
+    jumper.run("BEGIN ISOLATION LEVEL SERIALIZABLE; CREATE TABLE t (n int)")?;
+    let first: i64 = jumper.one("SELECT lease_acquire('first')", &[])?;
+    let second: i64 = conninfo.connect()?.one("SELECT lease_acquire('second')", &[])?;
+    ensure!(second == first + 1, "{first}, {second}");
+    let by_hand: i64 = conninfo.connect()?.one("SELECT fence_new_epoch()", &[])?;
+    let third: i64 = jumper.one("SELECT lease_acquire('third')", &[])?;
+    ensure!(third == by_hand + 1, "{by_hand}, {third}");
+    let again: i64 = jumper.one("SELECT fence_new_epoch()", &[])?;
+    ensure!(conninfo.connect()?.one::<i64>("SELECT fence_new_epoch()", &[])? > again);
+    jumper.run("ROLLBACK")?;
+    ensure!(jumps(&mut reader)? == 4);
+    Ok(())
+}
+
+#[lab_test]
+fn a_jump_is_not_rolled_back(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let old: i64 = session.one("SELECT lease_acquire('job')", &[])?;
+    session.run("BEGIN; SAVEPOINT s")?;
+    let target: i64 = session.one("SELECT fence_new_epoch()", &[])?;
+    session.run("ROLLBACK TO s; ROLLBACK")?;
+    ensure!(session.one::<i64>("SELECT lease_acquire('next')", &[])? == target + 1);
+    ensure!(!session.one::<bool>("SELECT lease_check('job', $1)", &[&old])?);
+    ensure!(jumps(&mut session)? == 1);
+    Ok(())
+}
+
+#[lab_test]
+fn a_due_jump_is_seen_by_those_who_only_read(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let history = History::begin(&mut db.connect()?)?;
+    let copy = db.copy()?;
+    let conninfo = copy.conninfo();
+    let mut reader = conninfo.clone().set("default_transaction_read_only", "on").connect()?;
+    ensure!(
+        !reader.one::<bool>("SELECT lease_check('order:7', $1)", &[&history.token])?,
+        "it speaks"
+    );
+    ensure!(jumps(&mut reader)? == 0);
+    // Losing needs no token, so no jump either.
+    let mut session = conninfo.connect()?;
+    ensure!(session.one::<Option<i64>>("SELECT lease_acquire('order:7')", &[])?.is_none());
+    ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == history.seen);
+    Ok(())
+}
+
+#[lab_test]
+fn rows_ahead_of_the_sequence_are_outrun_by_hand(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint);
+         INSERT INTO orders VALUES (7, 0);
+         SELECT fence_protect('orders')",
+    )?;
+    let first: i64 = session.one("SELECT lease_acquire('order:7')", &[])?;
+    // The row comes from a database whose clock is ahead.
+    let seen = first + STRIDE / 2;
+    session.run(&format!(
+        "SELECT fence_unprotect('orders'); UPDATE orders SET fence = {seen}; SELECT fence_protect('orders')"
+    ))?;
+    session.refused(&format!("UPDATE orders SET fence = {first}"), "PF001")?;
+    let ahead = "SELECT count(*) FROM fence_audit('orders') WHERE remedy LIKE '%fence_new_epoch%'";
+    ensure!(session.one::<i64>(ahead, &[])? > 0, "the audit does not say so");
+    session.run("SELECT fence_new_epoch()")?;
+    let renewed: i64 = session.one("SELECT lease_renew('order:7', $1)", &[&first])?;
+    ensure!(renewed > seen);
+    session.run(&format!("UPDATE orders SET total = 1, fence = {renewed}"))
+}
+
+#[lab_test]
+fn the_status_tells_who_and_where_the_database_is(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let status =
+        "SELECT last_token, jumps, in_recovery, library_version, sql_version FROM fence_status()";
+    let fresh = session.rows(status)?;
+    let version = pg_test::extension::VERSION;
+    let created = floor(&mut session)?.to_string();
+    let expected = [&created, "0", "f", version, version].map(|text| Some(text.to_owned()));
+    ensure!(fresh == [expected], "{fresh:?}");
+    let token: i64 = session.one("SELECT lease_acquire('job')", &[])?;
+    ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == token);
+    ensure!(session.one::<bool>(
+        "SELECT s.system_identifier = c.system_identifier AND s.timeline = p.timeline_id
+           FROM fence_status() s, pg_control_system() c, pg_control_checkpoint() p",
+        &[],
+    )?);
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! The lab itself: a server, the extension in it, and workers that can be frozen.
+
+use pg_test::process::wait_until;
+use pg_test::{ensure, lab_test, Background, Lab, Result, Shutdown};
+use std::time::Duration;
+
+#[lab_test]
+fn the_server_is_the_lab_s_own(lab: &Lab) -> Result<()> {
+    let mut session = lab.cluster().connect("postgres")?;
+    let data: String = session.one("SELECT current_setting('data_directory')", &[])?;
+    ensure!(data.starts_with(&*lab.rundir().path().to_string_lossy()), "{data}");
+    Ok(())
+}
+
+#[lab_test]
+fn the_extension_has_the_version_of_its_sources(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let version: String =
+        db.connect()?.one("SELECT extversion FROM pg_extension WHERE extname = 'pg_fence'", &[])?;
+    ensure!(version == pg_test::extension::VERSION, "{version}");
+    Ok(())
+}
+
+#[lab_test]
+fn an_error_has_all_its_fields(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let fault = db.connect()?.refused(
+        r#"DO $$BEGIN RAISE 'no' USING ERRCODE = 'PF001', DETAIL = '{"stored": 34}', HINT = 'h',
+           SCHEMA = 's', TABLE = 't', COLUMN = 'c'; END$$"#,
+        "PF001",
+    )?;
+    ensure!(fault.json()?["stored"] == 34, "{fault}");
+    let place = [&fault.schema, &fault.table, &fault.column];
+    ensure!(place.map(|field| field.as_deref()) == [Some("s"), Some("t"), Some("c")], "{place:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_session_is_seen_waiting(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let mut holder = db.connect()?;
+    holder.run("BEGIN; SELECT pg_advisory_xact_lock(1)")?;
+    let mut waiter = Background::connect(&db.conninfo())?;
+    waiter.send("SELECT pg_advisory_lock(1), 'mine'")?;
+    waiter.wait_until_blocked()?;
+    ensure!(waiter.blocked_by()? == [holder.pid()]);
+    holder.run("COMMIT")?;
+    ensure!(waiter.rows()?[0][1].as_deref() == Some("mine"));
+    waiter.send("SELECT pg_sleep(60)")?;
+    wait_until("it sleeps", Duration::from_secs(30), || {
+        waiter.waits_for().is_some_and(|(_, event)| event == "PgSleep")
+    })?;
+    waiter.cancel()?;
+    waiter.refused("57014")?;
+    Ok(())
+}
+
+#[lab_test]
+fn a_frozen_worker_goes_on_where_it_was(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    db.connect()?.run("CREATE TABLE t (n int)")?;
+    let mut worker = lab.worker("A", &db.conninfo())?;
+    worker.freeze()?;
+    worker.send("INSERT INTO t VALUES (1) RETURNING n")?;
+    ensure!(worker.outcome(Duration::from_millis(300)).is_err(), "a frozen worker answered");
+    worker.thaw()?;
+    let rows = worker.outcome(Duration::from_secs(10))??;
+    ensure!(rows == [[Some("1".to_owned())]], "{rows:?}");
+    worker.refused("SELECT 1/0", "22012")?;
+    worker.kill()?;
+    ensure!(worker.send("SELECT 1").is_err() || worker.outcome(Duration::from_secs(1)).is_err());
+    Ok(())
+}
+
+#[lab_test]
+fn a_killed_server_comes_back(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("CREATE TABLE t AS SELECT 1 AS n")?;
+    let frozen = cluster.freeze("walwriter")?;
+    ensure!(frozen.len() == 1);
+    session.run("SET synchronous_commit = off; INSERT INTO t VALUES (2)")?;
+    cluster.kill9()?;
+    cluster.start()?;
+    let count: i64 = cluster.connect("postgres")?.one("SELECT count(*) FROM t", &[])?;
+    ensure!(count == 1, "the commit was not on disk, and {count} rows came back");
+    cluster.stop(Shutdown::Immediate)?;
+    Ok(())
+}
+
+#[lab_test]
+fn a_standby_is_promoted(lab: &Lab) -> Result<()> {
+    let primary = lab.builder().start()?;
+    let standby = lab.builder().standby_of(&primary)?;
+    standby.start()?;
+    primary.connect("postgres")?.run("CREATE TABLE t (n int)")?;
+    standby.wait_replayed(&primary)?;
+    standby.connect("postgres")?.refused("INSERT INTO t VALUES (1)", "25006")?;
+    standby.promote()?;
+    standby.connect("postgres")?.run("INSERT INTO t VALUES (1)")
+}

@@ -1,0 +1,310 @@
+//! Leaving the line: cancelled, timed out, terminated, gone. The line goes on and nothing is left behind.
+
+use crate::support::concurrency::{
+    gets_nothing, nothing_is_left, still_wait, token_of, waiting, WAIT,
+};
+use pg_test::process::{is_alive, wait_until};
+use pg_test::{
+    ensure, lab_test, Background, Calls, Conninfo, Database, Fault, Lab, Result, Session,
+};
+use std::time::Duration;
+
+/// A lease that is held, and a line of three of which one leaves.
+struct Queue {
+    db: Database,
+    holder: Session,
+    token: i64,
+}
+
+impl Queue {
+    fn new(lab: &Lab) -> Result<Queue> {
+        let db = lab.database()?;
+        let mut holder = db.connect()?;
+        let token = holder.acquire("job", "1 h")?;
+        Ok(Queue { db, holder, token })
+    }
+
+    /// One waiter leaves, as the head of the line, from its middle and from its end; the others are served in
+    /// their order.
+    fn one_leaves(
+        &mut self,
+        conninfo: &Conninfo,
+        sql: &str,
+        leave: impl Fn(&mut Background) -> Result<()>,
+    ) -> Result<()> {
+        for place in 0..3 {
+            let before = (0..place).map(|_| waiting(&self.db, WAIT)).collect::<Result<Vec<_>>>()?;
+            let mut leaver = Background::connect(conninfo)?;
+            leaver.send(sql)?;
+            leaver.wait_until_blocked()?;
+            let after = (place..2).map(|_| waiting(&self.db, WAIT)).collect::<Result<Vec<_>>>()?;
+            let mut stay: Vec<Background> = before.into_iter().chain(after).collect();
+            let drawn = self.holder.last_token()?;
+            leave(&mut leaver)?;
+            still_wait(&mut stay)?;
+            ensure!(self.holder.last_token()? == drawn, "a token was drawn for who left");
+            for waiter in &mut stay {
+                self.holder.release("job", self.token)?.expect("held");
+                self.token = token_of(waiter)?;
+            }
+            nothing_is_left(&mut self.holder)?;
+        }
+        Ok(())
+    }
+}
+
+/// The session is neither in a failed transaction nor in one at all, and of use.
+fn goes_on(session: &mut Background) -> Result<()> {
+    session.run("SET statement_timeout = 0")?;
+    session.run("VACUUM fence.lease")?;
+    session.run("SELECT lease_acquire('job')")?;
+    session.run("BEGIN; SAVEPOINT s; RELEASE s; COMMIT").map(drop)
+}
+
+#[lab_test]
+fn a_cancelled_waiter_leaves_and_its_session_goes_on(lab: &Lab) -> Result<()> {
+    let mut queue = Queue::new(lab)?;
+    let conninfo = queue.db.conninfo();
+    queue.one_leaves(&conninfo, WAIT, |waiter| {
+        waiter.cancel()?;
+        waiter.refused("57014")?;
+        goes_on(waiter)
+    })
+}
+
+#[lab_test]
+fn statement_timeout_ends_a_wait(lab: &Lab) -> Result<()> {
+    let mut queue = Queue::new(lab)?;
+    let conninfo = queue.db.conninfo().set("statement_timeout", "1s");
+    queue.one_leaves(&conninfo, WAIT, |waiter| {
+        waiter.refused("57014")?;
+        goes_on(waiter)
+    })
+}
+
+#[lab_test]
+fn a_lock_timeout_shorter_than_the_wait_ends_it(lab: &Lab) -> Result<()> {
+    let mut queue = Queue::new(lab)?;
+    let conninfo = queue.db.conninfo().set("lock_timeout", "1s");
+    queue.one_leaves(&conninfo, WAIT, |waiter| {
+        waiter.refused("55P03")?;
+        let timeout = waiter.run("SHOW lock_timeout")?[0][0].clone();
+        ensure!(timeout.as_deref() == Some("1s"), "lock_timeout is {timeout:?} afterwards");
+        goes_on(waiter)
+    })
+}
+
+#[lab_test]
+fn a_lock_timeout_longer_than_the_wait_does_not_matter(lab: &Lab) -> Result<()> {
+    let mut queue = Queue::new(lab)?;
+    let conninfo = queue.db.conninfo().set("lock_timeout", "1h");
+    let sql = "SELECT lease_acquire('job', wait => '1 s')";
+    queue.one_leaves(&conninfo, sql, |waiter| {
+        gets_nothing(waiter)?;
+        let timeout = waiter.run("SHOW lock_timeout")?[0][0].clone();
+        ensure!(timeout.as_deref() == Some("1h"), "lock_timeout is {timeout:?} afterwards");
+        goes_on(waiter)
+    })
+}
+
+#[lab_test]
+fn a_wait_leaves_the_session_s_lock_timeout_as_it_was(lab: &Lab) -> Result<()> {
+    let mut queue = Queue::new(lab)?;
+    for (setting, shown) in [("0", "0"), ("5s", "5s"), ("1h", "1h")] {
+        // Granted, cancelled and elapsed, at the head and behind it.
+        for how in ["granted", "cancelled", "elapsed"] {
+            let mut head = waiting(&queue.db, WAIT)?;
+            let mut waiter =
+                Background::connect(&queue.db.conninfo().set("lock_timeout", setting))?;
+            let wait = if how == "elapsed" { "200 ms" } else { "10 min" };
+            waiter.send(&format!("SELECT lease_acquire('job', ttl => '1 h', wait => '{wait}')"))?;
+            waiter.wait_until_blocked()?;
+            match how {
+                "granted" => {
+                    queue.holder.release("job", queue.token)?.expect("held");
+                    let first = token_of(&mut head)?;
+                    queue.holder.release("job", first)?;
+                    queue.token = token_of(&mut waiter)?;
+                }
+                "cancelled" => {
+                    waiter.cancel()?;
+                    waiter.refused("57014")?;
+                }
+                _ => gets_nothing(&mut waiter)?,
+            }
+            let got = waiter.run("SHOW lock_timeout")?[0][0].clone();
+            ensure!(got.as_deref() == Some(shown), "{how}: lock_timeout {setting} became {got:?}");
+            // And it is what a lock is waited for with.
+            if setting == "5s" && how == "cancelled" {
+                let mut locker = queue.db.connect()?;
+                locker.run("BEGIN; SELECT pg_advisory_xact_lock(1)")?;
+                waiter.send("SELECT pg_advisory_lock(1)")?;
+                waiter.refused("55P03")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn an_error_while_waiting_is_undone_to_the_savepoint_and_no_further(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    holder.run("CREATE TABLE t (n int)")?;
+    holder.acquire("job", "1 h")?;
+    for place in ["head", "behind"] {
+        let _head = if place == "behind" { Some(waiting(&db, WAIT)?) } else { None };
+        let mut waiter = Background::connect(&db.conninfo())?;
+        waiter.run("BEGIN; INSERT INTO t VALUES (1); SAVEPOINT s; INSERT INTO t VALUES (2)")?;
+        waiter.send(WAIT)?;
+        waiter.wait_until_blocked()?;
+        waiter.cancel()?;
+        waiter.refused("57014")?;
+        waiter.send("SELECT 1")?;
+        waiter.refused("25P02")?;
+        waiter.run("ROLLBACK TO s; INSERT INTO t VALUES (3)")?;
+        // Several statements in one message are one transaction, too.
+        waiter.run("COMMIT")?;
+        waiter.send(&format!("INSERT INTO t VALUES (100); {WAIT}"))?;
+        waiter.wait_until_blocked()?;
+        waiter.cancel()?;
+        waiter.refused("57014")?;
+        waiter.run("INSERT INTO t VALUES (4)")?;
+        let rows = holder.rows("SELECT n FROM t ORDER BY n")?;
+        let rows: Vec<String> = rows.into_iter().filter_map(|row| row[0].clone()).collect();
+        ensure!(rows == ["1", "3", "4"], "{place}: {rows:?}");
+        holder.run("TRUNCATE t")?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn an_error_while_waiting_can_be_caught(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    holder.run(
+        "CREATE TABLE t (what text);
+         CREATE FUNCTION try() RETURNS text LANGUAGE plpgsql AS $$
+         DECLARE answer text := 'NULL';
+         BEGIN
+           INSERT INTO t VALUES ('before');
+           BEGIN
+             INSERT INTO t VALUES ('undone');
+             PERFORM lease_acquire('job', wait => '10 min');
+             answer := 'ended';
+           EXCEPTION WHEN query_canceled OR lock_not_available THEN
+             answer := SQLSTATE;
+           END;
+           INSERT INTO t VALUES ('after');
+           RETURN answer;
+         END $$",
+    )?;
+    holder.acquire("job", "1 h")?;
+    for place in ["head", "behind"] {
+        let _head = if place == "behind" { Some(waiting(&db, WAIT)?) } else { None };
+        for sqlstate in ["57014", "55P03"] {
+            let timeout = if sqlstate == "55P03" { "300ms" } else { "0" };
+            let mut waiter = Background::connect(&db.conninfo().set("lock_timeout", timeout))?;
+            waiter.send("SELECT try()")?;
+            if sqlstate == "57014" {
+                waiter.wait_until_blocked()?;
+                waiter.cancel()?;
+            }
+            let answer = waiter.rows()?[0][0].clone();
+            ensure!(answer.as_deref() == Some(sqlstate), "{place}: {answer:?}");
+            let kept = holder.text("SELECT string_agg(what, ' ' ORDER BY what) FROM t")?;
+            ensure!(kept.as_deref() == Some("after before"), "{place}, {sqlstate}: {kept:?}");
+            holder.run("TRUNCATE t")?;
+            goes_on(&mut waiter)?;
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_terminated_waiter_leaves(lab: &Lab) -> Result<()> {
+    let mut queue = Queue::new(lab)?;
+    let conninfo = queue.db.conninfo();
+    queue.one_leaves(&conninfo, WAIT, |waiter| {
+        waiter.terminate()?;
+        let outcome = waiter.outcome(Duration::from_secs(10))?;
+        ensure!(outcome.as_ref().is_err_and(Fault::is_disconnect), "{outcome:?}");
+        gone(waiter.pid())
+    })
+}
+
+fn gone(backend: i32) -> Result<()> {
+    wait_until("the backend is gone", Duration::from_secs(10), || !is_alive(backend))
+}
+
+#[lab_test]
+fn a_client_that_disconnects_leaves(lab: &Lab) -> Result<()> {
+    let mut queue = Queue::new(lab)?;
+    // The kernel tells the server of a connection that is closed; only the head is asked to look.
+    let mut worker = lab.worker("gone", &queue.db.conninfo())?;
+    worker.send(WAIT)?;
+    let mut probe = queue.db.connect()?;
+    let waits = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE pid = {} AND wait_event_type = 'Extension'",
+        worker.backend()
+    );
+    wait_until("it waits", Duration::from_secs(10), || probe.granted(&waits).unwrap_or(0) == 1)?;
+    let mut next = waiting(&queue.db, WAIT)?;
+    worker.kill()?;
+    gone(worker.backend())?;
+    still_wait([&mut next])?;
+    queue.holder.release("job", queue.token)?;
+    token_of(&mut next)?;
+    nothing_is_left(&mut queue.holder)
+}
+
+#[lab_test]
+fn a_killed_client_leaves_at_once_where_the_server_checks_its_connection(lab: &Lab) -> Result<()> {
+    let mut queue = Queue::new(lab)?;
+    let conninfo = queue.db.conninfo().set("client_connection_check_interval", "100ms");
+    let head = waiting(&queue.db, WAIT)?;
+    let mut worker = lab.worker("gone", &conninfo)?;
+    worker.send(WAIT)?;
+    blocked(&mut queue.holder, worker.backend())?;
+    worker.kill()?;
+    // Though it is not the head and nobody has released anything.
+    gone(worker.backend())?;
+    drop(head);
+    nothing_is_left(&mut queue.holder)
+}
+
+/// Waits until the backend waits for a lock.
+fn blocked(session: &mut Session, backend: i32) -> Result<()> {
+    let waits = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE pid = {backend} AND wait_event_type = 'Lock'"
+    );
+    wait_until("it waits", Duration::from_secs(10), || session.granted(&waits).unwrap_or(0) == 1)
+}
+
+#[lab_test]
+fn a_killed_client_is_granted_nothing(lab: &Lab) -> Result<()> {
+    let mut queue = Queue::new(lab)?;
+    let mut head = waiting(&queue.db, WAIT)?;
+    let mut dead = Vec::new();
+    for name in ["one", "two"] {
+        let mut worker = lab.worker(name, &queue.db.conninfo())?;
+        let call = format!("SELECT lease_acquire('job', '{name}', '1 h', '10 min')");
+        worker.send(&call)?;
+        blocked(&mut queue.holder, worker.backend())?;
+        dead.push(worker);
+    }
+    let mut last = waiting(&queue.db, WAIT)?;
+    for worker in &mut dead {
+        worker.kill()?;
+    }
+    queue.holder.release("job", queue.token)?;
+    let token = token_of(&mut head)?;
+    let closing = queue.holder.release("job", token)?.expect("held");
+    // The next token drawn is that of the last in line: nobody between was granted anything.
+    let next = token_of(&mut last)?;
+    ensure!(next == closing + 1, "{} tokens between", next - closing - 1);
+    for worker in &dead {
+        gone(worker.backend())?;
+    }
+    nothing_is_left(&mut queue.holder)
+}

@@ -1,0 +1,347 @@
+//! What wakes the head of a line.
+
+use crate::support::concurrency::{nothing_is_left, still_wait, token_of, waiting, WAIT};
+use pg_test::{bail, ensure, lab_test, Calls, Context, Database, Lab, Result, Session};
+use std::time::{Duration, Instant};
+
+/// The head looks by itself a second after it came; what comes sooner was woken.
+const PROMPT: Duration = Duration::from_millis(500);
+
+/// The sessions of a test: two for its script, one to clear up.
+struct Sessions {
+    db: Database,
+    a: Session,
+    b: Session,
+    c: Session,
+}
+
+impl Sessions {
+    fn new(lab: &Lab) -> Result<Sessions> {
+        let db = lab.database()?;
+        let (a, b, c) = (db.connect()?, db.connect()?, db.connect()?);
+        Ok(Sessions { db, a, b, c })
+    }
+
+    /// `before` puts a waiter into line and `end` serves it, promptly, at least in one of four rounds: the
+    /// machine may be busy. In each round the waiter is served.
+    fn wakes(
+        &mut self,
+        before: impl Fn(&mut Sessions) -> Result<i64>,
+        end: impl Fn(&mut Sessions, i64) -> Result<()>,
+    ) -> Result<()> {
+        let mut took = Vec::new();
+        while took.len() < 4 {
+            let token = before(self)?;
+            let mut waiter = waiting(&self.db, WAIT)?;
+            let start = Instant::now();
+            end(self, token)?;
+            let next = token_of(&mut waiter)?;
+            took.push(start.elapsed());
+            ensure!(next > token, "{next} after {token}");
+            self.c.release("job", next)?.expect("held");
+            if took.last().is_some_and(|took| *took < PROMPT) {
+                return nothing_is_left(&mut self.c);
+            }
+        }
+        bail!("not woken, but found out: {took:?}")
+    }
+}
+
+#[lab_test]
+fn a_release_wakes(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    sessions
+        .wakes(|s| s.a.acquire("job", "1 h"), |s, token| s.a.release("job", token).map(drop))?;
+    // In a transaction, at its end; by another session; as one of several; in a savepoint.
+    sessions.wakes(
+        |s| {
+            let token = s.a.acquire("job", "1 h")?;
+            s.a.run(&format!("BEGIN; SELECT lease_release('job', {token})"))?;
+            Ok(token)
+        },
+        |s, _| s.a.run("COMMIT"),
+    )?;
+    sessions.wakes(
+        |s| s.a.granted("SELECT lease_acquire_all('{x, job, y}', ttl => '1 h')"),
+        |s, token| s.b.run(&format!("SELECT lease_release_all('{{y, job, x}}', {token})")),
+    )?;
+    sessions.wakes(
+        |s| {
+            let token = s.a.acquire("job", "1 h")?;
+            s.a.run("BEGIN; SAVEPOINT s")?;
+            s.a.run(&format!("SELECT lease_release('job', {token}); RELEASE s"))?;
+            Ok(token)
+        },
+        |s, _| s.a.run("COMMIT"),
+    )
+}
+
+#[lab_test]
+fn a_revocation_wakes(lab: &Lab) -> Result<()> {
+    Sessions::new(lab)?
+        .wakes(|s| s.a.acquire("job", "1 h"), |s, _| s.b.run("SELECT lease_revoke('job')"))
+}
+
+#[lab_test]
+fn the_end_of_a_grant_that_was_never_committed_wakes(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    sessions.wakes(
+        |s| {
+            s.a.run("BEGIN")?;
+            s.a.acquire("job", "1 h")
+        },
+        |s, _| s.a.run("ROLLBACK"),
+    )?;
+    sessions.wakes(
+        |s| {
+            s.a.run("BEGIN; SAVEPOINT s")?;
+            s.a.acquire("job", "1 h")
+        },
+        |s, _| s.a.run("ROLLBACK TO s"),
+    )?;
+    sessions.a.run("COMMIT")?;
+    sessions.wakes(
+        |s| {
+            s.a.run("BEGIN; SAVEPOINT s; SAVEPOINT t")?;
+            let token = s.a.granted("SELECT lease_acquire_all('{a, job}', ttl => '1 h')")?;
+            s.a.run("RELEASE t")?;
+            Ok(token)
+        },
+        |s, _| s.a.refused("SELECT 1/0", "22012").and_then(|_| s.a.run("ROLLBACK")),
+    )?;
+    sessions.wakes(
+        |s| {
+            s.a.run("BEGIN; SAVEPOINT s")?;
+            s.a.granted("SELECT lease_acquire('job', shared => true, ttl => '1 h')")
+        },
+        |s, _| s.a.run("ROLLBACK TO s; ROLLBACK"),
+    )
+}
+
+#[lab_test]
+fn a_rolled_back_release_lets_them_wait(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    let token = sessions.a.acquire("job", "1 h")?;
+    let mut line = [waiting(&sessions.db, WAIT)?, waiting(&sessions.db, WAIT)?];
+    for end in ["lease_release('job', $)", "lease_revoke('job')", "lease_release_all('{job}', $)"] {
+        let end = end.replace('$', &token.to_string());
+        sessions.a.run(&format!("BEGIN; SELECT {end}; ROLLBACK"))?;
+        sessions.a.run(&format!("BEGIN; SAVEPOINT s; SELECT {end}; ROLLBACK TO s; COMMIT"))?;
+    }
+    ensure!(sessions.a.speaks("job", token)?);
+    // Long enough for the head to have looked.
+    std::thread::sleep(Duration::from_millis(1200));
+    still_wait(&mut line)?;
+    sessions.a.release("job", token)?.expect("held");
+    token_of(&mut line[0])?;
+    Ok(())
+}
+
+#[lab_test]
+fn the_end_of_a_guarded_transaction_wakes(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    let guarded = |s: &mut Sessions| {
+        let token = s.a.acquire("job", "1 h")?;
+        s.a.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
+        s.b.granted("SELECT lease_revoke('job')")?;
+        Ok(token)
+    };
+    sessions.wakes(guarded, |s, _| s.a.run("COMMIT"))?;
+    sessions.wakes(guarded, |s, _| s.a.run("ROLLBACK"))?;
+    sessions.wakes(guarded, |s, _| {
+        s.a.refused("SELECT 1/0", "22012")?;
+        s.a.run("ROLLBACK")
+    })?;
+    // The guard goes with its savepoint.
+    sessions.wakes(
+        |s| {
+            let token = s.a.acquire("job", "1 h")?;
+            s.a.run("BEGIN; SAVEPOINT s")?;
+            s.a.run(&format!("SELECT lease_guard('job', {token})"))?;
+            s.b.granted(&format!("SELECT lease_renew('job', {token}, '1 us')"))?;
+            s.b.wait_expired("job")?;
+            Ok(token)
+        },
+        |s, _| s.a.run("ROLLBACK TO s"),
+    )?;
+    sessions.a.run("COMMIT")
+}
+
+#[lab_test]
+fn the_end_of_a_transaction_guarded_by_a_bound_fence_wakes(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    sessions.a.run("CREATE TABLE t (n int)")?;
+    sessions.a.run("SELECT fence_protect('t', lease => 'job')")?;
+    for end in ["COMMIT", "ROLLBACK"] {
+        sessions.wakes(
+            |s| {
+                let token = s.a.acquire("job", "1 h")?;
+                s.a.run(&format!("BEGIN; INSERT INTO t (n, fence) VALUES (1, {token})"))?;
+                s.b.granted(&format!("SELECT lease_release('job', {token})"))?;
+                Ok(token)
+            },
+            |s, _| s.a.run(end),
+        )?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn the_death_of_a_session_wakes(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    // One that has acquired, one that guards, one that has released, in open transactions.
+    for sql in ["", "lease_guard", "lease_release"] {
+        sessions.wakes(
+            |s| {
+                s.a = s.db.connect()?;
+                if sql.is_empty() {
+                    s.a.run("BEGIN")?;
+                    return s.a.acquire("job", "1 h");
+                }
+                let token = s.a.acquire("job", "1 h")?;
+                s.a.run(&format!("BEGIN; SELECT {sql}('job', {token})"))?;
+                // The release is undone, so the lease must come to an end by itself.
+                if sql == "lease_guard" {
+                    s.b.granted("SELECT lease_revoke('job')")?;
+                }
+                Ok(token)
+            },
+            |s, token| {
+                let pid = s.a.pid();
+                s.b.run(&format!("SELECT pg_terminate_backend({pid})"))?;
+                if sql == "lease_release" {
+                    ensure!(s.b.release("job", token)?.is_some(), "the dead one's release held");
+                }
+                s.a = s.db.connect()?;
+                Ok(())
+            },
+        )?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn expiry_wakes(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    let mut late = Vec::new();
+    for more in ["", ", shared => true", ", slots => 1"] {
+        sessions.a.granted(&format!("SELECT lease_acquire('job', ttl => '1300 ms'{more})"))?;
+        let ends = sessions.a.text("SELECT expires_at FROM lease_info('job')")?.expect("held");
+        let mut waiter = waiting(&sessions.db, WAIT)?;
+        let next = token_of(&mut waiter)?;
+        let after = sessions.a.text(&format!(
+            "SELECT (extract(epoch FROM acquired_at - '{ends}') * 1000)::bigint \
+             FROM lease_info('job') WHERE token = {next}"
+        ))?;
+        late.push(after.expect("held").parse::<i64>()?);
+        sessions.a.release("job", next)?;
+    }
+    // Its look is due then, not at the next full second.
+    ensure!(late.iter().all(|&ms| ms >= 0), "granted so many ms before the end: {late:?}");
+    ensure!(late.iter().any(|&ms| ms < 400), "so many ms late: {late:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_grant_committed_while_they_wait_is_waited_out(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    sessions.a.run("BEGIN")?;
+    sessions.a.acquire("job", "3 s")?;
+    let mut line = [waiting(&sessions.db, WAIT)?, waiting(&sessions.db, WAIT)?];
+    sessions.a.run("COMMIT")?;
+    let ends = sessions.a.text("SELECT expires_at FROM lease_info('job')")?.expect("held");
+    still_wait(&mut line)?;
+    let [head, second] = &mut line;
+    let token = token_of(head)?;
+    let in_time = format!("SELECT acquired_at >= '{ends}' FROM lease_info('job')");
+    ensure!(sessions.a.truth(&in_time)?, "granted before the predecessor's end");
+    still_wait([&mut *second])?;
+    sessions.a.release("job", token)?.expect("held");
+    token_of(second)?;
+    Ok(())
+}
+
+#[lab_test]
+fn a_renewed_lease_is_waited_for_on(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    let mut token = sessions.a.acquire("job", "1500 ms")?;
+    let mut line = [waiting(&sessions.db, WAIT)?, waiting(&sessions.db, WAIT)?];
+    let first_end = sessions.a.text("SELECT expires_at FROM lease_info('job')")?.expect("held");
+    token = sessions.a.renew("job", token)?.expect("in time");
+    token = sessions.a.granted(&format!("SELECT lease_renew('job', {token}, '1 h')"))?;
+    let passed = format!("SELECT clock_timestamp() > '{first_end}'::timestamptz + '700 ms'");
+    while !sessions.a.truth(&passed)? {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    still_wait(&mut line)?;
+    ensure!(sessions.a.speaks("job", token)?);
+    sessions.a.release("job", token)?.expect("held");
+    token_of(&mut line[0])?;
+    still_wait(&mut line[1..])
+}
+
+#[lab_test]
+fn a_renewal_to_a_sooner_end_wakes(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    for call in ["lease_renew('job', $, '1 ms')", "lease_renew_all('{job}', $, '1 ms')"] {
+        sessions
+            .wakes(
+                |s| s.a.acquire("job", "1 h"),
+                |s, token| s.a.run(&format!("SELECT {}", call.replace('$', &token.to_string()))),
+            )
+            .context(call)?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_prepared_grant_is_waited_out_and_its_end_noticed(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    let gid = format!("{}_line", sessions.db.name());
+    for (end, by) in [("COMMIT", "COMMIT"), ("ROLLBACK", "ROLLBACK")] {
+        sessions.a.run("BEGIN")?;
+        let token = sessions.a.acquire("job", "1 h")?;
+        sessions.a.run(&format!("PREPARE TRANSACTION '{gid}'"))?;
+        let mut line = [waiting(&sessions.db, WAIT)?, waiting(&sessions.db, WAIT)?];
+        still_wait(&mut line)?;
+        sessions.b.run(&format!("{by} PREPARED '{gid}'"))?;
+        if end == "COMMIT" {
+            still_wait(&mut line)?;
+            sessions.a.release("job", token)?.expect("held");
+        }
+        let next = token_of(&mut line[0])?;
+        still_wait(&mut line[1..])?;
+        sessions.a.release("job", next)?.expect("held");
+        let next = token_of(&mut line[1])?;
+        sessions.a.release("job", next)?.expect("held");
+    }
+    // A prepared release.
+    let token = sessions.a.acquire("job", "1 h")?;
+    sessions.a.run(&format!("BEGIN; SELECT lease_release('job', {token})"))?;
+    sessions.a.run(&format!("PREPARE TRANSACTION '{gid}'"))?;
+    let mut waiter = waiting(&sessions.db, WAIT)?;
+    sessions.b.run(&format!("COMMIT PREPARED '{gid}'"))?;
+    token_of(&mut waiter)?;
+    Ok(())
+}
+
+#[lab_test]
+fn a_prepared_guard_is_waited_out_and_its_end_noticed(lab: &Lab) -> Result<()> {
+    let mut sessions = Sessions::new(lab)?;
+    let gid = format!("{}_line", sessions.db.name());
+    for end in ["COMMIT", "ROLLBACK"] {
+        let token = sessions.a.acquire("job", "1 h")?;
+        sessions.a.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
+        sessions.a.run(&format!("PREPARE TRANSACTION '{gid}'"))?;
+        // A lock of the prepared transaction, so not even the session that made it takes over.
+        sessions.a.granted("SELECT lease_revoke('job')")?;
+        ensure!(sessions.a.is_taken("job")?, "taken over from under a prepared guard");
+        let mut waiter = waiting(&sessions.db, WAIT)?;
+        std::thread::sleep(Duration::from_millis(1200));
+        still_wait([&mut waiter])?;
+        sessions.b.run(&format!("{end} PREPARED '{gid}'"))?;
+        let next = token_of(&mut waiter)?;
+        sessions.a.release("job", next)?.expect("held");
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! Release and revocation: the closing token, in its transaction and after it.
+
+use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
+
+#[lab_test]
+fn a_closing_token_is_greater_than_all_of_the_grant_s(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let first = session.acquire("job", "1 h")?;
+    let renewed = session.renew("job", first)?.expect("held");
+    let closing = session.release("job", first)?.expect("held");
+    ensure!(closing > renewed);
+    let again = session.acquire("job", "1 h")?;
+    ensure!(again > closing);
+    let revoked = session.granted("SELECT lease_revoke('job')")?;
+    ensure!(revoked > again);
+    Ok(())
+}
+
+#[lab_test]
+fn a_closing_token_speaks_until_its_transaction_ends(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut holder, mut other) = (db.connect()?, db.connect()?);
+    let token = holder.acquire("job", "1 h")?;
+    holder.run("BEGIN")?;
+    let closing = holder.release("job", token)?.expect("held");
+    ensure!(holder.speaks("job", closing)?, "it does not speak in its transaction");
+    ensure!(!holder.speaks("job", token)?, "the grant has ended");
+    ensure!(!other.speaks("job", closing)?, "it speaks in another transaction");
+    ensure!(other.is_taken("job")?, "had while the last write may be under way");
+    holder.run("SAVEPOINT s; RELEASE s")?;
+    ensure!(holder.speaks("job", closing)?);
+    holder.run("COMMIT")?;
+    ensure!(!holder.speaks("job", closing)?, "it speaks after its transaction");
+    ensure!(holder.release("job", closing)?.is_none());
+    ensure!(holder.release("job", token)?.is_none());
+    ensure!(holder.renew("job", closing)?.is_none());
+    ensure!(!other.is_taken("job")?);
+    // A transaction of one statement is over with it.
+    let token = holder.acquire("job", "1 h")?;
+    let closing = holder.release("job", token)?.expect("held");
+    ensure!(!holder.speaks("job", closing)?);
+    Ok(())
+}
+
+#[lab_test]
+fn releasing_again_in_the_transaction_returns_the_same_token(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let first = session.acquire("job", "1 h")?;
+    let renewed = session.renew("job", first)?.expect("held");
+    session.run("BEGIN")?;
+    let closing = session.release("job", renewed)?;
+    ensure!(closing.is_some());
+    for token in [renewed, first, closing.unwrap_or_default()] {
+        ensure!(session.release("job", token)? == closing, "by {token}");
+    }
+    session.run("SAVEPOINT s")?;
+    ensure!(session.release("job", first)? == closing, "in a savepoint");
+    session.run("ROLLBACK TO s")?;
+    ensure!(session.release("job", first)? == closing, "behind a savepoint");
+    ensure!(Some(session.last_token()?) == closing, "tokens were drawn");
+    ensure!(session.release("job", first + 1_000)?.is_none(), "by a token of nobody's");
+    session.run("COMMIT")
+}
+
+#[lab_test]
+fn a_closing_token_outlives_the_deadline_in_its_transaction(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut holder, mut other) = (db.connect()?, db.connect()?);
+    let token = holder.acquire("job", "2 s")?;
+    holder.run("BEGIN")?;
+    let closing = holder.release("job", token)?.expect("held");
+    other.wait_expired("job")?;
+    ensure!(holder.speaks("job", closing)? && holder.release("job", token)? == Some(closing));
+    ensure!(other.is_taken("job")?);
+    holder.run("COMMIT")?;
+    ensure!(!other.is_taken("job")?);
+    Ok(())
+}
+
+#[lab_test]
+fn a_release_that_is_rolled_back_leaves_the_lease_held(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut holder, mut other) = (db.connect()?, db.connect()?);
+    let token = holder.acquire("job", "1 h")?;
+    holder.run("BEGIN")?;
+    let closing = holder.release("job", token)?.expect("held");
+    holder.run("ROLLBACK")?;
+    ensure!(holder.speaks("job", token)? && !holder.speaks("job", closing)?);
+    ensure!(other.is_taken("job")?);
+    ensure!(holder.release("job", token)?.expect("held") > closing);
+    Ok(())
+}
+
+#[lab_test]
+fn a_release_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut holder, mut other) = (db.connect()?, db.connect()?);
+    let token = holder.acquire("job", "1 h")?;
+    holder.run("BEGIN; SAVEPOINT s")?;
+    let closing = holder.release("job", token)?.expect("held");
+    ensure!(holder.speaks("job", closing)?);
+    holder.run("ROLLBACK TO s")?;
+    ensure!(!holder.speaks("job", closing)? && holder.speaks("job", token)?);
+    let renewed = holder.renew("job", token)?.expect("held again");
+    ensure!(renewed > closing);
+    let second = holder.release("job", renewed)?.expect("held again");
+    ensure!(second > renewed, "another release, another token");
+    holder.run("COMMIT")?;
+    ensure!(!other.is_taken("job")?);
+    Ok(())
+}
+
+#[lab_test]
+fn a_lease_acquired_anew_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut holder, mut other) = (db.connect()?, db.connect()?);
+    let token = holder.acquire("job", "1 h")?;
+    holder.run("BEGIN")?;
+    let closing = holder.release("job", token)?.expect("held");
+    holder.run("SAVEPOINT s")?;
+    let again = holder.acquire("job", "1 h")?;
+    ensure!(again > closing && holder.speaks("job", again)?);
+    ensure!(!holder.speaks("job", token)? && holder.renew("job", token)?.is_none());
+    holder.run("ROLLBACK TO s")?;
+    ensure!(!holder.speaks("job", again)? && holder.speaks("job", closing)?);
+    ensure!(holder.release("job", token)? == Some(closing));
+    ensure!(other.is_taken("job")?);
+    holder.run("ROLLBACK")?;
+    ensure!(holder.speaks("job", token)? && other.is_taken("job")?);
+    Ok(())
+}
+
+#[lab_test]
+fn one_statement_is_the_last_write_and_the_release(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text, fence bigint);
+         INSERT INTO orders VALUES (7, 'new');
+         SELECT fence_protect('orders')",
+    )?;
+    let token = session.acquire("order:7", "1 h")?;
+    let write = format!(
+        "UPDATE orders SET state = 'paid', fence = lease_release('order:7', {token})
+          WHERE id = 7 RETURNING fence"
+    );
+    let closing = session.granted(&write)?;
+    ensure!(closing > token && !session.is_taken("order:7")?);
+    session.refused(&write, "PF002")?;
+    Ok(())
+}
+
+#[lab_test]
+fn a_release_for_many_rows_draws_one_token(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run("CREATE TABLE t (id int, fence bigint); INSERT INTO t VALUES (1), (2), (3)")?;
+    let token = session.acquire("job", "1 h")?;
+    session.run(&format!("UPDATE t SET fence = lease_release('job', {token})"))?;
+    let fences = session.rows("SELECT DISTINCT fence FROM t")?;
+    ensure!(fences == [[Some((token + 1).to_string())]], "{fences:?}");
+    ensure!(session.last_token()? == token + 1);
+    Ok(())
+}
+
+#[lab_test]
+fn a_release_that_is_evaluated_twice_draws_one_token(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut other, mut looker) = (db.connect()?, db.connect()?);
+    other.run("CREATE TABLE t (id int, n int, fence bigint); INSERT INTO t VALUES (7, 0)")?;
+    let token = other.acquire("job", "1 h")?;
+    // The row is locked, so the update evaluates its values, waits, and evaluates them again.
+    other.run("BEGIN; UPDATE t SET n = n + 1")?;
+    let mut holder = Background::connect(&db.conninfo())?;
+    holder
+        .send(&format!("UPDATE t SET fence = lease_release('job', {token}) RETURNING n, fence"))?;
+    holder.wait_until_blocked()?;
+    ensure!(looker.last_token()? == token + 1, "it was not evaluated before the wait");
+    other.run("COMMIT")?;
+    let rows = holder.rows()?;
+    ensure!(rows == [[Some("1".to_owned()), Some((token + 1).to_string())]], "{rows:?}");
+    ensure!(looker.last_token()? == token + 1, "the second evaluation drew a token");
+    ensure!(!looker.is_taken("job")?);
+    Ok(())
+}
+
+#[lab_test]
+fn a_released_lease_is_not_renewed(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let token = session.acquire("job", "1 h")?;
+    session.run("BEGIN")?;
+    let closing = session.release("job", token)?.expect("held");
+    ensure!(session.renew("job", token)?.is_none(), "re-armed in the transaction");
+    ensure!(session.renew("job", closing)?.is_none(), "re-armed by the closing token");
+    session.run("COMMIT")?;
+    ensure!(session.renew("job", token)?.is_none(), "re-armed");
+    let state = session.text("SELECT state FROM lease_info('job')")?;
+    ensure!(state.as_deref() == Some("free"), "{state:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_revocation_ends_a_grant_whoever_has_it(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut admin, mut other) = (db.connect()?, db.connect()?);
+    let role = db.role("worker")?;
+    admin.run(&format!("SELECT fence_grant('{role}')"))?;
+    let mut holder = db.connect_as(&role)?;
+    let first = holder.acquire("job", "1 h")?;
+    let renewed = holder.renew("job", first)?.expect("held");
+    let closing = admin.granted("SELECT lease_revoke('job')")?;
+    ensure!(closing > renewed);
+    for token in [first, renewed, closing] {
+        ensure!(!holder.speaks("job", token)? && holder.renew("job", token)?.is_none());
+        ensure!(holder.release("job", token)?.is_none());
+    }
+    let next = other.acquire("job", "1 h")?;
+    ensure!(next > closing);
+    // Rolled back, it never was.
+    admin.run("BEGIN")?;
+    admin.granted("SELECT lease_revoke('job')")?;
+    ensure!(!admin.speaks("job", next)? && holder.speaks("job", next)?);
+    admin.run("ROLLBACK")?;
+    ensure!(admin.speaks("job", next)? && other.renew("job", next)?.is_some());
+    Ok(())
+}
+
+#[lab_test]
+fn a_revocation_of_nothing_returns_null(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.nothing("SELECT lease_revoke('nobody')")?;
+    session.acquire_expired("expired")?;
+    session.nothing("SELECT lease_revoke('expired')")?;
+    let token = session.acquire("free", "1 h")?;
+    session.release("free", token)?;
+    session.nothing("SELECT lease_revoke('free')")?;
+    session.acquire("twice", "1 h")?;
+    session.granted("SELECT lease_revoke('twice')")?;
+    session.nothing("SELECT lease_revoke('twice')")
+}

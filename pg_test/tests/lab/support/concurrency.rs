@@ -1,0 +1,108 @@
+//! Several sessions at once: in line one behind the other, or all at the same instant.
+
+use pg_test::process::wait_until;
+use pg_test::{ensure, Background, Database, Fault, Result, Rows, Session};
+use std::str::FromStr;
+use std::sync::Barrier;
+use std::time::Duration;
+
+/// How many rounds: as many as `PG_FENCE_RACE_ROUNDS` says, or else so `few` that they are no burden every day.
+pub fn rounds<N: FromStr>(few: N) -> N {
+    let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
+    asked.and_then(|text| text.parse().ok()).unwrap_or(few)
+}
+
+/// A call that waits in line for `job`, for ten minutes at most.
+pub const WAIT: &str = "SELECT lease_acquire('job', ttl => '1 h', wait => '10 min')";
+
+/// A session that runs this statement and has begun to wait.
+pub fn waiting(db: &Database, sql: &str) -> Result<Background> {
+    let mut session = Background::connect(&db.conninfo())?;
+    session.send(sql)?;
+    session.wait_until_blocked()?;
+    Ok(session)
+}
+
+/// The token that a waiting session gets within ten seconds.
+pub fn token_of(session: &mut Background) -> Result<i64> {
+    let rows = session.rows()?;
+    let text = rows.last().and_then(|row| row[0].clone());
+    ensure!(text.is_some(), "NULL, not a token: {rows:?}");
+    Ok(text.unwrap_or_default().parse()?)
+}
+
+/// The session gets NULL.
+pub fn gets_nothing(session: &mut Background) -> Result<()> {
+    let rows = session.rows()?;
+    ensure!(rows.last().is_some_and(|row| row[0].is_none()), "{rows:?}, not NULL");
+    Ok(())
+}
+
+/// None of these has been served.
+pub fn still_wait<'a>(sessions: impl IntoIterator<Item = &'a mut Background>) -> Result<()> {
+    for (i, session) in sessions.into_iter().enumerate() {
+        ensure!(!session.is_finished(), "number {i} of those who wait was served: {:?}", {
+            session.outcome(Duration::ZERO)
+        });
+    }
+    Ok(())
+}
+
+/// Waits until the extension has no lock left in the session's database.
+pub fn nothing_is_left(session: &mut Session) -> Result<()> {
+    let sql = "SELECT l.pid, l.mode, l.granted, l.objsubid FROM pg_locks l \
+               JOIN pg_database d ON d.oid = l.database \
+               WHERE d.datname = current_database() AND l.locktype = 'advisory'";
+    let mut rows = Rows::new();
+    wait_until("no lock is left", Duration::from_secs(10), || {
+        rows = session.rows(sql).unwrap_or_default();
+        rows.is_empty()
+    })
+    .map_err(|error| error.context(format!("{rows:?}")))
+}
+
+/// How often a process has gone to sleep, and so was woken up (voluntary context switches).
+pub fn sleeps(pid: i32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
+    Ok(line.unwrap_or_default().trim().parse()?)
+}
+
+/// So many sessions, connected.
+pub fn sessions(db: &Database, count: usize) -> Result<Vec<Session>> {
+    (0..count).map(|_| db.connect()).collect()
+}
+
+/// Has every session run its statement at the same instant; the outcomes in order.
+pub fn at_once(
+    sessions: &mut [Session],
+    sql: impl Fn(usize) -> String,
+) -> Vec<std::result::Result<Rows, Fault>> {
+    let start = Barrier::new(sessions.len());
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = sessions
+            .iter_mut()
+            .enumerate()
+            .map(|(i, session)| {
+                let (sql, start) = (sql(i), &start);
+                scope.spawn(move || {
+                    start.wait();
+                    session.try_rows(&sql)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
+    })
+}
+
+/// The tokens in these outcomes, none of which may be an error.
+pub fn tokens(outcomes: Vec<std::result::Result<Rows, Fault>>) -> Result<Vec<Option<i64>>> {
+    outcomes
+        .into_iter()
+        .map(|outcome| {
+            let rows = outcome?;
+            let text = rows.last().and_then(|row| row[0].clone());
+            Ok(text.map(|text| text.parse()).transpose()?)
+        })
+        .collect()
+}

@@ -1,0 +1,134 @@
+//! A database with the extension in it, and short words for what the tests of the fence do there.
+
+use pg_test::{bail, ensure, Context, Database, Fault, Lab, Result, Session};
+use std::ops::{Deref, DerefMut};
+
+/// A table that most tests write to: one row, `id` 1.
+pub const ORDERS: &str =
+    "CREATE TABLE orders (id int PRIMARY KEY, v int NOT NULL DEFAULT 0, fence bigint); \
+     INSERT INTO orders VALUES (1);";
+
+/// What has become of that row.
+pub const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
+
+/// A database and a superuser's session in it.
+pub struct TestDatabase {
+    session: Session,
+    database: Database,
+    drawn: u32,
+}
+
+impl TestDatabase {
+    /// A database with the extension and nothing else.
+    pub fn new(lab: &Lab) -> Result<TestDatabase> {
+        let database = lab.database()?;
+        Ok(TestDatabase { session: database.connect()?, database, drawn: 0 })
+    }
+
+    /// With the table `orders`, fenced by a call of `fence_protect` with these further arguments.
+    pub fn orders(lab: &Lab, arguments: &str) -> Result<TestDatabase> {
+        let mut db = TestDatabase::new(lab)?;
+        db.run(ORDERS)?;
+        db.protect(arguments)?;
+        Ok(db)
+    }
+
+    /// Fences `orders`, anew if it was.
+    pub fn protect(&mut self, arguments: &str) -> Result<()> {
+        let comma = if arguments.is_empty() { "" } else { ", " };
+        self.run(&format!("SELECT fence_protect('orders'{comma}{arguments})"))
+    }
+
+    pub fn database(&self) -> &Database {
+        &self.database
+    }
+
+    pub fn another(&self) -> Result<Session> {
+        self.database.connect()
+    }
+
+    /// Acquires a lease, which must be free, for an hour.
+    pub fn grant(&mut self, name: &str) -> Result<i64> {
+        self.one("SELECT lease_acquire($1, 'test', '1 h')", &[&name])
+    }
+
+    /// Ends whatever grant there is and acquires the lease.
+    pub fn take_over(&mut self, name: &str) -> Result<i64> {
+        let closing: Option<i64> = self.one("SELECT lease_revoke($1)", &[&name])?;
+        closing.context("there was nothing to take over")?;
+        self.grant(name)
+    }
+
+    /// A token of a lease that matters to no table.
+    pub fn token(&mut self) -> Result<i64> {
+        self.drawn += 1;
+        self.grant(&format!("any:{}", self.drawn))
+    }
+
+    /// Runs statements in a transaction that is rolled back; the answer is what `probe` shows
+    /// before the end, or the refusal.
+    pub fn try_out(&mut self, sql: &str, probe: &str) -> Result<Result<String, Fault>> {
+        self.run("BEGIN")?;
+        let outcome = match self.try_rows(sql) {
+            Ok(_) => Ok(shown(self, probe)?),
+            Err(fault) => Err(fault),
+        };
+        self.run("ROLLBACK")?;
+        Ok(outcome)
+    }
+
+    /// As [`TestDatabase::try_out`], with what must come of it: an SQLSTATE, or what the probe shows.
+    pub fn comes_to(&mut self, sql: &str, probe: &str, wanted: &str) -> Result<()> {
+        let outcome = self.try_out(sql, probe)?;
+        let got = match &outcome {
+            Ok(text) => text.clone(),
+            Err(fault) => fault.sqlstate.clone(),
+        };
+        if got != wanted {
+            bail!("wanted {wanted}, got {}: {sql}", outcome.unwrap_or_else(|f| f.to_string()));
+        }
+        Ok(())
+    }
+}
+
+impl Deref for TestDatabase {
+    type Target = Session;
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl DerefMut for TestDatabase {
+    fn deref_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
+
+/// A database with the table `orders`, each row bound to the lease `order:{id}`.
+pub fn bound(lab: &Lab) -> Result<TestDatabase> {
+    TestDatabase::orders(lab, "lease => 'order:{id}'")
+}
+
+/// Tries to acquire: is it granted?
+pub fn granted(session: &mut Session, name: &str) -> Result<bool> {
+    let token: Option<i64> = session.one("SELECT lease_acquire($1)", &[&name])?;
+    Ok(token.is_some())
+}
+
+/// The rows of a query on one line: `1|a 2|-`.
+pub fn shown(session: &mut Session, sql: &str) -> Result<String> {
+    let rows = session.rows(sql)?;
+    let line = |row: Vec<Option<String>>| {
+        let texts: Vec<String> =
+            row.into_iter().map(|text| text.unwrap_or_else(|| "-".to_owned())).collect();
+        texts.join("|")
+    };
+    Ok(rows.into_iter().map(line).collect::<Vec<_>>().join(" "))
+}
+
+/// The rows of a query must be these.
+pub fn shows(session: &mut Session, sql: &str, wanted: &str) -> Result<()> {
+    let got = shown(session, sql)?;
+    ensure!(got == wanted, "wanted {wanted:?}, got {got:?}: {sql}");
+    Ok(())
+}
