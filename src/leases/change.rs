@@ -22,7 +22,7 @@ pub fn renewable<'a>(
         row.grant.renewable(token, now).then_some(now)
     });
     if let Some((locked, _)) = &found {
-        check_role(name, &locked.row, false)?;
+        check_role(|| Some(name), &locked.row, false)?;
     }
     Ok(found)
 }
@@ -65,7 +65,7 @@ pub fn releasable<'a>(
         (release != Release::Lost).then_some(release)
     });
     let Some((locked, release)) = found else { return Ok(Releasable::Lost) };
-    check_role(name, &locked.row, false)?;
+    check_role(|| Some(name), &locked.row, false)?;
     Ok(match release {
         Release::Again(closing) => Releasable::Again(Box::new(locked), closing),
         _ => Releasable::Close(Box::new(locked)),
@@ -152,12 +152,16 @@ pub fn knows(row: &Row, token: Token) -> bool {
 }
 
 /// 42501 unless the caller may act for the role that was granted the lease. In a trigger, the session's role may stand
-/// in for the current one.
-pub fn check_role(name: &[u8], row: &Row, in_trigger: bool) -> Result<(), Refusal> {
+/// in for the current one. `lease` gives its name, where the error may show it.
+pub fn check_role<'a>(
+    lease: impl FnOnce() -> Option<&'a [u8]>,
+    row: &Row,
+    in_trigger: bool,
+) -> Result<(), Refusal> {
     let role = row.role();
     if server::acts_for(&role, in_trigger) {
         return Ok(());
     }
     let shown = relation::may_see_leases().then_some(role.as_slice());
-    Err(errors::not_your_lease(name, shown))
+    Err(errors::not_your_lease(lease(), shown))
 }

@@ -6,7 +6,7 @@
 use super::change::{check_role, find, knows};
 use super::locks::Locks;
 use super::{line, snapshot};
-use crate::pg::errors::{self, Refusal};
+use crate::pg::errors::{self, Refusal, Shown};
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::relation_lock::Wait;
@@ -112,17 +112,44 @@ fn may_outlive(name: &[u8], verdict: &Verdict, any_time: bool) -> Result<bool, R
     Ok(row.is_some_and(|r| over(r) && !r.written_here()))
 }
 
+/// Who asks for a guard, and what an error may show to it.
+#[derive(Clone, Copy)]
+pub enum Asker<'a> {
+    /// A call, which has named the lease and the token itself.
+    Call,
+    /// The trigger, for a row. The session's role may stand in for the current one; what the writer may know is found
+    /// out only where there is an error.
+    Trigger(&'a dyn Fn() -> MaySee),
+}
+
+/// What the writer of a row may know.
+#[derive(Clone, Copy)]
+pub struct MaySee {
+    /// The name of the row's lease.
+    pub lease: bool,
+    /// The token that is judged.
+    pub token: bool,
+}
+
+impl Asker<'_> {
+    fn shown<'n>(&self, name: &'n [u8], token: Token) -> Shown<'n> {
+        let may_see = match self {
+            Asker::Call => MaySee { lease: true, token: true },
+            Asker::Trigger(may_see) => may_see(),
+        };
+        Shown { lease: may_see.lease.then_some(name), token: may_see.token.then_some(token) }
+    }
+}
+
 /// Makes this transaction guard the grant that the token is of; PF004 when it does not speak for the lease.
-///
-/// In a trigger, the session's role may stand in for the current one.
-pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusal> {
+pub fn require(name: &[u8], token: Token, asker: Asker) -> Result<(), Refusal> {
     if stands(name, token) {
         return Ok(());
     }
     let table = LeaseTable::open(Access::Read)?;
     let rows = table.rows(name, AsOf::Now);
     let Some(seen) = find(&rows, token) else {
-        return Err(not_speaking(&table, name, token));
+        return Err(not_speaking(&table, name, token, asker));
     };
     let slot = seen.grant.slot;
     let mut locks = Locks::of(name);
@@ -141,10 +168,13 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
     });
     let Some(row) = row else {
         drop(locks);
-        return Err(not_speaking(&table, name, token));
+        return Err(not_speaking(&table, name, token, asker));
     };
-    check_role(name, &row, in_trigger)?;
-    snapshot::check_guard(&table, name, &row)?;
+    let in_trigger = matches!(asker, Asker::Trigger(_));
+    check_role(|| asker.shown(name, token).lease, &row, in_trigger)?;
+    if !snapshot::has_seen(&table, name, &row) {
+        return Err(errors::snapshot_too_early(asker.shown(name, token).lease));
+    }
     locks.keep();
     line::changed(name);
     let verdict = Verdict { slot, token, version: row.version(), savepoint: xact::savepoint() };
@@ -228,8 +258,8 @@ pub fn listen() {
     scope::before_commit(before_commit);
 }
 
-fn not_speaking(table: &LeaseTable, name: &[u8], token: Token) -> Refusal {
-    let mut refusal = errors::not_speaking(name, token);
+fn not_speaking(table: &LeaseTable, name: &[u8], token: Token, asker: Asker) -> Refusal {
+    let mut refusal = errors::not_speaking(asker.shown(name, token));
     let rows = table.rows(name, AsOf::Now);
     let (now, floor) = (server::now(), tokens::floor().unwrap_or(Floor::NONE));
     if find(&rows, token).is_some_and(|row| row.grant.awaits_renewal(token, now, floor)) {

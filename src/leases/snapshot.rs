@@ -34,7 +34,7 @@ pub fn check_acquire(table: &LeaseTable, request: &Request) -> Result<(), Refusa
     if free {
         Ok(())
     } else {
-        Err(errors::snapshot_too_early(&request.name))
+        Err(errors::snapshot_too_early(Some(&request.name)))
     }
 }
 
@@ -50,16 +50,12 @@ fn was_free(request: &Request, then: &[Row]) -> bool {
     free_at(Instant::EARLIEST) || snapshot_age::not_taken_before().is_some_and(free_at)
 }
 
-/// A grant that is guarded must have been there when the snapshot was taken.
-pub fn check_guard(table: &LeaseTable, name: &[u8], row: &Row) -> Result<(), Refusal> {
+/// Was a grant that is to be guarded there when the snapshot was taken?
+pub fn has_seen(table: &LeaseTable, name: &[u8], row: &Row) -> bool {
     if !xact::keeps_snapshot() || row.written_here() {
-        return Ok(());
+        return true;
     }
     let first = row.grant.tokens.first();
     let seen = table.rows(name, AsOf::Transaction);
-    if seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first) {
-        Ok(())
-    } else {
-        Err(errors::snapshot_too_early(name))
-    }
+    seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first)
 }

@@ -88,7 +88,7 @@ pub fn guard(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     server::writable(c"lease_guard()");
-    guard::require(&name, token, false)?;
+    guard::require(&name, token, guard::Asker::Call)?;
     settings::set_local(token);
     guard::note_call(name);
     Ok(token.into())
