@@ -7,7 +7,7 @@ use crate::pg::{sequence, server};
 use crate::plant;
 use pg_fence_rules::epoch::{self, Due, Recorded};
 use pg_fence_rules::locks::MOVE_ON;
-use pg_fence_rules::Token;
+use pg_fence_rules::{Floor, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 
@@ -105,7 +105,7 @@ fn look_up(oid: Oid, token: Token) -> bool {
 
 /// Where the latest jump went to; tokens up to it speak for no lease until renewed. Jumps first where this
 /// is another database than the one that drew last.
-pub fn floor() -> Result<Token, Refusal> {
+pub fn floor() -> Result<Floor, Refusal> {
     let oid = sequence()?;
     settle(oid)?;
     let life = Life::of(oid);
@@ -117,21 +117,21 @@ pub fn floor() -> Result<Token, Refusal> {
         floor = recorded_floor()?;
     }
     LIFE.set(Life { floor, ..Life::of(oid) });
-    Ok(floor)
+    Ok(Floor(floor))
 }
 
 /// As `floor`, but writes nothing: where a jump is due, no token speaks.
-pub fn floor_seen() -> Result<Token, Refusal> {
+pub fn floor_seen() -> Result<Floor, Refusal> {
     let floor = recorded_floor()?;
     // A standby is as good as what it has replayed: the jump comes with its promotion.
     if !server::in_recovery() {
         let oid = sequence()?;
         let life = Life::of(oid);
         if (!life.has_begun() || floor < life.floor) && look(oid)?.0 == Due::Jump {
-            return Ok(Token::MAX);
+            return Ok(Floor(Token::MAX));
         }
     }
-    Ok(floor)
+    Ok(Floor(floor))
 }
 
 /// The number of jumps.

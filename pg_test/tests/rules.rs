@@ -4,18 +4,27 @@ use pg_fence_rules::epoch::{self, Due, Identity, Recorded, Start, CLOCK_ZERO, ST
 use pg_fence_rules::fence::{judge, Order, Verdict, Write};
 use pg_fence_rules::grant::{self, Acquire, Ask, Grant, Mode, Phase, Release, Seat, Tokens};
 use pg_fence_rules::template::{self, Piece};
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Floor, Instant, Span, Token};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use std::ops::Range;
 
 /// A thing that happens to a lease.
 #[derive(Clone, Debug)]
 enum Event {
-    Acquire { mode: Mode, who: usize, ttl: Micros, reclaim: bool },
+    Acquire { mode: Mode, who: usize, ttl: Span, reclaim: bool },
     Close(usize),
     Guard(usize),
     Unguard(usize),
-    Wait(Micros),
+    Wait(Span),
+}
+
+fn span(us: Range<i64>) -> impl Strategy<Value = Span> {
+    us.prop_map(Span::from_micros)
+}
+
+fn instant(us: Range<i64>) -> impl Strategy<Value = Instant> {
+    us.prop_map(Instant::from_micros)
 }
 
 fn mode() -> impl Strategy<Value = Mode> {
@@ -24,12 +33,12 @@ fn mode() -> impl Strategy<Value = Mode> {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        4 => (mode(), 0..3usize, 1..40i64, any::<bool>())
+        4 => (mode(), 0..3usize, span(1..40), any::<bool>())
             .prop_map(|(mode, who, ttl, reclaim)| Event::Acquire { mode, who, ttl, reclaim }),
         1 => (0..4usize).prop_map(Event::Close),
         1 => (0..4usize).prop_map(Event::Guard),
         1 => (0..4usize).prop_map(Event::Unguard),
-        3 => (1..30i64).prop_map(Event::Wait),
+        3 => span(1..30).prop_map(Event::Wait),
     ]
 }
 
@@ -41,12 +50,12 @@ struct Row {
     guarded: bool,
 }
 
-fn live(rows: &[Row], now: Micros) -> Vec<&Row> {
+fn live(rows: &[Row], now: Instant) -> Vec<&Row> {
     rows.iter().filter(|row| row.grant.phase(now) == Phase::Held).collect()
 }
 
 /// Nothing lives beside an exclusive grant, no mode beside another, and no more than the slots.
-fn check_company(rows: &[Row], now: Micros) -> Result<(), TestCaseError> {
+fn check_company(rows: &[Row], now: Instant) -> Result<(), TestCaseError> {
     let live = live(rows, now);
     for row in &live {
         let most = match row.grant.mode {
@@ -61,12 +70,12 @@ fn check_company(rows: &[Row], now: Micros) -> Result<(), TestCaseError> {
 }
 
 /// What an acquire finds among these rows.
-fn decide(rows: &[Row], who: usize, ask: &Ask, now: Micros) -> Acquire {
+fn decide(rows: &[Row], who: usize, ask: &Ask, now: Instant) -> Acquire {
     let seat = |row: &Row| Seat { grant: row.grant, mine: row.who == who, guarded: row.guarded };
     grant::acquire(&rows.iter().map(seat).collect::<Vec<_>>(), ask, now)
 }
 
-fn grant(mode: Mode, slot: i32, token: Token, expires_at: Micros) -> Grant {
+fn grant(mode: Mode, slot: i32, token: Token, expires_at: Instant) -> Grant {
     let tokens = Tokens::new(token, &[]);
     Grant { slot, mode, tokens, closing: None, closed_here: false, expires_at, abandoned: false }
 }
@@ -90,7 +99,7 @@ fn identity() -> impl Strategy<Value = Identity> {
 }
 
 fn start() -> impl Strategy<Value = Start> {
-    (0..3i64, 0..3u32, 0..3u32).prop_map(|(server, database, file)| Start {
+    (instant(0..3), 0..3u32, 0..3u32).prop_map(|(server, database, file)| Start {
         server,
         database,
         file,
@@ -129,7 +138,7 @@ proptest! {
 
     #[test]
     fn no_grant_is_made_in_bad_company_or_over_a_guard(events in vec(event(), 1..40)) {
-        let (mut rows, mut now, mut token) = (Vec::<Row>::new(), 0, 0);
+        let (mut rows, mut now, mut token) = (Vec::<Row>::new(), Instant::from_micros(0), 0);
         for event in events {
             match event {
                 Event::Acquire { mode, who, ttl, reclaim } => {
@@ -169,7 +178,7 @@ proptest! {
                         row.guarded = false;
                     }
                 }
-                Event::Wait(time) => now += time,
+                Event::Wait(time) => now = now + time,
             }
             check_company(&rows, now)?;
         }
@@ -177,18 +186,19 @@ proptest! {
 
     #[test]
     fn taken_says_when_the_clock_can_change_it(
-        modes in vec((mode(), 1..60i64, any::<bool>()), 1..4), asked in mode(), now in 0..50i64,
+        modes in vec((mode(), instant(1..60), any::<bool>()), 1..4), asked in mode(), now in instant(0..50),
     ) {
-        let row = |(i, (mode, expires, guarded)): (usize, &(Mode, Micros, bool))| {
+        let row = |(i, (mode, expires, guarded)): (usize, &(Mode, Instant, bool))| {
             let grant = grant(*mode, i as i32, i as i64 + 1, *expires);
             Row { grant, who: 0, guarded: *guarded }
         };
         let rows: Vec<Row> = modes.iter().enumerate().map(row).collect();
         let ask = Ask { mode: asked, reclaim: false };
         if let Acquire::Taken { until } = decide(&rows, 1, &ask, now) {
-            prop_assert!(until > now);
-            for later in now..until.min(100) {
-                let then = decide(&rows, 1, &ask, later);
+            // None is never.
+            prop_assert!(until.is_none_or(|until| until > now));
+            for later in now.micros()..until.map_or(100, Instant::micros).min(100) {
+                let then = decide(&rows, 1, &ask, Instant::from_micros(later));
                 prop_assert!(!matches!(then, Acquire::Grant { .. }), "granted at {later}: {then:?}");
             }
         }
@@ -216,7 +226,7 @@ proptest! {
 
     #[test]
     fn what_may_renew_may_release_and_what_speaks_may_do_both(
-        token in 0..20i64, now in 0..100i64, floor in 0..20i64, expires in 0..100i64,
+        token in 0..20i64, now in instant(0..100), floor in (0..20i64).prop_map(Floor), expires in instant(0..100),
         closing in prop::option::of(10..20i64), closed_here in any::<bool>(),
     ) {
         let closed_here = closed_here && closing.is_some();
@@ -224,9 +234,9 @@ proptest! {
         let grant = Grant { tokens, closing, closed_here, ..grant(Mode::Exclusive, 0, 5, expires) };
         let speaks = grant.speaks(token, now, floor);
         prop_assert_eq!(grant.release(token, now) == Release::Close, grant.renewable(token, now));
-        prop_assert!(!speaks || tokens.latest() > floor, "it speaks though a jump lies in between");
-        let would_speak = grant.speaks(token, now, 0);
-        prop_assert_eq!(grant.awaits_renewal(token, now, floor), would_speak && floor >= tokens.latest());
+        prop_assert!(!speaks || tokens.latest() > floor.0, "it speaks though a jump lies in between");
+        let would_speak = grant.speaks(token, now, Floor::NONE);
+        prop_assert_eq!(grant.awaits_renewal(token, now, floor), would_speak && floor.0 >= tokens.latest());
         if speaks && closing.is_none() {
             prop_assert!(grant.renewable(token, now));
         }
@@ -273,11 +283,12 @@ proptest! {
 
     #[test]
     fn a_move_outruns_the_past_and_the_clock(
-        last in 0..(1i64 << 52), more in 0..(1i64 << 30), now in 0..(1i64 << 60), later in 0..(1i64 << 50),
+        last in 0..(1i64 << 52), more in 0..(1i64 << 30), now in instant(0..1i64 << 60), later in span(0..1i64 << 50),
     ) {
         let target = epoch::target(last, now).unwrap();
         prop_assert!(target >= last + STRIDE);
-        let (seconds, us) = ((now - CLOCK_ZERO).max(0) / 1_000_000, (now - CLOCK_ZERO).max(0) % 1_000_000);
+        let elapsed = now.since(CLOCK_ZERO).micros().max(0);
+        let (seconds, us) = (elapsed / 1_000_000, elapsed % 1_000_000);
         prop_assert!(target >= seconds * STRIDE + us * STRIDE / 1_000_000);
         prop_assert!(epoch::target(last + more, now + later).unwrap() >= target);
         prop_assert!(epoch::target(target, now).unwrap() >= target + STRIDE);

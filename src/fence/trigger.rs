@@ -4,7 +4,7 @@
 //! statement, and whether a token speaks for a lease once per transaction.
 
 use super::binding::{Binding, Leases};
-use crate::leases::guard;
+use crate::leases::guard::{self, Asker, MaySee};
 use crate::pg::args::{Answer, Args};
 use crate::pg::errors::{self, Refusal, Tried, Wrote};
 use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
@@ -164,14 +164,15 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
     if plan.verified {
         guard::wrote(call.table(), token);
     }
+    // A token that the statement has not shown itself may be one that its writer does not know.
+    let may_see = || MaySee {
+        lease: may_see_lease(call, plan),
+        token: write.column_presents()
+            || write.ambient.is_some()
+            || describe::readable(call, plan.column.number),
+    };
     for name in leases.iter() {
-        guard::require(name, token, true).map_err(|refusal| {
-            let known = write.column_presents()
-                || write.ambient.is_some()
-                || describe::readable(call, plan.column.number);
-            let refusal = if known { refusal } else { refusal.without_presented() };
-            hide_lease(refusal, call, plan, name)
-        })?;
+        guard::require(name, token, Asker::Trigger(&may_see))?;
     }
     if plan.moves && call.event() == Event::Update {
         accept(call, plan, token);
@@ -329,18 +330,16 @@ fn verify(call: &Call, plan: &Plan, null_insert: NullInsert) -> Result<pg_sys::D
     }
     if let Some(binding) = &plan.lease {
         let name = binding.lease(&columns, new)?;
-        guard::require(&name, token, true).map_err(|r| hide_lease(r, call, plan, &name))?;
+        let may_see = || MaySee { lease: may_see_lease(call, plan), token: true };
+        guard::require(&name, token, Asker::Trigger(&may_see))?;
     }
     Ok(passed)
 }
 
-/// The refusal without the lease's name, where the caller may not read the columns that it is made of.
-fn hide_lease(refusal: Refusal, call: &Call, plan: &Plan, name: &[u8]) -> Refusal {
+/// May the caller read the columns that the name of the row's lease is made of?
+fn may_see_lease(call: &Call, plan: &Plan) -> bool {
     let readable = |attribute: &Attribute| describe::readable(call, attribute.number);
-    match &plan.lease {
-        Some(binding) if !binding.columns().all(readable) => refusal.without_lease(name),
-        _ => refusal,
-    }
+    plan.lease.as_ref().is_none_or(|binding| binding.columns().all(readable))
 }
 
 /// The stored token, where the caller may read it.

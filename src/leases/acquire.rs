@@ -11,10 +11,10 @@ use crate::pg::row::NewGrant;
 use crate::pg::server;
 use crate::{plant, tokens};
 use pg_fence_rules::grant::{self, Acquire, Phase};
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Span, Token};
 
 /// How soon to look again where maintenance waits for the table, or works on it.
-const LOOK_AFTER_MAINTENANCE: Micros = 100_000;
+const LOOK_AFTER_MAINTENANCE: Span = Span::from_micros(100_000);
 
 /// A lease that looked free, without a lock.
 struct LooksFree {
@@ -27,7 +27,7 @@ struct LooksFree {
 /// maintenance of the table. Errors: 22023, 40001, 53200, 55000.
 pub fn attempt(request: &Request, polite: bool, wait: Wait) -> Result<Tried<Token>, Refusal> {
     let Some(table) = LeaseTable::try_open(Access::Write, wait)? else {
-        return Ok(Tried::Lost { until: server::now() + LOOK_AFTER_MAINTENANCE });
+        return Ok(Tried::Lost { until: Some(server::now() + LOOK_AFTER_MAINTENANCE) });
     };
     let free = match look(&table, request)? {
         Tried::Won(free) => free,
@@ -118,7 +118,7 @@ fn write(
         role: &role,
         token,
         now,
-        ttl_us: request.ttl_us,
+        ttl: request.ttl,
         metadata: request.metadata,
         session_bound: request.session,
     };

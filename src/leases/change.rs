@@ -9,20 +9,20 @@ use crate::pg::{relation, server};
 use crate::tokens;
 use pg_fence_rules::grant::{Phase, Release};
 use pg_fence_rules::locks::CHANGE;
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Instant, Span, Token};
 
 /// The grant that this token may renew, locked, and the time of the decision.
 pub fn renewable<'a>(
     table: &LeaseTable,
     name: &'a [u8],
     token: Token,
-) -> Result<Option<(Locked<'a>, Micros)>, Refusal> {
+) -> Result<Option<(Locked<'a>, Instant)>, Refusal> {
     let found = changeable(table, name, token, |row| {
         let now = server::now();
         row.grant.renewable(token, now).then_some(now)
     });
     if let Some((locked, _)) = &found {
-        check_role(name, &locked.row, false)?;
+        check_role(|| Some(name), &locked.row, false)?;
     }
     Ok(found)
 }
@@ -32,12 +32,12 @@ pub fn prolong(
     table: &LeaseTable,
     row: &Row,
     fresh: Token,
-    now: Micros,
-    ttl_us: Option<Micros>,
+    now: Instant,
+    ttl: Option<Span>,
 ) -> Result<(), Refusal> {
-    let ttl_us = ttl_us.unwrap_or(row.ttl_us);
-    table.renew(row, fresh, now, ttl_us)?;
-    if now + ttl_us < row.grant.expires_at {
+    let ttl = ttl.unwrap_or(row.ttl);
+    table.renew(row, fresh, now, ttl)?;
+    if now + ttl < row.grant.expires_at {
         // The head of the line may sleep for too long.
         line::changed(&row.name());
     }
@@ -65,7 +65,7 @@ pub fn releasable<'a>(
         (release != Release::Lost).then_some(release)
     });
     let Some((locked, release)) = found else { return Ok(Releasable::Lost) };
-    check_role(name, &locked.row, false)?;
+    check_role(|| Some(name), &locked.row, false)?;
     Ok(match release {
         Release::Again(closing) => Releasable::Again(Box::new(locked), closing),
         _ => Releasable::Close(Box::new(locked)),
@@ -73,7 +73,7 @@ pub fn releasable<'a>(
 }
 
 /// Closes a grant whose lock stays until the transaction ends; that wakes the head of the line.
-pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Micros) -> Result<(), Refusal> {
+pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Result<(), Refusal> {
     let name = row.name();
     table.close(row, closing, now)?;
     session_leases::ended(&name, row.grant.tokens.first());
@@ -152,12 +152,16 @@ pub fn knows(row: &Row, token: Token) -> bool {
 }
 
 /// 42501 unless the caller may act for the role that was granted the lease. In a trigger, the session's role may stand
-/// in for the current one.
-pub fn check_role(name: &[u8], row: &Row, in_trigger: bool) -> Result<(), Refusal> {
+/// in for the current one. `lease` gives its name, where the error may show it.
+pub fn check_role<'a>(
+    lease: impl FnOnce() -> Option<&'a [u8]>,
+    row: &Row,
+    in_trigger: bool,
+) -> Result<(), Refusal> {
     let role = row.role();
     if server::acts_for(&role, in_trigger) {
         return Ok(());
     }
     let shown = relation::may_see_leases().then_some(role.as_slice());
-    Err(errors::not_your_lease(name, shown))
+    Err(errors::not_your_lease(lease(), shown))
 }

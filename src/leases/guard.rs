@@ -6,7 +6,7 @@
 use super::change::{check_role, find, knows};
 use super::locks::Locks;
 use super::{line, snapshot};
-use crate::pg::errors::{self, Refusal};
+use crate::pg::errors::{self, Refusal, Shown};
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::relation_lock::Wait;
@@ -16,7 +16,7 @@ use crate::pg::version::Version;
 use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
 use crate::{plant, tokens};
 use pg_fence_rules::locks::GUARD;
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ struct Guards {
     /// The verdict that was asked for last: most writes of a transaction are under one.
     last: Option<(Vec<u8>, Token)>,
     /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
-    outside_block: Option<(Vec<u8>, Micros)>,
+    outside_block: Option<(Vec<u8>, Instant)>,
     /// Tokens under which this transaction has written, by table: for the check behind BEFORE triggers.
     written: Vec<(Oid, Token)>,
 }
@@ -64,7 +64,7 @@ fn guarded_nothing() -> Option<Vec<u8>> {
 }
 
 /// A guarded transaction that commits later than this before its grant's deadline is noted.
-const NOTE_WITHIN: Micros = 5_000_000;
+const NOTE_WITHIN: Span = Span::from_secs(5);
 
 /// The commit of a guarded transaction that has written something and may outlive its grant is noted: a
 /// REPEATABLE READ transaction whose snapshot does not see what was written is then refused the lease.
@@ -112,17 +112,44 @@ fn may_outlive(name: &[u8], verdict: &Verdict, any_time: bool) -> Result<bool, R
     Ok(row.is_some_and(|r| over(r) && !r.written_here()))
 }
 
+/// Who asks for a guard, and what an error may show to it.
+#[derive(Clone, Copy)]
+pub enum Asker<'a> {
+    /// A call, which has named the lease and the token itself.
+    Call,
+    /// The trigger, for a row. The session's role may stand in for the current one; what the writer may know is found
+    /// out only where there is an error.
+    Trigger(&'a dyn Fn() -> MaySee),
+}
+
+/// What the writer of a row may know.
+#[derive(Clone, Copy)]
+pub struct MaySee {
+    /// The name of the row's lease.
+    pub lease: bool,
+    /// The token that is judged.
+    pub token: bool,
+}
+
+impl Asker<'_> {
+    fn shown<'n>(&self, name: &'n [u8], token: Token) -> Shown<'n> {
+        let may_see = match self {
+            Asker::Call => MaySee { lease: true, token: true },
+            Asker::Trigger(may_see) => may_see(),
+        };
+        Shown { lease: may_see.lease.then_some(name), token: may_see.token.then_some(token) }
+    }
+}
+
 /// Makes this transaction guard the grant that the token is of; PF004 when it does not speak for the lease.
-///
-/// In a trigger, the session's role may stand in for the current one.
-pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusal> {
+pub fn require(name: &[u8], token: Token, asker: Asker) -> Result<(), Refusal> {
     if stands(name, token) {
         return Ok(());
     }
     let table = LeaseTable::open(Access::Read)?;
     let rows = table.rows(name, AsOf::Now);
     let Some(seen) = find(&rows, token) else {
-        return Err(not_speaking(&table, name, token));
+        return Err(not_speaking(&table, name, token, asker));
     };
     let slot = seen.grant.slot;
     let mut locks = Locks::of(name);
@@ -136,15 +163,18 @@ pub fn require(name: &[u8], token: Token, in_trigger: bool) -> Result<(), Refusa
     // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
     let mut held = guards(name, slot);
     let row = row.filter(|r| {
-        held &= r.grant.closing.is_none() && r.grant.tokens.latest() > floor;
+        held &= r.grant.closing.is_none() && floor.is_below(r.grant.tokens.latest());
         held || r.grant.speaks(token, server::now(), floor)
     });
     let Some(row) = row else {
         drop(locks);
-        return Err(not_speaking(&table, name, token));
+        return Err(not_speaking(&table, name, token, asker));
     };
-    check_role(name, &row, in_trigger)?;
-    snapshot::check_guard(&table, name, &row)?;
+    let in_trigger = matches!(asker, Asker::Trigger(_));
+    check_role(|| asker.shown(name, token).lease, &row, in_trigger)?;
+    if !snapshot::has_seen(&table, name, &row) {
+        return Err(errors::snapshot_too_early(asker.shown(name, token).lease));
+    }
     locks.keep();
     line::changed(name);
     let verdict = Verdict { slot, token, version: row.version(), savepoint: xact::savepoint() };
@@ -228,10 +258,10 @@ pub fn listen() {
     scope::before_commit(before_commit);
 }
 
-fn not_speaking(table: &LeaseTable, name: &[u8], token: Token) -> Refusal {
-    let mut refusal = errors::not_speaking(name, token);
+fn not_speaking(table: &LeaseTable, name: &[u8], token: Token, asker: Asker) -> Refusal {
+    let mut refusal = errors::not_speaking(asker.shown(name, token));
     let rows = table.rows(name, AsOf::Now);
-    let (now, floor) = (server::now(), tokens::floor().unwrap_or(0));
+    let (now, floor) = (server::now(), tokens::floor().unwrap_or(Floor::NONE));
     if find(&rows, token).is_some_and(|row| row.grant.awaits_renewal(token, now, floor)) {
         refusal.hint = errors::RENEW_FIRST.into();
     }

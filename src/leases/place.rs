@@ -17,7 +17,7 @@ use pg_fence_rules::grant::{self, Acquire, Grant, Mode, Phase, Seat, Tokens};
 use pg_fence_rules::locks::{
     Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, IS_GUARDED, SHAPE_SHARED, SHAPE_SLOTS, TAKE_SLOT,
 };
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Instant, Token};
 
 /// Where a grant can go.
 struct Place {
@@ -308,7 +308,7 @@ fn in_the_making(slot: i32, mode: Mode) -> Seat {
         tokens: Tokens::new(0, &[]),
         closing: None,
         closed_here: false,
-        expires_at: Micros::MAX,
+        expires_at: Instant::LATEST,
         abandoned: false,
     };
     Seat { grant, mine: false, guarded: true }

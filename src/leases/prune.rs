@@ -7,11 +7,11 @@ use crate::pg::guarded_commits;
 use crate::pg::lease_table::LeaseTable;
 use crate::pg::row::{Deleter, Row};
 use pg_fence_rules::locks::PRUNE;
-use pg_fence_rules::Micros;
+use pg_fence_rules::Instant;
 
 /// Deletes a row that ended before `horizon`, unless somebody guards or changes it. The lock is given back at once, for
 /// there may be millions of rows: an acquire sees by the row itself that it is being deleted.
-pub fn prune_row(table: &LeaseTable, found: &Row, horizon: Micros) -> Result<bool, Refusal> {
+pub fn prune_row(table: &LeaseTable, found: &Row, horizon: Instant) -> Result<bool, Refusal> {
     let (name, slot) = (found.name(), found.grant.slot);
     if guard::guards(&name, slot) {
         return Ok(false);

@@ -4,7 +4,7 @@ use crate::pg::errors::{self, Refusal};
 use crate::pg::row::Row;
 use crate::pg::server;
 use pg_fence_rules::grant::{Ask, Mode, Seat};
-use pg_fence_rules::Micros;
+use pg_fence_rules::{Instant, Span};
 
 /// Who asks for what.
 pub struct Request {
@@ -12,8 +12,8 @@ pub struct Request {
     pub name: Vec<u8>,
     /// Who asks, where it names itself.
     pub holder: Option<Vec<u8>>,
-    /// How long the grant is to live, in microseconds.
-    pub ttl_us: Micros,
+    /// How long the grant is to live.
+    pub ttl: Span,
     /// What the caller wishes to be shown with the lease: a jsonb.
     pub metadata: Option<pgrx::pg_sys::Datum>,
     /// The grant is to end with this session, too.
@@ -27,16 +27,16 @@ pub struct Request {
 pub enum Tried<T> {
     /// Granted, or to be had.
     Won(T),
-    /// Taken; the clock alone can change that at this time (i64::MAX: it cannot).
+    /// Taken; the clock alone can change that at this time, or never.
     Lost {
         /// When to look again at the latest.
-        until: Micros,
+        until: Option<Instant>,
     },
 }
 
 impl<T> Tried<T> {
     /// Only something that committed since we looked, or an open transaction, can be in the way.
-    pub const BY_ANOTHER: Tried<T> = Tried::Lost { until: Micros::MAX };
+    pub const BY_ANOTHER: Tried<T> = Tried::Lost { until: None };
 }
 
 impl Request {

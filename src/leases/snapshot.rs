@@ -7,7 +7,7 @@ use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::row::Row;
 use crate::pg::{guarded_commits, snapshot_age, xact};
 use pg_fence_rules::grant::{self, Acquire, Phase};
-use pg_fence_rules::Micros;
+use pg_fence_rules::Instant;
 
 /// What is granted now must have been to be had when the snapshot was taken: the lease free then, every row still
 /// the version that the snapshot sees, and no guarded transaction's commit noted that it does not see
@@ -34,7 +34,7 @@ pub fn check_acquire(table: &LeaseTable, request: &Request) -> Result<(), Refusa
     if free {
         Ok(())
     } else {
-        Err(errors::snapshot_too_early(&request.name))
+        Err(errors::snapshot_too_early(Some(&request.name)))
     }
 }
 
@@ -42,24 +42,20 @@ pub fn check_acquire(table: &LeaseTable, request: &Request) -> Result<(), Refusa
 /// alone has ended a grant among them, that takes a time that is certainly not later than the snapshot.
 fn was_free(request: &Request, then: &[Row]) -> bool {
     let seats = request.seats(then, |_| false);
-    let free_at = |time: Micros| {
+    let free_at = |time: Instant| {
         matches!(grant::acquire(&seats, &request.ask, time), Acquire::Grant { .. })
             && !seats.iter().any(|s| s.mine && s.grant.phase(time) == Phase::Held)
     };
     // As if no deadline had passed yet.
-    free_at(Micros::MIN) || snapshot_age::not_taken_before().is_some_and(free_at)
+    free_at(Instant::EARLIEST) || snapshot_age::not_taken_before().is_some_and(free_at)
 }
 
-/// A grant that is guarded must have been there when the snapshot was taken.
-pub fn check_guard(table: &LeaseTable, name: &[u8], row: &Row) -> Result<(), Refusal> {
+/// Was a grant that is to be guarded there when the snapshot was taken?
+pub fn has_seen(table: &LeaseTable, name: &[u8], row: &Row) -> bool {
     if !xact::keeps_snapshot() || row.written_here() {
-        return Ok(());
+        return true;
     }
     let first = row.grant.tokens.first();
     let seen = table.rows(name, AsOf::Transaction);
-    if seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first) {
-        Ok(())
-    } else {
-        Err(errors::snapshot_too_early(name))
-    }
+    seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first)
 }

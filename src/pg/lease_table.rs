@@ -8,7 +8,7 @@ use super::relation_lock::Wait;
 use super::row::{Deleter, Fields, NewGrant, Row, LEASE};
 use super::version::Version;
 use super::{compat, raw, xact};
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
 
 /// Which committed state a look-up sees; changes of this transaction are seen always.
@@ -243,23 +243,17 @@ impl LeaseTable {
     }
 
     /// Writes a renewal of the row's grant.
-    pub fn renew(
-        &self,
-        row: &Row,
-        token: Token,
-        now: Micros,
-        ttl_us: Micros,
-    ) -> Result<(), Refusal> {
-        self.replace(row, &row.renewed(token, now, ttl_us))
+    pub fn renew(&self, row: &Row, token: Token, now: Instant, ttl: Span) -> Result<(), Refusal> {
+        self.replace(row, &row.renewed(token, now, ttl))
     }
 
     /// Closes the row's grant.
-    pub fn close(&self, row: &Row, closing: Token, now: Micros) -> Result<(), Refusal> {
+    pub fn close(&self, row: &Row, closing: Token, now: Instant) -> Result<(), Refusal> {
         self.replace(row, &row.closed(closing, now))
     }
 
     /// Closes the row's grant, which another one ends: there is no closing token.
-    pub fn end(&self, row: &Row, now: Micros) -> Result<(), Refusal> {
+    pub fn end(&self, row: &Row, now: Instant) -> Result<(), Refusal> {
         self.close(row, row.grant.tokens.latest(), now.min(row.grant.expires_at))
     }
 

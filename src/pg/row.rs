@@ -6,7 +6,7 @@ use super::session_lock::SessionLock;
 use super::version::Version;
 use super::{compat, raw, xact};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
 
 /// How many columns a table of the state may have. A later version of the SQL objects may have added some: they
@@ -73,7 +73,7 @@ pub struct Row {
     /// As the rules see it.
     pub grant: Grant,
     /// The ttl last asked for.
-    pub ttl_us: Micros,
+    pub ttl: Span,
     tuple: pg_sys::HeapTuple,
     fields: Fields,
 }
@@ -133,9 +133,9 @@ pub struct NewGrant<'a> {
     /// Its first token.
     pub token: Token,
     /// When it begins.
-    pub now: Micros,
+    pub now: Instant,
     /// How long it lives.
-    pub ttl_us: Micros,
+    pub ttl: Span,
     /// As the caller gave it: a jsonb.
     pub metadata: Option<pg_sys::Datum>,
     /// It ends with this session.
@@ -165,10 +165,10 @@ impl Fields {
             .set(Column::Role, name_datum(new.role))
             .set(Column::FirstToken, new.token)
             .set(Column::Renewed, bigints(&[]))
-            .set(Column::AcquiredAt, new.now)
-            .set(Column::RenewedAt, new.now)
-            .set(Column::ExpiresAt, new.now + new.ttl_us)
-            .set(Column::TtlUs, new.ttl_us)
+            .set(Column::AcquiredAt, new.now.micros())
+            .set(Column::RenewedAt, new.now.micros())
+            .set(Column::ExpiresAt, (new.now + new.ttl).micros())
+            .set(Column::TtlUs, new.ttl.micros())
             .set(Column::Renewals, 0i64)
             .set(Column::SessionBound, new.session_bound);
         if let Some(holder) = new.holder {
@@ -309,28 +309,28 @@ impl Row {
             tokens: Tokens::new(first, &renewed.unwrap_or_default()),
             closing,
             closed_here: closing.is_some() && own,
-            expires_at: fields.int8(Column::ExpiresAt),
+            expires_at: Instant::from_micros(fields.int8(Column::ExpiresAt)),
             abandoned,
         };
-        Row { grant, ttl_us: fields.int8(Column::TtlUs), tuple, fields }
+        Row { grant, ttl: Span::from_micros(fields.int8(Column::TtlUs)), tuple, fields }
     }
 
     /// Its columns after a renewal.
-    pub fn renewed(&self, token: Token, now: Micros, ttl_us: Micros) -> Fields {
+    pub fn renewed(&self, token: Token, now: Instant, ttl: Span) -> Fields {
         let mut fields = self.fields.unnamed();
         fields
             .set(Column::Renewed, bigints(self.grant.tokens.renew(token).renewed()))
-            .set(Column::RenewedAt, now)
-            .set(Column::ExpiresAt, now + ttl_us)
-            .set(Column::TtlUs, ttl_us)
+            .set(Column::RenewedAt, now.micros())
+            .set(Column::ExpiresAt, (now + ttl).micros())
+            .set(Column::TtlUs, ttl.micros())
             .set(Column::Renewals, self.fields.int8(Column::Renewals) + 1);
         fields
     }
 
     /// Its columns when it is closed.
-    pub fn closed(&self, closing: Token, now: Micros) -> Fields {
+    pub fn closed(&self, closing: Token, now: Instant) -> Fields {
         let mut fields = self.fields.unnamed();
-        fields.set(Column::Closing, closing).set(Column::EndedAt, now);
+        fields.set(Column::Closing, closing).set(Column::EndedAt, now.micros());
         fields
     }
 
@@ -365,8 +365,10 @@ impl Row {
     }
 
     /// Since when it is over, or will be.
-    pub fn over_since(&self) -> Micros {
-        self.fields.get(Column::EndedAt).map_or(self.grant.expires_at, |d| d.value() as Micros)
+    pub fn over_since(&self) -> Instant {
+        self.fields
+            .get(Column::EndedAt)
+            .map_or(self.grant.expires_at, |d| Instant::from_micros(d.value() as i64))
     }
 
     /// Is somebody deleting it?

@@ -1,23 +1,25 @@
 //! The server, the clock and the caller.
 
 use pg_fence_rules::epoch::{Identity, Start};
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Instant, Token};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 use std::time::Duration;
 
 /// The server's clock, now.
-pub fn now() -> Micros {
+pub fn now() -> Instant {
     if crate::plant::NOW {
         return super::xact::started_at();
     }
     // SAFETY: reads the clock.
-    unsafe { pg_sys::GetCurrentTimestamp() }
+    Instant::from_micros(unsafe { pg_sys::GetCurrentTimestamp() })
 }
 
-/// How long until the server's clock shows that time; zero when it has passed.
-pub fn span_until(at: Micros) -> Duration {
-    Duration::from_micros(at.saturating_sub(now()).max(0).unsigned_abs())
+/// How long until the server's clock shows that time; zero when it has passed, for ever where there is none.
+pub fn span_until(at: Option<Instant>) -> Duration {
+    at.map_or(Duration::MAX, |at| {
+        Duration::from_micros(at.since(now()).micros().max(0).unsigned_abs())
+    })
 }
 
 /// Is this server a standby (or replaying WAL for another reason)?
@@ -60,7 +62,11 @@ pub fn identity(sequence: pg_sys::Oid, floor: Token) -> Identity {
 /// Which start of the server this is, given the file of the sequence that marks it.
 pub fn start(file: u32) -> Start {
     // SAFETY: set once when the server starts.
-    Start { server: unsafe { pg_sys::PgStartTime }, database: database(), file }
+    Start {
+        server: Instant::from_micros(unsafe { pg_sys::PgStartTime }),
+        database: database(),
+        file,
+    }
 }
 
 fn database() -> u32 {

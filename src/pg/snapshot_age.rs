@@ -5,7 +5,7 @@
 //! that a snapshot was imported. But an exported snapshot is a file for as long as it can be imported.
 
 use super::xact;
-use pg_fence_rules::Micros;
+use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 use std::fs;
 use std::io;
@@ -20,7 +20,7 @@ const EPOCH: Duration = Duration::from_secs(946_684_800);
 
 /// A time at which the transaction's snapshot had certainly not been taken yet; None where it may have been
 /// imported.
-pub fn not_taken_before() -> Option<Micros> {
+pub fn not_taken_before() -> Option<Instant> {
     let started = xact::started_at();
     let own = is_certainly_own(started);
     own.unwrap_or(false).then_some(started)
@@ -28,9 +28,10 @@ pub fn not_taken_before() -> Option<Micros> {
 
 /// Whether no snapshot like the transaction's can have been imported since its start: those that are exported now
 /// have been all the while, and all of them differ from it.
-fn is_certainly_own(started: Micros) -> io::Result<bool> {
-    let started =
-        SystemTime::UNIX_EPOCH + EPOCH + Duration::from_micros(started.max(0).unsigned_abs());
+fn is_certainly_own(started: Instant) -> io::Result<bool> {
+    let started = SystemTime::UNIX_EPOCH
+        + EPOCH
+        + Duration::from_micros(started.micros().max(0).unsigned_abs());
     let mine = Limits::of_transaction();
     for file in fs::read_dir(EXPORTED)? {
         if Limits::of_file(&fs::read_to_string(file?.path())?).is_none_or(|theirs| theirs == mine) {

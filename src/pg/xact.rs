@@ -2,6 +2,7 @@
 
 use super::errors::Refusal;
 use super::raise;
+use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 
 pub use super::scope::SubTransaction;
@@ -23,9 +24,9 @@ pub fn sees_all_commits() -> bool {
 }
 
 /// When the transaction began: not later than its snapshot.
-pub fn started_at() -> i64 {
+pub fn started_at() -> Instant {
     // SAFETY: reads transaction state.
-    unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
+    Instant::from_micros(unsafe { pg_sys::GetCurrentTransactionStartTimestamp() })
 }
 
 /// Is it a transaction of several statements, as far as is known by now?
@@ -35,9 +36,9 @@ pub fn is_block() -> bool {
 }
 
 /// When the client sent the present statement; another one has another time.
-pub fn statement_started_at() -> i64 {
+pub fn statement_started_at() -> Instant {
     // SAFETY: reads transaction state.
-    unsafe { pg_sys::GetCurrentStatementStartTimestamp() }
+    Instant::from_micros(unsafe { pg_sys::GetCurrentStatementStartTimestamp() })
 }
 
 /// Has this transaction written anything?

@@ -5,13 +5,13 @@
 //! seen, so each new life goes on at a number made from the clock, which is ahead of anything drawn one by one
 //! (2^20 tokens a second would be needed to catch up).
 
-use crate::{Micros, Token};
+use crate::{Instant, Token};
 
 /// Tokens per second of the clock, and the least that every move skips.
 pub const STRIDE: i64 = 1 << 20;
 
-/// 2026-01-01 00:00 UTC in microseconds of the Postgres epoch (2000-01-01).
-pub const CLOCK_ZERO: Micros = 820_540_800_000_000;
+/// 2026-01-01 00:00 UTC.
+pub const CLOCK_ZERO: Instant = Instant::from_micros(820_540_800_000_000);
 
 /// What tells one database from another, and from a copy of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +46,7 @@ impl Identity {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Start {
     /// When the server started.
-    pub server: Micros,
+    pub server: Instant,
     /// A file-by-file copy of a database has its marks, too.
     pub database: u32,
     /// The file of the sequence that keeps the mark: another one after each ALTER SEQUENCE, for while it was
@@ -57,7 +57,7 @@ pub struct Start {
 impl Start {
     /// A mark of this start, fit to be kept as a sequence's value.
     pub fn mark(&self) -> i64 {
-        mark(&[self.server as u64, u64::from(self.database), u64::from(self.file)])
+        mark(&[self.server.micros() as u64, u64::from(self.database), u64::from(self.file)])
     }
 }
 
@@ -116,9 +116,9 @@ pub fn due(recorded: &Recorded, identity: &Identity, start: Option<&Start>, pass
 
 /// Where the sequence moves on to: the greater of its last value + 2^20 and the clock's microseconds
 /// × 2^20 / 10^6. None when that would leave the positive bigints.
-pub fn target(last: Token, now: Micros) -> Option<Token> {
+pub fn target(last: Token, now: Instant) -> Option<Token> {
     let next = last.max(0).checked_add(STRIDE)?;
-    let elapsed = i128::from(now.saturating_sub(CLOCK_ZERO).max(0));
+    let elapsed = i128::from(now.since(CLOCK_ZERO).micros().max(0));
     let by_clock = i64::try_from(elapsed * i128::from(STRIDE) / 1_000_000).ok()?;
     Some(next.max(by_clock))
 }
@@ -126,10 +126,13 @@ pub fn target(last: Token, now: Micros) -> Option<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Span;
+
+    const LONG_AGO: Instant = Instant::from_micros(0);
 
     const IDENTITY: Identity =
         Identity { timeline: 1, system_identifier: 7, database: 5, sequence: 9, floor: 50 };
-    const START: Start = Start { server: 1_000, database: 5, file: 16_400 };
+    const START: Start = Start { server: Instant::from_micros(1_000), database: 5, file: 16_400 };
 
     fn recorded() -> Recorded {
         Recorded {
@@ -142,10 +145,10 @@ mod tests {
 
     #[test]
     fn a_move_outruns_the_last_token_and_the_clock() {
-        assert_eq!(target(0, 0), Some(STRIDE));
-        assert_eq!(target(STRIDE, 0), Some(2 * STRIDE));
-        assert_eq!(target(7, CLOCK_ZERO - 1), Some(STRIDE + 7));
-        let hour = CLOCK_ZERO + 3_600_000_000;
+        assert_eq!(target(0, LONG_AGO), Some(STRIDE));
+        assert_eq!(target(STRIDE, LONG_AGO), Some(2 * STRIDE));
+        assert_eq!(target(7, CLOCK_ZERO - Span::from_micros(1)), Some(STRIDE + 7));
+        let hour = CLOCK_ZERO + Span::from_secs(3_600);
         assert_eq!(target(5, hour), Some(3600 * STRIDE));
         assert_eq!(target(3600 * STRIDE, hour), Some(3601 * STRIDE));
         assert_eq!(target(i64::MAX, hour), None);
@@ -153,25 +156,25 @@ mod tests {
 
     #[test]
     fn a_move_is_as_fine_as_the_clock() {
-        let hour = CLOCK_ZERO + 3_600_000_000;
-        let next = |us: Micros| target(0, hour + us).expect("far from the end");
+        let hour = CLOCK_ZERO + Span::from_secs(3_600);
+        let next = |us: i64| target(0, hour + Span::from_micros(us)).expect("far from the end");
         assert!((0..100).all(|us| next(us) < next(us + 1)), "two copies made within 2 µs");
     }
 
     #[test]
     fn a_clock_set_back_between_two_starts_goes_on_above_the_last() {
-        let hour = CLOCK_ZERO + 3_600_000_000;
+        let hour = CLOCK_ZERO + Span::from_secs(3_600);
         let first = target(5, hour).expect("far from the end");
-        assert_eq!(target(first + 3, hour - 1_800_000_000), Some(first + 3 + STRIDE));
-        assert_eq!(target(first + 3, 0), Some(first + 3 + STRIDE));
+        assert_eq!(target(first + 3, hour - Span::from_secs(1_800)), Some(first + 3 + STRIDE));
+        assert_eq!(target(first + 3, LONG_AGO), Some(first + 3 + STRIDE));
     }
 
     #[test]
     fn tokens_stay_exact_in_javascript_for_270_years() {
-        let year = 365 * 86_400 * 1_000_000;
-        let then = target(0, CLOCK_ZERO + 270 * year).expect("far from the end");
+        let year = |n: i64| Span::from_secs(n * 365 * 86_400);
+        let then = target(0, CLOCK_ZERO + year(270)).expect("far from the end");
         assert!(then < 1 << 53, "{then}");
-        assert_eq!(target(0, CLOCK_ZERO + year).map(|t| t.to_string().len()), Some(14));
+        assert_eq!(target(0, CLOCK_ZERO + year(1)).map(|t| t.to_string().len()), Some(14));
     }
 
     #[test]
@@ -195,7 +198,7 @@ mod tests {
         let emptied = Recorded { start: None, began_at: None, ..recorded() };
         assert_eq!(due(&emptied, &IDENTITY, Some(&START), 0), Due::Move);
         for other in [
-            Start { server: 1_001, ..START },
+            Start { server: Instant::from_micros(1_001), ..START },
             Start { database: 6, ..START },
             Start { file: 16_401, ..START },
         ] {

@@ -1,6 +1,6 @@
 //! A lease's grants: who may be granted, and which tokens speak.
 
-use crate::{Micros, Token};
+use crate::{Floor, Instant, Token};
 
 /// How many renewals of a grant are remembered, by value.
 pub const RENEWALS_KEPT: usize = 16;
@@ -81,7 +81,7 @@ pub struct Grant {
     /// Closed by the very transaction that is asking.
     pub closed_here: bool,
     /// Until when it counts, unless closed.
-    pub expires_at: Micros,
+    pub expires_at: Instant,
     /// It ends with the session that acquired it, and that one has ended.
     pub abandoned: bool,
 }
@@ -101,7 +101,7 @@ pub enum Phase {
 
 impl Grant {
     /// Where it stands now.
-    pub fn phase(&self, now: Micros) -> Phase {
+    pub fn phase(&self, now: Instant) -> Phase {
         match self.closing {
             Some(_) => Phase::Free,
             None if now >= self.expires_at => Phase::Expired,
@@ -118,17 +118,17 @@ impl Grant {
     /// Does the token speak for the lease: is it one of a current grant's, was the latest of them drawn after
     /// the last jump (`floor`), and is the grant neither expired nor abandoned? A closing token speaks for the rest of
     /// the transaction that drew it, where the grant's own did.
-    pub fn speaks(&self, token: Token, now: Micros, floor: Token) -> bool {
+    pub fn speaks(&self, token: Token, now: Instant, floor: Floor) -> bool {
         let named = match self.closing {
             Some(closing) => self.closed_here && token == closing && self.has_closing_token(),
             None => self.phase(now) == Phase::Held && self.tokens.contains(token),
         };
-        named && self.tokens.latest() > floor
+        named && floor.is_below(self.tokens.latest())
     }
 
     /// Is a jump all that keeps the token from speaking? Then a renewal helps.
-    pub fn awaits_renewal(&self, token: Token, now: Micros, floor: Token) -> bool {
-        self.speaks(token, now, 0) && !self.speaks(token, now, floor)
+    pub fn awaits_renewal(&self, token: Token, now: Instant, floor: Floor) -> bool {
+        self.speaks(token, now, Floor::NONE) && !self.speaks(token, now, floor)
     }
 
     /// Was a token drawn to close it? None is where another grant ended it (`ends`): it is closed with its
@@ -138,13 +138,13 @@ impl Grant {
     }
 
     /// May it be renewed by this token? A jump does not matter: renewing is how a holder survives one.
-    pub fn renewable(&self, token: Token, now: Micros) -> bool {
+    pub fn renewable(&self, token: Token, now: Instant) -> bool {
         self.phase(now) == Phase::Held && self.tokens.contains(token)
     }
 
     /// What a release by this token finds. A jump does not matter here either: a holder that gives a lease back
     /// is believed as one that renews it.
-    pub fn release(&self, token: Token, now: Micros) -> Release {
+    pub fn release(&self, token: Token, now: Instant) -> Release {
         match self.closing {
             Some(closing)
                 if self.closed_here
@@ -201,8 +201,8 @@ pub enum Acquire {
     },
     /// Somebody has it.
     Taken {
-        /// When the clock alone can change that (i64::MAX: only the end of a transaction can).
-        until: Micros,
+        /// When the clock alone can change that; None where only the end of a transaction can.
+        until: Option<Instant>,
     },
     /// Grants of another number of slots are live (an exclusive one counts as one slot).
     SlotsDiffer {
@@ -213,7 +213,7 @@ pub enum Acquire {
 
 /// Decides an acquire over all grants that the lease's rows know of. `now` must have been read after the
 /// locks were obtained.
-pub fn acquire(seats: &[Seat], ask: &Ask, now: Micros) -> Acquire {
+pub fn acquire(seats: &[Seat], ask: &Ask, now: Instant) -> Acquire {
     let live = |s: &Seat| s.grant.phase(now) == Phase::Held;
     let yields = |s: &Seat| ask.reclaim && s.mine && live(s) && !s.guarded;
     // A guarded grant keeps its place, live or not.
@@ -221,17 +221,17 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Micros) -> Acquire {
     let taken = |by: &dyn Fn(&Seat) -> bool, all: bool| {
         let ends = seats.iter().filter(occupied).filter(|s| by(s)).map(|s| {
             if s.guarded {
-                Micros::MAX
+                Instant::LATEST
             } else {
                 s.grant.expires_at
             }
         });
         let until = if all { ends.max() } else { ends.min() };
-        Acquire::Taken { until: until.unwrap_or(Micros::MAX) }
+        Acquire::Taken { until: until.filter(|at| *at < Instant::LATEST) }
     };
     if ask.reclaim && seats.iter().any(|s| s.mine && live(s) && s.guarded) {
         // A second grant beside it is not what was asked for.
-        return Acquire::Taken { until: Micros::MAX };
+        return Acquire::Taken { until: None };
     }
     let number = |mode: Mode| match mode {
         Mode::Exclusive => Some(1),
@@ -274,7 +274,7 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Micros) -> Acquire {
 /// Does the new grant, in another slot, end this one? The caller's own does where it is reclaimed, and one
 /// that nothing but the clock or the end of its session has ended and that excludes the new one: it must not come
 /// back, should the clock be set back.
-pub fn ends(ask: &Ask, seat: &Seat, now: Micros) -> bool {
+pub fn ends(ask: &Ask, seat: &Seat, now: Instant) -> bool {
     let excludes = ask.mode == Mode::Exclusive || seat.grant.mode != ask.mode;
     match seat.grant.phase(now) {
         _ if seat.guarded => false,
@@ -304,14 +304,18 @@ fn place(seats: &[Seat], occupied: &dyn Fn(&&Seat) -> bool, yields: &dyn Fn(&Sea
 mod tests {
     use super::*;
 
-    fn seat(slot: i32, mode: Mode, expires_at: Micros) -> Seat {
+    fn at(us: i64) -> Instant {
+        Instant::from_micros(us)
+    }
+
+    fn seat(slot: i32, mode: Mode, expires: i64) -> Seat {
         let grant = Grant {
             slot,
             mode,
             tokens: Tokens::new(10, &[12, 15]),
             closing: None,
             closed_here: false,
-            expires_at,
+            expires_at: at(expires),
             abandoned: false,
         };
         Seat { grant, mine: false, guarded: false }
@@ -324,9 +328,9 @@ mod tests {
     #[test]
     fn tokens_are_values_not_a_range() {
         let g = seat(0, Mode::Exclusive, 100).grant;
-        assert!([10, 12, 15].iter().all(|t| g.speaks(*t, 99, 0)));
-        assert!([9, 11, 13, 16].iter().all(|t| !g.speaks(*t, 99, 0)));
-        assert!(!g.speaks(10, 100, 0), "the deadline itself is over");
+        assert!([10, 12, 15].iter().all(|t| g.speaks(*t, at(99), Floor(0))));
+        assert!([9, 11, 13, 16].iter().all(|t| !g.speaks(*t, at(99), Floor(0))));
+        assert!(!g.speaks(10, at(100), Floor(0)), "the deadline itself is over");
     }
 
     #[test]
@@ -345,64 +349,74 @@ mod tests {
     #[test]
     fn after_a_jump_nothing_speaks_until_renewed() {
         let mut g = seat(0, Mode::Exclusive, 100).grant;
-        assert!(!g.speaks(10, 1, 50));
-        assert!(g.renewable(10, 1));
-        assert_eq!(g.release(10, 1), Release::Close);
-        assert!(g.awaits_renewal(10, 1, 50) && !g.awaits_renewal(11, 1, 50));
-        assert!(!g.awaits_renewal(10, 100, 50), "it has expired");
+        assert!(!g.speaks(10, at(1), Floor(50)));
+        assert!(g.renewable(10, at(1)));
+        assert_eq!(g.release(10, at(1)), Release::Close);
+        assert!(g.awaits_renewal(10, at(1), Floor(50)) && !g.awaits_renewal(11, at(1), Floor(50)));
+        assert!(!g.awaits_renewal(10, at(100), Floor(50)), "it has expired");
         g.tokens = g.tokens.renew(51);
-        assert!(g.speaks(10, 1, 50) && g.speaks(51, 1, 50) && !g.awaits_renewal(10, 1, 50));
+        assert!(
+            g.speaks(10, at(1), Floor(50))
+                && g.speaks(51, at(1), Floor(50))
+                && !g.awaits_renewal(10, at(1), Floor(50))
+        );
     }
 
     #[test]
     fn a_closing_token_speaks_only_where_it_was_drawn() {
         let mut g = seat(0, Mode::Exclusive, 100).grant;
         g.closing = Some(20);
-        assert!(!g.speaks(20, 1, 0) && !g.speaks(10, 1, 0));
-        assert_eq!(g.release(10, 1), Release::Lost);
+        assert!(!g.speaks(20, at(1), Floor(0)) && !g.speaks(10, at(1), Floor(0)));
+        assert_eq!(g.release(10, at(1)), Release::Lost);
         g.closed_here = true;
-        assert!(g.speaks(20, 1, 0) && !g.speaks(10, 1, 0));
-        assert_eq!(g.release(10, 1), Release::Again(20));
-        assert!(!g.renewable(10, 1));
+        assert!(g.speaks(20, at(1), Floor(0)) && !g.speaks(10, at(1), Floor(0)));
+        assert_eq!(g.release(10, at(1)), Release::Again(20));
+        assert!(!g.renewable(10, at(1)));
     }
 
     #[test]
     fn a_closing_token_drawn_after_a_jump_speaks_only_where_the_grant_was_renewed() {
         let mut g = seat(0, Mode::Exclusive, 100).grant;
         (g.closing, g.closed_here) = (Some(60), true);
-        assert!(!g.speaks(60, 1, 50) && g.awaits_renewal(60, 1, 50));
-        assert_eq!(g.release(10, 1), Release::Again(60));
+        assert!(!g.speaks(60, at(1), Floor(50)) && g.awaits_renewal(60, at(1), Floor(50)));
+        assert_eq!(g.release(10, at(1)), Release::Again(60));
         g.tokens = g.tokens.renew(51);
-        assert!(g.speaks(60, 1, 50) && !g.awaits_renewal(60, 1, 50));
+        assert!(g.speaks(60, at(1), Floor(50)) && !g.awaits_renewal(60, at(1), Floor(50)));
     }
 
     #[test]
     fn exclusive_waits_for_everybody_and_a_guard_outlives_the_deadline() {
         let mut s = seat(0, Mode::Exclusive, 100);
-        assert_eq!(acquire(&[], &ask(Mode::Exclusive), 1), Acquire::Grant { slot: 0 });
-        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 99), Acquire::Taken { until: 100 });
-        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 100), Acquire::Grant { slot: 0 });
+        assert_eq!(acquire(&[], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
+        assert_eq!(
+            acquire(&[s], &ask(Mode::Exclusive), at(99)),
+            Acquire::Taken { until: Some(at(100)) }
+        );
+        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), at(100)), Acquire::Grant { slot: 0 });
         s.guarded = true;
         for mode in [Mode::Exclusive, Mode::Shared, Mode::Slots(2)] {
-            assert_eq!(acquire(&[s], &ask(mode), 100), Acquire::Taken { until: Micros::MAX });
+            assert_eq!(acquire(&[s], &ask(mode), at(100)), Acquire::Taken { until: None });
         }
-        assert_eq!(acquire(&[s], &ask(Mode::Slots(2)), 99), Acquire::SlotsDiffer { live: 1 });
+        assert_eq!(acquire(&[s], &ask(Mode::Slots(2)), at(99)), Acquire::SlotsDiffer { live: 1 });
     }
 
     #[test]
     fn reclaim_is_for_the_same_holder_and_not_over_a_guard() {
         let mut s = seat(0, Mode::Exclusive, 100);
         let again = Ask { mode: Mode::Exclusive, reclaim: true };
-        assert_eq!(acquire(&[s], &again, 1), Acquire::Taken { until: 100 });
+        assert_eq!(acquire(&[s], &again, at(1)), Acquire::Taken { until: Some(at(100)) });
         s.mine = true;
-        assert_eq!(acquire(&[s], &again, 1), Acquire::Grant { slot: 0 });
-        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 1), Acquire::Taken { until: 100 });
+        assert_eq!(acquire(&[s], &again, at(1)), Acquire::Grant { slot: 0 });
+        assert_eq!(
+            acquire(&[s], &ask(Mode::Exclusive), at(1)),
+            Acquire::Taken { until: Some(at(100)) }
+        );
         s.guarded = true;
-        assert_eq!(acquire(&[s], &again, 1), Acquire::Taken { until: Micros::MAX });
+        assert_eq!(acquire(&[s], &again, at(1)), Acquire::Taken { until: None });
         for mode in [Mode::Shared, Mode::Slots(2)] {
             s.grant.mode = mode;
             let again = Ask { mode, reclaim: true };
-            assert_eq!(acquire(&[s], &again, 1), Acquire::Taken { until: Micros::MAX });
+            assert_eq!(acquire(&[s], &again, at(1)), Acquire::Taken { until: None });
         }
     }
 
@@ -411,50 +425,62 @@ mod tests {
         let mut g = seat(0, Mode::Shared, 100).grant;
         g.closing = Some(g.tokens.latest());
         g.closed_here = true;
-        assert!([10, 12, 15].iter().all(|t| !g.speaks(*t, 1, 0)));
-        assert!([10, 12, 15].iter().all(|t| g.release(*t, 1) == Release::Lost));
+        assert!([10, 12, 15].iter().all(|t| !g.speaks(*t, at(1), Floor(0))));
+        assert!([10, 12, 15].iter().all(|t| g.release(*t, at(1)) == Release::Lost));
     }
 
     #[test]
     fn a_grant_ends_what_must_not_come_back_beside_it() {
         let shared = seat(1, Mode::Shared, 100);
         let (all, one) = (ask(Mode::Shared), ask(Mode::Exclusive));
-        assert!(ends(&one, &shared, 100) && ends(&ask(Mode::Slots(2)), &shared, 100));
-        assert!(!ends(&all, &shared, 100) && !ends(&one, &shared, 99));
-        assert!(!ends(&one, &Seat { guarded: true, ..shared }, 100));
+        assert!(ends(&one, &shared, at(100)) && ends(&ask(Mode::Slots(2)), &shared, at(100)));
+        assert!(!ends(&all, &shared, at(100)) && !ends(&one, &shared, at(99)));
+        assert!(!ends(&one, &Seat { guarded: true, ..shared }, at(100)));
         let reclaim = Ask { reclaim: true, ..all };
-        assert!(!ends(&reclaim, &shared, 99));
-        assert!(ends(&reclaim, &Seat { mine: true, ..shared }, 99));
-        assert!(!ends(&reclaim, &Seat { mine: true, guarded: true, ..shared }, 99));
+        assert!(!ends(&reclaim, &shared, at(99)));
+        assert!(ends(&reclaim, &Seat { mine: true, ..shared }, at(99)));
+        assert!(!ends(&reclaim, &Seat { mine: true, guarded: true, ..shared }, at(99)));
     }
 
     #[test]
     fn what_its_session_has_abandoned_is_over_and_does_not_come_back() {
         let mut s = seat(0, Mode::Exclusive, 100);
         s.grant.abandoned = true;
-        assert_eq!((s.grant.phase(99), s.grant.phase(100)), (Phase::Abandoned, Phase::Expired));
-        assert!(!s.grant.speaks(10, 1, 0) && !s.grant.renewable(10, 1));
-        assert_eq!(s.grant.release(10, 1), Release::Lost);
-        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 1), Acquire::Grant { slot: 0 });
+        assert_eq!(
+            (s.grant.phase(at(99)), s.grant.phase(at(100))),
+            (Phase::Abandoned, Phase::Expired)
+        );
+        assert!(!s.grant.speaks(10, at(1), Floor(0)) && !s.grant.renewable(10, at(1)));
+        assert_eq!(s.grant.release(10, at(1)), Release::Lost);
+        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
         s.guarded = true;
-        let taken = Acquire::Taken { until: Micros::MAX };
-        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), 1), taken);
+        let taken = Acquire::Taken { until: None };
+        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), at(1)), taken);
         let shared = Seat { guarded: false, ..s };
-        assert!(ends(&ask(Mode::Slots(2)), &shared, 1));
+        assert!(ends(&ask(Mode::Slots(2)), &shared, at(1)));
     }
 
     #[test]
     fn shared_and_slots() {
         let reader = |slot| seat(slot, Mode::Shared, 100);
         let two = [reader(0), reader(2)];
-        assert_eq!(acquire(&two, &ask(Mode::Shared), 1), Acquire::Grant { slot: 1 });
-        assert_eq!(acquire(&two, &ask(Mode::Exclusive), 1), Acquire::Taken { until: 100 });
+        assert_eq!(acquire(&two, &ask(Mode::Shared), at(1)), Acquire::Grant { slot: 1 });
+        assert_eq!(
+            acquire(&two, &ask(Mode::Exclusive), at(1)),
+            Acquire::Taken { until: Some(at(100)) }
+        );
         let worker = |slot, until| seat(slot, Mode::Slots(2), until);
         let full = [worker(0, 50), worker(1, 70)];
-        assert_eq!(acquire(&full, &ask(Mode::Slots(2)), 1), Acquire::Taken { until: 50 });
-        assert_eq!(acquire(&full, &ask(Mode::Slots(2)), 60), Acquire::Grant { slot: 0 });
-        assert_eq!(acquire(&full, &ask(Mode::Slots(3)), 1), Acquire::SlotsDiffer { live: 2 });
-        assert_eq!(acquire(&full, &ask(Mode::Slots(3)), 80), Acquire::Grant { slot: 0 });
-        assert_eq!(acquire(&full, &ask(Mode::Shared), 1), Acquire::Taken { until: 70 });
+        assert_eq!(
+            acquire(&full, &ask(Mode::Slots(2)), at(1)),
+            Acquire::Taken { until: Some(at(50)) }
+        );
+        assert_eq!(acquire(&full, &ask(Mode::Slots(2)), at(60)), Acquire::Grant { slot: 0 });
+        assert_eq!(acquire(&full, &ask(Mode::Slots(3)), at(1)), Acquire::SlotsDiffer { live: 2 });
+        assert_eq!(acquire(&full, &ask(Mode::Slots(3)), at(80)), Acquire::Grant { slot: 0 });
+        assert_eq!(
+            acquire(&full, &ask(Mode::Shared), at(1)),
+            Acquire::Taken { until: Some(at(70)) }
+        );
     }
 }

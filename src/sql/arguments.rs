@@ -5,7 +5,7 @@ use crate::leases::request::Request;
 use crate::pg::args::Args;
 use crate::pg::errors::{self, Refusal};
 use pg_fence_rules::grant::{Ask, Mode};
-use pg_fence_rules::{Micros, Token, NAME_MAX};
+use pg_fence_rules::{Span, Token, NAME_MAX};
 use std::time::Duration;
 
 /// The longest holder, in bytes.
@@ -13,11 +13,11 @@ pub const HOLDER_MAX: usize = 512;
 /// The most metadata, in bytes as jsonb keeps it before any compression.
 pub const METADATA_MAX: usize = 65_536;
 /// The ttl of those who ask for none: 30 s.
-const TTL_DEFAULT: Micros = 30_000_000;
+const TTL_DEFAULT: Span = Span::from_secs(30);
 /// What `lease_prune` keeps where nothing is said: a day.
-const OLDER_THAN_DEFAULT: Micros = 86_400_000_000;
+const OLDER_THAN_DEFAULT: Span = Span::from_secs(86_400);
 /// The longest ttl: 366 days.
-pub const TTL_MAX: Micros = 366 * 86_400_000_000;
+const TTL_MAX: Span = Span::from_secs(366 * 86_400);
 /// The most leases that one call takes.
 pub const NAMES_MAX: usize = 1_000;
 
@@ -105,11 +105,11 @@ pub fn token(args: &Args, n: usize) -> Result<Token, Refusal> {
     }
 }
 
-/// A ttl in microseconds: positive and at most 366 days; None for NULL.
-pub fn ttl(args: &Args, n: usize) -> Result<Option<Micros>, Refusal> {
+/// A ttl: positive and at most 366 days; None for NULL.
+pub fn ttl(args: &Args, n: usize) -> Result<Option<Span>, Refusal> {
     match args.interval_us(n) {
         None => Ok(None),
-        Some(us) if (1..=TTL_MAX).contains(&us) => Ok(Some(us)),
+        Some(us) if (1..=TTL_MAX.micros()).contains(&us) => Ok(Some(Span::from_micros(us))),
         Some(_) => Err(errors::bad_argument(
             "ttl",
             "ttl must be positive and at most 366 days",
@@ -119,7 +119,7 @@ pub fn ttl(args: &Args, n: usize) -> Result<Option<Micros>, Refusal> {
 }
 
 /// The ttl of a new grant.
-pub fn first_ttl(args: &Args, n: usize) -> Result<Micros, Refusal> {
+pub fn first_ttl(args: &Args, n: usize) -> Result<Span, Refusal> {
     Ok(ttl(args, n)?.unwrap_or(TTL_DEFAULT))
 }
 
@@ -142,7 +142,7 @@ fn bad_wait(message: &str) -> Refusal {
 pub fn acquire(args: &Args) -> Result<(Request, Duration), Refusal> {
     let name = name(args, 0)?;
     let holder = holder(args, 1)?;
-    let ttl_us = first_ttl(args, 2)?;
+    let ttl = first_ttl(args, 2)?;
     let wait = wait(args, 3)?;
     let shared = args.boolean(5).unwrap_or(false);
     let slots = args.int4(6).unwrap_or(1);
@@ -176,14 +176,14 @@ pub fn acquire(args: &Args) -> Result<(Request, Duration), Refusal> {
     let metadata = metadata(args, 4)?;
     let session = args.boolean(8).unwrap_or(false);
     let ask = Ask { mode, reclaim };
-    Ok((Request { name, holder, ttl_us, metadata, session, ask }, wait))
+    Ok((Request { name, holder, ttl, metadata, session, ask }, wait))
 }
 
-/// How long ago, in microseconds.
-pub fn older_than(args: &Args, n: usize) -> Result<Micros, Refusal> {
+/// How long ago a grant must have ended.
+pub fn older_than(args: &Args, n: usize) -> Result<Span, Refusal> {
     match args.interval_us(n) {
         None => Ok(OLDER_THAN_DEFAULT),
-        Some(us) if us >= 0 => Ok(us),
+        Some(us) if us >= 0 => Ok(Span::from_micros(us)),
         Some(_) => Err(errors::bad_argument(
             "older_than",
             "older_than must not be negative",

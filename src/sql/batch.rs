@@ -19,14 +19,14 @@ use pg_fence_rules::Token;
 pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
     let names = arguments::names(&args, 0)?;
     let holder = arguments::holder(&args, 1)?;
-    let ttl_us = arguments::first_ttl(&args, 2)?;
+    let ttl = arguments::first_ttl(&args, 2)?;
     let metadata = arguments::metadata(&args, 3)?;
     let session = args.boolean(4).unwrap_or(false);
     server::writable(c"lease_acquire_all()");
     let request = |name| Request {
         name,
         holder: holder.clone(),
-        ttl_us,
+        ttl,
         metadata,
         session,
         ask: Ask { mode: Mode::Exclusive, reclaim: false },
@@ -40,7 +40,7 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
 pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     let names = arguments::names(&args, 0)?;
     let token = arguments::token(&args, 1)?;
-    let ttl_us = arguments::ttl(&args, 2)?;
+    let ttl = arguments::ttl(&args, 2)?;
     server::writable(c"lease_renew_all()");
     let table = LeaseTable::open(Access::Write)?;
     let mut found = Vec::with_capacity(names.len());
@@ -59,7 +59,7 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     let fresh = tokens::draw(change::greatest(found.iter().map(|f| &f.row)))?;
     let rows: Vec<Row> = found.into_iter().map(|f| f.keep()).collect();
     for row in &rows {
-        change::prolong(&table, row, fresh, now, ttl_us)?;
+        change::prolong(&table, row, fresh, now, ttl)?;
     }
     Ok(fresh.into())
 }

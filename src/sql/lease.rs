@@ -36,14 +36,14 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
 pub fn renew(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
-    let ttl_us = arguments::ttl(&args, 2)?;
+    let ttl = arguments::ttl(&args, 2)?;
     server::writable(c"lease_renew()");
     let table = LeaseTable::open(Access::Write)?;
     let Some((locked, now)) = change::renewable(&table, &name, token)? else {
         return Ok(Answer::Null);
     };
     let fresh = tokens::draw(locked.row.grant.greatest())?;
-    change::prolong(&table, &locked.keep(), fresh, now, ttl_us)?;
+    change::prolong(&table, &locked.keep(), fresh, now, ttl)?;
     Ok(fresh.into())
 }
 
@@ -88,7 +88,7 @@ pub fn guard(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     server::writable(c"lease_guard()");
-    guard::require(&name, token, false)?;
+    guard::require(&name, token, guard::Asker::Call)?;
     settings::set_local(token);
     guard::note_call(name);
     Ok(token.into())
@@ -111,7 +111,7 @@ pub fn prune(args: Args) -> Result<Answer, Refusal> {
     let older_than = arguments::older_than(&args, 0)?;
     server::writable(c"lease_prune()");
     let table = LeaseTable::open(Access::Write)?;
-    let horizon = server::now().saturating_sub(older_than);
+    let horizon = server::now() - older_than;
     let mut pruned = 0i64;
     table.each(|found| {
         if found.over_since() < horizon && prune_row(&table, found, horizon)? {

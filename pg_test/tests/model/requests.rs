@@ -1,14 +1,14 @@
 //! What the server does with a request. The decisions are the extension's own; what surrounds them (locks,
 //! reads, draws) is told here in the order in which the extension does it.
 
-use crate::locks::Lock;
 use crate::server::{micros, mode, Row, TTL};
 use crate::state::{Change, Early, Guarded, Op, Phase, State, Transaction, Violation};
 use crate::system::System;
 use pg_test::protocol::epoch::Due;
 use pg_test::protocol::fence::{self, Order, Verdict, Write};
 use pg_test::protocol::grant::{self, Acquire, Ask, Grant, Release, Seat};
-use pg_test::protocol::Token;
+use pg_test::protocol::locks::LockMode;
+use pg_test::protocol::{Floor, Token};
 
 impl System {
     /// Carries out a request; None where it waits, or cannot happen within the bounds.
@@ -34,11 +34,11 @@ impl System {
         state.server.due(&self.protections) != Due::Nothing
     }
 
-    fn floor(&self, state: &State) -> Token {
+    fn floor(&self, state: &State) -> Floor {
         if self.protections.floor {
-            state.server.data.floor
+            Floor(state.server.data.floor)
         } else {
-            0
+            Floor::NONE
         }
     }
 
@@ -69,7 +69,7 @@ impl System {
             }
         };
         let mut locks = Vec::new();
-        let lock = |state: &State, locks: &mut Vec<(i32, Lock)>, slot, lock| {
+        let lock = |state: &State, locks: &mut Vec<(i32, LockMode)>, slot, lock| {
             if self.protections.grant_lock {
                 locks.push((slot, lock));
                 return state.may_lock(c, slot, lock);
@@ -78,7 +78,7 @@ impl System {
         };
         let slot = if exclusive {
             let all = std::iter::once(0).chain(rows.iter().map(|r| r.slot));
-            if !all.fold(true, |had, slot| had & lock(state, &mut locks, slot, Lock::Own)) {
+            if !all.fold(true, |had, slot| had & lock(state, &mut locks, slot, LockMode::Own)) {
                 return None;
             }
             // Under these locks nobody else guards anything.
@@ -87,17 +87,17 @@ impl System {
             };
             slot
         } else {
-            if !lock(state, &mut locks, 0, Lock::Anchor) {
+            if !lock(state, &mut locks, 0, LockMode::Anchor) {
                 return None;
             }
             let guarded = |slot: i32| {
                 let is_over =
                     |r: &Row| grant_of(state, r).phase(micros(clock)) != grant::Phase::Held;
                 let over = rows.iter().any(|r| r.slot == slot && is_over(r));
-                over && !state.may_lock(c, slot, Lock::Probe)
+                over && !state.may_lock(c, slot, LockMode::Probe)
             };
             let slot = decide(state, &guarded)?;
-            if !lock(state, &mut locks, slot, Lock::Replace) {
+            if !lock(state, &mut locks, slot, LockMode::Replace) {
                 return None;
             }
             slot
@@ -196,7 +196,7 @@ impl System {
         let Some(mut row) = self.own_row(state, &early, token) else {
             return self.refuse(state, c, None);
         };
-        if !state.may_lock(c, row.slot, Lock::Change) {
+        if !state.may_lock(c, row.slot, LockMode::Change) {
             return None;
         }
         let now = micros(early.clock.unwrap_or(state.clock));
@@ -227,7 +227,7 @@ impl System {
                 state.server.session_unlocked(c, Some(row.first));
             }
         }
-        let locks = vec![(row.slot, Lock::Change)];
+        let locks = vec![(row.slot, LockMode::Change)];
         let change = Change::Lease(row);
         let transaction = Transaction { op, locks, change, guarded: None, ends };
         state.clients[c].phase = Phase::Drawn(transaction, fresh);
@@ -256,10 +256,10 @@ impl System {
         };
         let mut locks = Vec::new();
         if self.protections.guard_lock {
-            if !state.may_lock(c, row.slot, Lock::Guard) {
+            if !state.may_lock(c, row.slot, LockMode::Guard) {
                 return None;
             }
-            locks.push((row.slot, Lock::Guard));
+            locks.push((row.slot, LockMode::Guard));
         }
         let now = micros(early.clock.unwrap_or(state.clock));
         if !self.grant(state, &early, &row).speaks(token, now, self.floor(state)) {
@@ -301,7 +301,7 @@ impl System {
             .filter(|i| held(&state.server.data.leases[*i]))
             .collect();
         let slot = |i: &usize| state.server.data.leases[*i].slot;
-        let lockable = |i: &usize| state.may_lock(nobody, slot(i), Lock::Change);
+        let lockable = |i: &usize| state.may_lock(nobody, slot(i), LockMode::Change);
         if live.is_empty() || !live.iter().all(lockable) {
             return None;
         }

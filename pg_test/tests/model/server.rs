@@ -3,7 +3,7 @@
 use crate::protections::Protections;
 use pg_test::protocol::epoch::{self, Due, Identity, Recorded, Start};
 use pg_test::protocol::grant::{Grant, Mode, Tokens};
-use pg_test::protocol::{Micros, Token};
+use pg_test::protocol::{Instant, Span, Token};
 
 /// How many tokens beyond the drawn one a log record covers (Postgres: 32).
 const LOGGED_AHEAD: i64 = 2;
@@ -59,8 +59,8 @@ pub fn mode(exclusive: bool) -> Mode {
 }
 
 /// The clock as the rules see it: some day after tokens were invented, plus seconds.
-pub fn micros(seconds: u8) -> Micros {
-    epoch::CLOCK_ZERO + (1_000 + Micros::from(seconds)) * 1_000_000
+pub fn micros(seconds: u8) -> Instant {
+    epoch::CLOCK_ZERO + Span::from_secs(1_000 + i64::from(seconds))
 }
 
 /// `fence.token_seq`: what sessions see, and what the log says.
@@ -123,7 +123,7 @@ pub struct Server {
 }
 
 /// The start of the server. A crash need not change it: one backend's restarts the rest.
-const START: Start = Start { server: 1, database: 1, file: 1 };
+const START: Start = Start { server: Instant::from_micros(1), database: 1, file: 1 };
 
 impl Server {
     /// A new one, nothing drawn yet.
@@ -223,7 +223,7 @@ impl Server {
         }
         match self.steps.remove(0) {
             Step::Sequence => {
-                let now = if p.move_by_clock { micros(clock) } else { 0 };
+                let now = if p.move_by_clock { micros(clock) } else { Instant::EARLIEST };
                 let target = epoch::target(self.data.sequence.last, now);
                 let target = target.expect("far from the end");
                 self.data.sequence = Sequence { last: target, logged: target };

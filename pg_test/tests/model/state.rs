@@ -1,7 +1,7 @@
 //! A state of the whole system, and what may happen next.
 
-use crate::locks::Lock;
 use crate::server::{Row, Server};
+use pg_test::protocol::locks::LockMode;
 use pg_test::protocol::Token;
 
 /// What a client asks of the server.
@@ -79,7 +79,7 @@ pub struct Early {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Transaction {
     pub op: Op,
-    pub locks: Vec<(i32, Lock)>,
+    pub locks: Vec<(i32, LockMode)>,
     pub change: Change,
     pub guarded: Option<Guarded>,
     /// The first tokens of the grants that it ends: where they end with this session, their locks go when it
@@ -178,9 +178,9 @@ impl State {
     }
 
     /// Could this client have the lock now?
-    pub fn may_lock(&self, client: usize, slot: i32, lock: Lock) -> bool {
+    pub fn may_lock(&self, client: usize, slot: i32, lock: LockMode) -> bool {
         let mut held = self.others(client).flat_map(|t| t.locks.iter());
-        held.all(|(at, other)| *at != slot || lock.bears(*other))
+        held.all(|(at, other)| *at != slot || !lock.conflicts_with(*other))
     }
 
     /// The lock of a row that somebody is writing.

@@ -8,7 +8,7 @@ mod hint;
 pub use hint::{Tried, Wrote};
 
 use super::encoding::to_utf8;
-use pg_fence_rules::{Micros, Token};
+use pg_fence_rules::{Instant, Token};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -101,24 +101,9 @@ impl Refusal {
         self
     }
 
-    /// Without the lease's name, for a caller who may not read the columns that it is made of.
-    pub fn without_lease(mut self, name: &[u8]) -> Self {
-        self.message = self.message.replace(&format!("lease {}", quoted(name)), "the row's lease");
-        self.detail.lease = None;
-        self
-    }
-
     /// With the schema, table and column fields filled.
     pub fn at(mut self, place: Location) -> Self {
         self.place = Some(Box::new(place));
-        self
-    }
-
-    /// Without the presented token, where it is the stored one and the caller may not read that.
-    pub fn without_presented(mut self) -> Self {
-        if let Some(token) = self.detail.presented.take() {
-            self.message = self.message.replace(&format!("token {token} "), "token ");
-        }
         self
     }
 
@@ -140,9 +125,24 @@ pub fn quoted(name: &[u8]) -> String {
     format!("\"{text}\"")
 }
 
+/// What an error may show of the lease and the token that it is about: what is None here never gets into its text.
+#[derive(Clone, Copy)]
+pub struct Shown<'a> {
+    /// The lease's name; None for a caller who may not read the columns that it is made of.
+    pub lease: Option<&'a [u8]>,
+    /// The token; None where it is a stored one and the caller may not read that.
+    pub token: Option<Token>,
+}
+
+/// A lease as a message names it.
+fn lease_in_words(name: Option<&[u8]>) -> String {
+    name.map_or_else(|| "the row's lease".into(), |name| format!("lease {}", quoted(name)))
+}
+
 /// A point in time as ISO 8601, UTC.
-pub fn iso(at: Micros) -> String {
+pub fn iso(at: Instant) -> String {
     const DAY: i64 = 86_400_000_000;
+    let at = at.micros();
     let (days, within) = (at.div_euclid(DAY), at.rem_euclid(DAY));
     // Days to civil date, from 0000-03-01 (H. Hinnant, "chrono-compatible low-level date algorithms").
     let z = days + 730_425;
@@ -196,16 +196,16 @@ pub fn slots_differ(name: &[u8], live: i32, asked: i32) -> Refusal {
 }
 
 /// 40001: the transaction's snapshot is older than what made the call possible.
-pub fn snapshot_too_early(name: &[u8]) -> Refusal {
+pub fn snapshot_too_early(lease: Option<&[u8]>) -> Refusal {
     Refusal::new(
         "40001",
         format!(
-            "could not serialize access to lease {} due to concurrent changes",
-            quoted(name)
+            "could not serialize access to {} due to concurrent changes",
+            lease_in_words(lease)
         ),
         "The transaction's snapshot may predate the previous holder's last writes: retry the transaction, or acquire at READ COMMITTED in a transaction of its own.",
     )
-    .detailed(|d| d.lease = Some(to_utf8(name)))
+    .detailed(|d| d.lease = lease.map(to_utf8))
 }
 
 /// 0A000: a lease that ends with its session was acquired in a transaction that is to be prepared.
@@ -228,14 +228,14 @@ pub fn guarded_nothing(name: &[u8]) -> Refusal {
 }
 
 /// 42501: the lease was granted to another role.
-pub fn not_your_lease(name: &[u8], role: Option<&[u8]>) -> Refusal {
+pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
     Refusal::new(
         "42501",
-        format!("lease {} was granted to another role", quoted(name)),
+        format!("{} was granted to another role", lease_in_words(lease)),
         "Only the role that acquired a lease, a member of it or a superuser may use its tokens; lease_revoke ends anybody's.",
     )
     .detailed(|d| {
-        d.lease = Some(to_utf8(name));
+        d.lease = lease.map(to_utf8);
         d.role = role.map(to_utf8);
     })
 }
@@ -322,15 +322,16 @@ pub fn never_issued(presented: Token) -> Refusal {
 }
 
 /// PF004: the token does not speak for the lease.
-pub fn not_speaking(name: &[u8], presented: Token) -> Refusal {
+pub fn not_speaking(shown: Shown) -> Refusal {
+    let token = shown.token.map_or(String::new(), |token| format!(" {token}"));
     Refusal::new(
         "PF004",
-        format!("fencing token {presented} does not speak for lease {}", quoted(name)),
+        format!("fencing token{token} does not speak for {}", lease_in_words(shown.lease)),
         "The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it anew.",
     )
     .detailed(|d| {
-        d.presented = Some(presented);
-        d.lease = Some(to_utf8(name));
+        d.presented = shown.token;
+        d.lease = shown.lease.map(to_utf8);
     })
 }
 
