@@ -1,5 +1,6 @@
 //! How many had a lease at an instant, of those that could be sure of it.
 
+use super::sessions;
 use super::transaction::Transaction;
 use super::{stepped, Findings};
 use crate::chaos::evidence::Evidence;
@@ -95,9 +96,19 @@ fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Gran
         until = until.min(again.unwrap_or(i64::MAX));
         for fault in evidence.faults.iter().filter(|fault| fault.ended >= acquired.asked) {
             let breaks = matches!(fault.fault, Disturbance::StepClock | Disturbance::FailOver);
-            if breaks || fault.lease == Some(lease) {
+            let ends_sessions = matches!(
+                fault.fault,
+                Disturbance::Terminate
+                    | Disturbance::KillWorker
+                    | Disturbance::KillBackend
+                    | Disturbance::KillServer
+            );
+            if breaks || fault.lease == Some(lease) || acquired.session && ends_sessions {
                 until = until.min(fault.at);
             }
+        }
+        if acquired.session {
+            until = until.min(sessions::first_unlock(evidence, acquired));
         }
         holds.push(Hold { from: acquired.ended, until, ..grant.hold() });
     }
