@@ -13,6 +13,8 @@ pub const NO_JUMP: bool = cfg!(planted = "no-jump");
 pub const NO_GUARD_LOCK: bool = cfg!(planted = "no-guard-lock");
 /// Rows of the state are written directly, whatever indexes and row triggers their table has.
 pub const DIRECT_WRITES: bool = cfg!(planted = "direct-writes");
+/// A session is believed to live for ever.
+pub const SESSION_OUTLIVED: bool = cfg!(planted = "session-outlived");
 /// The token is drawn before the lease is locked.
 pub const TOKEN_BEFORE_LOCK: bool = cfg!(planted = "token-before-lock");
 

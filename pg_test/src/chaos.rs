@@ -78,6 +78,9 @@ impl Summary {
             .or_else(|| wanted("prepared writes", self.findings.prepared, 2))
             .or_else(|| wanted("disturbances", disturbances, 12))
             .or_else(|| wanted("stale writes refused", self.findings.refused, 2))
+            .or_else(|| {
+                wanted("leases that passed on as a session ended", self.findings.passed_on, 2)
+            })
             .or_else(|| wanted("pieces of maintenance", self.maintained(None), 6))
             // In half a minute every one of them may be interrupted by a crash.
             .or_else(|| {
@@ -111,6 +114,7 @@ impl fmt::Display for Summary {
             writes,
             prepared,
             refused,
+            passed_on,
             tokens,
             unknown,
             lost_in_failover,
@@ -132,6 +136,7 @@ impl fmt::Display for Summary {
         writeln!(f, "{writes:>8}  writes acknowledged")?;
         writeln!(f, "{prepared:>8}  writes prepared")?;
         writeln!(f, "{refused:>8}  stale writes refused")?;
+        writeln!(f, "{passed_on:>8}  leases passed on before their time, as a session had ended")?;
         writeln!(f, "{unknown:>8}  outcomes unknown")?;
         writeln!(f, "{lost_in_failover:>8}  transactions lost to asynchronous failovers")?;
         write!(f, "{:>8}  violations", violations.len())?;

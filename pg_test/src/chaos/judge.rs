@@ -3,6 +3,7 @@
 mod holds;
 mod losses;
 mod order;
+mod sessions;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -30,6 +31,8 @@ pub struct Findings {
     pub prepared: usize,
     /// Writes refused because their token was stale or did not speak.
     pub refused: usize,
+    /// Leases that passed on before their time because a session had ended.
+    pub passed_on: usize,
     /// Transactions whose outcome nobody knows.
     pub unknown: usize,
     /// Tokens that some client has seen.
@@ -48,6 +51,7 @@ pub fn judge(evidence: &Evidence) -> Findings {
     order::writes_in_order(evidence, &mut findings);
     losses::nothing_lost(evidence, &transactions, &mut findings);
     holds::no_more_than_may(evidence, &transactions, &mut findings);
+    sessions::end_their_grants(evidence, &transactions, &mut findings);
     findings.violations.extend_from_slice(&evidence.upkeep.findings);
     findings.violations.extend_from_slice(&evidence.crashes);
     findings

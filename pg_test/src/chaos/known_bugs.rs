@@ -28,6 +28,8 @@ pub enum KnownBug {
     NoGuardLock,
     /// Rows of the state are written past the indexes and row triggers of their table
     DirectWrites,
+    /// A session is believed to live for ever
+    SessionOutlived,
 }
 
 impl KnownBug {
@@ -40,6 +42,7 @@ impl KnownBug {
             KnownBug::NoJump => "no-jump",
             KnownBug::NoGuardLock => "no-guard-lock",
             KnownBug::DirectWrites => "direct-writes",
+            KnownBug::SessionOutlived => "session-outlived",
         }
     }
 
@@ -52,6 +55,7 @@ impl KnownBug {
             KnownBug::NoJump => &[(Disturbance::FailOver, 1)],
             KnownBug::NoGuardLock => &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)],
             KnownBug::DirectWrites => &[(Disturbance::FreezeWorker, 1)],
+            KnownBug::SessionOutlived => &[(Disturbance::Terminate, 1)],
         }
     }
 
@@ -62,6 +66,7 @@ impl KnownBug {
             KnownBug::Now => &["a grant lasted"],
             KnownBug::NoStartMove | KnownBug::NoJump => &["was seen twice", "had been seen"],
             KnownBug::NoGuardLock => &["replaced grant", "too many holders", "others had it"],
+            KnownBug::SessionOutlived => &["after the end of its session"],
             // The last is the crash of an index's expression that has nowhere to be evaluated.
             KnownBug::DirectWrites => &["missed writes", "others had it", "by signal 11"],
         }

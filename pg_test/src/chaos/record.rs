@@ -91,6 +91,8 @@ pub enum Event {
         also: Option<i32>,
         /// The first token of the grant that it relies on.
         first: Option<i64>,
+        /// A grant that it makes is to end with its session.
+        session: bool,
     },
     /// A token was seen, committed or not.
     Token(i64),
@@ -109,6 +111,10 @@ pub enum Event {
     },
     /// What came of that.
     Finished(Outcome),
+    /// The session is about to give back all the locks that it holds as a session.
+    Unlock,
+    /// The session has ended, or given back all its locks, with which these grants end (their first tokens).
+    SessionEnded(Vec<i64>),
 }
 
 /// A worker's own log. Each line reaches the kernel before the worker goes on, so it outlives the worker.

@@ -47,6 +47,9 @@ impl ChaosWorker {
         for (lease, held) in change {
             match held {
                 Some(held) => {
+                    if task.session && !self.session_bound.contains(&held.first) {
+                        self.session_bound.push(held.first);
+                    }
                     self.held.insert(lease, held);
                     self.lost.remove(&lease);
                 }
@@ -54,6 +57,17 @@ impl ChaosWorker {
             }
         }
         Ok(Outcome::Committed)
+    }
+
+    /// Gives back all the locks that the session holds as a session: what ends with it is over. The worker goes on
+    /// believing in its grants.
+    pub(super) fn unlock_session(&mut self) -> Step<()> {
+        self.write(Event::Unlock)?;
+        let all = self.rng.random_bool(0.5);
+        self.sql(if all { "DISCARD ALL" } else { "SELECT pg_advisory_unlock_all()" })?;
+        let firsts = std::mem::take(&mut self.session_bound);
+        self.write(Event::SessionEnded(firsts))?;
+        Ok(())
     }
 
     /// Prepares the transaction, and finishes it later or leaves that to the resolver.
@@ -116,8 +130,8 @@ impl ChaosWorker {
         let rows = self.sql(&format!(
             "SELECT clock_timestamp(), lease_acquire('job:{lease}', holder => 'worker {}',
                ttl => '{TTL_MS} ms', wait => '{wait} ms', reclaim => {reclaim},
-               shared => {shared}, slots => {slots})",
-            self.who.worker
+               shared => {shared}, slots => {slots}, session => {})",
+            self.who.worker, task.session
         ))?;
         let token = self.seen(&rows[0][1])?;
         let held = Held { token, first: token, shared };
@@ -131,9 +145,10 @@ impl ChaosWorker {
         let names: Vec<_> = leases.iter().flatten().map(|lease| format!("job:{lease}")).collect();
         let rows = self.sql(&format!(
             "SELECT clock_timestamp(), lease_acquire_all('{{{}}}', holder => 'worker {}',
-               ttl => '{TTL_MS} ms')",
+               ttl => '{TTL_MS} ms', session => {})",
             names.join(","),
-            self.who.worker
+            self.who.worker,
+            task.session
         ))?;
         let token = self.seen(&rows[0][1])?;
         let held = Held { token, first: token, shared: false };

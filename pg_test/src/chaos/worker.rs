@@ -67,6 +67,8 @@ pub(super) struct Task {
     pub lease: i32,
     /// The second lease, where two are acquired at once.
     pub also: Option<i32>,
+    /// A grant is to end with the session.
+    pub session: bool,
 }
 
 /// A worker: what it believes to hold, its session, and the log of what it asked and saw.
@@ -80,8 +82,12 @@ pub(super) struct ChaosWorker {
     pub prepared_for: Vec<i32>,
     /// Whether the end of the transaction has been asked for.
     pub committing: bool,
+    /// The first tokens of the grants that end with its session, or with the one before.
+    pub session_bound: Vec<i64>,
     log: Log,
     session: Option<Session>,
+    /// The pid of the latest session's backend.
+    backend: i32,
     era: u32,
     count: i64,
 }
@@ -99,8 +105,10 @@ pub fn work(who: Identity) -> Result<()> {
         lost: HashMap::new(),
         prepared_for: Vec::new(),
         committing: false,
+        session_bound: Vec::new(),
         log,
         session: None,
+        backend: 0,
         era: 0,
         count: 0,
     };
@@ -111,6 +119,7 @@ pub fn work(who: Identity) -> Result<()> {
         }
         if worker.session.is_none() || worker.era != instructions.era {
             worker.connect(&instructions);
+            worker.see_the_session_before_gone()?;
         }
         if worker.session.is_none() {
             std::thread::sleep(Duration::from_millis(30));
@@ -142,6 +151,18 @@ impl ChaosWorker {
         }
     }
 
+    /// Notices, with a new session, that the one before has ended: its backend is gone.
+    fn see_the_session_before_gone(&mut self) -> Result<()> {
+        let Some(session) = &mut self.session else { return Ok(()) };
+        let before = std::mem::replace(&mut self.backend, session.pid());
+        let firsts = std::mem::take(&mut self.session_bound);
+        let sql = format!("SELECT FROM pg_stat_activity WHERE pid = {before}");
+        if !firsts.is_empty() && session.try_rows(&sql).is_ok_and(|rows| rows.is_empty()) {
+            self.write(Event::SessionEnded(firsts))?;
+        }
+        Ok(())
+    }
+
     /// Writes down what happens.
     pub fn write(&mut self, event: Event) -> Result<()> {
         let (at, worker, era, id) = (now_us(), self.who.worker, self.era, self.id);
@@ -154,7 +175,8 @@ impl ChaosWorker {
         } else {
             self.rng.random_range(0..instructions.leases)
         };
-        let task = |what| Task { what, lease, also: None };
+        let session = self.rng.random_bool(0.4);
+        let task = |what| Task { what, lease, also: None, session };
         if instructions.activity == Activity::Lazy {
             return task(What::Lazy);
         }
@@ -176,7 +198,7 @@ impl ChaosWorker {
             _ if kind == Kind::Exclusive && instructions.leases > 1 && dice > 85 => {
                 let also =
                     (lease + self.rng.random_range(1..instructions.leases)) % instructions.leases;
-                Task { what: What::AcquireAll, lease, also: Some(also) }
+                Task { what: What::AcquireAll, lease, also: Some(also), session }
             }
             _ => task(What::Acquire),
         }
@@ -184,13 +206,24 @@ impl ChaosWorker {
 
     /// One transaction, from the choice to the outcome.
     fn transaction(&mut self, instructions: &Instructions) -> Result<()> {
-        let task = self.choose(instructions);
-        let Task { what, lease, also } = task;
+        if !self.session_bound.is_empty() && self.rng.random_bool(0.06) {
+            match self.unlock_session() {
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(_) => {
+                    self.hang_up();
+                    return Ok(());
+                }
+                Ok(()) => {}
+            }
+        }
+        let mut task = self.choose(instructions);
+        task.session &= task.what.acquires();
+        let Task { what, lease, also, session } = task;
         self.count += 1;
         let (worker, incarnation) = (i64::from(self.who.worker), i64::from(self.who.incarnation));
         self.id = worker << 48 | incarnation << 28 | self.count;
         let held = self.held.get(&lease).or(self.lost.get(&lease)).copied();
-        self.write(Event::Ask { what, lease, also, first: held.map(|held| held.first) })?;
+        self.write(Event::Ask { what, lease, also, first: held.map(|held| held.first), session })?;
         self.committing = false;
         let outcome = match self.run_task(task, held) {
             Ok(outcome) => outcome,

@@ -44,6 +44,11 @@ fn writes_past_row_triggers_are_caught(lab: &Lab) -> Result<()> {
     is_caught(lab, KnownBug::DirectWrites)
 }
 
+#[lab_test(slow)]
+fn sessions_believed_to_live_for_ever_are_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, KnownBug::SessionOutlived)
+}
+
 fn is_caught(lab: &Lab, bug: KnownBug) -> Result<()> {
     // One after another: they are built in the same place, and a run wants the machine for itself.
     static TURN: Mutex<()> = Mutex::new(());

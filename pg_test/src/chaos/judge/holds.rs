@@ -1,5 +1,6 @@
 //! How many had a lease at an instant, of those that could be sure of it.
 
+use super::sessions;
 use super::transaction::Transaction;
 use super::{stepped, Findings};
 use crate::chaos::evidence::Evidence;
@@ -97,9 +98,19 @@ fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Gran
             evidence.disturbances.iter().filter(|disturbance| disturbance.ended >= acquired.asked)
         {
             let breaks = matches!(disturbance.kind, Disturbance::StepClock | Disturbance::FailOver);
-            if breaks || disturbance.lease == Some(lease) {
+            let ends_sessions = matches!(
+                disturbance.kind,
+                Disturbance::Terminate
+                    | Disturbance::KillWorker
+                    | Disturbance::KillBackend
+                    | Disturbance::KillServer
+            );
+            if breaks || disturbance.lease == Some(lease) || acquired.session && ends_sessions {
                 until = until.min(disturbance.at);
             }
+        }
+        if acquired.session {
+            until = until.min(sessions::first_unlock(evidence, acquired));
         }
         holds.push(Hold { from: acquired.ended, until, ..grant.hold() });
     }

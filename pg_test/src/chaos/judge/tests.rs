@@ -1,6 +1,6 @@
 //! Every rule finds what breaks it, and nothing else.
 
-use super::judge;
+use super::{judge, Findings};
 use crate::chaos::evidence::{Evidence, Grant, Row, Write};
 use crate::chaos::nemesis::{Disturbance, Disturbed};
 use crate::chaos::record::{Event, Outcome, Record, What};
@@ -8,7 +8,7 @@ use crate::chaos::record::{Event, Outcome, Record, What};
 const SECOND: i64 = 1_000_000;
 
 fn ask(what: What, lease: i32, first: Option<i64>) -> Event {
-    Event::Ask { what, lease, also: None, first }
+    Event::Ask { what, lease, also: None, first, session: false }
 }
 
 /// A transaction of the worker `id`, from `asked` to `ended`.
@@ -188,7 +188,8 @@ fn two_that_ask_at_once_may_not_both_be_sure() {
     // Neither was granted within the other's time, as far as the times of asking tell.
     let both = vec![acquired(1, What::Acquire, 0, 0), acquired(2, What::Acquire, 0, 5)];
     assert!(too_many(both, Vec::new()) > 0);
-    let one_of_two = Event::Ask { what: What::AcquireAll, lease: 1, also: Some(0), first: None };
+    let one_of_two =
+        Event::Ask { what: What::AcquireAll, lease: 1, also: Some(0), first: None, session: false };
     let mut both = vec![acquired(1, What::Acquire, 0, 0), acquired(2, What::Acquire, 1, 20)];
     assert_eq!(too_many(both.clone(), Vec::new()), 0);
     both[1][0].event = one_of_two;
@@ -319,4 +320,53 @@ fn a_shared_grant_is_replaced_by_an_exclusive_one_only() {
     };
     assert_eq!((findings(None).len(), findings(Some(4)).len()), (0, 0));
     assert!(findings(Some(6))[0].contains("replaced grant"));
+}
+
+/// Under a grant that ends with its session, and of which the end is noticed, the same worker does this later.
+fn after_its_session(what: What, then: Event, asked: i64) -> Findings {
+    let mut first = acquired(1, What::Acquire, 0, 0);
+    if let Event::Ask { session, .. } = &mut first[0].event {
+        *session = true;
+    }
+    let ended = story(1, vec![(100, Event::Unlock), (110, Event::SessionEnded(vec![1]))]);
+    let late = story(11, vec![(asked, ask(what, 0, Some(1))), (asked + 1, then)]);
+    let mut records = [first, ended, late, acquired(2, What::Acquire, 0, 500)].concat();
+    records.sort_by_key(|record| record.at);
+    judge(&Evidence { records, ..Evidence::default() })
+}
+
+#[test]
+fn nothing_is_accepted_after_the_end_of_its_session() {
+    let found = |what, then, asked| {
+        let violations = after_its_session(what, then, asked).violations;
+        violations.iter().any(|v| v.contains("after the end of its session"))
+    };
+    for what in [What::Guarded, What::Bound] {
+        assert!(found(what, Event::Guarded, 200));
+        assert!(!found(what, Event::Guarded, 105), "it began before");
+        assert!(!found(what, Event::End(Outcome::Refused("PF004".to_owned())), 200));
+    }
+    for what in [What::Renew, What::Release] {
+        assert!(found(what, Event::Token(3), 200));
+        assert!(!found(what, Event::End(Outcome::Lost), 200));
+    }
+}
+
+#[test]
+fn a_lease_passes_on_when_its_session_has_ended() {
+    let findings = after_its_session(What::Renew, Event::End(Outcome::Lost), 200);
+    assert_eq!(findings.passed_on, 1, "{findings:?}");
+    let mut kept = [acquired(1, What::Acquire, 0, 0), acquired(2, What::Acquire, 0, 500)].concat();
+    let violated = |records: &Vec<Record>| {
+        let findings = judge(&Evidence { records: records.clone(), ..Evidence::default() });
+        findings.violations.iter().any(|v| v.contains("others had it"))
+    };
+    assert!(violated(&kept));
+    kept.extend(story(1, vec![(100, Event::Unlock)]));
+    kept.sort_by_key(|record| record.at);
+    assert!(violated(&kept), "it does not end with the session");
+    if let Event::Ask { session, .. } = &mut kept[0].event {
+        *session = true;
+    }
+    assert!(!violated(&kept));
 }

@@ -14,6 +14,8 @@ pub struct Transaction {
     pub also: Option<i32>,
     /// The first token of the grant that it relied on.
     pub first: Option<i64>,
+    /// A grant that it makes ends with the session.
+    pub session: bool,
     pub asked: i64,
     /// The first token that it saw, and when.
     pub token: Option<(i64, i64)>,
@@ -59,7 +61,7 @@ pub fn all(evidence: &Evidence) -> HashMap<i64, Transaction> {
     let mut all: HashMap<i64, Transaction> = HashMap::new();
     for record in &evidence.records {
         let (worker, era, at) = (record.worker, record.era, record.at);
-        if let Event::Ask { what, lease, also, first } = record.event {
+        if let Event::Ask { what, lease, also, first, session } = record.event {
             let new = Transaction {
                 worker,
                 era,
@@ -67,6 +69,7 @@ pub fn all(evidence: &Evidence) -> HashMap<i64, Transaction> {
                 lease,
                 also,
                 first,
+                session,
                 asked: at,
                 token: None,
                 guarded: None,
@@ -83,7 +86,7 @@ pub fn all(evidence: &Evidence) -> HashMap<i64, Transaction> {
         }
         let Some(transaction) = all.get_mut(&record.id) else { continue };
         match &record.event {
-            Event::Ask { .. } => {}
+            Event::Ask { .. } | Event::Unlock | Event::SessionEnded(_) => {}
             Event::Token(token) => {
                 transaction.token.get_or_insert((*token, at));
             }

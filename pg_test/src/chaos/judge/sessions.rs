@@ -1,0 +1,70 @@
+//! Grants that end with the session that acquired them.
+
+use super::transaction::Transaction;
+use super::Findings;
+use crate::chaos::evidence::Evidence;
+use crate::chaos::nemesis::Disturbance;
+use crate::chaos::record::{Event, What, TTL_MS};
+use std::collections::HashMap;
+
+/// Once the end of its session was noticed, no token of a grant is accepted by what begins then; and others get
+/// the lease.
+pub fn end_their_grants(
+    evidence: &Evidence,
+    transactions: &HashMap<i64, Transaction>,
+    findings: &mut Findings,
+) {
+    let mut ended: HashMap<i64, i64> = HashMap::new();
+    for record in &evidence.records {
+        if let Event::SessionEnded(firsts) = &record.event {
+            for first in firsts {
+                ended.entry(*first).or_insert(record.at);
+            }
+        }
+    }
+    for transaction in transactions.values() {
+        let end = transaction.first.and_then(|first| ended.get(&first));
+        if end.is_some_and(|at| transaction.asked > *at) && is_accepted(transaction) {
+            findings.violated(format!("accepted after the end of its session: {transaction:?}"));
+        }
+    }
+    let acquires = || transactions.values().filter(|t| t.what.acquires() && t.token.is_some());
+    for acquired in acquires().filter(|t| t.session) {
+        let first = acquired.token.map_or(0, |(token, _)| token);
+        let Some(at) = ended.get(&first) else { continue };
+        let over = |t: &&Transaction| t.what == What::Release && t.first == Some(first);
+        let revoked = evidence
+            .disturbances
+            .iter()
+            .any(|d| d.kind == Disturbance::Revoke && d.lease == Some(acquired.lease));
+        let before_its_time = |t: &Transaction| {
+            let seen = t.token.map_or(0, |(_, seen)| seen);
+            t.worker != acquired.worker
+                && t.lease == acquired.lease
+                && t.asked > *at
+                && seen < acquired.asked + TTL_MS * 1000
+        };
+        if !revoked && !transactions.values().any(|t| over(&t)) && acquires().any(before_its_time) {
+            findings.passed_on += 1;
+        }
+    }
+}
+
+/// Was a token of the grant that it relies on accepted as speaking for the lease?
+fn is_accepted(transaction: &Transaction) -> bool {
+    match transaction.what {
+        What::Guarded | What::Bound => transaction.guarded.is_some(),
+        What::Renew | What::Release => transaction.token.is_some(),
+        _ => false,
+    }
+}
+
+/// When the session that made this grant first gave back all its locks after that.
+pub fn first_unlock(evidence: &Evidence, acquired: &Transaction) -> i64 {
+    let unlocks = |record: &&crate::chaos::record::Record| {
+        record.event == Event::Unlock
+            && record.worker == acquired.worker
+            && record.at >= acquired.asked
+    };
+    evidence.records.iter().find(unlocks).map_or(i64::MAX, |record| record.at)
+}
