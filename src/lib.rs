@@ -1,13 +1,13 @@
 //! pg_fence: leases with fencing tokens, and a trigger that refuses stale writes.
 //!
-//! One room calls only those below it:
+//! Each module calls only those below it:
 //!
-//! | room | what is there |
+//! | module | what is there |
 //! | --- | --- |
 //! | `sql` | the functions that SQL calls, and their arguments; the SQL objects themselves are in `sql/` |
 //! | `leases`, `fence` | granting, changing, guarding and waiting; the trigger |
 //! | `tokens` | where tokens come from, and when the sequence moves on |
-//! | `pg` | PostgreSQL: tables, locks, transactions, settings, errors; the only room with `unsafe` |
+//! | `pg` | PostgreSQL: tables, locks, transactions, settings, errors; the only one with `unsafe` |
 //! | `rules` | the rules that decide, and the table of locks: a crate of its own that knows no server |
 //!
 //! A call flows like this: arguments, look, lock, look again (`leases::locks`), decide (`rules`), draw (`tokens`), write,

@@ -2,7 +2,7 @@
 
 use super::{keyed, lock_count, relation, scope, settings};
 
-/// Makes this room ready; `above` then registers what the rooms above it keep for as long as a transaction.
+/// Makes `pg` ready; `above` then registers what the modules above it keep for as long as a transaction.
 pub fn load(above: fn()) {
     // Where backtraces are on, pgrx puts one, with file paths, into the DETAIL of every error that passes
     // through Rust. No thread but this one exists.

@@ -1,4 +1,4 @@
-//! The only rooms that touch Postgres by pointer: small safe wrappers, each unsafe block with its reason.
+//! The only modules that touch Postgres by pointer: small safe wrappers, each unsafe block with its reason.
 //!
 //! Everything else in the extension is ordinary Rust over these.
 #![allow(unsafe_code)]

@@ -1,5 +1,8 @@
 //! Postgres's functions without the guard that pgrx puts around each call. One such guard takes about 300
 //! instructions; where a few calls follow each other, all run inside one `compat::guarded`.
+//!
+//! Each declaration is held against pgrx's own binding, which is made from the server's headers: where a major version
+//! changes a function, this does not compile.
 
 use pgrx::pg_sys::{
     AttrNumber, BlockNumber, Buffer, Datum, HeapTuple, ItemPointer, Oid, RegProcedure, Relation,
@@ -7,7 +10,26 @@ use pgrx::pg_sys::{
 };
 use std::ffi::c_int;
 
-extern "C-unwind" {
+/// Declares functions, and pins each to pgrx's binding of the same name.
+macro_rules! without_guard {
+    ($($(#[$doc:meta])* pub fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+        extern "C-unwind" {
+            $($(#[$doc])* pub fn $name($($argument: $type),*) $(-> $result)?;)*
+        }
+
+        const _: () = {
+            $(let _: unsafe fn($($type),*) $(-> $result)? = pgrx::pg_sys::$name;)*
+        };
+    };
+}
+
+/// The values of a row: until 16 the headers do not say that they are only read.
+#[cfg(any(feature = "pg15", feature = "pg16"))]
+type Values<T> = *mut T;
+#[cfg(any(feature = "pg17", feature = "pg18"))]
+type Values<T> = *const T;
+
+without_guard! {
     // access/genam.h
     pub fn ScanKeyInit(
         entry: ScanKey,
@@ -45,8 +67,8 @@ extern "C-unwind" {
     pub fn heap_copytuple(tuple: HeapTuple) -> HeapTuple;
     pub fn heap_form_tuple(
         columns: TupleDesc,
-        values: *const Datum,
-        nulls: *const bool,
+        values: Values<Datum>,
+        nulls: Values<bool>,
     ) -> HeapTuple;
     pub fn CatalogTupleInsert(table: Relation, tuple: HeapTuple);
     pub fn CatalogTupleUpdate(table: Relation, over: ItemPointer, tuple: HeapTuple);

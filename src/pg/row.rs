@@ -258,7 +258,13 @@ impl Fields {
     /// To be called inside `compat::guarded`, with the row type that they are of.
     pub unsafe fn tuple(&self, row_type: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
         // SAFETY: as many values as the type has columns, each of its column's type.
-        unsafe { raw::heap_form_tuple(row_type, self.values.as_ptr(), self.nulls.as_ptr()) }
+        unsafe {
+            raw::heap_form_tuple(
+                row_type,
+                self.values.as_ptr().cast_mut(),
+                self.nulls.as_ptr().cast_mut(),
+            )
+        }
     }
 
     fn set(&mut self, column: Column, value: impl Into<pg_sys::Datum>) -> &mut Self {
