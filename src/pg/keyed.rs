@@ -75,6 +75,8 @@ pub struct Keyed {
     mode: c_int,
     form: Option<Form>,
     wrote: Cell<bool>,
+    /// Whose the references are; they are given back as its own.
+    owner: pg_sys::ResourceOwner,
 }
 
 impl Keyed {
@@ -88,7 +90,10 @@ impl Keyed {
             return Ok(None);
         };
         let index = std::ptr::null_mut();
-        let mut opened = Keyed { spec, table, index, mode, form: None, wrote: Cell::new(false) };
+        // SAFETY: reads a global of this thread.
+        let owner = unsafe { pg_sys::CurrentResourceOwner };
+        let wrote = Cell::new(false);
+        let mut opened = Keyed { spec, table, index, mode, form: None, wrote, owner };
         // Not before the table is locked: until then another index may take its place.
         let Some(index) = open_relation(state_oid(spec.index)?, mode, wait) else {
             return Ok(None);
@@ -317,14 +322,17 @@ impl Drop for Keyed {
             return;
         }
         let of_table = if self.wrote.get() { pg_sys::NoLock as c_int } else { self.mode };
-        // SAFETY: opened by `open`, within the same call.
+        // SAFETY: opened by `open`, within the same call, which the owner outlives.
         unsafe {
+            let current = pg_sys::CurrentResourceOwner;
+            pg_sys::CurrentResourceOwner = self.owner;
             compat::guarded(|| {
                 if !self.index.is_null() {
                     raw::relation_close(self.index, self.mode);
                 }
                 raw::relation_close(self.table, of_table);
             });
+            pg_sys::CurrentResourceOwner = current;
         }
     }
 }

@@ -71,8 +71,11 @@ pub fn catch(work: impl FnOnce()) -> Result<(), Raised> {
             arg: std::ptr::null_mut(),
         };
         pg_sys::error_context_stack = &mut keeping;
+        let owner = pg_sys::CurrentResourceOwner;
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         pg_sys::error_context_stack = keeping.previous;
+        // What the caller has opened is the owner's, wherever the work was when it failed.
+        pg_sys::CurrentResourceOwner = owner;
         pg_sys::MemoryContextSwitchTo(KEEP_IN.replace(outer));
         let raised = LAST.replace(last);
         match done {

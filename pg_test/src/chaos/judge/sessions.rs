@@ -4,7 +4,7 @@ use super::transaction::Transaction;
 use super::Findings;
 use crate::chaos::evidence::Evidence;
 use crate::chaos::nemesis::Disturbance;
-use crate::chaos::record::{Event, What, TTL_MS};
+use crate::chaos::record::{Event, Record, What, TTL_MS};
 use std::collections::HashMap;
 
 /// Once the end of its session was noticed, no token of a grant is accepted by what begins then; and others get
@@ -33,16 +33,19 @@ pub fn end_their_grants(
         let first = acquired.token.map_or(0, |(token, _)| token);
         let Some(at) = ended.get(&first) else { continue };
         let over = |t: &&Transaction| t.what == What::Release && t.first == Some(first);
-        let revoked = evidence
-            .disturbances
-            .iter()
-            .any(|d| d.kind == Disturbance::Revoke && d.lease == Some(acquired.lease));
+        let until = acquired.asked + TTL_MS * 1000;
+        let revoked = evidence.disturbances.iter().any(|disturbance| {
+            disturbance.kind == Disturbance::Revoke
+                && disturbance.lease == Some(acquired.lease)
+                && disturbance.ended >= acquired.asked
+                && disturbance.at <= until
+        });
         let before_its_time = |t: &Transaction| {
             let seen = t.token.map_or(0, |(_, seen)| seen);
             t.worker != acquired.worker
                 && t.lease == acquired.lease
                 && t.asked > *at
-                && seen < acquired.asked + TTL_MS * 1000
+                && seen < until
         };
         if !revoked && !transactions.values().any(|t| over(&t)) && acquires().any(before_its_time) {
             findings.passed_on += 1;
@@ -61,7 +64,7 @@ fn is_accepted(transaction: &Transaction) -> bool {
 
 /// When the session that made this grant first gave back all its locks after that.
 pub fn first_unlock(evidence: &Evidence, acquired: &Transaction) -> i64 {
-    let unlocks = |record: &&crate::chaos::record::Record| {
+    let unlocks = |record: &&Record| {
         record.event == Event::Unlock
             && record.worker == acquired.worker
             && record.at >= acquired.asked
