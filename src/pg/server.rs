@@ -62,11 +62,8 @@ pub fn identity(sequence: pg_sys::Oid, floor: Token) -> Identity {
 /// Which start of the server this is, given the file of the sequence that marks it.
 pub fn start(file: u32) -> Start {
     // SAFETY: set once when the server starts.
-    Start {
-        server: Instant::from_micros(unsafe { pg_sys::PgStartTime }),
-        database: database(),
-        file,
-    }
+    let started = unsafe { pg_sys::PgStartTime };
+    Start { server: Instant::from_micros(started), database: database(), file }
 }
 
 fn database() -> u32 {
