@@ -3,7 +3,7 @@
 use crate::pg::errors::{self, Refusal};
 use crate::pg::lock::Tag;
 use crate::pg::relation::state_oid;
-use crate::pg::{sequence, server};
+use crate::pg::{sequence, server, wait};
 use crate::plant;
 use pg_fence_rules::epoch::{self, Due, Recorded};
 use pg_fence_rules::locks::MOVE_ON;
@@ -246,6 +246,8 @@ fn jump(oid: Oid) -> Result<Life, Refusal> {
 fn move_on(oid: Oid) -> Result<Token, Refusal> {
     check_fit(oid)?;
     let last = last_of(oid).max(Life::of(oid).passed);
+    // Once: where the clock does not go on, the last value decides.
+    wait::pause(epoch::wait_for_clock(last, server::now()));
     let target = epoch::target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
     sequence::set_durably(oid, target);
     Ok(target)

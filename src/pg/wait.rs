@@ -3,6 +3,7 @@
 use super::compat;
 use super::lock::Tag;
 use pg_fence_rules::locks::LockMode;
+use pg_fence_rules::Span;
 use pgrx::pg_sys;
 use pgrx::{PgSqlErrorCode, PgTryBuilder};
 use std::time::{Duration, Instant};
@@ -45,6 +46,22 @@ impl Waiting {
         // SAFETY: this process's latch; interrupts are served where no lock of ours is half taken.
         unsafe {
             pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, pg_sys::PG_WAIT_EXTENSION);
+            pgrx::check_for_interrupts!();
+        }
+    }
+}
+
+/// Sleeps for so long; raises what cancel and timeouts raise.
+pub fn pause(span: Span) {
+    let span = Duration::from_micros(span.micros().max(0).unsigned_abs());
+    let since = Instant::now();
+    while let Some(left) = span.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) {
+        let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+        // SAFETY: this process's latch.
+        unsafe {
+            let ms = in_ms(left).into();
+            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, pg_sys::PG_WAIT_EXTENSION);
+            pg_sys::ResetLatch(pg_sys::MyLatch);
             pgrx::check_for_interrupts!();
         }
     }

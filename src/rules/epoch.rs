@@ -5,7 +5,7 @@
 //! seen, so each new life goes on at a number made from the clock, which is ahead of anything drawn one by one
 //! (2^20 tokens a second would be needed to catch up).
 
-use crate::{Instant, Token};
+use crate::{Instant, Span, Token};
 
 /// Tokens per second of the clock, and the least that every move skips.
 pub const STRIDE: i64 = 1 << 20;
@@ -117,16 +117,36 @@ pub fn due(recorded: &Recorded, identity: &Identity, start: Option<&Start>, pass
 /// Where the sequence moves on to: the greater of its last value + 2^20 and the clock's microseconds
 /// × 2^20 / 10^6. None when that would leave the positive bigints.
 pub fn target(last: Token, now: Instant) -> Option<Token> {
-    let next = last.max(0).checked_add(STRIDE)?;
+    Some(next(last)?.max(by_clock(now)?))
+}
+
+/// How long to wait until the clock is what decides `target`. Zero where it does already, and where the sequence
+/// is so far ahead that waiting is of no use (the clock was set back, say).
+///
+/// Without it, two moves within a second would take the sequence ahead of the clock. A copy made between them, or
+/// a snapshot rolled back, would then go on at numbers that have been seen.
+pub fn wait_for_clock(last: Token, now: Instant) -> Span {
+    let (Some(next), Some(by_clock)) = (next(last), by_clock(now)) else { return Span::ZERO };
+    let lead = next - by_clock;
+    if (1..=2 * STRIDE).contains(&lead) {
+        Span::from_micros(lead * 1_000_000 / STRIDE + 1)
+    } else {
+        Span::ZERO
+    }
+}
+
+fn next(last: Token) -> Option<Token> {
+    last.max(0).checked_add(STRIDE)
+}
+
+fn by_clock(now: Instant) -> Option<Token> {
     let elapsed = i128::from(now.since(CLOCK_ZERO).micros().max(0));
-    let by_clock = i64::try_from(elapsed * i128::from(STRIDE) / 1_000_000).ok()?;
-    Some(next.max(by_clock))
+    i64::try_from(elapsed * i128::from(STRIDE) / 1_000_000).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Span;
 
     const LONG_AGO: Instant = Instant::from_micros(0);
 
@@ -152,6 +172,24 @@ mod tests {
         assert_eq!(target(5, hour), Some(3600 * STRIDE));
         assert_eq!(target(3600 * STRIDE, hour), Some(3601 * STRIDE));
         assert_eq!(target(i64::MAX, hour), None);
+    }
+
+    #[test]
+    fn a_second_move_within_a_second_waits_for_the_clock() {
+        let hour = CLOCK_ZERO + Span::from_secs(3_600);
+        let first = target(0, hour).expect("far from the end");
+        assert_eq!(wait_for_clock(0, hour), Span::ZERO, "nothing was drawn yet");
+        // At once, and after a tenth of a second with some tokens drawn.
+        for (drawn, later) in [(0, 0), (50, 100_000), (STRIDE / 10, 100_000)] {
+            let now = hour + Span::from_micros(later);
+            let then = now + wait_for_clock(first + drawn, now);
+            assert!(then > now && then <= now + Span::from_secs(2));
+            assert_eq!(target(first + drawn, then), by_clock(then), "the clock decides");
+        }
+        assert_eq!(wait_for_clock(first, hour + Span::from_secs(1)), Span::ZERO);
+        // Far ahead of the clock, waiting is of no use.
+        assert_eq!(wait_for_clock(first + 10 * STRIDE, hour), Span::ZERO);
+        assert_eq!(wait_for_clock(i64::MAX, hour), Span::ZERO);
     }
 
     #[test]

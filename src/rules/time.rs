@@ -33,6 +33,9 @@ impl Instant {
 }
 
 impl Span {
+    /// None at all.
+    pub const ZERO: Span = Span(0);
+
     /// From microseconds.
     pub const fn from_micros(us: i64) -> Self {
         Span(us)

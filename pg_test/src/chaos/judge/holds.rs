@@ -111,6 +111,8 @@ fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Gran
         }
         if acquired.session {
             until = until.min(sessions::first_unlock(evidence, acquired));
+            // A worker that stops, at the end of the run, ends its session.
+            until = until.min(sessions::last_sign_of(evidence, acquired.worker));
         }
         holds.push(Hold { from: acquired.ended, until, ..grant.hold() });
     }

@@ -71,3 +71,9 @@ pub fn first_unlock(evidence: &Evidence, acquired: &Transaction) -> i64 {
     };
     evidence.records.iter().find(unlocks).map_or(i64::MAX, |record| record.at)
 }
+
+/// When the worker last wrote something down.
+pub fn last_sign_of(evidence: &Evidence, worker: u32) -> i64 {
+    let last = evidence.records.iter().rev().find(|record| record.worker == worker);
+    last.map_or(i64::MAX, |record| record.at)
+}
