@@ -3,6 +3,7 @@
 //! Everything else in the extension is ordinary Rust over these.
 #![allow(unsafe_code)]
 
+mod alarm;
 pub mod args;
 pub mod column;
 pub mod commit;

@@ -1,5 +1,6 @@
 //! Sleeping, and waiting for a lock no longer than one likes.
 
+use super::alarm::{self, Alarm};
 use super::compat;
 use super::lock::Tag;
 use pg_fence_rules::locks::LockMode;
@@ -104,14 +105,14 @@ impl Drop for LockTimeout {
 /// the deadlock detector end the wait with their own errors.
 ///
 /// Postgres measures the wait, and takes it for over when the server's clock is set forward. Then the wait begins
-/// again, at the end of the line.
+/// again, at the end of the line. An alarm ends it in time when that clock is set back.
 pub fn take_within(tag: &Tag, mode: LockMode, waiting: &Waiting) -> bool {
     loop {
         let left_ms = in_ms(waiting.left()).max(1);
         if lock_timeout().is_some_and(|users| in_ms(users) <= left_ms) {
             return tag.take(mode, true);
         }
-        if take_for(tag, mode, left_ms) {
+        if take_for(tag, mode, left_ms, waiting) {
             return true;
         }
         if waiting.left().is_zero() {
@@ -121,8 +122,10 @@ pub fn take_within(tag: &Tag, mode: LockMode, waiting: &Waiting) -> bool {
 }
 
 /// Takes a lock, waiting for so many milliseconds at most.
-fn take_for(tag: &Tag, mode: LockMode, left_ms: i32) -> bool {
+fn take_for(tag: &Tag, mode: LockMode, left_ms: i32, waiting: &Waiting) -> bool {
     let shorter = LockTimeout::set(left_ms);
+    // A little later, so that it mostly finds the wait over.
+    let alarm = Alarm::after(waiting.left().saturating_add(Duration::from_millis(100)));
     // SAFETY: reads globals of this thread.
     let (context, owner) = unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
     // SAFETY: both outlive the savepoint; whoever uses one puts them back.
@@ -139,6 +142,7 @@ fn take_for(tag: &Tag, mode: LockMode, left_ms: i32) -> bool {
     };
     let taken = PgTryBuilder::new(|| {
         tag.take(mode, true);
+        alarm.disarm();
         // The time may have run out with the lock just granted: that would be told later, as an error.
         pgrx::check_for_interrupts!();
         // SAFETY: the savepoint is the innermost; its lock passes to what is around it.
@@ -150,12 +154,23 @@ fn take_for(tag: &Tag, mode: LockMode, left_ms: i32) -> bool {
         undo();
         false
     })
+    .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |error| {
+        undo();
+        if waiting.left().is_zero() {
+            return false;
+        }
+        error.rethrow()
+    })
     .catch_others(|error| {
         undo();
         error.rethrow()
     })
     .execute();
     drop(shorter);
+    drop(alarm);
+    if !taken && waiting.left().is_zero() {
+        alarm::forget_cancel();
+    }
     taken
 }
 

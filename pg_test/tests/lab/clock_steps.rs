@@ -180,6 +180,23 @@ fn a_wait_ends_in_time_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
+fn a_wait_ends_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
+    let (clocked, mut session) = start(lab)?;
+    session.one::<i64>("SELECT lease_acquire('order:7', ttl => '1 day')", &[])?;
+    // The first in line looks at the lease, the second waits for the first.
+    let mut first = waiter(&clocked, "", "10 min")?;
+    let mut second = waiter(&clocked, "", "4 s")?;
+    clocked.step(-HOUR)?;
+    let rows = second.outcome(Duration::from_secs(60))??;
+    ensure!(rows[0][0].is_none(), "{rows:?}");
+    ensure!(!first.is_finished(), "the first waits on");
+    // What ended its wait is nothing to what it does next.
+    second.run("SELECT pg_sleep(0.5)")?;
+    ensure!(second.run("SELECT lease_acquire('other')")?[0][0].is_some());
+    Ok(())
+}
+
+#[lab_test]
 fn a_wait_goes_on_though_the_clock_goes_forward(lab: &Lab) -> Result<()> {
     for settings in ["", "SET lock_timeout = '20 min'"] {
         let (clocked, mut session) = start(lab)?;
