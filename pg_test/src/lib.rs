@@ -29,7 +29,7 @@
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
-//! | [`test_case`] | a test of the lab |
+//! | [`mod@test_case`] | a test of the lab |
 //! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
 //! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`chaos`] | workers under a nemesis, and the judge |

@@ -94,7 +94,7 @@ const JOBS: [(Job, u32); 8] = [
 #[derive(Debug, Clone)]
 pub struct FinishedJob {
     pub job: Job,
-    /// When it began, in microseconds of [`now_us`](super::record::now_us).
+    /// When it began, in microseconds of [`now_us`].
     pub at: i64,
     /// When it was over.
     pub ended: i64,
