@@ -61,10 +61,12 @@ thread_local! {
 /// Does work in which functions of users may run, and gives back their errors whole.
 pub fn catch(work: impl FnOnce()) -> Result<(), Raised> {
     let (outer, last) = (KEEP_IN.get(), LAST.replace(std::ptr::null_mut()));
-    // SAFETY: the current memory outlives the call; the callback is taken off again below. (An error takes
-    // pgrx's own calls back to the stack of callbacks that they have found.)
+    // SAFETY: the transaction's memory outlives the error, which the current one may not (a prune has some for each
+    // row); the callback is taken off again below. (An error takes pgrx's own calls back to the stack of callbacks
+    // that they have found.)
     unsafe {
-        KEEP_IN.set(pg_sys::CurrentMemoryContext);
+        let context = pg_sys::CurrentMemoryContext;
+        KEEP_IN.set(pg_sys::TopTransactionContext);
         let mut keeping = pg_sys::ErrorContextCallback {
             previous: pg_sys::error_context_stack,
             callback: Some(keep_error),
@@ -76,7 +78,8 @@ pub fn catch(work: impl FnOnce()) -> Result<(), Raised> {
         pg_sys::error_context_stack = keeping.previous;
         // What the caller has opened is the owner's, wherever the work was when it failed.
         pg_sys::CurrentResourceOwner = owner;
-        pg_sys::MemoryContextSwitchTo(KEEP_IN.replace(outer));
+        KEEP_IN.set(outer);
+        pg_sys::MemoryContextSwitchTo(context);
         let raised = LAST.replace(last);
         match done {
             Ok(()) => Ok(()),
