@@ -6,6 +6,7 @@
 use crate::extension::{self, Extension};
 use crate::process;
 use crate::rundir::{make_dir, RunDir};
+use crate::setup;
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -102,6 +103,12 @@ impl Prefix {
             }
         }
         Ok(())
+    }
+
+    /// Brings pg_repack, of Debian's package, which is installed where it is missing.
+    pub fn bring_repack(&self) -> Result<()> {
+        setup::ensure(&setup::repack())?;
+        self.bring("pg_repack", &["bin/pg_repack", "lib/pg_repack.so"])
     }
 
     /// Where the extension's control file and scripts are.

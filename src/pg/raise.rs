@@ -196,9 +196,10 @@ unsafe extern "C-unwind" fn keep_error(_: *mut std::ffi::c_void) {
 pub fn stage(refusal: Refusal) -> Staged {
     let optional = |text: &[u8]| if text.is_empty() { std::ptr::null() } else { c_string(text) };
     let place = refusal.place.as_deref();
-    let message = c_string(&in_server_encoding(refusal.message.clone()));
+    let detail = optional(&in_server_encoding(refusal.detail()));
+    let message = c_string(&in_server_encoding(refusal.message));
     Staged {
-        detail: optional(&in_server_encoding(refusal.detail())),
+        detail,
         // It may name a column.
         hint: optional(&in_server_encoding(refusal.hint.into_owned())),
         schema: place.map_or(std::ptr::null(), |p| optional(&p.schema)),

@@ -7,7 +7,6 @@ use crate::cassert;
 use crate::clock::Clock;
 use crate::cluster::{Builder, Cluster};
 use crate::prefix::Prefix;
-use crate::setup;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -66,8 +65,7 @@ impl Servers {
         }
         session.run("SELECT fence_protect('desk', lease => 'job:{lease}')")?;
         if maintains {
-            setup::ensure(&setup::repack())?;
-            prefix.bring("pg_repack", &["bin/pg_repack", "lib/pg_repack.so"])?;
+            prefix.bring_repack()?;
             session.run(maintenance::PREPARATION)?;
             session.run(maintenance::FILLER)?;
         }

@@ -1,6 +1,5 @@
 //! pg_repack, which records by a row trigger what changes while it copies a table, loses no write of a lease.
 
-use pg_test::setup::{self, Package};
 use pg_test::{ensure, lab_test, process, Calls, Context, Database, Lab, Result, Session};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,12 +10,7 @@ const LEASES: i32 = 42_000;
 const OWN: i32 = 400;
 
 fn with_repack(lab: &Lab) -> Result<Database> {
-    let major = setup::major();
-    setup::ensure(&[Package::new(
-        format!("postgresql-{major}-repack"),
-        format!("/usr/lib/postgresql/{major}/bin/pg_repack"),
-    )])?;
-    lab.prefix().bring("pg_repack", &["bin/pg_repack", "lib/pg_repack.so"])?;
+    lab.prefix().bring_repack()?;
     let db = lab.database()?;
     let mut session = db.connect()?;
     session.run(
