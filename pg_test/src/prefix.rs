@@ -46,6 +46,19 @@ impl Prefix {
         Ok(Prefix::at(rundir, &major, bin, lib, &share))
     }
 
+    /// A copy with a known bug in its extension (`src/plant.rs` names them). `program` is the lab's binary.
+    pub fn with_bug(program: &Path, bug: &str) -> Result<Arc<Prefix>> {
+        // One after another: they are built in the same place.
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
+        let pg_config = extension::default_pg_config();
+        let extension = Extension::build_with_bug(&pg_config, bug)?;
+        let rundir = Arc::new(RunDir::create(program)?);
+        let prefix = Arc::new(Prefix::copy(rundir, &pg_config)?);
+        prefix.install(&extension)?;
+        Ok(prefix)
+    }
+
     /// Copies a PostgreSQL that was built with a prefix of its own: `home`, below `from`. What else is named
     /// comes along, for its programs look for their libraries there.
     pub fn copy_of(

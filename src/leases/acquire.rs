@@ -5,10 +5,10 @@ use super::request::{Request, Tried};
 use super::{line, session_leases};
 use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
-use crate::pg::lease_table::{LeaseTable, Look};
+use crate::pg::lease_table::{AsOf, LeaseTable, Rows};
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::NewGrant;
-use crate::pg::server;
+use crate::pg::{role, server};
 use crate::{plant, tokens};
 use pg_fence_rules::grant::{self, Acquire, Phase};
 use pg_fence_rules::{Span, Token};
@@ -20,13 +20,13 @@ const LOOK_AFTER_MAINTENANCE: Span = Span::from_micros(100_000);
 struct LooksFree {
     /// The caller would only replace a grant of its own.
     reclaims: bool,
-    seen: Look,
+    seen: Rows,
 }
 
 /// One try, with a token of its own. With `polite`, those who wait in line come first. `wait` says what to do about
 /// maintenance of the table. Errors: 22023, 40001, 53200, 55000.
 pub fn attempt(request: &Request, polite: bool, wait: Wait) -> Result<Tried<Token>, Refusal> {
-    let Some(table) = LeaseTable::try_open(Access::Write, wait)? else {
+    let Some(table) = open(wait)? else {
         return Ok(Tried::Lost { until: Some(server::now() + LOOK_AFTER_MAINTENANCE) });
     };
     let free = match look(&table, request)? {
@@ -49,7 +49,7 @@ pub fn attempt(request: &Request, polite: bool, wait: Wait) -> Result<Tried<Toke
 /// One try to acquire several leases under one token: all, or none (then None). The requests are in the order of their
 /// names, so that two such calls never hold up each other. Errors: as `attempt`.
 pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
-    let Some(table) = LeaseTable::try_open(Access::Write, Wait::Holders)? else { return Ok(None) };
+    let Some(table) = open(Wait::Holders)? else { return Ok(None) };
     let mut looks = Vec::with_capacity(requests.len());
     for request in requests {
         match look(&table, request)? {
@@ -75,10 +75,15 @@ pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
     Ok(Some(token))
 }
 
+/// The table, ready to be searched; None where maintenance has it.
+fn open(wait: Wait) -> Result<Option<LeaseTable>, Refusal> {
+    Ok(LeaseTable::try_open(Access::Write, wait)?.filter(|table| table.can_search(wait)))
+}
+
 /// Tells without a lock whether it is worth trying: a losing try reads only.
 fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refusal> {
-    let seen = table.look(&request.name);
-    let seats = request.seats(&seen.rows, |_| false);
+    let seen = table.rows(&request.name, AsOf::Now);
+    let seats = request.seats(&seen, |_| false);
     let now = server::now();
     match grant::acquire(&seats, &request.ask, now) {
         Acquire::Grant { .. } => {
@@ -108,7 +113,7 @@ fn write(
     for row in ended.iter().chain(over) {
         session_leases::ended(&request.name, row.grant.tokens.first());
     }
-    let (session, role) = (server::session(), server::current_role());
+    let (session, role) = (server::session(), role::current());
     let new = NewGrant {
         name: &request.name,
         slot: *slot,
@@ -123,6 +128,9 @@ fn write(
         session_bound: request.session,
     };
     table.grant(&new, over.as_ref())?;
+    if let Some(row) = over {
+        table.remember(&request.name, row);
+    }
     line::changed(&request.name);
     // Two that ask for different numbers at the same moment have seen neither's row.
     match place::other_number(table, request) {

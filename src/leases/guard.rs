@@ -3,16 +3,16 @@
 //! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
 //! once per lease and transaction. A verdict goes when its lock goes: with a rolled-back savepoint at once.
 
-use super::change::{check_role, find, knows};
+use super::change::{check_role, find, knows, with_token};
 use super::locks::Locks;
 use super::{line, snapshot};
 use crate::pg::errors::{self, Refusal, Shown};
+use crate::pg::hash::Quick;
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::Row;
 use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
-use crate::pg::version::Version;
 use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
 use crate::{plant, tokens};
 use pg_fence_rules::locks::GUARD;
@@ -26,14 +26,12 @@ use std::collections::HashMap;
 struct Verdict {
     slot: i32,
     token: Token,
-    /// The grant's row as it was; mostly it still is.
-    version: Version,
     savepoint: SubTransaction,
 }
 
 #[derive(Default)]
 struct Guards {
-    by_lease: HashMap<Vec<u8>, Vec<Verdict>>,
+    by_lease: HashMap<Vec<u8>, Vec<Verdict>, Quick>,
     /// The verdict that was asked for last: most writes of a transaction are under one.
     last: Option<(Vec<u8>, Token)>,
     /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
@@ -104,11 +102,15 @@ fn may_outlive(name: &[u8], verdict: &Verdict, any_time: bool) -> Result<bool, R
     let Some(table) = LeaseTable::try_open(Access::Read, Wait::Never)? else { return Ok(true) };
     let horizon = server::now() + NOTE_WITHIN;
     let over = |row: &Row| any_time || row.over_since() < horizon;
-    if table.still_at(verdict.version, name, verdict.slot).is_some_and(|row| !over(&row)) {
+    let of_slot = |row: &Row| row.grant.slot == verdict.slot;
+    if table.remembered(name, of_slot).is_some_and(|row| !over(&row)) {
         return Ok(false);
     }
+    if !table.can_search(Wait::Never) {
+        return Ok(true);
+    }
     let rows = table.rows(name, AsOf::Now);
-    let row = rows.iter().find(|r| r.grant.slot == verdict.slot);
+    let row = rows.iter().find(|r| of_slot(r));
     Ok(row.is_some_and(|r| over(r) && !r.written_here()))
 }
 
@@ -147,8 +149,7 @@ pub fn require(name: &[u8], token: Token, asker: Asker) -> Result<(), Refusal> {
         return Ok(());
     }
     let table = LeaseTable::open(Access::Read)?;
-    let rows = table.rows(name, AsOf::Now);
-    let Some(seen) = find(&rows, token) else {
+    let Some(seen) = with_token(&table, name, token) else {
         return Err(not_speaking(&table, name, token, asker));
     };
     let slot = seen.grant.slot;
@@ -159,7 +160,7 @@ pub fn require(name: &[u8], token: Token, asker: Asker) -> Result<(), Refusal> {
         }
     }
     let floor = tokens::floor()?;
-    let row = locks.read_again(&table, slot, Some(seen), |row| knows(row, token));
+    let row = locks.read_again(&table, slot, Some(&seen), |row| knows(row, token));
     // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
     let mut held = guards(name, slot);
     let row = row.filter(|r| {
@@ -175,9 +176,10 @@ pub fn require(name: &[u8], token: Token, asker: Asker) -> Result<(), Refusal> {
     if !snapshot::has_seen(&table, name, &row) {
         return Err(errors::snapshot_too_early(asker.shown(name, token).lease));
     }
+    table.remember(name, &row);
     locks.keep();
     line::changed(name);
-    let verdict = Verdict { slot, token, version: row.version(), savepoint: xact::savepoint() };
+    let verdict = Verdict { slot, token, savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
     Ok(())
 }
@@ -270,7 +272,7 @@ fn not_speaking(table: &LeaseTable, name: &[u8], token: Token, asker: Asker) -> 
     }
     let Some(row) = find(&rows, token).or(rows.first()) else { return refusal };
     refusal.detailed(|d| {
-        d.holder = Some(encoding::to_utf8(&row.holder().unwrap_or_else(|| row.session())));
+        d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session())));
         d.expires_at = Some(errors::iso(row.grant.expires_at));
     })
 }

@@ -2,7 +2,7 @@
 
 use crate::pg::errors::{self, Refusal};
 use crate::pg::row::Row;
-use crate::pg::server;
+use crate::pg::role;
 use pg_fence_rules::grant::{Ask, Mode, Seat};
 use pg_fence_rules::{Instant, Span};
 
@@ -43,9 +43,9 @@ impl Request {
     /// The rows of the lease as the rules see them. `guarded` tells of a slot whether an open transaction relies on
     /// the grant there.
     pub fn seats(&self, rows: &[Row], guarded: impl Fn(i32) -> bool) -> Vec<Seat> {
-        let role = self.ask.reclaim.then(server::current_role);
+        let role = self.ask.reclaim.then(role::current);
         let is_mine = |row: &Row| {
-            role.as_deref().is_some_and(|role| self.holder == row.holder() && row.role() == role)
+            role.as_deref().is_some_and(|role| self.holder.as_deref() == row.holder() && row.role() == role)
         };
         let seat = |row: &Row| Seat {
             grant: row.grant,

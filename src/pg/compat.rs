@@ -1,5 +1,6 @@
 //! What pgrx does not bind, or what differs between major versions.
 
+use super::raw;
 use pgrx::pg_sys;
 use std::ffi::{c_char, c_int};
 
@@ -69,11 +70,11 @@ pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
         {
             return false;
         }
-        let buffer = super::raw::ReadBuffer(rel, 0);
-        super::raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
+        let buffer = raw::ReadBuffer(rel, 0);
+        raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
         let header = pg_sys::BufferGetPage(buffer).cast::<pg_sys::PageHeaderData>();
         let filled = (*header).pd_upper != 0;
-        super::raw::UnlockReleaseBuffer(buffer);
+        raw::UnlockReleaseBuffer(buffer);
         filled
     }
 }
@@ -187,6 +188,59 @@ extern "C-unwind" {
         by_value: bool,
         length: c_int,
     ) -> bool;
+}
+
+/// Begins to search an index by so many keys.
+///
+/// # Safety
+/// To be called inside `guarded`, with open relations and a snapshot that outlives the search.
+pub unsafe fn index_beginscan(
+    table: pg_sys::Relation,
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    keys: c_int,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return raw::index_beginscan(table, index, snapshot, keys, 0);
+        #[cfg(feature = "pg18")]
+        return raw::index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0);
+    }
+}
+
+/// Puts a new version over a row of a heap.
+///
+/// # Safety
+/// To be called inside `guarded`, with an open table, a row of it, and a tuple of its row type.
+pub unsafe fn simple_heap_update(
+    table: pg_sys::Relation,
+    over: pg_sys::ItemPointer,
+    tuple: pg_sys::HeapTuple,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        raw::simple_heap_update(table, over, tuple);
+        #[cfg(not(feature = "pg15"))]
+        raw::simple_heap_update(table, over, tuple, &mut pg_sys::TU_UpdateIndexes::TU_None);
+    }
+}
+
+/// Pins the buffer that a page of a relation was in, if it is still there. Then the relation still has that page, too:
+/// whoever drops or shortens a file drops its buffers first.
+///
+/// # Safety
+/// To be called inside `guarded`, with an open relation.
+pub unsafe fn pin_recent(rel: pg_sys::Relation, block: u32, buffer: pg_sys::Buffer) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let file = (*rel).rd_node;
+        #[cfg(not(feature = "pg15"))]
+        let file = (*rel).rd_locator;
+        raw::ReadRecentBuffer(file, pg_sys::ForkNumber::MAIN_FORKNUM, block, buffer)
+    }
 }
 
 /// Gives the executor a range table of one table, of which these columns are updated.

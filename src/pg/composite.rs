@@ -1,6 +1,6 @@
 //! Values made of several.
 
-use super::args::{Answer, Args};
+use super::args::{bytes_of, Answer, Args};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::c_int;
@@ -70,16 +70,15 @@ pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
 /// # Safety
 /// The datum must be a bigint[].
 pub unsafe fn read_token_array(datum: pg_sys::Datum) -> Vec<Token> {
-    // SAFETY: a detoasted array has its header and dimensions before its elements; one dimension without
-    // NULLs puts the first element behind the 16 + 8 bytes of both.
-    unsafe {
-        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
-        if (*array).ndim != 1 || (*array).dataoffset != 0 {
-            return Vec::new();
-        }
-        let bytes = array.cast::<u8>();
-        let count = *bytes.add(16).cast::<i32>();
-        let first = bytes.add(24).cast::<i64>();
-        (0..count.max(0) as usize).map(|i| Token::from_bigint(*first.add(i))).collect()
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { bytes_of(datum) };
+    // Behind the length, which may be written in one byte or in four: the number of dimensions, where the elements
+    // begin if there are NULLs, the type, then length and lower bound of the one dimension.
+    let number = |at: usize| i32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    if number(0) != 1 || number(4) != 0 {
+        return Vec::new();
     }
+    let elements = bytes[20..].chunks_exact(8).take(number(12).max(0) as usize);
+    let token = |bytes: &[u8]| i64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+    elements.map(|bytes| Token::from_bigint(token(bytes))).collect()
 }

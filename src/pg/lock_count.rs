@@ -5,6 +5,7 @@
 //! transaction is refused before it has a quarter of it.
 
 use super::compat;
+use super::hash::Quick;
 use super::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
 use super::xact;
 use pgrx::pg_sys;
@@ -25,7 +26,7 @@ struct Taken {
 }
 
 thread_local! {
-    static TAKEN: RefCell<HashMap<Entry, Taken>> = RefCell::default();
+    static TAKEN: RefCell<HashMap<Entry, Taken, Quick>> = RefCell::default();
 }
 
 thread_local! {
@@ -113,7 +114,7 @@ impl OfSavepoint for Taken {
     }
 }
 
-impl Kept for HashMap<Entry, Taken> {
+impl Kept for HashMap<Entry, Taken, Quick> {
     fn ended(&mut self, _: Ending) {
         self.clear();
         self.shrink_to(KEPT);

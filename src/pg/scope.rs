@@ -55,7 +55,7 @@ impl<T: OfSavepoint> OfSavepoint for Vec<T> {
     }
 }
 
-impl<K, T: OfSavepoint> OfSavepoint for HashMap<K, T> {
+impl<K, T: OfSavepoint, S> OfSavepoint for HashMap<K, T, S> {
     fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
         self.values_mut().for_each(|entry| entry.pass(savepoint, parent));
     }

@@ -12,7 +12,7 @@ pub fn now() -> Instant {
         return super::xact::started_at();
     }
     // SAFETY: reads the clock.
-    Instant::from_micros(unsafe { pg_sys::GetCurrentTimestamp() })
+    Instant::from_micros(unsafe { super::raw::GetCurrentTimestamp() })
 }
 
 /// How long until the server's clock shows that time; zero when it has passed, for ever where there is none.
@@ -77,31 +77,6 @@ pub fn writable(function: &CStr) {
     unsafe {
         pg_sys::PreventCommandIfReadOnly(function.as_ptr());
         pg_sys::PreventCommandDuringRecovery(function.as_ptr());
-    }
-}
-
-/// The name of the current user.
-pub fn current_role() -> Vec<u8> {
-    // SAFETY: gives back a NUL-terminated copy.
-    unsafe {
-        CStr::from_ptr(pg_sys::GetUserNameFromId(pg_sys::GetUserId(), false)).to_bytes().to_vec()
-    }
-}
-
-/// May the caller act for this role: is it that role, a member of it, or a superuser? In a trigger that runs
-/// under another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
-pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
-    let name = super::encoding::c_string(role);
-    // SAFETY: catalog look-ups by a NUL-terminated name.
-    unsafe {
-        let current = pg_sys::GetUserId();
-        let outer = pg_sys::GetOuterUserId();
-        let oid = pg_sys::get_role_oid(name, true);
-        let acts = |user| {
-            pg_sys::superuser_arg(user)
-                || (oid != pg_sys::InvalidOid && pg_sys::is_member_of_role(user, oid))
-        };
-        acts(current) || (in_trigger && acts(outer))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which version of a row.
+//! Which version of a row, and where the versions of a row are found.
 
 use pgrx::pg_sys;
 
@@ -17,7 +17,11 @@ impl Version {
     #[inline]
     pub unsafe fn of(tuple: pg_sys::HeapTuple) -> Self {
         // SAFETY: the caller's promise.
-        let tid = unsafe { (*tuple).t_self };
+        Version::at(unsafe { (*tuple).t_self })
+    }
+
+    /// What such a pointer leads to.
+    pub fn at(tid: pg_sys::ItemPointerData) -> Self {
         Version { block: (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo), item: tid.ip_posid }
     }
 
@@ -35,3 +39,16 @@ impl Version {
         }
     }
 }
+
+/// Where an index entry points: from there on, the versions of a row that were updated in place follow one another.
+/// It stays the same until VACUUM FULL or pg_repack moves the row, or until a version no longer fits into the page.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// Where the index leads to.
+    pub entry: Version,
+    /// In which of the server's buffers its page was, or `NO_BUFFER`.
+    pub buffer: pg_sys::Buffer,
+}
+
+/// InvalidBuffer of storage/buf.h: nobody knows, and nobody looks there.
+pub const NO_BUFFER: pg_sys::Buffer = 0;

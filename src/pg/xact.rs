@@ -1,7 +1,7 @@
 //! The transaction: isolation, snapshots, savepoints.
 
 use super::errors::Refusal;
-use super::raise;
+use super::{raise, raw};
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 
@@ -62,7 +62,7 @@ pub fn see_own_changes() {
 /// The innermost savepoint.
 pub fn savepoint() -> SubTransaction {
     // SAFETY: reads transaction state.
-    unsafe { pg_sys::GetCurrentSubTransactionId() }
+    unsafe { raw::GetCurrentSubTransactionId() }
 }
 
 /// Was this row version written by the running transaction?
@@ -73,7 +73,7 @@ pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
         let xmin = pg_sys::HeapTupleHeaderGetXmin((*tuple).t_data);
-        pg_sys::TransactionIdIsCurrentTransactionId(xmin)
+        raw::TransactionIdIsCurrentTransactionId(xmin)
     }
 }
 
