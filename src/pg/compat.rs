@@ -227,20 +227,23 @@ pub unsafe fn simple_heap_update(
     }
 }
 
-/// Pins the buffer that a page of a relation was in, if it is still there. Then the relation still has that page, too:
-/// whoever drops or shortens a file drops its buffers first.
+/// Pins the buffer that a page of a file was in, if it is still there. Then the file still has that page, too: whoever
+/// drops or shortens a file drops its buffers first.
 ///
 /// # Safety
-/// To be called inside `guarded`, with an open relation.
-pub unsafe fn pin_recent(rel: pg_sys::Relation, block: u32, buffer: pg_sys::Buffer) -> bool {
+/// To be called inside `guarded`, with a buffer that the page has been in.
+pub unsafe fn pin_recent(file: raw::File, block: u32, buffer: pg_sys::Buffer) -> bool {
+    let main = pg_sys::ForkNumber::MAIN_FORKNUM;
     // SAFETY: the caller's promise.
-    unsafe {
-        #[cfg(feature = "pg15")]
-        let file = (*rel).rd_node;
-        #[cfg(not(feature = "pg15"))]
-        let file = (*rel).rd_locator;
-        raw::ReadRecentBuffer(file, pg_sys::ForkNumber::MAIN_FORKNUM, block, buffer)
-    }
+    unsafe { raw::ReadRecentBuffer(file, main, block, buffer) }
+}
+
+/// Where the files of a relation are.
+pub fn files(rel: &pg_sys::RelationData) -> raw::File {
+    #[cfg(feature = "pg15")]
+    return rel.rd_node;
+    #[cfg(not(feature = "pg15"))]
+    return rel.rd_locator;
 }
 
 /// Gives the executor a range table of one table, of which these columns are updated.

@@ -3,6 +3,7 @@
 use super::compat;
 use super::errors::{self, Refusal};
 use super::keyed::Spec;
+use super::relation;
 use super::row::COLUMNS;
 use crate::plant;
 use pgrx::pg_sys;
@@ -26,26 +27,11 @@ pub struct Form {
 
 thread_local! {
     static FORMS: Cell<[Option<Form>; TABLES]> = const { Cell::new([None; TABLES]) };
-    /// Counts the changes of any relation's definition.
-    static GENERATION: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Forgets what is known of tables when a definition may have changed; called once, when the library is
-/// loaded.
-pub fn listen() {
-    // SAFETY: registered once; the function never raises.
-    unsafe {
-        pg_sys::CacheRegisterRelcacheCallback(Some(definition_changed), pg_sys::Datum::from(0));
-    }
-}
-
-unsafe extern "C-unwind" fn definition_changed(_: pg_sys::Datum, _: pg_sys::Oid) {
-    GENERATION.set(GENERATION.get() + 1);
 }
 
 /// What is known of a table that is locked, if anything.
 pub fn known(spec: &Spec, table: pg_sys::Oid) -> Option<Form> {
-    let generation = GENERATION.get();
+    let generation = relation::generation();
     FORMS.get()[spec.number].filter(|f| f.generation == generation && f.table == table)
 }
 
@@ -59,7 +45,7 @@ pub unsafe fn look(
     index: pg_sys::Relation,
 ) -> Result<Form, Refusal> {
     // What is found out may itself notice a change: then it is found out again next time.
-    let generation = GENERATION.get();
+    let generation = relation::generation();
     // SAFETY: the caller's promise.
     let form = unsafe {
         let looked = Looked { spec, table, index };

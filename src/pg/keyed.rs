@@ -246,7 +246,11 @@ impl Keyed {
         // SAFETY: the caller's promise.
         unsafe {
             if place.buffer != NO_BUFFER
-                && compat::pin_recent(self.table(), place.entry.block(), place.buffer) {
+                && compat::pin_recent(
+                    compat::files(&*self.table()),
+                    place.entry.block(),
+                    place.buffer,
+                ) {
                 self.versions(place, &mut committed, show);
             }
         }

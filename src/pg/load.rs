@@ -1,6 +1,6 @@
 //! What happens when the library is loaded into a backend.
 
-use super::{form, lock_count, relation, role, scope, settings};
+use super::{lock_count, relation, role, scope, settings};
 
 /// Makes `pg` ready; `above` then registers what the modules above it keep for as long as a transaction.
 pub fn load(above: fn()) {
@@ -12,7 +12,6 @@ pub fn load(above: fn()) {
     settings::declare();
     relation::listen();
     role::listen();
-    form::listen();
     lock_count::listen();
     above();
     scope::listen();

@@ -32,9 +32,9 @@ type Values<T> = *const T;
 
 /// Where the files of relations are.
 #[cfg(feature = "pg15")]
-type File = pgrx::pg_sys::RelFileNode;
+pub type File = pgrx::pg_sys::RelFileNode;
 #[cfg(not(feature = "pg15"))]
-type File = pgrx::pg_sys::RelFileLocator;
+pub type File = pgrx::pg_sys::RelFileLocator;
 
 // What differs between major versions; called through `compat`.
 #[cfg(not(feature = "pg18"))]
@@ -128,7 +128,8 @@ without_guard! {
     ) -> HeapTuple;
     pub fn simple_heap_insert(table: Relation, tuple: HeapTuple);
 
-    // utils/syscache.h
+    // utils/inval.h, utils/syscache.h
+    pub fn AcceptInvalidationMessages();
     pub fn SearchSysCache1(cache: c_int, key: Datum) -> HeapTuple;
     pub fn ReleaseSysCache(tuple: HeapTuple);
 
