@@ -195,7 +195,7 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
 /// Does it under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
 fn alone<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
     let lock = Tag::jump();
-    lock.take(MOVE_ON.mode, MOVE_ON.waits);
+    lock.take(MOVE_ON.mode, MOVE_ON.waits)?;
     let result = work();
     lock.give(MOVE_ON.mode);
     result

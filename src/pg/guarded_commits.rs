@@ -37,9 +37,8 @@ pub fn note(name: &[u8]) -> Result<(), Refusal> {
     let Some(table) = Table::open(Access::Write, Wait::Queue)? else { return Ok(()) };
     for place in 0.. {
         // Whoever commits at the same time has another place: nobody waits.
-        if Tag::new(Lock::GuardedCommit, name, place).take(NOTE_COMMIT.mode, NOTE_COMMIT.waits)
-            && table.write(name, place)?
-        {
+        let lock = Tag::new(Lock::GuardedCommit, name, place);
+        if lock.take(NOTE_COMMIT.mode, NOTE_COMMIT.waits)? && table.write(name, place)? {
             break;
         }
     }
@@ -52,10 +51,10 @@ pub fn forget(name: &[u8]) -> Result<(), Refusal> {
     for note in table.notes(name, AsSeen::Now) {
         // The lock is given back at once, for there may be millions: who commits sees the deletion.
         let lock = Tag::new(Lock::GuardedCommit, name, note.place);
-        if lock.take(NOTE_COMMIT.mode, NOTE_COMMIT.waits) {
+        if lock.take(NOTE_COMMIT.mode, NOTE_COMMIT.waits)? {
             let there = table.at(name, note.place);
             if let Some(note) = there.filter(|note| note.deleter == Deleter::None) {
-                table.0.delete(note.version)?;
+                table.0.delete(note.version);
                 xact::see_own_changes();
             }
             lock.give(NOTE_COMMIT.mode);
@@ -94,10 +93,10 @@ impl Table {
         fields.set_at(2, xact::id());
         loop {
             match self.at(name, place) {
-                None => self.0.insert(&fields)?,
+                None => self.0.insert(&fields),
                 Some(note) if note.own => return Ok(true),
                 Some(note) => match note.deleter {
-                    Deleter::None => self.0.update(note.version, &self.over(&fields, &note))?,
+                    Deleter::None => self.0.update(note.version, &self.over(&fields, &note)),
                     Deleter::Open => return Ok(false),
                     Deleter::Committed => continue,
                 },
