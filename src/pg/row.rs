@@ -21,11 +21,11 @@ enum Column {
     Mode,
     Slots,
     Holder,
-    Session,
+    SessionLabel,
     Role,
     FirstToken,
-    Renewed,
-    Closing,
+    RenewalTokens,
+    ClosingToken,
     AcquiredAt,
     RenewedAt,
     ExpiresAt,
@@ -161,10 +161,10 @@ impl Fields {
             .set(Column::Slot, new.slot)
             .set(Column::Mode, mode as i8)
             .set(Column::Slots, slots)
-            .set(Column::Session, text_datum(new.session))
+            .set(Column::SessionLabel, text_datum(new.session))
             .set(Column::Role, name_datum(new.role))
             .set(Column::FirstToken, new.token)
-            .set(Column::Renewed, bigints(&[]))
+            .set(Column::RenewalTokens, bigints(&[]))
             .set(Column::AcquiredAt, new.now.micros())
             .set(Column::RenewedAt, new.now.micros())
             .set(Column::ExpiresAt, (new.now + new.ttl).micros())
@@ -297,9 +297,10 @@ impl Row {
         // SAFETY: the caller's promise.
         let fields = unsafe { Fields::of(tuple, row_type) };
         // SAFETY: an array of bigints; a valid tuple.
-        let (renewed, own) =
-            unsafe { (fields.get(Column::Renewed).map(|d| read_bigints(d)), xact::is_own(tuple)) };
-        let closing = fields.get(Column::Closing).map(|d| d.value() as Token);
+        let (renewed, own) = unsafe {
+            (fields.get(Column::RenewalTokens).map(|d| read_bigints(d)), xact::is_own(tuple))
+        };
+        let closing = fields.get(Column::ClosingToken).map(|d| d.value() as Token);
         let first = fields.int8(Column::FirstToken);
         // Asked now: whoever decides has read the row after taking the grant's lock.
         let abandoned = closing.is_none()
@@ -325,7 +326,7 @@ impl Row {
     pub fn renewed(&self, token: Token, now: Instant, ttl: Span) -> Fields {
         let mut fields = self.fields.unnamed();
         fields
-            .set(Column::Renewed, bigints(self.grant.tokens.renew(token).renewed()))
+            .set(Column::RenewalTokens, bigints(self.grant.tokens.renew(token).renewed()))
             .set(Column::RenewedAt, now.micros())
             .set(Column::ExpiresAt, (now + ttl).micros())
             .set(Column::TtlUs, ttl.micros())
@@ -336,7 +337,7 @@ impl Row {
     /// Its columns when it is closed.
     pub fn closed(&self, closing: Token, now: Instant) -> Fields {
         let mut fields = self.fields.unnamed();
-        fields.set(Column::Closing, closing).set(Column::EndedAt, now.micros());
+        fields.set(Column::ClosingToken, closing).set(Column::EndedAt, now.micros());
         fields
     }
 
@@ -357,7 +358,7 @@ impl Row {
 
     /// The session that acquired it.
     pub fn session(&self) -> Vec<u8> {
-        self.text(Column::Session).unwrap_or_default()
+        self.text(Column::SessionLabel).unwrap_or_default()
     }
 
     /// The role that acquired it.
