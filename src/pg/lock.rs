@@ -70,8 +70,8 @@ impl Drop for TransactionOwns {
 }
 
 impl Tag {
-    /// The lock of that kind on a lease: on the grant in a slot, or the place of a note of that number; 0 where
-    /// there is one for the whole lease.
+    /// The lock of that kind on a lease: on the grant in a slot, or the entry of that number in
+    /// `fence.guarded_commits`; 0 where there is one for the whole lease.
     pub fn new(lock: Lock, name: &[u8], slot: i32) -> Self {
         Tag::by_key(lock, hash(name, slot))
     }
