@@ -144,11 +144,11 @@ pub fn floor_seen() -> Result<Floor, Refusal> {
 
 /// The number of jumps.
 pub fn jumps() -> Result<i64, Refusal> {
-    Ok(sequence::read(state_oid(c"epoch_seq")?).last.unwrap_or(0))
+    Ok(sequence::read(state_oid(c"jump_count_seq")?).last.unwrap_or(0))
 }
 
 fn recorded_floor() -> Result<Floor, Refusal> {
-    Ok(Floor::at(last_of(state_oid(c"floor_seq")?)))
+    Ok(Floor::at(last_of(state_oid(c"jump_token_seq")?)))
 }
 
 /// Refuses a sequence unless its values are fit to be tokens. Looks at its definition once, and again when some
@@ -210,7 +210,7 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
 /// Does it under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
 fn alone<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
     let lock = Tag::jump();
-    lock.take(MOVE_ON.mode, MOVE_ON.waits);
+    lock.take(MOVE_ON.mode, MOVE_ON.waits)?;
     let result = work();
     lock.give(MOVE_ON.mode);
     result
@@ -221,10 +221,10 @@ fn alone<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
 fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
     let life = Life::of(oid);
     let floor = recorded_floor()?;
-    let start = sequence::read_unlogged(state_oid(c"start_seq")?);
-    let began = sequence::read_unlogged(state_oid(c"began_seq")?);
+    let start = sequence::read_unlogged(state_oid(c"server_start_seq")?);
+    let began = sequence::read_unlogged(state_oid(c"server_start_token_seq")?);
     let recorded = Recorded {
-        identity: sequence::read(state_oid(c"identity_seq")?).last,
+        identity: sequence::read(state_oid(c"database_identity_seq")?).last,
         start: start.and_then(|s| s.last),
         began_at: began.and_then(|b| b.last).map(Token::from_bigint),
         last: last_of(oid),
@@ -260,13 +260,13 @@ fn jump(oid: Oid) -> Result<Life, Refusal> {
     let target = move_on(oid)?;
     let floor = set_floor(target)?;
     // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
-    sequence::set_durably(state_oid(c"epoch_seq")?, jumps()? + 1);
+    sequence::set_durably(state_oid(c"jump_count_seq")?, jumps()? + 1);
     record(oid, Life { passed: target, floor, ..Life::of(oid) })
 }
 
 /// No grant whose latest token is not above this one speaks from now on.
 fn set_floor(target: Token) -> Result<Floor, Refusal> {
-    sequence::set_durably(state_oid(c"floor_seq")?, target.bigint());
+    sequence::set_durably(state_oid(c"jump_token_seq")?, target.bigint());
     Ok(Floor::at(target))
 }
 
@@ -284,8 +284,8 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
 /// once more, never once too few. The mark of the start comes last, for with it the rest is believed.
 fn record(oid: Oid, life: Life) -> Result<Life, Refusal> {
     let identity = server::identity(oid, life.floor);
-    sequence::set_durably(state_oid(c"identity_seq")?, identity.mark());
-    let (start, began) = (state_oid(c"start_seq")?, state_oid(c"began_seq")?);
+    sequence::set_durably(state_oid(c"database_identity_seq")?, identity.mark());
+    let (start, began) = (state_oid(c"server_start_seq")?, state_oid(c"server_start_token_seq")?);
     if sequence::read_unlogged(began).is_some() {
         sequence::set(began, life.passed.bigint());
     }

@@ -104,7 +104,7 @@ fn write(
 ) -> Result<(), Refusal> {
     let KeptPlace { slot, over, ended } = place;
     if request.session {
-        session_leases::bind(table, &request.name, token);
+        session_leases::bind(table, &request.name, token)?;
     }
     let now = server::now();
     for row in ended {

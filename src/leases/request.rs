@@ -1,8 +1,8 @@
 //! What an acquire asks for, and how it ends.
 
 use crate::pg::errors::{self, Refusal};
-use crate::pg::row::Row;
 use crate::pg::role;
+use crate::pg::row::Row;
 use pg_fence_rules::grant::{Ask, Mode, Seat};
 use pg_fence_rules::{Instant, Span};
 
@@ -45,7 +45,8 @@ impl Request {
     pub fn seats(&self, rows: &[Row], guarded: impl Fn(i32) -> bool) -> Vec<Seat> {
         let role = self.ask.reclaim.then(role::current);
         let is_mine = |row: &Row| {
-            role.as_deref().is_some_and(|role| self.holder.as_deref() == row.holder() && row.role() == role)
+            role.as_deref()
+                .is_some_and(|role| self.holder.as_deref() == row.holder() && row.role() == role)
         };
         let seat = |row: &Row| Seat {
             grant: row.grant,

@@ -20,8 +20,7 @@ pub fn check_acquire(table: &LeaseTable, request: &Request) -> Result<(), Refusa
         return Ok(());
     }
     let now = table.rows(&request.name, AsOf::Now);
-    let mut then: Vec<Row> =
-        table.rows(&request.name, AsOf::Transaction).into_iter().collect();
+    let mut then: Vec<Row> = table.rows(&request.name, AsOf::Transaction).into_iter().collect();
     // Nothing tells when a session ended: it may have been after the snapshot.
     then.iter_mut().for_each(|row| row.grant.abandoned = false);
     let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.version() == row.version());

@@ -109,7 +109,7 @@ impl Keyed {
     }
 
     /// Writes a row.
-    pub fn insert(&self, fields: &Fields) -> Result<(), Refusal> {
+    pub fn insert(&self, fields: &Fields) {
         self.opened.wrote.set(true);
         // SAFETY: the fields are the table's.
         unsafe {
@@ -121,14 +121,13 @@ impl Keyed {
                 });
                 self.enter_into_index(row, fields);
             } else {
-                executor::insert(self.table(), self.spec.columns.len(), fields)?;
+                executor::insert(self.table(), self.spec.columns.len(), fields);
             }
         }
-        Ok(())
     }
 
     /// Writes a new version of a row. Nobody else may be changing it.
-    pub fn update(&self, over: Version, fields: &Fields) -> Result<(), Refusal> {
+    pub fn update(&self, over: Version, fields: &Fields) {
         self.opened.wrote.set(true);
         // SAFETY: the fields are the table's, the version one that was read.
         unsafe {
@@ -143,10 +142,9 @@ impl Keyed {
                     self.enter_into_index(row, fields);
                 }
             } else {
-                executor::update(self.table(), over, fields)?;
+                executor::update(self.table(), over, fields);
             }
         }
-        Ok(())
     }
 
     /// Lets the index lead to a row that was written.
@@ -175,17 +173,16 @@ impl Keyed {
     }
 
     /// Deletes a row. Nobody else may be changing it.
-    pub fn delete(&self, version: Version) -> Result<(), Refusal> {
+    pub fn delete(&self, version: Version) {
         self.opened.wrote.set(true);
         // SAFETY: the version is one that was read.
         unsafe {
             if self.form.plain {
                 pg_sys::CatalogTupleDelete(self.table(), &mut version.pointer());
             } else {
-                executor::delete(self.table(), version)?;
+                executor::delete(self.table(), version);
             }
         }
-        Ok(())
     }
 
     /// Are our columns of a row what was written?
@@ -250,7 +247,8 @@ impl Keyed {
                     compat::files(&*self.table()),
                     place.entry.block(),
                     place.buffer,
-                ) {
+                )
+            {
                 self.versions(place, &mut committed, show);
             }
         }

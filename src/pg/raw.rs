@@ -5,9 +5,10 @@
 //! changes a function, this does not compile.
 
 use pgrx::pg_sys::{
-    AttrNumber, BlockNumber, Buffer, Datum, ForkNumber, HeapTuple, IndexInfo, IndexScanDesc, IndexUniqueCheck,
-    ItemPointer, Oid, RegProcedure, Relation, ScanDirection, ScanKey, Snapshot, StrategyNumber,
-    SubTransactionId, TimestampTz, TransactionId, TupleDesc, XLogRecPtr, LOCKMODE,
+    AttrNumber, Bitmapset, BlockNumber, Buffer, Datum, ErrorData, ForkNumber, HeapTuple, IndexInfo,
+    IndexScanDesc, IndexUniqueCheck, ItemPointer, Oid, RegProcedure, Relation, ScanDirection,
+    ScanKey, Snapshot, StrategyNumber, SubTransactionId, TimestampTz, TransactionId, TupleDesc,
+    XLogRecPtr, LOCKMODE,
 };
 use std::ffi::c_int;
 
@@ -127,6 +128,14 @@ without_guard! {
         nulls: Values<bool>,
     ) -> HeapTuple;
     pub fn simple_heap_insert(table: Relation, tuple: HeapTuple);
+
+    // nodes/bitmapset.h; never raises
+    pub fn bms_is_member(member: c_int, set: *const Bitmapset) -> bool;
+
+    // utils/elog.h
+    pub fn CopyErrorData() -> *mut ErrorData;
+    pub fn FreeErrorData(error: *mut ErrorData);
+    pub fn ThrowErrorData(error: *mut ErrorData);
 
     // utils/inval.h, utils/syscache.h
     pub fn AcceptInvalidationMessages();

@@ -21,11 +21,11 @@ enum Column {
     Mode,
     Slots,
     Holder,
-    Session,
+    SessionLabel,
     Role,
     FirstToken,
-    Renewed,
-    Closing,
+    RenewalTokens,
+    ClosingToken,
     AcquiredAt,
     RenewedAt,
     ExpiresAt,
@@ -163,10 +163,10 @@ impl Fields {
             .set(Column::Slot, new.slot)
             .set(Column::Mode, mode as i8)
             .set(Column::Slots, slots)
-            .set(Column::Session, text_datum(new.session))
+            .set(Column::SessionLabel, text_datum(new.session))
             .set(Column::Role, name_datum(new.role))
             .set(Column::FirstToken, new.token.bigint())
-            .set(Column::Renewed, token_array(&[]))
+            .set(Column::RenewalTokens, token_array(&[]))
             .set(Column::AcquiredAt, new.now.micros())
             .set(Column::RenewedAt, new.now.micros())
             .set(Column::ExpiresAt, (new.now + new.ttl).micros())
@@ -295,16 +295,13 @@ impl Row {
     ///
     /// # Safety
     /// The tuple must be one of fence.lease, and `row_type` that table's.
-    pub unsafe fn new(
-        tuple: pg_sys::HeapTuple,
-        row_type: pg_sys::TupleDesc,
-        place: Place,
-    ) -> Row {
+    pub unsafe fn new(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc, place: Place) -> Row {
         // SAFETY: the caller's promise.
         let fields = unsafe { Fields::of(tuple, row_type) };
         // SAFETY: an array of bigints.
-        let renewed = fields.get(Column::Renewed).map(|d| unsafe { read_token_array(d) });
-        let closing = fields.get(Column::Closing).map(|d| Token::from_bigint(d.value() as i64));
+        let renewed = fields.get(Column::RenewalTokens).map(|d| unsafe { read_token_array(d) });
+        let closing =
+            fields.get(Column::ClosingToken).map(|d| Token::from_bigint(d.value() as i64));
         let first = Token::from_bigint(fields.int8(Column::FirstToken));
         let grant = Grant {
             slot: fields.int8(Column::Slot) as i32,
@@ -363,7 +360,7 @@ impl Row {
     pub fn renewed(&self, token: Token, now: Instant, ttl: Span) -> Fields {
         let mut fields = self.fields.unnamed();
         fields
-            .set(Column::Renewed, token_array(self.grant.tokens.renew(token).renewed()))
+            .set(Column::RenewalTokens, token_array(self.grant.tokens.renew(token).renewed()))
             .set(Column::RenewedAt, now.micros())
             .set(Column::ExpiresAt, (now + ttl).micros())
             .set(Column::TtlUs, ttl.micros())
@@ -374,7 +371,7 @@ impl Row {
     /// Its columns when it is closed.
     pub fn closed(&self, closing: Token, now: Instant) -> Fields {
         let mut fields = self.fields.unnamed();
-        fields.set(Column::Closing, closing.bigint()).set(Column::EndedAt, now.micros());
+        fields.set(Column::ClosingToken, closing.bigint()).set(Column::EndedAt, now.micros());
         fields
     }
 
@@ -395,7 +392,7 @@ impl Row {
 
     /// The session that acquired it.
     pub fn session(&self) -> &[u8] {
-        self.text(Column::Session).unwrap_or_default()
+        self.text(Column::SessionLabel).unwrap_or_default()
     }
 
     /// The role that acquired it.

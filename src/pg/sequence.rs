@@ -95,7 +95,8 @@ pub fn read(oid: pg_sys::Oid) -> State {
 
 /// Reads the page where it was last found. None where it is not there any more, or may be in another file by now.
 fn remembered(oid: pg_sys::Oid) -> Option<State> {
-    let page = PAGES.with_borrow(|pages| pages.iter().find(|page| page.sequence == oid).copied())?;
+    let page =
+        PAGES.with_borrow(|pages| pages.iter().find(|page| page.sequence == oid).copied())?;
     // SAFETY: who puts the sequence into another file has said so before anybody can write there; the buffer is one
     // that the page has been in.
     unsafe {

@@ -1,8 +1,8 @@
 //! What the trigger is called with.
 
 use super::args::Args;
-use super::compat;
 use super::version::Version;
+use super::{compat, raw};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
@@ -169,7 +169,7 @@ impl Call {
     pub fn names(&self, attribute: &Attribute) -> bool {
         let bit = attribute.number - pg_sys::FirstLowInvalidHeapAttributeNumber;
         // SAFETY: the set, or NULL for an empty one, is the trigger manager's; raises for negative bits only.
-        unsafe { compat::bms_is_member(bit, (*self.data).tg_updatedcols) }
+        unsafe { raw::bms_is_member(bit, (*self.data).tg_updatedcols) }
     }
 
     /// The arguments of CREATE TRIGGER.
