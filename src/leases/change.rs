@@ -3,7 +3,8 @@
 use super::locks::{Locked, Locks};
 use super::{line, session_leases};
 use crate::pg::errors::{self, Refusal};
-use crate::pg::lease_table::{AsOf, LeaseTable, Rows};
+use crate::pg::keyed::Access;
+use crate::pg::lease_table::{AsOf, Glance, LeaseTable, Rows};
 use crate::pg::row::{Deleter, Row};
 use crate::pg::{relation, role, server};
 use crate::tokens;
@@ -145,6 +146,22 @@ fn changeable<'a, T>(
 /// The greatest token that any of these grants is known to have had.
 pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
     rows.into_iter().map(|r| r.grant.greatest()).max().unwrap_or(Token::BEFORE_ALL)
+}
+
+/// Does the token speak for the lease at this instant?
+pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
+    let floor = tokens::floor_seen()?;
+    let speaks = |row: &Row| row.grant.speaks(token, server::now(), floor);
+    if Glance::at(name).is_some_and(|table| table.remembered(name, speaks).is_some()) {
+        return Ok(true);
+    }
+    let table = LeaseTable::open(Access::Read)?;
+    let rows = table.rows(name, AsOf::Now);
+    let row = rows.iter().find(|row| speaks(row));
+    if let Some(row) = row {
+        table.remember(name, row);
+    }
+    Ok(row.is_some())
 }
 
 /// The grant that this token is of, as of now.

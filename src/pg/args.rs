@@ -165,7 +165,7 @@ pub unsafe fn bytes_of<'a>(datum: pg_sys::Datum) -> &'a [u8] {
     }
 }
 
-/// Bytes as a text value.
+/// Bytes as a text value, or as what comes behind the length of another value of variable length.
 pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
     // SAFETY: copies the bytes by their length.
     unsafe {

@@ -1,6 +1,6 @@
 //! Values made of several.
 
-use super::args::{bytes_of, Answer, Args};
+use super::args::{bytes_of, text_datum, Answer, Args};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::c_int;
@@ -49,21 +49,26 @@ pub fn int4_array(values: &[i32]) -> Answer {
     }
 }
 
-/// A bigint[] of tokens.
+/// A bigint[] of tokens. Behind the length of an array come the number of dimensions, where the elements begin if there
+/// are NULLs, their type, then length and lower bound of the one dimension (utils/array.h).
 pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
-    let mut values: Vec<pg_sys::Datum> = tokens.iter().map(|t| t.bigint().into()).collect();
-    // SAFETY: an array of int8 from as many values.
-    unsafe {
-        pg_sys::Datum::from(pg_sys::construct_array(
-            values.as_mut_ptr(),
-            values.len() as c_int,
-            pg_sys::INT8OID,
-            8,
-            true,
-            b'd' as std::ffi::c_char,
-        ))
+    let mut bytes = Vec::with_capacity(ELEMENTS + 8 * tokens.len());
+    let mut add = |number: i32| bytes.extend_from_slice(&number.to_ne_bytes());
+    add(i32::from(!tokens.is_empty()));
+    add(0);
+    add(pg_sys::INT8OID.to_u32() as i32);
+    if !tokens.is_empty() {
+        add(tokens.len() as i32);
+        add(1);
     }
+    for token in tokens {
+        bytes.extend_from_slice(&token.bigint().to_ne_bytes());
+    }
+    text_datum(&bytes)
 }
+
+/// Where the elements of an array of one dimension without NULLs begin, behind its length.
+const ELEMENTS: usize = 20;
 
 /// The tokens of a bigint[] of one dimension without NULLs; of another array, none.
 ///
@@ -72,13 +77,11 @@ pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
 pub unsafe fn read_token_array(datum: pg_sys::Datum) -> Vec<Token> {
     // SAFETY: the caller's promise.
     let bytes = unsafe { bytes_of(datum) };
-    // Behind the length, which may be written in one byte or in four: the number of dimensions, where the elements
-    // begin if there are NULLs, the type, then length and lower bound of the one dimension.
     let number = |at: usize| i32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
     if number(0) != 1 || number(4) != 0 {
         return Vec::new();
     }
-    let elements = bytes[20..].chunks_exact(8).take(number(12).max(0) as usize);
+    let elements = bytes[ELEMENTS..].chunks_exact(8).take(number(12).max(0) as usize);
     let token = |bytes: &[u8]| i64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
     elements.map(|bytes| Token::from_bigint(token(bytes))).collect()
 }

@@ -21,7 +21,8 @@ pub struct Form {
     pub plain: bool,
     /// Triggers may suppress or change what is written.
     pub triggers: bool,
-    table: pg_sys::Oid,
+    /// The table itself.
+    pub table: pg_sys::Oid,
     generation: u64,
 }
 

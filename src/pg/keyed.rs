@@ -6,10 +6,10 @@
 
 use super::errors::{self, Refusal};
 use super::form::{self, Form};
-use super::relation::state_oid;
+use super::relation::{self, state_oid};
 use super::relation_lock::{self, Wait};
 use super::row::Fields;
-use super::version::{Place, Version, NO_BUFFER};
+use super::version::{Place, Pointer, Version, NO_BUFFER};
 use super::{compat, executor, raw};
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -76,6 +76,23 @@ impl Keyed {
         Ok(Some(Keyed { spec, form, opened }))
     }
 
+    /// The table without a lock, for `at` alone; None where the session does not know it (any more).
+    pub fn unlocked(spec: &'static Spec) -> Option<Self> {
+        relation::learn_changes();
+        let form = form::known(spec, state_oid(spec.table).ok()?)?;
+        // SAFETY: a relation of the session's cache, whose reference is given back on drop.
+        let (table, owner) = unsafe {
+            let table = compat::guarded(|| raw::RelationIdGetRelation(form.table));
+            (table, pg_sys::CurrentResourceOwner)
+        };
+        if table.is_null() {
+            return None;
+        }
+        let (index, wrote) = (Cell::new(std::ptr::null_mut()), Cell::new(false));
+        let mode = pg_sys::NoLock as c_int;
+        Some(Keyed { spec, form, opened: Opened { table, index, mode, wrote, owner } })
+    }
+
     /// Makes the table ready to be searched; false where the index's lock is not to be had that way.
     pub fn open_index(&self, wait: Wait) -> bool {
         self.opened.open_index(self.form.index, wait)
@@ -134,7 +151,7 @@ impl Keyed {
             if self.form.plain {
                 let row = compat::guarded(|| {
                     let row = fields.tuple(self.row_type());
-                    compat::simple_heap_update(self.table(), &mut over.pointer(), row);
+                    compat::simple_heap_update(self.table(), &mut over.tid(), row);
                     row
                 });
                 // Mostly it is in the page of the old one, to which the index leads already.
@@ -178,7 +195,7 @@ impl Keyed {
         // SAFETY: the version is one that was read.
         unsafe {
             if self.form.plain {
-                pg_sys::CatalogTupleDelete(self.table(), &mut version.pointer());
+                pg_sys::CatalogTupleDelete(self.table(), &mut version.tid());
             } else {
                 executor::delete(self.table(), version);
             }
@@ -218,7 +235,7 @@ impl Keyed {
                 if entry.is_null() {
                     break;
                 }
-                let entry = Version::at(*entry);
+                let entry = Pointer::of(*entry);
                 let place = Place { entry, buffer: raw::ReadBuffer(self.table(), entry.block()) };
                 let dead = self.versions(place, snapshot, |tuple| show(tuple, place));
                 // The index forgets what leads nowhere any more; in recovery nothing is sure.
@@ -265,7 +282,7 @@ impl Keyed {
         snapshot: pg_sys::Snapshot,
         mut show: impl FnMut(pg_sys::HeapTuple),
     ) -> bool {
-        let (mut at, buffer) = (place.entry.pointer(), place.buffer);
+        let (mut at, buffer) = (place.entry.tid(), place.buffer);
         let mut tuple = pg_sys::HeapTupleData::default();
         let (mut dead, mut found) = (false, false);
         // SAFETY: the caller's promise.

@@ -6,8 +6,8 @@ use super::keyed::{Access, Keyed, Spec};
 use super::memory::Scratch;
 use super::relation_lock::Wait;
 use super::row::{Deleter, Fields, NewGrant, Row, LEASE};
-use super::version::{Place, Version, NO_BUFFER};
-use super::{compat, places, raw, xact};
+use super::version::{Place, Pointer, Seen, Version, NO_BUFFER};
+use super::{compat, places, raw, relation, xact};
 use crate::plant;
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
@@ -28,6 +28,53 @@ pub enum AsOf {
 pub struct LeaseTable(Keyed);
 
 static SPEC: Spec = Spec { table: c"lease", index: c"lease_pkey", columns: LEASE, number: 0 };
+
+/// fence.lease without a lock on it, as the session knows it: for a look at a row whose place it remembers.
+///
+/// VACUUM FULL may put the table into another file meanwhile. It tells all sessions before it gives its lock back, and
+/// so before anybody can write to that file: what is read in the old one, once all that was told is known, was true
+/// when the look began.
+pub struct Glance {
+    table: LeaseTable,
+    generation: u64,
+}
+
+impl Glance {
+    /// None where the session does not know the table (any more).
+    pub fn new() -> Option<Self> {
+        let table = LeaseTable(Keyed::unlocked(&SPEC)?);
+        Some(Glance { table, generation: relation::generation() })
+    }
+
+    /// For a lease of which the session remembers something.
+    pub fn at(name: &[u8]) -> Option<Self> {
+        places::has(name).then(Glance::new).flatten()
+    }
+
+    /// As `LeaseTable::remembered`.
+    pub fn remembered(&self, name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<Row> {
+        self.table.remembered(name, wanted)
+    }
+
+    /// As `LeaseTable::again`, for a row whose grant has been locked since. None, too, where the table may be in
+    /// another file by now.
+    pub fn again(&self, row: &Row) -> Option<Row> {
+        relation::learn_changes();
+        (relation::generation() == self.generation).then(|| self.table.again(row)).flatten()
+    }
+
+    /// Is it still the latest version of its row?
+    pub fn is_latest(&self, seen: Seen) -> bool {
+        let mut same = false;
+        // SAFETY: a tuple in its page.
+        unsafe {
+            compat::guarded(|| {
+                self.table.0.at(seen.place, |tuple| same = Version::of(tuple) == seen.version);
+            });
+        }
+        same
+    }
+}
 
 /// The rows of a lease, in the order of their slots.
 pub struct Rows {
@@ -64,7 +111,7 @@ impl LeaseTable {
 
     /// Opens it; None where its lock is not to be had that way.
     pub fn try_open(access: Access, wait: Wait) -> Result<Option<Self>, Refusal> {
-        super::relation::check_version();
+        relation::check_version();
         Ok(Keyed::open(&SPEC, access, wait)?.map(LeaseTable))
     }
 
@@ -159,7 +206,7 @@ impl LeaseTable {
     unsafe fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
         // SAFETY: the caller's promise.
         unsafe {
-            let place = Place { entry: Version::of(tuple), buffer: NO_BUFFER };
+            let place = Place { entry: Pointer::of((*tuple).t_self), buffer: NO_BUFFER };
             Row::new(pg_sys::heap_copytuple(tuple), self.0.row_type(), place)
         }
     }

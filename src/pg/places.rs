@@ -34,6 +34,11 @@ pub fn remember(file: u32, name: &[u8], place: Place) {
     });
 }
 
+/// Is anything remembered of the lease?
+pub fn has(name: &[u8]) -> bool {
+    PLACES.with_borrow(|places| places.by_hash.contains_key(&hash::of(name)))
+}
+
 /// Where a row of a lease was last seen in that file.
 pub fn find(file: u32, name: &[u8]) -> Option<Place> {
     PLACES.with_borrow(|places| {

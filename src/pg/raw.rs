@@ -103,7 +103,8 @@ without_guard! {
     ) -> bool;
     pub fn BuildIndexInfo(index: Relation) -> *mut IndexInfo;
 
-    // access/relation.h
+    // access/relation.h, utils/relcache.h
+    pub fn RelationIdGetRelation(relation: Oid) -> Relation;
     pub fn relation_open(relation: Oid, mode: LOCKMODE) -> Relation;
     pub fn relation_close(relation: Relation, mode: LOCKMODE);
 

@@ -2,7 +2,7 @@
 
 use super::args::text_bytes;
 use super::errors::{self, Refusal};
-use super::raise;
+use super::{compat, raise, raw};
 use once_cell::unsync::OnceCell;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -96,6 +96,12 @@ pub fn state_exists() -> bool {
 /// Another number once the definition of any relation may have changed, also that of a sequence.
 pub fn generation() -> u64 {
     GENERATION.get()
+}
+
+/// Takes notice of what other sessions have changed of definitions until now, as taking a lock on a relation does.
+pub fn learn_changes() {
+    // SAFETY: in a transaction.
+    unsafe { compat::guarded(|| raw::AcceptInvalidationMessages()) };
 }
 
 /// Forgets oids when names may have changed, and counts changes; called once, when the library is loaded.

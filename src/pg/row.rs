@@ -3,7 +3,7 @@
 use super::args::{bytes_of, text_datum};
 use super::composite::{read_token_array, token_array};
 use super::session_lock::SessionLock;
-use super::version::{Place, Version};
+use super::version::{Place, Seen, Version};
 use super::{compat, raw, xact};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Instant, Span, Token};
@@ -338,11 +338,10 @@ impl Row {
     pub unsafe fn is_still(&self, tuple: pg_sys::HeapTuple) -> bool {
         // SAFETY: the caller's promise; the copy is this row's own.
         unsafe {
-            let (now, then) = ((*tuple).t_data, (*self.tuple).t_data);
-            let inserted_by = |header: pg_sys::HeapTupleHeader| (*header).t_choice.t_heap.t_xmin;
-            if Version::of(tuple) != self.version() || inserted_by(now) != inserted_by(then) {
+            if Version::of(tuple) != self.version() {
                 return false;
             }
+            let (now, then) = ((*tuple).t_data, (*self.tuple).t_data);
             (*then).t_choice.t_heap.t_xmax = (*now).t_choice.t_heap.t_xmax;
             (*then).t_infomask = (*now).t_infomask;
             true
@@ -425,6 +424,11 @@ impl Row {
     pub fn version(&self) -> Version {
         // SAFETY: a copied tuple.
         unsafe { Version::of(self.tuple) }
+    }
+
+    /// What it is to be known again by.
+    pub fn seen(&self) -> Seen {
+        Seen { place: self.place, version: self.version() }
     }
 
     /// Was this version written by the transaction that is asking?

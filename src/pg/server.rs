@@ -1,5 +1,6 @@
 //! The server, the clock and the caller.
 
+use super::encoding::push_number;
 use pg_fence_rules::epoch::{Identity, Start};
 use pg_fence_rules::{Floor, Instant};
 use pgrx::pg_sys;
@@ -81,18 +82,20 @@ pub fn writable(function: &CStr) {
 }
 
 /// `application[pid]`, for those who give no holder.
-pub fn session() -> String {
-    // SAFETY: application_name is a NUL-terminated string or NULL.
-    unsafe {
-        let application = if pg_sys::application_name.is_null() {
-            String::new()
-        } else {
-            CStr::from_ptr(pg_sys::application_name).to_string_lossy().into_owned()
-        };
-        let application = if application.is_empty() { "session" } else { &application };
-        let pid = pg_sys::MyProcPid;
-        format!("{application}[{pid}]")
-    }
+pub fn session() -> Vec<u8> {
+    // SAFETY: application_name is a NUL-terminated string or NULL, which Postgres keeps in ASCII.
+    let (application, pid) = unsafe {
+        let application = pg_sys::application_name;
+        let is_set = !application.is_null() && *application != 0;
+        let application = if is_set { CStr::from_ptr(application) } else { c"session" };
+        (application.to_bytes(), pg_sys::MyProcPid)
+    };
+    let mut session = Vec::with_capacity(application.len() + 16);
+    session.extend_from_slice(application);
+    session.push(b'[');
+    push_number(&mut session, pid.into());
+    session.push(b']');
+    session
 }
 
 /// Is this session an apply worker or restoring (`session_replication_role = replica`)?

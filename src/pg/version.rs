@@ -2,11 +2,39 @@
 
 use pgrx::pg_sys;
 
-/// A version of a row, by where in its table it is.
+/// Where in its table something is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Version {
+pub struct Pointer {
     block: (u16, u16),
     item: u16,
+}
+
+impl Pointer {
+    /// From one of Postgres's.
+    pub fn of(tid: pg_sys::ItemPointerData) -> Self {
+        Pointer { block: (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo), item: tid.ip_posid }
+    }
+
+    /// In which block of the table.
+    pub fn block(self) -> u32 {
+        u32::from(self.block.0) << 16 | u32::from(self.block.1)
+    }
+
+    /// As Postgres writes it.
+    pub fn tid(self) -> pg_sys::ItemPointerData {
+        let (bi_hi, bi_lo) = self.block;
+        pg_sys::ItemPointerData {
+            ip_blkid: pg_sys::BlockIdData { bi_hi, bi_lo },
+            ip_posid: self.item,
+        }
+    }
+}
+
+/// A version of a row, by where it is, and by who wrote it: once it is pruned, another one may be there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Version {
+    at: Pointer,
+    written_by: pg_sys::TransactionId,
 }
 
 impl Version {
@@ -17,26 +45,15 @@ impl Version {
     #[inline]
     pub unsafe fn of(tuple: pg_sys::HeapTuple) -> Self {
         // SAFETY: the caller's promise.
-        Version::at(unsafe { (*tuple).t_self })
-    }
-
-    /// What such a pointer leads to.
-    pub fn at(tid: pg_sys::ItemPointerData) -> Self {
-        Version { block: (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo), item: tid.ip_posid }
-    }
-
-    /// In which block of the table.
-    pub fn block(self) -> u32 {
-        u32::from(self.block.0) << 16 | u32::from(self.block.1)
-    }
-
-    /// As Postgres writes it.
-    pub fn pointer(self) -> pg_sys::ItemPointerData {
-        let (bi_hi, bi_lo) = self.block;
-        pg_sys::ItemPointerData {
-            ip_blkid: pg_sys::BlockIdData { bi_hi, bi_lo },
-            ip_posid: self.item,
+        unsafe {
+            let written_by = (*(*tuple).t_data).t_choice.t_heap.t_xmin;
+            Version { at: Pointer::of((*tuple).t_self), written_by }
         }
+    }
+
+    /// Where it is.
+    pub fn tid(self) -> pg_sys::ItemPointerData {
+        self.at.tid()
     }
 }
 
@@ -45,9 +62,18 @@ impl Version {
 #[derive(Clone, Copy)]
 pub struct Place {
     /// Where the index leads to.
-    pub entry: Version,
+    pub entry: Pointer,
     /// In which of the server's buffers its page was, or `NO_BUFFER`.
     pub buffer: pg_sys::Buffer,
+}
+
+/// A version that was found at a place, to be known again.
+#[derive(Clone, Copy)]
+pub struct Seen {
+    /// Where it was found.
+    pub place: Place,
+    /// Which it was.
+    pub version: Version,
 }
 
 /// InvalidBuffer of storage/buf.h: nobody knows, and nobody looks there.
