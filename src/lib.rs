@@ -18,9 +18,9 @@
 //! and any use of a transaction's start time but as a lower bound of its snapshot's age (`pg::snapshot_age`).
 
 mod fence;
+mod known_bugs;
 mod leases;
 mod pg;
-mod plant;
 mod sql;
 mod tokens;
 

@@ -29,7 +29,7 @@ pub fn renewable<'a>(
 }
 
 /// Writes a renewal of a row whose lock is kept, by default for the ttl last asked for. `fresh` is its token.
-pub fn prolong(
+pub fn renew(
     table: &LeaseTable,
     row: &Row,
     fresh: Token,
@@ -77,7 +77,7 @@ pub fn releasable<'a>(
 pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Result<(), Refusal> {
     let name = row.name();
     table.close(row, closing, now)?;
-    session_leases::ended(name, row.grant.tokens.first());
+    session_leases::grant_ended(name, row.grant.tokens.first());
     line::changed(name);
     Ok(())
 }
@@ -133,8 +133,8 @@ fn changeable<'a, T>(
                 None => return Ok(None),
             },
         };
-        let knows = |row: &Row| knows(row, token);
-        let locked = Locked::grant(table, name, slot, CHANGE, seen.as_ref(), knows)?;
+        let has_token = |row: &Row| has_token(row, token);
+        let locked = Locked::grant(table, name, slot, CHANGE, seen.as_ref(), has_token)?;
         // Where the grant is not there any more, another one may have the token by now.
         if let Some(locked) = locked {
             table.remember(name, &locked.row);
@@ -166,17 +166,17 @@ pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
 
 /// The grant that this token is of, as of now.
 pub fn with_token(table: &LeaseTable, name: &[u8], token: Token) -> Option<Row> {
-    let remembered = table.remembered(name, |row| knows(row, token));
+    let remembered = table.remembered(name, |row| has_token(row, token));
     remembered.or_else(|| find(&table.rows(name, AsOf::Now), token).copied())
 }
 
 /// The grant that this token is of.
 pub fn find(rows: &[Row], token: Token) -> Option<&Row> {
-    rows.iter().find(|r| knows(r, token))
+    rows.iter().find(|r| has_token(r, token))
 }
 
 /// Is it one of the grant's tokens, the closing one included?
-pub fn knows(row: &Row, token: Token) -> bool {
+pub fn has_token(row: &Row, token: Token) -> bool {
     row.grant.tokens.contains(token) || row.grant.closing == Some(token)
 }
 

@@ -5,7 +5,7 @@ use super::errors::{self, Refusal};
 use super::keyed::Spec;
 use super::relation;
 use super::row::COLUMNS;
-use crate::plant;
+use crate::known_bugs;
 use pgrx::pg_sys;
 use std::cell::Cell;
 
@@ -57,7 +57,7 @@ pub unsafe fn look(
             table: (*table).rd_id,
             index: (*index).rd_id,
             generation,
-            plain: plant::DIRECT_WRITES || looked.is_plain(),
+            plain: known_bugs::DIRECT_WRITES || looked.is_plain(),
             // Not relhastriggers, which stays set until the next VACUUM after the last one went.
             triggers: !(*table).trigdesc.is_null(),
         }

@@ -9,7 +9,7 @@ use super::form::{self, Form};
 use super::relation::{self, state_oid};
 use super::relation_lock::{self, Wait};
 use super::row::Fields;
-use super::version::{Place, Pointer, Version, NO_BUFFER};
+use super::row_version::{Place, Pointer, RowVersion, NO_BUFFER};
 use super::{compat, executor, raw};
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -144,7 +144,7 @@ impl Keyed {
     }
 
     /// Writes a new version of a row. Nobody else may be changing it.
-    pub fn update(&self, over: Version, fields: &Fields) {
+    pub fn update(&self, over: RowVersion, fields: &Fields) {
         self.opened.wrote.set(true);
         // SAFETY: the fields are the table's, the version one that was read.
         unsafe {
@@ -190,7 +190,7 @@ impl Keyed {
     }
 
     /// Deletes a row. Nobody else may be changing it.
-    pub fn delete(&self, version: Version) {
+    pub fn delete(&self, version: RowVersion) {
         self.opened.wrote.set(true);
         // SAFETY: the version is one that was read.
         unsafe {

@@ -6,9 +6,9 @@ use super::keyed::{Access, Keyed, Spec};
 use super::memory::Scratch;
 use super::relation_lock::Wait;
 use super::row::{Deleter, Fields, NewGrant, Row, LEASE};
-use super::version::{Place, Pointer, Seen, Version, NO_BUFFER};
+use super::row_version::{Place, Pointer, RowVersion, Seen, NO_BUFFER};
 use super::{compat, places, raw, relation, xact};
-use crate::plant;
+use crate::known_bugs;
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
 use std::ops::Deref;
@@ -69,7 +69,7 @@ impl Glance {
         // SAFETY: a tuple in its page.
         unsafe {
             compat::guarded(|| {
-                self.table.0.at(seen.place, |tuple| same = Version::of(tuple) == seen.version);
+                self.table.0.at(seen.place, |tuple| same = RowVersion::of(tuple) == seen.version);
             });
         }
         same
@@ -166,7 +166,7 @@ impl LeaseTable {
             Row::new(found?, self.0.row_type(), place)
         };
         // Its place may be another lease's by now.
-        let is_its = plant::UNCHECKED_PLACE || row.name() == name;
+        let is_its = known_bugs::UNCHECKED_PLACE || row.name() == name;
         (is_its && wanted(&row)).then_some(row)
     }
 

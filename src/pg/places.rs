@@ -5,7 +5,7 @@
 //! searches where it is not: the row may have been deleted and its place been given to another one.
 
 use super::hash::{self, Quick};
-use super::version::Place;
+use super::row_version::Place;
 use std::cell::RefCell;
 use std::collections::HashMap;
 

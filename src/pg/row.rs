@@ -2,8 +2,8 @@
 
 use super::args::{bytes_of, text_datum};
 use super::composite::{read_token_array, token_array};
+use super::row_version::{Place, RowVersion, Seen};
 use super::session_lock::SessionLock;
-use super::version::{Place, Seen, Version};
 use super::{compat, raw, xact};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Instant, Span, Token};
@@ -338,7 +338,7 @@ impl Row {
     pub unsafe fn is_still(&self, tuple: pg_sys::HeapTuple) -> bool {
         // SAFETY: the caller's promise; the copy is this row's own.
         unsafe {
-            if Version::of(tuple) != self.version() {
+            if RowVersion::of(tuple) != self.version() {
                 return false;
             }
             let (now, then) = ((*tuple).t_data, (*self.tuple).t_data);
@@ -421,9 +421,9 @@ impl Row {
     }
 
     /// Which version it is.
-    pub fn version(&self) -> Version {
+    pub fn version(&self) -> RowVersion {
         // SAFETY: a copied tuple.
-        unsafe { Version::of(self.tuple) }
+        unsafe { RowVersion::of(self.tuple) }
     }
 
     /// What it is to be known again by.

@@ -5,7 +5,7 @@ use super::raw;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 
-pub use super::scope::SubTransaction;
+pub use super::scope::SavepointId;
 
 /// REPEATABLE READ or above?
 pub fn keeps_snapshot() -> bool {
@@ -60,7 +60,7 @@ pub fn see_own_changes() {
 }
 
 /// The innermost savepoint.
-pub fn savepoint() -> SubTransaction {
+pub fn savepoint() -> SavepointId {
     // SAFETY: reads transaction state.
     unsafe { raw::GetCurrentSubTransactionId() }
 }

@@ -32,12 +32,12 @@ impl Pointer {
 
 /// A version of a row, by where it is, and by who wrote it: once it is pruned, another one may be there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Version {
+pub struct RowVersion {
     at: Pointer,
     written_by: pg_sys::TransactionId,
 }
 
-impl Version {
+impl RowVersion {
     /// That of a tuple; a copy keeps it.
     ///
     /// # Safety
@@ -47,7 +47,7 @@ impl Version {
         // SAFETY: the caller's promise.
         unsafe {
             let written_by = (*(*tuple).t_data).t_choice.t_heap.t_xmin;
-            Version { at: Pointer::of((*tuple).t_self), written_by }
+            RowVersion { at: Pointer::of((*tuple).t_self), written_by }
         }
     }
 
@@ -73,7 +73,7 @@ pub struct Seen {
     /// Where it was found.
     pub place: Place,
     /// Which it was.
-    pub version: Version,
+    pub version: RowVersion,
 }
 
 /// InvalidBuffer of storage/buf.h: nobody knows, and nobody looks there.
