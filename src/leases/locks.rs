@@ -6,17 +6,17 @@
 use super::line;
 use crate::pg::errors::Refusal;
 use crate::pg::lease_table::{AsOf, LeaseTable};
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::row::Row;
-use pg_fence_rules::locks::{LockMode, Want};
+use pg_fence_rules::locks::{LockMode, LockStep};
 
 /// Locks of one lease that this transaction has just taken. They are given back when this goes, unless they are kept;
 /// then the head of the lease's line is woken, for a look of its in between found the lease locked.
 pub struct Locks<'a> {
     name: &'a [u8],
     // Mostly there is one, which takes no allocation.
-    first: Option<(Tag, LockMode)>,
-    others: Vec<(Tag, LockMode)>,
+    first: Option<(LockTag, LockMode)>,
+    others: Vec<(LockTag, LockMode)>,
 }
 
 /// How many locks were held at some moment.
@@ -30,8 +30,8 @@ impl<'a> Locks<'a> {
     }
 
     /// Takes one; false where somebody is in the way of a lock that is not waited for. Errors: 53200.
-    pub fn take(&mut self, want: Want, slot: i32) -> Result<bool, Refusal> {
-        let tag = Tag::new(want.lock, self.name, slot);
+    pub fn take(&mut self, want: LockStep, slot: i32) -> Result<bool, Refusal> {
+        let tag = LockTag::new(want.lock, self.name, slot);
         let taken = tag.take(want.mode, want.waits)?;
         if taken {
             match self.first {
@@ -117,7 +117,7 @@ impl<'a> Locked<'a> {
         table: &LeaseTable,
         name: &'a [u8],
         slot: i32,
-        want: Want,
+        want: LockStep,
         seen: Option<&Row>,
         wanted: impl Fn(&Row) -> bool,
     ) -> Result<Option<Self>, Refusal> {

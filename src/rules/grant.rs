@@ -172,7 +172,7 @@ pub enum Release {
 
 /// One grant as an acquire sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seat {
+pub struct ExistingGrant {
     /// The grant.
     pub grant: Grant,
     /// Its holder and role are those of the caller.
@@ -213,13 +213,13 @@ pub enum Acquire {
 
 /// Decides an acquire over all grants that the lease's rows know of. `now` must have been read after the
 /// locks were obtained.
-pub fn acquire(seats: &[Seat], ask: &Ask, now: Instant) -> Acquire {
-    let live = |s: &Seat| s.grant.phase(now) == Phase::Held;
-    let yields = |s: &Seat| ask.reclaim && s.mine && live(s) && !s.guarded;
+pub fn acquire(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
+    let live = |s: &ExistingGrant| s.grant.phase(now) == Phase::Held;
+    let yields = |s: &ExistingGrant| ask.reclaim && s.mine && live(s) && !s.guarded;
     // A guarded grant keeps its place, live or not.
-    let occupied = |s: &&Seat| (live(s) || s.guarded) && !yields(s);
-    let taken = |by: &dyn Fn(&Seat) -> bool, all: bool| {
-        let ends = seats.iter().filter(occupied).filter(|s| by(s)).map(|s| {
+    let occupied = |s: &&ExistingGrant| (live(s) || s.guarded) && !yields(s);
+    let taken = |by: &dyn Fn(&ExistingGrant) -> bool, all: bool| {
+        let ends = existing.iter().filter(occupied).filter(|s| by(s)).map(|s| {
             if s.guarded {
                 Instant::LATEST
             } else {
@@ -229,7 +229,7 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Instant) -> Acquire {
         let until = if all { ends.max() } else { ends.min() };
         Acquire::Taken { until: until.filter(|at| *at < Instant::LATEST) }
     };
-    if ask.reclaim && seats.iter().any(|s| s.mine && live(s) && s.guarded) {
+    if ask.reclaim && existing.iter().any(|s| s.mine && live(s) && s.guarded) {
         // A second grant beside it is not what was asked for.
         return Acquire::Taken { until: None };
     }
@@ -239,34 +239,34 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Instant) -> Acquire {
         Mode::Shared => None,
     };
     if let Some(asked) = number(ask.mode) {
-        let in_force = |s: &Seat| number(s.grant.mode).filter(|_| live(s) && !yields(s));
-        if let Some(live) = seats.iter().filter_map(in_force).find(|n| *n != asked) {
+        let in_force = |s: &ExistingGrant| number(s.grant.mode).filter(|_| live(s) && !yields(s));
+        if let Some(live) = existing.iter().filter_map(in_force).find(|n| *n != asked) {
             return Acquire::SlotsDiffer { live };
         }
     }
     match ask.mode {
         Mode::Exclusive => {
-            if seats.iter().any(|s| occupied(&s)) {
+            if existing.iter().any(|s| occupied(&s)) {
                 return taken(&|_| true, true);
             }
             Acquire::Grant { slot: 0 }
         }
         Mode::Shared => {
-            let stranger = |s: &Seat| s.grant.mode != Mode::Shared;
-            if seats.iter().filter(occupied).any(stranger) {
+            let stranger = |s: &ExistingGrant| s.grant.mode != Mode::Shared;
+            if existing.iter().filter(occupied).any(stranger) {
                 return taken(&stranger, true);
             }
-            Acquire::Grant { slot: place(seats, &occupied, &yields) }
+            Acquire::Grant { slot: free_slot(existing, &occupied, &yields) }
         }
         Mode::Slots(n) => {
-            let stranger = |s: &Seat| s.grant.mode != ask.mode;
-            if seats.iter().filter(occupied).any(stranger) {
+            let stranger = |s: &ExistingGrant| s.grant.mode != ask.mode;
+            if existing.iter().filter(occupied).any(stranger) {
                 return taken(&stranger, true);
             }
-            if seats.iter().filter(occupied).count() >= usize::try_from(n).unwrap_or(0) {
+            if existing.iter().filter(occupied).count() >= usize::try_from(n).unwrap_or(0) {
                 return taken(&|_| true, false);
             }
-            Acquire::Grant { slot: place(seats, &occupied, &yields) }
+            Acquire::Grant { slot: free_slot(existing, &occupied, &yields) }
         }
     }
 }
@@ -274,7 +274,7 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Instant) -> Acquire {
 /// Does the new grant, in another slot, end this one? The caller's own does where it is reclaimed, and one
 /// that nothing but the clock or the end of its session has ended and that excludes the new one: it must not come
 /// back, should the clock be set back.
-pub fn ends(ask: &Ask, seat: &Seat, now: Instant) -> bool {
+pub fn ends(ask: &Ask, seat: &ExistingGrant, now: Instant) -> bool {
     let excludes = ask.mode == Mode::Exclusive || seat.grant.mode != ask.mode;
     match seat.grant.phase(now) {
         _ if seat.guarded => false,
@@ -285,11 +285,15 @@ pub fn ends(ask: &Ask, seat: &Seat, now: Instant) -> bool {
 }
 
 /// The caller's own slot where it is reclaimed, else the lowest that nobody occupies.
-fn place(seats: &[Seat], occupied: &dyn Fn(&&Seat) -> bool, yields: &dyn Fn(&Seat) -> bool) -> i32 {
-    if let Some(own) = seats.iter().filter(|s| yields(s)).map(|s| s.grant.slot).min() {
+fn free_slot(
+    existing: &[ExistingGrant],
+    occupied: &dyn Fn(&&ExistingGrant) -> bool,
+    yields: &dyn Fn(&ExistingGrant) -> bool,
+) -> i32 {
+    if let Some(own) = existing.iter().filter(|s| yields(s)).map(|s| s.grant.slot).min() {
         return own;
     }
-    let mut used: Vec<i32> = seats.iter().filter(occupied).map(|s| s.grant.slot).collect();
+    let mut used: Vec<i32> = existing.iter().filter(occupied).map(|s| s.grant.slot).collect();
     used.sort_unstable();
     let mut slot = 0;
     for u in used {
@@ -316,7 +320,7 @@ mod tests {
         Floor::at(token(number))
     }
 
-    fn seat(slot: i32, mode: Mode, expires: i64) -> Seat {
+    fn seat(slot: i32, mode: Mode, expires: i64) -> ExistingGrant {
         let grant = Grant {
             slot,
             mode,
@@ -326,7 +330,7 @@ mod tests {
             expires_at: at(expires),
             abandoned: false,
         };
-        Seat { grant, mine: false, guarded: false }
+        ExistingGrant { grant, mine: false, guarded: false }
     }
 
     fn ask(mode: Mode) -> Ask {
@@ -450,11 +454,11 @@ mod tests {
         let (all, one) = (ask(Mode::Shared), ask(Mode::Exclusive));
         assert!(ends(&one, &shared, at(100)) && ends(&ask(Mode::Slots(2)), &shared, at(100)));
         assert!(!ends(&all, &shared, at(100)) && !ends(&one, &shared, at(99)));
-        assert!(!ends(&one, &Seat { guarded: true, ..shared }, at(100)));
+        assert!(!ends(&one, &ExistingGrant { guarded: true, ..shared }, at(100)));
         let reclaim = Ask { reclaim: true, ..all };
         assert!(!ends(&reclaim, &shared, at(99)));
-        assert!(ends(&reclaim, &Seat { mine: true, ..shared }, at(99)));
-        assert!(!ends(&reclaim, &Seat { mine: true, guarded: true, ..shared }, at(99)));
+        assert!(ends(&reclaim, &ExistingGrant { mine: true, ..shared }, at(99)));
+        assert!(!ends(&reclaim, &ExistingGrant { mine: true, guarded: true, ..shared }, at(99)));
     }
 
     #[test]
@@ -473,7 +477,7 @@ mod tests {
         s.guarded = true;
         let taken = Acquire::Taken { until: None };
         assert_eq!(acquire(&[s], &ask(Mode::Exclusive), at(1)), taken);
-        let shared = Seat { guarded: false, ..s };
+        let shared = ExistingGrant { guarded: false, ..s };
         assert!(ends(&ask(Mode::Slots(2)), &shared, at(1)));
     }
 

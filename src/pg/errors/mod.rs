@@ -5,7 +5,7 @@
 mod abbreviate;
 mod hint;
 
-pub use hint::{Tried, Wrote};
+pub use hint::{RefusedWrite, Wrote};
 
 use super::encoding::to_utf8;
 use pg_fence_rules::{Instant, Token};
@@ -306,7 +306,7 @@ pub fn tokens_exhausted() -> Refusal {
 // The fence ----------------------------------------------------------------------------------------------
 
 /// PF001: stale. Either token is None where the caller may not know it.
-pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &Tried) -> Refusal {
+pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &RefusedWrite) -> Refusal {
     let message = match (presented, stored) {
         (Some(presented), Some(stored)) if presented == stored => {
             format!("stale fencing token: the row has already been written with token {stored}")
@@ -326,7 +326,7 @@ pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &Tried) -> 
 }
 
 /// PF002: nothing, or NULL, was presented.
-pub fn unfenced(stored: Option<Token>, tried: &Tried) -> Refusal {
+pub fn unfenced(stored: Option<Token>, tried: &RefusedWrite) -> Refusal {
     Refusal::new("PF002", "no fencing token presented".into(), hint::of_unfenced(tried))
         .detailed(|d| d.stored = stored)
 }
