@@ -34,7 +34,7 @@ struct Guard {
 #[derive(Default)]
 struct Guards {
     by_lease: HashMap<Vec<u8>, Vec<Guard>>,
-    /// The verdict that was asked for last: most writes of a transaction are under one.
+    /// The lease and token that were asked for last: most writes of a transaction are under one.
     last: Option<(Vec<u8>, Token)>,
     /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
     outside_block: Option<(Vec<u8>, Instant)>,
@@ -75,8 +75,8 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
         raise::warn(errors::guarded_nothing(&name));
     }
     let guarded: Vec<(Vec<u8>, Guard)> = GUARDS.with_borrow(|g| {
-        let each = |(name, verdicts): (&Vec<u8>, &Vec<Guard>)| {
-            verdicts.iter().map(|v| (name.clone(), *v)).collect::<Vec<_>>()
+        let each = |(name, guards): (&Vec<u8>, &Vec<Guard>)| {
+            guards.iter().map(|guard| (name.clone(), *guard)).collect::<Vec<_>>()
         };
         g.by_lease.iter().flat_map(each).collect()
     });
@@ -90,7 +90,7 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
         }
         // A standby may keep a commit waiting for as long as it likes, too.
         let any_time = prepares || server::commits_wait_for_standbys();
-        guarded.iter().try_for_each(|(name, verdict)| match may_outlive(name, verdict, any_time)? {
+        guarded.iter().try_for_each(|(name, guard)| match may_outlive(name, guard, any_time)? {
             true => guarded_commits::note(name),
             false => Ok(()),
         })
@@ -100,15 +100,15 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
 /// May the transaction commit after the grant that it guards is over? (What it has changed itself tells as
 /// much as a note would.) Maintenance must not hold up a commit: where it waits for the table, or works on it,
 /// the answer is yes.
-fn may_outlive(name: &[u8], verdict: &Guard, any_time: bool) -> Result<bool, Refusal> {
+fn may_outlive(name: &[u8], guard: &Guard, any_time: bool) -> Result<bool, Refusal> {
     let Some(table) = LeaseTable::try_open(Access::Read, Wait::Never)? else { return Ok(true) };
     let horizon = server::now() + NOTE_WITHIN;
     let over = |row: &Row| any_time || row.over_since() < horizon;
-    if table.still_at(verdict.version, name, verdict.slot).is_some_and(|row| !over(&row)) {
+    if table.still_at(guard.version, name, guard.slot).is_some_and(|row| !over(&row)) {
         return Ok(false);
     }
     let rows = table.rows(name, AsOf::Now);
-    let row = rows.iter().find(|r| r.grant.slot == verdict.slot);
+    let row = rows.iter().find(|r| r.grant.slot == guard.slot);
     Ok(row.is_some_and(|r| over(r) && !r.written_here()))
 }
 
@@ -154,8 +154,8 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     let slot = seen.grant.slot;
     let mut locks = Locks::of(name);
     if !known_bugs::NO_GUARD_LOCK {
-        for want in GUARD {
-            locks.take(want, slot)?;
+        for step in GUARD {
+            locks.take(step, slot)?;
         }
     }
     let floor = tokens::floor()?;
@@ -177,12 +177,12 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     }
     locks.keep();
     line::changed(name);
-    let verdict = Guard { slot, token, version: row.version(), savepoint: xact::savepoint() };
-    GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
+    let guard = Guard { slot, token, version: row.version(), savepoint: xact::savepoint() };
+    GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(guard));
     Ok(())
 }
 
-/// Has this transaction a verdict on exactly this?
+/// Does this transaction guard the lease by this very token?
 #[inline]
 pub fn is_guarded_here(name: &[u8], token: Token) -> bool {
     GUARDS.with_borrow_mut(|g| {

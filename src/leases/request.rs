@@ -47,12 +47,12 @@ impl Request {
         let is_mine = |row: &Row| {
             role.as_deref().is_some_and(|role| self.holder == row.holder() && row.role() == role)
         };
-        let seat = |row: &Row| ExistingGrant {
+        let existing = |row: &Row| ExistingGrant {
             grant: row.grant,
             mine: is_mine(row),
             guarded: guarded(row.grant.slot),
         };
-        rows.iter().map(seat).collect()
+        rows.iter().map(existing).collect()
     }
 
     /// The refusal where another number of slots is in force.

@@ -54,7 +54,7 @@ pub fn append_text(to: &mut Vec<u8>, attribute: &Attribute, value: pg_sys::Datum
 }
 
 /// Schema and table of a call.
-fn place(call: &TriggerCall) -> Location {
+fn location(call: &TriggerCall) -> Location {
     // SAFETY: an open relation has its catalog row.
     unsafe {
         let form = (*call.relation()).rd_rel;
@@ -80,16 +80,16 @@ fn relation(call: &TriggerCall) -> String {
 
 /// The refusal with the table.
 pub fn at_table(refusal: Refusal, call: &TriggerCall) -> Refusal {
-    let (place, relation) = (place(call), relation(call));
-    refusal.at(place).detailed(|d| d.relation = Some(relation))
+    let (location, relation) = (location(call), relation(call));
+    refusal.at(location).detailed(|d| d.relation = Some(relation))
 }
 
 /// The refusal with table, column and key, as far as the caller may see them.
 pub fn at_row(refusal: Refusal, call: &TriggerCall, fence: &Attribute) -> Refusal {
-    let place = Location { column: column_name(call, fence.number), ..place(call) };
+    let location = Location { column: column_name(call, fence.number), ..location(call) };
     let relation = relation(call);
     let key = primary_key(call);
-    refusal.at(place).detailed(|d| {
+    refusal.at(location).detailed(|d| {
         d.relation = Some(relation);
         d.key = key;
     })
