@@ -7,9 +7,11 @@
 //! | [`worker`] | a worker process in some language |
 //! | [`cable`] | its way to the server, to be cut |
 //! | [`servers`] | the servers of a scenario, and what happens to them |
+//! | [`first_worker`] | the example of a client's README |
 //! | [`stage`] | one run of one scenario with one client |
 
 pub mod cable;
+pub mod first_worker;
 pub mod languages;
 pub mod scenario;
 pub mod servers;
@@ -18,7 +20,7 @@ pub mod worker;
 
 use crate::lab::Lab;
 use anyhow::{ensure, Context, Result};
-use languages::{Language, Program};
+use languages::{Language, Program, Programs};
 use scenario::Scenario;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -58,24 +60,44 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     let lab = Lab::start(program)?;
     let mut outcomes = Vec::new();
     for client in &clients {
-        let program =
+        let programs =
             (client.prepare)().with_context(|| format!("{} cannot be had", client.name))?;
-        if options.plant.is_none() {
-            for scenario in &scenarios {
-                outcomes.push(played(&lab, client, scenario, &program));
-            }
-        }
-        if !options.no_plants {
-            for plant in plants_of(&scenarios, options.plant.as_deref()) {
-                outcomes.push(planted(&lab, client, &scenarios, &program, &plant));
-            }
-        }
+        outcomes.extend(played_by(&lab, client, &programs, &scenarios, options));
     }
     lab.close();
     print_table(&clients, &outcomes);
     let bad = outcomes.iter().filter(|outcome| outcome.fault.is_some()).count();
     ensure!(bad == 0, "{bad} of {} went otherwise", outcomes.len());
     Ok(())
+}
+
+/// All that one client is asked for.
+fn played_by(
+    lab: &Lab,
+    client: &Language,
+    programs: &Programs,
+    scenarios: &[Scenario],
+    options: &Options,
+) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    if options.plant.is_none() {
+        if options.scenario.is_none() {
+            let runs = || {
+                first_worker::is_shown(client)?;
+                first_worker::runs(lab, &programs.first_worker)
+            };
+            outcomes.push(outcome(client, "The first worker", runs));
+        }
+        outcomes.extend(scenarios.iter().map(|scenario| {
+            outcome(client, &scenario.name, || stage::play(lab, scenario, &programs.worker, None))
+        }));
+    }
+    if !options.no_plants {
+        let plants = plants_of(scenarios, options.plant.as_deref());
+        let planted = |plant: &String| planted(lab, client, scenarios, &programs.worker, plant);
+        outcomes.extend(plants.iter().map(planted));
+    }
+    outcomes
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static Language>> {
@@ -94,15 +116,14 @@ fn plants_of(scenarios: &[Scenario], only: Option<&str>) -> BTreeSet<String> {
     all.filter(|plant| only.is_none_or(|only| only == plant)).collect()
 }
 
-fn played(lab: &Lab, client: &Language, scenario: &Scenario, program: &Program) -> Outcome {
+fn outcome(client: &Language, what: &str, run: impl FnOnce() -> Result<()>) -> Outcome {
     let started = Instant::now();
-    let fault = stage::play(lab, scenario, program, None).err().map(|error| format!("{error:#}"));
-    let seconds = started.elapsed().as_secs();
+    let fault = run().err().map(|error| format!("{error:#}"));
     match &fault {
-        None => eprintln!("{}: {} ({seconds} s)", client.name, scenario.name),
-        Some(fault) => eprintln!("{}: {}: FAILED: {fault}", client.name, scenario.name),
+        None => eprintln!("{}: {what} ({} s)", client.name, started.elapsed().as_secs()),
+        Some(fault) => eprintln!("{}: {what}: FAILED: {fault}", client.name),
     }
-    Outcome { what: scenario.name.clone(), client: client.name, fault }
+    Outcome { what: what.to_owned(), client: client.name, fault }
 }
 
 /// Each scenario that catches the fault must fail with it.

@@ -238,7 +238,8 @@ class Worker:
 
         def run() -> None:
             self.fence.lead(name, work, ttl=timedelta(milliseconds=ttl_ms), stop=self.stop)
-            say("stopped")
+            if not self.stop.is_set():
+                say("stopped")
 
         self.stop.clear()
         self.leading = threading.Thread(target=run)

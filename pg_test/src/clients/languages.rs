@@ -6,7 +6,16 @@ mod python;
 use anyhow::Result;
 use std::ffi::OsString;
 
-/// How to start a worker: `program arguments… [--plant NAME]`.
+/// What a client consists of for the laboratory.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// Started with `--plant NAME`, or nothing.
+    pub worker: Program,
+    /// The example of its README, started with where to connect, as a URL.
+    pub first_worker: Program,
+}
+
+/// How to start a program.
 #[derive(Debug, Clone, Default)]
 pub struct Program {
     pub program: OsString,
@@ -14,13 +23,17 @@ pub struct Program {
     pub environment: Vec<(OsString, OsString)>,
 }
 
-/// A client.
+/// A client, or one of its ways: on another driver, asynchronous.
 pub struct Language {
     /// As the command line calls it.
     pub name: &'static str,
+    /// Where it is, below `clients`.
+    pub directory: &'static str,
     /// Brings what is missing and builds what is to be built, below the target directory.
-    pub prepare: fn() -> Result<Program>,
-    /// Whether that would bring nothing.
+    pub prepare: fn() -> Result<Programs>,
+    /// The file with the example of its README.
+    pub first_worker: &'static str,
+    /// Whether `prepare` would bring nothing.
     pub is_there: fn() -> bool,
 }
 

@@ -1,25 +1,32 @@
 //! The client in Python, on psycopg 3.
 
-use super::{Language, Program};
+use super::{Language, Program, Programs};
 use crate::extension::source_root;
 use crate::orm::{self, Runtime};
 use anyhow::Result;
 
 pub const LANGUAGE: Language = Language {
     name: "python",
-    prepare: || program(&["lab/worker.py"]),
+    directory: "python",
+    prepare,
+    first_worker: FIRST_WORKER,
     is_there: || orm::is_there(LIBRARIES),
 };
+
+const FIRST_WORKER: &str = "examples/first_worker.py";
 
 /// What it stands on.
 const LIBRARIES: Runtime = Runtime::Python(&["psycopg[binary]==3.3.9"]);
 
-fn program(arguments: &[&str]) -> Result<Program> {
-    let home = orm::fetch(LIBRARIES)?;
+fn prepare() -> Result<Programs> {
+    Ok(Programs { worker: program("lab/worker.py")?, first_worker: program(FIRST_WORKER)? })
+}
+
+fn program(script: &str) -> Result<Program> {
     let client = source_root().join("clients/python");
-    let (script, others) = arguments.split_first().expect("a script");
-    let mut arguments = vec![client.join(script).into_os_string()];
-    arguments.extend(others.iter().map(Into::into));
-    let environment = vec![("PYTHONPATH".into(), client.join("src").into())];
-    Ok(Program { program: home.join("bin/python").into(), arguments, environment })
+    Ok(Program {
+        program: orm::fetch(LIBRARIES)?.join("bin/python").into(),
+        arguments: vec![client.join(script).into()],
+        environment: vec![("PYTHONPATH".into(), client.join("src").into())],
+    })
 }
