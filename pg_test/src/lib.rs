@@ -32,6 +32,7 @@
 //! | [`mod@test_case`] | a test of the lab |
 //! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
 //! | [`stories`] | what the extension is for, played by worker processes |
+//! | [`clients`] | the clients in other languages, and the scenarios they go through |
 //! | [`chaos`] | workers under a nemesis, and the judge |
 //! | [`demo`] | the demonstration |
 //!
@@ -43,6 +44,7 @@ pub mod calls;
 pub mod cassert;
 pub mod chaos;
 pub mod client;
+pub mod clients;
 pub mod clock;
 pub mod cluster;
 pub mod crash_test;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use pg_test::extension::{self, Extension};
-use pg_test::{cassert, chaos, demo, process, rundir, setup, soak, worker};
+use pg_test::{cassert, chaos, clients, demo, process, rundir, setup, soak, worker};
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 
@@ -31,6 +31,8 @@ enum Command {
     },
     /// Let many workers fight for leases while everything fails
     Chaos(chaos::Options),
+    /// Play the scenarios of clients/scenarios.md with the clients in other languages
+    Clients(clients::Options),
     /// Run the tests on a PostgreSQL built with assertions (--enable-cassert)
     Cassert(cassert::Options),
     /// Benchmark pg_fence against its alternatives
@@ -63,6 +65,7 @@ fn main() -> Result<()> {
         Command::Setup => setup::ensure(&[setup::server(), setup::build()].concat()),
         Command::Install { pg_config } => install(pg_config),
         Command::Chaos(options) => chaos::run(&program, &options),
+        Command::Clients(options) => clients::run(&program, &options),
         Command::Cassert(options) => cassert::run(&options),
         Command::Bench { arguments } => bench(&arguments),
         Command::ChaosWorker(who) => chaos::work(who),

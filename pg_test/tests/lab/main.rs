@@ -6,6 +6,7 @@ mod audit;
 mod backtraces;
 mod bound_tables;
 mod chaos;
+mod clients;
 mod clock_steps;
 mod cursors;
 mod decision_time;
