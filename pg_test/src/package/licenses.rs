@@ -16,15 +16,21 @@ pub fn read(path: &str) -> Result<String> {
 struct Crate {
     name: String,
     license: String,
+    /// Where it comes from and who wrote it, for those that bring no licence file.
+    origin: String,
     source: PathBuf,
 }
 
 /// What the crates in the library ask to be told, one after the other, in the order of their names.
 pub fn third_party(major: &str) -> Result<String> {
     let mut text = format!("The library {NAME}.so contains these Rust crates.\n");
-    for Crate { name, license, source } in crates(major)? {
+    for Crate { name, license, origin, source } in crates(major)? {
         text.push_str(&format!("\n{}\n{name}: {license}\n", "=".repeat(72)));
-        for (file, words) in notices(&source)? {
+        let notices = notices(&source)?;
+        if notices.is_empty() {
+            text.push_str(&format!("\n{origin}\n"));
+        }
+        for (file, words) in notices {
             text.push_str(&format!("\n--- {file}\n\n{}\n", words.trim_end()));
         }
     }
@@ -52,18 +58,25 @@ fn crates(major: &str) -> Result<Vec<Crate>> {
             continue;
         }
         let version = version.trim_start_matches('v');
-        let manifest = metadata["packages"]
+        let package = metadata["packages"]
             .as_array()
             .and_then(|all| all.iter().find(|p| p["name"] == name && p["version"] == version))
-            .and_then(|package| package["manifest_path"].as_str())
-            .with_context(|| format!("cargo does not say where {name} {version} is"))?;
-        let source =
-            Path::new(manifest).parent().context("a manifest lies in a directory")?.to_owned();
+            .with_context(|| format!("cargo does not know {name} {version}"))?;
+        let manifest = package["manifest_path"].as_str().context("a package has a manifest")?;
+        let source = Path::new(manifest).parent().context("it lies in a directory")?.to_owned();
+        let origin = origin(package);
         let name = format!("{name} {version}");
-        found.insert(name.clone(), Crate { name, license: license.to_owned(), source });
+        found.insert(name.clone(), Crate { name, license: license.to_owned(), origin, source });
     }
     ensure!(found.len() > 5, "only {} crates were found", found.len());
     Ok(found.into_values().collect())
+}
+
+fn origin(package: &serde_json::Value) -> String {
+    let authors = package["authors"].as_array().into_iter().flatten();
+    let authors: Vec<&str> = authors.filter_map(serde_json::Value::as_str).collect();
+    let repository = package["repository"].as_str().unwrap_or("an unnamed place");
+    format!("Copyright: {}\nSource, with the text of the licence: {repository}", authors.join(", "))
 }
 
 /// The licence files of a crate; of a choice, the one that asks for the least to be kept.
