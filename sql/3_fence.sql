@@ -8,7 +8,7 @@ CREATE FUNCTION fenced() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
 
 COMMENT ON FUNCTION fenced() IS
-'trigger function (fence column; mode strict, monotonic or managed; lease; verify; free insert): refuses a write whose token is stale, missing or never issued';
+'trigger function (fence column; mode strict, monotonic or managed; lease; verify; unfenced insert): refuses a write whose token is stale, missing or never issued';
 
 
 CREATE FUNCTION fence_protect(
@@ -84,22 +84,22 @@ BEGIN
         -- Who creates a row must not fill a managed column either: without insert among the events, the trigger
         -- fires for it all the same, but the row needs no lease.
         attached AS (
-            SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS free_insert FROM fired f),
+            SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert FROM fired f),
 
         -- The triggers, in the words of CREATE TRIGGER.
         wanted AS (
             SELECT a.*, x.row_events, x.new_events,
                    -- Given in full, so that \d shows the whole rule.
                    concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as), quote_literal(bound_to),
-                       CASE WHEN free_insert THEN $$'', 'free insert'$$ END) AS arguments,
+                       CASE WHEN unfenced_insert THEN $$'', 'unfenced insert'$$ END) AS arguments,
                    concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as),
                        quote_literal(coalesce(bound_to, '')), $$'verify'$$,
-                       CASE WHEN free_insert THEN $$'free insert'$$ END) AS verify_arguments
+                       CASE WHEN unfenced_insert THEN $$'unfenced insert'$$ END) AS verify_arguments
               FROM attached a
              CROSS JOIN LATERAL (
                    SELECT string_agg(DISTINCT e, ' OR ') FILTER (WHERE e <> 'truncate'),
                           string_agg(DISTINCT e, ' OR ') FILTER (WHERE e IN ('insert', 'update'))
-                     FROM unnest(on_events || CASE WHEN free_insert THEN '{insert}'::text[] END) AS e
+                     FROM unnest(on_events || CASE WHEN unfenced_insert THEN '{insert}'::text[] END) AS e
                    ) AS x (row_events, new_events))
 
         SELECT w.*, n.nspname, c.relname, f.attnum IS NOT NULL AS has_column, refusal.* INTO rule
@@ -133,7 +133,7 @@ BEGIN
                  'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
                 (verifies AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
                  'Only these have a new row to verify.', NULL),
-                (free_insert AND moves AND on_events @> '{update}' AND NOT on_events @> '{delete}', '22023',
+                (unfenced_insert AND moves AND on_events @> '{update}' AND NOT on_events @> '{delete}', '22023',
                  'a managed partitioned table needs delete among the events',
                  'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
                 (verifies AND moves AND 'update' = ANY (on_events) AND NOT on_events @> '{insert,delete}', '22023',

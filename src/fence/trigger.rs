@@ -1,4 +1,4 @@
-//! The trigger function `fenced(fence_column, mode, lease, 'verify', 'free insert')`.
+//! The trigger function `fenced(fence_column, mode, lease, 'verify', 'unfenced insert')`.
 //!
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
 //! statement, and whether a token speaks for a lease once per transaction.
@@ -38,9 +38,9 @@ struct Plan {
 enum Duty {
     /// To judge what a statement presents, in the column or beside it.
     Judge,
-    /// To fill the column itself, and to judge what is presented beside it. With `free_insert`, a new row
+    /// To fill the column itself, and to judge what is presented beside it. With `unfenced_insert`, a new row
     /// needs no lease.
-    Manage { free_insert: bool },
+    Manage { unfenced_insert: bool },
     /// To look again behind all BEFORE triggers. With `null_insert`, a new row may have no token.
     Verify { null_insert: NullInsert },
 }
@@ -116,7 +116,7 @@ fn truncate(call: &Call) -> Result<Answer, Refusal> {
 fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     let columns = call.columns();
     let (old, new) = (call.old(), call.new_row());
-    let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
+    let fence = |row: Tuple| columns.token(row, &plan.column);
     let named = || call.event() != Event::Update || call.names(&plan.column);
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
@@ -135,7 +135,7 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
         }
     }
     if MANAGED && old.is_none() && arriving.is_none() {
-        if let Duty::Manage { free_insert: true } = plan.duty {
+        if let Duty::Manage { unfenced_insert: true } = plan.duty {
             return Ok(call.pass(new.map(|row| without(call, plan, row))));
         }
     }
@@ -308,7 +308,7 @@ fn verify(call: &Call, plan: &Plan, null_insert: NullInsert) -> Result<pg_sys::D
     let passed = call.pass(call.new_row());
     let Some(new) = call.new_row().filter(|_| !server::replica()) else { return Ok(passed) };
     let columns = call.columns();
-    let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
+    let fence = |row: Tuple| columns.token(row, &plan.column);
     let found = fence(new);
     let may_be_null = match null_insert {
         NullInsert::Never => false,
@@ -380,21 +380,21 @@ impl Plan {
             }
         };
         let lease = argument(2).map(|text| Binding::new(text, &columns)).transpose()?;
-        let free_insert = match argument(4) {
+        let unfenced_insert = match argument(4) {
             None => false,
-            Some(b"free insert") if managed => true,
+            Some(b"unfenced insert") if managed => true,
             Some(_) => {
                 return Err(errors::bad_trigger_argument(
-                    "the fifth argument of fenced() can only be free insert, in managed mode"
+                    "the fifth argument of fenced() can only be unfenced insert, in managed mode"
                         .into(),
                 ));
             }
         };
         let duty = match argument(3) {
-            None if managed => Duty::Manage { free_insert },
+            None if managed => Duty::Manage { unfenced_insert },
             None => Duty::Judge,
             Some(b"verify") if !managed => Duty::Verify { null_insert: NullInsert::Never },
-            Some(b"verify") if free_insert => Duty::Verify { null_insert: NullInsert::Always },
+            Some(b"verify") if unfenced_insert => Duty::Verify { null_insert: NullInsert::Always },
             Some(b"verify") if lease.is_none() => {
                 Duty::Verify { null_insert: NullInsert::WithoutToken }
             }

@@ -155,7 +155,7 @@ pub fn require(name: &[u8], token: Token, asker: Asker) -> Result<(), Refusal> {
     let mut locks = Locks::of(name);
     if !plant::NO_GUARD_LOCK {
         for want in GUARD {
-            locks.take(want, slot);
+            locks.take(want, slot)?;
         }
     }
     let floor = tokens::floor()?;

@@ -4,6 +4,7 @@
 //! through here: lock, read the row again under the lock, decide, and `keep` the locks or let them go.
 
 use super::line;
+use crate::pg::errors::Refusal;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::lock::Tag;
 use crate::pg::row::Row;
@@ -28,17 +29,17 @@ impl<'a> Locks<'a> {
         Locks { name, first: None, others: Vec::new() }
     }
 
-    /// Takes one; false where somebody is in the way of a lock that is not waited for.
-    pub fn take(&mut self, want: Want, slot: i32) -> bool {
+    /// Takes one; false where somebody is in the way of a lock that is not waited for. Errors: 53200.
+    pub fn take(&mut self, want: Want, slot: i32) -> Result<bool, Refusal> {
         let tag = Tag::new(want.lock, self.name, slot);
-        let taken = tag.take(want.mode, want.waits);
+        let taken = tag.take(want.mode, want.waits)?;
         if taken {
             match self.first {
                 None => self.first = Some((tag, want.mode)),
                 Some(_) => self.others.push((tag, want.mode)),
             }
         }
-        taken
+        Ok(taken)
     }
 
     /// Reads the row of a slot again, now that it is locked: what was seen before the lock may be outdated. `seen` is
@@ -111,7 +112,7 @@ pub struct Locked<'a> {
 
 impl<'a> Locked<'a> {
     /// Locks the grant in a slot and reads its row again. None, and nothing locked, where the lock is not to be had
-    /// or the slot has no such row (any more).
+    /// or the slot has no such row (any more). Errors: 53200.
     pub fn grant(
         table: &LeaseTable,
         name: &'a [u8],
@@ -119,13 +120,13 @@ impl<'a> Locked<'a> {
         want: Want,
         seen: Option<&Row>,
         wanted: impl Fn(&Row) -> bool,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, Refusal> {
         let mut locks = Locks::of(name);
-        if !locks.take(want, slot) {
-            return None;
+        if !locks.take(want, slot)? {
+            return Ok(None);
         }
-        let row = locks.read_again(table, slot, seen, wanted)?;
-        Some(Locked { row, locks })
+        let row = locks.read_again(table, slot, seen, wanted);
+        Ok(row.map(|row| Locked { row, locks }))
     }
 
     /// Keeps the lock until the transaction, or the savepoint, ends.

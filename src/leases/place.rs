@@ -47,7 +47,7 @@ pub struct KeptPlace {
 impl LockedPlace<'_> {
     /// The greatest token that the lease's grant there is known to have had.
     pub fn above(&self) -> Token {
-        self.place.over.map_or(0, |row| row.grant.greatest())
+        self.place.over.map_or(Token::BEFORE_ALL, |row| row.grant.greatest())
     }
 
     /// Keeps the locks. To be called before anything is written: an uncommitted row alone protects nothing.
@@ -120,7 +120,7 @@ fn alone(
     locks: &mut Locks,
 ) -> Result<Tried<Place>, Refusal> {
     let name = &request.name;
-    if !locks.take(ACQUIRE_ALONE, 0) {
+    if !locks.take(ACQUIRE_ALONE, 0)? {
         return Ok(Tried::BY_ANOTHER);
     }
     let Some(mut rows) = table.settled_rows(name, Some(seen)) else {
@@ -129,8 +129,10 @@ fn alone(
     let others: Vec<i32> = rows.iter().map(|r| r.grant.slot).filter(|slot| *slot != 0).collect();
     if !others.is_empty() {
         // No slot is added meanwhile: that takes the lock of slot 0, too, which is ours.
-        if !others.iter().all(|slot| locks.take(ACQUIRE_ALONE, *slot)) {
-            return Ok(Tried::BY_ANOTHER);
+        for slot in others {
+            if !locks.take(ACQUIRE_ALONE, slot)? {
+                return Ok(Tried::BY_ANOTHER);
+            }
         }
         // Who held one of these locks until now may have renewed.
         let Some(settled) = table.settled_rows(name, None) else { return Ok(Tried::BY_ANOTHER) };
@@ -173,7 +175,7 @@ enum Settled {
 
 impl BesideOthers<'_> {
     fn find(mut self, locks: &mut Locks) -> Result<Tried<Place>, Refusal> {
-        if !self.exclude_other_kinds(locks) {
+        if !self.exclude_other_kinds(locks)? {
             return Ok(Tried::BY_ANOTHER);
         }
         loop {
@@ -184,7 +186,7 @@ impl BesideOthers<'_> {
                 lost => return Ok(lost),
             };
             let before = locks.mark();
-            match self.lock(&mut place, locks) {
+            match self.lock(&mut place, locks)? {
                 Locking::Done => {}
                 Locking::Lost => return Ok(Tried::BY_ANOTHER),
                 Locking::SlotIsBusy => {
@@ -204,10 +206,10 @@ impl BesideOthers<'_> {
 
     /// Nobody may be granted the lease alone, or in another mode, while this search lasts: neither would see the
     /// other's row.
-    fn exclude_other_kinds(&self, locks: &mut Locks) -> bool {
+    fn exclude_other_kinds(&self, locks: &mut Locks) -> Result<bool, Refusal> {
         let shared = self.request.ask.mode == Mode::Shared;
-        locks.take(EXCLUDE_ALONE, 0)
-            && locks.take(if shared { SHAPE_SHARED } else { SHAPE_SLOTS }, 0)
+        let shape = if shared { SHAPE_SHARED } else { SHAPE_SLOTS };
+        Ok(locks.take(EXCLUDE_ALONE, 0)? && locks.take(shape, 0)?)
     }
 
     /// The grants that are there, and those that others are writing.
@@ -239,29 +241,28 @@ impl BesideOthers<'_> {
     }
 
     /// Locks the slot, and the grants in others that would be ended.
-    fn lock(&self, place: &mut Place, locks: &mut Locks) -> Locking {
-        if !locks.take(TAKE_SLOT, place.slot) {
+    fn lock(&self, place: &mut Place, locks: &mut Locks) -> Result<Locking, Refusal> {
+        if !locks.take(TAKE_SLOT, place.slot)? {
             // Of another mode, and over by the clock: its holder may just be renewing it.
             let excludes = place.over.is_some_and(|row| self.is_of_another_mode(&row));
-            return match excludes && self.is_relied_on_by_others(place.slot) {
+            return Ok(match excludes && self.is_relied_on_by_others(place.slot) {
                 true => Locking::Lost,
                 false => Locking::SlotIsBusy,
-            };
+            });
         }
-        let mut lost = false;
-        place.ended.retain(|row| {
+        let mut ended = Vec::with_capacity(place.ended.len());
+        for row in place.ended.drain(..) {
             let slot = row.grant.slot;
-            let had = locks.take(TAKE_SLOT, slot);
-            // Another one of this mode may be ending it, or taking its place; one of another mode that somebody just
-            // replaces needs no ending.
-            lost |= !had && (!self.is_of_another_mode(row) || self.is_relied_on_by_others(slot));
-            had
-        });
-        if lost {
-            Locking::Lost
-        } else {
-            Locking::Done
+            if locks.take(TAKE_SLOT, slot)? {
+                ended.push(row);
+            } else if !self.is_of_another_mode(&row) || self.is_relied_on_by_others(slot) {
+                // Another one of this mode may be ending it, or taking its place.
+                return Ok(Locking::Lost);
+            }
+            // One of another mode that somebody just replaces needs no ending.
         }
+        place.ended = ended;
+        Ok(Locking::Done)
     }
 
     fn is_of_another_mode(&self, row: &Row) -> bool {
@@ -305,7 +306,7 @@ fn in_the_making(slot: i32, mode: Mode) -> Seat {
     let grant = Grant {
         slot,
         mode,
-        tokens: Tokens::new(0, &[]),
+        tokens: Tokens::new(Token::BEFORE_ALL, &[]),
         closing: None,
         closed_here: false,
         expires_at: Instant::LATEST,

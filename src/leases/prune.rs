@@ -17,7 +17,7 @@ pub fn prune_row(table: &LeaseTable, found: &Row, horizon: Instant) -> Result<bo
         return Ok(false);
     }
     let is_over = |row: &Row| row.over_since() < horizon && row.deleter() == Deleter::None;
-    let Some(locked) = Locked::grant(table, &name, slot, PRUNE, None, is_over) else {
+    let Some(locked) = Locked::grant(table, &name, slot, PRUNE, None, is_over)? else {
         return Ok(false);
     };
     locked.then_give_back(|row| {

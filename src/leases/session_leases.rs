@@ -42,18 +42,20 @@ pub fn listen() {
 }
 
 /// Binds a grant that is about to be written to this session. Several leases acquired under one token share a lock.
-pub fn bind(table: &LeaseTable, name: &[u8], first: Token) {
+/// Errors: 53200.
+pub fn bind(table: &LeaseTable, name: &[u8], first: Token) -> Result<(), Refusal> {
     session_lock::at_exit(session_ended);
     if lock_count::is_full() {
         forget_ended(table);
     }
     let lock = SessionLock::of(first);
     if !lock.is_mine() {
-        lock.take();
+        lock.take()?;
     }
     let acquired_in = Some(xact::savepoint());
     let lease = SessionLease { name: name.to_vec(), first, acquired_in, ended_in: None };
     LEASES.with_borrow_mut(|leases| leases.0.push(lease));
+    Ok(())
 }
 
 /// This transaction ends a grant; where it is one of this session's, its lock goes with the commit.

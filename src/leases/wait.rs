@@ -27,8 +27,8 @@ pub fn acquire(request: &Request, wait: Duration) -> Result<Option<Token>, Refus
     }
     let waiting = Waiting::since_now(wait);
     let line = Tag::queue(&request.name);
-    if !line.take(HEAD_OF_LINE.mode, false)
-        && !wait::take_within(&line, HEAD_OF_LINE.mode, &waiting)
+    if !line.take(HEAD_OF_LINE.mode, false)?
+        && !wait::take_within(&line, HEAD_OF_LINE.mode, &waiting)?
     {
         return Ok(None);
     }
@@ -50,7 +50,7 @@ fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusa
         if waiting.left().is_zero() {
             return Ok(None);
         }
-        waiting.check_lock_timeout();
+        waiting.check_lock_timeout()?;
         waiting.sleep(server::span_until(until).min(LOOK_AT_LEAST));
     }
 }

@@ -216,7 +216,7 @@ impl Keyed {
     }
 
     /// Writes a row.
-    pub fn insert(&self, fields: &Fields) -> Result<(), Refusal> {
+    pub fn insert(&self, fields: &Fields) {
         self.wrote.set(true);
         // SAFETY: the fields are the table's.
         unsafe {
@@ -225,14 +225,13 @@ impl Keyed {
                     raw::CatalogTupleInsert(self.table, fields.tuple((*self.table).rd_att));
                 });
             } else {
-                executor::insert(self.table, self.spec.columns.len(), fields)?;
+                executor::insert(self.table, self.spec.columns.len(), fields);
             }
         }
-        Ok(())
     }
 
     /// Writes a new version of a row. Nobody else may be changing it.
-    pub fn update(&self, over: Version, fields: &Fields) -> Result<(), Refusal> {
+    pub fn update(&self, over: Version, fields: &Fields) {
         self.wrote.set(true);
         // SAFETY: the fields are the table's, the version one that was read.
         unsafe {
@@ -242,24 +241,22 @@ impl Keyed {
                     raw::CatalogTupleUpdate(self.table, &mut over.pointer(), tuple);
                 });
             } else {
-                executor::update(self.table, over, fields)?;
+                executor::update(self.table, over, fields);
             }
         }
-        Ok(())
     }
 
     /// Deletes a row. Nobody else may be changing it.
-    pub fn delete(&self, version: Version) -> Result<(), Refusal> {
+    pub fn delete(&self, version: Version) {
         self.wrote.set(true);
         // SAFETY: the version is one that was read.
         unsafe {
             if self.is_direct() {
                 pg_sys::CatalogTupleDelete(self.table, &mut version.pointer());
             } else {
-                executor::delete(self.table, version)?;
+                executor::delete(self.table, version);
             }
         }
-        Ok(())
     }
 
     fn is_direct(&self) -> bool {

@@ -236,7 +236,7 @@ impl LeaseTable {
         match over {
             Some(row) => self.replace(row, &fields.over(row)),
             None => {
-                self.0.insert(&fields)?;
+                self.0.insert(&fields);
                 self.check_written(new.name, new.slot, &fields)
             }
         }
@@ -259,7 +259,7 @@ impl LeaseTable {
 
     /// Deletes the row, unless a trigger prevents it.
     pub fn delete(&self, row: &Row) -> Result<bool, Refusal> {
-        self.0.delete(row.version())?;
+        self.0.delete(row.version());
         if !self.0.has_triggers() {
             return Ok(true);
         }
@@ -270,7 +270,7 @@ impl LeaseTable {
 
     /// The row was read under the grant's lock, so nobody else is changing it.
     fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
-        self.0.update(row.version(), fields)?;
+        self.0.update(row.version(), fields);
         if self.0.has_triggers() {
             return self.check_written(&row.name(), row.grant.slot, fields);
         }

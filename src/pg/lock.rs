@@ -4,6 +4,7 @@
 //! `pg_locks` as advisory locks with this `objsubid`, go with a rolled-back savepoint and survive
 //! PREPARE TRANSACTION. A backend never conflicts with itself.
 
+use super::errors::Refusal;
 use super::{compat, lock_count};
 use pg_fence_rules::locks::{Lock, LockMode};
 use pgrx::pg_sys;
@@ -69,8 +70,8 @@ impl Drop for TransactionOwns {
 }
 
 impl Tag {
-    /// The lock of that kind on a lease: on the grant in a slot, or the place of a note of that number; 0 where
-    /// there is one for the whole lease.
+    /// The lock of that kind on a lease: on the grant in a slot, or the entry of that number in
+    /// `fence.guarded_commits`; 0 where there is one for the whole lease.
     pub fn new(lock: Lock, name: &[u8], slot: i32) -> Self {
         Tag::by_key(lock, hash(name, slot))
     }
@@ -100,10 +101,10 @@ impl Tag {
 
     /// Takes the lock until the transaction (or the savepoint) ends. With `wait`, waits for it, which
     /// `lock_timeout`, `statement_timeout`, cancel and the deadlock detector end; without, tells whether it
-    /// was to be had.
-    pub fn take(&self, mode: LockMode, wait: bool) -> bool {
+    /// was to be had. 53200 where the session has its share of the lock table already.
+    pub fn take(&self, mode: LockMode, wait: bool) -> Result<bool, Refusal> {
         if !self.is_taken_at_commit() {
-            lock_count::require_room(self.entry());
+            lock_count::require_room(self.entry())?;
         }
         let _owner = TransactionOwns::now();
         // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
@@ -112,7 +113,7 @@ impl Tag {
         if taken {
             lock_count::taken(self.entry());
         }
-        taken
+        Ok(taken)
     }
 
     /// Gives back one `take`.

@@ -146,12 +146,11 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
 fn do_before_commit(prepares: bool) {
     // Not borrowed while the work is done: triggers may fire in it.
     let all = BEFORE_COMMIT.with_borrow(Clone::clone);
-    let work = || all.iter().try_for_each(|work| work(prepares)).err().map(raise::stage);
-    let outcome = raise::caught(work);
+    let outcome = raise::caught(|| all.iter().try_for_each(|work| work(prepares)));
     drop(all);
-    if let Some(staged) = outcome.unwrap_or_else(Some) {
+    if let Err(error) = outcome {
         // SAFETY: nothing is left to drop when it leaves.
-        unsafe { raise::throw(staged) }
+        unsafe { raise::throw(error) }
     }
 }
 

@@ -1,7 +1,6 @@
 //! The transaction: isolation, snapshots, savepoints.
 
 use super::errors::Refusal;
-use super::raise;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 
@@ -85,7 +84,7 @@ pub fn at_the_end(work: impl FnOnce() -> Result<(), Refusal>) -> Result<(), Refu
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         work()?;
         pg_sys::PopActiveSnapshot();
-        raise::catch(|| pg_sys::AfterTriggerFireDeferred())?;
+        pg_sys::AfterTriggerFireDeferred();
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ pub enum Lock {
     Shape,
     /// The move of the token sequence: one for the database, given back at once.
     Jump,
-    /// One of the places where the commits of a lease's guarded transactions are noted.
+    /// An entry in which the commit of a lease's guarded transaction is noted.
     GuardedCommit,
 }
 
@@ -133,7 +133,7 @@ pub const IS_GUARDED: Want = tried(Lock::Guarded, LockMode::Probe);
 pub const PRUNE: Want = tried(Lock::Grant, LockMode::Own);
 /// The token sequence moves on.
 pub const MOVE_ON: Want = want(Lock::Jump, LockMode::Own);
-/// A guarded transaction that commits takes a place for its note; a prune takes it to delete the note.
+/// A guarded transaction that commits takes the entry that it writes; a prune takes each that it deletes.
 pub const NOTE_COMMIT: Want = tried(Lock::GuardedCommit, LockMode::Own);
 
 #[cfg(test)]
