@@ -24,6 +24,7 @@
 //! | [`majors`] | PostgreSQL of other major versions |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
+//! | [`package`] | packages to install where there is no Rust |
 //! | [`orm`] | libraries that map tables to objects |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
@@ -56,6 +57,7 @@ pub mod isolation;
 mod lab;
 pub mod majors;
 pub mod orm;
+pub mod package;
 pub mod patroni;
 pub mod pooler;
 pub mod prefix;

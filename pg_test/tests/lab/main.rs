@@ -34,6 +34,7 @@ mod managed;
 mod misplaced_triggers;
 mod mixed_modes;
 mod orm;
+mod packages;
 mod partitions;
 mod pipelines;
 mod pooler;
