@@ -1,6 +1,6 @@
 //! The built extension: its library, its control file and its scripts, ready to be installed.
 
-use crate::setup;
+use crate::majors::Installation;
 use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,33 +30,23 @@ pub struct Extension {
 }
 
 impl Extension {
-    /// Builds the extension for the PostgreSQL that `pg_config` describes. With `PG_FENCE_SKIP_BUILD` set,
-    /// takes the library of the last build instead.
-    pub fn build(pg_config: &Path) -> Result<Extension> {
-        // The bindings depend on the headers: switching to and fro in one directory would build all anew.
-        let target = match pg_config == debian_pg_config() {
-            true => target_dir(),
-            false => target_dir().join("other"),
-        };
+    /// Builds the extension for a PostgreSQL. With `PG_FENCE_SKIP_BUILD` set, takes the library of the last
+    /// build instead.
+    pub fn build(installation: &Installation) -> Result<Extension> {
+        let target = target_of(installation);
         let library = if std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
             last_library(&target)?
         } else {
-            build_library(pg_config, &target, None)?
+            build_library(&installation.pg_config, &target, None)?
         };
         Extension::around(library)
     }
 
-    /// Builds it in a target directory of its own (`target/<name>`), so that a build for another
-    /// PostgreSQL leaves the usual one alone.
-    pub fn build_apart(name: &str, pg_config: &Path) -> Result<Extension> {
-        Extension::around(build_library(pg_config, &target_dir().join(name), None)?)
-    }
-
     /// Builds it with a known bug (`--cfg planted="<bug>"`, see `src/plant.rs`), in a target directory of
     /// its own, so that nobody takes it for the plain one.
-    pub fn build_with_bug(pg_config: &Path, bug: &str) -> Result<Extension> {
-        let target = target_dir().join("planted");
-        Extension::around(build_library(pg_config, &target, Some(bug))?)
+    pub fn build_with_bug(installation: &Installation, bug: &str) -> Result<Extension> {
+        let target = target_of(installation).join("planted");
+        Extension::around(build_library(&installation.pg_config, &target, Some(bug))?)
     }
 
     fn around(library: PathBuf) -> Result<Extension> {
@@ -136,6 +126,12 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
+/// Where cargo puts what it builds for a PostgreSQL.
+pub fn target_of(installation: &Installation) -> PathBuf {
+    let target = target_dir();
+    installation.target.as_ref().map_or_else(|| target.clone(), |below| target.join(below))
+}
+
 fn last_library(target: &Path) -> Result<PathBuf> {
     let library = target.join(format!("release/lib{NAME}.so"));
     ensure!(library.exists(), "no library has been built yet: {}", library.display());
@@ -203,15 +199,6 @@ pub fn major_of(pg_config: &Path) -> Result<String> {
     let major: String = number.chars().take_while(char::is_ascii_digit).collect();
     ensure!(!major.is_empty(), "no version in {version:?}");
     Ok(major)
-}
-
-/// The `pg_config` of the lab's PostgreSQL: Debian's, unless `PG_FENCE_PG_CONFIG` names another.
-pub fn default_pg_config() -> PathBuf {
-    std::env::var_os("PG_FENCE_PG_CONFIG").map_or_else(debian_pg_config, PathBuf::from)
-}
-
-fn debian_pg_config() -> PathBuf {
-    format!("/usr/lib/postgresql/{}/bin/pg_config", setup::major()).into()
 }
 
 #[cfg(test)]
