@@ -25,23 +25,28 @@ struct Life {
     /// A token that the sequence is known to have passed.
     passed: Token,
     /// A floor that was once in force.
-    floor: Token,
+    floor: Floor,
 }
 
 thread_local! {
     static LIFE: Cell<Life> = const {
-        Cell::new(Life { begun: Oid::INVALID, sequence: Oid::INVALID, passed: 0, floor: 0 })
+        Cell::new(Life::unknown(Oid::INVALID))
     };
 }
 
 impl Life {
+    /// Nothing is known of this sequence yet.
+    const fn unknown(sequence: Oid) -> Life {
+        Life { begun: Oid::INVALID, sequence, passed: Token::BEFORE_ALL, floor: Floor::NONE }
+    }
+
     /// What is known of this sequence.
     fn of(sequence: Oid) -> Life {
         let known = LIFE.get();
         if known.sequence == sequence {
             return known;
         }
-        Life { begun: Oid::INVALID, sequence, passed: 0, floor: 0 }
+        Life::unknown(sequence)
     }
 
     fn has_begun(&self) -> bool {
@@ -62,7 +67,7 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
         settle(oid)?;
         let life = Life::of(oid);
         let above = above.max(life.passed);
-        let token = sequence::next(oid);
+        let token = Token::from_bigint(sequence::next(oid));
         if token > above {
             LIFE.set(Life { passed: token, ..life });
             return Ok(token);
@@ -81,7 +86,7 @@ pub fn last() -> Result<Option<Token>, Refusal> {
 }
 
 fn last_of(oid: Oid) -> Token {
-    sequence::read(oid).last.unwrap_or(0)
+    sequence::read(oid).last.map_or(Token::BEFORE_ALL, Token::from_bigint)
 }
 
 /// The sequence that tokens come from.
@@ -93,7 +98,8 @@ pub fn sequence() -> Result<Oid, Refusal> {
 #[inline]
 pub fn issued(oid: Oid, token: Token) -> bool {
     let life = LIFE.get();
-    token >= 1 && ((life.sequence == oid && token <= life.passed) || look_up(oid, token))
+    token > Token::BEFORE_ALL
+        && ((life.sequence == oid && token <= life.passed) || look_up(oid, token))
 }
 
 #[cold]
@@ -117,7 +123,7 @@ pub fn floor() -> Result<Floor, Refusal> {
         floor = recorded_floor()?;
     }
     LIFE.set(Life { floor, ..Life::of(oid) });
-    Ok(Floor(floor))
+    Ok(floor)
 }
 
 /// As `floor`, but writes nothing: where a jump is due, no token speaks.
@@ -128,19 +134,19 @@ pub fn floor_seen() -> Result<Floor, Refusal> {
         let oid = sequence()?;
         let life = Life::of(oid);
         if (!life.has_begun() || floor < life.floor) && look(oid)?.0 == Due::Jump {
-            return Ok(Floor(Token::MAX));
+            return Ok(Floor::ABOVE_ALL);
         }
     }
-    Ok(Floor(floor))
+    Ok(floor)
 }
 
 /// The number of jumps.
 pub fn jumps() -> Result<i64, Refusal> {
-    Ok(last_of(state_oid(c"epoch_seq")?))
+    Ok(sequence::read(state_oid(c"epoch_seq")?).last.unwrap_or(0))
 }
 
-fn recorded_floor() -> Result<Token, Refusal> {
-    Ok(last_of(state_oid(c"floor_seq")?))
+fn recorded_floor() -> Result<Floor, Refusal> {
+    Ok(Floor::at(last_of(state_oid(c"floor_seq")?)))
 }
 
 /// Refuses a sequence unless its values are fit to be tokens.
@@ -205,7 +211,7 @@ fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
     let recorded = Recorded {
         identity: sequence::read(state_oid(c"identity_seq")?).last,
         start: start.and_then(|s| s.last),
-        began_at: began.and_then(|b| b.last),
+        began_at: began.and_then(|b| b.last).map(Token::from_bigint),
         last: last_of(oid),
     };
     let expected = start.map(|s| server::start(s.file));
@@ -231,16 +237,22 @@ pub fn new_epoch() -> Result<Token, Refusal> {
 pub fn record_creation() -> Result<(), Refusal> {
     let oid = sequence()?;
     let target = move_on(oid)?;
-    sequence::set_durably(state_oid(c"floor_seq")?, target);
-    record(oid, Life { passed: target, floor: target, ..Life::of(oid) }).map(drop)
+    let floor = set_floor(target)?;
+    record(oid, Life { passed: target, floor, ..Life::of(oid) }).map(drop)
 }
 
 fn jump(oid: Oid) -> Result<Life, Refusal> {
     let target = move_on(oid)?;
-    sequence::set_durably(state_oid(c"floor_seq")?, target);
+    let floor = set_floor(target)?;
     // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
     sequence::set_durably(state_oid(c"epoch_seq")?, jumps()? + 1);
-    record(oid, Life { passed: target, floor: target, ..Life::of(oid) })
+    record(oid, Life { passed: target, floor, ..Life::of(oid) })
+}
+
+/// No grant whose latest token is not above this one speaks from now on.
+fn set_floor(target: Token) -> Result<Floor, Refusal> {
+    sequence::set_durably(state_oid(c"floor_seq")?, target.bigint());
+    Ok(Floor::at(target))
 }
 
 fn move_on(oid: Oid) -> Result<Token, Refusal> {
@@ -249,7 +261,7 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
     // Once: where the clock does not go on, the last value decides.
     wait::pause(epoch::wait_for_clock(last, server::now()));
     let target = epoch::target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
-    sequence::set_durably(oid, target);
+    sequence::set_durably(oid, target.bigint());
     Ok(target)
 }
 
@@ -260,7 +272,7 @@ fn record(oid: Oid, life: Life) -> Result<Life, Refusal> {
     sequence::set_durably(state_oid(c"identity_seq")?, identity.mark());
     let (start, began) = (state_oid(c"start_seq")?, state_oid(c"began_seq")?);
     if sequence::read_unlogged(began).is_some() {
-        sequence::set(began, life.passed);
+        sequence::set(began, life.passed.bigint());
     }
     if let Some(found) = sequence::read_unlogged(start) {
         sequence::set(start, server::start(found.file).mark());

@@ -116,7 +116,7 @@ fn truncate(call: &Call) -> Result<Answer, Refusal> {
 fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     let columns = call.columns();
     let (old, new) = (call.old(), call.new_row());
-    let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
+    let fence = |row: Tuple| columns.token(row, &plan.column);
     let named = || call.event() != Event::Update || call.names(&plan.column);
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
@@ -308,7 +308,7 @@ fn verify(call: &Call, plan: &Plan, null_insert: NullInsert) -> Result<pg_sys::D
     let passed = call.pass(call.new_row());
     let Some(new) = call.new_row().filter(|_| !server::replica()) else { return Ok(passed) };
     let columns = call.columns();
-    let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
+    let fence = |row: Tuple| columns.token(row, &plan.column);
     let found = fence(new);
     let may_be_null = match null_insert {
         NullInsert::Never => false,

@@ -65,7 +65,7 @@ pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
             Tried::Lost { .. } => return Ok(None),
         }
     }
-    let above = places.iter().map(LockedPlace::above).max().unwrap_or(0);
+    let above = places.iter().map(LockedPlace::above).max().unwrap_or(Token::BEFORE_ALL);
     let token = tokens::draw(above)?;
     // All before the first is written: an error must find no lock that is still to be given back.
     let places: Vec<KeptPlace> = places.into_iter().map(LockedPlace::keep).collect();

@@ -138,7 +138,7 @@ fn changeable<'a, T>(
 
 /// The greatest token that any of these grants is known to have had.
 pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
-    rows.into_iter().map(|r| r.grant.greatest()).max().unwrap_or(0)
+    rows.into_iter().map(|r| r.grant.greatest()).max().unwrap_or(Token::BEFORE_ALL)
 }
 
 /// The grant that this token is of.

@@ -47,7 +47,7 @@ pub struct KeptPlace {
 impl LockedPlace<'_> {
     /// The greatest token that the lease's grant there is known to have had.
     pub fn above(&self) -> Token {
-        self.place.over.map_or(0, |row| row.grant.greatest())
+        self.place.over.map_or(Token::BEFORE_ALL, |row| row.grant.greatest())
     }
 
     /// Keeps the locks. To be called before anything is written: an uncommitted row alone protects nothing.
@@ -305,7 +305,7 @@ fn in_the_making(slot: i32, mode: Mode) -> Seat {
     let grant = Grant {
         slot,
         mode,
-        tokens: Tokens::new(0, &[]),
+        tokens: Tokens::new(Token::BEFORE_ALL, &[]),
         closing: None,
         closed_here: false,
         expires_at: Instant::LATEST,

@@ -49,9 +49,9 @@ pub fn int4_array(values: &[i32]) -> Answer {
     }
 }
 
-/// A bigint[].
-pub fn bigints(tokens: &[Token]) -> pg_sys::Datum {
-    let mut values: Vec<pg_sys::Datum> = tokens.iter().map(|t| (*t).into()).collect();
+/// A bigint[] of tokens.
+pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
+    let mut values: Vec<pg_sys::Datum> = tokens.iter().map(|t| t.bigint().into()).collect();
     // SAFETY: an array of int8 from as many values.
     unsafe {
         pg_sys::Datum::from(pg_sys::construct_array(
@@ -65,11 +65,11 @@ pub fn bigints(tokens: &[Token]) -> pg_sys::Datum {
     }
 }
 
-/// The elements of a bigint[] of one dimension without NULLs.
+/// The tokens of a bigint[] of one dimension without NULLs; of another array, none.
 ///
 /// # Safety
 /// The datum must be a bigint[].
-pub unsafe fn read_bigints(datum: pg_sys::Datum) -> Vec<Token> {
+pub unsafe fn read_token_array(datum: pg_sys::Datum) -> Vec<Token> {
     // SAFETY: a detoasted array has its header and dimensions before its elements; one dimension without
     // NULLs puts the first element behind the 16 + 8 bytes of both.
     unsafe {
@@ -80,6 +80,6 @@ pub unsafe fn read_bigints(datum: pg_sys::Datum) -> Vec<Token> {
         let bytes = array.cast::<u8>();
         let count = *bytes.add(16).cast::<i32>();
         let first = bytes.add(24).cast::<i64>();
-        (0..count.max(0) as usize).map(|i| *first.add(i)).collect()
+        (0..count.max(0) as usize).map(|i| Token::from_bigint(*first.add(i))).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! A row of fence.lease.
 
 use super::args::{text_bytes, text_datum};
-use super::composite::{bigints, read_bigints};
+use super::composite::{read_token_array, token_array};
 use super::session_lock::SessionLock;
 use super::version::Version;
 use super::{compat, raw, xact};
@@ -163,8 +163,8 @@ impl Fields {
             .set(Column::Slots, slots)
             .set(Column::Session, text_datum(new.session))
             .set(Column::Role, name_datum(new.role))
-            .set(Column::FirstToken, new.token)
-            .set(Column::Renewed, bigints(&[]))
+            .set(Column::FirstToken, new.token.bigint())
+            .set(Column::Renewed, token_array(&[]))
             .set(Column::AcquiredAt, new.now.micros())
             .set(Column::RenewedAt, new.now.micros())
             .set(Column::ExpiresAt, (new.now + new.ttl).micros())
@@ -297,10 +297,11 @@ impl Row {
         // SAFETY: the caller's promise.
         let fields = unsafe { Fields::of(tuple, row_type) };
         // SAFETY: an array of bigints; a valid tuple.
-        let (renewed, own) =
-            unsafe { (fields.get(Column::Renewed).map(|d| read_bigints(d)), xact::is_own(tuple)) };
-        let closing = fields.get(Column::Closing).map(|d| d.value() as Token);
-        let first = fields.int8(Column::FirstToken);
+        let (renewed, own) = unsafe {
+            (fields.get(Column::Renewed).map(|d| read_token_array(d)), xact::is_own(tuple))
+        };
+        let closing = fields.get(Column::Closing).map(|d| Token::from_bigint(d.value() as i64));
+        let first = Token::from_bigint(fields.int8(Column::FirstToken));
         // Asked now: whoever decides has read the row after taking the grant's lock.
         let abandoned = closing.is_none()
             && fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
@@ -325,7 +326,7 @@ impl Row {
     pub fn renewed(&self, token: Token, now: Instant, ttl: Span) -> Fields {
         let mut fields = self.fields.unnamed();
         fields
-            .set(Column::Renewed, bigints(self.grant.tokens.renew(token).renewed()))
+            .set(Column::Renewed, token_array(self.grant.tokens.renew(token).renewed()))
             .set(Column::RenewedAt, now.micros())
             .set(Column::ExpiresAt, (now + ttl).micros())
             .set(Column::TtlUs, ttl.micros())
@@ -336,7 +337,7 @@ impl Row {
     /// Its columns when it is closed.
     pub fn closed(&self, closing: Token, now: Instant) -> Fields {
         let mut fields = self.fields.unnamed();
-        fields.set(Column::Closing, closing).set(Column::EndedAt, now.micros());
+        fields.set(Column::Closing, closing.bigint()).set(Column::EndedAt, now.micros());
         fields
     }
 

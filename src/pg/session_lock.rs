@@ -26,11 +26,12 @@ pub struct SessionLock(pg_sys::LOCKTAG);
 impl SessionLock {
     /// That of the grant with this first token.
     pub fn of(first: Token) -> Self {
+        let key = first.bigint() as u64;
         SessionLock(pg_sys::LOCKTAG {
             // SAFETY: set once when the backend starts.
             locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
-            locktag_field2: (first as u64 >> 32) as u32,
-            locktag_field3: first as u32,
+            locktag_field2: (key >> 32) as u32,
+            locktag_field3: key as u32,
             locktag_field4: KIND,
             locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
             locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,

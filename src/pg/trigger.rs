@@ -3,6 +3,7 @@
 use super::args::Args;
 use super::compat;
 use super::version::Version;
+use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
@@ -205,11 +206,11 @@ impl Call {
         pg_sys::Datum::from(row.map_or(std::ptr::null_mut(), |t| t.0))
     }
 
-    /// The row with a bigint column replaced, by NULL for None.
-    pub fn stamped(&self, row: Tuple, attribute: &Attribute, value: Option<i64>) -> Tuple {
+    /// The row with another token in a bigint column; NULL for None.
+    pub fn stamped(&self, row: Tuple, attribute: &Attribute, token: Option<Token>) -> Tuple {
         let mut column: c_int = attribute.number;
-        let mut null = value.is_none();
-        let mut value = pg_sys::Datum::from(value.unwrap_or_default());
+        let mut null = token.is_none();
+        let mut value = pg_sys::Datum::from(token.map_or(0, Token::bigint));
         // SAFETY: the column is one of the table's and of type bigint.
         unsafe {
             Tuple(pg_sys::heap_modify_tuple_by_cols(
@@ -248,6 +249,12 @@ impl Columns {
         // SAFETY: the row is one of this table, the number one of its columns.
         let value = unsafe { pg_sys::heap_getattr(row.0, attribute.number, self.0, &mut null) };
         (!null).then_some(value)
+    }
+
+    /// The token in a bigint column, None for NULL.
+    #[inline]
+    pub fn token(&self, row: Tuple, attribute: &Attribute) -> Option<Token> {
+        self.value(row, attribute).map(|d| Token::from_bigint(d.value() as i64))
     }
 }
 

@@ -29,7 +29,7 @@ impl Tokens {
     /// Those of a grant with these renewals, oldest first; only the latest 16 are kept.
     pub fn new(first: Token, renewals: &[Token]) -> Self {
         let latest = &renewals[renewals.len().saturating_sub(RENEWALS_KEPT)..];
-        let mut renewed = [0; RENEWALS_KEPT];
+        let mut renewed = [Token::BEFORE_ALL; RENEWALS_KEPT];
         renewed[..latest.len()].copy_from_slice(latest);
         Tokens { first, renewed, kept: latest.len() }
     }
@@ -112,7 +112,7 @@ impl Grant {
 
     /// The greatest token that it has had.
     pub fn greatest(&self) -> Token {
-        self.closing.unwrap_or(0).max(self.tokens.latest())
+        self.closing.unwrap_or(Token::BEFORE_ALL).max(self.tokens.latest())
     }
 
     /// Does the token speak for the lease: is it one of a current grant's, was the latest of them drawn after
@@ -308,11 +308,19 @@ mod tests {
         Instant::from_micros(us)
     }
 
+    fn token(number: i64) -> Token {
+        Token::from_bigint(number)
+    }
+
+    fn floor(number: i64) -> Floor {
+        Floor::at(token(number))
+    }
+
     fn seat(slot: i32, mode: Mode, expires: i64) -> Seat {
         let grant = Grant {
             slot,
             mode,
-            tokens: Tokens::new(10, &[12, 15]),
+            tokens: Tokens::new(token(10), &[12, 15].map(token)),
             closing: None,
             closed_here: false,
             expires_at: at(expires),
@@ -328,60 +336,67 @@ mod tests {
     #[test]
     fn tokens_are_values_not_a_range() {
         let g = seat(0, Mode::Exclusive, 100).grant;
-        assert!([10, 12, 15].iter().all(|t| g.speaks(*t, at(99), Floor(0))));
-        assert!([9, 11, 13, 16].iter().all(|t| !g.speaks(*t, at(99), Floor(0))));
-        assert!(!g.speaks(10, at(100), Floor(0)), "the deadline itself is over");
+        assert!([10, 12, 15].map(token).iter().all(|t| g.speaks(*t, at(99), floor(0))));
+        assert!([9, 11, 13, 16].map(token).iter().all(|t| !g.speaks(*t, at(99), floor(0))));
+        assert!(!g.speaks(token(10), at(100), floor(0)), "the deadline itself is over");
     }
 
     #[test]
     fn only_the_latest_sixteen_renewals_speak_but_the_first_always() {
-        let mut tokens = Tokens::new(1, &[]);
+        let mut tokens = Tokens::new(token(1), &[]);
         for t in 2..=20 {
-            tokens = tokens.renew(t);
+            tokens = tokens.renew(token(t));
         }
-        assert!(tokens.contains(1));
-        assert!(!tokens.contains(4));
-        assert!((5..=20).all(|t| tokens.contains(t)));
-        assert_eq!(tokens.latest(), 20);
-        assert_eq!(Tokens::new(1, tokens.renewed()), tokens);
+        assert!(tokens.contains(token(1)));
+        assert!(!tokens.contains(token(4)));
+        assert!((5..=20).all(|t| tokens.contains(token(t))));
+        assert_eq!(tokens.latest(), token(20));
+        assert_eq!(Tokens::new(token(1), tokens.renewed()), tokens);
     }
 
     #[test]
     fn after_a_jump_nothing_speaks_until_renewed() {
         let mut g = seat(0, Mode::Exclusive, 100).grant;
-        assert!(!g.speaks(10, at(1), Floor(50)));
-        assert!(g.renewable(10, at(1)));
-        assert_eq!(g.release(10, at(1)), Release::Close);
-        assert!(g.awaits_renewal(10, at(1), Floor(50)) && !g.awaits_renewal(11, at(1), Floor(50)));
-        assert!(!g.awaits_renewal(10, at(100), Floor(50)), "it has expired");
-        g.tokens = g.tokens.renew(51);
+        assert!(!g.speaks(token(10), at(1), floor(50)));
+        assert!(g.renewable(token(10), at(1)));
+        assert_eq!(g.release(token(10), at(1)), Release::Close);
         assert!(
-            g.speaks(10, at(1), Floor(50))
-                && g.speaks(51, at(1), Floor(50))
-                && !g.awaits_renewal(10, at(1), Floor(50))
+            g.awaits_renewal(token(10), at(1), floor(50))
+                && !g.awaits_renewal(token(11), at(1), floor(50))
+        );
+        assert!(!g.awaits_renewal(token(10), at(100), floor(50)), "it has expired");
+        g.tokens = g.tokens.renew(token(51));
+        assert!(
+            g.speaks(token(10), at(1), floor(50))
+                && g.speaks(token(51), at(1), floor(50))
+                && !g.awaits_renewal(token(10), at(1), floor(50))
         );
     }
 
     #[test]
     fn a_closing_token_speaks_only_where_it_was_drawn() {
         let mut g = seat(0, Mode::Exclusive, 100).grant;
-        g.closing = Some(20);
-        assert!(!g.speaks(20, at(1), Floor(0)) && !g.speaks(10, at(1), Floor(0)));
-        assert_eq!(g.release(10, at(1)), Release::Lost);
+        g.closing = Some(token(20));
+        assert!(!g.speaks(token(20), at(1), floor(0)) && !g.speaks(token(10), at(1), floor(0)));
+        assert_eq!(g.release(token(10), at(1)), Release::Lost);
         g.closed_here = true;
-        assert!(g.speaks(20, at(1), Floor(0)) && !g.speaks(10, at(1), Floor(0)));
-        assert_eq!(g.release(10, at(1)), Release::Again(20));
-        assert!(!g.renewable(10, at(1)));
+        assert!(g.speaks(token(20), at(1), floor(0)) && !g.speaks(token(10), at(1), floor(0)));
+        assert_eq!(g.release(token(10), at(1)), Release::Again(token(20)));
+        assert!(!g.renewable(token(10), at(1)));
     }
 
     #[test]
     fn a_closing_token_drawn_after_a_jump_speaks_only_where_the_grant_was_renewed() {
         let mut g = seat(0, Mode::Exclusive, 100).grant;
-        (g.closing, g.closed_here) = (Some(60), true);
-        assert!(!g.speaks(60, at(1), Floor(50)) && g.awaits_renewal(60, at(1), Floor(50)));
-        assert_eq!(g.release(10, at(1)), Release::Again(60));
-        g.tokens = g.tokens.renew(51);
-        assert!(g.speaks(60, at(1), Floor(50)) && !g.awaits_renewal(60, at(1), Floor(50)));
+        (g.closing, g.closed_here) = (Some(token(60)), true);
+        assert!(
+            !g.speaks(token(60), at(1), floor(50)) && g.awaits_renewal(token(60), at(1), floor(50))
+        );
+        assert_eq!(g.release(token(10), at(1)), Release::Again(token(60)));
+        g.tokens = g.tokens.renew(token(51));
+        assert!(
+            g.speaks(token(60), at(1), floor(50)) && !g.awaits_renewal(token(60), at(1), floor(50))
+        );
     }
 
     #[test]
@@ -425,8 +440,8 @@ mod tests {
         let mut g = seat(0, Mode::Shared, 100).grant;
         g.closing = Some(g.tokens.latest());
         g.closed_here = true;
-        assert!([10, 12, 15].iter().all(|t| !g.speaks(*t, at(1), Floor(0))));
-        assert!([10, 12, 15].iter().all(|t| g.release(*t, at(1)) == Release::Lost));
+        assert!([10, 12, 15].map(token).iter().all(|t| !g.speaks(*t, at(1), floor(0))));
+        assert!([10, 12, 15].map(token).iter().all(|t| g.release(*t, at(1)) == Release::Lost));
     }
 
     #[test]
@@ -450,8 +465,10 @@ mod tests {
             (s.grant.phase(at(99)), s.grant.phase(at(100))),
             (Phase::Abandoned, Phase::Expired)
         );
-        assert!(!s.grant.speaks(10, at(1), Floor(0)) && !s.grant.renewable(10, at(1)));
-        assert_eq!(s.grant.release(10, at(1)), Release::Lost);
+        assert!(
+            !s.grant.speaks(token(10), at(1), floor(0)) && !s.grant.renewable(token(10), at(1))
+        );
+        assert_eq!(s.grant.release(token(10), at(1)), Release::Lost);
         assert_eq!(acquire(&[s], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
         s.guarded = true;
         let taken = Acquire::Taken { until: None };

@@ -19,7 +19,7 @@ use pg_fence_rules::Token;
 pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let (request, longest) = arguments::acquire(&args)?;
     server::writable(c"lease_acquire()");
-    plant::draw_early(|| tokens::draw(0))?;
+    plant::draw_early(|| tokens::draw(Token::BEFORE_ALL))?;
     let token = if longest.is_zero() {
         match attempts::attempt(&request, true, Wait::Holders)? {
             Tried::Won(token) => Some(token),

@@ -24,7 +24,7 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
     Ok(composite::row(
         args,
         &[
-            tokens::last()?.map(Into::into),
+            tokens::last()?.map(|last| last.bigint().into()),
             Some((server::timeline() as i32).into()),
             Some((server::system_identifier() as i64).into()),
             Some(tokens::jumps()?.into()),
@@ -44,7 +44,7 @@ pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
 
 /// `fence.session_alive(first_token) → boolean`
 pub fn session_alive(args: Args) -> Result<Answer, Refusal> {
-    Ok(args.int8(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
+    Ok(args.token(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
 }
 
 /// `fence.uncommitted() → setof fence.lease`: what other sessions have acquired and not committed. A standby has
@@ -61,7 +61,7 @@ pub fn uncommitted(args: Args) -> Result<Answer, Refusal> {
 /// `fence.checked_name(name, token) → text`
 pub fn checked_name(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
-    if args.int8(1).is_some() {
+    if args.token(1).is_some() {
         arguments::token(&args, 1)?;
     }
     Ok(Answer::Value(text_datum(&name)))

@@ -36,7 +36,7 @@ impl System {
 
     fn floor(&self, state: &State) -> Floor {
         if self.protections.floor {
-            Floor(state.server.data.floor)
+            state.server.data.floor
         } else {
             Floor::NONE
         }
@@ -237,7 +237,7 @@ impl System {
     fn judge(&self, state: &State, stored: Option<Token>, token: Token, order: Order) -> bool {
         let write = Write { old: Some(stored), new: Some(Some(token)), named: true, ambient: None };
         let last = state.server.data.sequence.last;
-        let verdict = fence::judge(&write, order, |t| t >= 1 && t <= last);
+        let verdict = fence::judge(&write, order, |t| t > Token::BEFORE_ALL && t <= last);
         matches!(verdict, Verdict::Land { .. })
     }
 

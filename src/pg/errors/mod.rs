@@ -9,7 +9,7 @@ pub use hint::{Tried, Wrote};
 
 use super::encoding::to_utf8;
 use pg_fence_rules::{Instant, Token};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 
@@ -55,10 +55,10 @@ pub struct Location {
 #[derive(Default, Serialize)]
 pub struct Detail {
     /// The token that the write or call showed.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "bigint")]
     pub presented: Option<Token>,
     /// The token that the row has.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "bigint")]
     pub stored: Option<Token>,
     /// The lease.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
@@ -87,6 +87,11 @@ pub struct Detail {
     /// The role to which the lease was granted.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub role: Option<String>,
+}
+
+/// A token as JSON: a number.
+fn bigint<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error> {
+    token.map(Token::bigint).serialize(to)
 }
 
 impl Refusal {
