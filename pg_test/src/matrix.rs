@@ -1,6 +1,7 @@
 //! The whole suite on each major version, a line a version.
 
 use crate::chaos::KnownBug;
+use crate::extension::BuildPlace;
 use crate::majors::{self, Installation};
 use crate::process::output_of;
 use crate::{extension, setup};
@@ -140,8 +141,8 @@ impl Version<'_> {
         let mut command = self.cargo(&["clippy", "--package", extension::NAME, "--lib"]);
         command
             .args(["--no-default-features", "--features", &feature, "--", "-D", "warnings"])
-            .env("PGRX_PG_CONFIG_PATH", &installation.pg_config)
-            .env("CARGO_TARGET_DIR", extension::target_of(installation));
+            .env("PGRX_PG_CONFIG_PATH", &installation.pg_config);
+        BuildPlace::of(installation).tell(&mut command);
         command
     }
 

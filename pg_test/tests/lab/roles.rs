@@ -1,6 +1,6 @@
 //! Who may call what, and to whom a lease belongs.
 
-use pg_test::{ensure, lab_test, Background, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
 
 const BASE: [&str; 11] = [
     "SELECT lease_acquire('l')",
@@ -166,6 +166,36 @@ fn a_lease_belongs_to_the_role_that_was_granted_it(lab: &Lab) -> Result<()> {
     ensure!(other.one::<i64>("SELECT last_token FROM fence_status()", &[])? == token);
     // Tokens order writers, so anyone's wrong guess is merely not a token of this lease.
     ensure!(other.one::<Option<i64>>("SELECT lease_renew('job', 99)", &[])?.is_none());
+    Ok(())
+}
+
+#[lab_test]
+fn who_may_only_administer_a_role_does_not_act_for_it(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let creator = granted(&db, "creator")?;
+    let worker = format!("{creator}_worker");
+    db.connect()?.run(&format!("ALTER ROLE {creator} CREATEROLE"))?;
+    // From PostgreSQL 16 on the creator is a member, without the new role's rights and without the way to become it.
+    let mut creating = db.connect_as(&creator)?;
+    creating.run(&format!("CREATE ROLE {worker} LOGIN"))?;
+    creating.refused(&format!("SET ROLE {worker}"), "42501")?;
+    db.connect()?.run(&format!("SELECT fence_grant('{worker}')"))?;
+    let token = db.connect_as(&worker)?.acquire("job", "1 h")?;
+    for call in ["renew", "release", "guard"] {
+        creating.refused(&format!("SELECT lease_{call}('job', {token})"), "42501")?;
+    }
+    if lab.prefix().major() == "15" {
+        return Ok(());
+    }
+    // Either way of being a member is enough: to have the role's rights, or to become it.
+    let superuser = &mut db.connect()?;
+    for way in ["INHERIT TRUE, SET FALSE", "INHERIT FALSE, SET TRUE"] {
+        superuser.run(&format!("GRANT {worker} TO {creator} WITH {way}"))?;
+        let renewed = creating.renew("job", token)?;
+        ensure!(renewed.is_some(), "refused, though a member: {way}");
+        superuser.run(&format!("REVOKE {worker} FROM {creator}"))?;
+        creating.refused(&format!("SELECT lease_renew('job', {token})"), "42501")?;
+    }
     Ok(())
 }
 
