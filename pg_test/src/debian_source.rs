@@ -6,6 +6,7 @@
 use crate::process::output_of;
 use crate::setup::{self, Package};
 use anyhow::{bail, Context, Result};
+use std::cmp::Ordering;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -185,7 +186,10 @@ fn fetch(package: &str, dir: &Path) -> Result<PathBuf> {
     };
     // A mirror may lack one of the releases: what counts is whether the package is found.
     let mut failure = output_of(own("apt-get").arg("update")).err();
-    for (version, _) in madison(own("apt-cache"), package)? {
+    let mut versions = madison(own("apt-cache"), package)?;
+    // Apt names them in the order of its lists.
+    versions.sort_by(|(one, _), (other, _)| by_age(other, one));
+    for (version, _) in versions {
         eprintln!("fetching the source of {package} {version}");
         match output_of(own("apt-get").args(["source", &format!("{package}={version}")])) {
             Ok(_) => {
@@ -197,6 +201,20 @@ fn fetch(package: &str, dir: &Path) -> Result<PathBuf> {
         }
     }
     Err(failure.unwrap_or_else(|| anyhow::anyhow!("apt knows no source of {package}")))
+}
+
+/// Which of two of Debian's versions is older.
+fn by_age(one: &str, other: &str) -> Ordering {
+    let is = |relation: &str| {
+        let mut dpkg = Command::new("dpkg");
+        dpkg.args(["--compare-versions", one, relation, other]);
+        dpkg.status().is_ok_and(|status| status.success())
+    };
+    match (is("lt"), is("gt")) {
+        (true, _) => Ordering::Less,
+        (_, true) => Ordering::Greater,
+        _ => Ordering::Equal,
+    }
 }
 
 fn unpacked(source: &Path) -> Result<PathBuf> {
@@ -280,6 +298,13 @@ fn of_list(line: &str, places: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_are_compared_as_debian_does() {
+        assert_eq!(by_age("1.4.8-1+deb12u1", "1.5.2-1"), Ordering::Less);
+        assert_eq!(by_age("1.10-1", "1.9-1"), Ordering::Greater);
+        assert_eq!(by_age("17.11-0+deb13u1", "17.11-0+deb13u1"), Ordering::Equal);
+    }
 
     #[test]
     fn source_lists_keep_who_signed_leave_out_other_archives_and_name_all_releases() {

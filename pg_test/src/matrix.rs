@@ -69,6 +69,8 @@ struct Outcome {
     tests: Counts,
     /// Steps and tests that failed.
     failures: Vec<String>,
+    /// Tests that are not for this version, with the reason.
+    left_out: Vec<String>,
     seconds: u64,
 }
 
@@ -90,6 +92,7 @@ impl Version<'_> {
         for (name, mut command) in self.steps(options, &installation) {
             let (succeeded, printed) = self.logged(&mut command)?;
             outcome.tests.add(&printed);
+            outcome.left_out.extend(left_out(&printed));
             if !succeeded {
                 outcome.failures.push(name);
                 outcome.failures.extend(failed_tests(&printed));
@@ -191,6 +194,15 @@ fn failed_tests(printed: &str) -> Vec<String> {
     printed.lines().filter_map(of_test).collect()
 }
 
+/// Tests that say why they were left out: `test a::b ... ignored, for PostgreSQL 17 and newer`.
+fn left_out(printed: &str) -> Vec<String> {
+    let of_test = |line: &str| {
+        let (name, reason) = line.strip_prefix("test ")?.split_once(" ... ignored, ")?;
+        Some(format!("{} ({reason})", name.trim()))
+    };
+    printed.lines().filter_map(of_test).collect()
+}
+
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Counts { passed, failed, ignored } = &self.tests;
@@ -200,6 +212,9 @@ impl fmt::Display for Outcome {
             "{:<8} {passed} passed, {failed} failed, {ignored} ignored, {minutes} min {seconds:02} s",
             self.version
         )?;
+        if !self.left_out.is_empty() {
+            write!(f, "; left out: {}", self.left_out.join(", "))?;
+        }
         if !self.failures.is_empty() {
             write!(f, "; failed: {}", self.failures.join(", "))?;
         }
@@ -227,5 +242,12 @@ mod tests {
         let printed =
             "test a::b       ... ok\ntest c::d ... FAILED\ntest result: FAILED. 1 passed\n";
         assert_eq!(failed_tests(printed), ["c::d"]);
+    }
+
+    #[test]
+    fn what_is_left_out_is_named_with_its_reason() {
+        let printed =
+            "test a::b ... ignored\ntest c::d   ... ignored, for PostgreSQL 17 and newer\n";
+        assert_eq!(left_out(printed), ["c::d (for PostgreSQL 17 and newer)"]);
     }
 }

@@ -144,6 +144,11 @@ impl Prefix {
         &self.major
     }
 
+    /// The same, to be compared.
+    pub fn major_number(&self) -> u32 {
+        self.major.parse().unwrap_or(0)
+    }
+
     /// The run that this copy belongs to.
     pub fn rundir(&self) -> &Arc<RunDir> {
         &self.rundir
@@ -173,10 +178,17 @@ impl Prefix {
 
     /// Makes a data directory with an identity (system identifier) of its own.
     pub fn initdb(&self, data: &Path) -> Result<()> {
+        self.initdb_with(data, &[])
+    }
+
+    /// The same, with more options.
+    pub fn initdb_with(&self, data: &Path, options: &[&str]) -> Result<()> {
         let mut command = self.command("initdb")?;
         command
             .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8"])
-            .args(["--locale=C.UTF-8", "--no-instructions", "-D"])
+            .args(["--locale=C.UTF-8", "--no-instructions"])
+            .args(options)
+            .arg("-D")
             .arg(data);
         process::output_of(&mut command)?;
         Ok(())

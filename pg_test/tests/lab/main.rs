@@ -32,6 +32,7 @@ mod lock_table;
 mod managed;
 mod misplaced_triggers;
 mod mixed_modes;
+mod newer_versions;
 mod orm;
 mod partitions;
 mod pipelines;

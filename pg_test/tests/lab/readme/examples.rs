@@ -28,6 +28,7 @@ pages![
     reference = "docs/reference.md",
     security_and_audit = "docs/security-and-audit.md",
     troubleshooting = "docs/troubleshooting.md",
+    versions = "docs/versions.md",
 ];
 
 /// How long an example may take.
@@ -118,7 +119,7 @@ impl Page {
 }
 
 fn run(lab: &Lab, path: &str) -> Result<()> {
-    let blocks = example::blocks(&page(path)?)?;
+    let blocks = example::blocks(&page(path)?, lab.prefix().major_number())?;
     ensure!(!blocks.is_empty(), "{path} has no example");
     // A server of its own: the examples make roles.
     let cluster = lab.builder().start()?;
@@ -139,7 +140,7 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
         for mark in marks.step_by(2) {
             ensure!(["sql", "sh", "text", "python"].contains(&mark), "{path}: a block of {mark:?}");
         }
-        let found = example::blocks(&text)?.len();
+        let found = example::blocks(&text, u32::MAX)?.len();
         blocks += found;
         if found > 0 {
             with.push(path);
@@ -157,7 +158,7 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
 fn a_wrong_result_in_an_example_is_seen(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let passes = |sql: &str| -> Result<bool> {
-        let blocks = example::blocks(&format!("```sql\n{sql}\n```\n"))?;
+        let blocks = example::blocks(&format!("```sql\n{sql}\n```\n"), u32::MAX)?;
         let mut page = Page::new("these lines", db.conninfo());
         Ok(blocks.iter().all(|block| page.block(block).is_ok()))
     };
