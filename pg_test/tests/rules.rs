@@ -73,9 +73,9 @@ fn check_company(rows: &[Row], now: Instant) -> Result<(), TestCaseError> {
 
 /// What an acquire finds among these rows.
 fn decide(rows: &[Row], who: usize, ask: &Ask, now: Instant) -> Acquire {
-    let seat =
+    let existing =
         |row: &Row| ExistingGrant { grant: row.grant, mine: row.who == who, guarded: row.guarded };
-    grant::acquire(&rows.iter().map(seat).collect::<Vec<_>>(), ask, now)
+    grant::acquire(&rows.iter().map(existing).collect::<Vec<_>>(), ask, now)
 }
 
 fn token(number: Range<i64>) -> impl Strategy<Value = Token> {

@@ -1,6 +1,6 @@
 //! One try to acquire a lease: look, lock, look again, decide, draw, write.
 
-use super::place::{self, KeptPlace, LockedPlace};
+use super::place::{self, LockedPlace, Place};
 use super::request::{Request, Tried};
 use super::{line, session_leases};
 use crate::pg::errors::Refusal;
@@ -75,7 +75,7 @@ pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
     let above = places.iter().map(LockedPlace::above).max().unwrap_or(Token::BEFORE_ALL);
     let token = tokens::draw(above)?;
     // All before the first is written: an error must find no lock that is still to be given back.
-    let places: Vec<KeptPlace> = places.into_iter().map(LockedPlace::keep).collect();
+    let places: Vec<Place> = places.into_iter().map(LockedPlace::keep).collect();
     for (request, place) in requests.iter().zip(&places) {
         write(&table, request, place, token)?;
     }
@@ -122,10 +122,10 @@ fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refus
 fn write(
     table: &LeaseTable,
     request: &Request,
-    place: &KeptPlace,
+    place: &Place,
     token: Token,
 ) -> Result<(), Refusal> {
-    let KeptPlace { slot, over, ended } = place;
+    let Place { slot, over, ended } = place;
     if request.session {
         session_leases::bind(table, &request.name, token)?;
     }

@@ -1,6 +1,6 @@
 //! Finding a slot for a new grant and locking it, without ever waiting.
 //!
-//! An exclusive acquire locks every slot of the lease and then looks (`alone`). A shared one, and one of several
+//! An exclusive acquire locks every slot of the lease and then looks (`exclusive_place`). A shared one, and one of several
 //! slots, goes beside others who do the same at the same time; what it looks at may change under it, so it
 //! takes one slot, looks whether that is still what it chose, and else begins anew (`BesideOthers`).
 
@@ -19,29 +19,20 @@ use pg_fence_rules::locks::{
 };
 use pg_fence_rules::{Instant, Token};
 
-/// Where a grant can go.
-struct Place {
-    slot: i32,
+/// Where a grant can go. Out of here comes only one whose locks stay until the transaction ends.
+pub struct Place {
+    /// The slot to be written.
+    pub slot: i32,
     /// The row that the slot has, of a grant that is over.
-    over: Option<Row>,
+    pub over: Option<Row>,
     /// Grants in other slots that this one ends.
-    ended: Vec<Row>,
+    pub ended: Vec<Row>,
 }
 
 /// A place, locked; given back unless it is kept.
 pub struct LockedPlace<'a> {
     place: Place,
     locks: Locks<'a>,
-}
-
-/// A place whose locks stay until the transaction ends.
-pub struct KeptPlace {
-    /// The slot to be written.
-    pub slot: i32,
-    /// The row that the slot has.
-    pub over: Option<Row>,
-    /// Grants in other slots that this one ends.
-    pub ended: Vec<Row>,
 }
 
 impl LockedPlace<'_> {
@@ -51,10 +42,9 @@ impl LockedPlace<'_> {
     }
 
     /// Keeps the locks. To be called before anything is written: an uncommitted row alone protects nothing.
-    pub fn keep(self) -> KeptPlace {
+    pub fn keep(self) -> Place {
         self.locks.keep();
-        let Place { slot, over, ended } = self.place;
-        KeptPlace { slot, over, ended }
+        self.place
     }
 }
 
@@ -66,7 +56,7 @@ pub fn find<'a>(
 ) -> Result<Tried<LockedPlace<'a>>, Refusal> {
     let mut locks = Locks::of(&request.name);
     let found = match request.ask.mode {
-        Mode::Exclusive => alone(table, request, seen, &mut locks)?,
+        Mode::Exclusive => exclusive_place(table, request, seen, &mut locks)?,
         _ => BesideOthers { table, request, busy: Vec::new() }.find(&mut locks)?,
     };
     match found {
@@ -101,11 +91,11 @@ fn decide(
         Acquire::Taken { until } => Ok(Tried::Lost { until }),
         Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
         Acquire::Grant { slot } => {
-            let is_ended = |row: &Row, seat: &ExistingGrant| {
-                row.grant.slot != slot && grant::ends(&request.ask, seat, now)
+            let is_ended = |row: &Row, seen: &ExistingGrant| {
+                row.grant.slot != slot && grant::ends(&request.ask, seen, now)
             };
             let both = rows.iter().zip(existing);
-            let ended = both.filter(|(row, seat)| is_ended(row, seat)).map(|(row, _)| *row);
+            let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row);
             let (ended, over) = (ended.collect(), in_slot(rows, slot).copied());
             Ok(Tried::Won(Place { slot, over, ended }))
         }
@@ -117,7 +107,7 @@ fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
 }
 
 /// The place of an exclusive grant: slot 0, with every slot locked.
-fn alone(
+fn exclusive_place(
     table: &LeaseTable,
     request: &Request,
     seen: &Rows,
@@ -205,7 +195,7 @@ impl BesideOthers<'_> {
                 Tried::Won(place) => place,
                 lost => return Ok(lost),
             };
-            let before = locks.mark();
+            let before = locks.count();
             match self.lock(&mut place, locks)? {
                 Locking::Done => {}
                 Locking::Lost => return Ok(Tried::BY_ANOTHER),
@@ -220,7 +210,7 @@ impl BesideOthers<'_> {
                 Settled::SlotIsPruned => self.busy.push(place.slot),
                 Settled::Changed => {}
             }
-            locks.give_back_to(before);
+            locks.give_back_all_but(before);
         }
     }
 

@@ -48,12 +48,12 @@ impl Request {
             role.as_deref()
                 .is_some_and(|role| self.holder.as_deref() == row.holder() && row.role() == role)
         };
-        let seat = |row: &Row| ExistingGrant {
+        let existing = |row: &Row| ExistingGrant {
             grant: row.grant,
             mine: is_mine(row),
             guarded: guarded(row.grant.slot),
         };
-        rows.iter().map(seat).collect()
+        rows.iter().map(existing).collect()
     }
 
     /// The refusal where another number of slots is in force.

@@ -8,18 +8,20 @@ use pgrx::pg_sys;
 use serde_json::{Map, Value};
 use std::ffi::{c_char, CStr};
 
-/// Can a lease's name have this column in it: a plain one, of a type whose text no setting can change?
+/// The types of columns that a lease's name may have in it: no setting changes the text of their values.
+pub const PLACEHOLDER_TYPES: [pg_sys::Oid; 7] = [
+    pg_sys::INT2OID,
+    pg_sys::INT4OID,
+    pg_sys::INT8OID,
+    pg_sys::TEXTOID,
+    pg_sys::VARCHAROID,
+    pg_sys::UUIDOID,
+    pg_sys::BOOLOID,
+];
+
+/// Can a lease's name have this column in it? (A generated one has no value yet when the trigger fires.)
 pub fn fits_placeholder(attribute: &Attribute) -> bool {
-    let types = [
-        pg_sys::INT2OID,
-        pg_sys::INT4OID,
-        pg_sys::INT8OID,
-        pg_sys::TEXTOID,
-        pg_sys::VARCHAROID,
-        pg_sys::UUIDOID,
-        pg_sys::BOOLOID,
-    ];
-    !attribute.generated && types.contains(&attribute.type_oid)
+    !attribute.generated && PLACEHOLDER_TYPES.contains(&attribute.type_oid)
 }
 
 /// Is it an integer, passed by value?
@@ -54,7 +56,7 @@ pub fn append_text(to: &mut Vec<u8>, attribute: &Attribute, value: pg_sys::Datum
 }
 
 /// Schema and table of a call.
-fn place(call: &TriggerCall) -> Location {
+fn location(call: &TriggerCall) -> Location {
     // SAFETY: an open relation has its catalog row.
     unsafe {
         let form = (*call.relation()).rd_rel;
@@ -80,16 +82,16 @@ fn relation(call: &TriggerCall) -> String {
 
 /// The refusal with the table.
 pub fn at_table(refusal: Refusal, call: &TriggerCall) -> Refusal {
-    let (place, relation) = (place(call), relation(call));
-    refusal.at(place).detailed(|d| d.relation = Some(relation))
+    let (location, relation) = (location(call), relation(call));
+    refusal.at(location).detailed(|d| d.relation = Some(relation))
 }
 
 /// The refusal with table, column and key, as far as the caller may see them.
 pub fn at_row(refusal: Refusal, call: &TriggerCall, fence: &Attribute) -> Refusal {
-    let place = Location { column: column_name(call, fence.number), ..place(call) };
+    let location = Location { column: column_name(call, fence.number), ..location(call) };
     let relation = relation(call);
     let key = primary_key(call);
-    refusal.at(place).detailed(|d| {
+    refusal.at(location).detailed(|d| {
         d.relation = Some(relation);
         d.key = key;
     })

@@ -1,6 +1,6 @@
 //! Who calls, by name, as rows of the state name roles.
 
-use super::{encoding, raw};
+use super::{compat, encoding, raw};
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::ffi::CStr;
@@ -42,7 +42,7 @@ pub fn current() -> Vec<u8> {
     })
 }
 
-/// May the caller act for this role: is it that role, a member of it, or a superuser? In a trigger that runs
+/// May the caller act for this role: is it that role, one that may act as it, or a superuser? In a trigger that runs
 /// under another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
 pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
     if current() == role {
@@ -55,8 +55,7 @@ pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
         let outer = pg_sys::GetOuterUserId();
         let oid = pg_sys::get_role_oid(name, true);
         let acts = |user| {
-            pg_sys::superuser_arg(user)
-                || (oid != pg_sys::InvalidOid && pg_sys::is_member_of_role(user, oid))
+            pg_sys::superuser_arg(user) || (oid != pg_sys::InvalidOid && compat::acts_as(user, oid))
         };
         acts(current) || (in_trigger && acts(outer))
     }

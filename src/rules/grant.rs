@@ -274,11 +274,11 @@ pub fn acquire(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
 /// Does the new grant, in another slot, end this one? The caller's own does where it is reclaimed, and one
 /// that nothing but the clock or the end of its session has ended and that excludes the new one: it must not come
 /// back, should the clock be set back.
-pub fn ends(ask: &Ask, seat: &ExistingGrant, now: Instant) -> bool {
-    let excludes = ask.mode == Mode::Exclusive || seat.grant.mode != ask.mode;
-    match seat.grant.phase(now) {
-        _ if seat.guarded => false,
-        Phase::Held => ask.reclaim && seat.mine,
+pub fn ends(ask: &Ask, other: &ExistingGrant, now: Instant) -> bool {
+    let excludes = ask.mode == Mode::Exclusive || other.grant.mode != ask.mode;
+    match other.grant.phase(now) {
+        _ if other.guarded => false,
+        Phase::Held => ask.reclaim && other.mine,
         Phase::Expired | Phase::Abandoned => excludes,
         Phase::Free => false,
     }
@@ -320,7 +320,7 @@ mod tests {
         Floor::at(token(number))
     }
 
-    fn seat(slot: i32, mode: Mode, expires: i64) -> ExistingGrant {
+    fn existing(slot: i32, mode: Mode, expires: i64) -> ExistingGrant {
         let grant = Grant {
             slot,
             mode,
@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn tokens_are_values_not_a_range() {
-        let g = seat(0, Mode::Exclusive, 100).grant;
+        let g = existing(0, Mode::Exclusive, 100).grant;
         assert!([10, 12, 15].map(token).iter().all(|t| g.speaks(*t, at(99), floor(0))));
         assert!([9, 11, 13, 16].map(token).iter().all(|t| !g.speaks(*t, at(99), floor(0))));
         assert!(!g.speaks(token(10), at(100), floor(0)), "the deadline itself is over");
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn after_a_jump_nothing_speaks_until_renewed() {
-        let mut g = seat(0, Mode::Exclusive, 100).grant;
+        let mut g = existing(0, Mode::Exclusive, 100).grant;
         assert!(!g.speaks(token(10), at(1), floor(50)));
         assert!(g.renewable(token(10), at(1)));
         assert_eq!(g.release(token(10), at(1)), Release::Close);
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_closing_token_speaks_only_where_it_was_drawn() {
-        let mut g = seat(0, Mode::Exclusive, 100).grant;
+        let mut g = existing(0, Mode::Exclusive, 100).grant;
         g.closing = Some(token(20));
         assert!(!g.speaks(token(20), at(1), floor(0)) && !g.speaks(token(10), at(1), floor(0)));
         assert_eq!(g.release(token(10), at(1)), Release::Lost);
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_closing_token_drawn_after_a_jump_speaks_only_where_the_grant_was_renewed() {
-        let mut g = seat(0, Mode::Exclusive, 100).grant;
+        let mut g = existing(0, Mode::Exclusive, 100).grant;
         (g.closing, g.closed_here) = (Some(token(60)), true);
         assert!(
             !g.speaks(token(60), at(1), floor(50)) && g.awaits_renewal(token(60), at(1), floor(50))
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn exclusive_waits_for_everybody_and_a_guard_outlives_the_deadline() {
-        let mut s = seat(0, Mode::Exclusive, 100);
+        let mut s = existing(0, Mode::Exclusive, 100);
         assert_eq!(acquire(&[], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
         assert_eq!(
             acquire(&[s], &ask(Mode::Exclusive), at(99)),
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn reclaim_is_for_the_same_holder_and_not_over_a_guard() {
-        let mut s = seat(0, Mode::Exclusive, 100);
+        let mut s = existing(0, Mode::Exclusive, 100);
         let again = Ask { mode: Mode::Exclusive, reclaim: true };
         assert_eq!(acquire(&[s], &again, at(1)), Acquire::Taken { until: Some(at(100)) });
         s.mine = true;
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn what_another_grant_ended_has_no_closing_token() {
-        let mut g = seat(0, Mode::Shared, 100).grant;
+        let mut g = existing(0, Mode::Shared, 100).grant;
         g.closing = Some(g.tokens.latest());
         g.closed_here = true;
         assert!([10, 12, 15].map(token).iter().all(|t| !g.speaks(*t, at(1), floor(0))));
@@ -450,7 +450,7 @@ mod tests {
 
     #[test]
     fn a_grant_ends_what_must_not_come_back_beside_it() {
-        let shared = seat(1, Mode::Shared, 100);
+        let shared = existing(1, Mode::Shared, 100);
         let (all, one) = (ask(Mode::Shared), ask(Mode::Exclusive));
         assert!(ends(&one, &shared, at(100)) && ends(&ask(Mode::Slots(2)), &shared, at(100)));
         assert!(!ends(&all, &shared, at(100)) && !ends(&one, &shared, at(99)));
@@ -463,7 +463,7 @@ mod tests {
 
     #[test]
     fn what_its_session_has_abandoned_is_over_and_does_not_come_back() {
-        let mut s = seat(0, Mode::Exclusive, 100);
+        let mut s = existing(0, Mode::Exclusive, 100);
         s.grant.abandoned = true;
         assert_eq!(
             (s.grant.phase(at(99)), s.grant.phase(at(100))),
@@ -483,14 +483,14 @@ mod tests {
 
     #[test]
     fn shared_and_slots() {
-        let reader = |slot| seat(slot, Mode::Shared, 100);
+        let reader = |slot| existing(slot, Mode::Shared, 100);
         let two = [reader(0), reader(2)];
         assert_eq!(acquire(&two, &ask(Mode::Shared), at(1)), Acquire::Grant { slot: 1 });
         assert_eq!(
             acquire(&two, &ask(Mode::Exclusive), at(1)),
             Acquire::Taken { until: Some(at(100)) }
         );
-        let worker = |slot, until| seat(slot, Mode::Slots(2), until);
+        let worker = |slot, until| existing(slot, Mode::Slots(2), until);
         let full = [worker(0, 50), worker(1, 70)];
         assert_eq!(
             acquire(&full, &ask(Mode::Slots(2)), at(1)),

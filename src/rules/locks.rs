@@ -100,41 +100,41 @@ pub struct LockStep {
     pub waits: bool,
 }
 
-const fn want(lock: Lock, mode: LockMode) -> LockStep {
+const fn waiting(lock: Lock, mode: LockMode) -> LockStep {
     LockStep { lock, mode, waits: true }
 }
 
-const fn tried(lock: Lock, mode: LockMode) -> LockStep {
+const fn at_once(lock: Lock, mode: LockMode) -> LockStep {
     LockStep { lock, mode, waits: false }
 }
 
 /// Who waits for a lease becomes the head of its line, until it stops waiting.
-pub const HEAD_OF_LINE: LockStep = want(Lock::Line, LockMode::Own);
+pub const HEAD_OF_LINE: LockStep = waiting(Lock::Line, LockMode::Own);
 /// A try asks whether somebody waits, and gives it back at once.
-pub const SOMEBODY_WAITS: LockStep = tried(Lock::Line, LockMode::Probe);
+pub const SOMEBODY_WAITS: LockStep = at_once(Lock::Line, LockMode::Probe);
 /// An exclusive acquire takes slot 0 and then every other slot that has a row, until the transaction ends.
-pub const ACQUIRE_ALONE: LockStep = tried(Lock::Grant, LockMode::Own);
+pub const ACQUIRE_ALONE: LockStep = at_once(Lock::Grant, LockMode::Own);
 /// A shared or slot acquire first excludes exclusive ones, on slot 0.
-pub const EXCLUDE_ALONE: LockStep = tried(Lock::Grant, LockMode::Join);
+pub const EXCLUDE_ALONE: LockStep = at_once(Lock::Grant, LockMode::Join);
 /// A shared acquire excludes those that ask for slots.
-pub const EXCLUDE_SLOTS: LockStep = tried(Lock::SharedOrSlots, LockMode::Probe);
+pub const EXCLUDE_SLOTS: LockStep = at_once(Lock::SharedOrSlots, LockMode::Probe);
 /// An acquire of slots excludes those that ask to share.
-pub const EXCLUDE_SHARED: LockStep = tried(Lock::SharedOrSlots, LockMode::Guard);
+pub const EXCLUDE_SHARED: LockStep = at_once(Lock::SharedOrSlots, LockMode::Guard);
 /// Then it takes the slot that it found, and those of the grants that it ends.
-pub const TAKE_SLOT: LockStep = tried(Lock::Grant, LockMode::Replace);
+pub const TAKE_SLOT: LockStep = at_once(Lock::Grant, LockMode::Replace);
 /// Renew, release and revoke, until the transaction ends.
-pub const CHANGE: LockStep = want(Lock::Grant, LockMode::Change);
+pub const CHANGE: LockStep = waiting(Lock::Grant, LockMode::Change);
 /// A guard, until the transaction ends: both before it decides, so that nobody overlooks it from then on.
 pub const GUARD: [LockStep; 2] =
-    [want(Lock::Grant, LockMode::Guard), want(Lock::Guarded, LockMode::Guard)];
+    [waiting(Lock::Grant, LockMode::Guard), waiting(Lock::Guarded, LockMode::Guard)];
 /// Whoever finds a grant over asks whether an open transaction still relies on it.
-pub const IS_GUARDED: LockStep = tried(Lock::Guarded, LockMode::Probe);
+pub const IS_GUARDED: LockStep = at_once(Lock::Guarded, LockMode::Probe);
 /// A prune takes each row alone, and gives it back at once.
-pub const PRUNE: LockStep = tried(Lock::Grant, LockMode::Own);
+pub const PRUNE: LockStep = at_once(Lock::Grant, LockMode::Own);
 /// The token sequence moves on.
-pub const MOVE_ON: LockStep = want(Lock::Jump, LockMode::Own);
+pub const MOVE_ON: LockStep = waiting(Lock::Jump, LockMode::Own);
 /// A guarded transaction that commits takes the entry that it writes; a prune takes each that it deletes.
-pub const NOTE_COMMIT: LockStep = tried(Lock::GuardedCommit, LockMode::Own);
+pub const NOTE_COMMIT: LockStep = at_once(Lock::GuardedCommit, LockMode::Own);
 
 #[cfg(test)]
 mod tests {

@@ -57,12 +57,12 @@ impl System {
         let ask = Ask { mode: mode(exclusive), reclaim: self.bounds.reclaim };
         let grant_of = |state: &State, row: &Row| self.grant(state, &early, row);
         let decide = |state: &State, guarded: &dyn Fn(i32) -> bool| {
-            let seat = |row: &Row| ExistingGrant {
+            let as_existing = |row: &Row| ExistingGrant {
                 grant: grant_of(state, row),
                 mine: ask.reclaim && row.owner == c,
                 guarded: guarded(row.slot),
             };
-            let existing: Vec<ExistingGrant> = rows.iter().map(seat).collect();
+            let existing: Vec<ExistingGrant> = rows.iter().map(as_existing).collect();
             match grant::acquire(&existing, &ask, micros(clock)) {
                 Acquire::Grant { slot } => Some(slot),
                 _ => None,

@@ -22,7 +22,7 @@ pub struct Refusal {
     /// What to do; may be empty.
     pub hint: Cow<'static, str>,
     /// Schema, table and column, for a refused write.
-    pub place: Option<Box<Location>>,
+    pub location: Option<Box<Location>>,
     detail: Box<Detail>,
 }
 
@@ -86,7 +86,7 @@ fn bigint<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error
 impl Refusal {
     fn new(sqlstate: &'static str, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
         let (hint, detail) = (hint.into(), Box::default());
-        Refusal { sqlstate, message, hint, place: None, detail }
+        Refusal { sqlstate, message, hint, location: None, detail }
     }
 
     /// With more in its DETAIL.
@@ -96,8 +96,8 @@ impl Refusal {
     }
 
     /// With the schema, table and column fields filled.
-    pub fn at(mut self, place: Location) -> Self {
-        self.place = Some(Box::new(place));
+    pub fn at(mut self, location: Location) -> Self {
+        self.location = Some(Box::new(location));
         self
     }
 
