@@ -244,8 +244,10 @@ impl BesideOthers<'_> {
             return true;
         }
         match row {
+            // Who guards a grant that was given to one alone is met when its slot is locked.
             Some(row) if !is_live(row) => {
-                LockTag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
+                row.grant.mode != Mode::Exclusive
+                    && LockTag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
             }
             _ => self.busy.contains(&slot),
         }
