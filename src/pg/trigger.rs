@@ -7,8 +7,8 @@ use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
-/// TRIGGER_TYPE_BEFORE of catalog/pg_trigger.h, which pgrx does not bind as this type.
-const BEFORE_BIT: i16 = 1 << 1;
+/// catalog/pg_trigger.h, as the type of `tgtype`.
+const BEFORE_BIT: i16 = pg_sys::TRIGGER_TYPE_BEFORE as i16;
 
 /// Which write fires it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
