@@ -13,6 +13,7 @@ use crate::pg::xact;
 use crate::pg::{describe, server, settings};
 use crate::tokens;
 use pg_fence_rules::fence::{self, Order, Verdict, Write};
+use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::cell::RefCell;
@@ -375,12 +376,14 @@ impl Plan {
 
     fn new(call: &TriggerCall) -> Result<Self, Refusal> {
         let columns = call.columns();
-        let arguments = call.arguments();
-        let argument = |n: usize| arguments.get(n).map(Vec::as_slice).filter(|a| !a.is_empty());
-        if arguments.len() > 5 {
-            return Err(errors::bad_trigger_argument("fenced() takes at most 5 arguments".into()));
+        let given = call.arguments();
+        if given.len() > MOST {
+            return Err(errors::bad_trigger_argument(format!(
+                "fenced() takes at most {MOST} arguments"
+            )));
         }
-        let name = argument(0).unwrap_or(b"fence");
+        let arguments = TriggerArguments::new(given.iter().map(Vec::as_slice));
+        let name = arguments.fence_column;
         let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
         if column.type_oid != pg_sys::INT8OID {
             return Err(errors::wrong_type(name, "a bigint"));
@@ -388,19 +391,19 @@ impl Plan {
         if column.generated {
             return Err(errors::wrong_type(name, "a plain column, not a generated one,"));
         }
-        let (order, managed) = match argument(1) {
-            None | Some(b"strict") => (Order::Strict, false),
-            Some(b"monotonic") => (Order::Monotonic, false),
-            Some(b"managed") => (Order::Monotonic, true),
-            Some(other) => {
+        let (order, managed) = match arguments.mode {
+            b"strict" => (Order::Strict, false),
+            b"monotonic" => (Order::Monotonic, false),
+            b"managed" => (Order::Monotonic, true),
+            other => {
                 return Err(errors::bad_trigger_argument(format!(
                     "unknown mode {} of fenced()",
                     errors::quoted(other)
                 )));
             }
         };
-        let lease = argument(2).map(|text| Binding::new(text, &columns)).transpose()?;
-        let unfenced_insert = match argument(4) {
+        let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
+        let unfenced_insert = match arguments.unfenced_insert {
             None => false,
             Some(b"unfenced insert") if managed => true,
             Some(_) => {
@@ -410,7 +413,7 @@ impl Plan {
                 ));
             }
         };
-        let duty = match argument(3) {
+        let duty = match arguments.verify {
             None if managed => Duty::Manage { unfenced_insert },
             None => Duty::Judge,
             Some(b"verify") if !managed => Duty::Verify { null_insert: NullInsert::Never },

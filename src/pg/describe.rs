@@ -8,18 +8,20 @@ use pgrx::pg_sys;
 use serde_json::{Map, Value};
 use std::ffi::{c_char, CStr};
 
-/// Can a lease's name have this column in it: a plain one, of a type whose text no setting can change?
+/// The types of columns that a lease's name may have in it: no setting changes the text of their values.
+pub const PLACEHOLDER_TYPES: [pg_sys::Oid; 7] = [
+    pg_sys::INT2OID,
+    pg_sys::INT4OID,
+    pg_sys::INT8OID,
+    pg_sys::TEXTOID,
+    pg_sys::VARCHAROID,
+    pg_sys::UUIDOID,
+    pg_sys::BOOLOID,
+];
+
+/// Can a lease's name have this column in it? (A generated one has no value yet when the trigger fires.)
 pub fn fits_placeholder(attribute: &Attribute) -> bool {
-    let types = [
-        pg_sys::INT2OID,
-        pg_sys::INT4OID,
-        pg_sys::INT8OID,
-        pg_sys::TEXTOID,
-        pg_sys::VARCHAROID,
-        pg_sys::UUIDOID,
-        pg_sys::BOOLOID,
-    ];
-    !attribute.generated && types.contains(&attribute.type_oid)
+    !attribute.generated && PLACEHOLDER_TYPES.contains(&attribute.type_oid)
 }
 
 /// Is it an integer, passed by value?

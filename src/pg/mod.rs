@@ -33,6 +33,8 @@ pub mod server;
 pub mod session_lock;
 pub mod settings;
 pub mod snapshot_age;
+pub mod state_function;
 pub mod trigger;
+pub mod trigger_catalog;
 pub mod wait;
 pub mod xact;
