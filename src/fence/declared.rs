@@ -31,7 +31,7 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Null)
 }
 
-/// `fence_audit(relation)`: its rows.
+/// `fence_audit(relation)`: a row for each way around the fence of that table, or of all.
 pub fn audit(args: Args) -> Result<Answer, Refusal> {
     let function = StateFunction::find(c"audit_tables", AUDIT + Declared::ARGUMENTS)?;
     // Parents and children of the table count as well.

@@ -77,7 +77,7 @@ struct Accepted {
     row: Option<(RowId, Token)>,
     /// The token of a row that has left its partition and arrives in another next.
     under_way: Option<Token>,
-    /// In which savepoint.
+    /// The savepoint that it was accepted in, whose rollback undoes it.
     savepoint: SavepointId,
 }
 

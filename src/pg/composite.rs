@@ -33,7 +33,7 @@ pub fn rows(args: Args, tuples: impl Iterator<Item = pg_sys::HeapTuple>) -> Answ
     Answer::Null
 }
 
-/// An integer[].
+/// The numbers as an integer[].
 pub fn int4_array(values: &[i32]) -> Answer {
     let mut values: Vec<pg_sys::Datum> = values.iter().map(|v| (*v).into()).collect();
     // SAFETY: an array of int4 from as many values.
@@ -65,7 +65,7 @@ pub fn text_array(texts: &[Vec<u8>]) -> pg_sys::Datum {
     }
 }
 
-/// A regtype[].
+/// The oids of types as a regtype[].
 pub fn type_array(types: &[pg_sys::Oid]) -> pg_sys::Datum {
     let mut values: Vec<pg_sys::Datum> = types.iter().map(|oid| (*oid).into()).collect();
     // SAFETY: an array of regtype, which is an oid, from as many values.

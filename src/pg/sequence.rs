@@ -44,13 +44,13 @@ struct SequenceForm {
 /// What decides whether a sequence's values are fit to be tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Definition {
-    /// Written to WAL.
+    /// A crash does not empty it, for it is in WAL.
     pub logged: bool,
-    /// INCREMENT BY
+    /// How far apart its values are; negative where it descends.
     pub increment: i64,
-    /// CACHE
+    /// How many values a session takes at once: above 1, sessions draw out of order.
     pub cache: i64,
-    /// CYCLE
+    /// It begins anew at its end, and so gives values twice.
     pub cycle: bool,
     /// It was rewritten by this transaction, which may yet be rolled back, and its values with it.
     pub rewritten_here: bool,

@@ -60,7 +60,7 @@ pub fn see_own_changes() {
     unsafe { pg_sys::CommandCounterIncrement() };
 }
 
-/// The innermost savepoint.
+/// The innermost savepoint, or the transaction itself where it has none.
 pub fn savepoint() -> SavepointId {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::GetCurrentSubTransactionId() }
