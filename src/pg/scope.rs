@@ -76,7 +76,7 @@ pub trait OfTransaction: OfSavepoint {
     fn locks_gone(&mut self, _transaction_is_over: bool) {}
 }
 
-/// What is kept in a thread-local of its owner's.
+/// Something that is kept, in a thread-local of the module that keeps it.
 trait Registered {
     fn with(&self, work: &mut dyn FnMut(&mut dyn OfTransaction));
 }

@@ -95,7 +95,7 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
     readable.then(|| Unlogged { last: read(oid).last, file })
 }
 
-/// The next value; takes a transaction id only in a draw that is logged.
+/// The next value; takes a transaction id only in a draw that is logged. Raises 2200H where there is none.
 pub fn next(oid: pg_sys::Oid) -> i64 {
     // SAFETY: raises Postgres's own error where the oid is no sequence or is exhausted.
     unsafe { compat::guarded(|| compat::nextval_internal(oid, false)) }

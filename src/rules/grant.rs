@@ -211,8 +211,8 @@ pub enum Acquire {
     },
 }
 
-/// Decides an acquire over all grants that the lease's rows know of. `now` must have been read after the
-/// locks were obtained.
+/// Decides whether another grant can be made beside those that the lease's rows tell of. `now` must have been read after
+/// the locks were obtained: a caller that waited for them would else use a grant that has expired meanwhile.
 pub fn acquire(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
     let live = |s: &ExistingGrant| s.grant.phase(now) == Phase::Held;
     let yields = |s: &ExistingGrant| ask.reclaim && s.mine && live(s) && !s.guarded;
