@@ -248,7 +248,7 @@ fn refusal(
     }
 }
 
-/// What a refused write refused_write, for the hint.
+/// What a refused write has tried, for the hint.
 fn refused_write(
     call: &TriggerCall,
     plan: &Plan,
