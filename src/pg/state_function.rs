@@ -37,7 +37,7 @@ impl StateFunction {
     }
 
     /// Calls it in place of the function that serves the call `outer`, whose result type is the same: what it
-    /// returns, rows too, is the answer.
+    /// returns, rows too, is the answer. Its errors reach the client as they are.
     pub fn call(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) -> Answer {
         assert_eq!(arguments.len(), self.argument_types.len());
         // SAFETY: the SQL declares arguments of these types; the call is laid out as InitFunctionCallInfoData does it,
