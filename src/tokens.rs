@@ -4,6 +4,7 @@ use crate::pg::errors::{self, Refusal};
 use crate::pg::lock::Tag;
 use crate::pg::relation::state_oid;
 use crate::pg::{sequence, server, wait};
+use crate::statistics::{self, Counter};
 use crate::plant;
 use pg_fence_rules::epoch::{self, Due, Recorded};
 use pg_fence_rules::locks::MOVE_ON;
@@ -174,15 +175,22 @@ pub fn settle(oid: Oid) -> Result<(), Refusal> {
 #[cold]
 fn begin(oid: Oid) -> Result<(), Refusal> {
     let (due, seen) = look(oid)?;
+    let mut jumped = false;
     let life = match due {
         Due::Nothing => seen,
         _ => alone(|| match look(oid)? {
             (Due::Nothing, seen) => Ok(seen),
             (Due::Move, seen) => record(oid, Life { passed: move_on(oid)?, ..seen }),
-            (Due::Jump, _) => jump(oid),
+            (Due::Jump, _) => {
+                jumped = true;
+                jump(oid)
+            }
         })?,
     };
     LIFE.set(Life { begun: oid, ..life });
+    if jumped {
+        statistics::count(Counter::Jumps);
+    }
     Ok(())
 }
 
@@ -223,6 +231,7 @@ pub fn new_epoch() -> Result<Token, Refusal> {
     let oid = sequence()?;
     let life = alone(|| jump(oid))?;
     LIFE.set(Life { begun: oid, ..life });
+    statistics::count(Counter::Jumps);
     Ok(life.passed)
 }
 

@@ -11,11 +11,12 @@ use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
 use crate::pg::trigger::{Attribute, Call, Event, RowId, Tuple};
 use crate::pg::xact;
 use crate::pg::{describe, server, settings};
+use crate::statistics::{self, Known};
 use crate::tokens;
 use pg_fence_rules::fence::{self, Order, Verdict, Write};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// What the arguments of a trigger mean for its table.
 struct Plan {
@@ -31,6 +32,8 @@ struct Plan {
     verified: bool,
     /// How many triggers deep the statement is, where that matters: on a partition.
     depth: usize,
+    /// How many rows had been inserted when the statement last offered one.
+    offered: Cell<Option<i64>>,
 }
 
 /// What a trigger is there for.
@@ -76,6 +79,8 @@ struct Accepted {
     row: Option<(RowId, Token)>,
     /// The token of a row that has left its partition and arrives in another next.
     under_way: Option<Token>,
+    /// A row has left its partition, and its arrival is not counted as another write.
+    counted: bool,
     /// In which savepoint.
     savepoint: SubTransaction,
 }
@@ -101,7 +106,11 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
         Duty::Judge => before::<false>(&call, plan),
         Duty::Manage { .. } => before::<true>(&call, plan),
     };
-    row.map(Answer::Value).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))
+    row.map(Answer::Value).map_err(|refusal| {
+        let refusal = describe::at_row(refusal, &call, &plan.column);
+        statistics::refused(&refusal, || known(&call, plan, &refusal));
+        refusal
+    })
 }
 
 fn truncate(call: &Call) -> Result<Answer, Refusal> {
@@ -109,7 +118,10 @@ fn truncate(call: &Call) -> Result<Answer, Refusal> {
     if server::replica() {
         return Ok(Answer::Value(call.pass(None)));
     }
-    Err(describe::at_table(errors::unfenceable(), call))
+    statistics::judged_row();
+    let refusal = describe::at_table(errors::unfenceable(), call);
+    statistics::refused(&refusal, Known::default);
+    Err(refusal)
 }
 
 /// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
@@ -120,11 +132,15 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
     let named = || call.event() != Event::Update || call.names(&plan.column);
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
+        count(call, plan);
         write.named = named();
         return replicated(call, plan, &write);
     }
     if plan.moves && call.event() == Event::Delete && leaves(call, plan) {
         return Ok(call.pass(old));
+    }
+    if !(plan.moves && call.event() == Event::Insert && arrives(plan)) {
+        count(call, plan);
     }
     let mut arriving = None;
     if plan.moves && (MANAGED || plan.verified) && call.event() == Event::Insert {
@@ -184,6 +200,40 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
     })
 }
 
+/// Counts a row that is judged. One that is offered and then updated instead (ON CONFLICT) counts once: nothing was
+/// inserted in between.
+#[inline]
+fn count(call: &Call, plan: &Plan) {
+    match call.event() {
+        Event::Insert => plan.offered.set(Some(call.rows_inserted())),
+        Event::Update if plan.offered.get().is_some() => {
+            if plan.offered.take() == Some(call.rows_inserted()) {
+                return;
+            }
+        }
+        _ => {}
+    }
+    statistics::judged_row();
+}
+
+/// What administrators may know of a refused write, whatever its writer may.
+#[cold]
+fn known(call: &Call, plan: &Plan, refusal: &Refusal) -> Known {
+    let columns = call.columns();
+    let fence = |row: Tuple| columns.value(row, &plan.column).map(|d| d.value() as Token);
+    let (old, new) = (call.old(), call.new_row());
+    let stored = old.and_then(fence);
+    let presented = new.and_then(fence).filter(|_| refusal.sqlstate != "PF002");
+    let leases = plan.lease.as_ref().and_then(|binding| binding.leases(&columns, old, new).ok());
+    let lease = leases.and_then(|leases| {
+        // Of two leases, the one for which the token does not speak.
+        let stands = |name: &&[u8]| presented.is_some_and(|token| guard::stands(name, token));
+        leases.iter().find(|name| !stands(name)).or(leases.iter().next()).map(<[u8]>::to_vec)
+    });
+    let holder = lease.as_deref().and_then(guard::holder);
+    Known { key: describe::key(call), lease, holder, presented, stored }
+}
+
 /// The token that a transaction has beside the fence column.
 #[inline]
 fn ambient(leases: &Leases) -> Option<Token> {
@@ -235,7 +285,8 @@ fn tried(call: &Call, plan: &Plan, write: &Write, leases: &Leases) -> Tried {
 fn accept(call: &Call, plan: &Plan, token: Token) {
     let Some(old) = call.old() else { return };
     let (row, savepoint) = (Some((old.id(call), token)), xact::savepoint());
-    at_depth(plan.depth, |accepted| *accepted = Accepted { row, under_way: None, savepoint });
+    let accepted = Accepted { row, under_way: None, counted: false, savepoint };
+    at_depth(plan.depth, |last| *last = accepted);
 }
 
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
@@ -244,10 +295,16 @@ fn leaves(call: &Call, plan: &Plan) -> bool {
     at_depth(plan.depth, |accepted| match accepted.row.take() {
         Some((id, token)) if id == old.id(call) => {
             accepted.under_way = plan.judges_arrivals().then_some(token);
+            accepted.counted = true;
             true
         }
         _ => false,
     })
+}
+
+/// Is this INSERT the second half of such a move?
+fn arrives(plan: &Plan) -> bool {
+    at_depth(plan.depth, |accepted| std::mem::take(&mut accepted.counted))
 }
 
 fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
@@ -405,6 +462,7 @@ impl Plan {
                 ));
             }
         };
+        statistics::prepare();
         let moves = call.on_partition();
         Ok(Plan {
             column,
@@ -415,6 +473,7 @@ impl Plan {
             moves,
             verified: call.has_twin(),
             depth: if moves { call.depth() } else { 0 },
+            offered: Cell::new(None),
         })
     }
 }

@@ -18,6 +18,7 @@ const fn kind(lock: Lock) -> u16 {
         Lock::Jump => 0x5049,
         Lock::Guarded => 0x504a,
         Lock::GuardedCommit => 0x504b,
+        Lock::Statistics => 0x504d,
     }
 }
 
@@ -85,6 +86,11 @@ impl Tag {
         Tag::new(Lock::Queue, name, 0)
     }
 
+    /// The lock on making the segment in which the database counts.
+    pub fn statistics() -> Self {
+        Tag::by_key(Lock::Statistics, 0)
+    }
+
     fn by_key(lock: Lock, key: u64) -> Self {
         Tag(pg_sys::LOCKTAG {
             // SAFETY: set once when the backend starts.
@@ -113,6 +119,20 @@ impl Tag {
             lock_count::taken(self.entry());
         }
         taken
+    }
+
+    /// Takes the lock for an instant, if it is to be had at once. It is false, and no error, where the lock table is
+    /// full: for what may be left undone.
+    pub fn take_quietly(&self, mode: LockMode) -> bool {
+        let _owner = TransactionOwns::now();
+        compat::try_lock(&self.0, mode.number())
+    }
+
+    /// Gives back what was taken quietly.
+    pub fn give_quietly(&self, mode: LockMode) {
+        let _owner = TransactionOwns::now();
+        // SAFETY: only called for a lock that this transaction has taken.
+        unsafe { pg_sys::LockRelease(&self.0, mode.number(), false) };
     }
 
     /// Gives back one `take`.

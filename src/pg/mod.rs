@@ -31,6 +31,7 @@ pub mod sequence;
 pub mod server;
 pub mod session_lock;
 pub mod settings;
+pub mod shared_memory;
 pub mod snapshot_age;
 pub mod trigger;
 pub mod version;

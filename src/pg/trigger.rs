@@ -156,6 +156,12 @@ impl Call {
         }
     }
 
+    /// How many rows this transaction has inserted into the table; only a change of it means anything.
+    pub fn rows_inserted(&self) -> i64 {
+        // SAFETY: as above.
+        unsafe { compat::rows_inserted((*self.data).tg_relation) }
+    }
+
     /// Its columns.
     #[inline]
     pub fn columns(&self) -> Columns {

@@ -26,6 +26,8 @@ pub enum Lock {
     Jump,
     /// One of the places where the commits of a lease's guarded transactions are noted.
     GuardedCommit,
+    /// Making the shared memory in which the database counts: one for the database, given back at once.
+    Statistics,
 }
 
 /// How a lock is held.
@@ -135,6 +137,8 @@ pub const PRUNE: Want = tried(Lock::Grant, LockMode::Own);
 pub const MOVE_ON: Want = want(Lock::Jump, LockMode::Own);
 /// A guarded transaction that commits takes a place for its note; a prune takes it to delete the note.
 pub const NOTE_COMMIT: Want = tried(Lock::GuardedCommit, LockMode::Own);
+/// The first session that counts makes the shared memory for it.
+pub const MAKE_STATISTICS: Want = tried(Lock::Statistics, LockMode::Own);
 
 #[cfg(test)]
 mod tests {

@@ -3,6 +3,7 @@
 mod arguments;
 mod batch;
 mod lease;
+mod statistics;
 mod status;
 
 use crate::fence;
@@ -27,5 +28,8 @@ sql_functions! {
     fence_checked_name, pg_finfo_fence_checked_name => status::checked_name;
     fence_greatest, pg_finfo_fence_greatest => status::greatest;
     fence_record_creation, pg_finfo_fence_record_creation => status::record_creation;
+    fence_read_stats, pg_finfo_fence_read_stats => statistics::read_stats;
+    fence_read_refusals, pg_finfo_fence_read_refusals => statistics::read_refusals;
+    fence_stats_reset, pg_finfo_fence_stats_reset => statistics::reset;
     fenced, pg_finfo_fenced => fence::fenced;
 }

@@ -5,6 +5,7 @@
 mod abbreviate;
 mod hint;
 
+pub use abbreviate::cut_key as abbreviated_key;
 pub use hint::{Tried, Wrote};
 
 use super::encoding::to_utf8;
@@ -105,6 +106,11 @@ impl Refusal {
     pub fn at(mut self, place: Location) -> Self {
         self.place = Some(Box::new(place));
         self
+    }
+
+    /// What DETAIL is made of, at full length.
+    pub fn details(&self) -> &Detail {
+        &self.detail
     }
 
     /// DETAIL; empty where there is nothing to tell.
