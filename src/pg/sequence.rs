@@ -107,13 +107,9 @@ pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
     })
 }
 
-/// As `set`, without waiting for whoever has locked the sequence; false where it was not set.
-pub fn try_set(oid: pg_sys::Oid, value: i64) -> bool {
-    let free = relation_lock::take(oid, pg_sys::RowExclusiveLock as i32, Wait::Never);
-    if free {
-        set(oid, value);
-    }
-    free
+/// Takes the lock that `set` takes, without waiting for whoever has locked the sequence.
+pub fn try_lock(oid: pg_sys::Oid) -> bool {
+    relation_lock::take(oid, pg_sys::RowExclusiveLock as i32, Wait::Never)
 }
 
 /// The next value; takes a transaction id only in a draw that is logged.

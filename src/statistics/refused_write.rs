@@ -1,6 +1,6 @@
 //! A refused write, as fence.refusals shows it.
 
-use super::{add, segment, Counter};
+use super::{add, flush, segment, Counter};
 use crate::pg::encoding::{clip, in_server_encoding};
 use crate::pg::errors::{self, Refusal};
 use crate::pg::{raise, server};
@@ -46,6 +46,8 @@ const NULL: u16 = u16::MAX;
 pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     let Some(counter) = counter(refusal.sqlstate) else { return };
     add(counter, 1);
+    // Not at the transaction's end: the client hears of the error before that.
+    flush();
     // An error here must not take the place of the refusal, which is about to be raised.
     let _ = raise::caught(|| {
         let entry = describe(refusal, known()).written();

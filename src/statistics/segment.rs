@@ -234,6 +234,9 @@ fn make(sequence: Oid) -> Found {
 }
 
 fn make_alone(sequence: Oid) -> Found {
+    if !sequence::try_lock(sequence) {
+        return Found::NotNow;
+    }
     let kept = settings::refusals_kept();
     // Out of memory is an error of the server's, which must not end what is being counted.
     let made = xact::in_savepoint(|| {
@@ -245,10 +248,10 @@ fn make_alone(sequence: Oid) -> Found {
                 segment.word(word).store(value, Ordering::Relaxed);
             }
         });
-        handle.is_some_and(|handle| sequence::try_set(sequence, handle.into()))
+        handle.map(|handle| sequence::set(sequence, handle.into()))
     });
     match made {
-        Some(true) => Found::Attached,
+        Some(Some(())) => Found::Attached,
         _ => {
             // Nobody will ever find it.
             shared_memory::leave(true);

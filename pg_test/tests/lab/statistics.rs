@@ -8,7 +8,9 @@ mod refused_writes;
 mod segments;
 mod who_may_see;
 
+use pg_test::process::wait_until;
 use pg_test::{ensure, lab_test, Background, Calls, Lab, Result, Session};
+use std::time::Duration;
 
 /// What was counted since the last call, as `guards 1, releases 2`; it begins to count anew.
 pub fn counted(session: &mut Session) -> Result<String> {
@@ -86,7 +88,7 @@ fn shared_grants_slots_and_sessions_are_counted(lab: &Lab) -> Result<()> {
     session.run("SELECT lease_revoke('r')")?;
     expect(&mut session, "all of a lease revoked", "revocations 3")?;
     for _ in 0..2 {
-        session.granted("SELECT lease_acquire('s', ttl => '1 us', slots => 2)")?;
+        session.granted("SELECT lease_acquire('s', ttl => '2 s', slots => 2)")?;
     }
     session.wait_expired("s")?;
     session.granted("SELECT lease_acquire('s', ttl => '1 h')")?;
@@ -95,7 +97,7 @@ fn shared_grants_slots_and_sessions_are_counted(lab: &Lab) -> Result<()> {
     let pid = worker.pid();
     worker.granted("SELECT lease_acquire('t', ttl => '1 h', session => true)")?;
     drop(worker);
-    pg_test::process::wait_until("it is gone", std::time::Duration::from_secs(20), || {
+    wait_until("it is gone", Duration::from_secs(20), || {
         let gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)";
         session.one(gone, &[&pid]).unwrap_or(false)
     })?;
@@ -144,16 +146,17 @@ fn a_wait_is_counted_with_its_time(lab: &Lab) -> Result<()> {
     for (end, sqlstate) in [("cancel", "57014"), ("terminate", "57P01")] {
         waiter.send("SELECT lease_acquire('a', wait => '1 h')")?;
         waiter.wait_until_blocked()?;
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
         if end == "cancel" {
             waiter.cancel()?;
         } else {
             waiter.terminate()?;
         }
-        waiter.refused(sqlstate)?;
+        let fault = waiter.outcome(Duration::from_secs(20))?.expect_err("it was ended");
+        ensure!(fault.sqlstate == sqlstate || fault.is_disconnect(), "{fault}");
         let over = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $1 AND state = 'active'";
         let pid = waiter.pid();
-        pg_test::process::wait_until("it is over", std::time::Duration::from_secs(20), || {
+        wait_until("it is over", Duration::from_secs(20), || {
             session.one(over, &[&pid]).unwrap_or(false)
         })?;
         ensure!(wait_time(&mut session)? >= 20.0, "{end}");
@@ -183,6 +186,8 @@ fn what_is_rolled_back_is_counted(lab: &Lab) -> Result<()> {
     expect(&mut outside, "its commit", "")?;
     let failing = "DO $$ BEGIN PERFORM lease_acquire('b'); RAISE division_by_zero; END $$";
     session.refused(failing, "22012")?;
+    // The client hears of an error before its transaction is over.
+    session.run("SELECT")?;
     expect(&mut outside, "a statement that failed", "grants 1")
 }
 

@@ -76,7 +76,7 @@ fn when_an_insert_becomes_an_update(lab: &Lab) -> Result<()> {
         expect(&mut session, "all new", "guards 1, writes_checked 4")?;
         session.run(&upsert)?;
         expect(&mut session, "all there", "guards 1, writes_checked 4")?;
-        session.run("DELETE FROM t WHERE id IN (1, 3)")?;
+        session.run(&format!("SET pg_fence.token = {token}; DELETE FROM t WHERE id IN (1, 3)"))?;
         counted(&mut session)?;
         session.run(&upsert)?;
         expect(&mut session, "some there", "guards 1, writes_checked 4")?;

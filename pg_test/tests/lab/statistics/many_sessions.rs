@@ -6,6 +6,7 @@ use std::sync::Barrier;
 
 const SESSIONS: usize = 50;
 const ROUNDS: usize = 20;
+const NEVER_ISSUED: usize = 9_000_000_000_000_000;
 
 #[lab_test]
 fn their_counts_add_up(lab: &Lab) -> Result<()> {
@@ -24,7 +25,7 @@ fn their_counts_add_up(lab: &Lab) -> Result<()> {
             let token = session.acquire(&format!("job{n}"), "1 h")?;
             session
                 .run(&format!("UPDATE t SET v = {round}, fence = {token} WHERE id = {}", n + 1))?;
-            let mine = format!("UPDATE t SET fence = {} WHERE id = {}", 1_000_000_000 + n, n + 1);
+            let mine = format!("UPDATE t SET fence = {} WHERE id = {}", NEVER_ISSUED + n, n + 1);
             session.refused(&mine, "PF003")?;
             session.nothing(&format!("SELECT lease_acquire('job{n}')"))?;
             session.release(&format!("job{n}"), token)?.context("held")?;
@@ -37,8 +38,8 @@ fn their_counts_add_up(lab: &Lab) -> Result<()> {
         while !workers.iter().all(|worker| worker.is_finished()) {
             let torn = session.granted(
                 "SELECT count(*) FROM fence.refusals
-                  WHERE application_name <> 'worker ' || (presented - 1000000000)
-                     OR (key ->> 'id')::int <> presented - 1000000000 + 1
+                  WHERE application_name <> 'worker ' || (presented - 9000000000000000)
+                     OR (key ->> 'id')::int <> presented - 9000000000000000 + 1
                      OR relation <> 'public.t' OR sqlstate <> 'PF003' OR client_addr <> '127.0.0.1'",
             )?;
             ensure!(torn == 0, "{torn} torn");

@@ -5,11 +5,15 @@ use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 /// A table bound to a lease that another worker holds, and the token that a first one has lost.
 fn lost_lease(session: &mut Session) -> Result<i64> {
-    session.run(
+    table(session, "(7, 'eu', 0), (8, 'us', 0)")
+}
+
+fn table(session: &mut Session, rows: &str) -> Result<i64> {
+    session.run(&format!(
         "CREATE TABLE orders (id int, region text, v int, fence bigint, PRIMARY KEY (region, id));
-         INSERT INTO orders VALUES (7, 'eu', 0), (8, 'us', 0);
-         SELECT fence_protect('orders', lease => 'order:{id}')",
-    )?;
+         INSERT INTO orders VALUES {rows};
+         SELECT fence_protect('orders', lease => 'order:{{id}}')",
+    ))?;
     let lost = session.acquire_expired("order:7")?;
     session.granted("SELECT lease_acquire('order:7', 'worker B', '1 h')")?;
     Ok(lost)
@@ -62,7 +66,7 @@ fn a_refused_write_is_kept_with_all_that_is_known(lab: &Lab) -> Result<()> {
 fn what_the_writer_may_not_know_the_administrator_does(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
-    let lost = lost_lease(&mut admin)?;
+    let lost = table(&mut admin, "(7, 'eu', 0)")?;
     let role = db.role("worker")?;
     let newer = admin.granted(
         "SELECT first_token FROM fence.leases WHERE name = 'order:7' AND state = 'held'",
@@ -132,12 +136,12 @@ fn the_ring_keeps_the_latest(lab: &Lab) -> Result<()> {
     let refuse = |session: &mut Session, from: i32, to: i32| {
         session.run(&format!(
             "DO $$ BEGIN FOR n IN {from}..{to} LOOP
-                 BEGIN UPDATE t SET fence = n + 1000000000; EXCEPTION WHEN SQLSTATE 'PF003' THEN END;
+                 BEGIN UPDATE t SET fence = n + 9000000000000000; EXCEPTION WHEN SQLSTATE 'PF003' THEN END;
              END LOOP; END $$"
         ))
     };
     let presented =
-        "SELECT coalesce(string_agg((presented - 1000000000)::text, ' '), '') FROM fence.refusals";
+        "SELECT coalesce(string_agg((presented - 9000000000000000)::text, ' '), '') FROM fence.refusals";
     for (setting, kept) in [(None, 256), (Some("3"), 3), (Some("0"), 0)] {
         let db = lab.database()?;
         if let Some(setting) = setting {
