@@ -24,6 +24,7 @@
 //! | [`majors`] | PostgreSQL of other major versions |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
+//! | [`package`] | packages to install where there is no Rust |
 //! | [`orm`] | libraries that map tables to objects |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
@@ -32,6 +33,7 @@
 //! | [`mod@test_case`] | a test of the lab |
 //! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
 //! | [`stories`] | what the extension is for, played by worker processes |
+//! | [`clients`] | the clients in other languages, and the scenarios they go through |
 //! | [`chaos`] | workers under a nemesis, and the judge |
 //! | [`demo`] | the demonstration |
 //!
@@ -43,6 +45,7 @@ pub mod calls;
 pub mod cassert;
 pub mod chaos;
 pub mod client;
+pub mod clients;
 pub mod clock;
 pub mod cluster;
 pub mod crash_test;
@@ -54,6 +57,7 @@ pub mod isolation;
 mod lab;
 pub mod majors;
 pub mod orm;
+pub mod package;
 pub mod patroni;
 pub mod pooler;
 pub mod prefix;

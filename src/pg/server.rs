@@ -1,14 +1,14 @@
 //! The server, the clock and the caller.
 
 use pg_fence_rules::epoch::{Identity, Start};
-use pg_fence_rules::{Instant, Token};
+use pg_fence_rules::{Floor, Instant};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 use std::time::Duration;
 
 /// The server's clock, now.
 pub fn now() -> Instant {
-    if crate::plant::NOW {
+    if crate::known_bugs::NOW {
         return super::xact::started_at();
     }
     // SAFETY: reads the clock.
@@ -49,7 +49,7 @@ pub fn system_identifier() -> u64 {
 }
 
 /// Which database this is, given the oid of its token sequence and where its latest jump went to.
-pub fn identity(sequence: pg_sys::Oid, floor: Token) -> Identity {
+pub fn identity(sequence: pg_sys::Oid, floor: Floor) -> Identity {
     Identity {
         timeline: timeline(),
         system_identifier: system_identifier(),

@@ -52,6 +52,7 @@ pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     let _ = raise::caught(|| {
         let entry = describe(refusal, known()).written();
         segment::with(|segment| segment.keep(&entry));
+        Ok(())
     });
 }
 
@@ -97,8 +98,8 @@ impl RefusedWrite {
         let numbers = [
             self.at.micros(),
             self.pid.into(),
-            self.presented.unwrap_or(0),
-            self.stored.unwrap_or(0),
+            self.presented.map_or(0, Token::bigint),
+            self.stored.map_or(0, Token::bigint),
             // A stored token may be below 1 where somebody wrote it without the fence.
             i64::from(self.presented.is_some()) | i64::from(self.stored.is_some()) << 1,
         ];
@@ -141,8 +142,8 @@ impl RefusedWrite {
         Some(RefusedWrite {
             at: Instant::from_micros(at),
             pid: pid as i32,
-            presented: (given & 1 != 0).then_some(presented),
-            stored: (given & 2 != 0).then_some(stored),
+            presented: (given & 1 != 0).then(|| Token::from_bigint(presented)),
+            stored: (given & 2 != 0).then(|| Token::from_bigint(stored)),
             texts,
         })
     }

@@ -6,7 +6,7 @@
 //! the server it is for.
 
 use super::COUNTERS;
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::relation::{self, state_oid};
 use crate::pg::shared_memory::{self, Attached};
 use crate::pg::{sequence, server, settings, xact};
@@ -214,7 +214,7 @@ fn make(sequence: Oid) -> Found {
     if !xact::may_begin_savepoint() {
         return Found::NotNow;
     }
-    let lock = Tag::statistics();
+    let lock = LockTag::statistics();
     for _ in 0..LOOKS {
         if lock.take_quietly(MAKE_STATISTICS.mode) {
             // Another session may have been first.

@@ -118,14 +118,19 @@ impl Page {
 }
 
 fn run(lab: &Lab, path: &str) -> Result<()> {
-    let blocks = example::blocks(&page(path)?)?;
-    ensure!(!blocks.is_empty(), "{path} has no example");
     // A server of its own: the examples make roles.
     let cluster = lab.builder().start()?;
     if path != "README.md" {
         cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
     }
-    let mut page = Page::new(path, cluster.conninfo("postgres"));
+    play(path, cluster.conninfo("postgres"))
+}
+
+/// Plays the examples of a page in a database.
+pub fn play(path: &str, conninfo: Conninfo) -> Result<()> {
+    let blocks = example::blocks(&page(path)?)?;
+    ensure!(!blocks.is_empty(), "{path} has no example");
+    let mut page = Page::new(path, conninfo);
     blocks.iter().try_for_each(|block| page.block(block))
 }
 
