@@ -228,7 +228,8 @@ fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
     let leases = plan.lease.as_ref().and_then(|binding| binding.leases(&columns, old, new).ok());
     let lease = leases.and_then(|leases| {
         // Of two leases, the one for which the token does not speak.
-        let stands = |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
+        let stands =
+            |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
         leases.iter().find(|name| !stands(name)).or(leases.iter().next()).map(<[u8]>::to_vec)
     });
     let holder = lease.as_deref().and_then(guard::holder);

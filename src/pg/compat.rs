@@ -196,7 +196,11 @@ pub unsafe fn rows_inserted(table: pg_sys::Relation) -> i64 {
     }
 }
 
-/// The number by which `pg_stat_activity` names a wait of an extension; from 17 on it has a name of our own.
+/// Can a wait have a name of our own in `pg_stat_activity`?
+pub const NAMES_WAIT_EVENTS: bool = cfg!(any(feature = "pg17", feature = "pg18"));
+
+/// The number by which `pg_stat_activity` knows a wait of an extension; it has the name where that can be. Raises where
+/// the server has too many such names.
 pub fn wait_event(name: &CStr) -> u32 {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let number = {
@@ -204,7 +208,7 @@ pub fn wait_event(name: &CStr) -> u32 {
         pg_sys::PG_WAIT_EXTENSION
     };
     #[cfg(any(feature = "pg17", feature = "pg18"))]
-    // SAFETY: gives each name of the server one number; raises where there are too many names.
+    // SAFETY: gives each name of the server one number.
     let number = unsafe { pg_sys::WaitEventExtensionNew(name.as_ptr()) };
     number
 }

@@ -4,8 +4,8 @@
 //! in PL/pgSQL can be a function that nobody else may call, and yet run with the rights of its caller.
 
 use super::args::{Answer, Args};
+use super::compat;
 use super::errors::{self, Refusal};
-use super::{compat};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
