@@ -37,12 +37,8 @@ impl StateFunction {
     }
 
     /// Calls it in place of the function that serves the call `outer`, whose result type is the same: what it
-    /// returns, rows too, is the answer. Its errors come back whole.
-    pub fn call(
-        &self,
-        outer: Args,
-        arguments: &[Option<pg_sys::Datum>],
-    ) -> Result<Answer, Refusal> {
+    /// returns, rows too, is the answer. Its errors reach the client as they are.
+    pub fn call(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) -> Answer {
         assert_eq!(arguments.len(), self.argument_types.len());
         let mut answer = Answer::Null;
         // SAFETY: the SQL declares arguments of these types; the call is laid out as InitFunctionCallInfoData does it, with room for all arguments; what the
@@ -63,13 +59,13 @@ impl StateFunction {
                 (*argument).isnull = value.is_none();
                 (*argument).value = value.unwrap_or(pg_sys::Datum::from(0));
             }
-            let Some(run) = function.fn_addr else { return Ok(answer) };
+            let Some(run) = function.fn_addr else { return Answer::Null };
             let value = compat::guarded(|| run(call));
             if !(*call).isnull {
                 answer = Answer::Value(value);
             }
         }
-        Ok(answer)
+        answer
     }
 }
 
