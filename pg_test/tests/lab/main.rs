@@ -63,6 +63,7 @@ mod soak;
 mod state_maintenance;
 mod state_repack;
 mod state_writes;
+mod statistics;
 mod stories;
 mod subscriptions;
 mod support;
