@@ -50,7 +50,8 @@ impl Extension {
         Extension::around(build_library(&installation.pg_config, &place, Some(bug))?)
     }
 
-    fn around(library: PathBuf) -> Result<Extension> {
+    /// The extension of this source tree with a library that is built already.
+    pub fn around(library: PathBuf) -> Result<Extension> {
         let root = source_root();
         let control = root.join(format!("{NAME}.control"));
         let text = fs::read_to_string(&control)

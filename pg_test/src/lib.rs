@@ -27,6 +27,7 @@
 //! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
+//! | [`package`] | packages to install where there is no Rust |
 //! | [`orm`] | libraries that map tables to objects |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
@@ -35,6 +36,7 @@
 //! | [`mod@test_case`] | a test of the lab |
 //! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
 //! | [`stories`] | what the extension is for, played by worker processes |
+//! | [`clients`] | the clients in other languages, and the scenarios they go through |
 //! | [`chaos`] | workers under a nemesis, and the judge |
 //! | [`demo`] | the demonstration |
 //!
@@ -46,6 +48,7 @@ pub mod calls;
 pub mod cassert;
 pub mod chaos;
 pub mod client;
+pub mod clients;
 pub mod clock;
 pub mod cluster;
 pub mod crash_test;
@@ -59,6 +62,7 @@ mod lab;
 pub mod majors;
 pub mod matrix;
 pub mod orm;
+pub mod package;
 pub mod patroni;
 pub mod pooler;
 pub mod prefix;

@@ -5,7 +5,7 @@ use crate::pg::args::{text_datum, Answer, Args};
 use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::LeaseTable;
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::row::Row;
 use crate::pg::session_lock::SessionLock;
 use crate::pg::{column, composite, relation, server};
@@ -39,7 +39,9 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
 pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     let (Some(name), Some(slot)) = (args.text(0), args.int4(1)) else { return Ok(Answer::Null) };
     // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
-    Ok(composite::int4_array(&Tag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode)))
+    Ok(composite::int4_array(
+        &LockTag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode),
+    ))
 }
 
 /// `fence.session_alive(first_token) → boolean`
@@ -47,10 +49,10 @@ pub fn session_alive(args: Args) -> Result<Answer, Refusal> {
     Ok(args.token(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
 }
 
-/// `fence.uncommitted() → setof fence.lease`: what other sessions have acquired and not committed. A standby has
+/// `fence.uncommitted_grants() → setof fence.lease`: what other sessions have acquired and not committed. A standby has
 /// the rows, but cannot tell whose they are.
-pub fn uncommitted(args: Args) -> Result<Answer, Refusal> {
-    let rows = if server::in_recovery() || !Tag::others_write_grants() {
+pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
+    let rows = if server::in_recovery() || !LockTag::others_write_grants() {
         Vec::new()
     } else {
         LeaseTable::open(Access::Read)?.uncommitted()
@@ -58,8 +60,8 @@ pub fn uncommitted(args: Args) -> Result<Answer, Refusal> {
     Ok(composite::rows(args, rows.iter().map(Row::tuple)))
 }
 
-/// `fence.checked_name(name, token) → text`
-pub fn checked_name(args: Args) -> Result<Answer, Refusal> {
+/// `fence.checked_lease_name(name, token) → text`
+pub fn checked_lease_name(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     if args.token(1).is_some() {
         arguments::token(&args, 1)?;
@@ -67,12 +69,12 @@ pub fn checked_name(args: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Value(text_datum(&name)))
 }
 
-/// `fence.greatest(relation, attribute) → bigint`: the greatest value of a column, for the audit.
-pub fn greatest(args: Args) -> Result<Answer, Refusal> {
+/// `fence.max_column_value(relation, attnum) → bigint`: the greatest value of a column, for the audit.
+pub fn max_column_value(args: Args) -> Result<Answer, Refusal> {
     let (Some(relation), Some(column)) = (args.oid(0), args.int4(1)) else {
         return Ok(Answer::Null);
     };
-    Ok(i16::try_from(column).ok().and_then(|c| column::greatest(relation, c)).into())
+    Ok(i16::try_from(column).ok().and_then(|c| column::max_value(relation, c)).into())
 }
 
 /// `fence.record_creation()`: begins the life of the database in which the extension is created.

@@ -119,14 +119,21 @@ impl Page {
 }
 
 fn run(lab: &Lab, path: &str) -> Result<()> {
-    let blocks = example::blocks(&page(path)?, lab.prefix().major_number())?;
-    ensure!(!blocks.is_empty(), "{path} has no example");
     // A server of its own: the examples make roles.
     let cluster = lab.builder().start()?;
     if path != "README.md" {
         cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
     }
-    let mut page = Page::new(path, cluster.conninfo("postgres"));
+    play(path, cluster.conninfo("postgres"))
+}
+
+/// Plays the examples of a page in a database, those that are for its server's version.
+pub fn play(path: &str, conninfo: Conninfo) -> Result<()> {
+    let version = "SELECT current_setting('server_version_num')::int / 10000";
+    let major: i32 = conninfo.connect()?.one(version, &[])?;
+    let blocks = example::blocks(&page(path)?, major.unsigned_abs())?;
+    ensure!(!blocks.is_empty(), "{path} has no example");
+    let mut page = Page::new(path, conninfo);
     blocks.iter().try_for_each(|block| page.block(block))
 }
 
