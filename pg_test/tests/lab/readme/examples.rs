@@ -127,11 +127,11 @@ fn run(lab: &Lab, path: &str) -> Result<()> {
     play(path, cluster.conninfo("postgres"))
 }
 
-/// Plays the examples of a page in a database, those that are for its server's version.
+/// Plays the examples of a page in a database.
 pub fn play(path: &str, conninfo: Conninfo) -> Result<()> {
-    let version = "SELECT current_setting('server_version_num')::int / 10000";
-    let major: i32 = conninfo.connect()?.one(version, &[])?;
-    let blocks = example::blocks(&page(path)?, major.unsigned_abs())?;
+    let version = conninfo.connect()?.text("SHOW server_version_num")?.context("no version")?;
+    let major = version.parse::<u32>()? / 10_000;
+    let blocks = example::blocks(&page(path)?, major)?;
     ensure!(!blocks.is_empty(), "{path} has no example");
     let mut page = Page::new(path, conninfo);
     blocks.iter().try_for_each(|block| page.block(block))
