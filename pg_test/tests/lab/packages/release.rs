@@ -108,11 +108,7 @@ fn debians_checker_finds_nothing_that_is_not_explained(lab: &Lab) -> Result<()> 
 fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
     // The version's own directories get the extension, too, as other tests want it: they are made here anew.
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
-<<<<<<< HEAD
-    let prefix = majors::prefix(rundir, "18")?;
-=======
     let prefix = majors::prefix(rundir, NEWEST)?;
->>>>>>> main
     let dir = directory(lab, "side")?;
     let library = dir.join("pg_fence.so");
     fs::rename(prefix.lib_dir().join("pg_fence.so"), &library)?;
@@ -122,11 +118,7 @@ fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
             fs::remove_file(path)?;
         }
     }
-<<<<<<< HEAD
-    let parts = Parts::new(this_release()?, "18", Extension::around(library)?);
-=======
     let parts = Parts::new(this_release()?, NEWEST, Extension::around(library)?);
->>>>>>> main
     let written = parts.write(&dir)?;
     let tarball = written.iter().find(|path| path.to_string_lossy().ends_with(".tar.gz"));
     let unpacked = unpacked(tarball.context("no tarball")?, dir.join("tar"))?;
