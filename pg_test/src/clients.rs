@@ -87,6 +87,10 @@ fn played_by(
                 first_worker::runs(lab, &programs.first_worker)
             };
             outcomes.push(outcome(client, "The first worker", runs));
+            if let Some(tests) = &programs.tests {
+                let pass = || first_worker::tests_pass(lab, tests);
+                outcomes.push(outcome(client, "Its own tests", pass));
+            }
         }
         outcomes.extend(scenarios.iter().map(|scenario| {
             outcome(client, &scenario.name, || stage::play(lab, scenario, &programs.worker, None))

@@ -65,8 +65,8 @@ impl Stage<'_> {
                 "host": "127.0.0.1", "port": cable.port(), "user": self.servers.role(),
                 "dbname": self.servers.dbname(), "application": name,
             });
-            let rundir = self.servers.lab().rundir();
-            let worker = Worker::start(rundir, self.program, self.plant, name, cable, &place)
+            let lab = self.servers.lab();
+            let worker = Worker::start(lab, self.program, self.plant, name, cable, &place)
                 .with_context(|| format!("{name} does not start"))?;
             self.workers.insert(name.to_owned(), worker);
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import psycopg
 from psycopg.rows import tuple_row
 
-from .connection import Handle, value
+from .connection import Handle, in_thread, value
 from .errors import LeaseLost, NotSpeaking, StaleToken, TransactionLost, classify
 
 if TYPE_CHECKING:
@@ -99,8 +98,9 @@ class Guarded:
             if error is not None:
                 return await self._roll_back(error)
             if self._release:
-                await self._way.blocking(self.lease.pause)
+                self.lease.pause()
                 try:
+                    await self._way.blocking(self.lease.wait_for_heartbeat)
                     await self._commit_with(self.lease.release_by)
                     self.lease.has_been_released()
                 finally:
@@ -225,7 +225,7 @@ class _AsyncWay(_Way):
             return None if row is None else row[0]
 
     async def blocking(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.to_thread(call)
+        return await in_thread(call)
 
 
 class _SQLAlchemy(_Way):
