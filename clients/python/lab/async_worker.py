@@ -26,6 +26,9 @@ class AsyncWorker:
         self.lease: Observed | None = None
         self.answered = asyncio.Event()
         self.block: asyncio.Task[None] | None = None
+        #: Nobody is in the block of a lease.
+        self.outside = asyncio.Event()
+        self.outside.set()
         #: What the block is to do.
         self.inner: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -44,13 +47,14 @@ class AsyncWorker:
     async def do(self, order: dict[str, Any]) -> None:
         if order["do"] in ("connect", "acquire", "census", "close", "lead", "release", "unfenced"):
             await self.answer(order)
-        elif self.block is not None and not self.block.done():
+        elif not self.outside.is_set():
             # The block does it, unless it ends before it comes to that.
             self.answered.clear()
             self.inner.put_nowait(order)
-            answered = asyncio.ensure_future(self.answered.wait())
-            await asyncio.wait({answered, self.block}, return_when=asyncio.FIRST_COMPLETED)
-            answered.cancel()
+            either = [asyncio.create_task(event.wait()) for event in (self.answered, self.outside)]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            for waiting in either:
+                waiting.cancel()
             if not self.inner.empty():
                 await self.answer(self.inner.get_nowait())
         else:
@@ -77,8 +81,12 @@ class AsyncWorker:
             self.answered.set()
 
     async def in_block(self) -> None:
-        while True:
-            await self.answer(await self.inner.get())
+        self.outside.clear()
+        try:
+            while True:
+                await self.answer(await self.inner.get())
+        finally:
+            self.outside.set()
 
     async def connect(self, host: str, port: int, user: str, dbname: str, application: str) -> None:
         self.conninfo = psycopg.conninfo.make_conninfo(
@@ -120,7 +128,9 @@ class AsyncWorker:
 
     async def end_block(self) -> None:
         if self.block is not None:
-            if not self.block.done():
+            if self.outside.is_set():
+                self.block.cancel()
+            else:
                 self.inner.put_nowait({"do": "end"})
             await asyncio.wait({self.block})
         self.block = None

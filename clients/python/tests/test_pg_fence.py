@@ -64,7 +64,7 @@ class Order(Base):
     __tablename__ = "orders"
     id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     status: Mapped[str]
-    version: Mapped[int]
+    version: Mapped[int] = mapped_column()
     __mapper_args__ = {"version_id_col": version}
 
 
@@ -269,11 +269,12 @@ class Transactions(OnOrders):
                     order.status = "and again"
                 self.assertEqual((self.status(), order.version), ("and again", 4))
             with Session(engine) as session:
-                order = session.get_one(Order, 7)
-                with lease.guard(session):
-                    order.status = "within"
-                self.assertEqual(self.status(), "and again", "the transaction had begun before")
-                session.commit()
+                with session.begin():
+                    order = session.get_one(Order, 7)
+                    with lease.guard(session):
+                        order.status = "within"
+                        session.flush()
+                    self.assertEqual(self.status(), "and again", "it is another's to end")
                 self.assertEqual(self.status(), "within")
                 with self.assertRaises(pg_fence.CannotBeFenced), lease.guard(session):
                     session.execute(text("TRUNCATE orders"))
@@ -356,6 +357,11 @@ class Asyncio(OnOrders, unittest.IsolatedAsyncioTestCase):
             async with AsyncSession(engine) as session, lease.guard(session):
                 (await session.get_one(Order, 7)).status = "session"
             self.assertEqual(self.status(), "session")
+            async with AsyncSession(engine) as session:
+                order = await session.get_one(Order, 7)
+                async with lease.guard(session):
+                    order.status = "again"
+            self.assertEqual(self.status(), "again")
         await engine.dispose()
 
     async def test_a_loss_cancels_the_block_and_only_the_block(self) -> None:
@@ -370,12 +376,20 @@ class Asyncio(OnOrders, unittest.IsolatedAsyncioTestCase):
         await asyncio.sleep(0.01)
 
     async def test_a_loss_ends_a_statement_that_hangs(self) -> None:
-        async with await psycopg.AsyncConnection.connect(URL, autocommit=True) as connection:
+        # Else the server goes on until the statement's end, and nobody is granted the lease before.
+        looks = "-c client_connection_check_interval=200"
+        async with await psycopg.AsyncConnection.connect(URL, autocommit=True, options=looks) as connection:
             with self.assertRaises(pg_fence.LeaseLost):
                 async with self.fence.lease("order:7", ttl=timedelta(seconds=3)) as lease:
                     async with lease.guard(connection):
                         self.value("SELECT lease_revoke('order:7')")
                         await connection.execute("SELECT pg_sleep(60)")
+        guards = "SELECT coalesce(max(cardinality(blocking_pids)), 0) FROM lease_info('order:7')"
+        for _ in range(200):
+            if self.value(guards) == 0:
+                return
+            await asyncio.sleep(0.05)
+        self.fail("the guard is still there")
 
     async def test_cancelling_a_wait_leaves_nobody_in_line(self) -> None:
         async with self.fence.lease("order:7", ttl=LONG):
