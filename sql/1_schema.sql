@@ -13,25 +13,26 @@ COMMENT ON SEQUENCE fence.token_seq IS
 
 -- What is known of the past is kept in sequences, because they are set without a transaction: no open
 -- transaction can hold up, hide or undo a jump.
-CREATE SEQUENCE fence.identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.identity_seq IS
-    'mark of the database (timeline, system, database, sequence, floor) that drew the last token';
+CREATE SEQUENCE fence.database_identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.database_identity_seq IS
+    'mark of the database (timeline, system identifier, oids, latest jump) that drew the last token: another one means that this is a copy';
 
 -- Any recovery empties what is unlogged, so these two tell the starts of a server from each other.
-CREATE UNLOGGED SEQUENCE fence.start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.start_seq IS
-    'mark of the start of the server for which the tokens were moved on; must stay unlogged';
+CREATE UNLOGGED SEQUENCE fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.server_start_seq IS
+    'mark of the start of the server for which the tokens were moved on; must stay unlogged, so that any recovery empties it';
 
-CREATE UNLOGGED SEQUENCE fence.began_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.began_seq IS
-    'where the tokens were moved on to then: a token sequence below it is an older one that was loaded over it';
+CREATE UNLOGGED SEQUENCE fence.server_start_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.server_start_token_seq IS
+    'where the tokens were moved on to at that start: a token sequence below it is an older one that was loaded over it; must stay unlogged';
 
-CREATE SEQUENCE fence.floor_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.floor_seq IS
+CREATE SEQUENCE fence.jump_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.jump_token_seq IS
     'where the latest jump went to: a token up to it speaks for no lease until its holder has renewed';
 
-CREATE SEQUENCE fence.epoch_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.epoch_seq IS 'counts the jumps';
+CREATE SEQUENCE fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.jump_count_seq IS
+    'how often the token sequence jumped, because the database was another or older one, or by fence_new_epoch()';
 
 -- Leases ---------------------------------------------------------------------------------------------------
 
@@ -43,11 +44,11 @@ CREATE TABLE fence.lease (
     mode        "char" NOT NULL,
     slots       integer NOT NULL,
     holder      text,
-    session     text NOT NULL,
+    session_label text NOT NULL,
     role        name NOT NULL,
     first_token bigint NOT NULL,
-    renewed     bigint[] NOT NULL,
-    closing     bigint,
+    renewal_tokens bigint[] NOT NULL,
+    closing_token bigint,
     acquired_at timestamptz NOT NULL,
     renewed_at  timestamptz NOT NULL,
     expires_at  timestamptz NOT NULL,
@@ -59,22 +60,22 @@ CREATE TABLE fence.lease (
     PRIMARY KEY (name, slot) WITH (fillfactor = 80)
 ) USING heap WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS 'one row per grant; written by the functions of pg_fence only, read through fence.leases';
-COMMENT ON CONSTRAINT lease_pkey ON fence.lease IS 'each grant of a lease has a place of its own';
+COMMENT ON CONSTRAINT lease_pkey ON fence.lease IS 'each grant of a lease has a slot of its own';
 COMMENT ON INDEX fence.lease_pkey IS 'finds the grants of a lease';
 COMMENT ON COLUMN fence.lease.name IS 'the lease';
-COMMENT ON COLUMN fence.lease.slot IS 'place among the grants of the lease; 0 for an exclusive one';
+COMMENT ON COLUMN fence.lease.slot IS 'number among the grants of the lease; 0 for an exclusive one';
 COMMENT ON COLUMN fence.lease.mode IS 'x exclusive, s shared, n slots';
 COMMENT ON COLUMN fence.lease.slots IS 'how many grants may live together; 0 where mode is not slots';
-COMMENT ON COLUMN fence.lease.holder IS 'as the caller named itself';
-COMMENT ON COLUMN fence.lease.session IS 'the session that acquired it';
+COMMENT ON COLUMN fence.lease.holder IS 'as the caller named itself; NULL where it did not';
+COMMENT ON COLUMN fence.lease.session_label IS 'application_name and process id of the session that acquired it, shown where there is no holder';
 COMMENT ON COLUMN fence.lease.role IS 'the role that acquired it, by name: oids mean other roles elsewhere';
 COMMENT ON COLUMN fence.lease.first_token IS 'the token of the acquire';
-COMMENT ON COLUMN fence.lease.renewed IS 'the tokens of the latest 16 renewals, oldest first';
-COMMENT ON COLUMN fence.lease.closing IS 'the closing token, once released or revoked; the latest one, once another grant has ended it';
+COMMENT ON COLUMN fence.lease.renewal_tokens IS 'the tokens of the latest 16 renewals, oldest first';
+COMMENT ON COLUMN fence.lease.closing_token IS 'NULL while the grant is neither released, revoked nor replaced; then its closing token, or its latest one where another grant replaced it';
 COMMENT ON COLUMN fence.lease.acquired_at IS 'when it was granted';
 COMMENT ON COLUMN fence.lease.renewed_at IS 'when it was last renewed, or granted';
-COMMENT ON COLUMN fence.lease.expires_at IS 'until when it counts unless closed';
-COMMENT ON COLUMN fence.lease.ended_at IS 'when it was closed';
+COMMENT ON COLUMN fence.lease.expires_at IS 'its deadline';
+COMMENT ON COLUMN fence.lease.ended_at IS 'when it was released, revoked or replaced; NULL where it was not';
 COMMENT ON COLUMN fence.lease.ttl_us IS 'the ttl last asked for, in microseconds';
 COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
 COMMENT ON COLUMN fence.lease.metadata IS 'what the caller wished to be shown';
@@ -84,23 +85,23 @@ COMMENT ON COLUMN fence.lease.session_bound IS 'it ends with the session that ac
 -- transactions that are open now.
 CREATE TABLE fence.guarded_commits (
     name        text COLLATE "C" NOT NULL,
-    place       integer NOT NULL,
-    xact        xid8 NOT NULL,
-    PRIMARY KEY (name, place) WITH (fillfactor = 80)
+    entry       integer NOT NULL,
+    xid         xid8 NOT NULL,
+    PRIMARY KEY (name, entry) WITH (fillfactor = 80)
 ) USING heap WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.guarded_commits IS
     'leases whose guarded transactions may have committed after their grants had ended: a snapshot from before that is too old to be granted the lease';
 COMMENT ON COLUMN fence.guarded_commits.name IS 'the lease';
-COMMENT ON COLUMN fence.guarded_commits.place IS 'transactions that commit at the same time have a row each';
-COMMENT ON COLUMN fence.guarded_commits.xact IS 'the latest transaction that was noted there';
+COMMENT ON COLUMN fence.guarded_commits.entry IS 'number of the row among those of the lease: transactions that commit at the same time write a row each';
+COMMENT ON COLUMN fence.guarded_commits.xid IS 'the latest transaction that was noted there';
 COMMENT ON INDEX fence.guarded_commits_pkey IS 'finds what is noted of a lease';
-COMMENT ON CONSTRAINT guarded_commits_pkey ON fence.guarded_commits IS 'each place of a lease has one row';
+COMMENT ON CONSTRAINT guarded_commits_pkey ON fence.guarded_commits IS 'transactions that commit at the same time have a row each';
 
 -- For pg_dump the state is data, not part of the extension.
 SELECT pg_catalog.pg_extension_config_dump('fence.token_seq', '');
-SELECT pg_catalog.pg_extension_config_dump('fence.identity_seq', '');
-SELECT pg_catalog.pg_extension_config_dump('fence.floor_seq', '');
-SELECT pg_catalog.pg_extension_config_dump('fence.epoch_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.database_identity_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.jump_token_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.jump_count_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.lease', '');
 
 CREATE FUNCTION fence.blocking_pids(name text, slot integer) RETURNS integer[]
@@ -108,19 +109,19 @@ CREATE FUNCTION fence.blocking_pids(name text, slot integer) RETURNS integer[]
 COMMENT ON FUNCTION fence.blocking_pids(text, integer) IS
     'the sessions whose open transactions keep this grant from being replaced; 0 for a prepared transaction';
 
-CREATE FUNCTION fence.uncommitted() RETURNS SETOF fence.lease
-    LANGUAGE c STABLE PARALLEL RESTRICTED ROWS 1 AS 'MODULE_PATHNAME', 'fence_uncommitted';
-COMMENT ON FUNCTION fence.uncommitted() IS
+CREATE FUNCTION fence.uncommitted_grants() RETURNS SETOF fence.lease
+    LANGUAGE c STABLE PARALLEL RESTRICTED ROWS 1 AS 'MODULE_PATHNAME', 'fence_uncommitted_grants';
+COMMENT ON FUNCTION fence.uncommitted_grants() IS
     'the grants that other sessions have acquired in transactions that are still open; none on a standby';
 
-CREATE FUNCTION fence.greatest(relation regclass, attribute integer) RETURNS bigint
-    LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_greatest';
-COMMENT ON FUNCTION fence.greatest(regclass, integer) IS
+CREATE FUNCTION fence.max_column_value(relation regclass, attnum integer) RETURNS bigint
+    LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_max_column_value';
+COMMENT ON FUNCTION fence.max_column_value(regclass, integer) IS
     'the greatest value of a bigint column, read without running anything of its owner''s; NULL where the caller may not read every row';
 
-CREATE FUNCTION fence.checked_name(name text, token bigint) RETURNS text
-    LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_checked_name';
-COMMENT ON FUNCTION fence.checked_name(text, bigint) IS
+CREATE FUNCTION fence.checked_lease_name(name text, token bigint) RETURNS text
+    LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_checked_lease_name';
+COMMENT ON FUNCTION fence.checked_lease_name(text, bigint) IS
     'the name, or error 22004 or 22023 where it is none, or the token is neither NULL nor one';
 
 CREATE FUNCTION fence.record_creation() RETURNS void
@@ -138,18 +139,18 @@ CREATE VIEW fence.leases AS
 SELECT l.name,
        CASE l.mode WHEN 'x' THEN 'exclusive' WHEN 's' THEN 'shared' ELSE 'slots' END AS mode,
        CASE WHEN l.uncommitted THEN 'uncommitted'
-            WHEN l.closing IS NOT NULL THEN 'free'
+            WHEN l.closing_token IS NOT NULL THEN 'free'
             WHEN l.expires_at <= pg_catalog.clock_timestamp() THEN 'expired'
             WHEN l.session_bound AND NOT fence.session_alive(l.first_token) THEN 'abandoned'
             ELSE 'held' END AS state,
-       COALESCE(l.holder, l.session) AS holder,
+       COALESCE(l.holder, l.session_label) AS holder,
        l.role,
-       COALESCE(l.closing, l.renewed[pg_catalog.cardinality(l.renewed)], l.first_token) AS token,
+       COALESCE(l.closing_token, l.renewal_tokens[pg_catalog.cardinality(l.renewal_tokens)], l.first_token) AS token,
        l.first_token,
        l.acquired_at,
        l.renewed_at,
        l.expires_at,
-       CASE WHEN l.closing IS NOT NULL OR l.session_bound AND NOT fence.session_alive(l.first_token)
+       CASE WHEN l.closing_token IS NOT NULL OR l.session_bound AND NOT fence.session_alive(l.first_token)
             THEN interval '0'
             ELSE GREATEST(l.expires_at - pg_catalog.clock_timestamp(), interval '0') END AS remaining,
        l.renewals,
@@ -157,7 +158,7 @@ SELECT l.name,
        fence.blocking_pids(l.name, l.slot) AS blocking_pids
   FROM (SELECT *, false AS uncommitted FROM fence.lease
         UNION ALL
-        SELECT *, true FROM fence.uncommitted()) AS l;
+        SELECT *, true FROM fence.uncommitted_grants()) AS l;
 COMMENT ON VIEW fence.leases IS
     'one row per grant: who holds what until when, and who holds up a take-over; an acquire that is not committed yet is listed beside the row that it will replace';
 COMMENT ON COLUMN fence.leases.name IS 'the lease';

@@ -56,7 +56,7 @@ CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
     RETURNS SETOF fence.leases LANGUAGE sql VOLATILE PARALLEL RESTRICTED
     BEGIN ATOMIC
         SELECT * FROM fence.leases l
-         WHERE l.name OPERATOR(pg_catalog.=) fence.checked_name(lease_info.name, lease_info.token);
+         WHERE l.name OPERATOR(pg_catalog.=) fence.checked_lease_name(lease_info.name, lease_info.token);
     END;
 COMMENT ON FUNCTION lease_info(text, bigint) IS
     'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';

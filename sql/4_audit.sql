@@ -1,7 +1,7 @@
 -- The ways left around the fences that the catalogs show, on the tables as they are, each with the statement
 -- that closes it.
 --
--- One function, with the rights of its caller: it shows what the caller may see and nothing more.
+-- One query, with the rights of its caller: it shows what the caller may see and nothing more.
 -- (Helpers would need EXECUTE for PUBLIC, or the rights of the extension's owner.) It reads the
 -- catalogs, which are open to all, and for its last question the fenced table itself.
 --
@@ -9,23 +9,35 @@
 -- one of these, or by what an administrator has set up; or a limit to know of.
 -- The remedies of one answer can be run one after the other, in the order given.
 
-CREATE TYPE fence.finding AS (relation regclass, severity text, finding text, remedy text);
+CREATE TYPE fence.audit_finding AS (relation regclass, severity text, finding text, remedy text);
 
-COMMENT ON TYPE fence.finding IS 'a row of fence_audit';
-COMMENT ON COLUMN fence.finding.relation IS 'the table; NULL where all fenced tables are meant';
-COMMENT ON COLUMN fence.finding.severity IS
+COMMENT ON TYPE fence.audit_finding IS 'a row of fence_audit';
+COMMENT ON COLUMN fence.audit_finding.relation IS 'the table; NULL where all fenced tables are meant';
+COMMENT ON COLUMN fence.audit_finding.severity IS
 'hole: somebody who is neither superuser nor owner can land a stale write; notice: only one of these can, or a limit to know of';
-COMMENT ON COLUMN fence.finding.finding IS 'what is wrong';
-COMMENT ON COLUMN fence.finding.remedy IS 'the statement that closes it, or advice where there is none';
+COMMENT ON COLUMN fence.audit_finding.finding IS 'what is wrong';
+COMMENT ON COLUMN fence.audit_finding.remedy IS 'the statement that closes it, or advice where there is none';
+
+
+CREATE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.audit_finding
+LANGUAGE c AS 'MODULE_PATHNAME', 'fence_audit';
+
+COMMENT ON FUNCTION fence_audit(regclass) IS
+'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
 
 
 -- One query with a named part for each finding. What each part means is said where it is named; where it stands
 -- in the answer is said at the end.
-CREATE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.finding
+CREATE FUNCTION fence.audit_tables(
+    relation          regclass,
+    triggers          fence.trigger_arguments[],  -- all that call fenced()
+    leases            fence.lease_template[],     -- those in the triggers
+    placeholder_types regtype[]                   -- of columns that may be in the name of a lease
+) RETURNS SETOF fence.audit_finding
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
-AS $fence_audit$
+AS $audit_tables$
 DECLARE
     ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
     mark CONSTANT text := 'fencing token of the latest write (pg_fence)';  -- fence_protect's, on the fence column
@@ -71,19 +83,13 @@ BEGIN
         kind (bits, tgname) AS (
             VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
 
-        -- Those that call fenced(), and what with: each argument ends in a zero byte.
+        -- Those that call fenced(), and what with.
         own_trigger AS (
             SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgtype & 3 AS bits, t.tgnargs,
                    t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
-                   coalesce(nullif(a.args[1], ''), 'fence') AS fence_column,
-                   coalesce(nullif(a.args[2], ''), 'strict') AS mode, nullif(a.args[3], '') AS lease,
-                   coalesce(a.args[5], '') <> '' AS has_free_insert  -- lets a managed row be created without its lease
+                   a.fence_column, a.mode, a.lease, a.has_unfenced_insert
               FROM pg_trigger t
-             CROSS JOIN LATERAL (
-                   SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
-                     FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
-                          WITH ORDINALITY AS x (arg, n)) AS a (args)
-             WHERE t.tgfoid = ours),
+              JOIN unnest(triggers) AS a ON a.trigger = t.oid),
 
         other_trigger AS (
             SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgfoid,
@@ -124,7 +130,7 @@ BEGIN
         -- The trigger whose options count: where a table has none, a parent's or a child's.
         chosen AS (
             SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease,
-                   t.has_free_insert
+                   t.has_unfenced_insert
               FROM subject s
              CROSS JOIN LATERAL (
                    SELECT s.oid
@@ -145,7 +151,8 @@ BEGIN
                         SELECT a.attname::text FROM pg_attribute a
                          WHERE a.attrelid = c.oid AND col_description(c.oid, a.attnum) = mark
                          ORDER BY a.attnum DESC LIMIT 1), 'fence') AS fence_column,
-                   coalesce(t.mode, 'strict') AS mode, t.lease, coalesce(t.has_free_insert, false) AS has_free_insert
+                   coalesce(t.mode, 'strict') AS mode, t.lease,
+                   coalesce(t.has_unfenced_insert, false) AS has_unfenced_insert
               FROM subject s
               JOIN pg_class c ON c.oid = s.oid
               LEFT JOIN chosen t ON t.oid = c.oid
@@ -191,18 +198,20 @@ BEGIN
             UNION
             SELECT r.root FROM root r JOIN pg_subscription_rel s ON s.srrelid = r.top),
 
-        -- The columns that its lease names. (`{{` and `}}` are braces.)
+        -- The columns that its lease names.
         placeholder AS (
-            SELECT DISTINCT r.root_n, r.root, r.root_rel, piece[1] AS name
-              FROM root r CROSS JOIN regexp_matches(r.lease, '\{\{|\}\}|\{([^{}]+)\}', 'g') AS piece
-             WHERE r.is_fenced AND piece[1] IS NOT NULL),
+            SELECT DISTINCT r.root_n, r.root, r.root_rel, column_name AS name
+              FROM root r
+              JOIN unnest(leases) AS template ON template.lease = r.lease
+             CROSS JOIN unnest(template.columns) AS column_name
+             WHERE r.is_fenced),
 
         -- The tables where a row is created without its lease although its key may be that of a row deleted before,
         -- because whoever inserts chooses it. (What is inserted by way of the root takes its key from there.)
         key_at_will AS (
             SELECT m.root, m.oid
               FROM root r JOIN member m USING (root)
-             WHERE r.has_free_insert AND r.lease IS NOT NULL AND m.relkind IN ('r', 'p')
+             WHERE r.has_unfenced_insert AND r.lease IS NOT NULL AND m.relkind IN ('r', 'p')
                AND NOT EXISTS (
                    SELECT FROM placeholder p JOIN pg_attribute a ON a.attname = p.name
                     WHERE p.root = m.root AND a.attrelid = m.oid AND a.attidentity = 'a')
@@ -214,7 +223,7 @@ BEGIN
         -- `protect` is one statement that repairs all that attaching anew can repair, so that remedies agree.
         fence AS (
             SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
-                   x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_free_insert, e.events, o.options,
+                   x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
                    'SELECT @extschema@.fence_protect(' || quote_literal(r.top) || o.options AS protect,
                    format('EXECUTE FUNCTION %s(%s', ours::regproc, o.arguments) AS call
               FROM root r
@@ -226,9 +235,9 @@ BEGIN
                                   r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled = 'A') AS is_always,
                                   CASE WHEN r.lease IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
                                       AS fit_mode,
-                                  r.has_free_insert AND r.lease IS NOT NULL AND NOT EXISTS (
+                                  r.has_unfenced_insert AND r.lease IS NOT NULL AND NOT EXISTS (
                                       SELECT FROM key_at_will k JOIN member w USING (root, oid)
-                                       WHERE k.root = r.root AND (w.is_root OR NOT w.is_child)) AS keeps_free_insert
+                                       WHERE k.root = r.root AND (w.is_root OR NOT w.is_child)) AS keeps_unfenced_insert
                           ) AS f) AS x
              CROSS JOIN LATERAL (
                    SELECT array_agg(e.name ORDER BY e.n) FROM event e
@@ -243,7 +252,8 @@ BEGIN
                            SELECT FROM own_trigger t JOIN kind k USING (tgname)
                             WHERE t.tgrelid = r.top AND t.lease IS NOT NULL) THEN '''''' END),
                        'events => ' || quote_literal(array_to_string(
-                           CASE WHEN x.keeps_free_insert THEN array_remove(e.events, 'insert') ELSE e.events END, ',')),
+                           CASE WHEN x.keeps_unfenced_insert THEN array_remove(e.events, 'insert')
+                                ELSE e.events END, ',')),
                        CASE WHEN x.is_followed OR m.after <> '{}' THEN 'verify => true' END,
                        CASE WHEN x.must_fire_always THEN 'always => true' END) || ');',
                    concat_ws(', ', quote_literal(r.fence_column), quote_literal(x.fit_mode), quote_literal(r.lease))
@@ -273,12 +283,12 @@ BEGIN
                        concat_ws(', ', s.call,
                            CASE WHEN s.lease IS NULL AND k.bits = 1 THEN '''''' END,
                            CASE WHEN k.bits = 1 THEN '''verify''' WHEN f.stays THEN '''''' END,
-                           CASE WHEN f.stays THEN '''free insert''' END)) AS definition,
+                           CASE WHEN f.stays THEN '''unfenced insert''' END)) AS definition,
                    CASE WHEN s.must_fire_always THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER ', s.rel) END
                        AS firing
               FROM spot s
              CROSS JOIN kind k
-             CROSS JOIN LATERAL (VALUES (s.keeps_free_insert AND NOT s.has_key_at_will)) AS f (stays)),
+             CROSS JOIN LATERAL (VALUES (s.keeps_unfenced_insert AND NOT s.has_key_at_will)) AS f (stays)),
 
         -- The findings on a table that is not fenced at all ----------------------------------------------------
 
@@ -435,7 +445,7 @@ BEGIN
                  format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
                  as_it_should_be),
                 (6, (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (s.fence_column, s.mode, s.lease)
-                     OR t.has_free_insert AND NOT s.has_free_insert, 'hole',
+                     OR t.has_unfenced_insert AND NOT s.has_unfenced_insert, 'hole',
                  format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, s.root_rel),
                  as_it_should_be)
              ) AS x (n, applies, severity, finding, remedy)
@@ -487,7 +497,7 @@ BEGIN
                             || coalesce(u.firing || quote_ident(t.tgname) || ';', '') END
               FROM spot s
               JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 3
-              JOIN own_trigger t ON t.tgrelid = s.oid AND t.bits = 3 AND t.has_free_insert
+              JOIN own_trigger t ON t.tgrelid = s.oid AND t.bits = 3 AND t.has_unfenced_insert
              WHERE s.is_fenced AND s.has_key_at_will),
 
         -- To whom a privilege makes a difference.
@@ -561,7 +571,7 @@ BEGIN
                       AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root)
                    HAVING count(*) = 1) AS renamed (name) ON true
              WHERE a.attnum IS NULL OR a.attgenerated <> ''
-                OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[])),
+                OR a.atttypid <> ALL (placeholder_types)),
 
         member_of_owner AS (
             SELECT f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
@@ -659,9 +669,10 @@ BEGIN
 
         -- What its tables and sequences should be: this list is the only place that says so.
         expected (relname, persistence, key) AS (
-            VALUES ('token_seq'::name, 'p'::"char", NULL), ('identity_seq', 'p', NULL), ('floor_seq', 'p', NULL),
-                   ('epoch_seq', 'p', NULL), ('start_seq', 'u', NULL), ('began_seq', 'u', NULL),
-                   ('lease', 'p', 'name, slot'), ('guarded_commits', 'p', 'name, place')),
+            VALUES ('token_seq'::name, 'p'::"char", NULL), ('database_identity_seq', 'p', NULL),
+                   ('jump_token_seq', 'p', NULL), ('jump_count_seq', 'p', NULL),
+                   ('server_start_seq', 'u', NULL), ('server_start_token_seq', 'u', NULL),
+                   ('lease', 'p', 'name, slot'), ('guarded_commits', 'p', 'name, entry')),
 
         extension AS (
             SELECT e.oid, e.extowner
@@ -847,7 +858,7 @@ BEGIN
         IF answer.finding IS NULL THEN
             left_out := left_out OR last_token IS NULL;
             CONTINUE WHEN last_token IS NULL OR answer.tables IS NULL;
-            highest := (SELECT max(fence.greatest(t.rel, t.attnum))
+            highest := (SELECT max(fence.max_column_value(t.rel, t.attnum))
                           FROM unnest(answer.tables, answer.columns) AS t (rel, attnum));
             CONTINUE WHEN highest IS NULL OR highest <= last_token;
             -- What was drawn and written since the audit began is not ahead.
@@ -895,7 +906,8 @@ BEGIN
                     current_user) END;
     END IF;
 END
-$fence_audit$;
+$audit_tables$;
 
-COMMENT ON FUNCTION fence_audit(regclass) IS
-'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
+COMMENT ON FUNCTION fence.audit_tables(
+    regclass, fence.trigger_arguments[], fence.lease_template[], regtype[]) IS
+'what fence_audit does, with the rights of its caller; called by that alone';

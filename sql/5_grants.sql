@@ -19,8 +19,8 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA fence TO %s', grantee);
     EXECUTE format('GRANT SELECT ON fence.leases TO %s', grantee);
     -- What pg_dump reads of the state: without this, whoever owns a database but not the server could not dump it.
-    EXECUTE format('GRANT SELECT ON fence.lease, fence.token_seq, fence.identity_seq, fence.floor_seq, '
-        'fence.epoch_seq TO %s', grantee);
+    EXECUTE format('GRANT SELECT ON fence.lease, fence.token_seq, fence.database_identity_seq, '
+        'fence.jump_token_seq, fence.jump_count_seq TO %s', grantee);
     EXECUTE 'GRANT EXECUTE ON FUNCTION
         @extschema@.lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean),
         @extschema@.lease_renew(text, bigint, interval),
@@ -33,9 +33,9 @@ BEGIN
         @extschema@.lease_info(text, bigint),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
-        fence.uncommitted(),
-        fence.greatest(regclass, integer),
-        fence.checked_name(text, bigint),
+        fence.uncommitted_grants(),
+        fence.max_column_value(regclass, integer),
+        fence.checked_lease_name(text, bigint),
         fence.session_alive(bigint)
         TO ' || grantee;
     IF admin THEN
@@ -88,13 +88,13 @@ BEGIN
         @extschema@.fence_new_epoch(),
         @extschema@.fence_status(),
         fence.blocking_pids(text, integer),
-        fence.uncommitted(),
-        fence.greatest(regclass, integer),
-        fence.checked_name(text, bigint),
+        fence.uncommitted_grants(),
+        fence.max_column_value(regclass, integer),
+        fence.checked_lease_name(text, bigint),
         fence.session_alive(bigint)
         FROM ' || grantee;
-    EXECUTE format('REVOKE ALL ON fence.leases, fence.lease, fence.token_seq, fence.identity_seq, fence.floor_seq, '
-        'fence.epoch_seq FROM %s', grantee);
+    EXECUTE format('REVOKE ALL ON fence.leases, fence.lease, fence.token_seq, fence.database_identity_seq, '
+        'fence.jump_token_seq, fence.jump_count_seq FROM %s', grantee);
     EXECUTE format('REVOKE ALL ON SCHEMA fence FROM %s', grantee);
 END
 $fence_revoke$;

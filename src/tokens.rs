@@ -1,10 +1,10 @@
 //! Where tokens come from, and what is known of those that were drawn.
 
+use crate::known_bugs;
 use crate::pg::errors::{self, Refusal};
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::relation::state_oid;
 use crate::pg::{sequence, server, wait};
-use crate::plant;
 use pg_fence_rules::epoch::{self, Due, Recorded};
 use pg_fence_rules::locks::MOVE_ON;
 use pg_fence_rules::{Floor, Token};
@@ -25,23 +25,28 @@ struct Life {
     /// A token that the sequence is known to have passed.
     passed: Token,
     /// A floor that was once in force.
-    floor: Token,
+    floor: Floor,
 }
 
 thread_local! {
     static LIFE: Cell<Life> = const {
-        Cell::new(Life { begun: Oid::INVALID, sequence: Oid::INVALID, passed: 0, floor: 0 })
+        Cell::new(Life::unknown(Oid::INVALID))
     };
 }
 
 impl Life {
+    /// Nothing is known of this sequence yet.
+    const fn unknown(sequence: Oid) -> Life {
+        Life { begun: Oid::INVALID, sequence, passed: Token::BEFORE_ALL, floor: Floor::NONE }
+    }
+
     /// What is known of this sequence.
     fn of(sequence: Oid) -> Life {
         let known = LIFE.get();
         if known.sequence == sequence {
             return known;
         }
-        Life { begun: Oid::INVALID, sequence, passed: 0, floor: 0 }
+        Life::unknown(sequence)
     }
 
     fn has_begun(&self) -> bool {
@@ -59,10 +64,10 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
     let oid = sequence()?;
     check_fit(oid)?;
     loop {
-        settle(oid)?;
+        ensure_begun(oid)?;
         let life = Life::of(oid);
         let above = above.max(life.passed);
-        let token = sequence::next(oid);
+        let token = Token::from_bigint(sequence::next(oid));
         if token > above {
             LIFE.set(Life { passed: token, ..life });
             return Ok(token);
@@ -81,7 +86,7 @@ pub fn last() -> Result<Option<Token>, Refusal> {
 }
 
 fn last_of(oid: Oid) -> Token {
-    sequence::read(oid).last.unwrap_or(0)
+    sequence::read(oid).last.map_or(Token::BEFORE_ALL, Token::from_bigint)
 }
 
 /// The sequence that tokens come from.
@@ -93,7 +98,8 @@ pub fn sequence() -> Result<Oid, Refusal> {
 #[inline]
 pub fn issued(oid: Oid, token: Token) -> bool {
     let life = LIFE.get();
-    token >= 1 && ((life.sequence == oid && token <= life.passed) || look_up(oid, token))
+    token > Token::BEFORE_ALL
+        && ((life.sequence == oid && token <= life.passed) || look_up(oid, token))
 }
 
 #[cold]
@@ -107,17 +113,17 @@ fn look_up(oid: Oid, token: Token) -> bool {
 /// is another database than the one that drew last.
 pub fn floor() -> Result<Floor, Refusal> {
     let oid = sequence()?;
-    settle(oid)?;
+    ensure_begun(oid)?;
     let life = Life::of(oid);
     let mut floor = recorded_floor()?;
     if floor < life.floor {
         // That of an earlier life was loaded over it.
         LIFE.set(Life { begun: Oid::INVALID, ..life });
-        settle(oid)?;
+        ensure_begun(oid)?;
         floor = recorded_floor()?;
     }
     LIFE.set(Life { floor, ..Life::of(oid) });
-    Ok(Floor(floor))
+    Ok(floor)
 }
 
 /// As `floor`, but writes nothing: where a jump is due, no token speaks.
@@ -128,19 +134,19 @@ pub fn floor_seen() -> Result<Floor, Refusal> {
         let oid = sequence()?;
         let life = Life::of(oid);
         if (!life.has_begun() || floor < life.floor) && look(oid)?.0 == Due::Jump {
-            return Ok(Floor(Token::MAX));
+            return Ok(Floor::ABOVE_ALL);
         }
     }
-    Ok(Floor(floor))
+    Ok(floor)
 }
 
 /// The number of jumps.
 pub fn jumps() -> Result<i64, Refusal> {
-    Ok(last_of(state_oid(c"epoch_seq")?))
+    Ok(sequence::read(state_oid(c"jump_count_seq")?).last.unwrap_or(0))
 }
 
-fn recorded_floor() -> Result<Token, Refusal> {
-    Ok(last_of(state_oid(c"floor_seq")?))
+fn recorded_floor() -> Result<Floor, Refusal> {
+    Ok(Floor::at(last_of(state_oid(c"jump_token_seq")?)))
 }
 
 /// Refuses a sequence unless its values are fit to be tokens.
@@ -164,7 +170,7 @@ fn check_fit(oid: Oid) -> Result<(), Refusal> {
 /// Makes sure that the sequence has outrun whatever an earlier life of this database may have drawn: durably,
 /// before anything is drawn or judged, at least once for each change and once for any number of racing sessions.
 #[inline]
-pub fn settle(oid: Oid) -> Result<(), Refusal> {
+pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
     if LIFE.get().begun == oid {
         return Ok(());
     }
@@ -176,7 +182,7 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
     let (due, seen) = look(oid)?;
     let life = match due {
         Due::Nothing => seen,
-        _ => alone(|| match look(oid)? {
+        _ => under_jump_lock(|| match look(oid)? {
             (Due::Nothing, seen) => Ok(seen),
             (Due::Move, seen) => record(oid, Life { passed: move_on(oid)?, ..seen }),
             (Due::Jump, _) => jump(oid),
@@ -187,9 +193,9 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
 }
 
 /// Does it under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
-fn alone<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
-    let lock = Tag::jump();
-    lock.take(MOVE_ON.mode, MOVE_ON.waits);
+fn under_jump_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    let lock = LockTag::jump();
+    lock.take(MOVE_ON.mode, MOVE_ON.waits)?;
     let result = work();
     lock.give(MOVE_ON.mode);
     result
@@ -200,19 +206,19 @@ fn alone<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
 fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
     let life = Life::of(oid);
     let floor = recorded_floor()?;
-    let start = sequence::read_unlogged(state_oid(c"start_seq")?);
-    let began = sequence::read_unlogged(state_oid(c"began_seq")?);
+    let start = sequence::read_unlogged(state_oid(c"server_start_seq")?);
+    let began = sequence::read_unlogged(state_oid(c"server_start_token_seq")?);
     let recorded = Recorded {
-        identity: sequence::read(state_oid(c"identity_seq")?).last,
+        identity: sequence::read(state_oid(c"database_identity_seq")?).last,
         start: start.and_then(|s| s.last),
-        began_at: began.and_then(|b| b.last),
+        began_at: began.and_then(|b| b.last).map(Token::from_bigint),
         last: last_of(oid),
     };
     let expected = start.map(|s| server::start(s.file));
     let due = epoch::due(&recorded, &server::identity(oid, floor), expected.as_ref(), life.passed);
     let due = match due {
-        Due::Jump if plant::NO_JUMP => Due::Nothing,
-        Due::Move if plant::NO_START_MOVE => Due::Nothing,
+        Due::Jump if known_bugs::NO_JUMP => Due::Nothing,
+        Due::Move if known_bugs::NO_START_MOVE => Due::Nothing,
         due => due,
     };
     Ok((due, Life { passed: recorded.last.max(life.passed), floor, ..life }))
@@ -221,7 +227,7 @@ fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
 /// Jumps by hand; gives back where to.
 pub fn new_epoch() -> Result<Token, Refusal> {
     let oid = sequence()?;
-    let life = alone(|| jump(oid))?;
+    let life = under_jump_lock(|| jump(oid))?;
     LIFE.set(Life { begun: oid, ..life });
     Ok(life.passed)
 }
@@ -231,16 +237,22 @@ pub fn new_epoch() -> Result<Token, Refusal> {
 pub fn record_creation() -> Result<(), Refusal> {
     let oid = sequence()?;
     let target = move_on(oid)?;
-    sequence::set_durably(state_oid(c"floor_seq")?, target);
-    record(oid, Life { passed: target, floor: target, ..Life::of(oid) }).map(drop)
+    let floor = set_floor(target)?;
+    record(oid, Life { passed: target, floor, ..Life::of(oid) }).map(drop)
 }
 
 fn jump(oid: Oid) -> Result<Life, Refusal> {
     let target = move_on(oid)?;
-    sequence::set_durably(state_oid(c"floor_seq")?, target);
+    let floor = set_floor(target)?;
     // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
-    sequence::set_durably(state_oid(c"epoch_seq")?, jumps()? + 1);
-    record(oid, Life { passed: target, floor: target, ..Life::of(oid) })
+    sequence::set_durably(state_oid(c"jump_count_seq")?, jumps()? + 1);
+    record(oid, Life { passed: target, floor, ..Life::of(oid) })
+}
+
+/// No grant whose latest token is not above this one speaks from now on.
+fn set_floor(target: Token) -> Result<Floor, Refusal> {
+    sequence::set_durably(state_oid(c"jump_token_seq")?, target.bigint());
+    Ok(Floor::at(target))
 }
 
 fn move_on(oid: Oid) -> Result<Token, Refusal> {
@@ -249,7 +261,7 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
     // Once: where the clock does not go on, the last value decides.
     wait::pause(epoch::wait_for_clock(last, server::now()));
     let target = epoch::target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
-    sequence::set_durably(oid, target);
+    sequence::set_durably(oid, target.bigint());
     Ok(target)
 }
 
@@ -257,10 +269,10 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
 /// once more, never once too few. The mark of the start comes last, for with it the rest is believed.
 fn record(oid: Oid, life: Life) -> Result<Life, Refusal> {
     let identity = server::identity(oid, life.floor);
-    sequence::set_durably(state_oid(c"identity_seq")?, identity.mark());
-    let (start, began) = (state_oid(c"start_seq")?, state_oid(c"began_seq")?);
+    sequence::set_durably(state_oid(c"database_identity_seq")?, identity.mark());
+    let (start, began) = (state_oid(c"server_start_seq")?, state_oid(c"server_start_token_seq")?);
     if sequence::read_unlogged(began).is_some() {
-        sequence::set(began, life.passed);
+        sequence::set(began, life.passed.bigint());
     }
     if let Some(found) = sequence::read_unlogged(start) {
         sequence::set(start, server::start(found.file).mark());

@@ -2,7 +2,9 @@
 
 use pg_fence_rules::epoch::{self, Due, Identity, Recorded, Start, CLOCK_ZERO, STRIDE};
 use pg_fence_rules::fence::{judge, Order, Verdict, Write};
-use pg_fence_rules::grant::{self, Acquire, Ask, Grant, Mode, Phase, Release, Seat, Tokens};
+use pg_fence_rules::grant::{
+    self, Acquire, Ask, ExistingGrant, Grant, Mode, Phase, Release, Tokens,
+};
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use proptest::collection::vec;
@@ -71,8 +73,13 @@ fn check_company(rows: &[Row], now: Instant) -> Result<(), TestCaseError> {
 
 /// What an acquire finds among these rows.
 fn decide(rows: &[Row], who: usize, ask: &Ask, now: Instant) -> Acquire {
-    let seat = |row: &Row| Seat { grant: row.grant, mine: row.who == who, guarded: row.guarded };
-    grant::acquire(&rows.iter().map(seat).collect::<Vec<_>>(), ask, now)
+    let existing =
+        |row: &Row| ExistingGrant { grant: row.grant, mine: row.who == who, guarded: row.guarded };
+    grant::acquire(&rows.iter().map(existing).collect::<Vec<_>>(), ask, now)
+}
+
+fn token(number: Range<i64>) -> impl Strategy<Value = Token> {
+    number.prop_map(Token::from_bigint)
 }
 
 fn grant(mode: Mode, slot: i32, token: Token, expires_at: Instant) -> Grant {
@@ -81,20 +88,20 @@ fn grant(mode: Mode, slot: i32, token: Token, expires_at: Instant) -> Grant {
 }
 
 fn write() -> impl Strategy<Value = Write> {
-    let fence = || prop::option::of(-2..12i64);
-    let ambient = prop::option::of(1..12i64);
+    let fence = || prop::option::of(token(-2..12));
+    let ambient = prop::option::of(token(1..12));
     (prop::option::of(fence()), prop::option::of(fence()), any::<bool>(), ambient)
         .prop_map(|(old, new, named, ambient)| Write { old, new, named, ambient })
 }
 
 fn identity() -> impl Strategy<Value = Identity> {
-    let parts = (0..3u32, 0..3u64, 0..3u32, 0..3u32, 0..3i64);
+    let parts = (0..3u32, 0..3u64, 0..3u32, 0..3u32, token(0..3));
     parts.prop_map(|(timeline, system, database, sequence, floor)| Identity {
         timeline,
         system_identifier: system << 40,
         database,
         sequence,
-        floor,
+        floor: Floor::at(floor),
     })
 }
 
@@ -138,7 +145,8 @@ proptest! {
 
     #[test]
     fn no_grant_is_made_in_bad_company_or_over_a_guard(events in vec(event(), 1..40)) {
-        let (mut rows, mut now, mut token) = (Vec::<Row>::new(), Instant::from_micros(0), 0);
+        let (mut rows, mut now) = (Vec::<Row>::new(), Instant::from_micros(0));
+        let mut token = Token::BEFORE_ALL;
         for event in events {
             match event {
                 Event::Acquire { mode, who, ttl, reclaim } => {
@@ -158,7 +166,7 @@ proptest! {
                     if mode == Mode::Exclusive {
                         prop_assert!(!rows.iter().any(|r| r.guarded), "beside a guard: {rows:?}");
                     }
-                    token += 1;
+                    token = Token::from_bigint(token.bigint() + 1);
                     rows.retain(|r| r.grant.slot != slot);
                     let grant = grant(mode, slot, token, now + ttl);
                     rows.push(Row { grant, who, guarded: false });
@@ -189,7 +197,7 @@ proptest! {
         modes in vec((mode(), instant(1..60), any::<bool>()), 1..4), asked in mode(), now in instant(0..50),
     ) {
         let row = |(i, (mode, expires, guarded)): (usize, &(Mode, Instant, bool))| {
-            let grant = grant(*mode, i as i32, i as i64 + 1, *expires);
+            let grant = grant(*mode, i as i32, Token::from_bigint(i as i64 + 1), *expires);
             Row { grant, who: 0, guarded: *guarded }
         };
         let rows: Vec<Row> = modes.iter().enumerate().map(row).collect();
@@ -208,9 +216,10 @@ proptest! {
     fn the_first_and_the_latest_sixteen_tokens_count_and_nothing_else(
         first in 1..1000i64, steps in vec(1..5i64, 0..40),
     ) {
+        let first = Token::from_bigint(first);
         let (mut tokens, mut all) = (Tokens::new(first, &[]), vec![first]);
         for step in steps {
-            let next = all[all.len() - 1] + step;
+            let next = Token::from_bigint(all[all.len() - 1].bigint() + step);
             tokens = tokens.renew(next);
             all.push(next);
         }
@@ -218,7 +227,7 @@ proptest! {
         prop_assert_eq!(tokens.renewed(), latest);
         prop_assert_eq!(tokens.latest(), all[all.len() - 1]);
         prop_assert_eq!(Tokens::new(first, &all[1..]), tokens);
-        for token in first - 1..all[all.len() - 1] + 2 {
+        for token in (first.bigint() - 1..all[all.len() - 1].bigint() + 2).map(Token::from_bigint) {
             let counts = token == first || latest.contains(&token);
             prop_assert_eq!(tokens.contains(token), counts, "{}", token);
         }
@@ -226,29 +235,31 @@ proptest! {
 
     #[test]
     fn what_may_renew_may_release_and_what_speaks_may_do_both(
-        token in 0..20i64, now in instant(0..100), floor in (0..20i64).prop_map(Floor), expires in instant(0..100),
-        closing in prop::option::of(10..20i64), closed_here in any::<bool>(),
+        asked in token(0..20), now in instant(0..100), floor in token(0..20).prop_map(Floor::at), expires in instant(0..100),
+        closing in prop::option::of(token(10..20)), closed_here in any::<bool>(),
     ) {
         let closed_here = closed_here && closing.is_some();
-        let tokens = Tokens::new(5, &[7, 9]);
-        let grant = Grant { tokens, closing, closed_here, ..grant(Mode::Exclusive, 0, 5, expires) };
-        let speaks = grant.speaks(token, now, floor);
-        prop_assert_eq!(grant.release(token, now) == Release::Close, grant.renewable(token, now));
-        prop_assert!(!speaks || tokens.latest() > floor.0, "it speaks though a jump lies in between");
-        let would_speak = grant.speaks(token, now, Floor::NONE);
-        prop_assert_eq!(grant.awaits_renewal(token, now, floor), would_speak && floor.0 >= tokens.latest());
+        let own = [5, 7, 9].map(Token::from_bigint);
+        let tokens = Tokens::new(own[0], &own[1..]);
+        let grant =
+            Grant { tokens, closing, closed_here, ..grant(Mode::Exclusive, 0, own[0], expires) };
+        let speaks = grant.speaks(asked, now, floor);
+        prop_assert_eq!(grant.release(asked, now) == Release::Close, grant.renewable(asked, now));
+        prop_assert!(!speaks || tokens.latest() > floor.token(), "it speaks though a jump lies in between");
+        let would_speak = grant.speaks(asked, now, Floor::NONE);
+        prop_assert_eq!(grant.awaits_renewal(asked, now, floor), would_speak && floor.token() >= tokens.latest());
         if speaks && closing.is_none() {
-            prop_assert!(grant.renewable(token, now));
+            prop_assert!(grant.renewable(asked, now));
         }
-        if grant.renewable(token, now) {
-            prop_assert!(now < expires && closing.is_none() && [5, 7, 9].contains(&token));
+        if grant.renewable(asked, now) {
+            prop_assert!(now < expires && closing.is_none() && own.contains(&asked));
         }
     }
 
     #[test]
     fn no_write_lands_by_a_lower_token_or_one_never_issued(w in write(), strict in any::<bool>()) {
         let order = if strict { Order::Strict } else { Order::Monotonic };
-        let issued = |token: Token| (1..=9).contains(&token);
+        let issued = |token: Token| (1..=9).contains(&token.bigint());
         let Verdict::Land { token, stamp } = judge(&w, order, issued) else { return Ok(()) };
         prop_assert!(issued(token));
         if let Some(stored) = w.old.flatten() {
@@ -262,7 +273,7 @@ proptest! {
     }
 
     #[test]
-    fn a_write_that_presents_nothing_does_not_land(old in prop::option::of(1..9i64), named in any::<bool>()) {
+    fn a_write_that_presents_nothing_does_not_land(old in prop::option::of(token(1..9)), named in any::<bool>()) {
         let w = Write { old: Some(old), new: Some(old), named, ambient: None };
         let lands = |order| matches!(judge(&w, order, |_| true), Verdict::Land { .. });
         prop_assert!(!lands(Order::Strict));
@@ -285,19 +296,21 @@ proptest! {
     fn a_move_outruns_the_past_and_the_clock(
         last in 0..(1i64 << 52), more in 0..(1i64 << 30), now in instant(0..1i64 << 60), later in span(0..1i64 << 50),
     ) {
-        let target = epoch::target(last, now).unwrap();
+        let target_of =
+            |last: i64, now| epoch::target(Token::from_bigint(last), now).unwrap().bigint();
+        let target = target_of(last, now);
         prop_assert!(target >= last + STRIDE);
         let elapsed = now.since(CLOCK_ZERO).micros().max(0);
         let (seconds, us) = (elapsed / 1_000_000, elapsed % 1_000_000);
         prop_assert!(target >= seconds * STRIDE + us * STRIDE / 1_000_000);
-        prop_assert!(epoch::target(last + more, now + later).unwrap() >= target);
-        prop_assert!(epoch::target(target, now).unwrap() >= target + STRIDE);
+        prop_assert!(target_of(last + more, now + later) >= target);
+        prop_assert!(target_of(target, now) >= target + STRIDE);
     }
 
     #[test]
     fn a_life_has_begun_only_when_all_of_it_is_the_same(
         kept in (identity(), start()), found in (identity(), start()),
-        began_at in prop::option::of(0..5i64), last in 0..5i64, passed in 0..5i64, marked in any::<bool>(),
+        began_at in prop::option::of(token(0..5)), last in token(0..5), passed in token(0..5), marked in any::<bool>(),
     ) {
         let recorded =
             Recorded { identity: Some(kept.0.mark()), start: Some(kept.1.mark()), began_at, last };

@@ -1,5 +1,6 @@
 //! The arguments of an SQL call.
 
+use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -25,6 +26,18 @@ impl From<i64> for Answer {
 impl From<bool> for Answer {
     fn from(value: bool) -> Self {
         Answer::Value(pg_sys::Datum::from(value))
+    }
+}
+
+impl From<Token> for Answer {
+    fn from(token: Token) -> Self {
+        token.bigint().into()
+    }
+}
+
+impl From<Option<Token>> for Answer {
+    fn from(token: Option<Token>) -> Self {
+        token.map_or(Answer::Null, Answer::from)
     }
 }
 
@@ -75,9 +88,9 @@ impl Args {
         self.datum(n).map_or(0, |d| unsafe { pg_sys::toast_raw_datum_size(d) })
     }
 
-    /// A bigint argument.
-    pub fn int8(&self, n: usize) -> Option<i64> {
-        self.datum(n).map(|d| d.value() as i64)
+    /// A bigint argument that is a token; not checked to be positive.
+    pub fn token(&self, n: usize) -> Option<Token> {
+        self.datum(n).map(|d| Token::from_bigint(d.value() as i64))
     }
 
     /// An integer argument.
@@ -128,7 +141,7 @@ impl Args {
     }
 }
 
-/// The bytes of a text, varchar or bpchar value.
+/// The bytes of a text, varchar, bpchar or bytea value.
 ///
 /// # Safety
 /// The datum must be such a value.

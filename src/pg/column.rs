@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 
 /// The greatest value of a bigint column in the table itself; None where there is none, or the caller may
 /// not read every row of it.
-pub fn greatest(relation: pg_sys::Oid, column: i16) -> Option<i64> {
+pub fn max_value(relation: pg_sys::Oid, column: i16) -> Option<i64> {
     // SAFETY: the relation is locked and open while it is read, the snapshot registered, and the column
     // checked to be there and a bigint.
     unsafe {

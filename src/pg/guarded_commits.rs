@@ -7,10 +7,10 @@
 use super::args::text_datum;
 use super::errors::Refusal;
 use super::keyed::{Access, Keyed, Spec};
-use super::lock::Tag;
+use super::lock::LockTag;
 use super::relation_lock::Wait;
 use super::row::{Deleter, Fields};
-use super::version::Version;
+use super::row_version::RowVersion;
 use super::{compat, raw, xact};
 use pg_fence_rules::locks::{Lock, NOTE_COMMIT};
 use pgrx::pg_sys;
@@ -24,8 +24,8 @@ static SPEC: Spec = Spec {
 
 /// A row.
 struct Note {
-    place: i32,
-    version: Version,
+    entry: i32,
+    version: RowVersion,
     /// This transaction wrote it.
     own: bool,
     deleter: Deleter,
@@ -35,11 +35,10 @@ struct Note {
 /// Notes that this transaction, which guards the lease, commits.
 pub fn note(name: &[u8]) -> Result<(), Refusal> {
     let Some(table) = Table::open(Access::Write, Wait::Queue)? else { return Ok(()) };
-    for place in 0.. {
-        // Whoever commits at the same time has another place: nobody waits.
-        if Tag::new(Lock::GuardedCommit, name, place).take(NOTE_COMMIT.mode, NOTE_COMMIT.waits)
-            && table.write(name, place)?
-        {
+    for entry in 0.. {
+        // Whoever commits at the same time has an entry of its own: nobody waits.
+        let lock = LockTag::new(Lock::GuardedCommit, name, entry);
+        if lock.take(NOTE_COMMIT.mode, NOTE_COMMIT.waits)? && table.write(name, entry)? {
             break;
         }
     }
@@ -51,11 +50,11 @@ pub fn forget(name: &[u8]) -> Result<(), Refusal> {
     let Some(table) = Table::open(Access::Write, Wait::Never)? else { return Ok(()) };
     for note in table.notes(name, AsSeen::Now) {
         // The lock is given back at once, for there may be millions: who commits sees the deletion.
-        let lock = Tag::new(Lock::GuardedCommit, name, note.place);
-        if lock.take(NOTE_COMMIT.mode, NOTE_COMMIT.waits) {
-            let there = table.at(name, note.place);
+        let lock = LockTag::new(Lock::GuardedCommit, name, note.entry);
+        if lock.take(NOTE_COMMIT.mode, NOTE_COMMIT.waits)? {
+            let there = table.at(name, note.entry);
             if let Some(note) = there.filter(|note| note.deleter == Deleter::None) {
-                table.0.delete(note.version)?;
+                table.0.delete(note.version);
                 xact::see_own_changes();
             }
             lock.give(NOTE_COMMIT.mode);
@@ -86,18 +85,18 @@ impl Table {
         Ok(Keyed::open(&SPEC, access, wait)?.map(Table))
     }
 
-    /// Writes into a place whose lock is held; false where a prune is just deleting the row there.
-    fn write(&self, name: &[u8], place: i32) -> Result<bool, Refusal> {
+    /// Writes an entry whose lock is held; false where a prune is just deleting that row.
+    fn write(&self, name: &[u8], entry: i32) -> Result<bool, Refusal> {
         let mut key = Fields::empty();
-        key.set_at(0, text_datum(name)).set_at(1, place);
+        key.set_at(0, text_datum(name)).set_at(1, entry);
         let mut fields = key.unnamed();
         fields.set_at(2, xact::id());
         loop {
-            match self.at(name, place) {
-                None => self.0.insert(&fields)?,
+            match self.at(name, entry) {
+                None => self.0.insert(&fields),
                 Some(note) if note.own => return Ok(true),
                 Some(note) => match note.deleter {
-                    Deleter::None => self.0.update(note.version, &self.over(&fields, &note))?,
+                    Deleter::None => self.0.update(note.version, &self.over(&fields, &note)),
                     Deleter::Open => return Ok(false),
                     Deleter::Committed => continue,
                 },
@@ -107,7 +106,7 @@ impl Table {
                 // SAFETY: a copied row of this table.
                 note.own && unsafe { self.0.holds(note.tuple, &fields) }
             };
-            if self.0.has_triggers() && !self.at(name, place).is_some_and(|note| stands(&note)) {
+            if self.0.has_triggers() && !self.at(name, entry).is_some_and(|note| stands(&note)) {
                 return Err(self.0.meddled());
             }
             return Ok(true);
@@ -121,9 +120,9 @@ impl Table {
         fields.with_rest_of(&there, SPEC.columns.len())
     }
 
-    /// What is noted in a place.
-    fn at(&self, name: &[u8], place: i32) -> Option<Note> {
-        self.notes(name, AsSeen::Now).into_iter().find(|note| note.place == place)
+    /// The note of that number, where there is one.
+    fn at(&self, name: &[u8], entry: i32) -> Option<Note> {
+        self.notes(name, AsSeen::Now).into_iter().find(|note| note.entry == entry)
     }
 
     fn notes(&self, name: &[u8], as_seen: AsSeen) -> Vec<Note> {
@@ -148,10 +147,10 @@ impl Table {
         let mut null = false;
         // SAFETY: a copied row of this table, whose second column is a number.
         unsafe {
-            let place = pg_sys::heap_getattr(tuple, 2, (*self.0.table()).rd_att, &mut null);
+            let entry = pg_sys::heap_getattr(tuple, 2, (*self.0.table()).rd_att, &mut null);
             Note {
-                place: place.value() as i32,
-                version: Version::of(tuple),
+                entry: entry.value() as i32,
+                version: RowVersion::of(tuple),
                 own: xact::is_own(tuple),
                 deleter: Deleter::of(tuple),
                 tuple,

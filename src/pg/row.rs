@@ -1,9 +1,9 @@
 //! A row of fence.lease.
 
 use super::args::{text_bytes, text_datum};
-use super::composite::{bigints, read_bigints};
+use super::composite::{read_token_array, token_array};
+use super::row_version::RowVersion;
 use super::session_lock::SessionLock;
-use super::version::Version;
 use super::{compat, raw, xact};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Instant, Span, Token};
@@ -21,11 +21,11 @@ enum Column {
     Mode,
     Slots,
     Holder,
-    Session,
+    SessionLabel,
     Role,
     FirstToken,
-    Renewed,
-    Closing,
+    RenewalTokens,
+    ClosingToken,
     AcquiredAt,
     RenewedAt,
     ExpiresAt,
@@ -161,10 +161,10 @@ impl Fields {
             .set(Column::Slot, new.slot)
             .set(Column::Mode, mode as i8)
             .set(Column::Slots, slots)
-            .set(Column::Session, text_datum(new.session))
+            .set(Column::SessionLabel, text_datum(new.session))
             .set(Column::Role, name_datum(new.role))
-            .set(Column::FirstToken, new.token)
-            .set(Column::Renewed, bigints(&[]))
+            .set(Column::FirstToken, new.token.bigint())
+            .set(Column::RenewalTokens, token_array(&[]))
             .set(Column::AcquiredAt, new.now.micros())
             .set(Column::RenewedAt, new.now.micros())
             .set(Column::ExpiresAt, (new.now + new.ttl).micros())
@@ -297,10 +297,12 @@ impl Row {
         // SAFETY: the caller's promise.
         let fields = unsafe { Fields::of(tuple, row_type) };
         // SAFETY: an array of bigints; a valid tuple.
-        let (renewed, own) =
-            unsafe { (fields.get(Column::Renewed).map(|d| read_bigints(d)), xact::is_own(tuple)) };
-        let closing = fields.get(Column::Closing).map(|d| d.value() as Token);
-        let first = fields.int8(Column::FirstToken);
+        let (renewed, own) = unsafe {
+            (fields.get(Column::RenewalTokens).map(|d| read_token_array(d)), xact::is_own(tuple))
+        };
+        let closing =
+            fields.get(Column::ClosingToken).map(|d| Token::from_bigint(d.value() as i64));
+        let first = Token::from_bigint(fields.int8(Column::FirstToken));
         // Asked now: whoever decides has read the row after taking the grant's lock.
         let abandoned = closing.is_none()
             && fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
@@ -325,7 +327,7 @@ impl Row {
     pub fn renewed(&self, token: Token, now: Instant, ttl: Span) -> Fields {
         let mut fields = self.fields.unnamed();
         fields
-            .set(Column::Renewed, bigints(self.grant.tokens.renew(token).renewed()))
+            .set(Column::RenewalTokens, token_array(self.grant.tokens.renew(token).renewed()))
             .set(Column::RenewedAt, now.micros())
             .set(Column::ExpiresAt, (now + ttl).micros())
             .set(Column::TtlUs, ttl.micros())
@@ -336,7 +338,7 @@ impl Row {
     /// Its columns when it is closed.
     pub fn closed(&self, closing: Token, now: Instant) -> Fields {
         let mut fields = self.fields.unnamed();
-        fields.set(Column::Closing, closing).set(Column::EndedAt, now.micros());
+        fields.set(Column::ClosingToken, closing.bigint()).set(Column::EndedAt, now.micros());
         fields
     }
 
@@ -357,7 +359,7 @@ impl Row {
 
     /// The session that acquired it.
     pub fn session(&self) -> Vec<u8> {
-        self.text(Column::Session).unwrap_or_default()
+        self.text(Column::SessionLabel).unwrap_or_default()
     }
 
     /// The role that acquired it.
@@ -389,9 +391,9 @@ impl Row {
     }
 
     /// Which version it is.
-    pub fn version(&self) -> Version {
+    pub fn version(&self) -> RowVersion {
         // SAFETY: a copied tuple.
-        unsafe { Version::of(self.tuple) }
+        unsafe { RowVersion::of(self.tuple) }
     }
 
     /// Was this version written by the transaction that is asking?

@@ -64,7 +64,7 @@ fn parse(text: &[u8]) -> Option<Token> {
     }
     let value =
         text.iter().try_fold(0i64, |n, d| n.checked_mul(10)?.checked_add(i64::from(d - b'0')))?;
-    (value > 0).then_some(value)
+    (value > 0).then_some(Token::from_bigint(value))
 }
 
 unsafe extern "C-unwind" fn check(

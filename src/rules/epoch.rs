@@ -5,7 +5,7 @@
 //! seen, so each new life goes on at a number made from the clock, which is ahead of anything drawn one by one
 //! (2^20 tokens a second would be needed to catch up).
 
-use crate::{Instant, Span, Token};
+use crate::{Floor, Instant, Span, Token};
 
 /// Tokens per second of the clock, and the least that every move skips.
 pub const STRIDE: i64 = 1 << 20;
@@ -26,7 +26,7 @@ pub struct Identity {
     pub sequence: u32,
     /// Where the latest jump went to. A restore that loads the floor of another life after a jump, or the
     /// identity before one, leaves two that do not belong together.
-    pub floor: Token,
+    pub floor: Floor,
 }
 
 impl Identity {
@@ -37,7 +37,7 @@ impl Identity {
             self.system_identifier,
             u64::from(self.database),
             u64::from(self.sequence),
-            self.floor as u64,
+            self.floor.token().bigint() as u64,
         ])
     }
 }
@@ -102,7 +102,7 @@ pub fn due(recorded: &Recorded, identity: &Identity, start: Option<&Start>, pass
         return Due::Jump;
     }
     let began = start.is_some_and(|start| recorded.start == Some(start.mark()));
-    let least = recorded.began_at.filter(|_| began).unwrap_or(0).max(passed);
+    let least = recorded.began_at.filter(|_| began).unwrap_or(Token::BEFORE_ALL).max(passed);
     if recorded.last < least {
         // Somebody has loaded an earlier state over this one, or set the sequence back.
         return Due::Jump;
@@ -127,7 +127,7 @@ pub fn target(last: Token, now: Instant) -> Option<Token> {
 /// a snapshot rolled back, would then go on at numbers that have been seen.
 pub fn wait_for_clock(last: Token, now: Instant) -> Span {
     let (Some(next), Some(by_clock)) = (next(last), by_clock(now)) else { return Span::ZERO };
-    let lead = next - by_clock;
+    let lead = next.bigint() - by_clock.bigint();
     if (1..=2 * STRIDE).contains(&lead) {
         Span::from_micros(lead * 1_000_000 / STRIDE + 1)
     } else {
@@ -136,12 +136,12 @@ pub fn wait_for_clock(last: Token, now: Instant) -> Span {
 }
 
 fn next(last: Token) -> Option<Token> {
-    last.max(0).checked_add(STRIDE)
+    last.max(Token::BEFORE_ALL).bigint().checked_add(STRIDE).map(Token::from_bigint)
 }
 
 fn by_clock(now: Instant) -> Option<Token> {
     let elapsed = i128::from(now.since(CLOCK_ZERO).micros().max(0));
-    i64::try_from(elapsed * i128::from(STRIDE) / 1_000_000).ok()
+    i64::try_from(elapsed * i128::from(STRIDE) / 1_000_000).ok().map(Token::from_bigint)
 }
 
 #[cfg(test)]
@@ -150,16 +150,38 @@ mod tests {
 
     const LONG_AGO: Instant = Instant::from_micros(0);
 
-    const IDENTITY: Identity =
-        Identity { timeline: 1, system_identifier: 7, database: 5, sequence: 9, floor: 50 };
+    const IDENTITY: Identity = Identity {
+        timeline: 1,
+        system_identifier: 7,
+        database: 5,
+        sequence: 9,
+        floor: Floor::at(token(50)),
+    };
     const START: Start = Start { server: Instant::from_micros(1_000), database: 5, file: 16_400 };
+
+    const fn token(number: i64) -> Token {
+        Token::from_bigint(number)
+    }
+
+    /// Where the sequence moves on to from there.
+    fn target(last: i64, now: Instant) -> Option<i64> {
+        super::target(token(last), now).map(Token::bigint)
+    }
+
+    fn wait_for_clock(last: i64, now: Instant) -> Span {
+        super::wait_for_clock(token(last), now)
+    }
+
+    fn due(recorded: &Recorded, identity: &Identity, start: Option<&Start>, passed: i64) -> Due {
+        super::due(recorded, identity, start, token(passed))
+    }
 
     fn recorded() -> Recorded {
         Recorded {
             identity: Some(IDENTITY.mark()),
             start: Some(START.mark()),
-            began_at: Some(100),
-            last: 120,
+            began_at: Some(token(100)),
+            last: token(120),
         }
     }
 
@@ -184,7 +206,11 @@ mod tests {
             let now = hour + Span::from_micros(later);
             let then = now + wait_for_clock(first + drawn, now);
             assert!(then > now && then <= now + Span::from_secs(2));
-            assert_eq!(target(first + drawn, then), by_clock(then), "the clock decides");
+            assert_eq!(
+                target(first + drawn, then),
+                by_clock(then).map(Token::bigint),
+                "the clock decides"
+            );
         }
         assert_eq!(wait_for_clock(first, hour + Span::from_secs(1)), Span::ZERO);
         // Far ahead of the clock, waiting is of no use.
@@ -225,7 +251,7 @@ mod tests {
             Identity { system_identifier: 8, ..IDENTITY },
             Identity { database: 6, ..IDENTITY },
             Identity { sequence: 10, ..IDENTITY },
-            Identity { floor: 49, ..IDENTITY },
+            Identity { floor: Floor::at(token(49)), ..IDENTITY },
         ] {
             assert_eq!(due(&recorded(), &other, Some(&START), 0), Due::Jump);
         }
@@ -247,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_sequence_below_where_this_life_began_is_an_older_one() {
-        let at = |last| Recorded { last, ..recorded() };
+        let at = |last| Recorded { last: token(last), ..recorded() };
         assert_eq!(due(&at(100), &IDENTITY, Some(&START), 0), Due::Nothing);
         assert_eq!(due(&at(99), &IDENTITY, Some(&START), 0), Due::Jump);
         assert_eq!(due(&at(110), &IDENTITY, Some(&START), 111), Due::Jump);

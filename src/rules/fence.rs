@@ -152,98 +152,105 @@ mod tests {
     use super::*;
     use Order::{Monotonic, Strict};
 
-    fn update(old: Option<Token>, new: Option<Token>, named: bool) -> Write {
-        Write { old: Some(old), new: Some(new), named, ambient: None }
+    fn token(number: i64) -> Token {
+        Token::from_bigint(number)
+    }
+
+    fn update(old: Option<i64>, new: Option<i64>, named: bool) -> Write {
+        let column = |number: Option<i64>| Some(number.map(token));
+        Write { old: column(old), new: column(new), named, ambient: None }
+    }
+
+    /// All tokens from 1 to 99 were drawn.
+    fn issued(token: Token) -> bool {
+        (1..=99).contains(&token.bigint())
+    }
+
+    fn land(number: i64, stamp: bool) -> Verdict {
+        Verdict::Land { token: token(number), stamp }
+    }
+
+    fn stale(presented: i64, stored: i64) -> Verdict {
+        Verdict::Stale { presented: token(presented), stored: token(stored) }
+    }
+
+    fn never_issued(presented: i64) -> Verdict {
+        Verdict::NeverIssued { presented: token(presented) }
     }
 
     fn verdict(write: Write, order: Order) -> Verdict {
-        judge(&write, order, |t| (1..=99).contains(&t))
+        judge(&write, order, issued)
     }
 
     #[test]
     fn the_column_comes_first() {
-        let land = |token| Verdict::Land { token, stamp: false };
-        assert_eq!(verdict(update(Some(33), Some(34), true), Strict), land(34));
-        assert_eq!(
-            verdict(update(Some(34), Some(33), true), Strict),
-            Verdict::Stale { presented: 33, stored: 34 }
-        );
-        assert_eq!(verdict(update(None, Some(1), true), Strict), land(1));
-        assert_eq!(
-            verdict(update(Some(3), Some(100), true), Strict),
-            Verdict::NeverIssued { presented: 100 }
-        );
-        assert_eq!(
-            verdict(update(Some(3), Some(0), true), Strict),
-            Verdict::NeverIssued { presented: 0 }
-        );
+        assert_eq!(verdict(update(Some(33), Some(34), true), Strict), land(34, false));
+        assert_eq!(verdict(update(Some(34), Some(33), true), Strict), stale(33, 34));
+        assert_eq!(verdict(update(None, Some(1), true), Strict), land(1, false));
+        assert_eq!(verdict(update(Some(3), Some(100), true), Strict), never_issued(100));
+        assert_eq!(verdict(update(Some(3), Some(0), true), Strict), never_issued(0));
         assert_eq!(verdict(update(Some(3), None, true), Monotonic), Verdict::Unfenced);
-        let both = Write { ambient: Some(50), ..update(Some(3), Some(40), true) };
-        assert_eq!(verdict(both, Strict), land(40));
+        let both = Write { ambient: Some(token(50)), ..update(Some(3), Some(40), true) };
+        assert_eq!(verdict(both, Strict), land(40, false));
     }
 
     #[test]
     fn an_equal_value_presents_nothing_but_in_monotonic_where_it_is_named() {
         let same = |named| update(Some(34), Some(34), named);
-        assert_eq!(verdict(same(true), Strict), Verdict::Stale { presented: 34, stored: 34 });
+        assert_eq!(verdict(same(true), Strict), stale(34, 34));
         assert_eq!(verdict(same(false), Strict), Verdict::Unfenced);
-        assert_eq!(verdict(same(true), Monotonic), Verdict::Land { token: 34, stamp: false });
+        assert_eq!(verdict(same(true), Monotonic), land(34, false));
         assert_eq!(verdict(same(false), Monotonic), Verdict::Unfenced);
         assert_eq!(verdict(update(None, None, true), Monotonic), Verdict::Unfenced);
     }
 
     #[test]
     fn the_ambient_token_is_stamped_and_judged() {
-        let with = |token, old| Write { ambient: Some(token), ..update(old, old, false) };
-        assert_eq!(verdict(with(35, Some(34)), Strict), Verdict::Land { token: 35, stamp: true });
-        assert_eq!(
-            verdict(with(34, Some(34)), Strict),
-            Verdict::Stale { presented: 34, stored: 34 }
-        );
-        assert_eq!(
-            verdict(with(34, Some(34)), Monotonic),
-            Verdict::Land { token: 34, stamp: true }
-        );
-        let delete = Write { old: Some(Some(3)), new: None, named: false, ambient: Some(4) };
-        assert_eq!(verdict(delete, Strict), Verdict::Land { token: 4, stamp: false });
+        let with = |number, old| Write { ambient: Some(token(number)), ..update(old, old, false) };
+        assert_eq!(verdict(with(35, Some(34)), Strict), land(35, true));
+        assert_eq!(verdict(with(34, Some(34)), Strict), stale(34, 34));
+        assert_eq!(verdict(with(34, Some(34)), Monotonic), land(34, true));
+        let delete =
+            Write { old: Some(Some(token(3))), new: None, named: false, ambient: Some(token(4)) };
+        assert_eq!(verdict(delete, Strict), land(4, false));
         let bare = Write { ambient: None, ..delete };
         assert_eq!(verdict(bare, Strict), Verdict::Unfenced);
-        let insert = Write { old: None, new: Some(None), named: true, ambient: Some(4) };
-        assert_eq!(verdict(insert, Strict), Verdict::Land { token: 4, stamp: true });
+        let insert = Write { old: None, new: Some(None), named: true, ambient: Some(token(4)) };
+        assert_eq!(verdict(insert, Strict), land(4, true));
     }
 
     #[test]
     fn a_managed_write_presents_the_ambient_token_and_nothing_else() {
-        let managed = |write: &Write, bound| judge_managed(write, bound, |t| (1..=99).contains(&t));
+        let managed = |write: &Write, bound| judge_managed(write, bound, issued);
         for new in [None, Some(3), Some(33), Some(34), Some(50), Some(100), Some(-1)] {
             for bound in [false, true] {
                 let bare = update(Some(34), new, true);
                 assert_eq!(managed(&bare, bound), Verdict::Unfenced);
-                let with = |token| Write { ambient: Some(token), ..bare };
-                let lands = |token| Verdict::Land { token, stamp: new != Some(token) };
+                let with = |number| Write { ambient: Some(token(number)), ..bare };
+                let lands = |number| land(number, new != Some(number));
                 assert_eq!(managed(&with(34), bound), lands(34));
                 assert_eq!(managed(&with(50), bound), lands(50));
-                assert_eq!(managed(&with(33), bound), Verdict::Stale { presented: 33, stored: 34 });
-                assert_eq!(managed(&with(100), bound), Verdict::NeverIssued { presented: 100 });
+                assert_eq!(managed(&with(33), bound), stale(33, 34));
+                assert_eq!(managed(&with(100), bound), never_issued(100));
             }
         }
     }
 
     #[test]
     fn a_managed_row_may_be_created_without_a_token_where_no_lease_guards_it() {
-        let managed = |write: &Write, bound| judge_managed(write, bound, |t| (1..=99).contains(&t));
+        let managed = |write: &Write, bound| judge_managed(write, bound, issued);
         for new in [None, Some(7)] {
-            let insert = Write { old: None, new: Some(new), named: true, ambient: None };
+            let insert = Write { old: None, new: Some(new.map(token)), named: true, ambient: None };
             assert_eq!(managed(&insert, false), Verdict::LandWithout);
             assert_eq!(managed(&insert, true), Verdict::Unfenced);
-            let with = Write { ambient: Some(7), ..insert };
-            let stamped = Verdict::Land { token: 7, stamp: new.is_none() };
+            let with = Write { ambient: Some(token(7)), ..insert };
+            let stamped = land(7, new.is_none());
             assert_eq!(managed(&with, false), stamped);
             assert_eq!(managed(&with, true), stamped);
         }
         let delete = Write { old: Some(None), new: None, named: true, ambient: None };
         assert_eq!(managed(&delete, false), Verdict::Unfenced);
-        let with = Write { ambient: Some(7), ..delete };
-        assert_eq!(managed(&with, false), Verdict::Land { token: 7, stamp: false });
+        let with = Write { ambient: Some(token(7)), ..delete };
+        assert_eq!(managed(&with, false), land(7, false));
     }
 }

@@ -11,27 +11,11 @@ pub mod grant;
 pub mod locks;
 pub mod template;
 mod time;
+mod token;
+pub mod trigger_arguments;
 
 pub use time::{Instant, Span};
-
-/// A fencing token: a positive number from `fence.token_seq`.
-pub type Token = i64;
-
-/// Where the latest jump of the token sequence went to. A grant whose latest token is not above it may have been
-/// replaced in what the database has lost: no token of it speaks until its holder has renewed it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Floor(pub Token);
-
-impl Floor {
-    /// No jump has been.
-    pub const NONE: Floor = Floor(0);
-
-    /// Was the latest token of a grant drawn after the jump?
-    #[inline]
-    pub const fn is_below(self, latest: Token) -> bool {
-        latest > self.0
-    }
-}
+pub use token::{Floor, Token};
 
 /// The longest name of a lease, in bytes of the database's encoding.
 pub const NAME_MAX: usize = 512;

@@ -94,9 +94,9 @@ pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
 
 /// A token: at least 1.
 pub fn token(args: &Args, n: usize) -> Result<Token, Refusal> {
-    match args.int8(n) {
+    match args.token(n) {
         None => Err(errors::null_token()),
-        Some(token) if token >= 1 => Ok(token),
+        Some(token) if token > Token::BEFORE_ALL => Ok(token),
         Some(_) => Err(errors::bad_argument(
             "token",
             "a fencing token is at least 1",

@@ -23,9 +23,11 @@ sql_functions! {
     fence_status, pg_finfo_fence_status => status::status;
     fence_blocking_pids, pg_finfo_fence_blocking_pids => status::blocking_pids;
     fence_session_alive, pg_finfo_fence_session_alive => status::session_alive;
-    fence_uncommitted, pg_finfo_fence_uncommitted => status::uncommitted;
-    fence_checked_name, pg_finfo_fence_checked_name => status::checked_name;
-    fence_greatest, pg_finfo_fence_greatest => status::greatest;
+    fence_uncommitted_grants, pg_finfo_fence_uncommitted_grants => status::uncommitted_grants;
+    fence_checked_lease_name, pg_finfo_fence_checked_lease_name => status::checked_lease_name;
+    fence_max_column_value, pg_finfo_fence_max_column_value => status::max_column_value;
     fence_record_creation, pg_finfo_fence_record_creation => status::record_creation;
+    fence_protect, pg_finfo_fence_protect => fence::protect;
+    fence_audit, pg_finfo_fence_audit => fence::audit;
     fenced, pg_finfo_fenced => fence::fenced;
 }

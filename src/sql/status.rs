@@ -5,7 +5,7 @@ use crate::pg::args::{text_datum, Answer, Args};
 use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::LeaseTable;
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::row::Row;
 use crate::pg::session_lock::SessionLock;
 use crate::pg::{column, composite, relation, server};
@@ -24,7 +24,7 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
     Ok(composite::row(
         args,
         &[
-            tokens::last()?.map(Into::into),
+            tokens::last()?.map(|last| last.bigint().into()),
             Some((server::timeline() as i32).into()),
             Some((server::system_identifier() as i64).into()),
             Some(tokens::jumps()?.into()),
@@ -39,18 +39,20 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
 pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     let (Some(name), Some(slot)) = (args.text(0), args.int4(1)) else { return Ok(Answer::Null) };
     // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
-    Ok(composite::int4_array(&Tag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode)))
+    Ok(composite::int4_array(
+        &LockTag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode),
+    ))
 }
 
 /// `fence.session_alive(first_token) → boolean`
 pub fn session_alive(args: Args) -> Result<Answer, Refusal> {
-    Ok(args.int8(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
+    Ok(args.token(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
 }
 
-/// `fence.uncommitted() → setof fence.lease`: what other sessions have acquired and not committed. A standby has
+/// `fence.uncommitted_grants() → setof fence.lease`: what other sessions have acquired and not committed. A standby has
 /// the rows, but cannot tell whose they are.
-pub fn uncommitted(args: Args) -> Result<Answer, Refusal> {
-    let rows = if server::in_recovery() || !Tag::others_write_grants() {
+pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
+    let rows = if server::in_recovery() || !LockTag::others_write_grants() {
         Vec::new()
     } else {
         LeaseTable::open(Access::Read)?.uncommitted()
@@ -58,21 +60,21 @@ pub fn uncommitted(args: Args) -> Result<Answer, Refusal> {
     Ok(composite::rows(args, rows.iter().map(Row::tuple)))
 }
 
-/// `fence.checked_name(name, token) → text`
-pub fn checked_name(args: Args) -> Result<Answer, Refusal> {
+/// `fence.checked_lease_name(name, token) → text`
+pub fn checked_lease_name(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
-    if args.int8(1).is_some() {
+    if args.token(1).is_some() {
         arguments::token(&args, 1)?;
     }
     Ok(Answer::Value(text_datum(&name)))
 }
 
-/// `fence.greatest(relation, attribute) → bigint`: the greatest value of a column, for the audit.
-pub fn greatest(args: Args) -> Result<Answer, Refusal> {
+/// `fence.max_column_value(relation, attnum) → bigint`: the greatest value of a column, for the audit.
+pub fn max_column_value(args: Args) -> Result<Answer, Refusal> {
     let (Some(relation), Some(column)) = (args.oid(0), args.int4(1)) else {
         return Ok(Answer::Null);
     };
-    Ok(i16::try_from(column).ok().and_then(|c| column::greatest(relation, c)).into())
+    Ok(i16::try_from(column).ok().and_then(|c| column::max_value(relation, c)).into())
 }
 
 /// `fence.record_creation()`: begins the life of the database in which the extension is created.

@@ -51,9 +51,9 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         "SELECT setval('fence.token_seq', 1)",
         "SELECT setval('fence.token_seq', 1, false)",
         "SELECT nextval('fence.token_seq')",
-        "SELECT setval('fence.identity_seq', 1)",
-        "SELECT setval('fence.floor_seq', 1)",
-        "SELECT nextval('fence.epoch_seq')",
+        "SELECT setval('fence.database_identity_seq', 1)",
+        "SELECT setval('fence.jump_token_seq', 1)",
+        "SELECT nextval('fence.jump_count_seq')",
         "ALTER SEQUENCE fence.token_seq RESTART",
         "ALTER SEQUENCE fence.token_seq CACHE 10",
         "ALTER SEQUENCE fence.token_seq OWNER TO CURRENT_USER",
@@ -67,7 +67,7 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         "MERGE INTO fence.lease l USING (VALUES (1)) v ON true WHEN MATCHED THEN DELETE",
         "SELECT 1 FROM fence.lease FOR UPDATE",
         "SELECT 1 FROM fence.guarded_commits",
-        "SELECT last_value FROM fence.start_seq",
+        "SELECT last_value FROM fence.server_start_seq",
         "BEGIN; LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE",
         "ALTER TABLE fence.lease DISABLE TRIGGER ALL",
         "CREATE TRIGGER t BEFORE UPDATE ON fence.lease FOR EACH ROW \
@@ -135,9 +135,9 @@ fn temporary_objects_shadow_nothing(lab: &Lab) -> Result<()> {
         "CREATE TEMP TABLE lease (LIKE fence.leases);
          CREATE TEMP VIEW leases AS SELECT 'job'::text AS name;
          CREATE TEMP SEQUENCE token_seq START 1000;
-         CREATE TEMP SEQUENCE floor_seq START 1000;
-         CREATE TEMP SEQUENCE identity_seq;
-         CREATE TEMP SEQUENCE epoch_seq;
+         CREATE TEMP SEQUENCE jump_token_seq START 1000;
+         CREATE TEMP SEQUENCE database_identity_seq;
+         CREATE TEMP SEQUENCE jump_count_seq;
          CREATE TEMP TABLE pg_class (oid oid);
          CREATE TEMP TABLE pg_extension (extname text, extversion text);
          CREATE TEMP TABLE pg_sequence (n int);

@@ -17,7 +17,7 @@ pub fn by_clock(session: &mut Session) -> Result<i64> {
 
 /// Where the latest jump went to.
 pub fn floor(session: &mut Session) -> Result<i64> {
-    session.one("SELECT last_value FROM fence.floor_seq", &[])
+    session.one("SELECT last_value FROM fence.jump_token_seq", &[])
 }
 
 /// How often the sequence has jumped.

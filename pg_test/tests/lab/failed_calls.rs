@@ -76,7 +76,8 @@ fn what_the_clock_has_ended_does_not_come_back_beside_a_grant(lab: &Lab) -> Resu
             session.wait_expired("job")?;
             let token = session.granted(&ask(other, "1 h"))?;
             // Whatever the clock will be: nothing but the grant is open.
-            let open = session.granted("SELECT count(*) FROM fence.lease WHERE closing IS NULL")?;
+            let open =
+                session.granted("SELECT count(*) FROM fence.lease WHERE closing_token IS NULL")?;
             ensure!(open == 1, "{other} upon {kind}: {open} are open");
             session.release("job", token)?.expect("held");
         }

@@ -193,7 +193,7 @@ fn dropping_it_is_refused_while_a_table_is_fenced(lab: &Lab) -> Result<()> {
 /// What must not change when a call is refused.
 fn state(session: &mut Session) -> Result<Option<String>> {
     session.text(
-        "SELECT (SELECT last_value FROM fence.token_seq) || ' ' || (SELECT last_value FROM fence.epoch_seq) \
+        "SELECT (SELECT last_value FROM fence.token_seq) || ' ' || (SELECT last_value FROM fence.jump_count_seq) \
          || ' ' || (SELECT jsonb_agg(l ORDER BY name) FROM fence.lease l)",
     )
 }
@@ -265,7 +265,7 @@ fn a_library_without_its_sql_objects_says_how_to_mend_it(lab: &Lab) -> Result<()
     // As if these were the objects of an earlier version that had no epochs.
     session.run(
         "UPDATE pg_extension SET extversion = '0.0.9' WHERE extname = 'pg_fence';
-         ALTER EXTENSION pg_fence DROP SEQUENCE fence.floor_seq; DROP SEQUENCE fence.floor_seq",
+         ALTER EXTENSION pg_fence DROP SEQUENCE fence.jump_token_seq; DROP SEQUENCE fence.jump_token_seq",
     )?;
     ensure!(session.text(versions)? == Some(format!("{version} 0.0.9")));
     let fault = session.refused("SELECT fence_new_epoch()", "55000")?;

@@ -11,7 +11,7 @@ const SESSIONS: u64 = 8;
 /// What lives now, by one snapshot: kinds, slots of the least number in force, grants.
 const LIVING: &str = "SELECT count(DISTINCT (mode, slots)), min(slots), count(*)
                         FROM fence.lease
-                       WHERE name = 'job' AND closing IS NULL AND expires_at > clock_timestamp()";
+                       WHERE name = 'job' AND closing_token IS NULL AND expires_at > clock_timestamp()";
 
 fn fits(session: &mut Session) -> Result<()> {
     let rows = session.rows(LIVING)?;

@@ -60,8 +60,8 @@ const KINDS: [(&str, &str, &str); 14] = [
     ),
     (
         "mode => 'managed', lease => 'order:{id}', verify => true, events => 'update,delete'",
-        "O fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'managed', 'order:{id}', '', 'free insert'); \
-         O fenced_verify AFTER INSERT OR UPDATE ('fence', 'managed', 'order:{id}', 'verify', 'free insert')",
+        "O fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'managed', 'order:{id}', '', 'unfenced insert'); \
+         O fenced_verify AFTER INSERT OR UPDATE ('fence', 'managed', 'order:{id}', 'verify', 'unfenced insert')",
         "0",
     ),
 ];
@@ -144,7 +144,7 @@ fn called_again_it_keeps_what_the_call_leaves_out(lab: &Lab) -> Result<()> {
     shows(
         &mut db,
         TRIGGERS,
-        "O fenced BEFORE INSERT OR DELETE ('fence', 'managed', 'o:{id}', '', 'free insert')",
+        "O fenced BEFORE INSERT OR DELETE ('fence', 'managed', 'o:{id}', '', 'unfenced insert')",
     )?;
     // A single trigger against TRUNCATE tells it too.
     db.protect("mode => 'strict', events => 'truncate'")?;

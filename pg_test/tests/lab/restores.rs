@@ -286,7 +286,7 @@ fn a_role_that_may_use_leases_may_dump_them(lab: &Lab) -> Result<()> {
     // What it may read it may not write.
     let mut owner_session = db.connect_as(&owner)?;
     for write in [
-        "UPDATE fence.lease SET closing = 1",
+        "UPDATE fence.lease SET closing_token = 1",
         "SELECT setval('fence.token_seq', 1)",
         "SELECT nextval('fence.token_seq')",
         "SELECT * FROM fence.lease FOR UPDATE",

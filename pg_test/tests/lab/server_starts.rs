@@ -278,7 +278,7 @@ fn a_base_backup_started_as_it_is_gives_no_token_twice(lab: &Lab) -> Result<()> 
 #[lab_test]
 fn a_mark_that_was_made_logged_tells_nothing(lab: &Lab) -> Result<()> {
     let mut server = CrashTest::start(lab.builder())?;
-    let admin = server.session("ALTER SEQUENCE fence.start_seq SET LOGGED")?;
+    let admin = server.session("ALTER SEQUENCE fence.server_start_seq SET LOGGED")?;
     // Each session takes itself for the first, but only once.
     let first = server.see(admin, "SELECT lease_acquire('a')")?;
     ensure!(server.see(admin, "SELECT lease_acquire('b')")? == first + 1, "moved on twice");
@@ -296,7 +296,7 @@ fn a_mark_that_was_made_logged_tells_nothing(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn a_mark_that_was_logged_during_a_crash_is_not_believed_later(lab: &Lab) -> Result<()> {
     let mut server = CrashTest::start(lab.builder())?;
-    server.session("ALTER SEQUENCE fence.start_seq SET LOGGED")?;
+    server.session("ALTER SEQUENCE fence.server_start_seq SET LOGGED")?;
     server.checkpoint()?;
     let open = server.session("BEGIN")?;
     server.see(open, "SELECT lease_acquire('a')")?;
@@ -304,7 +304,7 @@ fn a_mark_that_was_logged_during_a_crash_is_not_believed_later(lab: &Lab) -> Res
     // The server's start time is the same after this crash, and the mark was not emptied.
     let cluster = server.crash_of_one_only()?;
     let mut session = cluster.connect("postgres")?;
-    session.run("ALTER SEQUENCE fence.start_seq SET UNLOGGED")?;
+    session.run("ALTER SEQUENCE fence.server_start_seq SET UNLOGGED")?;
     let next = draw(&mut cluster.connect("postgres")?)?;
     ensure!(next > seen, "{next} after {seen}");
     // From now on it tells starts apart again.
@@ -546,7 +546,7 @@ fn what_a_restore_loads_first_does_not_speak(lab: &Lab) -> Result<()> {
         ensure!(hint.contains("call lease_renew"), "{refusal}");
     }
     // The sequences one by one, in each order; then whoever was connected or comes later is silenced.
-    let sequences = ["token_seq", "floor_seq", "identity_seq", "epoch_seq"];
+    let sequences = ["token_seq", "jump_token_seq", "database_identity_seq", "jump_count_seq"];
     for order in [[0, 1, 2, 3], [2, 0, 3, 1], [1, 2, 0, 3]] {
         for n in order {
             let options = ["--data-only", "-n", "fence", "-t", sequences[n]];

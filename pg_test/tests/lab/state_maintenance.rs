@@ -109,7 +109,7 @@ const MAINTENANCE: &[&str] = &[
     "ALTER INDEX fence.lease_pkey SET TABLESPACE elsewhere",
     "CREATE INDEX CONCURRENTLY extra ON fence.lease (split_part(name, ':', 1))",
     "DROP INDEX CONCURRENTLY fence.extra",
-    "CREATE INDEX extra ON fence.lease (expires_at) WHERE closing IS NULL",
+    "CREATE INDEX extra ON fence.lease (expires_at) WHERE closing_token IS NULL",
     "DROP INDEX fence.extra",
     "ANALYZE fence.lease",
     "VACUUM (FREEZE, TRUNCATE) fence.lease",
@@ -372,11 +372,11 @@ fn commits_at_the_same_time_have_rows_of_their_own(lab: &Lab) -> Result<()> {
     for end in ["COMMIT PREPARED 'p1'", "ROLLBACK PREPARED 'p0'", "COMMIT PREPARED 'p2'"] {
         session.run(end)?;
     }
-    let places = "SELECT string_agg(place::text, ',' ORDER BY place) FROM fence.guarded_commits";
-    ensure!(session.text(places)?.as_deref() == Some("1,2"));
+    let entries = "SELECT string_agg(entry::text, ',' ORDER BY entry) FROM fence.guarded_commits";
+    ensure!(session.text(entries)?.as_deref() == Some("1,2"));
     session.run(&format!("{guarded} t3 (); PREPARE TRANSACTION 'p3'"))?;
     session.run("COMMIT PREPARED 'p3'")?;
-    ensure!(session.text(places)?.as_deref() == Some("0,1,2"));
+    ensure!(session.text(entries)?.as_deref() == Some("0,1,2"));
     // An open prune neither waits nor is waited for.
     let mut prune = db.connect()?;
     session.release("job", token)?.expect("held");
@@ -391,7 +391,7 @@ fn commits_at_the_same_time_have_rows_of_their_own(lab: &Lab) -> Result<()> {
     ))?;
     session.run("COMMIT PREPARED 'p4'")?;
     prune.run("COMMIT")?;
-    ensure!(session.text(places)?.as_deref() == Some("0"));
+    ensure!(session.text(entries)?.as_deref() == Some("0"));
     Ok(())
 }
 

@@ -80,7 +80,7 @@ fn every_hand_over_stands(session: &mut Session, all: &[HandOver]) -> Result<()>
     ensure!(session.truth(&format!("SELECT count(*) = {LEASES} FROM fence.lease"))?);
     // What nobody touched stands, too.
     ensure!(session.truth(&format!(
-        "SELECT count(*) = {} FROM fence.lease WHERE holder = 'A' AND closing IS NULL",
+        "SELECT count(*) = {} FROM fence.lease WHERE holder = 'A' AND closing_token IS NULL",
         LEASES - all.len() as i32
     ))?);
     let granted = &all[0];

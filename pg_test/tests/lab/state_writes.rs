@@ -92,7 +92,7 @@ fn a_trigger_for_a_column_fires_when_that_is_written(lab: &Lab) -> Result<()> {
     let (_db, mut session) = with_log(lab)?;
     session.run(
         "CREATE TRIGGER r AFTER UPDATE OF expires_at ON fence.lease FOR EACH ROW EXECUTE FUNCTION log();
-         CREATE TRIGGER c BEFORE UPDATE OF closing ON fence.lease FOR EACH ROW EXECUTE FUNCTION log();
+         CREATE TRIGGER c BEFORE UPDATE OF closing_token ON fence.lease FOR EACH ROW EXECUTE FUNCTION log();
          CREATE TRIGGER w AFTER UPDATE ON fence.lease FOR EACH ROW
             WHEN (OLD.first_token <> NEW.first_token) EXECUTE FUNCTION log()",
     )?;
@@ -188,11 +188,11 @@ fn a_trigger_that_changes_what_was_written_is_refused(lab: &Lab) -> Result<()> {
         "NEW.holder := 'somebody else'",
         "NEW.role := 'postgres2'",
         "NEW.first_token := NEW.first_token - 1",
-        "NEW.renewed := NEW.renewed || NEW.first_token + 5",
+        "NEW.renewal_tokens := NEW.renewal_tokens || NEW.first_token + 5",
         "NEW.expires_at := NEW.expires_at + interval '1 us'",
         "NEW.ttl_us := NEW.ttl_us + 1",
         "NEW.metadata := '{\"other\": true}'",
-        "NEW.closing := 1",
+        "NEW.closing_token := 1",
     ];
     let token =
         session.granted("SELECT lease_acquire('there', 'me', '1 h', metadata => '{\"a\": 1}')")?;
@@ -279,6 +279,14 @@ fn an_error_of_a_trigger_leaves_nothing_granted(lab: &Lab) -> Result<()> {
         fault.context
     );
     ensure!(session.notices().iter().any(|n| n.message == "seen"));
+    // Nor does it matter that it is an earlier one that is raised again.
+    let again = "BEGIN RAISE 'first' USING ERRCODE = 'XY001', DETAIL = 'd', HINT = 'h', TABLE = 't';
+        EXCEPTION WHEN SQLSTATE 'XY001' THEN
+            BEGIN RAISE 'second' USING ERRCODE = 'XY002'; EXCEPTION WHEN OTHERS THEN NULL; END; RAISE; END;";
+    meddle(&mut session, "AFTER INSERT ON fence.lease", again)?;
+    let fault = session.refused("SELECT lease_acquire('new')", "XY001")?;
+    let fields = [&fault.detail, &fault.hint, &fault.table].map(|f| f.as_deref().unwrap_or("-"));
+    ensure!(fault.message == "first" && fields == ["d", "h", "t"], "{fault}: {fields:?}");
     Ok(())
 }
 
@@ -288,7 +296,7 @@ fn a_deferred_trigger_fires_at_commit(lab: &Lab) -> Result<()> {
     let (mut session, mut other) = (db.connect()?, db.connect()?);
     session.run(
         "CREATE FUNCTION check_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-            IF (SELECT count(*) FROM fence.lease WHERE closing IS NULL) > 1 THEN
+            IF (SELECT count(*) FROM fence.lease WHERE closing_token IS NULL) > 1 THEN
                 RAISE EXCEPTION 'one at a time' USING ERRCODE = 'XY124';
             END IF; RETURN NULL; END $$;
          CREATE CONSTRAINT TRIGGER one AFTER INSERT OR UPDATE ON fence.lease DEFERRABLE INITIALLY DEFERRED
@@ -380,16 +388,19 @@ fn indexes_agree(session: &mut Session, table: &str, conditions: &[&str]) -> Res
 fn indexes_of_every_kind_find_what_the_table_has(lab: &Lab) -> Result<()> {
     let indexes = [
         ("ON fence.lease (split_part(name, ':', 1))", "split_part(name, ':', 1) = 'job'"),
-        ("ON fence.lease (expires_at) WHERE closing IS NULL", "closing IS NULL"),
-        ("ON fence.lease (ended_at) WHERE closing IS NOT NULL", "closing IS NOT NULL"),
+        ("ON fence.lease (expires_at) WHERE closing_token IS NULL", "closing_token IS NULL"),
+        ("ON fence.lease (ended_at) WHERE closing_token IS NOT NULL", "closing_token IS NOT NULL"),
         ("ON fence.lease (lower(holder)) WHERE ttl_us > 1", "lower(holder) = 'me' AND ttl_us > 1"),
         ("ON fence.lease (first_token)", "first_token > 0"),
         ("ON fence.lease (renewals) INCLUDE (holder)", "renewals > 0"),
-        ("ON fence.lease USING hash (session)", "session = (SELECT min(session) FROM fence.lease)"),
+        (
+            "ON fence.lease USING hash (session_label)",
+            "session_label = (SELECT min(session_label) FROM fence.lease)",
+        ),
         ("ON fence.lease USING gin (metadata)", "metadata @> '{\"a\": 1}'"),
         (
-            "ON fence.lease USING gin (renewed)",
-            "renewed @> ARRAY[(SELECT max(first_token) + 1 FROM fence.lease)]",
+            "ON fence.lease USING gin (renewal_tokens)",
+            "renewal_tokens @> ARRAY[(SELECT max(first_token) + 1 FROM fence.lease)]",
         ),
         ("ON fence.lease USING brin (acquired_at)", "acquired_at > '2000-01-01'"),
     ];
@@ -421,7 +432,7 @@ fn indexes_of_every_kind_find_what_the_table_has(lab: &Lab) -> Result<()> {
 fn unique_indexes_and_exclusion_constraints_hold(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
-    session.run("CREATE UNIQUE INDEX one ON fence.lease (holder) WHERE closing IS NULL")?;
+    session.run("CREATE UNIQUE INDEX one ON fence.lease (holder) WHERE closing_token IS NULL")?;
     let token = session.granted("SELECT lease_acquire('a', 'me', '1 h')")?;
     session.refused("SELECT lease_acquire('b', 'me', '1 h')", "23505")?;
     session.renew("a", token)?.expect("held");
@@ -430,7 +441,7 @@ fn unique_indexes_and_exclusion_constraints_hold(lab: &Lab) -> Result<()> {
     session.release("b", token)?.expect("held");
     session.run(
         "DROP INDEX fence.one;
-         ALTER TABLE fence.lease ADD CONSTRAINT apart EXCLUDE USING btree (holder WITH =) WHERE (closing IS NULL)",
+         ALTER TABLE fence.lease ADD CONSTRAINT apart EXCLUDE USING btree (holder WITH =) WHERE (closing_token IS NULL)",
     )?;
     let token = session.granted("SELECT lease_acquire('a', 'me', '1 h')")?;
     session.refused("SELECT lease_acquire('b', 'me', '1 h')", "23P01")?;
@@ -492,7 +503,7 @@ fn columns_of_ours_that_were_altered_are_refused(lab: &Lab) -> Result<()> {
         "ALTER holder TYPE varchar(100)",
         "ALTER mode TYPE text",
         "ALTER slot TYPE bigint",
-        "ALTER renewed TYPE text USING renewed::text",
+        "ALTER renewal_tokens TYPE text USING renewal_tokens::text",
         "DROP metadata CASCADE",
     ] {
         let db = lab.database()?;
@@ -538,15 +549,15 @@ fn commits_of_guarded_transactions_enter_all_indexes_and_columns(lab: &Lab) -> R
     let mut session = db.connect()?;
     session.run(
         "CREATE INDEX ON fence.guarded_commits (split_part(name, ':', 1));
-         CREATE INDEX ON fence.guarded_commits (place) WHERE xact > '3';
-         CREATE INDEX ON fence.guarded_commits (xact);
+         CREATE INDEX ON fence.guarded_commits (entry) WHERE xid > '3';
+         CREATE INDEX ON fence.guarded_commits (xid);
          ALTER TABLE fence.guarded_commits ADD at timestamptz NOT NULL DEFAULT clock_timestamp(),
-            ADD upper text GENERATED ALWAYS AS (upper(name)) STORED, ADD CHECK (place < 100)",
+            ADD upper text GENERATED ALWAYS AS (upper(name)) STORED, ADD CHECK (entry < 100)",
     )?;
     for name in ["a:1", "b:1", "a:1", "a:2"] {
         commit_guarded(&mut session, name)?;
     }
-    let conditions = ["split_part(name, ':', 1) = 'a'", "place = 0 AND xact > '3'", "xact > '3'"];
+    let conditions = ["split_part(name, ':', 1) = 'a'", "entry = 0 AND xid > '3'", "xid > '3'"];
     indexes_agree(&mut session, "fence.guarded_commits", &conditions)?;
     let kept = "SELECT count(*) = 3 AND bool_and(upper = upper(name) AND at IS NOT NULL) FROM fence.guarded_commits";
     ensure!(session.truth(kept)?);
@@ -560,7 +571,7 @@ fn a_trigger_that_suppresses_the_note_of_a_commit_fails_the_commit(lab: &Lab) ->
     let db = lab.database()?;
     let mut session = db.connect()?;
     session.run("CREATE TABLE work (n int)")?;
-    for body in ["RETURN NULL;", "NEW.xact := '5'; RETURN NEW;"] {
+    for body in ["RETURN NULL;", "NEW.xid := '5'; RETURN NEW;"] {
         meddle(&mut session, "BEFORE INSERT ON fence.guarded_commits", body)?;
         let token = session.acquire("job", "4 s")?;
         session.run(&format!(

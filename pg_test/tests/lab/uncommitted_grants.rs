@@ -167,7 +167,7 @@ fn only_those_who_may_see_leases_see_it(lab: &Lab) -> Result<()> {
     let mut worker = db.connect_as(&roles[0])?;
     ensure!(shown(&mut worker, "job")? == [line("me", "uncommitted", &[open.pid()])]);
     let mut stranger = db.connect_as(&roles[1])?;
-    for sql in ["SELECT * FROM fence.leases", "SELECT * FROM fence.uncommitted()"] {
+    for sql in ["SELECT * FROM fence.leases", "SELECT * FROM fence.uncommitted_grants()"] {
         stranger.refused(sql, "42501")?;
     }
     open.run("ROLLBACK")

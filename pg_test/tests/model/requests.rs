@@ -6,7 +6,7 @@ use crate::state::{Change, Early, Guarded, Op, Phase, State, Transaction, Violat
 use crate::system::System;
 use pg_test::protocol::epoch::Due;
 use pg_test::protocol::fence::{self, Order, Verdict, Write};
-use pg_test::protocol::grant::{self, Acquire, Ask, Grant, Release, Seat};
+use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant, Grant, Release};
 use pg_test::protocol::locks::LockMode;
 use pg_test::protocol::{Floor, Token};
 
@@ -36,7 +36,7 @@ impl System {
 
     fn floor(&self, state: &State) -> Floor {
         if self.protections.floor {
-            Floor(state.server.data.floor)
+            state.server.data.floor
         } else {
             Floor::NONE
         }
@@ -57,13 +57,13 @@ impl System {
         let ask = Ask { mode: mode(exclusive), reclaim: self.bounds.reclaim };
         let grant_of = |state: &State, row: &Row| self.grant(state, &early, row);
         let decide = |state: &State, guarded: &dyn Fn(i32) -> bool| {
-            let seat = |row: &Row| Seat {
+            let as_existing = |row: &Row| ExistingGrant {
                 grant: grant_of(state, row),
                 mine: ask.reclaim && row.owner == c,
                 guarded: guarded(row.slot),
             };
-            let seats: Vec<Seat> = rows.iter().map(seat).collect();
-            match grant::acquire(&seats, &ask, micros(clock)) {
+            let existing: Vec<ExistingGrant> = rows.iter().map(as_existing).collect();
+            match grant::acquire(&existing, &ask, micros(clock)) {
                 Acquire::Grant { slot } => Some(slot),
                 _ => None,
             }
@@ -87,7 +87,7 @@ impl System {
             };
             slot
         } else {
-            if !lock(state, &mut locks, 0, LockMode::Anchor) {
+            if !lock(state, &mut locks, 0, LockMode::Join) {
                 return None;
             }
             let guarded = |slot: i32| {
@@ -237,7 +237,7 @@ impl System {
     fn judge(&self, state: &State, stored: Option<Token>, token: Token, order: Order) -> bool {
         let write = Write { old: Some(stored), new: Some(Some(token)), named: true, ambient: None };
         let last = state.server.data.sequence.last;
-        let verdict = fence::judge(&write, order, |t| t >= 1 && t <= last);
+        let verdict = fence::judge(&write, order, |t| t > Token::BEFORE_ALL && t <= last);
         matches!(verdict, Verdict::Land { .. })
     }
 

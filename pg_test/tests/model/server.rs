@@ -3,7 +3,7 @@
 use crate::protections::Protections;
 use pg_test::protocol::epoch::{self, Due, Identity, Recorded, Start};
 use pg_test::protocol::grant::{Grant, Mode, Tokens};
-use pg_test::protocol::{Instant, Span, Token};
+use pg_test::protocol::{Floor, Instant, Span, Token};
 
 /// How many tokens beyond the drawn one a log record covers (Postgres: 32).
 const LOGGED_AHEAD: i64 = 2;
@@ -78,7 +78,7 @@ pub struct Data {
     pub timeline: u32,
     pub sequence: Sequence,
     identity: i64,
-    pub floor: Token,
+    pub floor: Floor,
     pub leases: Vec<Row>,
     /// The fence of the row that is bound to the lease.
     pub bound: Option<Token>,
@@ -128,9 +128,9 @@ const START: Start = Start { server: Instant::from_micros(1), database: 1, file:
 impl Server {
     /// A new one, nothing drawn yet.
     pub fn new(standbys: usize) -> Server {
-        let at = epoch::target(0, micros(0)).expect("far from the end");
+        let at = epoch::target(Token::BEFORE_ALL, micros(0)).expect("far from the end");
         let sequence = Sequence { last: at, logged: at };
-        let mut data = Data { timeline: 1, sequence, floor: at, ..Data::default() };
+        let mut data = Data { timeline: 1, sequence, floor: Floor::at(at), ..Data::default() };
         data.identity = identity(&data).mark();
         let (disk, steps) = (data.clone(), Vec::new());
         let begun = Begun { start: Some(START.mark()), at: Some(at) };
@@ -141,9 +141,9 @@ impl Server {
     /// Draws a token, which mostly is not logged, and not on disk.
     pub fn draw(&mut self) -> Token {
         let sequence = &mut self.data.sequence;
-        sequence.last += 1;
+        sequence.last = after(sequence.last, 1);
         if sequence.last > sequence.logged {
-            sequence.logged = sequence.last + LOGGED_AHEAD;
+            sequence.logged = after(sequence.last, LOGGED_AHEAD);
         }
         sequence.last
     }
@@ -198,7 +198,7 @@ impl Server {
             began_at: self.begun.at,
             last: self.data.sequence.last,
         };
-        match epoch::due(&recorded, &identity(&self.data), Some(&START), 0) {
+        match epoch::due(&recorded, &identity(&self.data), Some(&START), Token::BEFORE_ALL) {
             Due::Jump if !p.jump => Due::Nothing,
             Due::Move if !p.start_move => Due::Nothing,
             due => due,
@@ -232,7 +232,7 @@ impl Server {
                 }
             }
             Step::Floor => {
-                self.data.floor = self.data.sequence.last;
+                self.data.floor = Floor::at(self.data.sequence.last);
                 self.flush();
             }
             Step::Identity => {
@@ -246,6 +246,11 @@ impl Server {
         }
         true
     }
+}
+
+/// The token that many draws after this one.
+fn after(token: Token, draws: i64) -> Token {
+    Token::from_bigint(token.bigint() + draws)
 }
 
 fn identity(data: &Data) -> Identity {

@@ -3,6 +3,7 @@
 use crate::protections::{Bounds, Protections};
 use crate::server::Server;
 use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State, Violation};
+use pg_test::protocol::Token;
 use stateright::{Model, Property};
 
 /// Clients, a server, its standbys and the clock.
@@ -207,7 +208,7 @@ impl Model for System {
             server: Server::new(self.bounds.standbys),
             clients: (0..self.bounds.exclusive.len()).map(|i| self.client(i)).collect(),
             spent: Spent::default(),
-            seen: 0,
+            seen: Token::BEFORE_ALL,
             passed_on: false,
             violation: None,
         }]
@@ -281,7 +282,7 @@ impl Model for System {
             }),
             Property::<System>::sometimes("a write lands after a failover", |system, state| {
                 let data = &state.server.data;
-                let landed = data.bound.max(data.unbound) > Some(data.floor);
+                let landed = data.bound.max(data.unbound) > Some(data.floor.token());
                 let failed_over = data.timeline > u32::from(system.bounds.promotions);
                 failed_over && (landed || !system.bounds.bound || !system.bounds.unbound)
             }),

@@ -107,9 +107,10 @@ fn an_insert_that_fills_a_managed_column_is_found(lab: &Lab) -> Result<()> {
         "SELECT fence_unprotect('orders'); DELETE FROM orders;
          ALTER TABLE orders ALTER id ADD GENERATED ALWAYS AS IDENTITY",
     )?;
-    audited
-        .owner
-        .run(&by_hand("UPDATE OR DELETE", "'fence', 'managed', 'order:{id}', '', 'free insert'"))?;
+    audited.owner.run(&by_hand(
+        "UPDATE OR DELETE",
+        "'fence', 'managed', 'order:{id}', '', 'unfenced insert'",
+    ))?;
     let created =
         "INSERT INTO orders (v, fence) VALUES (33, 9000000000000000000) RETURNING fence IS NULL";
     ensure!(!audited.owner.one::<bool>(created, &[])?, "an INSERT without a trigger was judged");
@@ -199,14 +200,14 @@ fn a_row_whose_key_the_client_chooses_in_a_partition_or_child_is_found(lab: &Lab
     audited.admin.run("ALTER TABLE orders ALTER id ADD GENERATED ALWAYS AS IDENTITY")?;
     audited.owner.run(&format!("SELECT fence_protect('orders', {FREE})"))?;
     for (_, remedy) in audited.audit("'orders'")? {
-        ensure!(!remedy.contains("free insert"), "{remedy}");
+        ensure!(!remedy.contains("unfenced insert"), "{remedy}");
         audited.owner.run(&remedy)?;
     }
     ensure!(audited.audit("")?.is_empty());
     audited.comes_to("INSERT INTO child (id, v) VALUES (2, 33)", "PF002")?;
     audited.owner.run(
         "CREATE OR REPLACE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON child FOR EACH ROW \
-             EXECUTE FUNCTION fenced('fence', 'managed', 'order:{id}', '', 'free insert')",
+             EXECUTE FUNCTION fenced('fence', 'managed', 'order:{id}', '', 'unfenced insert')",
     )?;
     audited.comes_to("INSERT INTO child (id, v) VALUES (2, 33)", LANDS)?;
     let rows = audited.audit("'orders'")?;
@@ -248,7 +249,7 @@ fn what_mends_such_a_fence_leaves_its_rows_free(lab: &Lab) -> Result<()> {
         audited.owner.run(&rows[0].1)?;
         ensure!(audited.audit("'orders'")?.is_empty() && audited.audit("")?.is_empty());
         let free: bool = audited.owner.one(
-            "SELECT bool_and(pg_get_triggerdef(oid) LIKE '%free insert%') FROM pg_trigger \
+            "SELECT bool_and(pg_get_triggerdef(oid) LIKE '%unfenced insert%') FROM pg_trigger \
               WHERE tgrelid = 'orders'::regclass AND tgname LIKE 'fenced%'",
             &[],
         )?;

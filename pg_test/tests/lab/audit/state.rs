@@ -177,7 +177,7 @@ fn who_may_write_the_state_is_found(lab: &Lab) -> Result<()> {
             found_in_all: Some(&[
                 "orders|notice|:writer has CREATE on SCHEMA fence, which is for pg_fence alone",
             ]),
-            write: "CREATE FUNCTION fence.greatest(regclass, smallint) RETURNS bigint RETURN 1",
+            write: "CREATE FUNCTION fence.max_column_value(regclass, smallint) RETURNS bigint RETURN 1",
             before: "no effect",
             ..hole
         },
