@@ -298,6 +298,16 @@ class Transactions(OnOrders):
             order.save()
         self.assertIsInstance(pg_fence.classify(raised.exception), pg_fence.NoToken)
 
+    def test_what_psycopg_sends_for_arguments(self) -> None:
+        """As the table of drivers on the clients' common page has it."""
+        connection = self.connect(autocommit=True)
+        with self.assertRaises(psycopg.errors.UndefinedFunction):
+            connection.execute("SELECT set_config('pg_fence.token', %s, true)", [34])
+        with self.assertRaises(psycopg.ProgrammingError):
+            connection.execute("SELECT lease_acquire('order:7', metadata => %s)", [{"run": 7}])
+        with self.assertRaises(psycopg.errors.UndefinedFunction):
+            connection.execute("SELECT lease_acquire('order:7', ttl => %s)", [30])
+
     def test_something_else_is_no_connection(self) -> None:
         with self.fence.lease("order:7") as lease, self.assertRaises(TypeError):
             lease.guard("dbname=shop")

@@ -41,7 +41,7 @@ impl Stage<'_> {
             Action::Says { worker, event, any_of } => self.says(worker, event, any_of),
             Action::Befalls { worker, fate } => self.befall(worker, *fate),
             Action::Cable { worker, state } => {
-                self.worker(worker)?.cable.become_(*state);
+                self.worker(worker)?.cable.set(*state);
                 Ok(())
             }
             Action::Server(event) => self.server(event),

@@ -211,7 +211,7 @@ impl Worker {
         if self.is_frozen {
             self.thaw()?;
         }
-        self.cable.become_(super::scenario::CableState::Mended);
+        self.cable.set(super::scenario::CableState::Mended);
         self.tell(&order("close", &Value::Null))?;
         self.expect("closed")?;
         let mut tasks = 0;
