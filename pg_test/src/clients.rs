@@ -146,6 +146,10 @@ fn planted(
     let mut fault = None;
     for scenario in scenarios.iter().filter(catches) {
         match stage::play(lab, scenario, program, Some(plant)) {
+            Err(error) if error.is::<stage::NotReady>() => {
+                eprintln!("{}: {plant}: {error:#}", client.name);
+                fault = Some(format!("{error:#}"));
+            }
             Err(caught) => {
                 eprintln!("{}: {plant}: caught by \"{}\": {caught:#}", client.name, scenario.name);
             }
