@@ -3,6 +3,10 @@
 -- fence_protect and fence_unprotect run with the rights of their caller, so Postgres itself stands
 -- behind every check made here. Their search_path holds Postgres's own objects only: a bare name
 -- below is one of those, whatever the caller has created.
+--
+-- fence_protect and fence_audit, which all may call, are C functions. Each calls the function of the schema fence that
+-- does the work, which nobody else may call, and tells it what the library alone knows: what the arguments of triggers
+-- say, what the template of a lease stands for, which columns are fit for it.
 
 CREATE FUNCTION fenced() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
@@ -20,202 +24,230 @@ CREATE FUNCTION fence_protect(
     verify       boolean DEFAULT false,
     always       boolean DEFAULT false
 ) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'fence_protect';
+
+COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
+'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again; '
+'mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; '
+'in managed mode, events without insert let a row be created without its lease';
+
+
+CREATE TYPE fence.trigger_arguments AS (
+    trigger oid, fence_column text, mode text, lease text, has_unfenced_insert boolean);
+
+COMMENT ON TYPE fence.trigger_arguments IS 'what the arguments of a trigger that calls fenced() say';
+COMMENT ON COLUMN fence.trigger_arguments.trigger IS 'the trigger';
+COMMENT ON COLUMN fence.trigger_arguments.fence_column IS 'the fence column';
+COMMENT ON COLUMN fence.trigger_arguments.mode IS 'strict, monotonic or managed';
+COMMENT ON COLUMN fence.trigger_arguments.lease IS 'the lease that guards a row, with placeholders; NULL for none';
+COMMENT ON COLUMN fence.trigger_arguments.has_unfenced_insert IS 'a managed row may be created without its lease';
+
+CREATE TYPE fence.lease_template AS (lease text, columns text[], is_malformed boolean, is_too_long boolean);
+
+COMMENT ON TYPE fence.lease_template IS 'the lease that guards a row, taken apart';
+COMMENT ON COLUMN fence.lease_template.lease IS 'as it was written';
+COMMENT ON COLUMN fence.lease_template.columns IS 'the columns that its placeholders name';
+COMMENT ON COLUMN fence.lease_template.is_malformed IS 'its braces do not pair, or have nothing between them';
+COMMENT ON COLUMN fence.lease_template.is_too_long IS 'what stands between its placeholders is longer than a name may be';
+
+
+-- Called twice: what was seen before the lock may have changed while waiting for it. The first call sees whether the
+-- table can be fenced, and locks it; the second one looks again, and does it.
+CREATE FUNCTION fence.protect_table(
+    relation regclass, fence_column name, mode text, lease text, events text, verify boolean, always boolean,
+    triggers          fence.trigger_arguments[],  -- those of the table
+    leases            fence.lease_template[],     -- the one asked for, and those in the triggers
+    placeholder_types regtype[],                  -- of columns that may be in the name of a lease
+    is_locked         boolean
+) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
-AS $fence_protect$
+AS $protect_table$
 DECLARE
     ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
     mark CONSTANT text := 'fencing token of the latest write (pg_fence)';
     table_name CONSTANT text := relation::text;
-    rule record;      -- the fence that the table is to have, and why it cannot
-    locked regclass;  -- the table, once it is: pg_partition_tree takes locks, which must come after ours
+    -- pg_partition_tree takes locks, which must come after that of the table.
+    locked CONSTANT regclass := CASE WHEN is_locked THEN relation END;
+    rule record;  -- the fence that the table is to have, and why it cannot
     item record;
 BEGIN
-    -- Look, lock, look again: what was seen before the lock may have changed while waiting for it.
-    FOR looks IN 1..2 LOOP
-        WITH
-        -- The fence that the table has: by the triggers that bear the names given below and say their whole rule,
-        -- as those made by hand mostly do not. (Each argument in tgargs ends in a zero byte.)
-        present AS (
-            SELECT count(*) > 0 AS was_fenced, (array_agg(nullif(a.args[1], '') ORDER BY t.tgname))[1] AS had_column,
-                   (array_agg(nullif(a.args[2], '') ORDER BY t.tgname))[1] AS had_mode,
-                   (array_agg(nullif(a.args[3], '') ORDER BY t.tgname))[1] AS had_lease,
-                   array_agg(DISTINCT e.name) FILTER (
-                       WHERE t.tgname <> 'fenced_verify' AND (e.name <> 'insert' OR cardinality(a.args) < 5)
-                   ) AS had_events,
-                   bool_or(t.tgname = 'fenced_verify') AS had_verify, bool_or(t.tgenabled = 'A') AS had_always
-              FROM pg_trigger t
-             CROSS JOIN LATERAL (
-                   SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
-                     FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
-                          WITH ORDINALITY AS x (arg, n)) AS a (args)
-              JOIN (VALUES ('insert', 4), ('update', 16), ('delete', 8), ('truncate', 32)) AS e (name, bit)
-                ON t.tgtype & e.bit <> 0
-             WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2
-               AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')),
+    WITH
+    -- The fence that the table has: by the triggers that bear the names given below and say their whole rule,
+    -- as those made by hand mostly do not.
+    present AS (
+        SELECT count(*) > 0 AS was_fenced, (array_agg(a.fence_column ORDER BY t.tgname))[1] AS had_column,
+               (array_agg(a.mode ORDER BY t.tgname))[1] AS had_mode,
+               (array_agg(a.lease ORDER BY t.tgname))[1] AS had_lease,
+               array_agg(DISTINCT e.name) FILTER (
+                   WHERE t.tgname <> 'fenced_verify' AND (e.name <> 'insert' OR NOT a.has_unfenced_insert)
+               ) AS had_events,
+               bool_or(t.tgname = 'fenced_verify') AS had_verify, bool_or(t.tgenabled = 'A') AS had_always
+          FROM unnest(triggers) AS a
+          JOIN pg_trigger t ON t.oid = a.trigger
+          JOIN (VALUES ('insert', 4), ('update', 16), ('delete', 8), ('truncate', 32)) AS e (name, bit)
+            ON t.tgtype & e.bit <> 0
+         WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2
+           AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')),
 
-        -- What the table has stays, where the call does not say otherwise.
-        asked AS (
-            SELECT p.*, coalesce(fence_column, had_column, 'fence')::name AS fence_name,
-                   CASE WHEN lease = '' AND was_fenced THEN NULL ELSE coalesce(lease, had_lease) END AS bound_to,
-                   coalesce(verify, had_verify, false) AS verifies,
-                   coalesce(always, had_always, false) AS fires_always,
-                   -- A row that moves to another partition is an INSERT there: verify must see it.
-                   EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p') AS moves
-              FROM present p),
+    -- What the table has stays, where the call does not say otherwise.
+    asked AS (
+        SELECT p.*, coalesce(fence_column, had_column, 'fence')::name AS fence_name,
+               CASE WHEN lease = '' AND was_fenced THEN NULL ELSE coalesce(lease, had_lease) END AS bound_to,
+               coalesce(verify, had_verify, false) AS verifies,
+               coalesce(always, had_always, false) AS fires_always,
+               -- A row that moves to another partition is an INSERT there: verify must see it.
+               EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p') AS moves
+          FROM present p),
 
-        -- A leased row may be written often under one token; without a lease only `strict` is safe. So a call
-        -- that binds the table, or unbinds it, takes the other of the two.
-        judged AS (
-            SELECT a.*, bound_to IS NOT NULL AND had_lease IS NULL AS binds,
-                   lower(coalesce(mode,
-                       CASE WHEN had_mode = 'managed' OR (bound_to IS NULL) = (had_lease IS NULL) THEN had_mode END,
-                       CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END)) AS judged_as
-              FROM asked a),
+    -- A leased row may be written often under one token; without a lease only `strict` is safe. So a call
+    -- that binds the table, or unbinds it, takes the other of the two.
+    judged AS (
+        SELECT a.*, bound_to IS NOT NULL AND had_lease IS NULL AS binds,
+               lower(coalesce(mode,
+                   CASE WHEN had_mode = 'managed' OR (bound_to IS NULL) = (had_lease IS NULL) THEN had_mode END,
+                   CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END)) AS judged_as
+          FROM asked a),
 
-        -- The events that are judged.
-        fired AS (
-            SELECT j.*, coalesce(regexp_split_to_array(lower(btrim(events)), '\s*,\s*'),
-                       CASE WHEN NOT binds THEN had_events END, '{update,delete,truncate}')
-                   || CASE WHEN events IS NULL AND (binds OR verifies AND moves)
-                             OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
-              FROM judged j),
+    -- The events that are judged.
+    fired AS (
+        SELECT j.*, coalesce(regexp_split_to_array(lower(btrim(events)), '\s*,\s*'),
+                   CASE WHEN NOT binds THEN had_events END, '{update,delete,truncate}')
+               || CASE WHEN events IS NULL AND (binds OR verifies AND moves)
+                         OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
+          FROM judged j),
 
-        -- Who creates a row must not fill a managed column either: without insert among the events, the trigger
-        -- fires for it all the same, but the row needs no lease.
-        attached AS (
-            SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert FROM fired f),
+    -- Who creates a row must not fill a managed column either: without insert among the events, the trigger
+    -- fires for it all the same, but the row needs no lease.
+    attached AS (
+        SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert FROM fired f),
 
-        -- The triggers, in the words of CREATE TRIGGER.
-        wanted AS (
-            SELECT a.*, x.row_events, x.new_events,
-                   -- Given in full, so that \d shows the whole rule.
-                   concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as), quote_literal(bound_to),
-                       CASE WHEN unfenced_insert THEN $$'', 'unfenced insert'$$ END) AS arguments,
-                   concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as),
-                       quote_literal(coalesce(bound_to, '')), $$'verify'$$,
-                       CASE WHEN unfenced_insert THEN $$'unfenced insert'$$ END) AS verify_arguments
-              FROM attached a
-             CROSS JOIN LATERAL (
-                   SELECT string_agg(DISTINCT e, ' OR ') FILTER (WHERE e <> 'truncate'),
-                          string_agg(DISTINCT e, ' OR ') FILTER (WHERE e IN ('insert', 'update'))
-                     FROM unnest(on_events || CASE WHEN unfenced_insert THEN '{insert}'::text[] END) AS e
-                   ) AS x (row_events, new_events))
+    -- The triggers, in the words of CREATE TRIGGER.
+    wanted AS (
+        SELECT a.*, x.row_events, x.new_events,
+               -- Given in full, so that \d shows the whole rule.
+               concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as), quote_literal(bound_to),
+                   CASE WHEN unfenced_insert THEN $$'', 'unfenced insert'$$ END) AS arguments,
+               concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as),
+                   quote_literal(coalesce(bound_to, '')), $$'verify'$$,
+                   CASE WHEN unfenced_insert THEN $$'unfenced insert'$$ END) AS verify_arguments
+          FROM attached a
+         CROSS JOIN LATERAL (
+               SELECT string_agg(DISTINCT e, ' OR ') FILTER (WHERE e <> 'truncate'),
+                      string_agg(DISTINCT e, ' OR ') FILTER (WHERE e IN ('insert', 'update'))
+                 FROM unnest(on_events || CASE WHEN unfenced_insert THEN '{insert}'::text[] END) AS e
+               ) AS x (row_events, new_events))
 
-        SELECT w.*, n.nspname, c.relname, f.attnum IS NOT NULL AS has_column, refusal.* INTO rule
-          FROM wanted w
-         CROSS JOIN LATERAL (  -- the lease's name, from left to right: {{ or }}, a {column}, a lone brace, plain text
-               SELECT array_agg(piece[1]) FILTER (WHERE piece[1] IS NOT NULL), bool_or(piece[2] IS NOT NULL),
-                      sum(octet_length(piece[3]))
-                 FROM regexp_matches(bound_to, '\{\{|\}\}|\{([^{}]+)\}|([{}])|([^{}]+)', 'g') AS piece
-               ) AS template (placeholders, stray_brace, fixed_bytes)
-          LEFT JOIN pg_class c ON c.oid = relation
-          LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-          LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = fence_name
-          LEFT JOIN LATERAL (  -- the first placeholder that is not fit
-               SELECT p.name, a.attnum, a.attgenerated
-                 FROM unnest(placeholders) AS p (name)
-                 LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = p.name
-                      AND a.attnum > 0 AND NOT a.attisdropped
-                WHERE a.attnum IS NULL OR a.attgenerated <> ''
-                   OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[])
-                LIMIT 1) AS unfit ON true
-          LEFT JOIN LATERAL (  -- the first of the reasons why the table cannot be fenced so
-             SELECT code, fault, hint, about FROM (VALUES
-                -- what was asked for
-                (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.', NULL),
-                (fence_name = '', '22023', 'the fence column needs a name',
-                 'Leave fence_column out for a column "fence".', NULL),
-                (judged_as NOT IN ('strict', 'monotonic', 'managed'), '22023',
-                 format('there is no mode "%s"', judged_as), 'The modes are strict, monotonic and managed.', NULL),
-                (NOT on_events <@ '{insert,update,delete,truncate}', '22023',
-                 format('events "%s" are not known', events),
-                 'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
-                (verifies AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
-                 'Only these have a new row to verify.', NULL),
-                (unfenced_insert AND moves AND on_events @> '{update}' AND NOT on_events @> '{delete}', '22023',
-                 'a managed partitioned table needs delete among the events',
-                 'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
-                (verifies AND moves AND 'update' = ANY (on_events) AND NOT on_events @> '{insert,delete}', '22023',
-                 'verify on a partitioned table needs insert and delete among the events',
-                 'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
-                (bound_to = '', '22023', 'the name of a lease must not be empty',
-                 'Leave lease out to compare tokens row by row only; to unbind, give it for a fenced table.', NULL),
-                (stray_brace, '22023', format('the braces of lease "%s" do not pair', bound_to),
-                 'Write {column} for the value of a column, {{ and }} for braces.', NULL),
-                (fixed_bytes > 512, '22023', 'the name of a lease must not exceed 512 bytes',
-                 'Shorten the text around the placeholders.', NULL),
-                (fence_name = ANY (placeholders), '22023', 'the lease of a row cannot depend on its fence column',
-                 'Use the columns that identify the row.', fence_name),
-                -- whose table, and of what kind
-                (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.', NULL),
-                (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
-                 format('Ask %I to do it.', pg_get_userbyid(c.relowner)), NULL),
-                (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809',
-                 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.', NULL),
-                (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
-                 'Fence the table that stores the rows.', NULL),
-                (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.', NULL),
-                (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
-                 format('ALTER TABLE %s SET LOGGED;', table_name), NULL),
-                (c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',
-                 format('Protect %s, which covers its partitions.', pg_partition_root(c.oid)), NULL),
-                (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
-                 'Protect the parent; fence_audit of the parent has the statements for its children.', NULL),
-                (EXISTS (SELECT FROM pg_partition_tree(locked) p JOIN pg_class pc ON pc.oid = p.relid
-                          WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
-                 'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
-                (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours
-                            AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')
-                            AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(locked))),
-                 '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
-                 'Rename that trigger.', NULL),
-                -- its columns
-                (f.attnum IS NULL AND c.reloftype <> 0, '42809',
-                 format('its type has no attribute "%s"', fence_name),
-                 format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, fence_name),
-                 fence_name),
-                (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', fence_name),
-                 'Give the fence column another name.', fence_name),
-                (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', fence_name,
-                 format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', fence_name),
-                (f.attgenerated <> '', '42611', format('column "%s" is generated', fence_name),
-                 'Name a plain bigint column as fence_column.', fence_name),
-                (f.atthasdef OR f.attidentity <> '', '42611',
-                 format('column "%s" has a default, which would pass for a token', fence_name),
-                 format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, fence_name,
-                 CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), fence_name),
-                (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703',
-                 format('the lease names {%s}, no column of it', unfit.name),
-                 'Write a column exactly as it is stored, capitals included.', unfit.name),
-                (unfit.attgenerated <> '', '42611', format('the lease names {%s}, a generated column', unfit.name),
-                 'Its value comes too late for a trigger: name the columns it is made from.', unfit.name),
-                (unfit.name IS NOT NULL, '42804', format('the lease names {%s}, whose type is not fit', unfit.name),
-                 'Fit are smallint, integer, bigint, text, varchar, uuid, boolean: no setting changes their text.',
-                 unfit.name)
-             ) AS r (applies, code, fault, hint, about)
-              WHERE r.applies
-              LIMIT 1) AS refusal ON true;
-        IF rule.code IS NOT NULL THEN
-            RAISE EXCEPTION USING ERRCODE = rule.code, HINT = rule.hint,
-                MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), rule.fault),
-                DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', rule.about)),
-                SCHEMA = coalesce(rule.nspname, ''), TABLE = coalesce(rule.relname, ''),
-                COLUMN = coalesce(rule.about, '');
-        END IF;
+    SELECT w.*, n.nspname, c.relname, f.attnum IS NOT NULL AS has_column, refusal.* INTO rule
+      FROM wanted w
+      LEFT JOIN unnest(leases) AS template ON template.lease = bound_to
+      LEFT JOIN pg_class c ON c.oid = relation
+      LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+      LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = fence_name
+      LEFT JOIN LATERAL (  -- the first placeholder that is not fit
+           SELECT p.name, a.attnum, a.attgenerated
+             FROM unnest(template.columns) AS p (name)
+             LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = p.name
+                  AND a.attnum > 0 AND NOT a.attisdropped
+            WHERE a.attnum IS NULL OR a.attgenerated <> ''
+               OR a.atttypid <> ALL (placeholder_types)
+            LIMIT 1) AS unfit ON true
+      LEFT JOIN LATERAL (  -- the first of the reasons why the table cannot be fenced so
+         SELECT code, fault, hint, about FROM (VALUES
+            -- what was asked for
+            (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.', NULL),
+            (fence_name = '', '22023', 'the fence column needs a name',
+             'Leave fence_column out for a column "fence".', NULL),
+            (judged_as NOT IN ('strict', 'monotonic', 'managed'), '22023',
+             format('there is no mode "%s"', judged_as), 'The modes are strict, monotonic and managed.', NULL),
+            (NOT on_events <@ '{insert,update,delete,truncate}', '22023',
+             format('events "%s" are not known', events),
+             'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
+            (verifies AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
+             'Only these have a new row to verify.', NULL),
+            (unfenced_insert AND moves AND on_events @> '{update}' AND NOT on_events @> '{delete}', '22023',
+             'a managed partitioned table needs delete among the events',
+             'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
+            (verifies AND moves AND 'update' = ANY (on_events) AND NOT on_events @> '{insert,delete}', '22023',
+             'verify on a partitioned table needs insert and delete among the events',
+             'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
+            (bound_to = '', '22023', 'the name of a lease must not be empty',
+             'Leave lease out to compare tokens row by row only; to unbind, give it for a fenced table.', NULL),
+            (is_malformed, '22023', format('the braces of lease "%s" do not pair', bound_to),
+             'Write {column} for the value of a column, {{ and }} for braces.', NULL),
+            (is_too_long, '22023', 'the name of a lease must not exceed 512 bytes',
+             'Shorten the text around the placeholders.', NULL),
+            (fence_name = ANY (template.columns), '22023', 'the lease of a row cannot depend on its fence column',
+             'Use the columns that identify the row.', fence_name),
+            -- whose table, and of what kind
+            (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.', NULL),
+            (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
+             format('Ask %I to do it.', pg_get_userbyid(c.relowner)), NULL),
+            (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809',
+             'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.', NULL),
+            (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
+             'Fence the table that stores the rows.', NULL),
+            (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.', NULL),
+            (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
+             format('ALTER TABLE %s SET LOGGED;', table_name), NULL),
+            (c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',
+             format('Protect %s, which covers its partitions.', pg_partition_root(c.oid)), NULL),
+            (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
+             'Protect the parent; fence_audit of the parent has the statements for its children.', NULL),
+            (EXISTS (SELECT FROM pg_partition_tree(locked) p JOIN pg_class pc ON pc.oid = p.relid
+                      WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
+             'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
+            (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours
+                        AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')
+                        AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(locked))),
+             '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
+             'Rename that trigger.', NULL),
+            -- its columns
+            (f.attnum IS NULL AND c.reloftype <> 0, '42809',
+             format('its type has no attribute "%s"', fence_name),
+             format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, fence_name),
+             fence_name),
+            (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', fence_name),
+             'Give the fence column another name.', fence_name),
+            (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', fence_name,
+             format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', fence_name),
+            (f.attgenerated <> '', '42611', format('column "%s" is generated', fence_name),
+             'Name a plain bigint column as fence_column.', fence_name),
+            (f.atthasdef OR f.attidentity <> '', '42611',
+             format('column "%s" has a default, which would pass for a token', fence_name),
+             format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, fence_name,
+             CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), fence_name),
+            (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703',
+             format('the lease names {%s}, no column of it', unfit.name),
+             'Write a column exactly as it is stored, capitals included.', unfit.name),
+            (unfit.attgenerated <> '', '42611', format('the lease names {%s}, a generated column', unfit.name),
+             'Its value comes too late for a trigger: name the columns it is made from.', unfit.name),
+            (unfit.name IS NOT NULL, '42804', format('the lease names {%s}, whose type is not fit', unfit.name),
+             format('Fit are %s: no setting changes their text.', array_to_string(placeholder_types, ', ')),
+             unfit.name)
+         ) AS r (applies, code, fault, hint, about)
+          WHERE r.applies
+          LIMIT 1) AS refusal ON true;
+    IF rule.code IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = rule.code, HINT = rule.hint,
+            MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), rule.fault),
+            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', rule.about)),
+            SCHEMA = coalesce(rule.nspname, ''), TABLE = coalesce(rule.relname, ''),
+            COLUMN = coalesce(rule.about, '');
+    END IF;
 
-        -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
-        IF looks = 1 THEN
-            EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
-                WHEN rule.has_column
-                 AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
-                THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
-            locked := relation;
-        ELSIF table_name <> relation::text THEN
+    -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
+    IF NOT is_locked THEN
+        EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
+            WHEN rule.has_column
+             AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
+            THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
+        IF table_name <> relation::text THEN
             RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
                 MESSAGE = format('cannot fence %s: it was renamed meanwhile', table_name);
         END IF;
-    END LOOP;
+        RETURN;
+    END IF;
 
     IF NOT rule.has_column THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, rule.fence_name);
@@ -273,12 +305,12 @@ BEGIN
             HINT = format('fence_audit(%L) has the statements that fence them.', relation);
     END IF;
 END
-$fence_protect$;
+$protect_table$;
 
-COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
-'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again; '
-'mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; '
-'in managed mode, events without insert let a row be created without its lease';
+COMMENT ON FUNCTION fence.protect_table(
+    regclass, name, text, text, text, boolean, boolean,
+    fence.trigger_arguments[], fence.lease_template[], regtype[], boolean) IS
+'what fence_protect does, with the rights of its caller; called by that alone';
 
 
 CREATE FUNCTION fence_unprotect(relation regclass) RETURNS void

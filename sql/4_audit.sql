@@ -1,7 +1,7 @@
 -- The ways left around the fences that the catalogs show, on the tables as they are, each with the statement
 -- that closes it.
 --
--- One function, with the rights of its caller: it shows what the caller may see and nothing more.
+-- One query, with the rights of its caller: it shows what the caller may see and nothing more.
 -- (Helpers would need EXECUTE for PUBLIC, or the rights of the extension's owner.) It reads the
 -- catalogs, which are open to all, and for its last question the fenced table itself.
 --
@@ -19,13 +19,25 @@ COMMENT ON COLUMN fence.audit_finding.finding IS 'what is wrong';
 COMMENT ON COLUMN fence.audit_finding.remedy IS 'the statement that closes it, or advice where there is none';
 
 
+CREATE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.audit_finding
+LANGUAGE c AS 'MODULE_PATHNAME', 'fence_audit';
+
+COMMENT ON FUNCTION fence_audit(regclass) IS
+'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
+
+
 -- One query with a named part for each finding. What each part means is said where it is named; where it stands
 -- in the answer is said at the end.
-CREATE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.audit_finding
+CREATE FUNCTION fence.audit_tables(
+    relation          regclass,
+    triggers          fence.trigger_arguments[],  -- all that call fenced()
+    leases            fence.lease_template[],     -- those in the triggers
+    placeholder_types regtype[]                   -- of columns that may be in the name of a lease
+) RETURNS SETOF fence.audit_finding
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
-AS $fence_audit$
+AS $audit_tables$
 DECLARE
     ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
     mark CONSTANT text := 'fencing token of the latest write (pg_fence)';  -- fence_protect's, on the fence column
@@ -71,20 +83,13 @@ BEGIN
         kind (bits, tgname) AS (
             VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
 
-        -- Those that call fenced(), and what with: each argument ends in a zero byte.
+        -- Those that call fenced(), and what with.
         own_trigger AS (
             SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgtype & 3 AS bits, t.tgnargs,
                    t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
-                   coalesce(nullif(a.args[1], ''), 'fence') AS fence_column,
-                   coalesce(nullif(a.args[2], ''), 'strict') AS mode, nullif(a.args[3], '') AS lease,
-                   -- a managed row may be created without its lease
-                   coalesce(a.args[5], '') <> '' AS has_unfenced_insert
+                   a.fence_column, a.mode, a.lease, a.has_unfenced_insert
               FROM pg_trigger t
-             CROSS JOIN LATERAL (
-                   SELECT array_agg(convert_from(decode(arg[1], 'hex'), getdatabaseencoding()) ORDER BY n)
-                     FROM regexp_matches(encode(t.tgargs, 'hex'), '((?:(?!00)..)*)00', 'g')
-                          WITH ORDINALITY AS x (arg, n)) AS a (args)
-             WHERE t.tgfoid = ours),
+              JOIN unnest(triggers) AS a ON a.trigger = t.oid),
 
         other_trigger AS (
             SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgfoid,
@@ -193,11 +198,13 @@ BEGIN
             UNION
             SELECT r.root FROM root r JOIN pg_subscription_rel s ON s.srrelid = r.top),
 
-        -- The columns that its lease names. (`{{` and `}}` are braces.)
+        -- The columns that its lease names.
         placeholder AS (
-            SELECT DISTINCT r.root_n, r.root, r.root_rel, piece[1] AS name
-              FROM root r CROSS JOIN regexp_matches(r.lease, '\{\{|\}\}|\{([^{}]+)\}', 'g') AS piece
-             WHERE r.is_fenced AND piece[1] IS NOT NULL),
+            SELECT DISTINCT r.root_n, r.root, r.root_rel, column_name AS name
+              FROM root r
+              JOIN unnest(leases) AS template ON template.lease = r.lease
+             CROSS JOIN unnest(template.columns) AS column_name
+             WHERE r.is_fenced),
 
         -- The tables where a row is created without its lease although its key may be that of a row deleted before,
         -- because whoever inserts chooses it. (What is inserted by way of the root takes its key from there.)
@@ -564,7 +571,7 @@ BEGIN
                       AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root)
                    HAVING count(*) = 1) AS renamed (name) ON true
              WHERE a.attnum IS NULL OR a.attgenerated <> ''
-                OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[])),
+                OR a.atttypid <> ALL (placeholder_types)),
 
         member_of_owner AS (
             SELECT f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
@@ -899,7 +906,8 @@ BEGIN
                     current_user) END;
     END IF;
 END
-$fence_audit$;
+$audit_tables$;
 
-COMMENT ON FUNCTION fence_audit(regclass) IS
-'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
+COMMENT ON FUNCTION fence.audit_tables(
+    regclass, fence.trigger_arguments[], fence.lease_template[], regtype[]) IS
+'what fence_audit does, with the rights of its caller; called by that alone';

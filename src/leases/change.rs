@@ -28,7 +28,7 @@ pub fn renewable<'a>(
 }
 
 /// Writes a renewal of a row whose lock is kept, by default for the ttl last asked for. `fresh` is its token.
-pub fn prolong(
+pub fn renew(
     table: &LeaseTable,
     row: &Row,
     fresh: Token,
@@ -76,7 +76,7 @@ pub fn releasable<'a>(
 pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Result<(), Refusal> {
     let name = row.name();
     table.close(row, closing, now)?;
-    session_leases::ended(&name, row.grant.tokens.first());
+    session_leases::grant_ended(&name, row.grant.tokens.first());
     line::changed(&name);
     Ok(())
 }
@@ -133,7 +133,7 @@ fn changeable<'a, T>(
                 None => return Ok(None),
             },
         };
-        let locked = Locked::grant(table, name, slot, CHANGE, seen, |row| knows(row, token))?;
+        let locked = Locked::grant(table, name, slot, CHANGE, seen, |row| has_token(row, token))?;
         // Where the grant is not there any more, another one may have the token by now.
         if let Some(locked) = locked {
             return Ok(decide(&locked.row).map(|decision| (locked, decision)));
@@ -148,11 +148,11 @@ pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
 
 /// The grant that this token is of.
 pub fn find(rows: &[Row], token: Token) -> Option<&Row> {
-    rows.iter().find(|r| knows(r, token))
+    rows.iter().find(|r| has_token(r, token))
 }
 
 /// Is it one of the grant's tokens, the closing one included?
-pub fn knows(row: &Row, token: Token) -> bool {
+pub fn has_token(row: &Row, token: Token) -> bool {
     row.grant.tokens.contains(token) || row.grant.closing == Some(token)
 }
 

@@ -3,7 +3,7 @@
 use super::acquire::attempt;
 use super::request::{Request, Tried};
 use crate::pg::errors::Refusal;
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::memory::Scratch;
 use crate::pg::relation_lock::Wait;
 use crate::pg::server;
@@ -26,7 +26,7 @@ pub fn acquire(request: &Request, wait: Duration) -> Result<Option<Token>, Refus
         return Ok(Some(token));
     }
     let waiting = Waiting::since_now(wait);
-    let line = Tag::queue(&request.name);
+    let line = LockTag::line(&request.name);
     if !line.take(HEAD_OF_LINE.mode, false)?
         && !wait::take_within(&line, HEAD_OF_LINE.mode, &waiting)?
     {

@@ -141,7 +141,7 @@ impl Args {
     }
 }
 
-/// The bytes of a text, varchar or bpchar value.
+/// The bytes of a text, varchar, bpchar or bytea value.
 ///
 /// # Safety
 /// The datum must be such a value.

@@ -25,6 +25,23 @@ extern "C-unwind" {
     pub fn pq_check_connection() -> bool;
 }
 
+/// May `member` act as `role`: has it that role's rights, or may it become it (`SET ROLE`)? Until 15 every member
+/// may; from 16 on a role can be granted without either. So it is to whoever created it with CREATEROLE, who may
+/// only administer it.
+///
+/// # Safety
+/// Both must be roles.
+pub unsafe fn acts_as(member: pg_sys::Oid, role: pg_sys::Oid) -> bool {
+    // SAFETY: looks up catalogs.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        return pg_sys::is_member_of_role(member, role);
+        #[cfg(not(feature = "pg15"))]
+        return pg_sys::has_privs_of_role(member, role)
+            || pg_sys::member_can_set_role(member, role);
+    }
+}
+
 /// The first item of a page.
 ///
 /// # Safety

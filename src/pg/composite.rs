@@ -1,6 +1,6 @@
 //! Values made of several.
 
-use super::args::{Answer, Args};
+use super::args::{text_datum, Answer, Args};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::c_int;
@@ -46,6 +46,68 @@ pub fn int4_array(values: &[i32]) -> Answer {
             true,
             b'i' as std::ffi::c_char,
         )))
+    }
+}
+
+/// A text[], in the database's encoding.
+pub fn text_array(texts: &[Vec<u8>]) -> pg_sys::Datum {
+    let mut values: Vec<pg_sys::Datum> = texts.iter().map(|text| text_datum(text)).collect();
+    // SAFETY: an array of text from as many values.
+    unsafe {
+        pg_sys::Datum::from(pg_sys::construct_array(
+            values.as_mut_ptr(),
+            values.len() as c_int,
+            pg_sys::TEXTOID,
+            -1,
+            false,
+            b'i' as std::ffi::c_char,
+        ))
+    }
+}
+
+/// A regtype[].
+pub fn type_array(types: &[pg_sys::Oid]) -> pg_sys::Datum {
+    let mut values: Vec<pg_sys::Datum> = types.iter().map(|oid| (*oid).into()).collect();
+    // SAFETY: an array of regtype, which is an oid, from as many values.
+    unsafe {
+        pg_sys::Datum::from(pg_sys::construct_array(
+            values.as_mut_ptr(),
+            values.len() as c_int,
+            pg_sys::REGTYPEOID,
+            4,
+            true,
+            b'i' as std::ffi::c_char,
+        ))
+    }
+}
+
+/// An array of rows, of a type of arrays of rows with as many columns of the values' types.
+pub fn row_array<const N: usize>(
+    array_type: pg_sys::Oid,
+    rows: impl Iterator<Item = [Option<pg_sys::Datum>; N]>,
+) -> pg_sys::Datum {
+    // SAFETY: the SQL declares such a type; it is looked up, so the rows say by its oid what they are.
+    unsafe {
+        let row_type = pg_sys::get_element_type(array_type);
+        let columns = pg_sys::lookup_rowtype_tupdesc_copy(row_type, -1);
+        assert_eq!((*columns).natts as usize, N);
+        let mut values: Vec<pg_sys::Datum> = rows
+            .map(|row| {
+                let mut values = row.map(|value| value.unwrap_or(pg_sys::Datum::from(0)));
+                let mut nulls = row.map(|value| value.is_none());
+                let tuple =
+                    pg_sys::heap_form_tuple(columns, values.as_mut_ptr(), nulls.as_mut_ptr());
+                pg_sys::heap_copy_tuple_as_datum(tuple, columns)
+            })
+            .collect();
+        pg_sys::Datum::from(pg_sys::construct_array(
+            values.as_mut_ptr(),
+            values.len() as c_int,
+            row_type,
+            -1,
+            false,
+            b'd' as std::ffi::c_char,
+        ))
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::compat;
 use super::row::{Fields, COLUMNS};
-use super::version::Version;
+use super::row_version::RowVersion;
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -33,7 +33,7 @@ pub unsafe fn insert(table: pg_sys::Relation, given: usize, fields: &Fields) {
 ///
 /// # Safety
 /// As for `insert`; nobody else may be changing the row.
-pub unsafe fn update(table: pg_sys::Relation, over: Version, fields: &Fields) {
+pub unsafe fn update(table: pg_sys::Relation, over: RowVersion, fields: &Fields) {
     // SAFETY: the caller's promise.
     unsafe {
         execute(table, fields.named(), |run| {
@@ -52,7 +52,7 @@ pub unsafe fn update(table: pg_sys::Relation, over: Version, fields: &Fields) {
 ///
 /// # Safety
 /// As for `update`.
-pub unsafe fn delete(table: pg_sys::Relation, version: Version) {
+pub unsafe fn delete(table: pg_sys::Relation, version: RowVersion) {
     // SAFETY: the caller's promise.
     unsafe {
         execute(table, 0, |run| {

@@ -8,9 +8,9 @@ use super::errors::{self, Refusal};
 use super::relation::state_oid;
 use super::relation_lock::{self, Wait};
 use super::row::{Fields, COLUMNS};
-use super::version::Version;
+use super::row_version::RowVersion;
 use super::{compat, executor, raw};
-use crate::plant;
+use crate::known_bugs;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::{c_int, CStr};
@@ -134,7 +134,7 @@ impl Keyed {
                 return Err(errors::state_differs(&self.spec.table.to_string_lossy()));
             }
             // Not relhastriggers, which stays set until the next VACUUM after the last one went.
-            (plant::DIRECT_WRITES || self.is_plain(), !(*self.table).trigdesc.is_null())
+            (known_bugs::DIRECT_WRITES || self.is_plain(), !(*self.table).trigdesc.is_null())
         };
         // What is found out may itself notice a change: then it is found out again next time.
         let form = Form { table, index, generation, plain, triggers };
@@ -231,7 +231,7 @@ impl Keyed {
     }
 
     /// Writes a new version of a row. Nobody else may be changing it.
-    pub fn update(&self, over: Version, fields: &Fields) {
+    pub fn update(&self, over: RowVersion, fields: &Fields) {
         self.wrote.set(true);
         // SAFETY: the fields are the table's, the version one that was read.
         unsafe {
@@ -247,7 +247,7 @@ impl Keyed {
     }
 
     /// Deletes a row. Nobody else may be changing it.
-    pub fn delete(&self, version: Version) {
+    pub fn delete(&self, version: RowVersion) {
         self.wrote.set(true);
         // SAFETY: the version is one that was read.
         unsafe {

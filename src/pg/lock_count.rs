@@ -6,7 +6,7 @@
 
 use super::compat;
 use super::errors::{self, Refusal};
-use super::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
+use super::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use super::xact;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -20,7 +20,7 @@ struct Taken {
     /// How often it was taken and not given back.
     times: u32,
     /// In which savepoint it was first: with that one it goes.
-    savepoint: SubTransaction,
+    savepoint: SavepointId,
 }
 
 thread_local! {
@@ -94,17 +94,17 @@ pub fn given_back(entry: Entry) {
 }
 
 impl OfSavepoint for Taken {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
-        self.savepoint.pass(savepoint, parent);
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.savepoint.savepoint_released(savepoint, parent);
     }
 
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
-        self.savepoint.outlives(savepoint)
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
+        self.savepoint.survives_rollback(savepoint)
     }
 }
 
-impl Kept for HashMap<Entry, Taken> {
-    fn ended(&mut self, _: Ending) {
+impl OfTransaction for HashMap<Entry, Taken> {
+    fn transaction_ended(&mut self, _: Ending) {
         self.clear();
         self.shrink_to(KEPT);
     }

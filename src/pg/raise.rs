@@ -146,10 +146,10 @@ impl RawError {
         error.0.detail = detail;
         // It may name a column.
         error.0.hint = optional(&in_server_encoding(refusal.hint.into_owned()));
-        if let Some(place) = refusal.place {
-            error.0.schema_name = optional(&place.schema);
-            error.0.table_name = optional(&place.table);
-            error.0.column_name = optional(&place.column);
+        if let Some(location) = refusal.location {
+            error.0.schema_name = optional(&location.schema);
+            error.0.table_name = optional(&location.table);
+            error.0.column_name = optional(&location.column);
         }
         error
     }

@@ -8,7 +8,7 @@
 use super::errors::Refusal;
 use super::lock::is_had_by_others;
 use super::{compat, lock_count, server};
-use crate::plant;
+use crate::known_bugs;
 use pg_fence_rules::locks::LockMode;
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
@@ -64,7 +64,7 @@ impl SessionLock {
     /// Does any session hold it? On a standby, where sessions of the primary cannot be seen, it counts as held.
     pub fn is_held(&self) -> bool {
         // One's own lock never conflicts, so it must be asked for first.
-        if self.is_mine() || server::in_recovery() || plant::SESSION_OUTLIVED {
+        if self.is_mine() || server::in_recovery() || known_bugs::SESSION_OUTLIVED {
             return true;
         }
         is_had_by_others(&self.0, LockMode::Probe)

@@ -3,7 +3,7 @@
 use super::alarm::{self, Alarm};
 use super::compat;
 use super::errors::{self, Refusal};
-use super::lock::Tag;
+use super::lock::LockTag;
 use pg_fence_rules::locks::LockMode;
 use pg_fence_rules::Span;
 use pgrx::pg_sys;
@@ -104,8 +104,8 @@ impl Drop for LockTimeout {
 ///
 /// Postgres measures the wait, and takes it for over when the server's clock is set forward. Then the wait begins
 /// again, at the end of the line. An alarm ends it in time when that clock is set back. False where the time is up;
-/// 53200 as for `Tag::take`.
-pub fn take_within(tag: &Tag, mode: LockMode, waiting: &Waiting) -> Result<bool, Refusal> {
+/// 53200 as for `LockTag::take`.
+pub fn take_within(tag: &LockTag, mode: LockMode, waiting: &Waiting) -> Result<bool, Refusal> {
     loop {
         let left_ms = in_ms(waiting.left()).max(1);
         if lock_timeout().is_some_and(|users| in_ms(users) <= left_ms) {
@@ -121,7 +121,12 @@ pub fn take_within(tag: &Tag, mode: LockMode, waiting: &Waiting) -> Result<bool,
 }
 
 /// Takes a lock, waiting for so many milliseconds at most.
-fn take_for(tag: &Tag, mode: LockMode, left_ms: i32, waiting: &Waiting) -> Result<bool, Refusal> {
+fn take_for(
+    tag: &LockTag,
+    mode: LockMode,
+    left_ms: i32,
+    waiting: &Waiting,
+) -> Result<bool, Refusal> {
     let shorter = LockTimeout::set(left_ms);
     // A little later, so that it mostly finds the wait over.
     let alarm = Alarm::after(waiting.left().saturating_add(Duration::from_millis(100)));

@@ -4,7 +4,7 @@ use super::errors::Refusal;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 
-pub use super::scope::SubTransaction;
+pub use super::scope::SavepointId;
 
 /// REPEATABLE READ or above?
 pub fn keeps_snapshot() -> bool {
@@ -59,7 +59,7 @@ pub fn see_own_changes() {
 }
 
 /// The innermost savepoint.
-pub fn savepoint() -> SubTransaction {
+pub fn savepoint() -> SavepointId {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }

@@ -12,6 +12,7 @@ pub mod locks;
 pub mod template;
 mod time;
 mod token;
+pub mod trigger_arguments;
 
 pub use time::{Instant, Span};
 pub use token::{Floor, Token};

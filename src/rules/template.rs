@@ -10,7 +10,8 @@ pub enum Piece {
     Column(Vec<u8>),
 }
 
-/// Takes a template apart. The error says what is wrong with it.
+/// Takes a template apart. The error says what is wrong with it. Nothing else knows what a brace means: the trigger
+/// and, by way of it, the SQL functions that attach and audit triggers ask here.
 pub fn parse(template: &[u8]) -> Result<Vec<Piece>, &'static str> {
     let mut pieces = Vec::new();
     let mut literal = Vec::new();

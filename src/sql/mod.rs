@@ -27,5 +27,7 @@ sql_functions! {
     fence_checked_lease_name, pg_finfo_fence_checked_lease_name => status::checked_lease_name;
     fence_max_column_value, pg_finfo_fence_max_column_value => status::max_column_value;
     fence_record_creation, pg_finfo_fence_record_creation => status::record_creation;
+    fence_protect, pg_finfo_fence_protect => fence::protect;
+    fence_audit, pg_finfo_fence_audit => fence::audit;
     fenced, pg_finfo_fenced => fence::fenced;
 }

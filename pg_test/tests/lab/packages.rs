@@ -12,7 +12,7 @@ use pg_test::package::{checksums, Parts, Release};
 use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::rundir::RunDir;
-use pg_test::{ensure, extension, lab_test, Context, Lab, Result};
+use pg_test::{ensure, extension, lab_test, majors, Context, Lab, Result};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ fn copy_all(from: &Path, to: &Path) -> Result<()> {
 /// A PostgreSQL in a run directory of its own, to which nothing was added.
 fn bare_prefix(lab: &Lab) -> Result<Prefix> {
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
-    let prefix = Prefix::copy(rundir, &extension::default_pg_config())?;
+    let prefix = Prefix::copy(rundir, &majors::chosen()?)?;
     ensure!(!prefix.extension_dir().join("pg_fence.control").exists());
     Ok(prefix)
 }

@@ -5,7 +5,7 @@
 mod abbreviate;
 mod hint;
 
-pub use hint::{Tried, Wrote};
+pub use hint::{RefusedWrite, Wrote};
 
 use super::encoding::to_utf8;
 use pg_fence_rules::{Instant, Token};
@@ -22,7 +22,7 @@ pub struct Refusal {
     /// What to do; may be empty.
     pub hint: Cow<'static, str>,
     /// Schema, table and column, for a refused write.
-    pub place: Option<Box<Location>>,
+    pub location: Option<Box<Location>>,
     detail: Box<Detail>,
 }
 
@@ -86,7 +86,7 @@ fn bigint<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error
 impl Refusal {
     fn new(sqlstate: &'static str, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
         let (hint, detail) = (hint.into(), Box::default());
-        Refusal { sqlstate, message, hint, place: None, detail }
+        Refusal { sqlstate, message, hint, location: None, detail }
     }
 
     /// With more in its DETAIL.
@@ -96,8 +96,8 @@ impl Refusal {
     }
 
     /// With the schema, table and column fields filled.
-    pub fn at(mut self, place: Location) -> Self {
-        self.place = Some(Box::new(place));
+    pub fn at(mut self, location: Location) -> Self {
+        self.location = Some(Box::new(location));
         self
     }
 
@@ -306,7 +306,7 @@ pub fn tokens_exhausted() -> Refusal {
 // The fence ----------------------------------------------------------------------------------------------
 
 /// PF001: stale. Either token is None where the caller may not know it.
-pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &Tried) -> Refusal {
+pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &RefusedWrite) -> Refusal {
     let message = match (presented, stored) {
         (Some(presented), Some(stored)) if presented == stored => {
             format!("stale fencing token: the row has already been written with token {stored}")
@@ -326,7 +326,7 @@ pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &Tried) -> 
 }
 
 /// PF002: nothing, or NULL, was presented.
-pub fn unfenced(stored: Option<Token>, tried: &Tried) -> Refusal {
+pub fn unfenced(stored: Option<Token>, tried: &RefusedWrite) -> Refusal {
     Refusal::new("PF002", "no fencing token presented".into(), hint::of_unfenced(tried))
         .detailed(|d| d.stored = stored)
 }

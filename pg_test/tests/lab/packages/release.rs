@@ -14,16 +14,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+const NEWEST: &str = "18";
+
 /// The library as it is released, built once.
 pub fn released_library() -> Result<PathBuf> {
-    let pg_config = extension::default_pg_config();
+    let pg_config = majors::chosen()?.pg_config;
     let target = package::directory().join(format!("pg{}", extension::major_of(&pg_config)?));
     library::build(source_root(), &pg_config, &target, &this_release()?)
 }
 
 /// Its Debian package.
 pub fn released_package(output: &Path) -> Result<PathBuf> {
-    let major = extension::major_of(&extension::default_pg_config())?;
+    let major = extension::major_of(&majors::chosen()?.pg_config)?;
     let parts = Parts::new(this_release()?, &major, Extension::around(released_library()?)?);
     let mut written = parts.write(output)?.into_iter();
     written.find(|path| path.extension().is_some_and(|end| end == "deb")).context("no .deb")
@@ -42,7 +44,7 @@ fn source_elsewhere(to: &Path) -> Result<()> {
 #[lab_test(slow)]
 fn built_in_another_directory_they_are_the_same_bytes(lab: &Lab) -> Result<()> {
     let release = this_release()?;
-    let pg_config = extension::default_pg_config();
+    let pg_config = majors::chosen()?.pg_config;
     let dir = directory(lab, "elsewhere")?;
     source_elsewhere(&dir.join("a/b c"))?;
     let other = library::build(&dir.join("a/b c"), &pg_config, &dir.join("target"), &release)?;
@@ -106,7 +108,7 @@ fn debians_checker_finds_nothing_that_is_not_explained(lab: &Lab) -> Result<()> 
 fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
     // The version's own directories get the extension, too, as other tests want it: they are made here anew.
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
-    let prefix = majors::prefix(rundir, majors::NEW)?;
+    let prefix = majors::prefix(rundir, NEWEST)?;
     let dir = directory(lab, "side")?;
     let library = dir.join("pg_fence.so");
     fs::rename(prefix.lib_dir().join("pg_fence.so"), &library)?;
@@ -116,7 +118,7 @@ fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
             fs::remove_file(path)?;
         }
     }
-    let parts = Parts::new(this_release()?, majors::NEW.number, Extension::around(library)?);
+    let parts = Parts::new(this_release()?, NEWEST, Extension::around(library)?);
     let written = parts.write(&dir)?;
     let tarball = written.iter().find(|path| path.to_string_lossy().ends_with(".tar.gz"));
     let unpacked = unpacked(tarball.context("no tarball")?, dir.join("tar"))?;
@@ -154,7 +156,7 @@ fn cargo_pgrx() -> Result<PathBuf> {
 fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
     let dir = directory(lab, "pgrx")?;
     let major = lab.prefix().major();
-    let pg_config = extension::default_pg_config();
+    let pg_config = majors::chosen()?.pg_config;
     let mut command = extension::cargo();
     let path = std::env::var("PATH").unwrap_or_default();
     let tools = cargo_pgrx()?.parent().context("no directory")?.to_owned();

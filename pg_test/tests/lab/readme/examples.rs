@@ -34,6 +34,7 @@ pages![
     reference = "docs/reference.md",
     security_and_audit = "docs/security-and-audit.md",
     troubleshooting = "docs/troubleshooting.md",
+    versions = "docs/versions.md",
 ];
 
 /// How long an example may take.
@@ -134,7 +135,9 @@ fn run(lab: &Lab, path: &str) -> Result<()> {
 
 /// Plays the examples of a page in a database.
 pub fn play(path: &str, conninfo: Conninfo) -> Result<()> {
-    let blocks = example::blocks(&page(path)?)?;
+    let version = conninfo.connect()?.text("SHOW server_version_num")?.context("no version")?;
+    let major = version.parse::<u32>()? / 10_000;
+    let blocks = example::blocks(&page(path)?, major)?;
     ensure!(!blocks.is_empty(), "{path} has no example");
     let mut page = Page::new(path, conninfo);
     blocks.iter().try_for_each(|block| page.block(block))
@@ -150,7 +153,7 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
         for mark in marks.step_by(2) {
             ensure!(["sql", "sh", "text", "python"].contains(&mark), "{path}: a block of {mark:?}");
         }
-        let found = example::blocks(&text)?.len();
+        let found = example::blocks(&text, u32::MAX)?.len();
         blocks += found;
         if found > 0 {
             with.push(path);
@@ -168,7 +171,7 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
 fn a_wrong_result_in_an_example_is_seen(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let passes = |sql: &str| -> Result<bool> {
-        let blocks = example::blocks(&format!("```sql\n{sql}\n```\n"))?;
+        let blocks = example::blocks(&format!("```sql\n{sql}\n```\n"), u32::MAX)?;
         let mut page = Page::new("these lines", db.conninfo());
         Ok(blocks.iter().all(|block| page.block(block).is_ok()))
     };
