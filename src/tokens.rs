@@ -5,6 +5,7 @@ use crate::pg::errors::{self, Refusal};
 use crate::pg::lock::LockTag;
 use crate::pg::relation::state_oid;
 use crate::pg::{sequence, server, wait};
+use crate::statistics::{self, Counter};
 use pg_fence_rules::epoch::{self, Due, Recorded};
 use pg_fence_rules::locks::MOVE_ON;
 use pg_fence_rules::{Floor, Token};
@@ -181,15 +182,22 @@ pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
 #[cold]
 fn begin(oid: Oid) -> Result<(), Refusal> {
     let (due, seen) = look(oid)?;
+    let mut jumped = false;
     let life = match due {
         Due::Nothing => seen,
         _ => under_jump_lock(|| match look(oid)? {
             (Due::Nothing, seen) => Ok(seen),
             (Due::Move, seen) => record(oid, Life { passed: move_on(oid)?, ..seen }),
-            (Due::Jump, _) => jump(oid),
+            (Due::Jump, _) => {
+                jumped = true;
+                jump(oid)
+            }
         })?,
     };
     LIFE.set(Life { begun: oid, ..life });
+    if jumped {
+        statistics::count(Counter::Jumps);
+    }
     Ok(())
 }
 
@@ -230,6 +238,7 @@ pub fn new_epoch() -> Result<Token, Refusal> {
     let oid = sequence()?;
     let life = under_jump_lock(|| jump(oid))?;
     LIFE.set(Life { begun: oid, ..life });
+    statistics::count(Counter::Jumps);
     Ok(life.passed)
 }
 

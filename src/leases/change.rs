@@ -6,6 +6,7 @@ use crate::pg::errors::{self, Refusal};
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::row::{Deleter, Row};
 use crate::pg::{relation, server};
+use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{Phase, Release};
 use pg_fence_rules::locks::CHANGE;
@@ -37,6 +38,7 @@ pub fn renew(
 ) -> Result<(), Refusal> {
     let ttl = ttl.unwrap_or(row.ttl);
     table.renew(row, fresh, now, ttl)?;
+    statistics::count(Counter::Renewals);
     if now + ttl < row.grant.expires_at {
         // The head of the line may sleep for too long.
         line::changed(&row.name());
@@ -105,6 +107,7 @@ pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal>
     locks.keep();
     let now = server::now();
     rows.iter().try_for_each(|row| close(table, row, closing, now))?;
+    statistics::add(Counter::Revocations, rows.len());
     Ok(Some(closing))
 }
 

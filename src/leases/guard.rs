@@ -14,7 +14,9 @@ use crate::pg::row::Row;
 use crate::pg::row_version::RowVersion;
 use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
+use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
+use pg_fence_rules::grant::Phase;
 use pg_fence_rules::locks::GUARD;
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys::Oid;
@@ -179,6 +181,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     line::changed(name);
     let guard = Guard { slot, token, version: row.version(), savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(guard));
+    statistics::count(Counter::Guards);
     Ok(())
 }
 
@@ -256,6 +259,15 @@ impl OfTransaction for Guards {
 pub fn listen() {
     scope::keep(&GUARDS);
     scope::before_commit(before_commit);
+}
+
+/// Who holds a lease now, in words; None also where that cannot be told without waiting.
+pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
+    let table = LeaseTable::try_open(Access::Read, Wait::Never).ok()??;
+    let now = server::now();
+    let rows = table.rows(name, AsOf::Now);
+    let held = rows.iter().find(|row| row.grant.phase(now) == Phase::Held)?;
+    Some(held.holder().unwrap_or_else(|| held.session()))
 }
 
 fn not_speaking(table: &LeaseTable, name: &[u8], token: Token, caller: Caller) -> Refusal {

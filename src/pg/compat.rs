@@ -1,7 +1,7 @@
 //! What pgrx does not bind, or what differs between major versions.
 
 use pgrx::pg_sys;
-use std::ffi::c_int;
+use std::ffi::{c_int, CStr};
 
 /// Calls one of the functions below so that an error raised in it unwinds as pgrx's own calls do.
 ///
@@ -184,6 +184,53 @@ pub fn lock_held_by_me(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
         #[cfg(any(feature = "pg17", feature = "pg18"))]
         return pg_sys::LockHeldByMe(tag, mode, false);
     }
+}
+
+/// Takes a lock for the transaction if it is to be had at once; false also where the lock table is full.
+pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
+    let none = std::ptr::null_mut();
+    // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
+    let result = unsafe {
+        #[cfg(not(feature = "pg18"))]
+        let result = pg_sys::LockAcquireExtended(tag, mode, false, true, false, none);
+        #[cfg(feature = "pg18")]
+        let result = pg_sys::LockAcquireExtended(tag, mode, false, true, false, none, false);
+        result
+    };
+    result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// How many rows this transaction has inserted into the table, as the server's own statistics count them; 0 where
+/// they are off. Only a change of it means anything.
+///
+/// # Safety
+/// The table must be open.
+pub unsafe fn rows_inserted(table: pg_sys::Relation) -> i64 {
+    // SAFETY: the caller's promise; either pointer is NULL until there is something to count.
+    unsafe {
+        let counts = (*table).pgstat_info;
+        if counts.is_null() || (*counts).trans.is_null() {
+            return 0;
+        }
+        (*(*counts).trans).tuples_inserted
+    }
+}
+
+/// Can a wait have a name of our own in `pg_stat_activity`?
+pub const NAMES_WAIT_EVENTS: bool = cfg!(any(feature = "pg17", feature = "pg18"));
+
+/// The number by which `pg_stat_activity` knows a wait of an extension; it has the name where that can be. Raises where
+/// the server has too many such names.
+pub fn wait_event(name: &CStr) -> u32 {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    let number = {
+        let _ = name;
+        pg_sys::PG_WAIT_EXTENSION
+    };
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    // SAFETY: gives each name of the server one number.
+    let number = unsafe { pg_sys::WaitEventExtensionNew(name.as_ptr()) };
+    number
 }
 
 /// Gives the executor a range table of one table, of which these columns are updated.

@@ -33,6 +33,7 @@ pub mod lock;
 pub mod lock_count;
 pub mod relation_lock;
 pub mod session_lock;
+pub mod shared_memory;
 pub mod wait;
 
 // The transaction.

@@ -7,11 +7,15 @@ use once_cell::unsync::OnceCell;
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
     static OIDS: RefCell<Vec<(&'static CStr, pg_sys::Oid)>> = const { RefCell::new(Vec::new()) };
     static VERSION_CHECKED: OnceCell<()> = const { OnceCell::new() };
 }
+
+/// Counts the changes of names, for those who keep something that an oid was looked up for.
+static NAME_CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// The version of this library.
 pub const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -108,6 +112,13 @@ pub fn listen() {
 
 unsafe extern "C-unwind" fn names_changed(_: pg_sys::Datum, _: i32, _: u32) {
     OIDS.with_borrow_mut(Vec::clear);
+    NAME_CHANGES.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often an oid that was looked up may have become another one's.
+#[inline]
+pub fn name_changes() -> u64 {
+    NAME_CHANGES.load(Ordering::Relaxed)
 }
 
 /// May the current user read it (SELECT on the whole)?

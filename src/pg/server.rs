@@ -62,12 +62,17 @@ pub fn identity(sequence: pg_sys::Oid, floor: Floor) -> Identity {
 
 /// Which start of the server this is, given the file of the sequence that marks it.
 pub fn start(file: u32) -> Start {
-    // SAFETY: set once when the server starts.
-    let started = unsafe { pg_sys::PgStartTime };
-    Start { server: Instant::from_micros(started), database: database(), file }
+    Start { server: started_at(), database: database(), file }
 }
 
-fn database() -> u32 {
+/// When this server started.
+pub fn started_at() -> Instant {
+    // SAFETY: set once when the server starts.
+    Instant::from_micros(unsafe { pg_sys::PgStartTime })
+}
+
+/// The oid of this database.
+pub fn database() -> u32 {
     // SAFETY: set once when the backend starts.
     unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
@@ -89,6 +94,46 @@ pub fn current_role() -> Vec<u8> {
     }
 }
 
+/// The name of the role that the session has set itself to: within a function that runs as its owner, that of the
+/// caller.
+pub fn outer_role() -> Vec<u8> {
+    // SAFETY: gives back a NUL-terminated copy, or NULL for a role that was dropped.
+    unsafe {
+        let name = pg_sys::GetUserNameFromId(pg_sys::GetOuterUserId(), true);
+        if name.is_null() {
+            return Vec::new();
+        }
+        CStr::from_ptr(name).to_bytes().to_vec()
+    }
+}
+
+/// The setting application_name.
+pub fn application_name() -> Vec<u8> {
+    // SAFETY: NUL-terminated, or NULL.
+    unsafe {
+        if pg_sys::application_name.is_null() {
+            return Vec::new();
+        }
+        CStr::from_ptr(pg_sys::application_name).to_bytes().to_vec()
+    }
+}
+
+/// The process of this session.
+pub fn pid() -> i32 {
+    // SAFETY: set once when the process starts.
+    unsafe { pg_sys::MyProcPid }
+}
+
+/// The address of the client, as inet is written; None for one that has come by a socket of the system.
+pub fn client_address() -> Option<Vec<u8>> {
+    // SAFETY: functions of the server, with the arguments that they declare.
+    unsafe {
+        let address = pgrx::direct_function_call_as_datum(pg_sys::inet_client_addr, &[]);
+        let text = pgrx::direct_function_call_as_datum(pg_sys::inet_out, &[Some(address?)]);
+        Some(CStr::from_ptr(text?.cast_mut_ptr()).to_bytes().to_vec())
+    }
+}
+
 /// May the caller act for this role: is it that role, one that may act as it, or a superuser? In a trigger that runs
 /// under another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
 pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
@@ -107,17 +152,10 @@ pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
 
 /// `application[pid]`, for those who give no holder.
 pub fn session() -> String {
-    // SAFETY: application_name is a NUL-terminated string or NULL.
-    unsafe {
-        let application = if pg_sys::application_name.is_null() {
-            String::new()
-        } else {
-            CStr::from_ptr(pg_sys::application_name).to_string_lossy().into_owned()
-        };
-        let application = if application.is_empty() { "session" } else { &application };
-        let pid = pg_sys::MyProcPid;
-        format!("{application}[{pid}]")
-    }
+    let name = application_name();
+    let application = String::from_utf8_lossy(&name);
+    let application = if application.is_empty() { "session" } else { &*application };
+    format!("{application}[{}]", pid())
 }
 
 /// Is this session an apply worker or restoring (`session_replication_role = replica`)?

@@ -157,6 +157,12 @@ impl TriggerCall {
         }
     }
 
+    /// How many rows this transaction has inserted into the table; only a change of it means anything.
+    pub fn rows_inserted(&self) -> i64 {
+        // SAFETY: as above.
+        unsafe { compat::rows_inserted((*self.data).tg_relation) }
+    }
+
     /// The columns of the table that is written.
     #[inline]
     pub fn columns(&self) -> Columns {

@@ -5,6 +5,8 @@ use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 // By its full path: from 18 on `pg_sys` has another one of that name, which nothing defines.
 use pgrx::pg_sys::htup::HeapTupleHeaderGetXmin;
+use pgrx::{PgSqlErrorCode, PgTryBuilder};
+use std::panic::AssertUnwindSafe;
 
 pub use super::scope::SavepointId;
 
@@ -89,6 +91,46 @@ pub fn at_the_end(work: impl FnOnce() -> Result<(), Refusal>) -> Result<(), Refu
         pg_sys::AfterTriggerFireDeferred();
     }
     Ok(())
+}
+
+/// May a savepoint be begun, and a sequence be set?
+pub fn may_begin_savepoint() -> bool {
+    // SAFETY: reads transaction state.
+    unsafe { !pg_sys::IsInParallelMode() && !pg_sys::XactReadOnly }
+}
+
+/// Does work in a savepoint of its own. None where it failed, and was undone; only a cancel goes on its way.
+pub fn in_savepoint<T>(work: impl FnOnce() -> T) -> Option<T> {
+    // SAFETY: reads globals of this thread.
+    let (context, owner) = unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
+    // SAFETY: both outlive the savepoint; whoever uses one puts them back.
+    let restore = || unsafe {
+        pg_sys::MemoryContextSwitchTo(context);
+        pg_sys::CurrentResourceOwner = owner;
+    };
+    // SAFETY: either end of it follows below.
+    unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
+    let undo = || {
+        // SAFETY: the work has raised, so the savepoint is still the innermost.
+        unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
+        restore();
+    };
+    PgTryBuilder::new(AssertUnwindSafe(|| {
+        let done = work();
+        // SAFETY: the savepoint is the innermost.
+        unsafe { pg_sys::ReleaseCurrentSubTransaction() };
+        restore();
+        Some(done)
+    }))
+    .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |error| {
+        undo();
+        error.rethrow()
+    })
+    .catch_others(|_| {
+        undo();
+        None
+    })
+    .execute()
 }
 
 /// Was this row version written by another transaction, which is open?
