@@ -1,7 +1,7 @@
 //! Rows and tables in words: parts of a lease's name, and what an error may show of a refused write.
 
 use super::args::text_bytes;
-use super::encoding::to_utf8;
+use super::encoding::{push_number, to_utf8};
 use super::errors::{Location, Refusal};
 use super::trigger::{Attribute, TriggerCall};
 use pgrx::pg_sys;
@@ -52,7 +52,7 @@ pub fn append_text(to: &mut Vec<u8>, attribute: &Attribute, value: pg_sys::Datum
         // SAFETY: the types left are text and varchar.
         _ => return to.extend_from_slice(&unsafe { text_bytes(value) }),
     };
-    let _ = write!(to, "{number}");
+    push_number(to, number);
 }
 
 /// Schema and table of a call.

@@ -15,6 +15,21 @@ pub fn c_string(bytes: &[u8]) -> *const c_char {
     }
 }
 
+/// Appends a number in decimal digits.
+pub fn push_number(to: &mut Vec<u8>, number: i64) {
+    let mut digits = [0; 20];
+    let (mut left, mut first) = (number.unsigned_abs(), digits.len());
+    while first == digits.len() || left > 0 {
+        first -= 1;
+        digits[first] = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+    if number < 0 {
+        to.push(b'-');
+    }
+    to.extend_from_slice(&digits[first..]);
+}
+
 /// Is the database in UTF-8, or in no encoding that is known?
 pub fn keeps_utf8() -> bool {
     // SAFETY: reads what was set when the backend connected.

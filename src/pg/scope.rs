@@ -56,7 +56,7 @@ impl<T: OfSavepoint> OfSavepoint for Vec<T> {
     }
 }
 
-impl<K, T: OfSavepoint> OfSavepoint for HashMap<K, T> {
+impl<K, T: OfSavepoint, S> OfSavepoint for HashMap<K, T, S> {
     fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
         self.values_mut().for_each(|entry| entry.savepoint_released(savepoint, parent));
     }

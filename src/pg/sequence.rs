@@ -1,8 +1,9 @@
 //! Sequences read and set without SQL: the callers of the extension have no rights on them.
 
 use super::relation_lock::{self, Wait};
-use super::{compat, raw};
+use super::{compat, raw, relation};
 use pgrx::pg_sys;
+use std::cell::RefCell;
 
 /// What a sequence's page says.
 #[derive(Clone, Copy, Debug)]
@@ -57,25 +58,73 @@ pub struct Definition {
     pub rewritten_here: bool,
 }
 
-/// Reads the page of a sequence: no permission, no transaction id, no WAL.
+/// Where the page of a sequence is, as long as no definition changes.
+#[derive(Clone, Copy)]
+struct Page {
+    sequence: pg_sys::Oid,
+    file: raw::File,
+    buffer: pg_sys::Buffer,
+    generation: u64,
+}
+
+thread_local! {
+    static PAGES: RefCell<Vec<Page>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads the page of a sequence: no permission, no transaction id, no WAL. Waits for nobody but who is dropping it.
 pub fn read(oid: pg_sys::Oid) -> State {
-    // SAFETY: the relation is locked and open, the page pinned and locked while it is read, and a sequence has
-    // its one tuple as item 1 of block 0.
+    remembered(oid).unwrap_or_else(|| {
+        // SAFETY: the relation is locked and open.
+        let (state, page) = unsafe {
+            compat::guarded(|| {
+                let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
+                let (generation, file) = (relation::generation(), compat::files(&*rel));
+                let buffer = raw::ReadBuffer(rel, 0);
+                let state = read_page(buffer);
+                // Not kept: maintenance of the sequence would wait for whoever has only looked.
+                raw::relation_close(rel, pg_sys::AccessShareLock as i32);
+                (state, Page { sequence: oid, file, buffer, generation })
+            })
+        };
+        PAGES.with_borrow_mut(|pages| {
+            pages.retain(|known| known.sequence != oid);
+            pages.push(page);
+        });
+        state
+    })
+}
+
+/// Reads the page where it was last found. None where it is not there any more, or may be in another file by now.
+fn remembered(oid: pg_sys::Oid) -> Option<State> {
+    let page =
+        PAGES.with_borrow(|pages| pages.iter().find(|page| page.sequence == oid).copied())?;
+    // SAFETY: who puts the sequence into another file has said so before anybody can write there; the buffer is one
+    // that the page has been in.
     unsafe {
         compat::guarded(|| {
-            let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
-            let buffer = raw::ReadBuffer(rel, 0);
-            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
-            let header = compat::first_item(pg_sys::BufferGetPage(buffer));
-            let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
-            let data = &*header.add(hoff).cast::<SequenceData>();
-            let last = data.is_called.then_some(data.last_value);
-            let at = raw::BufferGetLSNAtomic(buffer);
-            raw::UnlockReleaseBuffer(buffer);
-            // Not kept: maintenance of the sequence would wait for whoever has only looked.
-            raw::relation_close(rel, pg_sys::AccessShareLock as i32);
-            State { last, at }
+            raw::AcceptInvalidationMessages();
+            let is_there = page.generation == relation::generation()
+                && compat::pin_recent(page.file, 0, page.buffer);
+            is_there.then(|| read_page(page.buffer))
         })
+    }
+}
+
+/// Reads a sequence's page and gives back its pin.
+///
+/// # Safety
+/// To be called inside `compat::guarded`, with the pinned buffer of the first page of a sequence.
+unsafe fn read_page(buffer: pg_sys::Buffer) -> State {
+    // SAFETY: the caller's promise; the page is locked while it is read, and a sequence has its one tuple as item 1.
+    unsafe {
+        raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
+        let header = compat::first_item(pg_sys::BufferGetPage(buffer));
+        let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
+        let data = &*header.add(hoff).cast::<SequenceData>();
+        let last = data.is_called.then_some(data.last_value);
+        let at = raw::BufferGetLSNAtomic(buffer);
+        raw::UnlockReleaseBuffer(buffer);
+        State { last, at }
     }
 }
 

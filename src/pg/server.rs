@@ -1,6 +1,6 @@
 //! The server, the clock and the caller.
 
-use super::compat;
+use super::encoding::push_number;
 use pg_fence_rules::epoch::{Identity, Start};
 use pg_fence_rules::{Floor, Instant};
 use pgrx::pg_sys;
@@ -13,7 +13,7 @@ pub fn now() -> Instant {
         return super::xact::started_at();
     }
     // SAFETY: reads the clock.
-    Instant::from_micros(unsafe { pg_sys::GetCurrentTimestamp() })
+    Instant::from_micros(unsafe { super::raw::GetCurrentTimestamp() })
 }
 
 /// How long until the server's clock shows that time; zero when it has passed, for ever where there is none.
@@ -86,14 +86,6 @@ pub fn writable(function: &CStr) {
     }
 }
 
-/// The name of the current user.
-pub fn current_role() -> Vec<u8> {
-    // SAFETY: gives back a NUL-terminated copy.
-    unsafe {
-        CStr::from_ptr(pg_sys::GetUserNameFromId(pg_sys::GetUserId(), false)).to_bytes().to_vec()
-    }
-}
-
 /// The name of the role that the session has set itself to: within a function that runs as its owner, that of the
 /// caller.
 pub fn outer_role() -> Vec<u8> {
@@ -134,28 +126,16 @@ pub fn client_address() -> Option<Vec<u8>> {
     }
 }
 
-/// May the caller act for this role: is it that role, one that may act as it, or a superuser? In a trigger that runs
-/// under another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
-pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
-    let name = super::encoding::c_string(role);
-    // SAFETY: catalog look-ups by a NUL-terminated name.
-    unsafe {
-        let current = pg_sys::GetUserId();
-        let outer = pg_sys::GetOuterUserId();
-        let oid = pg_sys::get_role_oid(name, true);
-        let acts = |user| {
-            pg_sys::superuser_arg(user) || (oid != pg_sys::InvalidOid && compat::acts_as(user, oid))
-        };
-        acts(current) || (in_trigger && acts(outer))
-    }
-}
-
 /// `application[pid]`, for those who give no holder.
-pub fn session() -> String {
-    let name = application_name();
-    let application = String::from_utf8_lossy(&name);
-    let application = if application.is_empty() { "session" } else { &*application };
-    format!("{application}[{}]", pid())
+pub fn session() -> Vec<u8> {
+    let mut session = application_name();
+    if session.is_empty() {
+        session.extend_from_slice(b"session");
+    }
+    session.push(b'[');
+    push_number(&mut session, pid().into());
+    session.push(b']');
+    session
 }
 
 /// Is this session an apply worker or restoring (`session_replication_role = replica`)?

@@ -1,6 +1,6 @@
 //! The settings `pg_fence.token` and `pg_fence.refusals_kept`.
 
-use super::encoding::c_string;
+use super::encoding::{c_string, push_number};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -68,7 +68,9 @@ pub fn token() -> Option<Token> {
 
 /// Sets it until the transaction, or the savepoint, ends.
 pub fn set_local(token: Token) {
-    let value = c_string(token.to_string().as_bytes());
+    let mut digits = Vec::with_capacity(20);
+    push_number(&mut digits, token.bigint());
+    let value = c_string(&digits);
     // SAFETY: both strings are NUL-terminated; the value passes the check.
     unsafe {
         pg_sys::set_config_option(

@@ -28,7 +28,7 @@ pub struct Tuple(pg_sys::HeapTuple);
 pub struct Columns(pg_sys::TupleDesc);
 
 /// The identity of a row version.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RowId {
     table: pg_sys::Oid,
     version: RowVersion,

@@ -1,6 +1,7 @@
 //! The transaction: isolation, snapshots, savepoints.
 
 use super::errors::Refusal;
+use super::raw;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 // By its full path: from 18 on `pg_sys` has another one of that name, which nothing defines.
@@ -65,7 +66,7 @@ pub fn see_own_changes() {
 /// The innermost savepoint, or the transaction itself where it has none.
 pub fn savepoint() -> SavepointId {
     // SAFETY: reads transaction state.
-    unsafe { pg_sys::GetCurrentSubTransactionId() }
+    unsafe { raw::GetCurrentSubTransactionId() }
 }
 
 /// Was this row version written by the running transaction?
@@ -76,7 +77,7 @@ pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
         let xmin = HeapTupleHeaderGetXmin((*tuple).t_data);
-        pg_sys::TransactionIdIsCurrentTransactionId(xmin)
+        raw::TransactionIdIsCurrentTransactionId(xmin)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::leases::{acquire as attempts, guard, wait};
 use crate::pg::args::{Answer, Args};
 use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
-use crate::pg::lease_table::{AsOf, LeaseTable};
+use crate::pg::lease_table::LeaseTable;
 use crate::pg::relation_lock::Wait;
 use crate::pg::{commit, server, settings, xact};
 use crate::statistics::{self, Counter, Known};
@@ -107,10 +107,7 @@ pub fn guard(args: Args) -> Result<Answer, Refusal> {
 pub fn check(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
-    let floor = tokens::floor_seen()?;
-    let rows = LeaseTable::open(Access::Read)?.rows(&name, AsOf::Now);
-    let now = server::now();
-    Ok(rows.iter().any(|r| r.grant.speaks(token, now, floor)).into())
+    Ok(change::speaks(&name, token)?.into())
 }
 
 /// `lease_prune(older_than) → bigint`: deletes rows of grants that ended longer ago, never a guarded one, and

@@ -47,6 +47,7 @@ mod read_only;
 mod readme;
 mod reclaim;
 mod release_and_revoke;
+mod remembered_places;
 mod remembered_verdicts;
 mod restores;
 mod roles;
