@@ -9,6 +9,7 @@
 //! rows and locks of one lease are had one after the other, not at once; pruning; the second lock of a guard,
 //! by which those who only ask see it; snapshots older than the statement.
 
+mod locking;
 mod protections;
 mod requests;
 mod server;
