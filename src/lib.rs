@@ -11,16 +11,16 @@
 //! | `rules` | the rules that decide, and the table of locks: a crate of its own that knows no server |
 //!
 //! A call flows like this: arguments, look, lock, look again (`leases::locks`), decide (`rules`), draw (`tokens`), write,
-//! answer. `plant` has known bugs for the tests to find.
+//! answer. `known_bugs` are for the tests to find.
 //!
 //! What is deliberately absent: SPI on the way of a lease or a write (no plan, no `search_path`, no rights of
 //! the caller's), background workers, shared memory of our own (no `shared_preload_libraries`), LISTEN/NOTIFY,
 //! and any use of a transaction's start time but as a lower bound of its snapshot's age (`pg::snapshot_age`).
 
 mod fence;
+mod known_bugs;
 mod leases;
 mod pg;
-mod plant;
 mod sql;
 mod tokens;
 

@@ -1,10 +1,10 @@
 //! Where tokens come from, and what is known of those that were drawn.
 
+use crate::known_bugs;
 use crate::pg::errors::{self, Refusal};
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::relation::state_oid;
 use crate::pg::{sequence, server, wait};
-use crate::plant;
 use pg_fence_rules::epoch::{self, Due, Recorded};
 use pg_fence_rules::locks::MOVE_ON;
 use pg_fence_rules::{Floor, Token};
@@ -64,7 +64,7 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
     let oid = sequence()?;
     check_fit(oid)?;
     loop {
-        settle(oid)?;
+        ensure_begun(oid)?;
         let life = Life::of(oid);
         let above = above.max(life.passed);
         let token = Token::from_bigint(sequence::next(oid));
@@ -113,13 +113,13 @@ fn look_up(oid: Oid, token: Token) -> bool {
 /// is another database than the one that drew last.
 pub fn floor() -> Result<Floor, Refusal> {
     let oid = sequence()?;
-    settle(oid)?;
+    ensure_begun(oid)?;
     let life = Life::of(oid);
     let mut floor = recorded_floor()?;
     if floor < life.floor {
         // That of an earlier life was loaded over it.
         LIFE.set(Life { begun: Oid::INVALID, ..life });
-        settle(oid)?;
+        ensure_begun(oid)?;
         floor = recorded_floor()?;
     }
     LIFE.set(Life { floor, ..Life::of(oid) });
@@ -170,7 +170,7 @@ fn check_fit(oid: Oid) -> Result<(), Refusal> {
 /// Makes sure that the sequence has outrun whatever an earlier life of this database may have drawn: durably,
 /// before anything is drawn or judged, at least once for each change and once for any number of racing sessions.
 #[inline]
-pub fn settle(oid: Oid) -> Result<(), Refusal> {
+pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
     if LIFE.get().begun == oid {
         return Ok(());
     }
@@ -182,7 +182,7 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
     let (due, seen) = look(oid)?;
     let life = match due {
         Due::Nothing => seen,
-        _ => alone(|| match look(oid)? {
+        _ => under_jump_lock(|| match look(oid)? {
             (Due::Nothing, seen) => Ok(seen),
             (Due::Move, seen) => record(oid, Life { passed: move_on(oid)?, ..seen }),
             (Due::Jump, _) => jump(oid),
@@ -193,9 +193,9 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
 }
 
 /// Does it under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
-fn alone<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
-    let lock = Tag::jump();
-    lock.take(MOVE_ON.mode, MOVE_ON.waits);
+fn under_jump_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    let lock = LockTag::jump();
+    lock.take(MOVE_ON.mode, MOVE_ON.waits)?;
     let result = work();
     lock.give(MOVE_ON.mode);
     result
@@ -217,8 +217,8 @@ fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
     let expected = start.map(|s| server::start(s.file));
     let due = epoch::due(&recorded, &server::identity(oid, floor), expected.as_ref(), life.passed);
     let due = match due {
-        Due::Jump if plant::NO_JUMP => Due::Nothing,
-        Due::Move if plant::NO_START_MOVE => Due::Nothing,
+        Due::Jump if known_bugs::NO_JUMP => Due::Nothing,
+        Due::Move if known_bugs::NO_START_MOVE => Due::Nothing,
         due => due,
     };
     Ok((due, Life { passed: recorded.last.max(life.passed), floor, ..life }))
@@ -227,7 +227,7 @@ fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
 /// Jumps by hand; gives back where to.
 pub fn new_epoch() -> Result<Token, Refusal> {
     let oid = sequence()?;
-    let life = alone(|| jump(oid))?;
+    let life = under_jump_lock(|| jump(oid))?;
     LIFE.set(Life { begun: oid, ..life });
     Ok(life.passed)
 }

@@ -20,9 +20,9 @@ pub use known_bugs::{build_with, catch, KnownBug};
 pub use worker::{work, Identity};
 
 use crate::extension::{self, Extension};
+use crate::majors;
 use crate::prefix::Prefix;
 use crate::rundir::RunDir;
-use crate::setup;
 use anyhow::{bail, ensure, Result};
 use evidence::Evidence;
 use judge::Findings;
@@ -149,7 +149,6 @@ impl fmt::Display for Summary {
 
 /// Runs, prints the summary, and fails where a promise was broken, or where a planted bug was not caught.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
-    setup::ensure(&[setup::server(), setup::build()].concat())?;
     let minutes = if options.short { 0.5 } else { options.minutes };
     let time = Duration::from_secs_f64(minutes * 60.0);
     let seed = options.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
@@ -160,10 +159,10 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
         println!("The planted bug was caught.");
         return Ok(());
     }
-    let pg_config = extension::default_pg_config();
-    let extension = Extension::build(&pg_config)?;
+    let installation = majors::chosen()?;
+    let extension = Extension::build(&installation)?;
     let rundir = Arc::new(RunDir::create(program)?);
-    let prefix = Arc::new(Prefix::copy(rundir, &pg_config)?);
+    let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
     prefix.install(&extension)?;
     let summary = run_for(&prefix, time, seed, None)?;
     println!("{summary}");

@@ -1,6 +1,6 @@
 //! The built extension: its library, its control file and its scripts, ready to be installed.
 
-use crate::setup;
+use crate::majors::Installation;
 use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,36 +30,28 @@ pub struct Extension {
 }
 
 impl Extension {
-    /// Builds the extension for the PostgreSQL that `pg_config` describes. With `PG_FENCE_SKIP_BUILD` set,
-    /// takes the library of the last build instead.
-    pub fn build(pg_config: &Path) -> Result<Extension> {
-        // The bindings depend on the headers: switching to and fro in one directory would build all anew.
-        let target = match pg_config == debian_pg_config() {
-            true => target_dir(),
-            false => target_dir().join("other"),
-        };
+    /// Builds the extension for a PostgreSQL. With `PG_FENCE_SKIP_BUILD` set, takes the library of the last
+    /// build instead.
+    pub fn build(installation: &Installation) -> Result<Extension> {
+        let place = BuildPlace::of(installation);
         let library = if std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
-            last_library(&target)?
+            last_library(&place.target)?
         } else {
-            build_library(pg_config, &target, None)?
+            build_library(&installation.pg_config, &place, None)?
         };
         Extension::around(library)
     }
 
-    /// Builds it in a target directory of its own (`target/<name>`), so that a build for another
-    /// PostgreSQL leaves the usual one alone.
-    pub fn build_apart(name: &str, pg_config: &Path) -> Result<Extension> {
-        Extension::around(build_library(pg_config, &target_dir().join(name), None)?)
-    }
-
     /// Builds it with a known bug (`--cfg planted="<bug>"`, see `src/plant.rs`), in a target directory of
     /// its own, so that nobody takes it for the plain one.
-    pub fn build_with_bug(pg_config: &Path, bug: &str) -> Result<Extension> {
-        let target = target_dir().join("planted");
-        Extension::around(build_library(pg_config, &target, Some(bug))?)
+    pub fn build_with_bug(installation: &Installation, bug: &str) -> Result<Extension> {
+        let BuildPlace { target, build } = BuildPlace::of(installation);
+        let place = BuildPlace { target: target.join("planted"), build: build.join("planted") };
+        Extension::around(build_library(&installation.pg_config, &place, Some(bug))?)
     }
 
-    fn around(library: PathBuf) -> Result<Extension> {
+    /// The extension of this source tree with a library that is built already.
+    pub fn around(library: PathBuf) -> Result<Extension> {
         let root = source_root();
         let control = root.join(format!("{NAME}.control"));
         let text = fs::read_to_string(&control)
@@ -136,13 +128,41 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
+/// Where cargo builds for a PostgreSQL.
+#[derive(Debug)]
+pub struct BuildPlace {
+    /// What is built ends up here.
+    target: PathBuf,
+    /// What it is built from stays here. Versions share it, for most of it is the same for all of them, and the
+    /// rest does not meet: each has a feature of its own.
+    build: PathBuf,
+}
+
+impl BuildPlace {
+    pub fn of(installation: &Installation) -> BuildPlace {
+        let top = target_dir();
+        let below =
+            |name: &Option<String>| name.as_ref().map_or(top.clone(), |name| top.join(name));
+        let target = below(&installation.target);
+        // Another server of the same version has other headers under the same feature.
+        let build = if installation.is_known { top.clone() } else { target.clone() };
+        BuildPlace { target, build }
+    }
+
+    /// Has a cargo build there.
+    pub fn tell<'a>(&self, cargo: &'a mut Command) -> &'a mut Command {
+        // Before 1.91 cargo knows no build directory: then each version builds all of it anew.
+        cargo.env("CARGO_TARGET_DIR", &self.target).env("CARGO_BUILD_BUILD_DIR", &self.build)
+    }
+}
+
 fn last_library(target: &Path) -> Result<PathBuf> {
     let library = target.join(format!("release/lib{NAME}.so"));
     ensure!(library.exists(), "no library has been built yet: {}", library.display());
     Ok(library)
 }
 
-fn build_library(pg_config: &Path, target: &Path, bug: Option<&str>) -> Result<PathBuf> {
+fn build_library(pg_config: &Path, place: &BuildPlace, bug: Option<&str>) -> Result<PathBuf> {
     let major = major_of(pg_config)?;
     eprintln!(
         "building {NAME} (pg{major}{})",
@@ -155,9 +175,9 @@ fn build_library(pg_config: &Path, target: &Path, bug: Option<&str>) -> Result<P
         .args(["rustc", "--release", "--package", NAME, "--lib", "--no-default-features"])
         .args(["--features", &format!("pg{major}"), "--message-format=json-render-diagnostics"])
         .env("PGRX_PG_CONFIG_PATH", pg_config)
-        .env("CARGO_TARGET_DIR", target)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit());
+    place.tell(&mut command);
     if let Some(bug) = bug {
         command.args(["--", "--cfg", &format!("planted={bug:?}")]);
     }
@@ -203,15 +223,6 @@ pub fn major_of(pg_config: &Path) -> Result<String> {
     let major: String = number.chars().take_while(char::is_ascii_digit).collect();
     ensure!(!major.is_empty(), "no version in {version:?}");
     Ok(major)
-}
-
-/// The `pg_config` of the lab's PostgreSQL: Debian's, unless `PG_FENCE_PG_CONFIG` names another.
-pub fn default_pg_config() -> PathBuf {
-    std::env::var_os("PG_FENCE_PG_CONFIG").map_or_else(debian_pg_config, PathBuf::from)
-}
-
-fn debian_pg_config() -> PathBuf {
-    format!("/usr/lib/postgresql/{}/bin/pg_config", setup::major()).into()
 }
 
 #[cfg(test)]

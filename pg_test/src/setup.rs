@@ -2,14 +2,20 @@
 //!
 //! Only what is missing is installed, and nothing is started by it: no service, no database cluster.
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
+/// The major version that the lab works with unless told otherwise: of Debian 12.
+pub const USUAL_MAJOR: &str = "15";
+
+/// Names another.
+pub const MAJOR_VARIABLE: &str = "PG_FENCE_PG_MAJOR";
+
 /// The major version of PostgreSQL that the lab works with.
 pub fn major() -> String {
-    std::env::var("PG_FENCE_PG_MAJOR").unwrap_or_else(|_| "15".to_owned())
+    std::env::var(MAJOR_VARIABLE).unwrap_or_else(|_| USUAL_MAJOR.to_owned())
 }
 
 /// A Debian package, and a file that it brings.
@@ -41,34 +47,52 @@ impl Package {
     }
 }
 
-/// What running a server takes.
-pub fn server() -> Vec<Package> {
-    let major = major();
-    vec![Package::new(
-        format!("postgresql-{major}"),
-        format!("/usr/lib/postgresql/{major}/bin/postgres"),
-    )]
-}
-
-/// What building the extension takes, beside Rust; the first brings the isolation tester too.
-pub fn build() -> Vec<Package> {
-    let major = major();
+/// Debian's PostgreSQL of that version: to run a server, and to build an extension for it. The second brings the
+/// isolation tester, too.
+pub fn packages_of(major: &str) -> Vec<Package> {
     vec![
+        Package::new(
+            format!("postgresql-{major}"),
+            format!("/usr/lib/postgresql/{major}/bin/postgres"),
+        ),
         Package::new(
             format!("postgresql-server-dev-{major}"),
             format!("/usr/include/postgresql/{major}/server/postgres.h"),
         ),
+    ]
+}
+
+/// What is needed whatever the server: to build the extension, beside Rust, and the user that servers run as.
+pub fn machine() -> Vec<Package> {
+    vec![
+        Package::new("postgresql-common", "/usr/share/postgresql-common"),
         Package::new("libclang-dev", "/usr/lib/llvm-*/lib/libclang.so"),
     ]
 }
 
-/// What repacking tables takes; `Prefix::bring` adds it to a private PostgreSQL.
-pub fn repack() -> Vec<Package> {
-    let major = major();
-    vec![Package::new(
+/// What repacking tables of Debian's PostgreSQL of that version takes.
+pub fn repack(major: &str) -> Package {
+    Package::new(
         format!("postgresql-{major}-repack"),
         format!("/usr/lib/postgresql/{major}/bin/pg_repack"),
-    )]
+    )
+}
+
+/// Whether packages can be installed here.
+pub fn has_apt() -> bool {
+    Path::new("/usr/bin/apt-get").exists()
+}
+
+/// Has apt learn which packages there are.
+pub fn update() -> Result<()> {
+    let mut command = as_root().context("as root, run\n\n    apt-get update\n")?;
+    let status = command
+        .args(["-c", "apt-get -q update"])
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .status()?;
+    ensure!(status.success(), "apt-get update failed ({status})");
+    Ok(())
 }
 
 /// Installs those of `packages` that are missing; without the right to do so, says how and fails.
@@ -82,16 +106,10 @@ pub fn ensure(packages: &[Package]) -> Result<()> {
     }
     let names: Vec<&str> = missing.iter().map(|p| p.name.as_str()).collect();
     let by_hand = format!("apt-get install -y --no-install-recommends {}", names.join(" "));
-    if !Path::new("/usr/bin/apt-get").exists() {
+    if !has_apt() {
         bail!("these Debian packages, or what they hold, are needed: {}", names.join(" "));
     }
-    let mut command = if nix::unistd::geteuid().is_root() {
-        Command::new("sh")
-    } else if may_sudo() {
-        let mut sudo = Command::new("sudo");
-        sudo.args(["-n", "sh"]);
-        sudo
-    } else {
+    let Some(mut command) = as_root() else {
         bail!("packages are missing; as root, run\n\n    apt-get update && {by_hand}\n");
     };
     eprintln!("installing what is missing: {}", names.join(" "));
@@ -143,6 +161,18 @@ if [ -n "$services" ] && [ -d /run/systemd/system ]; then
     systemctl disable --now $services || :
 fi
 "#;
+
+/// A shell that has the right to install packages.
+fn as_root() -> Option<Command> {
+    if nix::unistd::geteuid().is_root() {
+        return Some(Command::new("sh"));
+    }
+    may_sudo().then(|| {
+        let mut sudo = Command::new("sudo");
+        sudo.args(["-n", "sh"]);
+        sudo
+    })
+}
 
 fn may_sudo() -> bool {
     Command::new("sudo")

@@ -2,7 +2,9 @@
 
 use pg_fence_rules::epoch::{self, Due, Identity, Recorded, Start, CLOCK_ZERO, STRIDE};
 use pg_fence_rules::fence::{judge, Order, Verdict, Write};
-use pg_fence_rules::grant::{self, Acquire, Ask, Grant, Mode, Phase, Release, Seat, Tokens};
+use pg_fence_rules::grant::{
+    self, Acquire, Ask, ExistingGrant, Grant, Mode, Phase, Release, Tokens,
+};
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use proptest::collection::vec;
@@ -71,8 +73,9 @@ fn check_company(rows: &[Row], now: Instant) -> Result<(), TestCaseError> {
 
 /// What an acquire finds among these rows.
 fn decide(rows: &[Row], who: usize, ask: &Ask, now: Instant) -> Acquire {
-    let seat = |row: &Row| Seat { grant: row.grant, mine: row.who == who, guarded: row.guarded };
-    grant::acquire(&rows.iter().map(seat).collect::<Vec<_>>(), ask, now)
+    let existing =
+        |row: &Row| ExistingGrant { grant: row.grant, mine: row.who == who, guarded: row.guarded };
+    grant::acquire(&rows.iter().map(existing).collect::<Vec<_>>(), ask, now)
 }
 
 fn token(number: Range<i64>) -> impl Strategy<Value = Token> {

@@ -17,12 +17,12 @@ enum Part {
 
 /// The leases that a write concerns: those of the new and of the old row, where they differ.
 #[derive(Default)]
-pub struct Leases<'a> {
+pub struct WriteLeases<'a> {
     new: Option<Cow<'a, [u8]>>,
     old: Option<Cow<'a, [u8]>>,
 }
 
-impl Leases<'_> {
+impl WriteLeases<'_> {
     /// Each once, that of the new row first.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.new.iter().chain(&self.old).map(|name| &**name)
@@ -84,12 +84,12 @@ impl Binding {
         columns: &Columns,
         old: Option<Tuple>,
         new: Option<Tuple>,
-    ) -> Result<Leases<'_>, Refusal> {
+    ) -> Result<WriteLeases<'_>, Refusal> {
         let of = |row: Option<Tuple>| row.map(|r| self.lease(columns, r)).transpose();
         let same = matches!((old, new), (Some(old), Some(new)) if self.same(columns, old, new));
         let new = of(new)?;
         let old = if same { None } else { of(old)?.filter(|old| Some(old) != new.as_ref()) };
-        Ok(Leases { new, old })
+        Ok(WriteLeases { new, old })
     }
 
     /// Do both rows have the same numbers in the placeholders? (Other types are compared by the names.)

@@ -113,5 +113,5 @@ fn call(
     let leases = row_array(function.argument_type(own + 1), declared.lease_rows());
     arguments.extend([triggers, leases, type_array(&PLACEHOLDER_TYPES)].map(Some));
     arguments.extend(last.map(Some));
-    function.call(args, &arguments)
+    Ok(function.call(args, &arguments))
 }

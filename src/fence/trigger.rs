@@ -3,12 +3,12 @@
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
 //! statement, and whether a token speaks for a lease once per transaction.
 
-use super::binding::{Binding, Leases};
-use crate::leases::guard::{self, Asker, MaySee};
+use super::binding::{Binding, WriteLeases};
+use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::args::{Answer, Args};
-use crate::pg::errors::{self, Refusal, Tried, Wrote};
-use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
-use crate::pg::trigger::{Attribute, Call, Event, RowId, Tuple};
+use crate::pg::errors::{self, Refusal, RefusedWrite, Wrote};
+use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::trigger::{Attribute, Event, RowId, TriggerCall, Tuple};
 use crate::pg::xact;
 use crate::pg::{describe, server, settings};
 use crate::tokens;
@@ -78,12 +78,12 @@ struct Accepted {
     /// The token of a row that has left its partition and arrives in another next.
     under_way: Option<Token>,
     /// In which savepoint.
-    savepoint: SubTransaction,
+    savepoint: SavepointId,
 }
 
 /// `fenced()`, the trigger. Errors: PF001 to PF005, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
 pub fn fenced(args: Args) -> Result<Answer, Refusal> {
-    let Some(call) = Call::new(args) else {
+    let Some(call) = TriggerCall::new(args) else {
         return Err(errors::misplaced("fenced() must be called as a trigger"));
     };
     if call.event() == Event::Truncate {
@@ -105,7 +105,7 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
     row.map(Answer::Value).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))
 }
 
-fn truncate(call: &Call) -> Result<Answer, Refusal> {
+fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
     // Under apply, the publisher has judged.
     if server::replica() {
         return Ok(Answer::Value(call.pass(None)));
@@ -114,7 +114,7 @@ fn truncate(call: &Call) -> Result<Answer, Refusal> {
 }
 
 /// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
-fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
+fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     let columns = call.columns();
     let (old, new) = (call.old(), call.new_row());
     let fence = |row: Tuple| columns.token(row, &plan.column);
@@ -141,7 +141,7 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
         }
     }
     let leases = match &plan.lease {
-        None => Leases::default(),
+        None => WriteLeases::default(),
         Some(binding) => binding.leases(&columns, old, new)?,
     };
     if MANAGED || !write.column_presents() {
@@ -150,7 +150,7 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
         write.ambient =
             if MANAGED { arriving.or_else(|| ambient(&leases)) } else { ambient(&leases) };
     }
-    tokens::settle(plan.tokens)?;
+    tokens::ensure_begun(plan.tokens)?;
     let issued = |t| tokens::issued(plan.tokens, t);
     let verdict = if MANAGED {
         fence::judge_managed(&write, plan.lease.is_some(), issued)
@@ -163,7 +163,7 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
         refused => return Err(refusal(call, plan, &write, &leases, refused)),
     };
     if plan.verified {
-        guard::wrote(call.table(), token);
+        guard::note_write(call.table(), token);
     }
     // A token that the statement has not shown itself may be one that its writer does not know.
     let may_see = || MaySee {
@@ -173,7 +173,7 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
             || describe::readable(call, plan.column.number),
     };
     for name in leases.iter() {
-        guard::require(name, token, Asker::Trigger(&may_see))?;
+        guard::require(name, token, Caller::Trigger(&may_see))?;
     }
     if plan.moves && call.event() == Event::Update {
         accept(call, plan, token);
@@ -187,13 +187,13 @@ fn before<const MANAGED: bool>(call: &Call, plan: &Plan) -> Result<pg_sys::Datum
 
 /// The token that a transaction has beside the fence column.
 #[inline]
-fn ambient(leases: &Leases) -> Option<Token> {
+fn ambient(leases: &WriteLeases) -> Option<Token> {
     leases.iter().find_map(guard::token_for).or_else(settings::token)
 }
 
 /// The row with NULL in its fence column, whatever the statement has put there.
 #[cold]
-fn without(call: &Call, plan: &Plan, row: Tuple) -> Tuple {
+fn without(call: &TriggerCall, plan: &Plan, row: Tuple) -> Tuple {
     match call.columns().value(row, &plan.column) {
         None => row,
         Some(_) => call.stamped(row, &plan.column, None),
@@ -202,21 +202,36 @@ fn without(call: &Call, plan: &Plan, row: Tuple) -> Tuple {
 
 /// The refusal of a write that is not to land.
 #[cold]
-fn refusal(call: &Call, plan: &Plan, write: &Write, leases: &Leases, verdict: Verdict) -> Refusal {
+fn refusal(
+    call: &TriggerCall,
+    plan: &Plan,
+    write: &Write,
+    leases: &WriteLeases,
+    verdict: Verdict,
+) -> Refusal {
     let stored = visible(call, plan, write.old.flatten());
     match verdict {
         Verdict::NeverIssued { presented } => errors::never_issued(presented),
         Verdict::Stale { presented, .. } => {
             // An equal value that is only named may be one that the caller does not know.
             let known = write.column_presents() || write.ambient.is_some() || stored.is_some();
-            errors::stale(known.then_some(presented), stored, &tried(call, plan, write, leases))
+            errors::stale(
+                known.then_some(presented),
+                stored,
+                &refused_write(call, plan, write, leases),
+            )
         }
-        _ => errors::unfenced(stored, &tried(call, plan, write, leases)),
+        _ => errors::unfenced(stored, &refused_write(call, plan, write, leases)),
     }
 }
 
-/// What a refused write tried, for the hint.
-fn tried(call: &Call, plan: &Plan, write: &Write, leases: &Leases) -> Tried {
+/// What a refused write refused_write, for the hint.
+fn refused_write(
+    call: &TriggerCall,
+    plan: &Plan,
+    write: &Write,
+    leases: &WriteLeases,
+) -> RefusedWrite {
     let wrote = match (call.event(), write.new.flatten()) {
         (Event::Delete, _) => Wrote::Deletes,
         (Event::Update, _) if !write.column_presents() && !call.names(&plan.column) => {
@@ -229,18 +244,18 @@ fn tried(call: &Call, plan: &Plan, write: &Write, leases: &Leases) -> Tried {
     };
     let managed = matches!(plan.duty, Duty::Manage { .. });
     let column = describe::column_name(call, plan.column.number);
-    Tried { column, managed, wrote, ambient: ambient(leases) }
+    RefusedWrite { column, managed, wrote, ambient: ambient(leases) }
 }
 
 /// Remembers the version whose UPDATE was accepted.
-fn accept(call: &Call, plan: &Plan, token: Token) {
+fn accept(call: &TriggerCall, plan: &Plan, token: Token) {
     let Some(old) = call.old() else { return };
     let (row, savepoint) = (Some((old.id(call), token)), xact::savepoint());
     at_depth(plan.depth, |accepted| *accepted = Accepted { row, under_way: None, savepoint });
 }
 
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
-fn leaves(call: &Call, plan: &Plan) -> bool {
+fn leaves(call: &TriggerCall, plan: &Plan) -> bool {
     let Some(old) = call.old() else { return false };
     at_depth(plan.depth, |accepted| match accepted.row.take() {
         Some((id, token)) if id == old.id(call) => {
@@ -261,12 +276,12 @@ fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
 }
 
 impl OfSavepoint for Accepted {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
-        self.savepoint.pass(savepoint, parent);
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.savepoint.savepoint_released(savepoint, parent);
     }
 
     /// It stays where it is, for its place tells its depth; what was accepted in a savepoint did not happen.
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
         if self.savepoint == savepoint {
             *self = Accepted::default();
         }
@@ -274,8 +289,8 @@ impl OfSavepoint for Accepted {
     }
 }
 
-impl Kept for Vec<Accepted> {
-    fn ended(&mut self, _: Ending) {
+impl OfTransaction for Vec<Accepted> {
+    fn transaction_ended(&mut self, _: Ending) {
         self.clear();
     }
 }
@@ -286,7 +301,7 @@ pub fn listen() {
 }
 
 /// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
-fn replicated(call: &Call, plan: &Plan, write: &Write) -> Result<pg_sys::Datum, Refusal> {
+fn replicated(call: &TriggerCall, plan: &Plan, write: &Write) -> Result<pg_sys::Datum, Refusal> {
     if let (Some(Some(stored)), Some(new)) = (write.old, write.new) {
         let verdict = match new {
             Some(presented) if plan.order.accepts(presented, Some(stored)) => None,
@@ -294,7 +309,7 @@ fn replicated(call: &Call, plan: &Plan, write: &Write) -> Result<pg_sys::Datum, 
             None => Some(Verdict::Unfenced),
         };
         if let Some(verdict) = verdict {
-            return Err(refusal(call, plan, write, &Leases::default(), verdict));
+            return Err(refusal(call, plan, write, &WriteLeases::default(), verdict));
         }
     }
     Ok(call.pass(call.new_row().or(call.old())))
@@ -302,7 +317,11 @@ fn replicated(call: &Call, plan: &Plan, write: &Write) -> Result<pg_sys::Datum, 
 
 /// The check that follows all BEFORE triggers: what is stored now must be what was accepted, and for the
 /// lease that guards it.
-fn verify(call: &Call, plan: &Plan, null_insert: NullInsert) -> Result<pg_sys::Datum, Refusal> {
+fn verify(
+    call: &TriggerCall,
+    plan: &Plan,
+    null_insert: NullInsert,
+) -> Result<pg_sys::Datum, Refusal> {
     if !call.after() || matches!(call.event(), Event::Delete | Event::Truncate) {
         return Err(errors::misplaced("fenced(..., 'verify') must fire AFTER INSERT OR UPDATE"));
     }
@@ -320,31 +339,32 @@ fn verify(call: &Call, plan: &Plan, null_insert: NullInsert) -> Result<pg_sys::D
     if found.is_none() && may_be_null && call.event() == Event::Insert {
         return Ok(passed);
     }
-    let Some(token) = found.filter(|t| guard::has_written(call.table(), *t)) else {
+    let Some(token) = found.filter(|t| guard::has_written_under(call.table(), *t)) else {
         return Err(errors::changed_behind(found));
     };
     let stored = call.old().and_then(fence);
     if !plan.order.accepts(token, stored) {
         let column = describe::column_name(call, plan.column.number);
-        let tried = Tried { column, managed: false, wrote: Wrote::Value, ambient: None };
-        return Err(errors::stale(found, visible(call, plan, stored), &tried));
+        let refused_write =
+            RefusedWrite { column, managed: false, wrote: Wrote::Value, ambient: None };
+        return Err(errors::stale(found, visible(call, plan, stored), &refused_write));
     }
     if let Some(binding) = &plan.lease {
         let name = binding.lease(&columns, new)?;
         let may_see = || MaySee { lease: may_see_lease(call, plan), token: true };
-        guard::require(&name, token, Asker::Trigger(&may_see))?;
+        guard::require(&name, token, Caller::Trigger(&may_see))?;
     }
     Ok(passed)
 }
 
 /// May the caller read the columns that the name of the row's lease is made of?
-fn may_see_lease(call: &Call, plan: &Plan) -> bool {
+fn may_see_lease(call: &TriggerCall, plan: &Plan) -> bool {
     let readable = |attribute: &Attribute| describe::readable(call, attribute.number);
     plan.lease.as_ref().is_none_or(|binding| binding.columns().all(readable))
 }
 
 /// The stored token, where the caller may read it.
-fn visible(call: &Call, plan: &Plan, stored: Option<Token>) -> Option<Token> {
+fn visible(call: &TriggerCall, plan: &Plan, stored: Option<Token>) -> Option<Token> {
     stored.filter(|_| describe::readable(call, plan.column.number))
 }
 
@@ -354,7 +374,7 @@ impl Plan {
         self.verified || matches!(self.duty, Duty::Manage { .. })
     }
 
-    fn new(call: &Call) -> Result<Self, Refusal> {
+    fn new(call: &TriggerCall) -> Result<Self, Refusal> {
         let columns = call.columns();
         let given = call.arguments();
         if given.len() > MOST {

@@ -1,6 +1,6 @@
 //! One try to acquire a lease: look, lock, look again, decide, draw, write.
 
-use super::place::{self, KeptPlace, LockedPlace};
+use super::place::{self, LockedPlace, Place};
 use super::request::{Request, Tried};
 use super::{line, session_leases};
 use crate::pg::errors::Refusal;
@@ -9,7 +9,7 @@ use crate::pg::lease_table::{LeaseTable, Look};
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::NewGrant;
 use crate::pg::server;
-use crate::{plant, tokens};
+use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::{self, Acquire, Phase};
 use pg_fence_rules::{Span, Token};
 
@@ -23,9 +23,13 @@ struct LooksFree {
     seen: Look,
 }
 
-/// One try, with a token of its own. With `polite`, those who wait in line come first. `wait` says what to do about
+/// One try, with a token of its own. With `behind_the_line`, those who wait in line come first. `wait` says what to do about
 /// maintenance of the table. Errors: 22023, 40001, 53200, 55000.
-pub fn attempt(request: &Request, polite: bool, wait: Wait) -> Result<Tried<Token>, Refusal> {
+pub fn attempt(
+    request: &Request,
+    behind_the_line: bool,
+    wait: Wait,
+) -> Result<Tried<Token>, Refusal> {
     let Some(table) = LeaseTable::try_open(Access::Write, wait)? else {
         return Ok(Tried::Lost { until: Some(server::now() + LOOK_AFTER_MAINTENANCE) });
     };
@@ -33,13 +37,13 @@ pub fn attempt(request: &Request, polite: bool, wait: Wait) -> Result<Tried<Toke
         Tried::Won(free) => free,
         Tried::Lost { until } => return Ok(Tried::Lost { until }),
     };
-    if polite && !free.reclaims && line::somebody_waits(&request.name) {
+    if behind_the_line && !free.reclaims && line::somebody_waits(&request.name) {
         return Ok(Tried::BY_ANOTHER);
     }
     match place::find(&table, request, &free.seen)? {
         Tried::Lost { until } => Ok(Tried::Lost { until }),
         Tried::Won(place) => {
-            let token = plant::early_or(|| tokens::draw(place.above()))?;
+            let token = known_bugs::early_or(|| tokens::draw(place.above()))?;
             write(&table, request, &place.keep(), token)?;
             Ok(Tried::Won(token))
         }
@@ -68,7 +72,7 @@ pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
     let above = places.iter().map(LockedPlace::above).max().unwrap_or(Token::BEFORE_ALL);
     let token = tokens::draw(above)?;
     // All before the first is written: an error must find no lock that is still to be given back.
-    let places: Vec<KeptPlace> = places.into_iter().map(LockedPlace::keep).collect();
+    let places: Vec<Place> = places.into_iter().map(LockedPlace::keep).collect();
     for (request, place) in requests.iter().zip(&places) {
         write(&table, request, place, token)?;
     }
@@ -78,11 +82,11 @@ pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
 /// Tells without a lock whether it is worth trying: a losing try reads only.
 fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refusal> {
     let seen = table.look(&request.name);
-    let seats = request.seats(&seen.rows, |_| false);
+    let existing = request.existing(&seen.rows, |_| false);
     let now = server::now();
-    match grant::acquire(&seats, &request.ask, now) {
+    match grant::acquire(&existing, &request.ask, now) {
         Acquire::Grant { .. } => {
-            let reclaims = seats.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held);
+            let reclaims = existing.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held);
             Ok(Tried::Won(LooksFree { reclaims, seen }))
         }
         Acquire::Taken { until } => Ok(Tried::Lost { until }),
@@ -94,19 +98,19 @@ fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refus
 fn write(
     table: &LeaseTable,
     request: &Request,
-    place: &KeptPlace,
+    place: &Place,
     token: Token,
 ) -> Result<(), Refusal> {
-    let KeptPlace { slot, over, ended } = place;
+    let Place { slot, over, ended } = place;
     if request.session {
-        session_leases::bind(table, &request.name, token);
+        session_leases::bind(table, &request.name, token)?;
     }
     let now = server::now();
     for row in ended {
         table.end(row, now)?;
     }
     for row in ended.iter().chain(over) {
-        session_leases::ended(&request.name, row.grant.tokens.first());
+        session_leases::grant_ended(&request.name, row.grant.tokens.first());
     }
     let (session, role) = (server::session(), server::current_role());
     let new = NewGrant {

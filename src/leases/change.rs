@@ -20,7 +20,7 @@ pub fn renewable<'a>(
     let found = changeable(table, name, token, |row| {
         let now = server::now();
         row.grant.renewable(token, now).then_some(now)
-    });
+    })?;
     if let Some((locked, _)) = &found {
         check_role(|| Some(name), &locked.row, false)?;
     }
@@ -28,7 +28,7 @@ pub fn renewable<'a>(
 }
 
 /// Writes a renewal of a row whose lock is kept, by default for the ttl last asked for. `fresh` is its token.
-pub fn prolong(
+pub fn renew(
     table: &LeaseTable,
     row: &Row,
     fresh: Token,
@@ -63,7 +63,7 @@ pub fn releasable<'a>(
     let found = changeable(table, name, token, |row| {
         let release = row.grant.release(token, server::now());
         (release != Release::Lost).then_some(release)
-    });
+    })?;
     let Some((locked, release)) = found else { return Ok(Releasable::Lost) };
     check_role(|| Some(name), &locked.row, false)?;
     Ok(match release {
@@ -76,7 +76,7 @@ pub fn releasable<'a>(
 pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Result<(), Refusal> {
     let name = row.name();
     table.close(row, closing, now)?;
-    session_leases::ended(&name, row.grant.tokens.first());
+    session_leases::grant_ended(&name, row.grant.tokens.first());
     line::changed(&name);
     Ok(())
 }
@@ -94,7 +94,7 @@ pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal>
     slots.dedup();
     let mut locks = Locks::of(name);
     for slot in &slots {
-        locks.take(CHANGE, *slot);
+        locks.take(CHANGE, *slot)?;
     }
     let mut rows = held(table.rows(name, AsOf::Now));
     rows.retain(|r| slots.contains(&r.grant.slot));
@@ -116,22 +116,27 @@ fn changeable<'a, T>(
     name: &'a [u8],
     token: Token,
     decide: impl Fn(&Row) -> Option<T>,
-) -> Option<(Locked<'a>, T)> {
+) -> Result<Option<(Locked<'a>, T)>, Refusal> {
     loop {
         let rows = table.rows(name, AsOf::Now);
         let seen = find(&rows, token);
         let slot = match seen {
             // What is over does not come back: a caller who is too late locks nothing, and so keeps the
             // lease from nobody.
-            Some(row) if decide(row).is_none() && row.deleter() != Deleter::Open => return None,
+            Some(row) if decide(row).is_none() && row.deleter() != Deleter::Open => {
+                return Ok(None)
+            }
             Some(row) => row.grant.slot,
             // A token of an uncommitted grant may have been passed on: its transaction is waited for.
-            None => find(&table.rows_in_flight(name), token)?.grant.slot,
+            None => match find(&table.rows_in_flight(name), token) {
+                Some(row) => row.grant.slot,
+                None => return Ok(None),
+            },
         };
-        let locked = Locked::grant(table, name, slot, CHANGE, seen, |row| knows(row, token));
+        let locked = Locked::grant(table, name, slot, CHANGE, seen, |row| has_token(row, token))?;
         // Where the grant is not there any more, another one may have the token by now.
         if let Some(locked) = locked {
-            return decide(&locked.row).map(|decision| (locked, decision));
+            return Ok(decide(&locked.row).map(|decision| (locked, decision)));
         }
     }
 }
@@ -143,11 +148,11 @@ pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
 
 /// The grant that this token is of.
 pub fn find(rows: &[Row], token: Token) -> Option<&Row> {
-    rows.iter().find(|r| knows(r, token))
+    rows.iter().find(|r| has_token(r, token))
 }
 
 /// Is it one of the grant's tokens, the closing one included?
-pub fn knows(row: &Row, token: Token) -> bool {
+pub fn has_token(row: &Row, token: Token) -> bool {
     row.grant.tokens.contains(token) || row.grant.closing == Some(token)
 }
 

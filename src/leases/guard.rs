@@ -3,7 +3,7 @@
 //! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
 //! once per lease and transaction. A verdict goes when its lock goes: with a rolled-back savepoint at once.
 
-use super::change::{check_role, find, knows};
+use super::change::{check_role, find, has_token};
 use super::locks::Locks;
 use super::{line, snapshot};
 use crate::pg::errors::{self, Refusal, Shown};
@@ -11,10 +11,10 @@ use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::Row;
-use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
-use crate::pg::version::Version;
+use crate::pg::row_version::RowVersion;
+use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
-use crate::{plant, tokens};
+use crate::{known_bugs, tokens};
 use pg_fence_rules::locks::GUARD;
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys::Oid;
@@ -23,18 +23,18 @@ use std::collections::HashMap;
 
 /// A grant that this transaction guards.
 #[derive(Clone, Copy)]
-struct Verdict {
+struct Guard {
     slot: i32,
     token: Token,
     /// The grant's row as it was; mostly it still is.
-    version: Version,
-    savepoint: SubTransaction,
+    version: RowVersion,
+    savepoint: SavepointId,
 }
 
 #[derive(Default)]
 struct Guards {
-    by_lease: HashMap<Vec<u8>, Vec<Verdict>>,
-    /// The verdict that was asked for last: most writes of a transaction are under one.
+    by_lease: HashMap<Vec<u8>, Vec<Guard>>,
+    /// The lease and token that were asked for last: most writes of a transaction are under one.
     last: Option<(Vec<u8>, Token)>,
     /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
     outside_block: Option<(Vec<u8>, Instant)>,
@@ -69,14 +69,14 @@ const NOTE_WITHIN: Span = Span::from_secs(5);
 /// The commit of a guarded transaction that has written something and may outlive its grant is noted: a
 /// REPEATABLE READ transaction whose snapshot does not see what was written is then refused the lease.
 ///
-/// `prepares`: the transaction ends who knows when, and may outlive any grant.
+/// `prepares`: the transaction ends who has_token when, and may outlive any grant.
 fn before_commit(prepares: bool) -> Result<(), Refusal> {
     if let Some(name) = guarded_nothing() {
         raise::warn(errors::guarded_nothing(&name));
     }
-    let guarded: Vec<(Vec<u8>, Verdict)> = GUARDS.with_borrow(|g| {
-        let each = |(name, verdicts): (&Vec<u8>, &Vec<Verdict>)| {
-            verdicts.iter().map(|v| (name.clone(), *v)).collect::<Vec<_>>()
+    let guarded: Vec<(Vec<u8>, Guard)> = GUARDS.with_borrow(|g| {
+        let each = |(name, guards): (&Vec<u8>, &Vec<Guard>)| {
+            guards.iter().map(|guard| (name.clone(), *guard)).collect::<Vec<_>>()
         };
         g.by_lease.iter().flat_map(each).collect()
     });
@@ -90,7 +90,7 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
         }
         // A standby may keep a commit waiting for as long as it likes, too.
         let any_time = prepares || server::commits_wait_for_standbys();
-        guarded.iter().try_for_each(|(name, verdict)| match may_outlive(name, verdict, any_time)? {
+        guarded.iter().try_for_each(|(name, guard)| match may_outlive(name, guard, any_time)? {
             true => guarded_commits::note(name),
             false => Ok(()),
         })
@@ -100,23 +100,23 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
 /// May the transaction commit after the grant that it guards is over? (What it has changed itself tells as
 /// much as a note would.) Maintenance must not hold up a commit: where it waits for the table, or works on it,
 /// the answer is yes.
-fn may_outlive(name: &[u8], verdict: &Verdict, any_time: bool) -> Result<bool, Refusal> {
+fn may_outlive(name: &[u8], guard: &Guard, any_time: bool) -> Result<bool, Refusal> {
     let Some(table) = LeaseTable::try_open(Access::Read, Wait::Never)? else { return Ok(true) };
     let horizon = server::now() + NOTE_WITHIN;
     let over = |row: &Row| any_time || row.over_since() < horizon;
-    if table.still_at(verdict.version, name, verdict.slot).is_some_and(|row| !over(&row)) {
+    if table.still_at(guard.version, name, guard.slot).is_some_and(|row| !over(&row)) {
         return Ok(false);
     }
     let rows = table.rows(name, AsOf::Now);
-    let row = rows.iter().find(|r| r.grant.slot == verdict.slot);
+    let row = rows.iter().find(|r| r.grant.slot == guard.slot);
     Ok(row.is_some_and(|r| over(r) && !r.written_here()))
 }
 
 /// Who asks for a guard, and what an error may show to it.
 #[derive(Clone, Copy)]
-pub enum Asker<'a> {
+pub enum Caller<'a> {
     /// A call, which has named the lease and the token itself.
-    Call,
+    Function,
     /// The trigger, for a row. The session's role may stand in for the current one; what the writer may know is found
     /// out only where there is an error.
     Trigger(&'a dyn Fn() -> MaySee),
@@ -131,60 +131,60 @@ pub struct MaySee {
     pub token: bool,
 }
 
-impl Asker<'_> {
+impl Caller<'_> {
     fn shown<'n>(&self, name: &'n [u8], token: Token) -> Shown<'n> {
         let may_see = match self {
-            Asker::Call => MaySee { lease: true, token: true },
-            Asker::Trigger(may_see) => may_see(),
+            Caller::Function => MaySee { lease: true, token: true },
+            Caller::Trigger(may_see) => may_see(),
         };
         Shown { lease: may_see.lease.then_some(name), token: may_see.token.then_some(token) }
     }
 }
 
 /// Makes this transaction guard the grant that the token is of; PF004 when it does not speak for the lease.
-pub fn require(name: &[u8], token: Token, asker: Asker) -> Result<(), Refusal> {
-    if stands(name, token) {
+pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal> {
+    if is_guarded_here(name, token) {
         return Ok(());
     }
     let table = LeaseTable::open(Access::Read)?;
     let rows = table.rows(name, AsOf::Now);
     let Some(seen) = find(&rows, token) else {
-        return Err(not_speaking(&table, name, token, asker));
+        return Err(not_speaking(&table, name, token, caller));
     };
     let slot = seen.grant.slot;
     let mut locks = Locks::of(name);
-    if !plant::NO_GUARD_LOCK {
-        for want in GUARD {
-            locks.take(want, slot);
+    if !known_bugs::NO_GUARD_LOCK {
+        for step in GUARD {
+            locks.take(step, slot)?;
         }
     }
     let floor = tokens::floor()?;
-    let row = locks.read_again(&table, slot, Some(seen), |row| knows(row, token));
+    let row = locks.read_again(&table, slot, Some(seen), |row| has_token(row, token));
     // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
-    let mut held = guards(name, slot);
+    let mut held = guards_slot(name, slot);
     let row = row.filter(|r| {
         held &= r.grant.closing.is_none() && floor.is_below(r.grant.tokens.latest());
         held || r.grant.speaks(token, server::now(), floor)
     });
     let Some(row) = row else {
         drop(locks);
-        return Err(not_speaking(&table, name, token, asker));
+        return Err(not_speaking(&table, name, token, caller));
     };
-    let in_trigger = matches!(asker, Asker::Trigger(_));
-    check_role(|| asker.shown(name, token).lease, &row, in_trigger)?;
+    let in_trigger = matches!(caller, Caller::Trigger(_));
+    check_role(|| caller.shown(name, token).lease, &row, in_trigger)?;
     if !snapshot::has_seen(&table, name, &row) {
-        return Err(errors::snapshot_too_early(asker.shown(name, token).lease));
+        return Err(errors::snapshot_too_early(caller.shown(name, token).lease));
     }
     locks.keep();
     line::changed(name);
-    let verdict = Verdict { slot, token, version: row.version(), savepoint: xact::savepoint() };
-    GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
+    let guard = Guard { slot, token, version: row.version(), savepoint: xact::savepoint() };
+    GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(guard));
     Ok(())
 }
 
-/// Has this transaction a verdict on exactly this?
+/// Does this transaction guard the lease by this very token?
 #[inline]
-pub fn stands(name: &[u8], token: Token) -> bool {
+pub fn is_guarded_here(name: &[u8], token: Token) -> bool {
     GUARDS.with_borrow_mut(|g| {
         if g.last.as_ref().is_some_and(|(n, t)| *t == token && n == name) {
             return true;
@@ -204,12 +204,12 @@ pub fn token_for(name: &[u8]) -> Option<Token> {
 }
 
 /// Does this transaction guard the grant in that slot?
-pub fn guards(name: &[u8], slot: i32) -> bool {
+pub fn guards_slot(name: &[u8], slot: i32) -> bool {
     GUARDS.with_borrow(|g| g.by_lease.get(name).is_some_and(|v| v.iter().any(|v| v.slot == slot)))
 }
 
 /// Remembers that this transaction writes a table under this token.
-pub fn wrote(table: Oid, token: Token) {
+pub fn note_write(table: Oid, token: Token) {
     GUARDS.with_borrow_mut(|g| {
         if !g.written.contains(&(table, token)) {
             g.written.push((table, token));
@@ -218,34 +218,34 @@ pub fn wrote(table: Oid, token: Token) {
 }
 
 /// Has this transaction written the table under this token?
-pub fn has_written(table: Oid, token: Token) -> bool {
+pub fn has_written_under(table: Oid, token: Token) -> bool {
     GUARDS.with_borrow(|g| g.written.contains(&(table, token)))
 }
 
-impl OfSavepoint for Verdict {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
-        self.savepoint.pass(savepoint, parent);
+impl OfSavepoint for Guard {
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.savepoint.savepoint_released(savepoint, parent);
     }
 
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
-        self.savepoint.outlives(savepoint)
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
+        self.savepoint.survives_rollback(savepoint)
     }
 }
 
 impl OfSavepoint for Guards {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
-        self.by_lease.pass(savepoint, parent);
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.by_lease.savepoint_released(savepoint, parent);
     }
 
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
         self.last = None;
         self.outside_block = None;
-        self.by_lease.outlives(savepoint)
+        self.by_lease.survives_rollback(savepoint)
     }
 }
 
-impl Kept for Guards {
-    fn ended(&mut self, _: Ending) {
+impl OfTransaction for Guards {
+    fn transaction_ended(&mut self, _: Ending) {
         if !self.by_lease.is_empty() || !self.written.is_empty() || self.outside_block.is_some() {
             *self = Guards::default();
         }
@@ -258,8 +258,8 @@ pub fn listen() {
     scope::before_commit(before_commit);
 }
 
-fn not_speaking(table: &LeaseTable, name: &[u8], token: Token, asker: Asker) -> Refusal {
-    let mut refusal = errors::not_speaking(asker.shown(name, token));
+fn not_speaking(table: &LeaseTable, name: &[u8], token: Token, caller: Caller) -> Refusal {
+    let mut refusal = errors::not_speaking(caller.shown(name, token));
     let rows = table.rows(name, AsOf::Now);
     let (now, floor) = (server::now(), tokens::floor().unwrap_or(Floor::NONE));
     if find(&rows, token).is_some_and(|row| row.grant.awaits_renewal(token, now, floor)) {

@@ -5,8 +5,8 @@
 //! changed. A transaction that changed the lease finds the head by the lock and wakes it once its change is
 //! visible and its own locks are gone.
 
-use crate::pg::lock::Tag;
-use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
+use crate::pg::lock::LockTag;
+use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::xact;
 use pg_fence_rules::locks::{HEAD_OF_LINE, SOMEBODY_WAITS};
 use std::cell::RefCell;
@@ -19,26 +19,26 @@ thread_local! {
 /// A lease that was changed or guarded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Changed {
-    line: Tag,
+    line: LockTag,
     /// In which savepoint.
-    savepoint: SubTransaction,
+    savepoint: SavepointId,
     /// That one was rolled back: its locks go next.
     undone: bool,
 }
 
 /// Does somebody wait for this lease?
 pub fn somebody_waits(name: &[u8]) -> bool {
-    Tag::queue(name).is_had_by_others(SOMEBODY_WAITS.mode)
+    LockTag::line(name).is_had_by_others(SOMEBODY_WAITS.mode)
 }
 
 /// Wakes the head of the line now.
 pub fn wake(name: &[u8]) {
-    Tag::queue(name).wake(HEAD_OF_LINE.mode);
+    LockTag::line(name).wake(HEAD_OF_LINE.mode);
 }
 
 /// This transaction has changed the lease, or guards it: its end wakes the head of the line.
 pub fn changed(name: &[u8]) {
-    let (line, savepoint) = (Tag::queue(name), xact::savepoint());
+    let (line, savepoint) = (LockTag::line(name), xact::savepoint());
     let new = Changed { line, savepoint, undone: false };
     CHANGED.with_borrow_mut(|changed| {
         // The same lease is mostly changed many times in a row.
@@ -49,20 +49,20 @@ pub fn changed(name: &[u8]) {
 }
 
 impl OfSavepoint for Changed {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
-        self.savepoint.pass(savepoint, parent);
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.savepoint.savepoint_released(savepoint, parent);
     }
 
     /// It is told of when the locks are gone: woken now, the head would find the lease locked.
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
         self.undone |= self.savepoint == savepoint;
         true
     }
 }
 
-impl Kept for Vec<Changed> {
+impl OfTransaction for Vec<Changed> {
     /// The locks are still held: heads are woken when they are gone.
-    fn ended(&mut self, _: Ending) {}
+    fn transaction_ended(&mut self, _: Ending) {}
 
     fn locks_gone(&mut self, transaction_is_over: bool) {
         self.retain(|changed| {

@@ -4,23 +4,20 @@
 //! through here: lock, read the row again under the lock, decide, and `keep` the locks or let them go.
 
 use super::line;
+use crate::pg::errors::Refusal;
 use crate::pg::lease_table::{AsOf, LeaseTable};
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::row::Row;
-use pg_fence_rules::locks::{LockMode, Want};
+use pg_fence_rules::locks::{LockMode, LockStep};
 
 /// Locks of one lease that this transaction has just taken. They are given back when this goes, unless they are kept;
 /// then the head of the lease's line is woken, for a look of its in between found the lease locked.
 pub struct Locks<'a> {
     name: &'a [u8],
     // Mostly there is one, which takes no allocation.
-    first: Option<(Tag, LockMode)>,
-    others: Vec<(Tag, LockMode)>,
+    first: Option<(LockTag, LockMode)>,
+    others: Vec<(LockTag, LockMode)>,
 }
-
-/// How many locks were held at some moment.
-#[derive(Clone, Copy)]
-pub struct Mark(usize);
 
 impl<'a> Locks<'a> {
     /// None yet, of this lease.
@@ -28,17 +25,17 @@ impl<'a> Locks<'a> {
         Locks { name, first: None, others: Vec::new() }
     }
 
-    /// Takes one; false where somebody is in the way of a lock that is not waited for.
-    pub fn take(&mut self, want: Want, slot: i32) -> bool {
-        let tag = Tag::new(want.lock, self.name, slot);
-        let taken = tag.take(want.mode, want.waits);
+    /// Takes one; false where somebody is in the way of a lock that is not waited for. Errors: 53200.
+    pub fn take(&mut self, step: LockStep, slot: i32) -> Result<bool, Refusal> {
+        let tag = LockTag::new(step.lock, self.name, slot);
+        let taken = tag.take(step.mode, step.waits)?;
         if taken {
             match self.first {
-                None => self.first = Some((tag, want.mode)),
-                Some(_) => self.others.push((tag, want.mode)),
+                None => self.first = Some((tag, step.mode)),
+                Some(_) => self.others.push((tag, step.mode)),
             }
         }
-        taken
+        Ok(taken)
     }
 
     /// Reads the row of a slot again, now that it is locked: what was seen before the lock may be outdated. `seen` is
@@ -56,17 +53,17 @@ impl<'a> Locks<'a> {
         })
     }
 
-    /// As many as there are now.
-    pub fn mark(&self) -> Mark {
-        Mark(usize::from(self.first.is_some()) + self.others.len())
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        usize::from(self.first.is_some()) + self.others.len()
     }
 
-    /// Gives back those taken since. Nobody is woken yet: the search goes on.
-    pub fn give_back_to(&mut self, mark: Mark) {
-        for (tag, mode) in self.others.drain(mark.0.saturating_sub(1)..).rev() {
+    /// Gives back all but so many that were taken first. Nobody is woken yet: the search goes on.
+    pub fn give_back_all_but(&mut self, first: usize) {
+        for (tag, mode) in self.others.drain(first.saturating_sub(1)..).rev() {
             tag.give(mode);
         }
-        if mark.0 == 0 {
+        if first == 0 {
             if let Some((tag, mode)) = self.first.take() {
                 tag.give(mode);
             }
@@ -97,7 +94,7 @@ impl Drop for Locks<'_> {
         if self.first.is_none() || std::thread::panicking() {
             return;
         }
-        self.give_back_to(Mark(0));
+        self.give_back_all_but(0);
         line::wake(self.name);
     }
 }
@@ -111,21 +108,21 @@ pub struct Locked<'a> {
 
 impl<'a> Locked<'a> {
     /// Locks the grant in a slot and reads its row again. None, and nothing locked, where the lock is not to be had
-    /// or the slot has no such row (any more).
+    /// or the slot has no such row (any more). Errors: 53200.
     pub fn grant(
         table: &LeaseTable,
         name: &'a [u8],
         slot: i32,
-        want: Want,
+        step: LockStep,
         seen: Option<&Row>,
         wanted: impl Fn(&Row) -> bool,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, Refusal> {
         let mut locks = Locks::of(name);
-        if !locks.take(want, slot) {
-            return None;
+        if !locks.take(step, slot)? {
+            return Ok(None);
         }
-        let row = locks.read_again(table, slot, seen, wanted)?;
-        Some(Locked { row, locks })
+        let row = locks.read_again(table, slot, seen, wanted);
+        Ok(row.map(|row| Locked { row, locks }))
     }
 
     /// Keeps the lock until the transaction, or the savepoint, ends.

@@ -1,6 +1,6 @@
 //! Finding a slot for a new grant and locking it, without ever waiting.
 //!
-//! An exclusive acquire locks every slot of the lease and then looks (`alone`). A shared one, and one of several
+//! An exclusive acquire locks every slot of the lease and then looks (`exclusive_place`). A shared one, and one of several
 //! slots, goes beside others who do the same at the same time; what it looks at may change under it, so it
 //! takes one slot, looks whether that is still what it chose, and else begins anew (`BesideOthers`).
 
@@ -10,38 +10,29 @@ use super::request::{Request, Tried};
 use super::snapshot;
 use crate::pg::errors::Refusal;
 use crate::pg::lease_table::{AsOf, LeaseTable, Look};
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::row::{Deleter, Row};
 use crate::pg::server;
-use pg_fence_rules::grant::{self, Acquire, Grant, Mode, Phase, Seat, Tokens};
+use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Grant, Mode, Phase, Tokens};
 use pg_fence_rules::locks::{
-    Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, IS_GUARDED, SHAPE_SHARED, SHAPE_SLOTS, TAKE_SLOT,
+    Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, IS_GUARDED, TAKE_SLOT,
 };
 use pg_fence_rules::{Instant, Token};
 
-/// Where a grant can go.
-struct Place {
-    slot: i32,
+/// Where a grant can go. Out of here comes only one whose locks stay until the transaction ends.
+pub struct Place {
+    /// The slot to be written.
+    pub slot: i32,
     /// The row that the slot has, of a grant that is over.
-    over: Option<Row>,
+    pub over: Option<Row>,
     /// Grants in other slots that this one ends.
-    ended: Vec<Row>,
+    pub ended: Vec<Row>,
 }
 
 /// A place, locked; given back unless it is kept.
 pub struct LockedPlace<'a> {
     place: Place,
     locks: Locks<'a>,
-}
-
-/// A place whose locks stay until the transaction ends.
-pub struct KeptPlace {
-    /// The slot to be written.
-    pub slot: i32,
-    /// The row that the slot has.
-    pub over: Option<Row>,
-    /// Grants in other slots that this one ends.
-    pub ended: Vec<Row>,
 }
 
 impl LockedPlace<'_> {
@@ -51,10 +42,9 @@ impl LockedPlace<'_> {
     }
 
     /// Keeps the locks. To be called before anything is written: an uncommitted row alone protects nothing.
-    pub fn keep(self) -> KeptPlace {
+    pub fn keep(self) -> Place {
         self.locks.keep();
-        let Place { slot, over, ended } = self.place;
-        KeptPlace { slot, over, ended }
+        self.place
     }
 }
 
@@ -66,7 +56,7 @@ pub fn find<'a>(
 ) -> Result<Tried<LockedPlace<'a>>, Refusal> {
     let mut locks = Locks::of(&request.name);
     let found = match request.ask.mode {
-        Mode::Exclusive => alone(table, request, seen, &mut locks)?,
+        Mode::Exclusive => exclusive_place(table, request, seen, &mut locks)?,
         _ => BesideOthers { table, request, busy: Vec::new() }.find(&mut locks)?,
     };
     match found {
@@ -91,17 +81,21 @@ pub fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
 }
 
 /// Decides by the rows that were read. The clock is read now, so after the locks were obtained.
-fn decide(request: &Request, rows: &[Row], seats: &[Seat]) -> Result<Tried<Place>, Refusal> {
+fn decide(
+    request: &Request,
+    rows: &[Row],
+    existing: &[ExistingGrant],
+) -> Result<Tried<Place>, Refusal> {
     let now = server::now();
-    match grant::acquire(seats, &request.ask, now) {
+    match grant::acquire(existing, &request.ask, now) {
         Acquire::Taken { until } => Ok(Tried::Lost { until }),
         Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
         Acquire::Grant { slot } => {
-            let is_ended = |row: &Row, seat: &Seat| {
-                row.grant.slot != slot && grant::ends(&request.ask, seat, now)
+            let is_ended = |row: &Row, seen: &ExistingGrant| {
+                row.grant.slot != slot && grant::ends(&request.ask, seen, now)
             };
-            let both = rows.iter().zip(seats);
-            let ended = both.filter(|(row, seat)| is_ended(row, seat)).map(|(row, _)| *row);
+            let both = rows.iter().zip(existing);
+            let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row);
             let (ended, over) = (ended.collect(), in_slot(rows, slot).copied());
             Ok(Tried::Won(Place { slot, over, ended }))
         }
@@ -113,14 +107,14 @@ fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
 }
 
 /// The place of an exclusive grant: slot 0, with every slot locked.
-fn alone(
+fn exclusive_place(
     table: &LeaseTable,
     request: &Request,
     seen: &Look,
     locks: &mut Locks,
 ) -> Result<Tried<Place>, Refusal> {
     let name = &request.name;
-    if !locks.take(ACQUIRE_ALONE, 0) {
+    if !locks.take(ACQUIRE_ALONE, 0)? {
         return Ok(Tried::BY_ANOTHER);
     }
     let Some(mut rows) = table.settled_rows(name, Some(seen)) else {
@@ -129,16 +123,18 @@ fn alone(
     let others: Vec<i32> = rows.iter().map(|r| r.grant.slot).filter(|slot| *slot != 0).collect();
     if !others.is_empty() {
         // No slot is added meanwhile: that takes the lock of slot 0, too, which is ours.
-        if !others.iter().all(|slot| locks.take(ACQUIRE_ALONE, *slot)) {
-            return Ok(Tried::BY_ANOTHER);
+        for slot in others {
+            if !locks.take(ACQUIRE_ALONE, slot)? {
+                return Ok(Tried::BY_ANOTHER);
+            }
         }
         // Who held one of these locks until now may have renewed.
         let Some(settled) = table.settled_rows(name, None) else { return Ok(Tried::BY_ANOTHER) };
         rows = settled;
     }
     // All locks are ours, so only guards of this very transaction are left.
-    let seats = request.seats(&rows, |slot| guard::guards(name, slot));
-    decide(request, &rows, &seats)
+    let existing = request.existing(&rows, |slot| guard::guards_slot(name, slot));
+    decide(request, &rows, &existing)
 }
 
 /// The search for a place among grants that others are making, renewing and ending at the same time.
@@ -173,18 +169,18 @@ enum Settled {
 
 impl BesideOthers<'_> {
     fn find(mut self, locks: &mut Locks) -> Result<Tried<Place>, Refusal> {
-        if !self.exclude_other_kinds(locks) {
+        if !self.exclude_other_kinds(locks)? {
             return Ok(Tried::BY_ANOTHER);
         }
         loop {
             server::serve_interrupts();
             let rows = self.table.rows(&self.request.name, AsOf::Now);
-            let mut place = match decide(self.request, &rows, &self.seats(&rows))? {
+            let mut place = match decide(self.request, &rows, &self.existing(&rows))? {
                 Tried::Won(place) => place,
                 lost => return Ok(lost),
             };
-            let before = locks.mark();
-            match self.lock(&mut place, locks) {
+            let before = locks.count();
+            match self.lock(&mut place, locks)? {
                 Locking::Done => {}
                 Locking::Lost => return Ok(Tried::BY_ANOTHER),
                 Locking::SlotIsBusy => {
@@ -198,70 +194,70 @@ impl BesideOthers<'_> {
                 Settled::SlotIsPruned => self.busy.push(place.slot),
                 Settled::Changed => {}
             }
-            locks.give_back_to(before);
+            locks.give_back_all_but(before);
         }
     }
 
     /// Nobody may be granted the lease alone, or in another mode, while this search lasts: neither would see the
     /// other's row.
-    fn exclude_other_kinds(&self, locks: &mut Locks) -> bool {
+    fn exclude_other_kinds(&self, locks: &mut Locks) -> Result<bool, Refusal> {
         let shared = self.request.ask.mode == Mode::Shared;
-        locks.take(EXCLUDE_ALONE, 0)
-            && locks.take(if shared { SHAPE_SHARED } else { SHAPE_SLOTS }, 0)
+        let shape = if shared { EXCLUDE_SLOTS } else { EXCLUDE_SHARED };
+        Ok(locks.take(EXCLUDE_ALONE, 0)? && locks.take(shape, 0)?)
     }
 
     /// The grants that are there, and those that others are writing.
-    fn seats(&self, rows: &[Row]) -> Vec<Seat> {
+    fn existing(&self, rows: &[Row]) -> Vec<ExistingGrant> {
         let now = server::now();
         let is_live = |row: &Row| row.grant.phase(now) == Phase::Held;
-        let mut seats =
-            self.request.seats(rows, |slot| self.is_relied_on(slot, in_slot(rows, slot), is_live));
+        let mut existing = self
+            .request
+            .existing(rows, |slot| self.is_relied_on(slot, in_slot(rows, slot), is_live));
         // What was being written may be there by now, and counts once.
         let is_there = |slot: i32| rows.iter().any(|row| row.grant.slot == slot && is_live(row));
         let making = self.busy.iter().filter(|slot| !is_there(**slot));
-        seats.extend(making.map(|slot| in_the_making(*slot, self.request.ask.mode)));
-        seats
+        existing.extend(making.map(|slot| in_the_making(*slot, self.request.ask.mode)));
+        existing
     }
 
     /// Does an open transaction rely on the grant in a slot? One that is over keeps its place while it is guarded; one
     /// of the caller's own that lives cannot be reclaimed while it is guarded or being renewed.
     fn is_relied_on(&self, slot: i32, row: Option<&Row>, is_live: impl Fn(&Row) -> bool) -> bool {
         let name = &self.request.name;
-        if guard::guards(name, slot) {
+        if guard::guards_slot(name, slot) {
             return true;
         }
         match row {
             Some(row) if !is_live(row) => {
-                Tag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
+                LockTag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
             }
             _ => self.busy.contains(&slot),
         }
     }
 
     /// Locks the slot, and the grants in others that would be ended.
-    fn lock(&self, place: &mut Place, locks: &mut Locks) -> Locking {
-        if !locks.take(TAKE_SLOT, place.slot) {
+    fn lock(&self, place: &mut Place, locks: &mut Locks) -> Result<Locking, Refusal> {
+        if !locks.take(TAKE_SLOT, place.slot)? {
             // Of another mode, and over by the clock: its holder may just be renewing it.
             let excludes = place.over.is_some_and(|row| self.is_of_another_mode(&row));
-            return match excludes && self.is_relied_on_by_others(place.slot) {
+            return Ok(match excludes && self.is_relied_on_by_others(place.slot) {
                 true => Locking::Lost,
                 false => Locking::SlotIsBusy,
-            };
+            });
         }
-        let mut lost = false;
-        place.ended.retain(|row| {
+        let mut ended = Vec::with_capacity(place.ended.len());
+        for row in place.ended.drain(..) {
             let slot = row.grant.slot;
-            let had = locks.take(TAKE_SLOT, slot);
-            // Another one of this mode may be ending it, or taking its place; one of another mode that somebody just
-            // replaces needs no ending.
-            lost |= !had && (!self.is_of_another_mode(row) || self.is_relied_on_by_others(slot));
-            had
-        });
-        if lost {
-            Locking::Lost
-        } else {
-            Locking::Done
+            if locks.take(TAKE_SLOT, slot)? {
+                ended.push(row);
+            } else if !self.is_of_another_mode(&row) || self.is_relied_on_by_others(slot) {
+                // Another one of this mode may be ending it, or taking its place.
+                return Ok(Locking::Lost);
+            }
+            // One of another mode that somebody just replaces needs no ending.
         }
+        place.ended = ended;
+        Ok(Locking::Done)
     }
 
     fn is_of_another_mode(&self, row: &Row) -> bool {
@@ -270,7 +266,7 @@ impl BesideOthers<'_> {
 
     /// Is somebody changing the grant, or relying on it, and not just putting another one in its place?
     fn is_relied_on_by_others(&self, slot: i32) -> bool {
-        Tag::new(Lock::Grant, &self.request.name, slot).is_relied_on()
+        LockTag::new(Lock::Grant, &self.request.name, slot).is_relied_on()
     }
 
     /// Reads the rows again under the locks. Who held one of them until now may have put a grant there, renewed, or
@@ -301,7 +297,7 @@ impl BesideOthers<'_> {
 }
 
 /// A grant that another transaction is just writing, of the same mode.
-fn in_the_making(slot: i32, mode: Mode) -> Seat {
+fn in_the_making(slot: i32, mode: Mode) -> ExistingGrant {
     let grant = Grant {
         slot,
         mode,
@@ -311,5 +307,5 @@ fn in_the_making(slot: i32, mode: Mode) -> Seat {
         expires_at: Instant::LATEST,
         abandoned: false,
     };
-    Seat { grant, mine: false, guarded: true }
+    ExistingGrant { grant, mine: false, guarded: true }
 }

@@ -3,7 +3,7 @@
 use crate::pg::errors::{self, Refusal};
 use crate::pg::row::Row;
 use crate::pg::server;
-use pg_fence_rules::grant::{Ask, Mode, Seat};
+use pg_fence_rules::grant::{Ask, ExistingGrant, Mode};
 use pg_fence_rules::{Instant, Span};
 
 /// Who asks for what.
@@ -42,17 +42,17 @@ impl<T> Tried<T> {
 impl Request {
     /// The rows of the lease as the rules see them. `guarded` tells of a slot whether an open transaction relies on
     /// the grant there.
-    pub fn seats(&self, rows: &[Row], guarded: impl Fn(i32) -> bool) -> Vec<Seat> {
+    pub fn existing(&self, rows: &[Row], guarded: impl Fn(i32) -> bool) -> Vec<ExistingGrant> {
         let role = self.ask.reclaim.then(server::current_role);
         let is_mine = |row: &Row| {
             role.as_deref().is_some_and(|role| self.holder == row.holder() && row.role() == role)
         };
-        let seat = |row: &Row| Seat {
+        let existing = |row: &Row| ExistingGrant {
             grant: row.grant,
             mine: is_mine(row),
             guarded: guarded(row.grant.slot),
         };
-        rows.iter().map(seat).collect()
+        rows.iter().map(existing).collect()
     }
 
     /// The refusal where another number of slots is in force.

@@ -8,7 +8,7 @@
 use super::line;
 use crate::pg::errors::{self, Refusal};
 use crate::pg::lease_table::{AsOf, LeaseTable};
-use crate::pg::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
+use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session_lock::{self, SessionLock};
 use crate::pg::xact;
 use crate::pg::{lock_count, server};
@@ -22,17 +22,17 @@ struct SessionLease {
     name: Vec<u8>,
     first: Token,
     /// The savepoint that acquired it, until its transaction has committed.
-    acquired_in: Option<SubTransaction>,
+    acquired_in: Option<SavepointId>,
     /// The savepoint in which this session has ended it, until its transaction ends.
-    ended_in: Option<SubTransaction>,
+    ended_in: Option<SavepointId>,
 }
 
 /// Those of this session, oldest first.
 #[derive(Default)]
-struct Leases(Vec<SessionLease>);
+struct SessionLeases(Vec<SessionLease>);
 
 thread_local! {
-    static LEASES: RefCell<Leases> = const { RefCell::new(Leases(Vec::new())) };
+    static LEASES: RefCell<SessionLeases> = const { RefCell::new(SessionLeases(Vec::new())) };
 }
 
 /// Follows transactions; called once, when the library is loaded.
@@ -42,22 +42,24 @@ pub fn listen() {
 }
 
 /// Binds a grant that is about to be written to this session. Several leases acquired under one token share a lock.
-pub fn bind(table: &LeaseTable, name: &[u8], first: Token) {
+/// Errors: 53200.
+pub fn bind(table: &LeaseTable, name: &[u8], first: Token) -> Result<(), Refusal> {
     session_lock::at_exit(session_ended);
     if lock_count::is_full() {
         forget_ended(table);
     }
     let lock = SessionLock::of(first);
     if !lock.is_mine() {
-        lock.take();
+        lock.take()?;
     }
     let acquired_in = Some(xact::savepoint());
     let lease = SessionLease { name: name.to_vec(), first, acquired_in, ended_in: None };
     LEASES.with_borrow_mut(|leases| leases.0.push(lease));
+    Ok(())
 }
 
 /// This transaction ends a grant; where it is one of this session's, its lock goes with the commit.
-pub fn ended(name: &[u8], first: Token) {
+pub fn grant_ended(name: &[u8], first: Token) {
     LEASES.with_borrow_mut(|leases| {
         let ours = leases.0.iter_mut().find(|l| l.first == first && l.name == name);
         if let Some(lease) = ours.filter(|l| l.ended_in.is_none()) {
@@ -69,7 +71,7 @@ pub fn ended(name: &[u8], first: Token) {
 /// Refuses to prepare a transaction that has acquired one (0A000): what ends with a session cannot be left to
 /// whichever session commits the prepared transaction.
 fn before_commit(prepares: bool) -> Result<(), Refusal> {
-    let acquired = |leases: &Leases| leases.0.iter().any(|l| l.acquired_in.is_some());
+    let acquired = |leases: &SessionLeases| leases.0.iter().any(|l| l.acquired_in.is_some());
     if prepares && LEASES.with_borrow(acquired) {
         Err(errors::session_lease_prepared())
     } else {
@@ -101,13 +103,13 @@ fn forget_ended(table: &LeaseTable) {
 }
 
 impl OfSavepoint for SessionLease {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
         for mark in [&mut self.acquired_in, &mut self.ended_in].into_iter().flatten() {
-            mark.pass(savepoint, parent);
+            mark.savepoint_released(savepoint, parent);
         }
     }
 
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
         if self.ended_in == Some(savepoint) {
             self.ended_in = None;
         }
@@ -115,19 +117,19 @@ impl OfSavepoint for SessionLease {
     }
 }
 
-impl OfSavepoint for Leases {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
-        self.0.pass(savepoint, parent);
+impl OfSavepoint for SessionLeases {
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.0.savepoint_released(savepoint, parent);
     }
 
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
-        self.give_back(|lease| !lease.outlives(savepoint));
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
+        self.give_back(|lease| !lease.survives_rollback(savepoint));
         true
     }
 }
 
-impl Kept for Leases {
-    fn ended(&mut self, ending: Ending) {
+impl OfTransaction for SessionLeases {
+    fn transaction_ended(&mut self, ending: Ending) {
         match ending {
             Ending::Committed => self.give_back(|lease| lease.ended_in.is_some()),
             // What it ended is ended by others, if at all.
@@ -140,7 +142,7 @@ impl Kept for Leases {
     }
 }
 
-impl Leases {
+impl SessionLeases {
     /// `DISCARD ALL` and `pg_advisory_unlock_all()` give back all of the session's locks: whoever waits is told.
     /// Looking at the oldest is enough, for they go together.
     fn notice_unlocked(&mut self) {

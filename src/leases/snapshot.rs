@@ -41,10 +41,10 @@ pub fn check_acquire(table: &LeaseTable, request: &Request) -> Result<(), Refusa
 /// Was the lease to be had when the transaction's snapshot was taken, by the rows that it sees? Where the clock
 /// alone has ended a grant among them, that takes a time that is certainly not later than the snapshot.
 fn was_free(request: &Request, then: &[Row]) -> bool {
-    let seats = request.seats(then, |_| false);
+    let existing = request.existing(then, |_| false);
     let free_at = |time: Instant| {
-        matches!(grant::acquire(&seats, &request.ask, time), Acquire::Grant { .. })
-            && !seats.iter().any(|s| s.mine && s.grant.phase(time) == Phase::Held)
+        matches!(grant::acquire(&existing, &request.ask, time), Acquire::Grant { .. })
+            && !existing.iter().any(|s| s.mine && s.grant.phase(time) == Phase::Held)
     };
     // As if no deadline had passed yet.
     free_at(Instant::EARLIEST) || snapshot_age::not_taken_before().is_some_and(free_at)

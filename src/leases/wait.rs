@@ -3,7 +3,7 @@
 use super::acquire::attempt;
 use super::request::{Request, Tried};
 use crate::pg::errors::Refusal;
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::memory::Scratch;
 use crate::pg::relation_lock::Wait;
 use crate::pg::server;
@@ -26,9 +26,9 @@ pub fn acquire(request: &Request, wait: Duration) -> Result<Option<Token>, Refus
         return Ok(Some(token));
     }
     let waiting = Waiting::since_now(wait);
-    let line = Tag::queue(&request.name);
-    if !line.take(HEAD_OF_LINE.mode, false)
-        && !wait::take_within(&line, HEAD_OF_LINE.mode, &waiting)
+    let line = LockTag::line(&request.name);
+    if !line.take(HEAD_OF_LINE.mode, false)?
+        && !wait::take_within(&line, HEAD_OF_LINE.mode, &waiting)?
     {
         return Ok(None);
     }
@@ -50,7 +50,7 @@ fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusa
         if waiting.left().is_zero() {
             return Ok(None);
         }
-        waiting.check_lock_timeout();
+        waiting.check_lock_timeout()?;
         waiting.sleep(server::span_until(until).min(LOOK_AT_LEAST));
     }
 }

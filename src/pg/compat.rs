@@ -1,7 +1,7 @@
 //! What pgrx does not bind, or what differs between major versions.
 
 use pgrx::pg_sys;
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 
 /// Calls one of the functions below so that an error raised in it unwinds as pgrx's own calls do.
 ///
@@ -21,21 +21,25 @@ extern "C-unwind" {
     /// common/hashfn.h; never raises
     pub fn hash_bytes_extended(bytes: *const u8, len: c_int, seed: u64) -> u64;
 
-    /// nodes/bitmapset.h, without the guard that pgrx puts around calls that may raise
-    pub fn bms_is_member(x: c_int, set: *const pg_sys::Bitmapset) -> bool;
     /// libpq/libpq.h: is the client still there?
     pub fn pq_check_connection() -> bool;
+}
 
-    pub fn errstart(elevel: c_int, domain: *const c_char) -> bool;
-    pub fn errcode(sqlerrcode: c_int) -> c_int;
-    pub fn errmsg_internal(fmt: *const c_char, ...) -> c_int;
-    pub fn errdetail_internal(fmt: *const c_char, ...) -> c_int;
-    pub fn errhint(fmt: *const c_char, ...) -> c_int;
-    pub fn err_generic_string(field: c_int, text: *const c_char) -> c_int;
-    pub fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
-    pub fn CopyErrorData() -> *mut pg_sys::ErrorData;
-    pub fn FreeErrorData(error: *mut pg_sys::ErrorData);
-    pub fn ThrowErrorData(error: *mut pg_sys::ErrorData);
+/// May `member` act as `role`: has it that role's rights, or may it become it (`SET ROLE`)? Until 15 every member
+/// may; from 16 on a role can be granted without either. So it is to whoever created it with CREATEROLE, who may
+/// only administer it.
+///
+/// # Safety
+/// Both must be roles.
+pub unsafe fn acts_as(member: pg_sys::Oid, role: pg_sys::Oid) -> bool {
+    // SAFETY: looks up catalogs.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        return pg_sys::is_member_of_role(member, role);
+        #[cfg(not(feature = "pg15"))]
+        return pg_sys::has_privs_of_role(member, role)
+            || pg_sys::member_can_set_role(member, role);
+    }
 }
 
 /// The first item of a page.

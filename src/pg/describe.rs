@@ -3,7 +3,7 @@
 use super::args::text_bytes;
 use super::encoding::to_utf8;
 use super::errors::{Location, Refusal};
-use super::trigger::{Attribute, Call};
+use super::trigger::{Attribute, TriggerCall};
 use pgrx::pg_sys;
 use serde_json::{Map, Value};
 use std::ffi::{c_char, CStr};
@@ -56,7 +56,7 @@ pub fn append_text(to: &mut Vec<u8>, attribute: &Attribute, value: pg_sys::Datum
 }
 
 /// Schema and table of a call.
-fn place(call: &Call) -> Location {
+fn location(call: &TriggerCall) -> Location {
     // SAFETY: an open relation has its catalog row.
     unsafe {
         let form = (*call.relation()).rd_rel;
@@ -70,7 +70,7 @@ fn place(call: &Call) -> Location {
 }
 
 /// The table as SQL names it.
-fn relation(call: &Call) -> String {
+fn relation(call: &TriggerCall) -> String {
     // SAFETY: an open relation has its catalog row; the names are NUL-terminated.
     let name = unsafe {
         let form = (*call.relation()).rd_rel;
@@ -81,17 +81,17 @@ fn relation(call: &Call) -> String {
 }
 
 /// The refusal with the table.
-pub fn at_table(refusal: Refusal, call: &Call) -> Refusal {
-    let (place, relation) = (place(call), relation(call));
-    refusal.at(place).detailed(|d| d.relation = Some(relation))
+pub fn at_table(refusal: Refusal, call: &TriggerCall) -> Refusal {
+    let (location, relation) = (location(call), relation(call));
+    refusal.at(location).detailed(|d| d.relation = Some(relation))
 }
 
 /// The refusal with table, column and key, as far as the caller may see them.
-pub fn at_row(refusal: Refusal, call: &Call, fence: &Attribute) -> Refusal {
-    let place = Location { column: column_name(call, fence.number), ..place(call) };
+pub fn at_row(refusal: Refusal, call: &TriggerCall, fence: &Attribute) -> Refusal {
+    let location = Location { column: column_name(call, fence.number), ..location(call) };
     let relation = relation(call);
     let key = primary_key(call);
-    refusal.at(place).detailed(|d| {
+    refusal.at(location).detailed(|d| {
         d.relation = Some(relation);
         d.key = key;
     })
@@ -99,7 +99,7 @@ pub fn at_row(refusal: Refusal, call: &Call, fence: &Attribute) -> Refusal {
 
 /// May the caller read this column of the table, in every row? Both the current user and the session's role
 /// must: a cascading key runs as the table's owner, but its error goes to the client.
-pub fn readable(call: &Call, number: i32) -> bool {
+pub fn readable(call: &TriggerCall, number: i32) -> bool {
     // SAFETY: catalog look-ups.
     unsafe {
         let table = (*call.relation()).rd_id;
@@ -115,7 +115,7 @@ pub fn readable(call: &Call, number: i32) -> bool {
 }
 
 /// The primary key of the row, None where there is none or the caller may not read it.
-fn primary_key(call: &Call) -> Option<Map<String, Value>> {
+fn primary_key(call: &TriggerCall) -> Option<Map<String, Value>> {
     let row = call.old().or(call.new_row())?;
     let columns = call.columns();
     let mut key = Map::new();
@@ -143,7 +143,7 @@ fn json(attribute: &Attribute, value: pg_sys::Datum) -> Value {
     }
 }
 
-fn key_columns(call: &Call) -> Vec<Attribute> {
+fn key_columns(call: &TriggerCall) -> Vec<Attribute> {
     // SAFETY: the bitmap is a copy of the relation's own, offset as Postgres does.
     unsafe {
         let set = pg_sys::RelationGetIndexAttrBitmap(
@@ -166,7 +166,7 @@ fn key_columns(call: &Call) -> Vec<Attribute> {
 }
 
 /// The name of a column of the table.
-pub fn column_name(call: &Call, number: i32) -> Vec<u8> {
+pub fn column_name(call: &TriggerCall, number: i32) -> Vec<u8> {
     // SAFETY: a column of the table.
     unsafe { c_bytes(pg_sys::get_attname((*call.relation()).rd_id, number as i16, false)) }
 }

@@ -19,14 +19,13 @@ pub unsafe fn enter(
 ) -> pg_sys::Datum {
     // SAFETY: the outcome is Copy, so nothing is left to drop when the error leaves by longjmp.
     unsafe {
-        let answer = raise::caught(|| work(Args::new(fcinfo)).map_err(raise::stage));
-        match answer {
-            Ok(Ok(Answer::Value(datum))) => datum,
-            Ok(Ok(Answer::Null)) => {
+        match raise::caught(|| work(Args::new(fcinfo))) {
+            Ok(Answer::Value(datum)) => datum,
+            Ok(Answer::Null) => {
                 (*fcinfo).isnull = true;
                 pg_sys::Datum::from(0)
             }
-            Ok(Err(staged)) | Err(staged) => raise::throw(staged),
+            Err(error) => raise::throw(error),
         }
     }
 }

@@ -3,10 +3,8 @@
 //! replication's apply writes; as there, statement triggers and rules are not applied, and no rights are asked.
 
 use super::compat;
-use super::errors::Raised;
-use super::raise;
 use super::row::{Fields, COLUMNS};
-use super::version::Version;
+use super::row_version::RowVersion;
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -14,7 +12,7 @@ use std::ffi::c_int;
 ///
 /// # Safety
 /// The table must be open and locked for writing, the fields fit for its first columns.
-pub unsafe fn insert(table: pg_sys::Relation, given: usize, fields: &Fields) -> Result<(), Raised> {
+pub unsafe fn insert(table: pg_sys::Relation, given: usize, fields: &Fields) {
     // SAFETY: the caller's promise.
     unsafe {
         execute(table, 0, |run| {
@@ -27,7 +25,7 @@ pub unsafe fn insert(table: pg_sys::Relation, given: usize, fields: &Fields) -> 
             let slot = run.slot(table);
             fill(slot, &values, &nulls);
             pg_sys::ExecSimpleRelationInsert(run.result, run.state, slot);
-        })
+        });
     }
 }
 
@@ -35,11 +33,7 @@ pub unsafe fn insert(table: pg_sys::Relation, given: usize, fields: &Fields) -> 
 ///
 /// # Safety
 /// As for `insert`; nobody else may be changing the row.
-pub unsafe fn update(
-    table: pg_sys::Relation,
-    over: Version,
-    fields: &Fields,
-) -> Result<(), Raised> {
+pub unsafe fn update(table: pg_sys::Relation, over: RowVersion, fields: &Fields) {
     // SAFETY: the caller's promise.
     unsafe {
         execute(table, fields.named(), |run| {
@@ -50,7 +44,7 @@ pub unsafe fn update(
             recheck.origslot = new;
             pg_sys::ExecSimpleRelationUpdate(run.result, run.state, &mut recheck, old, new);
             pg_sys::EvalPlanQualEnd(&mut recheck);
-        })
+        });
     }
 }
 
@@ -58,7 +52,7 @@ pub unsafe fn update(
 ///
 /// # Safety
 /// As for `update`.
-pub unsafe fn delete(table: pg_sys::Relation, version: Version) -> Result<(), Raised> {
+pub unsafe fn delete(table: pg_sys::Relation, version: RowVersion) {
     // SAFETY: the caller's promise.
     unsafe {
         execute(table, 0, |run| {
@@ -67,7 +61,7 @@ pub unsafe fn delete(table: pg_sys::Relation, version: Version) -> Result<(), Ra
             let mut recheck = run.recheck();
             pg_sys::ExecSimpleRelationDelete(run.result, run.state, &mut recheck, old);
             pg_sys::EvalPlanQualEnd(&mut recheck);
-        })
+        });
     }
 }
 
@@ -80,18 +74,12 @@ struct Run {
 /// Sets the executor up for one write of a table, and takes it down. `updated` are the columns, a bit each,
 /// that an UPDATE would name: triggers and generated columns ask for them.
 ///
-/// An error, which may be a trigger's own, is given back whole.
-///
 /// # Safety
 /// The table must be open and locked for writing.
-unsafe fn execute(
-    table: pg_sys::Relation,
-    updated: u32,
-    work: impl FnOnce(&Run),
-) -> Result<(), Raised> {
+unsafe fn execute(table: pg_sys::Relation, updated: u32, work: impl FnOnce(&Run)) {
     // SAFETY: in the order of create_edata_for_relation and finish_edata in replication/logical/worker.c. An
     // error leaves all of it to the clean-up of the transaction or savepoint.
-    raise::catch(|| unsafe {
+    unsafe {
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         let state = pg_sys::CreateExecutorState();
         let context = pg_sys::MemoryContextSwitchTo((*state).es_query_cxt);
@@ -111,7 +99,7 @@ unsafe fn execute(
         pg_sys::MemoryContextSwitchTo(context);
         pg_sys::FreeExecutorState(state);
         pg_sys::PopActiveSnapshot();
-    })
+    }
 }
 
 impl Run {

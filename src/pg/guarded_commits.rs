@@ -7,10 +7,10 @@
 use super::args::text_datum;
 use super::errors::Refusal;
 use super::keyed::{Access, Keyed, Spec};
-use super::lock::Tag;
+use super::lock::LockTag;
 use super::relation_lock::Wait;
 use super::row::{Deleter, Fields};
-use super::version::Version;
+use super::row_version::RowVersion;
 use super::{compat, raw, xact};
 use pg_fence_rules::locks::{Lock, NOTE_COMMIT};
 use pgrx::pg_sys;
@@ -25,7 +25,7 @@ static SPEC: Spec = Spec {
 /// A row.
 struct Note {
     entry: i32,
-    version: Version,
+    version: RowVersion,
     /// This transaction wrote it.
     own: bool,
     deleter: Deleter,
@@ -37,9 +37,8 @@ pub fn note(name: &[u8]) -> Result<(), Refusal> {
     let Some(table) = Table::open(Access::Write, Wait::Queue)? else { return Ok(()) };
     for entry in 0.. {
         // Whoever commits at the same time has an entry of its own: nobody waits.
-        if Tag::new(Lock::GuardedCommit, name, entry).take(NOTE_COMMIT.mode, NOTE_COMMIT.waits)
-            && table.write(name, entry)?
-        {
+        let lock = LockTag::new(Lock::GuardedCommit, name, entry);
+        if lock.take(NOTE_COMMIT.mode, NOTE_COMMIT.waits)? && table.write(name, entry)? {
             break;
         }
     }
@@ -51,11 +50,11 @@ pub fn forget(name: &[u8]) -> Result<(), Refusal> {
     let Some(table) = Table::open(Access::Write, Wait::Never)? else { return Ok(()) };
     for note in table.notes(name, AsSeen::Now) {
         // The lock is given back at once, for there may be millions: who commits sees the deletion.
-        let lock = Tag::new(Lock::GuardedCommit, name, note.entry);
-        if lock.take(NOTE_COMMIT.mode, NOTE_COMMIT.waits) {
+        let lock = LockTag::new(Lock::GuardedCommit, name, note.entry);
+        if lock.take(NOTE_COMMIT.mode, NOTE_COMMIT.waits)? {
             let there = table.at(name, note.entry);
             if let Some(note) = there.filter(|note| note.deleter == Deleter::None) {
-                table.0.delete(note.version)?;
+                table.0.delete(note.version);
                 xact::see_own_changes();
             }
             lock.give(NOTE_COMMIT.mode);
@@ -94,10 +93,10 @@ impl Table {
         fields.set_at(2, xact::id());
         loop {
             match self.at(name, entry) {
-                None => self.0.insert(&fields)?,
+                None => self.0.insert(&fields),
                 Some(note) if note.own => return Ok(true),
                 Some(note) => match note.deleter {
-                    Deleter::None => self.0.update(note.version, &self.over(&fields, &note))?,
+                    Deleter::None => self.0.update(note.version, &self.over(&fields, &note)),
                     Deleter::Open => return Ok(false),
                     Deleter::Committed => continue,
                 },
@@ -151,7 +150,7 @@ impl Table {
             let entry = pg_sys::heap_getattr(tuple, 2, (*self.0.table()).rd_att, &mut null);
             Note {
                 entry: entry.value() as i32,
-                version: Version::of(tuple),
+                version: RowVersion::of(tuple),
                 own: xact::is_own(tuple),
                 deleter: Deleter::of(tuple),
                 tuple,

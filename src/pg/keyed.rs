@@ -8,9 +8,9 @@ use super::errors::{self, Refusal};
 use super::relation::state_oid;
 use super::relation_lock::{self, Wait};
 use super::row::{Fields, COLUMNS};
-use super::version::Version;
+use super::row_version::RowVersion;
 use super::{compat, executor, raw};
-use crate::plant;
+use crate::known_bugs;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::{c_int, CStr};
@@ -134,7 +134,7 @@ impl Keyed {
                 return Err(errors::state_differs(&self.spec.table.to_string_lossy()));
             }
             // Not relhastriggers, which stays set until the next VACUUM after the last one went.
-            (plant::DIRECT_WRITES || self.is_plain(), !(*self.table).trigdesc.is_null())
+            (known_bugs::DIRECT_WRITES || self.is_plain(), !(*self.table).trigdesc.is_null())
         };
         // What is found out may itself notice a change: then it is found out again next time.
         let form = Form { table, index, generation, plain, triggers };
@@ -216,7 +216,7 @@ impl Keyed {
     }
 
     /// Writes a row.
-    pub fn insert(&self, fields: &Fields) -> Result<(), Refusal> {
+    pub fn insert(&self, fields: &Fields) {
         self.wrote.set(true);
         // SAFETY: the fields are the table's.
         unsafe {
@@ -225,14 +225,13 @@ impl Keyed {
                     raw::CatalogTupleInsert(self.table, fields.tuple((*self.table).rd_att));
                 });
             } else {
-                executor::insert(self.table, self.spec.columns.len(), fields)?;
+                executor::insert(self.table, self.spec.columns.len(), fields);
             }
         }
-        Ok(())
     }
 
     /// Writes a new version of a row. Nobody else may be changing it.
-    pub fn update(&self, over: Version, fields: &Fields) -> Result<(), Refusal> {
+    pub fn update(&self, over: RowVersion, fields: &Fields) {
         self.wrote.set(true);
         // SAFETY: the fields are the table's, the version one that was read.
         unsafe {
@@ -242,24 +241,22 @@ impl Keyed {
                     raw::CatalogTupleUpdate(self.table, &mut over.pointer(), tuple);
                 });
             } else {
-                executor::update(self.table, over, fields)?;
+                executor::update(self.table, over, fields);
             }
         }
-        Ok(())
     }
 
     /// Deletes a row. Nobody else may be changing it.
-    pub fn delete(&self, version: Version) -> Result<(), Refusal> {
+    pub fn delete(&self, version: RowVersion) {
         self.wrote.set(true);
         // SAFETY: the version is one that was read.
         unsafe {
             if self.is_direct() {
                 pg_sys::CatalogTupleDelete(self.table, &mut version.pointer());
             } else {
-                executor::delete(self.table, version)?;
+                executor::delete(self.table, version);
             }
         }
-        Ok(())
     }
 
     fn is_direct(&self) -> bool {

@@ -6,7 +6,7 @@ use super::keyed::{Access, Keyed, Spec};
 use super::memory::Scratch;
 use super::relation_lock::Wait;
 use super::row::{Deleter, Fields, NewGrant, Row, LEASE};
-use super::version::Version;
+use super::row_version::RowVersion;
 use super::{compat, raw, xact};
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
@@ -102,7 +102,7 @@ impl LeaseTable {
 
     /// The row of a lease's slot, as of now, where it is still in the place where an earlier look of this
     /// transaction found it. Meanwhile the table may have been rewritten, and be shorter.
-    pub fn still_at(&self, version: Version, name: &[u8], slot: i32) -> Option<Row> {
+    pub fn still_at(&self, version: RowVersion, name: &[u8], slot: i32) -> Option<Row> {
         let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
         // SAFETY: an open table.
         let blocks = unsafe { pg_sys::RelationGetNumberOfBlocksInFork(self.0.table(), fork) };
@@ -110,7 +110,7 @@ impl LeaseTable {
     }
 
     /// The row of a lease's slot, as of now, where it is still this version.
-    fn at(&self, version: Version, name: &[u8], slot: i32) -> Option<Row> {
+    fn at(&self, version: RowVersion, name: &[u8], slot: i32) -> Option<Row> {
         // SAFETY: a place in the table that held a tuple; if it holds one that is visible, it is copied while
         // its page is pinned.
         let tuple = unsafe {
@@ -236,7 +236,7 @@ impl LeaseTable {
         match over {
             Some(row) => self.replace(row, &fields.over(row)),
             None => {
-                self.0.insert(&fields)?;
+                self.0.insert(&fields);
                 self.check_written(new.name, new.slot, &fields)
             }
         }
@@ -259,7 +259,7 @@ impl LeaseTable {
 
     /// Deletes the row, unless a trigger prevents it.
     pub fn delete(&self, row: &Row) -> Result<bool, Refusal> {
-        self.0.delete(row.version())?;
+        self.0.delete(row.version());
         if !self.0.has_triggers() {
             return Ok(true);
         }
@@ -270,7 +270,7 @@ impl LeaseTable {
 
     /// The row was read under the grant's lock, so nobody else is changing it.
     fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
-        self.0.update(row.version(), fields)?;
+        self.0.update(row.version(), fields);
         if self.0.has_triggers() {
             return self.check_written(&row.name(), row.grant.slot, fields);
         }

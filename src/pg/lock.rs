@@ -4,6 +4,7 @@
 //! `pg_locks` as advisory locks with this `objsubid`, go with a rolled-back savepoint and survive
 //! PREPARE TRANSACTION. A backend never conflicts with itself.
 
+use super::errors::Refusal;
 use super::{compat, lock_count};
 use pg_fence_rules::locks::{Lock, LockMode};
 use pgrx::pg_sys;
@@ -13,8 +14,8 @@ use std::ffi::c_int;
 const fn kind(lock: Lock) -> u16 {
     match lock {
         Lock::Grant => 0x5046,
-        Lock::Shape => 0x5047,
-        Lock::Queue => 0x5048,
+        Lock::SharedOrSlots => 0x5047,
+        Lock::Line => 0x5048,
         Lock::Jump => 0x5049,
         Lock::Guarded => 0x504a,
         Lock::GuardedCommit => 0x504b,
@@ -23,8 +24,8 @@ const fn kind(lock: Lock) -> u16 {
 
 // The rules' table is written in PostgreSQL's numbers; another number would have other conflicts.
 const _: () = {
-    assert!(LockMode::Anchor.number() == pg_sys::AccessShareLock as i32);
-    assert!(LockMode::Making.number() == pg_sys::RowShareLock as i32);
+    assert!(LockMode::Join.number() == pg_sys::AccessShareLock as i32);
+    assert!(LockMode::SeeReplacers.number() == pg_sys::RowShareLock as i32);
     assert!(LockMode::Guard.number() == pg_sys::RowExclusiveLock as i32);
     assert!(LockMode::Change.number() == pg_sys::ShareUpdateExclusiveLock as i32);
     assert!(LockMode::Probe.number() == pg_sys::ShareLock as i32);
@@ -34,16 +35,16 @@ const _: () = {
 
 /// A lock's identity.
 #[derive(Clone, Copy)]
-pub struct Tag(pg_sys::LOCKTAG);
+pub struct LockTag(pg_sys::LOCKTAG);
 
-impl PartialEq for Tag {
+impl PartialEq for LockTag {
     fn eq(&self, other: &Self) -> bool {
-        let key = |t: &Tag| (t.0.locktag_field2, t.0.locktag_field3, t.0.locktag_field4);
+        let key = |t: &LockTag| (t.0.locktag_field2, t.0.locktag_field3, t.0.locktag_field4);
         key(self) == key(other)
     }
 }
 
-impl Eq for Tag {}
+impl Eq for LockTag {}
 
 /// As long as this lives, locks are taken for the transaction or its innermost savepoint, to which also belongs
 /// what is written under them. (Within a cursor they would be the cursor's, and go when that fails in a later
@@ -68,25 +69,25 @@ impl Drop for TransactionOwns {
     }
 }
 
-impl Tag {
+impl LockTag {
     /// The lock of that kind on a lease: on the grant in a slot, or the entry of that number in
     /// `fence.guarded_commits`; 0 where there is one for the whole lease.
     pub fn new(lock: Lock, name: &[u8], slot: i32) -> Self {
-        Tag::by_key(lock, hash(name, slot))
+        LockTag::by_key(lock, hash(name, slot))
     }
 
     /// The lock on the move of the database's token sequence.
     pub fn jump() -> Self {
-        Tag::by_key(Lock::Jump, 0)
+        LockTag::by_key(Lock::Jump, 0)
     }
 
     /// The lock on a lease's line of waiters.
-    pub fn queue(name: &[u8]) -> Self {
-        Tag::new(Lock::Queue, name, 0)
+    pub fn line(name: &[u8]) -> Self {
+        LockTag::new(Lock::Line, name, 0)
     }
 
     fn by_key(lock: Lock, key: u64) -> Self {
-        Tag(pg_sys::LOCKTAG {
+        LockTag(pg_sys::LOCKTAG {
             // SAFETY: set once when the backend starts.
             locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
             locktag_field2: (key >> 32) as u32,
@@ -100,10 +101,10 @@ impl Tag {
 
     /// Takes the lock until the transaction (or the savepoint) ends. With `wait`, waits for it, which
     /// `lock_timeout`, `statement_timeout`, cancel and the deadlock detector end; without, tells whether it
-    /// was to be had.
-    pub fn take(&self, mode: LockMode, wait: bool) -> bool {
+    /// was to be had. 53200 where the session has its share of the lock table already.
+    pub fn take(&self, mode: LockMode, wait: bool) -> Result<bool, Refusal> {
         if !self.is_taken_at_commit() {
-            lock_count::require_room(self.entry());
+            lock_count::require_room(self.entry())?;
         }
         let _owner = TransactionOwns::now();
         // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
@@ -112,7 +113,7 @@ impl Tag {
         if taken {
             lock_count::taken(self.entry());
         }
-        taken
+        Ok(taken)
     }
 
     /// Gives back one `take`.
@@ -172,7 +173,7 @@ impl Tag {
         let who = |vxid: &pg_sys::VirtualTransactionId| compat::parts(vxid);
         // In this order: who has finished in between is taken for one that relies on it.
         let all: Vec<_> = self.conflicts(LockMode::Replace).iter().map(who).collect();
-        let making: Vec<_> = self.conflicts(LockMode::Making).iter().map(who).collect();
+        let making: Vec<_> = self.conflicts(LockMode::SeeReplacers).iter().map(who).collect();
         all.iter().any(|one| !making.contains(one))
     }
 

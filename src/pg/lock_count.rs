@@ -5,11 +5,10 @@
 //! transaction is refused before it has a quarter of it.
 
 use super::compat;
-use super::scope::{self, Ending, Kept, OfSavepoint, SubTransaction};
+use super::errors::{self, Refusal};
+use super::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use super::xact;
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::{PgLogLevel, PgSqlErrorCode};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
@@ -21,14 +20,11 @@ struct Taken {
     /// How often it was taken and not given back.
     times: u32,
     /// In which savepoint it was first: with that one it goes.
-    savepoint: SubTransaction,
+    savepoint: SavepointId,
 }
 
 thread_local! {
     static TAKEN: RefCell<HashMap<Entry, Taken>> = RefCell::default();
-}
-
-thread_local! {
     /// Entries that the session keeps beyond the transaction.
     static SESSION: Cell<usize> = const { Cell::new(0) };
 }
@@ -36,26 +32,20 @@ thread_local! {
 /// Room for so many is kept from one transaction to the next.
 const KEPT: usize = 64;
 
-/// Raises 53200 when the entry would be one too many.
-pub fn require_room(entry: Entry) {
-    if !TAKEN.with_borrow(|taken| taken.contains_key(&entry)) {
-        require_one_more();
+/// 53200 when the entry would be one too many.
+pub fn require_room(entry: Entry) -> Result<(), Refusal> {
+    if TAKEN.with_borrow(|taken| taken.contains_key(&entry)) {
+        return Ok(());
     }
+    require_one_more()
 }
 
-/// Raises 53200 when one more entry would be too many.
-pub fn require_one_more() {
+/// 53200 when one more entry would be too many.
+pub fn require_one_more() -> Result<(), Refusal> {
     if is_full() {
-        let most = at_most();
-        ErrorReport::new(
-            PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
-            "too many leases for one transaction or session: it would fill the server's lock table",
-            "pg_fence",
-        )
-        .set_detail(format!("{{\"locks\":{most}}}"))
-        .set_hint("Use fewer leases in one transaction, hold fewer with session => true, or raise max_locks_per_transaction.")
-        .report(PgLogLevel::ERROR);
+        return Err(errors::lock_table_share(at_most()));
     }
+    Ok(())
 }
 
 /// Has this session a quarter of the table?
@@ -104,17 +94,17 @@ pub fn given_back(entry: Entry) {
 }
 
 impl OfSavepoint for Taken {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
-        self.savepoint.pass(savepoint, parent);
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.savepoint.savepoint_released(savepoint, parent);
     }
 
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
-        self.savepoint.outlives(savepoint)
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
+        self.savepoint.survives_rollback(savepoint)
     }
 }
 
-impl Kept for HashMap<Entry, Taken> {
-    fn ended(&mut self, _: Ending) {
+impl OfTransaction for HashMap<Entry, Taken> {
+    fn transaction_ended(&mut self, _: Ending) {
         self.clear();
         self.shrink_to(KEPT);
     }

@@ -1,141 +1,186 @@
-//! Raising a refusal as a Postgres error.
+//! Raising a refusal as a Postgres error, and passing on one of Postgres's own, or of a user's function.
 //!
-//! pgrx knows a closed list of SQLSTATEs and turns any other into XX000, so the error is reported here by
-//! Postgres's own calls, after all Rust work is done: they leave by longjmp, which no destructor may meet.
+//! pgrx makes a panic of a Postgres error. That has a few of its fields only, and loses some of those: pgrx knows a
+//! closed list of SQLSTATEs (any other becomes XX000) and takes texts for UTF-8. So each error is copied while it is
+//! raised, and the copy is thrown again, after all Rust work is done: Postgres leaves by longjmp, which no destructor
+//! may meet.
 
-use super::compat;
 use super::encoding::{c_string, in_server_encoding, keeps_utf8};
-use super::errors::{Raised, Refusal};
+use super::errors::Refusal;
+use super::raw;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
+use pgrx::{PgLogLevel, PgSqlErrorCode};
 use std::any::Any;
-use std::cell::{Cell, RefCell};
-use std::ffi::{c_char, c_int, CStr, CString};
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_void, CStr};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-/// A refusal laid out as C strings in the current memory context; nothing to drop.
+/// An error as Postgres lays it out: nothing to drop. Its texts are in the server's encoding, and live as long as the
+/// memory context that was current when the call began.
 #[derive(Clone, Copy)]
-pub struct Staged {
-    sqlstate: c_int,
-    message: *const c_char,
-    detail: *const c_char,
-    hint: *const c_char,
-    schema: *const c_char,
-    table: *const c_char,
-    column: *const c_char,
-    /// Where in Postgres's source it was raised.
-    file: *const c_char,
-    line: c_int,
-    function: *const c_char,
-    /// Postgres's own error, which is raised instead.
-    raised: *mut pg_sys::ErrorData,
+pub struct RawError(pg_sys::ErrorData);
+
+/// How many of the errors that a call meets are kept, the latest. Mostly there is one. An exception handler in a user's
+/// trigger may meet others and then raise again the one that it was called for, which is not told to anybody.
+const KEPT: usize = 4;
+
+/// The errors that a piece of work has met.
+struct MetErrors {
+    /// The memory that the copies are in.
+    memory: pg_sys::MemoryContext,
+    /// The latest comes first; NULL where there was none.
+    copies: Cell<[*mut pg_sys::ErrorData; KEPT]>,
 }
 
-impl Staged {
-    /// Without a detail, a hint or a place.
-    fn plain(sqlstate: c_int, message: *const c_char) -> Self {
-        let none = std::ptr::null();
-        Staged {
-            sqlstate,
-            message,
-            detail: none,
-            hint: none,
-            schema: none,
-            table: none,
-            column: none,
-            file: none,
-            line: 0,
-            function: none,
-            raised: std::ptr::null_mut(),
-        }
-    }
-}
-
-thread_local! {
-    /// Copies of errors go into this memory; NULL where none is wanted.
-    static KEEP_IN: Cell<pg_sys::MemoryContext> = const { Cell::new(std::ptr::null_mut()) };
-    /// The error that was raised last.
-    static LAST: Cell<*mut pg_sys::ErrorData> = const { Cell::new(std::ptr::null_mut()) };
-}
-
-/// Does work in which functions of users may run, and gives back their errors whole.
-pub fn catch(work: impl FnOnce()) -> Result<(), Raised> {
-    let (outer, last) = (KEEP_IN.get(), LAST.replace(std::ptr::null_mut()));
-    // SAFETY: the transaction's memory outlives the error, which the current one may not (a prune has some for each
-    // row); the callback is taken off again below. (An error takes pgrx's own calls back to the stack of callbacks
-    // that they have found.)
-    unsafe {
-        let context = pg_sys::CurrentMemoryContext;
-        KEEP_IN.set(pg_sys::TopTransactionContext);
-        let mut keeping = pg_sys::ErrorContextCallback {
-            previous: pg_sys::error_context_stack,
-            callback: Some(keep_error),
-            arg: std::ptr::null_mut(),
-        };
-        pg_sys::error_context_stack = &mut keeping;
-        let owner = pg_sys::CurrentResourceOwner;
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        pg_sys::error_context_stack = keeping.previous;
-        // What the caller has opened is the owner's, wherever the work was when it failed.
-        pg_sys::CurrentResourceOwner = owner;
-        KEEP_IN.set(outer);
-        pg_sys::MemoryContextSwitchTo(context);
-        let raised = LAST.replace(last);
-        match done {
-            Ok(()) => Ok(()),
-            Err(panic) if is_of(raised, panic.as_ref()) => Err(Raised(raised)),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    }
-}
-
-/// Does the work. A server's error or a panic in it comes back laid out, to be thrown when no Rust work is left.
+/// Does the work. A refusal, a server's error or a panic in it comes back as an error that is to be thrown when no Rust
+/// work is left.
 ///
-/// pgrx's own guard reports such an error itself, but with a copy of its text domain that nobody frees: a
-/// session that catches errors in a loop would grow by 32 bytes with each.
-pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, Staged> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
-        let laid_out = catch_unwind(AssertUnwindSafe(|| stage_panic(payload)));
+/// pgrx's own guard throws a server's error itself, but with a copy of its text domain that nobody frees: a session that
+/// catches errors in a loop would grow by 32 bytes with each.
+// In a box, the error would leak when Postgres leaves by longjmp.
+#[allow(clippy::result_large_err)]
+pub fn caught<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, RawError> {
+    // SAFETY: reads a global of this thread.
+    let memory = unsafe { pg_sys::CurrentMemoryContext };
+    let met = MetErrors { memory, copies: Cell::new([std::ptr::null_mut(); KEPT]) };
+    // Laying out a refusal may itself raise: not every character has a place in every encoding.
+    match met.during(|| work().map_err(RawError::of)) {
+        Ok(done) => done,
+        Err(panic) => Err(met.error_of(panic)),
+    }
+}
+
+impl MetErrors {
+    /// Does the work, and copies each error that is raised meanwhile.
+    fn during<T>(&self, work: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
+        // SAFETY: the callback is taken off again before it goes; an error that pgrx has caught has taken those off
+        // that were put on since.
+        unsafe {
+            let mut callback = pg_sys::ErrorContextCallback {
+                previous: pg_sys::error_context_stack,
+                callback: Some(copy_error),
+                arg: std::ptr::from_ref(self).cast_mut().cast(),
+            };
+            pg_sys::error_context_stack = &mut callback;
+            let done = catch_unwind(AssertUnwindSafe(work));
+            pg_sys::error_context_stack = callback.previous;
+            done
+        }
+    }
+
+    /// The error that a panic stands for.
+    #[cold]
+    fn error_of(&self, panic: Box<dyn Any + Send>) -> RawError {
+        // SAFETY: the memory was the caller's when the call began.
+        unsafe { pg_sys::CurrentMemoryContext = self.memory };
+        let laid_out = catch_unwind(AssertUnwindSafe(|| {
+            let copy = match panic.downcast_ref() {
+                Some(CaughtError::PostgresError(report)) => self.copy_of(report),
+                _ => None,
+            };
+            copy.unwrap_or_else(|| RawError::of_panic(panic))
+        }));
         // Laying it out takes a little memory.
-        laid_out.unwrap_or(Staged::plain(encode("53200"), c"out of memory".as_ptr()))
-    })
+        laid_out.unwrap_or_else(|_| RawError::new("53200", c"out of memory".as_ptr()))
+    }
+
+    /// The copy of the error that pgrx has made this report of.
+    fn copy_of(&self, report: &ErrorReportWithLevel) -> Option<RawError> {
+        let is_it = |copy: &&pg_sys::ErrorData| {
+            // SAFETY: a message is NUL-terminated, or NULL.
+            let message =
+                (!copy.message.is_null()).then(|| unsafe { CStr::from_ptr(copy.message) });
+            message.is_some_and(|message| message.to_string_lossy() == report.message())
+                && PgSqlErrorCode::from(copy.sqlerrcode) == report.sql_error_code()
+                && i64::from(copy.lineno) == i64::from(report.line_number())
+        };
+        // SAFETY: each is NULL or a copy.
+        let mut copies = self.copies.get().into_iter().filter_map(|copy| unsafe { copy.as_ref() });
+        copies.find(is_it).map(|copy| RawError(*copy))
+    }
 }
 
-fn stage_panic(payload: Box<dyn Any + Send>) -> Staged {
-    let report = match payload.downcast::<CaughtError>() {
-        Ok(caught) => match *caught {
-            CaughtError::PostgresError(report) => {
-                return Staged {
-                    file: for_good(Some(report.file())),
-                    line: report.line_number() as c_int,
-                    function: for_good(report.function_name()),
-                    ..stage_report(&report)
+/// Called by Postgres for each error and each message, before it goes on its way.
+unsafe extern "C-unwind" fn copy_error(met: *mut c_void) {
+    // SAFETY: `during` has passed it; the error is the topmost on Postgres's stack of errors.
+    unsafe {
+        let met = &*met.cast::<MetErrors>();
+        let before = pg_sys::CurrentMemoryContext;
+        pg_sys::CurrentMemoryContext = met.memory;
+        let copy = raw::CopyErrorData();
+        pg_sys::CurrentMemoryContext = before;
+        let mut unwanted = copy;
+        if (*copy).elevel >= PgLogLevel::ERROR as c_int {
+            let mut copies = met.copies.get();
+            copies.rotate_right(1);
+            unwanted = std::mem::replace(&mut copies[0], copy);
+            met.copies.set(copies);
+        }
+        if !unwanted.is_null() {
+            raw::FreeErrorData(unwanted);
+        }
+    }
+}
+
+impl RawError {
+    /// Without a detail, a hint or a place.
+    fn new(sqlstate: &str, message: *const c_char) -> Self {
+        RawError(pg_sys::ErrorData {
+            elevel: PgLogLevel::ERROR as c_int,
+            sqlerrcode: encode(sqlstate),
+            message: message.cast_mut(),
+            ..Default::default()
+        })
+    }
+
+    /// Lays a refusal out.
+    fn of(refusal: Refusal) -> Self {
+        let optional = |text: &[u8]| {
+            let text = if text.is_empty() { std::ptr::null() } else { c_string(text) };
+            text.cast_mut()
+        };
+        let detail = optional(&in_server_encoding(refusal.detail()));
+        let message = c_string(&in_server_encoding(refusal.message));
+        let mut error = RawError::new(refusal.sqlstate, message);
+        error.0.detail = detail;
+        // It may name a column.
+        error.0.hint = optional(&in_server_encoding(refusal.hint.into_owned()));
+        if let Some(location) = refusal.location {
+            error.0.schema_name = optional(&location.schema);
+            error.0.table_name = optional(&location.table);
+            error.0.column_name = optional(&location.column);
+        }
+        error
+    }
+
+    /// Lays out a panic of Rust's, or an error of which there is no copy.
+    fn of_panic(panic: Box<dyn Any + Send>) -> Self {
+        let panic = match panic.downcast::<CaughtError>() {
+            Ok(caught) => match *caught {
+                CaughtError::PostgresError(report)
+                | CaughtError::ErrorReport(report)
+                | CaughtError::RustPanic { ereport: report, .. } => {
+                    return Self::of_report(&report)
                 }
-            }
-            CaughtError::ErrorReport(report) | CaughtError::RustPanic { ereport: report, .. } => {
-                report
-            }
-        },
-        Err(payload) => match payload.downcast::<ErrorReportWithLevel>() {
-            Ok(report) => *report,
-            Err(payload) => {
-                let text = payload.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
-                let message = c_string(text.unwrap_or("a panic without a message").as_bytes());
-                return Staged::plain(encode("XX000"), message);
-            }
-        },
-    };
-    stage_report(&report)
-}
+            },
+            Err(panic) => panic,
+        };
+        if let Some(report) = panic.downcast_ref() {
+            return Self::of_report(report);
+        }
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        RawError::new("XX000", c_string(text.unwrap_or("a panic without a message").as_bytes()))
+    }
 
-fn stage_report(report: &ErrorReportWithLevel) -> Staged {
-    let shown =
-        |text: Option<&str>| text.map_or(std::ptr::null(), |text| c_string(&of_server(text)));
-    Staged {
-        detail: shown(report.detail()),
-        hint: shown(report.hint()),
-        ..Staged::plain(report.sql_error_code() as c_int, shown(Some(report.message())))
+    fn of_report(report: &ErrorReportWithLevel) -> Self {
+        let shown = |text: Option<&str>| text.map_or(std::ptr::null(), |t| c_string(&of_server(t)));
+        let mut error = RawError::new("XX000", shown(Some(report.message())));
+        error.0.sqlerrcode = report.sql_error_code() as c_int;
+        error.0.detail = shown(report.detail()).cast_mut();
+        error.0.hint = shown(report.hint()).cast_mut();
+        error
     }
 }
 
@@ -147,117 +192,22 @@ fn of_server(text: &str) -> Vec<u8> {
     text.chars().map(|c| if c.is_ascii() { c as u8 } else { b'?' }).collect()
 }
 
-/// The name of a file or function of Postgres's, which an error keeps a pointer to for as long as somebody has it.
-/// There are only so many.
-fn for_good(name: Option<&str>) -> *const c_char {
-    thread_local! {
-        static NAMES: RefCell<Vec<&'static CStr>> = const { RefCell::new(Vec::new()) };
-    }
-    let Some(name) = name.and_then(|name| CString::new(name).ok()) else { return std::ptr::null() };
-    NAMES
-        .with_borrow_mut(|names| {
-            let known = names.iter().find(|known| ***known == *name).copied();
-            known.unwrap_or_else(|| {
-                names.push(Box::leak(name.into_boxed_c_str()));
-                names[names.len() - 1]
-            })
-        })
-        .as_ptr()
-}
-
-/// Is it the error that pgrx has made a panic of? An exception handler may have raised an older one again.
-///
-/// # Safety
-/// NULL, or a copy of an error.
-unsafe fn is_of(raised: *mut pg_sys::ErrorData, panic: &(dyn std::any::Any + Send)) -> bool {
-    let Some(CaughtError::PostgresError(report)) = panic.downcast_ref() else { return false };
-    // SAFETY: the caller's promise; a message is NUL-terminated.
-    !raised.is_null()
-        && unsafe { CStr::from_ptr((*raised).message) }.to_string_lossy() == report.message()
-}
-
-/// Called by Postgres for each error and each message, before it goes on its way.
-unsafe extern "C-unwind" fn keep_error(_: *mut std::ffi::c_void) {
-    // SAFETY: the error is the topmost on Postgres's stack of errors; the copy goes to memory of the caller.
-    unsafe {
-        let before = pg_sys::CurrentMemoryContext;
-        pg_sys::CurrentMemoryContext = KEEP_IN.get();
-        let error = compat::CopyErrorData();
-        pg_sys::CurrentMemoryContext = before;
-        if (*error).elevel >= pgrx::PgLogLevel::ERROR as c_int {
-            LAST.set(error);
-        } else {
-            compat::FreeErrorData(error);
-        }
-    }
-}
-
-/// Lays a refusal out, in the server's encoding.
-pub fn stage(refusal: Refusal) -> Staged {
-    let optional = |text: &[u8]| if text.is_empty() { std::ptr::null() } else { c_string(text) };
-    let place = refusal.place.as_deref();
-    let detail = optional(&in_server_encoding(refusal.detail()));
-    let message = c_string(&in_server_encoding(refusal.message));
-    Staged {
-        detail,
-        // It may name a column.
-        hint: optional(&in_server_encoding(refusal.hint.into_owned())),
-        schema: place.map_or(std::ptr::null(), |p| optional(&p.schema)),
-        table: place.map_or(std::ptr::null(), |p| optional(&p.table)),
-        column: place.map_or(std::ptr::null(), |p| optional(&p.column)),
-        raised: refusal.raised.map_or(std::ptr::null_mut(), |raised| raised.0),
-        ..Staged::plain(encode(refusal.sqlstate), message)
-    }
-}
-
-/// Reports it; does not return.
+/// Raises it; does not return.
 ///
 /// # Safety
 /// No frame between here and Postgres may hold anything that needs dropping.
-pub unsafe fn throw(staged: Staged) -> ! {
-    // SAFETY: the caller's promise.
-    unsafe { report(pgrx::PgLogLevel::ERROR, staged) }
-    unreachable!("errfinish returned from an ERROR")
+pub unsafe fn throw(mut error: RawError) -> ! {
+    // SAFETY: the caller's promise; Postgres copies the error.
+    unsafe { raw::ThrowErrorData(&mut error.0) };
+    unreachable!("an ERROR was thrown and came back");
 }
 
 /// Sends the client a warning, and goes on.
 pub fn warn(warning: Refusal) {
+    let mut warning = RawError::of(warning);
+    warning.0.elevel = PgLogLevel::WARNING as c_int;
     // SAFETY: a warning returns.
-    unsafe { report(pgrx::PgLogLevel::WARNING, stage(warning)) }
-}
-
-/// # Safety
-/// As for `throw`, where the level is an error's.
-unsafe fn report(level: pgrx::PgLogLevel, staged: Staged) {
-    let text = c"%s".as_ptr();
-    // SAFETY: the strings are NUL-terminated and live as long as the current context; errfinish leaves where the
-    // level is an error's.
-    unsafe {
-        if !staged.raised.is_null() {
-            compat::ThrowErrorData(staged.raised);
-        }
-        if !compat::errstart(level as c_int, std::ptr::null()) {
-            return;
-        }
-        compat::errcode(staged.sqlstate);
-        compat::errmsg_internal(text, staged.message);
-        if !staged.detail.is_null() {
-            compat::errdetail_internal(text, staged.detail);
-        }
-        if !staged.hint.is_null() {
-            compat::errhint(text, staged.hint);
-        }
-        for (field, value) in [
-            (pg_sys::PG_DIAG_SCHEMA_NAME, staged.schema),
-            (pg_sys::PG_DIAG_TABLE_NAME, staged.table),
-            (pg_sys::PG_DIAG_COLUMN_NAME, staged.column),
-        ] {
-            if !value.is_null() {
-                compat::err_generic_string(c_int::from(field), value);
-            }
-        }
-        compat::errfinish(staged.file, staged.line, staged.function);
-    }
+    unsafe { pg_sys::ThrowErrorData(&mut warning.0) };
 }
 
 /// Five characters as Postgres packs them (MAKE_SQLSTATE).

@@ -5,8 +5,9 @@
 //! changes a function, this does not compile.
 
 use pgrx::pg_sys::{
-    AttrNumber, BlockNumber, Buffer, Datum, HeapTuple, ItemPointer, Oid, RegProcedure, Relation,
-    ScanDirection, ScanKey, Snapshot, StrategyNumber, SysScanDesc, TupleDesc, XLogRecPtr, LOCKMODE,
+    AttrNumber, Bitmapset, BlockNumber, Buffer, Datum, ErrorData, HeapTuple, ItemPointer, Oid,
+    RegProcedure, Relation, ScanDirection, ScanKey, Snapshot, StrategyNumber, SysScanDesc,
+    TupleDesc, XLogRecPtr, LOCKMODE,
 };
 use std::ffi::c_int;
 
@@ -72,6 +73,14 @@ without_guard! {
     ) -> HeapTuple;
     pub fn CatalogTupleInsert(table: Relation, tuple: HeapTuple);
     pub fn CatalogTupleUpdate(table: Relation, over: ItemPointer, tuple: HeapTuple);
+
+    // nodes/bitmapset.h; never raises
+    pub fn bms_is_member(member: c_int, set: *const Bitmapset) -> bool;
+
+    // utils/elog.h
+    pub fn CopyErrorData() -> *mut ErrorData;
+    pub fn FreeErrorData(error: *mut ErrorData);
+    pub fn ThrowErrorData(error: *mut ErrorData);
 
     // utils/syscache.h
     pub fn SearchSysCache1(cache: c_int, key: Datum) -> HeapTuple;

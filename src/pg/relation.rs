@@ -2,10 +2,9 @@
 
 use super::args::text_bytes;
 use super::errors::{self, Refusal};
+use super::raise;
 use once_cell::unsync::OnceCell;
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::{PgLogLevel, PgSqlErrorCode};
 use std::cell::RefCell;
 use std::ffi::CStr;
 
@@ -24,14 +23,7 @@ pub fn check_version() {
 
 fn warn_of_another_version() {
     if let Some(sql) = sql_version().filter(|sql| sql != LIBRARY_VERSION) {
-        let message =
-            format!("the library of pg_fence is {LIBRARY_VERSION}, its SQL objects are {sql}");
-        let hint = format!(
-            "Run ALTER EXTENSION pg_fence UPDATE TO '{LIBRARY_VERSION}', or install the library of {sql} and reconnect."
-        );
-        ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, message, "pg_fence")
-            .set_hint(hint)
-            .report(PgLogLevel::WARNING);
+        raise::warn(errors::other_version(LIBRARY_VERSION, &sql));
     }
 }
 
@@ -69,7 +61,7 @@ pub fn sql_version() -> Option<String> {
     }
 }
 
-/// The oid of a table, index, sequence or view of the schema `fence`. Kept until a relation or a schema of
+/// The oid of a table, index, sequence or view of the schema `fence`. OfTransaction until a relation or a schema of
 /// the database is changed.
 pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     let kept = OIDS.with_borrow(|k| k.iter().find(|(n, _)| *n == name).map(|(_, oid)| *oid));

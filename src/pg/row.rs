@@ -2,8 +2,8 @@
 
 use super::args::{text_bytes, text_datum};
 use super::composite::{read_token_array, token_array};
+use super::row_version::RowVersion;
 use super::session_lock::SessionLock;
-use super::version::Version;
 use super::{compat, raw, xact};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Instant, Span, Token};
@@ -391,9 +391,9 @@ impl Row {
     }
 
     /// Which version it is.
-    pub fn version(&self) -> Version {
+    pub fn version(&self) -> RowVersion {
         // SAFETY: a copied tuple.
-        unsafe { Version::of(self.tuple) }
+        unsafe { RowVersion::of(self.tuple) }
     }
 
     /// Was this version written by the transaction that is asking?

@@ -1,6 +1,6 @@
 //! What lasts as long as a transaction, or a savepoint of it: one mechanism for all that is kept that long.
 //!
-//! Whoever keeps something implements `Kept` for it and registers it once (`keep`), when the library is loaded. Then
+//! Whoever keeps something implements `OfTransaction` for it and registers it once (`keep`), when the library is loaded. Then
 //! it is told when a savepoint is released or rolled back, when the transaction ends, and when the locks are gone.
 
 use super::errors::Refusal;
@@ -12,7 +12,7 @@ use std::ffi::c_void;
 use std::thread::LocalKey;
 
 /// A savepoint (or the transaction itself), by number.
-pub type SubTransaction = pg_sys::SubTransactionId;
+pub type SavepointId = pg_sys::SubTransactionId;
 
 /// How a transaction ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,63 +26,63 @@ pub enum Ending {
 /// Something that belongs to a savepoint.
 pub trait OfSavepoint {
     /// A savepoint was released: what belongs to it, its locks too, belongs to its parent now.
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction);
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId);
 
     /// A savepoint was rolled back, and its locks go next. False where this goes with it.
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool;
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool;
 }
 
-impl OfSavepoint for SubTransaction {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
+impl OfSavepoint for SavepointId {
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
         if *self == savepoint {
             *self = parent;
         }
     }
 
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
         *self != savepoint
     }
 }
 
 impl<T: OfSavepoint> OfSavepoint for Vec<T> {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
-        self.iter_mut().for_each(|entry| entry.pass(savepoint, parent));
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.iter_mut().for_each(|entry| entry.savepoint_released(savepoint, parent));
     }
 
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
-        self.retain_mut(|entry| entry.outlives(savepoint));
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
+        self.retain_mut(|entry| entry.survives_rollback(savepoint));
         !self.is_empty()
     }
 }
 
 impl<K, T: OfSavepoint> OfSavepoint for HashMap<K, T> {
-    fn pass(&mut self, savepoint: SubTransaction, parent: SubTransaction) {
-        self.values_mut().for_each(|entry| entry.pass(savepoint, parent));
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.values_mut().for_each(|entry| entry.savepoint_released(savepoint, parent));
     }
 
-    fn outlives(&mut self, savepoint: SubTransaction) -> bool {
-        self.retain(|_, entry| entry.outlives(savepoint));
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
+        self.retain(|_, entry| entry.survives_rollback(savepoint));
         !self.is_empty()
     }
 }
 
 /// Something that lasts as long as the transaction. Nothing here may raise: Postgres is past the point where it
 /// could stop.
-pub trait Kept: OfSavepoint {
+pub trait OfTransaction: OfSavepoint {
     /// The transaction is over, or prepared; its locks are still held.
-    fn ended(&mut self, ending: Ending);
+    fn transaction_ended(&mut self, ending: Ending);
 
     /// The locks of the transaction are gone, or, where it goes on, those of the savepoint that was rolled back.
     fn locks_gone(&mut self, _transaction_is_over: bool) {}
 }
 
 /// What is kept in a thread-local of its owner's.
-trait Keeper {
-    fn with(&self, work: &mut dyn FnMut(&mut dyn Kept));
+trait Registered {
+    fn with(&self, work: &mut dyn FnMut(&mut dyn OfTransaction));
 }
 
-impl<T: Kept> Keeper for &'static LocalKey<RefCell<T>> {
-    fn with(&self, work: &mut dyn FnMut(&mut dyn Kept)) {
+impl<T: OfTransaction> Registered for &'static LocalKey<RefCell<T>> {
+    fn with(&self, work: &mut dyn FnMut(&mut dyn OfTransaction)) {
         self.with_borrow_mut(|kept| work(kept));
     }
 }
@@ -91,12 +91,12 @@ impl<T: Kept> Keeper for &'static LocalKey<RefCell<T>> {
 pub type BeforeCommit = fn(bool) -> Result<(), Refusal>;
 
 thread_local! {
-    static KEEPERS: RefCell<Vec<Box<dyn Keeper>>> = const { RefCell::new(Vec::new()) };
+    static KEEPERS: RefCell<Vec<Box<dyn Registered>>> = const { RefCell::new(Vec::new()) };
     static BEFORE_COMMIT: RefCell<Vec<BeforeCommit>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Keeps something for as long as transactions last; called once for each, when the library is loaded.
-pub fn keep<T: Kept + 'static>(kept: &'static LocalKey<RefCell<T>>) {
+pub fn keep<T: OfTransaction + 'static>(kept: &'static LocalKey<RefCell<T>>) {
     KEEPERS.with_borrow_mut(|keepers| keepers.push(Box::new(kept)));
 }
 
@@ -106,7 +106,7 @@ pub fn before_commit(work: BeforeCommit) {
     BEFORE_COMMIT.with_borrow_mut(|before| before.push(work));
 }
 
-fn each_kept(mut work: impl FnMut(&mut dyn Kept)) {
+fn each_kept(mut work: impl FnMut(&mut dyn OfTransaction)) {
     KEEPERS.with_borrow(|keepers| keepers.iter().for_each(|keeper| keeper.with(&mut work)));
 }
 
@@ -131,7 +131,7 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
             commit::restore();
             let committed = event == E::XACT_EVENT_COMMIT;
             let ending = if committed { Ending::Committed } else { Ending::Other };
-            each_kept(|kept| kept.ended(ending));
+            each_kept(|kept| kept.transaction_ended(ending));
         }
         E::XACT_EVENT_PRE_COMMIT => {
             do_before_commit(false);
@@ -146,25 +146,26 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
 fn do_before_commit(prepares: bool) {
     // Not borrowed while the work is done: triggers may fire in it.
     let all = BEFORE_COMMIT.with_borrow(Clone::clone);
-    let work = || all.iter().try_for_each(|work| work(prepares)).err().map(raise::stage);
-    let outcome = raise::caught(work);
+    let outcome = raise::caught(|| all.iter().try_for_each(|work| work(prepares)));
     drop(all);
-    if let Some(staged) = outcome.unwrap_or_else(Some) {
+    if let Err(error) = outcome {
         // SAFETY: nothing is left to drop when it leaves.
-        unsafe { raise::throw(staged) }
+        unsafe { raise::throw(error) }
     }
 }
 
 unsafe extern "C-unwind" fn savepoint_event(
     event: pg_sys::SubXactEvent::Type,
-    mine: SubTransaction,
-    parent: SubTransaction,
+    mine: SavepointId,
+    parent: SavepointId,
     _: *mut c_void,
 ) {
     match event {
-        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => each_kept(|kept| kept.pass(mine, parent)),
+        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+            each_kept(|kept| kept.savepoint_released(mine, parent))
+        }
         pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => each_kept(|kept| {
-            kept.outlives(mine);
+            kept.survives_rollback(mine);
         }),
         _ => {}
     }

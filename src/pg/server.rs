@@ -1,5 +1,6 @@
 //! The server, the clock and the caller.
 
+use super::compat;
 use pg_fence_rules::epoch::{Identity, Start};
 use pg_fence_rules::{Floor, Instant};
 use pgrx::pg_sys;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 /// The server's clock, now.
 pub fn now() -> Instant {
-    if crate::plant::NOW {
+    if crate::known_bugs::NOW {
         return super::xact::started_at();
     }
     // SAFETY: reads the clock.
@@ -88,7 +89,7 @@ pub fn current_role() -> Vec<u8> {
     }
 }
 
-/// May the caller act for this role: is it that role, a member of it, or a superuser? In a trigger that runs
+/// May the caller act for this role: is it that role, one that may act as it, or a superuser? In a trigger that runs
 /// under another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
 pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
     let name = super::encoding::c_string(role);
@@ -98,8 +99,7 @@ pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
         let outer = pg_sys::GetOuterUserId();
         let oid = pg_sys::get_role_oid(name, true);
         let acts = |user| {
-            pg_sys::superuser_arg(user)
-                || (oid != pg_sys::InvalidOid && pg_sys::is_member_of_role(user, oid))
+            pg_sys::superuser_arg(user) || (oid != pg_sys::InvalidOid && compat::acts_as(user, oid))
         };
         acts(current) || (in_trigger && acts(outer))
     }

@@ -5,9 +5,10 @@
 //! (`field4`) is unreachable from SQL otherwise, and its key is the grant's first token itself: no two grants
 //! share it, and one that is left behind keeps no later grant alive.
 
+use super::errors::Refusal;
 use super::lock::is_had_by_others;
 use super::{compat, lock_count, server};
-use crate::plant;
+use crate::known_bugs;
 use pg_fence_rules::locks::LockMode;
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
@@ -38,13 +39,14 @@ impl SessionLock {
         })
     }
 
-    /// Takes it for this session. Nobody else can have it: the token was just drawn. Raises 53200 when the session
-    /// had too much of the lock table.
-    pub fn take(&self) {
-        lock_count::require_one_more();
+    /// Takes it for this session. Nobody else can have it: the token was just drawn. 53200 where the session has its
+    /// share of the lock table already.
+    pub fn take(&self) -> Result<(), Refusal> {
+        lock_count::require_one_more()?;
         // SAFETY: the tag is complete; a session's lock belongs to no resource owner.
         unsafe { pg_sys::LockAcquire(&self.0, HELD, true, false) };
         lock_count::session_entry_taken();
+        Ok(())
     }
 
     /// Gives it back; the caller has made sure that this session holds it (`is_mine`).
@@ -62,7 +64,7 @@ impl SessionLock {
     /// Does any session hold it? On a standby, where sessions of the primary cannot be seen, it counts as held.
     pub fn is_held(&self) -> bool {
         // One's own lock never conflicts, so it must be asked for first.
-        if self.is_mine() || server::in_recovery() || plant::SESSION_OUTLIVED {
+        if self.is_mine() || server::in_recovery() || known_bugs::SESSION_OUTLIVED {
             return true;
         }
         is_had_by_others(&self.0, LockMode::Probe)

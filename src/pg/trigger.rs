@@ -1,8 +1,8 @@
 //! What the trigger is called with.
 
 use super::args::Args;
-use super::compat;
-use super::version::Version;
+use super::row_version::RowVersion;
+use super::{compat, raw};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
@@ -31,7 +31,7 @@ pub struct Columns(pg_sys::TupleDesc);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowId {
     table: pg_sys::Oid,
-    version: Version,
+    version: RowVersion,
 }
 
 /// One column.
@@ -44,12 +44,12 @@ pub struct Attribute {
 
 /// A call of the trigger function.
 #[derive(Clone, Copy)]
-pub struct Call {
+pub struct TriggerCall {
     fcinfo: pg_sys::FunctionCallInfo,
     data: *mut pg_sys::TriggerData,
 }
 
-impl Call {
+impl TriggerCall {
     /// None when the function was not called by the trigger manager.
     #[inline]
     pub fn new(args: Args) -> Option<Self> {
@@ -58,7 +58,7 @@ impl Call {
         unsafe {
             let context = (*fcinfo).context;
             (!context.is_null() && (*context).type_ == pg_sys::NodeTag::T_TriggerData)
-                .then(|| Call { fcinfo, data: context.cast() })
+                .then(|| TriggerCall { fcinfo, data: context.cast() })
         }
     }
 
@@ -169,7 +169,7 @@ impl Call {
     pub fn names(&self, attribute: &Attribute) -> bool {
         let bit = attribute.number - pg_sys::FirstLowInvalidHeapAttributeNumber;
         // SAFETY: the set, or NULL for an empty one, is the trigger manager's; raises for negative bits only.
-        unsafe { compat::bms_is_member(bit, (*self.data).tg_updatedcols) }
+        unsafe { raw::bms_is_member(bit, (*self.data).tg_updatedcols) }
     }
 
     /// The arguments of CREATE TRIGGER.
@@ -261,8 +261,8 @@ impl Columns {
 impl Tuple {
     /// Which version of which row it is.
     #[inline]
-    pub fn id(&self, call: &Call) -> RowId {
+    pub fn id(&self, call: &TriggerCall) -> RowId {
         // SAFETY: a stored row.
-        unsafe { RowId { table: (*call.relation()).rd_id, version: Version::of(self.0) } }
+        unsafe { RowId { table: (*call.relation()).rd_id, version: RowVersion::of(self.0) } }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::alarm::{self, Alarm};
 use super::compat;
-use super::lock::Tag;
+use super::errors::{self, Refusal};
+use super::lock::LockTag;
 use pg_fence_rules::locks::LockMode;
 use pg_fence_rules::Span;
 use pgrx::pg_sys;
@@ -26,15 +27,12 @@ impl Waiting {
         self.at_most.saturating_sub(self.since.elapsed())
     }
 
-    /// Raises what Postgres raises when `lock_timeout` has passed, which counts for the whole wait.
-    pub fn check_lock_timeout(&self) {
+    /// 55P03 when `lock_timeout` has passed, which counts for the whole wait.
+    pub fn check_lock_timeout(&self) -> Result<(), Refusal> {
         if lock_timeout().is_some_and(|timeout| self.since.elapsed() >= timeout) {
-            pgrx::ereport!(
-                ERROR,
-                PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
-                "canceling statement due to lock timeout"
-            );
+            return Err(errors::lock_timeout());
         }
+        Ok(())
     }
 
     /// Sleeps for so long, or until the wait or `lock_timeout` is over, or until woken; raises what cancel and
@@ -105,24 +103,30 @@ impl Drop for LockTimeout {
 /// the deadlock detector end the wait with their own errors.
 ///
 /// Postgres measures the wait, and takes it for over when the server's clock is set forward. Then the wait begins
-/// again, at the end of the line. An alarm ends it in time when that clock is set back.
-pub fn take_within(tag: &Tag, mode: LockMode, waiting: &Waiting) -> bool {
+/// again, at the end of the line. An alarm ends it in time when that clock is set back. False where the time is up;
+/// 53200 as for `LockTag::take`.
+pub fn take_within(tag: &LockTag, mode: LockMode, waiting: &Waiting) -> Result<bool, Refusal> {
     loop {
         let left_ms = in_ms(waiting.left()).max(1);
         if lock_timeout().is_some_and(|users| in_ms(users) <= left_ms) {
             return tag.take(mode, true);
         }
-        if take_for(tag, mode, left_ms, waiting) {
-            return true;
+        if take_for(tag, mode, left_ms, waiting)? {
+            return Ok(true);
         }
         if waiting.left().is_zero() {
-            return false;
+            return Ok(false);
         }
     }
 }
 
 /// Takes a lock, waiting for so many milliseconds at most.
-fn take_for(tag: &Tag, mode: LockMode, left_ms: i32, waiting: &Waiting) -> bool {
+fn take_for(
+    tag: &LockTag,
+    mode: LockMode,
+    left_ms: i32,
+    waiting: &Waiting,
+) -> Result<bool, Refusal> {
     let shorter = LockTimeout::set(left_ms);
     // A little later, so that it mostly finds the wait over.
     let alarm = Alarm::after(waiting.left().saturating_add(Duration::from_millis(100)));
@@ -141,23 +145,23 @@ fn take_for(tag: &Tag, mode: LockMode, left_ms: i32, waiting: &Waiting) -> bool 
         restore();
     };
     let taken = PgTryBuilder::new(|| {
-        tag.take(mode, true);
+        let taken = tag.take(mode, true);
         alarm.disarm();
         // The time may have run out with the lock just granted: that would be told later, as an error.
         pgrx::check_for_interrupts!();
         // SAFETY: the savepoint is the innermost; its lock passes to what is around it.
         unsafe { pg_sys::ReleaseCurrentSubTransaction() };
         restore();
-        true
+        taken
     })
     .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| {
         undo();
-        false
+        Ok(false)
     })
     .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |error| {
         undo();
         if waiting.left().is_zero() {
-            return false;
+            return Ok(false);
         }
         error.rethrow()
     })
@@ -168,7 +172,7 @@ fn take_for(tag: &Tag, mode: LockMode, left_ms: i32, waiting: &Waiting) -> bool 
     .execute();
     drop(shorter);
     drop(alarm);
-    if !taken && waiting.left().is_zero() {
+    if matches!(taken, Ok(false)) && waiting.left().is_zero() {
         alarm::forget_cancel();
     }
     taken

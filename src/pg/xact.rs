@@ -1,11 +1,10 @@
 //! The transaction: isolation, snapshots, savepoints.
 
 use super::errors::Refusal;
-use super::raise;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 
-pub use super::scope::SubTransaction;
+pub use super::scope::SavepointId;
 
 /// REPEATABLE READ or above?
 pub fn keeps_snapshot() -> bool {
@@ -60,7 +59,7 @@ pub fn see_own_changes() {
 }
 
 /// The innermost savepoint.
-pub fn savepoint() -> SubTransaction {
+pub fn savepoint() -> SavepointId {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
@@ -85,7 +84,7 @@ pub fn at_the_end(work: impl FnOnce() -> Result<(), Refusal>) -> Result<(), Refu
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         work()?;
         pg_sys::PopActiveSnapshot();
-        raise::catch(|| pg_sys::AfterTriggerFireDeferred())?;
+        pg_sys::AfterTriggerFireDeferred();
     }
     Ok(())
 }

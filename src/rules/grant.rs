@@ -172,7 +172,7 @@ pub enum Release {
 
 /// One grant as an acquire sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seat {
+pub struct ExistingGrant {
     /// The grant.
     pub grant: Grant,
     /// Its holder and role are those of the caller.
@@ -213,13 +213,13 @@ pub enum Acquire {
 
 /// Decides an acquire over all grants that the lease's rows know of. `now` must have been read after the
 /// locks were obtained.
-pub fn acquire(seats: &[Seat], ask: &Ask, now: Instant) -> Acquire {
-    let live = |s: &Seat| s.grant.phase(now) == Phase::Held;
-    let yields = |s: &Seat| ask.reclaim && s.mine && live(s) && !s.guarded;
+pub fn acquire(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
+    let live = |s: &ExistingGrant| s.grant.phase(now) == Phase::Held;
+    let yields = |s: &ExistingGrant| ask.reclaim && s.mine && live(s) && !s.guarded;
     // A guarded grant keeps its place, live or not.
-    let occupied = |s: &&Seat| (live(s) || s.guarded) && !yields(s);
-    let taken = |by: &dyn Fn(&Seat) -> bool, all: bool| {
-        let ends = seats.iter().filter(occupied).filter(|s| by(s)).map(|s| {
+    let occupied = |s: &&ExistingGrant| (live(s) || s.guarded) && !yields(s);
+    let taken = |by: &dyn Fn(&ExistingGrant) -> bool, all: bool| {
+        let ends = existing.iter().filter(occupied).filter(|s| by(s)).map(|s| {
             if s.guarded {
                 Instant::LATEST
             } else {
@@ -229,7 +229,7 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Instant) -> Acquire {
         let until = if all { ends.max() } else { ends.min() };
         Acquire::Taken { until: until.filter(|at| *at < Instant::LATEST) }
     };
-    if ask.reclaim && seats.iter().any(|s| s.mine && live(s) && s.guarded) {
+    if ask.reclaim && existing.iter().any(|s| s.mine && live(s) && s.guarded) {
         // A second grant beside it is not what was asked for.
         return Acquire::Taken { until: None };
     }
@@ -239,34 +239,34 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Instant) -> Acquire {
         Mode::Shared => None,
     };
     if let Some(asked) = number(ask.mode) {
-        let in_force = |s: &Seat| number(s.grant.mode).filter(|_| live(s) && !yields(s));
-        if let Some(live) = seats.iter().filter_map(in_force).find(|n| *n != asked) {
+        let in_force = |s: &ExistingGrant| number(s.grant.mode).filter(|_| live(s) && !yields(s));
+        if let Some(live) = existing.iter().filter_map(in_force).find(|n| *n != asked) {
             return Acquire::SlotsDiffer { live };
         }
     }
     match ask.mode {
         Mode::Exclusive => {
-            if seats.iter().any(|s| occupied(&s)) {
+            if existing.iter().any(|s| occupied(&s)) {
                 return taken(&|_| true, true);
             }
             Acquire::Grant { slot: 0 }
         }
         Mode::Shared => {
-            let stranger = |s: &Seat| s.grant.mode != Mode::Shared;
-            if seats.iter().filter(occupied).any(stranger) {
+            let stranger = |s: &ExistingGrant| s.grant.mode != Mode::Shared;
+            if existing.iter().filter(occupied).any(stranger) {
                 return taken(&stranger, true);
             }
-            Acquire::Grant { slot: place(seats, &occupied, &yields) }
+            Acquire::Grant { slot: free_slot(existing, &occupied, &yields) }
         }
         Mode::Slots(n) => {
-            let stranger = |s: &Seat| s.grant.mode != ask.mode;
-            if seats.iter().filter(occupied).any(stranger) {
+            let stranger = |s: &ExistingGrant| s.grant.mode != ask.mode;
+            if existing.iter().filter(occupied).any(stranger) {
                 return taken(&stranger, true);
             }
-            if seats.iter().filter(occupied).count() >= usize::try_from(n).unwrap_or(0) {
+            if existing.iter().filter(occupied).count() >= usize::try_from(n).unwrap_or(0) {
                 return taken(&|_| true, false);
             }
-            Acquire::Grant { slot: place(seats, &occupied, &yields) }
+            Acquire::Grant { slot: free_slot(existing, &occupied, &yields) }
         }
     }
 }
@@ -274,22 +274,26 @@ pub fn acquire(seats: &[Seat], ask: &Ask, now: Instant) -> Acquire {
 /// Does the new grant, in another slot, end this one? The caller's own does where it is reclaimed, and one
 /// that nothing but the clock or the end of its session has ended and that excludes the new one: it must not come
 /// back, should the clock be set back.
-pub fn ends(ask: &Ask, seat: &Seat, now: Instant) -> bool {
-    let excludes = ask.mode == Mode::Exclusive || seat.grant.mode != ask.mode;
-    match seat.grant.phase(now) {
-        _ if seat.guarded => false,
-        Phase::Held => ask.reclaim && seat.mine,
+pub fn ends(ask: &Ask, other: &ExistingGrant, now: Instant) -> bool {
+    let excludes = ask.mode == Mode::Exclusive || other.grant.mode != ask.mode;
+    match other.grant.phase(now) {
+        _ if other.guarded => false,
+        Phase::Held => ask.reclaim && other.mine,
         Phase::Expired | Phase::Abandoned => excludes,
         Phase::Free => false,
     }
 }
 
 /// The caller's own slot where it is reclaimed, else the lowest that nobody occupies.
-fn place(seats: &[Seat], occupied: &dyn Fn(&&Seat) -> bool, yields: &dyn Fn(&Seat) -> bool) -> i32 {
-    if let Some(own) = seats.iter().filter(|s| yields(s)).map(|s| s.grant.slot).min() {
+fn free_slot(
+    existing: &[ExistingGrant],
+    occupied: &dyn Fn(&&ExistingGrant) -> bool,
+    yields: &dyn Fn(&ExistingGrant) -> bool,
+) -> i32 {
+    if let Some(own) = existing.iter().filter(|s| yields(s)).map(|s| s.grant.slot).min() {
         return own;
     }
-    let mut used: Vec<i32> = seats.iter().filter(occupied).map(|s| s.grant.slot).collect();
+    let mut used: Vec<i32> = existing.iter().filter(occupied).map(|s| s.grant.slot).collect();
     used.sort_unstable();
     let mut slot = 0;
     for u in used {
@@ -316,7 +320,7 @@ mod tests {
         Floor::at(token(number))
     }
 
-    fn seat(slot: i32, mode: Mode, expires: i64) -> Seat {
+    fn existing(slot: i32, mode: Mode, expires: i64) -> ExistingGrant {
         let grant = Grant {
             slot,
             mode,
@@ -326,7 +330,7 @@ mod tests {
             expires_at: at(expires),
             abandoned: false,
         };
-        Seat { grant, mine: false, guarded: false }
+        ExistingGrant { grant, mine: false, guarded: false }
     }
 
     fn ask(mode: Mode) -> Ask {
@@ -335,7 +339,7 @@ mod tests {
 
     #[test]
     fn tokens_are_values_not_a_range() {
-        let g = seat(0, Mode::Exclusive, 100).grant;
+        let g = existing(0, Mode::Exclusive, 100).grant;
         assert!([10, 12, 15].map(token).iter().all(|t| g.speaks(*t, at(99), floor(0))));
         assert!([9, 11, 13, 16].map(token).iter().all(|t| !g.speaks(*t, at(99), floor(0))));
         assert!(!g.speaks(token(10), at(100), floor(0)), "the deadline itself is over");
@@ -356,7 +360,7 @@ mod tests {
 
     #[test]
     fn after_a_jump_nothing_speaks_until_renewed() {
-        let mut g = seat(0, Mode::Exclusive, 100).grant;
+        let mut g = existing(0, Mode::Exclusive, 100).grant;
         assert!(!g.speaks(token(10), at(1), floor(50)));
         assert!(g.renewable(token(10), at(1)));
         assert_eq!(g.release(token(10), at(1)), Release::Close);
@@ -375,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_closing_token_speaks_only_where_it_was_drawn() {
-        let mut g = seat(0, Mode::Exclusive, 100).grant;
+        let mut g = existing(0, Mode::Exclusive, 100).grant;
         g.closing = Some(token(20));
         assert!(!g.speaks(token(20), at(1), floor(0)) && !g.speaks(token(10), at(1), floor(0)));
         assert_eq!(g.release(token(10), at(1)), Release::Lost);
@@ -387,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_closing_token_drawn_after_a_jump_speaks_only_where_the_grant_was_renewed() {
-        let mut g = seat(0, Mode::Exclusive, 100).grant;
+        let mut g = existing(0, Mode::Exclusive, 100).grant;
         (g.closing, g.closed_here) = (Some(token(60)), true);
         assert!(
             !g.speaks(token(60), at(1), floor(50)) && g.awaits_renewal(token(60), at(1), floor(50))
@@ -401,7 +405,7 @@ mod tests {
 
     #[test]
     fn exclusive_waits_for_everybody_and_a_guard_outlives_the_deadline() {
-        let mut s = seat(0, Mode::Exclusive, 100);
+        let mut s = existing(0, Mode::Exclusive, 100);
         assert_eq!(acquire(&[], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
         assert_eq!(
             acquire(&[s], &ask(Mode::Exclusive), at(99)),
@@ -417,7 +421,7 @@ mod tests {
 
     #[test]
     fn reclaim_is_for_the_same_holder_and_not_over_a_guard() {
-        let mut s = seat(0, Mode::Exclusive, 100);
+        let mut s = existing(0, Mode::Exclusive, 100);
         let again = Ask { mode: Mode::Exclusive, reclaim: true };
         assert_eq!(acquire(&[s], &again, at(1)), Acquire::Taken { until: Some(at(100)) });
         s.mine = true;
@@ -437,7 +441,7 @@ mod tests {
 
     #[test]
     fn what_another_grant_ended_has_no_closing_token() {
-        let mut g = seat(0, Mode::Shared, 100).grant;
+        let mut g = existing(0, Mode::Shared, 100).grant;
         g.closing = Some(g.tokens.latest());
         g.closed_here = true;
         assert!([10, 12, 15].map(token).iter().all(|t| !g.speaks(*t, at(1), floor(0))));
@@ -446,20 +450,20 @@ mod tests {
 
     #[test]
     fn a_grant_ends_what_must_not_come_back_beside_it() {
-        let shared = seat(1, Mode::Shared, 100);
+        let shared = existing(1, Mode::Shared, 100);
         let (all, one) = (ask(Mode::Shared), ask(Mode::Exclusive));
         assert!(ends(&one, &shared, at(100)) && ends(&ask(Mode::Slots(2)), &shared, at(100)));
         assert!(!ends(&all, &shared, at(100)) && !ends(&one, &shared, at(99)));
-        assert!(!ends(&one, &Seat { guarded: true, ..shared }, at(100)));
+        assert!(!ends(&one, &ExistingGrant { guarded: true, ..shared }, at(100)));
         let reclaim = Ask { reclaim: true, ..all };
         assert!(!ends(&reclaim, &shared, at(99)));
-        assert!(ends(&reclaim, &Seat { mine: true, ..shared }, at(99)));
-        assert!(!ends(&reclaim, &Seat { mine: true, guarded: true, ..shared }, at(99)));
+        assert!(ends(&reclaim, &ExistingGrant { mine: true, ..shared }, at(99)));
+        assert!(!ends(&reclaim, &ExistingGrant { mine: true, guarded: true, ..shared }, at(99)));
     }
 
     #[test]
     fn what_its_session_has_abandoned_is_over_and_does_not_come_back() {
-        let mut s = seat(0, Mode::Exclusive, 100);
+        let mut s = existing(0, Mode::Exclusive, 100);
         s.grant.abandoned = true;
         assert_eq!(
             (s.grant.phase(at(99)), s.grant.phase(at(100))),
@@ -473,20 +477,20 @@ mod tests {
         s.guarded = true;
         let taken = Acquire::Taken { until: None };
         assert_eq!(acquire(&[s], &ask(Mode::Exclusive), at(1)), taken);
-        let shared = Seat { guarded: false, ..s };
+        let shared = ExistingGrant { guarded: false, ..s };
         assert!(ends(&ask(Mode::Slots(2)), &shared, at(1)));
     }
 
     #[test]
     fn shared_and_slots() {
-        let reader = |slot| seat(slot, Mode::Shared, 100);
+        let reader = |slot| existing(slot, Mode::Shared, 100);
         let two = [reader(0), reader(2)];
         assert_eq!(acquire(&two, &ask(Mode::Shared), at(1)), Acquire::Grant { slot: 1 });
         assert_eq!(
             acquire(&two, &ask(Mode::Exclusive), at(1)),
             Acquire::Taken { until: Some(at(100)) }
         );
-        let worker = |slot, until| seat(slot, Mode::Slots(2), until);
+        let worker = |slot, until| existing(slot, Mode::Slots(2), until);
         let full = [worker(0, 50), worker(1, 70)];
         assert_eq!(
             acquire(&full, &ask(Mode::Slots(2)), at(1)),

@@ -13,7 +13,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lock {
     /// The line of those who wait for a lease: whoever holds it is the head of the line, the only one that looks.
-    Queue,
+    Line,
     /// A grant: a lease's name and a slot. Guards, changes and take-overs meet here.
     Grant,
     /// That a grant is guarded, and nothing else. Who asks whether it is must not be misled by a renewal, which
@@ -21,7 +21,7 @@ pub enum Lock {
     Guarded,
     /// Whether the grants that a lease is getting are shared or slots: two transactions that cannot see each
     /// other's rows must not add one of each.
-    Shape,
+    SharedOrSlots,
     /// The move of the token sequence: one for the database, given back at once.
     Jump,
     /// An entry in which the commit of a lease's guarded transaction is noted.
@@ -33,9 +33,9 @@ pub enum Lock {
 pub enum LockMode {
     /// AccessShare, on slot 0: a shared or slot grant is being added somewhere, so nobody may be granted the lease
     /// alone.
-    Anchor,
+    Join,
     /// RowShare, never taken: asking who conflicts with it tells who is putting a grant there.
-    Making,
+    SeeReplacers,
     /// RowExclusive: an open transaction relies on the grant.
     Guard,
     /// ShareUpdateExclusive: the grant is being renewed or closed.
@@ -51,8 +51,8 @@ pub enum LockMode {
 impl LockMode {
     /// All of them, from the weakest to the strongest.
     pub const ALL: [LockMode; 7] = [
-        LockMode::Anchor,
-        LockMode::Making,
+        LockMode::Join,
+        LockMode::SeeReplacers,
         LockMode::Guard,
         LockMode::Change,
         LockMode::Probe,
@@ -63,8 +63,8 @@ impl LockMode {
     /// PostgreSQL's number of the mode (`storage/lockdefs.h`).
     pub const fn number(self) -> i32 {
         match self {
-            LockMode::Anchor => 1,
-            LockMode::Making => 2,
+            LockMode::Join => 1,
+            LockMode::SeeReplacers => 2,
             LockMode::Guard => 3,
             LockMode::Change => 4,
             LockMode::Probe => 5,
@@ -78,9 +78,9 @@ impl LockMode {
         use LockMode::*;
         match (self, other) {
             (Own, _) | (_, Own) => true,
-            (Anchor, _) | (_, Anchor) => false,
+            (Join, _) | (_, Join) => false,
             (Replace, _) | (_, Replace) => true,
-            (Making, _) | (_, Making) => false,
+            (SeeReplacers, _) | (_, SeeReplacers) => false,
             (Probe, Probe) => false,
             (Probe, _) | (_, Probe) => true,
             (Guard, _) | (_, Guard) => false,
@@ -91,7 +91,7 @@ impl LockMode {
 
 /// A lock that a step takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Want {
+pub struct LockStep {
     /// On what.
     pub lock: Lock,
     /// In which mode.
@@ -100,41 +100,41 @@ pub struct Want {
     pub waits: bool,
 }
 
-const fn want(lock: Lock, mode: LockMode) -> Want {
-    Want { lock, mode, waits: true }
+const fn waiting(lock: Lock, mode: LockMode) -> LockStep {
+    LockStep { lock, mode, waits: true }
 }
 
-const fn tried(lock: Lock, mode: LockMode) -> Want {
-    Want { lock, mode, waits: false }
+const fn at_once(lock: Lock, mode: LockMode) -> LockStep {
+    LockStep { lock, mode, waits: false }
 }
 
 /// Who waits for a lease becomes the head of its line, until it stops waiting.
-pub const HEAD_OF_LINE: Want = want(Lock::Queue, LockMode::Own);
+pub const HEAD_OF_LINE: LockStep = waiting(Lock::Line, LockMode::Own);
 /// A try asks whether somebody waits, and gives it back at once.
-pub const SOMEBODY_WAITS: Want = tried(Lock::Queue, LockMode::Probe);
+pub const SOMEBODY_WAITS: LockStep = at_once(Lock::Line, LockMode::Probe);
 /// An exclusive acquire takes slot 0 and then every other slot that has a row, until the transaction ends.
-pub const ACQUIRE_ALONE: Want = tried(Lock::Grant, LockMode::Own);
+pub const ACQUIRE_ALONE: LockStep = at_once(Lock::Grant, LockMode::Own);
 /// A shared or slot acquire first excludes exclusive ones, on slot 0.
-pub const EXCLUDE_ALONE: Want = tried(Lock::Grant, LockMode::Anchor);
+pub const EXCLUDE_ALONE: LockStep = at_once(Lock::Grant, LockMode::Join);
 /// A shared acquire excludes those that ask for slots.
-pub const SHAPE_SHARED: Want = tried(Lock::Shape, LockMode::Probe);
+pub const EXCLUDE_SLOTS: LockStep = at_once(Lock::SharedOrSlots, LockMode::Probe);
 /// An acquire of slots excludes those that ask to share.
-pub const SHAPE_SLOTS: Want = tried(Lock::Shape, LockMode::Guard);
+pub const EXCLUDE_SHARED: LockStep = at_once(Lock::SharedOrSlots, LockMode::Guard);
 /// Then it takes the slot that it found, and those of the grants that it ends.
-pub const TAKE_SLOT: Want = tried(Lock::Grant, LockMode::Replace);
+pub const TAKE_SLOT: LockStep = at_once(Lock::Grant, LockMode::Replace);
 /// Renew, release and revoke, until the transaction ends.
-pub const CHANGE: Want = want(Lock::Grant, LockMode::Change);
+pub const CHANGE: LockStep = waiting(Lock::Grant, LockMode::Change);
 /// A guard, until the transaction ends: both before it decides, so that nobody overlooks it from then on.
-pub const GUARD: [Want; 2] =
-    [want(Lock::Grant, LockMode::Guard), want(Lock::Guarded, LockMode::Guard)];
+pub const GUARD: [LockStep; 2] =
+    [waiting(Lock::Grant, LockMode::Guard), waiting(Lock::Guarded, LockMode::Guard)];
 /// Whoever finds a grant over asks whether an open transaction still relies on it.
-pub const IS_GUARDED: Want = tried(Lock::Guarded, LockMode::Probe);
+pub const IS_GUARDED: LockStep = at_once(Lock::Guarded, LockMode::Probe);
 /// A prune takes each row alone, and gives it back at once.
-pub const PRUNE: Want = tried(Lock::Grant, LockMode::Own);
+pub const PRUNE: LockStep = at_once(Lock::Grant, LockMode::Own);
 /// The token sequence moves on.
-pub const MOVE_ON: Want = want(Lock::Jump, LockMode::Own);
+pub const MOVE_ON: LockStep = waiting(Lock::Jump, LockMode::Own);
 /// A guarded transaction that commits takes the entry that it writes; a prune takes each that it deletes.
-pub const NOTE_COMMIT: Want = tried(Lock::GuardedCommit, LockMode::Own);
+pub const NOTE_COMMIT: LockStep = at_once(Lock::GuardedCommit, LockMode::Own);
 
 #[cfg(test)]
 mod tests {
@@ -181,9 +181,9 @@ mod tests {
         assert!(EXCLUDE_ALONE.mode.conflicts_with(ACQUIRE_ALONE.mode));
         assert!(!EXCLUDE_ALONE.mode.conflicts_with(TAKE_SLOT.mode));
         assert!(!EXCLUDE_ALONE.mode.conflicts_with(CHANGE.mode));
-        assert!(SHAPE_SHARED.mode.conflicts_with(SHAPE_SLOTS.mode));
-        assert!(!SHAPE_SHARED.mode.conflicts_with(SHAPE_SHARED.mode));
-        assert!(!SHAPE_SLOTS.mode.conflicts_with(SHAPE_SLOTS.mode));
+        assert!(EXCLUDE_SLOTS.mode.conflicts_with(EXCLUDE_SHARED.mode));
+        assert!(!EXCLUDE_SLOTS.mode.conflicts_with(EXCLUDE_SLOTS.mode));
+        assert!(!EXCLUDE_SHARED.mode.conflicts_with(EXCLUDE_SHARED.mode));
         assert!(TAKE_SLOT.mode.conflicts_with(TAKE_SLOT.mode));
     }
 
@@ -205,7 +205,7 @@ mod tests {
         assert!(wait.windows(2).all(|two| two[0].lock < two[1].lock));
         assert!(HEAD_OF_LINE.lock < CHANGE.lock && CHANGE.lock < MOVE_ON.lock);
         // An acquire waits in the line only, so a try never waits.
-        let acquire = [SOMEBODY_WAITS, ACQUIRE_ALONE, EXCLUDE_ALONE, SHAPE_SHARED, SHAPE_SLOTS];
+        let acquire = [SOMEBODY_WAITS, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SLOTS, EXCLUDE_SHARED];
         assert!(acquire.iter().chain([&TAKE_SLOT, &IS_GUARDED]).all(|w| !w.waits));
     }
 

@@ -59,7 +59,7 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     let fresh = tokens::draw(change::greatest(found.iter().map(|f| &f.row)))?;
     let rows: Vec<Row> = found.into_iter().map(|f| f.keep()).collect();
     for row in &rows {
-        change::prolong(&table, row, fresh, now, ttl)?;
+        change::renew(&table, row, fresh, now, ttl)?;
     }
     Ok(fresh.into())
 }

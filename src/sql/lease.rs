@@ -11,7 +11,7 @@ use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::relation_lock::Wait;
 use crate::pg::{commit, server, settings, xact};
-use crate::{plant, tokens};
+use crate::{known_bugs, tokens};
 use pg_fence_rules::Token;
 
 /// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL
@@ -19,7 +19,7 @@ use pg_fence_rules::Token;
 pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let (request, longest) = arguments::acquire(&args)?;
     server::writable(c"lease_acquire()");
-    plant::draw_early(|| tokens::draw(Token::BEFORE_ALL))?;
+    known_bugs::draw_early(|| tokens::draw(Token::BEFORE_ALL))?;
     let token = if longest.is_zero() {
         match attempts::attempt(&request, true, Wait::Holders)? {
             Tried::Won(token) => Some(token),
@@ -43,7 +43,7 @@ pub fn renew(args: Args) -> Result<Answer, Refusal> {
         return Ok(Answer::Null);
     };
     let fresh = tokens::draw(locked.row.grant.greatest())?;
-    change::prolong(&table, &locked.keep(), fresh, now, ttl)?;
+    change::renew(&table, &locked.keep(), fresh, now, ttl)?;
     Ok(fresh.into())
 }
 
@@ -88,7 +88,7 @@ pub fn guard(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     server::writable(c"lease_guard()");
-    guard::require(&name, token, guard::Asker::Call)?;
+    guard::require(&name, token, guard::Caller::Function)?;
     settings::set_local(token);
     guard::note_call(name);
     Ok(token.into())

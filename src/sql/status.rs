@@ -5,7 +5,7 @@ use crate::pg::args::{text_datum, Answer, Args};
 use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
 use crate::pg::lease_table::LeaseTable;
-use crate::pg::lock::Tag;
+use crate::pg::lock::LockTag;
 use crate::pg::row::Row;
 use crate::pg::session_lock::SessionLock;
 use crate::pg::{column, composite, relation, server};
@@ -39,7 +39,9 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
 pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     let (Some(name), Some(slot)) = (args.text(0), args.int4(1)) else { return Ok(Answer::Null) };
     // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
-    Ok(composite::int4_array(&Tag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode)))
+    Ok(composite::int4_array(
+        &LockTag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode),
+    ))
 }
 
 /// `fence.session_alive(first_token) → boolean`
@@ -50,7 +52,7 @@ pub fn session_alive(args: Args) -> Result<Answer, Refusal> {
 /// `fence.uncommitted_grants() → setof fence.lease`: what other sessions have acquired and not committed. A standby has
 /// the rows, but cannot tell whose they are.
 pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
-    let rows = if server::in_recovery() || !Tag::others_write_grants() {
+    let rows = if server::in_recovery() || !LockTag::others_write_grants() {
         Vec::new()
     } else {
         LeaseTable::open(Access::Read)?.uncommitted()

@@ -1,14 +1,16 @@
 //! Functions in C to measure against or by, compiled when they are needed.
 
 use anyhow::Result;
-use pg_test::extension::{default_pg_config, source_root};
+use pg_test::extension::source_root;
+use pg_test::majors;
 use pg_test::{process, Lab, Session};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 /// Compiles `bench/triggers.c` and creates its functions; an error says why that cannot be.
 pub fn create(lab: &Lab, session: &mut Session) -> Result<()> {
-    let include = process::output_of(Command::new(default_pg_config()).arg("--includedir-server"))?;
+    let include =
+        process::output_of(Command::new(majors::chosen()?.pg_config).arg("--includedir-server"))?;
     let library = lab.rundir().path().join("triggers.so");
     if !library.exists() {
         let mut compiler = Command::new("gcc");

@@ -4,20 +4,25 @@ use proc_macro::{TokenStream, TokenTree};
 
 /// Makes a `fn(&Lab) -> Result<()>` a test of the lab, named `module::function`.
 ///
-/// `#[lab_test(slow)]` is for a test that runs with `PG_FENCE_SLOW` set (or `--include-ignored`) only.
+/// `#[lab_test(slow)]` is for a test that runs with `PG_FENCE_SLOW` set (or `--include-ignored`) only,
+/// `#[lab_test(from = 17)]` for one of what PostgreSQL has from that version on.
 #[proc_macro_attribute]
 pub fn lab_test(arguments: TokenStream, function: TokenStream) -> TokenStream {
-    let slow = match arguments.to_string().as_str() {
-        "" => false,
-        "slow" => true,
-        _ => return error("write #[lab_test] or #[lab_test(slow)]"),
-    };
+    let arguments = arguments.to_string();
+    let (mut slow, mut from) = (false, 0);
+    for argument in arguments.split(',').map(str::trim).filter(|text| !text.is_empty()) {
+        match (argument, argument.strip_prefix("from = ").map(str::parse::<u32>)) {
+            ("slow", _) => slow = true,
+            (_, Some(Ok(major))) => from = major,
+            _ => return error("write #[lab_test], #[lab_test(slow)] or #[lab_test(from = 17)]"),
+        }
+    }
     let Some(name) = name_of(&function) else {
         return error("only a function can be a test case");
     };
     let registration = format!(
         "::pg_test::inventory::submit! {{
-             ::pg_test::TestCase {{ module: module_path!(), name: \"{name}\", run: {name}, slow: {slow} }}
+             ::pg_test::TestCase {{ module: module_path!(), name: \"{name}\", run: {name}, slow: {slow}, from: {from} }}
          }}"
     );
     let registration: TokenStream = registration.parse().expect("it is Rust");

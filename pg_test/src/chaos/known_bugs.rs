@@ -2,7 +2,8 @@
 
 use super::nemesis::{Disturbance, Weights, ALL};
 use super::{run_for, Summary};
-use crate::extension::{self, Extension};
+use crate::extension::Extension;
+use crate::majors;
 use crate::prefix::Prefix;
 use crate::rundir::RunDir;
 use anyhow::{bail, Result};
@@ -94,10 +95,10 @@ impl KnownBug {
 
 /// A PostgreSQL of its own with the extension that has the bug. `program` is the lab's binary.
 pub fn build_with(program: &Path, bug: KnownBug) -> Result<Arc<Prefix>> {
-    let pg_config = extension::default_pg_config();
-    let extension = Extension::build_with_bug(&pg_config, bug.name())?;
+    let installation = majors::chosen()?;
+    let extension = Extension::build_with_bug(&installation, bug.name())?;
     let rundir = Arc::new(RunDir::create(program)?);
-    let prefix = Arc::new(Prefix::copy(rundir, &pg_config)?);
+    let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
     prefix.install(&extension)?;
     Ok(prefix)
 }

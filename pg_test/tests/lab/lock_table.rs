@@ -48,7 +48,7 @@ fn acquire_until_refused(session: &mut Session, prefix: &str) -> Result<()> {
                 let hint = fault.hint.as_deref().unwrap_or_default();
                 ensure!(hint.contains("max_locks_per_transaction"), "{fault}");
                 ensure!(fault.message.contains("lock table"), "{fault}");
-                fault.json()?;
+                ensure!(fault.json()?["locks"].as_i64() >= Some(n), "{fault}");
                 return session.run("ROLLBACK TO s");
             }
         }

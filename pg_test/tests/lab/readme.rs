@@ -7,6 +7,8 @@ mod links;
 mod lists;
 mod reference;
 
+pub use examples::play;
+
 use pg_test::{Context, Result};
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
 //! Who may call what, and to whom a lease belongs.
 
-use pg_test::{ensure, lab_test, Background, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
 
 const BASE: [&str; 11] = [
     "SELECT lease_acquire('l')",
@@ -166,6 +166,47 @@ fn a_lease_belongs_to_the_role_that_was_granted_it(lab: &Lab) -> Result<()> {
     ensure!(other.one::<i64>("SELECT last_token FROM fence_status()", &[])? == token);
     // Tokens order writers, so anyone's wrong guess is merely not a token of this lease.
     ensure!(other.one::<Option<i64>>("SELECT lease_renew('job', 99)", &[])?.is_none());
+    Ok(())
+}
+
+#[lab_test]
+fn who_may_only_administer_a_role_does_not_act_for_it(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let creator = granted(&db, "creator")?;
+    let worker = format!("{creator}_worker");
+    db.connect()?.run(&format!("ALTER ROLE {creator} CREATEROLE"))?;
+    // From PostgreSQL 16 on the creator is a member, without the new role's rights and without the way to become it.
+    let mut creating = db.connect_as(&creator)?;
+    creating.run(&format!("CREATE ROLE {worker} LOGIN"))?;
+    creating.refused(&format!("SET ROLE {worker}"), "42501")?;
+    db.connect()?.run(&format!("SELECT fence_grant('{worker}')"))?;
+    let token = db.connect_as(&worker)?.acquire("job", "1 h")?;
+    for call in ["renew", "release", "guard"] {
+        creating.refused(&format!("SELECT lease_{call}('job', {token})"), "42501")?;
+    }
+    Ok(())
+}
+
+#[lab_test(from = 16)]
+fn either_way_of_being_a_member_is_enough_to_act_for_a_role(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (worker, friend) = (granted(&db, "worker")?, granted(&db, "friend")?);
+    let token = db.connect_as(&worker)?.acquire("job", "1 h")?;
+    let (mut superuser, mut session) = (db.connect()?, db.connect_as(&friend)?);
+    for (way, is_enough) in [
+        ("INHERIT TRUE, SET FALSE", true),
+        ("INHERIT FALSE, SET TRUE", true),
+        ("INHERIT FALSE, SET FALSE, ADMIN TRUE", false),
+    ] {
+        superuser.run(&format!("GRANT {worker} TO {friend} WITH {way}"))?;
+        let guard = format!("SELECT lease_guard('job', {token})");
+        match is_enough {
+            true => session.run(&guard)?,
+            false => session.refused(&guard, "42501").map(drop)?,
+        }
+        superuser.run(&format!("REVOKE {worker} FROM {friend}"))?;
+        session.refused(&guard, "42501")?;
+    }
     Ok(())
 }
 

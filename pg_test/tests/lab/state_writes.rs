@@ -279,6 +279,14 @@ fn an_error_of_a_trigger_leaves_nothing_granted(lab: &Lab) -> Result<()> {
         fault.context
     );
     ensure!(session.notices().iter().any(|n| n.message == "seen"));
+    // Nor does it matter that it is an earlier one that is raised again.
+    let again = "BEGIN RAISE 'first' USING ERRCODE = 'XY001', DETAIL = 'd', HINT = 'h', TABLE = 't';
+        EXCEPTION WHEN SQLSTATE 'XY001' THEN
+            BEGIN RAISE 'second' USING ERRCODE = 'XY002'; EXCEPTION WHEN OTHERS THEN NULL; END; RAISE; END;";
+    meddle(&mut session, "AFTER INSERT ON fence.lease", again)?;
+    let fault = session.refused("SELECT lease_acquire('new')", "XY001")?;
+    let fields = [&fault.detail, &fault.hint, &fault.table].map(|f| f.as_deref().unwrap_or("-"));
+    ensure!(fault.message == "first" && fields == ["d", "h", "t"], "{fault}: {fields:?}");
     Ok(())
 }
 

@@ -1,17 +1,14 @@
-//! `pg_upgrade` to a newer major version; and what it does to Debian's: the cluster's files under another
-//! system identifier.
+//! `pg_upgrade` to a newer major version; and a cluster's files under another system identifier.
 //!
-//! The newer versions to be had cannot upgrade a cluster of Debian's (its `pg_attver` is not theirs), but one
-//! of their own. For Debian's the files stay the same, with every oid, and a new control file gives them
-//! another identity, as an upgrade does (by the same program, `pg_resetwal`).
+//! An upgrade gives a cluster another system identifier. So does a new control file (by the same program,
+//! `pg_resetwal`), with which all files stay the same, and every oid: that takes one version only.
 
 use crate::epoch_jumps::jumps;
 use crate::support::history::History;
 use pg_test::cluster::Builder;
-use pg_test::majors::{self, Major};
-use pg_test::prefix::Prefix;
+use pg_test::majors;
 use pg_test::process::{as_server_user, output_of};
-use pg_test::{ensure, lab_test, Cluster, Context, Lab, Result, Shutdown};
+use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session, Shutdown};
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
@@ -61,51 +58,116 @@ fn a_cluster_under_another_identity_goes_on_above_all_that_was_seen(lab: &Lab) -
 }
 
 /// A stopped cluster of another major version.
-fn cluster_of(lab: &Lab, major: Major) -> Result<Cluster> {
+fn cluster_of(lab: &Lab, major: &str) -> Result<Cluster> {
     let prefix = Arc::new(majors::prefix(lab.rundir().clone(), major)?);
-    Builder::new(prefix).create_by(|prefix: &Prefix, data| {
-        let mut initdb = prefix.command("initdb")?;
-        initdb.args(["--no-sync", "--auth=trust", "--username=postgres", "--encoding=UTF8"]);
-        initdb.args(["--locale=C.UTF-8", "-D"]).arg(data);
-        if major.number > "17" {
-            initdb.arg("--no-data-checksums");
+    // From 18 on a cluster has checksums unless told otherwise, and an upgrade changes nothing about that.
+    let options: &[&str] = if prefix.major_number() < 18 { &[] } else { &["--no-data-checksums"] };
+    Builder::new(prefix).create_by(|prefix, data| prefix.initdb_with(data, options))
+}
+
+/// Leases of every kind, and a table whose column is the fence's alone.
+struct Leases {
+    shared: i64,
+    slot: i64,
+    draft: i64,
+}
+
+impl Leases {
+    fn begin(session: &mut Session) -> Result<Leases> {
+        session.run(
+            "CREATE TABLE drafts (id int PRIMARY KEY, words int, fence bigint);
+             INSERT INTO drafts VALUES (1, 0);
+             SELECT fence_protect('drafts', lease => 'draft:{id}', mode => 'managed')",
+        )?;
+        let shared =
+            session.granted("SELECT lease_acquire('readers', ttl => '1 h', shared => true)")?;
+        let slot = session.granted("SELECT lease_acquire('desks', ttl => '1 h', slots => 2)")?;
+        session.granted("SELECT lease_acquire('seat', ttl => '1 h', session => true)")?;
+        let draft = session.acquire("draft:1", "1 h")?;
+        session.run(&format!(
+            "BEGIN; SELECT lease_guard('draft:1', {draft}); UPDATE drafts SET words = 1; COMMIT"
+        ))?;
+        Ok(Leases { shared, slot, draft })
+    }
+
+    fn go_on(&self, session: &mut Session) -> Result<()> {
+        // Taken until their deadlines, but for the one whose session has gone.
+        session.nothing("SELECT lease_acquire('readers')")?;
+        session.granted("SELECT lease_acquire('readers', shared => true)")?;
+        session.granted("SELECT lease_acquire('desks', slots => 2)")?;
+        session.nothing("SELECT lease_acquire('desks', slots => 2)")?;
+        session.granted("SELECT lease_acquire('seat')")?;
+        let guarded = |token: i64| {
+            format!("BEGIN; SELECT lease_guard('draft:1', {token}); UPDATE drafts SET words = 2; COMMIT")
+        };
+        session.refused(&guarded(self.draft), "PF004")?;
+        session.run("ROLLBACK")?;
+        session.refused("UPDATE drafts SET words = 2", "PF002")?;
+        for (name, token) in [("readers", self.shared), ("desks", self.slot)] {
+            ensure!(!session.speaks(name, token)?, "{name}: an old token speaks");
+            let renewed = session.renew(name, token)?;
+            let renewed = renewed.with_context(|| format!("{name}: its holder could not renew"))?;
+            ensure!(session.speaks(name, renewed)?);
         }
-        output_of(&mut initdb).map(drop)
-    })
+        let renewed = session.renew("draft:1", self.draft)?.context("draft:1 was not renewed")?;
+        session.run(&guarded(renewed))?;
+        ensure!(session.one::<i64>("SELECT fence FROM drafts", &[])? == renewed);
+        Ok(())
+    }
 }
 
 #[lab_test(slow)]
-fn an_upgraded_cluster_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
-    let old = cluster_of(lab, majors::OLD)?;
+fn a_cluster_of_15_goes_on_in_18_above_all_that_was_seen(lab: &Lab) -> Result<()> {
+    goes_on_after_upgrade(lab, "15", "18")
+}
+
+#[lab_test(slow)]
+fn a_cluster_of_16_goes_on_in_17_above_all_that_was_seen(lab: &Lab) -> Result<()> {
+    goes_on_after_upgrade(lab, "16", "17")
+}
+
+#[lab_test(slow)]
+fn a_cluster_of_17_goes_on_in_18_above_all_that_was_seen(lab: &Lab) -> Result<()> {
+    goes_on_after_upgrade(lab, "17", "18")
+}
+
+fn goes_on_after_upgrade(lab: &Lab, from: &str, to: &str) -> Result<()> {
+    let old = cluster_of(lab, from)?;
     old.start()?;
     let mut session = old.connect("postgres")?;
     let mut history = History::begin(&mut session)?;
+    let leases = Leases::begin(&mut session)?;
     let identity: i64 = session.one("SELECT system_identifier FROM fence_status()", &[])?;
     history.draw_more(&mut session, 40)?;
     session.run("CREATE ROLE app LOGIN; SELECT fence_grant('app')")?;
     drop(session);
     old.stop(Shutdown::Fast)?;
 
-    let new = cluster_of(lab, majors::NEW)?;
-    let mut upgrade = new.prefix().command("pg_upgrade")?;
-    upgrade.args(["--username=postgres", "--no-sync", "--socketdir"]).arg(old.dir());
-    upgrade.arg("-b").arg(old.prefix().bin_dir()).arg("-B").arg(new.prefix().bin_dir());
-    upgrade.arg("-d").arg(old.data()).arg("-D").arg(new.data());
-    output_of(upgrade.current_dir(new.dir()))?;
+    let new = cluster_of(lab, to)?;
+    upgrade(&old, &new)?;
     new.start()?;
 
     let mut session = new.connect("postgres")?;
     let version: String = session.one("SHOW server_version", &[])?;
-    ensure!(version.starts_with(majors::NEW.number), "{version}");
+    ensure!(version.starts_with(to), "{version}");
     let status =
         "SELECT timeline = 1 AND jumps = 0 AND system_identifier <> $1 FROM fence_status()";
     ensure!(session.one::<bool>(status, &[&identity])?);
     ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == history.seen);
     history.goes_on(&mut session)?;
+    leases.go_on(&mut session)?;
     ensure!(jumps(&mut session)? == 1);
     ensure!(session.rows("SELECT * FROM fence_audit()")?.len() <= 1);
     // What was granted to a role went with it.
     let mut app = new.conninfo("postgres").user("app").connect()?;
     app.run("SELECT lease_acquire('app')")?;
     app.refused("SELECT fence_new_epoch()", "42501").map(drop)
+}
+
+fn upgrade(old: &Cluster, new: &Cluster) -> Result<()> {
+    let mut upgrade = new.prefix().command("pg_upgrade")?;
+    upgrade.args(["--username=postgres", "--no-sync", "--socketdir"]).arg(old.dir());
+    upgrade.arg("-b").arg(old.prefix().bin_dir()).arg("-B").arg(new.prefix().bin_dir());
+    upgrade.arg("-d").arg(old.data()).arg("-D").arg(new.data());
+    output_of(upgrade.current_dir(new.dir())).map(drop)
 }

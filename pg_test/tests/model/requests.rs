@@ -6,7 +6,7 @@ use crate::state::{Change, Early, Guarded, Op, Phase, State, Transaction, Violat
 use crate::system::System;
 use pg_test::protocol::epoch::Due;
 use pg_test::protocol::fence::{self, Order, Verdict, Write};
-use pg_test::protocol::grant::{self, Acquire, Ask, Grant, Release, Seat};
+use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant, Grant, Release};
 use pg_test::protocol::locks::LockMode;
 use pg_test::protocol::{Floor, Token};
 
@@ -57,13 +57,13 @@ impl System {
         let ask = Ask { mode: mode(exclusive), reclaim: self.bounds.reclaim };
         let grant_of = |state: &State, row: &Row| self.grant(state, &early, row);
         let decide = |state: &State, guarded: &dyn Fn(i32) -> bool| {
-            let seat = |row: &Row| Seat {
+            let as_existing = |row: &Row| ExistingGrant {
                 grant: grant_of(state, row),
                 mine: ask.reclaim && row.owner == c,
                 guarded: guarded(row.slot),
             };
-            let seats: Vec<Seat> = rows.iter().map(seat).collect();
-            match grant::acquire(&seats, &ask, micros(clock)) {
+            let existing: Vec<ExistingGrant> = rows.iter().map(as_existing).collect();
+            match grant::acquire(&existing, &ask, micros(clock)) {
                 Acquire::Grant { slot } => Some(slot),
                 _ => None,
             }
@@ -87,7 +87,7 @@ impl System {
             };
             slot
         } else {
-            if !lock(state, &mut locks, 0, LockMode::Anchor) {
+            if !lock(state, &mut locks, 0, LockMode::Join) {
                 return None;
             }
             let guarded = |slot: i32| {

@@ -5,18 +5,13 @@
 mod abbreviate;
 mod hint;
 
-pub use hint::{Tried, Wrote};
+pub use hint::{RefusedWrite, Wrote};
 
 use super::encoding::to_utf8;
 use pg_fence_rules::{Instant, Token};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
-
-/// An error of Postgres, or of a trigger or constraint of a user's, as it was raised: with whatever SQLSTATE
-/// and fields, of which pgrx keeps a few. The transaction cannot go on.
-#[derive(Clone, Copy)]
-pub struct Raised(pub(super) *mut pgrx::pg_sys::ErrorData);
 
 /// A call or a write that is refused.
 pub struct Refusal {
@@ -27,17 +22,8 @@ pub struct Refusal {
     /// What to do; may be empty.
     pub hint: Cow<'static, str>,
     /// Schema, table and column, for a refused write.
-    pub place: Option<Box<Location>>,
-    /// The error of Postgres's that is meant.
-    pub raised: Option<Raised>,
+    pub location: Option<Box<Location>>,
     detail: Box<Detail>,
-}
-
-impl From<Raised> for Refusal {
-    fn from(raised: Raised) -> Self {
-        let none = Refusal::new("XX000", String::new(), "");
-        Refusal { raised: Some(raised), ..none }
-    }
 }
 
 /// Where a refused write would have gone, in the database's encoding.
@@ -84,6 +70,9 @@ pub struct Detail {
     /// The number of slots in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<i32>,
+    /// The most entries of the server's lock table that one session may have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub locks: Option<usize>,
     /// The role to which the lease was granted.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub role: Option<String>,
@@ -97,7 +86,7 @@ fn bigint<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error
 impl Refusal {
     fn new(sqlstate: &'static str, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
         let (hint, detail) = (hint.into(), Box::default());
-        Refusal { sqlstate, message, hint, place: None, raised: None, detail }
+        Refusal { sqlstate, message, hint, location: None, detail }
     }
 
     /// With more in its DETAIL.
@@ -107,8 +96,8 @@ impl Refusal {
     }
 
     /// With the schema, table and column fields filled.
-    pub fn at(mut self, place: Location) -> Self {
-        self.place = Some(Box::new(place));
+    pub fn at(mut self, location: Location) -> Self {
+        self.location = Some(Box::new(location));
         self
     }
 
@@ -232,6 +221,21 @@ pub fn guarded_nothing(name: &[u8]) -> Refusal {
     .detailed(|d| d.lease = Some(to_utf8(name)))
 }
 
+/// 53200: the session would have more than a quarter of the server's lock table, which is so many entries.
+pub fn lock_table_share(most: usize) -> Refusal {
+    Refusal::new(
+        "53200",
+        "too many leases for one transaction or session: it would fill the server's lock table".into(),
+        "Use fewer leases in one transaction, hold fewer with session => true, or raise max_locks_per_transaction.",
+    )
+    .detailed(|d| d.locks = Some(most))
+}
+
+/// 55P03: the wait in a lease's line has taken longer than `lock_timeout`, in PostgreSQL's own words.
+pub fn lock_timeout() -> Refusal {
+    Refusal::new("55P03", "canceling statement due to lock timeout".into(), "")
+}
+
 /// 42501: the lease was granted to another role.
 pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
     Refusal::new(
@@ -243,6 +247,17 @@ pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
         d.lease = lease.map(to_utf8);
         d.role = role.map(to_utf8);
     })
+}
+
+/// 01000, a warning: the SQL objects are of another version than the library.
+pub fn other_version(library: &str, sql: &str) -> Refusal {
+    Refusal::new(
+        "01000",
+        format!("the library of pg_fence is {library}, its SQL objects are {sql}"),
+        format!(
+            "Run ALTER EXTENSION pg_fence UPDATE TO '{library}', or install the library of {sql} and reconnect."
+        ),
+    )
 }
 
 /// 55000: the extension's own objects are not there.
@@ -291,7 +306,7 @@ pub fn tokens_exhausted() -> Refusal {
 // The fence ----------------------------------------------------------------------------------------------
 
 /// PF001: stale. Either token is None where the caller may not know it.
-pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &Tried) -> Refusal {
+pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &RefusedWrite) -> Refusal {
     let message = match (presented, stored) {
         (Some(presented), Some(stored)) if presented == stored => {
             format!("stale fencing token: the row has already been written with token {stored}")
@@ -311,7 +326,7 @@ pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &Tried) -> 
 }
 
 /// PF002: nothing, or NULL, was presented.
-pub fn unfenced(stored: Option<Token>, tried: &Tried) -> Refusal {
+pub fn unfenced(stored: Option<Token>, tried: &RefusedWrite) -> Refusal {
     Refusal::new("PF002", "no fencing token presented".into(), hint::of_unfenced(tried))
         .detailed(|d| d.stored = stored)
 }

@@ -3,7 +3,7 @@
 //! A comment line right below a statement is its result (`-- 34`, columns between ` | `, a line a row), its
 //! error (`-- ERROR:  PF001: …`, then `-- DETAIL:  …`, `-- HINT:  …`) or `-- waits`: it is held up until a
 //! later statement lets it go. `…` stands for anything. `-- worker B` goes on in another session. All other
-//! comments are prose.
+//! comments are prose. A block that begins with `-- From PostgreSQL 17 on` is for that version and newer.
 
 use pg_test::{bail, ensure, Context, Fault, Result, Rows};
 
@@ -34,8 +34,8 @@ pub enum Then {
     Run,
 }
 
-/// The blocks of the text that are marked as SQL.
-pub fn blocks(markdown: &str) -> Result<Vec<Vec<Step>>> {
+/// The blocks of the text that are marked as SQL and are for that major version.
+pub fn blocks(markdown: &str, major: u32) -> Result<Vec<Vec<Step>>> {
     let mut blocks = Vec::new();
     let mut lines = markdown.lines().enumerate();
     while let Some((_, line)) = lines.next() {
@@ -52,9 +52,18 @@ pub fn blocks(markdown: &str) -> Result<Vec<Vec<Step>>> {
             }
             block.push((n + 1, line));
         }
-        blocks.push(steps(&block)?);
+        let of_block = steps(&block)?;
+        if block.first().and_then(|(_, line)| first_version(line)).is_none_or(|from| from <= major)
+        {
+            blocks.push(of_block);
+        }
     }
     Ok(blocks)
+}
+
+/// `-- From PostgreSQL 17 on`
+fn first_version(line: &str) -> Option<u32> {
+    line.strip_prefix("-- From PostgreSQL ")?.split_once(' ')?.0.parse().ok()
 }
 
 fn steps(lines: &[(usize, &str)]) -> Result<Vec<Step>> {

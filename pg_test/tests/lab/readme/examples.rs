@@ -28,6 +28,7 @@ pages![
     reference = "docs/reference.md",
     security_and_audit = "docs/security-and-audit.md",
     troubleshooting = "docs/troubleshooting.md",
+    versions = "docs/versions.md",
 ];
 
 /// How long an example may take.
@@ -118,14 +119,21 @@ impl Page {
 }
 
 fn run(lab: &Lab, path: &str) -> Result<()> {
-    let blocks = example::blocks(&page(path)?)?;
-    ensure!(!blocks.is_empty(), "{path} has no example");
     // A server of its own: the examples make roles.
     let cluster = lab.builder().start()?;
     if path != "README.md" {
         cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
     }
-    let mut page = Page::new(path, cluster.conninfo("postgres"));
+    play(path, cluster.conninfo("postgres"))
+}
+
+/// Plays the examples of a page in a database.
+pub fn play(path: &str, conninfo: Conninfo) -> Result<()> {
+    let version = conninfo.connect()?.text("SHOW server_version_num")?.context("no version")?;
+    let major = version.parse::<u32>()? / 10_000;
+    let blocks = example::blocks(&page(path)?, major)?;
+    ensure!(!blocks.is_empty(), "{path} has no example");
+    let mut page = Page::new(path, conninfo);
     blocks.iter().try_for_each(|block| page.block(block))
 }
 
@@ -139,7 +147,7 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
         for mark in marks.step_by(2) {
             ensure!(["sql", "sh", "text", "python"].contains(&mark), "{path}: a block of {mark:?}");
         }
-        let found = example::blocks(&text)?.len();
+        let found = example::blocks(&text, u32::MAX)?.len();
         blocks += found;
         if found > 0 {
             with.push(path);
@@ -157,7 +165,7 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
 fn a_wrong_result_in_an_example_is_seen(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
     let passes = |sql: &str| -> Result<bool> {
-        let blocks = example::blocks(&format!("```sql\n{sql}\n```\n"))?;
+        let blocks = example::blocks(&format!("```sql\n{sql}\n```\n"), u32::MAX)?;
         let mut page = Page::new("these lines", db.conninfo());
         Ok(blocks.iter().all(|block| page.block(block).is_ok()))
     };

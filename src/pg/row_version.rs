@@ -4,12 +4,12 @@ use pgrx::pg_sys;
 
 /// A version of a row, by where in its table it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Version {
+pub struct RowVersion {
     block: (u16, u16),
     item: u16,
 }
 
-impl Version {
+impl RowVersion {
     /// That of a tuple; a copy keeps it.
     ///
     /// # Safety
@@ -18,7 +18,7 @@ impl Version {
     pub unsafe fn of(tuple: pg_sys::HeapTuple) -> Self {
         // SAFETY: the caller's promise.
         let tid = unsafe { (*tuple).t_self };
-        Version { block: (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo), item: tid.ip_posid }
+        RowVersion { block: (tid.ip_blkid.bi_hi, tid.ip_blkid.bi_lo), item: tid.ip_posid }
     }
 
     /// In which block of the table.

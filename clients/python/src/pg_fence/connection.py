@@ -1,0 +1,119 @@
+"""The clock, and connections that can be broken off from another thread."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+
+def now() -> float:
+    """Seconds on a clock that nobody can set, and that goes on while the machine sleeps where there is one."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+#: Waits do not count the time that the machine slept; so they look at the clock again after so many seconds.
+LOOK_AGAIN = 1.0
+
+
+class Handle:
+    """A second handle on a connection's socket, to end what hangs on it from another thread."""
+
+    def __init__(self, connection: Any):
+        # A handle of its own: the number of the connection's may be another file's by the time of the cut.
+        self._socket = socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM)
+
+    def cut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class OwnConnection:
+    """A lease's own connection: opened when it is needed, used by one thread. Another thread breaks it off when a
+    call takes longer than it may. `lock` is notified when there is a new time to do so."""
+
+    def __init__(self, open: Callable[[float], psycopg.Connection[Any]], lock: threading.Condition):
+        self._open = open
+        self._lock = lock
+        self._connection: psycopg.Connection[Any] | None = None
+        self._handle: Handle | None = None
+        #: When the call that is under way is to be broken off.
+        self.cut_at = math.inf
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def call(self, limit: float, sql: str, arguments: list[Any]) -> Any:
+        """One statement, a transaction of its own."""
+        with self._connected(limit) as connection:
+            return value(connection, sql, arguments)
+
+    def call_within(self, limit: float, sql: str, arguments: list[Any]) -> Any:
+        """The same, where the server does not let it go on for ever either."""
+        with self._connected(limit) as connection, connection.transaction():
+            # For this transaction only: behind a pooler the session is others', too.
+            timeout = str(max(1, int(limit * 1000)))
+            value(connection, "SELECT set_config('statement_timeout', %s, true)", [timeout])
+            return value(connection, sql, arguments)
+
+    @contextlib.contextmanager
+    def _connected(self, limit: float) -> Iterator[psycopg.Connection[Any]]:
+        if self._connection is None:
+            connection = self._open(limit)
+            with self._lock:
+                self._connection, self._handle = connection, Handle(connection)
+        connection = self._connection
+        assert connection is not None
+        try:
+            with self._lock:
+                self.cut_at = now() + limit
+                self._lock.notify_all()
+            yield connection
+        except BaseException:
+            if connection.closed or connection.broken:
+                self.close()
+            raise
+        finally:
+            with self._lock:
+                self.cut_at = math.inf
+
+    def cut(self) -> None:
+        """Ends what hangs on it. The lock is held."""
+        self.cut_at = math.inf
+        if self._handle is not None:
+            self._handle.cut()
+
+    def cancel(self) -> None:
+        """Asks the server to end the call that is under way, whose answer then comes."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                connection.cancel_safe(timeout=5)
+
+    def close(self) -> None:
+        with self._lock:
+            connection, handle = self._connection, self._handle
+            self._connection = self._handle = None
+        if handle is not None:
+            handle.close()
+        if connection is not None:
+            connection.close()
+
+
+def value(connection: psycopg.Connection[Any], sql: Any, arguments: list[Any]) -> Any:
+    """The only value of the only row."""
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(sql, arguments).fetchone()
+        return None if row is None else row[0]

@@ -1,0 +1,171 @@
+//! The clients in the workers' own languages, and the scenarios that each must go through.
+//!
+//! | module | its noun |
+//! | --- | --- |
+//! | [`scenario`] | the scenarios of `clients/scenarios.md` |
+//! | [`languages`] | the clients, and how their workers are brought |
+//! | [`worker`] | a worker process in some language |
+//! | [`cable`] | its way to the server, to be cut |
+//! | [`servers`] | the servers of a scenario, and what happens to them |
+//! | [`first_worker`] | the example of a client's README |
+//! | [`stage`] | one run of one scenario with one client |
+
+pub mod cable;
+pub mod first_worker;
+pub mod languages;
+pub mod scenario;
+pub mod servers;
+pub mod stage;
+pub mod worker;
+
+use crate::lab::Lab;
+use anyhow::{ensure, Context, Result};
+use languages::{Language, Program, Programs};
+use scenario::Scenario;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Instant;
+
+/// What the command takes.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// The clients to play with (all)
+    clients: Vec<String>,
+    /// Only scenarios whose name contains this (with `-` for spaces)
+    #[arg(long, value_name = "NAME")]
+    scenario: Option<String>,
+    /// Only with this known fault planted: the scenarios must catch it
+    #[arg(long, value_name = "FAULT")]
+    plant: Option<String>,
+    /// Without the planted faults
+    #[arg(long)]
+    no_plants: bool,
+}
+
+/// A client's outcome in one scenario, or with one fault.
+struct Outcome {
+    what: String,
+    client: &'static str,
+    fault: Option<String>,
+}
+
+/// Plays the scenarios, then each planted fault, with each client, and prints the table.
+pub fn run(program: &Path, options: &Options) -> Result<()> {
+    let clients = chosen(&options.clients)?;
+    let scenarios: Vec<Scenario> = scenario::all()?
+        .into_iter()
+        .filter(|one| options.scenario.as_ref().is_none_or(|part| one.key().contains(part)))
+        .collect();
+    ensure!(!scenarios.is_empty(), "there is no such scenario");
+    let lab = Lab::start(program)?;
+    let mut outcomes = Vec::new();
+    for client in &clients {
+        let programs =
+            (client.prepare)().with_context(|| format!("{} cannot be had", client.name))?;
+        outcomes.extend(played_by(&lab, client, &programs, &scenarios, options));
+    }
+    lab.close();
+    print_table(&clients, &outcomes);
+    let bad = outcomes.iter().filter(|outcome| outcome.fault.is_some()).count();
+    ensure!(bad == 0, "{bad} of {} went otherwise", outcomes.len());
+    Ok(())
+}
+
+/// All that one client is asked for.
+fn played_by(
+    lab: &Lab,
+    client: &Language,
+    programs: &Programs,
+    scenarios: &[Scenario],
+    options: &Options,
+) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    if options.plant.is_none() {
+        if options.scenario.is_none() {
+            let runs = || {
+                first_worker::is_shown(client)?;
+                first_worker::runs(lab, &programs.first_worker)
+            };
+            outcomes.push(outcome(client, "The first worker", runs));
+        }
+        outcomes.extend(scenarios.iter().map(|scenario| {
+            outcome(client, &scenario.name, || stage::play(lab, scenario, &programs.worker, None))
+        }));
+    }
+    if !options.no_plants {
+        let plants = plants_of(scenarios, options.plant.as_deref());
+        let planted = |plant: &String| planted(lab, client, scenarios, &programs.worker, plant);
+        outcomes.extend(plants.iter().map(planted));
+    }
+    outcomes
+}
+
+fn chosen(names: &[String]) -> Result<Vec<&'static Language>> {
+    let by_name = |name: &String| {
+        let found = languages::ALL.iter().find(|language| language.name == name);
+        found.with_context(|| format!("there is no client called {name}"))
+    };
+    match names {
+        [] => Ok(languages::ALL.iter().collect()),
+        names => names.iter().map(by_name).collect(),
+    }
+}
+
+fn plants_of(scenarios: &[Scenario], only: Option<&str>) -> BTreeSet<String> {
+    let all = scenarios.iter().flat_map(|scenario| scenario.catches.iter().cloned());
+    all.filter(|plant| only.is_none_or(|only| only == plant)).collect()
+}
+
+fn outcome(client: &Language, what: &str, run: impl FnOnce() -> Result<()>) -> Outcome {
+    let started = Instant::now();
+    let fault = run().err().map(|error| format!("{error:#}"));
+    match &fault {
+        None => eprintln!("{}: {what} ({} s)", client.name, started.elapsed().as_secs()),
+        Some(fault) => eprintln!("{}: {what}: FAILED: {fault}", client.name),
+    }
+    Outcome { what: what.to_owned(), client: client.name, fault }
+}
+
+/// Each scenario that catches the fault must fail with it.
+fn planted(
+    lab: &Lab,
+    client: &Language,
+    scenarios: &[Scenario],
+    program: &Program,
+    plant: &str,
+) -> Outcome {
+    let catches = |scenario: &&Scenario| scenario.catches.iter().any(|one| one == plant);
+    let mut fault = None;
+    for scenario in scenarios.iter().filter(catches) {
+        match stage::play(lab, scenario, program, Some(plant)) {
+            Err(caught) => {
+                eprintln!("{}: {plant}: caught by \"{}\": {caught:#}", client.name, scenario.name);
+            }
+            Ok(()) => {
+                eprintln!("{}: {plant}: NOT caught by \"{}\"", client.name, scenario.name);
+                fault = Some(format!("not caught by {}", scenario.name));
+            }
+        }
+    }
+    Outcome { what: format!("planted: {plant}"), client: client.name, fault }
+}
+
+fn print_table(clients: &[&Language], outcomes: &[Outcome]) {
+    let names: Vec<&str> = clients.iter().map(|client| client.name).collect();
+    println!("| | {} |\n| --- |{}", names.join(" | "), " --- |".repeat(names.len()));
+    let mut rows: Vec<&str> = Vec::new();
+    for outcome in outcomes {
+        if !rows.contains(&outcome.what.as_str()) {
+            rows.push(&outcome.what);
+        }
+    }
+    for row in rows {
+        let good = if row.starts_with("planted") { "caught" } else { "holds" };
+        let of = |name: &&str| {
+            let outcome = outcomes.iter().find(|one| one.what == row && one.client == *name);
+            outcome.map_or("", |one| if one.fault.is_none() { good } else { "FAILS" })
+        };
+        let cells: Vec<&str> = names.iter().map(of).collect();
+        println!("| {row} | {} |", cells.join(" | "));
+    }
+}

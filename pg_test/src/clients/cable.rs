@@ -1,0 +1,150 @@
+//! A worker's cable to the server: a proxy that swallows bytes, or holds them up, without telling either side.
+
+use super::scenario::{CableState, Way};
+use anyhow::Result;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// One worker's cable: all its connections go through it.
+pub struct Cable {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// The server's port, or the pooler's.
+    target: AtomicU16,
+    swallows_requests: AtomicBool,
+    swallows_answers: AtomicBool,
+    delay_ms: AtomicU64,
+    gone: AtomicBool,
+    connections: Mutex<Vec<Arc<Connection>>>,
+}
+
+/// Both ends of what the worker takes for one connection.
+struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+    /// Bytes, or an end, were swallowed: it can never go on.
+    is_broken: AtomicBool,
+}
+
+impl Cable {
+    /// Lays one to this port.
+    pub fn lay(target: u16) -> Result<Cable> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = listener.local_addr()?.port();
+        let shared = Arc::new(Shared::default());
+        shared.target.store(target, SeqCst);
+        let behind = shared.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                if behind.gone.load(SeqCst) {
+                    return;
+                }
+                // Where no server listens, the client is told so by an end.
+                let _ = connect(&behind, client);
+            }
+        });
+        Ok(Cable { port, shared })
+    }
+
+    /// Where the worker connects.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// New connections lead there.
+    pub fn lead_to(&self, target: u16) {
+        self.shared.target.store(target, SeqCst);
+    }
+
+    pub fn become_(&self, state: CableState) {
+        match state {
+            CableState::Swallows(way) => {
+                self.shared.swallows_requests.store(way != Way::Answers, SeqCst);
+                self.shared.swallows_answers.store(way != Way::Requests, SeqCst);
+            }
+            CableState::DelaysAnswers(delay) => {
+                self.shared.delay_ms.store(delay.as_millis() as u64, SeqCst);
+            }
+            CableState::Mended => self.mend(),
+        }
+    }
+
+    fn mend(&self) {
+        self.shared.swallows_requests.store(false, SeqCst);
+        self.shared.swallows_answers.store(false, SeqCst);
+        self.shared.delay_ms.store(0, SeqCst);
+        self.shared.connections().retain(|connection| {
+            let is_broken = connection.is_broken.load(SeqCst);
+            if is_broken {
+                connection.end();
+            }
+            !is_broken
+        });
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        self.shared.gone.store(true, SeqCst);
+        self.shared.connections().iter().for_each(|connection| connection.end());
+        // Wakes the listener, which then sees that it is over.
+        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
+    }
+}
+
+impl Shared {
+    fn connections(&self) -> MutexGuard<'_, Vec<Arc<Connection>>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Connection {
+    fn end(&self) {
+        let _ = self.client.shutdown(Shutdown::Both);
+        let _ = self.server.shutdown(Shutdown::Both);
+    }
+}
+
+fn connect(shared: &Arc<Shared>, client: TcpStream) -> Result<()> {
+    let target = SocketAddr::from((Ipv4Addr::LOCALHOST, shared.target.load(SeqCst)));
+    let server = TcpStream::connect_timeout(&target, Duration::from_secs(5))?;
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
+    let connection = Arc::new(Connection { client, server, is_broken: AtomicBool::new(false) });
+    shared.connections().push(connection.clone());
+    for way in [Way::Requests, Way::Answers] {
+        let (shared, connection) = (shared.clone(), connection.clone());
+        std::thread::spawn(move || carry(&shared, &connection, way));
+    }
+    Ok(())
+}
+
+/// Carries what comes, until an end comes.
+fn carry(shared: &Shared, connection: &Connection, way: Way) {
+    let (mut from, mut to, swallows) = match way {
+        Way::Requests => (&connection.client, &connection.server, &shared.swallows_requests),
+        _ => (&connection.server, &connection.client, &shared.swallows_answers),
+    };
+    let mut bytes = [0; 16 * 1024];
+    loop {
+        let count = from.read(&mut bytes).unwrap_or(0);
+        if way == Way::Answers {
+            std::thread::sleep(Duration::from_millis(shared.delay_ms.load(SeqCst)));
+        }
+        if swallows.load(SeqCst) {
+            connection.is_broken.store(true, SeqCst);
+        } else if count == 0 || to.write_all(&bytes[..count]).is_err() {
+            return connection.end();
+        }
+        if count == 0 {
+            return;
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The first worker that each client's README shows: at most twenty lines, and it runs.
+
+use super::languages::{Language, Program};
+use crate::extension::source_root;
+use crate::lab::Lab;
+use crate::process::output_of;
+use anyhow::{ensure, Context, Result};
+use std::fs;
+
+/// How many lines a newcomer should have to read.
+const LINES: usize = 20;
+
+/// Runs it against a table as the README wants it.
+pub fn runs(lab: &Lab, first_worker: &Program) -> Result<()> {
+    let database = lab.database()?;
+    let mut admin = database.connect()?;
+    admin.run(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, status text);
+         INSERT INTO orders VALUES (7, 'new');
+         SELECT fence_protect('orders', lease => 'order:{id}')",
+    )?;
+    let conninfo = database.conninfo();
+    let (port, dbname) = conninfo.place();
+    let mut command = lab.rundir().command(&first_worker.program);
+    command
+        .args(&first_worker.arguments)
+        .arg(format!("postgresql://127.0.0.1:{port}/{dbname}?user=postgres"))
+        .envs(first_worker.environment.iter().cloned());
+    let said = output_of(&mut command)?;
+    let done: bool = admin.one(
+        "SELECT status = 'paid' AND fence > 0 AND NOT EXISTS (SELECT FROM lease_info('order:7') \
+         WHERE state = 'held') FROM orders",
+        &[],
+    )?;
+    ensure!(done, "the order is not paid, or its lease is still held: {said}");
+    Ok(())
+}
+
+/// The README shows what runs: the first block of code of its language, which is a file of its examples.
+pub fn is_shown(client: &Language) -> Result<()> {
+    let dir = source_root().join("clients").join(client.directory);
+    let readme = fs::read_to_string(dir.join("README.md"))?;
+    let (_, below) = readme.split_once("## The first worker\n").context("no first worker")?;
+    let (_, code) = below.split_once("```").context("no code")?;
+    let (_, code) = code.split_once('\n').context("no code")?;
+    let (code, _) = code.split_once("\n```").context("the code has no end")?;
+    ensure!(code.lines().count() <= LINES, "it has {} lines", code.lines().count());
+    let path = dir.join(client.first_worker);
+    let file = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    ensure!(file.trim_end() == code, "README.md shows something else than {}", client.first_worker);
+    Ok(())
+}

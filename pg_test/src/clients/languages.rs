@@ -1,0 +1,41 @@
+//! The clients, by language: how each one's worker is brought and started. A new language is a file beside
+//! `python.rs` and a line in [`ALL`].
+
+mod python;
+
+use anyhow::Result;
+use std::ffi::OsString;
+
+/// What a client consists of for the laboratory.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// Started with `--plant NAME`, or nothing.
+    pub worker: Program,
+    /// The example of its README, started with where to connect, as a URL.
+    pub first_worker: Program,
+}
+
+/// How to start a program.
+#[derive(Debug, Clone, Default)]
+pub struct Program {
+    pub program: OsString,
+    pub arguments: Vec<OsString>,
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+/// A client, or one of its ways: on another driver, asynchronous.
+pub struct Language {
+    /// As the command line calls it.
+    pub name: &'static str,
+    /// Where it is, below `clients`.
+    pub directory: &'static str,
+    /// Brings what is missing and builds what is to be built, below the target directory.
+    pub prepare: fn() -> Result<Programs>,
+    /// The file with the example of its README.
+    pub first_worker: &'static str,
+    /// Whether `prepare` would bring nothing.
+    pub is_there: fn() -> bool,
+}
+
+/// All of them.
+pub const ALL: &[Language] = &[python::LANGUAGE];

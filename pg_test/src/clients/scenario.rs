@@ -1,0 +1,358 @@
+//! The scenarios of `clients/scenarios.md`, read into steps.
+
+use crate::extension::source_root;
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::{json, Map, Value};
+use std::fs;
+use std::time::Duration;
+
+/// What has to be there beside a database of the scenario's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    Nothing,
+    /// A server of its own.
+    Server,
+    /// And a standby of it.
+    Standby,
+    /// A server whose clock can be set.
+    Clock,
+    /// PgBouncer in transaction mode between the workers and the server.
+    Pooler,
+}
+
+/// A way of a cable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Requests,
+    Answers,
+    Both,
+}
+
+/// What becomes of a worker's cable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CableState {
+    Swallows(Way),
+    DelaysAnswers(Duration),
+    Mended,
+}
+
+/// What happens to a worker's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    Frozen,
+    Thawed,
+    Killed,
+}
+
+/// What happens at the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    Restarts,
+    FailsOver,
+    /// So many seconds from the right time.
+    Clock(i64),
+    Revokes(String),
+    /// It ends all sessions of a worker.
+    Terminates(String),
+    /// The workers' role may use leases no more.
+    DeniesLeases,
+    /// Another session sees that the lease was renewed.
+    ShowsRenewal(String),
+}
+
+/// One line of a scenario.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// A worker is told to do something.
+    Tell {
+        worker: String,
+        order: Value,
+    },
+    /// What it answers to the oldest order, one of these.
+    Answer {
+        worker: String,
+        any_of: Vec<String>,
+    },
+    /// What it says unasked, one of these.
+    Says {
+        worker: String,
+        event: String,
+        any_of: Vec<String>,
+    },
+    Befalls {
+        worker: String,
+        fate: Fate,
+    },
+    Cable {
+        worker: String,
+        state: CableState,
+    },
+    Server(Event),
+    Pause(Duration),
+    /// All that has been written, in order.
+    Writes(Vec<String>),
+}
+
+/// A line and what it means: an order and its answer are two actions.
+#[derive(Debug, Clone)]
+pub struct Step {
+    pub text: String,
+    pub actions: Vec<Action>,
+}
+
+/// A scenario.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    pub name: String,
+    pub need: Need,
+    /// Settings of the role that the workers log in as.
+    pub role_settings: Vec<(String, String)>,
+    /// The planted faults that make it fail.
+    pub catches: Vec<String>,
+    pub steps: Vec<Step>,
+}
+
+/// All scenarios, in the order of the page.
+pub fn all() -> Result<Vec<Scenario>> {
+    let path = source_root().join("clients/scenarios.md");
+    parse(&fs::read_to_string(&path).with_context(|| path.display().to_string())?)
+}
+
+fn parse(page: &str) -> Result<Vec<Scenario>> {
+    let sections = page.split("\n## ").skip(1);
+    sections.map(|section| scenario(section).with_context(|| first_line(section))).collect()
+}
+
+fn first_line(section: &str) -> String {
+    section.lines().next().unwrap_or("").trim().to_owned()
+}
+
+fn scenario(section: &str) -> Result<Scenario> {
+    let (_, code) = section.split_once("\n```\n").context("no steps")?;
+    let (code, _) = code.split_once("\n```").context("the steps have no end")?;
+    let mut scenario = Scenario {
+        name: first_line(section),
+        need: Need::Nothing,
+        role_settings: Vec::new(),
+        catches: Vec::new(),
+        steps: Vec::new(),
+    };
+    for line in code.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        scenario.read(line).with_context(|| line.to_owned())?;
+    }
+    ensure!(
+        code.lines().last().is_some_and(|line| line.starts_with("writes")),
+        "it does not end with what was written"
+    );
+    Ok(scenario)
+}
+
+impl Scenario {
+    /// As it is called on the command line.
+    pub fn key(&self) -> String {
+        let plain = self.name.to_lowercase().replace(' ', "-");
+        plain.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect()
+    }
+
+    fn read(&mut self, line: &str) -> Result<()> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["with", "a", need] => self.need = need_of(need)?,
+            ["catches", plants @ ..] => {
+                self.catches.extend(plants.iter().map(|plant| (*plant).to_owned()));
+            }
+            ["role", setting, value @ ..] => {
+                self.role_settings.push(((*setting).to_owned(), value.join(" ")));
+            }
+            _ => {
+                let actions = actions(line)?;
+                let text = words.join(" ");
+                self.steps.push(Step { text, actions });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn need_of(word: &str) -> Result<Need> {
+    Ok(match word {
+        "server" => Need::Server,
+        "standby" => Need::Standby,
+        "clock" => Need::Clock,
+        "pooler" => Need::Pooler,
+        _ => bail!("with a what?"),
+    })
+}
+
+fn actions(line: &str) -> Result<Vec<Action>> {
+    let (what, answer) = match line.split_once("->") {
+        Some((what, answer)) => (what, Some(answer.trim())),
+        None => (line, None),
+    };
+    let words: Vec<&str> = what.split_whitespace().collect();
+    let mut actions = Vec::new();
+    match words.as_slice() {
+        ["pause", time @ ..] => actions.push(Action::Pause(duration(time)?)),
+        ["writes", values @ ..] => {
+            actions.push(Action::Writes(values.iter().map(|v| (*v).to_owned()).collect()));
+        }
+        ["server", event @ ..] => actions.push(Action::Server(server_event(event)?)),
+        ["cable", worker, state @ ..] => {
+            let state = cable_state(state)?;
+            actions.push(Action::Cable { worker: (*worker).to_owned(), state });
+        }
+        ["freeze", worker] => actions.push(befalls(worker, Fate::Frozen)),
+        ["thaw", worker] => actions.push(befalls(worker, Fate::Thawed)),
+        ["kill", worker] => actions.push(befalls(worker, Fate::Killed)),
+        [worker, "says", event, how @ ..] => {
+            let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
+            let (worker, event) = ((*worker).to_owned(), (*event).to_owned());
+            actions.push(Action::Says { worker, event, any_of });
+        }
+        [worker, order @ ..] => {
+            let worker = (*worker).to_owned();
+            if !order.is_empty() {
+                actions.push(Action::Tell { worker: worker.clone(), order: order_of(order)? });
+            }
+            if let Some(answer) = answer {
+                actions.push(Action::Answer { worker, any_of: answers(answer)? });
+            }
+        }
+        [] => bail!("an answer to what?"),
+    }
+    Ok(actions)
+}
+
+fn befalls(worker: &str, fate: Fate) -> Action {
+    Action::Befalls { worker: worker.to_owned(), fate }
+}
+
+fn alternatives(words: &str) -> Vec<String> {
+    words.split('|').map(str::to_owned).collect()
+}
+
+/// `refused lost|stale` means `refused lost` or `refused stale`.
+fn answers(text: &str) -> Result<Vec<String>> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    Ok(match words.as_slice() {
+        [event] => alternatives(event),
+        [event, how] => alternatives(how).iter().map(|how| format!("{event} {how}")).collect(),
+        _ => bail!("an answer is one word or two"),
+    })
+}
+
+fn server_event(words: &[&str]) -> Result<Event> {
+    Ok(match words {
+        ["restarts"] => Event::Restarts,
+        ["fails", "over"] => Event::FailsOver,
+        ["clock", sign_and_number, unit] => {
+            let (sign, number) = sign_and_number.split_at(1);
+            let seconds = duration(&[number, unit])?.as_secs() as i64;
+            Event::Clock(if sign == "-" { -seconds } else { seconds })
+        }
+        ["revokes", name] => Event::Revokes((*name).to_owned()),
+        ["terminates", worker] => Event::Terminates((*worker).to_owned()),
+        ["denies", "leases"] => Event::DeniesLeases,
+        ["shows", "a", "renewal", "of", name] => Event::ShowsRenewal((*name).to_owned()),
+        _ => bail!("the server does what?"),
+    })
+}
+
+fn cable_state(words: &[&str]) -> Result<CableState> {
+    Ok(match words {
+        ["swallows", "both"] => CableState::Swallows(Way::Both),
+        ["swallows", "requests"] => CableState::Swallows(Way::Requests),
+        ["swallows", "answers"] => CableState::Swallows(Way::Answers),
+        ["delays", "answers", time @ ..] => CableState::DelaysAnswers(duration(time)?),
+        ["mended"] => CableState::Mended,
+        _ => bail!("the cable does what?"),
+    })
+}
+
+/// What is sent to the worker: see clients/README.md.
+fn order_of(words: &[&str]) -> Result<Value> {
+    let (what, mut rest) = words.split_first().context("no order")?;
+    let mut order = Map::new();
+    order.insert("do".to_owned(), json!(what));
+    let first = match *what {
+        "acquire" => Some("names"),
+        "lead" => Some("name"),
+        "update" | "write" | "unfenced" => Some("value"),
+        _ => None,
+    };
+    if let Some(first) = first {
+        let (value, others) = rest.split_first().context("of what?")?;
+        rest = others;
+        let value = if first == "names" {
+            json!(value.split(',').collect::<Vec<_>>())
+        } else {
+            json!(value)
+        };
+        order.insert(first.to_owned(), value);
+    }
+    while !rest.is_empty() {
+        rest = option(&mut order, rest)?;
+    }
+    Ok(Value::Object(order))
+}
+
+fn option<'a>(order: &mut Map<String, Value>, words: &'a [&'a str]) -> Result<&'a [&'a str]> {
+    let (key, value, rest) = match words {
+        ["ttl", number, unit, rest @ ..] => ("ttl_ms", ms(number, unit)?, rest),
+        ["wait", number, unit, rest @ ..] => ("wait_ms", ms(number, unit)?, rest),
+        ["slots", number, rest @ ..] => ("slots", json!(number.parse::<i32>()?), rest),
+        [flag @ ("session" | "shared"), rest @ ..] => (*flag, json!(true), rest),
+        ["presenting", rest @ ..] => ("by", json!("present"), rest),
+        ["releasing", rest @ ..] => ("release", json!(true), rest),
+        // How long a `sleep` takes.
+        [number, unit, rest @ ..] => ("ms", ms(number, unit)?, rest),
+        _ => bail!("what is {words:?}?"),
+    };
+    order.insert(key.to_owned(), value);
+    Ok(rest)
+}
+
+fn ms(number: &str, unit: &str) -> Result<Value> {
+    Ok(json!(duration(&[number, unit])?.as_millis() as u64))
+}
+
+fn duration(words: &[&str]) -> Result<Duration> {
+    let [number, unit] = words else { bail!("a time is a number and a unit") };
+    let number: u64 = number.parse()?;
+    Ok(match *unit {
+        "ms" => Duration::from_millis(number),
+        "s" => Duration::from_secs(number),
+        "min" => Duration::from_secs(60 * number),
+        "h" => Duration::from_secs(3600 * number),
+        _ => bail!("{unit} is no unit of time"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_can_be_read() {
+        let scenarios = all().unwrap();
+        assert!(scenarios.len() > 20);
+        let keys: std::collections::BTreeSet<String> =
+            scenarios.iter().map(Scenario::key).collect();
+        assert_eq!(keys.len(), scenarios.len(), "two have one name");
+    }
+
+    #[test]
+    fn a_line_is_an_order_and_its_answer() {
+        let line = "A acquire a,b ttl 3 s wait 1 min session -> acquired";
+        let order = json!({
+            "do": "acquire", "names": ["a", "b"], "ttl_ms": 3000, "wait_ms": 60000, "session": true
+        });
+        let (worker, any_of) = ("A".to_owned(), vec!["acquired".to_owned()]);
+        let tell = Action::Tell { worker: worker.clone(), order };
+        assert_eq!(actions(line).unwrap(), [tell, Action::Answer { worker, any_of }]);
+        let later = actions("B -> refused lost|stale").unwrap();
+        let any_of = vec!["refused lost".to_owned(), "refused stale".to_owned()];
+        assert_eq!(later, [Action::Answer { worker: "B".to_owned(), any_of }]);
+        assert!(actions("A acquire job ttl 3 -> acquired").is_err(), "no unit");
+    }
+}

@@ -1,0 +1,183 @@
+//! The servers of one scenario, and what happens to them.
+
+use super::scenario::{Event, Need, Scenario};
+use crate::clock::Clock;
+use crate::lab::Lab;
+use crate::pooler::Pooler;
+use crate::process::wait_until;
+use crate::{Cluster, Database, Session};
+use anyhow::{bail, ensure, Context, Result};
+use std::time::Duration;
+
+/// What the workers work on, and who else writes down what they wrote.
+const TABLES: &str = "
+    CREATE TABLE work (id int PRIMARY KEY, value text);
+    INSERT INTO work VALUES (1, 'nothing');
+    SELECT fence_protect('work', lease => 'job');
+    CREATE TABLE written (n bigint GENERATED ALWAYS AS IDENTITY, value text, token bigint);
+    CREATE FUNCTION write_down() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+        BEGIN INSERT INTO public.written (value, token) VALUES (NEW.value, NEW.fence); RETURN NULL; END $$;
+    CREATE TRIGGER write_down AFTER UPDATE ON work FOR EACH ROW EXECUTE FUNCTION write_down();
+";
+
+/// The servers. Dropped, they are gone.
+pub struct Servers<'a> {
+    lab: &'a Lab,
+    database: Database,
+    role: String,
+    /// The scenario's own, where it has one; after a failover it is the standby that was.
+    own: Option<Cluster>,
+    standby: Option<Cluster>,
+    clock: Option<Clock>,
+    pooler: Option<Pooler>,
+}
+
+impl<'a> Servers<'a> {
+    pub fn start(lab: &'a Lab, scenario: &Scenario) -> Result<Servers<'a>> {
+        let (mut own, mut clock) = (None, None);
+        if scenario.need == Need::Clock {
+            let given = Clock::new(&lab.prefix().new_dir("clock")?.join("clock"))?;
+            own = Some(given.give(lab.builder()).start()?);
+            clock = Some(given);
+        } else if matches!(scenario.need, Need::Server | Need::Standby) {
+            own = Some(lab.builder().start()?);
+        }
+        let cluster = own.as_ref().unwrap_or(lab.cluster());
+        let database = Database::with_extension(cluster.conninfo("postgres"))?;
+        let role = database.role("worker")?;
+        let mut admin = database.connect()?;
+        admin.run(TABLES)?;
+        admin.run(&format!(
+            "SELECT fence_grant('{role}'); GRANT SELECT, UPDATE, TRUNCATE ON work TO {role}"
+        ))?;
+        for (name, value) in &scenario.role_settings {
+            admin.run(&format!("ALTER ROLE {role} SET {name} = '{value}'"))?;
+        }
+        let mut standby = None;
+        if scenario.need == Need::Standby {
+            let made = lab.builder().standby_of(cluster)?;
+            made.start()?;
+            standby = Some(made);
+        }
+        let mut pooler = None;
+        if scenario.need == Need::Pooler {
+            let started = Pooler::start(lab, cluster, 2)?;
+            started.admit(&role)?;
+            pooler = Some(started);
+        }
+        Ok(Servers { lab, database, role, own, standby, clock, pooler })
+    }
+
+    fn cluster(&self) -> &Cluster {
+        self.own.as_ref().unwrap_or(self.lab.cluster())
+    }
+
+    pub fn lab(&self) -> &'a Lab {
+        self.lab
+    }
+
+    pub fn role(&self) -> &str {
+        &self.role
+    }
+
+    pub fn dbname(&self) -> &str {
+        self.database.name()
+    }
+
+    /// Where the cables of workers lead to.
+    pub fn port(&self) -> u16 {
+        match &self.pooler {
+            Some(pooler) => pooler.conninfo(self.dbname()).place().0,
+            None => self.cluster().port(),
+        }
+    }
+
+    /// Whether deadlines by the server's clock say anything.
+    pub fn tells_the_time(&self) -> bool {
+        self.clock.is_none()
+    }
+
+    /// A superuser's session, past every cable.
+    pub fn admin(&self) -> Result<Session> {
+        self.cluster().connect(self.dbname())
+    }
+
+    pub fn befall(&mut self, event: &Event) -> Result<()> {
+        match event {
+            Event::Restarts => self.cluster().restart(),
+            Event::FailsOver => self.fail_over(),
+            Event::Clock(seconds) => self.clock.as_ref().context("no clock")?.step(*seconds),
+            Event::Revokes(name) => {
+                let sql = "SELECT lease_revoke($1)";
+                self.admin()?.one::<Option<i64>>(sql, &[name]).map(drop)
+            }
+            Event::Terminates(worker) => {
+                let sql = "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity \
+                           WHERE application_name = $1 AND datname = current_database()";
+                ensure!(self.admin()?.one::<i64>(sql, &[worker])? > 0, "{worker} has no session");
+                Ok(())
+            }
+            Event::DeniesLeases => {
+                self.admin()?.run(&format!("SELECT fence_revoke('{}')", self.role))
+            }
+            Event::ShowsRenewal(name) => {
+                let sql = "SELECT coalesce(max(renewals), 0)::bigint FROM lease_info($1)";
+                ensure!(self.admin()?.one::<i64>(sql, &[name])? > 0, "no other session sees one");
+                Ok(())
+            }
+        }
+    }
+
+    fn fail_over(&mut self) -> Result<()> {
+        let standby = self.standby.take().context("no standby")?;
+        let primary = self.own.take().context("no primary")?;
+        standby.wait_replayed(&primary)?;
+        primary.kill9()?;
+        standby.promote()?;
+        self.own = Some(standby);
+        Ok(())
+    }
+
+    /// Until when the server holds a grant, in milliseconds since 1970; None: it does not know the grant.
+    pub fn holds_until(&self, token: i64) -> Result<Option<i64>> {
+        let sql = "SELECT max(ceil(extract(epoch FROM expires_at) * 1000))::bigint \
+                   FROM fence.leases WHERE first_token = $1";
+        self.admin()?.one(sql, &[&token])
+    }
+
+    /// All that landed, in order; tokens must never go back.
+    pub fn written(&self) -> Result<Vec<String>> {
+        let mut admin = self.admin()?;
+        let rows = admin.rows("SELECT value, token FROM written ORDER BY n")?;
+        let tokens: Vec<i64> =
+            rows.iter().filter_map(|row| row[1].as_deref()?.parse().ok()).collect();
+        ensure!(tokens.is_sorted(), "a token went back: {rows:?}");
+        Ok(rows.into_iter().filter_map(|row| row.into_iter().next().flatten()).collect())
+    }
+
+    /// Neither a session of the workers nor a lease is left.
+    pub fn nothing_is_left(&self) -> Result<()> {
+        let mut admin = self.admin()?;
+        // A pooler's sessions stay, idle.
+        let but = if self.pooler.is_some() { " AND state <> 'idle'" } else { "" };
+        let sessions = format!(
+            "SELECT coalesce(string_agg(application_name || ': ' || coalesce(state, '') || ': ' || query, '; '), '') \
+             FROM pg_stat_activity WHERE usename = '{}'{but}",
+            self.role
+        );
+        let leases =
+            "SELECT coalesce(string_agg(name || ' ' || holder, ', '), '') FROM fence.leases \
+                      WHERE state IN ('held', 'uncommitted')";
+        for (what, sql) in [("sessions", sessions.as_str()), ("leases", leases)] {
+            let mut left = String::new();
+            let gone = wait_until("nothing is left", Duration::from_secs(20), || {
+                left = admin.one(sql, &[]).unwrap_or_else(|error| format!("{error:#}"));
+                left.is_empty()
+            });
+            if gone.is_err() {
+                bail!("{what} are left: {left}");
+            }
+        }
+        Ok(())
+    }
+}

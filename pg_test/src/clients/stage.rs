@@ -1,0 +1,176 @@
+//! One run of one scenario with one client.
+
+use super::cable::Cable;
+use super::languages::Program;
+use super::scenario::{Action, Event, Fate, Scenario};
+use super::servers::Servers;
+use super::worker::{unix_ms, Said, Worker, PATIENCE};
+use crate::lab::Lab;
+use anyhow::{ensure, Context, Result};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How late a loss may be told on a machine that has much else to do. A fault shows as much more.
+const SLACK_MS: i64 = 1500;
+
+/// Plays it. An error says what went otherwise.
+pub fn play(lab: &Lab, scenario: &Scenario, program: &Program, plant: Option<&str>) -> Result<()> {
+    let servers = Servers::start(lab, scenario).context("the stage is not ready")?;
+    let mut stage = Stage { servers, program, plant, workers: BTreeMap::new() };
+    for step in &scenario.steps {
+        for action in &step.actions {
+            stage.act(action).with_context(|| format!("at \"{}\"", step.text))?;
+        }
+    }
+    stage.close().context("at the end")
+}
+
+struct Stage<'a> {
+    servers: Servers<'a>,
+    program: &'a Program,
+    plant: Option<&'a str>,
+    workers: BTreeMap<String, Worker>,
+}
+
+impl Stage<'_> {
+    fn act(&mut self, action: &Action) -> Result<()> {
+        match action {
+            Action::Tell { worker, order } => self.worker(worker)?.tell(order),
+            Action::Answer { worker, any_of } => self.answer(worker, any_of),
+            Action::Says { worker, event, any_of } => self.says(worker, event, any_of),
+            Action::Befalls { worker, fate } => self.befall(worker, *fate),
+            Action::Cable { worker, state } => {
+                self.worker(worker)?.cable.become_(*state);
+                Ok(())
+            }
+            Action::Server(event) => self.server(event),
+            Action::Pause(time) => {
+                std::thread::sleep(*time);
+                Ok(())
+            }
+            Action::Writes(values) => {
+                let written = self.servers.written()?;
+                ensure!(written == *values, "what landed: {written:?}");
+                Ok(())
+            }
+        }
+    }
+
+    /// The worker of that name, started when it is first spoken of.
+    fn worker(&mut self, name: &str) -> Result<&mut Worker> {
+        if !self.workers.contains_key(name) {
+            let cable = Cable::lay(self.servers.port())?;
+            let place = json!({
+                "host": "127.0.0.1", "port": cable.port(), "user": self.servers.role(),
+                "dbname": self.servers.dbname(), "application": name,
+            });
+            let rundir = self.servers.lab().rundir();
+            let worker = Worker::start(rundir, self.program, self.plant, name, cable, &place)
+                .with_context(|| format!("{name} does not start"))?;
+            self.workers.insert(name.to_owned(), worker);
+        }
+        self.workers.get_mut(name).context("just started")
+    }
+
+    fn answer(&mut self, name: &str, any_of: &[String]) -> Result<()> {
+        let said = self.worker(name)?.answer()?;
+        ensure!(any_of.contains(&said.words()), "{name} answers \"{}\": {said:?}", said.words());
+        if let (Some(token), Some(_)) = (said.token, said.deadline) {
+            self.worker(name)?.token = Some(token);
+        }
+        self.note_deadline(name, &said)
+    }
+
+    fn says(&mut self, name: &str, event: &str, any_of: &[String]) -> Result<()> {
+        match event {
+            "renewed" => {
+                let said = self.worker(name)?.renewal()?;
+                self.note_deadline(name, &said)
+            }
+            "lost" => self.says_lost(name, any_of),
+            _ => {
+                let said = self.worker(name)?.says(PATIENCE)?;
+                ensure!(said.event == event, "{name} says {said:?}");
+                self.worker(name)?.token = said.token;
+                self.note_deadline(name, &said)
+            }
+        }
+    }
+
+    /// Whoever says until when it holds the lease must not hold it for longer than the server does.
+    fn note_deadline(&mut self, name: &str, said: &Said) -> Result<()> {
+        let Some(deadline) = said.deadline else { return Ok(()) };
+        let worker = self.worker(name)?;
+        worker.deadline = Some(deadline);
+        let token = worker.token.context("a deadline without a token")?;
+        if !self.servers.tells_the_time() {
+            return Ok(());
+        }
+        if let Some(holds) = self.servers.holds_until(token)? {
+            ensure!(
+                deadline <= holds,
+                "{name} believes that it holds the lease {} ms longer than the server does",
+                deadline - holds
+            );
+        }
+        Ok(())
+    }
+
+    /// It is told by the deadline, or as soon as the worker goes on.
+    fn says_lost(&mut self, name: &str, any_of: &[String]) -> Result<()> {
+        let worker = self.worker(name)?;
+        worker.note_renewals();
+        let deadline = worker.deadline.context("it never had the lease")?;
+        let due = deadline.max(worker.thawed_at.unwrap_or(i64::MIN)) + SLACK_MS;
+        let limit = Duration::from_millis((due - unix_ms()).max(0) as u64 + 3000);
+        let said = worker.says(limit)?;
+        ensure!(said.event == "lost", "{name} says {said:?}");
+        let reason = said.reason.clone().unwrap_or_default();
+        ensure!(any_of.is_empty() || any_of.contains(&reason), "{name} says {said:?}");
+        // A renewal may have come in between.
+        worker.note_renewals();
+        let deadline = worker.deadline.unwrap_or(deadline);
+        let due = deadline.max(worker.thawed_at.unwrap_or(i64::MIN)) + SLACK_MS;
+        ensure!(said.at <= due, "{name} says it {} ms too late", said.at - due + SLACK_MS);
+        let early = deadline - said.at;
+        ensure!(
+            reason != "deadline" || early < 50,
+            "{name} gives the lease up {early} ms before the deadline"
+        );
+        Ok(())
+    }
+
+    fn befall(&mut self, name: &str, fate: Fate) -> Result<()> {
+        match fate {
+            Fate::Frozen => self.worker(name)?.freeze(),
+            Fate::Thawed => self.worker(name)?.thaw(),
+            Fate::Killed => {
+                let mut worker = self.workers.remove(name).context("who?")?;
+                if let Some(said) = worker.unexpected() {
+                    anyhow::bail!("{name} said {said:?}");
+                }
+                worker.kill()
+            }
+        }
+    }
+
+    fn server(&mut self, event: &Event) -> Result<()> {
+        self.servers.befall(event)?;
+        let port = self.servers.port();
+        self.workers.values().for_each(|worker| worker.cable.lead_to(port));
+        Ok(())
+    }
+
+    /// Nobody has said anything else, and nothing is left.
+    fn close(mut self) -> Result<()> {
+        for (name, worker) in &mut self.workers {
+            if let Some(said) = worker.unexpected() {
+                anyhow::bail!("nobody asked, and {name} said {said:?}");
+            }
+            worker.close().with_context(|| name.clone())?;
+        }
+        self.servers.nothing_is_left()?;
+        self.workers.values_mut().try_for_each(Worker::leave)
+    }
+}

@@ -1,0 +1,297 @@
+//! A worker process in some language: it does what it is told, and says what became of it. What the two say to each
+//! other is written down in clients/README.md.
+
+use super::cable::Cable;
+use super::languages::Program;
+use crate::process::{self, wait_until};
+use crate::rundir::RunDir;
+use anyhow::{bail, ensure, Context, Result};
+use nix::sys::signal::Signal;
+use serde::Deserialize;
+use serde_json::{json, Value};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How long a worker may take to answer.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What a worker says, a line.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Said {
+    pub event: String,
+    /// When, in milliseconds since 1970.
+    pub at: i64,
+    /// Until when it holds the lease, likewise.
+    pub deadline: Option<i64>,
+    pub token: Option<i64>,
+    /// What was refused: `stale`, `lost`…
+    pub error: Option<String>,
+    /// Why a lease was lost.
+    pub reason: Option<String>,
+    pub tasks: Option<i64>,
+    pub sqlstate: Option<String>,
+    pub message: Option<String>,
+}
+
+impl Said {
+    /// As scenarios put it.
+    pub fn words(&self) -> String {
+        match self.error.as_ref().or(self.reason.as_ref()) {
+            Some(how) => format!("{} {how}", self.event),
+            None => self.event.clone(),
+        }
+    }
+}
+
+/// The worker, its cable, and what is known of it.
+pub struct Worker {
+    name: String,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    pub cable: Cable,
+    answers: Receiver<Said>,
+    unasked: Receiver<Said>,
+    renewals: Receiver<Said>,
+    complaints: Arc<Mutex<String>>,
+    /// The token of its grant, and the latest deadline that it spoke of.
+    pub token: Option<i64>,
+    pub deadline: Option<i64>,
+    pub is_frozen: bool,
+    /// When it was thawed last.
+    pub thawed_at: Option<i64>,
+    /// How many threads or tasks it had when it had just connected.
+    tasks: i64,
+}
+
+/// Now, in milliseconds since 1970.
+pub fn unix_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_millis() as i64
+}
+
+impl Worker {
+    /// Starts one and has it connect through the cable.
+    pub fn start(
+        rundir: &RunDir,
+        program: &Program,
+        plant: Option<&str>,
+        name: &str,
+        cable: Cable,
+        place: &Value,
+    ) -> Result<Worker> {
+        let mut command = rundir.command(&program.program);
+        command.args(&program.arguments).envs(program.environment.iter().cloned());
+        if let Some(plant) = plant {
+            command.args(["--plant", plant]);
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().context("no pipe")?;
+        let mut stderr = child.stderr.take().context("no pipe")?;
+        let complaints: Arc<Mutex<String>> = Arc::default();
+        let heard = complaints.clone();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = stderr.read(&mut bytes) {
+                let text = String::from_utf8_lossy(&bytes[..count]);
+                heard.lock().unwrap_or_else(|e| e.into_inner()).push_str(&text);
+            }
+        });
+        let (answers, unasked, renewals) = listen(stdout);
+        let mut worker = Worker {
+            name: name.to_owned(),
+            child,
+            stdin,
+            cable,
+            answers,
+            unasked,
+            renewals,
+            complaints,
+            token: None,
+            deadline: None,
+            is_frozen: false,
+            thawed_at: None,
+            tasks: 0,
+        };
+        worker.tell(&order("connect", place))?;
+        worker.expect("connected")?;
+        worker.tasks = worker.census()?;
+        Ok(worker)
+    }
+
+    pub fn tell(&mut self, order: &Value) -> Result<()> {
+        let stdin = self.stdin.as_mut().context("it is gone")?;
+        writeln!(stdin, "{order}").with_context(|| format!("{} is gone", self.name))?;
+        stdin.flush()?;
+        Ok(())
+    }
+
+    /// What it says to the oldest order not yet answered.
+    pub fn answer(&mut self) -> Result<Said> {
+        self.hear(&self.answers, PATIENCE).context("no answer")
+    }
+
+    fn expect(&mut self, event: &str) -> Result<Said> {
+        let said = self.answer()?;
+        ensure!(said.event == event, "{} should say {event}, and says {said:?}", self.name);
+        Ok(said)
+    }
+
+    /// What it says unasked.
+    pub fn says(&self, limit: Duration) -> Result<Said> {
+        self.hear(&self.unasked, limit).context("it says nothing")
+    }
+
+    /// A renewal that is told from now on.
+    pub fn renewal(&mut self) -> Result<Said> {
+        self.note_renewals();
+        self.hear(&self.renewals, PATIENCE).context("it renews nothing")
+    }
+
+    /// Renewals that nobody has waited for have moved the deadline, too.
+    pub fn note_renewals(&mut self) {
+        while let Ok(said) = self.renewals.try_recv() {
+            self.deadline = said.deadline.max(self.deadline);
+        }
+    }
+
+    fn hear(&self, words: &Receiver<Said>, limit: Duration) -> Result<Said> {
+        words.recv_timeout(limit).map_err(|error| {
+            let why = match error {
+                RecvTimeoutError::Timeout => format!("not within {limit:?}"),
+                RecvTimeoutError::Disconnected => "it has ended".to_owned(),
+            };
+            anyhow::anyhow!("{}: {why}{}", self.name, self.complaints())
+        })
+    }
+
+    /// What it wrote to its standard error, at the end.
+    fn complaints(&self) -> String {
+        let text = self.complaints.lock().unwrap_or_else(|e| e.into_inner());
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].iter().map(|line| format!("\n    {line}")).collect()
+    }
+
+    /// What nobody has asked for or waited for, but renewals.
+    pub fn unexpected(&self) -> Option<Said> {
+        self.answers.try_recv().or_else(|_| self.unasked.try_recv()).ok()
+    }
+
+    pub fn freeze(&mut self) -> Result<()> {
+        let pid = self.child.id() as i32;
+        process::signal(pid, Signal::SIGSTOP)?;
+        self.is_frozen = true;
+        let limit = Duration::from_secs(10);
+        wait_until("the worker is frozen", limit, || process::is_stopped(pid))
+    }
+
+    pub fn thaw(&mut self) -> Result<()> {
+        self.is_frozen = false;
+        self.thawed_at = Some(unix_ms());
+        process::resume(self.child.id() as i32)
+    }
+
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// It gives back what it has, has nothing left of it, and ends by itself.
+    pub fn close(&mut self) -> Result<()> {
+        if self.is_frozen {
+            self.thaw()?;
+        }
+        self.cable.become_(super::scenario::CableState::Mended);
+        self.tell(&order("close", &Value::Null))?;
+        self.expect("closed")?;
+        let mut tasks = 0;
+        let fewer = wait_until("its threads end", Duration::from_secs(15), || {
+            tasks = self.census().unwrap_or(i64::MAX);
+            tasks <= self.tasks
+        });
+        if fewer.is_err() {
+            bail!("{} had {} threads or tasks, and has {tasks}", self.name, self.tasks);
+        }
+        Ok(())
+    }
+
+    /// Its input ends, and so does it.
+    pub fn leave(&mut self) -> Result<()> {
+        drop(self.stdin.take());
+        let mut status = None;
+        wait_until("the worker ends", Duration::from_secs(20), || {
+            status = self.child.try_wait().ok().flatten();
+            status.is_some()
+        })
+        .with_context(|| self.name.clone())?;
+        ensure!(
+            status.is_some_and(|status| status.success()),
+            "{} ends with {status:?}{}",
+            self.name,
+            self.complaints()
+        );
+        Ok(())
+    }
+
+    fn census(&mut self) -> Result<i64> {
+        self.tell(&order("census", &Value::Null))?;
+        self.expect("census")?.tasks.context("a census without a number")
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}
+
+fn order(what: &str, with: &Value) -> Value {
+    let mut order = json!({ "do": what });
+    if let (Some(order), Some(with)) = (order.as_object_mut(), with.as_object()) {
+        order.extend(with.clone());
+    }
+    order
+}
+
+/// Sorts what the worker says: answers, what it says unasked, renewals.
+fn listen(stdout: impl Read + Send + 'static) -> (Receiver<Said>, Receiver<Said>, Receiver<Said>) {
+    let (answer_to, answers) = mpsc::channel();
+    let (unasked_to, unasked) = mpsc::channel();
+    let (renewal_to, renewals) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            // Something else on its standard output would be an answer that nobody expects.
+            let said: Said = serde_json::from_str(&line).unwrap_or_else(|_| Said {
+                event: format!("no JSON: {line}"),
+                at: unix_ms(),
+                deadline: None,
+                token: None,
+                error: None,
+                reason: None,
+                tasks: None,
+                sqlstate: None,
+                message: None,
+            });
+            let to = match said.event.as_str() {
+                "renewed" => &renewal_to,
+                "lost" | "leading" | "stopped" => &unasked_to,
+                _ => &answer_to,
+            };
+            if to.send(said).is_err() {
+                return;
+            }
+        }
+    });
+    (answers, unasked, renewals)
+}

@@ -1,0 +1,149 @@
+//! Packages: what is installed where there is no Rust.
+//!
+//! For each PostgreSQL a Debian package and a `.tar.gz`, whose directory is from PostgreSQL 18 on also the image
+//! that `extension_control_path` takes; for all of them together the archive for PGXN and `SHA256SUMS`. Built
+//! twice from the same commit, wherever the source lies, they are the same bytes.
+
+mod deb;
+pub mod library;
+mod licenses;
+pub mod pgxn;
+mod release;
+mod tarball;
+
+use crate::extension::{self, Extension};
+use crate::process::output_of;
+use crate::setup::{self, Package};
+use anyhow::{ensure, Context, Result};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+pub use release::Release;
+
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Options {
+    /// The pg_config of a PostgreSQL to build for, once for each; without any: Debian's, where its headers are
+    #[arg(long, value_name = "PATH")]
+    pub pg_config: Vec<PathBuf>,
+    /// Where to put the packages, target/package/dist by default
+    #[arg(long, value_name = "DIRECTORY")]
+    pub output: Option<PathBuf>,
+}
+
+/// Builds all packages and prints their checksums.
+pub fn run(options: &Options) -> Result<()> {
+    let output = options.output.clone().unwrap_or_else(|| directory().join("dist"));
+    let _ = fs::remove_dir_all(&output);
+    fs::create_dir_all(&output)?;
+    let output = fs::canonicalize(output)?;
+    let release = Release::of_commit(extension::source_root())?;
+    let pg_configs = match &options.pg_config[..] {
+        [] => installed()?,
+        named => named.to_vec(),
+    };
+    let mut majors = BTreeSet::new();
+    for pg_config in pg_configs {
+        let major = extension::major_of(&pg_config)?;
+        ensure!(majors.insert(major.clone()), "PostgreSQL {major} is named twice");
+        let target = directory().join(format!("pg{major}"));
+        let library = library::build(extension::source_root(), &pg_config, &target, &release)?;
+        Parts::new(release.clone(), &major, Extension::around(library)?).write(&output)?;
+    }
+    pgxn::archive(&release, &output)?;
+    print!("{}", checksums(&output)?);
+    println!("in {}", output.display());
+    Ok(())
+}
+
+/// Where packages are built and put.
+pub fn directory() -> PathBuf {
+    extension::target_dir().join("package")
+}
+
+/// What the packages for one PostgreSQL are made of.
+pub struct Parts {
+    release: Release,
+    major: String,
+    extension: Extension,
+}
+
+impl Parts {
+    pub fn new(release: Release, major: &str, extension: Extension) -> Parts {
+        Parts { release, major: major.to_owned(), extension }
+    }
+
+    /// Writes the Debian package and the tarball into `output`, and returns their paths.
+    pub fn write(&self, output: &Path) -> Result<Vec<PathBuf>> {
+        setup::ensure(&tools())?;
+        let scratch = output.join(format!(".pg{}", self.major));
+        let _ = fs::remove_dir_all(&scratch);
+        fs::create_dir_all(&scratch)?;
+        let written =
+            vec![deb::write(self, &scratch, output)?, tarball::write(self, &scratch, output)?];
+        fs::remove_dir_all(&scratch)?;
+        Ok(written)
+    }
+}
+
+/// What looks up which packages a library needs.
+fn tools() -> Vec<Package> {
+    vec![Package::new("dpkg-dev", "/usr/bin/dpkg-shlibdeps")]
+}
+
+/// The pg_config of Debian's PostgreSQLs that have their headers beside them.
+fn installed() -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten() {
+        let headers = Path::new("/usr/include/postgresql").join(entry.file_name());
+        let pg_config = entry.path().join("bin/pg_config");
+        if pg_config.exists() && headers.join("server/postgres.h").exists() {
+            found.push(pg_config);
+        }
+    }
+    ensure!(
+        !found.is_empty(),
+        "there is no PostgreSQL with headers below /usr/lib/postgresql: name one by --pg-config, or run `cargo run -- setup`"
+    );
+    found.sort();
+    Ok(found)
+}
+
+/// Writes `SHA256SUMS` for the files of a directory, and returns its text.
+pub fn checksums(dir: &Path) -> Result<String> {
+    let mut names: Vec<String> = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    let text = output_of(Command::new("sha256sum").args(&names).current_dir(dir))?;
+    fs::write(dir.join("SHA256SUMS"), &text)?;
+    Ok(text)
+}
+
+/// Writes a file of a package, and the directories above it.
+fn put(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
+    fs::create_dir_all(path.parent().context("a file lies in a directory")?)?;
+    fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Installs the extension's files below a package's directories.
+fn install(extension: &Extension, lib: &Path, share: &Path) -> Result<()> {
+    fs::create_dir_all(lib)?;
+    fs::create_dir_all(share)?;
+    extension.install(lib, share).map(drop)
+}
+
+/// Gives everything below `root` the usual mode, whatever the umask is, and the release's date.
+fn settle(root: &Path, release: &Release) -> Result<()> {
+    let date = format!("--date=@{}", release.epoch);
+    for action in [
+        &["-type", "d", "-exec", "chmod", "0755"][..],
+        &["-type", "f", "-exec", "chmod", "0644"],
+        &["-exec", "touch", &date],
+    ] {
+        output_of(Command::new("find").arg(root).args(action).args(["{}", "+"]))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! The Debian package, named as Debian names those of extensions: `postgresql-15-pg-fence`.
+
+use super::{install, licenses, put, settle, Parts};
+use crate::extension::NAME;
+use crate::process::output_of;
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The name of the source that Debian's packages of all major versions come from.
+const SOURCE: &str = "pg-fence";
+
+/// Who is asked about the package, unless the environment says so as Debian's own tools read it.
+const MAINTAINER: (&str, &str) = ("The pg_fence authors", "pg_fence@example.org");
+
+const DESCRIPTION: &str = "Leases with fencing tokens for PostgreSQL
+ A worker takes a lease and gets a token, a number greater than every token
+ before it, and shows it with each write. If the worker was frozen meanwhile and
+ another one has taken over, a trigger refuses the late write, whatever the
+ worker believes.
+ .
+ This package provides the extension pg_fence for PostgreSQL ";
+
+/// What lintian finds and is meant so.
+const OVERRIDES: &str = "\
+# It says which compiler built the library.
+PACKAGE: binary-has-unneeded-section .comment *
+# These are functions of C compilers: the library is Rust.
+PACKAGE: hardening-no-fortify-functions *
+";
+
+pub fn write(parts: &Parts, scratch: &Path, output: &Path) -> Result<PathBuf> {
+    let package = format!("postgresql-{}-{SOURCE}", parts.major);
+    let root = scratch.join("deb");
+    let usr = root.join("usr");
+    let lib = usr.join(format!("lib/postgresql/{}/lib", parts.major));
+    let share = usr.join(format!("share/postgresql/{}/extension", parts.major));
+    install(&parts.extension, &lib, &share)?;
+    let doc = usr.join("share/doc").join(&package);
+    documents(parts, &package, &doc)?;
+    let overrides = usr.join("share/lintian/overrides").join(&package);
+    put(&overrides, OVERRIDES.replace("PACKAGE", &package))?;
+
+    let library = lib.join(format!("{NAME}.so"));
+    let libraries = needed_libraries(&library, scratch, &package)?;
+    let control = control(parts, &package, &libraries, &usr)?;
+    put(&root.join("DEBIAN/md5sums"), sums(&root)?)?;
+    put(&root.join("DEBIAN/control"), control)?;
+    settle(&root, &parts.release)?;
+    let path = output.join(format!(
+        "{package}_{}_{}.deb",
+        parts.release.debian_version(),
+        architecture()?
+    ));
+    let mut build = Command::new("dpkg-deb");
+    // One thread: where there are more, xz cuts the data otherwise.
+    build.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]).arg(&root).arg(&path);
+    output_of(build.env("SOURCE_DATE_EPOCH", parts.release.epoch.to_string()))?;
+    Ok(path)
+}
+
+fn documents(parts: &Parts, package: &str, doc: &Path) -> Result<()> {
+    put(&doc.join("copyright"), copyright(&licenses::read("LICENSE")?))?;
+    let changes = format!(
+        "{SOURCE} ({}) unstable; urgency=medium\n\n  * Release {}: its changes are in changelog.gz.\n\n -- {}  {}\n",
+        parts.release.debian_version(),
+        parts.release.version,
+        maintainer(),
+        parts.release.debian_date()?
+    );
+    put(&doc.join("changelog.Debian"), changes)?;
+    put(&doc.join("changelog"), licenses::read("CHANGELOG.md")?)?;
+    put(&doc.join("third-party-licenses"), licenses::third_party(&parts.major)?)?;
+    for name in ["changelog.Debian", "changelog", "third-party-licenses"] {
+        output_of(Command::new("gzip").args(["-9", "--no-name"]).arg(doc.join(name)))
+            .with_context(|| format!("{package}: {name}"))?;
+    }
+    Ok(())
+}
+
+/// The licence in Debian's own form.
+fn copyright(license: &str) -> String {
+    let mut paragraphs = license.trim_end().lines().skip(1).skip_while(|line| line.is_empty());
+    let holder = paragraphs.next().unwrap_or_default().trim_start_matches("Copyright (c) ");
+    let indented: String = paragraphs
+        .skip_while(|line| line.is_empty())
+        .map(|line| if line.is_empty() { " .\n".to_owned() } else { format!(" {line}\n") })
+        .collect();
+    format!(
+        "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: {NAME}
+Comment: The library contains crates of others, under the licences MIT, Zlib,
+ Unlicense and Unicode-3.0; their notices are in third-party-licenses.gz beside
+ this file.
+
+Files: *
+Copyright: {holder}
+License: PostgreSQL
+
+License: PostgreSQL
+{indented}"
+    )
+}
+
+fn control(parts: &Parts, package: &str, libraries: &str, usr: &Path) -> Result<String> {
+    let size = output_of(
+        Command::new("du").args(["--summarize", "--apparent-size", "--block-size=1K"]).arg(usr),
+    )?;
+    let size = size.split_whitespace().next().context("du says nothing")?.to_owned();
+    Ok(format!(
+        "Package: {package}
+Source: {SOURCE}
+Version: {}
+Architecture: {}
+Maintainer: {}
+Installed-Size: {size}
+Depends: postgresql-{major}, {libraries}
+Section: database
+Priority: optional
+Description: {DESCRIPTION}{major}.
+",
+        parts.release.debian_version(),
+        architecture()?,
+        maintainer(),
+        major = parts.major,
+    ))
+}
+
+fn maintainer() -> String {
+    let (name, mail) = MAINTAINER;
+    let set =
+        |variable: &str, usual: &str| std::env::var(variable).unwrap_or_else(|_| usual.to_owned());
+    format!("{} <{}>", set("DEBFULLNAME", name), set("DEBEMAIL", mail))
+}
+
+fn architecture() -> Result<String> {
+    Ok(output_of(Command::new("dpkg").arg("--print-architecture"))?.trim().to_owned())
+}
+
+/// The packages whose libraries ours is linked with, with the oldest version that will do.
+fn needed_libraries(library: &Path, scratch: &Path, package: &str) -> Result<String> {
+    // The tool insists on a source package around it.
+    let control = format!("Source: {SOURCE}\n\nPackage: {package}\nArchitecture: any\n");
+    put(&scratch.join("debian/control"), control)?;
+    let mut tool = Command::new("dpkg-shlibdeps");
+    let text =
+        output_of(tool.arg("-O").arg(format!("-e{}", library.display())).current_dir(scratch))?;
+    let needed = text.trim().strip_prefix("shlibs:Depends=");
+    Ok(needed.with_context(|| format!("no dependencies in {text:?}"))?.to_owned())
+}
+
+/// The checksums that dpkg keeps, by path.
+fn sums(root: &Path) -> Result<String> {
+    let find = output_of(Command::new("find").args(["usr", "-type", "f"]).current_dir(root))?;
+    let mut files: Vec<&str> = find.lines().collect();
+    files.sort_unstable();
+    output_of(Command::new("md5sum").args(files).current_dir(root).stdin(Stdio::null()))
+}

@@ -1,0 +1,62 @@
+//! The library as it is packaged: without symbols for debuggers, and without a trace of where it was built.
+
+use super::Release;
+use crate::extension::{self, NAME};
+use anyhow::{ensure, Context, Result};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+/// Builds the library of a source tree in a target directory of its own, for other flags than usual build all
+/// crates anew.
+pub fn build(source: &Path, pg_config: &Path, target: &Path, release: &Release) -> Result<PathBuf> {
+    let major = extension::major_of(pg_config)?;
+    eprintln!("building {NAME} for packages (pg{major})");
+    // pgrx formats what it generates, and panics tell its lines: without a file here rustfmt would go by whatever
+    // lies above the target directory.
+    fs::create_dir_all(target)?;
+    fs::write(target.join("rustfmt.toml"), "")?;
+    let status = extension::cargo()
+        .current_dir(source)
+        .args([
+            "rustc",
+            "--release",
+            "--locked",
+            "--package",
+            NAME,
+            "--lib",
+            "--no-default-features",
+        ])
+        .args(["--features", &format!("pg{major}")])
+        .env("PGRX_PG_CONFIG_PATH", pg_config)
+        .env("CARGO_TARGET_DIR", target)
+        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+        // Its separator is no character of a path.
+        .env("CARGO_ENCODED_RUSTFLAGS", remapped(source, target)?.join("\u{1f}"))
+        .env_remove("RUSTFLAGS")
+        .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
+        .stdin(Stdio::null())
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "building {NAME} failed ({status})");
+    Ok(target.join(format!("release/lib{NAME}.so")))
+}
+
+/// Flags by which paths in the library (a panic names its line) begin the same wherever it is built.
+fn remapped(source: &Path, target: &Path) -> Result<Vec<String>> {
+    let home = |name: &str, usual: &str| -> Result<PathBuf> {
+        let below_home = || -> Option<OsString> {
+            Some(Path::new(&std::env::var_os("HOME")?).join(usual).into())
+        };
+        Ok(std::env::var_os(name).or_else(below_home).with_context(|| format!("no {name}"))?.into())
+    };
+    // rustc tries the last one first: the target directory mostly lies in the source tree.
+    let places = [
+        (home("CARGO_HOME", ".cargo")?, "/cargo"),
+        (source.to_owned(), "/source"),
+        (target.to_owned(), "/target"),
+    ];
+    let flag = |(from, to): (PathBuf, &str)| format!("--remap-path-prefix={}={to}", from.display());
+    Ok(places.into_iter().map(flag).collect())
+}

@@ -1,0 +1,100 @@
+//! The licences: our own, and those of the crates that are linked into the library.
+
+use crate::extension::{self, source_root, NAME};
+use crate::process::output_of;
+use anyhow::{ensure, Context, Result};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A file of the source tree.
+pub fn read(path: &str) -> Result<String> {
+    fs::read_to_string(source_root().join(path)).with_context(|| path.to_owned())
+}
+
+/// A crate that is linked into the library.
+struct Crate {
+    name: String,
+    license: String,
+    /// Where it comes from and who wrote it, for those that bring no licence file.
+    origin: String,
+    source: PathBuf,
+}
+
+/// What the crates in the library ask to be told, one after the other, in the order of their names.
+pub fn third_party(major: &str) -> Result<String> {
+    let mut text = format!("The library {NAME}.so contains these Rust crates.\n");
+    for Crate { name, license, origin, source } in crates(major)? {
+        text.push_str(&format!("\n{}\n{name}: {license}\n", "=".repeat(72)));
+        let notices = notices(&source)?;
+        if notices.is_empty() {
+            text.push_str(&format!("\n{origin}\n"));
+        }
+        for (file, words) in notices {
+            text.push_str(&format!("\n--- {file}\n\n{}\n", words.trim_end()));
+        }
+    }
+    Ok(text)
+}
+
+fn crates(major: &str) -> Result<Vec<Crate>> {
+    // Build scripts and macros run on the builder's machine alone.
+    let tree = output_of(
+        extension::cargo()
+            .args(["tree", "--locked", "--package", NAME, "--edges", "normal,no-proc-macro"])
+            .args(["--no-default-features", "--features", &format!("pg{major}")])
+            .args(["--prefix", "none", "--no-dedupe", "--format", "{p}|{l}"]),
+    )?;
+    let metadata =
+        output_of(extension::cargo().args(["metadata", "--locked", "--format-version=1"]))?;
+    let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
+    let mut found = BTreeMap::new();
+    for line in tree.lines() {
+        let (package, license) = line.split_once('|').with_context(|| line.to_owned())?;
+        let mut words = package.split_whitespace();
+        let (name, version) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+        // Ours say where they lie.
+        if words.next().is_some_and(|word| word.starts_with("(/")) {
+            continue;
+        }
+        let version = version.trim_start_matches('v');
+        let package = metadata["packages"]
+            .as_array()
+            .and_then(|all| all.iter().find(|p| p["name"] == name && p["version"] == version))
+            .with_context(|| format!("cargo does not know {name} {version}"))?;
+        let manifest = package["manifest_path"].as_str().context("a package has a manifest")?;
+        let source = Path::new(manifest).parent().context("it lies in a directory")?.to_owned();
+        let origin = origin(package);
+        let name = format!("{name} {version}");
+        found.insert(name.clone(), Crate { name, license: license.to_owned(), origin, source });
+    }
+    ensure!(found.len() > 5, "only {} crates were found", found.len());
+    Ok(found.into_values().collect())
+}
+
+fn origin(package: &serde_json::Value) -> String {
+    let authors = package["authors"].as_array().into_iter().flatten();
+    let authors: Vec<&str> = authors.filter_map(serde_json::Value::as_str).collect();
+    let repository = package["repository"].as_str().unwrap_or("an unnamed place");
+    format!("Copyright: {}\nSource, with the text of the licence: {repository}", authors.join(", "))
+}
+
+/// The licence files of a crate; of a choice, the one that asks for the least to be kept.
+fn notices(source: &Path) -> Result<BTreeMap<String, String>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(source)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let upper = name.to_uppercase();
+        let is_notice = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "COPYRIGHT"]
+            .iter()
+            .any(|word| upper.starts_with(word));
+        if is_notice && entry.file_type()?.is_file() {
+            found.insert(name, fs::read_to_string(entry.path())?);
+        }
+    }
+    if found.keys().any(|name| name.to_uppercase().contains("MIT")) {
+        found.retain(|name, _| !name.to_uppercase().contains("APACHE"));
+    }
+    Ok(found)
+}

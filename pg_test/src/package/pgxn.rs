@@ -1,0 +1,29 @@
+//! The archive for PGXN: the source of the commit, with `META.json` at its top.
+
+use super::Release;
+use crate::extension::{source_root, NAME};
+use crate::process::output_of;
+use anyhow::{ensure, Result};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Writes the archive that is uploaded as it is. It is made of what is committed, so it takes git.
+pub fn archive(release: &Release, output: &Path) -> Result<Option<PathBuf>> {
+    if !source_root().join(".git").exists() {
+        eprintln!("this source is no git repository: there is no archive for PGXN");
+        return Ok(None);
+    }
+    let name = format!("{NAME}-{}", release.version);
+    let path = output.join(format!("{name}.zip"));
+    // A zip file keeps local times.
+    let mut git = Command::new("git");
+    git.args(["archive", "--format=zip", &format!("--prefix={name}/"), "--output"])
+        .arg(&path)
+        .arg("HEAD");
+    output_of(git.current_dir(source_root()).env("TZ", "UTC"))?;
+    let listed = output_of(
+        Command::new("git").args(["ls-tree", "--name-only", "HEAD"]).current_dir(source_root()),
+    )?;
+    ensure!(listed.lines().any(|file| file == "META.json"), "META.json is not committed");
+    Ok(Some(path))
+}

@@ -1,0 +1,90 @@
+//! The `.tar.gz`: the files in the layout of PostgreSQL's own directories, `lib` and `share` in one folder.
+//!
+//! From PostgreSQL 18 on that folder can be used as it is: `extension_control_path` names its `share`,
+//! `dynamic_library_path` its `lib`. So for 18 it also holds what makes a container image of it, for operators
+//! that mount extensions.
+
+use super::{install, licenses, put, settle, Parts};
+use crate::extension::NAME;
+use crate::process::output_of;
+use anyhow::Result;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const CONTAINERFILE: &str = "FROM scratch\nCOPY lib /lib\nCOPY share /share\n";
+
+/// The first major version that finds extensions outside of its own directories.
+const FIRST_WITH_CONTROL_PATH: u32 = 18;
+
+pub fn write(parts: &Parts, scratch: &Path, output: &Path) -> Result<PathBuf> {
+    let machine = std::env::consts::ARCH;
+    let name = format!("{NAME}-{}-pg{}-linux-{machine}", parts.release.version, parts.major);
+    let root = scratch.join(&name);
+    let (lib, share) = (root.join("lib"), root.join("share/extension"));
+    install(&parts.extension, &lib, &share)?;
+    for page in ["LICENSE", "README.md", "CHANGELOG.md"] {
+        put(&root.join(page), licenses::read(page)?)?;
+    }
+    put(&root.join("THIRD-PARTY-LICENSES"), licenses::third_party(&parts.major)?)?;
+    put(&root.join("INSTALL"), instructions(&parts.major)?)?;
+    if parts.major.parse::<u32>()? >= FIRST_WITH_CONTROL_PATH {
+        put(&root.join("Containerfile"), CONTAINERFILE)?;
+    }
+    settle(&root, &parts.release)?;
+    let path = output.join(format!("{name}.tar.gz"));
+    pack(scratch, &name, parts.release.epoch, &path)?;
+    Ok(path)
+}
+
+fn instructions(major: &str) -> Result<String> {
+    let by_path = match major.parse::<u32>()? >= FIRST_WITH_CONTROL_PATH {
+        false => "",
+        true => {
+            "
+Or leave the files here, and set in postgresql.conf (with the path of this directory):
+
+    extension_control_path = '/path/to/this/share:$system'
+    dynamic_library_path   = '/path/to/this/lib:$libdir'
+
+An image for operators that mount extensions: podman build -t pg_fence .
+"
+        }
+    };
+    Ok(format!(
+        "For PostgreSQL {major}. As a user who may write there:
+
+    cp lib/{NAME}.so \"$(pg_config --pkglibdir)\"
+    cp share/extension/{NAME}* \"$(pg_config --sharedir)/extension\"
+{by_path}
+Then, as a superuser, in each database that is to have leases: CREATE EXTENSION {NAME};
+"
+    ))
+}
+
+/// An archive without the builder's name, and with its files in an order of their own.
+fn pack(scratch: &Path, name: &str, epoch: u64, path: &Path) -> Result<()> {
+    let mut tar = Command::new("tar")
+        .args([
+            "--create",
+            "--format=gnu",
+            "--sort=name",
+            "--owner=0",
+            "--group=0",
+            "--numeric-owner",
+        ])
+        .arg(format!("--mtime=@{epoch}"))
+        .args([name])
+        .current_dir(scratch)
+        .env("LC_ALL", "C")
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let packed = tar.stdout.take().expect("it was asked for");
+    let gzip = Command::new("gzip")
+        .args(["-9", "--no-name"])
+        .stdin(packed)
+        .stdout(File::create(path)?)
+        .status()?;
+    anyhow::ensure!(tar.wait()?.success() && gzip.success(), "cannot pack {}", path.display());
+    output_of(Command::new("gzip").arg("--test").arg(path)).map(drop)
+}

@@ -1,0 +1,58 @@
+//! The clients in other languages, in short: `cargo run -- clients` plays everything. A client whose libraries have
+//! never been fetched on this machine is left out; the command fetches them.
+
+use pg_test::clients::languages::{Language, ALL};
+use pg_test::clients::{first_worker, scenario, stage};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
+
+/// Those that are quick, one for each: a day without trouble, a late write, a cable that is cut.
+const SHORT: &[&str] =
+    &["a-day-without-trouble", "frozen-in-the-middle-of-a-write", "the-cable-is-cut"];
+
+fn of_those_there(run: impl Fn(&Language) -> Result<()>) -> Result<()> {
+    for client in ALL {
+        if (client.is_there)() {
+            run(client).context(client.name)?;
+        } else {
+            eprintln!("left out: cargo run -- clients {} brings what it needs", client.name);
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn every_readme_shows_a_short_first_worker(_: &Lab) -> Result<()> {
+    ALL.iter().try_for_each(|client| first_worker::is_shown(client).context(client.name))
+}
+
+#[lab_test]
+fn the_first_workers_do_their_work(lab: &Lab) -> Result<()> {
+    of_those_there(|client| first_worker::runs(lab, &(client.prepare)()?.first_worker))
+}
+
+#[lab_test]
+fn the_clients_go_through_the_short_scenarios(lab: &Lab) -> Result<()> {
+    let scenarios = scenario::all()?;
+    let short: Vec<_> = scenarios.iter().filter(|s| SHORT.contains(&s.key().as_str())).collect();
+    ensure!(short.len() == SHORT.len(), "a scenario has another name now");
+    of_those_there(|client| {
+        let worker = (client.prepare)()?.worker;
+        short.iter().try_for_each(|one| {
+            stage::play(lab, one, &worker, None).with_context(|| one.name.clone())
+        })
+    })
+}
+
+/// A laboratory that catches no planted fault proves nothing.
+#[lab_test]
+fn a_planted_fault_is_caught(lab: &Lab) -> Result<()> {
+    let scenarios = scenario::all()?;
+    let slow_answers = scenarios.iter().find(|s| s.key() == "slow-answers").context("renamed")?;
+    of_those_there(|client| {
+        let worker = (client.prepare)()?.worker;
+        let caught = stage::play(lab, slow_answers, &worker, Some("deadline-from-answer"));
+        let text = caught.err().map(|error| format!("{error:#}")).unwrap_or_default();
+        ensure!(text.contains("longer than the server does"), "not caught, but: {text}");
+        Ok(())
+    })
+}

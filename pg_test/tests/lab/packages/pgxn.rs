@@ -1,0 +1,58 @@
+//! What PGXN is told.
+
+use super::{directory, this_release};
+use pg_test::extension::{source_root, target_dir, VERSION};
+use pg_test::package::pgxn;
+use pg_test::process::output_of;
+use pg_test::{ensure, extension, lab_test, Context, Lab, Result};
+use std::process::Command;
+
+/// PGXN's own validator, a crate with a program.
+const VALIDATOR: (&str, &str) = ("pgxn_meta", "0.7.0");
+
+#[lab_test]
+fn the_description_for_pgxn_is_of_this_version(_: &Lab) -> Result<()> {
+    let text = std::fs::read_to_string(source_root().join("META.json"))?;
+    let meta: serde_json::Value = serde_json::from_str(&text)?;
+    let provided = &meta["provides"]["pg_fence"];
+    for version in [&meta["version"], &provided["version"]] {
+        ensure!(version == VERSION, "META.json is of version {version}");
+    }
+    for file in [&provided["file"], &provided["docfile"]] {
+        let file = file.as_str().context("no path")?;
+        ensure!(source_root().join(file).exists(), "META.json names {file}");
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn the_archive_for_pgxn_holds_the_source(lab: &Lab) -> Result<()> {
+    let path = pgxn::archive(&this_release()?, &directory(lab, "pgxn")?)?.context("no git")?;
+    let top = format!("pg_fence-{VERSION}");
+    ensure!(path.ends_with(format!("{top}.zip")), "{path:?}");
+    let list = output_of(Command::new("python3").args(["-m", "zipfile", "-l"]).arg(&path))?;
+    for file in ["META.json", "Makefile", "pg_fence.control", "Cargo.lock", "src/lib.rs"] {
+        ensure!(list.contains(&format!("{top}/{file} ")), "no {file} in:\n{list}");
+    }
+    Ok(())
+}
+
+#[lab_test(slow)]
+fn pgxn_itself_finds_the_description_valid(lab: &Lab) -> Result<()> {
+    let (name, version) = VALIDATOR;
+    let root = target_dir().join("tools");
+    let program = root.join("bin").join(name);
+    if !program.exists() {
+        let mut cargo = extension::cargo();
+        cargo.args(["install", name, "--version", version, "--locked", "--root"]).arg(&root);
+        output_of(cargo.env_remove("CARGO_TARGET_DIR"))?;
+    }
+    let meta = source_root().join("META.json");
+    output_of(Command::new(&program).arg(&meta))?;
+    // It finds fault where there is one.
+    let wrong = directory(lab, "meta")?.join("META.json");
+    let text = std::fs::read_to_string(meta)?;
+    std::fs::write(&wrong, text.replace("\"license\": \"postgresql\"", "\"license\": \"none\""))?;
+    ensure!(output_of(Command::new(&program).arg(&wrong)).is_err(), "anything is valid");
+    Ok(())
+}
