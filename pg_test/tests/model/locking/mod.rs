@@ -329,6 +329,12 @@ fn numbers_of_slots_that_are_not_compared_again_differ() {
 }
 
 #[test]
+fn a_number_of_slots_that_is_over_but_guarded_must_be_compared() {
+    let numbers = Bounds { kinds: NUMBERS.kinds, ..HOLDERS };
+    breaks(numbers, GUARD_EXCLUDES, |p| p.compare_guarded = false);
+}
+
+#[test]
 fn locks_given_back_before_the_commit_let_two_in() {
     breaks(READERS, APART, |p| p.keep_to_commit = false);
 }

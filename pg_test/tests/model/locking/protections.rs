@@ -24,6 +24,8 @@ pub struct Protections {
     pub see_deletions: bool,
     /// The number of slots is compared once more after the row is written.
     pub compare_number: bool,
+    /// A grant that is over, but guarded, counts in that comparison.
+    pub compare_guarded: bool,
     /// A grant's locks are kept to the end of its transaction.
     pub keep_to_commit: bool,
     /// A guard locks the grant.
@@ -47,6 +49,7 @@ impl Protections {
         end_others: true,
         see_deletions: true,
         compare_number: true,
+        compare_guarded: true,
         keep_to_commit: true,
         guard_lock: true,
         prune_locks: true,

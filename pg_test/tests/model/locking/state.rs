@@ -2,7 +2,7 @@
 
 use super::protections::{Bounds, Protections};
 use pg_test::protocol::grant::{Grant, Mode, Phase, Tokens};
-use pg_test::protocol::locks::{Lock, LockMode, Want};
+use pg_test::protocol::locks::{Lock, LockMode, LockStep};
 use pg_test::protocol::{Instant, Span, Token};
 
 /// How a client asks for the lease.
@@ -233,7 +233,7 @@ impl State {
     }
 
     /// Could this client have the lock now?
-    pub fn is_free(&self, client: usize, want: Want, slot: i32) -> bool {
+    pub fn is_free(&self, client: usize, want: LockStep, slot: i32) -> bool {
         let mut held = self.others(client).flat_map(|c| &c.locks);
         held.all(|(lock, on, mode)| {
             (*lock, *on) != (want.lock, slot) || !want.mode.conflicts_with(*mode)
@@ -241,7 +241,7 @@ impl State {
     }
 
     /// Takes a lock, where it is to be had now.
-    pub fn take(&mut self, client: usize, want: Want, slot: i32) -> bool {
+    pub fn take(&mut self, client: usize, want: LockStep, slot: i32) -> bool {
         let free = self.is_free(client, want, slot);
         if free {
             self.clients[client].locks.push((want.lock, slot, want.mode));
@@ -256,7 +256,7 @@ impl State {
                 let mut on = other.locks.iter().filter(|l| (l.0, l.1) == (Lock::Grant, slot));
                 on.any(|(_, _, held)| mode.conflicts_with(*held))
             };
-            conflicts(LockMode::Replace) && !conflicts(LockMode::Making)
+            conflicts(LockMode::Replace) && !conflicts(LockMode::SeeReplacers)
         })
     }
 

@@ -3,9 +3,9 @@
 
 use super::protections::{Bounds, Protections};
 use super::state::{at, Client, Kind, Next, Row, Search, State, Violation, Write, TTL};
-use pg_test::protocol::grant::{self, Acquire, Ask, Grant, Mode, Seat, Tokens};
+use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant, Grant, Mode, Tokens};
 use pg_test::protocol::locks::{
-    ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, GUARD, IS_GUARDED, PRUNE, SHAPE_SHARED, SHAPE_SLOTS,
+    ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, GUARD, IS_GUARDED, PRUNE,
     TAKE_SLOT,
 };
 use pg_test::protocol::{Floor, Instant, Token};
@@ -65,11 +65,13 @@ impl Step<'_> {
     }
 
     /// The slot for a new grant, and those of the grants that it ends.
-    fn decide(&self, rows: &[Row], seats: &[Seat]) -> Option<(i32, Vec<i32>)> {
+    fn decide(&self, rows: &[Row], existing: &[ExistingGrant]) -> Option<(i32, Vec<i32>)> {
         let now = at(self.state.clock);
-        let Acquire::Grant { slot } = grant::acquire(seats, &self.ask(), now) else { return None };
-        let both = rows.iter().zip(seats);
-        let is_ended = |row: &Row, seat: &Seat| {
+        let Acquire::Grant { slot } = grant::acquire(existing, &self.ask(), now) else {
+            return None;
+        };
+        let both = rows.iter().zip(existing);
+        let is_ended = |row: &Row, seat: &ExistingGrant| {
             self.p.end_others && row.slot != slot && grant::ends(&self.ask(), seat, now)
         };
         let ended = both.filter(|(row, seat)| is_ended(row, seat)).map(|(row, _)| row.slot);
@@ -138,9 +140,9 @@ impl Step<'_> {
         }
         let again = self.p.read_again_under_all && seen.iter().any(|row| row.slot != 0);
         let rows = if again { self.state.rows.clone() } else { seen.to_vec() };
-        let seat = |row: &Row| Seat { grant: row.as_grant(), mine: false, guarded: false };
-        let seats: Vec<Seat> = rows.iter().map(seat).collect();
-        match self.decide(&rows, &seats) {
+        let seat = |row: &Row| ExistingGrant { grant: row.as_grant(), mine: false, guarded: false };
+        let existing: Vec<ExistingGrant> = rows.iter().map(seat).collect();
+        match self.decide(&rows, &existing) {
             Some((slot, ended)) => {
                 self.write(&rows, slot, &ended);
                 self.state.answer(self.client, self.p);
@@ -160,7 +162,7 @@ impl Step<'_> {
     }
 
     fn exclude_other_shape(&mut self) {
-        let want = if self.kind() == Kind::Shared { SHAPE_SHARED } else { SHAPE_SLOTS };
+        let want = if self.kind() == Kind::Shared { EXCLUDE_SLOTS } else { EXCLUDE_SHARED };
         if !self.p.shape || self.state.take(self.client, want, 0) {
             self.go_on(Next::LookBeside { busy: Vec::new() });
         } else {
@@ -194,7 +196,7 @@ impl Step<'_> {
     fn choose(&mut self, mut search: Search) {
         let clock = self.state.clock;
         let is_there = |slot: i32| search.rows.iter().any(|r| r.slot == slot && r.is_live(clock));
-        let seat = |row: &Row| Seat {
+        let seat = |row: &Row| ExistingGrant {
             grant: row.as_grant(),
             mine: false,
             guarded: match row.is_live(clock) {
@@ -202,11 +204,11 @@ impl Step<'_> {
                 false => search.guarded.contains(&row.slot),
             },
         };
-        let mut seats: Vec<Seat> = search.rows.iter().map(seat).collect();
+        let mut existing: Vec<ExistingGrant> = search.rows.iter().map(seat).collect();
         let making = search.busy.iter().filter(|slot| !is_there(**slot));
         let mode = self.ask().mode;
-        seats.extend(making.map(|slot| in_the_making(*slot, mode)));
-        match self.decide(&search.rows, &seats) {
+        existing.extend(making.map(|slot| in_the_making(*slot, mode)));
+        match self.decide(&search.rows, &existing) {
             Some((slot, ended)) => {
                 (search.slot, search.ended) = (slot, ended);
                 self.go_on(Next::TakeSlot(search));
@@ -297,8 +299,11 @@ impl Step<'_> {
     fn other_number(&self) -> bool {
         let Kind::Slots(asked) = self.kind() else { return false };
         let other = |row: &Row| matches!(row.kind, Kind::Slots(n) if n != asked);
+        let is_guarded = |row: &Row| {
+            self.p.compare_guarded && !self.state.is_free(self.client, IS_GUARDED, row.slot)
+        };
         let mut rows = self.state.rows_in_flight(self.client);
-        rows.any(|row| other(row) && row.is_live(self.state.clock))
+        rows.any(|row| other(row) && (row.is_live(self.state.clock) || is_guarded(row)))
     }
 
     fn compare_number(&mut self) {
@@ -398,7 +403,7 @@ impl Step<'_> {
 }
 
 /// A grant that another transaction is just writing, of the same mode.
-fn in_the_making(slot: i32, mode: Mode) -> Seat {
+fn in_the_making(slot: i32, mode: Mode) -> ExistingGrant {
     let grant = Grant {
         slot,
         mode,
@@ -408,5 +413,5 @@ fn in_the_making(slot: i32, mode: Mode) -> Seat {
         expires_at: Instant::LATEST,
         abandoned: false,
     };
-    Seat { grant, mine: false, guarded: true }
+    ExistingGrant { grant, mine: false, guarded: true }
 }
