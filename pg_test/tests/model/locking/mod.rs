@@ -231,13 +231,14 @@ const MIXED: Bounds = Bounds { kinds: &[Shared, Slots(2), Slots(2)], ..READERS }
 /// Slots of which there are different numbers.
 const NUMBERS: Bounds = Bounds { kinds: &[Slots(2), Slots(3)], ..READERS };
 /// A reader, a slot and a writer.
-const ALL_KINDS: Bounds = Bounds { kinds: &[Alone, Slots(2), Shared], ..READERS };
+const ALL_KINDS: Bounds = Bounds { kinds: &[Alone, Slots(2), Shared], calls: 5, ..READERS };
 /// Holders rely on their grants, and renew them.
 const HOLDERS: Bounds = Bounds { guards: true, renewals: true, rollbacks: 0, ..READERS };
 /// Rows are pruned.
 const PRUNED: Bounds = Bounds { prunes: true, guards: true, ..READERS };
-/// The clock is set back. Of each kind there is one client: where two of a kind come upon a grant of another kind
-/// that is over, one leaves it to the other to end it, which may give up or be rolled back; it is back with the clock.
+/// The clock is set back. One client of each kind: where two of a kind come upon a grant of another kind that is over,
+/// one leaves it to the other to end it, and that one may be rolled back. Then a clock that is set back makes the grant
+/// current again, which is one of the things that are not promised (`docs/concepts.md`, Clocks).
 const STEPS_BACK: Bounds =
     Bounds { kinds: &[Shared, Slots(2)], steps_back: 1, calls: 5, ..READERS };
 
@@ -262,7 +263,7 @@ fn different_numbers_of_slots_stay_apart() {
 #[test]
 fn grants_of_all_kinds_that_cross_each_other_stay_apart() {
     holds(ALL_KINDS);
-    holds(Bounds { kinds: ALL_KINDS.kinds, ..HOLDERS });
+    holds(Bounds { kinds: ALL_KINDS.kinds, calls: 5, ..HOLDERS });
 }
 
 #[test]
