@@ -154,7 +154,7 @@ pub fn open(missing: Missing) {
         return;
     }
     let changes = relation::name_changes();
-    let Ok(sequence) = state_oid(c"statistics_seq") else { return };
+    let Ok(sequence) = state_oid(c"stats_memory_seq") else { return };
     if with(|segment| segment.is_of(sequence)) == Some(true) {
         FOUND_AT.store(changes, Ordering::Relaxed);
         return;

@@ -63,7 +63,7 @@ fn a_segment_that_cannot_be_mapped_is_not_replaced(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().set("dynamic_shared_memory_type", "mmap").start()?;
     prepare(&cluster)?;
     let mut first = work(&cluster, "first")?;
-    let handle = first.granted("SELECT last_value FROM fence.statistics_seq")?;
+    let handle = first.granted("SELECT last_value FROM fence.stats_memory_seq")?;
     let file = cluster.data().join(format!("pg_dynshmem/mmap.{handle}"));
     let hide = |hidden: bool| {
         let mode = if hidden { 0o000 } else { 0o600 };
@@ -118,7 +118,7 @@ fn no_segment_is_left(lab: &Lab) -> Result<()> {
 fn a_sequence_that_is_being_altered_holds_nobody_up(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut admin) = (db.connect()?, db.connect()?);
-    admin.run("BEGIN; ALTER SEQUENCE fence.statistics_seq INCREMENT BY 1")?;
+    admin.run("BEGIN; ALTER SEQUENCE fence.stats_memory_seq INCREMENT BY 1")?;
     let mut worker = db.connect()?;
     worker.run("SET statement_timeout = '10 s'")?;
     worker.acquire("a", "1 h")?;

@@ -135,9 +135,9 @@ fn the_handle_of_somebody_elses_memory_is_left_alone(lab: &Lab) -> Result<()> {
     let (one, other) = (lab.database()?, lab.database()?);
     let mut session = one.connect()?;
     session.acquire("a", "1 h")?;
-    let handle = session.granted("SELECT last_value FROM fence.statistics_seq")?;
+    let handle = session.granted("SELECT last_value FROM fence.stats_memory_seq")?;
     // As if the server had started again, and given the number to another database.
-    other.connect()?.run(&format!("SELECT setval('fence.statistics_seq', {handle})"))?;
+    other.connect()?.run(&format!("SELECT setval('fence.stats_memory_seq', {handle})"))?;
     let mut stranger = other.connect()?;
     ensure!(stranger.truth("SELECT stats_reset IS NULL FROM fence.stats")?);
     stranger.acquire("b", "1 h")?;
@@ -145,7 +145,7 @@ fn the_handle_of_somebody_elses_memory_is_left_alone(lab: &Lab) -> Result<()> {
     ensure!(shown(&mut stranger)? == "grants 1, refused_pf004 1");
     ensure!(shown(&mut session)? == "grants 1");
     // And a number that nobody has.
-    other.connect()?.run("SELECT setval('fence.statistics_seq', 424242)")?;
+    other.connect()?.run("SELECT setval('fence.stats_memory_seq', 424242)")?;
     let mut late = other.connect()?;
     late.acquire("c", "1 h")?;
     ensure!(shown(&mut late)? == "grants 1");
@@ -156,8 +156,8 @@ fn the_handle_of_somebody_elses_memory_is_left_alone(lab: &Lab) -> Result<()> {
 fn a_locked_sequence_keeps_nobody_waiting(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
-    admin.run("BEGIN; ALTER SEQUENCE fence.statistics_seq OWNED BY NONE; LOCK TABLE pg_description IN ACCESS SHARE MODE")?;
-    admin.run("ALTER SEQUENCE fence.statistics_seq SET LOGGED")?;
+    admin.run("BEGIN; ALTER SEQUENCE fence.stats_memory_seq OWNED BY NONE; LOCK TABLE pg_description IN ACCESS SHARE MODE")?;
+    admin.run("ALTER SEQUENCE fence.stats_memory_seq SET LOGGED")?;
     let mut session = db.connect()?;
     session.run("SET lock_timeout = '10 s'; SET statement_timeout = '10 s'")?;
     let token = session.acquire("a", "1 h")?;
@@ -172,9 +172,9 @@ fn a_locked_sequence_keeps_nobody_waiting(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn a_sequence_that_is_not_fit_only_stops_the_counting(lab: &Lab) -> Result<()> {
     for spoil in [
-        "ALTER SEQUENCE fence.statistics_seq SET LOGGED",
-        "ALTER SEQUENCE fence.statistics_seq MAXVALUE 2",
-        "ALTER EXTENSION pg_fence DROP SEQUENCE fence.statistics_seq; DROP SEQUENCE fence.statistics_seq",
+        "ALTER SEQUENCE fence.stats_memory_seq SET LOGGED",
+        "ALTER SEQUENCE fence.stats_memory_seq MAXVALUE 2",
+        "ALTER EXTENSION pg_fence DROP SEQUENCE fence.stats_memory_seq; DROP SEQUENCE fence.stats_memory_seq",
     ] {
         let db = lab.database()?;
         db.connect()?.run(spoil)?;
