@@ -3,8 +3,8 @@
 
 use super::cable::Cable;
 use super::languages::Program;
+use crate::lab::Lab;
 use crate::process::{self, wait_until};
-use crate::rundir::RunDir;
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
 use serde::Deserialize;
@@ -76,15 +76,14 @@ pub fn unix_ms() -> i64 {
 impl Worker {
     /// Starts one and has it connect through the cable.
     pub fn start(
-        rundir: &RunDir,
+        lab: &Lab,
         program: &Program,
         plant: Option<&str>,
         name: &str,
         cable: Cable,
         place: &Value,
     ) -> Result<Worker> {
-        let mut command = rundir.command(&program.program);
-        command.args(&program.arguments).envs(program.environment.iter().cloned());
+        let mut command = program.command(lab);
         if let Some(plant) = plant {
             command.args(["--plant", plant]);
         }
@@ -212,7 +211,7 @@ impl Worker {
         if self.is_frozen {
             self.thaw()?;
         }
-        self.cable.become_(super::scenario::CableState::Mended);
+        self.cable.set(super::scenario::CableState::Mended);
         self.tell(&order("close", &Value::Null))?;
         self.expect("closed")?;
         let mut tasks = 0;

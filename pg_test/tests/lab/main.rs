@@ -51,6 +51,7 @@ mod remembered_verdicts;
 mod restores;
 mod roles;
 mod row_comparison_gaps;
+mod script_rules;
 mod server_starts;
 mod session_leases;
 mod session_races;

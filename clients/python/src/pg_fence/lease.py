@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from .connection import LOOK_AGAIN, Handle, OwnConnection, now
+from .connection import LOOK_AGAIN, Handle, OwnConnection, in_thread, now
 from .errors import LeaseLost, LeaseTaken, is_permanent
 from .guarded import Guarded
 
@@ -199,7 +199,7 @@ class Lease:
     async def arelease(self) -> None:
         """As `release`, in asyncio."""
         self._end()
-        await asyncio.to_thread(self._join)
+        await in_thread(self._join)
 
     async def __aenter__(self) -> Lease:
         self._task = asyncio.current_task()
@@ -449,9 +449,13 @@ class Lease:
             self._lock.notify_all()
 
     def pause(self) -> None:
-        """Waits for a renewal that is under way, and has no other begin: it would wait for the release."""
+        """Has no renewal begin: it would wait for the transaction that releases."""
         with self._lock:
             self._pauses += 1
+
+    def wait_for_heartbeat(self) -> None:
+        """Waits for the end of a renewal that is under way."""
+        with self._lock:
             self._lock.wait_for(lambda: not self._beating or self._finished)
 
     def go_on(self) -> None:
