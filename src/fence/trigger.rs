@@ -4,6 +4,7 @@
 //! statement, and whether a token speaks for a lease once per transaction.
 
 use super::binding::{Binding, WriteLeases};
+use crate::known_bugs;
 use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::args::{Answer, Args};
 use crate::pg::errors::{self, Refusal, RefusedWrite, Wrote};
@@ -228,6 +229,9 @@ fn guard_leases(
 /// inserted in between.
 #[inline]
 fn count(call: &TriggerCall, plan: &Plan) {
+    if known_bugs::NO_COUNTING {
+        return;
+    }
     let offered = plan.offered.take();
     match call.event() {
         Event::Insert => plan.offered.set(Some(call.rows_inserted())),

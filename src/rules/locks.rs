@@ -26,7 +26,7 @@ pub enum Lock {
     Jump,
     /// An entry in which the commit of a lease's guarded transaction is noted.
     GuardedCommit,
-    /// Making the shared memory in which the database counts: one for the database, given back at once.
+    /// Making the shared memory in which a database counts: one for the server, given back at once.
     Statistics,
 }
 

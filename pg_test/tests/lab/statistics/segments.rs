@@ -189,3 +189,40 @@ fn a_sequence_that_is_not_fit_only_stops_the_counting(lab: &Lab) -> Result<()> {
     }
     Ok(())
 }
+
+#[lab_test]
+fn the_memory_of_what_was_dropped_is_given_back(lab: &Lab) -> Result<()> {
+    let cluster =
+        lab.builder().without_fsync().set("dynamic_shared_memory_type", "mmap").start()?;
+    // Of ours, for the server's own are smaller.
+    let segments = || -> Result<usize> {
+        let files = std::fs::read_dir(cluster.data().join("pg_dynshmem"))?;
+        let sizes = files.map(|file| Ok(file?.metadata()?.len())).collect::<Result<Vec<u64>>>()?;
+        Ok(sizes.into_iter().filter(|size| (200_000..400_000).contains(size)).count())
+    };
+    let mut admin = cluster.connect("postgres")?;
+    admin.run("CREATE DATABASE d")?;
+    admin.run("CREATE EXTENSION pg_fence")?;
+    admin.run("SELECT lease_acquire('a')")?;
+    cluster.connect("d")?.run("CREATE EXTENSION pg_fence")?;
+    let before = segments()?;
+    ensure!(before >= 1, "{before} segments");
+    for n in 0..5 {
+        admin.run(&format!("CREATE DATABASE d{n} TEMPLATE d"))?;
+        cluster.connect(&format!("d{n}"))?.run("SELECT lease_acquire('a')")?;
+        admin.run(&format!("DROP DATABASE d{n} WITH (FORCE)"))?;
+    }
+    ensure!(segments()? <= before + 1, "{} segments, {before} before", segments()?);
+    for _ in 0..5 {
+        let mut session = cluster.connect("d")?;
+        session.run("DROP EXTENSION pg_fence")?;
+        session.run("CREATE EXTENSION pg_fence")?;
+        session.run("SELECT lease_acquire('a')")?;
+        ensure!(shown(&mut session)? == "grants 1");
+    }
+    ensure!(segments()? <= before + 1, "{} segments, {before} before", segments()?);
+    // Nobody else's is gone.
+    ensure!(shown(&mut admin)? == "grants 1");
+    ensure!(shown(&mut cluster.connect("postgres")?)? == "grants 1");
+    Ok(())
+}
