@@ -9,6 +9,7 @@ use crate::pg::lease_table::{AsOf, Glance, LeaseTable, Rows};
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::{NewGrant, Row};
 use crate::pg::{role, server};
+use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::{self, Acquire, Ask, Mode, Phase};
 use pg_fence_rules::{Instant, Span, Token};
@@ -130,6 +131,8 @@ fn write(
         session_leases::bind(table, &request.name, token)?;
     }
     let now = server::now();
+    let is_over = |row: &Row| matches!(row.grant.phase(now), Phase::Expired | Phase::Abandoned);
+    let takes_over = ended.iter().chain(over).any(is_over);
     for row in ended {
         table.end(row, now)?;
     }
@@ -158,6 +161,12 @@ fn write(
     // Two that ask for different numbers at the same moment have seen neither's row.
     match place::other_number(table, request) {
         Some(other) => Err(request.slots_differ(other)),
-        None => Ok(()),
+        None => {
+            statistics::count(Counter::Grants);
+            if takes_over {
+                statistics::count(Counter::TakeOvers);
+            }
+            Ok(())
+        }
     }
 }

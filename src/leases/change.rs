@@ -7,6 +7,7 @@ use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, Glance, LeaseTable, Rows};
 use crate::pg::row::{Deleter, Row};
 use crate::pg::{relation, role, server};
+use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{Phase, Release};
 use pg_fence_rules::locks::CHANGE;
@@ -38,6 +39,7 @@ pub fn renew(
 ) -> Result<(), Refusal> {
     let ttl = ttl.unwrap_or(row.ttl);
     table.renew(row, fresh, now, ttl)?;
+    statistics::count(Counter::Renewals);
     if now + ttl < row.grant.expires_at {
         // The head of the line may sleep for too long.
         line::changed(row.name());
@@ -47,7 +49,7 @@ pub fn renew(
 
 /// What a release has found, its grant locked.
 pub enum Releasable<'a> {
-    /// A current grant.
+    /// A current grant, to be closed with a token that is yet to be drawn.
     Close(Box<Locked<'a>>),
     /// One that this transaction has closed, and its closing token.
     Again(Box<Locked<'a>>, Token),
@@ -106,6 +108,7 @@ pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal>
     locks.keep();
     let now = server::now();
     rows.iter().try_for_each(|row| close(table, row, closing, now))?;
+    statistics::add(Counter::Revocations, rows.len());
     Ok(Some(closing))
 }
 

@@ -15,8 +15,9 @@ use crate::pg::row::Row;
 use crate::pg::row_version::Seen;
 use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
+use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
-use pg_fence_rules::grant::Mode;
+use pg_fence_rules::grant::{Mode, Phase};
 use pg_fence_rules::locks::{GUARD, GUARD_BESIDE_OTHERS};
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys::Oid;
@@ -183,6 +184,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     let (seen, over_since) = (row.seen(), row.over_since());
     let verdict = Guard { slot, token, seen, over_since, savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
+    statistics::count(Counter::Guards);
     Ok(())
 }
 
@@ -294,6 +296,15 @@ impl OfTransaction for Guards {
 pub fn listen() {
     scope::keep(&GUARDS);
     scope::before_commit(before_commit);
+}
+
+/// Who holds a lease now, in words; None also where that cannot be told without waiting.
+pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
+    let table = LeaseTable::try_open(Access::Read, Wait::Never).ok()??;
+    let now = server::now();
+    let rows = table.rows(name, AsOf::Now);
+    let held = rows.iter().find(|row| row.grant.phase(now) == Phase::Held)?;
+    Some(held.holder().unwrap_or_else(|| held.session()).to_vec())
 }
 
 fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {

@@ -54,6 +54,18 @@ pub fn in_server_encoding(text: String) -> Vec<u8> {
     }
 }
 
+/// As many whole characters of a text of the database as fit into so many bytes.
+pub fn clip(mut text: Vec<u8>, most: usize) -> Vec<u8> {
+    if text.len() > most {
+        // SAFETY: reads no more than the text.
+        let length = unsafe {
+            pg_sys::pg_mbcliplen(text.as_ptr().cast(), text.len() as c_int, most as c_int)
+        };
+        text.truncate(usize::try_from(length).unwrap_or(0));
+    }
+    text
+}
+
 /// Text of the database as UTF-8.
 pub fn to_utf8(bytes: &[u8]) -> String {
     if let (true, Ok(text)) = (bytes.is_ascii(), std::str::from_utf8(bytes)) {

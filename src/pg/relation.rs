@@ -7,6 +7,7 @@ use once_cell::unsync::OnceCell;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
     static OIDS: RefCell<Vec<(&'static CStr, pg_sys::Oid)>> = const { RefCell::new(Vec::new()) };
@@ -14,6 +15,9 @@ thread_local! {
     static GENERATION: Cell<u64> = const { Cell::new(0) };
     static VERSION_CHECKED: OnceCell<()> = const { OnceCell::new() };
 }
+
+/// Counts the changes of names, for those who keep something that an oid was looked up for.
+static NAME_CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// The version of this library.
 pub const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -63,8 +67,8 @@ pub fn sql_version() -> Option<String> {
     }
 }
 
-/// The oid of a table, index, sequence or view of the schema `fence`. OfTransaction until a relation or a schema of
-/// the database is changed.
+/// The oid of a table, index, sequence or view of the schema `fence`; 55000 where there is none. Remembered until a
+/// relation or a schema of the database is changed.
 pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     let kept = OIDS.with_borrow(|k| k.iter().find(|(n, _)| *n == name).map(|(_, oid)| *oid));
     kept.map_or_else(|| look_up(name), Ok)
@@ -129,6 +133,13 @@ unsafe extern "C-unwind" fn sequence_changed(_: pg_sys::Datum, _: i32, _: u32) {
 
 unsafe extern "C-unwind" fn names_changed(_: pg_sys::Datum, _: i32, _: u32) {
     OIDS.with_borrow_mut(Vec::clear);
+    NAME_CHANGES.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often an oid that was looked up may have become another one's.
+#[inline]
+pub fn name_changes() -> u64 {
+    NAME_CHANGES.load(Ordering::Relaxed)
 }
 
 /// May the current user read it (SELECT on the whole)?

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::ffi::CStr;
 
 thread_local! {
-    /// The name of the role that called last. OfTransaction until a role of the server is changed.
+    /// The name of the role that called last. Kept until a role of the server is changed.
     static CALLER: RefCell<Option<(pg_sys::Oid, Vec<u8>)>> = const { RefCell::new(None) };
 }
 

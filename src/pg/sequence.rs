@@ -1,5 +1,6 @@
 //! Sequences read and set without SQL: the callers of the extension have no rights on them.
 
+use super::relation_lock::{self, Wait};
 use super::{compat, raw, relation};
 use pgrx::pg_sys;
 use std::cell::RefCell;
@@ -45,13 +46,13 @@ struct SequenceForm {
 /// What decides whether a sequence's values are fit to be tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Definition {
-    /// Written to WAL.
+    /// A crash does not empty it, for it is in WAL.
     pub logged: bool,
-    /// INCREMENT BY
+    /// How far apart its values are; negative where it descends.
     pub increment: i64,
-    /// CACHE
+    /// How many values a session takes at once: above 1, sessions draw out of order.
     pub cache: i64,
-    /// CYCLE
+    /// It begins anew at its end, and so gives values twice.
     pub cycle: bool,
     /// It was rewritten by this transaction, which may yet be rolled back, and its values with it.
     pub rewritten_here: bool,
@@ -144,7 +145,23 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
     readable.then(|| Unlogged { last: read(oid).last, file })
 }
 
-/// The next value; takes a transaction id only in a draw that is logged.
+/// As `read_unlogged`, without waiting for whoever has locked the sequence: then it is None altogether.
+pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
+    let mode = pg_sys::AccessShareLock as i32;
+    relation_lock::take(oid, mode, Wait::Never).then(|| {
+        let found = read_unlogged(oid);
+        // SAFETY: taken just now.
+        unsafe { pg_sys::UnlockRelationOid(oid, mode) };
+        found
+    })
+}
+
+/// Takes the lock that `set` takes, without waiting for whoever has locked the sequence.
+pub fn try_lock(oid: pg_sys::Oid) -> bool {
+    relation_lock::take(oid, pg_sys::RowExclusiveLock as i32, Wait::Never)
+}
+
+/// The next value; takes a transaction id only in a draw that is logged. Raises 2200H where there is none.
 pub fn next(oid: pg_sys::Oid) -> i64 {
     // SAFETY: raises Postgres's own error where the oid is no sequence or is exhausted.
     unsafe { compat::guarded(|| compat::nextval_internal(oid, false)) }
@@ -158,7 +175,7 @@ pub fn set_durably(oid: pg_sys::Oid, value: i64) {
     unsafe { pg_sys::XLogFlush(record) };
 }
 
-/// Sets the last value, without a transaction. The caller holds the jump's lock.
+/// Sets the last value, without a transaction. The caller holds the lock that others take to do the same.
 pub fn set(oid: pg_sys::Oid, value: i64) {
     let mut user = pg_sys::InvalidOid;
     let mut context = 0;

@@ -11,6 +11,7 @@ use crate::pg::keyed::Access;
 use crate::pg::lease_table::LeaseTable;
 use crate::pg::relation_lock::Wait;
 use crate::pg::{commit, server, settings, xact};
+use crate::statistics::{self, Counter, Known};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::Token;
 
@@ -28,6 +29,9 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     } else {
         wait::acquire(&request, longest)?
     };
+    if token.is_none() {
+        statistics::count(Counter::TriesLost);
+    }
     Ok(token.into())
 }
 
@@ -40,6 +44,7 @@ pub fn renew(args: Args) -> Result<Answer, Refusal> {
     server::writable(c"lease_renew()");
     let table = LeaseTable::open(Access::Write)?;
     let Some((locked, now)) = change::renewable(&table, &name, token)? else {
+        statistics::count(Counter::RenewalsLost);
         return Ok(Answer::Null);
     };
     let fresh = tokens::draw(locked.row.grant.greatest())?;
@@ -67,6 +72,7 @@ fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {
         Releasable::Close(locked) => {
             let closing = tokens::draw(locked.row.grant.greatest())?;
             change::close(&table, &locked.keep(), closing, server::now())?;
+            statistics::count(Counter::Releases);
             Ok(closing.into())
         }
     }
@@ -88,7 +94,9 @@ pub fn guard(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     server::writable(c"lease_guard()");
-    guard::require(&name, token, guard::Caller::Function)?;
+    guard::require(&name, token, guard::Caller::Function).inspect_err(|refusal| {
+        statistics::refused(refusal, || Known { lease: Some(name.clone()), ..Known::default() });
+    })?;
     settings::set_local(token);
     guard::note_call(name);
     Ok(token.into())
