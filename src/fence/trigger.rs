@@ -6,6 +6,7 @@
 use super::binding::WriteLeases;
 use super::plan::{Duty, NullInsert, Plan};
 use super::row_moves;
+use crate::known_bugs;
 use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::args::{Answer, Args};
 use crate::pg::errors::{self, Refusal, RefusedWrite, Wrote};
@@ -161,6 +162,9 @@ fn guard_leases(
 /// inserted in between.
 #[inline]
 fn count(call: &TriggerCall, plan: &Plan) {
+    if known_bugs::NO_COUNTING {
+        return;
+    }
     let offered = plan.offered.take();
     match call.event() {
         Event::Insert => plan.offered.set(Some(call.rows_inserted())),

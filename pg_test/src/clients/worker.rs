@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What a worker says, a line.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub struct Said {
     pub event: String,
     /// When, in milliseconds since 1970.
@@ -271,17 +271,8 @@ fn listen(stdout: impl Read + Send + 'static) -> (Receiver<Said>, Receiver<Said>
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             // Something else on its standard output would be an answer that nobody expects.
-            let said: Said = serde_json::from_str(&line).unwrap_or_else(|_| Said {
-                event: format!("no JSON: {line}"),
-                at: unix_ms(),
-                deadline: None,
-                token: None,
-                error: None,
-                reason: None,
-                tasks: None,
-                sqlstate: None,
-                message: None,
-            });
+            let said: Said = serde_json::from_str(&line)
+                .unwrap_or_else(|_| Said { event: format!("no JSON: {line}"), ..Said::default() });
             let to = match said.event.as_str() {
                 "renewed" => &renewal_to,
                 "lost" | "leading" | "stopped" => &unasked_to,

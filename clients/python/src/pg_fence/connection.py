@@ -44,10 +44,14 @@ class Handle:
 
 class OwnConnection:
     """A lease's own connection: opened when it is needed, used by one thread. Another thread breaks it off when a
-    call takes longer than it may. `lock` is notified when there is a new time to do so."""
+    call takes longer than it may. `lock` is notified when there is a new time to do so. To open it may take
+    `open_limit` seconds."""
 
-    def __init__(self, open: Callable[[float], psycopg.Connection[Any]], lock: threading.Condition):
+    def __init__(
+        self, open: Callable[[float], psycopg.Connection[Any]], open_limit: float, lock: threading.Condition
+    ):
         self._open = open
+        self._open_limit = open_limit
         self._lock = lock
         self._connection: psycopg.Connection[Any] | None = None
         self._handle: Handle | None = None
@@ -74,7 +78,7 @@ class OwnConnection:
     @contextlib.contextmanager
     def _connected(self, limit: float) -> Iterator[psycopg.Connection[Any]]:
         if self._connection is None:
-            connection = self._open(limit)
+            connection = self._open(self._open_limit)
             with self._lock:
                 self._connection, self._handle = connection, Handle(connection)
         connection = self._connection

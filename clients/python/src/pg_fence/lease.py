@@ -66,7 +66,7 @@ class Lease:
         #: Between two renewals, and how long a call may take, in seconds.
         self._beat_pause = self._limit = ttl.total_seconds() / 3
         self._lock = threading.Condition()
-        self._own = OwnConnection(open, self._lock)
+        self._own = OwnConnection(open, self._limit, self._lock)
         self._threads: list[threading.Thread] = []
         # Where it stands: answered (the acquire), held, ending (the holder wants it to end), finished (the keeper).
         self._answered = self._held = self._ending = self._finished = False
@@ -211,7 +211,15 @@ class Lease:
                 loop.call_soon_threadsafe(self._cancel_task)
 
         self._on_lost.append(cancel_task)
-        if not await self.aacquire():
+        try:
+            granted = await self.aacquire()
+        except asyncio.CancelledError:
+            task, self._task = self._task, None
+            # Lost before its block could begin.
+            if self._task_cancelled and task is not None and task.uncancel() == 0:
+                raise self._lost() from None
+            raise
+        if not granted:
             raise LeaseTaken(f"the lease {', '.join(self.names)} is taken")
         return self
 
