@@ -81,6 +81,19 @@ impl Prefix {
         })
     }
 
+    /// A copy with a known bug in its extension (`src/known_bugs.rs` names them). `program` is the lab's binary.
+    pub fn with_bug(program: &Path, bug: &str) -> Result<Arc<Prefix>> {
+        // One after another: they are built in the same place.
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
+        let installation = majors::chosen()?;
+        let extension = Extension::build_with_bug(&installation, bug)?;
+        let rundir = Arc::new(RunDir::create(program)?);
+        let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
+        prefix.install(&extension)?;
+        Ok(prefix)
+    }
+
     /// Installs the extension, over another one if there is one already.
     pub fn install(&self, extension: &Extension) -> Result<()> {
         extension.install(&self.lib_dir(), &self.extension_dir())?;

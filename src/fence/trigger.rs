@@ -4,19 +4,21 @@
 //! statement, and whether a token speaks for a lease once per transaction.
 
 use super::binding::{Binding, WriteLeases};
+use crate::known_bugs;
 use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::args::{Answer, Args};
 use crate::pg::errors::{self, Refusal, RefusedWrite, Wrote};
 use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
-use crate::pg::trigger::{Attribute, Event, RowId, TriggerCall, Tuple};
+use crate::pg::trigger::{Attribute, Columns, Event, RowId, TriggerCall, Tuple};
 use crate::pg::xact;
 use crate::pg::{describe, server, settings};
+use crate::statistics::{self, Known};
 use crate::tokens;
 use pg_fence_rules::fence::{self, Order, Verdict, Write};
 use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// What the arguments of a trigger mean for its table.
 struct Plan {
@@ -32,6 +34,8 @@ struct Plan {
     verified: bool,
     /// How many triggers deep the statement is, where that matters: on a partition.
     depth: usize,
+    /// How many rows had been inserted when the statement last offered one.
+    offered: Cell<Option<i64>>,
 }
 
 /// What a trigger is there for.
@@ -77,7 +81,9 @@ struct Accepted {
     row: Option<(RowId, Token)>,
     /// The token of a row that has left its partition and arrives in another next.
     under_way: Option<Token>,
-    /// In which savepoint.
+    /// A row has left its partition, and its arrival is not counted as another write.
+    counted: bool,
+    /// The savepoint that it was accepted in, whose rollback undoes it.
     savepoint: SavepointId,
 }
 
@@ -102,7 +108,11 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
         Duty::Judge => before::<false>(&call, plan),
         Duty::Manage { .. } => before::<true>(&call, plan),
     };
-    row.map(Answer::Value).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))
+    row.map(Answer::Value).map_err(|refusal| {
+        let refusal = describe::at_row(refusal, &call, &plan.column);
+        statistics::refused(&refusal, || known(&call, plan, &refusal));
+        refusal
+    })
 }
 
 fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
@@ -110,7 +120,10 @@ fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
     if server::replica() {
         return Ok(Answer::Value(call.pass(None)));
     }
-    Err(describe::at_table(errors::unfenceable(), call))
+    statistics::judged_row();
+    let refusal = describe::at_table(errors::unfenceable(), call);
+    statistics::refused(&refusal, Known::default);
+    Err(refusal)
 }
 
 /// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
@@ -121,20 +134,18 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     let named = || call.event() != Event::Update || call.names(&plan.column);
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
+        count(call, plan);
         write.named = named();
         return replicated(call, plan, &write);
     }
     if plan.moves && call.event() == Event::Delete && leaves(call, plan) {
         return Ok(call.pass(old));
     }
-    let mut arriving = None;
-    if plan.moves && (MANAGED || plan.verified) && call.event() == Event::Insert {
-        arriving = at_depth(plan.depth, |accepted| accepted.under_way.take());
-        let fence = write.new.flatten();
-        if !MANAGED && arriving.is_some() && arriving != fence {
-            return Err(errors::changed_behind(fence));
-        }
+    let moves_here = plan.moves && call.event() == Event::Insert;
+    if !(moves_here && arrives(plan)) {
+        count(call, plan);
     }
+    let arriving = if moves_here { arriving::<MANAGED>(plan, &write)? } else { None };
     if MANAGED && old.is_none() && arriving.is_none() {
         if let Duty::Manage { unfenced_insert: true } = plan.duty {
             return Ok(call.pass(new.map(|row| without(call, plan, row))));
@@ -150,30 +161,14 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         write.ambient =
             if MANAGED { arriving.or_else(|| ambient(&leases)) } else { ambient(&leases) };
     }
-    tokens::ensure_begun(plan.tokens)?;
-    let issued = |t| tokens::issued(plan.tokens, t);
-    let verdict = if MANAGED {
-        fence::judge_managed(&write, plan.lease.is_some(), issued)
-    } else {
-        fence::judge(&write, plan.order, issued)
-    };
-    let (token, stamp) = match verdict {
+    let (token, stamp) = match judge::<MANAGED>(plan, &write)? {
         Verdict::Land { token, stamp } => (token, stamp),
         Verdict::LandWithout => return Ok(call.pass(new.map(|row| without(call, plan, row)))),
         refused => return Err(refusal(call, plan, &write, &leases, refused)),
     };
+    guard_leases(call, plan, &write, &leases, token)?;
     if plan.verified {
         guard::note_write(call.table(), token);
-    }
-    // A token that the statement has not shown itself may be one that its writer does not know.
-    let may_see = || MaySee {
-        lease: may_see_lease(call, plan),
-        token: write.column_presents()
-            || write.ambient.is_some()
-            || describe::readable(call, plan.column.number),
-    };
-    for name in leases.iter() {
-        guard::require(name, token, Caller::Trigger(&may_see))?;
     }
     if plan.moves && call.event() == Event::Update {
         accept(call, plan, token);
@@ -183,6 +178,86 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         Some(row) => call.pass(Some(row)),
         None => call.pass(old),
     })
+}
+
+/// The token of a row that has left its partition by an accepted update, and arrives in this one by an INSERT. A trigger
+/// in between must not have put another one in its place (in managed mode it is put back).
+fn arriving<const MANAGED: bool>(plan: &Plan, write: &Write) -> Result<Option<Token>, Refusal> {
+    if !plan.judges_arrivals() {
+        return Ok(None);
+    }
+    let arriving = at_depth(plan.depth, |accepted| accepted.under_way.take());
+    let fence = write.new.flatten();
+    if !MANAGED && arriving.is_some() && arriving != fence {
+        return Err(errors::changed_behind(fence));
+    }
+    Ok(arriving)
+}
+
+/// May the write land, as far as its token tells? (The leases of the row are asked after that.)
+#[inline]
+fn judge<const MANAGED: bool>(plan: &Plan, write: &Write) -> Result<Verdict, Refusal> {
+    tokens::ensure_begun(plan.tokens)?;
+    let issued = |t| tokens::issued(plan.tokens, t);
+    Ok(if MANAGED {
+        fence::judge_managed(write, plan.lease.is_some(), issued)
+    } else {
+        fence::judge(write, plan.order, issued)
+    })
+}
+
+/// Makes the transaction guard the leases of the row; PF004 when the token does not speak for one.
+#[inline]
+fn guard_leases(
+    call: &TriggerCall,
+    plan: &Plan,
+    write: &Write,
+    leases: &WriteLeases,
+    token: Token,
+) -> Result<(), Refusal> {
+    // A token that the statement has not shown itself may be one that its writer does not know.
+    let may_see = || MaySee {
+        lease: may_see_lease(call, plan),
+        token: write.column_presents()
+            || write.ambient.is_some()
+            || describe::readable(call, plan.column.number),
+    };
+    leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)))
+}
+
+/// Counts a row that is judged. One that is offered and then updated instead (ON CONFLICT) counts once: nothing was
+/// inserted in between.
+#[inline]
+fn count(call: &TriggerCall, plan: &Plan) {
+    if known_bugs::NO_COUNTING {
+        return;
+    }
+    let offered = plan.offered.take();
+    match call.event() {
+        Event::Insert => plan.offered.set(Some(call.rows_inserted())),
+        Event::Update if offered.is_some() && offered == Some(call.rows_inserted()) => return,
+        _ => {}
+    }
+    statistics::judged_row();
+}
+
+/// What administrators may know of a refused write, whatever its writer may.
+#[cold]
+fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
+    let columns = call.columns();
+    let fence = |row: Tuple| columns.token(row, &plan.column);
+    let (old, new) = (call.old(), call.new_row());
+    let stored = old.and_then(fence);
+    let presented = new.and_then(fence).filter(|_| refusal.sqlstate != "PF002");
+    let leases = plan.lease.as_ref().and_then(|binding| binding.leases(&columns, old, new).ok());
+    let lease = leases.and_then(|leases| {
+        // Of two leases, the one for which the token does not speak.
+        let stands =
+            |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
+        leases.iter().find(|name| !stands(name)).or(leases.iter().next()).map(<[u8]>::to_vec)
+    });
+    let holder = lease.as_deref().and_then(guard::holder);
+    Known { key: describe::key(call), lease, holder, presented, stored }
 }
 
 /// The token that a transaction has beside the fence column.
@@ -225,7 +300,7 @@ fn refusal(
     }
 }
 
-/// What a refused write refused_write, for the hint.
+/// What a refused write has tried, for the hint.
 fn refused_write(
     call: &TriggerCall,
     plan: &Plan,
@@ -251,7 +326,8 @@ fn refused_write(
 fn accept(call: &TriggerCall, plan: &Plan, token: Token) {
     let Some(old) = call.old() else { return };
     let (row, savepoint) = (Some((old.id(call), token)), xact::savepoint());
-    at_depth(plan.depth, |accepted| *accepted = Accepted { row, under_way: None, savepoint });
+    let accepted = Accepted { row, under_way: None, counted: false, savepoint };
+    at_depth(plan.depth, |last| *last = accepted);
 }
 
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
@@ -260,10 +336,16 @@ fn leaves(call: &TriggerCall, plan: &Plan) -> bool {
     at_depth(plan.depth, |accepted| match accepted.row.take() {
         Some((id, token)) if id == old.id(call) => {
             accepted.under_way = plan.judges_arrivals().then_some(token);
+            accepted.counted = true;
             true
         }
         _ => false,
     })
+}
+
+/// Is this INSERT the second half of such a move?
+fn arrives(plan: &Plan) -> bool {
+    at_depth(plan.depth, |accepted| std::mem::take(&mut accepted.counted))
 }
 
 fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
@@ -383,51 +465,11 @@ impl Plan {
             )));
         }
         let arguments = TriggerArguments::new(given.iter().map(Vec::as_slice));
-        let name = arguments.fence_column;
-        let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
-        if column.type_oid != pg_sys::INT8OID {
-            return Err(errors::wrong_type(name, "a bigint"));
-        }
-        if column.generated {
-            return Err(errors::wrong_type(name, "a plain column, not a generated one,"));
-        }
-        let (order, managed) = match arguments.mode {
-            b"strict" => (Order::Strict, false),
-            b"monotonic" => (Order::Monotonic, false),
-            b"managed" => (Order::Monotonic, true),
-            other => {
-                return Err(errors::bad_trigger_argument(format!(
-                    "unknown mode {} of fenced()",
-                    errors::quoted(other)
-                )));
-            }
-        };
+        let column = fence_column(&columns, arguments.fence_column)?;
+        let (order, managed) = order(arguments.mode)?;
         let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
-        let unfenced_insert = match arguments.unfenced_insert {
-            None => false,
-            Some(b"unfenced insert") if managed => true,
-            Some(_) => {
-                return Err(errors::bad_trigger_argument(
-                    "the fifth argument of fenced() can only be unfenced insert, in managed mode"
-                        .into(),
-                ));
-            }
-        };
-        let duty = match arguments.verify {
-            None if managed => Duty::Manage { unfenced_insert },
-            None => Duty::Judge,
-            Some(b"verify") if !managed => Duty::Verify { null_insert: NullInsert::Never },
-            Some(b"verify") if unfenced_insert => Duty::Verify { null_insert: NullInsert::Always },
-            Some(b"verify") if lease.is_none() => {
-                Duty::Verify { null_insert: NullInsert::WithoutToken }
-            }
-            Some(b"verify") => Duty::Verify { null_insert: NullInsert::Never },
-            Some(_) => {
-                return Err(errors::bad_trigger_argument(
-                    "the fourth argument of fenced() can only be verify".into(),
-                ));
-            }
-        };
+        let duty = Duty::new(&arguments, managed)?;
+        statistics::prepare();
         let moves = call.on_partition();
         Ok(Plan {
             column,
@@ -438,6 +480,59 @@ impl Plan {
             moves,
             verified: call.has_twin(),
             depth: if moves { call.depth() } else { 0 },
+            offered: Cell::new(None),
         })
+    }
+}
+
+fn fence_column(columns: &Columns, name: &[u8]) -> Result<Attribute, Refusal> {
+    let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
+    if column.type_oid != pg_sys::INT8OID {
+        return Err(errors::wrong_type(name, "a bigint"));
+    }
+    if column.generated {
+        return Err(errors::wrong_type(name, "a plain column, not a generated one,"));
+    }
+    Ok(column)
+}
+
+/// How a mode compares tokens, and whether it is `managed`.
+fn order(mode: &[u8]) -> Result<(Order, bool), Refusal> {
+    match mode {
+        b"strict" => Ok((Order::Strict, false)),
+        b"monotonic" => Ok((Order::Monotonic, false)),
+        b"managed" => Ok((Order::Monotonic, true)),
+        other => Err(errors::bad_trigger_argument(format!(
+            "unknown mode {} of fenced()",
+            errors::quoted(other)
+        ))),
+    }
+}
+
+impl Duty {
+    fn new(arguments: &TriggerArguments, managed: bool) -> Result<Self, Refusal> {
+        let unfenced_insert = match arguments.unfenced_insert {
+            None => false,
+            Some(b"unfenced insert") if managed => true,
+            Some(_) => {
+                return Err(errors::bad_trigger_argument(
+                    "the fifth argument of fenced() can only be unfenced insert, in managed mode"
+                        .into(),
+                ));
+            }
+        };
+        let null_insert = match arguments.lease {
+            _ if unfenced_insert => NullInsert::Always,
+            None if managed => NullInsert::WithoutToken,
+            _ => NullInsert::Never,
+        };
+        match arguments.verify {
+            None if managed => Ok(Duty::Manage { unfenced_insert }),
+            None => Ok(Duty::Judge),
+            Some(b"verify") => Ok(Duty::Verify { null_insert }),
+            Some(_) => Err(errors::bad_trigger_argument(
+                "the fourth argument of fenced() can only be verify".into(),
+            )),
+        }
     }
 }

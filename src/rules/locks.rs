@@ -26,6 +26,8 @@ pub enum Lock {
     Jump,
     /// An entry in which the commit of a lease's guarded transaction is noted.
     GuardedCommit,
+    /// Making the shared memory in which a database counts: one for the server, given back at once.
+    Statistics,
 }
 
 /// How a lock is held.
@@ -92,11 +94,11 @@ impl LockMode {
 /// A lock that a step takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LockStep {
-    /// On what.
+    /// What the lock is on.
     pub lock: Lock,
-    /// In which mode.
+    /// The mode, which decides whom it excludes.
     pub mode: LockMode,
-    /// Waits for whoever is in the way; else it is given up.
+    /// Whether the step waits for whoever is in the way; else it is given up.
     pub waits: bool,
 }
 
@@ -135,6 +137,8 @@ pub const PRUNE: LockStep = at_once(Lock::Grant, LockMode::Own);
 pub const MOVE_ON: LockStep = waiting(Lock::Jump, LockMode::Own);
 /// A guarded transaction that commits takes the entry that it writes; a prune takes each that it deletes.
 pub const NOTE_COMMIT: LockStep = at_once(Lock::GuardedCommit, LockMode::Own);
+/// The first session that counts makes the shared memory for it.
+pub const MAKE_STATISTICS: LockStep = at_once(Lock::Statistics, LockMode::Own);
 
 #[cfg(test)]
 mod tests {

@@ -34,6 +34,18 @@ fn pages() -> Result<Vec<String>> {
     Ok(found)
 }
 
+/// The paths of the pages of the clients.
+fn client_pages() -> Result<Vec<String>> {
+    let mut found = vec!["clients/README.md".to_owned(), "clients/scenarios.md".to_owned()];
+    for entry in std::fs::read_dir(pg_test::extension::source_root().join("clients"))? {
+        let path = PathBuf::from("clients").join(entry?.file_name()).join("README.md");
+        if pg_test::extension::source_root().join(&path).exists() {
+            found.push(path.to_string_lossy().into_owned());
+        }
+    }
+    Ok(found)
+}
+
 /// The part of a page below a heading, up to the next heading of its level or above.
 fn section<'a>(text: &'a str, heading: &str) -> Result<&'a str> {
     let level = heading.chars().take_while(|c| *c == '#').count();
