@@ -1,8 +1,8 @@
 -- What is counted. It is kept in shared memory: here is only what reads it. Who may is said in 5_grants.sql.
 
 -- Any recovery empties what is unlogged, and a sequence is set without a transaction.
-CREATE UNLOGGED SEQUENCE fence.statistics_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.statistics_seq IS
+CREATE UNLOGGED SEQUENCE fence.stats_memory_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.stats_memory_seq IS
     'handle of the shared memory in which this database counts; must stay unlogged';
 
 CREATE FUNCTION fence.read_stats(

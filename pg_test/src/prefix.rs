@@ -8,7 +8,7 @@ use crate::extension::{self, Extension};
 use crate::majors::{self, Installation};
 use crate::process;
 use crate::rundir::{make_dir, RunDir};
-use crate::setup;
+use crate::setup::{self, Package};
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -137,6 +137,14 @@ impl Prefix {
             Places::of(&self.pg_config)?.below(&root)?
         };
         self.bring(&from, "pg_repack", &["bin/pg_repack", "pg_repack.so"])
+    }
+
+    /// Brings what one of Debian's packages adds to the PostgreSQL of this version. It is installed where it is
+    /// missing.
+    pub fn bring_package(&self, package: Package, extension: &str, files: &[&str]) -> Result<()> {
+        setup::ensure(&[package])?;
+        let pg_config = format!("/usr/lib/postgresql/{}/bin/pg_config", self.major);
+        self.bring(&Places::of(pg_config.as_ref())?, extension, files)
     }
 
     /// Where the extension's control file and scripts are.

@@ -70,14 +70,22 @@ pub fn find<'a>(
     }
 }
 
-/// Another number of slots that somebody, also one whose transaction is open, has been granted.
+/// Another number of slots that somebody, also one whose transaction is open, has been granted. A grant that is over
+/// counts while it is guarded: it may have been made, guarded and have ended since the place was chosen.
 pub fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
     let Mode::Slots(asked) = request.ask.mode else { return None };
     let now = server::now();
+    let is_in_force = |row: &Row| {
+        row.grant.phase(now) == Phase::Held || is_guarded_by_others(&request.name, row.grant.slot)
+    };
     table.rows(&request.name, AsOf::InFlight).iter().find_map(|row| match row.grant.mode {
-        Mode::Slots(n) if n != asked && row.grant.phase(now) == Phase::Held => Some(n),
+        Mode::Slots(n) if n != asked && is_in_force(row) => Some(n),
         _ => None,
     })
+}
+
+fn is_guarded_by_others(name: &[u8], slot: i32) -> bool {
+    LockTag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
 }
 
 /// Decides by the rows that were read. The clock is read now, so after the locks were obtained.
@@ -244,8 +252,9 @@ impl BesideOthers<'_> {
             return true;
         }
         match row {
+            // Who guards a grant that was given to one alone is met when its slot is locked.
             Some(row) if !is_live(row) => {
-                LockTag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
+                row.grant.mode != Mode::Exclusive && is_guarded_by_others(name, slot)
             }
             _ => self.busy.contains(&slot),
         }

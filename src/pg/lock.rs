@@ -87,9 +87,11 @@ impl LockTag {
         LockTag::new(Lock::Line, name, 0)
     }
 
-    /// The lock on making the segment in which the database counts.
+    /// The lock on making a segment in which a database counts: one for the server.
     pub fn statistics() -> Self {
-        LockTag::by_key(Lock::Statistics, 0)
+        let mut tag = LockTag::by_key(Lock::Statistics, 0);
+        tag.0.locktag_field1 = 0;
+        tag
     }
 
     fn by_key(lock: Lock, key: u64) -> Self {

@@ -29,6 +29,14 @@ pub fn in_recovery() -> bool {
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
+/// Is there a database with this oid?
+pub fn database_exists(oid: u32) -> bool {
+    let cache = pg_sys::SysCacheIdentifier::DATABASEOID as i32;
+    let none = pg_sys::Datum::from(0);
+    // SAFETY: a catalog look-up.
+    unsafe { pg_sys::SearchSysCacheExists(cache, pg_sys::Datum::from(oid), none, none, none) }
+}
+
 /// The timeline that this server writes, or replays.
 pub fn timeline() -> u32 {
     // SAFETY: the insertion timeline is fixed once recovery is over; before, the replayed one is asked for.

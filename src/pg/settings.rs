@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 static mut TOKEN: *mut c_char = std::ptr::null_mut();
 static mut REFUSALS_KEPT: c_int = 0;
 
-/// The most refused writes that can be kept: about 20 MB.
+/// The most refused writes that can be kept: about 10 MB.
 const REFUSALS_MAX: c_int = 10_000;
 
 /// Declares the settings; called once, when the library is loaded.
@@ -32,7 +32,7 @@ pub fn declare() {
         pg_sys::DefineCustomIntVariable(
             c"pg_fence.refusals_kept".as_ptr(),
             c"How many refused writes fence.refusals keeps.".as_ptr(),
-            c"Read when the first session of a database counts something after a start of the server; each takes 2 kB of shared memory."
+            c"Read when the first session of a database counts something after a start of the server; each takes 1 kB of shared memory."
                 .as_ptr(),
             &raw mut REFUSALS_KEPT,
             256,

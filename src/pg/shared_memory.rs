@@ -6,6 +6,7 @@
 
 use pgrx::pg_sys;
 use pgrx::PgTryBuilder;
+use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -102,22 +103,42 @@ pub fn create(length: usize, begin: impl FnOnce(&[AtomicU64])) -> Option<u32> {
     }
 }
 
-/// Detaches the segment from this session. With `for_good`, it goes when the last session has left it; that may be
-/// said once, by one session.
-pub fn leave(for_good: bool) {
-    let handle = HANDLE.load(Ordering::Relaxed);
+/// Detaches the segment from this session, and returns its handle.
+pub fn leave() -> Option<u32> {
     if !is_attached() {
-        return;
+        return None;
     }
-    // SAFETY: attached, and so known to the server; pinned when it was made.
+    let handle = HANDLE.load(Ordering::Relaxed);
+    // SAFETY: looks through this process's list of segments, and detaches the one that is ours.
     unsafe {
-        if for_good {
-            pg_sys::dsm_unpin_segment(handle);
-        }
         let segment = pg_sys::dsm_find_mapping(handle);
         if !segment.is_null() {
             pg_sys::dsm_detach(segment);
         }
+    }
+    Some(handle)
+}
+
+/// Lets a segment go when the last session has left it. Raises where there is no such segment, or it may go already.
+pub fn let_go(handle: u32) {
+    // SAFETY: the server looks for it.
+    unsafe { pg_sys::dsm_unpin_segment(handle) }
+}
+
+/// Words of this name that the whole server shares, all zero at first, from what it has set aside for such as were not
+/// announced when it started: a few kilobytes at most. Raises where nothing is left of that. One session at a time may
+/// ask.
+pub fn named(name: &CStr, length: usize) -> &'static [AtomicU64] {
+    let mut found = false;
+    // SAFETY: memory of the server's main segment is never given back; the caller sees to it that nobody asks before it
+    // is zero.
+    unsafe {
+        let size = length * size_of::<AtomicU64>();
+        let words = pg_sys::ShmemInitStruct(name.as_ptr(), size, &mut found).cast::<AtomicU64>();
+        if !found {
+            std::ptr::write_bytes(words, 0, length);
+        }
+        std::slice::from_raw_parts(words, length)
     }
 }
 

@@ -7,7 +7,7 @@
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 
 /// How many words a place takes: its mark, the length of the entry and the entry.
-pub const PLACE_WORDS: usize = 256;
+pub const PLACE_WORDS: usize = 128;
 /// The most bytes that an entry can have.
 pub const ENTRY_MAX: usize = (PLACE_WORDS - HEAD) * 8;
 
@@ -199,7 +199,7 @@ mod tests {
 
     /// An entry whose bytes are all the same, and whose length goes by them.
     fn entry(n: u8) -> Vec<u8> {
-        vec![n; 8 * usize::from(n) + 1]
+        vec![n; 4 * usize::from(n) + 1]
     }
 
     #[test]

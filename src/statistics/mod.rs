@@ -5,11 +5,13 @@
 //! that is left of its transaction. Nothing here keeps anybody from writing: where there is no segment to be had, it
 //! is not counted.
 
+mod known_segments;
 mod refused_write;
 mod segment;
 
 pub use refused_write::{refused, Known, RefusedWrite};
 
+use crate::known_bugs;
 use crate::pg::scope;
 use pg_fence_rules::Instant;
 use std::cell::Cell;
@@ -72,6 +74,9 @@ pub fn count(counter: Counter) {
 /// Counts several.
 #[inline]
 pub fn add(counter: Counter, number: usize) {
+    if known_bugs::NO_COUNTING {
+        return;
+    }
     pend(counter, number as u64);
     CALLS.store(true, Ordering::Relaxed);
     prepare();
@@ -80,7 +85,9 @@ pub fn add(counter: Counter, number: usize) {
 /// Counts a row that the fence judges. Its statement has called `prepare`.
 #[inline(always)]
 pub fn judged_row() {
-    pend(Counter::WritesChecked, 1);
+    if !known_bugs::NO_COUNTING {
+        pend(Counter::WritesChecked, 1);
+    }
 }
 
 #[inline(always)]
@@ -92,7 +99,7 @@ fn pend(counter: Counter, number: u64) {
 /// Sees to it that there is a segment to add to, if there can be one: at a transaction's end it is too late.
 #[inline]
 pub fn prepare() {
-    if !segment::is_ready() {
+    if !segment::is_ready() && !known_bugs::NO_COUNTING {
         segment::open(segment::Missing::IsMade);
     }
 }
@@ -192,5 +199,7 @@ pub fn reset() {
 
 /// Follows transactions; called once, when the library is loaded.
 pub fn listen() {
-    scope::when_over(flush);
+    if !known_bugs::NO_COUNTING {
+        scope::when_over(flush);
+    }
 }

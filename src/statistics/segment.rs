@@ -5,7 +5,7 @@
 //! itself says which database, which sequence (the extension may be dropped and created anew) and which start of
 //! the server it is for.
 
-use super::COUNTERS;
+use super::{known_segments, COUNTERS};
 use crate::pg::lock::LockTag;
 use crate::pg::relation::{self, state_oid};
 use crate::pg::shared_memory::{self, Attached};
@@ -29,8 +29,6 @@ enum Word {
     ServerStart,
     /// How many refused writes are kept.
     Kept,
-    /// Some session has said that it may go.
-    Retired,
     /// Since when is counted.
     ResetAt,
     /// How many writes were refused.
@@ -154,12 +152,13 @@ pub fn open(missing: Missing) {
         return;
     }
     let changes = relation::name_changes();
-    let Ok(sequence) = state_oid(c"statistics_seq") else { return };
+    let Ok(sequence) = state_oid(c"stats_memory_seq") else { return };
     if with(|segment| segment.is_of(sequence)) == Some(true) {
         FOUND_AT.store(changes, Ordering::Relaxed);
         return;
     }
-    leave_other();
+    // That of an extension that was dropped.
+    shared_memory::leave();
     if server::now().micros() < RETRY_AT.load(Ordering::Relaxed) {
         return;
     }
@@ -173,14 +172,6 @@ pub fn open(missing: Missing) {
             RETRY_AT.store(server::now().micros() + RETRY_AFTER_US, Ordering::Relaxed);
         }
         Found::Missing | Found::NotNow => {}
-    }
-}
-
-/// Leaves the segment of an extension that was dropped, and lets it go when everybody has.
-fn leave_other() {
-    let retired = with(|segment| segment.word(Word::Retired).swap(1, Ordering::Relaxed) != 0);
-    if let Some(retired) = retired {
-        shared_memory::leave(!retired);
     }
 }
 
@@ -238,6 +229,7 @@ fn make_alone(sequence: Oid) -> Found {
         return Found::NotNow;
     }
     let kept = settings::refusals_kept();
+    known_segments::forget_those_that_are_over();
     // Out of memory is an error of the server's, which must not end what is being counted.
     let made = xact::in_savepoint(|| {
         let handle = shared_memory::create(FIRST_PLACE + kept * PLACE_WORDS, |words| {
@@ -248,13 +240,18 @@ fn make_alone(sequence: Oid) -> Found {
                 segment.word(word).store(value, Ordering::Relaxed);
             }
         });
-        handle.map(|handle| sequence::set(sequence, handle.into()))
+        handle.inspect(|handle| sequence::set(sequence, (*handle).into()))
     });
     match made {
-        Some(Some(())) => Found::Attached,
+        Some(Some(handle)) => {
+            known_segments::add(handle);
+            Found::Attached
+        }
         _ => {
-            // Nobody will ever find it.
-            shared_memory::leave(true);
+            if let Some(handle) = shared_memory::leave() {
+                // Nobody will ever find it.
+                xact::in_savepoint(|| shared_memory::let_go(handle));
+            }
             Found::Impossible
         }
     }

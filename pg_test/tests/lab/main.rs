@@ -35,6 +35,7 @@ mod misplaced_triggers;
 mod mixed_modes;
 mod newer_versions;
 mod orm;
+mod other_tools;
 mod packages;
 mod partitions;
 mod pipelines;

@@ -63,7 +63,7 @@ fn a_segment_that_cannot_be_mapped_is_not_replaced(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().set("dynamic_shared_memory_type", "mmap").start()?;
     prepare(&cluster)?;
     let mut first = work(&cluster, "first")?;
-    let handle = first.granted("SELECT last_value FROM fence.statistics_seq")?;
+    let handle = first.granted("SELECT last_value FROM fence.stats_memory_seq")?;
     let file = cluster.data().join(format!("pg_dynshmem/mmap.{handle}"));
     let hide = |hidden: bool| {
         let mode = if hidden { 0o000 } else { 0o600 };
@@ -86,23 +86,25 @@ fn a_segment_that_cannot_be_mapped_is_not_replaced(lab: &Lab) -> Result<()> {
 fn no_segment_is_left(lab: &Lab) -> Result<()> {
     // 64 segments and 5 for each backend that there can be.
     let small = [
-        ("max_connections", "6"),
+        ("max_connections", "4"),
         ("max_worker_processes", "0"),
         ("max_wal_senders", "0"),
         ("autovacuum_max_workers", "1"),
         ("superuser_reserved_connections", "0"),
         ("max_prepared_transactions", "0"),
     ];
-    let cluster =
-        small.iter().fold(lab.builder(), |b, (name, value)| b.set(name, value)).start()?;
+    let cluster = small.iter().fold(lab.builder(), |b, (name, value)| b.set(name, value));
+    let cluster = cluster.without_fsync().start()?;
     prepare(&cluster)?;
+    let mut admin = cluster.connect("template1")?;
+    admin.run("CREATE DATABASE d")?;
+    cluster.connect("d")?.run("CREATE EXTENSION pg_fence")?;
     // Each database has one that stays.
-    let mut admin = cluster.connect("postgres")?;
     let mut made = 0;
     for n in 0..200 {
-        admin.run(&format!("CREATE DATABASE d{n} TEMPLATE template0 STRATEGY file_copy"))?;
+        admin.run(&format!("CREATE DATABASE d{n} TEMPLATE d STRATEGY file_copy"))?;
         let mut session = cluster.connect(&format!("d{n}"))?;
-        session.run("CREATE EXTENSION pg_fence; SELECT lease_acquire('a')")?;
+        session.run("SELECT lease_acquire('a')")?;
         if session.truth("SELECT stats_reset IS NULL FROM fence.stats")? {
             made = n;
             break;
@@ -118,7 +120,7 @@ fn no_segment_is_left(lab: &Lab) -> Result<()> {
 fn a_sequence_that_is_being_altered_holds_nobody_up(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut admin) = (db.connect()?, db.connect()?);
-    admin.run("BEGIN; ALTER SEQUENCE fence.statistics_seq INCREMENT BY 1")?;
+    admin.run("BEGIN; ALTER SEQUENCE fence.stats_memory_seq INCREMENT BY 1")?;
     let mut worker = db.connect()?;
     worker.run("SET statement_timeout = '10 s'")?;
     worker.acquire("a", "1 h")?;

@@ -183,7 +183,7 @@ fn long_texts_are_cut_between_characters(lab: &Lab) -> Result<()> {
         "CREATE TABLE \"{schema}\".\"{table}\" (\"{quoted}\" text PRIMARY KEY, lease text, fence bigint);
          SELECT fence_protect('\"{schema}\".\"{table}\"', lease => '{{lease}}')"
     ))?;
-    let (lease, holder) = ("€".repeat(170), "ü".repeat(256));
+    let (lease, holder) = ("€".repeat(60), "ü".repeat(256));
     session.run(&format!("SELECT lease_acquire('{lease}', '{holder}', '1 h')"))?;
     session.refused(
         &format!(

@@ -135,9 +135,9 @@ fn the_handle_of_somebody_elses_memory_is_left_alone(lab: &Lab) -> Result<()> {
     let (one, other) = (lab.database()?, lab.database()?);
     let mut session = one.connect()?;
     session.acquire("a", "1 h")?;
-    let handle = session.granted("SELECT last_value FROM fence.statistics_seq")?;
+    let handle = session.granted("SELECT last_value FROM fence.stats_memory_seq")?;
     // As if the server had started again, and given the number to another database.
-    other.connect()?.run(&format!("SELECT setval('fence.statistics_seq', {handle})"))?;
+    other.connect()?.run(&format!("SELECT setval('fence.stats_memory_seq', {handle})"))?;
     let mut stranger = other.connect()?;
     ensure!(stranger.truth("SELECT stats_reset IS NULL FROM fence.stats")?);
     stranger.acquire("b", "1 h")?;
@@ -145,7 +145,7 @@ fn the_handle_of_somebody_elses_memory_is_left_alone(lab: &Lab) -> Result<()> {
     ensure!(shown(&mut stranger)? == "grants 1, refused_pf004 1");
     ensure!(shown(&mut session)? == "grants 1");
     // And a number that nobody has.
-    other.connect()?.run("SELECT setval('fence.statistics_seq', 424242)")?;
+    other.connect()?.run("SELECT setval('fence.stats_memory_seq', 424242)")?;
     let mut late = other.connect()?;
     late.acquire("c", "1 h")?;
     ensure!(shown(&mut late)? == "grants 1");
@@ -156,8 +156,8 @@ fn the_handle_of_somebody_elses_memory_is_left_alone(lab: &Lab) -> Result<()> {
 fn a_locked_sequence_keeps_nobody_waiting(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
-    admin.run("BEGIN; ALTER SEQUENCE fence.statistics_seq OWNED BY NONE; LOCK TABLE pg_description IN ACCESS SHARE MODE")?;
-    admin.run("ALTER SEQUENCE fence.statistics_seq SET LOGGED")?;
+    admin.run("BEGIN; ALTER SEQUENCE fence.stats_memory_seq OWNED BY NONE; LOCK TABLE pg_description IN ACCESS SHARE MODE")?;
+    admin.run("ALTER SEQUENCE fence.stats_memory_seq SET LOGGED")?;
     let mut session = db.connect()?;
     session.run("SET lock_timeout = '10 s'; SET statement_timeout = '10 s'")?;
     let token = session.acquire("a", "1 h")?;
@@ -172,9 +172,9 @@ fn a_locked_sequence_keeps_nobody_waiting(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn a_sequence_that_is_not_fit_only_stops_the_counting(lab: &Lab) -> Result<()> {
     for spoil in [
-        "ALTER SEQUENCE fence.statistics_seq SET LOGGED",
-        "ALTER SEQUENCE fence.statistics_seq MAXVALUE 2",
-        "ALTER EXTENSION pg_fence DROP SEQUENCE fence.statistics_seq; DROP SEQUENCE fence.statistics_seq",
+        "ALTER SEQUENCE fence.stats_memory_seq SET LOGGED",
+        "ALTER SEQUENCE fence.stats_memory_seq MAXVALUE 2",
+        "ALTER EXTENSION pg_fence DROP SEQUENCE fence.stats_memory_seq; DROP SEQUENCE fence.stats_memory_seq",
     ] {
         let db = lab.database()?;
         db.connect()?.run(spoil)?;
@@ -187,5 +187,42 @@ fn a_sequence_that_is_not_fit_only_stops_the_counting(lab: &Lab) -> Result<()> {
         ensure!(session.rows("SELECT * FROM fence.refusals")?.is_empty(), "{spoil}");
         session.run("SELECT fence_stats_reset()")?;
     }
+    Ok(())
+}
+
+#[lab_test]
+fn the_memory_of_what_was_dropped_is_given_back(lab: &Lab) -> Result<()> {
+    let cluster =
+        lab.builder().without_fsync().set("dynamic_shared_memory_type", "mmap").start()?;
+    // Of ours, for the server's own are smaller.
+    let segments = || -> Result<usize> {
+        let files = std::fs::read_dir(cluster.data().join("pg_dynshmem"))?;
+        let sizes = files.map(|file| Ok(file?.metadata()?.len())).collect::<Result<Vec<u64>>>()?;
+        Ok(sizes.into_iter().filter(|size| (200_000..400_000).contains(size)).count())
+    };
+    let mut admin = cluster.connect("postgres")?;
+    admin.run("CREATE DATABASE d")?;
+    admin.run("CREATE EXTENSION pg_fence")?;
+    admin.run("SELECT lease_acquire('a')")?;
+    cluster.connect("d")?.run("CREATE EXTENSION pg_fence")?;
+    let before = segments()?;
+    ensure!(before >= 1, "{before} segments");
+    for n in 0..5 {
+        admin.run(&format!("CREATE DATABASE d{n} TEMPLATE d"))?;
+        cluster.connect(&format!("d{n}"))?.run("SELECT lease_acquire('a')")?;
+        admin.run(&format!("DROP DATABASE d{n} WITH (FORCE)"))?;
+    }
+    ensure!(segments()? <= before + 1, "{} segments, {before} before", segments()?);
+    for _ in 0..5 {
+        let mut session = cluster.connect("d")?;
+        session.run("DROP EXTENSION pg_fence")?;
+        session.run("CREATE EXTENSION pg_fence")?;
+        session.run("SELECT lease_acquire('a')")?;
+        ensure!(shown(&mut session)? == "grants 1");
+    }
+    ensure!(segments()? <= before + 1, "{} segments, {before} before", segments()?);
+    // Nobody else's is gone.
+    ensure!(shown(&mut admin)? == "grants 1");
+    ensure!(shown(&mut cluster.connect("postgres")?)? == "grants 1");
     Ok(())
 }

@@ -24,8 +24,8 @@ fn a_stranger_nothing_a_worker_the_counters_an_administrator_all(lab: &Lab) -> R
                 session.refused(look, "42501")?;
             }
         }
-        session.refused("SELECT setval('fence.statistics_seq', 7)", "42501")?;
-        session.refused("SELECT last_value FROM fence.statistics_seq", "42501")?;
+        session.refused("SELECT setval('fence.stats_memory_seq', 7)", "42501")?;
+        session.refused("SELECT last_value FROM fence.stats_memory_seq", "42501")?;
         Ok(())
     };
     all(0, &stranger)?;
