@@ -2,6 +2,7 @@
 //! `python.rs` and a line in [`ALL`].
 
 mod python;
+mod typescript;
 
 use anyhow::Result;
 use std::ffi::OsString;
@@ -38,4 +39,4 @@ pub struct Language {
 }
 
 /// All of them.
-pub const ALL: &[Language] = &[python::LANGUAGE];
+pub const ALL: &[Language] = &[python::LANGUAGE, typescript::ON_PG, typescript::ON_POSTGRES];
