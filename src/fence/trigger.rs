@@ -8,7 +8,7 @@ use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::args::{Answer, Args};
 use crate::pg::errors::{self, Refusal, RefusedWrite, Wrote};
 use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
-use crate::pg::trigger::{Attribute, Event, RowId, TriggerCall, Tuple};
+use crate::pg::trigger::{Attribute, Columns, Event, RowId, TriggerCall, Tuple};
 use crate::pg::xact;
 use crate::pg::{describe, server, settings};
 use crate::tokens;
@@ -77,7 +77,7 @@ struct Accepted {
     row: Option<(RowId, Token)>,
     /// The token of a row that has left its partition and arrives in another next.
     under_way: Option<Token>,
-    /// In which savepoint.
+    /// The savepoint that it was accepted in, whose rollback undoes it.
     savepoint: SavepointId,
 }
 
@@ -127,14 +127,8 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     if plan.moves && call.event() == Event::Delete && leaves(call, plan) {
         return Ok(call.pass(old));
     }
-    let mut arriving = None;
-    if plan.moves && (MANAGED || plan.verified) && call.event() == Event::Insert {
-        arriving = at_depth(plan.depth, |accepted| accepted.under_way.take());
-        let fence = write.new.flatten();
-        if !MANAGED && arriving.is_some() && arriving != fence {
-            return Err(errors::changed_behind(fence));
-        }
-    }
+    let moves_here = plan.moves && call.event() == Event::Insert;
+    let arriving = if moves_here { arriving::<MANAGED>(plan, &write)? } else { None };
     if MANAGED && old.is_none() && arriving.is_none() {
         if let Duty::Manage { unfenced_insert: true } = plan.duty {
             return Ok(call.pass(new.map(|row| without(call, plan, row))));
@@ -150,30 +144,14 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         write.ambient =
             if MANAGED { arriving.or_else(|| ambient(&leases)) } else { ambient(&leases) };
     }
-    tokens::ensure_begun(plan.tokens)?;
-    let issued = |t| tokens::issued(plan.tokens, t);
-    let verdict = if MANAGED {
-        fence::judge_managed(&write, plan.lease.is_some(), issued)
-    } else {
-        fence::judge(&write, plan.order, issued)
-    };
-    let (token, stamp) = match verdict {
+    let (token, stamp) = match judge::<MANAGED>(plan, &write)? {
         Verdict::Land { token, stamp } => (token, stamp),
         Verdict::LandWithout => return Ok(call.pass(new.map(|row| without(call, plan, row)))),
         refused => return Err(refusal(call, plan, &write, &leases, refused)),
     };
+    guard_leases(call, plan, &write, &leases, token)?;
     if plan.verified {
         guard::note_write(call.table(), token);
-    }
-    // A token that the statement has not shown itself may be one that its writer does not know.
-    let may_see = || MaySee {
-        lease: may_see_lease(call, plan),
-        token: write.column_presents()
-            || write.ambient.is_some()
-            || describe::readable(call, plan.column.number),
-    };
-    for name in leases.iter() {
-        guard::require(name, token, Caller::Trigger(&may_see))?;
     }
     if plan.moves && call.event() == Event::Update {
         accept(call, plan, token);
@@ -183,6 +161,51 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         Some(row) => call.pass(Some(row)),
         None => call.pass(old),
     })
+}
+
+/// The token of a row that has left its partition by an accepted update, and arrives in this one by an INSERT. A trigger
+/// in between must not have put another one in its place (in managed mode it is put back).
+fn arriving<const MANAGED: bool>(plan: &Plan, write: &Write) -> Result<Option<Token>, Refusal> {
+    if !plan.judges_arrivals() {
+        return Ok(None);
+    }
+    let arriving = at_depth(plan.depth, |accepted| accepted.under_way.take());
+    let fence = write.new.flatten();
+    if !MANAGED && arriving.is_some() && arriving != fence {
+        return Err(errors::changed_behind(fence));
+    }
+    Ok(arriving)
+}
+
+/// May the write land, as far as its token tells? (The leases of the row are asked after that.)
+#[inline]
+fn judge<const MANAGED: bool>(plan: &Plan, write: &Write) -> Result<Verdict, Refusal> {
+    tokens::ensure_begun(plan.tokens)?;
+    let issued = |t| tokens::issued(plan.tokens, t);
+    Ok(if MANAGED {
+        fence::judge_managed(write, plan.lease.is_some(), issued)
+    } else {
+        fence::judge(write, plan.order, issued)
+    })
+}
+
+/// Makes the transaction guard the leases of the row; PF004 when the token does not speak for one.
+#[inline]
+fn guard_leases(
+    call: &TriggerCall,
+    plan: &Plan,
+    write: &Write,
+    leases: &WriteLeases,
+    token: Token,
+) -> Result<(), Refusal> {
+    // A token that the statement has not shown itself may be one that its writer does not know.
+    let may_see = || MaySee {
+        lease: may_see_lease(call, plan),
+        token: write.column_presents()
+            || write.ambient.is_some()
+            || describe::readable(call, plan.column.number),
+    };
+    leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)))
 }
 
 /// The token that a transaction has beside the fence column.
@@ -225,7 +248,7 @@ fn refusal(
     }
 }
 
-/// What a refused write refused_write, for the hint.
+/// What a refused write has tried, for the hint.
 fn refused_write(
     call: &TriggerCall,
     plan: &Plan,
@@ -383,51 +406,10 @@ impl Plan {
             )));
         }
         let arguments = TriggerArguments::new(given.iter().map(Vec::as_slice));
-        let name = arguments.fence_column;
-        let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
-        if column.type_oid != pg_sys::INT8OID {
-            return Err(errors::wrong_type(name, "a bigint"));
-        }
-        if column.generated {
-            return Err(errors::wrong_type(name, "a plain column, not a generated one,"));
-        }
-        let (order, managed) = match arguments.mode {
-            b"strict" => (Order::Strict, false),
-            b"monotonic" => (Order::Monotonic, false),
-            b"managed" => (Order::Monotonic, true),
-            other => {
-                return Err(errors::bad_trigger_argument(format!(
-                    "unknown mode {} of fenced()",
-                    errors::quoted(other)
-                )));
-            }
-        };
+        let column = fence_column(&columns, arguments.fence_column)?;
+        let (order, managed) = order(arguments.mode)?;
         let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
-        let unfenced_insert = match arguments.unfenced_insert {
-            None => false,
-            Some(b"unfenced insert") if managed => true,
-            Some(_) => {
-                return Err(errors::bad_trigger_argument(
-                    "the fifth argument of fenced() can only be unfenced insert, in managed mode"
-                        .into(),
-                ));
-            }
-        };
-        let duty = match arguments.verify {
-            None if managed => Duty::Manage { unfenced_insert },
-            None => Duty::Judge,
-            Some(b"verify") if !managed => Duty::Verify { null_insert: NullInsert::Never },
-            Some(b"verify") if unfenced_insert => Duty::Verify { null_insert: NullInsert::Always },
-            Some(b"verify") if lease.is_none() => {
-                Duty::Verify { null_insert: NullInsert::WithoutToken }
-            }
-            Some(b"verify") => Duty::Verify { null_insert: NullInsert::Never },
-            Some(_) => {
-                return Err(errors::bad_trigger_argument(
-                    "the fourth argument of fenced() can only be verify".into(),
-                ));
-            }
-        };
+        let duty = Duty::new(&arguments, managed)?;
         let moves = call.on_partition();
         Ok(Plan {
             column,
@@ -439,5 +421,57 @@ impl Plan {
             verified: call.has_twin(),
             depth: if moves { call.depth() } else { 0 },
         })
+    }
+}
+
+fn fence_column(columns: &Columns, name: &[u8]) -> Result<Attribute, Refusal> {
+    let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
+    if column.type_oid != pg_sys::INT8OID {
+        return Err(errors::wrong_type(name, "a bigint"));
+    }
+    if column.generated {
+        return Err(errors::wrong_type(name, "a plain column, not a generated one,"));
+    }
+    Ok(column)
+}
+
+/// How a mode compares tokens, and whether it is `managed`.
+fn order(mode: &[u8]) -> Result<(Order, bool), Refusal> {
+    match mode {
+        b"strict" => Ok((Order::Strict, false)),
+        b"monotonic" => Ok((Order::Monotonic, false)),
+        b"managed" => Ok((Order::Monotonic, true)),
+        other => Err(errors::bad_trigger_argument(format!(
+            "unknown mode {} of fenced()",
+            errors::quoted(other)
+        ))),
+    }
+}
+
+impl Duty {
+    fn new(arguments: &TriggerArguments, managed: bool) -> Result<Self, Refusal> {
+        let unfenced_insert = match arguments.unfenced_insert {
+            None => false,
+            Some(b"unfenced insert") if managed => true,
+            Some(_) => {
+                return Err(errors::bad_trigger_argument(
+                    "the fifth argument of fenced() can only be unfenced insert, in managed mode"
+                        .into(),
+                ));
+            }
+        };
+        let null_insert = match arguments.lease {
+            _ if unfenced_insert => NullInsert::Always,
+            None if managed => NullInsert::WithoutToken,
+            _ => NullInsert::Never,
+        };
+        match arguments.verify {
+            None if managed => Ok(Duty::Manage { unfenced_insert }),
+            None => Ok(Duty::Judge),
+            Some(b"verify") => Ok(Duty::Verify { null_insert }),
+            Some(_) => Err(errors::bad_trigger_argument(
+                "the fourth argument of fenced() can only be verify".into(),
+            )),
+        }
     }
 }

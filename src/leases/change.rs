@@ -46,7 +46,7 @@ pub fn renew(
 
 /// What a release has found, its grant locked.
 pub enum Releasable<'a> {
-    /// A current grant.
+    /// A current grant, to be closed with a token that is yet to be drawn.
     Close(Box<Locked<'a>>),
     /// One that this transaction has closed, and its closing token.
     Again(Box<Locked<'a>>, Token),

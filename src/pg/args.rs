@@ -11,9 +11,9 @@ pub struct Args(pg_sys::FunctionCallInfo);
 /// What a function answers.
 #[derive(Clone, Copy)]
 pub enum Answer {
-    /// NULL
+    /// SQL's NULL; or the rows that the call has put into its result set.
     Null,
-    /// A value.
+    /// A value of the type that the SQL declares for the function's result.
     Value(pg_sys::Datum),
 }
 
@@ -54,7 +54,7 @@ impl Args {
         Args(fcinfo)
     }
 
-    /// The raw call.
+    /// The call as Postgres's own functions take it.
     pub fn raw(&self) -> pg_sys::FunctionCallInfo {
         self.0
     }
@@ -71,7 +71,7 @@ impl Args {
         }
     }
 
-    /// An oid argument.
+    /// An argument of type oid or regclass; None for NULL, as for all below.
     pub fn oid(&self, n: usize) -> Option<pg_sys::Oid> {
         self.datum(n).map(|d| pg_sys::Oid::from(d.value() as u32))
     }
@@ -93,12 +93,12 @@ impl Args {
         self.datum(n).map(|d| Token::from_bigint(d.value() as i64))
     }
 
-    /// An integer argument.
+    /// An argument that the SQL declares as integer.
     pub fn int4(&self, n: usize) -> Option<i32> {
         self.datum(n).map(|d| d.value() as i32)
     }
 
-    /// A boolean argument.
+    /// An argument that the SQL declares as boolean.
     pub fn boolean(&self, n: usize) -> Option<bool> {
         self.datum(n).map(|d| d.value() & 0xff != 0)
     }

@@ -12,17 +12,29 @@ pub unsafe fn guarded<T>(f: impl FnOnce() -> T) -> T {
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(f) }
 }
 
+// All that pgrx has no binding of. The declarations are the headers' own, and the same from 15 to 18: nothing else holds
+// them to it, so whoever adds a major version reads them again.
 extern "C-unwind" {
     /// access/twophase.h: the setting max_prepared_transactions
     pub static max_prepared_xacts: c_int;
 
-    /// commands/sequence.h
+    /// commands/sequence.h: draws without asking for the caller's rights where that is false
     pub fn nextval_internal(relid: pg_sys::Oid, check_permissions: bool) -> i64;
     /// common/hashfn.h; never raises
     pub fn hash_bytes_extended(bytes: *const u8, len: c_int, seed: u64) -> u64;
-
     /// libpq/libpq.h: is the client still there?
     pub fn pq_check_connection() -> bool;
+    /// utils/datum.h: are two values the same, byte by byte, wherever they are stored?
+    pub fn datum_image_eq(
+        one: pg_sys::Datum,
+        other: pg_sys::Datum,
+        by_value: bool,
+        length: c_int,
+    ) -> bool;
+
+    /// storage/sinvaladt.h; NULL for an id that no backend has
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    fn BackendIdGetProc(id: c_int) -> *mut pg_sys::PGPROC;
 }
 
 /// May `member` act as `role`: has it that role's rights, or may it become it (`SET ROLE`)? Until 15 every member
@@ -108,20 +120,11 @@ pub unsafe fn attribute(
 pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PGPROC> {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     // SAFETY: looks up shared memory under its own lock; an id out of range gives NULL.
-    let process = unsafe {
-        extern "C-unwind" {
-            fn BackendIdGetProc(id: c_int) -> *mut pg_sys::PGPROC;
-        }
-        (vxid.backendId > 0).then(|| BackendIdGetProc(vxid.backendId))
-    };
+    let process = unsafe { (vxid.backendId > 0).then(|| BackendIdGetProc(vxid.backendId)) };
     #[cfg(any(feature = "pg17", feature = "pg18"))]
     // SAFETY: as above.
-    let process = unsafe {
-        extern "C-unwind" {
-            fn ProcNumberGetProc(number: c_int) -> *mut pg_sys::PGPROC;
-        }
-        (vxid.procNumber >= 0).then(|| ProcNumberGetProc(vxid.procNumber))
-    };
+    let process =
+        unsafe { (vxid.procNumber >= 0).then(|| pg_sys::ProcNumberGetProc(vxid.procNumber)) };
     // A prepared transaction keeps the id of the session that prepared it, which has moved on since.
     process.filter(|p| {
         // SAFETY: a PGPROC is shared memory that is never freed.
@@ -181,16 +184,6 @@ pub fn lock_held_by_me(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
         #[cfg(any(feature = "pg17", feature = "pg18"))]
         return pg_sys::LockHeldByMe(tag, mode, false);
     }
-}
-
-extern "C-unwind" {
-    /// utils/datum.h: are two values the same, byte by byte, wherever they are stored?
-    pub fn datum_image_eq(
-        one: pg_sys::Datum,
-        other: pg_sys::Datum,
-        by_value: bool,
-        length: c_int,
-    ) -> bool;
 }
 
 /// Gives the executor a range table of one table, of which these columns are updated.

@@ -33,7 +33,7 @@ const _: () = {
     assert!(LockMode::Own.number() == pg_sys::AccessExclusiveLock as i32);
 };
 
-/// A lock's identity.
+/// What a lock of the server's lock manager is on, in the manager's own form.
 #[derive(Clone, Copy)]
 pub struct LockTag(pg_sys::LOCKTAG);
 

@@ -12,7 +12,8 @@ use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-/// What has one entry in the table for each session, in however many modes it is locked: kind and key.
+/// An entry of the lock table, by its tag's kind and key. A session has one for each tag, in however many modes it holds
+/// it.
 pub type Entry = (u16, u64);
 
 /// An entry that the transaction has.

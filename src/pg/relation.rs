@@ -61,8 +61,8 @@ pub fn sql_version() -> Option<String> {
     }
 }
 
-/// The oid of a table, index, sequence or view of the schema `fence`. OfTransaction until a relation or a schema of
-/// the database is changed.
+/// The oid of a table, index, sequence or view of the schema `fence`; 55000 where there is none. Remembered until a
+/// relation or a schema of the database is changed.
 pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     let kept = OIDS.with_borrow(|k| k.iter().find(|(n, _)| *n == name).map(|(_, oid)| *oid));
     kept.map_or_else(|| look_up(name), Ok)

@@ -76,7 +76,7 @@ pub trait OfTransaction: OfSavepoint {
     fn locks_gone(&mut self, _transaction_is_over: bool) {}
 }
 
-/// What is kept in a thread-local of its owner's.
+/// Something that is kept, in a thread-local of the module that keeps it.
 trait Registered {
     fn with(&self, work: &mut dyn FnMut(&mut dyn OfTransaction));
 }
@@ -91,13 +91,13 @@ impl<T: OfTransaction> Registered for &'static LocalKey<RefCell<T>> {
 pub type BeforeCommit = fn(bool) -> Result<(), Refusal>;
 
 thread_local! {
-    static KEEPERS: RefCell<Vec<Box<dyn Registered>>> = const { RefCell::new(Vec::new()) };
+    static REGISTERED: RefCell<Vec<Box<dyn Registered>>> = const { RefCell::new(Vec::new()) };
     static BEFORE_COMMIT: RefCell<Vec<BeforeCommit>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Keeps something for as long as transactions last; called once for each, when the library is loaded.
 pub fn keep<T: OfTransaction + 'static>(kept: &'static LocalKey<RefCell<T>>) {
-    KEEPERS.with_borrow_mut(|keepers| keepers.push(Box::new(kept)));
+    REGISTERED.with_borrow_mut(|all| all.push(Box::new(kept)));
 }
 
 /// Has work done at the last moment at which a transaction can still write, or refuse to commit; called once for
@@ -107,7 +107,7 @@ pub fn before_commit(work: BeforeCommit) {
 }
 
 fn each_kept(mut work: impl FnMut(&mut dyn OfTransaction)) {
-    KEEPERS.with_borrow(|keepers| keepers.iter().for_each(|keeper| keeper.with(&mut work)));
+    REGISTERED.with_borrow(|all| all.iter().for_each(|registered| registered.with(&mut work)));
 }
 
 /// Listens to the ends of transactions and savepoints; called once, when the library is loaded.

@@ -44,13 +44,13 @@ struct SequenceForm {
 /// What decides whether a sequence's values are fit to be tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Definition {
-    /// Written to WAL.
+    /// A crash does not empty it, for it is in WAL.
     pub logged: bool,
-    /// INCREMENT BY
+    /// How far apart its values are; negative where it descends.
     pub increment: i64,
-    /// CACHE
+    /// How many values a session takes at once: above 1, sessions draw out of order.
     pub cache: i64,
-    /// CYCLE
+    /// It begins anew at its end, and so gives values twice.
     pub cycle: bool,
     /// It was rewritten by this transaction, which may yet be rolled back, and its values with it.
     pub rewritten_here: bool,
@@ -95,7 +95,7 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
     readable.then(|| Unlogged { last: read(oid).last, file })
 }
 
-/// The next value; takes a transaction id only in a draw that is logged.
+/// The next value; takes a transaction id only in a draw that is logged. Raises 2200H where there is none.
 pub fn next(oid: pg_sys::Oid) -> i64 {
     // SAFETY: raises Postgres's own error where the oid is no sequence or is exhausted.
     unsafe { compat::guarded(|| compat::nextval_internal(oid, false)) }

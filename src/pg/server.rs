@@ -43,7 +43,7 @@ pub fn timeline() -> u32 {
     }
 }
 
-/// Of the cluster.
+/// What tells this cluster from others; `initdb` and `pg_upgrade` change it.
 pub fn system_identifier() -> u64 {
     // SAFETY: reads the control file's copy in shared memory.
     unsafe { pg_sys::GetSystemIdentifier() }

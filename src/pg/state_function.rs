@@ -4,8 +4,8 @@
 //! in PL/pgSQL can be a function that nobody else may call, and yet run with the rights of its caller.
 
 use super::args::{Answer, Args};
+use super::compat;
 use super::errors::{self, Refusal};
-use super::{compat, raise};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
@@ -37,17 +37,12 @@ impl StateFunction {
     }
 
     /// Calls it in place of the function that serves the call `outer`, whose result type is the same: what it
-    /// returns, rows too, is the answer. Its errors come back whole.
-    pub fn call(
-        &self,
-        outer: Args,
-        arguments: &[Option<pg_sys::Datum>],
-    ) -> Result<Answer, Refusal> {
+    /// returns, rows too, is the answer. Its errors reach the client as they are.
+    pub fn call(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) -> Answer {
         assert_eq!(arguments.len(), self.argument_types.len());
-        let mut answer = Answer::Null;
-        // SAFETY: the SQL declares arguments of these types; the call is laid out as InitFunctionCallInfoData does it, with room for all arguments; what the
-        // function looks up is kept in memory that outlives the call.
-        raise::catch(|| unsafe {
+        // SAFETY: the SQL declares arguments of these types; the call is laid out as InitFunctionCallInfoData does it,
+        // with room for all arguments; what the function looks up is kept in memory that outlives the call.
+        unsafe {
             let mut function = pg_sys::FmgrInfo::default();
             pg_sys::fmgr_info(self.oid, &mut function);
             let header = std::mem::offset_of!(pg_sys::FunctionCallInfoBaseData, args);
@@ -63,13 +58,14 @@ impl StateFunction {
                 (*argument).isnull = value.is_none();
                 (*argument).value = value.unwrap_or(pg_sys::Datum::from(0));
             }
-            let Some(run) = function.fn_addr else { return };
+            let Some(run) = function.fn_addr else { return Answer::Null };
             let value = compat::guarded(|| run(call));
-            if !(*call).isnull {
-                answer = Answer::Value(value);
+            if (*call).isnull {
+                Answer::Null
+            } else {
+                Answer::Value(value)
             }
-        })?;
-        Ok(answer)
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 use super::errors::Refusal;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
+// By its full path: from 18 on `pg_sys` has another one of that name, which nothing defines.
+use pgrx::pg_sys::htup::HeapTupleHeaderGetXmin;
 
 pub use super::scope::SavepointId;
 
@@ -58,7 +60,7 @@ pub fn see_own_changes() {
     unsafe { pg_sys::CommandCounterIncrement() };
 }
 
-/// The innermost savepoint.
+/// The innermost savepoint, or the transaction itself where it has none.
 pub fn savepoint() -> SavepointId {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::GetCurrentSubTransactionId() }
@@ -71,7 +73,7 @@ pub fn savepoint() -> SavepointId {
 pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
-        let xmin = pg_sys::HeapTupleHeaderGetXmin((*tuple).t_data);
+        let xmin = HeapTupleHeaderGetXmin((*tuple).t_data);
         pg_sys::TransactionIdIsCurrentTransactionId(xmin)
     }
 }
@@ -97,7 +99,7 @@ pub unsafe fn is_others_uncommitted(tuple: pg_sys::HeapTuple) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
         let header = (*tuple).t_data;
-        let xmin = pg_sys::HeapTupleHeaderGetXmin(header);
+        let xmin = HeapTupleHeaderGetXmin(header);
         u32::from((*header).t_infomask) & pg_sys::HEAP_XMIN_COMMITTED == 0
             && !pg_sys::TransactionIdIsCurrentTransactionId(xmin)
             && pg_sys::TransactionIdIsInProgress(xmin)

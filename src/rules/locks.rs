@@ -92,11 +92,11 @@ impl LockMode {
 /// A lock that a step takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LockStep {
-    /// On what.
+    /// What the lock is on.
     pub lock: Lock,
-    /// In which mode.
+    /// The mode, which decides whom it excludes.
     pub mode: LockMode,
-    /// Waits for whoever is in the way; else it is given up.
+    /// Whether the step waits for whoever is in the way; else it is given up.
     pub waits: bool,
 }
 

@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn what_is_left_out_or_empty_has_its_default() {
         let read = |given: &[&'static str]| {
-            TriggerArguments::new(given.to_vec().into_iter().map(str::as_bytes))
+            TriggerArguments::new(given.iter().copied().map(str::as_bytes))
         };
         let none = TriggerArguments {
             fence_column: b"fence",
