@@ -331,7 +331,9 @@ class Worker {
   }
 
   census(): void {
-    say("census", { tasks: process.getActiveResourcesInfo().length });
+    // Pipes are its own standard streams, which appear when they are first used.
+    const tasks = process.getActiveResourcesInfo().filter((one) => one !== "PipeWrap").length;
+    say("census", { tasks });
   }
 
   async close(): Promise<void> {

@@ -1,6 +1,7 @@
 //! The clients, by language: how each one's worker is brought and started. A new language is a file beside
 //! `python.rs` and a line in [`ALL`].
 
+mod java;
 mod python;
 mod typescript;
 
@@ -39,4 +40,5 @@ pub struct Language {
 }
 
 /// All of them.
-pub const ALL: &[Language] = &[python::LANGUAGE, typescript::ON_PG, typescript::ON_POSTGRES];
+pub const ALL: &[Language] =
+    &[python::LANGUAGE, typescript::ON_PG, typescript::ON_POSTGRES, java::LANGUAGE];
