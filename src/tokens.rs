@@ -3,8 +3,9 @@
 use crate::known_bugs;
 use crate::pg::errors::{self, Refusal};
 use crate::pg::lock::LockTag;
-use crate::pg::relation::state_oid;
+use crate::pg::relation::{self, state_oid};
 use crate::pg::{sequence, server, wait};
+use crate::statistics::{self, Counter};
 use pg_fence_rules::epoch::{self, Due, Recorded};
 use pg_fence_rules::locks::MOVE_ON;
 use pg_fence_rules::{Floor, Token};
@@ -18,13 +19,13 @@ use std::cell::Cell;
 /// loads an earlier state over this one; the two numbers tell.
 #[derive(Clone, Copy)]
 struct Life {
-    /// The sequence that was found moved on; invalid where that must be looked at again.
+    /// The sequence that has been moved on in this life; invalid where that is still to be found out.
     begun: Oid,
-    /// The sequence that the rest is about.
+    /// The sequence that the two numbers are of: a restore may put another one in its place.
     sequence: Oid,
     /// A token that the sequence is known to have passed.
     passed: Token,
-    /// A floor that was once in force.
+    /// A floor that has been in force: a lower one that is found later is an earlier life's, loaded over it.
     floor: Floor,
 }
 
@@ -60,6 +61,7 @@ impl Life {
 ///
 /// `above` is the greatest token that the lease is known to have had. A sequence that is not above it, nor
 /// above what this backend drew before, was set back by hand (a data-only restore does that): it jumps.
+/// Errors: 55000 where the sequence is altered or exhausted, 2200H where Postgres finds that.
 pub fn draw(above: Token) -> Result<Token, Refusal> {
     let oid = sequence()?;
     check_fit(oid)?;
@@ -68,6 +70,8 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
         let life = Life::of(oid);
         let above = above.max(life.passed);
         let token = Token::from_bigint(sequence::next(oid));
+        // The draw has locked the sequence: what was changed until then is known now, and no more will be.
+        check_fit(oid)?;
         if token > above {
             LIFE.set(Life { passed: token, ..life });
             return Ok(token);
@@ -110,7 +114,7 @@ fn look_up(oid: Oid, token: Token) -> bool {
 }
 
 /// Where the latest jump went to; tokens up to it speak for no lease until renewed. Jumps first where this
-/// is another database than the one that drew last.
+/// is another database than the one that drew last. Errors: 55000.
 pub fn floor() -> Result<Floor, Refusal> {
     let oid = sequence()?;
     ensure_begun(oid)?;
@@ -149,8 +153,21 @@ fn recorded_floor() -> Result<Floor, Refusal> {
     Ok(Floor::at(last_of(state_oid(c"jump_token_seq")?)))
 }
 
-/// Refuses a sequence unless its values are fit to be tokens.
+/// 55000 unless the sequence's values are fit to be tokens. Looks at its definition once, and again when some
+/// definition has changed.
 fn check_fit(oid: Oid) -> Result<(), Refusal> {
+    thread_local! {
+        static FIT: Cell<(Oid, u64)> = const { Cell::new((Oid::INVALID, 0)) };
+    }
+    if FIT.get() == (oid, relation::generation()) {
+        return Ok(());
+    }
+    check_definition(oid)?;
+    FIT.set((oid, relation::generation()));
+    Ok(())
+}
+
+fn check_definition(oid: Oid) -> Result<(), Refusal> {
     let Some(definition) = sequence::definition(oid) else {
         return Err(errors::sequence_altered("is no sequence"));
     };
@@ -180,19 +197,26 @@ pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
 #[cold]
 fn begin(oid: Oid) -> Result<(), Refusal> {
     let (due, seen) = look(oid)?;
+    let mut jumped = false;
     let life = match due {
         Due::Nothing => seen,
         _ => under_jump_lock(|| match look(oid)? {
             (Due::Nothing, seen) => Ok(seen),
             (Due::Move, seen) => record(oid, Life { passed: move_on(oid)?, ..seen }),
-            (Due::Jump, _) => jump(oid),
+            (Due::Jump, _) => {
+                jumped = true;
+                jump(oid)
+            }
         })?,
     };
     LIFE.set(Life { begun: oid, ..life });
+    if jumped {
+        statistics::count(Counter::Jumps);
+    }
     Ok(())
 }
 
-/// Does it under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
+/// Does work under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
 fn under_jump_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
     let lock = LockTag::jump();
     lock.take(MOVE_ON.mode, MOVE_ON.waits)?;
@@ -224,11 +248,12 @@ fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
     Ok((due, Life { passed: recorded.last.max(life.passed), floor, ..life }))
 }
 
-/// Jumps by hand; gives back where to.
+/// Jumps by hand; gives back where to. Errors: 55000.
 pub fn new_epoch() -> Result<Token, Refusal> {
     let oid = sequence()?;
     let life = under_jump_lock(|| jump(oid))?;
     LIFE.set(Life { begun: oid, ..life });
+    statistics::count(Counter::Jumps);
     Ok(life.passed)
 }
 

@@ -3,83 +3,20 @@
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
 //! statement, and whether a token speaks for a lease once per transaction.
 
-use super::binding::{Binding, WriteLeases};
+use super::binding::WriteLeases;
+use super::plan::{Duty, NullInsert, Plan};
+use super::row_moves;
+use crate::known_bugs;
 use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::args::{Answer, Args};
 use crate::pg::errors::{self, Refusal, RefusedWrite, Wrote};
-use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
-use crate::pg::trigger::{Attribute, Event, RowId, TriggerCall, Tuple};
-use crate::pg::xact;
+use crate::pg::trigger::{Attribute, Event, TriggerCall, Tuple};
 use crate::pg::{describe, server, settings};
+use crate::statistics::{self, Known};
 use crate::tokens;
-use pg_fence_rules::fence::{self, Order, Verdict, Write};
-use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
+use pg_fence_rules::fence::{self, Verdict, Write};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
-use std::cell::RefCell;
-
-/// What the arguments of a trigger mean for its table.
-struct Plan {
-    column: Attribute,
-    duty: Duty,
-    order: Order,
-    lease: Option<Binding>,
-    /// The sequence that tokens come from.
-    tokens: pg_sys::Oid,
-    /// The table is a partition, so that an UPDATE may move its rows.
-    moves: bool,
-    /// The table has a check behind the other triggers.
-    verified: bool,
-    /// How many triggers deep the statement is, where that matters: on a partition.
-    depth: usize,
-}
-
-/// What a trigger is there for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Duty {
-    /// To judge what a statement presents, in the column or beside it.
-    Judge,
-    /// To fill the column itself, and to judge what is presented beside it. With `unfenced_insert`, a new row
-    /// needs no lease.
-    Manage { unfenced_insert: bool },
-    /// To look again behind all BEFORE triggers. With `null_insert`, a new row may have no token.
-    Verify { null_insert: NullInsert },
-}
-
-/// When the check behind the other triggers lets a new row without a token pass.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum NullInsert {
-    Never,
-    /// Where no token was at hand with which the row could have been stamped.
-    WithoutToken,
-    Always,
-}
-
-impl Drop for Plan {
-    /// The statement is over: no row of it is still on its way to another partition.
-    fn drop(&mut self) {
-        if self.moves {
-            at_depth(self.depth, |accepted| *accepted = Accepted::default());
-        }
-    }
-}
-
-thread_local! {
-    /// The row version whose UPDATE was accepted last, at each depth of triggers: moving it to another
-    /// partition deletes that very version next, before another row of that statement is looked at.
-    static ACCEPTED: RefCell<Vec<Accepted>> = const { RefCell::new(Vec::new()) };
-}
-
-/// What was accepted at one depth of triggers.
-#[derive(Clone, Copy, Default)]
-struct Accepted {
-    /// The version that was updated, and the token that it was updated with.
-    row: Option<(RowId, Token)>,
-    /// The token of a row that has left its partition and arrives in another next.
-    under_way: Option<Token>,
-    /// In which savepoint.
-    savepoint: SavepointId,
-}
 
 /// `fenced()`, the trigger. Errors: PF001 to PF005, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
 pub fn fenced(args: Args) -> Result<Answer, Refusal> {
@@ -102,7 +39,11 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
         Duty::Judge => before::<false>(&call, plan),
         Duty::Manage { .. } => before::<true>(&call, plan),
     };
-    row.map(Answer::Value).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))
+    row.map(Answer::Value).map_err(|refusal| {
+        let refusal = describe::at_row(refusal, &call, &plan.column);
+        statistics::refused(&refusal, || known(&call, plan, &refusal));
+        refusal
+    })
 }
 
 fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
@@ -110,7 +51,10 @@ fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
     if server::replica() {
         return Ok(Answer::Value(call.pass(None)));
     }
-    Err(describe::at_table(errors::unfenceable(), call))
+    statistics::judged_row();
+    let refusal = describe::at_table(errors::unfenceable(), call);
+    statistics::refused(&refusal, Known::default);
+    Err(refusal)
 }
 
 /// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
@@ -121,20 +65,18 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     let named = || call.event() != Event::Update || call.names(&plan.column);
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
+        count(call, plan);
         write.named = named();
         return replicated(call, plan, &write);
     }
-    if plan.moves && call.event() == Event::Delete && leaves(call, plan) {
+    if plan.moves && call.event() == Event::Delete && leaves(call, plan, old) {
         return Ok(call.pass(old));
     }
-    let mut arriving = None;
-    if plan.moves && (MANAGED || plan.verified) && call.event() == Event::Insert {
-        arriving = at_depth(plan.depth, |accepted| accepted.under_way.take());
-        let fence = write.new.flatten();
-        if !MANAGED && arriving.is_some() && arriving != fence {
-            return Err(errors::changed_behind(fence));
-        }
+    let moves_here = plan.moves && call.event() == Event::Insert;
+    if !(moves_here && row_moves::arrives(plan.depth)) {
+        count(call, plan);
     }
+    let arriving = if moves_here { arriving::<MANAGED>(plan, &write)? } else { None };
     if MANAGED && old.is_none() && arriving.is_none() {
         if let Duty::Manage { unfenced_insert: true } = plan.duty {
             return Ok(call.pass(new.map(|row| without(call, plan, row))));
@@ -150,21 +92,62 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         write.ambient =
             if MANAGED { arriving.or_else(|| ambient(&leases)) } else { ambient(&leases) };
     }
-    tokens::ensure_begun(plan.tokens)?;
-    let issued = |t| tokens::issued(plan.tokens, t);
-    let verdict = if MANAGED {
-        fence::judge_managed(&write, plan.lease.is_some(), issued)
-    } else {
-        fence::judge(&write, plan.order, issued)
-    };
-    let (token, stamp) = match verdict {
+    let (token, stamp) = match judge::<MANAGED>(plan, &write)? {
         Verdict::Land { token, stamp } => (token, stamp),
         Verdict::LandWithout => return Ok(call.pass(new.map(|row| without(call, plan, row)))),
         refused => return Err(refusal(call, plan, &write, &leases, refused)),
     };
+    guard_leases(call, plan, &write, &leases, token)?;
     if plan.verified {
         guard::note_write(call.table(), token);
     }
+    if plan.moves && call.event() == Event::Update {
+        if let Some(old) = old {
+            row_moves::accept(plan.depth, old.id(call), token);
+        }
+    }
+    Ok(match new {
+        Some(row) if stamp => call.pass(Some(call.stamped(row, &plan.column, Some(token)))),
+        Some(row) => call.pass(Some(row)),
+        None => call.pass(old),
+    })
+}
+
+/// The token of a row that has left its partition by an accepted update, and arrives in this one by an INSERT. A trigger
+/// in between must not have put another one in its place (in managed mode it is put back).
+fn arriving<const MANAGED: bool>(plan: &Plan, write: &Write) -> Result<Option<Token>, Refusal> {
+    if !plan.judges_arrivals() {
+        return Ok(None);
+    }
+    let arriving = row_moves::token_under_way(plan.depth);
+    let fence = write.new.flatten();
+    if !MANAGED && arriving.is_some() && arriving != fence {
+        return Err(errors::changed_behind(fence));
+    }
+    Ok(arriving)
+}
+
+/// May the write land, as far as its token tells? (The leases of the row are asked after that.)
+#[inline]
+fn judge<const MANAGED: bool>(plan: &Plan, write: &Write) -> Result<Verdict, Refusal> {
+    tokens::ensure_begun(plan.tokens)?;
+    let issued = |t| tokens::issued(plan.tokens, t);
+    Ok(if MANAGED {
+        fence::judge_managed(write, plan.lease.is_some(), issued)
+    } else {
+        fence::judge(write, plan.order, issued)
+    })
+}
+
+/// Makes the transaction guard the leases of the row; PF004 when the token does not speak for one.
+#[inline]
+fn guard_leases(
+    call: &TriggerCall,
+    plan: &Plan,
+    write: &Write,
+    leases: &WriteLeases,
+    token: Token,
+) -> Result<(), Refusal> {
     // A token that the statement has not shown itself may be one that its writer does not know.
     let may_see = || MaySee {
         lease: may_see_lease(call, plan),
@@ -172,17 +155,42 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
             || write.ambient.is_some()
             || describe::readable(call, plan.column.number),
     };
-    for name in leases.iter() {
-        guard::require(name, token, Caller::Trigger(&may_see))?;
+    leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)))
+}
+
+/// Counts a row that is judged. One that is offered and then updated instead (ON CONFLICT) counts once: nothing was
+/// inserted in between.
+#[inline]
+fn count(call: &TriggerCall, plan: &Plan) {
+    if known_bugs::NO_COUNTING {
+        return;
     }
-    if plan.moves && call.event() == Event::Update {
-        accept(call, plan, token);
+    let offered = plan.offered.take();
+    match call.event() {
+        Event::Insert => plan.offered.set(Some(call.rows_inserted())),
+        Event::Update if offered.is_some() && offered == Some(call.rows_inserted()) => return,
+        _ => {}
     }
-    Ok(match new {
-        Some(row) if stamp => call.pass(Some(call.stamped(row, &plan.column, Some(token)))),
-        Some(row) => call.pass(Some(row)),
-        None => call.pass(old),
-    })
+    statistics::judged_row();
+}
+
+/// What administrators may know of a refused write, whatever its writer may.
+#[cold]
+fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
+    let columns = call.columns();
+    let fence = |row: Tuple| columns.token(row, &plan.column);
+    let (old, new) = (call.old(), call.new_row());
+    let stored = old.and_then(fence);
+    let presented = new.and_then(fence).filter(|_| refusal.sqlstate != "PF002");
+    let leases = plan.lease.as_ref().and_then(|binding| binding.leases(&columns, old, new).ok());
+    let lease = leases.and_then(|leases| {
+        // Of two leases, the one for which the token does not speak.
+        let stands =
+            |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
+        leases.iter().find(|name| !stands(name)).or(leases.iter().next()).map(<[u8]>::to_vec)
+    });
+    let holder = lease.as_deref().and_then(guard::holder);
+    Known { key: describe::key(call), lease, holder, presented, stored }
 }
 
 /// The token that a transaction has beside the fence column.
@@ -225,7 +233,7 @@ fn refusal(
     }
 }
 
-/// What a refused write refused_write, for the hint.
+/// What a refused write has tried, for the hint.
 fn refused_write(
     call: &TriggerCall,
     plan: &Plan,
@@ -247,57 +255,9 @@ fn refused_write(
     RefusedWrite { column, managed, wrote, ambient: ambient(leases) }
 }
 
-/// Remembers the version whose UPDATE was accepted.
-fn accept(call: &TriggerCall, plan: &Plan, token: Token) {
-    let Some(old) = call.old() else { return };
-    let (row, savepoint) = (Some((old.id(call), token)), xact::savepoint());
-    at_depth(plan.depth, |accepted| *accepted = Accepted { row, under_way: None, savepoint });
-}
-
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
-fn leaves(call: &TriggerCall, plan: &Plan) -> bool {
-    let Some(old) = call.old() else { return false };
-    at_depth(plan.depth, |accepted| match accepted.row.take() {
-        Some((id, token)) if id == old.id(call) => {
-            accepted.under_way = plan.judges_arrivals().then_some(token);
-            true
-        }
-        _ => false,
-    })
-}
-
-fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
-    ACCEPTED.with_borrow_mut(|accepted| {
-        if accepted.len() <= depth {
-            accepted.resize(depth + 1, Accepted::default());
-        }
-        work(&mut accepted[depth])
-    })
-}
-
-impl OfSavepoint for Accepted {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.savepoint.savepoint_released(savepoint, parent);
-    }
-
-    /// It stays where it is, for its place tells its depth; what was accepted in a savepoint did not happen.
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        if self.savepoint == savepoint {
-            *self = Accepted::default();
-        }
-        true
-    }
-}
-
-impl OfTransaction for Vec<Accepted> {
-    fn transaction_ended(&mut self, _: Ending) {
-        self.clear();
-    }
-}
-
-/// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
-    scope::keep(&ACCEPTED);
+fn leaves(call: &TriggerCall, plan: &Plan, old: Option<Tuple>) -> bool {
+    old.is_some_and(|old| row_moves::leaves(plan.depth, old.id(call), plan.judges_arrivals()))
 }
 
 /// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
@@ -366,78 +326,4 @@ fn may_see_lease(call: &TriggerCall, plan: &Plan) -> bool {
 /// The stored token, where the caller may read it.
 fn visible(call: &TriggerCall, plan: &Plan, stored: Option<Token>) -> Option<Token> {
     stored.filter(|_| describe::readable(call, plan.column.number))
-}
-
-impl Plan {
-    /// Does the INSERT of a row that moves look at the token which the row left its partition with?
-    fn judges_arrivals(&self) -> bool {
-        self.verified || matches!(self.duty, Duty::Manage { .. })
-    }
-
-    fn new(call: &TriggerCall) -> Result<Self, Refusal> {
-        let columns = call.columns();
-        let given = call.arguments();
-        if given.len() > MOST {
-            return Err(errors::bad_trigger_argument(format!(
-                "fenced() takes at most {MOST} arguments"
-            )));
-        }
-        let arguments = TriggerArguments::new(given.iter().map(Vec::as_slice));
-        let name = arguments.fence_column;
-        let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
-        if column.type_oid != pg_sys::INT8OID {
-            return Err(errors::wrong_type(name, "a bigint"));
-        }
-        if column.generated {
-            return Err(errors::wrong_type(name, "a plain column, not a generated one,"));
-        }
-        let (order, managed) = match arguments.mode {
-            b"strict" => (Order::Strict, false),
-            b"monotonic" => (Order::Monotonic, false),
-            b"managed" => (Order::Monotonic, true),
-            other => {
-                return Err(errors::bad_trigger_argument(format!(
-                    "unknown mode {} of fenced()",
-                    errors::quoted(other)
-                )));
-            }
-        };
-        let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
-        let unfenced_insert = match arguments.unfenced_insert {
-            None => false,
-            Some(b"unfenced insert") if managed => true,
-            Some(_) => {
-                return Err(errors::bad_trigger_argument(
-                    "the fifth argument of fenced() can only be unfenced insert, in managed mode"
-                        .into(),
-                ));
-            }
-        };
-        let duty = match arguments.verify {
-            None if managed => Duty::Manage { unfenced_insert },
-            None => Duty::Judge,
-            Some(b"verify") if !managed => Duty::Verify { null_insert: NullInsert::Never },
-            Some(b"verify") if unfenced_insert => Duty::Verify { null_insert: NullInsert::Always },
-            Some(b"verify") if lease.is_none() => {
-                Duty::Verify { null_insert: NullInsert::WithoutToken }
-            }
-            Some(b"verify") => Duty::Verify { null_insert: NullInsert::Never },
-            Some(_) => {
-                return Err(errors::bad_trigger_argument(
-                    "the fourth argument of fenced() can only be verify".into(),
-                ));
-            }
-        };
-        let moves = call.on_partition();
-        Ok(Plan {
-            column,
-            duty,
-            order,
-            lease,
-            tokens: tokens::sequence()?,
-            moves,
-            verified: call.has_twin(),
-            depth: if moves { call.depth() } else { 0 },
-        })
-    }
 }

@@ -20,7 +20,7 @@ thread_local! {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Changed {
     line: LockTag,
-    /// In which savepoint.
+    /// The savepoint that did it, whose rollback gives its locks back.
     savepoint: SavepointId,
     /// That one was rolled back: its locks go next.
     undone: bool,

@@ -11,9 +11,9 @@ pub struct Args(pg_sys::FunctionCallInfo);
 /// What a function answers.
 #[derive(Clone, Copy)]
 pub enum Answer {
-    /// NULL
+    /// SQL's NULL; or the rows that the call has put into its result set.
     Null,
-    /// A value.
+    /// A value of the type that the SQL declares for the function's result.
     Value(pg_sys::Datum),
 }
 
@@ -54,7 +54,7 @@ impl Args {
         Args(fcinfo)
     }
 
-    /// The raw call.
+    /// The call as Postgres's own functions take it.
     pub fn raw(&self) -> pg_sys::FunctionCallInfo {
         self.0
     }
@@ -71,7 +71,7 @@ impl Args {
         }
     }
 
-    /// An oid argument.
+    /// An argument of type oid or regclass; None for NULL, as for all below.
     pub fn oid(&self, n: usize) -> Option<pg_sys::Oid> {
         self.datum(n).map(|d| pg_sys::Oid::from(d.value() as u32))
     }
@@ -93,12 +93,12 @@ impl Args {
         self.datum(n).map(|d| Token::from_bigint(d.value() as i64))
     }
 
-    /// An integer argument.
+    /// An argument that the SQL declares as integer.
     pub fn int4(&self, n: usize) -> Option<i32> {
         self.datum(n).map(|d| d.value() as i32)
     }
 
-    /// A boolean argument.
+    /// An argument that the SQL declares as boolean.
     pub fn boolean(&self, n: usize) -> Option<bool> {
         self.datum(n).map(|d| d.value() & 0xff != 0)
     }
@@ -146,14 +146,26 @@ impl Args {
 /// # Safety
 /// The datum must be such a value.
 pub unsafe fn text_bytes(datum: pg_sys::Datum) -> Vec<u8> {
+    // SAFETY: the caller's promise.
+    unsafe { bytes_of(datum) }.to_vec()
+}
+
+/// The bytes of a value of variable length, where they are: only a compressed or toasted one is copied.
+///
+/// # Safety
+/// The datum must be such a value, and live as long as the bytes are used.
+pub unsafe fn bytes_of<'a>(datum: pg_sys::Datum) -> &'a [u8] {
+    let value = datum.cast_mut_ptr::<pg_sys::varlena>();
     // SAFETY: the caller's promise; the packed form is read with its own length.
     unsafe {
-        let packed = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
-        pgrx::varlena::varlena_to_byte_slice(packed).to_vec()
+        let plain = pgrx::varlena::varatt_is_4b_u(value)
+            || (pgrx::varlena::varatt_is_1b(value) && !pgrx::varlena::varatt_is_1b_e(value));
+        let packed = if plain { value } else { pg_sys::pg_detoast_datum_packed(value) };
+        pgrx::varlena::varlena_to_byte_slice(packed)
     }
 }
 
-/// Bytes as a text value.
+/// Bytes as a text value, or as what comes behind the length of another value of variable length.
 pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
     // SAFETY: copies the bytes by their length.
     unsafe {

@@ -28,7 +28,6 @@ pub fn max_value(relation: pg_sys::Oid, column: i16) -> Option<i64> {
     }
 }
 
-/// utils/rls.h: RLS_ENABLED
 const ROW_SECURITY_ON: i32 = pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32;
 
 /// # Safety

@@ -1,7 +1,8 @@
 //! What pgrx does not bind, or what differs between major versions.
 
+use super::raw;
 use pgrx::pg_sys;
-use std::ffi::c_int;
+use std::ffi::{c_int, CStr};
 
 /// Calls one of the functions below so that an error raised in it unwinds as pgrx's own calls do.
 ///
@@ -12,17 +13,29 @@ pub unsafe fn guarded<T>(f: impl FnOnce() -> T) -> T {
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(f) }
 }
 
+// All that pgrx has no binding of. The declarations are the headers' own, and the same from 15 to 18: nothing else holds
+// them to it, so whoever adds a major version reads them again.
 extern "C-unwind" {
     /// access/twophase.h: the setting max_prepared_transactions
     pub static max_prepared_xacts: c_int;
 
-    /// commands/sequence.h
+    /// commands/sequence.h: draws without asking for the caller's rights where that is false
     pub fn nextval_internal(relid: pg_sys::Oid, check_permissions: bool) -> i64;
     /// common/hashfn.h; never raises
     pub fn hash_bytes_extended(bytes: *const u8, len: c_int, seed: u64) -> u64;
-
     /// libpq/libpq.h: is the client still there?
     pub fn pq_check_connection() -> bool;
+    /// utils/datum.h: are two values the same, byte by byte, wherever they are stored?
+    pub fn datum_image_eq(
+        one: pg_sys::Datum,
+        other: pg_sys::Datum,
+        by_value: bool,
+        length: c_int,
+    ) -> bool;
+
+    /// storage/sinvaladt.h; NULL for an id that no backend has
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    fn BackendIdGetProc(id: c_int) -> *mut pg_sys::PGPROC;
 }
 
 /// May `member` act as `role`: has it that role's rights, or may it become it (`SET ROLE`)? Until 15 every member
@@ -73,11 +86,11 @@ pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
         {
             return false;
         }
-        let buffer = super::raw::ReadBuffer(rel, 0);
-        super::raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
+        let buffer = raw::ReadBuffer(rel, 0);
+        raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
         let header = pg_sys::BufferGetPage(buffer).cast::<pg_sys::PageHeaderData>();
         let filled = (*header).pd_upper != 0;
-        super::raw::UnlockReleaseBuffer(buffer);
+        raw::UnlockReleaseBuffer(buffer);
         filled
     }
 }
@@ -108,20 +121,11 @@ pub unsafe fn attribute(
 pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PGPROC> {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     // SAFETY: looks up shared memory under its own lock; an id out of range gives NULL.
-    let process = unsafe {
-        extern "C-unwind" {
-            fn BackendIdGetProc(id: c_int) -> *mut pg_sys::PGPROC;
-        }
-        (vxid.backendId > 0).then(|| BackendIdGetProc(vxid.backendId))
-    };
+    let process = unsafe { (vxid.backendId > 0).then(|| BackendIdGetProc(vxid.backendId)) };
     #[cfg(any(feature = "pg17", feature = "pg18"))]
     // SAFETY: as above.
-    let process = unsafe {
-        extern "C-unwind" {
-            fn ProcNumberGetProc(number: c_int) -> *mut pg_sys::PGPROC;
-        }
-        (vxid.procNumber >= 0).then(|| ProcNumberGetProc(vxid.procNumber))
-    };
+    let process =
+        unsafe { (vxid.procNumber >= 0).then(|| pg_sys::ProcNumberGetProc(vxid.procNumber)) };
     // A prepared transaction keeps the id of the session that prepared it, which has moved on since.
     process.filter(|p| {
         // SAFETY: a PGPROC is shared memory that is never freed.
@@ -183,14 +187,107 @@ pub fn lock_held_by_me(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
     }
 }
 
-extern "C-unwind" {
-    /// utils/datum.h: are two values the same, byte by byte, wherever they are stored?
-    pub fn datum_image_eq(
-        one: pg_sys::Datum,
-        other: pg_sys::Datum,
-        by_value: bool,
-        length: c_int,
-    ) -> bool;
+/// Takes a lock for the transaction if it is to be had at once; false also where the lock table is full.
+pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
+    let none = std::ptr::null_mut();
+    // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
+    let result = unsafe {
+        #[cfg(not(feature = "pg18"))]
+        let result = pg_sys::LockAcquireExtended(tag, mode, false, true, false, none);
+        #[cfg(feature = "pg18")]
+        let result = pg_sys::LockAcquireExtended(tag, mode, false, true, false, none, false);
+        result
+    };
+    result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// How many rows this transaction has inserted into the table, as the server's own statistics count them; 0 where
+/// they are off. Only a change of it means anything.
+///
+/// # Safety
+/// The table must be open.
+pub unsafe fn rows_inserted(table: pg_sys::Relation) -> i64 {
+    // SAFETY: the caller's promise; either pointer is NULL until there is something to count.
+    unsafe {
+        let counts = (*table).pgstat_info;
+        if counts.is_null() || (*counts).trans.is_null() {
+            return 0;
+        }
+        (*(*counts).trans).tuples_inserted
+    }
+}
+
+/// Can a wait have a name of our own in `pg_stat_activity`?
+pub const NAMES_WAIT_EVENTS: bool = cfg!(any(feature = "pg17", feature = "pg18"));
+
+/// The number by which `pg_stat_activity` knows a wait of an extension; it has the name where that can be. Raises where
+/// the server has too many such names.
+pub fn wait_event(name: &CStr) -> u32 {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    let number = {
+        let _ = name;
+        pg_sys::PG_WAIT_EXTENSION
+    };
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    // SAFETY: gives each name of the server one number.
+    let number = unsafe { pg_sys::WaitEventExtensionNew(name.as_ptr()) };
+    number
+}
+
+/// Begins to search an index by so many keys.
+///
+/// # Safety
+/// To be called inside `guarded`, with open relations and a snapshot that outlives the search.
+pub unsafe fn index_beginscan(
+    table: pg_sys::Relation,
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    keys: c_int,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return raw::index_beginscan(table, index, snapshot, keys, 0);
+        #[cfg(feature = "pg18")]
+        return raw::index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0);
+    }
+}
+
+/// Puts a new version over a row of a heap.
+///
+/// # Safety
+/// To be called inside `guarded`, with an open table, a row of it, and a tuple of its row type.
+pub unsafe fn simple_heap_update(
+    table: pg_sys::Relation,
+    over: pg_sys::ItemPointer,
+    tuple: pg_sys::HeapTuple,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        raw::simple_heap_update(table, over, tuple);
+        #[cfg(not(feature = "pg15"))]
+        raw::simple_heap_update(table, over, tuple, &mut pg_sys::TU_UpdateIndexes::TU_None);
+    }
+}
+
+/// Pins the buffer that a page of a file was in, if it is still there. Then the file still has that page, too: whoever
+/// drops or shortens a file drops its buffers first.
+///
+/// # Safety
+/// To be called inside `guarded`, with a buffer that the page has been in.
+pub unsafe fn pin_recent(file: raw::File, block: u32, buffer: pg_sys::Buffer) -> bool {
+    let main = pg_sys::ForkNumber::MAIN_FORKNUM;
+    // SAFETY: the caller's promise.
+    unsafe { raw::ReadRecentBuffer(file, main, block, buffer) }
+}
+
+/// Where the files of a relation are.
+pub fn files(rel: &pg_sys::RelationData) -> raw::File {
+    #[cfg(feature = "pg15")]
+    return rel.rd_node;
+    #[cfg(not(feature = "pg15"))]
+    return rel.rd_locator;
 }
 
 /// Gives the executor a range table of one table, of which these columns are updated.

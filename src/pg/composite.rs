@@ -3,7 +3,7 @@
 use super::args::{text_datum, Answer, Args};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 
 /// A row of the function's declared type.
 pub fn row(args: Args, columns: &[Option<pg_sys::Datum>]) -> Answer {
@@ -33,52 +33,61 @@ pub fn rows(args: Args, tuples: impl Iterator<Item = pg_sys::HeapTuple>) -> Answ
     Answer::Null
 }
 
-/// An integer[].
-pub fn int4_array(values: &[i32]) -> Answer {
-    let mut values: Vec<pg_sys::Datum> = values.iter().map(|v| (*v).into()).collect();
-    // SAFETY: an array of int4 from as many values.
+/// Rows of the function's declared columns.
+pub fn value_rows<const N: usize>(
+    args: Args,
+    rows: impl Iterator<Item = [Option<pg_sys::Datum>; N]>,
+) -> Answer {
+    // SAFETY: the SQL declares a set of as many columns of these types; the values are copied.
     unsafe {
-        Answer::Value(pg_sys::Datum::from(pg_sys::construct_array(
-            values.as_mut_ptr(),
-            values.len() as c_int,
-            pg_sys::INT4OID,
-            4,
-            true,
-            b'i' as std::ffi::c_char,
-        )))
+        pg_sys::InitMaterializedSRF(args.raw(), 0);
+        let result = (*args.raw()).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+        for row in rows {
+            let mut values = row.map(|value| value.unwrap_or(pg_sys::Datum::from(0)));
+            let mut nulls = row.map(|value| value.is_none());
+            let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::tuplestore_putvalues((*result).setResult, (*result).setDesc, values, nulls);
+        }
     }
+    Answer::Null
+}
+
+/// What Postgres has to know of an array's elements: their type, its length (-1 where it varies), whether its values are
+/// passed by value, and its alignment (`pg_type.typalign`).
+struct Elements(pg_sys::Oid, i32, bool, u8);
+
+fn array(mut values: Vec<pg_sys::Datum>, elements: Elements) -> pg_sys::Datum {
+    let (count, Elements(type_oid, length, by_value, align)) = (values.len() as c_int, elements);
+    let (first, align) = (values.as_mut_ptr(), align as c_char);
+    // SAFETY: as many values, of that type.
+    unsafe {
+        let array = pg_sys::construct_array(first, count, type_oid, length, by_value, align);
+        pg_sys::Datum::from(array)
+    }
+}
+
+/// The numbers as an integer[].
+pub fn int4_array(values: &[i32]) -> Answer {
+    let values = values.iter().map(|v| (*v).into()).collect();
+    Answer::Value(array(values, Elements(pg_sys::INT4OID, 4, true, b'i')))
 }
 
 /// A text[], in the database's encoding.
 pub fn text_array(texts: &[Vec<u8>]) -> pg_sys::Datum {
-    let mut values: Vec<pg_sys::Datum> = texts.iter().map(|text| text_datum(text)).collect();
-    // SAFETY: an array of text from as many values.
-    unsafe {
-        pg_sys::Datum::from(pg_sys::construct_array(
-            values.as_mut_ptr(),
-            values.len() as c_int,
-            pg_sys::TEXTOID,
-            -1,
-            false,
-            b'i' as std::ffi::c_char,
-        ))
-    }
+    let values = texts.iter().map(|text| text_datum(text)).collect();
+    array(values, Elements(pg_sys::TEXTOID, -1, false, b'i'))
 }
 
-/// A regtype[].
+/// The oids of types as a regtype[].
 pub fn type_array(types: &[pg_sys::Oid]) -> pg_sys::Datum {
-    let mut values: Vec<pg_sys::Datum> = types.iter().map(|oid| (*oid).into()).collect();
-    // SAFETY: an array of regtype, which is an oid, from as many values.
-    unsafe {
-        pg_sys::Datum::from(pg_sys::construct_array(
-            values.as_mut_ptr(),
-            values.len() as c_int,
-            pg_sys::REGTYPEOID,
-            4,
-            true,
-            b'i' as std::ffi::c_char,
-        ))
-    }
+    let values = types.iter().map(|oid| (*oid).into()).collect();
+    array(values, Elements(pg_sys::REGTYPEOID, 4, true, b'i'))
+}
+
+/// A bigint[] of tokens.
+pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
+    let values = tokens.iter().map(|token| token.bigint().into()).collect();
+    array(values, Elements(pg_sys::INT8OID, 8, true, b'd'))
 }
 
 /// An array of rows, of a type of arrays of rows with as many columns of the values' types.
@@ -91,7 +100,7 @@ pub fn row_array<const N: usize>(
         let row_type = pg_sys::get_element_type(array_type);
         let columns = pg_sys::lookup_rowtype_tupdesc_copy(row_type, -1);
         assert_eq!((*columns).natts as usize, N);
-        let mut values: Vec<pg_sys::Datum> = rows
+        let values = rows
             .map(|row| {
                 let mut values = row.map(|value| value.unwrap_or(pg_sys::Datum::from(0)));
                 let mut nulls = row.map(|value| value.is_none());
@@ -100,30 +109,7 @@ pub fn row_array<const N: usize>(
                 pg_sys::heap_copy_tuple_as_datum(tuple, columns)
             })
             .collect();
-        pg_sys::Datum::from(pg_sys::construct_array(
-            values.as_mut_ptr(),
-            values.len() as c_int,
-            row_type,
-            -1,
-            false,
-            b'd' as std::ffi::c_char,
-        ))
-    }
-}
-
-/// A bigint[] of tokens.
-pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
-    let mut values: Vec<pg_sys::Datum> = tokens.iter().map(|t| t.bigint().into()).collect();
-    // SAFETY: an array of int8 from as many values.
-    unsafe {
-        pg_sys::Datum::from(pg_sys::construct_array(
-            values.as_mut_ptr(),
-            values.len() as c_int,
-            pg_sys::INT8OID,
-            8,
-            true,
-            b'd' as std::ffi::c_char,
-        ))
+        array(values, Elements(row_type, -1, false, b'd'))
     }
 }
 

@@ -1,5 +1,5 @@
-//! What a C function that the SQL names is made of (`sql` lists them). Each runs its Rust to its end, whatever it comes to, which gives back a value
-//! without destructors, and only then returns or raises.
+//! The C functions that the SQL names (`sql` lists them). Each does all of its Rust work first, and is left with a plain
+//! value: an answer or an error. Only then does it return or raise, for a raise skips every destructor.
 //!
 //! Never delete one: an older version's SQL may still name it.
 

@@ -6,13 +6,15 @@
 
 use super::compat;
 use super::errors::{self, Refusal};
+use super::hash::Quick;
 use super::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use super::xact;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-/// What has one entry in the table for each session, in however many modes it is locked: kind and key.
+/// An entry of the lock table, by its tag's kind and key. A session has one for each tag, in however many modes it holds
+/// it.
 pub type Entry = (u16, u64);
 
 /// An entry that the transaction has.
@@ -24,7 +26,7 @@ struct Taken {
 }
 
 thread_local! {
-    static TAKEN: RefCell<HashMap<Entry, Taken>> = RefCell::default();
+    static TAKEN: RefCell<HashMap<Entry, Taken, Quick>> = RefCell::default();
     /// Entries that the session keeps beyond the transaction.
     static SESSION: Cell<usize> = const { Cell::new(0) };
 }
@@ -103,7 +105,7 @@ impl OfSavepoint for Taken {
     }
 }
 
-impl OfTransaction for HashMap<Entry, Taken> {
+impl OfTransaction for HashMap<Entry, Taken, Quick> {
     fn transaction_ended(&mut self, _: Ending) {
         self.clear();
         self.shrink_to(KEPT);

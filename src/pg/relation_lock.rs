@@ -15,7 +15,7 @@ pub enum Wait {
     Queue,
     /// Wait for those who have one that conflicts; give up where there are only such as wait for one.
     Holders,
-    /// Give up.
+    /// Give up: somebody has a lock that conflicts, or waits for one.
     Never,
 }
 

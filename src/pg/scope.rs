@@ -9,6 +9,7 @@ use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::sync::OnceLock;
 use std::thread::LocalKey;
 
 /// A savepoint (or the transaction itself), by number.
@@ -55,7 +56,7 @@ impl<T: OfSavepoint> OfSavepoint for Vec<T> {
     }
 }
 
-impl<K, T: OfSavepoint> OfSavepoint for HashMap<K, T> {
+impl<K, T: OfSavepoint, S> OfSavepoint for HashMap<K, T, S> {
     fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
         self.values_mut().for_each(|entry| entry.savepoint_released(savepoint, parent));
     }
@@ -76,7 +77,7 @@ pub trait OfTransaction: OfSavepoint {
     fn locks_gone(&mut self, _transaction_is_over: bool) {}
 }
 
-/// What is kept in a thread-local of its owner's.
+/// Something that is kept, in a thread-local of the module that keeps it.
 trait Registered {
     fn with(&self, work: &mut dyn FnMut(&mut dyn OfTransaction));
 }
@@ -91,13 +92,13 @@ impl<T: OfTransaction> Registered for &'static LocalKey<RefCell<T>> {
 pub type BeforeCommit = fn(bool) -> Result<(), Refusal>;
 
 thread_local! {
-    static KEEPERS: RefCell<Vec<Box<dyn Registered>>> = const { RefCell::new(Vec::new()) };
+    static REGISTERED: RefCell<Vec<Box<dyn Registered>>> = const { RefCell::new(Vec::new()) };
     static BEFORE_COMMIT: RefCell<Vec<BeforeCommit>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Keeps something for as long as transactions last; called once for each, when the library is loaded.
 pub fn keep<T: OfTransaction + 'static>(kept: &'static LocalKey<RefCell<T>>) {
-    KEEPERS.with_borrow_mut(|keepers| keepers.push(Box::new(kept)));
+    REGISTERED.with_borrow_mut(|all| all.push(Box::new(kept)));
 }
 
 /// Has work done at the last moment at which a transaction can still write, or refuse to commit; called once for
@@ -106,8 +107,18 @@ pub fn before_commit(work: BeforeCommit) {
     BEFORE_COMMIT.with_borrow_mut(|before| before.push(work));
 }
 
+/// What is done whenever a transaction is over, or prepared, however it ended.
+static WHEN_OVER: OnceLock<fn()> = OnceLock::new();
+
+/// Has work done whenever a transaction is over, or prepared: after its changes are visible, before its locks go.
+/// Nothing in it may raise. Called once, when the library is loaded.
+pub fn when_over(work: fn()) {
+    let first = WHEN_OVER.set(work);
+    assert!(first.is_ok(), "there is room for one");
+}
+
 fn each_kept(mut work: impl FnMut(&mut dyn OfTransaction)) {
-    KEEPERS.with_borrow(|keepers| keepers.iter().for_each(|keeper| keeper.with(&mut work)));
+    REGISTERED.with_borrow(|all| all.iter().for_each(|registered| registered.with(&mut work)));
 }
 
 /// Listens to the ends of transactions and savepoints; called once, when the library is loaded.
@@ -129,6 +140,9 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
         | E::XACT_EVENT_PARALLEL_ABORT
         | E::XACT_EVENT_PREPARE => {
             commit::restore();
+            if let Some(work) = WHEN_OVER.get() {
+                work();
+            }
             let committed = event == E::XACT_EVENT_COMMIT;
             let ending = if committed { Ending::Committed } else { Ending::Other };
             each_kept(|kept| kept.transaction_ended(ending));

@@ -40,9 +40,8 @@ impl StateFunction {
     /// returns, rows too, is the answer. Its errors reach the client as they are.
     pub fn call(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) -> Answer {
         assert_eq!(arguments.len(), self.argument_types.len());
-        let mut answer = Answer::Null;
-        // SAFETY: the SQL declares arguments of these types; the call is laid out as InitFunctionCallInfoData does it, with room for all arguments; what the
-        // function looks up is kept in memory that outlives the call.
+        // SAFETY: the SQL declares arguments of these types; the call is laid out as InitFunctionCallInfoData does it,
+        // with room for all arguments; what the function looks up is kept in memory that outlives the call.
         unsafe {
             let mut function = pg_sys::FmgrInfo::default();
             pg_sys::fmgr_info(self.oid, &mut function);
@@ -61,11 +60,12 @@ impl StateFunction {
             }
             let Some(run) = function.fn_addr else { return Answer::Null };
             let value = compat::guarded(|| run(call));
-            if !(*call).isnull {
-                answer = Answer::Value(value);
+            if (*call).isnull {
+                Answer::Null
+            } else {
+                Answer::Value(value)
             }
         }
-        answer
     }
 }
 

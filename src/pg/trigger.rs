@@ -7,8 +7,8 @@ use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
-/// TRIGGER_TYPE_BEFORE of catalog/pg_trigger.h, which pgrx does not bind as this type.
-const BEFORE_BIT: i16 = 1 << 1;
+/// catalog/pg_trigger.h, as the type of `tgtype`.
+const BEFORE_BIT: i16 = pg_sys::TRIGGER_TYPE_BEFORE as i16;
 
 /// Which write fires it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,13 +28,13 @@ pub struct Tuple(pg_sys::HeapTuple);
 pub struct Columns(pg_sys::TupleDesc);
 
 /// The identity of a row version.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RowId {
     table: pg_sys::Oid,
     version: RowVersion,
 }
 
-/// One column.
+/// A column of the table, as far as the trigger cares: by number, not by name, so that it is found quickly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attribute {
     pub number: i32,
@@ -67,7 +67,7 @@ impl TriggerCall {
         unsafe { (*self.data).tg_event }
     }
 
-    /// Which write.
+    /// Which kind of statement fires it.
     #[inline]
     pub fn event(&self) -> Event {
         match self.bits() & pg_sys::TRIGGER_EVENT_OPMASK {
@@ -78,19 +78,19 @@ impl TriggerCall {
         }
     }
 
-    /// FOR EACH ROW?
+    /// Does it fire FOR EACH ROW?
     #[inline]
     pub fn for_row(&self) -> bool {
         self.bits() & pg_sys::TRIGGER_EVENT_ROW != 0
     }
 
-    /// BEFORE?
+    /// Does it fire BEFORE the write?
     #[inline]
     pub fn before(&self) -> bool {
         self.bits() & pg_sys::TRIGGER_EVENT_TIMINGMASK == pg_sys::TRIGGER_EVENT_BEFORE
     }
 
-    /// AFTER?
+    /// Does it fire AFTER the write?
     #[inline]
     pub fn after(&self) -> bool {
         self.bits() & pg_sys::TRIGGER_EVENT_TIMINGMASK == pg_sys::TRIGGER_EVENT_AFTER
@@ -116,7 +116,7 @@ impl TriggerCall {
         }
     }
 
-    /// The table.
+    /// The table that is written, open and locked for as long as the call.
     #[inline]
     pub fn relation(&self) -> pg_sys::Relation {
         // SAFETY: as above.
@@ -130,7 +130,7 @@ impl TriggerCall {
         depth.map_or(0, |d| usize::try_from(d).unwrap_or(0))
     }
 
-    /// The table's oid.
+    /// The oid of the table that is written.
     #[inline]
     pub fn table(&self) -> pg_sys::Oid {
         // SAFETY: as above.
@@ -157,7 +157,13 @@ impl TriggerCall {
         }
     }
 
-    /// Its columns.
+    /// How many rows this transaction has inserted into the table; only a change of it means anything.
+    pub fn rows_inserted(&self) -> i64 {
+        // SAFETY: as above.
+        unsafe { compat::rows_inserted((*self.data).tg_relation) }
+    }
+
+    /// The columns of the table that is written.
     #[inline]
     pub fn columns(&self) -> Columns {
         // SAFETY: as above.

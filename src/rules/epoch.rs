@@ -10,7 +10,8 @@ use crate::{Floor, Instant, Span, Token};
 /// Tokens per second of the clock, and the least that every move skips.
 pub const STRIDE: i64 = 1 << 20;
 
-/// 2026-01-01 00:00 UTC.
+/// 2026-01-01 00:00 UTC: where the clock's share of the sequence begins, so that tokens are not longer than they need
+/// be.
 pub const CLOCK_ZERO: Instant = Instant::from_micros(820_540_800_000_000);
 
 /// What tells one database from another, and from a copy of itself.
@@ -18,7 +19,7 @@ pub const CLOCK_ZERO: Instant = Instant::from_micros(820_540_800_000_000);
 pub struct Identity {
     /// WAL timeline; a promotion or a point-in-time recovery changes it.
     pub timeline: u32,
-    /// Of the cluster; `initdb` and `pg_upgrade` change it.
+    /// The cluster's, of its control file; `initdb` and `pg_upgrade` change it.
     pub system_identifier: u64,
     /// `CREATE DATABASE … TEMPLATE` changes it.
     pub database: u32,
@@ -61,7 +62,7 @@ impl Start {
     }
 }
 
-/// A positive 63-bit hash (FNV-1a).
+/// A positive 63-bit hash: FNV-1a (Fowler, Noll, Vo), which is the same wherever and whenever it is computed.
 fn mark(parts: &[u64]) -> i64 {
     let bytes = parts.iter().flat_map(|part| part.to_le_bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

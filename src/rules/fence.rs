@@ -83,7 +83,7 @@ pub fn presented(write: &Write, order: Order) -> Presented {
 pub enum Verdict {
     /// It lands, under this token.
     Land {
-        /// The token.
+        /// The token that the write has presented.
         token: Token,
         /// It must be written into the new row.
         stamp: bool,

@@ -44,7 +44,7 @@ impl Tokens {
         &self.renewed[..self.kept]
     }
 
-    /// The greatest.
+    /// The one drawn last, which is the greatest: each renewal's is greater than the one before.
     pub fn latest(&self) -> Token {
         self.renewed().last().copied().unwrap_or(self.first)
     }
@@ -70,17 +70,17 @@ impl Tokens {
 /// What a row of the lease table says of a grant, as far as the rules care.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// Its place among the lease's grants; an exclusive grant has 0.
+    /// Which of the lease's grants it is, from 0; an exclusive grant has 0.
     pub slot: i32,
     /// How it was asked for.
     pub mode: Mode,
-    /// Its tokens.
+    /// The tokens that it was acquired and renewed with.
     pub tokens: Tokens,
     /// The closing token, once released, revoked or replaced.
     pub closing: Option<Token>,
     /// Closed by the very transaction that is asking.
     pub closed_here: bool,
-    /// Until when it counts, unless closed.
+    /// Until when it counts, unless closed: at that very moment it is over.
     pub expires_at: Instant,
     /// It ends with the session that acquired it, and that one has ended.
     pub abandoned: bool,
@@ -170,22 +170,22 @@ pub enum Release {
     Lost,
 }
 
-/// One grant as an acquire sees it.
+/// A grant that the lease has when another is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExistingGrant {
-    /// The grant.
+    /// The grant as its row shows it.
     pub grant: Grant,
     /// Its holder and role are those of the caller.
     pub mine: bool,
-    /// An open transaction guards it (or is just making it), so that its place cannot be had even when the
-    /// grant is over.
+    /// An open transaction guards it (or is just making it), so that its slot cannot be had even when the grant is
+    /// over.
     pub guarded: bool,
 }
 
 /// What an acquire asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
-    /// In which mode.
+    /// The mode of the grant to be made.
     pub mode: Mode,
     /// Replace the caller's own grant, if there is one.
     pub reclaim: bool,
@@ -199,7 +199,7 @@ pub enum Acquire {
         /// The slot to be written.
         slot: i32,
     },
-    /// Somebody has it.
+    /// Others' grants leave no room for it.
     Taken {
         /// When the clock alone can change that; None where only the end of a transaction can.
         until: Option<Instant>,
@@ -211,8 +211,8 @@ pub enum Acquire {
     },
 }
 
-/// Decides an acquire over all grants that the lease's rows know of. `now` must have been read after the
-/// locks were obtained.
+/// Decides whether another grant can be made beside those that the lease's rows tell of. `now` must have been read after
+/// the locks were obtained: a caller that waited for them would else use a grant that has expired meanwhile.
 pub fn acquire(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
     let live = |s: &ExistingGrant| s.grant.phase(now) == Phase::Held;
     let yields = |s: &ExistingGrant| ask.reclaim && s.mine && live(s) && !s.guarded;

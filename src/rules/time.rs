@@ -11,17 +11,17 @@ pub struct Instant(i64);
 pub struct Span(i64);
 
 impl Instant {
-    /// Before any deadline.
+    /// Before any deadline: nothing has expired yet.
     pub const EARLIEST: Instant = Instant(i64::MIN);
-    /// After any deadline.
+    /// After any deadline: what the clock alone never ends.
     pub const LATEST: Instant = Instant(i64::MAX);
 
-    /// From microseconds since 2000-01-01 UTC.
+    /// The point so many microseconds after 2000-01-01 00:00 UTC, a `timestamptz` as Postgres keeps it.
     pub const fn from_micros(us: i64) -> Self {
         Instant(us)
     }
 
-    /// Microseconds since 2000-01-01 UTC.
+    /// How many microseconds after 2000-01-01 00:00 UTC it is.
     pub const fn micros(self) -> i64 {
         self.0
     }
@@ -33,20 +33,20 @@ impl Instant {
 }
 
 impl Span {
-    /// None at all.
+    /// No time at all: what waits for so long does not wait.
     pub const ZERO: Span = Span(0);
 
-    /// From microseconds.
+    /// A span of so many microseconds, negative ones too.
     pub const fn from_micros(us: i64) -> Self {
         Span(us)
     }
 
-    /// From seconds.
+    /// A span of so many seconds; as long as can be said where that overflows.
     pub const fn from_secs(seconds: i64) -> Self {
         Span(seconds.saturating_mul(1_000_000))
     }
 
-    /// In microseconds.
+    /// How many microseconds it is.
     pub const fn micros(self) -> i64 {
         self.0
     }

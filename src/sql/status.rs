@@ -35,7 +35,8 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
     ))
 }
 
-/// `fence.blocking_pids(name, slot) → integer[]`
+/// `fence.blocking_pids(name, slot) → integer[]`: the sessions that keep a grant from being replaced, as guards do; 0 for
+/// a prepared transaction.
 pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     let (Some(name), Some(slot)) = (args.text(0), args.int4(1)) else { return Ok(Answer::Null) };
     // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
@@ -44,7 +45,8 @@ pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     ))
 }
 
-/// `fence.session_alive(first_token) → boolean`
+/// `fence.session_alive(first_token) → boolean`: does the session live that acquired the grant with this first token,
+/// as `session => true` asks? True on a standby, which cannot tell.
 pub fn session_alive(args: Args) -> Result<Answer, Refusal> {
     Ok(args.token(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
 }

@@ -25,9 +25,9 @@ pub enum Wrote {
     Nothing,
     /// It is a DELETE, which has no column to write.
     Deletes,
-    /// NULL.
+    /// It wrote NULL into it.
     Null,
-    /// A value.
+    /// It wrote a value into it, which need not be a token.
     Value,
 }
 
@@ -35,7 +35,7 @@ pub enum Wrote {
 const LOST: &str =
     "A NULL often means that lease_renew or lease_release found the lease lost: stop.";
 
-/// Of PF001; either token is None where the caller may not know it.
+/// The hint of PF001; either token is None where the caller may not know it.
 pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &RefusedWrite) -> String {
     let column = quoted(&tried.column);
     // Only who may read the stored token may learn how it compares with another.
@@ -55,7 +55,7 @@ pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &Refused
     "A newer holder may have taken the lease over: stop, and do not retry with this token. To write a row again under one grant, use lease_renew's token, or monotonic mode.".into()
 }
 
-/// Of PF002.
+/// The hint of PF002: nothing was presented.
 pub fn of_unfenced(tried: &RefusedWrite) -> String {
     format!("{} {LOST}", what_to_do(tried))
 }

@@ -5,6 +5,7 @@
 mod abbreviate;
 mod hint;
 
+pub use abbreviate::cut_key as abbreviated_key;
 pub use hint::{RefusedWrite, Wrote};
 
 use super::encoding::to_utf8;
@@ -15,11 +16,11 @@ use std::borrow::Cow;
 
 /// A call or a write that is refused.
 pub struct Refusal {
-    /// Five characters.
+    /// SQLSTATE: five characters.
     pub sqlstate: &'static str,
-    /// One line.
+    /// MESSAGE: one line for people.
     pub message: String,
-    /// What to do; may be empty.
+    /// HINT: what to do about it; may be empty.
     pub hint: Cow<'static, str>,
     /// Schema, table and column, for a refused write.
     pub location: Option<Box<Location>>,
@@ -29,9 +30,9 @@ pub struct Refusal {
 /// Where a refused write would have gone, in the database's encoding.
 #[derive(Clone, Default)]
 pub struct Location {
-    /// Schema.
+    /// The schema that the table is in.
     pub schema: Vec<u8>,
-    /// Table.
+    /// The table that would have been written.
     pub table: Vec<u8>,
     /// Fence column; empty where no column is meant.
     pub column: Vec<u8>,
@@ -46,16 +47,16 @@ pub struct Detail {
     /// The token that the row has.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "bigint")]
     pub stored: Option<Token>,
-    /// The lease.
+    /// The name of the lease that it is about.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub lease: Option<String>,
     /// Who has, or had, the lease.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub holder: Option<String>,
-    /// Its deadline, UTC.
+    /// The deadline of that grant, ISO 8601 in UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<String>,
-    /// The table.
+    /// The table that would have been written, as SQL names it.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub relation: Option<String>,
     /// The row's primary key.
@@ -99,6 +100,11 @@ impl Refusal {
     pub fn at(mut self, location: Location) -> Self {
         self.location = Some(Box::new(location));
         self
+    }
+
+    /// What DETAIL is made of, at full length.
+    pub fn details(&self) -> &Detail {
+        &self.detail
     }
 
     /// DETAIL; empty where there is nothing to tell.
@@ -358,7 +364,7 @@ pub fn not_speaking(shown: Shown) -> Refusal {
 /// PF004's hint, where a jump is all that keeps the token from speaking.
 pub const RENEW_FIRST: &str = "The lease is still this token's, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.";
 
-/// PF005: TRUNCATE.
+/// PF005: a TRUNCATE, which shows no token and touches no row.
 pub fn unfenceable() -> Refusal {
     Refusal::new(
         "PF005",
