@@ -1011,7 +1011,8 @@ BEGIN
 
     -- The schema of the functions is the installer's, who alone decides who may look into it.
     IF NOT has_schema_privilege(role, '@extschema@'::regnamespace, 'USAGE') THEN
-        RAISE NOTICE USING MESSAGE = format('%s cannot yet look into the schema of the functions', grantee),
+        -- While a script runs, Postgres keeps what is less than a warning to itself.
+        RAISE WARNING USING MESSAGE = format('%s cannot yet look into the schema of the functions', grantee),
             HINT = 'GRANT USAGE ON SCHEMA @extschema@ TO ' || grantee || ';';
     END IF;
 END
@@ -1096,7 +1097,8 @@ BEGIN
          WHERE o.oid = 'fence.leases'::regclass AND a.grantee NOT IN (0, o.relowner)
          ORDER BY 1
     LOOP
-        RAISE NOTICE USING MESSAGE = format('%s may use leases, and not yet read fence.stats', role_name),
+        -- While a script runs, Postgres keeps what is less than a warning to itself.
+        RAISE WARNING USING MESSAGE = format('%s may use leases, and not yet read fence.stats', role_name),
             HINT = format('Call fence_grant(%s) again, for an administrator with admin => true.', quote_literal(role_name));
     END LOOP;
     PERFORM pg_catalog.set_config('search_path', script_path, true);

@@ -14,54 +14,55 @@ use pg_test::{ensure, lab_test, released, Calls, Lab, Result, Session};
 use std::collections::BTreeSet;
 
 /// All that the catalogs say of what belongs to the extension, but for oids.
-const OBJECTS: &str = "
+const OBJECTS: &str = r#"
     WITH member AS (
         SELECT d.classid, d.objid FROM pg_depend d JOIN pg_extension e ON d.refobjid = e.oid
          WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e' AND e.extname = 'pg_fence'),
     relation AS (SELECT c.* FROM pg_class c JOIN member ON classid = 'pg_class'::regclass AND objid = c.oid),
-    function AS (SELECT p.* FROM pg_proc p JOIN member ON classid = 'pg_proc'::regclass AND objid = p.oid)
-    SELECT 'member ' || o.type || ' ' || o.identity FROM member, pg_identify_object(classid, objid, 0) o
+    function AS (SELECT p.* FROM pg_proc p JOIN member ON classid = 'pg_proc'::regclass AND objid = p.oid),
+    open AS (
+        SELECT oid::regclass::text AS what, coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relowner)) AS acl
+          FROM relation
+        UNION ALL SELECT oid::regprocedure::text, coalesce(proacl, acldefault('f', proowner)) FROM function
+        UNION ALL SELECT nspname, nspacl FROM pg_namespace WHERE nspname = 'fence')
+    SELECT concat_ws(' ', 'member', o.type, o.identity) FROM member, pg_identify_object(classid, objid, 0) o
     UNION ALL
-    SELECT 'comment ' || pg_describe_object(m.classid, m.objid, d.objsubid) || ': ' || d.description
+    SELECT concat_ws(' ', 'comment', pg_describe_object(m.classid, m.objid, d.objsubid), d.description)
       FROM member m JOIN pg_description d ON d.classoid = m.classid AND d.objoid = m.objid
     UNION ALL
-    SELECT 'function ' || pg_get_functiondef(oid) || proparallel || provolatile || procost || ' ' || prorows || prosecdef
+    SELECT concat_ws(' ', 'function', pg_get_functiondef(oid), proparallel, provolatile, procost, prorows, prosecdef, probin, prosrc)
       FROM function
     UNION ALL
-    SELECT 'view ' || oid::regclass || pg_get_viewdef(oid) FROM relation WHERE relkind = 'v'
+    SELECT concat_ws(' ', 'view', oid::regclass, pg_get_viewdef(oid)) FROM relation WHERE relkind = 'v'
     UNION ALL
-    SELECT 'relation ' || oid::regclass || relkind || relpersistence || coalesce(reloptions::text, '') FROM relation
+    SELECT concat_ws(' ', 'relation', oid::regclass, relkind, relpersistence, reloptions) FROM relation
     UNION ALL
-    SELECT 'column ' || r.oid::regclass || ' ' || a.attnum || ' ' || a.attname || ' ' || format_type(atttypid, atttypmod)
-           || a.attnotnull || a.attstorage || coalesce(pg_get_expr(d.adbin, d.adrelid), '')
+    SELECT concat_ws(' ', 'column', r.oid::regclass, attnum, attname, format_type(atttypid, atttypmod), attnotnull, attstorage,
+                     pg_get_expr(d.adbin, d.adrelid))
       FROM relation r JOIN pg_attribute a ON a.attrelid = r.oid AND a.attnum > 0
       LEFT JOIN pg_attrdef d ON d.adrelid = r.oid AND d.adnum = a.attnum
     UNION ALL
-    SELECT 'constraint ' || conrelid::regclass || pg_get_constraintdef(k.oid) FROM pg_constraint k JOIN relation r ON r.oid = conrelid
+    SELECT concat_ws(' ', 'constraint', conrelid::regclass, pg_get_constraintdef(k.oid)) FROM pg_constraint k JOIN relation r ON r.oid = conrelid
     UNION ALL
-    SELECT 'index ' || pg_get_indexdef(indexrelid) FROM pg_index JOIN relation r ON r.oid = indrelid
+    SELECT concat_ws(' ', 'index', pg_get_indexdef(indexrelid)) FROM pg_index JOIN relation r ON r.oid = indrelid
     UNION ALL
-    SELECT 'sequence ' || seqrelid::regclass || seqtypid::regtype || seqstart || seqincrement || seqmax || ' ' || seqmin || seqcache || seqcycle
+    SELECT concat_ws(' ', 'sequence', seqrelid::regclass, seqtypid::regtype, seqstart, seqincrement, seqmax, seqmin, seqcache, seqcycle)
       FROM pg_sequence JOIN relation r ON r.oid = seqrelid
     UNION ALL
-    SELECT 'right ' || o.what || ' ' || a.grantee || a.privilege_type || a.is_grantable
-      FROM (SELECT oid::regclass::text AS what, coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::\"char\", relowner)) AS acl FROM relation
-            UNION ALL SELECT oid::regprocedure::text, coalesce(proacl, acldefault('f', proowner)) FROM function
-            UNION ALL SELECT nspname, nspacl FROM pg_namespace WHERE nspname = 'fence') o
-     CROSS JOIN aclexplode(o.acl) a
+    SELECT concat_ws(' ', 'right', what, grantee, privilege_type, is_grantable) FROM open CROSS JOIN aclexplode(acl)
     UNION ALL
-    SELECT 'at first ' || pg_describe_object(i.classoid, i.objoid, i.objsubid) || i.privtype || a.grantee || a.privilege_type
+    SELECT concat_ws(' ', 'at first', pg_describe_object(i.classoid, i.objoid, i.objsubid), i.privtype, a.grantee, a.privilege_type)
       FROM member m JOIN pg_init_privs i ON i.classoid = m.classid AND i.objoid = m.objid CROSS JOIN aclexplode(i.initprivs) a
     UNION ALL
-    SELECT 'depends ' || pg_describe_object(d.classid, d.objid, d.objsubid) || ' on '
-           || pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid) || d.deptype
+    SELECT concat_ws(' ', 'depends', pg_describe_object(d.classid, d.objid, d.objsubid), 'on',
+                     pg_describe_object(d.refclassid, d.refobjid, d.refobjsubid), d.deptype)
       FROM member m JOIN pg_depend d ON d.classid = m.classid AND d.objid = m.objid
     UNION ALL
-    SELECT 'dumped ' || c::regclass || ' ' || coalesce(w, '') FROM pg_extension e, unnest(extconfig, extcondition) AS u (c, w)
+    SELECT concat_ws(' ', 'dumped', c::regclass, w) FROM pg_extension e, unnest(extconfig, extcondition) AS u (c, w)
      WHERE extname = 'pg_fence'
     UNION ALL
-    SELECT 'extension ' || extversion || extrelocatable || n.nspname FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace
-     WHERE extname = 'pg_fence'";
+    SELECT concat_ws(' ', 'extension', extversion, extrelocatable, n.nspname) FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace
+     WHERE extname = 'pg_fence'"#;
 
 fn objects(session: &mut Session) -> Result<BTreeSet<String>> {
     Ok(session.rows(OBJECTS)?.into_iter().flatten().flatten().collect())
@@ -227,7 +228,7 @@ fn an_update_changes_nothing_of_what_is_held_and_fenced(lab: &Lab) -> Result<()>
         let next = admin.acquire("order:7", "1 h")?;
         ensure!(next > history.seen);
         guard
-            .refused(&format!("UPDATE orders SET total = 3, fence = {}", history.token), "PF001")?;
+            .refused(&format!("UPDATE orders SET total = 3, fence = {}", history.token), "PF004")?;
         ensure!(admin.rows("SELECT * FROM fence_audit() WHERE severity = 'hole'")?.is_empty());
     }
     Ok(())
