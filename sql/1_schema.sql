@@ -137,10 +137,12 @@ COMMENT ON FUNCTION fence.session_alive(bigint) IS
 
 CREATE VIEW fence.leases AS
 SELECT l.name,
-       CASE l.mode WHEN 'x' THEN 'exclusive' WHEN 's' THEN 'shared' ELSE 'slots' END AS mode,
+       CASE WHEN l.mode OPERATOR(pg_catalog.=) 'x' THEN 'exclusive'
+            WHEN l.mode OPERATOR(pg_catalog.=) 's' THEN 'shared'
+            ELSE 'slots' END AS mode,
        CASE WHEN l.uncommitted THEN 'uncommitted'
             WHEN l.closing_token IS NOT NULL THEN 'free'
-            WHEN l.expires_at <= pg_catalog.clock_timestamp() THEN 'expired'
+            WHEN l.expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'expired'
             WHEN l.session_bound AND NOT fence.session_alive(l.first_token) THEN 'abandoned'
             ELSE 'held' END AS state,
        COALESCE(l.holder, l.session_label) AS holder,
@@ -152,7 +154,7 @@ SELECT l.name,
        l.expires_at,
        CASE WHEN l.closing_token IS NOT NULL OR l.session_bound AND NOT fence.session_alive(l.first_token)
             THEN interval '0'
-            ELSE GREATEST(l.expires_at - pg_catalog.clock_timestamp(), interval '0') END AS remaining,
+            ELSE GREATEST(l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp(), interval '0') END AS remaining,
        l.renewals,
        l.metadata,
        fence.blocking_pids(l.name, l.slot) AS blocking_pids

@@ -672,6 +672,7 @@ BEGIN
             VALUES ('token_seq'::name, 'p'::"char", NULL), ('database_identity_seq', 'p', NULL),
                    ('jump_token_seq', 'p', NULL), ('jump_count_seq', 'p', NULL),
                    ('server_start_seq', 'u', NULL), ('server_start_token_seq', 'u', NULL),
+                   ('stats_memory_seq', 'u', NULL),
                    ('lease', 'p', 'name, slot'), ('guarded_commits', 'p', 'name, entry')),
 
         extension AS (
@@ -694,8 +695,9 @@ BEGIN
              WHERE c.relkind IN ('r', 'S')),
 
         state_persistence AS (
-            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'hole',
-                   format('this part of the state is %s', x.fault),
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, CASE s.relname WHEN 'stats_memory_seq' THEN 'notice' ELSE 'hole' END,
+                   format('this part of the state is %s',
+                       CASE s.relname WHEN 'stats_memory_seq' THEN 'logged: nothing is counted' ELSE x.fault END),
                    format('ALTER %s %s SET %s;', s.kind, s.rel, x.wanted)
               FROM state s
               JOIN (VALUES ('p'::"char", 'unlogged: a crash empties it', 'LOGGED'),

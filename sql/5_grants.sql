@@ -17,7 +17,7 @@ BEGIN
     END IF;
 
     EXECUTE format('GRANT USAGE ON SCHEMA fence TO %s', grantee);
-    EXECUTE format('GRANT SELECT ON fence.leases TO %s', grantee);
+    EXECUTE format('GRANT SELECT ON fence.leases, fence.stats TO %s', grantee);
     -- What pg_dump reads of the state: without this, whoever owns a database but not the server could not dump it.
     EXECUTE format('GRANT SELECT ON fence.lease, fence.token_seq, fence.database_identity_seq, '
         'fence.jump_token_seq, fence.jump_count_seq TO %s', grantee);
@@ -36,14 +36,18 @@ BEGIN
         fence.uncommitted_grants(),
         fence.max_column_value(regclass, integer),
         fence.checked_lease_name(text, bigint),
-        fence.session_alive(bigint)
+        fence.session_alive(bigint),
+        fence.read_stats()
         TO ' || grantee;
     IF admin THEN
         EXECUTE 'GRANT EXECUTE ON FUNCTION
             @extschema@.lease_revoke(text),
             @extschema@.lease_prune(interval),
-            @extschema@.fence_new_epoch()
+            @extschema@.fence_new_epoch(),
+            @extschema@.fence_stats_reset(),
+            fence.read_refusals()
             TO ' || grantee;
+        EXECUTE format('GRANT SELECT ON fence.refusals TO %s', grantee);
     END IF;
 
     -- The schema of the functions is the installer's, who alone decides who may look into it.
@@ -91,9 +95,12 @@ BEGIN
         fence.uncommitted_grants(),
         fence.max_column_value(regclass, integer),
         fence.checked_lease_name(text, bigint),
-        fence.session_alive(bigint)
+        fence.session_alive(bigint),
+        fence.read_stats(),
+        fence.read_refusals(),
+        @extschema@.fence_stats_reset()
         FROM ' || grantee;
-    EXECUTE format('REVOKE ALL ON fence.leases, fence.lease, fence.token_seq, fence.database_identity_seq, '
+    EXECUTE format('REVOKE ALL ON fence.leases, fence.stats, fence.refusals, fence.lease, fence.token_seq, fence.database_identity_seq, '
         'fence.jump_token_seq, fence.jump_count_seq FROM %s', grantee);
     EXECUTE format('REVOKE ALL ON SCHEMA fence FROM %s', grantee);
 END

@@ -17,6 +17,10 @@ pub const DIRECT_WRITES: bool = cfg!(planted = "direct-writes");
 pub const SESSION_OUTLIVED: bool = cfg!(planted = "session-outlived");
 /// The token is drawn before the lease is locked.
 pub const TOKEN_BEFORE_LOCK: bool = cfg!(planted = "token-before-lock");
+/// A row that is found at a remembered place is taken for the lease's without a look at its name.
+pub const UNCHECKED_PLACE: bool = cfg!(planted = "unchecked-place");
+/// Nothing is counted: what the bench sets beside the extension, to tell what counting takes.
+pub const NO_COUNTING: bool = cfg!(planted = "no-counting");
 
 thread_local! {
     /// The token that was drawn before the lock.

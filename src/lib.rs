@@ -7,6 +7,7 @@
 //! | `sql` | the functions that SQL calls, and their arguments; the SQL objects themselves are in `sql/` |
 //! | `leases`, `fence` | granting, changing, guarding and waiting; the trigger |
 //! | `tokens` | where tokens come from, and when the sequence moves on |
+//! | `statistics` | what is counted, and where all sessions see it |
 //! | `pg` | PostgreSQL: tables, locks, transactions, settings, errors; the only one with `unsafe` |
 //! | `rules` | the rules that decide, and the table of locks: a crate of its own that knows no server |
 //!
@@ -14,14 +15,15 @@
 //! answer. `known_bugs` are for the tests to find.
 //!
 //! What is deliberately absent: SPI on the way of a lease or a write (no plan, no `search_path`, no rights of
-//! the caller's), background workers, shared memory of our own (no `shared_preload_libraries`), LISTEN/NOTIFY,
-//! and any use of a transaction's start time but as a lower bound of its snapshot's age (`pg::snapshot_age`).
+//! the caller's), background workers, `shared_preload_libraries`, any decision by what is in shared memory of our own
+//! (it only counts), LISTEN/NOTIFY, and any use of a transaction's start time but as a lower bound of its snapshot's age (`pg::snapshot_age`).
 
 mod fence;
 mod known_bugs;
 mod leases;
 mod pg;
 mod sql;
+mod statistics;
 mod tokens;
 
 ::pgrx::pg_module_magic!(name, version);
@@ -30,6 +32,7 @@ pg::load::on_load!(listen);
 
 /// What is kept for as long as a transaction, registered from above.
 fn listen() {
+    statistics::listen();
     fence::listen();
     leases::listen();
 }
@@ -37,6 +40,7 @@ fn listen() {
 // The parts of the install script, for `cargo pgrx`.
 ::pgrx::extension_sql_file!("../sql/1_schema.sql", name = "schema");
 ::pgrx::extension_sql_file!("../sql/2_leases.sql", name = "leases", requires = ["schema"]);
-::pgrx::extension_sql_file!("../sql/3_fence.sql", name = "fence", requires = ["leases"]);
+::pgrx::extension_sql_file!("../sql/2_statistics.sql", name = "statistics", requires = ["leases"]);
+::pgrx::extension_sql_file!("../sql/3_fence.sql", name = "fence", requires = ["statistics"]);
 ::pgrx::extension_sql_file!("../sql/4_audit.sql", name = "audit", requires = ["fence"]);
 ::pgrx::extension_sql_file!("../sql/5_grants.sql", name = "grants", requires = ["audit"]);

@@ -3,8 +3,9 @@
 use crate::known_bugs;
 use crate::pg::errors::{self, Refusal};
 use crate::pg::lock::LockTag;
-use crate::pg::relation::state_oid;
+use crate::pg::relation::{self, state_oid};
 use crate::pg::{sequence, server, wait};
+use crate::statistics::{self, Counter};
 use pg_fence_rules::epoch::{self, Due, Recorded};
 use pg_fence_rules::locks::MOVE_ON;
 use pg_fence_rules::{Floor, Token};
@@ -69,6 +70,8 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
         let life = Life::of(oid);
         let above = above.max(life.passed);
         let token = Token::from_bigint(sequence::next(oid));
+        // The draw has locked the sequence: what was changed until then is known now, and no more will be.
+        check_fit(oid)?;
         if token > above {
             LIFE.set(Life { passed: token, ..life });
             return Ok(token);
@@ -150,8 +153,21 @@ fn recorded_floor() -> Result<Floor, Refusal> {
     Ok(Floor::at(last_of(state_oid(c"jump_token_seq")?)))
 }
 
-/// 55000 unless the sequence's values are fit to be tokens.
+/// 55000 unless the sequence's values are fit to be tokens. Looks at its definition once, and again when some
+/// definition has changed.
 fn check_fit(oid: Oid) -> Result<(), Refusal> {
+    thread_local! {
+        static FIT: Cell<(Oid, u64)> = const { Cell::new((Oid::INVALID, 0)) };
+    }
+    if FIT.get() == (oid, relation::generation()) {
+        return Ok(());
+    }
+    check_definition(oid)?;
+    FIT.set((oid, relation::generation()));
+    Ok(())
+}
+
+fn check_definition(oid: Oid) -> Result<(), Refusal> {
     let Some(definition) = sequence::definition(oid) else {
         return Err(errors::sequence_altered("is no sequence"));
     };
@@ -181,15 +197,22 @@ pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
 #[cold]
 fn begin(oid: Oid) -> Result<(), Refusal> {
     let (due, seen) = look(oid)?;
+    let mut jumped = false;
     let life = match due {
         Due::Nothing => seen,
         _ => under_jump_lock(|| match look(oid)? {
             (Due::Nothing, seen) => Ok(seen),
             (Due::Move, seen) => record(oid, Life { passed: move_on(oid)?, ..seen }),
-            (Due::Jump, _) => jump(oid),
+            (Due::Jump, _) => {
+                jumped = true;
+                jump(oid)
+            }
         })?,
     };
     LIFE.set(Life { begun: oid, ..life });
+    if jumped {
+        statistics::count(Counter::Jumps);
+    }
     Ok(())
 }
 
@@ -230,6 +253,7 @@ pub fn new_epoch() -> Result<Token, Refusal> {
     let oid = sequence()?;
     let life = under_jump_lock(|| jump(oid))?;
     LIFE.set(Life { begun: oid, ..life });
+    statistics::count(Counter::Jumps);
     Ok(life.passed)
 }
 

@@ -31,7 +31,7 @@ use std::time::Instant;
 pub struct Options {
     /// The clients to play with (all)
     clients: Vec<String>,
-    /// Only scenarios whose name contains this (with `-` for spaces)
+    /// Only scenarios whose name contains this (with `-` for spaces); also `the-first-worker`, `its-own-tests`
     #[arg(long, value_name = "NAME")]
     scenario: Option<String>,
     /// Only with this known fault planted: the scenarios must catch it
@@ -40,6 +40,12 @@ pub struct Options {
     /// Without the planted faults
     #[arg(long)]
     no_plants: bool,
+}
+
+impl Options {
+    fn ask_for(&self, key: &str) -> bool {
+        self.scenario.as_ref().is_none_or(|part| key.contains(part))
+    }
 }
 
 /// A client's outcome in one scenario, or with one fault.
@@ -52,11 +58,8 @@ struct Outcome {
 /// Plays the scenarios, then each planted fault, with each client, and prints the table.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
     let clients = chosen(&options.clients)?;
-    let scenarios: Vec<Scenario> = scenario::all()?
-        .into_iter()
-        .filter(|one| options.scenario.as_ref().is_none_or(|part| one.key().contains(part)))
-        .collect();
-    ensure!(!scenarios.is_empty(), "there is no such scenario");
+    let mut scenarios = scenario::all()?;
+    scenarios.retain(|one| options.ask_for(&one.key()));
     let lab = Lab::start(program)?;
     let mut outcomes = Vec::new();
     for client in &clients {
@@ -66,6 +69,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     }
     lab.close();
     print_table(&clients, &outcomes);
+    ensure!(!outcomes.is_empty(), "there is no such scenario");
     let bad = outcomes.iter().filter(|outcome| outcome.fault.is_some()).count();
     ensure!(bad == 0, "{bad} of {} went otherwise", outcomes.len());
     Ok(())
@@ -81,12 +85,16 @@ fn played_by(
 ) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     if options.plant.is_none() {
-        if options.scenario.is_none() {
+        if options.ask_for("the-first-worker") {
             let runs = || {
                 first_worker::is_shown(client)?;
                 first_worker::runs(lab, &programs.first_worker)
             };
             outcomes.push(outcome(client, "The first worker", runs));
+        }
+        if let Some(tests) = programs.tests.as_ref().filter(|_| options.ask_for("its-own-tests")) {
+            outcomes
+                .push(outcome(client, "Its own tests", || first_worker::tests_pass(lab, tests)));
         }
         outcomes.extend(scenarios.iter().map(|scenario| {
             outcome(client, &scenario.name, || stage::play(lab, scenario, &programs.worker, None))
@@ -138,6 +146,10 @@ fn planted(
     let mut fault = None;
     for scenario in scenarios.iter().filter(catches) {
         match stage::play(lab, scenario, program, Some(plant)) {
+            Err(error) if error.is::<stage::NotReady>() => {
+                eprintln!("{}: {plant}: {error:#}", client.name);
+                fault = Some(format!("{error:#}"));
+            }
             Err(caught) => {
                 eprintln!("{}: {plant}: caught by \"{}\": {caught:#}", client.name, scenario.name);
             }

@@ -69,7 +69,7 @@ pub fn server(dir: &Path, major: &str, flavour: Flavour) -> Result<PathBuf> {
     }
     setup::ensure(&tools())?;
     fs::create_dir_all(dir)?;
-    let source = fetch(&format!("postgresql-{major}"), dir)?;
+    let source = fetch(&format!("postgresql-{major}"), dir, Part::Whole)?;
     eprintln!("building PostgreSQL from {}: some minutes", source.display());
     build(dir, &source, &root, major, flavour)?;
     // Most of the space, and nobody looks at it again.
@@ -125,7 +125,7 @@ pub fn repack(dir: &Path, pg_config: &Path) -> Result<PathBuf> {
     }
     setup::ensure(&tools())?;
     fs::create_dir_all(dir)?;
-    let source = fetch("pg-repack", dir)?;
+    let source = fetch("pg-repack", dir, Part::Original)?;
     let mut make = niced("make");
     make.args(["--silent", "install"])
         .arg(format!("PG_CONFIG={}", pg_config.display()))
@@ -160,8 +160,17 @@ fn logged(command: &mut Command, log: &Path) -> Result<()> {
     bail!("{command:?} failed; {} ends:\n{end}", log.display())
 }
 
+/// What of a source package is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// With Debian's patches.
+    Whole,
+    /// As its authors published it.
+    Original,
+}
+
 /// Fetches and unpacks a source package into `dir`, of the newest version that can be had.
-fn fetch(package: &str, dir: &Path) -> Result<PathBuf> {
+fn fetch(package: &str, dir: &Path, part: Part) -> Result<PathBuf> {
     let (apt, source) = (dir.join("apt"), dir.join("source"));
     for empty in [apt.join("parts"), apt.join("lists/partial"), source.clone()] {
         let _ = fs::remove_dir_all(&empty);
@@ -191,9 +200,17 @@ fn fetch(package: &str, dir: &Path) -> Result<PathBuf> {
     versions.sort_by(|(one, _), (other, _)| by_age(other, one));
     for (version, _) in versions {
         eprintln!("fetching the source of {package} {version}");
-        match output_of(own("apt-get").args(["source", &format!("{package}={version}")])) {
+        let mut get = own("apt-get");
+        get.args(["source", &format!("{package}={version}")]);
+        if part == Part::Original {
+            get.arg("--tar-only");
+        }
+        match output_of(&mut get) {
             Ok(_) => {
                 fs::remove_dir_all(&apt)?;
+                if part == Part::Original {
+                    unpack_archive(&source)?;
+                }
                 return unpacked(&source);
             }
             // Archives drop old versions, and a mirror may lack a new one.
@@ -215,6 +232,13 @@ fn by_age(one: &str, other: &str) -> Ordering {
         (_, true) => Ordering::Greater,
         _ => Ordering::Equal,
     }
+}
+
+/// Unpacks the one archive in a directory.
+fn unpack_archive(source: &Path) -> Result<()> {
+    let mut files = fs::read_dir(source)?.flatten().map(|entry| entry.path());
+    let archive = files.find(|path| path.is_file()).context("no archive was downloaded")?;
+    output_of(Command::new("tar").arg("xf").arg(archive).current_dir(source)).map(drop)
 }
 
 fn unpacked(source: &Path) -> Result<PathBuf> {

@@ -61,7 +61,7 @@ impl Extension {
             "{} does not name version {VERSION}",
             control.display()
         );
-        let scripts = scripts_in(&root.join("sql"))?;
+        let scripts = scripts()?;
         Ok(Extension { library, control, scripts })
     }
 
@@ -89,6 +89,11 @@ impl Extension {
         }
         Ok(written)
     }
+}
+
+/// The install and upgrade scripts of the source tree, by file name.
+pub fn scripts() -> Result<BTreeMap<String, String>> {
+    scripts_in(&source_root().join("sql"))
 }
 
 /// The install script, put together from its numbered parts, and the upgrade scripts as they are.

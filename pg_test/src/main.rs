@@ -4,7 +4,9 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use pg_test::extension::{self, Extension};
 use pg_test::majors::{self, Installation};
-use pg_test::{cassert, chaos, clients, demo, matrix, package, process, rundir, soak, worker};
+use pg_test::{
+    cassert, chaos, clients, demo, matrix, package, process, rundir, script_rules, soak, worker,
+};
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 
@@ -33,6 +35,8 @@ enum Command {
         #[arg(long, value_name = "DIRECTORY")]
         destdir: Option<PathBuf>,
     },
+    /// Look over the install and upgrade scripts with pgspot
+    Pgspot,
     /// Build packages: for Debian, .tar.gz, for PGXN
     Package(package::Options),
     /// Let many workers fight for leases while everything fails
@@ -72,6 +76,7 @@ fn main() -> Result<()> {
         }
         Command::Setup => majors::chosen().map(drop),
         Command::Install { pg_config, destdir } => install(pg_config, destdir.as_deref()),
+        Command::Pgspot => script_rules::run(),
         Command::Package(options) => package::run(&options),
         Command::Chaos(options) => chaos::run(&program, &options),
         Command::Clients(options) => clients::run(&program, &options),

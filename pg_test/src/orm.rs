@@ -20,6 +20,10 @@ pub enum Runtime {
     Node(&'static [&'static str]),
 }
 
+/// All that the programs in Python use.
+pub const PYTHON: Runtime =
+    Runtime::Python(&["django==5.2.19", "sqlalchemy[asyncio]==2.1.9", "psycopg[binary]==3.3.9"]);
+
 /// Runs a program of `orm/` against a database, and returns what it prints.
 pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<String> {
     let home = fetch(runtime).context("the libraries could not be fetched")?;

@@ -12,6 +12,7 @@ mod release;
 mod tarball;
 
 use crate::extension::{self, Extension};
+use crate::majors;
 use crate::process::output_of;
 use crate::setup::{self, Package};
 use anyhow::{ensure, Context, Result};
@@ -24,12 +25,16 @@ pub use release::Release;
 
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
-    /// The pg_config of a PostgreSQL to build for, once for each; without any: Debian's, where its headers are
+    /// Build for these major versions, which are fetched or built where the machine has them not. Without this and
+    /// --pg-config: for each of Debian's that has its headers
+    #[arg(long, value_delimiter = ',', value_parser = majors::ALL)]
+    majors: Vec<String>,
+    /// Build for the PostgreSQL with this pg_config
     #[arg(long, value_name = "PATH")]
-    pub pg_config: Vec<PathBuf>,
+    pg_config: Vec<PathBuf>,
     /// Where to put the packages, target/package/dist by default
     #[arg(long, value_name = "DIRECTORY")]
-    pub output: Option<PathBuf>,
+    output: Option<PathBuf>,
 }
 
 /// Builds all packages and prints their checksums.
@@ -39,22 +44,30 @@ pub fn run(options: &Options) -> Result<()> {
     fs::create_dir_all(&output)?;
     let output = fs::canonicalize(output)?;
     let release = Release::of_commit(extension::source_root())?;
-    let pg_configs = match &options.pg_config[..] {
-        [] => installed()?,
-        named => named.to_vec(),
-    };
-    let mut majors = BTreeSet::new();
-    for pg_config in pg_configs {
+    let mut done = BTreeSet::new();
+    for pg_config in options.pg_configs()? {
         let major = extension::major_of(&pg_config)?;
-        ensure!(majors.insert(major.clone()), "PostgreSQL {major} is named twice");
-        let target = directory().join(format!("pg{major}"));
-        let library = library::build(extension::source_root(), &pg_config, &target, &release)?;
+        ensure!(done.insert(major.clone()), "PostgreSQL {major} is named twice");
+        let library = library::build(extension::source_root(), &pg_config, &directory())?;
         Parts::new(release.clone(), &major, Extension::around(library)?).write(&output)?;
     }
     pgxn::archive(&release, &output)?;
     print!("{}", checksums(&output)?);
     println!("in {}", output.display());
     Ok(())
+}
+
+impl Options {
+    fn pg_configs(&self) -> Result<Vec<PathBuf>> {
+        let mut all = self.pg_config.clone();
+        for major in &self.majors {
+            all.push(majors::of(major)?.pg_config);
+        }
+        if all.is_empty() {
+            all = installed()?;
+        }
+        Ok(all)
+    }
 }
 
 /// Where packages are built and put.
@@ -104,7 +117,7 @@ fn installed() -> Result<Vec<PathBuf>> {
     }
     ensure!(
         !found.is_empty(),
-        "there is no PostgreSQL with headers below /usr/lib/postgresql: name one by --pg-config, or run `cargo run -- setup`"
+        "there is no PostgreSQL with headers below /usr/lib/postgresql: name one by --pg-config or --majors, or run `cargo run -- setup`"
     );
     found.sort();
     Ok(found)

@@ -26,6 +26,8 @@ pub enum Mode {
     Transaction,
     /// Until it leaves; then the pooler runs `DISCARD ALL`.
     Session,
+    /// For one statement.
+    Statement,
 }
 
 /// A running PgBouncer; it is killed when dropped.
@@ -51,6 +53,7 @@ impl Pooler {
         let mode = match mode {
             Mode::Transaction => "transaction",
             Mode::Session => "session",
+            Mode::Statement => "statement",
         };
         setup::ensure(&[package()])?;
         let dir = lab.prefix().new_dir("pooler")?;

@@ -8,7 +8,7 @@ use crate::extension::{self, Extension};
 use crate::majors::{self, Installation};
 use crate::process;
 use crate::rundir::{make_dir, RunDir};
-use crate::setup;
+use crate::setup::{self, Package};
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,6 +81,19 @@ impl Prefix {
         })
     }
 
+    /// A copy with a known bug in its extension (`src/known_bugs.rs` names them). `program` is the lab's binary.
+    pub fn with_bug(program: &Path, bug: &str) -> Result<Arc<Prefix>> {
+        // One after another: they are built in the same place.
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
+        let installation = majors::chosen()?;
+        let extension = Extension::build_with_bug(&installation, bug)?;
+        let rundir = Arc::new(RunDir::create(program)?);
+        let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
+        prefix.install(&extension)?;
+        Ok(prefix)
+    }
+
     /// Installs the extension, over another one if there is one already.
     pub fn install(&self, extension: &Extension) -> Result<()> {
         extension.install(&self.lib_dir(), &self.extension_dir())?;
@@ -124,6 +137,14 @@ impl Prefix {
             Places::of(&self.pg_config)?.below(&root)?
         };
         self.bring(&from, "pg_repack", &["bin/pg_repack", "pg_repack.so"])
+    }
+
+    /// Brings what one of Debian's packages adds to the PostgreSQL of this version. It is installed where it is
+    /// missing.
+    pub fn bring_package(&self, package: Package, extension: &str, files: &[&str]) -> Result<()> {
+        setup::ensure(&[package])?;
+        let pg_config = format!("/usr/lib/postgresql/{}/bin/pg_config", self.major);
+        self.bring(&Places::of(pg_config.as_ref())?, extension, files)
     }
 
     /// Where the extension's control file and scripts are.

@@ -13,6 +13,11 @@ use std::time::Duration;
 /// How long a worker may take for a step: only a broken promise takes longer.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The counters that are not zero, in the order of the view's columns.
+const COUNTED: &str = "SELECT string_agg(replace(c.key, '_', ' ') || ' ' || c.value, ', ' ORDER BY a.attnum) \
+    FROM fence.stats s, jsonb_each_text(to_jsonb(s) - 'stats_reset' - 'wait_time') AS c \
+    JOIN pg_attribute a ON a.attrelid = 'fence.stats'::regclass AND a.attname = c.key WHERE c.value <> '0'";
+
 /// One run of a story, in a database that has the extension.
 pub struct StoryRun<'a> {
     lab: &'a Lab,
@@ -103,6 +108,23 @@ impl<'a> StoryRun<'a> {
             .collect();
         self.timeline.table(title, &header, &shown);
         Ok(rows)
+    }
+
+    /// Begins to count anew, so that `counted` is about this run.
+    pub fn begin_counting(&self) -> Result<()> {
+        self.run("SELECT fence_stats_reset()")
+    }
+
+    /// Shows what the database has counted since, and which writes it has refused; returns how many those were.
+    pub fn counted(&self) -> Result<usize> {
+        let counted = self.session()?.text(COUNTED)?.unwrap_or_default();
+        self.note(format!("fence.stats: {counted}"));
+        let refusals = "SELECT sqlstate, relation, key, lease, presented, stored, holder, application_name AS worker \
+                        FROM fence.refusals ORDER BY refused_at LIMIT 5";
+        if self.session()?.rows(refusals)?.is_empty() {
+            return Ok(0);
+        }
+        Ok(self.table("fence.refusals", refusals)?.len())
     }
 
     /// Waits until the deadline of a lease has passed, by the server's clock.

@@ -10,6 +10,7 @@
 use crate::lab::Lab;
 use anyhow::Result;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::fmt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::process::ExitCode;
@@ -73,10 +74,27 @@ impl TestCase {
             if lab.prefix().major_number() < from {
                 return Ok(Completion::ignored_with(format!("for PostgreSQL {from} and newer")));
             }
-            within_limit(lab, run).map(|()| Completion::Completed)
+            within_limit(lab, run)
         };
         Trial::ignorable_test(format!("{module}::{}", self.name), trial).with_ignored_flag(left_out)
     }
+}
+
+/// Why a test cannot be run here.
+#[derive(Debug)]
+struct LeftOut(String);
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "left out: {}", self.0)
+    }
+}
+
+impl std::error::Error for LeftOut {}
+
+/// What a test returns that cannot be run here: it counts as ignored, with that reason, and not as passed.
+pub fn left_out<T>(reason: &str) -> Result<T> {
+    Err(LeftOut(reason.to_owned()).into())
 }
 
 fn limit() -> Duration {
@@ -85,14 +103,17 @@ fn limit() -> Duration {
 }
 
 /// Runs a test in a thread of its own, which is left behind if it hangs.
-fn within_limit(lab: Arc<Lab>, run: fn(&Lab) -> Result<()>) -> Result<(), Failed> {
+fn within_limit(lab: Arc<Lab>, run: fn(&Lab) -> Result<()>) -> Result<Completion, Failed> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let outcome = catch_unwind(AssertUnwindSafe(|| run(&lab)));
         drop(lab);
         let _ = sender.send(match outcome {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(causes_of(&error)),
+            Ok(Ok(())) => Ok(Completion::Completed),
+            Ok(Err(error)) => match error.downcast_ref::<LeftOut>() {
+                Some(LeftOut(reason)) => Ok(Completion::ignored_with(reason)),
+                None => Err(causes_of(&error)),
+            },
             Err(panic) => Err(message_of(panic.as_ref())),
         });
     });

@@ -4,6 +4,7 @@
 //! statement, and whether a token speaks for a lease once per transaction.
 
 use super::binding::{Binding, WriteLeases};
+use crate::known_bugs;
 use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::args::{Answer, Args};
 use crate::pg::errors::{self, Refusal, RefusedWrite, Wrote};
@@ -11,12 +12,13 @@ use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::trigger::{Attribute, Columns, Event, RowId, TriggerCall, Tuple};
 use crate::pg::xact;
 use crate::pg::{describe, server, settings};
+use crate::statistics::{self, Known};
 use crate::tokens;
 use pg_fence_rules::fence::{self, Order, Verdict, Write};
 use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// What the arguments of a trigger mean for its table.
 struct Plan {
@@ -32,6 +34,8 @@ struct Plan {
     verified: bool,
     /// How many triggers deep the statement is, where that matters: on a partition.
     depth: usize,
+    /// How many rows had been inserted when the statement last offered one.
+    offered: Cell<Option<i64>>,
 }
 
 /// What a trigger is there for.
@@ -77,6 +81,8 @@ struct Accepted {
     row: Option<(RowId, Token)>,
     /// The token of a row that has left its partition and arrives in another next.
     under_way: Option<Token>,
+    /// A row has left its partition, and its arrival is not counted as another write.
+    counted: bool,
     /// The savepoint that it was accepted in, whose rollback undoes it.
     savepoint: SavepointId,
 }
@@ -102,7 +108,11 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
         Duty::Judge => before::<false>(&call, plan),
         Duty::Manage { .. } => before::<true>(&call, plan),
     };
-    row.map(Answer::Value).map_err(|refusal| describe::at_row(refusal, &call, &plan.column))
+    row.map(Answer::Value).map_err(|refusal| {
+        let refusal = describe::at_row(refusal, &call, &plan.column);
+        statistics::refused(&refusal, || known(&call, plan, &refusal));
+        refusal
+    })
 }
 
 fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
@@ -110,7 +120,10 @@ fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
     if server::replica() {
         return Ok(Answer::Value(call.pass(None)));
     }
-    Err(describe::at_table(errors::unfenceable(), call))
+    statistics::judged_row();
+    let refusal = describe::at_table(errors::unfenceable(), call);
+    statistics::refused(&refusal, Known::default);
+    Err(refusal)
 }
 
 /// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
@@ -121,6 +134,7 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     let named = || call.event() != Event::Update || call.names(&plan.column);
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
+        count(call, plan);
         write.named = named();
         return replicated(call, plan, &write);
     }
@@ -128,6 +142,9 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         return Ok(call.pass(old));
     }
     let moves_here = plan.moves && call.event() == Event::Insert;
+    if !(moves_here && arrives(plan)) {
+        count(call, plan);
+    }
     let arriving = if moves_here { arriving::<MANAGED>(plan, &write)? } else { None };
     if MANAGED && old.is_none() && arriving.is_none() {
         if let Duty::Manage { unfenced_insert: true } = plan.duty {
@@ -208,6 +225,41 @@ fn guard_leases(
     leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)))
 }
 
+/// Counts a row that is judged. One that is offered and then updated instead (ON CONFLICT) counts once: nothing was
+/// inserted in between.
+#[inline]
+fn count(call: &TriggerCall, plan: &Plan) {
+    if known_bugs::NO_COUNTING {
+        return;
+    }
+    let offered = plan.offered.take();
+    match call.event() {
+        Event::Insert => plan.offered.set(Some(call.rows_inserted())),
+        Event::Update if offered.is_some() && offered == Some(call.rows_inserted()) => return,
+        _ => {}
+    }
+    statistics::judged_row();
+}
+
+/// What administrators may know of a refused write, whatever its writer may.
+#[cold]
+fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
+    let columns = call.columns();
+    let fence = |row: Tuple| columns.token(row, &plan.column);
+    let (old, new) = (call.old(), call.new_row());
+    let stored = old.and_then(fence);
+    let presented = new.and_then(fence).filter(|_| refusal.sqlstate != "PF002");
+    let leases = plan.lease.as_ref().and_then(|binding| binding.leases(&columns, old, new).ok());
+    let lease = leases.and_then(|leases| {
+        // Of two leases, the one for which the token does not speak.
+        let stands =
+            |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
+        leases.iter().find(|name| !stands(name)).or(leases.iter().next()).map(<[u8]>::to_vec)
+    });
+    let holder = lease.as_deref().and_then(guard::holder);
+    Known { key: describe::key(call), lease, holder, presented, stored }
+}
+
 /// The token that a transaction has beside the fence column.
 #[inline]
 fn ambient(leases: &WriteLeases) -> Option<Token> {
@@ -274,7 +326,8 @@ fn refused_write(
 fn accept(call: &TriggerCall, plan: &Plan, token: Token) {
     let Some(old) = call.old() else { return };
     let (row, savepoint) = (Some((old.id(call), token)), xact::savepoint());
-    at_depth(plan.depth, |accepted| *accepted = Accepted { row, under_way: None, savepoint });
+    let accepted = Accepted { row, under_way: None, counted: false, savepoint };
+    at_depth(plan.depth, |last| *last = accepted);
 }
 
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
@@ -283,10 +336,16 @@ fn leaves(call: &TriggerCall, plan: &Plan) -> bool {
     at_depth(plan.depth, |accepted| match accepted.row.take() {
         Some((id, token)) if id == old.id(call) => {
             accepted.under_way = plan.judges_arrivals().then_some(token);
+            accepted.counted = true;
             true
         }
         _ => false,
     })
+}
+
+/// Is this INSERT the second half of such a move?
+fn arrives(plan: &Plan) -> bool {
+    at_depth(plan.depth, |accepted| std::mem::take(&mut accepted.counted))
 }
 
 fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
@@ -410,6 +469,7 @@ impl Plan {
         let (order, managed) = order(arguments.mode)?;
         let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
         let duty = Duty::new(&arguments, managed)?;
+        statistics::prepare();
         let moves = call.on_partition();
         Ok(Plan {
             column,
@@ -420,6 +480,7 @@ impl Plan {
             moves,
             verified: call.has_twin(),
             depth: if moves { call.depth() } else { 0 },
+            offered: Cell::new(None),
         })
     }
 }

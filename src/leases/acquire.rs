@@ -5,13 +5,14 @@ use super::request::{Request, Tried};
 use super::{line, session_leases};
 use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
-use crate::pg::lease_table::{LeaseTable, Look};
+use crate::pg::lease_table::{AsOf, Glance, LeaseTable, Rows};
 use crate::pg::relation_lock::Wait;
-use crate::pg::row::NewGrant;
-use crate::pg::server;
+use crate::pg::row::{NewGrant, Row};
+use crate::pg::{role, server};
+use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
-use pg_fence_rules::grant::{self, Acquire, Phase};
-use pg_fence_rules::{Span, Token};
+use pg_fence_rules::grant::{self, Acquire, Ask, Mode, Phase};
+use pg_fence_rules::{Instant, Span, Token};
 
 /// How soon to look again where maintenance waits for the table, or works on it.
 const LOOK_AFTER_MAINTENANCE: Span = Span::from_micros(100_000);
@@ -20,7 +21,7 @@ const LOOK_AFTER_MAINTENANCE: Span = Span::from_micros(100_000);
 struct LooksFree {
     /// The caller would only replace a grant of its own.
     reclaims: bool,
-    seen: Look,
+    seen: Rows,
 }
 
 /// One try, with a token of its own. With `behind_the_line`, those who wait in line come first. `wait` says what to do about
@@ -30,7 +31,10 @@ pub fn attempt(
     behind_the_line: bool,
     wait: Wait,
 ) -> Result<Tried<Token>, Refusal> {
-    let Some(table) = LeaseTable::try_open(Access::Write, wait)? else {
+    if let Some(until) = taken_at_a_glance(request) {
+        return Ok(Tried::Lost { until: Some(until) });
+    }
+    let Some(table) = open(wait)? else {
         return Ok(Tried::Lost { until: Some(server::now() + LOOK_AFTER_MAINTENANCE) });
     };
     let free = match look(&table, request)? {
@@ -53,7 +57,7 @@ pub fn attempt(
 /// One try to acquire several leases under one token: all, or none (then None). The requests are in the order of their
 /// names, so that two such calls never hold up each other. Errors: as `attempt`.
 pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
-    let Some(table) = LeaseTable::try_open(Access::Write, Wait::Holders)? else { return Ok(None) };
+    let Some(table) = open(Wait::Holders)? else { return Ok(None) };
     let mut looks = Vec::with_capacity(requests.len());
     for request in requests {
         match look(&table, request)? {
@@ -79,17 +83,38 @@ pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
     Ok(Some(token))
 }
 
+/// Until when the lease is taken, where the session remembers the row of a grant that lives and leaves room for no
+/// other: most of those who try for a busy lease have done so before.
+fn taken_at_a_glance(request: &Request) -> Option<Instant> {
+    if request.ask != (Ask { mode: Mode::Exclusive, reclaim: false }) {
+        return None;
+    }
+    let is_alone = |row: &Row| row.grant.mode == Mode::Exclusive;
+    let row = Glance::at(&request.name)?.remembered(&request.name, is_alone)?;
+    (row.grant.phase(server::now()) == Phase::Held).then_some(row.grant.expires_at)
+}
+
+/// The table, ready to be searched; None where maintenance has it.
+fn open(wait: Wait) -> Result<Option<LeaseTable>, Refusal> {
+    Ok(LeaseTable::try_open(Access::Write, wait)?.filter(|table| table.can_search(wait)))
+}
+
 /// Tells without a lock whether it is worth trying: a losing try reads only.
 fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refusal> {
-    let seen = table.look(&request.name);
-    let existing = request.existing(&seen.rows, |_| false);
+    let seen = table.rows(&request.name, AsOf::Now);
+    let existing = request.existing(&seen, |_| false);
     let now = server::now();
     match grant::acquire(&existing, &request.ask, now) {
         Acquire::Grant { .. } => {
             let reclaims = existing.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held);
             Ok(Tried::Won(LooksFree { reclaims, seen }))
         }
-        Acquire::Taken { until } => Ok(Tried::Lost { until }),
+        Acquire::Taken { until } => {
+            if let [row] = &*seen {
+                table.remember(&request.name, row);
+            }
+            Ok(Tried::Lost { until })
+        }
         Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
     }
 }
@@ -106,19 +131,21 @@ fn write(
         session_leases::bind(table, &request.name, token)?;
     }
     let now = server::now();
+    let is_over = |row: &Row| matches!(row.grant.phase(now), Phase::Expired | Phase::Abandoned);
+    let takes_over = ended.iter().chain(over).any(is_over);
     for row in ended {
         table.end(row, now)?;
     }
     for row in ended.iter().chain(over) {
         session_leases::grant_ended(&request.name, row.grant.tokens.first());
     }
-    let (session, role) = (server::session(), server::current_role());
+    let (session, role) = (server::session(), role::current());
     let new = NewGrant {
         name: &request.name,
         slot: *slot,
         mode: request.ask.mode,
         holder: request.holder.as_deref(),
-        session: session.as_bytes(),
+        session: &session,
         role: &role,
         token,
         now,
@@ -127,10 +154,19 @@ fn write(
         session_bound: request.session,
     };
     table.grant(&new, over.as_ref())?;
+    if let Some(row) = over {
+        table.remember(&request.name, row);
+    }
     line::changed(&request.name);
     // Two that ask for different numbers at the same moment have seen neither's row.
     match place::other_number(table, request) {
         Some(other) => Err(request.slots_differ(other)),
-        None => Ok(()),
+        None => {
+            statistics::count(Counter::Grants);
+            if takes_over {
+                statistics::count(Counter::TakeOvers);
+            }
+            Ok(())
+        }
     }
 }

@@ -3,9 +3,11 @@
 use super::locks::{Locked, Locks};
 use super::{line, session_leases};
 use crate::pg::errors::{self, Refusal};
-use crate::pg::lease_table::{AsOf, LeaseTable};
+use crate::pg::keyed::Access;
+use crate::pg::lease_table::{AsOf, Glance, LeaseTable, Rows};
 use crate::pg::row::{Deleter, Row};
-use crate::pg::{relation, server};
+use crate::pg::{relation, role, server};
+use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{Phase, Release};
 use pg_fence_rules::locks::CHANGE;
@@ -37,9 +39,10 @@ pub fn renew(
 ) -> Result<(), Refusal> {
     let ttl = ttl.unwrap_or(row.ttl);
     table.renew(row, fresh, now, ttl)?;
+    statistics::count(Counter::Renewals);
     if now + ttl < row.grant.expires_at {
         // The head of the line may sleep for too long.
-        line::changed(&row.name());
+        line::changed(row.name());
     }
     Ok(())
 }
@@ -76,20 +79,20 @@ pub fn releasable<'a>(
 pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Result<(), Refusal> {
     let name = row.name();
     table.close(row, closing, now)?;
-    session_leases::grant_ended(&name, row.grant.tokens.first());
-    line::changed(&name);
+    session_leases::grant_ended(name, row.grant.tokens.first());
+    line::changed(name);
     Ok(())
 }
 
 /// Closes whatever grants of a lease are current, under one closing token; None where none is.
 pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal> {
-    let held = |rows: Vec<Row>| -> Vec<Row> {
+    let held = |rows: Rows| -> Vec<Row> {
         let now = server::now();
         rows.into_iter().filter(|r| r.grant.phase(now) == Phase::Held).collect()
     };
     // Grants in the making count: their transactions are waited for.
     let mut slots: Vec<i32> =
-        held(table.rows_in_flight(name)).iter().map(|r| r.grant.slot).collect();
+        held(table.rows(name, AsOf::InFlight)).iter().map(|r| r.grant.slot).collect();
     slots.sort_unstable();
     slots.dedup();
     let mut locks = Locks::of(name);
@@ -105,6 +108,7 @@ pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal>
     locks.keep();
     let now = server::now();
     rows.iter().try_for_each(|row| close(table, row, closing, now))?;
+    statistics::add(Counter::Revocations, rows.len());
     Ok(Some(closing))
 }
 
@@ -118,9 +122,8 @@ fn changeable<'a, T>(
     decide: impl Fn(&Row) -> Option<T>,
 ) -> Result<Option<(Locked<'a>, T)>, Refusal> {
     loop {
-        let rows = table.rows(name, AsOf::Now);
-        let seen = find(&rows, token);
-        let slot = match seen {
+        let seen = with_token(table, name, token);
+        let slot = match &seen {
             // What is over does not come back: a caller who is too late locks nothing, and so keeps the
             // lease from nobody.
             Some(row) if decide(row).is_none() && row.deleter() != Deleter::Open => {
@@ -128,14 +131,16 @@ fn changeable<'a, T>(
             }
             Some(row) => row.grant.slot,
             // A token of an uncommitted grant may have been passed on: its transaction is waited for.
-            None => match find(&table.rows_in_flight(name), token) {
+            None => match find(&table.rows(name, AsOf::InFlight), token) {
                 Some(row) => row.grant.slot,
                 None => return Ok(None),
             },
         };
-        let locked = Locked::grant(table, name, slot, CHANGE, seen, |row| has_token(row, token))?;
+        let has_token = |row: &Row| has_token(row, token);
+        let locked = Locked::grant(table, name, slot, CHANGE, seen.as_ref(), has_token)?;
         // Where the grant is not there any more, another one may have the token by now.
         if let Some(locked) = locked {
+            table.remember(name, &locked.row);
             return Ok(decide(&locked.row).map(|decision| (locked, decision)));
         }
     }
@@ -144,6 +149,28 @@ fn changeable<'a, T>(
 /// The greatest token that any of these grants is known to have had.
 pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
     rows.into_iter().map(|r| r.grant.greatest()).max().unwrap_or(Token::BEFORE_ALL)
+}
+
+/// Does the token speak for the lease at this instant?
+pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
+    let floor = tokens::floor_seen()?;
+    let speaks = |row: &Row| row.grant.speaks(token, server::now(), floor);
+    if Glance::at(name).is_some_and(|table| table.remembered(name, speaks).is_some()) {
+        return Ok(true);
+    }
+    let table = LeaseTable::open(Access::Read)?;
+    let rows = table.rows(name, AsOf::Now);
+    let row = rows.iter().find(|row| speaks(row));
+    if let Some(row) = row {
+        table.remember(name, row);
+    }
+    Ok(row.is_some())
+}
+
+/// The grant that this token is of, as of now.
+pub fn with_token(table: &LeaseTable, name: &[u8], token: Token) -> Option<Row> {
+    let remembered = table.remembered(name, |row| has_token(row, token));
+    remembered.or_else(|| find(&table.rows(name, AsOf::Now), token).copied())
 }
 
 /// The grant that this token is of.
@@ -164,9 +191,9 @@ pub fn check_role<'a>(
     in_trigger: bool,
 ) -> Result<(), Refusal> {
     let role = row.role();
-    if server::acts_for(&role, in_trigger) {
+    if role::acts_for(role, in_trigger) {
         return Ok(());
     }
-    let shown = relation::may_see_leases().then_some(role.as_slice());
+    let shown = relation::may_see_leases().then_some(role);
     Err(errors::not_your_lease(lease(), shown))
 }

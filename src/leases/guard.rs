@@ -7,14 +7,17 @@ use super::change::{check_role, find, has_token};
 use super::locks::Locks;
 use super::{line, snapshot};
 use crate::pg::errors::{self, Refusal, Shown};
+use crate::pg::hash::Quick;
 use crate::pg::keyed::Access;
-use crate::pg::lease_table::{AsOf, LeaseTable};
+use crate::pg::lease_table::{AsOf, Glance, LeaseTable};
 use crate::pg::relation_lock::Wait;
 use crate::pg::row::Row;
-use crate::pg::row_version::RowVersion;
+use crate::pg::row_version::Seen;
 use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
+use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
+use pg_fence_rules::grant::Phase;
 use pg_fence_rules::locks::GUARD;
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys::Oid;
@@ -27,14 +30,16 @@ struct Guard {
     slot: i32,
     token: Token,
     /// The grant's row as it was; mostly it still is.
-    version: RowVersion,
+    seen: Seen,
+    /// When the grant is over by that row.
+    over_since: Instant,
     savepoint: SavepointId,
 }
 
 #[derive(Default)]
 struct Guards {
-    by_lease: HashMap<Vec<u8>, Vec<Guard>>,
-    /// The lease and token that were asked for last: most writes of a transaction are under one.
+    by_lease: HashMap<Vec<u8>, Vec<Guard>, Quick>,
+    /// The verdict that was asked for last: most writes of a transaction are under one.
     last: Option<(Vec<u8>, Token)>,
     /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
     outside_block: Option<(Vec<u8>, Instant)>,
@@ -74,13 +79,13 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
     if let Some(name) = guarded_nothing() {
         raise::warn(errors::guarded_nothing(&name));
     }
-    let guarded: Vec<(Vec<u8>, Guard)> = GUARDS.with_borrow(|g| {
-        let each = |(name, guards): (&Vec<u8>, &Vec<Guard>)| {
-            guards.iter().map(|guard| (name.clone(), *guard)).collect::<Vec<_>>()
-        };
-        g.by_lease.iter().flat_map(each).collect()
-    });
-    if guarded.is_empty() || !xact::has_written() {
+    if GUARDS.with_borrow(|g| g.by_lease.is_empty()) || !xact::has_written() {
+        return Ok(());
+    }
+    // A standby may keep a commit waiting for as long as it likes, too.
+    let any_time = prepares || server::commits_wait_for_standbys();
+    let doubtful = doubtful(any_time);
+    if doubtful.is_empty() {
         return Ok(());
     }
     xact::at_the_end(|| {
@@ -88,28 +93,37 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
         if !relation::state_exists() {
             return Ok(());
         }
-        // A standby may keep a commit waiting for as long as it likes, too.
-        let any_time = prepares || server::commits_wait_for_standbys();
-        guarded.iter().try_for_each(|(name, guard)| match may_outlive(name, guard, any_time)? {
+        doubtful.iter().try_for_each(|(name, slot)| match may_outlive(name, *slot, any_time)? {
             true => guarded_commits::note(name),
             false => Ok(()),
         })
     })
 }
 
+/// What this transaction guards, but for the grants of which it is certain that it commits before they are over: their
+/// rows are as they were.
+fn doubtful(any_time: bool) -> Vec<(Vec<u8>, i32)> {
+    let horizon = server::now() + NOTE_WITHIN;
+    let table = if any_time { None } else { Glance::new() };
+    let is_certain = |v: &Guard| {
+        v.over_since >= horizon && table.as_ref().is_some_and(|table| table.is_latest(v.seen))
+    };
+    GUARDS.with_borrow(|g| {
+        let each = g.by_lease.iter().flat_map(|(name, all)| all.iter().map(move |v| (name, v)));
+        each.filter(|(_, v)| !is_certain(v)).map(|(name, v)| (name.clone(), v.slot)).collect()
+    })
+}
+
 /// May the transaction commit after the grant that it guards is over? (What it has changed itself tells as
 /// much as a note would.) Maintenance must not hold up a commit: where it waits for the table, or works on it,
 /// the answer is yes.
-fn may_outlive(name: &[u8], guard: &Guard, any_time: bool) -> Result<bool, Refusal> {
-    let Some(table) = LeaseTable::try_open(Access::Read, Wait::Never)? else { return Ok(true) };
+fn may_outlive(name: &[u8], slot: i32, any_time: bool) -> Result<bool, Refusal> {
     let horizon = server::now() + NOTE_WITHIN;
-    let over = |row: &Row| any_time || row.over_since() < horizon;
-    if table.still_at(guard.version, name, guard.slot).is_some_and(|row| !over(&row)) {
-        return Ok(false);
-    }
+    let table = LeaseTable::try_open(Access::Read, Wait::Never)?;
+    let Some(table) = table.filter(|table| table.can_search(Wait::Never)) else { return Ok(true) };
     let rows = table.rows(name, AsOf::Now);
-    let row = rows.iter().find(|r| r.grant.slot == guard.slot);
-    Ok(row.is_some_and(|r| over(r) && !r.written_here()))
+    let row = rows.iter().find(|r| r.grant.slot == slot);
+    Ok(row.is_some_and(|r| (any_time || r.over_since() < horizon) && !r.written_here()))
 }
 
 /// Who asks for a guard, and what an error may show to it.
@@ -146,43 +160,69 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     if is_guarded_here(name, token) {
         return Ok(());
     }
-    let table = LeaseTable::open(Access::Read)?;
-    let rows = table.rows(name, AsOf::Now);
-    let Some(seen) = find(&rows, token) else {
-        return Err(not_speaking(&table, name, token, caller));
+    let found = match at_its_place(name, token)? {
+        Some(found) => Some(found),
+        None => searched(name, token)?,
     };
-    let slot = seen.grant.slot;
-    let mut locks = Locks::of(name);
-    if !known_bugs::NO_GUARD_LOCK {
-        for step in GUARD {
-            locks.take(step, slot)?;
-        }
-    }
-    let floor = tokens::floor()?;
-    let row = locks.read_again(&table, slot, Some(seen), |row| has_token(row, token));
+    let Some((row, locks)) = found else { return Err(not_speaking(name, token, caller)) };
+    let (slot, floor) = (row.grant.slot, tokens::floor()?);
     // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
-    let mut held = guards_slot(name, slot);
-    let row = row.filter(|r| {
-        held &= r.grant.closing.is_none() && floor.is_below(r.grant.tokens.latest());
-        held || r.grant.speaks(token, server::now(), floor)
-    });
-    let Some(row) = row else {
+    let held = guards_slot(name, slot)
+        && row.grant.closing.is_none()
+        && floor.is_below(row.grant.tokens.latest());
+    if !held && !row.grant.speaks(token, server::now(), floor) {
         drop(locks);
-        return Err(not_speaking(&table, name, token, caller));
-    };
+        return Err(not_speaking(name, token, caller));
+    }
     let in_trigger = matches!(caller, Caller::Trigger(_));
     check_role(|| caller.shown(name, token).lease, &row, in_trigger)?;
-    if !snapshot::has_seen(&table, name, &row) {
+    if !snapshot::has_seen(name, &row)? {
         return Err(errors::snapshot_too_early(caller.shown(name, token).lease));
     }
     locks.keep();
     line::changed(name);
-    let guard = Guard { slot, token, version: row.version(), savepoint: xact::savepoint() };
-    GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(guard));
+    let (seen, over_since) = (row.seen(), row.over_since());
+    let verdict = Guard { slot, token, seen, over_since, savepoint: xact::savepoint() };
+    GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
+    statistics::count(Counter::Guards);
     Ok(())
 }
 
-/// Does this transaction guard the lease by this very token?
+/// The grant that the token is of, read under its locks, where this session remembers its place. That takes no lock on
+/// the table: its own keep the grant from being changed.
+fn at_its_place(name: &[u8], token: Token) -> Result<Option<(Row, Locks<'_>)>, Refusal> {
+    let Some(table) = Glance::at(name) else { return Ok(None) };
+    let Some(seen) = table.remembered(name, |row| has_token(row, token)) else { return Ok(None) };
+    let locks = lock(name, seen.grant.slot)?;
+    Ok(table.again(&seen).map(|row| (row, locks)))
+}
+
+/// The grant that the token is of, read under its locks.
+fn searched(name: &[u8], token: Token) -> Result<Option<(Row, Locks<'_>)>, Refusal> {
+    let table = LeaseTable::open(Access::Read)?;
+    let rows = table.rows(name, AsOf::Now);
+    let Some(seen) = find(&rows, token) else { return Ok(None) };
+    let slot = seen.grant.slot;
+    let locks = lock(name, slot)?;
+    let row = locks.read_again(&table, slot, Some(seen), |row| has_token(row, token));
+    if let Some(row) = &row {
+        table.remember(name, row);
+    }
+    Ok(row.map(|row| (row, locks)))
+}
+
+/// The locks of a guard.
+fn lock(name: &[u8], slot: i32) -> Result<Locks<'_>, Refusal> {
+    let mut locks = Locks::of(name);
+    if !known_bugs::NO_GUARD_LOCK {
+        for want in GUARD {
+            locks.take(want, slot)?;
+        }
+    }
+    Ok(locks)
+}
+
+/// Has this transaction a verdict on exactly this?
 #[inline]
 pub fn is_guarded_here(name: &[u8], token: Token) -> bool {
     GUARDS.with_borrow_mut(|g| {
@@ -258,8 +298,18 @@ pub fn listen() {
     scope::before_commit(before_commit);
 }
 
-fn not_speaking(table: &LeaseTable, name: &[u8], token: Token, caller: Caller) -> Refusal {
+/// Who holds a lease now, in words; None also where that cannot be told without waiting.
+pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
+    let table = LeaseTable::try_open(Access::Read, Wait::Never).ok()??;
+    let now = server::now();
+    let rows = table.rows(name, AsOf::Now);
+    let held = rows.iter().find(|row| row.grant.phase(now) == Phase::Held)?;
+    Some(held.holder().unwrap_or_else(|| held.session()).to_vec())
+}
+
+fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
     let mut refusal = errors::not_speaking(caller.shown(name, token));
+    let Ok(table) = LeaseTable::open(Access::Read) else { return refusal };
     let rows = table.rows(name, AsOf::Now);
     let (now, floor) = (server::now(), tokens::floor().unwrap_or(Floor::NONE));
     if find(&rows, token).is_some_and(|row| row.grant.awaits_renewal(token, now, floor)) {
@@ -270,7 +320,7 @@ fn not_speaking(table: &LeaseTable, name: &[u8], token: Token, caller: Caller) -
     }
     let Some(row) = find(&rows, token).or(rows.first()) else { return refusal };
     refusal.detailed(|d| {
-        d.holder = Some(encoding::to_utf8(&row.holder().unwrap_or_else(|| row.session())));
+        d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session())));
         d.expires_at = Some(errors::iso(row.grant.expires_at));
     })
 }

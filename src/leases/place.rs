@@ -9,7 +9,7 @@ use super::locks::Locks;
 use super::request::{Request, Tried};
 use super::snapshot;
 use crate::pg::errors::Refusal;
-use crate::pg::lease_table::{AsOf, LeaseTable, Look};
+use crate::pg::lease_table::{AsOf, LeaseTable, Rows};
 use crate::pg::lock::LockTag;
 use crate::pg::row::{Deleter, Row};
 use crate::pg::server;
@@ -52,7 +52,7 @@ impl LockedPlace<'_> {
 pub fn find<'a>(
     table: &LeaseTable,
     request: &'a Request,
-    seen: &Look,
+    seen: &Rows,
 ) -> Result<Tried<LockedPlace<'a>>, Refusal> {
     let mut locks = Locks::of(&request.name);
     let found = match request.ask.mode {
@@ -70,14 +70,22 @@ pub fn find<'a>(
     }
 }
 
-/// Another number of slots that somebody, also one whose transaction is open, has been granted.
+/// Another number of slots that somebody, also one whose transaction is open, has been granted. A grant that is over
+/// counts while it is guarded: it may have been made, guarded and have ended since the place was chosen.
 pub fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
     let Mode::Slots(asked) = request.ask.mode else { return None };
     let now = server::now();
-    table.rows_in_flight(&request.name).iter().find_map(|row| match row.grant.mode {
-        Mode::Slots(n) if n != asked && row.grant.phase(now) == Phase::Held => Some(n),
+    let is_in_force = |row: &Row| {
+        row.grant.phase(now) == Phase::Held || is_guarded_by_others(&request.name, row.grant.slot)
+    };
+    table.rows(&request.name, AsOf::InFlight).iter().find_map(|row| match row.grant.mode {
+        Mode::Slots(n) if n != asked && is_in_force(row) => Some(n),
         _ => None,
     })
+}
+
+fn is_guarded_by_others(name: &[u8], slot: i32) -> bool {
+    LockTag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
 }
 
 /// Decides by the rows that were read. The clock is read now, so after the locks were obtained.
@@ -110,14 +118,14 @@ fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
 fn exclusive_place(
     table: &LeaseTable,
     request: &Request,
-    seen: &Look,
+    seen: &Rows,
     locks: &mut Locks,
 ) -> Result<Tried<Place>, Refusal> {
     let name = &request.name;
     if !locks.take(ACQUIRE_ALONE, 0)? {
         return Ok(Tried::BY_ANOTHER);
     }
-    let Some(mut rows) = table.settled_rows(name, Some(seen)) else {
+    let Some(mut rows) = settled_rows(table, name, Some(seen)) else {
         return Ok(Tried::BY_ANOTHER);
     };
     let others: Vec<i32> = rows.iter().map(|r| r.grant.slot).filter(|slot| *slot != 0).collect();
@@ -129,12 +137,28 @@ fn exclusive_place(
             }
         }
         // Who held one of these locks until now may have renewed.
-        let Some(settled) = table.settled_rows(name, None) else { return Ok(Tried::BY_ANOTHER) };
+        let Some(settled) = settled_rows(table, name, None) else { return Ok(Tried::BY_ANOTHER) };
         rows = settled;
     }
     // All locks are ours, so only guards of this very transaction are left.
     let existing = request.existing(&rows, |slot| guard::guards_slot(name, slot));
     decide(request, &rows, &existing)
+}
+
+/// The rows of a lease whose locks are held, with what was seen before they were; None when an open transaction is
+/// deleting one (a prune, which holds no lock).
+fn settled_rows(table: &LeaseTable, name: &[u8], seen: Option<&Rows>) -> Option<Vec<Row>> {
+    let mut rows = seen.and_then(|seen| table.all_again(seen));
+    loop {
+        let read = rows.take().unwrap_or_else(|| table.rows(name, AsOf::Now).into_iter().collect());
+        let by = |deleter| read.iter().any(|r| r.deleter() == deleter);
+        if by(Deleter::Open) {
+            return None;
+        }
+        if !by(Deleter::Committed) {
+            return Some(read);
+        }
+    }
 }
 
 /// The search for a place among grants that others are making, renewing and ending at the same time.
@@ -228,9 +252,7 @@ impl BesideOthers<'_> {
             return true;
         }
         match row {
-            Some(row) if !is_live(row) => {
-                LockTag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
-            }
+            Some(row) if !is_live(row) => is_guarded_by_others(name, slot),
             _ => self.busy.contains(&slot),
         }
     }

@@ -13,17 +13,17 @@ use pg_fence_rules::Instant;
 /// there may be millions of rows: an acquire sees by the row itself that it is being deleted.
 pub fn prune_row(table: &LeaseTable, found: &Row, horizon: Instant) -> Result<bool, Refusal> {
     let (name, slot) = (found.name(), found.grant.slot);
-    if guard::guards_slot(&name, slot) {
+    if guard::guards_slot(name, slot) {
         return Ok(false);
     }
     let is_over = |row: &Row| row.over_since() < horizon && row.deleter() == Deleter::None;
-    let Some(locked) = Locked::grant(table, &name, slot, PRUNE, None, is_over)? else {
+    let Some(locked) = Locked::grant(table, name, slot, PRUNE, None, is_over)? else {
         return Ok(false);
     };
     locked.then_give_back(|row| {
         let deleted = table.delete(row)?;
         if deleted {
-            guarded_commits::forget(&name)?;
+            guarded_commits::forget(name)?;
         }
         Ok(deleted)
     })

@@ -1,8 +1,8 @@
 //! What an acquire asks for, and how it ends.
 
 use crate::pg::errors::{self, Refusal};
+use crate::pg::role;
 use crate::pg::row::Row;
-use crate::pg::server;
 use pg_fence_rules::grant::{Ask, ExistingGrant, Mode};
 use pg_fence_rules::{Instant, Span};
 
@@ -43,9 +43,10 @@ impl Request {
     /// The rows of the lease as the rules see them. `guarded` tells of a slot whether an open transaction relies on
     /// the grant there.
     pub fn existing(&self, rows: &[Row], guarded: impl Fn(i32) -> bool) -> Vec<ExistingGrant> {
-        let role = self.ask.reclaim.then(server::current_role);
+        let role = self.ask.reclaim.then(role::current);
         let is_mine = |row: &Row| {
-            role.as_deref().is_some_and(|role| self.holder == row.holder() && row.role() == role)
+            role.as_deref()
+                .is_some_and(|role| self.holder.as_deref() == row.holder() && row.role() == role)
         };
         let existing = |row: &Row| ExistingGrant {
             grant: row.grant,

@@ -3,6 +3,7 @@
 
 use super::request::Request;
 use crate::pg::errors::{self, Refusal};
+use crate::pg::keyed::Access;
 use crate::pg::lease_table::{AsOf, LeaseTable};
 use crate::pg::row::Row;
 use crate::pg::{guarded_commits, snapshot_age, xact};
@@ -20,7 +21,7 @@ pub fn check_acquire(table: &LeaseTable, request: &Request) -> Result<(), Refusa
         return Ok(());
     }
     let now = table.rows(&request.name, AsOf::Now);
-    let mut then = table.rows(&request.name, AsOf::Transaction);
+    let mut then: Vec<Row> = table.rows(&request.name, AsOf::Transaction).into_iter().collect();
     // Nothing tells when a session ended: it may have been after the snapshot.
     then.iter_mut().for_each(|row| row.grant.abandoned = false);
     let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.version() == row.version());
@@ -51,11 +52,11 @@ fn was_free(request: &Request, then: &[Row]) -> bool {
 }
 
 /// Was a grant that is to be guarded there when the snapshot was taken?
-pub fn has_seen(table: &LeaseTable, name: &[u8], row: &Row) -> bool {
+pub fn has_seen(name: &[u8], row: &Row) -> Result<bool, Refusal> {
     if !xact::keeps_snapshot() || row.written_here() {
-        return true;
+        return Ok(true);
     }
     let first = row.grant.tokens.first();
-    let seen = table.rows(name, AsOf::Transaction);
-    seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first)
+    let seen = LeaseTable::open(Access::Read)?.rows(name, AsOf::Transaction);
+    Ok(seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first))
 }

@@ -8,6 +8,7 @@ use crate::pg::memory::Scratch;
 use crate::pg::relation_lock::Wait;
 use crate::pg::server;
 use crate::pg::wait::{self, Waiting};
+use crate::statistics;
 use pg_fence_rules::locks::HEAD_OF_LINE;
 use pg_fence_rules::Token;
 use std::time::Duration;
@@ -26,6 +27,7 @@ pub fn acquire(request: &Request, wait: Duration) -> Result<Option<Token>, Refus
         return Ok(Some(token));
     }
     let waiting = Waiting::since_now(wait);
+    let _counted = statistics::stands_in_line();
     let line = LockTag::line(&request.name);
     if !line.take(HEAD_OF_LINE.mode, false)?
         && !wait::take_within(&line, HEAD_OF_LINE.mode, &waiting)?

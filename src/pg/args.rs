@@ -146,14 +146,26 @@ impl Args {
 /// # Safety
 /// The datum must be such a value.
 pub unsafe fn text_bytes(datum: pg_sys::Datum) -> Vec<u8> {
+    // SAFETY: the caller's promise.
+    unsafe { bytes_of(datum) }.to_vec()
+}
+
+/// The bytes of a value of variable length, where they are: only a compressed or toasted one is copied.
+///
+/// # Safety
+/// The datum must be such a value, and live as long as the bytes are used.
+pub unsafe fn bytes_of<'a>(datum: pg_sys::Datum) -> &'a [u8] {
+    let value = datum.cast_mut_ptr::<pg_sys::varlena>();
     // SAFETY: the caller's promise; the packed form is read with its own length.
     unsafe {
-        let packed = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
-        pgrx::varlena::varlena_to_byte_slice(packed).to_vec()
+        let plain = pgrx::varlena::varatt_is_4b_u(value)
+            || (pgrx::varlena::varatt_is_1b(value) && !pgrx::varlena::varatt_is_1b_e(value));
+        let packed = if plain { value } else { pg_sys::pg_detoast_datum_packed(value) };
+        pgrx::varlena::varlena_to_byte_slice(packed)
     }
 }
 
-/// Bytes as a text value.
+/// Bytes as a text value, or as what comes behind the length of another value of variable length.
 pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
     // SAFETY: copies the bytes by their length.
     unsafe {

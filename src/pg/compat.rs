@@ -1,7 +1,8 @@
 //! What pgrx does not bind, or what differs between major versions.
 
+use super::raw;
 use pgrx::pg_sys;
-use std::ffi::c_int;
+use std::ffi::{c_int, CStr};
 
 /// Calls one of the functions below so that an error raised in it unwinds as pgrx's own calls do.
 ///
@@ -85,11 +86,11 @@ pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
         {
             return false;
         }
-        let buffer = super::raw::ReadBuffer(rel, 0);
-        super::raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
+        let buffer = raw::ReadBuffer(rel, 0);
+        raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
         let header = pg_sys::BufferGetPage(buffer).cast::<pg_sys::PageHeaderData>();
         let filled = (*header).pd_upper != 0;
-        super::raw::UnlockReleaseBuffer(buffer);
+        raw::UnlockReleaseBuffer(buffer);
         filled
     }
 }
@@ -184,6 +185,109 @@ pub fn lock_held_by_me(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
         #[cfg(any(feature = "pg17", feature = "pg18"))]
         return pg_sys::LockHeldByMe(tag, mode, false);
     }
+}
+
+/// Takes a lock for the transaction if it is to be had at once; false also where the lock table is full.
+pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
+    let none = std::ptr::null_mut();
+    // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
+    let result = unsafe {
+        #[cfg(not(feature = "pg18"))]
+        let result = pg_sys::LockAcquireExtended(tag, mode, false, true, false, none);
+        #[cfg(feature = "pg18")]
+        let result = pg_sys::LockAcquireExtended(tag, mode, false, true, false, none, false);
+        result
+    };
+    result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// How many rows this transaction has inserted into the table, as the server's own statistics count them; 0 where
+/// they are off. Only a change of it means anything.
+///
+/// # Safety
+/// The table must be open.
+pub unsafe fn rows_inserted(table: pg_sys::Relation) -> i64 {
+    // SAFETY: the caller's promise; either pointer is NULL until there is something to count.
+    unsafe {
+        let counts = (*table).pgstat_info;
+        if counts.is_null() || (*counts).trans.is_null() {
+            return 0;
+        }
+        (*(*counts).trans).tuples_inserted
+    }
+}
+
+/// Can a wait have a name of our own in `pg_stat_activity`?
+pub const NAMES_WAIT_EVENTS: bool = cfg!(any(feature = "pg17", feature = "pg18"));
+
+/// The number by which `pg_stat_activity` knows a wait of an extension; it has the name where that can be. Raises where
+/// the server has too many such names.
+pub fn wait_event(name: &CStr) -> u32 {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    let number = {
+        let _ = name;
+        pg_sys::PG_WAIT_EXTENSION
+    };
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    // SAFETY: gives each name of the server one number.
+    let number = unsafe { pg_sys::WaitEventExtensionNew(name.as_ptr()) };
+    number
+}
+
+/// Begins to search an index by so many keys.
+///
+/// # Safety
+/// To be called inside `guarded`, with open relations and a snapshot that outlives the search.
+pub unsafe fn index_beginscan(
+    table: pg_sys::Relation,
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    keys: c_int,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        return raw::index_beginscan(table, index, snapshot, keys, 0);
+        #[cfg(feature = "pg18")]
+        return raw::index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0);
+    }
+}
+
+/// Puts a new version over a row of a heap.
+///
+/// # Safety
+/// To be called inside `guarded`, with an open table, a row of it, and a tuple of its row type.
+pub unsafe fn simple_heap_update(
+    table: pg_sys::Relation,
+    over: pg_sys::ItemPointer,
+    tuple: pg_sys::HeapTuple,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        raw::simple_heap_update(table, over, tuple);
+        #[cfg(not(feature = "pg15"))]
+        raw::simple_heap_update(table, over, tuple, &mut pg_sys::TU_UpdateIndexes::TU_None);
+    }
+}
+
+/// Pins the buffer that a page of a file was in, if it is still there. Then the file still has that page, too: whoever
+/// drops or shortens a file drops its buffers first.
+///
+/// # Safety
+/// To be called inside `guarded`, with a buffer that the page has been in.
+pub unsafe fn pin_recent(file: raw::File, block: u32, buffer: pg_sys::Buffer) -> bool {
+    let main = pg_sys::ForkNumber::MAIN_FORKNUM;
+    // SAFETY: the caller's promise.
+    unsafe { raw::ReadRecentBuffer(file, main, block, buffer) }
+}
+
+/// Where the files of a relation are.
+pub fn files(rel: &pg_sys::RelationData) -> raw::File {
+    #[cfg(feature = "pg15")]
+    return rel.rd_node;
+    #[cfg(not(feature = "pg15"))]
+    return rel.rd_locator;
 }
 
 /// Gives the executor a range table of one table, of which these columns are updated.

@@ -33,6 +33,25 @@ pub fn rows(args: Args, tuples: impl Iterator<Item = pg_sys::HeapTuple>) -> Answ
     Answer::Null
 }
 
+/// Rows of the function's declared columns.
+pub fn value_rows<const N: usize>(
+    args: Args,
+    rows: impl Iterator<Item = [Option<pg_sys::Datum>; N]>,
+) -> Answer {
+    // SAFETY: the SQL declares a set of as many columns of these types; the values are copied.
+    unsafe {
+        pg_sys::InitMaterializedSRF(args.raw(), 0);
+        let result = (*args.raw()).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+        for row in rows {
+            let mut values = row.map(|value| value.unwrap_or(pg_sys::Datum::from(0)));
+            let mut nulls = row.map(|value| value.is_none());
+            let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::tuplestore_putvalues((*result).setResult, (*result).setDesc, values, nulls);
+        }
+    }
+    Answer::Null
+}
+
 /// What Postgres has to know of an array's elements: their type, its length (-1 where it varies), whether its values are
 /// passed by value, and its alignment (`pg_type.typalign`).
 struct Elements(pg_sys::Oid, i32, bool, u8);

@@ -1,7 +1,7 @@
 //! Rows and tables in words: parts of a lease's name, and what an error may show of a refused write.
 
 use super::args::text_bytes;
-use super::encoding::to_utf8;
+use super::encoding::{push_number, to_utf8};
 use super::errors::{Location, Refusal};
 use super::trigger::{Attribute, TriggerCall};
 use pgrx::pg_sys;
@@ -52,7 +52,7 @@ pub fn append_text(to: &mut Vec<u8>, attribute: &Attribute, value: pg_sys::Datum
         // SAFETY: the types left are text and varchar.
         _ => return to.extend_from_slice(&unsafe { text_bytes(value) }),
     };
-    let _ = write!(to, "{number}");
+    push_number(to, number);
 }
 
 /// Schema and table of a call.
@@ -90,7 +90,7 @@ pub fn at_table(refusal: Refusal, call: &TriggerCall) -> Refusal {
 pub fn at_row(refusal: Refusal, call: &TriggerCall, fence: &Attribute) -> Refusal {
     let location = Location { column: column_name(call, fence.number), ..location(call) };
     let relation = relation(call);
-    let key = primary_key(call);
+    let key = key_for(call, |number| readable(call, number));
     refusal.at(location).detailed(|d| {
         d.relation = Some(relation);
         d.key = key;
@@ -114,13 +114,18 @@ pub fn readable(call: &TriggerCall, number: i32) -> bool {
     }
 }
 
-/// The primary key of the row, None where there is none or the caller may not read it.
-fn primary_key(call: &TriggerCall) -> Option<Map<String, Value>> {
+/// The primary key of the row, None where there is none. Not for the caller's eyes.
+pub fn key(call: &TriggerCall) -> Option<Map<String, Value>> {
+    key_for(call, |_| true)
+}
+
+/// The primary key of the row, None where there is none or one of its columns may not be shown.
+fn key_for(call: &TriggerCall, may_show: impl Fn(i32) -> bool) -> Option<Map<String, Value>> {
     let row = call.old().or(call.new_row())?;
     let columns = call.columns();
     let mut key = Map::new();
     for attribute in key_columns(call) {
-        if !readable(call, attribute.number) {
+        if !may_show(attribute.number) {
             return None;
         }
         let shown = columns.value(row, &attribute).map_or(Value::Null, |v| json(&attribute, v));

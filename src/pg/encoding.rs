@@ -15,6 +15,21 @@ pub fn c_string(bytes: &[u8]) -> *const c_char {
     }
 }
 
+/// Appends a number in decimal digits.
+pub fn push_number(to: &mut Vec<u8>, number: i64) {
+    let mut digits = [0; 20];
+    let (mut left, mut first) = (number.unsigned_abs(), digits.len());
+    while first == digits.len() || left > 0 {
+        first -= 1;
+        digits[first] = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+    if number < 0 {
+        to.push(b'-');
+    }
+    to.extend_from_slice(&digits[first..]);
+}
+
 /// Is the database in UTF-8, or in no encoding that is known?
 pub fn keeps_utf8() -> bool {
     // SAFETY: reads what was set when the backend connected.
@@ -37,6 +52,18 @@ pub fn in_server_encoding(text: String) -> Vec<u8> {
             pg_sys::pg_any_to_server(copy, text.len() as c_int, pg_sys::pg_enc::PG_UTF8 as c_int);
         CStr::from_ptr(converted).to_bytes().to_vec()
     }
+}
+
+/// As many whole characters of a text of the database as fit into so many bytes.
+pub fn clip(mut text: Vec<u8>, most: usize) -> Vec<u8> {
+    if text.len() > most {
+        // SAFETY: reads no more than the text.
+        let length = unsafe {
+            pg_sys::pg_mbcliplen(text.as_ptr().cast(), text.len() as c_int, most as c_int)
+        };
+        text.truncate(usize::try_from(length).unwrap_or(0));
+    }
+    text
 }
 
 /// Text of the database as UTF-8.

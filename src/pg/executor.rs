@@ -38,7 +38,7 @@ pub unsafe fn update(table: pg_sys::Relation, over: RowVersion, fields: &Fields)
     unsafe {
         execute(table, fields.named(), |run| {
             let (old, new) = (run.slot(table), run.slot(table));
-            (*old).tts_tid = over.pointer();
+            (*old).tts_tid = over.tid();
             fill(new, &fields.values(), &fields.nulls());
             let mut recheck = run.recheck();
             recheck.origslot = new;
@@ -57,7 +57,7 @@ pub unsafe fn delete(table: pg_sys::Relation, version: RowVersion) {
     unsafe {
         execute(table, 0, |run| {
             let old = run.slot(table);
-            (*old).tts_tid = version.pointer();
+            (*old).tts_tid = version.tid();
             let mut recheck = run.recheck();
             pg_sys::ExecSimpleRelationDelete(run.result, run.state, &mut recheck, old);
             pg_sys::EvalPlanQualEnd(&mut recheck);

@@ -82,7 +82,8 @@ struct Table(Keyed);
 
 impl Table {
     fn open(access: Access, wait: Wait) -> Result<Option<Self>, Refusal> {
-        Ok(Keyed::open(&SPEC, access, wait)?.map(Table))
+        let opened = Keyed::open(&SPEC, access, wait)?;
+        Ok(opened.filter(|table| table.open_index(wait)).map(Table))
     }
 
     /// Writes an entry whose lock is held; false where a prune is just deleting that row.
@@ -116,7 +117,7 @@ impl Table {
     /// The fields over a row that is there: columns that were added stay as they are.
     fn over(&self, fields: &Fields, note: &Note) -> Fields {
         // SAFETY: a copied row of this table.
-        let there = unsafe { Fields::of(note.tuple, (*self.0.table()).rd_att) };
+        let there = unsafe { Fields::of(note.tuple, self.0.row_type()) };
         fields.with_rest_of(&there, SPEC.columns.len())
     }
 
@@ -128,15 +129,15 @@ impl Table {
     fn notes(&self, name: &[u8], as_seen: AsSeen) -> Vec<Note> {
         let mut tuples = Vec::new();
         let name = text_datum(name);
-        // SAFETY: the snapshot is registered for as long as the scan runs; each tuple is copied before the
-        // scan lets go of its page.
+        // SAFETY: the snapshot is registered for as long as the scan runs; each tuple is copied while its page is
+        // locked.
         unsafe {
             compat::guarded(|| {
                 let snapshot = raw::RegisterSnapshot(match as_seen {
                     AsSeen::Now => raw::GetLatestSnapshot(),
                     AsSeen::ByTransaction => raw::GetTransactionSnapshot(),
                 });
-                self.0.each(name, snapshot, |tuple| tuples.push(raw::heap_copytuple(tuple)));
+                self.0.each(name, snapshot, |tuple, _| tuples.push(raw::heap_copytuple(tuple)));
                 raw::UnregisterSnapshot(snapshot);
             });
         }
@@ -147,7 +148,7 @@ impl Table {
         let mut null = false;
         // SAFETY: a copied row of this table, whose second column is a number.
         unsafe {
-            let entry = pg_sys::heap_getattr(tuple, 2, (*self.0.table()).rd_att, &mut null);
+            let entry = pg_sys::heap_getattr(tuple, 2, self.0.row_type(), &mut null);
             Note {
                 entry: entry.value() as i32,
                 version: RowVersion::of(tuple),

@@ -5,12 +5,12 @@
 //! as every writer does: pg_repack and CREATE INDEX rely on that.
 
 use super::errors::{self, Refusal};
-use super::relation::state_oid;
+use super::form::{self, Form};
+use super::relation::{self, state_oid};
 use super::relation_lock::{self, Wait};
-use super::row::{Fields, COLUMNS};
-use super::row_version::RowVersion;
+use super::row::Fields;
+use super::row_version::{Place, Pointer, RowVersion, NO_BUFFER};
 use super::{compat, executor, raw};
-use crate::known_bugs;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::{c_int, CStr};
@@ -22,12 +22,9 @@ pub struct Spec {
     pub index: &'static CStr,
     /// The type of each column, and whether it may be NULL.
     pub columns: &'static [(pg_sys::Oid, bool)],
-    /// A number of its own, below `TABLES`.
+    /// A number of its own, from 0 on.
     pub number: usize,
 }
-
-/// How many tables the state has.
-const TABLES: usize = 2;
 
 /// What a table is opened for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,51 +33,26 @@ pub enum Access {
     Write,
 }
 
-/// What writing to a table takes, found once for each change of its definition.
-#[derive(Clone, Copy)]
-struct Form {
-    table: pg_sys::Oid,
-    index: pg_sys::Oid,
-    generation: u64,
-    /// Nothing belongs to a row but what the extension made, so that it may be written directly.
-    plain: bool,
-    /// Triggers may suppress or change what is written.
-    triggers: bool,
-}
-
-thread_local! {
-    static FORMS: Cell<[Option<Form>; TABLES]> = const { Cell::new([None; TABLES]) };
-    /// Counts the changes of any relation's definition.
-    static GENERATION: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Forgets what is known of tables when a definition may have changed; called once, when the library is
-/// loaded.
-pub fn listen() {
-    // SAFETY: registered once; the function never raises.
-    unsafe {
-        pg_sys::CacheRegisterRelcacheCallback(Some(definition_changed), pg_sys::Datum::from(0));
-    }
-}
-
-unsafe extern "C-unwind" fn definition_changed(_: pg_sys::Datum, _: pg_sys::Oid) {
-    GENERATION.set(GENERATION.get() + 1);
-}
-
-/// Both, opened and locked.
-pub struct Keyed {
-    spec: &'static Spec,
+/// The relations, opened and locked; closed when this goes.
+struct Opened {
     table: pg_sys::Relation,
-    index: pg_sys::Relation,
+    /// NULL until it is needed: a row whose place is known is read without it.
+    index: Cell<pg_sys::Relation>,
     mode: c_int,
-    form: Option<Form>,
     wrote: Cell<bool>,
     /// Whose the references are; they are given back as its own.
     owner: pg_sys::ResourceOwner,
 }
 
+/// The table, opened and locked.
+pub struct Keyed {
+    spec: &'static Spec,
+    form: Form,
+    opened: Opened,
+}
+
 impl Keyed {
-    /// Opens them; None where the lock is not to be had that way.
+    /// Opens the table; None where its lock is not to be had that way.
     pub fn open(spec: &'static Spec, access: Access, wait: Wait) -> Result<Option<Self>, Refusal> {
         let mode = match access {
             Access::Read => pg_sys::AccessShareLock,
@@ -89,28 +61,63 @@ impl Keyed {
         let Some(table) = open_relation(state_oid(spec.table)?, mode, wait) else {
             return Ok(None);
         };
-        let index = std::ptr::null_mut();
+        let (index, wrote) = (Cell::new(std::ptr::null_mut()), Cell::new(false));
         // SAFETY: reads a global of this thread.
         let owner = unsafe { pg_sys::CurrentResourceOwner };
-        let wrote = Cell::new(false);
-        let mut opened = Keyed { spec, table, index, mode, form: None, wrote, owner };
-        // Not before the table is locked: until then another index may take its place.
-        let Some(index) = open_relation(state_oid(spec.index)?, mode, wait) else {
-            return Ok(None);
+        let opened = Opened { table, index, mode, wrote, owner };
+        // SAFETY: an open relation.
+        let form = match form::known(spec, unsafe { (*table).rd_id }) {
+            Some(form) => form,
+            // Not before the table is locked: until then another index may take its place.
+            None if !opened.open_index(state_oid(spec.index)?, wait) => return Ok(None),
+            // SAFETY: both are open.
+            None => unsafe { form::look(spec, table, opened.index.get())? },
         };
-        opened.index = index;
-        opened.form = Some(opened.known_form()?);
-        Ok(Some(opened))
+        Ok(Some(Keyed { spec, form, opened }))
+    }
+
+    /// The table without a lock, for `at` alone; None where the session does not know it (any more).
+    pub fn unlocked(spec: &'static Spec) -> Option<Self> {
+        relation::learn_changes();
+        let form = form::known(spec, state_oid(spec.table).ok()?)?;
+        // SAFETY: a relation of the session's cache, whose reference is given back on drop.
+        let (table, owner) = unsafe {
+            let table = compat::guarded(|| raw::RelationIdGetRelation(form.table));
+            (table, pg_sys::CurrentResourceOwner)
+        };
+        if table.is_null() {
+            return None;
+        }
+        let (index, wrote) = (Cell::new(std::ptr::null_mut()), Cell::new(false));
+        let mode = pg_sys::NoLock as c_int;
+        Some(Keyed { spec, form, opened: Opened { table, index, mode, wrote, owner } })
+    }
+
+    /// Makes the table ready to be searched; false where the index's lock is not to be had that way.
+    pub fn open_index(&self, wait: Wait) -> bool {
+        self.opened.open_index(self.form.index, wait)
     }
 
     /// The table.
     pub fn table(&self) -> pg_sys::Relation {
-        self.table
+        self.opened.table
+    }
+
+    /// The file that the table is in.
+    pub fn file(&self) -> u32 {
+        // SAFETY: an open relation.
+        compat::file(unsafe { &*self.table() })
+    }
+
+    /// The columns of the table.
+    pub fn row_type(&self) -> pg_sys::TupleDesc {
+        // SAFETY: an open relation.
+        unsafe { (*self.table()).rd_att }
     }
 
     /// May a trigger suppress or change what is written?
     pub fn has_triggers(&self) -> bool {
-        self.form.is_some_and(|f| f.triggers)
+        self.form.triggers
     }
 
     /// The refusal of a write that a trigger has suppressed or changed.
@@ -118,149 +125,81 @@ impl Keyed {
         errors::state_meddled(&self.spec.table.to_string_lossy())
     }
 
-    fn known_form(&self) -> Result<Form, Refusal> {
-        // SAFETY: open relations.
-        let (table, index) = unsafe { ((*self.table).rd_id, (*self.index).rd_id) };
-        let generation = GENERATION.get();
-        let is_current =
-            |f: &Form| f.generation == generation && f.table == table && f.index == index;
-        let mut forms = FORMS.get();
-        if let Some(form) = forms[self.spec.number].filter(is_current) {
-            return Ok(form);
-        }
-        // SAFETY: open relations.
-        let (plain, triggers) = unsafe {
-            if !self.is_known() {
-                return Err(errors::state_differs(&self.spec.table.to_string_lossy()));
-            }
-            // Not relhastriggers, which stays set until the next VACUUM after the last one went.
-            (known_bugs::DIRECT_WRITES || self.is_plain(), !(*self.table).trigdesc.is_null())
-        };
-        // What is found out may itself notice a change: then it is found out again next time.
-        let form = Form { table, index, generation, plain, triggers };
-        forms[self.spec.number] = Some(form);
-        FORMS.set(forms);
-        Ok(form)
-    }
-
-    /// Is it a heap with our columns first, and the index what we search by?
-    ///
-    /// # Safety
-    /// Both must be open.
-    unsafe fn is_known(&self) -> bool {
-        // SAFETY: the caller's promise; the columns' number is checked first.
-        unsafe {
-            let class = &*(*self.table).rd_rel;
-            let (key, columns) = (&*(*self.index).rd_index, (*self.table).rd_att);
-            let natts = (*columns).natts as usize;
-            class.relkind as u8 == pg_sys::RELKIND_RELATION
-                && class.relam == pg_sys::HEAP_TABLE_AM_OID
-                && (*(*self.index).rd_rel).relam == pg_sys::BTREE_AM_OID
-                && key.indrelid == (*self.table).rd_id
-                && key.indnatts >= 2
-                && key.indkey.values.as_slice(2) == [1, 2]
-                && (self.spec.columns.len()..=COLUMNS).contains(&natts)
-                && self.spec.columns.iter().enumerate().all(|(n, (type_oid, _))| {
-                    let column = &*compat::attribute(columns, n);
-                    column.atttypid == *type_oid && !column.attisdropped
-                })
-        }
-    }
-
-    /// Does nothing belong to a write but the row and its key? Whatever a DBA has added is honoured by the
-    /// executor's way of writing.
-    ///
-    /// # Safety
-    /// Both must be open and known.
-    unsafe fn is_plain(&self) -> bool {
-        // SAFETY: the caller's promise; the lists are copies.
-        unsafe {
-            let class = &*(*self.table).rd_rel;
-            let columns = (*self.table).rd_att;
-            let constraints = (*columns).constr;
-            let indexes = pg_sys::RelationGetIndexList(self.table);
-            let only_ours =
-                (*indexes).length == 1 && (*(*indexes).elements).oid_value == (*self.index).rd_id;
-            pg_sys::list_free(indexes);
-            let key = &*(*self.index).rd_index;
-            only_ours
-                && key.indnatts == 2
-                && key.indisunique
-                && key.indimmediate
-                && key.indisvalid
-                && key.indisready
-                && (*self.table).trigdesc.is_null()
-                && !class.relispartition
-                && class.relreplident as u8 == pg_sys::REPLICA_IDENTITY_DEFAULT
-                && (*columns).natts as usize == self.spec.columns.len()
-                && (constraints.is_null()
-                    || ((*constraints).num_check == 0 && !(*constraints).has_generated_stored))
-                && self.spec.columns.iter().enumerate().all(|(n, (_, nullable))| {
-                    !(*nullable && (*compat::attribute(columns, n)).attnotnull)
-                })
-                && self.publications_are_content()
-        }
-    }
-
-    /// Can every publication that the table is in publish an update and a delete of it?
-    ///
-    /// # Safety
-    /// The table must be open.
-    unsafe fn publications_are_content(&self) -> bool {
-        let mut published = pg_sys::PublicationDesc::default();
-        // SAFETY: the caller's promise.
-        unsafe { pg_sys::RelationBuildPublicationDesc(self.table, &mut published) };
-        let of = published.pubactions;
-        (!of.pubupdate || (published.rf_valid_for_update && published.cols_valid_for_update))
-            && (!of.pubdelete || (published.rf_valid_for_delete && published.cols_valid_for_delete))
-    }
-
     /// Writes a row.
     pub fn insert(&self, fields: &Fields) {
-        self.wrote.set(true);
+        self.opened.wrote.set(true);
         // SAFETY: the fields are the table's.
         unsafe {
-            if self.is_direct() {
-                compat::guarded(|| {
-                    raw::CatalogTupleInsert(self.table, fields.tuple((*self.table).rd_att));
+            if self.form.plain {
+                let row = compat::guarded(|| {
+                    let row = fields.tuple(self.row_type());
+                    raw::simple_heap_insert(self.table(), row);
+                    row
                 });
+                self.enter_into_index(row, fields);
             } else {
-                executor::insert(self.table, self.spec.columns.len(), fields);
+                executor::insert(self.table(), self.spec.columns.len(), fields);
             }
         }
     }
 
     /// Writes a new version of a row. Nobody else may be changing it.
     pub fn update(&self, over: RowVersion, fields: &Fields) {
-        self.wrote.set(true);
+        self.opened.wrote.set(true);
         // SAFETY: the fields are the table's, the version one that was read.
         unsafe {
-            if self.is_direct() {
-                compat::guarded(|| {
-                    let tuple = fields.tuple((*self.table).rd_att);
-                    raw::CatalogTupleUpdate(self.table, &mut over.pointer(), tuple);
+            if self.form.plain {
+                let row = compat::guarded(|| {
+                    let row = fields.tuple(self.row_type());
+                    compat::simple_heap_update(self.table(), &mut over.tid(), row);
+                    row
                 });
+                // Mostly it is in the page of the old one, to which the index leads already.
+                if u32::from((*(*row).t_data).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0 {
+                    self.enter_into_index(row, fields);
+                }
             } else {
-                executor::update(self.table, over, fields);
+                executor::update(self.table(), over, fields);
             }
+        }
+    }
+
+    /// Lets the index lead to a row that was written.
+    ///
+    /// # Safety
+    /// The row must be one of the table, with these fields.
+    unsafe fn enter_into_index(&self, row: pg_sys::HeapTuple, fields: &Fields) {
+        self.open_index(Wait::Queue);
+        let index = self.opened.index.get();
+        let (mut key, mut nulls) = (fields.values(), fields.nulls());
+        // SAFETY: the caller's promise; the key are the first two columns.
+        unsafe {
+            compat::guarded(|| {
+                raw::index_insert(
+                    index,
+                    key.as_mut_ptr(),
+                    nulls.as_mut_ptr(),
+                    &mut (*row).t_self,
+                    self.table(),
+                    pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES,
+                    false,
+                    raw::BuildIndexInfo(index),
+                );
+            });
         }
     }
 
     /// Deletes a row. Nobody else may be changing it.
     pub fn delete(&self, version: RowVersion) {
-        self.wrote.set(true);
+        self.opened.wrote.set(true);
         // SAFETY: the version is one that was read.
         unsafe {
-            if self.is_direct() {
-                pg_sys::CatalogTupleDelete(self.table, &mut version.pointer());
+            if self.form.plain {
+                pg_sys::CatalogTupleDelete(self.table(), &mut version.tid());
             } else {
-                executor::delete(self.table, version);
+                executor::delete(self.table(), version);
             }
         }
-    }
-
-    fn is_direct(&self) -> bool {
-        self.form.is_some_and(|f| f.plain)
     }
 
     /// Are our columns of a row what was written?
@@ -269,37 +208,117 @@ impl Keyed {
     /// The tuple must be a row of the table.
     pub unsafe fn holds(&self, tuple: pg_sys::HeapTuple, fields: &Fields) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { fields.are_in(tuple, (*self.table).rd_att, self.spec.columns.len()) }
+        unsafe { fields.are_in(tuple, self.row_type(), self.spec.columns.len()) }
     }
 
-    /// Shows the rows of a lease that a snapshot sees, in the order of the index, each while its page is
-    /// pinned.
+    /// Shows the rows of a lease that a snapshot sees, in the order of the index, each while its page is locked, and
+    /// where it was found.
     ///
     /// # Safety
-    /// To be called inside `compat::guarded`, with a text and a snapshot that is registered or static.
+    /// To be called inside `compat::guarded`, with the index open, a text, and a snapshot that is registered or static.
     pub unsafe fn each(
         &self,
         name: pg_sys::Datum,
         snapshot: pg_sys::Snapshot,
-        mut show: impl FnMut(pg_sys::HeapTuple),
+        mut show: impl FnMut(pg_sys::HeapTuple, Place),
     ) {
         let mut key = pg_sys::ScanKeyData::default();
         // SAFETY: the key's type and collation are those of the index's first column.
         unsafe {
             let equal = pg_sys::BTEqualStrategyNumber as u16;
             raw::ScanKeyInit(&mut key, 1, equal, pg_sys::F_TEXTEQ.into(), name);
-            let scan =
-                raw::systable_beginscan_ordered(self.table, self.index, snapshot, 1, &mut key);
+            let scan = compat::index_beginscan(self.table(), self.opened.index.get(), snapshot, 1);
+            raw::index_rescan(scan, &mut key, 1, std::ptr::null_mut(), 0);
             loop {
                 let forward = pg_sys::ScanDirection::ForwardScanDirection;
-                let tuple = raw::systable_getnext_ordered(scan, forward);
-                if tuple.is_null() {
+                let entry = raw::index_getnext_tid(scan, forward);
+                if entry.is_null() {
                     break;
                 }
-                show(tuple);
+                let entry = Pointer::of(*entry);
+                let place = Place { entry, buffer: raw::ReadBuffer(self.table(), entry.block()) };
+                let dead = self.versions(place, snapshot, |tuple| show(tuple, place));
+                // The index forgets what leads nowhere any more; in recovery nothing is sure.
+                (*scan).kill_prior_tuple = dead && !(*scan).xactStartedInRecovery;
             }
-            raw::systable_endscan_ordered(scan);
+            raw::index_endscan(scan);
         }
+    }
+
+    /// Shows the version at a place that is committed now, or that this transaction has written, while its page is
+    /// locked. Nothing is shown where the page is not in its buffer any more.
+    ///
+    /// It takes no snapshot: while another transaction changes the row, it is the version before that change.
+    ///
+    /// # Safety
+    /// To be called inside `compat::guarded`.
+    pub unsafe fn at(&self, place: Place, show: impl FnMut(pg_sys::HeapTuple)) {
+        let mut committed = pg_sys::SnapshotData {
+            snapshot_type: pg_sys::SnapshotType::SNAPSHOT_SELF,
+            ..Default::default()
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if place.buffer != NO_BUFFER
+                && compat::pin_recent(
+                    compat::files(&*self.table()),
+                    place.entry.block(),
+                    place.buffer,
+                )
+            {
+                self.versions(place, &mut committed, show);
+            }
+        }
+    }
+
+    /// Shows the versions at a place that a snapshot sees (one, but where it shows uncommitted ones, too), while their
+    /// page is locked. Gives back its pin. Are all that are there dead for everybody?
+    ///
+    /// # Safety
+    /// As for `each`; the place's buffer must be pinned.
+    unsafe fn versions(
+        &self,
+        place: Place,
+        snapshot: pg_sys::Snapshot,
+        mut show: impl FnMut(pg_sys::HeapTuple),
+    ) -> bool {
+        let (mut at, buffer) = (place.entry.tid(), place.buffer);
+        let mut tuple = pg_sys::HeapTupleData::default();
+        let (mut dead, mut found) = (false, false);
+        // SAFETY: the caller's promise.
+        unsafe {
+            // Without, pages would fill up with old versions, and updates go elsewhere.
+            raw::heap_page_prune_opt(self.table(), buffer);
+            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
+            let all = (*snapshot).snapshot_type == pg_sys::SnapshotType::SNAPSHOT_DIRTY;
+            while (all || !found)
+                && raw::heap_hot_search_buffer(
+                    &mut at,
+                    self.table(),
+                    buffer,
+                    snapshot,
+                    &mut tuple,
+                    if found { std::ptr::null_mut() } else { &mut dead },
+                    !found,
+                )
+            {
+                found = true;
+                show(&mut tuple);
+            }
+            raw::UnlockReleaseBuffer(buffer);
+        }
+        dead && !found
+    }
+}
+
+impl Opened {
+    /// Opens the index; false where its lock is not to be had that way.
+    fn open_index(&self, index: pg_sys::Oid, wait: Wait) -> bool {
+        if self.index.get().is_null() {
+            let Some(index) = open_relation(index, self.mode, wait) else { return false };
+            self.index.set(index);
+        }
+        true
     }
 }
 
@@ -312,7 +331,7 @@ fn open_relation(oid: pg_sys::Oid, mode: c_int, wait: Wait) -> Option<pg_sys::Re
     relation_lock::take(oid, mode, wait).then(|| open(pg_sys::NoLock as c_int))
 }
 
-impl Drop for Keyed {
+impl Drop for Opened {
     fn drop(&mut self) {
         // An error's clean-up gives the references back by itself.
         if std::thread::panicking() {
@@ -324,8 +343,8 @@ impl Drop for Keyed {
             let current = pg_sys::CurrentResourceOwner;
             pg_sys::CurrentResourceOwner = self.owner;
             compat::guarded(|| {
-                if !self.index.is_null() {
-                    raw::relation_close(self.index, self.mode);
+                if !self.index.get().is_null() {
+                    raw::relation_close(self.index.get(), self.mode);
                 }
                 raw::relation_close(self.table, of_table);
             });

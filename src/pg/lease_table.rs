@@ -6,18 +6,22 @@ use super::keyed::{Access, Keyed, Spec};
 use super::memory::Scratch;
 use super::relation_lock::Wait;
 use super::row::{Deleter, Fields, NewGrant, Row, LEASE};
-use super::row_version::RowVersion;
-use super::{compat, raw, xact};
+use super::row_version::{Place, Pointer, RowVersion, Seen, NO_BUFFER};
+use super::{compat, places, raw, relation, xact};
+use crate::known_bugs;
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
+use std::ops::Deref;
 
-/// Which committed state a look-up sees; changes of this transaction are seen always.
+/// Which rows of a lease are read; changes of this transaction always are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum AsOf {
     /// All that is committed at this moment.
     Now,
     /// What the transaction's snapshot sees (REPEATABLE READ and above).
     Transaction,
+    /// Also what open transactions are writing, but not what this one has replaced.
+    InFlight,
 }
 
 /// fence.lease, opened.
@@ -25,14 +29,79 @@ pub struct LeaseTable(Keyed);
 
 static SPEC: Spec = Spec { table: c"lease", index: c"lease_pkey", columns: LEASE, number: 0 };
 
-/// What was seen of a lease, and at which moment.
-pub struct Look {
-    /// All its rows.
-    pub rows: Vec<Row>,
-    /// How many transactions had ended; 0 when that is not known.
+/// fence.lease without a lock on it, as the session knows it: for a look at a row whose place it remembers.
+///
+/// VACUUM FULL may put the table into another file meanwhile. It tells all sessions before it gives its lock back, and
+/// so before anybody can write to that file: what is read in the old one, once all that was told is known, was true
+/// when the look began.
+pub struct Glance {
+    table: LeaseTable,
+    generation: u64,
+}
+
+impl Glance {
+    /// None where the session does not know the table (any more).
+    pub fn new() -> Option<Self> {
+        let table = LeaseTable(Keyed::unlocked(&SPEC)?);
+        Some(Glance { table, generation: relation::generation() })
+    }
+
+    /// For a lease of which the session remembers something.
+    pub fn at(name: &[u8]) -> Option<Self> {
+        places::has(name).then(Glance::new).flatten()
+    }
+
+    /// As `LeaseTable::remembered`.
+    pub fn remembered(&self, name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<Row> {
+        self.table.remembered(name, wanted)
+    }
+
+    /// As `LeaseTable::again`, for a row whose grant has been locked since. None, too, where the table may be in
+    /// another file by now.
+    pub fn again(&self, row: &Row) -> Option<Row> {
+        relation::learn_changes();
+        (relation::generation() == self.generation).then(|| self.table.again(row)).flatten()
+    }
+
+    /// Is it still the latest version of its row?
+    pub fn is_latest(&self, seen: Seen) -> bool {
+        let mut same = false;
+        // SAFETY: a tuple in its page.
+        unsafe {
+            compat::guarded(|| {
+                self.table.0.at(seen.place, |tuple| same = RowVersion::of(tuple) == seen.version);
+            });
+        }
+        same
+    }
+}
+
+/// The rows of a lease, in the order of their slots.
+pub struct Rows {
+    list: Vec<Row>,
+    /// How many transactions had ended when they were read; 0 when that is not known.
     moment: u64,
 }
 
+impl Deref for Rows {
+    type Target = [Row];
+
+    fn deref(&self) -> &[Row] {
+        &self.list
+    }
+}
+
+impl IntoIterator for Rows {
+    type Item = Row;
+    type IntoIter = std::vec::IntoIter<Row>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.list.into_iter()
+    }
+}
+
+/// A row can be read in three ways: searched for by the lease's name (`rows`), at the place that the session
+/// remembers (`remembered`), and once more where it was just read (`again`).
 impl LeaseTable {
     /// Opens it, waiting for maintenance as any statement does.
     pub fn open(access: Access) -> Result<Self, Refusal> {
@@ -42,97 +111,104 @@ impl LeaseTable {
 
     /// Opens it; None where its lock is not to be had that way.
     pub fn try_open(access: Access, wait: Wait) -> Result<Option<Self>, Refusal> {
-        super::relation::check_version();
+        relation::check_version();
         Ok(Keyed::open(&SPEC, access, wait)?.map(LeaseTable))
     }
 
-    /// The rows of a lease, in the order of their slots.
-    pub fn rows(&self, name: &[u8], as_of: AsOf) -> Vec<Row> {
-        self.scan(name, Some(as_of)).rows
+    /// Makes it ready for `rows`, which else waits for maintenance of the index; false where that is at work.
+    pub fn can_search(&self, wait: Wait) -> bool {
+        self.0.open_index(wait)
     }
 
-    /// The rows of a lease, with what it takes to tell later whether they are still all.
-    pub fn look(&self, name: &[u8]) -> Look {
-        self.scan(name, Some(AsOf::Now))
-    }
-
-    /// The rows of a lease with those that open transactions are writing, and without those that this one
-    /// has replaced.
-    pub fn rows_in_flight(&self, name: &[u8]) -> Vec<Row> {
-        self.scan(name, None).rows
-    }
-
-    fn scan(&self, name: &[u8], as_of: Option<AsOf>) -> Look {
-        let mut tuples = Vec::with_capacity(1);
+    /// All rows of a lease.
+    pub fn rows(&self, name: &[u8], as_of: AsOf) -> Rows {
+        self.0.open_index(Wait::Queue);
+        let mut found = Vec::with_capacity(1);
         let mut moment = 0;
         let name = text_datum(name);
-        let mut dirty = pg_sys::SnapshotData {
+        let mut in_flight = pg_sys::SnapshotData {
             snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
             ..Default::default()
         };
-        // SAFETY: the snapshot is registered for as long as the scan runs; each tuple is copied before the
-        // scan lets go of its page.
+        // SAFETY: the snapshot is registered for as long as the scan runs; each tuple is copied while its page is
+        // locked. The copy that is registered forgets the moment.
         unsafe {
-            compat::guarded(|| match as_of {
-                Some(as_of) => {
-                    let snapshot = snapshot(as_of, &mut moment);
-                    self.0.each(name, snapshot, |tuple| tuples.push(raw::heap_copytuple(tuple)));
-                    raw::UnregisterSnapshot(snapshot);
-                }
-                None => {
-                    self.0.each(name, &mut dirty, |tuple| tuples.push(raw::heap_copytuple(tuple)));
+            compat::guarded(|| {
+                let of = match as_of {
+                    AsOf::Now => raw::GetLatestSnapshot(),
+                    AsOf::Transaction => raw::GetTransactionSnapshot(),
+                    AsOf::InFlight => &mut in_flight,
+                };
+                moment = (*of).snapXactCompletionCount;
+                let keep = |tuple, place| found.push((raw::heap_copytuple(tuple), place));
+                if as_of == AsOf::InFlight {
+                    self.0.each(name, of, keep);
+                } else {
+                    let of = raw::RegisterSnapshot(of);
+                    self.0.each(name, of, keep);
+                    raw::UnregisterSnapshot(of);
                 }
             });
-            Look { rows: tuples.into_iter().map(|tuple| self.row(tuple)).collect(), moment }
+            let row = |(tuple, place)| Row::new(tuple, self.0.row_type(), place);
+            Rows { list: found.into_iter().map(row).collect(), moment }
         }
     }
 
-    /// # Safety
-    /// The tuple must be a copied row of this table.
-    unsafe fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
-        // SAFETY: the caller's promise.
-        unsafe { Row::new(tuple, (*self.0.table()).rd_att) }
+    /// The row of a lease that this session has found before, as of now, where it still is there and is wanted.
+    pub fn remembered(&self, name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<Row> {
+        let place = places::find(self.0.file(), name)?;
+        let mut found = None;
+        // SAFETY: the tuple is copied while its page is locked, and is a row of this table.
+        let row = unsafe {
+            compat::guarded(|| {
+                self.0.at(place, |tuple| found = Some(raw::heap_copytuple(tuple)));
+            });
+            Row::new(found?, self.0.row_type(), place)
+        };
+        // Its place may be another lease's by now.
+        let is_its = known_bugs::UNCHECKED_PLACE || row.name() == name;
+        (is_its && wanted(&row)).then_some(row)
+    }
+
+    /// Remembers where a row of a lease was found.
+    pub fn remember(&self, name: &[u8], row: &Row) {
+        places::remember(self.0.file(), name, row.place);
     }
 
     /// Reads a row again, as of now. None when it is no longer the version that was read: it was changed or
     /// deleted, or its place is another row's.
     pub fn again(&self, row: &Row) -> Option<Row> {
-        self.at(row.version(), &row.name(), row.grant.slot)
+        let mut same = false;
+        // SAFETY: a tuple in its page.
+        unsafe {
+            compat::guarded(|| self.0.at(row.place, |tuple| same = row.is_still(tuple)));
+        }
+        same.then(|| row.looked_at_again())
     }
 
-    /// The row of a lease's slot, as of now, where it is still in the place where an earlier look of this
-    /// transaction found it. Meanwhile the table may have been rewritten, and be shorter.
-    pub fn still_at(&self, version: RowVersion, name: &[u8], slot: i32) -> Option<Row> {
-        let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
-        // SAFETY: an open table.
-        let blocks = unsafe { pg_sys::RelationGetNumberOfBlocksInFork(self.0.table(), fork) };
-        (version.block() < blocks).then(|| self.at(version, name, slot)).flatten()
+    /// Reads all rows again by their places: they are still all where no transaction that wrote anything has ended
+    /// since (the rule by which Postgres itself uses a snapshot again). None where one has.
+    pub fn all_again(&self, rows: &Rows) -> Option<Vec<Row>> {
+        // SAFETY: Postgres's own static copy, read at once.
+        let moment =
+            unsafe { compat::guarded(|| (*raw::GetLatestSnapshot()).snapXactCompletionCount) };
+        if moment == 0 || moment != rows.moment {
+            return None;
+        }
+        rows.iter().map(|row| self.again(row)).collect()
     }
 
-    /// The row of a lease's slot, as of now, where it is still this version.
-    fn at(&self, version: RowVersion, name: &[u8], slot: i32) -> Option<Row> {
-        // SAFETY: a place in the table that held a tuple; if it holds one that is visible, it is copied while
-        // its page is pinned.
-        let tuple = unsafe {
-            compat::guarded(|| {
-                let snapshot = snapshot(AsOf::Now, &mut 0);
-                let t_self = version.pointer();
-                let mut tuple = pg_sys::HeapTupleData { t_self, ..Default::default() };
-                let mut buffer = 0;
-                let there =
-                    raw::heap_fetch(self.0.table(), snapshot, &mut tuple, &mut buffer, false);
-                let copy = there.then(|| {
-                    let copy = raw::heap_copytuple(&mut tuple);
-                    raw::ReleaseBuffer(buffer);
-                    copy
-                });
-                raw::UnregisterSnapshot(snapshot);
-                copy
-            })
-        };
-        // SAFETY: a copied row of this table.
-        let row = unsafe { self.row(tuple?) };
-        (row.grant.slot == slot && row.name() == name).then_some(row)
+    /// The row in a tuple that a scan of the whole table has come to. (Its place would be where its index entry leads;
+    /// nobody looks for it there.)
+    ///
+    /// # Safety
+    /// The tuple must be one of this table's.
+    unsafe fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let place = Place { entry: Pointer::of((*tuple).t_self), buffer: NO_BUFFER };
+            Row::new(pg_sys::heap_copytuple(tuple), self.0.row_type(), place)
+        }
     }
 
     /// Shows every row of the table.
@@ -156,7 +232,7 @@ impl LeaseTable {
                 if tuple.is_null() {
                     break;
                 }
-                scratch.turn(|| show(&self.row(pg_sys::heap_copytuple(tuple))))?;
+                scratch.turn(|| show(&self.row(tuple)))?;
             }
             pg_sys::systable_endscan(scan);
             pg_sys::UnregisterSnapshot(snapshot);
@@ -183,7 +259,7 @@ impl LeaseTable {
                     break;
                 }
                 if xact::is_others_uncommitted(tuple) {
-                    rows.push(self.row(pg_sys::heap_copytuple(tuple)));
+                    rows.push(self.row(tuple));
                 }
             }
             pg_sys::systable_endscan(scan);
@@ -197,37 +273,8 @@ impl LeaseTable {
     /// Is there a committed version of the row's grant?
     fn is_known(&self, row: &Row) -> bool {
         let (slot, first) = (row.grant.slot, row.grant.tokens.first());
-        let rows = self.rows(&row.name(), AsOf::Now);
+        let rows = self.rows(row.name(), AsOf::Now);
         rows.iter().any(|known| known.grant.slot == slot && known.grant.tokens.first() == first)
-    }
-
-    /// The rows of a lease whose locks are held; None when an open transaction is deleting one (a prune,
-    /// which holds no lock). With what was seen before they were, where that may still be all.
-    pub fn settled_rows(&self, name: &[u8], seen: Option<&Look>) -> Option<Vec<Row>> {
-        let mut unchanged = seen.and_then(|seen| self.unchanged(seen));
-        loop {
-            let rows = unchanged.take().unwrap_or_else(|| self.rows(name, AsOf::Now));
-            let by = |deleter| rows.iter().any(|r| r.deleter() == deleter);
-            if by(Deleter::Open) {
-                return None;
-            }
-            if !by(Deleter::Committed) {
-                return Some(rows);
-            }
-        }
-    }
-
-    /// The rows that were seen, read again by their places: they are still all where no transaction that
-    /// wrote anything has ended since (the rule by which Postgres itself uses a snapshot again). None where
-    /// one has.
-    fn unchanged(&self, seen: &Look) -> Option<Vec<Row>> {
-        // SAFETY: Postgres's own static copy, read at once.
-        let moment =
-            unsafe { compat::guarded(|| (*raw::GetLatestSnapshot()).snapXactCompletionCount) };
-        if moment == 0 || moment != seen.moment {
-            return None;
-        }
-        seen.rows.iter().map(|row| self.again(row)).collect()
     }
 
     /// Writes a new grant, over the row that its slot has, if there is one.
@@ -264,7 +311,7 @@ impl LeaseTable {
             return Ok(true);
         }
         xact::see_own_changes();
-        let rows = self.rows(&row.name(), AsOf::Now);
+        let rows = self.rows(row.name(), AsOf::Now);
         Ok(!rows.iter().any(|left| left.grant.slot == row.grant.slot))
     }
 
@@ -272,7 +319,7 @@ impl LeaseTable {
     fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
         self.0.update(row.version(), fields);
         if self.0.has_triggers() {
-            return self.check_written(&row.name(), row.grant.slot, fields);
+            return self.check_written(row.name(), row.grant.slot, fields);
         }
         xact::see_own_changes();
         Ok(())
@@ -288,21 +335,5 @@ impl LeaseTable {
             return Err(self.0.meddled());
         }
         Ok(())
-    }
-}
-
-/// A registered snapshot, to be unregistered, and its moment.
-///
-/// # Safety
-/// To be called inside `compat::guarded`.
-unsafe fn snapshot(as_of: AsOf, moment: &mut u64) -> pg_sys::Snapshot {
-    // SAFETY: either is a snapshot of this transaction. The copy that is registered forgets the moment.
-    unsafe {
-        let snapshot = match as_of {
-            AsOf::Now => raw::GetLatestSnapshot(),
-            AsOf::Transaction => raw::GetTransactionSnapshot(),
-        };
-        *moment = (*snapshot).snapXactCompletionCount;
-        raw::RegisterSnapshot(snapshot)
     }
 }

@@ -1,6 +1,6 @@
 //! What happens when the library is loaded into a backend.
 
-use super::{keyed, lock_count, relation, scope, settings};
+use super::{lock_count, relation, role, scope, settings};
 
 /// Makes `pg` ready; `above` then registers what the modules above it keep for as long as a transaction.
 pub fn load(above: fn()) {
@@ -11,7 +11,7 @@ pub fn load(above: fn()) {
     pgrx::pg_sys::panic::register_pg_guard_panic_hook();
     settings::declare();
     relation::listen();
-    keyed::listen();
+    role::listen();
     lock_count::listen();
     above();
     scope::listen();

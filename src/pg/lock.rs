@@ -19,6 +19,7 @@ const fn kind(lock: Lock) -> u16 {
         Lock::Jump => 0x5049,
         Lock::Guarded => 0x504a,
         Lock::GuardedCommit => 0x504b,
+        Lock::Statistics => 0x504d,
     }
 }
 
@@ -86,6 +87,13 @@ impl LockTag {
         LockTag::new(Lock::Line, name, 0)
     }
 
+    /// The lock on making a segment in which a database counts: one for the server.
+    pub fn statistics() -> Self {
+        let mut tag = LockTag::by_key(Lock::Statistics, 0);
+        tag.0.locktag_field1 = 0;
+        tag
+    }
+
     fn by_key(lock: Lock, key: u64) -> Self {
         LockTag(pg_sys::LOCKTAG {
             // SAFETY: set once when the backend starts.
@@ -114,6 +122,20 @@ impl LockTag {
             lock_count::taken(self.entry());
         }
         Ok(taken)
+    }
+
+    /// Takes the lock for an instant, if it is to be had at once. It is false, and no error, where the lock table is
+    /// full: for what may be left undone.
+    pub fn take_quietly(&self, mode: LockMode) -> bool {
+        let _owner = TransactionOwns::now();
+        compat::try_lock(&self.0, mode.number())
+    }
+
+    /// Gives back what was taken quietly.
+    pub fn give_quietly(&self, mode: LockMode) {
+        let _owner = TransactionOwns::now();
+        // SAFETY: only called for a lock that this transaction has taken.
+        unsafe { pg_sys::LockRelease(&self.0, mode.number(), false) };
     }
 
     /// Gives back one `take`.

@@ -6,6 +6,7 @@
 
 use super::compat;
 use super::errors::{self, Refusal};
+use super::hash::Quick;
 use super::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use super::xact;
 use pgrx::pg_sys;
@@ -25,7 +26,7 @@ struct Taken {
 }
 
 thread_local! {
-    static TAKEN: RefCell<HashMap<Entry, Taken>> = RefCell::default();
+    static TAKEN: RefCell<HashMap<Entry, Taken, Quick>> = RefCell::default();
     /// Entries that the session keeps beyond the transaction.
     static SESSION: Cell<usize> = const { Cell::new(0) };
 }
@@ -104,7 +105,7 @@ impl OfSavepoint for Taken {
     }
 }
 
-impl OfTransaction for HashMap<Entry, Taken> {
+impl OfTransaction for HashMap<Entry, Taken, Quick> {
     fn transaction_ended(&mut self, _: Ending) {
         self.clear();
         self.shrink_to(KEPT);

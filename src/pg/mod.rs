@@ -19,9 +19,12 @@ pub mod trigger_catalog;
 
 // The state: its tables, read and written, and its sequences.
 mod executor;
+mod form;
 pub mod guarded_commits;
+pub mod hash;
 pub mod keyed;
 pub mod lease_table;
+mod places;
 pub mod relation;
 pub mod row;
 pub mod row_version;
@@ -33,6 +36,7 @@ pub mod lock;
 pub mod lock_count;
 pub mod relation_lock;
 pub mod session_lock;
+pub mod shared_memory;
 pub mod wait;
 
 // The transaction.
@@ -46,5 +50,6 @@ pub mod compat;
 pub mod load;
 pub mod memory;
 mod raw;
+pub mod role;
 pub mod server;
 pub mod settings;

@@ -5,9 +5,10 @@
 //! changes a function, this does not compile.
 
 use pgrx::pg_sys::{
-    AttrNumber, Bitmapset, BlockNumber, Buffer, Datum, ErrorData, HeapTuple, ItemPointer, Oid,
-    RegProcedure, Relation, ScanDirection, ScanKey, Snapshot, StrategyNumber, SysScanDesc,
-    TupleDesc, XLogRecPtr, LOCKMODE,
+    AttrNumber, Bitmapset, BlockNumber, Buffer, Datum, ErrorData, ForkNumber, HeapTuple, IndexInfo,
+    IndexScanDesc, IndexUniqueCheck, ItemPointer, Oid, RegProcedure, Relation, ScanDirection,
+    ScanKey, Snapshot, StrategyNumber, SubTransactionId, TimestampTz, TransactionId, TupleDesc,
+    XLogRecPtr, LOCKMODE,
 };
 use std::ffi::c_int;
 
@@ -30,8 +31,50 @@ type Values<T> = *mut T;
 #[cfg(any(feature = "pg17", feature = "pg18"))]
 type Values<T> = *const T;
 
+/// Where the files of relations are.
+#[cfg(feature = "pg15")]
+pub type File = pgrx::pg_sys::RelFileNode;
+#[cfg(not(feature = "pg15"))]
+pub type File = pgrx::pg_sys::RelFileLocator;
+
+// What differs between major versions; called through `compat`.
+#[cfg(not(feature = "pg18"))]
 without_guard! {
-    // access/genam.h
+    pub fn index_beginscan(
+        table: Relation,
+        index: Relation,
+        snapshot: Snapshot,
+        nkeys: c_int,
+        norderbys: c_int,
+    ) -> IndexScanDesc;
+}
+#[cfg(feature = "pg18")]
+without_guard! {
+    pub fn index_beginscan(
+        table: Relation,
+        index: Relation,
+        snapshot: Snapshot,
+        instrument: *mut pgrx::pg_sys::IndexScanInstrumentation,
+        nkeys: c_int,
+        norderbys: c_int,
+    ) -> IndexScanDesc;
+}
+#[cfg(feature = "pg15")]
+without_guard! {
+    pub fn simple_heap_update(table: Relation, over: ItemPointer, tuple: HeapTuple);
+}
+#[cfg(not(feature = "pg15"))]
+without_guard! {
+    pub fn simple_heap_update(
+        table: Relation,
+        over: ItemPointer,
+        tuple: HeapTuple,
+        indexes: *mut pgrx::pg_sys::TU_UpdateIndexes::Type,
+    );
+}
+
+without_guard! {
+    // access/skey.h, access/genam.h, catalog/index.h
     pub fn ScanKeyInit(
         entry: ScanKey,
         attribute: AttrNumber,
@@ -39,31 +82,45 @@ without_guard! {
         procedure: RegProcedure,
         argument: Datum,
     );
-    pub fn systable_beginscan_ordered(
-        table: Relation,
-        index: Relation,
-        snapshot: Snapshot,
+    pub fn index_rescan(
+        scan: IndexScanDesc,
+        keys: ScanKey,
         nkeys: c_int,
-        key: ScanKey,
-    ) -> SysScanDesc;
-    pub fn systable_getnext_ordered(scan: SysScanDesc, direction: ScanDirection::Type)
-        -> HeapTuple;
-    pub fn systable_endscan_ordered(scan: SysScanDesc);
+        orderbys: ScanKey,
+        norderbys: c_int,
+    );
+    pub fn index_getnext_tid(scan: IndexScanDesc, direction: ScanDirection::Type) -> ItemPointer;
+    pub fn index_endscan(scan: IndexScanDesc);
+    pub fn index_insert(
+        index: Relation,
+        values: *mut Datum,
+        nulls: *mut bool,
+        row: ItemPointer,
+        table: Relation,
+        unique: IndexUniqueCheck::Type,
+        unchanged: bool,
+        info: *mut IndexInfo,
+    ) -> bool;
+    pub fn BuildIndexInfo(index: Relation) -> *mut IndexInfo;
 
-    // access/relation.h
+    // access/relation.h, utils/relcache.h
+    pub fn RelationIdGetRelation(relation: Oid) -> Relation;
     pub fn relation_open(relation: Oid, mode: LOCKMODE) -> Relation;
     pub fn relation_close(relation: Relation, mode: LOCKMODE);
 
     // storage/lmgr.h
     pub fn ConditionalLockRelationOid(relation: Oid, mode: LOCKMODE) -> bool;
 
-    // access/heapam.h, access/htup_details.h, catalog/indexing.h
-    pub fn heap_fetch(
+    // access/heapam.h, access/htup_details.h
+    pub fn heap_page_prune_opt(table: Relation, buffer: Buffer);
+    pub fn heap_hot_search_buffer(
+        first: ItemPointer,
         table: Relation,
+        buffer: Buffer,
         snapshot: Snapshot,
         tuple: HeapTuple,
-        buffer: *mut Buffer,
-        keep_buffer: bool,
+        all_dead: *mut bool,
+        first_call: bool,
     ) -> bool;
     pub fn heap_copytuple(tuple: HeapTuple) -> HeapTuple;
     pub fn heap_form_tuple(
@@ -71,8 +128,7 @@ without_guard! {
         values: Values<Datum>,
         nulls: Values<bool>,
     ) -> HeapTuple;
-    pub fn CatalogTupleInsert(table: Relation, tuple: HeapTuple);
-    pub fn CatalogTupleUpdate(table: Relation, over: ItemPointer, tuple: HeapTuple);
+    pub fn simple_heap_insert(table: Relation, tuple: HeapTuple);
 
     // nodes/bitmapset.h; never raises
     pub fn bms_is_member(member: c_int, set: *const Bitmapset) -> bool;
@@ -82,15 +138,21 @@ without_guard! {
     pub fn FreeErrorData(error: *mut ErrorData);
     pub fn ThrowErrorData(error: *mut ErrorData);
 
-    // utils/syscache.h
+    // utils/inval.h, utils/syscache.h
+    pub fn AcceptInvalidationMessages();
     pub fn SearchSysCache1(cache: c_int, key: Datum) -> HeapTuple;
     pub fn ReleaseSysCache(tuple: HeapTuple);
 
     // storage/bufmgr.h
     pub fn ReadBuffer(relation: Relation, block: BlockNumber) -> Buffer;
+    pub fn ReadRecentBuffer(
+        file: File,
+        fork: ForkNumber::Type,
+        block: BlockNumber,
+        buffer: Buffer,
+    ) -> bool;
     pub fn LockBuffer(buffer: Buffer, mode: c_int);
     pub fn BufferGetLSNAtomic(buffer: Buffer) -> XLogRecPtr;
-    pub fn ReleaseBuffer(buffer: Buffer);
     pub fn UnlockReleaseBuffer(buffer: Buffer);
 
     // utils/snapmgr.h
@@ -98,4 +160,21 @@ without_guard! {
     pub fn GetTransactionSnapshot() -> Snapshot;
     pub fn RegisterSnapshot(snapshot: Snapshot) -> Snapshot;
     pub fn UnregisterSnapshot(snapshot: Snapshot);
+}
+
+// These never raise: they may be called without `compat::guarded`, too.
+without_guard! {
+    // access/htup_details.h
+    pub fn heap_deform_tuple(
+        tuple: HeapTuple,
+        columns: TupleDesc,
+        values: *mut Datum,
+        nulls: *mut bool,
+    );
+
+    // miscadmin.h, access/xact.h, utils/timestamp.h
+    pub fn GetUserId() -> Oid;
+    pub fn GetCurrentSubTransactionId() -> SubTransactionId;
+    pub fn TransactionIdIsCurrentTransactionId(xid: TransactionId) -> bool;
+    pub fn GetCurrentTimestamp() -> TimestampTz;
 }

@@ -2,16 +2,22 @@
 
 use super::args::text_bytes;
 use super::errors::{self, Refusal};
-use super::raise;
+use super::{compat, raise, raw};
 use once_cell::unsync::OnceCell;
 use pgrx::pg_sys;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
     static OIDS: RefCell<Vec<(&'static CStr, pg_sys::Oid)>> = const { RefCell::new(Vec::new()) };
+    /// Counts the changes of definitions.
+    static GENERATION: Cell<u64> = const { Cell::new(0) };
     static VERSION_CHECKED: OnceCell<()> = const { OnceCell::new() };
 }
+
+/// Counts the changes of names, for those who keep something that an oid was looked up for.
+static NAME_CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// The version of this library.
 pub const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -91,23 +97,49 @@ pub fn state_exists() -> bool {
     state_oid(c"lease").is_ok()
 }
 
-/// Forgets oids when names may have changed; called once, when the library is loaded.
+/// Another number once the definition of any relation may have changed, also that of a sequence.
+pub fn generation() -> u64 {
+    GENERATION.get()
+}
+
+/// Takes notice of what other sessions have changed of definitions until now, as taking a lock on a relation does.
+pub fn learn_changes() {
+    // SAFETY: in a transaction.
+    unsafe { compat::guarded(|| raw::AcceptInvalidationMessages()) };
+}
+
+/// Forgets oids when names may have changed, and counts changes; called once, when the library is loaded.
 pub fn listen() {
-    // SAFETY: registered once; the function never raises.
+    // SAFETY: registered once; the functions never raise.
     unsafe {
+        let nothing = pg_sys::Datum::from(0);
+        pg_sys::CacheRegisterRelcacheCallback(Some(relation_changed), nothing);
+        let sequences = pg_sys::SysCacheIdentifier::SEQRELID as i32;
+        pg_sys::CacheRegisterSyscacheCallback(sequences, Some(sequence_changed), nothing);
         for cache in [pg_sys::SysCacheIdentifier::NAMESPACEOID, pg_sys::SysCacheIdentifier::RELOID]
         {
-            pg_sys::CacheRegisterSyscacheCallback(
-                cache as i32,
-                Some(names_changed),
-                pg_sys::Datum::from(0),
-            );
+            pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(names_changed), nothing);
         }
     }
 }
 
+unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, _: pg_sys::Oid) {
+    GENERATION.set(GENERATION.get() + 1);
+}
+
+unsafe extern "C-unwind" fn sequence_changed(_: pg_sys::Datum, _: i32, _: u32) {
+    GENERATION.set(GENERATION.get() + 1);
+}
+
 unsafe extern "C-unwind" fn names_changed(_: pg_sys::Datum, _: i32, _: u32) {
     OIDS.with_borrow_mut(Vec::clear);
+    NAME_CHANGES.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often an oid that was looked up may have become another one's.
+#[inline]
+pub fn name_changes() -> u64 {
+    NAME_CHANGES.load(Ordering::Relaxed)
 }
 
 /// May the current user read it (SELECT on the whole)?

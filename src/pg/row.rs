@@ -1,8 +1,8 @@
 //! A row of fence.lease.
 
-use super::args::{text_bytes, text_datum};
+use super::args::{bytes_of, text_datum};
 use super::composite::{read_token_array, token_array};
-use super::row_version::RowVersion;
+use super::row_version::{Place, RowVersion, Seen};
 use super::session_lock::SessionLock;
 use super::{compat, raw, xact};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
@@ -74,6 +74,8 @@ pub struct Row {
     pub grant: Grant,
     /// The ttl last asked for.
     pub ttl: Span,
+    /// Where it was found.
+    pub place: Place,
     tuple: pg_sys::HeapTuple,
     fields: Fields,
 }
@@ -207,7 +209,7 @@ impl Fields {
         let mut fields = Fields::empty();
         let (values, nulls) = (fields.values.as_mut_ptr(), fields.nulls.as_mut_ptr());
         // SAFETY: the arrays have a place for each column.
-        unsafe { pg_sys::heap_deform_tuple(tuple, row_type, values, nulls) };
+        unsafe { raw::heap_deform_tuple(tuple, row_type, values, nulls) };
         fields
     }
 
@@ -289,24 +291,18 @@ impl Fields {
 }
 
 impl Row {
-    /// Reads a copied tuple.
+    /// Reads a copied tuple that was found at that place.
     ///
     /// # Safety
     /// The tuple must be one of fence.lease, and `row_type` that table's.
-    pub unsafe fn new(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc) -> Row {
+    pub unsafe fn new(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc, place: Place) -> Row {
         // SAFETY: the caller's promise.
         let fields = unsafe { Fields::of(tuple, row_type) };
-        // SAFETY: an array of bigints; a valid tuple.
-        let (renewed, own) = unsafe {
-            (fields.get(Column::RenewalTokens).map(|d| read_token_array(d)), xact::is_own(tuple))
-        };
+        // SAFETY: an array of bigints.
+        let renewed = fields.get(Column::RenewalTokens).map(|d| unsafe { read_token_array(d) });
         let closing =
             fields.get(Column::ClosingToken).map(|d| Token::from_bigint(d.value() as i64));
         let first = Token::from_bigint(fields.int8(Column::FirstToken));
-        // Asked now: whoever decides has read the row after taking the grant's lock.
-        let abandoned = closing.is_none()
-            && fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
-            && !SessionLock::of(first).is_held();
         let grant = Grant {
             slot: fields.int8(Column::Slot) as i32,
             mode: match fields.int8(Column::Mode) as u8 {
@@ -316,11 +312,47 @@ impl Row {
             },
             tokens: Tokens::new(first, &renewed.unwrap_or_default()),
             closing,
-            closed_here: closing.is_some() && own,
+            // SAFETY: a valid tuple.
+            closed_here: closing.is_some() && unsafe { xact::is_own(tuple) },
             expires_at: Instant::from_micros(fields.int8(Column::ExpiresAt)),
-            abandoned,
+            abandoned: false,
         };
-        Row { grant, ttl: Span::from_micros(fields.int8(Column::TtlUs)), tuple, fields }
+        let ttl = Span::from_micros(fields.int8(Column::TtlUs));
+        let mut row = Row { grant, ttl, place, tuple, fields };
+        row.grant.abandoned = row.is_abandoned();
+        row
+    }
+
+    /// Has the session ended that the grant was to end with? Asked at each look: whoever decides has looked at the row
+    /// after taking the grant's lock.
+    fn is_abandoned(&self) -> bool {
+        self.grant.closing.is_none()
+            && self.fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
+            && !SessionLock::of(self.grant.tokens.first()).is_held()
+    }
+
+    /// Is a tuple, found at the same place, this very version? Then takes over who is deleting it by now.
+    ///
+    /// # Safety
+    /// The tuple must be valid.
+    pub unsafe fn is_still(&self, tuple: pg_sys::HeapTuple) -> bool {
+        // SAFETY: the caller's promise; the copy is this row's own.
+        unsafe {
+            if RowVersion::of(tuple) != self.version() {
+                return false;
+            }
+            let (now, then) = ((*tuple).t_data, (*self.tuple).t_data);
+            (*then).t_choice.t_heap.t_xmax = (*now).t_choice.t_heap.t_xmax;
+            (*then).t_infomask = (*now).t_infomask;
+            true
+        }
+    }
+
+    /// The same version, looked at again.
+    pub fn looked_at_again(&self) -> Row {
+        let mut row = *self;
+        row.grant.abandoned = row.is_abandoned();
+        row
     }
 
     /// Its columns after a renewal.
@@ -342,34 +374,32 @@ impl Row {
         fields
     }
 
-    fn text(&self, column: Column) -> Option<Vec<u8>> {
-        // SAFETY: only asked for text columns.
-        self.fields.get(column).map(|d| unsafe { text_bytes(d) })
+    fn text(&self, column: Column) -> Option<&[u8]> {
+        // SAFETY: only asked for text columns; the tuple is a copy that outlives the row.
+        self.fields.get(column).map(|d| unsafe { bytes_of(d) })
     }
 
     /// The lease.
-    pub fn name(&self) -> Vec<u8> {
+    pub fn name(&self) -> &[u8] {
         self.text(Column::Name).unwrap_or_default()
     }
 
     /// The holder, where it named itself.
-    pub fn holder(&self) -> Option<Vec<u8>> {
+    pub fn holder(&self) -> Option<&[u8]> {
         self.text(Column::Holder)
     }
 
     /// The session that acquired it.
-    pub fn session(&self) -> Vec<u8> {
+    pub fn session(&self) -> &[u8] {
         self.text(Column::SessionLabel).unwrap_or_default()
     }
 
     /// The role that acquired it.
-    pub fn role(&self) -> Vec<u8> {
+    pub fn role(&self) -> &[u8] {
         let name = self.fields.get(Column::Role).map(|d| d.cast_mut_ptr::<pg_sys::NameData>());
         // SAFETY: a name is 64 bytes, NUL-terminated.
-        let bytes = |name: *mut pg_sys::NameData| unsafe {
-            std::ffi::CStr::from_ptr((*name).data.as_ptr()).to_bytes().to_vec()
-        };
-        name.map(bytes).unwrap_or_default()
+        name.map(|name| unsafe { std::ffi::CStr::from_ptr((*name).data.as_ptr()) }.to_bytes())
+            .unwrap_or_default()
     }
 
     /// Since when it is over, or will be.
@@ -394,6 +424,11 @@ impl Row {
     pub fn version(&self) -> RowVersion {
         // SAFETY: a copied tuple.
         unsafe { RowVersion::of(self.tuple) }
+    }
+
+    /// What it is to be known again by.
+    pub fn seen(&self) -> Seen {
+        Seen { place: self.place, version: self.version() }
     }
 
     /// Was this version written by the transaction that is asking?

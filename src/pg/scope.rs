@@ -9,6 +9,7 @@ use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::sync::OnceLock;
 use std::thread::LocalKey;
 
 /// A savepoint (or the transaction itself), by number.
@@ -55,7 +56,7 @@ impl<T: OfSavepoint> OfSavepoint for Vec<T> {
     }
 }
 
-impl<K, T: OfSavepoint> OfSavepoint for HashMap<K, T> {
+impl<K, T: OfSavepoint, S> OfSavepoint for HashMap<K, T, S> {
     fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
         self.values_mut().for_each(|entry| entry.savepoint_released(savepoint, parent));
     }
@@ -106,6 +107,16 @@ pub fn before_commit(work: BeforeCommit) {
     BEFORE_COMMIT.with_borrow_mut(|before| before.push(work));
 }
 
+/// What is done whenever a transaction is over, or prepared, however it ended.
+static WHEN_OVER: OnceLock<fn()> = OnceLock::new();
+
+/// Has work done whenever a transaction is over, or prepared: after its changes are visible, before its locks go.
+/// Nothing in it may raise. Called once, when the library is loaded.
+pub fn when_over(work: fn()) {
+    let first = WHEN_OVER.set(work);
+    assert!(first.is_ok(), "there is room for one");
+}
+
 fn each_kept(mut work: impl FnMut(&mut dyn OfTransaction)) {
     REGISTERED.with_borrow(|all| all.iter().for_each(|registered| registered.with(&mut work)));
 }
@@ -129,6 +140,9 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
         | E::XACT_EVENT_PARALLEL_ABORT
         | E::XACT_EVENT_PREPARE => {
             commit::restore();
+            if let Some(work) = WHEN_OVER.get() {
+                work();
+            }
             let committed = event == E::XACT_EVENT_COMMIT;
             let ending = if committed { Ending::Committed } else { Ending::Other };
             each_kept(|kept| kept.transaction_ended(ending));

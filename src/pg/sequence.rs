@@ -1,7 +1,9 @@
 //! Sequences read and set without SQL: the callers of the extension have no rights on them.
 
-use super::{compat, raw};
+use super::relation_lock::{self, Wait};
+use super::{compat, raw, relation};
 use pgrx::pg_sys;
+use std::cell::RefCell;
 
 /// What a sequence's page says.
 #[derive(Clone, Copy, Debug)]
@@ -56,25 +58,73 @@ pub struct Definition {
     pub rewritten_here: bool,
 }
 
-/// Reads the page of a sequence: no permission, no transaction id, no WAL.
+/// Where the page of a sequence is, as long as no definition changes.
+#[derive(Clone, Copy)]
+struct Page {
+    sequence: pg_sys::Oid,
+    file: raw::File,
+    buffer: pg_sys::Buffer,
+    generation: u64,
+}
+
+thread_local! {
+    static PAGES: RefCell<Vec<Page>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads the page of a sequence: no permission, no transaction id, no WAL. Waits for nobody but who is dropping it.
 pub fn read(oid: pg_sys::Oid) -> State {
-    // SAFETY: the relation is locked and open, the page pinned and locked while it is read, and a sequence has
-    // its one tuple as item 1 of block 0.
+    remembered(oid).unwrap_or_else(|| {
+        // SAFETY: the relation is locked and open.
+        let (state, page) = unsafe {
+            compat::guarded(|| {
+                let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
+                let (generation, file) = (relation::generation(), compat::files(&*rel));
+                let buffer = raw::ReadBuffer(rel, 0);
+                let state = read_page(buffer);
+                // Not kept: maintenance of the sequence would wait for whoever has only looked.
+                raw::relation_close(rel, pg_sys::AccessShareLock as i32);
+                (state, Page { sequence: oid, file, buffer, generation })
+            })
+        };
+        PAGES.with_borrow_mut(|pages| {
+            pages.retain(|known| known.sequence != oid);
+            pages.push(page);
+        });
+        state
+    })
+}
+
+/// Reads the page where it was last found. None where it is not there any more, or may be in another file by now.
+fn remembered(oid: pg_sys::Oid) -> Option<State> {
+    let page =
+        PAGES.with_borrow(|pages| pages.iter().find(|page| page.sequence == oid).copied())?;
+    // SAFETY: who puts the sequence into another file has said so before anybody can write there; the buffer is one
+    // that the page has been in.
     unsafe {
         compat::guarded(|| {
-            let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
-            let buffer = raw::ReadBuffer(rel, 0);
-            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
-            let header = compat::first_item(pg_sys::BufferGetPage(buffer));
-            let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
-            let data = &*header.add(hoff).cast::<SequenceData>();
-            let last = data.is_called.then_some(data.last_value);
-            let at = raw::BufferGetLSNAtomic(buffer);
-            raw::UnlockReleaseBuffer(buffer);
-            // Not kept: maintenance of the sequence would wait for whoever has only looked.
-            raw::relation_close(rel, pg_sys::AccessShareLock as i32);
-            State { last, at }
+            raw::AcceptInvalidationMessages();
+            let is_there = page.generation == relation::generation()
+                && compat::pin_recent(page.file, 0, page.buffer);
+            is_there.then(|| read_page(page.buffer))
         })
+    }
+}
+
+/// Reads a sequence's page and gives back its pin.
+///
+/// # Safety
+/// To be called inside `compat::guarded`, with the pinned buffer of the first page of a sequence.
+unsafe fn read_page(buffer: pg_sys::Buffer) -> State {
+    // SAFETY: the caller's promise; the page is locked while it is read, and a sequence has its one tuple as item 1.
+    unsafe {
+        raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
+        let header = compat::first_item(pg_sys::BufferGetPage(buffer));
+        let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
+        let data = &*header.add(hoff).cast::<SequenceData>();
+        let last = data.is_called.then_some(data.last_value);
+        let at = raw::BufferGetLSNAtomic(buffer);
+        raw::UnlockReleaseBuffer(buffer);
+        State { last, at }
     }
 }
 
@@ -95,6 +145,22 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
     readable.then(|| Unlogged { last: read(oid).last, file })
 }
 
+/// As `read_unlogged`, without waiting for whoever has locked the sequence: then it is None altogether.
+pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
+    let mode = pg_sys::AccessShareLock as i32;
+    relation_lock::take(oid, mode, Wait::Never).then(|| {
+        let found = read_unlogged(oid);
+        // SAFETY: taken just now.
+        unsafe { pg_sys::UnlockRelationOid(oid, mode) };
+        found
+    })
+}
+
+/// Takes the lock that `set` takes, without waiting for whoever has locked the sequence.
+pub fn try_lock(oid: pg_sys::Oid) -> bool {
+    relation_lock::take(oid, pg_sys::RowExclusiveLock as i32, Wait::Never)
+}
+
 /// The next value; takes a transaction id only in a draw that is logged. Raises 2200H where there is none.
 pub fn next(oid: pg_sys::Oid) -> i64 {
     // SAFETY: raises Postgres's own error where the oid is no sequence or is exhausted.
@@ -109,7 +175,7 @@ pub fn set_durably(oid: pg_sys::Oid, value: i64) {
     unsafe { pg_sys::XLogFlush(record) };
 }
 
-/// Sets the last value, without a transaction. The caller holds the jump's lock.
+/// Sets the last value, without a transaction. The caller holds the lock that others take to do the same.
 pub fn set(oid: pg_sys::Oid, value: i64) {
     let mut user = pg_sys::InvalidOid;
     let mut context = 0;

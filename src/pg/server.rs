@@ -1,6 +1,6 @@
 //! The server, the clock and the caller.
 
-use super::compat;
+use super::encoding::push_number;
 use pg_fence_rules::epoch::{Identity, Start};
 use pg_fence_rules::{Floor, Instant};
 use pgrx::pg_sys;
@@ -13,7 +13,7 @@ pub fn now() -> Instant {
         return super::xact::started_at();
     }
     // SAFETY: reads the clock.
-    Instant::from_micros(unsafe { pg_sys::GetCurrentTimestamp() })
+    Instant::from_micros(unsafe { super::raw::GetCurrentTimestamp() })
 }
 
 /// How long until the server's clock shows that time; zero when it has passed, for ever where there is none.
@@ -27,6 +27,14 @@ pub fn span_until(at: Option<Instant>) -> Duration {
 pub fn in_recovery() -> bool {
     // SAFETY: reads shared memory.
     unsafe { pg_sys::RecoveryInProgress() }
+}
+
+/// Is there a database with this oid?
+pub fn database_exists(oid: u32) -> bool {
+    let cache = pg_sys::SysCacheIdentifier::DATABASEOID as i32;
+    let none = pg_sys::Datum::from(0);
+    // SAFETY: a catalog look-up.
+    unsafe { pg_sys::SearchSysCacheExists(cache, pg_sys::Datum::from(oid), none, none, none) }
 }
 
 /// The timeline that this server writes, or replays.
@@ -62,12 +70,17 @@ pub fn identity(sequence: pg_sys::Oid, floor: Floor) -> Identity {
 
 /// Which start of the server this is, given the file of the sequence that marks it.
 pub fn start(file: u32) -> Start {
-    // SAFETY: set once when the server starts.
-    let started = unsafe { pg_sys::PgStartTime };
-    Start { server: Instant::from_micros(started), database: database(), file }
+    Start { server: started_at(), database: database(), file }
 }
 
-fn database() -> u32 {
+/// When this server started.
+pub fn started_at() -> Instant {
+    // SAFETY: set once when the server starts.
+    Instant::from_micros(unsafe { pg_sys::PgStartTime })
+}
+
+/// The oid of this database.
+pub fn database() -> u32 {
     // SAFETY: set once when the backend starts.
     unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
@@ -81,43 +94,56 @@ pub fn writable(function: &CStr) {
     }
 }
 
-/// The name of the current user.
-pub fn current_role() -> Vec<u8> {
-    // SAFETY: gives back a NUL-terminated copy.
+/// The name of the role that the session has set itself to: within a function that runs as its owner, that of the
+/// caller.
+pub fn outer_role() -> Vec<u8> {
+    // SAFETY: gives back a NUL-terminated copy, or NULL for a role that was dropped.
     unsafe {
-        CStr::from_ptr(pg_sys::GetUserNameFromId(pg_sys::GetUserId(), false)).to_bytes().to_vec()
+        let name = pg_sys::GetUserNameFromId(pg_sys::GetOuterUserId(), true);
+        if name.is_null() {
+            return Vec::new();
+        }
+        CStr::from_ptr(name).to_bytes().to_vec()
     }
 }
 
-/// May the caller act for this role: is it that role, one that may act as it, or a superuser? In a trigger that runs
-/// under another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
-pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
-    let name = super::encoding::c_string(role);
-    // SAFETY: catalog look-ups by a NUL-terminated name.
+/// The setting application_name.
+pub fn application_name() -> Vec<u8> {
+    // SAFETY: NUL-terminated, or NULL.
     unsafe {
-        let current = pg_sys::GetUserId();
-        let outer = pg_sys::GetOuterUserId();
-        let oid = pg_sys::get_role_oid(name, true);
-        let acts = |user| {
-            pg_sys::superuser_arg(user) || (oid != pg_sys::InvalidOid && compat::acts_as(user, oid))
-        };
-        acts(current) || (in_trigger && acts(outer))
+        if pg_sys::application_name.is_null() {
+            return Vec::new();
+        }
+        CStr::from_ptr(pg_sys::application_name).to_bytes().to_vec()
+    }
+}
+
+/// The process of this session.
+pub fn pid() -> i32 {
+    // SAFETY: set once when the process starts.
+    unsafe { pg_sys::MyProcPid }
+}
+
+/// The address of the client, as inet is written; None for one that has come by a socket of the system.
+pub fn client_address() -> Option<Vec<u8>> {
+    // SAFETY: functions of the server, with the arguments that they declare.
+    unsafe {
+        let address = pgrx::direct_function_call_as_datum(pg_sys::inet_client_addr, &[]);
+        let text = pgrx::direct_function_call_as_datum(pg_sys::inet_out, &[Some(address?)]);
+        Some(CStr::from_ptr(text?.cast_mut_ptr()).to_bytes().to_vec())
     }
 }
 
 /// `application[pid]`, for those who give no holder.
-pub fn session() -> String {
-    // SAFETY: application_name is a NUL-terminated string or NULL.
-    unsafe {
-        let application = if pg_sys::application_name.is_null() {
-            String::new()
-        } else {
-            CStr::from_ptr(pg_sys::application_name).to_string_lossy().into_owned()
-        };
-        let application = if application.is_empty() { "session" } else { &application };
-        let pid = pg_sys::MyProcPid;
-        format!("{application}[{pid}]")
+pub fn session() -> Vec<u8> {
+    let mut session = application_name();
+    if session.is_empty() {
+        session.extend_from_slice(b"session");
     }
+    session.push(b'[');
+    push_number(&mut session, pid().into());
+    session.push(b']');
+    session
 }
 
 /// Is this session an apply worker or restoring (`session_replication_role = replica`)?

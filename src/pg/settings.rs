@@ -1,15 +1,19 @@
-//! The setting `pg_fence.token`.
+//! The settings `pg_fence.token` and `pg_fence.refusals_kept`.
 
-use super::encoding::c_string;
+use super::encoding::{c_string, push_number};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
-use std::ffi::{c_char, c_void, CStr};
+use std::ffi::{c_char, c_int, c_void, CStr};
 
 static mut TOKEN: *mut c_char = std::ptr::null_mut();
+static mut REFUSALS_KEPT: c_int = 0;
 
-/// Declares the setting; called once, when the library is loaded.
+/// The most refused writes that can be kept: about 10 MB.
+const REFUSALS_MAX: c_int = 10_000;
+
+/// Declares the settings; called once, when the library is loaded.
 pub fn declare() {
-    // SAFETY: TOKEN is only ever written by Postgres, on this one thread.
+    // SAFETY: both are only ever written by Postgres, on this one thread.
     unsafe {
         pg_sys::DefineCustomStringVariable(
             c"pg_fence.token".as_ptr(),
@@ -25,8 +29,30 @@ pub fn declare() {
             None,
             None,
         );
+        pg_sys::DefineCustomIntVariable(
+            c"pg_fence.refusals_kept".as_ptr(),
+            c"How many refused writes fence.refusals keeps.".as_ptr(),
+            c"Read when the first session of a database counts something after a start of the server; each takes 1 kB of shared memory."
+                .as_ptr(),
+            &raw mut REFUSALS_KEPT,
+            256,
+            0,
+            REFUSALS_MAX,
+            // It takes memory of the whole server.
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GUC_NOT_IN_SAMPLE as i32,
+            None,
+            None,
+            None,
+        );
         pg_sys::MarkGUCPrefixReserved(c"pg_fence".as_ptr());
     }
+}
+
+/// How many refused writes are to be kept.
+pub fn refusals_kept() -> usize {
+    // SAFETY: reads a setting.
+    usize::try_from(unsafe { REFUSALS_KEPT }).unwrap_or(0)
 }
 
 /// The token that the session or the transaction has set.
@@ -42,7 +68,9 @@ pub fn token() -> Option<Token> {
 
 /// Sets it until the transaction, or the savepoint, ends.
 pub fn set_local(token: Token) {
-    let value = c_string(token.to_string().as_bytes());
+    let mut digits = Vec::with_capacity(20);
+    push_number(&mut digits, token.bigint());
+    let value = c_string(&digits);
     // SAFETY: both strings are NUL-terminated; the value passes the check.
     unsafe {
         pg_sys::set_config_option(

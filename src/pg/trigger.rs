@@ -28,7 +28,7 @@ pub struct Tuple(pg_sys::HeapTuple);
 pub struct Columns(pg_sys::TupleDesc);
 
 /// The identity of a row version.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RowId {
     table: pg_sys::Oid,
     version: RowVersion,
@@ -155,6 +155,12 @@ impl TriggerCall {
                     trigger.tgfoid == mine && trigger.tgtype & BEFORE_BIT == 0
                 })
         }
+    }
+
+    /// How many rows this transaction has inserted into the table; only a change of it means anything.
+    pub fn rows_inserted(&self) -> i64 {
+        // SAFETY: as above.
+        unsafe { compat::rows_inserted((*self.data).tg_relation) }
     }
 
     /// The columns of the table that is written.

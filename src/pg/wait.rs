@@ -4,11 +4,43 @@ use super::alarm::{self, Alarm};
 use super::compat;
 use super::errors::{self, Refusal};
 use super::lock::LockTag;
+use super::xact;
 use pg_fence_rules::locks::LockMode;
 use pg_fence_rules::Span;
 use pgrx::pg_sys;
 use pgrx::{PgSqlErrorCode, PgTryBuilder};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+/// What `pg_stat_activity` shows as the wait event of a session that sleeps.
+struct WaitEvent {
+    name: &'static CStr,
+    /// 0 until this session has asked for it.
+    number: AtomicU32,
+}
+
+/// The head of a line waits until the lease can be had.
+static FOR_A_LEASE: WaitEvent = WaitEvent::named(c"PgFenceLease");
+/// A move of the token sequence waits until the server's clock has gone on.
+static FOR_THE_CLOCK: WaitEvent = WaitEvent::named(c"PgFenceClock");
+
+impl WaitEvent {
+    const fn named(name: &'static CStr) -> Self {
+        WaitEvent { name, number: AtomicU32::new(0) }
+    }
+
+    /// Where there are no names, or no more of them, it shows as any wait of an extension.
+    fn number(&self) -> u32 {
+        if self.number.load(Ordering::Relaxed) == 0 {
+            let may_ask = compat::NAMES_WAIT_EVENTS && xact::may_begin_savepoint();
+            let named = || xact::in_savepoint(|| compat::wait_event(self.name));
+            let number = may_ask.then(named).flatten().unwrap_or(pg_sys::PG_WAIT_EXTENSION);
+            self.number.store(number, Ordering::Relaxed);
+        }
+        self.number.load(Ordering::Relaxed)
+    }
+}
 
 /// Somebody waits since then, for so long at most. Measured by a clock that nobody can set.
 pub struct Waiting {
@@ -41,10 +73,10 @@ impl Waiting {
         let until_timeout = lock_timeout().map(|t| t.saturating_sub(self.since.elapsed()));
         let span = span.min(self.left()).min(until_timeout.unwrap_or(Duration::MAX));
         let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
-        let ms = in_ms(span).into();
+        let (ms, event) = (in_ms(span).into(), FOR_A_LEASE.number());
         // SAFETY: this process's latch; interrupts are served where no lock of ours is half taken.
         unsafe {
-            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, pg_sys::PG_WAIT_EXTENSION);
+            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, event);
             pgrx::check_for_interrupts!();
         }
     }
@@ -56,10 +88,10 @@ pub fn pause(span: Span) {
     let since = Instant::now();
     while let Some(left) = span.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) {
         let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+        let (ms, event) = (in_ms(left).into(), FOR_THE_CLOCK.number());
         // SAFETY: this process's latch.
         unsafe {
-            let ms = in_ms(left).into();
-            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, pg_sys::PG_WAIT_EXTENSION);
+            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, event);
             pg_sys::ResetLatch(pg_sys::MyLatch);
             pgrx::check_for_interrupts!();
         }

@@ -1,10 +1,13 @@
 //! The transaction: isolation, snapshots, savepoints.
 
 use super::errors::Refusal;
+use super::raw;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 // By its full path: from 18 on `pg_sys` has another one of that name, which nothing defines.
 use pgrx::pg_sys::htup::HeapTupleHeaderGetXmin;
+use pgrx::{PgSqlErrorCode, PgTryBuilder};
+use std::panic::AssertUnwindSafe;
 
 pub use super::scope::SavepointId;
 
@@ -63,7 +66,7 @@ pub fn see_own_changes() {
 /// The innermost savepoint, or the transaction itself where it has none.
 pub fn savepoint() -> SavepointId {
     // SAFETY: reads transaction state.
-    unsafe { pg_sys::GetCurrentSubTransactionId() }
+    unsafe { raw::GetCurrentSubTransactionId() }
 }
 
 /// Was this row version written by the running transaction?
@@ -74,7 +77,7 @@ pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
         let xmin = HeapTupleHeaderGetXmin((*tuple).t_data);
-        pg_sys::TransactionIdIsCurrentTransactionId(xmin)
+        raw::TransactionIdIsCurrentTransactionId(xmin)
     }
 }
 
@@ -89,6 +92,46 @@ pub fn at_the_end(work: impl FnOnce() -> Result<(), Refusal>) -> Result<(), Refu
         pg_sys::AfterTriggerFireDeferred();
     }
     Ok(())
+}
+
+/// May a savepoint be begun, and a sequence be set?
+pub fn may_begin_savepoint() -> bool {
+    // SAFETY: reads transaction state.
+    unsafe { !pg_sys::IsInParallelMode() && !pg_sys::XactReadOnly }
+}
+
+/// Does work in a savepoint of its own. None where it failed, and was undone; only a cancel goes on its way.
+pub fn in_savepoint<T>(work: impl FnOnce() -> T) -> Option<T> {
+    // SAFETY: reads globals of this thread.
+    let (context, owner) = unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
+    // SAFETY: both outlive the savepoint; whoever uses one puts them back.
+    let restore = || unsafe {
+        pg_sys::MemoryContextSwitchTo(context);
+        pg_sys::CurrentResourceOwner = owner;
+    };
+    // SAFETY: either end of it follows below.
+    unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
+    let undo = || {
+        // SAFETY: the work has raised, so the savepoint is still the innermost.
+        unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
+        restore();
+    };
+    PgTryBuilder::new(AssertUnwindSafe(|| {
+        let done = work();
+        // SAFETY: the savepoint is the innermost.
+        unsafe { pg_sys::ReleaseCurrentSubTransaction() };
+        restore();
+        Some(done)
+    }))
+    .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |error| {
+        undo();
+        error.rethrow()
+    })
+    .catch_others(|_| {
+        undo();
+        None
+    })
+    .execute()
 }
 
 /// Was this row version written by another transaction, which is open?

@@ -26,6 +26,8 @@ pub enum Lock {
     Jump,
     /// An entry in which the commit of a lease's guarded transaction is noted.
     GuardedCommit,
+    /// Making the shared memory in which a database counts: one for the server, given back at once.
+    Statistics,
 }
 
 /// How a lock is held.
@@ -135,6 +137,8 @@ pub const PRUNE: LockStep = at_once(Lock::Grant, LockMode::Own);
 pub const MOVE_ON: LockStep = waiting(Lock::Jump, LockMode::Own);
 /// A guarded transaction that commits takes the entry that it writes; a prune takes each that it deletes.
 pub const NOTE_COMMIT: LockStep = at_once(Lock::GuardedCommit, LockMode::Own);
+/// The first session that counts makes the shared memory for it.
+pub const MAKE_STATISTICS: LockStep = at_once(Lock::Statistics, LockMode::Own);
 
 #[cfg(test)]
 mod tests {

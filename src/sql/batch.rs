@@ -10,6 +10,7 @@ use crate::pg::keyed::Access;
 use crate::pg::lease_table::LeaseTable;
 use crate::pg::row::Row;
 use crate::pg::{commit, server};
+use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::Token;
@@ -32,7 +33,11 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
         ask: Ask { mode: Mode::Exclusive, reclaim: false },
     };
     let requests: Vec<Request> = names.into_iter().map(request).collect();
-    Ok(attempt_all(&requests)?.into())
+    let token = attempt_all(&requests)?;
+    if token.is_none() {
+        statistics::count(Counter::TriesLost);
+    }
+    Ok(token.into())
 }
 
 /// `lease_renew_all(names, token, ttl) → bigint`: one new token for all of them, or NULL and none renewed.
@@ -48,13 +53,13 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
         match change::renewable(&table, name, token)? {
             Some((locked, _)) => found.push(locked),
             // What is locked so far is given back.
-            None => return Ok(Answer::Null),
+            None => return Ok(lost()),
         }
     }
     // The locks were waited for one by one: the time of the decision is after the last.
     let now = server::now();
     if !found.iter().all(|f| f.row.grant.renewable(token, now)) {
-        return Ok(Answer::Null);
+        return Ok(lost());
     }
     let fresh = tokens::draw(change::greatest(found.iter().map(|f| &f.row)))?;
     let rows: Vec<Row> = found.into_iter().map(|f| f.keep()).collect();
@@ -62,6 +67,12 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
         change::renew(&table, row, fresh, now, ttl)?;
     }
     Ok(fresh.into())
+}
+
+/// The answer to a renewal that has found one of the leases lost.
+fn lost() -> Answer {
+    statistics::count(Counter::RenewalsLost);
+    Answer::Null
 }
 
 /// `lease_release_all(names, token) → bigint`: the closing token of all of them, or NULL and none released.
@@ -101,5 +112,6 @@ fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {
     for row in rows.iter().chain(closed_before.iter().map(|(row, _)| row)) {
         change::close(&table, row, closing, now)?;
     }
+    statistics::add(Counter::Releases, rows.len());
     Ok(closing.into())
 }

@@ -8,9 +8,10 @@ use crate::leases::{acquire as attempts, guard, wait};
 use crate::pg::args::{Answer, Args};
 use crate::pg::errors::Refusal;
 use crate::pg::keyed::Access;
-use crate::pg::lease_table::{AsOf, LeaseTable};
+use crate::pg::lease_table::LeaseTable;
 use crate::pg::relation_lock::Wait;
 use crate::pg::{commit, server, settings, xact};
+use crate::statistics::{self, Counter, Known};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::Token;
 
@@ -28,6 +29,9 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     } else {
         wait::acquire(&request, longest)?
     };
+    if token.is_none() {
+        statistics::count(Counter::TriesLost);
+    }
     Ok(token.into())
 }
 
@@ -40,6 +44,7 @@ pub fn renew(args: Args) -> Result<Answer, Refusal> {
     server::writable(c"lease_renew()");
     let table = LeaseTable::open(Access::Write)?;
     let Some((locked, now)) = change::renewable(&table, &name, token)? else {
+        statistics::count(Counter::RenewalsLost);
         return Ok(Answer::Null);
     };
     let fresh = tokens::draw(locked.row.grant.greatest())?;
@@ -67,6 +72,7 @@ fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {
         Releasable::Close(locked) => {
             let closing = tokens::draw(locked.row.grant.greatest())?;
             change::close(&table, &locked.keep(), closing, server::now())?;
+            statistics::count(Counter::Releases);
             Ok(closing.into())
         }
     }
@@ -88,7 +94,9 @@ pub fn guard(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     server::writable(c"lease_guard()");
-    guard::require(&name, token, guard::Caller::Function)?;
+    guard::require(&name, token, guard::Caller::Function).inspect_err(|refusal| {
+        statistics::refused(refusal, || Known { lease: Some(name.clone()), ..Known::default() });
+    })?;
     settings::set_local(token);
     guard::note_call(name);
     Ok(token.into())
@@ -99,10 +107,7 @@ pub fn guard(args: Args) -> Result<Answer, Refusal> {
 pub fn check(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
-    let floor = tokens::floor_seen()?;
-    let rows = LeaseTable::open(Access::Read)?.rows(&name, AsOf::Now);
-    let now = server::now();
-    Ok(rows.iter().any(|r| r.grant.speaks(token, now, floor)).into())
+    Ok(change::speaks(&name, token)?.into())
 }
 
 /// `lease_prune(older_than) → bigint`: deletes rows of grants that ended longer ago, never a guarded one, and

@@ -3,6 +3,7 @@
 mod arguments;
 mod batch;
 mod lease;
+mod statistics;
 mod status;
 
 use crate::fence;
@@ -27,6 +28,9 @@ sql_functions! {
     fence_checked_lease_name, pg_finfo_fence_checked_lease_name => status::checked_lease_name;
     fence_max_column_value, pg_finfo_fence_max_column_value => status::max_column_value;
     fence_record_creation, pg_finfo_fence_record_creation => status::record_creation;
+    fence_read_stats, pg_finfo_fence_read_stats => statistics::read_stats;
+    fence_read_refusals, pg_finfo_fence_read_refusals => statistics::read_refusals;
+    fence_stats_reset, pg_finfo_fence_stats_reset => statistics::reset;
     fence_protect, pg_finfo_fence_protect => fence::protect;
     fence_audit, pg_finfo_fence_audit => fence::audit;
     fenced, pg_finfo_fenced => fence::fenced;

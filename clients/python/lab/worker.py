@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -81,10 +82,13 @@ class ErrorIsLoss(Observed):
 
 
 class RenewInWork(Observed):
+    #: Runs a statement in the transaction that is open, if one is.
+    work: Callable[[str, list[Any]], Any] | None = None
+
     def _renew(self) -> int | None:
-        if worker.connection is None:
+        if RenewInWork.work is None:
             return super()._renew()
-        token: int | None = value(worker.connection, *self._on_names("lease_renew"))
+        token: int | None = RenewInWork.work(*self._on_names("lease_renew"))
         return token
 
 
@@ -110,6 +114,10 @@ class ObservedFence(pg_fence.Fence):
         return self.kind(self.open, self.sql, *arguments)
 
 
+#: Orders within a transaction.
+WITHIN = {"update", "sleep", "commit", "rollback"}
+
+
 class Worker:
     def __init__(self) -> None:
         self.lease: Observed | None = None
@@ -122,8 +130,10 @@ class Worker:
             self.do(json.loads(line))
 
     def do(self, order: dict[str, Any]) -> None:
-        do = order.pop("do").replace("-", "_")
+        do = order.pop("do")
         try:
+            if do in WITHIN:
+                raise pg_fence.LeaseLost("released", ("its transaction has ended",))
             getattr(self, do)(**order)
         except Exception as error:
             refused(error)
@@ -175,6 +185,7 @@ class Worker:
             step = "commit"
             with lease.guard(connection) if guards else lease.present(connection):
                 self.connection = connection
+                RenewInWork.work = lambda *call: value(connection, *call)
                 try:
                     say(begun)
                     for line in sys.stdin:
@@ -186,7 +197,7 @@ class Worker:
                     if step == "rollback":
                         raise psycopg.Rollback()
                 finally:
-                    self.connection = None
+                    self.connection = RenewInWork.work = None
             say("committed" if step == "commit" else "rolled-back")
 
     def in_update(self, value: str) -> None:
@@ -259,7 +270,11 @@ class Worker:
         say("closed")
 
 
-if "--plant" in sys.argv:
-    ObservedFence.kind = PLANTS[sys.argv[sys.argv.index("--plant") + 1]]
-worker = Worker()
-worker.serve()
+def plant() -> None:
+    if "--plant" in sys.argv:
+        ObservedFence.kind = PLANTS[sys.argv[sys.argv.index("--plant") + 1]]
+
+
+if __name__ == "__main__":
+    plant()
+    Worker().serve()

@@ -2,10 +2,7 @@
 
 use super::nemesis::{Disturbance, Weights, ALL};
 use super::{run_for, Summary};
-use crate::extension::Extension;
-use crate::majors;
 use crate::prefix::Prefix;
-use crate::rundir::RunDir;
 use anyhow::{bail, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -95,12 +92,7 @@ impl KnownBug {
 
 /// A PostgreSQL of its own with the extension that has the bug. `program` is the lab's binary.
 pub fn build_with(program: &Path, bug: KnownBug) -> Result<Arc<Prefix>> {
-    let installation = majors::chosen()?;
-    let extension = Extension::build_with_bug(&installation, bug.name())?;
-    let rundir = Arc::new(RunDir::create(program)?);
-    let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
-    prefix.install(&extension)?;
-    Ok(prefix)
+    Prefix::with_bug(program, bug.name())
 }
 
 /// Runs again and again with that extension, until the bug is seen to break a promise; returns what shows it.

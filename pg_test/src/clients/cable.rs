@@ -63,7 +63,7 @@ impl Cable {
         self.shared.target.store(target, SeqCst);
     }
 
-    pub fn become_(&self, state: CableState) {
+    pub fn set(&self, state: CableState) {
         match state {
             CableState::Swallows(way) => {
                 self.shared.swallows_requests.store(way != Way::Answers, SeqCst);

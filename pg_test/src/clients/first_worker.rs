@@ -1,6 +1,7 @@
-//! The first worker that each client's README shows: at most twenty lines, and it runs.
+//! The first worker that each client's README shows: at most twenty lines, and it runs. And the client's own tests.
 
 use super::languages::{Language, Program};
+use crate::database::Database;
 use crate::extension::source_root;
 use crate::lab::Lab;
 use crate::process::output_of;
@@ -19,14 +20,7 @@ pub fn runs(lab: &Lab, first_worker: &Program) -> Result<()> {
          INSERT INTO orders VALUES (7, 'new');
          SELECT fence_protect('orders', lease => 'order:{id}')",
     )?;
-    let conninfo = database.conninfo();
-    let (port, dbname) = conninfo.place();
-    let mut command = lab.rundir().command(&first_worker.program);
-    command
-        .args(&first_worker.arguments)
-        .arg(format!("postgresql://127.0.0.1:{port}/{dbname}?user=postgres"))
-        .envs(first_worker.environment.iter().cloned());
-    let said = output_of(&mut command)?;
+    let said = output_of(first_worker.command(lab).arg(url(&database)))?;
     let done: bool = admin.one(
         "SELECT status = 'paid' AND fence > 0 AND NOT EXISTS (SELECT FROM lease_info('order:7') \
          WHERE state = 'held') FROM orders",
@@ -34,6 +28,19 @@ pub fn runs(lab: &Lab, first_worker: &Program) -> Result<()> {
     )?;
     ensure!(done, "the order is not paid, or its lease is still held: {said}");
     Ok(())
+}
+
+/// Runs the client's own tests.
+pub fn tests_pass(lab: &Lab, tests: &Program) -> Result<()> {
+    let database = lab.database()?;
+    output_of(tests.command(lab).env("DATABASE_URL", url(&database))).map(drop)
+}
+
+/// As every driver understands it.
+fn url(database: &Database) -> String {
+    let conninfo = database.conninfo();
+    let (port, dbname) = conninfo.place();
+    format!("postgresql://127.0.0.1:{port}/{dbname}?user=postgres")
 }
 
 /// The README shows what runs: the first block of code of its language, which is a file of its examples.

@@ -5,8 +5,10 @@ mod java;
 mod python;
 mod typescript;
 
+use crate::lab::Lab;
 use anyhow::Result;
 use std::ffi::OsString;
+use std::process::Command;
 
 /// What a client consists of for the laboratory.
 #[derive(Debug, Clone)]
@@ -15,6 +17,8 @@ pub struct Programs {
     pub worker: Program,
     /// The example of its README, started with where to connect, as a URL.
     pub first_worker: Program,
+    /// The client's own tests, started with `DATABASE_URL` set to a database with the extension, as its superuser.
+    pub tests: Option<Program>,
 }
 
 /// How to start a program.
@@ -23,6 +27,15 @@ pub struct Program {
     pub program: OsString,
     pub arguments: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
+}
+
+impl Program {
+    /// It ends with the laboratory at the latest.
+    pub fn command(&self, lab: &Lab) -> Command {
+        let mut command = lab.rundir().command(&self.program);
+        command.args(&self.arguments).envs(self.environment.iter().cloned());
+        command
+    }
 }
 
 /// A client, or one of its ways: on another driver, asynchronous.
@@ -40,5 +53,10 @@ pub struct Language {
 }
 
 /// All of them.
-pub const ALL: &[Language] =
-    &[python::LANGUAGE, typescript::ON_PG, typescript::ON_POSTGRES, java::LANGUAGE];
+pub const ALL: &[Language] = &[
+    python::LANGUAGE,
+    python::ASYNCIO,
+    typescript::ON_PG,
+    typescript::ON_POSTGRES,
+    java::LANGUAGE,
+];

@@ -9,14 +9,25 @@ use crate::lab::Lab;
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 /// How late a loss may be told on a machine that has much else to do. A fault shows as much more.
 const SLACK_MS: i64 = 1500;
 
+/// Why a scenario could not even begin, in an error's chain. A fault that was planted is not caught by that.
+#[derive(Debug, Clone, Copy)]
+pub struct NotReady;
+
+impl fmt::Display for NotReady {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the scenario cannot be played")
+    }
+}
+
 /// Plays it. An error says what went otherwise.
 pub fn play(lab: &Lab, scenario: &Scenario, program: &Program, plant: Option<&str>) -> Result<()> {
-    let servers = Servers::start(lab, scenario).context("the stage is not ready")?;
+    let servers = Servers::start(lab, scenario).context(NotReady)?;
     let mut stage = Stage { servers, program, plant, workers: BTreeMap::new() };
     for step in &scenario.steps {
         for action in &step.actions {
@@ -41,7 +52,7 @@ impl Stage<'_> {
             Action::Says { worker, event, any_of } => self.says(worker, event, any_of),
             Action::Befalls { worker, fate } => self.befall(worker, *fate),
             Action::Cable { worker, state } => {
-                self.worker(worker)?.cable.become_(*state);
+                self.worker(worker)?.cable.set(*state);
                 Ok(())
             }
             Action::Server(event) => self.server(event),
@@ -65,9 +76,10 @@ impl Stage<'_> {
                 "host": "127.0.0.1", "port": cable.port(), "user": self.servers.role(),
                 "dbname": self.servers.dbname(), "application": name,
             });
-            let rundir = self.servers.lab().rundir();
-            let worker = Worker::start(rundir, self.program, self.plant, name, cable, &place)
-                .with_context(|| format!("{name} does not start"))?;
+            let lab = self.servers.lab();
+            let worker = Worker::start(lab, self.program, self.plant, name, cable, &place)
+                .with_context(|| format!("{name} does not start"))
+                .context(NotReady)?;
             self.workers.insert(name.to_owned(), worker);
         }
         self.workers.get_mut(name).context("just started")

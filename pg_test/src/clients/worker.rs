@@ -3,8 +3,8 @@
 
 use super::cable::Cable;
 use super::languages::Program;
+use crate::lab::Lab;
 use crate::process::{self, wait_until};
-use crate::rundir::RunDir;
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
 use serde::Deserialize;
@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What a worker says, a line.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub struct Said {
     pub event: String,
     /// When, in milliseconds since 1970.
@@ -76,15 +76,14 @@ pub fn unix_ms() -> i64 {
 impl Worker {
     /// Starts one and has it connect through the cable.
     pub fn start(
-        rundir: &RunDir,
+        lab: &Lab,
         program: &Program,
         plant: Option<&str>,
         name: &str,
         cable: Cable,
         place: &Value,
     ) -> Result<Worker> {
-        let mut command = rundir.command(&program.program);
-        command.args(&program.arguments).envs(program.environment.iter().cloned());
+        let mut command = program.command(lab);
         if let Some(plant) = plant {
             command.args(["--plant", plant]);
         }
@@ -212,7 +211,7 @@ impl Worker {
         if self.is_frozen {
             self.thaw()?;
         }
-        self.cable.become_(super::scenario::CableState::Mended);
+        self.cable.set(super::scenario::CableState::Mended);
         self.tell(&order("close", &Value::Null))?;
         self.expect("closed")?;
         let mut tasks = 0;
@@ -272,17 +271,8 @@ fn listen(stdout: impl Read + Send + 'static) -> (Receiver<Said>, Receiver<Said>
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             // Something else on its standard output would be an answer that nobody expects.
-            let said: Said = serde_json::from_str(&line).unwrap_or_else(|_| Said {
-                event: format!("no JSON: {line}"),
-                at: unix_ms(),
-                deadline: None,
-                token: None,
-                error: None,
-                reason: None,
-                tasks: None,
-                sqlstate: None,
-                message: None,
-            });
+            let said: Said = serde_json::from_str(&line)
+                .unwrap_or_else(|_| Said { event: format!("no JSON: {line}"), ..Said::default() });
             let to = match said.event.as_str() {
                 "renewed" => &renewal_to,
                 "lost" | "leading" | "stopped" => &unasked_to,

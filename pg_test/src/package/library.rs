@@ -1,6 +1,5 @@
 //! The library as it is packaged: without symbols for debuggers, and without a trace of where it was built.
 
-use super::Release;
 use crate::extension::{self, NAME};
 use anyhow::{ensure, Context, Result};
 use std::ffi::OsString;
@@ -8,10 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-/// Builds the library of a source tree in a target directory of its own, for other flags than usual build all
-/// crates anew.
-pub fn build(source: &Path, pg_config: &Path, target: &Path, release: &Release) -> Result<PathBuf> {
+/// Builds the library of a source tree below `target`, apart from other builds: its flags build all crates anew.
+pub fn build(source: &Path, pg_config: &Path, target: &Path) -> Result<PathBuf> {
     let major = extension::major_of(pg_config)?;
+    let place = target.join(format!("pg{major}"));
     eprintln!("building {NAME} for packages (pg{major})");
     // pgrx formats what it generates, and panics tell its lines: without a file here rustfmt would go by whatever
     // lies above the target directory.
@@ -30,17 +29,18 @@ pub fn build(source: &Path, pg_config: &Path, target: &Path, release: &Release) 
         ])
         .args(["--features", &format!("pg{major}")])
         .env("PGRX_PG_CONFIG_PATH", pg_config)
-        .env("CARGO_TARGET_DIR", target)
+        .env("CARGO_TARGET_DIR", &place)
+        // Most of it is the same for each major version. Before 1.91 cargo knows no build directory.
+        .env("CARGO_BUILD_BUILD_DIR", target.join("build"))
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
         // Its separator is no character of a path.
         .env("CARGO_ENCODED_RUSTFLAGS", remapped(source, target)?.join("\u{1f}"))
         .env_remove("RUSTFLAGS")
-        .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
         .stdin(Stdio::null())
         .status()
         .context("cannot run cargo")?;
     ensure!(status.success(), "building {NAME} failed ({status})");
-    Ok(target.join(format!("release/lib{NAME}.so")))
+    Ok(place.join(format!("release/lib{NAME}.so")))
 }
 
 /// Flags by which paths in the library (a panic names its line) begin the same wherever it is built.

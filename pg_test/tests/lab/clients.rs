@@ -3,6 +3,7 @@
 
 use pg_test::clients::languages::{Language, ALL};
 use pg_test::clients::{first_worker, scenario, stage};
+use pg_test::extension::source_root;
 use pg_test::{ensure, lab_test, Context, Lab, Result};
 
 /// Those that are quick, one for each: a day without trouble, a late write, a cable that is cut.
@@ -41,6 +42,27 @@ fn the_clients_go_through_the_short_scenarios(lab: &Lab) -> Result<()> {
             stage::play(lab, one, &worker, None).with_context(|| one.name.clone())
         })
     })
+}
+
+/// The SQL of the verbs, which each client sends, is what the server understands.
+#[lab_test]
+fn the_statements_of_the_common_page_can_be_prepared(lab: &Lab) -> Result<()> {
+    let page = std::fs::read_to_string(source_root().join("clients/README.md"))?;
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let mut prepared = 0;
+    for block in page.split("```sql\n").skip(1) {
+        let (block, _) = block.split_once("```").context("a block has no end")?;
+        let code: String = block.lines().map(|l| l.split("--").next().unwrap_or("")).collect();
+        for statement in code.split(';').map(str::trim) {
+            if !matches!(statement, "" | "BEGIN" | "COMMIT") {
+                session.run(&format!("PREPARE one AS {statement}; DEALLOCATE one"))?;
+                prepared += 1;
+            }
+        }
+    }
+    ensure!(prepared > 6, "only {prepared} statements were found");
+    Ok(())
 }
 
 /// A laboratory that catches no planted fault proves nothing.

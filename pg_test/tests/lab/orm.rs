@@ -1,11 +1,9 @@
 //! Libraries that map tables to objects, on managed tables: the rightful holder saves as often as it likes,
 //! and whoever has merely read, or lost its lease, is refused, refreshed or not.
 
-use pg_test::orm::{self, Runtime};
+use pg_test::orm::{self, Runtime, PYTHON};
 use pg_test::{ensure, lab_test, Lab, Result};
 
-const PYTHON: Runtime =
-    Runtime::Python(&["django==5.2.19", "sqlalchemy==2.1.9", "psycopg[binary]==3.3.9"]);
 const NODE: Runtime = Runtime::Node(&["typeorm@1.1.1", "pg@8"]);
 
 /// Jobs, whose key the database makes and which no lease guards; and orders, each with a lease of its own.

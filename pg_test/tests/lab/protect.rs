@@ -435,7 +435,10 @@ fn a_member_of_the_owner_may(lab: &Lab) -> Result<()> {
     db.run(&format!("{ORDERS} ALTER TABLE orders OWNER TO {owner}; GRANT {owner} TO {member}"))?;
     let mut session = db.database().connect_as(&member)?;
     session.run("SELECT fence_protect('orders'); SELECT fence_unprotect('orders')")?;
-    db.run(&format!("ALTER ROLE {member} NOINHERIT"))?;
+    // From PostgreSQL 16 on it is the grant that says whether its rights are inherited, made when it is.
+    db.run(&format!(
+        "ALTER ROLE {member} NOINHERIT; REVOKE {owner} FROM {member}; GRANT {owner} TO {member}"
+    ))?;
     let fault = session.refused("SELECT fence_protect('orders')", "42501")?;
     ensure!(fault.hint.as_deref().is_some_and(|hint| hint.contains(&owner)), "{fault}");
     session.run(&format!("SET ROLE {owner}; SELECT fence_protect('orders')"))

@@ -18,11 +18,11 @@ fn page(path: &str) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 
-/// The paths of all pages below the root of the source: its own, and those in docs.
+/// The paths of all pages below the root of the source: its own, and those in docs and in docs/from.
 fn pages() -> Result<Vec<String>> {
     let root = pg_test::extension::source_root();
     let mut found = Vec::new();
-    for folder in ["", "docs"] {
+    for folder in ["", "docs", "docs/from"] {
         for entry in std::fs::read_dir(root.join(folder))? {
             let path = PathBuf::from(folder).join(entry?.file_name());
             if path.extension().is_some_and(|ending| ending == "md") {
@@ -31,6 +31,18 @@ fn pages() -> Result<Vec<String>> {
         }
     }
     found.sort();
+    Ok(found)
+}
+
+/// The paths of the pages of the clients.
+fn client_pages() -> Result<Vec<String>> {
+    let mut found = vec!["clients/README.md".to_owned(), "clients/scenarios.md".to_owned()];
+    for entry in std::fs::read_dir(pg_test::extension::source_root().join("clients"))? {
+        let path = PathBuf::from("clients").join(entry?.file_name()).join("README.md");
+        if pg_test::extension::source_root().join(&path).exists() {
+            found.push(path.to_string_lossy().into_owned());
+        }
+    }
     Ok(found)
 }
 

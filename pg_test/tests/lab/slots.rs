@@ -237,3 +237,32 @@ fn a_guard_on_an_expired_slot_keeps_its_place(lab: &Lab) -> Result<()> {
     }
     Ok(())
 }
+
+/// A grant of another number is made, guarded and over while an acquire is about to write its row.
+#[lab_test]
+fn another_number_that_is_over_but_guarded_is_not_granted_beside(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut admin = db.connect()?;
+    admin.run(
+        "CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF NEW.slots = 2 THEN PERFORM pg_advisory_xact_lock(7); END IF;
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER stop BEFORE INSERT ON fence.lease FOR EACH ROW EXECUTE FUNCTION stop();
+         SELECT pg_advisory_lock(7)",
+    )?;
+    let mut writing = waiting(&db, &slot(2))?;
+    let mut guard = db.connect()?;
+    let token = guard.granted("SELECT lease_acquire('job', ttl => '2 s', slots => 3)")?;
+    guard.run(&format!("BEGIN; SELECT lease_guard('job', {token}); CREATE TABLE written ()"))?;
+    let is_held = "SELECT bool_or(state = 'held') FROM lease_info('job')";
+    while guard.truth(is_held)? {
+        guard.run("SELECT pg_sleep(0.1)")?;
+    }
+    admin.run("SELECT pg_advisory_unlock(7)")?;
+    let fault = writing.refused("22023")?;
+    ensure!(fault.message.contains("slots = 3, not 2"), "{fault}");
+    ensure!(live(&mut admin)? == 0, "two slots beside a guarded one of three");
+    guard.run("COMMIT")?;
+    admin.granted(&slot(2)).map(drop)
+}

@@ -1,14 +1,15 @@
 //! The lease and fence protocol as a state machine, searched to its end within small bounds.
 //!
 //! Clients that freeze wherever they are or whose sessions end, a server that crashes with an unwritten log,
-//! standbys that are behind when they are promoted, a clock that steps back. The decisions are not a copy: the machine calls
-//! the extension's own code (`pg_test::protocol`). Each protection is then taken away, and the search
+//! standbys that are behind when they are promoted, a clock that steps back. The decisions are not a copy: the machine
+//! calls the extension's own code (`pg_test::protocol`). Each protection is then taken away, and the search
 //! must find what goes wrong without it; the path there is printed.
 //!
-//! What it leaves out, real sessions are tried with (`lab`: `mingled`, `races`, `snapshots`, the specs): several
-//! rows and locks of one lease are had one after the other, not at once; pruning; the second lock of a guard,
-//! by which those who only ask see it; snapshots older than the statement.
+//! In this machine a call has all its locks at once; `locking` is another one, in which they are taken one by one. What
+//! both leave out, real sessions are tried with (`lab`: `mixed_modes`, `session_races`, `snapshots`, the specs):
+//! snapshots older than the statement, and the order of those who wait.
 
+mod locking;
 mod protections;
 mod requests;
 mod server;

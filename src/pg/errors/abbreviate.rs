@@ -23,7 +23,8 @@ pub fn key<S: Serializer>(key: &Option<Map<String, Value>>, to: S) -> Result<S::
     key.as_ref().map(cut_key).serialize(to)
 }
 
-fn cut_key(key: &Map<String, Value>) -> Map<String, Value> {
+/// A row's key as DETAIL shows it.
+pub fn cut_key(key: &Map<String, Value>) -> Map<String, Value> {
     let shown = key.len().min(COLUMNS_MAX);
     let most = TEXT_MAX.min(KEY_MAX / shown.max(1));
     let columns = key.iter().take(shown).map(|(name, value)| {

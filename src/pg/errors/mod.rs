@@ -5,6 +5,7 @@
 mod abbreviate;
 mod hint;
 
+pub use abbreviate::cut_key as abbreviated_key;
 pub use hint::{RefusedWrite, Wrote};
 
 use super::encoding::to_utf8;
@@ -99,6 +100,11 @@ impl Refusal {
     pub fn at(mut self, location: Location) -> Self {
         self.location = Some(Box::new(location));
         self
+    }
+
+    /// What DETAIL is made of, at full length.
+    pub fn details(&self) -> &Detail {
+        &self.detail
     }
 
     /// DETAIL; empty where there is nothing to tell.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
+
+_T = TypeVar("_T")
 
 
 def now() -> float:
@@ -41,10 +44,14 @@ class Handle:
 
 class OwnConnection:
     """A lease's own connection: opened when it is needed, used by one thread. Another thread breaks it off when a
-    call takes longer than it may. `lock` is notified when there is a new time to do so."""
+    call takes longer than it may. `lock` is notified when there is a new time to do so. To open it may take
+    `open_limit` seconds."""
 
-    def __init__(self, open: Callable[[float], psycopg.Connection[Any]], lock: threading.Condition):
+    def __init__(
+        self, open: Callable[[float], psycopg.Connection[Any]], open_limit: float, lock: threading.Condition
+    ):
         self._open = open
+        self._open_limit = open_limit
         self._lock = lock
         self._connection: psycopg.Connection[Any] | None = None
         self._handle: Handle | None = None
@@ -71,7 +78,7 @@ class OwnConnection:
     @contextlib.contextmanager
     def _connected(self, limit: float) -> Iterator[psycopg.Connection[Any]]:
         if self._connection is None:
-            connection = self._open(limit)
+            connection = self._open(self._open_limit)
             with self._lock:
                 self._connection, self._handle = connection, Handle(connection)
         connection = self._connection
@@ -117,3 +124,30 @@ def value(connection: psycopg.Connection[Any], sql: Any, arguments: list[Any]) -
     with connection.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(sql, arguments).fetchone()
         return None if row is None else row[0]
+
+
+async def in_thread(call: Callable[[], _T]) -> _T:
+    """Waits for a call that blocks, in a thread that ends with it: asyncio's own stay for ever."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_T] = loop.create_future()
+
+    def tell(result: _T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as raised:
+            error = raised
+        # The loop may be closed by then.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=run, name="pg_fence call", daemon=True).start()
+    return await outcome

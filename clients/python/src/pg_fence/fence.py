@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from psycopg import conninfo
 from .errors import LeaseLost, LeaseTaken, NotSpeaking, StaleToken, is_permanent
 from .lease import Lease, unique_holder
 
+_log = logging.getLogger("pg_fence")
 _T = TypeVar("_T")
 
 
@@ -130,6 +132,7 @@ def _span(what: str, span: timedelta) -> timedelta:
 
 def _goes_on(lease: Lease, error: Exception) -> bool:
     """Whether whoever leads tries again: the lease was lost, or the server could not be reached to acquire it."""
+    _log.warning("leading %s has ended: %s", lease.names[0], error)
     if lease.loss is not None or isinstance(error, (LeaseLost, StaleToken, NotSpeaking)):
         return True
     return lease.token is None and isinstance(error, psycopg.OperationalError) and not is_permanent(error)

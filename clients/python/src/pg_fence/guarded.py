@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import psycopg
 from psycopg.rows import tuple_row
 
-from .connection import Handle, value
+from .connection import Handle, in_thread, value
 from .errors import LeaseLost, NotSpeaking, StaleToken, TransactionLost, classify
 
 if TYPE_CHECKING:
@@ -99,8 +98,9 @@ class Guarded:
             if error is not None:
                 return await self._roll_back(error)
             if self._release:
-                await self._way.blocking(self.lease.pause)
+                self.lease.pause()
                 try:
+                    await self._way.blocking(self.lease.wait_for_heartbeat)
                     await self._commit_with(self.lease.release_by)
                     self.lease.has_been_released()
                 finally:
@@ -225,7 +225,7 @@ class _AsyncWay(_Way):
             return None if row is None else row[0]
 
     async def blocking(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.to_thread(call)
+        return await in_thread(call)
 
 
 class _SQLAlchemy(_Way):
@@ -235,6 +235,8 @@ class _SQLAlchemy(_Way):
         # To ask a session for its connection begins a transaction, so look before.
         if not self.connection.in_transaction():
             self._enter(self.connection.begin())
+        elif _began_by_itself(self.connection):
+            self._enter(_Begun(self.connection))
         register(self._inner().connection.driver_connection)
 
     def _inner(self) -> Any:
@@ -248,6 +250,8 @@ class _AsyncSQLAlchemy(_AsyncWay):
     async def begin(self, register: Callable[[Any], None]) -> None:
         if not self.connection.in_transaction():
             await self._aenter(self.connection.begin())
+        elif _began_by_itself(getattr(self.connection, "sync_session", self.connection)):
+            await self._aenter(_Begun(self.connection))
         register((await (await self._inner()).get_raw_connection()).driver_connection)
 
     async def _inner(self) -> Any:
@@ -255,6 +259,31 @@ class _AsyncSQLAlchemy(_AsyncWay):
 
     async def value(self, sql: str, arguments: list[Any]) -> Any:
         return (await (await self._inner()).exec_driver_sql(sql, tuple(arguments))).scalar()
+
+
+def _began_by_itself(session: Any) -> bool:
+    """Whether a mere query, or a look at an attribute, has begun a Session's transaction. Nobody else will end it."""
+    transaction = session.get_transaction()
+    return getattr(getattr(transaction, "origin", None), "name", "") == "AUTOBEGIN"
+
+
+class _Begun:
+    """A Session's transaction that has begun, to be ended as one that is begun here."""
+
+    def __init__(self, session: Any):
+        self._session = session
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        self._session.commit() if error is None else self._session.rollback()
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        await (self._session.commit() if error is None else self._session.rollback())
 
 
 class _Django(_Way):

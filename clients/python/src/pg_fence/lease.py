@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from .connection import LOOK_AGAIN, Handle, OwnConnection, now
+from .connection import LOOK_AGAIN, Handle, OwnConnection, in_thread, now
 from .errors import LeaseLost, LeaseTaken, is_permanent
 from .guarded import Guarded
 
@@ -66,7 +66,7 @@ class Lease:
         #: Between two renewals, and how long a call may take, in seconds.
         self._beat_pause = self._limit = ttl.total_seconds() / 3
         self._lock = threading.Condition()
-        self._own = OwnConnection(open, self._lock)
+        self._own = OwnConnection(open, self._limit, self._lock)
         self._threads: list[threading.Thread] = []
         # Where it stands: answered (the acquire), held, ending (the holder wants it to end), finished (the keeper).
         self._answered = self._held = self._ending = self._finished = False
@@ -199,7 +199,7 @@ class Lease:
     async def arelease(self) -> None:
         """As `release`, in asyncio."""
         self._end()
-        await asyncio.to_thread(self._join)
+        await in_thread(self._join)
 
     async def __aenter__(self) -> Lease:
         self._task = asyncio.current_task()
@@ -211,7 +211,15 @@ class Lease:
                 loop.call_soon_threadsafe(self._cancel_task)
 
         self._on_lost.append(cancel_task)
-        if not await self.aacquire():
+        try:
+            granted = await self.aacquire()
+        except asyncio.CancelledError:
+            task, self._task = self._task, None
+            # Lost before its block could begin.
+            if self._task_cancelled and task is not None and task.uncancel() == 0:
+                raise self._lost() from None
+            raise
+        if not granted:
             raise LeaseTaken(f"the lease {', '.join(self.names)} is taken")
         return self
 
@@ -449,9 +457,13 @@ class Lease:
             self._lock.notify_all()
 
     def pause(self) -> None:
-        """Waits for a renewal that is under way, and has no other begin: it would wait for the release."""
+        """Has no renewal begin: it would wait for the transaction that releases."""
         with self._lock:
             self._pauses += 1
+
+    def wait_for_heartbeat(self) -> None:
+        """Waits for the end of a renewal that is under way."""
+        with self._lock:
             self._lock.wait_for(lambda: not self._beating or self._finished)
 
     def go_on(self) -> None:

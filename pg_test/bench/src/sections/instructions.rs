@@ -6,9 +6,13 @@ use crate::spread::Spread;
 use crate::workbench::Workbench;
 use anyhow::{anyhow, ensure, Result};
 use count::{counted, MARK};
+use pg_test::cluster::Builder;
+use pg_test::extension::Extension;
+use pg_test::prefix::Prefix;
 use pg_test::setup::Package;
-use pg_test::Shutdown;
-use steps::{chosen, Course, Kind, LOOP, MINIMAL, NONE, ONE, STEPS};
+use pg_test::{majors, Shutdown};
+use std::sync::Arc;
+use steps::{chosen, Course, Kind, COUNTING, LOOP, MINIMAL, NONE, ONE, STEPS};
 
 mod count;
 mod steps;
@@ -25,20 +29,66 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         bench.skip("instructions", &anyhow!("the package valgrind is not installed"));
         return Ok(section);
     }
-    match count(bench) {
-        Ok(counts) => show(&mut section, &counts),
+    match count(bench, bench.lab.builder(), chosen(bench.options.short)) {
+        Ok(counts) => {
+            show(&mut section, &counts);
+            // Another build of the extension: not for a short run.
+            if !bench.options.short {
+                match uncounted(bench) {
+                    Ok(without) => show_counting(&mut section, &counts, &without),
+                    Err(why) => bench.skip("instructions, what counting takes", &why),
+                }
+            }
+        }
         Err(why) => bench.skip("instructions", &why),
     }
     Ok(section)
 }
 
+/// As `count`, with a library that does not count for `fence.stats`.
+fn uncounted(bench: &Workbench) -> Result<Vec<(usize, f64)>> {
+    bench.progress("instructions: building a library that counts nothing");
+    let installation = majors::chosen()?;
+    let extension = Extension::build_with_bug(&installation, "no-counting")?;
+    let prefix = Arc::new(Prefix::copy(bench.lab.rundir().clone(), &installation)?);
+    prefix.install(&extension)?;
+    let is_shown =
+        |place: &usize| COUNTING.iter().any(|(kind, name, _)| STEPS[*place].is(*kind, name));
+    count(bench, Builder::new(prefix), (0..STEPS.len()).filter(is_shown).collect())
+}
+
+/// What counting takes of a step: the difference to a library that does not.
+fn show_counting(section: &mut Section, with: &[(usize, f64)], without: &[(usize, f64)]) {
+    let mut table = Table::new(
+        "what counting for fence.stats takes",
+        &["", "instructions", "without counting", "counting"],
+    );
+    for (kind, name, bound) in COUNTING {
+        let of = |counts: &[(usize, f64)]| {
+            counts.iter().find(|(place, _)| STEPS[*place].is(*kind, name)).map(|(_, n)| *n)
+        };
+        let (Some(with), Some(without)) = (of(with), of(without)) else { continue };
+        let title = format!("{name}, {}", kind.unit());
+        table.rows.push(vec![
+            title.clone().into(),
+            Cell::Number(with, 0),
+            Cell::Number(without, 0),
+            Cell::Number(with - without, 1),
+        ]);
+        if let Some(bound) = bound {
+            let aim = format!("counting, {title}: at most {bound} instructions");
+            section.at_most(&aim, Spread::of(&[with - without]), *bound);
+        }
+    }
+    section.tables.push(table);
+}
+
 /// Instructions a call of each step, by its place.
-fn count(bench: &Workbench) -> Result<Vec<(usize, f64)>> {
+fn count(bench: &Workbench, builder: Builder, places: Vec<usize>) -> Result<Vec<(usize, f64)>> {
     let calls = bench.options.pick(20, 300);
-    let places = chosen(bench.options.short);
     bench.progress("instructions: making the tables");
     let settings = [("fsync", "off"), ("autovacuum", "off"), ("max_wal_size", "8GB")];
-    let builder = settings.iter().fold(bench.lab.builder(), |b, (name, value)| b.set(name, value));
+    let builder = settings.iter().fold(builder, |b, (name, value)| b.set(name, value));
     let cluster = builder.start()?;
     let mut session = cluster.connect("postgres")?;
     session.run("CREATE EXTENSION pg_fence")?;

@@ -2,31 +2,56 @@
 
 use super::{Language, Program, Programs};
 use crate::extension::source_root;
-use crate::orm::{self, Runtime};
+use crate::orm::{self, PYTHON};
 use anyhow::Result;
+use std::path::PathBuf;
 
 pub const LANGUAGE: Language = Language {
     name: "python",
     directory: "python",
     prepare,
     first_worker: FIRST_WORKER,
-    is_there: || orm::is_there(LIBRARIES),
+    is_there: || orm::is_there(PYTHON),
 };
+
+/// The same with asyncio.
+pub const ASYNCIO: Language =
+    Language { name: "python-asyncio", prepare: prepare_asyncio, ..LANGUAGE };
 
 const FIRST_WORKER: &str = "examples/first_worker.py";
 
-/// What it stands on.
-const LIBRARIES: Runtime = Runtime::Python(&["psycopg[binary]==3.3.9"]);
-
 fn prepare() -> Result<Programs> {
-    Ok(Programs { worker: program("lab/worker.py")?, first_worker: program(FIRST_WORKER)? })
+    let tests = Program {
+        arguments: ["-m", "unittest", "discover", "--start-directory"]
+            .map(Into::into)
+            .into_iter()
+            .chain([client().join("tests").into()])
+            .collect(),
+        ..program("tests")?
+    };
+    Ok(Programs { tests: Some(tests), ..with_worker("lab/worker.py")? })
+}
+
+fn prepare_asyncio() -> Result<Programs> {
+    with_worker("lab/async_worker.py")
+}
+
+fn with_worker(worker: &str) -> Result<Programs> {
+    Ok(Programs { worker: program(worker)?, first_worker: program(FIRST_WORKER)?, tests: None })
 }
 
 fn program(script: &str) -> Result<Program> {
-    let client = source_root().join("clients/python");
     Ok(Program {
-        program: orm::fetch(LIBRARIES)?.join("bin/python").into(),
-        arguments: vec![client.join(script).into()],
-        environment: vec![("PYTHONPATH".into(), client.join("src").into())],
+        program: orm::fetch(PYTHON)?.join("bin/python").into(),
+        arguments: vec![client().join(script).into()],
+        environment: vec![
+            ("PYTHONPATH".into(), client().join("src").into()),
+            // The source stays as it is.
+            ("PYTHONDONTWRITEBYTECODE".into(), "1".into()),
+        ],
     })
+}
+
+fn client() -> PathBuf {
+    source_root().join("clients/python")
 }

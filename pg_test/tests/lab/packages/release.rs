@@ -19,8 +19,7 @@ const NEWEST: &str = "18";
 /// The library as it is released, built once.
 pub fn released_library() -> Result<PathBuf> {
     let pg_config = majors::chosen()?.pg_config;
-    let target = package::directory().join(format!("pg{}", extension::major_of(&pg_config)?));
-    library::build(source_root(), &pg_config, &target, &this_release()?)
+    library::build(source_root(), &pg_config, &package::directory())
 }
 
 /// Its Debian package.
@@ -47,7 +46,7 @@ fn built_in_another_directory_they_are_the_same_bytes(lab: &Lab) -> Result<()> {
     let pg_config = majors::chosen()?.pg_config;
     let dir = directory(lab, "elsewhere")?;
     source_elsewhere(&dir.join("a/b c"))?;
-    let other = library::build(&dir.join("a/b c"), &pg_config, &dir.join("target"), &release)?;
+    let other = library::build(&dir.join("a/b c"), &pg_config, &dir.join("target"))?;
     let sums = |name: &str, library: PathBuf| -> Result<String> {
         let output = dir.join(name);
         fs::create_dir_all(&output)?;

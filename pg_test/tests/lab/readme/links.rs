@@ -1,6 +1,6 @@
 //! Every link of every page leads somewhere: to a file, or to a section of a page.
 
-use super::{page, pages};
+use super::{client_pages, page, pages};
 use pg_test::{ensure, lab_test, Context, Lab, Result};
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 #[lab_test]
 fn every_link_has_a_target(_: &Lab) -> Result<()> {
     let (mut followed, mut broken) = (0, Vec::new());
-    for path in pages()? {
+    for path in pages()?.into_iter().chain(client_pages()?) {
         for link in links(&page(&path)?) {
             followed += 1;
             if let Err(error) = follow(&path, &link) {

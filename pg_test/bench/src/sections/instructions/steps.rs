@@ -20,6 +20,30 @@ pub enum Kind {
     OneRow,
 }
 
+impl Kind {
+    /// What its figures are for one of.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Kind::Calls => "a call of many in a statement",
+            Kind::Statements => "a statement and transaction of its own",
+            Kind::Rows => "a row of an UPDATE of many",
+            Kind::OneRow => "an UPDATE of one row",
+        }
+    }
+}
+
+/// What the extension counts for `fence.stats` of these, and the most instructions that this may take.
+pub const COUNTING: &[(Kind, &str, Option<f64>)] = &[
+    (Kind::Statements, "pg_fence, losing try", Some(60.0)),
+    (Kind::Statements, "pg_fence, acquire", None),
+    (Kind::Statements, "pg_fence, renew", None),
+    (Kind::Statements, "pg_fence, release", None),
+    (Kind::Rows, "pg_fence, unbound", Some(5.0)),
+    (Kind::Rows, "pg_fence, bound to one lease", Some(5.0)),
+    (Kind::OneRow, "pg_fence, unbound", Some(150.0)),
+    (Kind::OneRow, "pg_fence, bound to one lease", None),
+];
+
 /// Something that is counted.
 pub struct Step {
     /// In which table it is shown.
@@ -30,6 +54,13 @@ pub struct Step {
     sql: &'static str,
     /// What the prepared statement is given.
     given: &'static str,
+}
+
+impl Step {
+    /// Is it the one of that kind and name?
+    pub fn is(&self, kind: Kind, name: &str) -> bool {
+        self.kind == kind && self.name == name
+    }
 }
 
 const fn call(name: &'static str, sql: &'static str) -> Step {

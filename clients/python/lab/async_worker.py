@@ -1,0 +1,248 @@
+"""The laboratory's worker in Python with asyncio: as `worker.py`, where a lease is a block that is cancelled when the
+lease is lost."""
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+
+import pg_fence
+from worker import WITHIN, Observed, ObservedFence, RenewInWork, plant, refused, say
+
+
+class Ended(Exception):
+    """The block of the lease ends in good order."""
+
+
+class AsyncWorker:
+    def __init__(self) -> None:
+        self.orders: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.lease: Observed | None = None
+        self.answered = asyncio.Event()
+        self.block: asyncio.Task[None] | None = None
+        #: Nobody is in the block of a lease.
+        self.outside = asyncio.Event()
+        self.outside.set()
+        #: What the block is to do.
+        self.inner: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            for line in sys.stdin:
+                loop.call_soon_threadsafe(self.orders.put_nowait, json.loads(line))
+            loop.call_soon_threadsafe(self.orders.put_nowait, None)
+
+        threading.Thread(target=read, daemon=True).start()
+        while (order := await self.orders.get()) is not None:
+            await self.do(order)
+
+    async def do(self, order: dict[str, Any]) -> None:
+        if order["do"] in ("connect", "acquire", "census", "close", "lead", "release", "unfenced"):
+            await self.answer(order)
+        elif not self.outside.is_set():
+            # The block does it, unless it ends before it comes to that.
+            self.answered.clear()
+            self.inner.put_nowait(order)
+            either = [asyncio.create_task(event.wait()) for event in (self.answered, self.outside)]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            for waiting in either:
+                waiting.cancel()
+            if not self.inner.empty():
+                await self.answer(self.inner.get_nowait())
+        else:
+            await self.answer(order)
+
+    async def answer(self, order: dict[str, Any]) -> None:
+        arguments = dict(order)
+        do = arguments.pop("do")
+        try:
+            if do in WITHIN:
+                raise pg_fence.LeaseLost("released", ("its transaction has ended",))
+            await getattr(self, do)(**arguments)
+        except asyncio.CancelledError as error:
+            if self.lease is not None and self.lease.loss is not None:
+                refused(self.lease.loss)
+            else:
+                refused(error)
+            raise
+        except Ended:
+            raise
+        except Exception as error:
+            refused(error)
+        finally:
+            self.answered.set()
+
+    async def in_block(self) -> None:
+        self.outside.clear()
+        try:
+            while True:
+                await self.answer(await self.inner.get())
+        finally:
+            self.outside.set()
+
+    async def connect(self, host: str, port: int, user: str, dbname: str, application: str) -> None:
+        self.conninfo = psycopg.conninfo.make_conninfo(
+            host=host, port=port, user=user, dbname=dbname, application_name=application
+        )
+        self.fence = ObservedFence(self.conninfo)
+        say("connected")
+
+    async def acquire(self, names: list[str], ttl_ms: int, wait_ms: int = 0, **kind: Any) -> None:
+        await self.end_block()
+        lease = self.fence.lease(
+            *names, ttl=timedelta(milliseconds=ttl_ms), wait=timedelta(milliseconds=wait_ms), **kind
+        )
+        assert isinstance(lease, Observed)
+        self.lease = None
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.block = asyncio.create_task(self.hold(lease, answer))
+        await answer
+
+    async def hold(self, lease: Observed, answer: asyncio.Future[None]) -> None:
+        try:
+            async with lease:
+                self.lease = lease
+                say("acquired", token=lease.token, deadline=lease.deadline())
+                answer.set_result(None)
+                await self.in_block()
+        except pg_fence.LeaseTaken:
+            say("taken")
+        except (Ended, pg_fence.LeaseLost):
+            pass
+        except Exception as error:
+            refused(error)
+        finally:
+            if not answer.done():
+                answer.set_result(None)
+
+    async def end(self) -> None:
+        raise Ended()
+
+    async def end_block(self) -> None:
+        if self.block is not None:
+            if self.outside.is_set():
+                self.block.cancel()
+            else:
+                self.inner.put_nowait({"do": "end"})
+            await asyncio.wait({self.block})
+        self.block = None
+
+    async def release(self) -> None:
+        lease = self.held_lease()
+        lease.check()
+        await self.end_block()
+        say("released") if lease.loss is None else refused(lease.loss)
+
+    def held_lease(self) -> Observed:
+        if self.lease is None:
+            raise pg_fence.LeaseLost("gone", ("job",))
+        return self.lease
+
+    async def check(self) -> None:
+        self.held_lease().check()
+        say("held")
+
+    async def starve(self) -> None:
+        self.held_lease().starved = True
+        say("done")
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        connection = await psycopg.AsyncConnection.connect(self.conninfo, autocommit=True)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def guard(self) -> None:
+        await self.transaction("guarded", "guard")
+
+    async def present(self) -> None:
+        await self.transaction("presented", "present")
+
+    async def transaction(self, begun: str, by: str) -> None:
+        lease, loop, step = self.held_lease(), asyncio.get_running_loop(), "commit"
+        async with self.connected() as connection:
+            async with getattr(lease, by)(connection):
+
+                async def value(sql: str, arguments: list[Any]) -> Any:
+                    row = await (await connection.execute(sql, arguments)).fetchone()
+                    return row and row[0]
+
+                RenewInWork.work = lambda *call: asyncio.run_coroutine_threadsafe(value(*call), loop).result()
+                try:
+                    say(begun)
+                    step = await self.steps(connection)
+                    if step == "rollback":
+                        raise psycopg.Rollback()
+                finally:
+                    RenewInWork.work = None
+        say("committed" if step == "commit" else "rolled-back")
+
+    async def steps(self, connection: psycopg.AsyncConnection[Any]) -> str:
+        while True:
+            self.answered.set()
+            order = await self.inner.get()
+            if order["do"] in ("commit", "rollback"):
+                return str(order["do"])
+            if order["do"] == "end":
+                raise Ended()
+            if order["do"] == "sleep":
+                await connection.execute("SELECT pg_sleep(%s)", [order["ms"] / 1000])
+                say("slept")
+            else:
+                await connection.execute("UPDATE work SET value = %s WHERE id = 1", [order["value"]])
+                say("updated")
+
+    async def write(self, value: str, by: str = "guard", release: bool = False) -> None:
+        lease = self.held_lease()
+        async with self.connected() as connection, getattr(lease, by)(connection, release=release):
+            await connection.execute("UPDATE work SET value = %s WHERE id = 1", [value])
+        say("wrote")
+
+    async def truncate(self) -> None:
+        async with self.connected() as connection, self.held_lease().guard(connection):
+            await connection.execute("TRUNCATE work")
+        say("wrote")
+
+    async def unfenced(self, value: str) -> None:
+        async with self.connected() as connection:
+            await connection.execute("UPDATE work SET value = %s WHERE id = 1", [value])
+        say("wrote")
+
+    async def lead(self, name: str, ttl_ms: int) -> None:
+        async def work(lease: pg_fence.Lease) -> None:
+            assert isinstance(lease, Observed)
+            self.lease = lease
+            say("leading", token=lease.token, deadline=lease.deadline())
+            await self.in_block()
+
+        async def lead() -> None:
+            try:
+                await self.fence.alead(name, work, ttl=timedelta(milliseconds=ttl_ms))
+                say("stopped")
+            except Ended:
+                pass
+
+        self.block = asyncio.create_task(lead())
+        say("done")
+
+    async def census(self) -> None:
+        say("census", tasks=threading.active_count() + len(asyncio.all_tasks()))
+
+    async def close(self) -> None:
+        await self.end_block()
+        self.lease = None
+        say("closed")
+
+
+plant()
+asyncio.run(AsyncWorker().serve())

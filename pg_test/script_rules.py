@@ -1,0 +1,48 @@
+"""The rules of pgspot over SQL scripts that run one after the other: prints a line for each thing that they find.
+
+pgspot's own program cannot read a function whose body is in SQL's own form (BEGIN ATOMIC), and leaves out what
+comes after it. Such a body is parsed when the function is created, as a view is, so it is looked at as a statement.
+"""
+
+import sys
+from argparse import Namespace
+
+from pglast import ast, parse_sql, split
+from pglast.stream import RawStream
+from pgspot.state import Counter, State
+from pgspot.visitors import visit_sql
+
+arguments = Namespace(
+    proc_without_search_path=[], plpgsql=True, ignore=[], ignore_lang=[], sql_fn=[], summary_only=False
+)
+counter = Counter(arguments)
+state = State(counter)
+
+
+def look(text):
+    statement = parse_sql(text)[0].stmt
+    if not (isinstance(statement, ast.CreateFunctionStmt) and statement.sql_body):
+        visit_sql(state, text, toplevel=True)
+        return
+    bodies = [statement.sql_body]
+    while bodies:
+        body = bodies.pop()
+        if isinstance(body, tuple):
+            bodies.extend(body)
+        elif isinstance(body, ast.ReturnStmt):
+            visit_sql(state, "SELECT " + RawStream()(body.returnval))
+        else:
+            visit_sql(state, RawStream()(body))
+
+
+for path in sys.argv[1:]:
+    with open(path, encoding="utf-8") as file:
+        # PostgreSQL passes over what is for psql.
+        lines = [line for line in file if not line.startswith("\\")]
+        for text in split("".join(lines)):
+            before = counter.errors + counter.warnings + counter.unknowns
+            look(text)
+            if counter.errors + counter.warnings + counter.unknowns > before:
+                print(f"  in {path}: {text.strip().splitlines()[0]}")
+print(counter)
+sys.exit(0 if counter.is_clean() else 1)

@@ -1,0 +1,45 @@
+//! The rules for scripts of extensions, by which nobody else's objects get in their way: pgspot, from PyPI, looks
+//! over the install and upgrade scripts.
+
+use crate::extension::{self, source_root, NAME};
+use crate::orm::{self, Runtime};
+use crate::process::output_of;
+use anyhow::{ensure, Context, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const PGSPOT: Runtime = Runtime::Python(&["pgspot==0.9.4", "pglast==7.21"]);
+
+/// Checks all scripts of the extension; what is found is the error.
+pub fn run() -> Result<()> {
+    let scripts = extension::scripts()?;
+    let dir = extension::target_dir().join("script_rules");
+    fs::create_dir_all(&dir)?;
+    for (name, text) in &scripts {
+        fs::write(dir.join(name), text)?;
+    }
+    let versions = |name: &str| -> Vec<String> {
+        let middle = name.trim_start_matches(NAME).trim_end_matches(".sql");
+        middle.split("--").skip(1).map(str::to_owned).collect()
+    };
+    for name in scripts.keys() {
+        // What an upgrade finds is what the earlier version's script has made.
+        let run = match &versions(name)[..] {
+            [_] => vec![dir.join(name)],
+            [from, _] => vec![dir.join(format!("{NAME}--{from}.sql")), dir.join(name)],
+            other => anyhow::bail!("{name} is of versions {other:?}"),
+        };
+        ensure!(run.iter().all(|path| path.exists()), "there is no script that {name} follows");
+        check(&run).with_context(|| name.clone())?;
+        println!("{name}: nothing found");
+    }
+    Ok(())
+}
+
+/// Checks scripts that run one after the other.
+pub fn check(scripts: &[PathBuf]) -> Result<()> {
+    let program: &Path = &source_root().join("pg_test/script_rules.py");
+    let python = orm::fetch(PGSPOT)?.join("bin/python");
+    output_of(Command::new(python).arg(program).args(scripts)).map(drop)
+}

@@ -1,0 +1,123 @@
+//! Pgpool-II, of Debian's package: statements that read are sent to a standby.
+
+use super::{bound_orders, debians};
+use pg_test::cluster::{free_port, Builder};
+use pg_test::process::{self, wait_until};
+use pg_test::setup::{self, Package};
+use pg_test::{ensure, lab_test, Calls, Cluster, Conninfo, Lab, Result, Session};
+use std::fs::{self, File};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+/// A running Pgpool; it is killed when dropped.
+struct Pgpool {
+    process: Child,
+    port: u16,
+}
+
+impl Pgpool {
+    /// In front of both, with all that reads for the standby.
+    fn start(primary: &Cluster, standby: &Cluster) -> Result<Pgpool> {
+        let package = Package::new("pgpool2", "/usr/sbin/pgpool").without_service("pgpool2");
+        setup::ensure(&[package])?;
+        let prefix = primary.prefix();
+        let dir = prefix.new_dir("pgpool")?;
+        let (port, control) = (free_port()?, free_port()?);
+        let backend = |number: usize, cluster: &Cluster, weight: u32| {
+            format!(
+                "backend_hostname{number} = '127.0.0.1'\nbackend_port{number} = {}\n\
+                 backend_weight{number} = {weight}\nbackend_flag{number} = 'ALLOW_TO_FAILOVER'\n",
+                cluster.port()
+            )
+        };
+        let settings = format!(
+            "listen_addresses = '127.0.0.1'\nport = {port}\npcp_port = {control}\n\
+             socket_dir = '{dir}'\nunix_socket_directories = '{dir}'\npcp_socket_dir = '{dir}'\npid_file_name = '{dir}/pid'\n\
+             logdir = '{dir}'\nwork_dir = '{dir}'\nbackend_clustering_mode = 'streaming_replication'\n\
+             {}{}load_balance_mode = on\nenable_pool_hba = off\nsr_check_user = 'postgres'\n\
+             sr_check_database = 'postgres'\nsr_check_period = 1\nhealth_check_period = 0\nnum_init_children = 4\n\
+             connection_cache = off\nuse_watchdog = off\n",
+            backend(0, primary, 0),
+            backend(1, standby, 1),
+            dir = dir.display(),
+        );
+        fs::write(dir.join("pgpool.conf"), settings)?;
+        fs::write(dir.join("pcp.conf"), "")?;
+        fs::write(dir.join("pool_hba.conf"), "")?;
+        let log = File::create(dir.join("log"))?;
+        let mut command = prefix.rundir().command("/usr/sbin/pgpool");
+        process::as_server_user(&mut command)?;
+        command
+            .arg("-n")
+            .arg("-f")
+            .arg(dir.join("pgpool.conf"))
+            .arg("-F")
+            .arg(dir.join("pcp.conf"));
+        command.arg("-a").arg(dir.join("pool_hba.conf"));
+        let process = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
+        let pgpool = Pgpool { process, port };
+        let ready =
+            wait_until("pgpool sends readers to the standby", Duration::from_secs(60), || {
+                pgpool.connect().is_ok_and(|mut session| {
+                    session
+                        .one("SELECT pg_catalog.pg_is_in_recovery() FROM pg_class LIMIT 1", &[])
+                        .unwrap_or(false)
+                })
+            });
+        ready.map_err(|error| {
+            error.context(fs::read_to_string(dir.join("log")).unwrap_or_default())
+        })?;
+        Ok(pgpool)
+    }
+
+    fn connect(&self) -> Result<Session> {
+        Conninfo::new(self.port, "postgres").connect()
+    }
+}
+
+impl Drop for Pgpool {
+    fn drop(&mut self) {
+        // Its children end when it is told to stop.
+        let _ = process::signal(self.process.id() as i32, nix::sys::signal::Signal::SIGINT);
+        let _ = self.process.wait();
+    }
+}
+
+#[lab_test(slow)]
+fn functions_go_to_the_primary_and_the_view_to_a_standby(lab: &Lab) -> Result<()> {
+    let prefix = debians(lab)?;
+    let primary = Builder::new(prefix.clone()).start()?;
+    let (_, token) = bound_orders(&primary)?;
+    let standby = Builder::new(prefix).standby_of(&primary)?;
+    standby.start()?;
+    standby.wait_replayed(&primary)?;
+    let pgpool = Pgpool::start(&primary, &standby)?;
+    let mut client = pgpool.connect()?;
+    // From here on the standby shows what was.
+    standby.connect("postgres")?.run("SELECT pg_wal_replay_pause()")?;
+
+    let mine = client.acquire("through pgpool", "1 h")?;
+    ensure!(client.renew("through pgpool", mine)?.is_some());
+    let state = |sql: &str| -> Result<Option<String>> { pgpool.connect()?.text(sql) };
+    let call = state("SELECT state FROM lease_info('through pgpool')")?;
+    ensure!(call.as_deref() == Some("held"), "lease_info: {call:?}");
+    ensure!(
+        state(&format!("SELECT lease_check('through pgpool', {mine})"))?.as_deref() == Some("t")
+    );
+    ensure!(state("SELECT in_recovery FROM fence_status()")?.as_deref() == Some("f"));
+    // The view is a relation like any other to Pgpool, and is read where readers are sent.
+    let view = state("SELECT state FROM fence.leases WHERE name = 'through pgpool'")?;
+    ensure!(view.is_none(), "the view: {view:?}");
+    // Unless it says so: by a comment, or in a transaction that has written.
+    let told =
+        state("/*NO LOAD BALANCE*/ SELECT state FROM fence.leases WHERE name = 'through pgpool'")?;
+    ensure!(told.as_deref() == Some("held"), "told where: {told:?}");
+
+    client.run(&format!("UPDATE orders SET total = 1, fence = {token}"))?;
+    client.refused("UPDATE orders SET total = 2, fence = 1", "PF001")?;
+    client.run("BEGIN")?;
+    client.run(&format!("SELECT lease_guard('order:7', {token})"))?;
+    let guarded: i32 = client.one("SELECT total FROM orders", &[])?;
+    ensure!(guarded == 1, "read under the guard: {guarded}");
+    client.run("COMMIT")
+}

@@ -1,0 +1,127 @@
+//! A fenced database that moves to another server by logical replication: to another major version, and past a
+//! change that the subscriber's fence refuses.
+
+use crate::support::history::History;
+use pg_test::cluster::Builder;
+use pg_test::process::wait_until;
+use pg_test::{ensure, lab_test, majors, Calls, Cluster, Context, Lab, Result, Session};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn becomes_true(session: &mut Session, query: &str) -> Result<()> {
+    wait_until(query, Duration::from_secs(60), || session.one(query, &[]).unwrap_or(false))
+}
+
+const TABLES: &str = "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint);
+                      CREATE TABLE parcels (id int PRIMARY KEY, total int, fence bigint)";
+
+/// Waits until the subscriber has all that the publisher has committed.
+fn catch_up(upstream: &mut Session) -> Result<()> {
+    becomes_true(
+        upstream,
+        "SELECT coalesce(bool_and(replay_lsn >= pg_current_wal_lsn()), false) FROM pg_stat_replication",
+    )
+}
+
+fn subscribe(publisher: &Cluster, downstream: &mut Session) -> Result<()> {
+    downstream.run(&format!(
+        "CREATE SUBSCRIPTION s CONNECTION '{}' PUBLICATION p",
+        publisher.conninfo("postgres").to_string().replace('\'', "''")
+    ))
+}
+
+#[lab_test(slow)]
+fn a_fenced_database_moves_to_a_newer_major_version(lab: &Lab) -> Result<()> {
+    let publisher = lab.builder().set("wal_level", "logical").start()?;
+    let mut upstream = publisher.connect("postgres")?;
+    let mut history = History::begin(&mut upstream)?;
+    upstream.run("CREATE PUBLICATION p FOR TABLE orders, parcels")?;
+
+    let newest = *majors::ALL.last().context("there are some")?;
+    let prefix = Arc::new(majors::prefix(lab.rundir().clone(), newest)?);
+    let subscriber = Builder::new(prefix).start()?;
+    let mut downstream = subscriber.connect("postgres")?;
+    downstream.run(&format!(
+        "CREATE EXTENSION pg_fence; {TABLES};
+         SELECT fence_protect('orders', lease => 'order:{{id}}'), fence_protect('parcels')"
+    ))?;
+    subscribe(&publisher, &mut downstream)?;
+    becomes_true(
+        &mut downstream,
+        "SELECT (SELECT count(*) FROM orders) + (SELECT count(*) FROM parcels) = 2",
+    )?;
+
+    // Work goes on meanwhile; then nobody may write any more, and what is under way is ended.
+    history.draw_more(&mut upstream, 50)?;
+    let last: i64 = upstream.one("SELECT lease_renew('order:7', $1)", &[&history.token])?;
+    history.see(last);
+    upstream.run(&format!("UPDATE orders SET total = 10, fence = {last}"))?;
+    let mut late = publisher.connect("postgres")?;
+    late.run("BEGIN")?;
+    late.run(&format!("UPDATE orders SET total = 11, fence = {last}"))?;
+    upstream.run(
+        "ALTER DATABASE postgres SET default_transaction_read_only = on;
+         SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+          WHERE backend_type = 'client backend' AND datname = current_database() AND pid <> pg_backend_pid()",
+    )?;
+    ensure!(late.try_rows("COMMIT").is_err(), "an open transaction went on");
+    publisher
+        .connect("postgres")?
+        .refused(&format!("SELECT lease_renew('order:7', {last})"), "25006")?;
+    catch_up(&mut upstream)?;
+    becomes_true(&mut downstream, "SELECT total = 10 FROM orders")?;
+    downstream.run("DROP SUBSCRIPTION s; SELECT fence_new_epoch()")?;
+
+    // The new database has the rows and their fences; leases are taken anew, with greater tokens.
+    ensure!(downstream.one::<i64>("SELECT last_token FROM fence_status()", &[])? > history.seen);
+    let holes = downstream.rows(
+        "SELECT finding FROM fence_audit() WHERE severity = 'hole' AND finding LIKE '%above%'",
+    )?;
+    ensure!(holes.is_empty(), "{holes:?}");
+    let stale = format!("UPDATE orders SET total = 12, fence = {last}");
+    ensure!(downstream.try_rows(&stale).is_err(), "a worker of the old database writes on");
+    let token = downstream.acquire("order:7", "1 h")?;
+    ensure!(token > history.seen);
+    downstream.run(&format!("UPDATE orders SET total = 13, fence = {token}"))?;
+    downstream.refused(&stale, "PF001")?;
+    let stale = format!("UPDATE parcels SET total = 12, fence = {}", history.written);
+    downstream.refused(&stale, "PF001").map(drop)
+}
+
+#[lab_test]
+fn a_change_that_the_subscriber_refuses_can_be_skipped(lab: &Lab) -> Result<()> {
+    let start = || -> Result<Cluster> {
+        let cluster = lab.builder().set("wal_level", "logical").start()?;
+        cluster.connect("postgres")?.run(&format!("CREATE EXTENSION pg_fence; {TABLES}"))?;
+        Ok(cluster)
+    };
+    let (publisher, subscriber) = (start()?, start()?);
+    let (mut upstream, mut downstream) =
+        (publisher.connect("postgres")?, subscriber.connect("postgres")?);
+    upstream.run(
+        "INSERT INTO orders VALUES (7, 0, 34), (8, 0, 34); CREATE PUBLICATION p FOR TABLE orders",
+    )?;
+    downstream.run("SELECT fence_protect('orders', always => true)")?;
+    subscribe(&publisher, &mut downstream)?;
+    becomes_true(&mut downstream, "SELECT count(*) = 2 FROM orders")?;
+    upstream.run("UPDATE orders SET total = 1, fence = 33 WHERE id = 7")?;
+    upstream.run("UPDATE orders SET total = 1, fence = 35 WHERE id = 8")?;
+    // The log says which transaction it was, in the words that SKIP asks for.
+    let mut lsn = None;
+    wait_until("the log names the transaction", Duration::from_secs(60), || {
+        let log = subscriber.log().unwrap_or_default();
+        let named = log
+            .lines()
+            .filter(|line| line.contains("CONTEXT:"))
+            .find_map(|line| Some(line.split_once("finished at ")?.1.trim().to_owned()));
+        lsn = named;
+        lsn.is_some()
+    })?;
+    let lsn = lsn.context("it was just seen")?;
+    downstream.run(&format!("ALTER SUBSCRIPTION s SKIP (lsn = '{lsn}')"))?;
+    becomes_true(&mut downstream, "SELECT total = 1 AND fence = 35 FROM orders WHERE id = 8")?;
+    ensure!(
+        downstream.one::<bool>("SELECT total = 0 AND fence = 34 FROM orders WHERE id = 7", &[])?
+    );
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! Backends and servers that die in the middle.
+
+use super::shown;
+use nix::sys::signal::Signal;
+use pg_test::{ensure, lab_test, process, Background, Calls, Lab, Result};
+use std::time::Duration;
+
+#[lab_test]
+fn after_the_crash_of_a_backend_counting_begins_anew(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence; CREATE TABLE t (v int, fence bigint); SELECT fence_protect('t')")?;
+    for round in 0..3 {
+        let mut session = cluster.connect("postgres")?;
+        let mut victim = cluster.connect("postgres")?;
+        session.run(&format!("SELECT lease_acquire('job{round}', ttl => '1 h')"))?;
+        victim.run("BEGIN; SELECT lease_acquire('open')")?;
+        ensure!(shown(&mut session)? == "grants 1", "round {round}");
+        process::signal(victim.pid(), Signal::SIGKILL)?;
+        process::wait_until("the server has started again", Duration::from_secs(60), || {
+            let again = cluster.connect("postgres");
+            again.is_ok_and(|mut again| {
+                again.truth("SELECT stats_reset IS NULL FROM fence.stats").unwrap_or(false)
+            })
+        })?;
+        let mut session = cluster.connect("postgres")?;
+        ensure!(shown(&mut session)?.is_empty(), "round {round}");
+    }
+    let mut session = cluster.connect("postgres")?;
+    session.acquire("last", "1 h")?;
+    ensure!(shown(&mut session)? == "grants 1");
+    Ok(())
+}
+
+#[lab_test]
+fn after_the_crash_of_the_server_counting_begins_anew(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence")?;
+    for round in 0..2 {
+        let mut session = cluster.connect("postgres")?;
+        session.run(&format!("SELECT lease_acquire('job{round}', ttl => '1 h')"))?;
+        session.refused("SELECT lease_guard('x', 1)", "PF004")?;
+        cluster.kill9()?;
+        cluster.start()?;
+        let mut session = cluster.connect("postgres")?;
+        ensure!(session.truth("SELECT stats_reset IS NULL AND grants = 0 FROM fence.stats")?);
+        ensure!(session.rows("SELECT * FROM fence.refusals")?.is_empty());
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_session_that_is_terminated_has_counted(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run(
+        "CREATE TABLE t (id int PRIMARY KEY, v int, fence bigint);
+         INSERT INTO t SELECT generate_series(1, 100); SELECT fence_protect('t')",
+    )?;
+    let token = session.acquire("a", "1 h")?;
+    super::counted(&mut session)?;
+    let mut victim = Background::connect(&db.conninfo())?;
+    let pid = victim.pid();
+    victim.run("BEGIN")?;
+    victim.run("SELECT lease_acquire('b')")?;
+    victim.send(&format!(
+        "UPDATE t SET v = 1, fence = {token} + CASE WHEN id = 100 THEN (pg_sleep(3600)::text || '0')::int ELSE 0 END"
+    ))?;
+    process::wait_until("it sleeps", Duration::from_secs(20), || {
+        victim.waits_for().is_some_and(|(_, event)| event == "PgSleep")
+    })?;
+    victim.terminate()?;
+    ensure!(victim.outcome(Duration::from_secs(20))?.is_err());
+    process::wait_until("it is gone", Duration::from_secs(20), || {
+        let gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)";
+        session.one(gone, &[&pid]).unwrap_or(false)
+    })?;
+    ensure!(shown(&mut session)? == "grants 1, writes_checked 99", "{}", shown(&mut session)?);
+    Ok(())
+}

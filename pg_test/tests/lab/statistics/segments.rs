@@ -1,0 +1,228 @@
+//! Each life of an extension in a database counts for itself.
+
+use super::{counted, expect, shown};
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
+
+fn refuse(session: &mut Session, n: i64) -> Result<()> {
+    session.refused(&format!("SELECT lease_guard('x', {n})"), "PF004").map(drop)
+}
+
+const PRESENTED: &str = "SELECT coalesce(string_agg(presented::text, ' '), '') FROM fence.refusals";
+
+#[lab_test]
+fn databases_count_apart(lab: &Lab) -> Result<()> {
+    let (one, other) = (lab.database()?, lab.database()?);
+    let (mut one, mut other) = (one.connect()?, other.connect()?);
+    one.acquire("a", "1 h")?;
+    refuse(&mut one, 1)?;
+    other.acquire("a", "1 h")?;
+    other.acquire("b", "1 h")?;
+    refuse(&mut other, 2)?;
+    ensure!(shown(&mut one)? == "grants 1, refused_pf004 1");
+    ensure!(shown(&mut other)? == "grants 2, refused_pf004 1");
+    ensure!(one.text(PRESENTED)?.as_deref() == Some("1"));
+    ensure!(other.text(PRESENTED)?.as_deref() == Some("2"));
+    counted(&mut one)?;
+    ensure!(shown(&mut other)? == "grants 2, refused_pf004 1");
+    Ok(())
+}
+
+#[lab_test]
+fn a_copy_of_a_database_begins_anew(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.acquire("a", "1 h")?;
+    drop(session);
+    let pause = std::time::Duration::from_secs(20);
+    let mut copy = None;
+    pg_test::process::wait_until("nobody is connected", pause, || {
+        copy = db.copy().ok();
+        copy.is_some()
+    })?;
+    let copy = copy.expect("made");
+    let (mut old, mut new) = (db.connect()?, copy.connect()?);
+    ensure!(shown(&mut new)?.is_empty() && shown(&mut old)? == "grants 1");
+    new.acquire("b", "1 h")?;
+    ensure!(shown(&mut new)? == "grants 1, jumps 1");
+    expect(&mut old, "the template", "grants 1")
+}
+
+#[lab_test]
+fn an_extension_created_anew_counts_anew(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut sessions = [db.connect()?, db.connect()?, db.connect()?];
+    for round in 0..4 {
+        for (n, session) in sessions.iter_mut().enumerate() {
+            session.acquire(&format!("job{n}"), "1 h")?;
+            refuse(session, round + 1)?;
+        }
+        ensure!(shown(&mut sessions[1])? == "grants 3, refused_pf004 3", "round {round}");
+        let presented = sessions[2].text(PRESENTED)?;
+        ensure!(presented == Some(vec![(round + 1).to_string(); 3].join(" ")), "{presented:?}");
+        let who = &mut sessions[(round % 3) as usize];
+        if round % 2 == 0 {
+            who.run("BEGIN; DROP EXTENSION pg_fence; CREATE EXTENSION pg_fence; COMMIT")?;
+        } else {
+            who.run("DROP EXTENSION pg_fence")?;
+            who.run("CREATE EXTENSION pg_fence")?;
+        }
+        ensure!(shown(&mut sessions[0])?.is_empty(), "round {round}");
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn an_extension_that_was_not_dropped_after_all_counts_on(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut session, mut other) = (db.connect()?, db.connect()?);
+    session.acquire("a", "1 h")?;
+    other.acquire("b", "1 h")?;
+    session.run("BEGIN; DROP EXTENSION pg_fence")?;
+    session.run("CREATE EXTENSION pg_fence; SELECT lease_acquire('a'); ROLLBACK")?;
+    other.acquire("c", "1 h")?;
+    session.acquire("d", "1 h")?;
+    ensure!(shown(&mut other)? == "grants 4", "{}", shown(&mut other)?);
+    // A session that comes later finds the same.
+    ensure!(shown(&mut db.connect()?)? == "grants 4");
+    Ok(())
+}
+
+#[lab_test]
+fn a_clean_restart_begins_anew(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().without_fsync().start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence")?;
+    for _ in 0..3 {
+        let mut session = cluster.connect("postgres")?;
+        session.run("SELECT lease_acquire('a')")?;
+        refuse(&mut session, 1)?;
+        let shown = shown(&mut session)?;
+        ensure!(shown.contains("refused_pf004 1"), "{shown}");
+        cluster.restart()?;
+        let mut session = cluster.connect("postgres")?;
+        ensure!(session.truth("SELECT stats_reset IS NULL FROM fence.stats")?);
+        ensure!(session.text(PRESENTED)?.as_deref() == Some(""));
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_standby_shows_nothing_and_counts_once_it_is_promoted(lab: &Lab) -> Result<()> {
+    let primary = lab.builder().without_fsync().start()?;
+    let standby = lab.builder().without_fsync().standby_of(&primary)?;
+    standby.start()?;
+    let mut session = primary.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence")?;
+    session.acquire("a", "1 h")?;
+    refuse(&mut session, 1)?;
+    standby.wait_replayed(&primary)?;
+    let mut reader = standby.connect("postgres")?;
+    let nothing = "SELECT stats_reset IS NULL AND grants = 0 AND jumps = 0 FROM fence.stats";
+    ensure!(reader.truth(nothing)? && reader.text(PRESENTED)?.as_deref() == Some(""));
+    reader.refused("SELECT fence_stats_reset()", "25006")?;
+    primary.kill9()?;
+    standby.promote()?;
+    // Also the session that was there before.
+    let mut fresh = standby.connect("postgres")?;
+    fresh.acquire("b", "1 h")?;
+    reader.acquire("c", "1 h")?;
+    ensure!(shown(&mut reader)? == "grants 2, jumps 1", "{}", shown(&mut reader)?);
+    Ok(())
+}
+
+#[lab_test]
+fn the_handle_of_somebody_elses_memory_is_left_alone(lab: &Lab) -> Result<()> {
+    let (one, other) = (lab.database()?, lab.database()?);
+    let mut session = one.connect()?;
+    session.acquire("a", "1 h")?;
+    let handle = session.granted("SELECT last_value FROM fence.stats_memory_seq")?;
+    // As if the server had started again, and given the number to another database.
+    other.connect()?.run(&format!("SELECT setval('fence.stats_memory_seq', {handle})"))?;
+    let mut stranger = other.connect()?;
+    ensure!(stranger.truth("SELECT stats_reset IS NULL FROM fence.stats")?);
+    stranger.acquire("b", "1 h")?;
+    refuse(&mut stranger, 1)?;
+    ensure!(shown(&mut stranger)? == "grants 1, refused_pf004 1");
+    ensure!(shown(&mut session)? == "grants 1");
+    // And a number that nobody has.
+    other.connect()?.run("SELECT setval('fence.stats_memory_seq', 424242)")?;
+    let mut late = other.connect()?;
+    late.acquire("c", "1 h")?;
+    ensure!(shown(&mut late)? == "grants 1");
+    Ok(())
+}
+
+#[lab_test]
+fn a_locked_sequence_keeps_nobody_waiting(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut admin = db.connect()?;
+    admin.run("BEGIN; ALTER SEQUENCE fence.stats_memory_seq OWNED BY NONE; LOCK TABLE pg_description IN ACCESS SHARE MODE")?;
+    admin.run("ALTER SEQUENCE fence.stats_memory_seq SET LOGGED")?;
+    let mut session = db.connect()?;
+    session.run("SET lock_timeout = '10 s'; SET statement_timeout = '10 s'")?;
+    let token = session.acquire("a", "1 h")?;
+    session.renew("a", token)?;
+    admin.run("ROLLBACK")?;
+    // What was kept back is there once it can be.
+    session.release("a", token)?;
+    ensure!(shown(&mut session)? == "grants 1, releases 1, renewals 1");
+    Ok(())
+}
+
+#[lab_test]
+fn a_sequence_that_is_not_fit_only_stops_the_counting(lab: &Lab) -> Result<()> {
+    for spoil in [
+        "ALTER SEQUENCE fence.stats_memory_seq SET LOGGED",
+        "ALTER SEQUENCE fence.stats_memory_seq MAXVALUE 2",
+        "ALTER EXTENSION pg_fence DROP SEQUENCE fence.stats_memory_seq; DROP SEQUENCE fence.stats_memory_seq",
+    ] {
+        let db = lab.database()?;
+        db.connect()?.run(spoil)?;
+        let mut session = db.connect()?;
+        session.run("CREATE TABLE t (fence bigint); INSERT INTO t VALUES (NULL); SELECT fence_protect('t')")?;
+        let token = session.acquire("a", "1 h")?;
+        session.run(&format!("UPDATE t SET fence = {token}"))?;
+        session.refused("UPDATE t SET fence = 1", "PF001")?;
+        ensure!(session.truth("SELECT stats_reset IS NULL AND grants = 0 FROM fence.stats")?, "{spoil}");
+        ensure!(session.rows("SELECT * FROM fence.refusals")?.is_empty(), "{spoil}");
+        session.run("SELECT fence_stats_reset()")?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn the_memory_of_what_was_dropped_is_given_back(lab: &Lab) -> Result<()> {
+    let cluster =
+        lab.builder().without_fsync().set("dynamic_shared_memory_type", "mmap").start()?;
+    // Of ours, for the server's own are smaller.
+    let segments = || -> Result<usize> {
+        let files = std::fs::read_dir(cluster.data().join("pg_dynshmem"))?;
+        let sizes = files.map(|file| Ok(file?.metadata()?.len())).collect::<Result<Vec<u64>>>()?;
+        Ok(sizes.into_iter().filter(|size| (200_000..400_000).contains(size)).count())
+    };
+    let mut admin = cluster.connect("postgres")?;
+    admin.run("CREATE DATABASE d")?;
+    admin.run("CREATE EXTENSION pg_fence")?;
+    admin.run("SELECT lease_acquire('a')")?;
+    cluster.connect("d")?.run("CREATE EXTENSION pg_fence")?;
+    let before = segments()?;
+    ensure!(before >= 1, "{before} segments");
+    for n in 0..5 {
+        admin.run(&format!("CREATE DATABASE d{n} TEMPLATE d"))?;
+        cluster.connect(&format!("d{n}"))?.run("SELECT lease_acquire('a')")?;
+        admin.run(&format!("DROP DATABASE d{n} WITH (FORCE)"))?;
+    }
+    ensure!(segments()? <= before + 1, "{} segments, {before} before", segments()?);
+    for _ in 0..5 {
+        let mut session = cluster.connect("d")?;
+        session.run("DROP EXTENSION pg_fence")?;
+        session.run("CREATE EXTENSION pg_fence")?;
+        session.run("SELECT lease_acquire('a')")?;
+        ensure!(shown(&mut session)? == "grants 1");
+    }
+    ensure!(segments()? <= before + 1, "{} segments, {before} before", segments()?);
+    // Nobody else's is gone.
+    ensure!(shown(&mut admin)? == "grants 1");
+    ensure!(shown(&mut cluster.connect("postgres")?)? == "grants 1");
+    Ok(())
+}

@@ -1,0 +1,360 @@
+//! The locks of one lease, taken one at a time: between any two steps of a call, all others may take theirs.
+//!
+//! Exclusive, shared and slot acquires of one lease, guards, renewals, releases and prunes, with the very locks and
+//! decisions of the rules. What the model of the whole protocol takes as one event (an acquire with all its locks) is
+//! here a search that others cross. Tokens, crashes and sessions that end are left to that one.
+
+mod protections;
+mod state;
+mod steps;
+
+use protections::{Bounds, Protections};
+use state::{Kind, Next, State, Violation};
+use stateright::{Checker, HasDiscoveries, Model, Property};
+use steps::Step;
+
+/// One event.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Action {
+    /// The client calls `lease_acquire`.
+    Acquire(usize),
+    /// The client guards its grant.
+    Guard(usize),
+    Renew(usize),
+    Release(usize),
+    /// The client prunes the row of a slot.
+    Prune(usize, i32),
+    /// The next step of what the client has called.
+    Step(usize),
+    Commit(usize),
+    RollBack(usize),
+    Second,
+    StepBack,
+}
+
+/// Clients of one lease, and the clock.
+struct Lease {
+    bounds: Bounds,
+    protections: Protections,
+}
+
+impl Lease {
+    fn idle(&self, state: &State, index: usize, actions: &mut Vec<Action>) {
+        let b = &self.bounds;
+        if state.calls == b.calls {
+            return;
+        }
+        let over = state.rows.iter().filter(|row| b.prunes && !row.is_live(state.clock));
+        actions.extend(over.map(|row| Action::Prune(index, row.slot)));
+        if state.clients[index].grant.is_none() {
+            actions.push(Action::Acquire(index));
+            return;
+        }
+        actions.extend(b.guards.then_some(Action::Guard(index)));
+        actions.extend(b.renewals.then_some(Action::Renew(index)));
+        actions.extend(b.releases.then_some(Action::Release(index)));
+        // A holder that has gone asks again, knowing nothing.
+        if !b.guards && !b.renewals && !b.releases {
+            actions.push(Action::Acquire(index));
+        }
+    }
+
+    fn carry_out(&self, state: &mut State, action: Action) -> Option<()> {
+        let (bounds, p) = (&self.bounds, &self.protections);
+        let once_more = |count: &mut u8, limit: u8| {
+            *count += 1;
+            (*count <= limit).then_some(())
+        };
+        use Action::{Acquire, Guard, Prune, Release, Renew};
+        if matches!(action, Acquire(_) | Guard(_) | Renew(_) | Release(_) | Prune(..)) {
+            state.calls += 1;
+        }
+        match action {
+            Action::Acquire(c) => {
+                state.clients[c].grant = None;
+                state.clients[c].next = match bounds.kinds[c] {
+                    Kind::Alone => Next::LockSlot0,
+                    _ => Next::ExcludeAlone,
+                };
+            }
+            Action::Guard(c) => self.of_own(state, c, |slot| Next::Guard { slot }),
+            Action::Renew(c) => self.of_own(state, c, |slot| Next::Renew { slot }),
+            Action::Release(c) => self.of_own(state, c, |slot| Next::Release { slot }),
+            Action::Prune(c, slot) => {
+                state.clients[c].next = Next::LockToPrune(state.row(slot)?);
+            }
+            Action::Step(client) => Step { bounds, p, state, client }.take()?,
+            Action::Commit(c) => {
+                let released = state.clients[c].writes.iter().any(|write| {
+                    matches!(write, state::Write::Put(row)
+                        if row.closed && Some(row.grant) == state.clients[c].grant)
+                });
+                if released {
+                    state.clients[c].grant = None;
+                }
+                state.commit(c);
+            }
+            Action::RollBack(c) => {
+                once_more(&mut state.rollbacks, bounds.rollbacks)?;
+                state.give_up(c);
+                // Of a grant that is rolled back nothing is left.
+                let own = state.clients[c].grant;
+                if !state.rows.iter().any(|row| Some(row.grant) == own) {
+                    state.clients[c].grant = None;
+                }
+            }
+            Action::Second => {
+                state.clock += 1;
+                (state.clock <= bounds.seconds).then_some(())?;
+            }
+            Action::StepBack => {
+                once_more(&mut state.steps_back, bounds.steps_back)?;
+                state.clock = state.clock.checked_sub(1)?;
+            }
+        }
+        state.check();
+        Some(())
+    }
+
+    /// The client has looked where its grant is.
+    fn of_own(&self, state: &mut State, c: usize, next: impl Fn(i32) -> Next) {
+        let own = state.rows.iter().find(|row| Some(row.grant) == state.clients[c].grant);
+        match own {
+            Some(row) => state.clients[c].next = next(row.slot),
+            None => state.clients[c].grant = None,
+        }
+    }
+}
+
+impl Model for Lease {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State::new(&self.bounds)]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.violation.is_some() {
+            return;
+        }
+        for (index, client) in state.clients.iter().enumerate() {
+            match client.next {
+                Next::Idle => self.idle(state, index, actions),
+                Next::Open => actions.extend([Action::Commit(index), Action::RollBack(index)]),
+                _ => actions.push(Action::Step(index)),
+            }
+        }
+        actions.extend([Action::Second, Action::StepBack]);
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut next = state.clone();
+        self.carry_out(&mut next, action)?;
+        (next != *state).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Lease>> {
+        macro_rules! never {
+            ($name:expr, $violation:ident) => {
+                Property::<Lease>::always($name, |_, state: &State| {
+                    state.violation != Some(Violation::$violation)
+                })
+            };
+        }
+        vec![
+            never!(APART, Together),
+            never!(ONE_WRITER, TwoWriters),
+            never!(GUARD_EXCLUDES, TakenOverGuard),
+            never!(NOT_PRUNED, PrunedInUse),
+            // So that the above are not true for want of anything happening.
+            Property::<Lease>::sometimes("grants of each kind are committed", |lease, state| {
+                let mut kinds = lease.bounds.kinds.iter();
+                let last = kinds.next_back();
+                state.grants > 1 && state.rows.iter().any(|row| Some(&row.kind) == last)
+            }),
+        ]
+    }
+}
+
+/// Grants that exclude each other, or one too many, never live at the same time.
+const APART: &str = "grants that exclude each other are apart";
+/// No two open transactions have written the same row.
+const ONE_WRITER: &str = "a row has one writer";
+/// While a transaction relies on a grant, nothing that excludes it is granted, nor its slot.
+const GUARD_EXCLUDES: &str = "a guard excludes a take-over, whatever its mode";
+/// What a prune deletes is over, and nobody relies on it.
+const NOT_PRUNED: &str = "what is in use is not pruned";
+
+/// Searches everything within the bounds, and finds nothing.
+fn holds(bounds: Bounds) {
+    let started = std::time::Instant::now();
+    let protections = Protections::ALL;
+    let checker = Lease { bounds, protections }.checker().threads(2).spawn_bfs().join();
+    println!("{} states, {:?}", checker.unique_state_count(), started.elapsed());
+    checker.assert_properties();
+}
+
+/// Without this protection the search finds a way to break that property.
+fn breaks(bounds: Bounds, property: &'static str, take_away: fn(&mut Protections)) {
+    let mut protections = Protections::ALL;
+    take_away(&mut protections);
+    let found = HasDiscoveries::AllOf([property].into());
+    let model = Lease { bounds, protections }.checker();
+    let checker = model.finish_when(found).spawn_bfs().join();
+    let path = checker.discovery(property);
+    let path = path.unwrap_or_else(|| {
+        panic!("{} states, and \"{property}\" is not broken", checker.unique_state_count())
+    });
+    println!("\"{property}\" is broken by ({} states):", checker.unique_state_count());
+    for action in path.into_actions() {
+        println!("    {action:?}");
+    }
+}
+
+use Kind::{Alone, Shared, Slots};
+
+/// A writer and two readers.
+const READERS: Bounds = Bounds {
+    kinds: &[Alone, Shared, Shared],
+    calls: 4,
+    seconds: 2,
+    steps_back: 0,
+    rollbacks: 1,
+    prunes: false,
+    guards: false,
+    renewals: false,
+    releases: false,
+};
+/// Readers, and two that ask for slots.
+const MIXED: Bounds = Bounds { kinds: &[Shared, Slots(2), Slots(2)], ..READERS };
+/// Slots of which there are different numbers.
+const NUMBERS: Bounds = Bounds { kinds: &[Slots(2), Slots(3)], ..READERS };
+/// A reader, a slot and a writer.
+const ALL_KINDS: Bounds = Bounds { kinds: &[Alone, Slots(2), Shared], calls: 5, ..READERS };
+/// Holders rely on their grants, and renew them.
+const HOLDERS: Bounds = Bounds { guards: true, renewals: true, rollbacks: 0, ..READERS };
+/// Rows are pruned.
+const PRUNED: Bounds = Bounds { prunes: true, guards: true, ..READERS };
+/// The clock is set back. One client of each kind: where two of a kind come upon a grant of another kind that is over,
+/// one leaves it to the other to end it, and that one may be rolled back. Then a clock that is set back makes the grant
+/// current again, which is one of the things that are not promised (`docs/concepts.md`, Clocks).
+const STEPS_BACK: Bounds =
+    Bounds { kinds: &[Shared, Slots(2)], steps_back: 1, calls: 5, ..READERS };
+
+#[test]
+fn readers_and_writers_that_cross_each_other_stay_apart() {
+    holds(READERS);
+    holds(HOLDERS);
+}
+
+#[test]
+fn readers_and_slots_that_cross_each_other_stay_apart() {
+    holds(MIXED);
+    holds(Bounds { kinds: MIXED.kinds, ..HOLDERS });
+}
+
+#[test]
+fn different_numbers_of_slots_stay_apart() {
+    holds(NUMBERS);
+    holds(Bounds { kinds: NUMBERS.kinds, ..HOLDERS });
+}
+
+#[test]
+fn grants_of_all_kinds_that_cross_each_other_stay_apart() {
+    holds(ALL_KINDS);
+    holds(Bounds { kinds: ALL_KINDS.kinds, calls: 5, ..HOLDERS });
+}
+
+#[test]
+fn prunes_between_the_steps_of_others_break_nothing() {
+    holds(PRUNED);
+    holds(Bounds { kinds: ALL_KINDS.kinds, ..PRUNED });
+}
+
+#[test]
+fn a_clock_set_back_between_the_steps_of_others_breaks_nothing() {
+    holds(STEPS_BACK);
+    holds(Bounds { kinds: ALL_KINDS.kinds, calls: 4, ..STEPS_BACK });
+}
+
+#[test]
+fn an_exclusive_acquire_that_locks_slot_0_alone_passes_a_guard() {
+    breaks(Bounds { calls: 5, ..HOLDERS }, GUARD_EXCLUDES, |p| p.own_every_slot = false);
+}
+
+#[test]
+fn an_exclusive_acquire_that_does_not_read_again_overlooks_a_renewal() {
+    breaks(Bounds { calls: 5, ..HOLDERS }, APART, |p| p.read_again_under_all = false);
+}
+
+#[test]
+fn an_exclusive_acquire_that_nobody_excludes_is_not_alone() {
+    breaks(READERS, APART, |p| p.exclude_alone = false);
+}
+
+#[test]
+fn without_the_shape_readers_and_slots_are_granted_together() {
+    breaks(MIXED, APART, |p| p.shape = false);
+}
+
+#[test]
+fn without_the_slot_s_lock_two_write_it() {
+    breaks(READERS, ONE_WRITER, |p| p.take_slot = false);
+}
+
+#[test]
+fn a_renewal_under_way_is_taken_for_a_grant_in_the_making() {
+    breaks(Bounds { kinds: ALL_KINDS.kinds, ..HOLDERS }, APART, |p| p.relied_on_is_lost = false);
+}
+
+#[test]
+fn without_a_second_look_at_the_slot_a_grant_is_overwritten() {
+    breaks(READERS, APART, |p| p.settle = false);
+}
+
+#[test]
+fn a_grant_of_another_mode_that_is_not_ended_comes_back() {
+    breaks(STEPS_BACK, APART, |p| p.end_others = false);
+}
+
+#[test]
+fn a_row_that_a_prune_is_deleting_is_not_a_free_slot() {
+    breaks(PRUNED, ONE_WRITER, |p| p.see_deletions = false);
+    breaks(Bounds { kinds: &[Alone, Alone], ..PRUNED }, ONE_WRITER, |p| p.see_deletions = false);
+}
+
+#[test]
+fn numbers_of_slots_that_are_not_compared_again_differ() {
+    breaks(NUMBERS, APART, |p| p.compare_number = false);
+}
+
+#[test]
+fn a_number_of_slots_that_is_over_but_guarded_must_be_compared() {
+    let numbers = Bounds { kinds: NUMBERS.kinds, ..HOLDERS };
+    breaks(numbers, GUARD_EXCLUDES, |p| p.compare_guarded = false);
+}
+
+#[test]
+fn locks_given_back_before_the_commit_let_two_in() {
+    breaks(READERS, APART, |p| p.keep_to_commit = false);
+}
+
+#[test]
+fn a_guard_without_locks_is_passed_by_every_mode() {
+    breaks(HOLDERS, GUARD_EXCLUDES, |p| p.guard_lock = false);
+    let alone = Bounds { kinds: &[Shared, Alone], ..HOLDERS };
+    breaks(alone, GUARD_EXCLUDES, |p| p.guard_lock = false);
+    let slots = Bounds { kinds: &[Alone, Slots(2)], ..HOLDERS };
+    breaks(slots, GUARD_EXCLUDES, |p| p.guard_lock = false);
+}
+
+#[test]
+fn a_prune_without_the_lock_deletes_what_is_being_granted_or_guarded() {
+    breaks(PRUNED, NOT_PRUNED, |p| p.prune_locks = false);
+}
+
+#[test]
+fn a_prune_that_does_not_read_again_deletes_a_new_grant() {
+    breaks(PRUNED, NOT_PRUNED, |p| p.prune_reads_again = false);
+}

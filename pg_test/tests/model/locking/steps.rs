@@ -1,0 +1,417 @@
+//! What each step of a call does, in the order in which the extension takes them (`leases::place`, `leases::guard`,
+//! `leases::change`, `leases::prune`). The locks are those of the rules' table, the decisions the rules' own.
+
+use super::protections::{Bounds, Protections};
+use super::state::{at, Client, Kind, Next, Row, Search, State, Violation, Write, TTL};
+use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant, Grant, Mode, Tokens};
+use pg_test::protocol::locks::{
+    ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, GUARD, IS_GUARDED, PRUNE,
+    TAKE_SLOT,
+};
+use pg_test::protocol::{Floor, Instant, Token};
+
+/// One client's next step.
+pub struct Step<'a> {
+    pub bounds: &'a Bounds,
+    pub p: &'a Protections,
+    pub state: &'a mut State,
+    pub client: usize,
+}
+
+impl Step<'_> {
+    /// Takes it; None where it waits, or there is none.
+    pub fn take(mut self) -> Option<()> {
+        let next = std::mem::replace(&mut self.state.clients[self.client].next, Next::Idle);
+        match next {
+            Next::Idle | Next::Open => return None,
+            Next::LockSlot0 => self.lock_slot_0(),
+            Next::Look => self.look(),
+            Next::LockOthers { rows, left } => self.lock_others(rows, left),
+            Next::ExcludeAlone => self.exclude_alone(),
+            Next::ExcludeOtherShape => self.exclude_other_shape(),
+            Next::LookBeside { busy } => self.look_beside(busy),
+            Next::AskWhetherGuarded { search, left } => self.ask_whether_guarded(search, left),
+            Next::TakeSlot(search) => self.take_slot(search),
+            Next::TakeEnded { search, left } => self.take_ended(search, left),
+            Next::Settle(search) => self.settle(search),
+            Next::Write(search) => self.write_beside(&search),
+            Next::CompareNumber => self.compare_number(),
+            Next::Guard { slot } => self.guard(slot)?,
+            Next::GuardSeen { slot } => self.guard_seen(slot)?,
+            Next::Renew { slot } => self.change(slot, true)?,
+            Next::Release { slot } => self.change(slot, false)?,
+            Next::LockToPrune(row) => self.lock_to_prune(row),
+            Next::Prune(row) => self.prune(row),
+            Next::Visible => self.state.give_up(self.client),
+        }
+        Some(())
+    }
+
+    fn go_on(&mut self, next: Next) {
+        self.state.clients[self.client].next = next;
+    }
+
+    /// The try is lost: whatever it has locked is given back.
+    fn lose(&mut self) {
+        self.state.give_up(self.client);
+    }
+
+    fn ask(&self) -> Ask {
+        Ask { mode: self.kind().mode(), reclaim: false }
+    }
+
+    fn kind(&self) -> Kind {
+        self.bounds.kinds[self.client]
+    }
+
+    /// The slot for a new grant, and those of the grants that it ends.
+    fn decide(&self, rows: &[Row], existing: &[ExistingGrant]) -> Option<(i32, Vec<i32>)> {
+        let now = at(self.state.clock);
+        let Acquire::Grant { slot } = grant::acquire(existing, &self.ask(), now) else {
+            return None;
+        };
+        let both = rows.iter().zip(existing);
+        let is_ended = |row: &Row, seat: &ExistingGrant| {
+            self.p.end_others && row.slot != slot && grant::ends(&self.ask(), seat, now)
+        };
+        let ended = both.filter(|(row, seat)| is_ended(row, seat)).map(|(row, _)| row.slot);
+        Some((slot, ended.collect()))
+    }
+
+    /// Writes the grant, and closes those that it ends; `seen` are the rows by which that was decided.
+    fn write(&mut self, seen: &[Row], slot: i32, ended: &[i32]) {
+        let (kind, grant, expires) = (self.kind(), self.state.grants, self.state.clock + TTL);
+        self.state.grants += 1;
+        let closed = |slot: &i32| self.state.row(*slot).map(|row| Row { closed: true, ..row });
+        let mut writes: Vec<Write> = ended.iter().filter_map(closed).map(Write::Put).collect();
+        // What is ended or replaced is over, or was when that was decided, and is what the decision saw.
+        let mut replaced = ended.iter().chain([&slot]).filter_map(|slot| self.state.row(*slot));
+        if replaced.any(|row| row.is_live(self.state.clock) && !seen.contains(&row)) {
+            self.state.violation.get_or_insert(Violation::Together);
+        }
+        let new = Row { slot, kind, grant, renewals: 0, expires, closed: false };
+        writes.push(Write::Put(new));
+        self.state.clients[self.client].writes = writes;
+        self.state.clients[self.client].grant = Some(grant);
+    }
+
+    // Exclusive --------------------------------------------------------------------------------------------------
+
+    fn lock_slot_0(&mut self) {
+        if self.state.take(self.client, ACQUIRE_ALONE, 0) {
+            self.go_on(Next::Look);
+        } else {
+            self.lose();
+        }
+    }
+
+    fn is_any_being_deleted(&self) -> bool {
+        let deleted = |row: &Row| self.state.is_being_deleted(self.client, row.slot);
+        self.p.see_deletions && self.state.rows.iter().any(deleted)
+    }
+
+    fn look(&mut self) {
+        if self.is_any_being_deleted() {
+            return self.lose();
+        }
+        let rows = self.state.rows.clone();
+        let others = rows.iter().map(|row| row.slot).filter(|slot| *slot != 0);
+        let left: Vec<i32> = others.filter(|_| self.p.own_every_slot).collect();
+        if left.is_empty() {
+            return self.decide_alone(&rows);
+        }
+        self.go_on(Next::LockOthers { rows, left });
+    }
+
+    fn lock_others(&mut self, rows: Vec<Row>, mut left: Vec<i32>) {
+        let slot = left.remove(0);
+        if !self.state.take(self.client, ACQUIRE_ALONE, slot) {
+            self.lose();
+        } else if left.is_empty() {
+            self.decide_alone(&rows);
+        } else {
+            self.go_on(Next::LockOthers { rows, left });
+        }
+    }
+
+    fn decide_alone(&mut self, seen: &[Row]) {
+        if self.is_any_being_deleted() {
+            return self.lose();
+        }
+        let again = self.p.read_again_under_all && seen.iter().any(|row| row.slot != 0);
+        let rows = if again { self.state.rows.clone() } else { seen.to_vec() };
+        let seat = |row: &Row| ExistingGrant { grant: row.as_grant(), mine: false, guarded: false };
+        let existing: Vec<ExistingGrant> = rows.iter().map(seat).collect();
+        match self.decide(&rows, &existing) {
+            Some((slot, ended)) => {
+                self.write(&rows, slot, &ended);
+                self.state.answer(self.client, self.p);
+            }
+            None => self.lose(),
+        }
+    }
+
+    // Shared and slots -------------------------------------------------------------------------------------------
+
+    fn exclude_alone(&mut self) {
+        if !self.p.exclude_alone || self.state.take(self.client, EXCLUDE_ALONE, 0) {
+            self.go_on(Next::ExcludeOtherShape);
+        } else {
+            self.lose();
+        }
+    }
+
+    fn exclude_other_shape(&mut self) {
+        let want = if self.kind() == Kind::Shared { EXCLUDE_SLOTS } else { EXCLUDE_SHARED };
+        if !self.p.shape || self.state.take(self.client, want, 0) {
+            self.go_on(Next::LookBeside { busy: Vec::new() });
+        } else {
+            self.lose();
+        }
+    }
+
+    fn look_beside(&mut self, busy: Vec<i32>) {
+        let rows = self.state.rows.clone();
+        let over = rows.iter().filter(|row| !row.is_live(self.state.clock));
+        let left: Vec<i32> = over.map(|row| row.slot).collect();
+        let mark = self.state.clients[self.client].locks.len();
+        let search = Search { rows, busy, mark, ..Search::default() };
+        if left.is_empty() {
+            return self.choose(search);
+        }
+        self.go_on(Next::AskWhetherGuarded { search, left });
+    }
+
+    fn ask_whether_guarded(&mut self, mut search: Search, mut left: Vec<i32>) {
+        let slot = left.remove(0);
+        if !self.state.is_free(self.client, IS_GUARDED, slot) {
+            search.guarded.push(slot);
+        }
+        if left.is_empty() {
+            return self.choose(search);
+        }
+        self.go_on(Next::AskWhetherGuarded { search, left });
+    }
+
+    fn choose(&mut self, mut search: Search) {
+        let clock = self.state.clock;
+        let is_there = |slot: i32| search.rows.iter().any(|r| r.slot == slot && r.is_live(clock));
+        let seat = |row: &Row| ExistingGrant {
+            grant: row.as_grant(),
+            mine: false,
+            guarded: match row.is_live(clock) {
+                true => search.busy.contains(&row.slot),
+                false => search.guarded.contains(&row.slot),
+            },
+        };
+        let mut existing: Vec<ExistingGrant> = search.rows.iter().map(seat).collect();
+        let making = search.busy.iter().filter(|slot| !is_there(**slot));
+        let mode = self.ask().mode;
+        existing.extend(making.map(|slot| in_the_making(*slot, mode)));
+        match self.decide(&search.rows, &existing) {
+            Some((slot, ended)) => {
+                (search.slot, search.ended) = (slot, ended);
+                self.go_on(Next::TakeSlot(search));
+            }
+            None => self.lose(),
+        }
+    }
+
+    fn is_of_another_kind(&self, row: &Row) -> bool {
+        row.kind != self.kind()
+    }
+
+    fn is_relied_on(&self, slot: i32) -> bool {
+        self.p.relied_on_is_lost && self.state.is_relied_on(self.client, slot)
+    }
+
+    fn take_slot(&mut self, mut search: Search) {
+        let slot = search.slot;
+        if self.p.take_slot && !self.state.take(self.client, TAKE_SLOT, slot) {
+            let over = search.rows.iter().find(|row| row.slot == slot);
+            if over.is_some_and(|row| self.is_of_another_kind(row)) && self.is_relied_on(slot) {
+                return self.lose();
+            }
+            search.busy.push(slot);
+            return self.go_on(Next::LookBeside { busy: search.busy });
+        }
+        self.go_on(match search.ended.is_empty() {
+            true => Next::Settle(search),
+            false => Next::TakeEnded { left: search.ended.clone(), search },
+        });
+    }
+
+    fn take_ended(&mut self, mut search: Search, mut left: Vec<i32>) {
+        let slot = left.remove(0);
+        if self.p.take_slot && !self.state.take(self.client, TAKE_SLOT, slot) {
+            let row = search.rows.iter().find(|row| row.slot == slot);
+            let of_another_kind = row.is_some_and(|row| self.is_of_another_kind(row));
+            if !of_another_kind || self.is_relied_on(slot) {
+                return self.lose();
+            }
+            search.ended.retain(|other| *other != slot);
+        }
+        self.go_on(match left.is_empty() {
+            true => Next::Settle(search),
+            false => Next::TakeEnded { search, left },
+        });
+    }
+
+    /// Reads again, and goes on to write where nothing has changed.
+    fn settle(&mut self, mut search: Search) {
+        let deleted =
+            |slot: &i32| self.p.see_deletions && self.state.is_being_deleted(self.client, *slot);
+        if deleted(&search.slot) {
+            search.busy.push(search.slot);
+            return self.choose_anew(search);
+        }
+        let then = |slot: i32| search.rows.iter().find(|row| row.slot == slot).copied();
+        let excluding = search.rows.iter().filter(|row| self.is_of_another_kind(row));
+        let slots = excluding.map(|row| row.slot).chain(search.ended.clone()).chain([search.slot]);
+        let same = slots.into_iter().all(|slot| then(slot) == self.state.row(slot));
+        if self.p.settle && (!same || self.state.rows.len() != search.rows.len()) {
+            return self.choose_anew(search);
+        }
+        if search.ended.iter().any(deleted) || self.other_number() {
+            return self.lose();
+        }
+        match self.kind() {
+            // Between that look and the row, another one may be granted another number.
+            Kind::Slots(_) => self.go_on(Next::Write(search)),
+            _ => self.write_beside(&search),
+        }
+    }
+
+    fn write_beside(&mut self, search: &Search) {
+        self.write(&search.rows, search.slot, &search.ended);
+        match self.kind() {
+            Kind::Slots(_) if self.p.compare_number => self.go_on(Next::CompareNumber),
+            _ => self.state.answer(self.client, self.p),
+        }
+    }
+
+    fn choose_anew(&mut self, search: Search) {
+        self.state.clients[self.client].locks.truncate(search.mark);
+        self.go_on(Next::LookBeside { busy: search.busy });
+    }
+
+    /// Has somebody, also one whose transaction is open, been granted another number of slots?
+    fn other_number(&self) -> bool {
+        let Kind::Slots(asked) = self.kind() else { return false };
+        let other = |row: &Row| matches!(row.kind, Kind::Slots(n) if n != asked);
+        let is_guarded = |row: &Row| {
+            self.p.compare_guarded && !self.state.is_free(self.client, IS_GUARDED, row.slot)
+        };
+        let mut rows = self.state.rows_in_flight(self.client);
+        rows.any(|row| other(row) && (row.is_live(self.state.clock) || is_guarded(row)))
+    }
+
+    fn compare_number(&mut self) {
+        if self.other_number() {
+            // An error: the transaction is rolled back.
+            self.state.clients[self.client].grant = None;
+            return self.lose();
+        }
+        self.state.answer(self.client, self.p);
+    }
+
+    // Guards, changes and prunes ---------------------------------------------------------------------------------
+
+    fn guard(&mut self, slot: i32) -> Option<()> {
+        if self.p.guard_lock && !self.state.take(self.client, GUARD[0], slot) {
+            return None;
+        }
+        self.go_on(Next::GuardSeen { slot });
+        Some(())
+    }
+
+    /// Takes the second lock, reads the row again and decides.
+    fn guard_seen(&mut self, slot: i32) -> Option<()> {
+        if self.p.guard_lock && !self.state.take(self.client, GUARD[1], slot) {
+            return None;
+        }
+        let now = at(self.state.clock);
+        let speaks = |row: &Row| row.as_grant().speaks(row.token(), now, Floor::NONE);
+        match self.own_row(slot).filter(speaks) {
+            Some(row) => {
+                self.state.clients[self.client].guards = Some(row);
+                self.state.answer(self.client, self.p);
+            }
+            None => self.lost_grant(),
+        }
+        Some(())
+    }
+
+    /// The row of the client's grant.
+    fn own_row(&self, slot: i32) -> Option<Row> {
+        let grant = self.state.clients[self.client].grant;
+        self.state.row(slot).filter(|row| Some(row.grant) == grant)
+    }
+
+    /// The client learns that its grant is over.
+    fn lost_grant(&mut self) {
+        self.state.clients[self.client].grant = None;
+        self.lose();
+    }
+
+    fn change(&mut self, slot: i32, renew: bool) -> Option<()> {
+        if !self.state.take(self.client, CHANGE, slot) {
+            return None;
+        }
+        let now = at(self.state.clock);
+        let renewable = |row: &Row| row.as_grant().renewable(row.token(), now);
+        let Some(row) = self.own_row(slot).filter(renewable) else {
+            self.lost_grant();
+            return Some(());
+        };
+        let row = match renew {
+            true => Row { expires: self.state.clock + TTL, renewals: row.renewals + 1, ..row },
+            false => Row { closed: true, ..row },
+        };
+        self.state.clients[self.client].writes = vec![Write::Put(row)];
+        self.state.answer(self.client, self.p);
+        Some(())
+    }
+
+    fn lock_to_prune(&mut self, row: Row) {
+        if !self.p.prune_locks || self.state.take(self.client, PRUNE, row.slot) {
+            self.go_on(Next::Prune(row));
+        } else {
+            self.lose();
+        }
+    }
+
+    /// Reads the row again, deletes it and gives the lock back, long before the commit.
+    fn prune(&mut self, seen: Row) {
+        let slot = seen.slot;
+        let is_over = |row: &Row| !row.is_live(self.state.clock);
+        let found = match self.p.prune_reads_again {
+            true => self.state.row(slot).filter(is_over),
+            false => self.state.row(slot),
+        };
+        let deleted = self.p.see_deletions && self.state.is_being_deleted(self.client, slot);
+        let Some(found) = found.filter(|_| !deleted) else { return self.lose() };
+        let guards = |other: &Client| other.guards.is_some_and(|row| row.slot == slot);
+        let guarded = self.state.others(self.client).any(guards);
+        if found.is_live(self.state.clock) || guarded {
+            self.state.violation.get_or_insert(Violation::PrunedInUse);
+        }
+        self.state.clients[self.client].writes = vec![Write::Delete(slot)];
+        self.state.clients[self.client].locks.clear();
+        self.go_on(Next::Open);
+    }
+}
+
+/// A grant that another transaction is just writing, of the same mode.
+fn in_the_making(slot: i32, mode: Mode) -> ExistingGrant {
+    let grant = Grant {
+        slot,
+        mode,
+        tokens: Tokens::new(Token::BEFORE_ALL, &[]),
+        closing: None,
+        closed_here: false,
+        expires_at: Instant::LATEST,
+        abandoned: false,
+    };
+    ExistingGrant { grant, mine: false, guarded: true }
+}

@@ -1,0 +1,205 @@
+//! What is counted: fence.stats and fence.refusals.
+//!
+//! A session counts in memory of its own, and adds that to the segment that all sessions of the database share
+//! (`segment`) when its transaction ends, however it ends. Only a refused write is put there at once: it may be all
+//! that is left of its transaction. Nothing here keeps anybody from writing: where there is no segment to be had, it
+//! is not counted.
+
+mod known_segments;
+mod refused_write;
+mod segment;
+
+pub use refused_write::{refused, Known, RefusedWrite};
+
+use crate::known_bugs;
+use crate::pg::scope;
+use pg_fence_rules::Instant;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What has a number of its own, in the order in which the segment has them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counter {
+    /// Leases granted.
+    Grants,
+    /// Acquires that were answered with NULL.
+    TriesLost,
+    /// Acquires that stood in line.
+    Waits,
+    /// How long, in microseconds.
+    WaitTime,
+    /// Leases renewed.
+    Renewals,
+    /// Renewals that were answered with NULL.
+    RenewalsLost,
+    /// Leases released.
+    Releases,
+    /// Grants that were revoked.
+    Revocations,
+    /// Grants put over one that had expired or was abandoned.
+    TakeOvers,
+    /// Grants that a transaction has begun to guard.
+    Guards,
+    /// Rows that the fence has judged.
+    WritesChecked,
+    /// Refused with PF001, and so on.
+    Pf001,
+    Pf002,
+    Pf003,
+    Pf004,
+    Pf005,
+    /// Jumps of the token sequence.
+    Jumps,
+}
+
+/// How many there are.
+const COUNTERS: usize = Counter::Jumps as usize + 1;
+
+/// What this session has counted and not yet added. (A backend has one thread: these are plain additions.)
+static PENDING: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
+/// Something is pending beside the rows that were judged.
+static CALLS: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Since when this session stands in line: a session that is terminated there has waited, too.
+    static WAITING: Cell<Option<std::time::Instant>> = const { Cell::new(None) };
+}
+
+/// Counts one.
+#[inline]
+pub fn count(counter: Counter) {
+    add(counter, 1);
+}
+
+/// Counts several.
+#[inline]
+pub fn add(counter: Counter, number: usize) {
+    if known_bugs::NO_COUNTING {
+        return;
+    }
+    pend(counter, number as u64);
+    CALLS.store(true, Ordering::Relaxed);
+    prepare();
+}
+
+/// Counts a row that the fence judges. Its statement has called `prepare`.
+#[inline(always)]
+pub fn judged_row() {
+    if !known_bugs::NO_COUNTING {
+        pend(Counter::WritesChecked, 1);
+    }
+}
+
+#[inline(always)]
+fn pend(counter: Counter, number: u64) {
+    let pending = &PENDING[counter as usize];
+    pending.store(pending.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
+}
+
+/// Sees to it that there is a segment to add to, if there can be one: at a transaction's end it is too late.
+#[inline]
+pub fn prepare() {
+    if !segment::is_ready() && !known_bugs::NO_COUNTING {
+        segment::open(segment::Missing::IsMade);
+    }
+}
+
+/// A session that stands in line, counted when it leaves.
+pub struct InLine(());
+
+/// Counts an acquire that begins to wait.
+pub fn stands_in_line() -> InLine {
+    count(Counter::Waits);
+    WAITING.set(Some(std::time::Instant::now()));
+    InLine(())
+}
+
+impl Drop for InLine {
+    fn drop(&mut self) {
+        leave_line();
+    }
+}
+
+fn leave_line() {
+    if let Some(since) = WAITING.take() {
+        pend(Counter::WaitTime, u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX));
+    }
+}
+
+/// Adds what is pending to the segment; called at the end of each transaction, when nothing may fail any more.
+fn flush() {
+    let calls = CALLS.load(Ordering::Relaxed);
+    if calls || PENDING[Counter::WritesChecked as usize].load(Ordering::Relaxed) != 0 {
+        flush_pending(calls);
+    }
+}
+
+fn flush_pending(calls: bool) {
+    if calls {
+        leave_line();
+    }
+    let move_over = |shared: &AtomicU64, pending: &AtomicU64| {
+        let number = pending.load(Ordering::Relaxed);
+        if number != 0 {
+            shared.fetch_add(number, Ordering::Relaxed);
+            pending.store(0, Ordering::Relaxed);
+        }
+    };
+    segment::with(|segment| {
+        if calls {
+            let both = segment.counters().iter().zip(&PENDING);
+            both.for_each(|(shared, pending)| move_over(shared, pending));
+            CALLS.store(false, Ordering::Relaxed);
+        } else {
+            let rows = Counter::WritesChecked as usize;
+            move_over(&segment.counters()[rows], &PENDING[rows]);
+        }
+    });
+}
+
+/// What fence.stats shows.
+#[derive(Default)]
+pub struct Snapshot {
+    /// Since when is counted; None where nothing is.
+    pub reset_at: Option<Instant>,
+    numbers: [u64; COUNTERS],
+}
+
+impl Snapshot {
+    /// What has been counted.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.numbers[counter as usize]
+    }
+}
+
+/// What all sessions have counted, and this one in its transaction so far.
+pub fn snapshot() -> Snapshot {
+    segment::open(segment::Missing::IsLeft);
+    flush();
+    let taken = segment::with(|segment| {
+        let numbers = segment.counters().each_ref().map(|n| n.load(Ordering::Relaxed));
+        Snapshot { reset_at: Some(segment.reset_at()), numbers }
+    });
+    taken.unwrap_or_default()
+}
+
+/// The latest refused writes, newest first.
+pub fn refusals() -> Vec<RefusedWrite> {
+    segment::open(segment::Missing::IsLeft);
+    let entries = segment::with(|segment| segment.refusals());
+    entries.unwrap_or_default().iter().filter_map(|entry| RefusedWrite::read(entry)).collect()
+}
+
+/// Begins to count anew.
+pub fn reset() {
+    segment::open(segment::Missing::IsMade);
+    flush();
+    segment::with(|segment| segment.reset());
+}
+
+/// Follows transactions; called once, when the library is loaded.
+pub fn listen() {
+    if !known_bugs::NO_COUNTING {
+        scope::when_over(flush);
+    }
+}

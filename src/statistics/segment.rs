@@ -1,0 +1,258 @@
+//! The segment in which a database counts: what is in it, and how a session finds or makes it.
+//!
+//! Its handle is the last value of an unlogged sequence, which is set without a transaction and which any recovery
+//! empties. After a clean stop the handle is still there, and so it is in a copy of the database: so the segment
+//! itself says which database, which sequence (the extension may be dropped and created anew) and which start of
+//! the server it is for.
+
+use super::{known_segments, COUNTERS};
+use crate::pg::lock::LockTag;
+use crate::pg::relation::{self, state_oid};
+use crate::pg::shared_memory::{self, Attached};
+use crate::pg::{sequence, server, settings, xact};
+use pg_fence_rules::locks::MAKE_STATISTICS;
+use pg_fence_rules::ring::{Ring, PLACE_WORDS};
+use pg_fence_rules::Instant;
+use pgrx::pg_sys::Oid;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Tells a segment of ours, and its layout, from any other; a new layout has a new last byte.
+const MAGIC: u64 = u64::from_le_bytes(*b"pgfence\x01");
+
+/// Where in the segment each word is. The counters follow, then the ring.
+#[derive(Clone, Copy)]
+enum Word {
+    Magic,
+    Database,
+    Sequence,
+    ServerStart,
+    /// How many refused writes are kept.
+    Kept,
+    /// Since when is counted.
+    ResetAt,
+    /// How many writes were refused.
+    Tickets,
+    /// How many of them before the last reset.
+    TicketsAtReset,
+}
+
+/// Where the counters begin.
+const FIRST_COUNTER: usize = 16;
+/// Where the ring begins.
+const FIRST_PLACE: usize = 64;
+
+const _: () = assert!(Word::TicketsAtReset as usize + 1 < FIRST_COUNTER);
+const _: () = assert!(FIRST_COUNTER + COUNTERS <= FIRST_PLACE);
+
+/// How long to do without where there is no memory, or no room for a segment.
+const RETRY_AFTER_US: i64 = 60_000_000;
+/// How often to look whether another session has made it, a millisecond apart.
+const LOOKS: u32 = 100;
+
+/// As of which change of names the attached segment was found to be the right one.
+static FOUND_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+/// Before that time it is not tried again (microseconds, server's clock).
+static RETRY_AT: AtomicI64 = AtomicI64::new(i64::MIN);
+
+/// What to do where there is no segment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// Nothing has been counted, then.
+    IsLeft,
+    /// It is made.
+    IsMade,
+}
+
+/// Is a segment attached, and was no name changed since that was seen?
+#[inline]
+pub fn is_ready() -> bool {
+    shared_memory::is_attached() && FOUND_AT.load(Ordering::Relaxed) == relation::name_changes()
+}
+
+/// Works on the attached segment; None where there is none.
+#[inline]
+pub fn with<T>(work: impl FnOnce(Segment) -> T) -> Option<T> {
+    shared_memory::with(|words| work(Segment(words)))
+}
+
+/// The attached segment.
+#[derive(Clone, Copy)]
+pub struct Segment<'a>(&'a [AtomicU64]);
+
+impl<'a> Segment<'a> {
+    fn word(&self, word: Word) -> &'a AtomicU64 {
+        &self.0[word as usize]
+    }
+
+    fn read(&self, word: Word) -> u64 {
+        self.word(word).load(Ordering::Relaxed)
+    }
+
+    /// The counters, by number.
+    #[inline]
+    pub fn counters(&self) -> &'a [AtomicU64; COUNTERS] {
+        // Not fallible: `is_of` has looked at the length.
+        self.0[FIRST_COUNTER..].first_chunk().expect("a segment has its counters")
+    }
+
+    /// Since when is counted.
+    pub fn reset_at(&self) -> Instant {
+        Instant::from_micros(self.read(Word::ResetAt) as i64)
+    }
+
+    fn ring(&self) -> Ring<'a> {
+        let places = self.read(Word::Kept) as usize * PLACE_WORDS;
+        Ring::new(self.word(Word::Tickets), &self.0[FIRST_PLACE..FIRST_PLACE + places])
+    }
+
+    /// Keeps a refused write.
+    pub fn keep(&self, refusal: &[u8]) {
+        self.ring().put(refusal);
+    }
+
+    /// The refused writes that are kept, newest first.
+    pub fn refusals(&self) -> Vec<Vec<u8>> {
+        self.ring().since(self.read(Word::TicketsAtReset))
+    }
+
+    /// Begins to count anew.
+    pub fn reset(&self) {
+        let tickets = self.ring().tickets();
+        self.word(Word::TicketsAtReset).store(tickets, Ordering::Relaxed);
+        for counter in self.counters() {
+            counter.store(0, Ordering::Relaxed);
+        }
+        self.word(Word::ResetAt).store(server::now().micros() as u64, Ordering::Relaxed);
+    }
+
+    /// Is it that of this sequence, in this life of the server?
+    fn is_of(&self, sequence: Oid) -> bool {
+        self.0.len() >= FIRST_PLACE
+            && identity(sequence).iter().all(|(word, value)| self.read(*word) == *value)
+            && self.0.len() >= FIRST_PLACE + self.read(Word::Kept) as usize * PLACE_WORDS
+    }
+}
+
+/// What tells the segment of this sequence from all others.
+fn identity(sequence: Oid) -> [(Word, u64); 4] {
+    [
+        (Word::Magic, MAGIC),
+        (Word::Database, server::database().into()),
+        (Word::Sequence, sequence.to_u32().into()),
+        (Word::ServerStart, server::started_at().micros() as u64),
+    ]
+}
+
+/// Attaches the segment of this database, or makes it. Where that cannot be done, the session goes on without.
+#[cold]
+pub fn open(missing: Missing) {
+    // A standby counts nothing.
+    if server::in_recovery() {
+        return;
+    }
+    let changes = relation::name_changes();
+    let Ok(sequence) = state_oid(c"stats_memory_seq") else { return };
+    if with(|segment| segment.is_of(sequence)) == Some(true) {
+        FOUND_AT.store(changes, Ordering::Relaxed);
+        return;
+    }
+    // That of an extension that was dropped.
+    shared_memory::leave();
+    if server::now().micros() < RETRY_AT.load(Ordering::Relaxed) {
+        return;
+    }
+    let outcome = match attach(sequence) {
+        Found::Missing if missing == Missing::IsMade => make(sequence),
+        outcome => outcome,
+    };
+    match outcome {
+        Found::Attached => FOUND_AT.store(changes, Ordering::Relaxed),
+        Found::Impossible => {
+            RETRY_AT.store(server::now().micros() + RETRY_AFTER_US, Ordering::Relaxed);
+        }
+        Found::Missing | Found::NotNow => {}
+    }
+}
+
+/// What came of looking for the segment.
+enum Found {
+    Attached,
+    /// There is none yet.
+    Missing,
+    /// The sequence is locked, or another session is just making the segment.
+    NotNow,
+    /// It cannot be had here.
+    Impossible,
+}
+
+/// Attaches the segment whose handle the sequence has.
+fn attach(sequence: Oid) -> Found {
+    let Some(found) = sequence::try_read_unlogged(sequence) else { return Found::NotNow };
+    let Some(unlogged) = found else { return Found::Impossible };
+    let Some(handle) = unlogged.last.and_then(|last| u32::try_from(last).ok()) else {
+        return Found::Missing;
+    };
+    match shared_memory::attach(handle, |words| Segment(words).is_of(sequence)) {
+        Attached::Yes => Found::Attached,
+        Attached::NotThere => Found::Missing,
+        Attached::Failed => Found::Impossible,
+    }
+}
+
+/// Makes the segment, one session at a time. Nobody is waited for longer than a tenth of a second.
+fn make(sequence: Oid) -> Found {
+    if !xact::may_begin_savepoint() {
+        return Found::NotNow;
+    }
+    let lock = LockTag::statistics();
+    for _ in 0..LOOKS {
+        if lock.take_quietly(MAKE_STATISTICS.mode) {
+            // Another session may have been first.
+            let found = match attach(sequence) {
+                Found::Missing => make_alone(sequence),
+                found => found,
+            };
+            lock.give_quietly(MAKE_STATISTICS.mode);
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        if let found @ (Found::Attached | Found::Impossible) = attach(sequence) {
+            return found;
+        }
+    }
+    Found::NotNow
+}
+
+fn make_alone(sequence: Oid) -> Found {
+    if !sequence::try_lock(sequence) {
+        return Found::NotNow;
+    }
+    let kept = settings::refusals_kept();
+    known_segments::forget_those_that_are_over();
+    // Out of memory is an error of the server's, which must not end what is being counted.
+    let made = xact::in_savepoint(|| {
+        let handle = shared_memory::create(FIRST_PLACE + kept * PLACE_WORDS, |words| {
+            let segment = Segment(words);
+            segment.word(Word::Kept).store(kept as u64, Ordering::Relaxed);
+            segment.reset();
+            for (word, value) in identity(sequence) {
+                segment.word(word).store(value, Ordering::Relaxed);
+            }
+        });
+        handle.inspect(|handle| sequence::set(sequence, (*handle).into()))
+    });
+    match made {
+        Some(Some(handle)) => {
+            known_segments::add(handle);
+            Found::Attached
+        }
+        _ => {
+            if let Some(handle) = shared_memory::leave() {
+                // Nobody will ever find it.
+                xact::in_savepoint(|| shared_memory::let_go(handle));
+            }
+            Found::Impossible
+        }
+    }
+}
