@@ -18,10 +18,11 @@ fn small(lab: &Lab) -> Result<(Cluster, Session)> {
 
 /// A quarter of the entries for which the server has room.
 fn quarter(session: &mut Session) -> Result<i64> {
-    // Workers of autovacuum have slots of their own from 18 on, and so have two processes besides, not one.
+    // Two processes besides have slots of their own from 17 on, not one, and workers of autovacuum from 18 on.
     session.granted(
         "SELECT current_setting('max_locks_per_transaction')::int \
-             * (sum(setting::int) + CASE WHEN bool_or(name = 'autovacuum_worker_slots') THEN 2 ELSE 1 END) / 4 \
+             * (sum(setting::int) + CASE WHEN current_setting('server_version_num')::int >= 170000 \
+                                         THEN 2 ELSE 1 END) / 4 \
          FROM pg_settings WHERE name IN ('max_connections', 'max_worker_processes', 'max_wal_senders', \
              'max_prepared_transactions', coalesce((SELECT s.name FROM pg_settings s \
                  WHERE s.name = 'autovacuum_worker_slots'), 'autovacuum_max_workers'))",

@@ -54,7 +54,7 @@ fn a_backup_restored_by_pgbackrest_jumps_and_one_without_recovery_takes_it_by_ha
     run(&cluster, &dir, &["stanza-create"])?;
     let mut session = cluster.connect("postgres")?;
     let mut history = History::begin(&mut session)?;
-    run(&cluster, &dir, &["backup", "--type=full"])?;
+    run(&cluster, &dir, &["backup", "--type=full", "--archive-copy"])?;
     history.draw_more(&mut session, 50)?;
     drop(session);
     cluster.stop(Shutdown::Fast)?;
@@ -71,8 +71,10 @@ fn a_backup_restored_by_pgbackrest_jumps_and_one_without_recovery_takes_it_by_ha
     drop(session);
     cluster.stop(Shutdown::Fast)?;
 
-    // Without recovery it is a start like any other: no token recurs, and a jump is for the administrator to make.
+    // It always leaves a signal. Whoever takes that away has a start like any other: no token recurs, and the jump
+    // is for the administrator to make.
     run(&cluster, &dir, &["restore", "--delta", "--type=none", "--archive-mode=off"])?;
+    fs::remove_file(cluster.data().join("recovery.signal"))?;
     cluster.start()?;
     let mut session = cluster.connect("postgres")?;
     ensure!(session.one::<bool>("SELECT timeline = 1 AND jumps = 0 FROM fence_status()", &[])?);

@@ -172,10 +172,9 @@ impl Step<'_> {
 
     fn look_beside(&mut self, busy: Vec<i32>) {
         let rows = self.state.rows.clone();
-        // Who guards an exclusive grant is met when its slot is locked.
-        let over = rows
-            .iter()
-            .filter(|row| !row.is_live(self.state.clock) && row.kind.mode() != Mode::Exclusive);
+        // Who guards a grant that was given to one alone is met when its slot is locked.
+        let asked = |row: &&Row| !row.is_live(self.state.clock) && row.kind != Kind::Alone;
+        let over = rows.iter().filter(asked);
         let left: Vec<i32> = over.map(|row| row.slot).collect();
         let mark = self.state.clients[self.client].locks.len();
         let search = Search { rows, busy, mark, ..Search::default() };
@@ -328,13 +327,11 @@ impl Step<'_> {
         Some(())
     }
 
-    /// Takes the second lock, where the grant has one, reads the row again and decides.
+    /// Takes the second lock where others may live beside the grant, reads the row again and decides.
     fn guard_seen(&mut self, slot: i32) -> Option<()> {
-        let has_second = self.kind().mode() != Mode::Exclusive;
-        if self.p.guard_lock
-            && has_second
-            && !self.state.take(self.client, GUARD_BESIDE_OTHERS, slot)
-        {
+        let alone = self.own_row(slot).is_some_and(|row| row.kind == Kind::Alone);
+        let locks = self.p.guard_lock && !alone;
+        if locks && !self.state.take(self.client, GUARD_BESIDE_OTHERS, slot) {
             return None;
         }
         let now = at(self.state.clock);
