@@ -90,7 +90,7 @@ fn exclude_each_other(a: &mut Session, b: &mut Session, waiter: &mut Background)
     ensure!(!b.is_taken(&lease)?, "the guard has not ended");
     let last = b.acquire(&lease, "1 h")?;
     ensure!(last > next);
-    a.refused(&format!("UPDATE work SET n = 4, fence = {next} WHERE id = {round}"), "PF001")?;
+    a.refused(&format!("UPDATE work SET n = 4, fence = {next} WHERE id = {round}"), "PF004")?;
     // So does a write of the one to a bound table.
     b.run("BEGIN")?;
     b.run(&format!("UPDATE work SET n = 5, fence = {last} WHERE id = {round}"))?;
