@@ -141,7 +141,9 @@ impl Version<'_> {
     /// With the headers of that very version.
     fn clippy(&self, installation: &Installation) -> Command {
         let feature = format!("pg{}", self.major);
-        let mut command = self.cargo(&["clippy", "--package", extension::NAME, "--lib"]);
+        // As it is built for the tests: the bindings that were made from the headers are the same.
+        let mut command =
+            self.cargo(&["clippy", "--release", "--package", extension::NAME, "--lib"]);
         command
             .args(["--no-default-features", "--features", &feature, "--", "-D", "warnings"])
             .env("PGRX_PG_CONFIG_PATH", &installation.pg_config);

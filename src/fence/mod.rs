@@ -1,8 +1,15 @@
 //! The fence: the trigger that lets a write land only with a token that is not stale.
+//!
+//! `trigger` judges a row, by what `plan` has read from the trigger's arguments once for the statement. `binding` makes the
+//! name of a row's lease, `row_moves` knows rows again that change their partition. `declared` tells the SQL of
+//! `fence_protect` and `fence_audit` what the triggers of tables say.
 
 mod binding;
 mod declared;
+mod plan;
+mod row_moves;
 mod trigger;
 
 pub use declared::{audit, protect};
-pub use trigger::{fenced, listen};
+pub use row_moves::listen;
+pub use trigger::fenced;

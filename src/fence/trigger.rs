@@ -3,89 +3,20 @@
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
 //! statement, and whether a token speaks for a lease once per transaction.
 
-use super::binding::{Binding, WriteLeases};
+use super::binding::WriteLeases;
+use super::plan::{Duty, NullInsert, Plan};
+use super::row_moves;
 use crate::known_bugs;
 use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::args::{Answer, Args};
 use crate::pg::errors::{self, Refusal, RefusedWrite, Wrote};
-use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
-use crate::pg::trigger::{Attribute, Columns, Event, RowId, TriggerCall, Tuple};
-use crate::pg::xact;
+use crate::pg::trigger::{Attribute, Event, TriggerCall, Tuple};
 use crate::pg::{describe, server, settings};
 use crate::statistics::{self, Known};
 use crate::tokens;
-use pg_fence_rules::fence::{self, Order, Verdict, Write};
-use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
+use pg_fence_rules::fence::{self, Verdict, Write};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
-use std::cell::{Cell, RefCell};
-
-/// What the arguments of a trigger mean for its table.
-struct Plan {
-    column: Attribute,
-    duty: Duty,
-    order: Order,
-    lease: Option<Binding>,
-    /// The sequence that tokens come from.
-    tokens: pg_sys::Oid,
-    /// The table is a partition, so that an UPDATE may move its rows.
-    moves: bool,
-    /// The table has a check behind the other triggers.
-    verified: bool,
-    /// How many triggers deep the statement is, where that matters: on a partition.
-    depth: usize,
-    /// How many rows had been inserted when the statement last offered one.
-    offered: Cell<Option<i64>>,
-}
-
-/// What a trigger is there for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Duty {
-    /// To judge what a statement presents, in the column or beside it.
-    Judge,
-    /// To fill the column itself, and to judge what is presented beside it. With `unfenced_insert`, a new row
-    /// needs no lease.
-    Manage { unfenced_insert: bool },
-    /// To look again behind all BEFORE triggers. With `null_insert`, a new row may have no token.
-    Verify { null_insert: NullInsert },
-}
-
-/// When the check behind the other triggers lets a new row without a token pass.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum NullInsert {
-    Never,
-    /// Where no token was at hand with which the row could have been stamped.
-    WithoutToken,
-    Always,
-}
-
-impl Drop for Plan {
-    /// The statement is over: no row of it is still on its way to another partition.
-    fn drop(&mut self) {
-        if self.moves {
-            at_depth(self.depth, |accepted| *accepted = Accepted::default());
-        }
-    }
-}
-
-thread_local! {
-    /// The row version whose UPDATE was accepted last, at each depth of triggers: moving it to another
-    /// partition deletes that very version next, before another row of that statement is looked at.
-    static ACCEPTED: RefCell<Vec<Accepted>> = const { RefCell::new(Vec::new()) };
-}
-
-/// What was accepted at one depth of triggers.
-#[derive(Clone, Copy, Default)]
-struct Accepted {
-    /// The version that was updated, and the token that it was updated with.
-    row: Option<(RowId, Token)>,
-    /// The token of a row that has left its partition and arrives in another next.
-    under_way: Option<Token>,
-    /// A row has left its partition, and its arrival is not counted as another write.
-    counted: bool,
-    /// The savepoint that it was accepted in, whose rollback undoes it.
-    savepoint: SavepointId,
-}
 
 /// `fenced()`, the trigger. Errors: PF001 to PF005, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
 pub fn fenced(args: Args) -> Result<Answer, Refusal> {
@@ -138,11 +69,11 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         write.named = named();
         return replicated(call, plan, &write);
     }
-    if plan.moves && call.event() == Event::Delete && leaves(call, plan) {
+    if plan.moves && call.event() == Event::Delete && leaves(call, plan, old) {
         return Ok(call.pass(old));
     }
     let moves_here = plan.moves && call.event() == Event::Insert;
-    if !(moves_here && arrives(plan)) {
+    if !(moves_here && row_moves::arrives(plan.depth)) {
         count(call, plan);
     }
     let arriving = if moves_here { arriving::<MANAGED>(plan, &write)? } else { None };
@@ -171,7 +102,9 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         guard::note_write(call.table(), token);
     }
     if plan.moves && call.event() == Event::Update {
-        accept(call, plan, token);
+        if let Some(old) = old {
+            row_moves::accept(plan.depth, old.id(call), token);
+        }
     }
     Ok(match new {
         Some(row) if stamp => call.pass(Some(call.stamped(row, &plan.column, Some(token)))),
@@ -186,7 +119,7 @@ fn arriving<const MANAGED: bool>(plan: &Plan, write: &Write) -> Result<Option<To
     if !plan.judges_arrivals() {
         return Ok(None);
     }
-    let arriving = at_depth(plan.depth, |accepted| accepted.under_way.take());
+    let arriving = row_moves::token_under_way(plan.depth);
     let fence = write.new.flatten();
     if !MANAGED && arriving.is_some() && arriving != fence {
         return Err(errors::changed_behind(fence));
@@ -322,64 +255,9 @@ fn refused_write(
     RefusedWrite { column, managed, wrote, ambient: ambient(leases) }
 }
 
-/// Remembers the version whose UPDATE was accepted.
-fn accept(call: &TriggerCall, plan: &Plan, token: Token) {
-    let Some(old) = call.old() else { return };
-    let (row, savepoint) = (Some((old.id(call), token)), xact::savepoint());
-    let accepted = Accepted { row, under_way: None, counted: false, savepoint };
-    at_depth(plan.depth, |last| *last = accepted);
-}
-
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
-fn leaves(call: &TriggerCall, plan: &Plan) -> bool {
-    let Some(old) = call.old() else { return false };
-    at_depth(plan.depth, |accepted| match accepted.row.take() {
-        Some((id, token)) if id == old.id(call) => {
-            accepted.under_way = plan.judges_arrivals().then_some(token);
-            accepted.counted = true;
-            true
-        }
-        _ => false,
-    })
-}
-
-/// Is this INSERT the second half of such a move?
-fn arrives(plan: &Plan) -> bool {
-    at_depth(plan.depth, |accepted| std::mem::take(&mut accepted.counted))
-}
-
-fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
-    ACCEPTED.with_borrow_mut(|accepted| {
-        if accepted.len() <= depth {
-            accepted.resize(depth + 1, Accepted::default());
-        }
-        work(&mut accepted[depth])
-    })
-}
-
-impl OfSavepoint for Accepted {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.savepoint.savepoint_released(savepoint, parent);
-    }
-
-    /// It stays where it is, for its place tells its depth; what was accepted in a savepoint did not happen.
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        if self.savepoint == savepoint {
-            *self = Accepted::default();
-        }
-        true
-    }
-}
-
-impl OfTransaction for Vec<Accepted> {
-    fn transaction_ended(&mut self, _: Ending) {
-        self.clear();
-    }
-}
-
-/// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
-    scope::keep(&ACCEPTED);
+fn leaves(call: &TriggerCall, plan: &Plan, old: Option<Tuple>) -> bool {
+    old.is_some_and(|old| row_moves::leaves(plan.depth, old.id(call), plan.judges_arrivals()))
 }
 
 /// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
@@ -448,91 +326,4 @@ fn may_see_lease(call: &TriggerCall, plan: &Plan) -> bool {
 /// The stored token, where the caller may read it.
 fn visible(call: &TriggerCall, plan: &Plan, stored: Option<Token>) -> Option<Token> {
     stored.filter(|_| describe::readable(call, plan.column.number))
-}
-
-impl Plan {
-    /// Does the INSERT of a row that moves look at the token which the row left its partition with?
-    fn judges_arrivals(&self) -> bool {
-        self.verified || matches!(self.duty, Duty::Manage { .. })
-    }
-
-    fn new(call: &TriggerCall) -> Result<Self, Refusal> {
-        let columns = call.columns();
-        let given = call.arguments();
-        if given.len() > MOST {
-            return Err(errors::bad_trigger_argument(format!(
-                "fenced() takes at most {MOST} arguments"
-            )));
-        }
-        let arguments = TriggerArguments::new(given.iter().map(Vec::as_slice));
-        let column = fence_column(&columns, arguments.fence_column)?;
-        let (order, managed) = order(arguments.mode)?;
-        let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
-        let duty = Duty::new(&arguments, managed)?;
-        statistics::prepare();
-        let moves = call.on_partition();
-        Ok(Plan {
-            column,
-            duty,
-            order,
-            lease,
-            tokens: tokens::sequence()?,
-            moves,
-            verified: call.has_twin(),
-            depth: if moves { call.depth() } else { 0 },
-            offered: Cell::new(None),
-        })
-    }
-}
-
-fn fence_column(columns: &Columns, name: &[u8]) -> Result<Attribute, Refusal> {
-    let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
-    if column.type_oid != pg_sys::INT8OID {
-        return Err(errors::wrong_type(name, "a bigint"));
-    }
-    if column.generated {
-        return Err(errors::wrong_type(name, "a plain column, not a generated one,"));
-    }
-    Ok(column)
-}
-
-/// How a mode compares tokens, and whether it is `managed`.
-fn order(mode: &[u8]) -> Result<(Order, bool), Refusal> {
-    match mode {
-        b"strict" => Ok((Order::Strict, false)),
-        b"monotonic" => Ok((Order::Monotonic, false)),
-        b"managed" => Ok((Order::Monotonic, true)),
-        other => Err(errors::bad_trigger_argument(format!(
-            "unknown mode {} of fenced()",
-            errors::quoted(other)
-        ))),
-    }
-}
-
-impl Duty {
-    fn new(arguments: &TriggerArguments, managed: bool) -> Result<Self, Refusal> {
-        let unfenced_insert = match arguments.unfenced_insert {
-            None => false,
-            Some(b"unfenced insert") if managed => true,
-            Some(_) => {
-                return Err(errors::bad_trigger_argument(
-                    "the fifth argument of fenced() can only be unfenced insert, in managed mode"
-                        .into(),
-                ));
-            }
-        };
-        let null_insert = match arguments.lease {
-            _ if unfenced_insert => NullInsert::Always,
-            None if managed => NullInsert::WithoutToken,
-            _ => NullInsert::Never,
-        };
-        match arguments.verify {
-            None if managed => Ok(Duty::Manage { unfenced_insert }),
-            None => Ok(Duty::Judge),
-            Some(b"verify") => Ok(Duty::Verify { null_insert }),
-            Some(_) => Err(errors::bad_trigger_argument(
-                "the fourth argument of fenced() can only be verify".into(),
-            )),
-        }
-    }
 }

@@ -17,8 +17,8 @@ use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
-use pg_fence_rules::grant::Phase;
-use pg_fence_rules::locks::GUARD;
+use pg_fence_rules::grant::{Mode, Phase};
+use pg_fence_rules::locks::{GUARD, GUARD_BESIDE_OTHERS};
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
@@ -193,7 +193,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
 fn at_its_place(name: &[u8], token: Token) -> Result<Option<(Row, Locks<'_>)>, Refusal> {
     let Some(table) = Glance::at(name) else { return Ok(None) };
     let Some(seen) = table.remembered(name, |row| has_token(row, token)) else { return Ok(None) };
-    let locks = lock(name, seen.grant.slot)?;
+    let locks = lock(name, &seen)?;
     Ok(table.again(&seen).map(|row| (row, locks)))
 }
 
@@ -202,21 +202,21 @@ fn searched(name: &[u8], token: Token) -> Result<Option<(Row, Locks<'_>)>, Refus
     let table = LeaseTable::open(Access::Read)?;
     let rows = table.rows(name, AsOf::Now);
     let Some(seen) = find(&rows, token) else { return Ok(None) };
-    let slot = seen.grant.slot;
-    let locks = lock(name, slot)?;
-    let row = locks.read_again(&table, slot, Some(seen), |row| has_token(row, token));
+    let locks = lock(name, seen)?;
+    let row = locks.read_again(&table, seen.grant.slot, Some(seen), |row| has_token(row, token));
     if let Some(row) = &row {
         table.remember(name, row);
     }
     Ok(row.map(|row| (row, locks)))
 }
 
-/// The locks of a guard.
-fn lock(name: &[u8], slot: i32) -> Result<Locks<'_>, Refusal> {
+/// The locks of a guard of that grant. (Its mode and slot stay what they are.)
+fn lock<'a>(name: &'a [u8], row: &Row) -> Result<Locks<'a>, Refusal> {
     let mut locks = Locks::of(name);
     if !known_bugs::NO_GUARD_LOCK {
-        for want in GUARD {
-            locks.take(want, slot)?;
+        locks.take(GUARD, row.grant.slot)?;
+        if row.grant.mode != Mode::Exclusive {
+            locks.take(GUARD_BESIDE_OTHERS, row.grant.slot)?;
         }
     }
     Ok(locks)

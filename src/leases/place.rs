@@ -252,7 +252,10 @@ impl BesideOthers<'_> {
             return true;
         }
         match row {
-            Some(row) if !is_live(row) => is_guarded_by_others(name, slot),
+            // Who guards a grant that was given to one alone is met when its slot is locked.
+            Some(row) if !is_live(row) => {
+                row.grant.mode != Mode::Exclusive && is_guarded_by_others(name, slot)
+            }
             _ => self.busy.contains(&slot),
         }
     }

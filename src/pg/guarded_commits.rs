@@ -22,7 +22,7 @@ static SPEC: Spec = Spec {
     number: 1,
 };
 
-/// A row.
+/// A row: that a transaction which guarded the lease has committed.
 struct Note {
     entry: i32,
     version: RowVersion,

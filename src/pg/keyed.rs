@@ -98,7 +98,7 @@ impl Keyed {
         self.opened.open_index(self.form.index, wait)
     }
 
-    /// The table.
+    /// The table, open and locked for as long as this lives.
     pub fn table(&self) -> pg_sys::Relation {
         self.opened.table
     }
@@ -125,7 +125,7 @@ impl Keyed {
         errors::state_meddled(&self.spec.table.to_string_lossy())
     }
 
-    /// Writes a row.
+    /// Writes a new row, whose key the table must not have.
     pub fn insert(&self, fields: &Fields) {
         self.opened.wrote.set(true);
         // SAFETY: the fields are the table's.

@@ -24,7 +24,7 @@ pub enum AsOf {
     InFlight,
 }
 
-/// fence.lease, opened.
+/// fence.lease, opened and locked as a statement that reads or writes it would.
 pub struct LeaseTable(Keyed);
 
 static SPEC: Spec = Spec { table: c"lease", index: c"lease_pkey", columns: LEASE, number: 0 };

@@ -67,7 +67,7 @@ pub const LEASE: &[(pg_sys::Oid, bool)] = &[
     (pg_sys::BOOLOID, false),
 ];
 
-/// A row, copied.
+/// A row of fence.lease, copied: it outlives the page that it was read from.
 #[derive(Clone, Copy)]
 pub struct Row {
     /// As the rules see it.
@@ -120,11 +120,11 @@ impl Deleter {
 
 /// A grant to be written.
 pub struct NewGrant<'a> {
-    /// The lease.
+    /// The name of the lease.
     pub name: &'a [u8],
     /// Which of its grants.
     pub slot: i32,
-    /// Of which kind.
+    /// Whether it excludes others, and which.
     pub mode: Mode,
     /// Who asks, where it names itself.
     pub holder: Option<&'a [u8]>,
@@ -132,9 +132,9 @@ pub struct NewGrant<'a> {
     pub session: &'a [u8],
     /// The role that may renew and release it.
     pub role: &'a [u8],
-    /// Its first token.
+    /// The token that it is acquired with, which no other grant has.
     pub token: Token,
-    /// When it begins.
+    /// When it begins: the time of the decision.
     pub now: Instant,
     /// How long it lives.
     pub ttl: Span,
@@ -145,7 +145,7 @@ pub struct NewGrant<'a> {
 }
 
 impl Fields {
-    /// All NULL.
+    /// All NULL, none named.
     pub fn empty() -> Self {
         Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS], named: 0 }
     }
@@ -379,7 +379,7 @@ impl Row {
         self.fields.get(column).map(|d| unsafe { bytes_of(d) })
     }
 
-    /// The lease.
+    /// The name of the lease, in the database's encoding.
     pub fn name(&self) -> &[u8] {
         self.text(Column::Name).unwrap_or_default()
     }

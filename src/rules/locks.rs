@@ -126,10 +126,13 @@ pub const EXCLUDE_SHARED: LockStep = at_once(Lock::SharedOrSlots, LockMode::Guar
 pub const TAKE_SLOT: LockStep = at_once(Lock::Grant, LockMode::Replace);
 /// Renew, release and revoke, until the transaction ends.
 pub const CHANGE: LockStep = waiting(Lock::Grant, LockMode::Change);
-/// A guard, until the transaction ends: both before it decides, so that nobody overlooks it from then on.
-pub const GUARD: [LockStep; 2] =
-    [waiting(Lock::Grant, LockMode::Guard), waiting(Lock::Guarded, LockMode::Guard)];
-/// Whoever finds a grant over asks whether an open transaction still relies on it.
+/// A guard, until the transaction ends; taken before it decides, so that nobody overlooks it from then on.
+pub const GUARD: LockStep = waiting(Lock::Grant, LockMode::Guard);
+/// The same, of a grant that others may live beside. They look for a place of their own and must not be misled by a
+/// renewal of this one. A grant that was given to one alone needs none: whoever would live beside it once it is over
+/// takes its slot first (`TAKE_SLOT`), and meets the guard there.
+pub const GUARD_BESIDE_OTHERS: LockStep = waiting(Lock::Guarded, LockMode::Guard);
+/// Whoever finds a shared grant, or one of several slots, over asks whether an open transaction still relies on it.
 pub const IS_GUARDED: LockStep = at_once(Lock::Guarded, LockMode::Probe);
 /// A prune takes each row alone, and gives it back at once.
 pub const PRUNE: LockStep = at_once(Lock::Grant, LockMode::Own);
@@ -171,12 +174,12 @@ mod tests {
     #[test]
     fn a_take_over_meets_guards_and_changes_but_these_do_not_meet_each_other() {
         for take_over in [ACQUIRE_ALONE, TAKE_SLOT, PRUNE] {
-            assert!(take_over.mode.conflicts_with(GUARD[0].mode));
+            assert!(take_over.mode.conflicts_with(GUARD.mode));
             assert!(take_over.mode.conflicts_with(CHANGE.mode));
-            assert_eq!((take_over.lock, take_over.waits), (GUARD[0].lock, false));
+            assert_eq!((take_over.lock, take_over.waits), (GUARD.lock, false));
         }
-        assert!(!CHANGE.mode.conflicts_with(GUARD[0].mode));
-        assert!(!GUARD[0].mode.conflicts_with(GUARD[0].mode));
+        assert!(!CHANGE.mode.conflicts_with(GUARD.mode));
+        assert!(!GUARD.mode.conflicts_with(GUARD.mode));
         assert!(CHANGE.mode.conflicts_with(CHANGE.mode));
     }
 
@@ -193,7 +196,7 @@ mod tests {
 
     #[test]
     fn who_asks_sees_the_one_that_it_asks_for_and_not_another_that_asks() {
-        for (asks, found) in [(SOMEBODY_WAITS, HEAD_OF_LINE), (IS_GUARDED, GUARD[1])] {
+        for (asks, found) in [(SOMEBODY_WAITS, HEAD_OF_LINE), (IS_GUARDED, GUARD_BESIDE_OTHERS)] {
             assert_eq!(asks.lock, found.lock);
             assert!(asks.mode.conflicts_with(found.mode));
             assert!(!asks.mode.conflicts_with(asks.mode));
@@ -204,7 +207,7 @@ mod tests {
 
     #[test]
     fn what_a_call_waits_for_it_takes_in_one_order() {
-        let wait = [HEAD_OF_LINE, GUARD[0], GUARD[1], MOVE_ON];
+        let wait = [HEAD_OF_LINE, GUARD, GUARD_BESIDE_OTHERS, MOVE_ON];
         assert!(wait.iter().all(|w| w.waits));
         assert!(wait.windows(2).all(|two| two[0].lock < two[1].lock));
         assert!(HEAD_OF_LINE.lock < CHANGE.lock && CHANGE.lock < MOVE_ON.lock);

@@ -1,7 +1,9 @@
 //! The clients, by language: how each one's worker is brought and started. A new language is a file beside
 //! `python.rs` and a line in [`ALL`].
 
+mod java;
 mod python;
+mod typescript;
 
 use crate::lab::Lab;
 use anyhow::Result;
@@ -51,4 +53,10 @@ pub struct Language {
 }
 
 /// All of them.
-pub const ALL: &[Language] = &[python::LANGUAGE, python::ASYNCIO];
+pub const ALL: &[Language] = &[
+    python::LANGUAGE,
+    python::ASYNCIO,
+    typescript::ON_PG,
+    typescript::ON_POSTGRES,
+    java::LANGUAGE,
+];

@@ -15,7 +15,7 @@ fn pgspot_finds_what_is_wrong_in_a_script(lab: &Lab) -> Result<()> {
         &base,
         "\\echo x \\quit\nCREATE SCHEMA fence;\nCREATE TABLE fence.t (a int);\n",
     )?;
-    check(&[base.clone()])?;
+    check(std::slice::from_ref(&base))?;
     for wrong in [
         "CREATE OR REPLACE VIEW v AS SELECT 1",
         "CREATE SCHEMA IF NOT EXISTS app",

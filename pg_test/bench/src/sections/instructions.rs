@@ -70,7 +70,7 @@ fn show_counting(section: &mut Section, with: &[(usize, f64)], without: &[(usize
         let (Some(with), Some(without)) = (of(with), of(without)) else { continue };
         let title = format!("{name}, {}", kind.unit());
         table.rows.push(vec![
-            title.clone().into(),
+            title.as_str().into(),
             Cell::Number(with, 0),
             Cell::Number(without, 0),
             Cell::Number(with - without, 1),

@@ -58,7 +58,7 @@ fn each_part_that_a_crash_would_treat_otherwise_is_found(lab: &Lab) -> Result<()
             let (to, said) = match persistence.as_str() {
                 "p" => ("UNLOGGED", "hole|this part of the state is unlogged: a crash empties it"),
                 // Nothing but fence.stats depends on it.
-                _ if part == "fence.statistics_seq" => {
+                _ if part == "fence.stats_memory_seq" => {
                     ("LOGGED", "notice|this part of the state is logged: nothing is counted")
                 }
                 _ => (

@@ -44,7 +44,7 @@ fn work(conninfo: &Conninfo, number: usize, stop: &AtomicBool) -> Result<Seen> {
     let (mut seen, mut session) = (Seen::default(), connect()?);
     while !stop.load(Ordering::Relaxed) {
         // Every other worker keeps the library that it has begun with.
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             session = connect()?;
         }
         one_turn(&mut session, rand::random_range(0..ROWS), &mut seen)?;

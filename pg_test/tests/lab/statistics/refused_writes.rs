@@ -175,8 +175,7 @@ fn long_texts_are_cut_between_characters(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
     let wide = "é".repeat(31);
-    let (schema, table, column) =
-        (wide.clone(), format!("{wide}"), format!("\"{}", "é".repeat(31)));
+    let (schema, table, column) = (wide.clone(), wide.clone(), format!("\"{}", "é".repeat(31)));
     let quoted = column.replace('"', "\"\"");
     session.run(&format!("CREATE SCHEMA \"{schema}\""))?;
     session.run(&format!(

@@ -5,8 +5,8 @@ use super::protections::{Bounds, Protections};
 use super::state::{at, Client, Kind, Next, Row, Search, State, Violation, Write, TTL};
 use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant, Grant, Mode, Tokens};
 use pg_test::protocol::locks::{
-    ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, GUARD, IS_GUARDED, PRUNE,
-    TAKE_SLOT,
+    ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, GUARD,
+    GUARD_BESIDE_OTHERS, IS_GUARDED, PRUNE, TAKE_SLOT,
 };
 use pg_test::protocol::{Floor, Instant, Token};
 
@@ -172,7 +172,9 @@ impl Step<'_> {
 
     fn look_beside(&mut self, busy: Vec<i32>) {
         let rows = self.state.rows.clone();
-        let over = rows.iter().filter(|row| !row.is_live(self.state.clock));
+        // Who guards a grant that was given to one alone is met when its slot is locked.
+        let asked = |row: &&Row| !row.is_live(self.state.clock) && row.kind != Kind::Alone;
+        let over = rows.iter().filter(asked);
         let left: Vec<i32> = over.map(|row| row.slot).collect();
         let mark = self.state.clients[self.client].locks.len();
         let search = Search { rows, busy, mark, ..Search::default() };
@@ -318,16 +320,18 @@ impl Step<'_> {
     // Guards, changes and prunes ---------------------------------------------------------------------------------
 
     fn guard(&mut self, slot: i32) -> Option<()> {
-        if self.p.guard_lock && !self.state.take(self.client, GUARD[0], slot) {
+        if self.p.guard_lock && !self.state.take(self.client, GUARD, slot) {
             return None;
         }
         self.go_on(Next::GuardSeen { slot });
         Some(())
     }
 
-    /// Takes the second lock, reads the row again and decides.
+    /// Takes the second lock where others may live beside the grant, reads the row again and decides.
     fn guard_seen(&mut self, slot: i32) -> Option<()> {
-        if self.p.guard_lock && !self.state.take(self.client, GUARD[1], slot) {
+        let alone = self.own_row(slot).is_some_and(|row| row.kind == Kind::Alone);
+        let locks = self.p.guard_lock && !alone;
+        if locks && !self.state.take(self.client, GUARD_BESIDE_OTHERS, slot) {
             return None;
         }
         let now = at(self.state.clock);

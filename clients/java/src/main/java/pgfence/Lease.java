@@ -1,0 +1,592 @@
+package pgfence;
+
+import java.lang.System.Logger;
+import java.lang.System.Logger.Level;
+import java.sql.Connection;
+import java.sql.SQLException;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.List;
+import java.util.OptionalLong;
+import java.util.Set;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Condition;
+import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.BooleanSupplier;
+import java.util.function.Consumer;
+import pgfence.FenceException.LeaseLost;
+import pgfence.FenceException.Reason;
+
+/**
+ * A lease that is kept by a thread and a connection of its own, until it is closed or lost. {@link LeaseRequest}
+ * acquires it; use it in a try-with-resources statement.
+ */
+public class Lease implements AutoCloseable {
+    static final Logger LOG = System.getLogger("pgfence");
+
+    // Two threads: the keeper acquires, renews and releases; the watch tells a loss at the deadline and breaks off
+    // calls that take too long, so that it does not matter where the keeper hangs. The lock guards what they share.
+
+    final LeaseRequest request;
+    final OwnConnection own;
+    private final List<String> names;
+    private final long ttl;
+    /** Between two renewals, and how long a call may take. */
+    private final long third;
+    private final ReentrantLock lock = new ReentrantLock();
+    private final Condition changed = lock.newCondition();
+    final List<Consumer<LeaseLost>> onLost;
+    private final List<Thread> threads = new ArrayList<>();
+    private final Set<Connection> guarded = new HashSet<>();
+    private volatile long token;
+    private volatile LeaseLost loss;
+    // Where it stands: answered (the acquire), held, ending (the holder wants it to end), finished (the keeper).
+    private boolean answered;
+    private boolean held;
+    private boolean ending;
+    private boolean finished;
+    /** Its release was part of a transaction of the holder's. */
+    private boolean released;
+    private Exception failure;
+    private long deadline;
+    private long nextBeat;
+    private boolean beating;
+    private long beats;
+    private int pauses;
+    private Long renewed;
+
+    Lease(LeaseRequest request) {
+        this.request = request;
+        names = request.names;
+        ttl = request.ttl.toNanos();
+        third = ttl / 3;
+        onLost = new ArrayList<>(request.onLost);
+        own = new OwnConnection(request.fence::open, lock, changed);
+    }
+
+    // What its holder asks
+
+    /** Those that it is a lease of. */
+    public final List<String> names() {
+        return names;
+    }
+
+    /** The token that the acquire returned; it serves for as long as the lease is held. */
+    public final long token() {
+        return token;
+    }
+
+    /** Why the lease was lost, or null. */
+    public final LeaseLost loss() {
+        return loss;
+    }
+
+    /** Whether it is ours at this moment, by our own clock. */
+    public final boolean isHeld() {
+        return !remaining().isZero();
+    }
+
+    /** How long it is ours if no renewal comes through any more. */
+    public final Duration remaining() {
+        return locked(() -> Duration.ofNanos(held && loss == null ? Math.max(0, deadline - Clock.now()) : 0));
+    }
+
+    /**
+     * Throws LeaseLost when it is ours no more. For long steps between transactions, and before each call to the
+     * outside.
+     */
+    public final void check() {
+        if (locked(() -> held && loss == null && Clock.now() >= deadline)) {
+            lose(Reason.DEADLINE, null);
+        }
+        if (locked(() -> loss != null || !held)) {
+            throw lost(null);
+        }
+    }
+
+    /** The loss, to be thrown: a new one each time, for it keeps the trace of where it was made. */
+    final LeaseLost lost(SQLException cause) {
+        LeaseLost known = loss;
+        if (known == null) {
+            return new LeaseLost(Reason.RELEASED, names, cause);
+        }
+        return new LeaseLost(known.reason(), names, cause != null ? cause : (SQLException) known.getCause());
+    }
+
+    /** Sleeps; throws LeaseLost as soon as the lease is lost. */
+    public final void sleep(Duration span) throws InterruptedException {
+        long end = Clock.now() + span.toNanos();
+        lock.lockInterruptibly();
+        try {
+            await(end, () -> loss != null);
+        } finally {
+            lock.unlock();
+        }
+        check();
+    }
+
+    /**
+     * Has it renewed at once, and returns the new token, which a {@code strict} table asks for when a row is written
+     * again; empty when the renewal failed, which is no loss yet. Throws LeaseLost.
+     */
+    public final OptionalLong renew() {
+        check();
+        Long token = locked(() -> {
+            // The one that is under way may have been judged before what the caller knows.
+            long seen = beats + (beating ? 1 : 0);
+            renewed = null;
+            nextBeat = Clock.now();
+            changed.signalAll();
+            // Opening a connection may take two seconds beside the calls themselves.
+            awaitUninterruptibly(Clock.now() + 3 * third + 3_000_000_000L, () -> beats > seen || finished || loss != null);
+            return renewed;
+        });
+        check();
+        return token == null ? OptionalLong.empty() : OptionalLong.of(token);
+    }
+
+    /**
+     * A transaction during which nobody else is granted the lease, and whose writes present its token. It does not
+     * begin when the lease is lost.
+     */
+    public final Guarded guard(Connection connection) {
+        return new Guarded(this, connection, true, false);
+    }
+
+    /**
+     * As {@link #guard}, without a lock: its writes present the token, and somebody else may be granted the lease
+     * until one of them is to a bound table.
+     */
+    public final Guarded present(Connection connection) {
+        return new Guarded(this, connection, false, false);
+    }
+
+    /** Gives it back. No error where that fails: then it ends at its ttl. */
+    public final void release() {
+        end();
+        // A renewal, then the release, and opening a connection may take two seconds.
+        long limit = Clock.now() + 3 * third + 3_000_000_000L;
+        locked(() -> awaitUninterruptibly(limit, () -> finished || threads.contains(Thread.currentThread())));
+        threads.stream().filter(one -> one != Thread.currentThread()).forEach(Lease::join);
+    }
+
+    /** Releases it, and throws LeaseLost after a loss; beside another exception of the block that is a suppressed one. */
+    @Override
+    public final void close() {
+        release();
+        if (loss != null) {
+            throw lost(null);
+        }
+    }
+
+    // Acquire
+
+    /** Whether the lease could be had. */
+    final boolean acquire() throws SQLException, InterruptedException {
+        for (Runnable runnable : List.<Runnable>of(this::keep, this::watch)) {
+            // One that hangs in the resolver must not keep the process from ending.
+            threads.add(Sql.daemon("pg_fence " + names.get(0), runnable));
+        }
+        threads.forEach(Thread::start);
+        lock.lockInterruptibly();
+        try {
+            await(OwnConnection.NEVER, () -> answered);
+        } catch (InterruptedException givenUp) {
+            giveUp();
+            throw givenUp;
+        } finally {
+            lock.unlock();
+        }
+        if (failure instanceof SQLException sql) {
+            throw sql;
+        } else if (failure instanceof RuntimeException other) {
+            throw other;
+        }
+        return locked(() -> held || loss != null);
+    }
+
+    /** Nobody waits for the acquire any more. A grant that comes all the same is given back. */
+    private void giveUp() {
+        end();
+        Sql.daemon("pg_fence cancel", own::cancel).start();
+    }
+
+    private void end() {
+        locked(() -> {
+            ending = true;
+            changed.signalAll();
+            return null;
+        });
+    }
+
+    private void answer(Exception why) {
+        locked(() -> {
+            failure = why;
+            answered = true;
+            changed.signalAll();
+            return null;
+        });
+    }
+
+    // The threads
+
+    /** Tells a loss at the deadline, and breaks off a call that takes too long. */
+    void watch() {
+        while (true) {
+            lock.lock();
+            try {
+                if (finished) {
+                    return;
+                }
+                if (Clock.now() >= own.cutAt()) {
+                    own.cut();
+                }
+                long due = held && loss == null ? deadline : OwnConnection.NEVER;
+                if (Clock.now() < due) {
+                    pause(Math.min(own.cutAt(), due));
+                    continue;
+                }
+            } finally {
+                lock.unlock();
+            }
+            lose(Reason.DEADLINE, null);
+        }
+    }
+
+    private void keep() {
+        try {
+            if (take()) {
+                renewUntilTheEnd();
+                giveBack();
+            }
+        } finally {
+            own.close();
+            locked(() -> {
+                finished = true;
+                changed.signalAll();
+                return null;
+            });
+        }
+    }
+
+    private boolean take() {
+        try {
+            long before = Clock.now();
+            Long granted = ask();
+            token = granted == null ? 0 : granted;
+            // After a wait in line the server counts from a later moment than we do: a renewal mends that.
+            while (granted != null && Clock.now() >= before + third && !locked(() -> ending)) {
+                before = Clock.now();
+                granted = askToRenew();
+            }
+            if (granted == null) {
+                answer(null);
+                return false;
+            }
+            long from = before;
+            long token = granted;
+            locked(() -> {
+                // Held and until when at once: the watch looks at both.
+                held = true;
+                countsFrom(from, token);
+                return null;
+            });
+            answer(null);
+            return true;
+        } catch (SQLException | RuntimeException error) {
+            answer(error);
+            return false;
+        }
+    }
+
+    private Long ask() throws SQLException {
+        String ttl = interval(request.ttl);
+        if (names.size() == 1) {
+            String call = "lease_acquire(?, ?, ?::interval, ?::interval, ?::jsonb, ?, ?, ?, ?)";
+            return own.call(third + request.wait.toNanos(), request.fence.select(call),
+                    names.get(0), request.holder, ttl, interval(request.wait), request.metadata,
+                    request.shared, request.slots, request.reclaim, request.session);
+        }
+        String call = request.fence.select("lease_acquire_all(?, ?, ?::interval, ?::jsonb, ?)");
+        long until = Clock.now() + request.wait.toNanos();
+        while (true) {
+            Long token = own.call(third, call, name(), request.holder, ttl, request.metadata, request.session);
+            if (token != null || Clock.now() >= until) {
+                return token;
+            }
+            // The server has no line to wait in for several at once.
+            long next = Math.min(until, Clock.now() + 250_000_000);
+            if (locked(() -> awaitUninterruptibly(next, () -> ending))) {
+                return null;
+            }
+        }
+    }
+
+    private void renewUntilTheEnd() {
+        while (true) {
+            lock.lock();
+            try {
+                while (!ending && loss == null && (pauses > 0 || Clock.now() < nextBeat)) {
+                    pause(pauses > 0 ? OwnConnection.NEVER : nextBeat);
+                }
+                if (ending || loss != null) {
+                    return;
+                }
+                beating = true;
+            } finally {
+                lock.unlock();
+            }
+            try {
+                beat();
+            } finally {
+                locked(() -> {
+                    beating = false;
+                    beats++;
+                    changed.signalAll();
+                    return null;
+                });
+            }
+        }
+    }
+
+    void beat() {
+        boolean reusesConnection = own.isOpen();
+        long before = Clock.now();
+        try {
+            Long token = askToRenew();
+            if (token == null) {
+                lose(Reason.GONE, null);
+            } else {
+                countsFrom(before, token);
+            }
+        } catch (SQLException error) {
+            if (reusesConnection && !own.isOpen() && !request.session) {
+                // The connection had ended unseen since the last time: a new one may do at once.
+                beat();
+            } else {
+                heartbeatFailed(error);
+            }
+        }
+    }
+
+    Long askToRenew() throws SQLException {
+        return own.callWithin(third, onNames("lease_renew"), name(), token);
+    }
+
+    /** Granted or renewed by a call that was begun at {@code before}: from there the ttl counts. */
+    void countsFrom(long before, long token) {
+        locked(() -> {
+            deadline = before + ttl;
+            nextBeat = before + third;
+            renewed = token;
+            changed.signalAll();
+            return null;
+        });
+    }
+
+    /** No loss yet where trying again can help: the deadline tells. */
+    private void heartbeatFailed(SQLException error) {
+        LOG.log(Level.WARNING, "the lease {0} was not renewed: {1}", names.get(0), error.getMessage());
+        if (FenceException.isPermanent(error)) {
+            lose(Reason.DENIED, error);
+        } else if (request.session && !own.isOpen()) {
+            lose(Reason.SESSION, error);
+        }
+        locked(() -> nextBeat = Clock.now() + third / 4);
+    }
+
+    private void giveBack() {
+        if (locked(() -> loss == null && !released)) {
+            try {
+                if (own.callWithin(third, onNames("lease_release"), name(), token) == null) {
+                    lose(Reason.GONE, null);
+                }
+            } catch (SQLException error) {
+                LOG.log(Level.WARNING, "the lease {0} was not released, and ends at its ttl: {1}", names.get(0),
+                        error.getMessage());
+            }
+        }
+        locked(() -> held = false);
+    }
+
+    final void lose(Reason reason, SQLException cause) {
+        LeaseLost lost = new LeaseLost(reason, names, cause);
+        boolean isFirst = locked(() -> {
+            if (!held || loss != null) {
+                return false;
+            }
+            loss = lost;
+            // What still works under it ends here, wherever it hangs.
+            guarded.forEach(Sql::breakOff);
+            if (reason == Reason.DEADLINE) {
+                own.cut();
+            }
+            changed.signalAll();
+            return true;
+        });
+        if (isFirst) {
+            LOG.log(Level.WARNING, lost.getMessage());
+            onLost.forEach(tell -> tell(tell, lost));
+        }
+    }
+
+    private static void tell(Consumer<LeaseLost> tell, LeaseLost lost) {
+        try {
+            tell.accept(lost);
+        } catch (RuntimeException error) {
+            LOG.log(Level.ERROR, "onLost failed", error);
+        }
+    }
+
+    // Its SQL
+
+    private static String interval(Duration span) {
+        return TimeUnit.NANOSECONDS.toMicros(span.toNanos()) + " microseconds";
+    }
+
+    private String onNames(String function) {
+        return request.fence.select(function + (names.size() > 1 ? "_all" : "") + "(?, ?)");
+    }
+
+    private Object name() {
+        return names.size() > 1 ? names.toArray(String[]::new) : names.get(0);
+    }
+
+    // For the transactions under it
+
+    /** Begins what a transaction is under: a guard, or the token alone. */
+    final void begin(Connection connection, boolean guards) throws SQLException {
+        if (!guards) {
+            Sql.set(connection, "pg_fence.token", Long.toString(token));
+            return;
+        }
+        for (String name : names.stream().sorted().toList()) {
+            Sql.value(connection, request.fence.select("lease_guard(?, ?)"), name, token);
+        }
+    }
+
+    /** From here on a loss breaks that connection off. Throws LeaseLost. */
+    final void enter(Connection connection) {
+        check();
+        locked(() -> guarded.add(connection));
+        if (loss != null) {
+            // It came in between.
+            leave(connection);
+            throw lost(null);
+        }
+    }
+
+    final void leave(Connection connection) {
+        locked(() -> guarded.remove(connection));
+    }
+
+    /** The server refused a write: the next renewal tells whether the lease is lost. */
+    final void beatSoon() {
+        locked(() -> {
+            nextBeat = Clock.now();
+            changed.signalAll();
+            return null;
+        });
+    }
+
+    /** Waits for a renewal that is under way, and has no other begin: it would wait for the release. */
+    final void pause() {
+        locked(() -> {
+            pauses++;
+            return awaitUninterruptibly(OwnConnection.NEVER, () -> !beating || finished);
+        });
+    }
+
+    final void goOn() {
+        locked(() -> {
+            pauses--;
+            changed.signalAll();
+            return null;
+        });
+    }
+
+    /** Releases it in a transaction of its holder's. */
+    final void releaseBy(Connection connection) throws SQLException {
+        if (Sql.value(connection, onNames("lease_release"), name(), token) == null) {
+            lose(Reason.GONE, null);
+            check();
+        }
+    }
+
+    /** That transaction was committed. */
+    final void hasBeenReleased() {
+        locked(() -> {
+            released = true;
+            held = false;
+            return null;
+        });
+        end();
+    }
+
+    final boolean isEnding() {
+        return locked(() -> ending || loss != null);
+    }
+
+    // The lock
+
+    @FunctionalInterface
+    private interface Locked<T> {
+        T get();
+    }
+
+    private <T> T locked(Locked<T> work) {
+        lock.lock();
+        try {
+            return work.get();
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    /** Waits for that time, or a change, or for a second. The lock is held. */
+    private void pause(long until) {
+        try {
+            changed.awaitNanos(Math.max(0, Math.min(until - Clock.now(), Clock.LOOK_AGAIN)));
+        } catch (InterruptedException nobodyDoes) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    /** Whether it came true by then. The lock is held. */
+    private boolean await(long until, BooleanSupplier comesTrue) throws InterruptedException {
+        while (!comesTrue.getAsBoolean()) {
+            long left = until - Clock.now();
+            if (left <= 0) {
+                return false;
+            }
+            changed.awaitNanos(Math.min(left, Clock.LOOK_AGAIN));
+        }
+        return true;
+    }
+
+    private boolean awaitUninterruptibly(long until, BooleanSupplier comesTrue) {
+        boolean wasInterrupted = false;
+        try {
+            while (true) {
+                try {
+                    return await(until, comesTrue);
+                } catch (InterruptedException later) {
+                    wasInterrupted = true;
+                }
+            }
+        } finally {
+            if (wasInterrupted) {
+                Thread.currentThread().interrupt();
+            }
+        }
+    }
+
+    private static void join(Thread thread) {
+        try {
+            thread.join(5000);
+        } catch (InterruptedException later) {
+            Thread.currentThread().interrupt();
+        }
+    }
+}

@@ -1,0 +1,15 @@
+package pgfence;
+
+import java.sql.Connection;
+
+/** What is done in a transaction under a lease, for its result. */
+@FunctionalInterface
+public interface Work<T, E extends Exception> {
+    T on(Connection connection) throws E;
+
+    /** What is done for its effect. */
+    @FunctionalInterface
+    interface Step<E extends Exception> {
+        void on(Connection connection) throws E;
+    }
+}

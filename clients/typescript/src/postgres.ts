@@ -1,0 +1,246 @@
+/**
+ * Leases on the driver `postgres`.
+ *
+ * @module
+ */
+import { connect, type Socket } from "node:net";
+import postgres from "postgres";
+
+import { sendCancel, valueOf, type Connection, type Driver, type Transaction } from "./connection.js";
+import { Fence as AnyFence, type FenceOptions } from "./fence.js";
+import type { Lease as AnyLease } from "./lease.js";
+
+export * from "./index.js";
+
+type Sql = postgres.Sql<any>;
+type TransactionSql = postgres.TransactionSql<any>;
+
+/** Where connections come from: a connection string, options, or what `postgres()` returned, for its options. */
+export type Source = string | postgres.Options<any> | Sql;
+/** What transactions begin on. */
+export type On = Sql | TransactionSql;
+/** A lease of this driver's. */
+export type Lease = AnyLease<On, TransactionSql>;
+
+/** Where leases come from. */
+export class Fence extends AnyFence<On, TransactionSql> {
+  constructor(source: Source, options?: FenceOptions) {
+    super(driver(source), options);
+  }
+}
+
+/** @internal */
+export function driver(source: Source): Driver<On, TransactionSql> {
+  // Nothing is connected before the first query.
+  const { options } = typeof source === "function" ? source : postgres(source as string);
+  const socketOf = (options as { socket?: (all: object) => Socket | Promise<Socket> }).socket;
+  let host = 0;
+  const open = async () => {
+    if (socketOf !== undefined) {
+      return socketOf(options);
+    }
+    const at = host++ % options.host.length;
+    const name = options.host[at] ?? "localhost";
+    // postgres itself looks at `host` where it begins TLS.
+    return Object.assign(options.path ? connect(options.path) : connect(options.port[at] ?? 5432, name), { host: name });
+  };
+  return {
+    connection: () => new PostgresConnection(options, open),
+    transaction: (on) => new PostgresTransaction(on),
+  };
+}
+
+class PostgresConnection implements Connection {
+  isBroken = false;
+  readonly #sql: Sql;
+  readonly #open: () => Promise<Socket>;
+  #socket: Socket | undefined;
+  #query: postgres.PendingQuery<any> | undefined;
+
+  constructor(options: object, open: () => Promise<Socket>) {
+    this.#open = open;
+    this.#sql = postgres({
+      ...options,
+      // Options that were read once are not read again, so these are in their inner form.
+      max: 1,
+      prepare: false,
+      fetch_types: false,
+      idle_timeout: null,
+      max_lifetime: null,
+      shared: { retries: 0, typeArrayMap: {} },
+      parameters: {},
+      onnotice() {},
+      onclose: () => {
+        this.isBroken = true;
+      },
+      // The driver shows no other way to break a connection off.
+      socket: () => this.#connect(),
+    } as object);
+  }
+
+  async #connect(): Promise<Socket> {
+    this.#refuseIfBroken();
+    const socket = await this.#open();
+    if (this.isBroken) {
+      socket.destroy();
+    }
+    this.#socket = socket;
+    return socket;
+  }
+
+  /** The driver would connect once more. */
+  #refuseIfBroken(): void {
+    if (this.isBroken) {
+      throw new Error("Connection terminated");
+    }
+  }
+
+  async run(sql: string): Promise<unknown> {
+    this.#refuseIfBroken();
+    try {
+      this.#query = this.#sql.unsafe(sql);
+      const result = await this.#query;
+      return valueOf("command" in result ? result : result.at(-1));
+    } catch (error) {
+      this.isBroken ||= (error as { severity?: string }).severity !== "ERROR";
+      throw error;
+    } finally {
+      this.#query = undefined;
+    }
+  }
+
+  cut(): void {
+    this.isBroken = true;
+    this.#socket?.destroy();
+  }
+
+  cancel(): void {
+    const state = (this.#query as { state?: { pid?: number; secret?: number } } | undefined)?.state;
+    if (!state?.pid || state.secret === undefined) {
+      return this.cut();
+    }
+    const { pid, secret } = state;
+    this.#open().then((socket) => sendCancel(socket, pid, secret), () => {});
+  }
+
+  end(): Promise<unknown> {
+    return this.#sql.end();
+  }
+}
+
+/** What the driver tells a query's option `onexecute` of its connection. */
+interface Inner {
+  terminate(): void;
+  onclose: ((error: unknown) => void) | null;
+}
+
+const ROLLBACK = new Error("rolled back");
+
+class PostgresTransaction implements Transaction<TransactionSql> {
+  readonly showsConnection = true;
+  readonly isOurs: boolean;
+  broken: unknown;
+  readonly #on: On;
+  #sql: TransactionSql | undefined;
+  #inner: Inner | undefined;
+  #isOver = false;
+  /** The whole transaction, as `sql.begin` sees it, and how to end it. */
+  #whole: Promise<void> = Promise.resolve();
+  #commit: () => void = () => {};
+  #fail: (error: unknown) => void = () => {};
+
+  constructor(on: On) {
+    this.#on = on;
+    this.isOurs = !("savepoint" in on);
+  }
+
+  async begin(first: readonly string[]): Promise<TransactionSql> {
+    this.#sql = "savepoint" in this.#on ? this.#on : await this.#begun(this.#on);
+    const onexecute = (inner: Inner) => this.#watch(inner);
+    await this.#sql.unsafe(first.join("; "), [], { onexecute } as object);
+    return this.#untilOver(this.#sql);
+  }
+
+  #begun(sql: Sql): Promise<TransactionSql> {
+    return new Promise((begun, failed) => {
+      this.#fail = failed;
+      this.#whole = sql.begin(
+        (tx) =>
+          new Promise<void>((commit, fail) => {
+            this.#commit = commit;
+            this.#fail = fail;
+            if (this.broken === undefined) {
+              begun(tx);
+            } else {
+              fail(this.broken);
+            }
+          }),
+      ) as Promise<void>;
+      this.#whole.catch(failed);
+    });
+  }
+
+  #watch(inner: Inner): boolean {
+    const before = inner.onclose;
+    this.#inner = inner;
+    inner.onclose = (error) => {
+      before?.(error);
+      if (!this.#isOver) {
+        // What is still sent would otherwise be written to a socket that is no more, which ends the process.
+        inner.terminate();
+        this.#end(error);
+      }
+    };
+    return true;
+  }
+
+  /** After the end of its session the driver hands the connection to others, whose the statements would then be. */
+  #untilOver(sql: TransactionSql): TransactionSql {
+    const refuse = () => {
+      if (this.#isOver || this.broken !== undefined) {
+        throw this.broken ?? new Error("the transaction is over");
+      }
+    };
+    return new Proxy(sql, {
+      apply(target, self, args) {
+        refuse();
+        return Reflect.apply(target, self, args);
+      },
+      get(target, key) {
+        const value: unknown = Reflect.get(target, key);
+        if (typeof value === "function") {
+          refuse();
+        }
+        return value;
+      },
+    });
+  }
+
+  async value(sql: string): Promise<unknown> {
+    return this.#sql === undefined ? undefined : valueOf(await this.#sql.unsafe(sql));
+  }
+
+  async commit(): Promise<void> {
+    this.#commit();
+    await this.#whole;
+  }
+
+  async rollback(): Promise<void> {
+    this.#fail(ROLLBACK);
+    await this.#whole.catch(() => {});
+  }
+
+  cut(): void {
+    this.#end(new Error("Connection terminated: the lease is lost"));
+    this.#inner?.terminate();
+  }
+
+  #end(error: unknown): void {
+    this.broken ??= error;
+    this.#fail(this.broken);
+  }
+
+  leave(): void {
+    this.#isOver = true;
+  }
+}

@@ -1,0 +1,95 @@
+//! The client in Java, on JDBC.
+
+use super::{Language, Program, Programs};
+use crate::extension::{source_root, target_dir};
+use crate::process::output_of;
+use crate::setup::{self, Package};
+use anyhow::{Context, Result};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+pub const LANGUAGE: Language = Language {
+    name: "java",
+    directory: "java",
+    prepare,
+    first_worker: "examples/FirstWorker.java",
+    is_there: || packages().iter().all(Package::is_installed),
+};
+
+/// Debian's JDBC driver.
+const DRIVER: &str = "/usr/share/java/postgresql.jar";
+
+fn packages() -> [Package; 2] {
+    [
+        Package::new("default-jdk-headless", "/usr/bin/javac"),
+        Package::new("libpostgresql-jdbc-java", DRIVER),
+    ]
+}
+
+fn prepare() -> Result<Programs> {
+    setup::ensure(&packages())?;
+    let classes = build().context("the client in Java cannot be built")?;
+    let mut class_path = OsString::from(classes);
+    class_path.push(":");
+    class_path.push(DRIVER);
+    let program = |main: &str| Program {
+        program: "java".into(),
+        // Each worker is a process of its own, and lives for seconds: what makes Java fast later makes it slow here.
+        arguments: ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp"]
+            .map(OsString::from)
+            .into_iter()
+            .chain([class_path.clone(), main.into()])
+            .collect(),
+        environment: Vec::new(),
+    };
+    Ok(Programs {
+        worker: program("pgfence.Worker"),
+        first_worker: program("FirstWorker"),
+        tests: Some(program("pgfence.Tests")),
+    })
+}
+
+/// The directory with the classes of the client, its example and the worker.
+fn build() -> Result<PathBuf> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+    let mut sources = Vec::new();
+    for part in ["src", "lab", "examples", "tests"] {
+        find_sources(&source_root().join("clients/java").join(part), &mut sources)?;
+    }
+    let home = target_dir().join("clients/java");
+    let (classes, built) = (home.join("classes"), home.join("built"));
+    // What was built last is known by its text.
+    let mut text = String::new();
+    for source in &sources {
+        text += &fs::read_to_string(source)?;
+    }
+    if fs::read_to_string(&built).ok().as_deref() == Some(&text) {
+        return Ok(classes);
+    }
+    if classes.exists() {
+        fs::remove_dir_all(&classes)?;
+    }
+    fs::create_dir_all(&classes)?;
+    let mut javac = Command::new("javac");
+    javac.args(["--release", "17", "-Xlint:all,-try", "-Werror", "-cp", DRIVER, "-d"]);
+    output_of(javac.arg(&classes).args(&sources))?;
+    fs::write(built, text)?;
+    Ok(classes)
+}
+
+fn find_sources(dir: &Path, sources: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            find_sources(&path, sources)?;
+        } else if path.extension().is_some_and(|extension| extension == "java") {
+            sources.push(path);
+        }
+    }
+    sources.sort();
+    Ok(())
+}

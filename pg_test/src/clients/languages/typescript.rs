@@ -1,0 +1,104 @@
+//! The client in TypeScript, on `pg` and on `postgres`.
+
+use super::{Language, Program, Programs};
+use crate::extension::{source_root, target_dir};
+use crate::orm::{self, Runtime};
+use crate::process::output_of;
+use anyhow::{Context, Result};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+pub const ON_PG: Language = Language {
+    name: "typescript",
+    directory: "typescript",
+    prepare: || prepare("pg", "examples/first_worker.js"),
+    first_worker: "examples/first_worker.ts",
+    is_there: || orm::is_there(LIBRARIES),
+};
+
+pub const ON_POSTGRES: Language = Language {
+    name: "typescript-postgres",
+    directory: "typescript",
+    prepare: || prepare("postgres", "examples/first_worker_postgres.js"),
+    first_worker: "examples/first_worker.ts",
+    is_there: || orm::is_there(LIBRARIES),
+};
+
+/// What it stands on, what compiles it, and the ORMs of its tests.
+const LIBRARIES: Runtime = Runtime::Node(&[
+    "typescript@7.0.2",
+    "@types/node@20.19.43",
+    "@types/pg@8.23.1",
+    "pg@8.23.1",
+    "postgres@3.4.9",
+    "drizzle-orm@0.45.4",
+    "kysely@0.28.18",
+    "sequelize@6.37.8",
+    "typeorm@1.1.1",
+]);
+
+fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
+    let home = build().context("the client in TypeScript cannot be built")?;
+    let program = |script: &str, arguments: &[&str]| Program {
+        program: "node".into(),
+        arguments: std::iter::once(home.join(script).into_os_string())
+            .chain(arguments.iter().map(Into::into))
+            .collect(),
+        environment: Vec::new(),
+    };
+    Ok(Programs {
+        worker: program("lab/worker.js", &["--driver", driver]),
+        first_worker: program(first_worker, &[]),
+        tests: Some(program("tests/pg_fence.test.js", &[driver])),
+    })
+}
+
+/// The compiled package, its examples and the worker, in a directory of their own below the target directory.
+fn build() -> Result<PathBuf> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+    let libraries = orm::fetch(LIBRARIES)?.join("node_modules");
+    let home = target_dir().join("clients/typescript");
+    let copied = copy(&source_root().join("clients/typescript"), &home)?;
+    let built = home.join("built");
+    if !copied && built.exists() {
+        return Ok(home);
+    }
+    let link = home.join("node_modules");
+    match fs::remove_file(&link) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+        _ => symlink(&libraries, &link)?,
+    }
+    // The package first: the others import what it consists of once it is built.
+    for project in [".", "lab"] {
+        let mut tsc = Command::new("node");
+        tsc.arg(libraries.join("typescript/bin/tsc")).args(["--project", project]);
+        output_of(tsc.current_dir(&home))?;
+    }
+    fs::write(built, "")?;
+    Ok(home)
+}
+
+/// Copies what is new or has changed, and says whether there was something.
+fn copy(from: &Path, to: &Path) -> Result<bool> {
+    fs::create_dir_all(to)?;
+    let mut copied = false;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if entry.file_type()?.is_dir() {
+            copied |= copy(&source, &target)?;
+            continue;
+        }
+        let text = fs::read(&source)?;
+        if fs::read(&target).ok().as_ref() != Some(&text) {
+            fs::write(&target, text)?;
+            copied = true;
+        }
+    }
+    Ok(copied)
+}

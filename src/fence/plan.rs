@@ -1,0 +1,150 @@
+//! What the arguments of a trigger mean for its table: worked out once for each statement.
+
+use super::binding::Binding;
+use super::row_moves;
+use crate::pg::errors::{self, Refusal};
+use crate::pg::trigger::{Attribute, Columns, TriggerCall};
+use crate::statistics;
+use crate::tokens;
+use pg_fence_rules::fence::Order;
+use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
+use pgrx::pg_sys;
+use std::cell::Cell;
+
+/// What the arguments of a trigger mean for its table.
+pub struct Plan {
+    /// The fence column.
+    pub column: Attribute,
+    pub duty: Duty,
+    pub order: Order,
+    /// How the names of the rows' leases are made, where the table is bound.
+    pub lease: Option<Binding>,
+    /// The sequence that tokens come from.
+    pub tokens: pg_sys::Oid,
+    /// The table is a partition, so that an UPDATE may move its rows.
+    pub moves: bool,
+    /// The table has a check behind the other triggers.
+    pub verified: bool,
+    /// How many triggers deep the statement is, where that matters: on a partition.
+    pub depth: usize,
+    /// How many rows had been inserted when the statement last offered one.
+    pub offered: Cell<Option<i64>>,
+}
+
+/// What a trigger is there for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Duty {
+    /// To judge what a statement presents, in the column or beside it.
+    Judge,
+    /// To fill the column itself, and to judge what is presented beside it. With `unfenced_insert`, a new row
+    /// needs no lease.
+    Manage { unfenced_insert: bool },
+    /// To look again behind all BEFORE triggers. With `null_insert`, a new row may have no token.
+    Verify { null_insert: NullInsert },
+}
+
+/// When the check behind the other triggers lets a new row without a token pass.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum NullInsert {
+    Never,
+    /// Where no token was at hand with which the row could have been stamped.
+    WithoutToken,
+    Always,
+}
+
+impl Drop for Plan {
+    /// The statement is over: no row of it is still on its way to another partition.
+    fn drop(&mut self) {
+        if self.moves {
+            row_moves::forget(self.depth);
+        }
+    }
+}
+
+impl Plan {
+    /// Does the INSERT of a row that moves look at the token which the row left its partition with?
+    pub fn judges_arrivals(&self) -> bool {
+        self.verified || matches!(self.duty, Duty::Manage { .. })
+    }
+
+    /// Reads the trigger's arguments. Errors: 22023, 42703, 42804, 55000.
+    pub fn new(call: &TriggerCall) -> Result<Self, Refusal> {
+        let columns = call.columns();
+        let given = call.arguments();
+        if given.len() > MOST {
+            return Err(errors::bad_trigger_argument(format!(
+                "fenced() takes at most {MOST} arguments"
+            )));
+        }
+        let arguments = TriggerArguments::new(given.iter().map(Vec::as_slice));
+        let column = fence_column(&columns, arguments.fence_column)?;
+        let (order, managed) = order(arguments.mode)?;
+        let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
+        let duty = Duty::new(&arguments, managed)?;
+        statistics::prepare();
+        let moves = call.on_partition();
+        Ok(Plan {
+            column,
+            duty,
+            order,
+            lease,
+            tokens: tokens::sequence()?,
+            moves,
+            verified: call.has_twin(),
+            depth: if moves { call.depth() } else { 0 },
+            offered: Cell::new(None),
+        })
+    }
+}
+
+fn fence_column(columns: &Columns, name: &[u8]) -> Result<Attribute, Refusal> {
+    let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
+    if column.type_oid != pg_sys::INT8OID {
+        return Err(errors::wrong_type(name, "a bigint"));
+    }
+    if column.generated {
+        return Err(errors::wrong_type(name, "a plain column, not a generated one,"));
+    }
+    Ok(column)
+}
+
+/// How a mode compares tokens, and whether it is `managed`.
+fn order(mode: &[u8]) -> Result<(Order, bool), Refusal> {
+    match mode {
+        b"strict" => Ok((Order::Strict, false)),
+        b"monotonic" => Ok((Order::Monotonic, false)),
+        b"managed" => Ok((Order::Monotonic, true)),
+        other => Err(errors::bad_trigger_argument(format!(
+            "unknown mode {} of fenced()",
+            errors::quoted(other)
+        ))),
+    }
+}
+
+impl Duty {
+    fn new(arguments: &TriggerArguments, managed: bool) -> Result<Self, Refusal> {
+        let unfenced_insert = match arguments.unfenced_insert {
+            None => false,
+            Some(b"unfenced insert") if managed => true,
+            Some(_) => {
+                return Err(errors::bad_trigger_argument(
+                    "the fifth argument of fenced() can only be unfenced insert, in managed mode"
+                        .into(),
+                ));
+            }
+        };
+        let null_insert = match arguments.lease {
+            _ if unfenced_insert => NullInsert::Always,
+            None if managed => NullInsert::WithoutToken,
+            _ => NullInsert::Never,
+        };
+        match arguments.verify {
+            None if managed => Ok(Duty::Manage { unfenced_insert }),
+            None => Ok(Duty::Judge),
+            Some(b"verify") => Ok(Duty::Verify { null_insert }),
+            Some(_) => Err(errors::bad_trigger_argument(
+                "the fourth argument of fenced() can only be verify".into(),
+            )),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Rows that an UPDATE moves to another partition: a DELETE here and an INSERT there, of which the trigger fires for each.
+//! The UPDATE has been judged, so its two halves are known again and let pass.
+
+use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::trigger::RowId;
+use crate::pg::xact;
+use pg_fence_rules::Token;
+use std::cell::RefCell;
+
+thread_local! {
+    /// The row version whose UPDATE was accepted last, at each depth of triggers: moving it to another
+    /// partition deletes that very version next, before another row of that statement is looked at.
+    static ACCEPTED: RefCell<Vec<Accepted>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What was accepted at one depth of triggers.
+#[derive(Clone, Copy, Default)]
+struct Accepted {
+    /// The version that was updated, and the token that it was updated with.
+    row: Option<(RowId, Token)>,
+    /// The token of a row that has left its partition and arrives in another next.
+    under_way: Option<Token>,
+    /// A row has left its partition, and its arrival is not counted as another write.
+    counted: bool,
+    /// The savepoint that it was accepted in, whose rollback undoes it.
+    savepoint: SavepointId,
+}
+
+/// Remembers the version whose UPDATE was accepted, and with which token.
+pub fn accept(depth: usize, row: RowId, token: Token) {
+    let (row, savepoint) = (Some((row, token)), xact::savepoint());
+    let accepted = Accepted { row, under_way: None, counted: false, savepoint };
+    at_depth(depth, |last| *last = accepted);
+}
+
+/// Is the DELETE of this version the first half of a move, whose UPDATE was just accepted? With `judged`, the INSERT that
+/// follows asks for the token.
+pub fn leaves(depth: usize, row: RowId, judged: bool) -> bool {
+    at_depth(depth, |accepted| match accepted.row.take() {
+        Some((id, token)) if id == row => {
+            accepted.under_way = judged.then_some(token);
+            accepted.counted = true;
+            true
+        }
+        _ => false,
+    })
+}
+
+/// Is this INSERT the second half of a move? Told once.
+pub fn arrives(depth: usize) -> bool {
+    at_depth(depth, |accepted| std::mem::take(&mut accepted.counted))
+}
+
+/// The token that the row which arrives has left its partition with. Told once.
+pub fn token_under_way(depth: usize) -> Option<Token> {
+    at_depth(depth, |accepted| accepted.under_way.take())
+}
+
+/// The statement is over: no row of it is still on its way.
+pub fn forget(depth: usize) {
+    at_depth(depth, |accepted| *accepted = Accepted::default());
+}
+
+fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
+    ACCEPTED.with_borrow_mut(|accepted| {
+        if accepted.len() <= depth {
+            accepted.resize(depth + 1, Accepted::default());
+        }
+        work(&mut accepted[depth])
+    })
+}
+
+impl OfSavepoint for Accepted {
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.savepoint.savepoint_released(savepoint, parent);
+    }
+
+    /// It stays where it is, for its place tells its depth; what was accepted in a savepoint did not happen.
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
+        if self.savepoint == savepoint {
+            *self = Accepted::default();
+        }
+        true
+    }
+}
+
+impl OfTransaction for Vec<Accepted> {
+    fn transaction_ended(&mut self, _: Ending) {
+        self.clear();
+    }
+}
+
+/// Follows transactions; called once, when the library is loaded.
+pub fn listen() {
+    scope::keep(&ACCEPTED);
+}
