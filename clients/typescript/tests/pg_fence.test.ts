@@ -282,7 +282,9 @@ async function typeorm(): Promise<Orm> {
 }
 
 async function sequelize(): Promise<Orm> {
-  const db = new Sequelize(URL, { logging: false, dialect: "postgres" });
+  // It does not read a user that stands behind the question mark.
+  const { host, port, database, user: username } = new pg.Client(URL) as Required<pg.Client>;
+  const db = new Sequelize({ dialect: "postgres", host, port, database: database!, username: username!, logging: false });
   const columns = { id: { type: DataTypes.BIGINT, primaryKey: true }, status: DataTypes.TEXT };
   const Order = db.define("orders", columns, { timestamps: false, version: true });
   const saves = (order: any, status: string, under?: Lease<any, any>) =>
@@ -362,8 +364,8 @@ async function drizzle(): Promise<Orm> {
 for (const open of [typeorm, sequelize, kysely, drizzle]) {
   test(`${open.name}: a model is saved as ever under a lease, and only there`, async () => {
     const orm = await open();
+    const held = await lease();
     try {
-      const held = await lease();
       await orm.save("paid", held);
       await orm.save("paid again", held);
       assert.equal(await value("SELECT status || ' ' || version || ' ' || (fence > 0) FROM orders"), "paid again 3 true");
@@ -378,8 +380,8 @@ for (const open of [typeorm, sequelize, kysely, drizzle]) {
       assert.ok(late instanceof NotSpeaking || late instanceof LeaseLost, String(late));
       await orm.save("the other's", other);
       assert.equal(await status(), "the other's");
-      await held.release();
     } finally {
+      await held.release();
       await orm.close();
     }
   });

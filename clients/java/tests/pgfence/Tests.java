@@ -18,6 +18,7 @@ import pgfence.FenceException.*;
  * What the scenarios of all clients do not show: kinds of transactions, and what is Java's own. {@code DATABASE_URL}
  * names a database with the extension that is otherwise of no use: a table is made and dropped in it.
  */
+@SuppressWarnings("try")
 final class Tests {
     private static final Duration LONG = Duration.ofMinutes(5);
     private static final String URL = "jdbc:" + System.getenv("DATABASE_URL");

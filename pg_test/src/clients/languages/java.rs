@@ -75,7 +75,7 @@ fn build() -> Result<PathBuf> {
     }
     fs::create_dir_all(&classes)?;
     let mut javac = Command::new("javac");
-    javac.args(["--release", "17", "-Xlint:all,-try", "-Werror", "-cp", DRIVER, "-d"]);
+    javac.args(["--release", "17", "-Xlint:all", "-Werror", "-cp", DRIVER, "-d"]);
     output_of(javac.arg(&classes).args(&sources))?;
     fs::write(built, text)?;
     Ok(classes)
