@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 /// Its name, and so those of its files.
 pub const NAME: &str = "pg_fence";
@@ -219,6 +220,9 @@ pub(crate) fn build_library(
         "building {NAME} (pg{major}{})",
         bug.map(|bug| format!(", {bug}")).unwrap_or_default()
     );
+    // Tests build side by side, and between these two nobody else may.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     place.prepare()?;
     let mut command = cargo();
     command.current_dir(source);
