@@ -1011,8 +1011,7 @@ BEGIN
 
     -- The schema of the functions is the installer's, who alone decides who may look into it.
     IF NOT has_schema_privilege(role, '@extschema@'::regnamespace, 'USAGE') THEN
-        -- While a script runs, Postgres keeps what is less than a warning to itself.
-        RAISE WARNING USING MESSAGE = format('%s cannot yet look into the schema of the functions', grantee),
+        RAISE NOTICE USING MESSAGE = format('%s cannot yet look into the schema of the functions', grantee),
             HINT = 'GRANT USAGE ON SCHEMA @extschema@ TO ' || grantee || ';';
     END IF;
 END

@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 /// Its name, and so those of its files.
 pub const NAME: &str = "pg_fence";
@@ -163,6 +164,33 @@ impl BuildPlace {
         BuildPlace { target, build }
     }
 
+    /// A place for what is built, and one for what it is built from.
+    pub(crate) fn new(target: PathBuf, build: PathBuf) -> BuildPlace {
+        BuildPlace { target, build }
+    }
+
+    /// Puts the library of this place's last build back to where cargo left it.
+    ///
+    /// All that are built from one directory write their library to the same file there, whose name has no hash. A
+    /// build with nothing to do copies from there: it would take what was built last, for another PostgreSQL maybe.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        let file = format!("lib{NAME}.so");
+        let (ours, shared) =
+            (self.target.join("release").join(&file), self.build.join("release/deps").join(&file));
+        if !shared.exists() {
+            return Ok(());
+        }
+        if ours.exists() && fs::read(&ours)? == fs::read(&shared)? {
+            return Ok(());
+        }
+        // Without it cargo links anew.
+        fs::remove_file(&shared)?;
+        if ours.exists() {
+            fs::copy(&ours, &shared)?;
+        }
+        Ok(())
+    }
+
     /// Another place for what is built there, of the same crates.
     pub fn below(self, name: &str) -> BuildPlace {
         BuildPlace { target: self.target.join(name), build: self.build }
@@ -192,6 +220,10 @@ pub(crate) fn build_library(
         "building {NAME} (pg{major}{})",
         bug.map(|bug| format!(", {bug}")).unwrap_or_default()
     );
+    // Tests build side by side, and between these two nobody else may.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+    place.prepare()?;
     let mut command = cargo();
     command.current_dir(source);
     // `rustc` hands what follows `--` to the extension's own crate and to no other: a bug leaves the crates
@@ -270,6 +302,28 @@ mod tests {
         assert_eq!(scripts[&format!("pg_fence--{VERSION}.sql")], "a\nb");
         assert_eq!(scripts["pg_fence--0.0.1--0.0.2.sql"], "up");
         assert_eq!(scripts.len(), 2);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_build_finds_its_own_library_again() {
+        let dir = std::env::temp_dir().join(format!("pg_fence_place-{}", std::process::id()));
+        let place = BuildPlace::new(dir.join("target"), dir.join("build"));
+        let (ours, shared) = (
+            dir.join("target/release/libpg_fence.so"),
+            dir.join("build/release/deps/libpg_fence.so"),
+        );
+        for file in [&ours, &shared] {
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+        }
+        place.prepare().unwrap();
+        fs::write(&shared, "another's").unwrap();
+        place.prepare().unwrap();
+        assert!(!shared.exists(), "cargo would take another's for ours");
+        fs::write(&ours, "ours").unwrap();
+        fs::write(&shared, "another's").unwrap();
+        place.prepare().unwrap();
+        assert_eq!(fs::read_to_string(&shared).unwrap(), "ours");
         fs::remove_dir_all(&dir).unwrap();
     }
 

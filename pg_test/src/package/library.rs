@@ -1,6 +1,6 @@
 //! The library as it is packaged: without symbols for debuggers, and without a trace of where it was built.
 
-use crate::extension::{self, NAME};
+use crate::extension::{self, BuildPlace, NAME};
 use anyhow::{ensure, Context, Result};
 use std::ffi::OsString;
 use std::fs;
@@ -10,13 +10,17 @@ use std::process::Stdio;
 /// Builds the library of a source tree below `target`, apart from other builds: its flags build all crates anew.
 pub fn build(source: &Path, pg_config: &Path, target: &Path) -> Result<PathBuf> {
     let major = extension::major_of(pg_config)?;
-    let place = target.join(format!("pg{major}"));
+    let output = target.join(format!("pg{major}"));
+    // Most of it is the same for each major version.
+    let place = BuildPlace::new(output.clone(), target.join("build"));
     eprintln!("building {NAME} for packages (pg{major})");
     // pgrx formats what it generates, and panics tell its lines: without a file here rustfmt would go by whatever
     // lies above the target directory.
     fs::create_dir_all(target)?;
     fs::write(target.join("rustfmt.toml"), "")?;
-    let status = extension::cargo()
+    place.prepare()?;
+    let status = place
+        .tell(&mut extension::cargo())
         .current_dir(source)
         .args([
             "rustc",
@@ -29,9 +33,6 @@ pub fn build(source: &Path, pg_config: &Path, target: &Path) -> Result<PathBuf> 
         ])
         .args(["--features", &format!("pg{major}")])
         .env("PGRX_PG_CONFIG_PATH", pg_config)
-        .env("CARGO_TARGET_DIR", &place)
-        // Most of it is the same for each major version. Before 1.91 cargo knows no build directory.
-        .env("CARGO_BUILD_BUILD_DIR", target.join("build"))
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
         // Its separator is no character of a path.
         .env("CARGO_ENCODED_RUSTFLAGS", remapped(source, target)?.join("\u{1f}"))
@@ -40,7 +41,7 @@ pub fn build(source: &Path, pg_config: &Path, target: &Path) -> Result<PathBuf> 
         .status()
         .context("cannot run cargo")?;
     ensure!(status.success(), "building {NAME} failed ({status})");
-    Ok(place.join(format!("release/lib{NAME}.so")))
+    Ok(output.join(format!("release/lib{NAME}.so")))
 }
 
 /// Flags by which paths in the library (a panic names its line) begin the same wherever it is built.

@@ -21,6 +21,7 @@ macro_rules! pages {
 
 pages![
     readme = "README.md",
+    beyond_one_machine = "docs/beyond-one-machine.md",
     clients = "docs/clients.md",
     concepts = "docs/concepts.md",
     from_advisory_locks = "docs/from/advisory-locks.md",
