@@ -281,7 +281,7 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()
          SELECT fence_protect('orders', lease => 'order:{id}'); SELECT fence_stats_reset()",
     )?;
     // What grows is seen only beside what was there before.
-    wait_until("Prometheus looks", LIMIT, || prometheus.samples("PF004").is_ok_and(|n| n >= 2))
+    wait_until("Prometheus looks", LIMIT, || prometheus.samples("PF001").is_ok_and(|n| n >= 2))
         .with_context(told)?;
     ensure!(prometheus.firing("FenceWriteRefused")?.is_none(), "it fires before anything happens");
 
@@ -296,7 +296,7 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()
     admin.run(&format!("UPDATE orders SET status = 'sent', fence = {new} WHERE id = 7"))?;
     frozen.thaw()?;
     match frozen.outcome(LIMIT)? {
-        Err(fault) => ensure!(fault.sqlstate == "PF004", "{fault}"),
+        Err(fault) => ensure!(fault.sqlstate == "PF001", "{fault}"),
         Ok(rows) => bail!("the late write landed: {rows:?}"),
     }
 
@@ -307,20 +307,21 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()
     })
     .with_context(told)?;
     let alert = alert.context("no alert")?;
-    ensure!(alert["labels"]["sqlstate"] == "PF004", "{alert}");
+    ensure!(alert["labels"]["sqlstate"] == "PF001", "{alert}");
     ensure!(alert["labels"]["datname"] == "postgres", "{alert}");
     let description = alert["annotations"]["description"].as_str().unwrap_or_default();
     ensure!(description.contains("public.orders by worker A;"), "{alert}");
 
     let refusals = admin.rows(
-        "SELECT sqlstate, relation, key, lease, presented, holder, application_name, pid FROM fence.refusals",
+        "SELECT sqlstate, relation, key, lease, presented, stored, holder, application_name, pid FROM fence.refusals",
     )?;
     let wanted = [
-        "PF004",
+        "PF001",
         "public.orders",
         "{\"id\": 7}",
         "order:7",
         &old.to_string(),
+        &new.to_string(),
         "worker B",
         "worker A",
         &frozen.backend().to_string(),
