@@ -267,7 +267,10 @@ pub unsafe fn simple_heap_update(
         #[cfg(feature = "pg15")]
         raw::simple_heap_update(table, over, tuple);
         #[cfg(not(feature = "pg15"))]
-        raw::simple_heap_update(table, over, tuple, &mut pg_sys::TU_UpdateIndexes::TU_None);
+        {
+            let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
+            raw::simple_heap_update(table, over, tuple, &mut indexes);
+        }
     }
 }
 

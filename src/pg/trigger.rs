@@ -223,9 +223,9 @@ impl TriggerCall {
                 row.0,
                 (*(*self.data).tg_relation).rd_att,
                 1,
-                &mut column,
-                &mut value,
-                &mut null,
+                &raw mut column,
+                &raw mut value,
+                &raw mut null,
             ))
         }
     }

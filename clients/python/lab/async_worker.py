@@ -25,6 +25,8 @@ class AsyncWorker:
         self.orders: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.lease: Observed | None = None
         self.answered = asyncio.Event()
+        #: Whether what it does now has not been answered yet.
+        self.owes_answer = False
         self.block: asyncio.Task[None] | None = None
         #: Nobody is in the block of a lease.
         self.outside = asyncio.Event()
@@ -63,20 +65,22 @@ class AsyncWorker:
     async def answer(self, order: dict[str, Any]) -> None:
         arguments = dict(order)
         do = arguments.pop("do")
+        self.owes_answer = True
         try:
             if do in WITHIN:
                 raise pg_fence.LeaseLost("released", ("its transaction has ended",))
             await getattr(self, do)(**arguments)
         except asyncio.CancelledError as error:
-            if self.lease is not None and self.lease.loss is not None:
-                refused(self.lease.loss)
-            else:
-                refused(error)
+            # Between two orders of a transaction there is nothing to refuse.
+            if self.owes_answer:
+                loss = self.lease.loss if self.lease is not None else None
+                refused(loss or error)
             raise
         except Ended:
             raise
         except Exception as error:
-            refused(error)
+            if self.owes_answer:
+                refused(error)
         finally:
             self.answered.set()
 
@@ -189,8 +193,10 @@ class AsyncWorker:
 
     async def steps(self, connection: psycopg.AsyncConnection[Any]) -> str:
         while True:
+            self.owes_answer = False
             self.answered.set()
             order = await self.inner.get()
+            self.owes_answer = True
             if order["do"] in ("commit", "rollback"):
                 return str(order["do"])
             if order["do"] == "end":

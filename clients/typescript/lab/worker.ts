@@ -110,10 +110,15 @@ const PLANTS: Record<string, typeof Observed> = {
   "hang-hides-loss": HangHidesLoss,
 };
 
+const plant = argument("--plant");
+const Kind = plant === undefined ? Observed : PLANTS[plant];
+if (Kind === undefined) {
+  throw new Error(`no such plant: ${plant}`);
+}
+
 class ObservedFence extends Fence<any, any> {
   protected override make(spec: Spec<any, any>): Observed {
-    const Type = PLANTS[argument("--plant") ?? ""] ?? Observed;
-    return new Type(spec);
+    return new Kind!(spec);
   }
 }
 
@@ -176,6 +181,8 @@ async function order(): Promise<Order | undefined> {
   return done ? undefined : JSON.parse(value);
 }
 
+/** Orders within a transaction. */
+const WITHIN = new Set(["update", "sleep", "commit", "rollback"]);
 const ROLLBACK = new Error("rollback");
 const UPDATE = (value: string) => `UPDATE work SET value = '${value}' WHERE id = 1`;
 
@@ -192,6 +199,9 @@ class Worker {
     for (let next = await order(); next !== undefined; next = await order()) {
       const { do: what, ...rest } = next;
       try {
+        if (WITHIN.has(what)) {
+          throw new LeaseLost("released", ["its transaction has ended"]);
+        }
         await (this as any)[what](rest);
       } catch (error) {
         refused(error);

@@ -1,3 +1,4 @@
+import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import { debuglog } from "node:util";
@@ -46,7 +47,7 @@ export interface Spec<On, Tx> extends LeaseOptions {
 
 /** What the view of all leases shows as the holder, unless one is named. */
 export function uniqueHolder(): string {
-  return `${hostname()}/${process.pid}/${crypto.randomUUID().slice(0, 8)}`;
+  return `${hostname()}/${process.pid}/${randomUUID().slice(0, 8)}`;
 }
 
 /**

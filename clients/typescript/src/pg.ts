@@ -116,7 +116,11 @@ class PgTransaction implements Transaction<pg.ClientBase> {
 
   async begin(first: readonly string[]): Promise<pg.ClientBase> {
     const client = (this.#client ??= await this.#connect());
-    this.isOurs = client.getTransactionStatus() === "I";
+    const status = client.getTransactionStatus?.() ?? null;
+    if (status === null) {
+      throw new TypeError("this takes pg 8.21 or newer, and not its native bindings");
+    }
+    this.isOurs = status === "I";
     await client.query([...(this.isOurs ? ["BEGIN"] : []), ...first].join("; "));
     return client;
   }

@@ -148,3 +148,28 @@ fn a_long_name_is_cut_between_letters_in_every_encoding(lab: &Lab) -> Result<()>
     }
     Ok(())
 }
+
+#[lab_test]
+fn refused_writes_are_kept_in_the_database_s_encoding(lab: &Lab) -> Result<()> {
+    for (name, encoding) in [("enc_refused_latin1", "LATIN1"), ("enc_refused_eucjp", "EUC_JP")] {
+        let db = Encoded::create(lab, name, encoding)?;
+        let mut session = db.connect()?;
+        let (letter, holder) =
+            if encoding == "LATIN1" { ("é", "Zoë") } else { ("京", "東京") };
+        session.run(&format!(
+            "CREATE TABLE \"{letter}t\" (\"{letter}\" text PRIMARY KEY, fence bigint);
+             SELECT fence_protect('\"{letter}t\"', lease => '{letter}:{{{letter}}}');
+             SELECT lease_acquire('{letter}:{letter}', '{}', '1 h')",
+            holder.repeat(50)
+        ))?;
+        session.refused(&format!("INSERT INTO \"{letter}t\" VALUES ('{letter}', 1)"), "PF004")?;
+        let row = session.rows(&format!(
+            "SELECT relation, key ->> '{letter}', lease, holder FROM fence.refusals"
+        ))?;
+        let texts: Vec<&str> = row[0].iter().flatten().map(String::as_str).collect();
+        let table = format!("public.\"{letter}t\"");
+        ensure!(texts[..3] == [&*table, letter, &*format!("{letter}:{letter}")], "{texts:?}");
+        ensure!(texts[3] == holder.repeat(50), "{texts:?}");
+    }
+    Ok(())
+}

@@ -16,6 +16,7 @@ mod encodings;
 mod epoch_jumps;
 mod error_secrecy;
 mod errors;
+mod extension_updates;
 mod failed_calls;
 mod failover;
 mod fence;

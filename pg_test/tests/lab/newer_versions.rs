@@ -11,13 +11,15 @@ fn transaction_timeout_ends_a_guarded_transaction_that_goes_on_and_on(lab: &Lab)
     let db = lab.database()?;
     let mut other = db.connect()?;
     other.run("CREATE TABLE totals (n int); INSERT INTO totals VALUES (0)")?;
-    let mut busy = db.conninfo().set("transaction_timeout", "2s").connect()?;
-    let token = busy.acquire("job", "1 s")?;
+    let mut busy = db.conninfo().set("transaction_timeout", "3s").connect()?;
+    let token = busy.acquire("job", "2 s")?;
     busy.run(&format!("BEGIN; SELECT lease_guard('job', {token}); UPDATE totals SET n = 1"))?;
     // Neither silent nor long at one statement: no other timeout would ever end it.
     let fault = (0..1_000).find_map(|_| busy.try_rows("SELECT pg_sleep(0.05)").err());
     let Some(fault) = fault else { bail!("the transaction goes on") };
-    ensure!(fault.sqlstate == "25P04", "{fault}");
+    // Between two statements the client does not get to read why.
+    ensure!(fault.sqlstate == "25P04" || fault.is_disconnect(), "{fault}");
+    ensure!(lab.cluster().log()?.contains("connection due to transaction timeout"));
     other.granted("SELECT lease_acquire('job', wait => '60 s')")?;
     ensure!(other.one::<i32>("SELECT n FROM totals", &[])? == 0, "it was committed");
     Ok(())
@@ -68,7 +70,7 @@ fn merge_by_what_the_source_lacks_is_judged_as_any_write(lab: &Lab) -> Result<()
     let all = "MERGE INTO orders USING (VALUES (1)) AS s (id) ON s.id = orders.id \
                WHEN NOT MATCHED BY SOURCE THEN DELETE";
     session.run(&format!("BEGIN; SELECT lease_guard('order:2', {token})"))?;
-    session.refused(all, "PF002")?;
+    session.refused(all, "PF004")?;
     session.run("ROLLBACK")?;
     ensure!(session.one::<i64>("SELECT count(*) FROM orders", &[])? == 3);
     Ok(())
@@ -85,12 +87,7 @@ fn who_may_maintain_a_fenced_table_may_not_write_it(lab: &Lab) -> Result<()> {
          GRANT MAINTAIN ON orders TO {role}; GRANT pg_maintain TO {role}"
     ))?;
     let mut keeper = db.connect_as(&role)?;
-    for upkeep in [
-        "VACUUM FULL orders",
-        "REINDEX TABLE orders",
-        "VACUUM FULL fence.lease",
-        "ANALYZE fence.lease",
-    ] {
+    for upkeep in ["VACUUM FULL orders", "REINDEX TABLE orders", "VACUUM ANALYZE"] {
         keeper.run(upkeep)?;
     }
     for write in [

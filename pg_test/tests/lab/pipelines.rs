@@ -86,7 +86,8 @@ fn a_guard_is_warned_of_only_where_nothing_follows_it(lab: &Lab) -> Result<()> {
     for (statements, warned) in [
         (vec![&*guard], true),
         (vec![&*guard, "SELECT 1"], false),
-        (vec!["SELECT 1", &*guard], true),
+        // From 18 on what follows the first statement of a pipeline is in an open transaction, as far as can be seen.
+        (vec!["SELECT 1", &*guard], lab.prefix().major_number() < 18),
     ] {
         let mut stream = send(&db, |to| {
             for sql in &statements {

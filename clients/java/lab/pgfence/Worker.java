@@ -11,6 +11,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.Set;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
 import pgfence.FenceException.*;
@@ -31,6 +32,9 @@ final class Worker {
             LeaseLost.class, "lost",
             TransactionLost.class, "transaction-lost");
 
+    private static final Set<String> PLANTS =
+            Set.of("deadline-from-answer", "error-is-loss", "renew-in-work", "hang-hides-loss");
+
     private static final BufferedReader LINES = new BufferedReader(new InputStreamReader(System.in));
     private static String plant = "";
     /** The connection of the transaction that is open. */
@@ -44,6 +48,9 @@ final class Worker {
     public static void main(String[] arguments) throws IOException {
         if (arguments.length == 2 && arguments[0].equals("--plant")) {
             plant = arguments[1];
+            if (!PLANTS.contains(plant)) {
+                throw new IllegalArgumentException("no such plant");
+            }
         }
         Worker worker = new Worker(order().orElseThrow());
         for (Optional<Order> order = order(); order.isPresent(); order = order()) {
@@ -56,7 +63,7 @@ final class Worker {
     }
 
     private Worker(Order place) {
-        url = "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s".formatted(
+        url = "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s&prepareThreshold=0".formatted(
                 place.text("host"), place.number("port"), place.text("dbname"), place.text("user"),
                 place.text("application"));
         fence = new Fence(url) {
@@ -144,6 +151,8 @@ final class Worker {
             case "lead" -> lead(order);
             case "census" -> say("census", "tasks", Thread.activeCount());
             case "close" -> close();
+            case "update", "sleep", "commit", "rollback" ->
+                throw new LeaseLost(Reason.RELEASED, List.of("its transaction has ended"), null);
             default -> throw new IllegalArgumentException("what?");
         }
     }

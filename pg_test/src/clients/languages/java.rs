@@ -48,7 +48,7 @@ fn prepare() -> Result<Programs> {
     Ok(Programs {
         worker: program("pgfence.Worker"),
         first_worker: program("FirstWorker"),
-        tests: None,
+        tests: Some(program("pgfence.Tests")),
     })
 }
 
@@ -57,7 +57,7 @@ fn build() -> Result<PathBuf> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let mut sources = Vec::new();
-    for part in ["src", "lab", "examples"] {
+    for part in ["src", "lab", "examples", "tests"] {
         find_sources(&source_root().join("clients/java").join(part), &mut sources)?;
     }
     let home = target_dir().join("clients/java");

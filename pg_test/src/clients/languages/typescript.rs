@@ -28,13 +28,17 @@ pub const ON_POSTGRES: Language = Language {
     is_there: || orm::is_there(LIBRARIES),
 };
 
-/// What it stands on, and what compiles it.
+/// What it stands on, what compiles it, and the ORMs of its tests.
 const LIBRARIES: Runtime = Runtime::Node(&[
     "typescript@7.0.2",
     "@types/node@20.19.43",
     "@types/pg@8.23.1",
     "pg@8.23.1",
     "postgres@3.4.9",
+    "drizzle-orm@0.45.4",
+    "kysely@0.28.18",
+    "sequelize@6.37.8",
+    "typeorm@1.1.1",
 ]);
 
 fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
@@ -49,7 +53,7 @@ fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
     Ok(Programs {
         worker: program("lab/worker.js", &["--driver", driver]),
         first_worker: program(first_worker, &[]),
-        tests: None,
+        tests: Some(program("tests/pg_fence.test.js", &[driver])),
     })
 }
 

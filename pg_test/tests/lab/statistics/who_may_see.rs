@@ -1,5 +1,6 @@
 //! Who may see and reset what was counted.
 
+use crate::restores::{dump, restore};
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
 const LOOKS: [&str; 5] = [
@@ -67,5 +68,24 @@ fn nobody_else_says_how_many_refusals_are_kept(lab: &Lab) -> Result<()> {
     session.acquire("a", "1 h")?;
     ensure!(session.text("SHOW pg_fence.refusals_kept")?.as_deref() == Some("256"));
     session.refused("SET pg_fence.refusals_kept = 1", "42501")?;
+    Ok(())
+}
+
+#[lab_test]
+fn a_dump_carries_who_may_see(lab: &Lab) -> Result<()> {
+    let (db, copy) = (lab.database()?, lab.bare_database()?);
+    let (worker, admin) = (db.role("worker")?, db.role("admin")?);
+    db.connect()?.run(&format!(
+        "SELECT fence_grant('{worker}'), fence_grant('{admin}', true), lease_acquire('a')"
+    ))?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    restore(lab, lab.cluster(), copy.name(), &file, &[])?;
+    let mut session = copy.connect_as(&worker)?;
+    // What was counted stays where it was.
+    ensure!(session.truth("SELECT grants = 0 AND stats_reset IS NULL FROM fence.stats")?);
+    session.refused("SELECT * FROM fence.refusals", "42501")?;
+    let mut session = copy.connect_as(&admin)?;
+    session.run("SELECT * FROM fence.refusals; SELECT fence_stats_reset()")?;
+    ensure!(session.truth("SELECT stats_reset IS NOT NULL FROM fence.stats")?);
     Ok(())
 }

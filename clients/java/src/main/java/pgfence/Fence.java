@@ -9,6 +9,7 @@ import java.util.Optional;
 import java.util.Properties;
 import java.util.concurrent.TimeUnit;
 import javax.sql.DataSource;
+import org.postgresql.PGConnection;
 import org.postgresql.PGProperty;
 import pgfence.FenceException.LeaseLost;
 import pgfence.FenceException.NotSpeaking;
@@ -110,7 +111,14 @@ public class Fence {
 
     /** A connection of a lease's own. */
     final Connection open(long limit) throws SQLException {
-        return opener.open(limit);
+        Connection connection = opener.open(limit);
+        if (connection.isWrapperFor(PGConnection.class)) {
+            // A pooler in transaction mode hands each transaction to a server that may not know the statement; the
+            // driver prepares even COMMIT.
+            connection.unwrap(PGConnection.class).setPrepareThreshold(0);
+        }
+        connection.setAutoCommit(true);
+        return connection;
     }
 
     private static Connection connect(String url, Properties properties, long limit) throws SQLException {

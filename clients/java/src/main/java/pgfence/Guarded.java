@@ -3,6 +3,8 @@ package pgfence;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.util.Optional;
+import org.postgresql.core.BaseConnection;
+import org.postgresql.core.TransactionState;
 import pgfence.FenceException.LeaseLost;
 import pgfence.FenceException.NotSpeaking;
 import pgfence.FenceException.StaleToken;
@@ -101,6 +103,7 @@ public final class Guarded {
             return;
         }
         try {
+            refuseFailed();
             connection.commit();
         } catch (SQLException error) {
             Throwable told = told(error);
@@ -110,6 +113,14 @@ public final class Guarded {
                 rollBack(true);
             }
             throw Guarded.<RuntimeException>as(told);
+        }
+    }
+
+    /** A commit would quietly roll back where the work has swallowed the error of a statement. */
+    private void refuseFailed() throws SQLException {
+        if (connection.isWrapperFor(BaseConnection.class)
+                && connection.unwrap(BaseConnection.class).getTransactionState() == TransactionState.FAILED) {
+            throw new SQLException("a statement of the transaction had failed, so it is rolled back", "25P02");
         }
     }
 

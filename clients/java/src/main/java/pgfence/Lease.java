@@ -280,12 +280,20 @@ public class Lease implements AutoCloseable {
                 before = Clock.now();
                 granted = askToRenew();
             }
-            if (granted != null) {
-                locked(() -> held = true);
-                countsFrom(before, granted);
+            if (granted == null) {
+                answer(null);
+                return false;
             }
+            long from = before;
+            long token = granted;
+            locked(() -> {
+                // Held and until when at once: the watch looks at both.
+                held = true;
+                countsFrom(from, token);
+                return null;
+            });
             answer(null);
-            return granted != null;
+            return true;
         } catch (SQLException | RuntimeException error) {
             answer(error);
             return false;

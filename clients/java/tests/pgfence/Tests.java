@@ -1,0 +1,287 @@
+package pgfence;
+
+import java.lang.reflect.Method;
+import java.lang.reflect.Modifier;
+import java.sql.BatchUpdateException;
+import java.sql.Connection;
+import java.sql.DriverManager;
+import java.sql.ResultSet;
+import java.sql.SQLException;
+import java.sql.Statement;
+import java.time.Duration;
+import java.util.Objects;
+import java.util.Optional;
+import org.postgresql.ds.PGSimpleDataSource;
+import pgfence.FenceException.*;
+
+/**
+ * What the scenarios of all clients do not show: kinds of transactions, and what is Java's own. {@code DATABASE_URL}
+ * names a database with the extension that is otherwise of no use: a table is made and dropped in it.
+ */
+@SuppressWarnings("try")
+final class Tests {
+    private static final Duration LONG = Duration.ofMinutes(5);
+    private static final String URL = "jdbc:" + System.getenv("DATABASE_URL");
+
+    private final Fence fence = new Fence(URL);
+    private final Connection admin = DriverManager.getConnection(URL);
+
+    private Tests() throws SQLException {}
+
+    public static void main(String[] arguments) throws Exception {
+        Tests tests = new Tests();
+        int threads = Thread.activeCount();
+        for (Method method : Tests.class.getDeclaredMethods()) {
+            if (Modifier.isPublic(method.getModifiers()) && method.getParameterCount() == 0) {
+                tests.setUp();
+                try {
+                    method.invoke(tests);
+                } catch (ReflectiveOperationException error) {
+                    throw new AssertionError(method.getName(), error.getCause());
+                }
+                equal(tests.value("SELECT count(*) FROM fence.leases WHERE state = 'held'"), "0");
+                equal(Thread.activeCount(), threads);
+            }
+        }
+    }
+
+    private void setUp() throws SQLException {
+        run(admin, "DROP TABLE IF EXISTS orders");
+        run(admin, "CREATE TABLE orders (id bigint PRIMARY KEY, status text)");
+        run(admin, "INSERT INTO orders VALUES (7, 'new')");
+        run(admin, "SELECT fence_protect('orders', lease => 'order:{id}')");
+    }
+
+    private static void run(Connection connection, String sql) throws SQLException {
+        try (Statement statement = connection.createStatement()) {
+            statement.execute(sql);
+        }
+    }
+
+    private String value(String sql) throws SQLException {
+        try (Statement statement = admin.createStatement(); ResultSet rows = statement.executeQuery(sql)) {
+            rows.next();
+            return rows.getString(1);
+        }
+    }
+
+    private String status() throws SQLException {
+        return value("SELECT status FROM orders");
+    }
+
+    private static void equal(Object is, Object should) {
+        if (!Objects.equals(is, should)) {
+            throw new AssertionError("it is " + is + " and should be " + should);
+        }
+    }
+
+    @FunctionalInterface
+    private interface Body {
+        void run() throws Exception;
+    }
+
+    private static <E extends Throwable> E thrown(Class<E> type, Body body) throws Exception {
+        try {
+            body.run();
+        } catch (Throwable error) {
+            if (type.isInstance(error)) {
+                return type.cast(error);
+            }
+            throw error;
+        }
+        throw new AssertionError("no " + type);
+    }
+
+    private Lease lease(String... names) throws Exception {
+        return fence.lease(names).ttl(LONG).acquire();
+    }
+
+    public void aLostTryIsEmptyAndNoZero() throws Exception {
+        try (Lease first = fence.lease("order:7").holder("it's me").metadata("{\"run\": 7}").acquire()) {
+            equal(fence.lease("order:7").tryAcquire(), Optional.empty());
+            thrown(LeaseTaken.class, () -> fence.lease("order:7").acquire());
+            equal(value("SELECT holder || ' ' || metadata FROM lease_info('order:7')"), "it's me {\"run\": 7}");
+            equal(first.isHeld(), true);
+        }
+    }
+
+    public void badInputIsRefused() throws Exception {
+        thrown(IllegalArgumentException.class, () -> fence.lease("order:7").ttl(Duration.ZERO));
+        SQLException error = thrown(SQLException.class, () -> fence.lease("").acquire());
+        equal(error.getSQLState(), "22023");
+        equal(FenceException.classify(error), Optional.empty());
+    }
+
+    public void severalAreAllThereOrNone() throws Exception {
+        try (Lease one = lease("order:8")) {
+            equal(fence.lease("order:7", "order:8").tryAcquire(), Optional.empty());
+        }
+        try (Lease both = lease("order:9", "order:7"); Connection on = DriverManager.getConnection(URL)) {
+            both.guard(on).run(c -> run(c, "UPDATE orders SET status = 'paid'"));
+            equal(both.renew().getAsLong() > both.token(), true);
+        }
+        equal(status(), "paid");
+    }
+
+    public void aDataSourceAndASchemaWill() throws Exception {
+        PGSimpleDataSource source = new PGSimpleDataSource();
+        source.setURL(URL);
+        String schema = value("SELECT extnamespace::regnamespace FROM pg_extension WHERE extname = 'pg_fence'");
+        try (Lease lease = new Fence(source).inSchema(schema).lease("order:7").acquire(); Connection on = source.getConnection()) {
+            lease.present(on).run(c -> run(c, "UPDATE orders SET status = 'paid'"));
+        }
+        equal(status(), "paid");
+    }
+
+    public void aTransactionEndsAsItsWorkDoes() throws Exception {
+        try (Lease lease = lease("order:7"); Connection on = DriverManager.getConnection(URL)) {
+            int count = lease.guard(on).call(c -> {
+                run(c, "UPDATE orders SET status = 'paid'");
+                return 42;
+            });
+            equal(count, 42);
+            equal(status(), "paid");
+            thrown(ArithmeticException.class, () -> lease.guard(on).run(c -> {
+                run(c, "UPDATE orders SET status = 'undone'");
+                throw new ArithmeticException();
+            }));
+            equal(status(), "paid");
+            equal(on.getAutoCommit(), true);
+        }
+    }
+
+    public void aFailureThatTheWorkSwallowsDoesNotLookLikeACommit() throws Exception {
+        try (Lease lease = lease("order:7"); Connection on = DriverManager.getConnection(URL)) {
+            thrown(SQLException.class, () -> lease.guard(on).run(c -> {
+                run(c, "UPDATE orders SET status = 'undone'");
+                thrown(SQLException.class, () -> run(c, "SELECT 1/0"));
+            }));
+            equal(status(), "new");
+        }
+    }
+
+    public void anOpenTransactionIsLeftToWhoeverBeganIt() throws Exception {
+        try (Lease lease = lease("order:7"); Connection on = DriverManager.getConnection(URL)) {
+            on.setAutoCommit(false);
+            lease.guard(on).run(c -> run(c, "UPDATE orders SET status = 'paid'"));
+            equal(status(), "new");
+            on.commit();
+            equal(status(), "paid");
+            equal(on.getAutoCommit(), false);
+        }
+    }
+
+    public void errorsHaveTheirTypeTheirCauseAndTheirDetail() throws Exception {
+        try (Lease lease = lease("other"); Connection on = DriverManager.getConnection(URL)) {
+            NotSpeaking error = thrown(NotSpeaking.class,
+                    () -> lease.guard(on).run(c -> run(c, "UPDATE orders SET status = 'late'")));
+            equal(error.sqlState(), "PF004");
+            equal(error.detail().get("lease"), "order:7");
+            equal(error.detail().get("presented"), lease.token());
+            equal(error.hint() != null, true);
+            equal(((SQLException) error.getCause()).getSQLState(), "PF004");
+            SQLException division = thrown(SQLException.class, () -> lease.guard(on).run(c -> run(c, "SELECT 1/0")));
+            equal(division.getSQLState(), "22012");
+        }
+    }
+
+    public void errorsAreFoundHoweverDeepTheyAreWrapped() throws Exception {
+        try (Connection on = DriverManager.getConnection(URL); Statement statement = on.createStatement()) {
+            statement.addBatch("UPDATE orders SET status = 'late'");
+            BatchUpdateException batch = thrown(BatchUpdateException.class, statement::executeBatch);
+            RuntimeException wrapped = new RuntimeException(new IllegalStateException(batch));
+            equal(FenceException.classify(wrapped).orElseThrow().getClass(), NoToken.class);
+        }
+    }
+
+    public void anotherConnectionThatBreaksIsTheWorksOwnBusiness() throws Exception {
+        try (Lease lease = lease("order:7"); Connection on = DriverManager.getConnection(URL)) {
+            SQLException elsewhere = new SQLException("elsewhere", "08006");
+            equal(thrown(SQLException.class, () -> lease.guard(on).run(c -> {
+                throw elsewhere;
+            })), elsewhere);
+            equal(FenceException.classify(elsewhere).orElseThrow().getClass(), TransactionLost.class);
+        }
+    }
+
+    public void theLastWriteReleases() throws Exception {
+        try (Lease lease = lease("order:7"); Connection on = DriverManager.getConnection(URL)) {
+            lease.guard(on).releasing().run(c -> run(c, "UPDATE orders SET status = 'paid'"));
+            equal(thrown(LeaseLost.class, lease::check).reason(), Reason.RELEASED);
+            equal(fence.lease("order:7").tryAcquire().map(next -> {
+                next.release();
+                return "ours";
+            }), Optional.of("ours"));
+        }
+        equal(status(), "paid");
+    }
+
+    public void aLossIsToldAtTheEndOfABlockAndReplacesNoError() throws Exception {
+        LeaseLost[] told = new LeaseLost[1];
+        LeaseLost loss = thrown(LeaseLost.class, () -> {
+            try (Lease lease = fence.lease("order:7").ttl(LONG).onLost(one -> told[0] = one).acquire()) {
+                value("SELECT lease_revoke('order:7')");
+            }
+        });
+        equal(loss.reason(), Reason.GONE);
+        equal(told[0].reason(), Reason.GONE);
+        ArithmeticException error = thrown(ArithmeticException.class, () -> {
+            try (Lease lease = lease("order:7")) {
+                value("SELECT lease_revoke('order:7')");
+                throw new ArithmeticException();
+            }
+        });
+        equal(error.getSuppressed()[0].getClass(), LeaseLost.class);
+    }
+
+    public void sleepIsCutShortByALoss() throws Exception {
+        LeaseLost loss = thrown(LeaseLost.class, () -> {
+            try (Lease lease = fence.lease("order:7").ttl(Duration.ofSeconds(2)).acquire()) {
+                value("SELECT lease_revoke('order:7')");
+                lease.sleep(Duration.ofMinutes(5));
+            }
+        });
+        equal(loss.names().get(0), "order:7");
+    }
+
+    public void anInterruptGivesUpWaitingAndLeavesNothingBehind() throws Exception {
+        try (Lease held = lease("order:7")) {
+            Thread main = Thread.currentThread();
+            Thread interrupts = new Thread(() -> {
+                try {
+                    Thread.sleep(300);
+                    main.interrupt();
+                } catch (InterruptedException nobodyDoes) {
+                    Thread.currentThread().interrupt();
+                }
+            });
+            interrupts.start();
+            thrown(InterruptedException.class, () -> fence.lease("order:7").waiting(LONG).acquire());
+            interrupts.join();
+            for (int round = 0; round < 600 && !value(WAITING).equals("0"); round++) {
+                Thread.sleep(50);
+            }
+            equal(value(WAITING), "0");
+            // The thread of that acquire ends, too.
+            Thread.sleep(500);
+        }
+    }
+
+    private static final String WAITING =
+            "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_acquire%'";
+
+    public void leadingEndsWithItsWork() throws Exception {
+        equal(fence.lead("chief", LONG, lease -> 7), 7);
+        thrown(ArithmeticException.class, () -> fence.lead("chief", LONG, lease -> {
+            throw new ArithmeticException();
+        }));
+        int[] terms = {0};
+        equal(fence.lead("chief", Duration.ofSeconds(2), lease -> {
+            if (terms[0]++ == 0) {
+                value("SELECT lease_revoke('chief')");
+                lease.sleep(LONG);
+            }
+            return "led again";
+        }), "led again");
+    }
+}

@@ -1,0 +1,388 @@
+/**
+ * What the scenarios of all clients do not show: each kind of transaction, the ORMs, and what is JavaScript's own.
+ *
+ *     DATABASE_URL=postgresql://… node tests/pg_fence.test.js pg    (or postgres)
+ *
+ * The database has the extension and is otherwise of no use: a table is made and dropped in it.
+ */
+import assert from "node:assert/strict";
+import { after, before, beforeEach, test } from "node:test";
+import { bigint, integer, pgTable, text } from "drizzle-orm/pg-core";
+import { drizzle as drizzleOnPg } from "drizzle-orm/node-postgres";
+import { drizzle as drizzleOnPostgres } from "drizzle-orm/postgres-js";
+import { eq, sql as drizzleSql } from "drizzle-orm";
+import { Kysely, PostgresDialect, sql as kyselySql } from "kysely";
+import pg from "pg";
+import postgres from "postgres";
+import { DataTypes, Sequelize } from "sequelize";
+import { DataSource, EntitySchema } from "typeorm";
+
+import { classify, FenceError, LeaseLost, NoToken, NotSpeaking, TransactionLost, type Lease } from "../dist/index.js";
+import * as onPg from "../dist/pg.js";
+import * as onPostgres from "../dist/postgres.js";
+
+const URL = process.env["DATABASE_URL"] ?? "";
+const DRIVER = process.argv[2] ?? "pg";
+const LONG = { ttl: { minutes: 5 } };
+
+const admin = new pg.Client(URL);
+const pool = new pg.Pool({ connectionString: URL, max: 3 });
+const sql = postgres(URL, { max: 3, onnotice() {} });
+const fence = DRIVER === "pg" ? new onPg.Fence(pool) : new onPostgres.Fence(sql);
+/** What transactions begin on. */
+const on: any = DRIVER === "pg" ? pool : sql;
+/** Runs a statement by what the work is given. */
+const run = (tx: any, statement: string): Promise<any> => (DRIVER === "pg" ? tx.query(statement) : tx.unsafe(statement));
+
+before(() => admin.connect());
+after(async () => {
+  await Promise.all([admin.end(), pool.end(), sql.end()]);
+});
+
+beforeEach(async () => {
+  await admin.query(`
+    DROP TABLE IF EXISTS orders;
+    CREATE TABLE orders (id bigint PRIMARY KEY, status text, version int NOT NULL DEFAULT 1);
+    INSERT INTO orders VALUES (7, 'new');
+    SELECT fence_protect('orders', lease => 'order:{id}');
+  `);
+});
+
+async function value(statement: string): Promise<unknown> {
+  return Object.values((await admin.query(statement)).rows[0] ?? {})[0];
+}
+
+const status = () => value("SELECT status FROM orders");
+
+async function lease(names: string | string[] = "order:7", options = {}): Promise<Lease<any, any>> {
+  const taken = await fence.lease(names, { ...LONG, ...options });
+  assert.ok(taken);
+  return taken;
+}
+
+/** What it is rejected with. */
+async function errorOf(work: () => Promise<unknown>): Promise<any> {
+  try {
+    await work();
+  } catch (error) {
+    return error;
+  }
+  return assert.fail("nothing is thrown");
+}
+
+test("a bare number is no span of time", async () => {
+  await assert.rejects(fence.lease("order:7", { ttl: 30000 as any }), TypeError);
+  await assert.rejects(fence.lease("order:7", { ttl: { second: 30 } as any }), TypeError);
+  await assert.rejects(fence.lease("order:7", { ttl: { seconds: 0 } }), RangeError);
+});
+
+test("a lease that is taken is null", async () => {
+  await using first = await lease("order:7", { holder: "it's \\ me", metadata: { run: 7 } });
+  assert.equal(await fence.lease("order:7"), null);
+  const shown = await value("SELECT holder || ' ' || metadata FROM lease_info('order:7')");
+  assert.equal(shown, `it's \\ me {"run": 7}`);
+  assert.ok(first.held && first.remainingMs > 200_000);
+});
+
+test("several are all there or none", async () => {
+  await using _ = await lease("order:8");
+  assert.equal(await fence.lease(["order:7", "order:8"]), null);
+  await using both = await lease(["order:9", "order:7"]);
+  await both.guard(on, (tx) => run(tx, "UPDATE orders SET status = 'paid'"));
+  assert.ok((await both.renew())! > both.token);
+  assert.equal(await status(), "paid");
+});
+
+test("bad input is the server's error", async () => {
+  const error = await errorOf(() => fence.lease(""));
+  assert.equal(error.code, "22023");
+  assert.equal(classify(error), undefined);
+});
+
+test("whoever gives up waiting leaves nothing behind", async () => {
+  await using _ = await lease();
+  const signal = AbortSignal.timeout(300);
+  const error = await errorOf(() => fence.lease("order:7", { wait: { minutes: 5 }, signal }));
+  assert.equal(error, signal.reason);
+  assert.equal(await value("SELECT count(*)::int FROM pg_stat_activity WHERE query ~ 'lease_acquire\\(''order:7' AND state = 'active' AND pid <> pg_backend_pid()"), 0);
+});
+
+test("a loss aborts the signal, and is told at the end of a block that was not told", async () => {
+  const error = await errorOf(async () => {
+    await using held = await lease("order:7", { ttl: { seconds: 2 } });
+    await value("SELECT lease_revoke('order:7')");
+    await new Promise((resolve) => held.signal.addEventListener("abort", resolve));
+    assert.ok(held.signal.reason instanceof LeaseLost);
+  });
+  assert.ok(error instanceof LeaseLost);
+  assert.equal(error.reason, "gone");
+});
+
+test("a loss that was told is told once, and another error stays to be found", async () => {
+  const told = await errorOf(async () => {
+    await using held = await lease("order:7", { ttl: { seconds: 2 } });
+    await value("SELECT lease_revoke('order:7')");
+    await held.wait({ minutes: 5 });
+  });
+  assert.ok(told instanceof LeaseLost);
+  const both = await errorOf(async () => {
+    await using held = await lease();
+    await value("SELECT lease_revoke('order:7')");
+    await held.renew().catch(() => (held.isTold = false));
+    throw new Error("of the work");
+  });
+  assert.equal(both.suppressed.message, "of the work");
+  assert.ok(classify(both) instanceof LeaseLost);
+});
+
+test("a transaction commits, returns what its work returns, and rolls back what fails", async () => {
+  await using held = await lease();
+  assert.equal(await held.guard(on, async (tx) => (await run(tx, "UPDATE orders SET status = 'guarded'"), 42)), 42);
+  assert.equal(await status(), "guarded");
+  await held.present(on, (tx) => run(tx, "UPDATE orders SET status = 'presented'"));
+  const mine = new Error("of the work");
+  const work = async (tx: unknown) => {
+    await run(tx, "UPDATE orders SET status = 'undone'");
+    throw mine;
+  };
+  assert.equal(await errorOf(() => held.guard(on, work)), mine);
+  assert.equal(await status(), "presented");
+});
+
+test("a failure that the work swallows does not look like a commit", async () => {
+  await using held = await lease();
+  const error = await errorOf(() =>
+    held.guard(on, async (tx) => {
+      await run(tx, "UPDATE orders SET status = 'undone'");
+      await run(tx, "SELECT 1/0").catch(() => {});
+    }),
+  );
+  assert.ok(error instanceof Error);
+  assert.equal(await status(), "new");
+});
+
+test("errors have their types, the driver's as their cause, and their detail", async () => {
+  await using held = await lease("other");
+  const error = await errorOf(() => held.guard(on, (tx) => run(tx, "UPDATE orders SET status = 'late'")));
+  assert.ok(error instanceof NotSpeaking && error instanceof FenceError);
+  assert.equal(error.name, "NotSpeaking");
+  assert.equal(error.sqlstate, "PF004");
+  assert.equal(error.detail["lease"], "order:7");
+  assert.ok(error.hint);
+  assert.equal((error.cause as any).code, "PF004");
+  const division = await errorOf(() => held.guard(on, (tx) => run(tx, "SELECT 1/0")));
+  assert.equal(division.code, "22012");
+});
+
+test("a connection that breaks elsewhere is the work's own business", async () => {
+  await using held = await lease();
+  const reset = Object.assign(new Error("read ECONNRESET"), { code: "ECONNRESET", syscall: "read" });
+  assert.equal(await errorOf(() => held.guard(on, () => Promise.reject(reset))), reset);
+  const fetched = new TypeError("fetch failed", { cause: reset });
+  assert.equal(classify(fetched), undefined);
+  assert.ok(classify(reset) instanceof TransactionLost);
+});
+
+test("the last write releases", async () => {
+  const held = await lease();
+  await held.guard(on, (tx) => run(tx, "UPDATE orders SET status = 'paid'"), { release: true });
+  assert.throws(() => held.check(), (error: any) => error.reason === "released");
+  assert.equal(await value("SELECT count(*)::int FROM lease_info('order:7') WHERE state = 'held'"), 0);
+  assert.equal(await status(), "paid");
+});
+
+test("an open transaction is left to whoever began it", async () => {
+  await using held = await lease();
+  if (DRIVER === "pg") {
+    const client = await pool.connect();
+    await client.query("BEGIN");
+    await held.guard(client as any, (tx) => tx.query("UPDATE orders SET status = 'paid'"));
+    assert.equal(await status(), "new");
+    await client.query("COMMIT");
+    client.release();
+  } else {
+    await sql.begin(async (tx) => {
+      await held.guard(tx as any, (inner) => inner`UPDATE orders SET status = 'paid'`);
+      assert.equal(await status(), "new");
+    });
+  }
+  assert.equal(await status(), "paid");
+});
+
+test("a session that ends under a transaction leaves the pool as it was", async () => {
+  await using held = await lease();
+  const error = await errorOf(() =>
+    held.guard(on, async (tx) => {
+      await run(tx, "UPDATE orders SET status = 'undone'");
+      const [pid] = DRIVER === "pg" ? (await run(tx, "SELECT pg_backend_pid() AS pid")).rows : await run(tx, "SELECT pg_backend_pid() AS pid");
+      await value(`SELECT pg_terminate_backend(${pid.pid}, 10000)`);
+      await new Promise((resolve) => setTimeout(resolve, 200));
+      await run(tx, "UPDATE orders SET status = 'undone'");
+    }),
+  );
+  assert.ok(error instanceof TransactionLost);
+  for (let round = 0; round < 4; round++) {
+    await held.guard(on, (tx) => run(tx, `UPDATE orders SET status = 'paid ${round}'`));
+  }
+  assert.equal(await status(), "paid 3");
+});
+
+test("leading ends when it is told to, and when the work has ended", async () => {
+  assert.equal(await fence.lead("chief", async () => 7, LONG), 7);
+  const stop = new AbortController();
+  const led = fence.lead("chief", (_, signal) => new Promise((__, reject) => {
+    signal.addEventListener("abort", () => reject(signal.reason));
+    stop.abort();
+  }), { ...LONG, signal: stop.signal });
+  assert.equal(await led, undefined);
+  await assert.rejects(fence.lead("chief", () => Promise.reject(new Error("mine")), LONG), /mine/);
+  assert.equal(await value("SELECT count(*)::int FROM lease_info('chief') WHERE state = 'held'"), 0);
+});
+
+// The ORMs: a model saved as ever, that knows nothing of the fence, and has a version of its own beside it. What each
+// can do: save in a transaction under a lease; save without; save a row of which it has read an older version.
+
+interface Orm {
+  /** In a transaction, under the lease if there is one. */
+  save(status: string, under?: Lease<any, any>): Promise<unknown>;
+  /** Rejects, for somebody else has saved since it was read. */
+  saveOlder(under: Lease<any, any>): Promise<unknown>;
+  close(): Promise<unknown>;
+}
+
+async function typeorm(): Promise<Orm> {
+  const Order = new EntitySchema<{ id: string; status: string; version: number }>({
+    name: "Order",
+    tableName: "orders",
+    columns: { id: { type: "bigint", primary: true }, status: { type: "text" }, version: { type: "int", version: true } },
+  });
+  const source = await new DataSource({ type: "postgres", url: URL, entities: [Order] }).initialize();
+  const read = () => source.manager.findOneByOrFail(Order, { id: "7" });
+  const save = async (status: string, under?: Lease<any, any>) => {
+    const order = await read();
+    order.status = status;
+    await source.transaction(async (manager) => {
+      const saves = () => manager.save(Order, order);
+      await (under === undefined ? saves() : under.guard((statement: string) => manager.query(statement), saves));
+    });
+  };
+  return {
+    save,
+    async saveOlder(under) {
+      const older = await read();
+      await save("in between", under);
+      await source.transaction((manager) =>
+        under.guard((statement: string) => manager.query(statement), async () => {
+          await manager.findOne(Order, { where: { id: "7" }, lock: { mode: "optimistic", version: older.version } });
+        }),
+      );
+    },
+    close: () => source.destroy(),
+  };
+}
+
+async function sequelize(): Promise<Orm> {
+  // It does not read a user that stands behind the question mark.
+  const { host, port, database, user: username } = new pg.Client(URL) as Required<pg.Client>;
+  const db = new Sequelize({ dialect: "postgres", host, port, database: database!, username: username!, logging: false });
+  const columns = { id: { type: DataTypes.BIGINT, primaryKey: true }, status: DataTypes.TEXT };
+  const Order = db.define("orders", columns, { timestamps: false, version: true });
+  const saves = (order: any, status: string, under?: Lease<any, any>) =>
+    db.transaction((transaction) => {
+      const save = () => order.update({ status }, { transaction });
+      return under === undefined ? save() : under.guard((statement: string) => db.query(statement, { transaction }), save);
+    });
+  const read = () => Order.findByPk(7);
+  return {
+    save: async (status, under) => saves(await read(), status, under),
+    async saveOlder(under) {
+      const older = await read();
+      await saves(await read(), "in between", under);
+      await saves(older, "older", under);
+    },
+    close: () => db.close(),
+  };
+}
+
+async function kysely(): Promise<Orm> {
+  interface Tables {
+    orders: { id: string; status: string; version: number };
+  }
+  const db = new Kysely<Tables>({ dialect: new PostgresDialect({ pool: new pg.Pool({ connectionString: URL }) }) });
+  const read = () => db.selectFrom("orders").selectAll().executeTakeFirstOrThrow();
+  const saves = (version: number, status: string, under?: Lease<any, any>) =>
+    db.transaction().execute(async (trx) => {
+      const save = () =>
+        trx
+          .updateTable("orders")
+          .set((row) => ({ status, version: row("version", "+", 1) }))
+          .where("id", "=", "7")
+          .where("version", "=", version)
+          .returning("id")
+          .executeTakeFirstOrThrow();
+      await (under === undefined ? save() : under.guard((statement: string) => kyselySql.raw(statement).execute(trx), save));
+    });
+  return {
+    save: async (status, under) => saves((await read()).version, status, under),
+    async saveOlder(under) {
+      const { version } = await read();
+      await saves(version, "in between", under);
+      await saves(version, "older", under);
+    },
+    close: () => db.destroy(),
+  };
+}
+
+async function drizzle(): Promise<Orm> {
+  const orders = pgTable("orders", {
+    id: bigint("id", { mode: "number" }).primaryKey(),
+    status: text("status"),
+    version: integer("version").notNull(),
+  });
+  const db: any = DRIVER === "pg" ? drizzleOnPg(pool) : drizzleOnPostgres(sql);
+  const read = async () => (await db.select().from(orders))[0];
+  const saves = (version: number, status: string, under?: Lease<any, any>) =>
+    db.transaction(async (tx: any) => {
+      const save = async () => {
+        const found = drizzleSql`${orders.id} = 7 AND ${eq(orders.version, version)}`;
+        const saved = await tx.update(orders).set({ status, version: version + 1 }).where(found).returning();
+        assert.equal(saved.length, 1, "another version");
+      };
+      await (under === undefined ? save() : under.guard((statement: string) => tx.execute(drizzleSql.raw(statement)), save));
+    });
+  return {
+    save: async (status, under) => saves((await read()).version, status, under),
+    async saveOlder(under) {
+      const { version } = await read();
+      await saves(version, "in between", under);
+      await saves(version, "older", under);
+    },
+    close: async () => {},
+  };
+}
+
+for (const open of [typeorm, sequelize, kysely, drizzle]) {
+  test(`${open.name}: a model is saved as ever under a lease, and only there`, async () => {
+    const orm = await open();
+    const held = await lease();
+    try {
+      await orm.save("paid", held);
+      await orm.save("paid again", held);
+      assert.equal(await value("SELECT status || ' ' || version || ' ' || (fence > 0) FROM orders"), "paid again 3 true");
+      assert.ok(classify(await errorOf(() => orm.save("without a lease"))) instanceof NoToken);
+      // Somebody else has saved: the version tells, for the lease is ours.
+      assert.equal(classify(await errorOf(() => orm.saveOlder(held))), undefined);
+      assert.equal(await status(), "in between");
+      // The version is the right one, and the lease another's: the fence tells.
+      await value("SELECT lease_revoke('order:7')");
+      await using other = await lease();
+      const late = await errorOf(() => orm.save("late", held));
+      assert.ok(late instanceof NotSpeaking || late instanceof LeaseLost, String(late));
+      await orm.save("the other's", other);
+      assert.equal(await status(), "the other's");
+    } finally {
+      await held.release();
+      await orm.close();
+    }
+  });
+}

@@ -1,0 +1,115 @@
+//! The update while workers are at it, some with connections that stay and some with new ones.
+
+use super::old_library::Updated;
+use pg_test::{ensure, lab_test, released, Calls, Conninfo, Context, Lab, Result, Session};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const WORKERS: usize = 6;
+const ROWS: i64 = 2;
+
+/// What a worker has seen: its tokens by row, in the order of its increments.
+#[derive(Default)]
+struct Seen {
+    done: BTreeMap<i64, i64>,
+    tokens: Vec<(i64, i64)>,
+}
+
+/// One increment under a lease, in two transactions, and a stale write that must not land.
+fn one_turn(session: &mut Session, row: i64, seen: &mut Seen) -> Result<()> {
+    let call = format!("SELECT lease_acquire('row:{row}', ttl => '5 min', wait => '1 s')");
+    let Some(token) = session.token(&call)? else { return Ok(()) };
+    seen.tokens.push((row, token));
+    session.run("BEGIN")?;
+    session.run(&format!("SELECT lease_guard('row:{row}', {token})"))?;
+    let n: i64 = session.granted(&format!("SELECT n FROM load WHERE id = {row}"))?;
+    session.run(&format!("UPDATE load SET n = {} WHERE id = {row}", n + 1))?;
+    session.run("COMMIT")?;
+    *seen.done.entry(row).or_default() += 1;
+    ensure!(session.renew(&format!("row:{row}"), token)?.is_some(), "a held lease was lost");
+    ensure!(session.release(&format!("row:{row}"), token)?.is_some(), "a held lease was lost");
+    let stale = format!("UPDATE load SET n = -1, fence = {token} WHERE id = {row}");
+    let fault = session.try_rows(&stale).err().context("a stale write landed")?;
+    ensure!(["PF001", "PF004"].contains(&fault.sqlstate.as_str()), "{fault}");
+    Ok(())
+}
+
+fn work(conninfo: &Conninfo, number: usize, stop: &AtomicBool) -> Result<Seen> {
+    let connect = || -> Result<Session> {
+        let mut session = conninfo.connect()?;
+        session.run("SET client_min_messages = error; LOAD 'pg_fence'")?;
+        Ok(session)
+    };
+    let (mut seen, mut session) = (Seen::default(), connect()?);
+    while !stop.load(Ordering::Relaxed) {
+        // Every other worker keeps the library that it has begun with.
+        if number.is_multiple_of(2) {
+            session = connect()?;
+        }
+        one_turn(&mut session, rand::random_range(0..ROWS), &mut seen)?;
+    }
+    Ok(seen)
+}
+
+#[lab_test(slow)]
+fn no_increment_and_no_token_is_lost_by_an_update_under_load(lab: &Lab) -> Result<()> {
+    for old in released::ALL {
+        let updated = Updated::from(lab, old)?;
+        let mut admin = updated.session()?;
+        admin.run(&format!(
+            "CREATE TABLE load (id bigint PRIMARY KEY, n bigint NOT NULL, fence bigint);
+             INSERT INTO load SELECT g, 0 FROM generate_series(0, {ROWS} - 1) g;
+             SELECT fence_protect('load', lease => 'row:{{id}}')"
+        ))?;
+        let conninfo = updated.cluster.conninfo("postgres");
+        let stop = AtomicBool::new(false);
+        let seen: Vec<Seen> = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..WORKERS)
+                .map(|number| {
+                    let (conninfo, stop) = (&conninfo, &stop);
+                    scope.spawn(move || {
+                        let seen = work(conninfo, number, stop);
+                        // One that fails ends the others, too.
+                        stop.store(true, Ordering::Relaxed);
+                        seen
+                    })
+                })
+                .collect();
+            let update = update_amid(&updated, &mut admin, &stop);
+            stop.store(true, Ordering::Relaxed);
+            let seen = workers.into_iter().map(|worker| worker.join().expect("it does not panic"));
+            let seen = seen.collect::<Result<Vec<_>>>();
+            update.and(seen)
+        })?;
+        let done = |row: i64| -> i64 { seen.iter().filter_map(|seen| seen.done.get(&row)).sum() };
+        for row in 0..ROWS {
+            let n = admin.granted(&format!("SELECT n FROM load WHERE id = {row}"))?;
+            ensure!(n == done(row) && n > 10, "row {row}: {n} of {} increments", done(row));
+        }
+        let mut tokens: Vec<_> = seen.iter().flat_map(|seen| &seen.tokens).collect();
+        let drawn = tokens.len();
+        tokens.sort_by_key(|(_, token)| *token);
+        tokens.dedup_by_key(|(_, token)| *token);
+        ensure!(tokens.len() == drawn, "{} tokens were handed out twice", drawn - tokens.len());
+    }
+    Ok(())
+}
+
+/// Replaces the files and updates, with workers at it before, between and after.
+fn update_amid(updated: &Updated, admin: &mut Session, stop: &AtomicBool) -> Result<()> {
+    let rounds = |admin: &mut Session, more: i64| -> Result<()> {
+        let n = "SELECT sum(n)::bigint FROM load";
+        let (from, begun) = (admin.granted(n)?, Instant::now());
+        while admin.granted(n)? < from + more && !stop.load(Ordering::Relaxed) {
+            ensure!(begun.elapsed() < Duration::from_secs(120), "the workers stand still");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    };
+    rounds(admin, 30)?;
+    updated.install_files()?;
+    rounds(admin, 30)?;
+    updated.cluster.connect("postgres")?.run("ALTER EXTENSION pg_fence UPDATE")?;
+    rounds(admin, 60)
+}

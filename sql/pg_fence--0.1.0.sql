@@ -1,0 +1,1695 @@
+-- The state of pg_fence. The schema is created here, not named in the control file: one that somebody made
+-- beforehand would stay theirs.
+\echo Use "CREATE EXTENSION pg_fence" to load this file. \quit
+
+CREATE SCHEMA fence;
+COMMENT ON SCHEMA fence IS 'pg_fence: state of leases and tokens; read fence.leases, write nothing here';
+
+-- Tokens ---------------------------------------------------------------------------------------------------
+
+CREATE SEQUENCE fence.token_seq AS bigint INCREMENT 1 MINVALUE 1 START 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.token_seq IS
+    'every fencing token of this database, moved on by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending';
+
+-- What is known of the past is kept in sequences, because they are set without a transaction: no open
+-- transaction can hold up, hide or undo a jump.
+CREATE SEQUENCE fence.database_identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.database_identity_seq IS
+    'mark of the database (timeline, system identifier, oids, latest jump) that drew the last token: another one means that this is a copy';
+
+-- Any recovery empties what is unlogged, so these two tell the starts of a server from each other.
+CREATE UNLOGGED SEQUENCE fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.server_start_seq IS
+    'mark of the start of the server for which the tokens were moved on; must stay unlogged, so that any recovery empties it';
+
+CREATE UNLOGGED SEQUENCE fence.server_start_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.server_start_token_seq IS
+    'where the tokens were moved on to at that start: a token sequence below it is an older one that was loaded over it; must stay unlogged';
+
+CREATE SEQUENCE fence.jump_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.jump_token_seq IS
+    'where the latest jump went to: a token up to it speaks for no lease until its holder has renewed';
+
+CREATE SEQUENCE fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.jump_count_seq IS
+    'how often the token sequence jumped, because the database was another or older one, or by fence_new_epoch()';
+
+-- Leases ---------------------------------------------------------------------------------------------------
+
+-- One row per grant, kept when the grant ends so that the next is a HOT update: no index on what changes, and
+-- half of each page free. Vacuum must not truncate it, which takes a lock that would hold up a try.
+CREATE TABLE fence.lease (
+    name        text COLLATE "C" NOT NULL,
+    slot        integer NOT NULL,
+    mode        "char" NOT NULL,
+    slots       integer NOT NULL,
+    holder      text,
+    session_label text NOT NULL,
+    role        name NOT NULL,
+    first_token bigint NOT NULL,
+    renewal_tokens bigint[] NOT NULL,
+    closing_token bigint,
+    acquired_at timestamptz NOT NULL,
+    renewed_at  timestamptz NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    ended_at    timestamptz,
+    ttl_us      bigint NOT NULL,
+    renewals    bigint NOT NULL,
+    metadata    jsonb,
+    session_bound boolean NOT NULL,
+    PRIMARY KEY (name, slot) WITH (fillfactor = 80)
+) USING heap WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE fence.lease IS 'one row per grant; written by the functions of pg_fence only, read through fence.leases';
+COMMENT ON CONSTRAINT lease_pkey ON fence.lease IS 'each grant of a lease has a slot of its own';
+COMMENT ON INDEX fence.lease_pkey IS 'finds the grants of a lease';
+COMMENT ON COLUMN fence.lease.name IS 'the lease';
+COMMENT ON COLUMN fence.lease.slot IS 'number among the grants of the lease; 0 for an exclusive one';
+COMMENT ON COLUMN fence.lease.mode IS 'x exclusive, s shared, n slots';
+COMMENT ON COLUMN fence.lease.slots IS 'how many grants may live together; 0 where mode is not slots';
+COMMENT ON COLUMN fence.lease.holder IS 'as the caller named itself; NULL where it did not';
+COMMENT ON COLUMN fence.lease.session_label IS 'application_name and process id of the session that acquired it, shown where there is no holder';
+COMMENT ON COLUMN fence.lease.role IS 'the role that acquired it, by name: oids mean other roles elsewhere';
+COMMENT ON COLUMN fence.lease.first_token IS 'the token of the acquire';
+COMMENT ON COLUMN fence.lease.renewal_tokens IS 'the tokens of the latest 16 renewals, oldest first';
+COMMENT ON COLUMN fence.lease.closing_token IS 'NULL while the grant is neither released, revoked nor replaced; then its closing token, or its latest one where another grant replaced it';
+COMMENT ON COLUMN fence.lease.acquired_at IS 'when it was granted';
+COMMENT ON COLUMN fence.lease.renewed_at IS 'when it was last renewed, or granted';
+COMMENT ON COLUMN fence.lease.expires_at IS 'its deadline';
+COMMENT ON COLUMN fence.lease.ended_at IS 'when it was released, revoked or replaced; NULL where it was not';
+COMMENT ON COLUMN fence.lease.ttl_us IS 'the ttl last asked for, in microseconds';
+COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
+COMMENT ON COLUMN fence.lease.metadata IS 'what the caller wished to be shown';
+COMMENT ON COLUMN fence.lease.session_bound IS 'it ends with the session that acquired it, at the latest when it expires';
+
+-- Read and written as fence.lease is, and as full of HOT updates. Not dumped: what it tells matters to
+-- transactions that are open now.
+CREATE TABLE fence.guarded_commits (
+    name        text COLLATE "C" NOT NULL,
+    entry       integer NOT NULL,
+    xid         xid8 NOT NULL,
+    PRIMARY KEY (name, entry) WITH (fillfactor = 80)
+) USING heap WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE fence.guarded_commits IS
+    'leases whose guarded transactions may have committed after their grants had ended: a snapshot from before that is too old to be granted the lease';
+COMMENT ON COLUMN fence.guarded_commits.name IS 'the lease';
+COMMENT ON COLUMN fence.guarded_commits.entry IS 'number of the row among those of the lease: transactions that commit at the same time write a row each';
+COMMENT ON COLUMN fence.guarded_commits.xid IS 'the latest transaction that was noted there';
+COMMENT ON INDEX fence.guarded_commits_pkey IS 'finds what is noted of a lease';
+COMMENT ON CONSTRAINT guarded_commits_pkey ON fence.guarded_commits IS 'transactions that commit at the same time have a row each';
+
+-- For pg_dump the state is data, not part of the extension.
+SELECT pg_catalog.pg_extension_config_dump('fence.token_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.database_identity_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.jump_token_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.jump_count_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.lease', '');
+
+CREATE FUNCTION fence.blocking_pids(name text, slot integer) RETURNS integer[]
+    LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_blocking_pids';
+COMMENT ON FUNCTION fence.blocking_pids(text, integer) IS
+    'the sessions whose open transactions keep this grant from being replaced; 0 for a prepared transaction';
+
+CREATE FUNCTION fence.uncommitted_grants() RETURNS SETOF fence.lease
+    LANGUAGE c STABLE PARALLEL RESTRICTED ROWS 1 AS 'MODULE_PATHNAME', 'fence_uncommitted_grants';
+COMMENT ON FUNCTION fence.uncommitted_grants() IS
+    'the grants that other sessions have acquired in transactions that are still open; none on a standby';
+
+CREATE FUNCTION fence.max_column_value(relation regclass, attnum integer) RETURNS bigint
+    LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_max_column_value';
+COMMENT ON FUNCTION fence.max_column_value(regclass, integer) IS
+    'the greatest value of a bigint column, read without running anything of its owner''s; NULL where the caller may not read every row';
+
+CREATE FUNCTION fence.checked_lease_name(name text, token bigint) RETURNS text
+    LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_checked_lease_name';
+COMMENT ON FUNCTION fence.checked_lease_name(text, bigint) IS
+    'the name, or error 22004 or 22023 where it is none, or the token is neither NULL nor one';
+
+CREATE FUNCTION fence.record_creation() RETURNS void
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_record_creation';
+COMMENT ON FUNCTION fence.record_creation() IS
+    'moves the tokens on to the clock and records which database this is; called once, here: an extension that was dropped and created anew hands out no token again, and a copy made before the first one knows that it is a copy';
+SELECT fence.record_creation();
+
+CREATE FUNCTION fence.session_alive(first_token bigint) RETURNS boolean
+    LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_session_alive';
+COMMENT ON FUNCTION fence.session_alive(bigint) IS
+    'does the session that acquired the grant with this first token, to end with it, still live? On a standby, which cannot know, true';
+
+CREATE VIEW fence.leases AS
+SELECT l.name,
+       CASE WHEN l.mode OPERATOR(pg_catalog.=) 'x' THEN 'exclusive'
+            WHEN l.mode OPERATOR(pg_catalog.=) 's' THEN 'shared'
+            ELSE 'slots' END AS mode,
+       CASE WHEN l.uncommitted THEN 'uncommitted'
+            WHEN l.closing_token IS NOT NULL THEN 'free'
+            WHEN l.expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'expired'
+            WHEN l.session_bound AND NOT fence.session_alive(l.first_token) THEN 'abandoned'
+            ELSE 'held' END AS state,
+       COALESCE(l.holder, l.session_label) AS holder,
+       l.role,
+       COALESCE(l.closing_token, l.renewal_tokens[pg_catalog.cardinality(l.renewal_tokens)], l.first_token) AS token,
+       l.first_token,
+       l.acquired_at,
+       l.renewed_at,
+       l.expires_at,
+       CASE WHEN l.closing_token IS NOT NULL OR l.session_bound AND NOT fence.session_alive(l.first_token)
+            THEN interval '0'
+            ELSE GREATEST(l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp(), interval '0') END AS remaining,
+       l.renewals,
+       l.metadata,
+       fence.blocking_pids(l.name, l.slot) AS blocking_pids
+  FROM (SELECT *, false AS uncommitted FROM fence.lease
+        UNION ALL
+        SELECT *, true FROM fence.uncommitted_grants()) AS l;
+COMMENT ON VIEW fence.leases IS
+    'one row per grant: who holds what until when, and who holds up a take-over; an acquire that is not committed yet is listed beside the row that it will replace';
+COMMENT ON COLUMN fence.leases.name IS 'the lease';
+COMMENT ON COLUMN fence.leases.mode IS 'exclusive, shared or slots';
+COMMENT ON COLUMN fence.leases.state IS
+    'held, expired (by the clock), abandoned (its session has ended), free (released or revoked) or uncommitted (another session''s open transaction has acquired it)';
+COMMENT ON COLUMN fence.leases.holder IS 'as the caller named itself, else a description of its session';
+COMMENT ON COLUMN fence.leases.role IS 'the role that was granted the lease';
+COMMENT ON COLUMN fence.leases.token IS 'the latest token of the grant, the closing one included';
+COMMENT ON COLUMN fence.leases.first_token IS 'the token that the acquire returned';
+COMMENT ON COLUMN fence.leases.acquired_at IS 'when it was granted';
+COMMENT ON COLUMN fence.leases.renewed_at IS 'when it was last renewed, or granted';
+COMMENT ON COLUMN fence.leases.expires_at IS 'its deadline';
+COMMENT ON COLUMN fence.leases.remaining IS 'what is left until then; zero when it is over';
+COMMENT ON COLUMN fence.leases.renewals IS 'how often it was renewed';
+COMMENT ON COLUMN fence.leases.metadata IS 'what the caller wished to be shown';
+COMMENT ON COLUMN fence.leases.blocking_pids IS
+    'sessions whose guarded transactions hold up a take-over; 0 is a prepared transaction';
+
+-- Leases and tokens: the public functions. Who may call them is said in 5_grants.sql.
+
+CREATE FUNCTION lease_acquire(
+    name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
+    metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1,
+    reclaim boolean DEFAULT false, session boolean DEFAULT false)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_acquire';
+COMMENT ON FUNCTION lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean) IS
+    'a fencing token when the lease is granted, NULL when it is taken (and stayed so for wait)';
+
+CREATE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_renew';
+COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
+    'a new, greater token and a deadline of now + ttl; NULL when the token does not speak for the lease: stop';
+
+CREATE FUNCTION lease_release(name text, token bigint)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_release';
+COMMENT ON FUNCTION lease_release(text, bigint) IS
+    'ends the grant: its closing token, good for a last write in this transaction (after a failover, only once renewed); NULL when the lease was lost';
+
+CREATE FUNCTION lease_revoke(name text)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_revoke';
+COMMENT ON FUNCTION lease_revoke(text) IS
+    'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
+
+CREATE FUNCTION lease_acquire_all(
+    names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s', metadata jsonb DEFAULT NULL,
+    session boolean DEFAULT false)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_acquire_all';
+COMMENT ON FUNCTION lease_acquire_all(text[], text, interval, jsonb, boolean) IS
+    'one token that speaks for all of these leases, or NULL and none of them taken; at most 1000';
+
+CREATE FUNCTION lease_renew_all(names text[], token bigint, ttl interval DEFAULT NULL)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_renew_all';
+COMMENT ON FUNCTION lease_renew_all(text[], bigint, interval) IS
+    'renews all of them under one new token; NULL, and none renewed, when the token does not speak for each';
+
+CREATE FUNCTION lease_release_all(names text[], token bigint)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_release_all';
+COMMENT ON FUNCTION lease_release_all(text[], bigint) IS
+    'releases all of them under one closing token; NULL, and none released, when the token does not speak for each';
+
+CREATE FUNCTION lease_guard(name text, token bigint)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_guard';
+COMMENT ON FUNCTION lease_guard(text, bigint) IS
+    'the token, or PF004; nobody else can be granted the lease until this transaction ends';
+
+CREATE FUNCTION lease_check(name text, token bigint)
+    RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_check';
+COMMENT ON FUNCTION lease_check(text, bigint) IS
+    'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
+
+-- Volatile, so that it looks when it is called: a stable one would see what was there when the statement began, and
+-- so nothing of what the same statement grants.
+CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
+    RETURNS SETOF fence.leases LANGUAGE sql VOLATILE PARALLEL RESTRICTED
+    BEGIN ATOMIC
+        SELECT * FROM fence.leases l
+         WHERE l.name OPERATOR(pg_catalog.=) fence.checked_lease_name(lease_info.name, lease_info.token);
+    END;
+COMMENT ON FUNCTION lease_info(text, bigint) IS
+    'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
+
+CREATE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_prune';
+COMMENT ON FUNCTION lease_prune(interval) IS
+    'deletes the rows of grants that ended more than older_than ago (never of a guarded one), and returns how many';
+
+CREATE FUNCTION fence_new_epoch()
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_new_epoch';
+COMMENT ON FUNCTION fence_new_epoch() IS
+    'makes the token sequence jump, for copies of a database that nothing can see from inside';
+
+CREATE FUNCTION fence_status(
+    OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,
+    OUT in_recovery boolean, OUT library_version text, OUT sql_version text)
+    LANGUAGE c VOLATILE PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_status';
+COMMENT ON FUNCTION fence_status() IS
+    'the token sequence, the identity of the database and the versions; last_token is NULL on a standby';
+
+-- The fence on a table: the trigger function, putting it on, taking it off.
+--
+-- fence_protect and fence_unprotect run with the rights of their caller, so Postgres itself stands
+-- behind every check made here. Their search_path holds Postgres's own objects only: a bare name
+-- below is one of those, whatever the caller has created.
+--
+-- fence_protect and fence_audit, which all may call, are C functions. Each calls the function of the schema fence that
+-- does the work, which nobody else may call, and tells it what the library alone knows: what the arguments of triggers
+-- say, what the template of a lease stands for, which columns are fit for it.
+
+CREATE FUNCTION fenced() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
+
+COMMENT ON FUNCTION fenced() IS
+'trigger function (fence column; mode strict, monotonic or managed; lease; verify; unfenced insert): refuses a write whose token is stale, missing or never issued';
+
+
+CREATE FUNCTION fence_protect(
+    relation     regclass,
+    fence_column name    DEFAULT 'fence',
+    mode         text    DEFAULT NULL,
+    lease        text    DEFAULT NULL,
+    events       text    DEFAULT NULL,
+    verify       boolean DEFAULT false,
+    always       boolean DEFAULT false
+) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'fence_protect';
+
+COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
+'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again; '
+'mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; '
+'in managed mode, events without insert let a row be created without its lease';
+
+
+CREATE TYPE fence.trigger_arguments AS (
+    trigger oid, fence_column text, mode text, lease text, has_unfenced_insert boolean);
+
+COMMENT ON TYPE fence.trigger_arguments IS 'what the arguments of a trigger that calls fenced() say';
+COMMENT ON COLUMN fence.trigger_arguments.trigger IS 'the trigger';
+COMMENT ON COLUMN fence.trigger_arguments.fence_column IS 'the fence column';
+COMMENT ON COLUMN fence.trigger_arguments.mode IS 'strict, monotonic or managed';
+COMMENT ON COLUMN fence.trigger_arguments.lease IS 'the lease that guards a row, with placeholders; NULL for none';
+COMMENT ON COLUMN fence.trigger_arguments.has_unfenced_insert IS 'a managed row may be created without its lease';
+
+CREATE TYPE fence.lease_template AS (lease text, columns text[], is_malformed boolean, is_too_long boolean);
+
+COMMENT ON TYPE fence.lease_template IS 'the lease that guards a row, taken apart';
+COMMENT ON COLUMN fence.lease_template.lease IS 'as it was written';
+COMMENT ON COLUMN fence.lease_template.columns IS 'the columns that its placeholders name';
+COMMENT ON COLUMN fence.lease_template.is_malformed IS 'its braces do not pair, or have nothing between them';
+COMMENT ON COLUMN fence.lease_template.is_too_long IS 'what stands between its placeholders is longer than a name may be';
+
+
+-- Called twice: what was seen before the lock may have changed while waiting for it. The first call sees whether the
+-- table can be fenced, and locks it; the second one looks again, and does it.
+CREATE FUNCTION fence.protect_table(
+    relation regclass, fence_column name, mode text, lease text, events text, verify boolean, always boolean,
+    triggers          fence.trigger_arguments[],  -- those of the table
+    leases            fence.lease_template[],     -- the one asked for, and those in the triggers
+    placeholder_types regtype[],                  -- of columns that may be in the name of a lease
+    is_locked         boolean
+) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $protect_table$
+DECLARE
+    ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
+    mark CONSTANT text := 'fencing token of the latest write (pg_fence)';
+    table_name CONSTANT text := relation::text;
+    -- pg_partition_tree takes locks, which must come after that of the table.
+    locked CONSTANT regclass := CASE WHEN is_locked THEN relation END;
+    rule record;  -- the fence that the table is to have, and why it cannot
+    item record;
+BEGIN
+    WITH
+    -- The fence that the table has: by the triggers that bear the names given below and say their whole rule,
+    -- as those made by hand mostly do not.
+    present AS (
+        SELECT count(*) > 0 AS was_fenced, (array_agg(a.fence_column ORDER BY t.tgname))[1] AS had_column,
+               (array_agg(a.mode ORDER BY t.tgname))[1] AS had_mode,
+               (array_agg(a.lease ORDER BY t.tgname))[1] AS had_lease,
+               array_agg(DISTINCT e.name) FILTER (
+                   WHERE t.tgname <> 'fenced_verify' AND (e.name <> 'insert' OR NOT a.has_unfenced_insert)
+               ) AS had_events,
+               bool_or(t.tgname = 'fenced_verify') AS had_verify, bool_or(t.tgenabled = 'A') AS had_always
+          FROM unnest(triggers) AS a
+          JOIN pg_trigger t ON t.oid = a.trigger
+          JOIN (VALUES ('insert', 4), ('update', 16), ('delete', 8), ('truncate', 32)) AS e (name, bit)
+            ON t.tgtype & e.bit <> 0
+         WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2
+           AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')),
+
+    -- What the table has stays, where the call does not say otherwise.
+    asked AS (
+        SELECT p.*, coalesce(fence_column, had_column, 'fence')::name AS fence_name,
+               CASE WHEN lease = '' AND was_fenced THEN NULL ELSE coalesce(lease, had_lease) END AS bound_to,
+               coalesce(verify, had_verify, false) AS verifies,
+               coalesce(always, had_always, false) AS fires_always,
+               -- A row that moves to another partition is an INSERT there: verify must see it.
+               EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p') AS moves
+          FROM present p),
+
+    -- A leased row may be written often under one token; without a lease only `strict` is safe. So a call
+    -- that binds the table, or unbinds it, takes the other of the two.
+    judged AS (
+        SELECT a.*, bound_to IS NOT NULL AND had_lease IS NULL AS binds,
+               lower(coalesce(mode,
+                   CASE WHEN had_mode = 'managed' OR (bound_to IS NULL) = (had_lease IS NULL) THEN had_mode END,
+                   CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END)) AS judged_as
+          FROM asked a),
+
+    -- The events that are judged.
+    fired AS (
+        SELECT j.*, coalesce(regexp_split_to_array(lower(btrim(events)), '\s*,\s*'),
+                   CASE WHEN NOT binds THEN had_events END, '{update,delete,truncate}')
+               || CASE WHEN events IS NULL AND (binds OR verifies AND moves)
+                         OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
+          FROM judged j),
+
+    -- Who creates a row must not fill a managed column either: without insert among the events, the trigger
+    -- fires for it all the same, but the row needs no lease.
+    attached AS (
+        SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert FROM fired f),
+
+    -- The triggers, in the words of CREATE TRIGGER.
+    wanted AS (
+        SELECT a.*, x.row_events, x.new_events,
+               -- Given in full, so that \d shows the whole rule.
+               concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as), quote_literal(bound_to),
+                   CASE WHEN unfenced_insert THEN $$'', 'unfenced insert'$$ END) AS arguments,
+               concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as),
+                   quote_literal(coalesce(bound_to, '')), $$'verify'$$,
+                   CASE WHEN unfenced_insert THEN $$'unfenced insert'$$ END) AS verify_arguments
+          FROM attached a
+         CROSS JOIN LATERAL (
+               SELECT string_agg(DISTINCT e, ' OR ') FILTER (WHERE e <> 'truncate'),
+                      string_agg(DISTINCT e, ' OR ') FILTER (WHERE e IN ('insert', 'update'))
+                 FROM unnest(on_events || CASE WHEN unfenced_insert THEN '{insert}'::text[] END) AS e
+               ) AS x (row_events, new_events))
+
+    SELECT w.*, n.nspname, c.relname, f.attnum IS NOT NULL AS has_column, refusal.* INTO rule
+      FROM wanted w
+      LEFT JOIN unnest(leases) AS template ON template.lease = bound_to
+      LEFT JOIN pg_class c ON c.oid = relation
+      LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+      LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = fence_name
+      LEFT JOIN LATERAL (  -- the first placeholder that is not fit
+           SELECT p.name, a.attnum, a.attgenerated
+             FROM unnest(template.columns) AS p (name)
+             LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = p.name
+                  AND a.attnum > 0 AND NOT a.attisdropped
+            WHERE a.attnum IS NULL OR a.attgenerated <> ''
+               OR a.atttypid <> ALL (placeholder_types)
+            LIMIT 1) AS unfit ON true
+      LEFT JOIN LATERAL (  -- the first of the reasons why the table cannot be fenced so
+         SELECT code, fault, hint, about FROM (VALUES
+            -- what was asked for
+            (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.', NULL),
+            (fence_name = '', '22023', 'the fence column needs a name',
+             'Leave fence_column out for a column "fence".', NULL),
+            (judged_as NOT IN ('strict', 'monotonic', 'managed'), '22023',
+             format('there is no mode "%s"', judged_as), 'The modes are strict, monotonic and managed.', NULL),
+            (NOT on_events <@ '{insert,update,delete,truncate}', '22023',
+             format('events "%s" are not known', events),
+             'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
+            (verifies AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
+             'Only these have a new row to verify.', NULL),
+            (unfenced_insert AND moves AND on_events @> '{update}' AND NOT on_events @> '{delete}', '22023',
+             'a managed partitioned table needs delete among the events',
+             'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
+            (verifies AND moves AND 'update' = ANY (on_events) AND NOT on_events @> '{insert,delete}', '22023',
+             'verify on a partitioned table needs insert and delete among the events',
+             'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
+            (bound_to = '', '22023', 'the name of a lease must not be empty',
+             'Leave lease out to compare tokens row by row only; to unbind, give it for a fenced table.', NULL),
+            (is_malformed, '22023', format('the braces of lease "%s" do not pair', bound_to),
+             'Write {column} for the value of a column, {{ and }} for braces.', NULL),
+            (is_too_long, '22023', 'the name of a lease must not exceed 512 bytes',
+             'Shorten the text around the placeholders.', NULL),
+            (fence_name = ANY (template.columns), '22023', 'the lease of a row cannot depend on its fence column',
+             'Use the columns that identify the row.', fence_name),
+            -- whose table, and of what kind
+            (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.', NULL),
+            (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
+             format('Ask %I to do it.', pg_get_userbyid(c.relowner)), NULL),
+            (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809',
+             'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.', NULL),
+            (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
+             'Fence the table that stores the rows.', NULL),
+            (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.', NULL),
+            (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
+             format('ALTER TABLE %s SET LOGGED;', table_name), NULL),
+            (c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',
+             format('Protect %s, which covers its partitions.', pg_partition_root(c.oid)), NULL),
+            (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
+             'Protect the parent; fence_audit of the parent has the statements for its children.', NULL),
+            (EXISTS (SELECT FROM pg_partition_tree(locked) p JOIN pg_class pc ON pc.oid = p.relid
+                      WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
+             'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
+            (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours
+                        AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')
+                        AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(locked))),
+             '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
+             'Rename that trigger.', NULL),
+            -- its columns
+            (f.attnum IS NULL AND c.reloftype <> 0, '42809',
+             format('its type has no attribute "%s"', fence_name),
+             format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, fence_name),
+             fence_name),
+            (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', fence_name),
+             'Give the fence column another name.', fence_name),
+            (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', fence_name,
+             format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', fence_name),
+            (f.attgenerated <> '', '42611', format('column "%s" is generated', fence_name),
+             'Name a plain bigint column as fence_column.', fence_name),
+            (f.atthasdef OR f.attidentity <> '', '42611',
+             format('column "%s" has a default, which would pass for a token', fence_name),
+             format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, fence_name,
+             CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), fence_name),
+            (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703',
+             format('the lease names {%s}, no column of it', unfit.name),
+             'Write a column exactly as it is stored, capitals included.', unfit.name),
+            (unfit.attgenerated <> '', '42611', format('the lease names {%s}, a generated column', unfit.name),
+             'Its value comes too late for a trigger: name the columns it is made from.', unfit.name),
+            (unfit.name IS NOT NULL, '42804', format('the lease names {%s}, whose type is not fit', unfit.name),
+             format('Fit are %s: no setting changes their text.', array_to_string(placeholder_types, ', ')),
+             unfit.name)
+         ) AS r (applies, code, fault, hint, about)
+          WHERE r.applies
+          LIMIT 1) AS refusal ON true;
+    IF rule.code IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = rule.code, HINT = rule.hint,
+            MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), rule.fault),
+            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', rule.about)),
+            SCHEMA = coalesce(rule.nspname, ''), TABLE = coalesce(rule.relname, ''),
+            COLUMN = coalesce(rule.about, '');
+    END IF;
+
+    -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
+    IF NOT is_locked THEN
+        EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
+            WHEN rule.has_column
+             AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
+            THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
+        IF table_name <> relation::text THEN
+            RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
+                MESSAGE = format('cannot fence %s: it was renamed meanwhile', table_name);
+        END IF;
+        RETURN;
+    END IF;
+
+    IF NOT rule.has_column THEN
+        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, rule.fence_name);
+        FOR item IN
+            SELECT a.attname FROM pg_attribute a
+             WHERE a.attrelid = relation
+               AND col_description(relation, a.attnum) = mark
+        LOOP
+            RAISE WARNING USING
+                MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', rule.fence_name,
+                    item.attname),
+                HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
+        END LOOP;
+    END IF;
+    -- By this mark fence_audit knows the column again when somebody has renamed it.
+    IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
+         WHERE a.attrelid = relation AND a.attname = rule.fence_name) THEN
+        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, rule.fence_name, mark);
+    END IF;
+
+    IF rule.had_verify AND NOT rule.verifies OR rule.had_always AND NOT rule.fires_always THEN
+        RAISE NOTICE USING MESSAGE = format('%s was fenced with verify or always, and is no longer', relation),
+            HINT = 'Pass true for what is to be kept, or NULL to keep what there is.';
+    END IF;
+
+    -- Whatever was attached before goes, made by hand or by an earlier call.
+    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = ours
+                  AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))) THEN
+        PERFORM @extschema@.fence_unprotect(relation);
+    END IF;
+
+    -- Postgres copies a row trigger to every partition, present and future, but no statement trigger.
+    FOR item IN
+        SELECT 'fenced' AS tgname, relation AS rel, 'BEFORE ' || rule.row_events AS at, 'ROW' AS level,
+               rule.arguments
+         WHERE rule.row_events IS NOT NULL
+        UNION ALL
+        SELECT 'fenced_verify', relation, 'AFTER ' || rule.new_events, 'ROW', rule.verify_arguments
+         WHERE rule.verifies
+        UNION ALL
+        SELECT 'fenced_truncate', part, 'BEFORE TRUNCATE', 'STATEMENT', rule.arguments
+          FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
+         WHERE 'truncate' = ANY (rule.on_events)
+    LOOP
+        EXECUTE format('CREATE TRIGGER %I %s ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
+            item.tgname, item.at, item.rel, item.level, ours::regproc, item.arguments);
+        IF rule.fires_always THEN
+            EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
+        END IF;
+    END LOOP;
+
+    IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                WHERE i.inhparent = relation AND NOT c.relispartition) THEN
+        RAISE WARNING USING MESSAGE = format('the inheritance children of %s are not fenced with it', relation),
+            HINT = format('fence_audit(%L) has the statements that fence them.', relation);
+    END IF;
+END
+$protect_table$;
+
+COMMENT ON FUNCTION fence.protect_table(
+    regclass, name, text, text, text, boolean, boolean,
+    fence.trigger_arguments[], fence.lease_template[], regtype[], boolean) IS
+'what fence_protect does, with the rights of its caller; called by that alone';
+
+
+CREATE FUNCTION fence_unprotect(relation regclass) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $fence_unprotect$
+DECLARE
+    ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
+    table_name CONSTANT text := relation::text;
+    refusal record;
+    item record;
+BEGIN
+    SELECT r.*, n.nspname, c.relname INTO refusal
+      FROM (VALUES (1)) AS once
+      LEFT JOIN pg_class c ON c.oid = relation
+      LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+     CROSS JOIN LATERAL (VALUES
+        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
+        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
+        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
+         format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
+        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours AND t.tgparentid <> 0),
+         '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(c.oid)))
+     ) AS r (applies, code, fault, hint)
+     WHERE r.applies
+     LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
+            MESSAGE = format('cannot take the fence off %s: %s', coalesce(table_name, 'a table'), refusal.fault),
+            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
+            SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
+    END IF;
+
+    -- The lock comes first: those of pg_partition_tree would have to be raised, which invites deadlocks.
+    IF EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND (c.relkind = 'p' OR c.relkind = 'r'
+                  AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN
+        EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
+    END IF;
+    FOR item IN
+        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
+         WHERE t.tgfoid = ours AND t.tgparentid = 0
+           AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
+    END LOOP;
+    IF NOT FOUND THEN
+        RAISE NOTICE '% is not fenced', relation;
+    END IF;
+END
+$fence_unprotect$;
+
+COMMENT ON FUNCTION fence_unprotect(regclass) IS
+'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
+
+-- The ways left around the fences that the catalogs show, on the tables as they are, each with the statement
+-- that closes it.
+--
+-- One query, with the rights of its caller: it shows what the caller may see and nothing more.
+-- (Helpers would need EXECUTE for PUBLIC, or the rights of the extension's owner.) It reads the
+-- catalogs, which are open to all, and for its last question the fenced table itself.
+--
+-- 'hole': a stale write can land by somebody who is neither superuser nor owner. 'notice': only by
+-- one of these, or by what an administrator has set up; or a limit to know of.
+-- The remedies of one answer can be run one after the other, in the order given.
+
+CREATE TYPE fence.audit_finding AS (relation regclass, severity text, finding text, remedy text);
+
+COMMENT ON TYPE fence.audit_finding IS 'a row of fence_audit';
+COMMENT ON COLUMN fence.audit_finding.relation IS 'the table; NULL where all fenced tables are meant';
+COMMENT ON COLUMN fence.audit_finding.severity IS
+'hole: somebody who is neither superuser nor owner can land a stale write; notice: only one of these can, or a limit to know of';
+COMMENT ON COLUMN fence.audit_finding.finding IS 'what is wrong';
+COMMENT ON COLUMN fence.audit_finding.remedy IS 'the statement that closes it, or advice where there is none';
+
+
+CREATE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.audit_finding
+LANGUAGE c AS 'MODULE_PATHNAME', 'fence_audit';
+
+COMMENT ON FUNCTION fence_audit(regclass) IS
+'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
+
+
+-- One query with a named part for each finding. What each part means is said where it is named; where it stands
+-- in the answer is said at the end.
+CREATE FUNCTION fence.audit_tables(
+    relation          regclass,
+    triggers          fence.trigger_arguments[],  -- all that call fenced()
+    leases            fence.lease_template[],     -- those in the triggers
+    placeholder_types regtype[]                   -- of columns that may be in the name of a lease
+) RETURNS SETOF fence.audit_finding
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
+AS $audit_tables$
+DECLARE
+    ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
+    mark CONSTANT text := 'fencing token of the latest write (pg_fence)';  -- fence_protect's, on the fence column
+    uses_leases CONSTANT boolean := CASE WHEN has_schema_privilege('fence', 'USAGE')
+        THEN has_function_privilege('@extschema@.fence_status()', 'EXECUTE') ELSE false END;
+    last_token bigint;   -- NULL: it is not for the caller, or not known on a standby
+    left_out boolean := false;
+    refusal record;
+    answer record;
+    highest bigint;
+BEGIN
+    SELECT x.* INTO refusal
+      FROM (VALUES (1)) AS once
+      LEFT JOIN pg_class c ON c.oid = relation
+     CROSS JOIN LATERAL (VALUES
+        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
+        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
+         format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
+        (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server', 'Name a table.')
+     ) AS x (applies, code, fault, hint)
+     WHERE relation IS NOT NULL AND x.applies
+     LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
+            MESSAGE = format('cannot audit %s: %s', relation, refusal.fault),
+            DETAIL = jsonb_build_object('relation', relation::text);
+    END IF;
+
+    -- The last token is for those who may use leases; whoever may not is told what was left out.
+    IF uses_leases THEN
+        last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s WHERE NOT s.in_recovery);
+    END IF;
+
+    FOR answer IN
+        WITH RECURSIVE
+
+        -- The triggers -----------------------------------------------------------------------------------------
+
+        event (n, name, bit) AS (
+            VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
+
+        -- The three that fence_protect makes. The bits of tgtype: 1 is FOR EACH ROW, 2 is BEFORE.
+        kind (bits, tgname) AS (
+            VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
+
+        -- Those that call fenced(), and what with.
+        own_trigger AS (
+            SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgtype & 3 AS bits, t.tgnargs,
+                   t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
+                   a.fence_column, a.mode, a.lease, a.has_unfenced_insert
+              FROM pg_trigger t
+              JOIN unnest(triggers) AS a ON a.trigger = t.oid),
+
+        other_trigger AS (
+            SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgfoid,
+                   k.bits AS in_place_of, p.pronamespace = 'pg_catalog'::regnamespace AS is_postgres_own
+              FROM pg_trigger t
+              JOIN pg_proc p ON p.oid = t.tgfoid
+              LEFT JOIN kind k ON k.tgname = t.tgname
+             WHERE t.tgfoid <> ours AND NOT t.tgisinternal),
+
+        -- For which events a table has a trigger of ours before and after the write.
+        covered AS (
+            SELECT x.oid, coalesce(array_agg(x.name ORDER BY x.n) FILTER (WHERE x.before), '{}') AS before,
+                   coalesce(array_agg(x.name ORDER BY x.n) FILTER (WHERE x.after), '{}') AS after
+              FROM (SELECT t.tgrelid AS oid, e.n, e.name,
+                           bool_or(t.bits = CASE e.name WHEN 'truncate' THEN 2 ELSE 3 END) AS before,
+                           bool_or(t.bits = 1) AS after
+                      FROM own_trigger t JOIN event e ON t.tgtype & e.bit <> 0
+                     GROUP BY t.tgrelid, e.n, e.name) AS x
+             GROUP BY x.oid),
+
+        -- The tables -------------------------------------------------------------------------------------------
+
+        -- Who may create triggers may replace those of the fence, and leave their names: with all of them gone,
+        -- the fence column is what tells.
+        usurped AS (
+            SELECT DISTINCT t.tgrelid AS oid
+              FROM other_trigger t JOIN pg_attribute a ON a.attrelid = t.tgrelid
+             WHERE t.in_place_of IS NOT NULL AND a.attnum > 0 AND a.atttypid = 'int8'::regtype
+               AND (a.attname = 'fence' OR col_description(a.attrelid, a.attnum) = mark)),
+
+        subject AS (
+            SELECT relation::oid AS oid WHERE relation IS NOT NULL
+            UNION
+            SELECT t.tgrelid FROM own_trigger t WHERE relation IS NULL
+            UNION
+            SELECT u.oid FROM usurped u WHERE relation IS NULL),
+
+        -- The trigger whose options count: where a table has none, a parent's or a child's.
+        chosen AS (
+            SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease,
+                   t.has_unfenced_insert
+              FROM subject s
+             CROSS JOIN LATERAL (
+                   SELECT s.oid
+                   UNION SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = s.oid
+                   UNION SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = s.oid) AS kin (oid)
+              JOIN own_trigger t ON t.tgrelid = kin.oid
+             ORDER BY s.oid, t.tgrelid = s.oid DESC, t.bits DESC, t.tgnargs DESC, t.tgname),
+
+        -- The table asked for, or each of the caller's that does not hang below another.
+        root AS (
+            SELECT row_number() OVER (ORDER BY c.oid::regclass::text) AS root_n, c.oid AS root,
+                   c.oid::regclass AS root_rel, c.relowner AS root_owner,
+                   c.relkind = 'p' OR c.relispartition AS moves_rows,
+                   coalesce(pg_partition_root(c.oid), c.oid::regclass) AS top,
+                   coalesce(t.is_own, false) AS is_fenced,
+                   c.oid IN (SELECT u.oid FROM usurped u) AS is_usurped,
+                   coalesce(t.fence_column, (
+                        SELECT a.attname::text FROM pg_attribute a
+                         WHERE a.attrelid = c.oid AND col_description(c.oid, a.attnum) = mark
+                         ORDER BY a.attnum DESC LIMIT 1), 'fence') AS fence_column,
+                   coalesce(t.mode, 'strict') AS mode, t.lease,
+                   coalesce(t.has_unfenced_insert, false) AS has_unfenced_insert
+              FROM subject s
+              JOIN pg_class c ON c.oid = s.oid
+              LEFT JOIN chosen t ON t.oid = c.oid
+             WHERE pg_has_role(c.relowner, 'USAGE') AND NOT EXISTS (
+                   SELECT FROM pg_inherits i JOIN subject p ON p.oid = i.inhparent WHERE i.inhrelid = c.oid)),
+
+        tree (root, oid) AS (
+            SELECT r.root, r.root FROM root r
+            UNION
+            SELECT t.root, i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid),
+
+        -- The root and whatever hangs below it.
+        member AS (
+            SELECT r.root, row_number() OVER (
+                       PARTITION BY r.root ORDER BY c.oid = r.root DESC, c.oid::regclass::text) AS member_n,
+                   c.oid, c.oid::regclass AS rel, c.oid = r.root AS is_root, c.relkind, c.relpersistence,
+                   c.relispartition, c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)) AS acl,
+                   i.inhparent::regclass AS parent, i.inhparent IS NOT NULL AND NOT c.relispartition AS is_child,
+                   a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod) AS type,
+                   CASE WHEN a.attgenerated <> '' THEN 'EXPRESSION' WHEN a.attidentity <> '' THEN 'IDENTITY'
+                        WHEN a.atthasdef THEN 'DEFAULT' END AS filled,  -- what fills its fence column by itself
+                   coalesce(v.before, '{}') AS before, coalesce(v.after, '{}') AS after
+              FROM root r
+              JOIN tree t ON t.root = r.root
+              JOIN pg_class c ON c.oid = t.oid
+              LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhseqno = 1
+              LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = r.fence_column
+              LEFT JOIN covered v ON v.oid = c.oid),
+
+        -- How each fence should be -----------------------------------------------------------------------------
+
+        -- Fences behind which some trigger runs (or did, and looked again, until another took its place).
+        followed AS (
+            SELECT DISTINCT m.root
+              FROM member m JOIN other_trigger t ON t.tgrelid = m.oid
+             WHERE CASE WHEN t.in_place_of IS NOT NULL THEN t.in_place_of = 1
+                   ELSE NOT t.is_postgres_own AND t.tgname > 'fenced' AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0
+                    AND t.tgenabled <> 'D' END),
+
+        -- Fences where an apply worker writes.
+        subscribed AS (
+            SELECT m.root FROM member m JOIN pg_subscription_rel s ON s.srrelid = m.oid
+            UNION
+            SELECT r.root FROM root r JOIN pg_subscription_rel s ON s.srrelid = r.top),
+
+        -- The columns that its lease names.
+        placeholder AS (
+            SELECT DISTINCT r.root_n, r.root, r.root_rel, column_name AS name
+              FROM root r
+              JOIN unnest(leases) AS template ON template.lease = r.lease
+             CROSS JOIN unnest(template.columns) AS column_name
+             WHERE r.is_fenced),
+
+        -- The tables where a row is created without its lease although its key may be that of a row deleted before,
+        -- because whoever inserts chooses it. (What is inserted by way of the root takes its key from there.)
+        key_at_will AS (
+            SELECT m.root, m.oid
+              FROM root r JOIN member m USING (root)
+             WHERE r.has_unfenced_insert AND r.lease IS NOT NULL AND m.relkind IN ('r', 'p')
+               AND NOT EXISTS (
+                   SELECT FROM placeholder p JOIN pg_attribute a ON a.attname = p.name
+                    WHERE p.root = m.root AND a.attrelid = m.oid AND a.attidentity = 'a')
+               AND (m.is_root AND NOT m.relispartition OR EXISTS (
+                   SELECT FROM (SELECT m.acl UNION ALL SELECT c.attacl FROM pg_attribute c WHERE c.attrelid = m.oid
+                          ) AS x (acl) CROSS JOIN aclexplode(x.acl) AS a
+                    WHERE a.privilege_type = 'INSERT' AND a.grantee <> m.relowner))),
+
+        -- `protect` is one statement that repairs all that attaching anew can repair, so that remedies agree.
+        fence AS (
+            SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
+                   x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
+                   'SELECT @extschema@.fence_protect(' || quote_literal(r.top) || o.options AS protect,
+                   format('EXECUTE FUNCTION %s(%s', ours::regproc, o.arguments) AS call
+              FROM root r
+              JOIN member m ON m.root = r.root AND m.is_root
+             CROSS JOIN LATERAL (
+                   SELECT f.*, f.is_always OR f.is_subscribed AS must_fire_always
+                     FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
+                                  r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
+                                  r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled = 'A') AS is_always,
+                                  CASE WHEN r.lease IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
+                                      AS fit_mode,
+                                  r.has_unfenced_insert AND r.lease IS NOT NULL AND NOT EXISTS (
+                                      SELECT FROM key_at_will k JOIN member w USING (root, oid)
+                                       WHERE k.root = r.root AND (w.is_root OR NOT w.is_child)) AS keeps_unfenced_insert
+                          ) AS f) AS x
+             CROSS JOIN LATERAL (
+                   SELECT array_agg(e.name ORDER BY e.n) FROM event e
+                    WHERE e.name <> 'insert' OR r.lease IS NOT NULL OR r.mode = 'managed'
+                       OR 'insert' = ANY (m.before)
+                       OR x.is_followed AND r.moves_rows  -- a row that moves is inserted at its new place
+                   ) AS e (events)
+             CROSS JOIN LATERAL (VALUES (
+                   concat_ws(', ', '', 'fence_column => ' || quote_literal(nullif(r.fence_column, 'fence')),
+                       'mode => ' || quote_literal(x.fit_mode),
+                       'lease => ' || coalesce(quote_literal(r.lease), CASE WHEN EXISTS (  -- or it would be kept
+                           SELECT FROM own_trigger t JOIN kind k USING (tgname)
+                            WHERE t.tgrelid = r.top AND t.lease IS NOT NULL) THEN '''''' END),
+                       'events => ' || quote_literal(array_to_string(
+                           CASE WHEN x.keeps_unfenced_insert THEN array_remove(e.events, 'insert')
+                                ELSE e.events END, ',')),
+                       CASE WHEN x.is_followed OR m.after <> '{}' THEN 'verify => true' END,
+                       CASE WHEN x.must_fire_always THEN 'always => true' END) || ');',
+                   concat_ws(', ', quote_literal(r.fence_column), quote_literal(x.fit_mode), quote_literal(r.lease))
+                   )) AS o (options, arguments)),
+
+        -- The members that are looked at: of a root that bears the fence's column, but no trigger of ours, itself
+        -- alone. A partition has the row triggers of its root; what those lack is said of the root.
+        spot AS (
+            SELECT *, ARRAY (
+                       SELECT e FROM unnest(CASE WHEN m.is_root OR m.is_child THEN f.events ELSE f.root_events END) AS e
+                        WHERE e <> ALL (m.before) AND m.relkind <> 'f') AS missing,
+                   f.is_fenced OR f.root_is_child AS has_fence, k.oid IS NOT NULL AS has_key_at_will
+              FROM fence f JOIN member m USING (root) LEFT JOIN key_at_will k USING (root, oid)
+             WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root),
+
+        -- How each kind of trigger should be where no call of fence_protect reaches: what follows its name, and
+        -- what precedes its name in the statement that makes it fire for apply workers.
+        rule AS (
+            SELECT s.root, s.oid, k.bits,
+                   format('%s ON %s FOR EACH %s %s);',
+                       CASE k.bits
+                           WHEN 3 THEN 'BEFORE ' || array_to_string(array_remove(s.events, 'truncate'), ' OR ')
+                           WHEN 2 THEN 'BEFORE TRUNCATE'
+                           ELSE CASE WHEN 'insert' = ANY (s.events) THEN 'AFTER insert OR update'
+                                ELSE 'AFTER update' END END,
+                       s.rel, CASE k.bits WHEN 2 THEN 'STATEMENT' ELSE 'ROW' END,
+                       concat_ws(', ', s.call,
+                           CASE WHEN s.lease IS NULL AND k.bits = 1 THEN '''''' END,
+                           CASE WHEN k.bits = 1 THEN '''verify''' WHEN f.stays THEN '''''' END,
+                           CASE WHEN f.stays THEN '''unfenced insert''' END)) AS definition,
+                   CASE WHEN s.must_fire_always THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER ', s.rel) END
+                       AS firing
+              FROM spot s
+             CROSS JOIN kind k
+             CROSS JOIN LATERAL (VALUES (s.keeps_unfenced_insert AND NOT s.has_key_at_will)) AS f (stays)),
+
+        -- The findings on a table that is not fenced at all ----------------------------------------------------
+
+        not_fenced AS (
+            SELECT f.root_n, 1 AS member_n, 1 AS n, f.root_rel, 'hole', 'no trigger of pg_fence is on this table',
+                   f.protect
+              FROM fence f
+             WHERE NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped),
+
+        -- The findings on a member -----------------------------------------------------------------------------
+
+        foreign_table AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   'this table is foreign: nothing fences it on its own server',
+                   CASE WHEN s.relispartition THEN format('ALTER TABLE %s DETACH PARTITION %s;', s.parent, s.rel)
+                        WHEN s.is_child THEN format('ALTER FOREIGN TABLE %s NO INHERIT %s;', s.rel, s.parent)
+                        ELSE format('SELECT @extschema@.fence_unprotect(%L);', s.rel) END
+              FROM spot s
+             WHERE s.relkind = 'f'),
+
+        unlogged AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   'this table is unlogged: a crash empties it, fences and all',
+                   format('ALTER TABLE %s SET LOGGED;', s.rel)
+              FROM spot s
+             WHERE s.relpersistence = 'u'),
+
+        another_owner AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'notice',
+                   format('its owner %I is not that of %s, and may take its triggers off',
+                       pg_get_userbyid(s.relowner), s.root_rel),
+                   format('ALTER TABLE %s OWNER TO %I;', s.rel, pg_get_userbyid(s.root_owner))
+              FROM spot s
+             WHERE s.relowner <> s.root_owner),
+
+        -- A column that was renamed has all that the rows had seen. Of one that was dropped, nothing is left:
+        -- no write can pass, and whoever brings it back empty lets every token of the past write once more. The
+        -- remedy fills it with the last token, so that none of those may.
+        column_missing AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, CASE WHEN marked.name IS NULL THEN 'hole' ELSE 'notice' END,
+                   format('the fence column "%s" is missing: no write can pass', s.fence_column) || CASE
+                       WHEN marked.name IS NULL THEN ', and once it is back, but empty, any old token can' ELSE '' END,
+                   CASE WHEN marked.name IS NOT NULL
+                        THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, marked.name, s.fence_column)
+                        ELSE format('ALTER TABLE %s ADD COLUMN %I bigint', s.rel, s.fence_column)
+                            || coalesce(' DEFAULT ' || last_token || format(
+                                   '; ALTER TABLE %s ALTER COLUMN %I DROP DEFAULT;', s.rel, s.fence_column), ';')
+                            || format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, mark) END
+              FROM spot s
+              LEFT JOIN LATERAL (
+                   SELECT a.attname FROM pg_attribute a
+                    WHERE a.attrelid = s.oid AND a.attnum > 0 AND col_description(s.oid, a.attnum) = mark
+                    ORDER BY a.attnum DESC LIMIT 1) AS marked (name) ON true
+             WHERE s.is_root AND s.attnum IS NULL),
+
+        column_type AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'notice',
+                   format('the fence column "%s" is %s, not bigint: no write can pass', s.fence_column, s.type),
+                   format('ALTER TABLE %s ALTER COLUMN %I TYPE bigint USING %2$I::bigint;', s.rel, s.fence_column)
+              FROM spot s
+             WHERE s.is_root AND s.type <> 'bigint'),
+
+        column_filled AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   format('the fence column "%s" has a default, which passes for a token', s.fence_column),
+                   format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', s.rel, s.fence_column, s.filled)
+                       || CASE s.filled WHEN 'EXPRESSION'
+                          THEN format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, mark) ELSE '' END
+              FROM spot s
+             WHERE s.filled IS NOT NULL AND (s.is_root OR NOT s.root_filled)),
+
+        -- Dropped and made anew: the column lacks the mark that fence_protect left on it when it made that trigger,
+        -- and one like it is gone. The rows that are still empty get the last token, so that no older one may write.
+        column_anew AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   format('the fence column "%s" was dropped and made anew: where it is empty, any old token can write',
+                       s.fence_column),
+                   CASE WHEN last_token IS NULL THEN s.protect
+                   ELSE format('DO %L;', format('BEGIN PERFORM @extschema@.fence_unprotect(%L); UPDATE %s%s AS r '
+                       'SET %I = s.last_token FROM @extschema@.fence_status() AS s WHERE r.%I IS NULL; PERFORM %s END',
+                       s.rel, CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.rel, s.fence_column, s.fence_column,
+                       substr(s.protect, length('SELECT ') + 1))) END
+              FROM spot s
+             WHERE s.is_root AND s.is_fenced AND NOT s.is_child AND s.atttypid = 'int8'::regtype AND s.filled IS NULL
+               AND col_description(s.oid, s.attnum) IS NULL
+               AND EXISTS (
+                   SELECT FROM own_trigger t WHERE t.tgrelid = s.oid AND t.tgname = 'fenced' AND t.tgnargs > 1)
+               AND EXISTS (
+                   SELECT FROM pg_attribute d
+                    WHERE d.attrelid = s.oid AND d.attisdropped AND d.attlen = 8 AND d.attnum < s.attnum)),
+
+        -- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
+        in_the_way AS (
+            WITH RECURSIVE whole (root, oid) AS (
+                SELECT r.root, r.top::oid FROM root r
+                 WHERE EXISTS (SELECT FROM other_trigger t WHERE t.in_place_of IS NOT NULL)
+                UNION
+                SELECT t.root, i.inhrelid FROM whole t JOIN pg_inherits i ON i.inhparent = t.oid)
+            SELECT tree.root, string_agg(format('DROP TRIGGER %I ON %s; ', t.tgname, t.tgrelid::regclass), ''
+                       ORDER BY t.oid) AS drops
+              FROM whole AS tree
+              JOIN root r ON r.root = tree.root
+              JOIN pg_class c ON c.oid = tree.oid
+              JOIN other_trigger t ON t.tgrelid = c.oid
+             WHERE t.in_place_of IS NOT NULL AND t.tgparentid = 0 AND (c.oid = r.top OR c.relispartition)
+             GROUP BY tree.root),
+
+        trigger_usurped AS (
+            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
+                   'hole',
+                   format('trigger "%s" bears a name of the fence''s, but calls %s', t.tgname, t.tgfoid::regprocedure),
+                   CASE WHEN s.is_child
+                        THEN format('DROP TRIGGER %I ON %s; CREATE TRIGGER %1$I %3$s', t.tgname, s.rel, u.definition)
+                            || coalesce(u.firing || quote_ident(t.tgname) || ';', '')
+                        ELSE CASE WHEN row_number() OVER (
+                                      PARTITION BY s.root, s.is_child ORDER BY s.member_n, t.tgname) = 1
+                                  THEN w.drops ELSE '' END
+                            || s.protect
+                            || CASE WHEN s.is_fenced THEN '' ELSE ' -- and its lease, where it was bound to one' END END
+              FROM spot s
+              JOIN other_trigger t ON t.tgrelid = s.oid
+              JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = t.in_place_of
+              LEFT JOIN in_the_way w ON w.root = s.root
+             WHERE (s.is_root OR t.tgparentid = 0)
+               AND (s.is_fenced OR s.is_child OR s.oid IN (SELECT p.oid FROM usurped p))),
+
+        -- (Partitions copy their triggers; what differs is told.)
+        trigger_amiss AS (
+            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname, x.n), s.rel,
+                   x.severity, x.finding, x.remedy
+              FROM spot s
+              JOIN own_trigger t ON t.tgrelid = s.oid
+              LEFT JOIN own_trigger original ON original.oid = t.tgparentid
+              JOIN rule u ON u.root = s.root AND u.oid = s.oid
+                   AND u.bits = CASE t.bits WHEN 0 THEN 1 ELSE t.bits END
+             CROSS JOIN LATERAL (VALUES (
+                   CASE WHEN NOT s.is_child THEN s.protect
+                   ELSE format('CREATE OR REPLACE TRIGGER %I %s', t.tgname, u.definition)
+                       || coalesce(u.firing || quote_ident(t.tgname) || ';', '') END)) AS mended (as_it_should_be)
+             CROSS JOIN LATERAL (VALUES (format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, t.tgname))
+                   ) AS fires (always)
+             CROSS JOIN LATERAL (VALUES
+                (1, t.tgenabled = 'D', 'hole', format('trigger "%s" is disabled', t.tgname),
+                 CASE WHEN s.must_fire_always THEN always
+                 ELSE format('ALTER TABLE %s ENABLE TRIGGER %I;', s.rel, t.tgname) END),
+                (2, t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname), always),
+                (3, t.tgenabled = 'O' AND s.is_subscribed AND t.bits = 3, 'notice',
+                 format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname), always),
+                (4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed AND NOT s.is_root AND t.bits = 3,
+                 'notice',
+                 format('trigger "%s" does not fire for apply workers, as that of %s does', t.tgname, s.root_rel),
+                 always),
+                (5, t.skips_some, 'hole',
+                 format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
+                 as_it_should_be),
+                (6, (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (s.fence_column, s.mode, s.lease)
+                     OR t.has_unfenced_insert AND NOT s.has_unfenced_insert, 'hole',
+                 format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, s.root_rel),
+                 as_it_should_be)
+             ) AS x (n, applies, severity, finding, remedy)
+             WHERE x.applies AND s.has_fence
+               AND (s.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled)),
+
+        event_missing AS (
+            SELECT s.root_n, s.member_n, u.bits * -1, s.rel, CASE u.bits WHEN 3 THEN 'hole' ELSE 'notice' END,
+                   CASE u.bits WHEN 3 THEN upper(array_to_string(array_remove(s.missing, 'truncate'), ', '))
+                               ELSE 'TRUNCATE' END || ' not fenced',
+                   CASE WHEN s.is_root AND NOT s.is_child THEN s.protect
+                        ELSE format('CREATE OR REPLACE TRIGGER %I %s', k.tgname, u.definition)
+                            || coalesce(u.firing || quote_ident(k.tgname) || ';', '') END
+              FROM spot s
+              JOIN rule u ON u.root = s.root AND u.oid = s.oid
+              JOIN kind k ON k.bits = u.bits
+             WHERE s.has_fence AND CASE u.bits WHEN 3 THEN s.missing && '{insert,update,delete}'
+                                               WHEN 2 THEN 'truncate' = ANY (s.missing) END),
+
+        -- A later trigger may change what the fence has judged, unless it looks again at the end. (An UPDATE that
+        -- moves a row between partitions ends in an INSERT.)
+        trigger_later AS (
+            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
+                   'hole',
+                   format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
+                   CASE WHEN NOT s.is_child THEN s.protect
+                        ELSE format('CREATE OR REPLACE TRIGGER fenced_verify %s', u.definition)
+                            || coalesce(u.firing || 'fenced_verify;', '') END
+              FROM spot s
+              JOIN other_trigger t ON t.tgrelid = s.oid
+              JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 1
+             WHERE s.has_fence AND (s.is_root OR t.tgparentid = 0) AND t.tgtype & 3 = 3 AND t.tgenabled <> 'D'
+               AND NOT t.is_postgres_own AND t.in_place_of IS NULL
+               AND EXISTS (
+                   SELECT FROM event e
+                    WHERE e.name IN ('insert', 'update') AND t.tgtype & e.bit <> 0 AND e.name = ANY (s.events)
+                      AND (e.name <> ALL (s.after) OR s.moves_rows AND 'insert' <> ALL (s.after))
+                      AND t.tgname > coalesce((
+                          SELECT o.tgname FROM own_trigger o
+                           WHERE o.tgrelid = s.oid AND o.bits = 3 AND o.tgtype & e.bit <> 0
+                           ORDER BY o.tgname LIMIT 1), 'fenced'))),
+
+        key_chosen AS (
+            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
+                   'rows are created without their lease, by keys that clients choose: '
+                       'a late INSERT can bring a deleted row back',
+                   CASE WHEN NOT s.is_child THEN s.protect
+                        ELSE format('CREATE OR REPLACE TRIGGER %I %s', t.tgname, u.definition)
+                            || coalesce(u.firing || quote_ident(t.tgname) || ';', '') END
+              FROM spot s
+              JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 3
+              JOIN own_trigger t ON t.tgrelid = s.oid AND t.bits = 3 AND t.has_unfenced_insert
+             WHERE s.is_fenced AND s.has_key_at_will),
+
+        -- To whom a privilege makes a difference.
+        grantee (oid, who) AS (
+            SELECT 0::oid, 'PUBLIC'
+            UNION ALL
+            SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper),
+
+        privilege AS (
+            SELECT s.root_n, s.member_n, a.n, s.rel, x.severity, x.finding,
+                   format('REVOKE %s ON %s FROM %s CASCADE;', a.privilege_type, s.rel,
+                       CASE WHEN a.grantor = s.relowner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
+              FROM spot s
+             CROSS JOIN aclexplode(s.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
+              JOIN grantee g ON g.oid = a.grantee
+             CROSS JOIN LATERAL (VALUES
+                ('TRUNCATE', CASE WHEN 'truncate' = ANY (s.before) THEN 'notice' ELSE 'hole' END,
+                 format('%s may TRUNCATE; %s', g.who, CASE WHEN 'truncate' = ANY (s.before)
+                     THEN 'only the trigger stands in the way' ELSE 'nothing stands in the way' END)),
+                ('TRIGGER', 'hole', format('%s may create triggers, and replace those of the fence', g.who))
+             ) AS x (privilege, severity, finding)
+             WHERE s.has_fence AND a.privilege_type = x.privilege AND a.grantee <> s.relowner),
+
+        foreign_key AS (
+            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY k.conname), s.rel,
+                   CASE WHEN writes.events <@ s.before THEN 'notice' ELSE 'hole' END,
+                   format('foreign key "%s" writes here when a row of %s changes', k.conname, k.confrelid::regclass),
+                   format('ALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %2$I %s;', s.rel, k.conname,
+                       regexp_replace(pg_get_constraintdef(k.oid),
+                           ' ON (UPDATE|DELETE) (CASCADE|SET NULL|SET DEFAULT)( \([^)]*\))?', '', 'g'))
+              FROM spot s
+              JOIN pg_constraint k ON k.conrelid = s.oid
+             CROSS JOIN LATERAL (VALUES (array_remove(ARRAY [
+                   CASE WHEN k.confdeltype = 'c' THEN 'delete' END,
+                   CASE WHEN k.confdeltype IN ('n', 'd') OR k.confupdtype IN ('c', 'n', 'd') THEN 'update' END],
+                   NULL))) AS writes (events)
+             WHERE s.has_fence AND k.contype = 'f' AND k.conparentid = 0 AND writes.events <> '{}'),
+
+        -- The findings on a fence as a whole -------------------------------------------------------------------
+
+        unbound_monotonic AS (
+            SELECT f.root_n, NULL::bigint, 1, f.root_rel, 'hole',
+                   'monotonic without a lease: a client that writes every column back passes with the token it read',
+                   f.protect
+              FROM fence f
+             WHERE f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NULL),
+
+        one_partition_only AS (
+            SELECT f.root_n, NULL::bigint, 1, f.root_rel, 'hole',
+                   format('only this partition of %s is fenced: rows can move around its fence', f.top), f.protect
+              FROM fence f
+             WHERE f.is_fenced AND f.top <> f.root_rel AND f.top NOT IN (SELECT t.tgrelid FROM own_trigger t)),
+
+        lease_column AS (
+            SELECT p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
+                   'notice',
+                   format('the lease names {%s}, which is no fit column: no write can pass', p.name),
+                   CASE WHEN a.attgenerated <> ''
+                        THEN format('ALTER TABLE %s ALTER COLUMN %I DROP EXPRESSION;', p.root_rel, p.name)
+                        WHEN a.attnum IS NOT NULL
+                        THEN format('ALTER TABLE %s ALTER COLUMN %I TYPE text USING %2$I::text;', p.root_rel, p.name)
+                        WHEN renamed.name IS NOT NULL
+                        THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', p.root_rel, renamed.name, p.name)
+                        ELSE '-- bring the column back, or call fence_protect with a lease that fits the columns' END
+              FROM placeholder p
+              LEFT JOIN pg_attribute a ON a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0
+              LEFT JOIN LATERAL (  -- from what it was renamed, where only one column of the key can be meant
+                   SELECT min(k.attname::text)
+                     FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
+                    WHERE i.indrelid = p.root AND i.indisprimary
+                      AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root)
+                   HAVING count(*) = 1) AS renamed (name) ON true
+             WHERE a.attnum IS NULL OR a.attgenerated <> ''
+                OR a.atttypid <> ALL (placeholder_types)),
+
+        member_of_owner AS (
+            SELECT f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
+                   'notice', format('%I is a member of the owner, and may take the fence off', g.rolname),
+                   format('REVOKE %I FROM %I;', pg_get_userbyid(f.root_owner), g.rolname)
+              FROM fence f
+              JOIN pg_roles g ON g.oid IN (SELECT am.member FROM pg_auth_members am WHERE am.roleid = f.root_owner)
+             WHERE f.is_fenced AND NOT g.rolsuper AND EXISTS (
+                   SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
+
+        -- DETACH leaves no link. What tells a former partition is its columns, and for certain the TRUNCATE
+        -- trigger that fence_protect gave it.
+        detached AS (
+            SELECT f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY d.oid), d.oid::regclass,
+                   CASE WHEN former.is_certain THEN 'hole' ELSE 'notice' END,
+                   format('not fenced, with the very columns of %s: a detached partition?', f.root_rel),
+                   'SELECT @extschema@.fence_protect(' || quote_literal(d.oid::regclass) || f.options
+              FROM fence f
+              JOIN pg_attribute a ON a.attname = f.fence_column
+              JOIN pg_class d ON d.oid = a.attrelid
+             CROSS JOIN LATERAL (
+                   SELECT count(*) > 0, coalesce(bool_or(t.bits = 3), false) FROM own_trigger t WHERE t.tgrelid = d.oid
+                   ) AS former (is_certain, is_fenced)
+             WHERE f.is_fenced AND f.moves_rows AND f.top = f.root_rel
+               AND NOT former.is_fenced AND NOT (former.is_certain AND relation IS NULL)
+               AND d.relkind IN ('r', 'p') AND d.relpersistence = 'p'
+               AND NOT EXISTS (SELECT FROM tree t WHERE t.root = f.root AND t.oid = d.oid)
+               AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.oid)
+               AND NOT EXISTS (
+                   SELECT FROM pg_attribute c
+                    WHERE c.attrelid IN (f.root, d.oid) AND c.attnum > 0 AND NOT c.attisdropped
+                    GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)),
+
+        -- No finding yet, but what to read for one: the extension was created anew, or an older backup restored,
+        -- where rows hold fences above every token drawn. They are read with the caller's rights, where he has
+        -- them. The remedy is for fences too high for any jump: down to where no token drawn so far may write.
+        to_be_read AS (
+            SELECT s.root_n, NULL::bigint, 1, s.root_rel, 'hole', NULL::text,
+                   format('DO %L;', format('BEGIN PERFORM @extschema@.fence_unprotect(%L); UPDATE %s AS r '
+                       'SET %I = coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s '
+                       'WHERE r.%I > coalesce(s.last_token, 0); PERFORM %s END', s.root_rel, s.root_rel,
+                       s.fence_column, s.fence_column, substr(s.protect, length('SELECT ') + 1))),
+                   array_agg(s.rel) FILTER (WHERE readable.here),
+                   array_agg(s.attnum::integer) FILTER (WHERE readable.here)
+              FROM spot s
+             CROSS JOIN LATERAL (VALUES (CASE WHEN s.relkind = 'r' AND s.atttypid = 'int8'::regtype
+                   THEN has_column_privilege(s.oid, s.attnum, 'SELECT') ELSE false END)) AS readable (here)
+             WHERE s.is_fenced
+             GROUP BY s.root_n, s.root_rel, s.fence_column, s.protect),
+
+        -- The findings on settings, which reach every fenced table of this database ----------------------------
+
+        -- What stands in the server's configuration is outdone by the database's own.
+        in_effect (name, value, whose) AS (
+            SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2), CASE
+                   WHEN setrole = 0 AND setdatabase = 0 THEN 'ROLE ALL'
+                   WHEN setrole = 0 THEN format('DATABASE %I', current_database())
+                   WHEN setdatabase = 0 THEN format('ROLE %I', pg_get_userbyid(setrole))
+                   ELSE format('ROLE %I IN DATABASE %I', pg_get_userbyid(setrole), current_database()) END
+              FROM pg_db_role_setting CROSS JOIN unnest(setconfig) AS item
+             WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+            UNION ALL
+            SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2),
+                   CASE p.prokind WHEN 'p' THEN 'PROCEDURE ' ELSE 'FUNCTION ' END || p.oid::regprocedure
+              FROM pg_proc p CROSS JOIN unnest(p.proconfig) AS item
+            UNION ALL
+            SELECT lower(g.name), g.setting, 'the whole server' FROM pg_settings g
+             WHERE g.source IN ('configuration file', 'command line', 'environment variable') AND NOT EXISTS (
+                   SELECT FROM pg_db_role_setting o JOIN pg_database d ON d.oid = o.setdatabase
+                    WHERE d.datname = current_database() AND o.setrole = 0
+                      AND lower(g.name) IN (SELECT lower(split_part(item, '=', 1)) FROM unnest(o.setconfig) AS item))),
+
+        setting AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (), relation, 'hole', format(x.finding, s.whose),
+                   CASE WHEN s.whose = 'the whole server'
+                        THEN format('ALTER DATABASE %I SET %s = %L;', current_database(), s.name, x.harmless)
+                        ELSE format('ALTER %s RESET %s;', s.whose, s.name) END
+              FROM in_effect s
+              JOIN (VALUES ('pg_fence.token', NULL, '',
+                            'pg_fence.token is set for %s: who has no token presents that one'),
+                           ('session_replication_role', 'replica', 'origin',
+                            'session_replication_role is set for %s: triggers that are not ENABLE ALWAYS do not fire')
+                   ) AS x (name, value, harmless, finding) ON x.name = s.name AND s.value = coalesce(x.value, s.value)
+             WHERE s.value <> '' AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
+
+        parameter_privilege AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (), relation, 'hole',
+                   format('%s may set session_replication_role, under which fences judge little or nothing', g.who),
+                   format('REVOKE %s ON PARAMETER session_replication_role FROM %s CASCADE;', a.privilege_type, g.who)
+              FROM pg_parameter_acl p CROSS JOIN aclexplode(p.paracl) AS a
+              JOIN grantee g ON g.oid = a.grantee
+             WHERE p.parname = 'session_replication_role' AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
+
+        -- The findings on the state of pg_fence itself, for whoever asks for all tables ------------------------
+
+        -- What its tables and sequences should be: this list is the only place that says so.
+        expected (relname, persistence, key) AS (
+            VALUES ('token_seq'::name, 'p'::"char", NULL), ('database_identity_seq', 'p', NULL),
+                   ('jump_token_seq', 'p', NULL), ('jump_count_seq', 'p', NULL),
+                   ('server_start_seq', 'u', NULL), ('server_start_token_seq', 'u', NULL),
+                   ('lease', 'p', 'name, slot'), ('guarded_commits', 'p', 'name, entry')),
+
+        extension AS (
+            SELECT e.oid, e.extowner
+              FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+             WHERE relation IS NULL AND d.classid = 'pg_proc'::regclass AND d.objid = ours
+               AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+
+        part AS (
+            SELECT d.classid, d.objid FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
+             WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+
+        state AS (
+            SELECT row_number() OVER (ORDER BY c.relname) AS n, c.oid, c.oid::regclass AS rel, c.relname, c.relkind,
+                   CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relpersistence, c.relowner,
+                   c.relacl, c.relrowsecurity OR c.relforcerowsecurity AS has_row_security, x.persistence, x.key
+              FROM part p
+              JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+              LEFT JOIN expected x ON x.relname = c.relname
+             WHERE c.relkind IN ('r', 'S')),
+
+        state_persistence AS (
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'hole',
+                   format('this part of the state is %s', x.fault),
+                   format('ALTER %s %s SET %s;', s.kind, s.rel, x.wanted)
+              FROM state s
+              JOIN (VALUES ('p'::"char", 'unlogged: a crash empties it', 'LOGGED'),
+                           ('u', 'logged: a crash does not empty it, and is not noticed', 'UNLOGGED')
+                   ) AS x (persistence, fault, wanted) ON x.persistence = s.persistence
+             WHERE s.relpersistence <> s.persistence),
+
+        state_sequence AS (
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
+                   format('this sequence was altered (%s): pg_fence cannot work with it, or not for long', x.changes),
+                   format('ALTER SEQUENCE %s AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 '
+                       'CACHE 1 NO CYCLE;', s.rel)
+              FROM state s
+              JOIN pg_sequence q ON q.seqrelid = s.oid
+             CROSS JOIN LATERAL (VALUES (concat_ws(', ',
+                   CASE WHEN q.seqtypid <> 'int8'::regtype THEN 'AS ' || format_type(q.seqtypid, NULL) END,
+                   CASE WHEN q.seqincrement <> 1 THEN 'INCREMENT ' || q.seqincrement END,
+                   CASE WHEN q.seqmin <> 1 THEN 'MINVALUE ' || q.seqmin END,
+                   CASE WHEN q.seqmax <> 9223372036854775807 THEN 'MAXVALUE ' || q.seqmax END,
+                   CASE WHEN q.seqcache <> 1 THEN 'CACHE ' || q.seqcache END,
+                   CASE WHEN q.seqcycle THEN 'CYCLE' END))) AS x (changes)
+             WHERE x.changes <> ''),
+
+        state_key AS (
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, x.severity, x.finding, x.remedy
+              FROM state s
+             CROSS JOIN LATERAL (VALUES (s.relname || '_pkey')) AS should (be)
+              LEFT JOIN LATERAL (
+                   SELECT c.relname::text, i.indisvalid AND i.indisready AND i.indislive
+                     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+                    WHERE i.indrelid = s.oid AND i.indisprimary) AS k (name, is_valid) ON true
+             CROSS JOIN LATERAL (VALUES
+                (k.name IS NULL, 'notice', 'its primary key is gone: pg_fence cannot work',
+                 format('ALTER TABLE %s ADD CONSTRAINT %I PRIMARY KEY (%s);', s.rel, should.be, s.key)),
+                (k.name <> should.be, 'notice', format('its primary key has become "%s": pg_fence cannot work', k.name),
+                 format('ALTER TABLE %s RENAME CONSTRAINT "%s" TO %I;', s.rel, replace(k.name, '"', '""'), should.be)),
+                (NOT k.is_valid, 'hole', 'its primary key is invalid: pg_fence may not find a row by it',
+                 format('REINDEX TABLE %s;', s.rel))
+             ) AS x (applies, severity, finding, remedy)
+             WHERE s.relkind = 'r' AND x.applies),
+
+        state_row_security AS (
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
+                   'row security is on: it keeps rows from dumps, and may keep them from fence.leases',
+                   format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;', s.rel)
+              FROM state s
+             WHERE s.has_row_security),
+
+        state_trigger AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY s.n, t.tgname), s.rel, 'notice',
+                   format(CASE WHEN t.tgtype & 1 = 1
+                          THEN 'trigger "%s" runs whenever pg_fence writes a row here, and may change or refuse it'
+                          ELSE 'trigger "%s" is for statements: it does not run when pg_fence writes here' END,
+                       t.tgname),
+                   format('DROP TRIGGER %I ON %s;', t.tgname, s.rel)
+              FROM state s JOIN pg_trigger t ON t.tgrelid = s.oid
+             WHERE NOT t.tgisinternal),
+
+        state_rule AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY s.n, w.rulename), s.rel, 'notice',
+                   format('rule "%s" is not applied when pg_fence writes here', w.rulename),
+                   format('DROP RULE %I ON %s;', w.rulename, s.rel)
+              FROM state s JOIN pg_rewrite w ON w.ev_class = s.oid),
+
+        -- Writing the state, or drawing a token without a lease, is for the functions of pg_fence alone.
+        state_privilege AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.n, a.n), x.rel,
+                   CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE') THEN 'notice' ELSE 'hole' END,
+                   format('%s has %s%s on %s, which is for pg_fence alone', g.who, a.privilege_type, x.columns, x.name),
+                   format('REVOKE %s%s ON %s FROM %s CASCADE;', a.privilege_type, x.columns, x.name,
+                       CASE WHEN a.grantor = x.owner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
+              FROM (SELECT s.n, s.rel, s.kind || ' ' || s.rel, '', s.relowner, s.relacl,
+                           CASE s.relkind WHEN 'S' THEN '{USAGE,UPDATE}'
+                               ELSE '{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}' END::text[]
+                      FROM state s
+                    UNION ALL
+                    SELECT s.n, s.rel, s.kind || ' ' || s.rel, format(' (%I)', c.attname), s.relowner, c.attacl,
+                           '{INSERT,UPDATE,REFERENCES}'
+                      FROM state s JOIN pg_attribute c ON c.attrelid = s.oid
+                    UNION ALL
+                    SELECT 0, NULL, format('SCHEMA %I', h.nspname), '', h.nspowner, h.nspacl, '{CREATE}'
+                      FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
+                   ) AS x (n, rel, name, columns, owner, acl, private)
+             CROSS JOIN aclexplode(x.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
+              JOIN grantee g ON g.oid = a.grantee
+             WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
+
+        state_member AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY g.rolname), s.rel, 'notice',
+                   format('%I is a member of pg_write_all_data, and may write the state of pg_fence', g.rolname),
+                   format('REVOKE pg_write_all_data FROM %I;', g.rolname)
+              FROM extension e
+              JOIN state s ON s.relname = 'lease'
+              JOIN pg_roles g ON g.oid IN (
+                   SELECT am.member FROM pg_auth_members am WHERE am.roleid = 'pg_write_all_data'::regrole)
+             WHERE NOT g.rolsuper AND g.oid <> e.extowner AND EXISTS (
+                   SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
+
+        state_owner AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.name), x.rel,
+                   CASE WHEN r.rolsuper THEN 'notice' ELSE 'hole' END,
+                   format('%s belongs to %I, not to the owner of pg_fence', x.name, r.rolname),
+                   format('ALTER %s OWNER TO %I;', x.name, pg_get_userbyid(e.extowner))
+              FROM extension e
+             CROSS JOIN (
+                   SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' WHEN 'v' THEN 'VIEW ' ELSE 'TABLE ' END
+                          || c.oid::regclass, c.oid::regclass, c.relowner
+                     FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+                    WHERE c.relkind IN ('r', 'S', 'v')
+                   UNION ALL
+                   SELECT 'FUNCTION ' || f.oid::regprocedure, NULL, f.proowner
+                     FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
+                   UNION ALL
+                   SELECT 'SCHEMA ' || quote_ident(h.nspname), NULL, h.nspowner
+                     FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
+                   ) AS x (name, rel, owner)
+              JOIN pg_roles r ON r.oid = x.owner
+             WHERE x.owner <> e.extowner),
+
+        -- All together -----------------------------------------------------------------------------------------
+
+        all_findings AS (
+            SELECT 1 AS step, root_n, member_n, n, root_rel AS rel, severity, finding, remedy FROM (
+                SELECT * FROM not_fenced) AS x (root_n, member_n, n, root_rel, severity, finding, remedy)
+            UNION ALL SELECT 2, * FROM foreign_table
+            UNION ALL SELECT 3, * FROM unlogged
+            UNION ALL SELECT 4, * FROM another_owner
+            UNION ALL SELECT 5, * FROM column_missing
+            UNION ALL SELECT 6, * FROM column_type
+            UNION ALL SELECT 7, * FROM column_filled
+            UNION ALL SELECT 8, * FROM column_anew
+            UNION ALL SELECT 9, * FROM trigger_usurped
+            UNION ALL SELECT 10, * FROM trigger_amiss
+            UNION ALL SELECT 11, * FROM event_missing
+            UNION ALL SELECT 12, * FROM trigger_later
+            UNION ALL SELECT 13, * FROM key_chosen
+            UNION ALL SELECT 14, * FROM privilege
+            UNION ALL SELECT 15, * FROM foreign_key
+            UNION ALL SELECT 16, * FROM unbound_monotonic
+            UNION ALL SELECT 17, * FROM one_partition_only
+            UNION ALL SELECT 18, * FROM lease_column
+            UNION ALL SELECT 19, * FROM member_of_owner
+            UNION ALL SELECT 20, * FROM detached
+            UNION ALL SELECT 22, * FROM setting
+            UNION ALL SELECT 23, * FROM parameter_privilege
+            UNION ALL SELECT 24, * FROM state_persistence
+            UNION ALL SELECT 25, * FROM state_sequence
+            UNION ALL SELECT 26, * FROM state_key
+            UNION ALL SELECT 27, * FROM state_row_security
+            UNION ALL SELECT 28, * FROM state_trigger
+            UNION ALL SELECT 29, * FROM state_rule
+            UNION ALL SELECT 30, * FROM state_privilege
+            UNION ALL SELECT 31, * FROM state_member
+            UNION ALL SELECT 32, * FROM state_owner)
+        SELECT a.*, NULL::regclass[] AS tables, NULL::integer[] AS columns FROM all_findings a
+        UNION ALL SELECT 21, * FROM to_be_read
+        -- Table by table, with what hangs below it; then its fence as a whole; at last what is not of one table.
+        ORDER BY root_n NULLS LAST, member_n NULLS LAST, step, n
+    LOOP
+        IF answer.finding IS NULL THEN
+            left_out := left_out OR last_token IS NULL;
+            CONTINUE WHEN last_token IS NULL OR answer.tables IS NULL;
+            highest := (SELECT max(fence.max_column_value(t.rel, t.attnum))
+                          FROM unnest(answer.tables, answer.columns) AS t (rel, attnum));
+            CONTINUE WHEN highest IS NULL OR highest <= last_token;
+            -- What was drawn and written since the audit began is not ahead.
+            last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
+            CONTINUE WHEN highest <= last_token;
+            answer.finding := format('rows hold fences up to %s, but the last token drawn is %s', highest, last_token);
+            -- A jump goes 2^20 further, or to where the clock is.
+            IF highest <= greatest(last_token + 1048576,
+                    extract(epoch FROM clock_timestamp() - timestamptz '2026-01-01 00:00+00') * 1048576) THEN
+                answer.remedy := 'SELECT @extschema@.fence_new_epoch();';
+            END IF;
+        END IF;
+        RETURN QUERY SELECT answer.rel, answer.severity, answer.finding, answer.remedy;
+    END LOOP;
+
+    -- What only those see who may use leases.
+    IF relation IS NULL AND last_token IS NOT NULL THEN
+        RETURN QUERY SELECT 'fence.token_seq'::regclass, 'notice',
+               format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
+                   'and the numbers up to there are spent', to_char(
+                   (epoch.start + last_token / 1048576.0 * interval '1 s') AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
+               '-- keep the clock right when the server starts; tokens go on from here, and none is handed out twice'
+          FROM (VALUES (timestamptz '2026-01-01 00:00+00')) AS epoch (start)
+         WHERE last_token > extract(epoch FROM clock_timestamp() + interval '1 day' - epoch.start) * 1048576;
+
+        -- A view of somebody else's could run what he likes.
+        IF has_table_privilege('fence.leases', 'SELECT') AND EXISTS (
+            SELECT FROM pg_class v JOIN pg_class l ON l.relowner = v.relowner JOIN pg_proc f ON f.proowner = v.relowner
+             WHERE v.oid = 'fence.leases'::regclass AND l.oid = 'fence.lease'::regclass AND f.oid = ours) THEN
+            RETURN QUERY SELECT 'fence.lease'::regclass, 'notice',
+                   format('lease "%s" is held by role "%s", which is dropped or renamed: '
+                       'its holder can neither renew nor release it', l.name, l.role),
+                   format('SELECT @extschema@.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;', l.name, l.role)
+              FROM (SELECT DISTINCT v.name, v.role FROM fence.leases v WHERE v.state IN ('held', 'uncommitted')) AS l
+             WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = l.role)
+             ORDER BY l.name, l.role;
+        END IF;
+    END IF;
+
+    IF left_out THEN
+        RAISE NOTICE USING
+            MESSAGE = 'not looked at: whether rows hold fences above the last token drawn',
+            HINT = CASE WHEN uses_leases THEN 'Ask the primary: a standby does not know it.'
+                ELSE format('That is for those who may use leases: SELECT @extschema@.fence_grant(%L);',
+                    current_user) END;
+    END IF;
+END
+$audit_tables$;
+
+COMMENT ON FUNCTION fence.audit_tables(
+    regclass, fence.trigger_arguments[], fence.lease_template[], regtype[]) IS
+'what fence_audit does, with the rights of its caller; called by that alone';
+
+-- Who may do what. PUBLIC gets the trigger function and the three functions that ask for ownership of the
+-- table. Everything else is given role by role, by plain GRANTs that a dump carries.
+
+CREATE FUNCTION fence_grant(role regrole, admin boolean DEFAULT false) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $fence_grant$
+DECLARE
+    grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
+BEGIN
+    IF role IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'role must not be NULL',
+            HINT = 'Name the role that is to use leases.';
+    ELSIF grantee IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('there is no role %s', role),
+            HINT = 'Name one role: leases are not for PUBLIC.';
+    END IF;
+
+    EXECUTE format('GRANT USAGE ON SCHEMA fence TO %s', grantee);
+    EXECUTE format('GRANT SELECT ON fence.leases TO %s', grantee);
+    -- What pg_dump reads of the state: without this, whoever owns a database but not the server could not dump it.
+    EXECUTE format('GRANT SELECT ON fence.lease, fence.token_seq, fence.database_identity_seq, '
+        'fence.jump_token_seq, fence.jump_count_seq TO %s', grantee);
+    EXECUTE 'GRANT EXECUTE ON FUNCTION
+        @extschema@.lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean),
+        @extschema@.lease_renew(text, bigint, interval),
+        @extschema@.lease_release(text, bigint),
+        @extschema@.lease_acquire_all(text[], text, interval, jsonb, boolean),
+        @extschema@.lease_renew_all(text[], bigint, interval),
+        @extschema@.lease_release_all(text[], bigint),
+        @extschema@.lease_guard(text, bigint),
+        @extschema@.lease_check(text, bigint),
+        @extschema@.lease_info(text, bigint),
+        @extschema@.fence_status(),
+        fence.blocking_pids(text, integer),
+        fence.uncommitted_grants(),
+        fence.max_column_value(regclass, integer),
+        fence.checked_lease_name(text, bigint),
+        fence.session_alive(bigint)
+        TO ' || grantee;
+    IF admin THEN
+        EXECUTE 'GRANT EXECUTE ON FUNCTION
+            @extschema@.lease_revoke(text),
+            @extschema@.lease_prune(interval),
+            @extschema@.fence_new_epoch()
+            TO ' || grantee;
+    END IF;
+
+    -- The schema of the functions is the installer's, who alone decides who may look into it.
+    IF NOT has_schema_privilege(role, '@extschema@'::regnamespace, 'USAGE') THEN
+        RAISE NOTICE USING MESSAGE = format('%s cannot yet look into the schema of the functions', grantee),
+            HINT = 'GRANT USAGE ON SCHEMA @extschema@ TO ' || grantee || ';';
+    END IF;
+END
+$fence_grant$;
+
+COMMENT ON FUNCTION fence_grant(regrole, boolean) IS
+'lets a role use leases and dump them, with admin also end those of others; never takes anything away';
+
+
+CREATE FUNCTION fence_revoke(role regrole) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $fence_revoke$
+DECLARE
+    grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
+BEGIN
+    IF role IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'role must not be NULL',
+            HINT = 'Name the role that is no longer to use leases.';
+    ELSIF grantee IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('there is no role %s', role),
+            HINT = 'Name a role that exists.';
+    END IF;
+
+    EXECUTE 'REVOKE ALL ON FUNCTION
+        @extschema@.lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean),
+        @extschema@.lease_renew(text, bigint, interval),
+        @extschema@.lease_release(text, bigint),
+        @extschema@.lease_acquire_all(text[], text, interval, jsonb, boolean),
+        @extschema@.lease_renew_all(text[], bigint, interval),
+        @extschema@.lease_release_all(text[], bigint),
+        @extschema@.lease_guard(text, bigint),
+        @extschema@.lease_check(text, bigint),
+        @extschema@.lease_info(text, bigint),
+        @extschema@.lease_revoke(text),
+        @extschema@.lease_prune(interval),
+        @extschema@.fence_new_epoch(),
+        @extschema@.fence_status(),
+        fence.blocking_pids(text, integer),
+        fence.uncommitted_grants(),
+        fence.max_column_value(regclass, integer),
+        fence.checked_lease_name(text, bigint),
+        fence.session_alive(bigint)
+        FROM ' || grantee;
+    EXECUTE format('REVOKE ALL ON fence.leases, fence.lease, fence.token_seq, fence.database_identity_seq, '
+        'fence.jump_token_seq, fence.jump_count_seq FROM %s', grantee);
+    EXECUTE format('REVOKE ALL ON SCHEMA fence FROM %s', grantee);
+END
+$fence_revoke$;
+
+COMMENT ON FUNCTION fence_revoke(regrole) IS 'takes back what fence_grant gave, with and without admin';
+
+
+-- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let
+-- others in, even to the state. Whoever is not the owner goes; then the four are given.
+DO $closed$
+DECLARE
+    script_path CONSTANT text := pg_catalog.current_setting('search_path');
+    statement text;
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    FOR statement IN
+        WITH member AS (
+            SELECT m.classid, m.objid
+              FROM pg_depend home
+              JOIN pg_depend m ON m.refclassid = home.refclassid AND m.refobjid = home.refobjid AND m.deptype = 'e'
+             WHERE home.classid = 'pg_namespace'::regclass AND home.objid = 'fence'::regnamespace
+               AND home.refclassid = 'pg_extension'::regclass AND home.deptype = 'e'),
+        object AS (
+            SELECT 'SCHEMA' AS kind, quote_ident(nspname) AS name, nspowner AS owner,
+                   coalesce(nspacl, acldefault('n', nspowner)) AS acl
+              FROM member JOIN pg_namespace o ON classid = 'pg_namespace'::regclass AND o.oid = objid
+            UNION ALL
+            SELECT 'FUNCTION', o.oid::regprocedure::text, proowner, coalesce(proacl, acldefault('f', proowner))
+              FROM member JOIN pg_proc o ON classid = 'pg_proc'::regclass AND o.oid = objid
+            UNION ALL
+            SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, o.oid::regclass::text, relowner,
+                   coalesce(relacl, acldefault(CASE relkind WHEN 'S' THEN 's' ELSE 'r' END::"char", relowner))
+              FROM member JOIN pg_class o ON classid = 'pg_class'::regclass AND o.oid = objid
+             WHERE relkind IN ('r', 'v', 'S')
+            UNION ALL
+            SELECT 'TYPE', o.oid::regtype::text, typowner, coalesce(typacl, acldefault('T', typowner))
+              FROM member JOIN pg_type o ON classid = 'pg_type'::regclass AND o.oid = objid
+              JOIN pg_class c ON c.oid = o.typrelid AND c.relkind = 'c')
+        SELECT DISTINCT format('REVOKE ALL ON %s %s FROM %s CASCADE', kind, name,
+                   CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+          FROM object CROSS JOIN aclexplode(acl) AS a
+         WHERE a.grantee <> owner
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+    PERFORM pg_catalog.set_config('search_path', script_path, true);
+END
+$closed$;
+
+GRANT EXECUTE ON FUNCTION
+    fenced(),
+    fence_protect(regclass, name, text, text, text, boolean, boolean),
+    fence_unprotect(regclass),
+    fence_audit(regclass)
+TO PUBLIC;
