@@ -22,7 +22,7 @@ fn pg_partman_makes_fenced_partitions_and_moves_rows_with_a_token(lab: &Lab) -> 
     let token = session.acquire("events", "1 h")?;
     // Its maintenance makes partitions, which inherit the fence.
     session.run(
-        "UPDATE partman.part_config SET premake = 4; SELECT partman.run_maintenance('public.events')",
+        "UPDATE partman.part_config SET premake = 4, infinite_time_partitions = true; SELECT partman.run_maintenance('public.events')",
     )?;
     let partitions = "SELECT count(*) FROM pg_inherits i WHERE inhparent = 'events'::regclass";
     let fenced = format!(

@@ -59,9 +59,8 @@ impl Pgpool {
         let ready =
             wait_until("pgpool sends readers to the standby", Duration::from_secs(60), || {
                 pgpool.connect().is_ok_and(|mut session| {
-                    session
-                        .one("SELECT pg_catalog.pg_is_in_recovery() FROM pg_class LIMIT 1", &[])
-                        .unwrap_or(false)
+                    let query = "SELECT inet_server_port() = $1 FROM orders LIMIT 1";
+                    session.one(query, &[&i32::from(standby.port())]).unwrap_or(false)
                 })
             });
         ready.map_err(|error| {
@@ -98,7 +97,9 @@ fn functions_go_to_the_primary_and_the_view_to_a_standby(lab: &Lab) -> Result<()
 
     let mine = client.acquire("through pgpool", "1 h")?;
     ensure!(client.renew("through pgpool", mine)?.is_some());
-    let state = |sql: &str| -> Result<Option<String>> { pgpool.connect()?.text(sql) };
+    let state = |sql: &str| -> Result<Option<String>> {
+        Ok(pgpool.connect()?.rows(sql)?.into_iter().flatten().flatten().next())
+    };
     let call = state("SELECT state FROM lease_info('through pgpool')")?;
     ensure!(call.as_deref() == Some("held"), "lease_info: {call:?}");
     ensure!(

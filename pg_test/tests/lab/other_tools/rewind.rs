@@ -117,7 +117,7 @@ fn a_standby_that_repmgr_promotes_goes_on_above_all_that_was_seen(lab: &Lab) -> 
     let second = builder().standby_of(&first)?;
     second.start()?;
     let standby = Node::new(&second, 2)?;
-    standby.run(&["standby", "register", "--upstream-node-id=1"])?;
+    standby.run(&["standby", "register", "--upstream-node-id=1", "--force"])?;
     second.wait_replayed(&first)?;
     cut(&second)?;
     history.draw_more(&mut session, 50)?;
