@@ -16,7 +16,8 @@
 //!
 //! What is deliberately absent: SPI on the way of a lease or a write (no plan, no `search_path`, no rights of
 //! the caller's), background workers, `shared_preload_libraries`, any decision by what is in shared memory of our own
-//! (it only counts), LISTEN/NOTIFY, and any use of a transaction's start time but as a lower bound of its snapshot's age (`pg::snapshot_age`).
+//! (it only counts), LISTEN/NOTIFY, and any use of a transaction's start time but as a lower bound of its snapshot's
+//! age (`pg::snapshot_age`).
 
 mod fence;
 mod known_bugs;

@@ -173,6 +173,8 @@ impl CrashTest {
     /// As `crash_of_one`, and nothing is drawn.
     pub fn crash_of_one_only(mut self) -> Result<Cluster> {
         let mut victim = self.open.pop().context("no session is open")?;
+        // One more than the victim: only when it is gone has the server noticed.
+        self.open.push(self.cluster.connect("postgres")?);
         process::signal(victim.pid(), Signal::SIGKILL)?;
         let limit = Duration::from_secs(60);
         wait_until("the session is gone", limit, || victim.run("SELECT 1").is_err())?;

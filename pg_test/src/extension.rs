@@ -43,7 +43,7 @@ impl Extension {
         Extension::around(library)
     }
 
-    /// Builds it with a known bug (`--cfg planted="<bug>"`, see `src/plant.rs`), in a target directory of
+    /// Builds it with a known bug (`--cfg planted="<bug>"`, see `src/known_bugs.rs`), in a target directory of
     /// its own, so that nobody takes it for the plain one.
     pub fn build_with_bug(installation: &Installation, bug: &str) -> Result<Extension> {
         let BuildPlace { target, build } = BuildPlace::of(installation);

@@ -74,7 +74,7 @@ const NOTE_WITHIN: Span = Span::from_secs(5);
 /// The commit of a guarded transaction that has written something and may outlive its grant is noted: a
 /// REPEATABLE READ transaction whose snapshot does not see what was written is then refused the lease.
 ///
-/// `prepares`: the transaction ends who has_token when, and may outlive any grant.
+/// `prepares`: the transaction ends nobody knows when, and may outlive any grant.
 fn before_commit(prepares: bool) -> Result<(), Refusal> {
     if let Some(name) = guarded_nothing() {
         raise::warn(errors::guarded_nothing(&name));

@@ -1,8 +1,9 @@
 //! Leases: who is granted one, who may change it, who relies on it, who waits for it.
 //!
 //! `acquire` is the way of a try; `place` finds and locks the slot that it gets, `snapshot` keeps it from a
-//! transaction that reads an older world. `change` is what renew, release and revoke have in common, `prune` deletes what is long over, `guard` what a
-//! transaction relies on. `line` and `wait` are the line of those who wait. `locks` holds the locks for all of them.
+//! transaction that reads an older world. `change` is what renew, release and revoke have in common, `prune` deletes
+//! what is long over, `guard` is what a transaction relies on. `line` and `wait` are the line of those who wait. `locks`
+//! holds the locks for all of them.
 
 pub mod acquire;
 pub mod change;

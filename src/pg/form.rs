@@ -15,13 +15,13 @@ const TABLES: usize = 2;
 /// What reading and writing a table takes.
 #[derive(Clone, Copy)]
 pub struct Form {
-    /// Its primary key.
+    /// The index of its primary key, by which rows are searched.
     pub index: pg_sys::Oid,
     /// Nothing belongs to a row but what the extension made, so that it may be written directly.
     pub plain: bool,
     /// Triggers may suppress or change what is written.
     pub triggers: bool,
-    /// The table itself.
+    /// The table that this is the form of.
     pub table: pg_sys::Oid,
     generation: u64,
 }
@@ -68,7 +68,7 @@ pub unsafe fn look(
     Ok(form)
 }
 
-/// Both, open.
+/// A table and its index while both are open, to be looked at.
 struct Looked<'a> {
     spec: &'a Spec,
     table: pg_sys::Relation,

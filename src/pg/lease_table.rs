@@ -51,7 +51,7 @@ impl Glance {
         places::has(name).then(Glance::new).flatten()
     }
 
-    /// As `LeaseTable::remembered`.
+    /// The row where the session has found it before; see `LeaseTable::remembered`.
     pub fn remembered(&self, name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<Row> {
         self.table.remembered(name, wanted)
     }

@@ -1,4 +1,4 @@
-//! Heavyweight locks on grants, on the line of waiters and on the jump.
+//! Heavyweight locks: what `rules::locks::Lock` names, as tags of the server's lock manager.
 //!
 //! They live in lock tags of our own (`field4`), which no SQL function can reach, cost no multixact, show in
 //! `pg_locks` as advisory locks with this `objsubid`, go with a rolled-back savepoint and survive

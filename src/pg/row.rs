@@ -213,12 +213,12 @@ impl Fields {
         fields
     }
 
-    /// By position.
+    /// The columns' values, by position; of a NULL, anything.
     pub fn values(&self) -> [pg_sys::Datum; COLUMNS] {
         self.values
     }
 
-    /// By position.
+    /// Which columns are NULL, by position.
     pub fn nulls(&self) -> [bool; COLUMNS] {
         self.nulls
     }

@@ -51,7 +51,7 @@ impl RowVersion {
         }
     }
 
-    /// Where it is.
+    /// Where in the table it is: block and line pointer.
     pub fn tid(self) -> pg_sys::ItemPointerData {
         self.at.tid()
     }
@@ -72,7 +72,7 @@ pub struct Place {
 pub struct Seen {
     /// Where it was found.
     pub place: Place,
-    /// Which it was.
+    /// The version that was found there.
     pub version: RowVersion,
 }
 

@@ -107,7 +107,7 @@ pub fn outer_role() -> Vec<u8> {
     }
 }
 
-/// The setting application_name.
+/// The session's `application_name`, in the server's encoding; empty where it has none.
 pub fn application_name() -> Vec<u8> {
     // SAFETY: NUL-terminated, or NULL.
     unsafe {

@@ -20,7 +20,7 @@ static UNATTACHABLE: AtomicU32 = AtomicU32::new(0);
 /// What came of attaching a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attached {
-    /// It is.
+    /// The segment is attached, and is this database's.
     Yes,
     /// There is no such segment, or it is somebody else's.
     NotThere,

@@ -24,7 +24,7 @@ pub fn forget_those_that_are_over() {
     }
 }
 
-/// Adds this database's.
+/// Adds the segment of this database, so that it can be let go when the database is dropped.
 pub fn add(handle: u32) {
     if let Some(free) = list().iter().find(|entry| read(entry).is_none()) {
         free.store(u64::from(server::database()) << 32 | u64::from(handle), Ordering::Relaxed);

@@ -65,13 +65,13 @@ thread_local! {
     static WAITING: Cell<Option<std::time::Instant>> = const { Cell::new(None) };
 }
 
-/// Counts one.
+/// Counts one event; added to the shared counters when the transaction ends.
 #[inline]
 pub fn count(counter: Counter) {
     add(counter, 1);
 }
 
-/// Counts several.
+/// Counts several events at once.
 #[inline]
 pub fn add(counter: Counter, number: usize) {
     if known_bugs::NO_COUNTING {

@@ -60,7 +60,7 @@ static RETRY_AT: AtomicI64 = AtomicI64::new(i64::MIN);
 pub enum Missing {
     /// Nothing has been counted, then.
     IsLeft,
-    /// It is made.
+    /// It is made by this session.
     IsMade,
 }
 
@@ -76,7 +76,7 @@ pub fn with<T>(work: impl FnOnce(Segment) -> T) -> Option<T> {
     shared_memory::with(|words| work(Segment(words)))
 }
 
-/// The attached segment.
+/// The segment of this database, attached to this session.
 #[derive(Clone, Copy)]
 pub struct Segment<'a>(&'a [AtomicU64]);
 

@@ -34,6 +34,7 @@ mod lock_table;
 mod managed;
 mod misplaced_triggers;
 mod mixed_modes;
+mod monitoring;
 mod newer_versions;
 mod orm;
 mod other_tools;

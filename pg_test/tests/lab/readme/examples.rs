@@ -32,6 +32,7 @@ pages![
     from_syncguard = "docs/from/syncguard.md",
     guards_and_waiting = "docs/guards-and-waiting.md",
     installing = "docs/installing.md",
+    monitoring = "docs/monitoring.md",
     operations = "docs/operations.md",
     reference = "docs/reference.md",
     security_and_audit = "docs/security-and-audit.md",
