@@ -81,7 +81,8 @@ fn a_fresh_debian_without_rust_installs_it_and_runs_the_readme(lab: &Lab) -> Res
     let (port, name) = (free_port()?, format!("{major} main"));
     let hba = format!("/etc/postgresql/{major}/main/pg_hba.conf");
     root.sh(&format!(
-        "test -d /etc/postgresql/{major}/main || pg_createcluster {name}
+        "mkdir -p -m 1777 /dev/shm; chmod 1777 /dev/shm
+         test -d /etc/postgresql/{major}/main || pg_createcluster {name}
          pg_conftool {name} set port {port}
          sed -i 's/scram-sha-256/trust/' {hba}
          pg_ctlcluster {name} start"
