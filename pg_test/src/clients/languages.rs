@@ -1,6 +1,7 @@
 //! The clients, by language: how each one's worker is brought and started. A new language is a file beside
 //! `python.rs` and a line in [`ALL`].
 
+mod go;
 mod java;
 mod python;
 mod typescript;
@@ -59,4 +60,5 @@ pub const ALL: &[Language] = &[
     typescript::ON_PG,
     typescript::ON_POSTGRES,
     java::LANGUAGE,
+    go::LANGUAGE,
 ];

@@ -1,0 +1,160 @@
+package pgfence
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgconn"
+)
+
+// ownConnection is a lease's own: opened when it is needed, used by one goroutine at a time. Every call is bounded by
+// its context, whatever hangs. Arguments go as text with the statement, and nothing is prepared under a name: behind a
+// pooler the next transaction may run in another session.
+type ownConnection struct {
+	config *pgconn.Config
+	// mu guards conn against canceling from another goroutine.
+	mu   sync.Mutex
+	conn *pgconn.PgConn
+}
+
+func (o *ownConnection) isOpen() bool { return o.conn != nil }
+
+// call runs one statement in autocommit, and returns its only value; nil is NULL.
+func (o *ownConnection) call(ctx context.Context, limit time.Duration, sql string, args ...any) (*int64, error) {
+	return o.bounded(ctx, limit, func(ctx context.Context) (*int64, error) {
+		result := o.conn.ExecParams(ctx, sql, texts(args), nil, nil, nil).Read()
+		return number(result, result.Err)
+	})
+}
+
+// callWithin runs it in a transaction that the server ends at the limit, too, with one round trip.
+func (o *ownConnection) callWithin(ctx context.Context, limit time.Duration, sql string, args ...any) (*int64, error) {
+	return o.bounded(ctx, limit, func(ctx context.Context) (*int64, error) {
+		timeout := strconv.FormatInt(limit.Milliseconds(), 10)
+		batch := &pgconn.Batch{}
+		batch.ExecParams("BEGIN", nil, nil, nil, nil)
+		batch.ExecParams("SELECT set_config('statement_timeout', $1, true)", texts([]any{timeout}), nil, nil, nil)
+		batch.ExecParams(sql, texts(args), nil, nil, nil)
+		batch.ExecParams("COMMIT", nil, nil, nil, nil)
+		results, err := o.conn.ExecBatch(ctx, batch).ReadAll()
+		if err != nil {
+			if !o.conn.IsClosed() {
+				_, _ = o.conn.Exec(ctx, "ROLLBACK").ReadAll()
+			}
+			return nil, err
+		}
+		return number(results[2], nil)
+	})
+}
+
+func (o *ownConnection) bounded(
+	ctx context.Context, limit time.Duration, call func(context.Context) (*int64, error),
+) (*int64, error) {
+	if o.conn == nil {
+		if err := o.open(ctx, limit); err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	value, err := call(ctx)
+	if o.conn.IsClosed() {
+		o.close()
+	}
+	return value, err
+}
+
+func (o *ownConnection) open(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	conn, err := pgconn.ConnectConfig(ctx, o.config)
+	if err == nil {
+		o.set(conn)
+	}
+	return err
+}
+
+func (o *ownConnection) set(conn *pgconn.PgConn) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.conn = conn
+}
+
+// cancel asks the server to end the call that is under way, whose answer then comes.
+func (o *ownConnection) cancel(ctx context.Context) {
+	o.mu.Lock()
+	conn := o.conn
+	o.mu.Unlock()
+	if conn != nil {
+		// Where the server cannot be reached the call ends at its limit.
+		_ = conn.CancelRequest(ctx)
+	}
+}
+
+func (o *ownConnection) close() {
+	conn := o.conn
+	if conn == nil {
+		return
+	}
+	o.set(nil)
+	if conn.IsClosed() {
+		// The driver first tries to have the server cancel what ran, and closes the socket only then.
+		breakOff(conn.Conn())
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = conn.Close(ctx)
+}
+
+// breakOff closes a socket, from any goroutine, whatever hangs on it.
+func breakOff(socket net.Conn) {
+	if encrypted, isTLS := socket.(*tls.Conn); isTLS {
+		// To say goodbye by TLS may hang as well.
+		socket = encrypted.NetConn()
+	}
+	_ = socket.Close()
+}
+
+func number(result *pgconn.Result, err error) (*int64, error) {
+	if err != nil {
+		return nil, err
+	}
+	if len(result.Rows) != 1 || len(result.Rows[0]) != 1 {
+		return nil, fmt.Errorf("pgfence: the server answers %d rows instead of one value", len(result.Rows))
+	}
+	text := result.Rows[0][0]
+	if text == nil {
+		return nil, nil
+	}
+	value, err := strconv.ParseInt(string(text), 10, 64)
+	return &value, err
+}
+
+// texts are arguments as PostgreSQL reads them; nil is NULL.
+func texts(args []any) [][]byte {
+	values := make([][]byte, len(args))
+	for index, arg := range args {
+		switch arg := arg.(type) {
+		case nil:
+		case time.Duration:
+			values[index] = []byte(strconv.FormatInt(arg.Microseconds(), 10) + " microseconds")
+		case []string:
+			quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+			quoted := make([]string, len(arg))
+			for index, element := range arg {
+				quoted[index] = `"` + quote.Replace(element) + `"`
+			}
+			values[index] = []byte("{" + strings.Join(quoted, ",") + "}")
+		default:
+			values[index] = []byte(fmt.Sprint(arg))
+		}
+	}
+	return values
+}

@@ -1,0 +1,30 @@
+// Package hooks is how the laboratory watches a lease, and builds known faults into one: each hook is given what the
+// client does by itself.
+package hooks
+
+import "time"
+
+// Hooks are called by a lease.
+type Hooks struct {
+	// Renewed is told of each renewal, and asks how long the lease is held from then.
+	Renewed func(token int64, remaining func() time.Duration)
+	// CountsFrom says from when a ttl counts: from before the call, and not from after it.
+	CountsFrom func(before, after time.Duration) time.Duration
+	// Beat does what the heartbeat does when it is time, until it is to quit.
+	Beat func(beat func(), quit <-chan struct{})
+	// Renew is the call to the server.
+	Renew func(renew func() (*int64, error), name string, token int64) (*int64, error)
+	// Watch tells a loss at the deadline.
+	Watch func(watch func())
+}
+
+// None leaves everything as it is.
+func None() Hooks {
+	return Hooks{
+		Renewed:    func(int64, func() time.Duration) {},
+		CountsFrom: func(before, _ time.Duration) time.Duration { return before },
+		Beat:       func(beat func(), _ <-chan struct{}) { beat() },
+		Renew:      func(renew func() (*int64, error), _ string, _ int64) (*int64, error) { return renew() },
+		Watch:      func(watch func()) { watch() },
+	}
+}

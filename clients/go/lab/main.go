@@ -1,0 +1,408 @@
+// The laboratory's worker in Go: does what it reads, a JSON object a line, and says what became of it.
+//
+// What it is told and what it says is the same for the clients of all languages, and written down in clients/README.md.
+// --plant builds in a known fault, which the laboratory must catch.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgconn"
+	"github.com/jackc/pgx/v4"
+
+	"pgfence"
+	"pgfence/internal/hooks"
+)
+
+var kinds = map[pgfence.Kind]string{
+	pgfence.ErrStaleToken:      "stale",
+	pgfence.ErrNoToken:         "no-token",
+	pgfence.ErrNeverIssued:     "never-issued",
+	pgfence.ErrNotSpeaking:     "not-speaking",
+	pgfence.ErrCannotBeFenced:  "cannot-be-fenced",
+	pgfence.ErrLeaseLost:       "lost",
+	pgfence.ErrTransactionLost: "transaction-lost",
+}
+
+// order is what the worker is told.
+type order struct {
+	Do          string
+	Host        string
+	Port        int
+	User        string
+	Dbname      string
+	Application string
+	Names       []string
+	Name        string
+	TTL         int64 `json:"ttl_ms"`
+	Wait        int64 `json:"wait_ms"`
+	Session     bool
+	Shared      bool
+	Slots       int
+	Value       string
+	By          string
+	Release     bool
+	Ms          int64
+}
+
+type worker struct {
+	url     string
+	fence   *pgfence.Fence
+	plant   string
+	starved atomic.Bool
+	// work is the connection of the transaction that is open.
+	work atomic.Pointer[pgx.Conn]
+
+	mu      sync.Mutex
+	lease   *pgfence.Lease
+	stop    context.CancelFunc
+	leading chan struct{}
+}
+
+func main() {
+	w := &worker{}
+	if len(os.Args) == 3 && os.Args[1] == "--plant" {
+		w.plant = os.Args[2]
+	}
+	for {
+		next, more := read()
+		if !more {
+			return
+		}
+		if err := w.follow(next); err != nil {
+			refused(err)
+		}
+	}
+}
+
+var lines = bufio.NewScanner(os.Stdin)
+
+func read() (next order, more bool) {
+	if !lines.Scan() {
+		return order{}, false
+	}
+	if err := json.Unmarshal(lines.Bytes(), &next); err != nil {
+		panic(err)
+	}
+	return next, true
+}
+
+// What it says
+
+var saying sync.Mutex
+
+type said map[string]any
+
+func say(event string, more said) {
+	saying.Lock()
+	defer saying.Unlock()
+	line := said{"event": event, "at": time.Now().UnixMilli()}
+	for key, value := range more {
+		line[key] = value
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(line); err != nil {
+		panic(err)
+	}
+}
+
+func refused(err error) {
+	kind, state := "other", ""
+	var server *pgconn.PgError
+	if errors.As(err, &server) {
+		state = server.Code
+	}
+	if told := pgfence.Classify(err); told != nil {
+		kind = kinds[told.Kind]
+	}
+	say("refused", said{"error": kind, "sqlstate": state, "message": err.Error()})
+}
+
+// until is when a lease ends of which so much remains. The time is read first: the other way round it could be late.
+func until(remaining func() time.Duration) int64 {
+	wall := time.Now()
+	return wall.Add(remaining()).UnixMilli()
+}
+
+// What it is told
+
+func (w *worker) follow(o order) error {
+	switch o.Do {
+	case "connect":
+		return w.connect(o)
+	case "acquire":
+		return w.acquire(o)
+	case "check":
+		return w.with(func(lease *pgfence.Lease) error { return lease.Check() }, "held")
+	case "renew":
+		return w.with(func(lease *pgfence.Lease) error {
+			_, err := lease.Renew(context.Background())
+			return err
+		}, "done")
+	case "release":
+		return w.with((*pgfence.Lease).Release, "released")
+	case "write":
+		return w.with(func(lease *pgfence.Lease) error { return w.write(lease, o) }, "wrote")
+	case "truncate":
+		return w.with(func(lease *pgfence.Lease) error {
+			return w.transaction(lease, "guard", func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "TRUNCATE work")
+				return err
+			})
+		}, "wrote")
+	case "unfenced":
+		return w.unfenced(o.Value)
+	case "guard", "present":
+		return w.steps(o.Do)
+	case "starve":
+		w.starved.Store(true)
+		say("done", nil)
+	case "lead":
+		w.lead(o)
+	case "census":
+		say("census", said{"tasks": runtime.NumGoroutine()})
+	case "close":
+		w.close()
+	case "update", "sleep", "commit", "rollback":
+		return &pgfence.Error{
+			Kind: pgfence.ErrLeaseLost, Reason: pgfence.Released, Names: []string{"its transaction has ended"},
+		}
+	default:
+		return fmt.Errorf("what is %q?", o.Do)
+	}
+	return nil
+}
+
+func (w *worker) connect(o order) error {
+	w.url = fmt.Sprintf("postgresql://%s@%s:%d/%s?application_name=%s&statement_cache_capacity=0",
+		o.User, o.Host, o.Port, o.Dbname, o.Application)
+	with, err := w.hooks()
+	if err != nil {
+		return err
+	}
+	w.fence = pgfence.New(w.url).Hooked(with)
+	say("connected", nil)
+	return nil
+}
+
+func (w *worker) held() *pgfence.Lease {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lease
+}
+
+func (w *worker) hold(lease *pgfence.Lease) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lease = lease
+}
+
+// with does something with the lease, and says that it is done.
+func (w *worker) with(do func(*pgfence.Lease) error, event string) error {
+	lease := w.held()
+	if lease == nil {
+		return &pgfence.Error{Kind: pgfence.ErrLeaseLost, Reason: pgfence.Gone, Names: []string{"job"}}
+	}
+	if err := do(lease); err != nil {
+		return err
+	}
+	say(event, nil)
+	return nil
+}
+
+func told(loss *pgfence.Error) { say("lost", said{"reason": loss.Reason}) }
+
+func (w *worker) acquire(o order) error {
+	if lease := w.held(); lease != nil {
+		_ = lease.Release()
+		w.hold(nil)
+	}
+	w.starved.Store(false)
+	lease, err := w.fence.AcquireAll(context.Background(), o.Names, pgfence.Options{
+		TTL:     time.Duration(o.TTL) * time.Millisecond,
+		Wait:    time.Duration(o.Wait) * time.Millisecond,
+		Session: o.Session,
+		Shared:  o.Shared,
+		Slots:   o.Slots,
+		OnLost:  told,
+	})
+	if errors.Is(err, pgfence.ErrLeaseTaken) {
+		say("taken", nil)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	w.hold(lease)
+	say("acquired", said{"token": lease.Token(), "deadline": until(lease.Remaining)})
+	return nil
+}
+
+// write is a whole transaction; with Release, the last one.
+func (w *worker) write(lease *pgfence.Lease, o order) error {
+	return w.transaction(lease, o.By, func(ctx context.Context, tx pgx.Tx) error {
+		return update(ctx, tx, o.Value)
+	}, pgfence.Last(o.Release))
+}
+
+// transaction runs one on a connection of its own.
+func (w *worker) transaction(
+	lease *pgfence.Lease, by string, work func(context.Context, pgx.Tx) error, last ...pgfence.Last,
+) error {
+	conn, err := pgx.Connect(context.Background(), w.url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	if by == "present" {
+		return pgfence.Present(context.Background(), lease, conn.Begin, work, last...)
+	}
+	return pgfence.Guard(context.Background(), lease, conn.Begin, work, last...)
+}
+
+func update(ctx context.Context, tx pgx.Tx, value string) error {
+	_, err := tx.Exec(ctx, "UPDATE work SET value = $1 WHERE id = 1", value)
+	return err
+}
+
+// unfenced is a write that knows nothing of leases.
+func (w *worker) unfenced(value string) error {
+	conn, err := pgx.Connect(context.Background(), w.url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.Background())
+	// Outside of a transaction a pooler may have what is prepared and what is executed meet two servers.
+	const write = "UPDATE work SET value = $1 WHERE id = 1"
+	if _, err = conn.Exec(context.Background(), write, pgx.QuerySimpleProtocol(true), value); err == nil {
+		say("wrote", nil)
+	}
+	return err
+}
+
+var errRolledBack = errors.New("rolled back, as told")
+
+// steps are a transaction of what it reads, until "commit" or "rollback".
+func (w *worker) steps(by string) error {
+	begun := map[string]string{"guard": "guarded", "present": "presented"}[by]
+	err := w.with(func(lease *pgfence.Lease) error {
+		return w.transaction(lease, by, func(ctx context.Context, tx pgx.Tx) error {
+			w.work.Store(tx.Conn())
+			defer w.work.Store(nil)
+			say(begun, nil)
+			for {
+				if isDone, err := step(ctx, tx); isDone || err != nil {
+					return err
+				}
+			}
+		})
+	}, "committed")
+	if errors.Is(err, errRolledBack) {
+		say("rolled-back", nil)
+		return nil
+	}
+	return err
+}
+
+func step(ctx context.Context, tx pgx.Tx) (isDone bool, err error) {
+	switch o, _ := read(); o.Do {
+	case "update":
+		if err = update(ctx, tx, o.Value); err == nil {
+			say("updated", nil)
+		}
+		return false, err
+	case "sleep":
+		// In the server, so that the work hangs in its connection.
+		if _, err = tx.Exec(ctx, "SELECT pg_sleep($1)", float64(o.Ms)/1000); err == nil {
+			say("slept", nil)
+		}
+		return false, err
+	case "commit":
+		return true, nil
+	default:
+		return true, errRolledBack
+	}
+}
+
+func (w *worker) lead(o order) {
+	ctx, stop := context.WithCancel(context.Background())
+	w.stop, w.leading = stop, make(chan struct{})
+	options := pgfence.Options{TTL: time.Duration(o.TTL) * time.Millisecond, OnLost: told}
+	go func() {
+		defer close(w.leading)
+		err := w.fence.Lead(ctx, o.Name, options, func(ctx context.Context, lease *pgfence.Lease) error {
+			w.hold(lease)
+			say("leading", said{"token": lease.Token(), "deadline": until(lease.Remaining)})
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		if ctx.Err() == nil {
+			say("stopped", said{"message": fmt.Sprint(err)})
+		}
+	}()
+	say("done", nil)
+}
+
+func (w *worker) close() {
+	if w.stop != nil {
+		w.stop()
+		<-w.leading
+		w.stop = nil
+	}
+	if lease := w.held(); lease != nil {
+		_ = lease.Release()
+		w.hold(nil)
+	}
+	say("closed", nil)
+}
+
+// hooks watch the leases, and build in what is planted.
+func (w *worker) hooks() (hooks.Hooks, error) {
+	made := hooks.None()
+	made.Renewed = func(token int64, remaining func() time.Duration) {
+		say("renewed", said{"token": token, "deadline": until(remaining)})
+	}
+	made.Beat = func(beat func(), quit <-chan struct{}) {
+		if w.starved.Load() {
+			<-quit
+			return
+		}
+		beat()
+	}
+	switch w.plant {
+	case "":
+	case "deadline-from-answer":
+		made.CountsFrom = func(_, after time.Duration) time.Duration { return after }
+	case "error-is-loss":
+		made.Renew = func(renew func() (*int64, error), _ string, _ int64) (*int64, error) {
+			token, err := renew()
+			if err != nil {
+				return nil, &pgconn.PgError{Code: "42501", Message: err.Error()}
+			}
+			return token, nil
+		}
+	case "renew-in-work":
+		made.Renew = func(renew func() (*int64, error), name string, token int64) (*int64, error) {
+			conn := w.work.Load()
+			if conn == nil {
+				return renew()
+			}
+			var renewed *int64
+			err := conn.QueryRow(context.Background(), "SELECT lease_renew($1, $2)", name, token).Scan(&renewed)
+			return renewed, err
+		}
+	case "hang-hides-loss":
+		made.Watch = func(func()) {}
+	default:
+		return made, fmt.Errorf("there is no plant %q", w.plant)
+	}
+	return made, nil
+}
