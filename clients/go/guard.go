@@ -249,8 +249,7 @@ func (t *transaction) rollBack() {
 // told is the typed error, where it is one. A transaction that was broken off because of a loss tells the loss.
 func (t *transaction) told(err error) error {
 	isBroken := t.driver != nil && t.driver.isBroken(err)
-	isInterrupted := isBroken || errors.Is(err, context.Canceled) || errors.Is(err, sql.ErrTxDone)
-	if isInterrupted && t.lease.loss.Load() != nil {
+	if t.lease.loss.Load() != nil && (isBroken || isInterrupted(err)) {
 		return t.lease.lost(err)
 	}
 	found := Classify(err)
@@ -272,4 +271,10 @@ func (t *transaction) told(err error) error {
 	default:
 		return found
 	}
+}
+
+// isInterrupted tells what comes of a context that has ended. lib/pq returns the server's answer to its cancel.
+func isInterrupted(err error) bool {
+	state, _ := sqlState(err)
+	return errors.Is(err, context.Canceled) || errors.Is(err, sql.ErrTxDone) || state == "57014"
 }

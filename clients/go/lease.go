@@ -347,7 +347,7 @@ func (l *Lease) renew() (int64, error) {
 			l.countsFrom(before)
 			l.hooks.Renewed(*token, l.Remaining)
 			return *token, nil
-		case mayRepeat && !l.own.isOpen() && !errors.Is(err, context.DeadlineExceeded):
+		case mayRepeat && !l.own.isOpen() && !isPermanent(err) && !errors.Is(err, context.DeadlineExceeded):
 			continue
 		}
 		l.renewalFailed(err)
