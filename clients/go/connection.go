@@ -2,7 +2,6 @@ package pgfence
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"net"
 	"strconv"
@@ -113,13 +112,11 @@ func (o *ownConnection) close() {
 	_ = conn.Close(ctx)
 }
 
-// breakOff closes a socket, from any goroutine, whatever hangs on it.
+// breakOff ends what hangs on a socket, from any goroutine, without waiting for anything.
 func breakOff(socket net.Conn) {
-	if encrypted, isTLS := socket.(*tls.Conn); isTLS {
-		// To say goodbye by TLS may hang as well.
-		socket = encrypted.NetConn()
-	}
-	_ = socket.Close()
+	_ = socket.SetDeadline(time.Unix(1, 0))
+	// Some wait here: TLS for saying goodbye, a tunnel, and those of pgx 5.0 to 5.3 for the very read that is to end.
+	go func() { _ = socket.Close() }()
 }
 
 func number(result *pgconn.Result, err error) (*int64, error) {

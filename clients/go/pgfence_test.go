@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"reflect"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -367,6 +369,43 @@ func TestALossBreaksTheConnectionOff(t *testing.T) {
 	})
 	is(t, err, pgfence.ErrLeaseLost)
 	equal(t, conn.IsClosed(), true)
+}
+
+// waitsInClose is a socket whose Close waits for a Read that is under way, as those of pgx 5.0 to 5.3 did.
+type waitsInClose struct {
+	net.Conn
+	reading sync.Mutex
+}
+
+func (c *waitsInClose) Read(into []byte) (int, error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	return c.Conn.Read(into)
+}
+
+func (c *waitsInClose) Close() error {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	return c.Conn.Close()
+}
+
+func TestALossDoesNotWaitForASocketToClose(t *testing.T) {
+	fence, admin := table(t)
+	lease := acquire(t, fence, pgfence.Options{TTL: 2 * time.Second}, "order:7")
+	config, err := pgx.ParseConfig(url)
+	must(t, err)
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		return &waitsInClose{Conn: conn}, err
+	}
+	conn, err := pgx.ConnectConfig(background, config)
+	must(t, err)
+	run(t, admin, "SELECT lease_revoke('order:7')")
+	err = pgfence.Present(background, lease, conn.Begin, func(_ context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(background, "SELECT pg_sleep(300)")
+		return err
+	})
+	is(t, err, pgfence.ErrLeaseLost)
 }
 
 func TestAPoolOfOneConnectionIsEnoughAndGetsItBack(t *testing.T) {
