@@ -515,3 +515,42 @@ func TestLeadingEndsWithItsWork(t *testing.T) {
 	})
 	equal(t, err, context.Canceled)
 }
+
+// What the table of drivers says on the common page.
+func TestWhatDriversSendForArguments(t *testing.T) {
+	_, admin := table(t)
+	rollBack := errors.New("rolled back")
+	for _, one := range []struct {
+		query string
+		arg   any
+		pgx   bool
+		pq    bool
+	}{
+		{"SELECT lease_acquire('job', ttl => $1)::text", 30 * time.Second, true, false},
+		{"SELECT lease_acquire('job', ttl => $1::text::interval)::text", "1500 milliseconds", true, true},
+		{"SELECT lease_acquire('job', metadata => $1)::text", `{"run": 7}`, true, true},
+		{"SELECT lease_acquire('job', metadata => $1)::text", map[string]int{"run": 7}, true, false},
+		{"SELECT set_config('pg_fence.token', $1, true)", "1", true, true},
+		{"SELECT set_config('pg_fence.token', $1, true)", int64(1), false, true},
+	} {
+		var value string
+		err := admin.BeginFunc(background, func(tx pgx.Tx) error {
+			if err := tx.QueryRow(background, one.query, one.arg).Scan(&value); err != nil {
+				return err
+			}
+			return rollBack
+		})
+		if (err == rollBack) != one.pgx {
+			t.Errorf("pgx: %s with %T: %v", one.query, one.arg, err)
+		}
+		tx, err := databases(t)["postgres"].Begin()
+		must(t, err)
+		err = tx.QueryRow(one.query, one.arg).Scan(&value)
+		must(t, tx.Rollback())
+		if (err == nil) != one.pq {
+			t.Errorf("lib/pq: %s with %T: %v", one.query, one.arg, err)
+		}
+	}
+	var token int64
+	equal(t, admin.QueryRow(background, "SELECT NULL::bigint").Scan(&token) != nil, true)
+}
