@@ -60,6 +60,7 @@ pub mod demo;
 pub mod extension;
 pub mod fault;
 pub mod isolation;
+pub mod killed_server;
 mod lab;
 pub mod majors;
 pub mod matrix;
