@@ -8,11 +8,11 @@ use super::guard;
 use super::locks::Locks;
 use super::request::{Request, Tried};
 use super::snapshot;
-use crate::pg::errors::Refusal;
-use crate::pg::lease_table::{AsOf, LeaseTable, Rows};
-use crate::pg::lock::LockTag;
-use crate::pg::row::{Deleter, Row};
-use crate::pg::server;
+use crate::pg::call::errors::Refusal;
+use crate::pg::locks::lock::LockTag;
+use crate::pg::session::server;
+use crate::pg::state::lease_table::{AsOf, LeaseTable, Rows};
+use crate::pg::state::row::{Deleter, Row};
 use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Grant, Mode, Phase, Tokens};
 use pg_fence_rules::locks::{
     Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, IS_GUARDED, TAKE_SLOT,

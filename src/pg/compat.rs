@@ -1,6 +1,6 @@
 //! What pgrx does not bind, or what differs between major versions.
 
-use super::raw;
+use crate::pg::raw;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
@@ -348,7 +348,7 @@ pub unsafe fn recheck(state: *mut pg_sys::EState) -> pg_sys::EPQState {
 ///
 /// # Safety
 /// The type must be that tag's.
-pub(super) unsafe fn node<T>(tag: pg_sys::NodeTag) -> *mut T {
+pub(in crate::pg) unsafe fn node<T>(tag: pg_sys::NodeTag) -> *mut T {
     // SAFETY: the caller's promise; every node begins with its tag.
     unsafe {
         let node = pg_sys::palloc0(std::mem::size_of::<T>());

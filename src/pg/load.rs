@@ -1,6 +1,10 @@
 //! What happens when the library is loaded into a backend.
 
-use super::{lock_count, relation, role, scope, settings};
+use crate::pg::locks::lock_count;
+use crate::pg::session::role;
+use crate::pg::session::scope;
+use crate::pg::session::settings;
+use crate::pg::state::relation;
 
 /// Makes `pg` ready; `above` then registers what the modules above it keep for as long as a transaction.
 pub fn load(above: fn()) {

@@ -6,10 +6,13 @@
 //! the server it is for.
 
 use super::{known_segments, COUNTERS};
-use crate::pg::lock::LockTag;
-use crate::pg::relation::{self, state_oid};
+use crate::pg::locks::lock::LockTag;
+use crate::pg::session::server;
+use crate::pg::session::settings;
+use crate::pg::session::xact;
 use crate::pg::shared_memory::{self, Attached};
-use crate::pg::{sequence, server, settings, xact};
+use crate::pg::state::relation::{self, state_oid};
+use crate::pg::state::sequence;
 use pg_fence_rules::locks::MAKE_STATISTICS;
 use pg_fence_rules::ring::{Ring, PLACE_WORDS};
 use pg_fence_rules::Instant;
