@@ -91,6 +91,6 @@ impl OfTransaction for Vec<Accepted> {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     scope::keep(&ACCEPTED);
 }

@@ -193,7 +193,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     Ok(())
 }
 
-/// The grant that the token is of, read under its locks, where this session remembers its place. That takes no lock on
+/// The grant that the token is of, read under its locks, where this session remembers its row. That takes no lock on
 /// the table: its own keep the grant from being changed.
 fn at_its_place(name: &[u8], token: Token) -> Result<Option<(Row, Locks<'_>)>, Refusal> {
     let Some(table) = Glance::at(name) else { return Ok(None) };
@@ -298,7 +298,7 @@ impl OfTransaction for Guards {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     scope::keep(&GUARDS);
     scope::before_commit(before_commit);
 }

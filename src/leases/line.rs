@@ -79,6 +79,6 @@ impl OfTransaction for Vec<Changed> {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     scope::keep(&CHANGED);
 }

@@ -37,7 +37,7 @@ thread_local! {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     scope::keep(&LEASES);
     scope::before_commit(before_commit);
 }

@@ -14,11 +14,11 @@ pub fn load(above: fn()) {
     std::env::remove_var("RUST_LIB_BACKTRACE");
     pgrx::pg_sys::panic::register_pg_guard_panic_hook();
     settings::declare();
-    relation::listen();
-    role::listen();
-    lock_count::listen();
+    relation::register();
+    role::register();
+    lock_count::register();
     above();
-    scope::listen();
+    scope::register();
 }
 
 /// Defines the function that Postgres calls when it loads the library.

@@ -47,10 +47,10 @@ pub mod locks {
 pub mod state {
     mod executor;
     mod form;
+    mod found_rows;
     pub mod guarded_commits;
     pub mod keyed;
     pub mod lease_table;
-    mod places;
     pub mod relation;
     pub mod row;
     pub mod row_version;

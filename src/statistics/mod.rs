@@ -198,7 +198,7 @@ pub fn reset() {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     if !known_bugs::NO_COUNTING {
         scope::when_over(flush);
     }

@@ -50,7 +50,7 @@ mod read_only;
 mod readme;
 mod reclaim;
 mod release_and_revoke;
-mod remembered_places;
+mod remembered_rows;
 mod remembered_verdicts;
 mod restores;
 mod roles;

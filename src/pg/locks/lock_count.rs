@@ -113,6 +113,6 @@ impl OfTransaction for HashMap<Entry, Taken, Quick> {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     scope::keep(&TAKEN);
 }

@@ -13,7 +13,7 @@ thread_local! {
 }
 
 /// Forgets the name when roles may have been renamed; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     // SAFETY: registered once; the function never raises.
     unsafe {
         pg_sys::CacheRegisterSyscacheCallback(

@@ -123,7 +123,7 @@ fn each_kept(mut work: impl FnMut(&mut dyn OfTransaction)) {
 }
 
 /// Listens to the ends of transactions and savepoints; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     // SAFETY: registered once; the functions raise only where a transaction can still fail.
     unsafe {
         pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());

@@ -12,7 +12,7 @@ use crate::pg::state::executor;
 use crate::pg::state::form::{self, Form};
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::row::Fields;
-use crate::pg::state::row_version::{Place, Pointer, RowVersion, NO_BUFFER};
+use crate::pg::state::row_version::{Location, Pointer, RowVersion, NO_BUFFER};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::{c_int, CStr};
@@ -222,7 +222,7 @@ impl Keyed {
         &self,
         name: pg_sys::Datum,
         snapshot: pg_sys::Snapshot,
-        mut show: impl FnMut(pg_sys::HeapTuple, Place),
+        mut show: impl FnMut(pg_sys::HeapTuple, Location),
     ) {
         let mut key = pg_sys::ScanKeyData::default();
         // SAFETY: the key's type and collation are those of the index's first column.
@@ -238,8 +238,9 @@ impl Keyed {
                     break;
                 }
                 let entry = Pointer::of(*entry);
-                let place = Place { entry, buffer: raw::ReadBuffer(self.table(), entry.block()) };
-                let dead = self.versions(place, snapshot, |tuple| show(tuple, place));
+                let location =
+                    Location { entry, buffer: raw::ReadBuffer(self.table(), entry.block()) };
+                let dead = self.versions(location, snapshot, |tuple| show(tuple, location));
                 // The index forgets what leads nowhere any more; in recovery nothing is sure.
                 (*scan).kill_prior_tuple = dead && !(*scan).xactStartedInRecovery;
             }
@@ -254,21 +255,21 @@ impl Keyed {
     ///
     /// # Safety
     /// To be called inside `compat::guarded`.
-    pub unsafe fn at(&self, place: Place, show: impl FnMut(pg_sys::HeapTuple)) {
+    pub unsafe fn at(&self, location: Location, show: impl FnMut(pg_sys::HeapTuple)) {
         let mut committed = pg_sys::SnapshotData {
             snapshot_type: pg_sys::SnapshotType::SNAPSHOT_SELF,
             ..Default::default()
         };
         // SAFETY: the caller's promise.
         unsafe {
-            if place.buffer != NO_BUFFER
+            if location.buffer != NO_BUFFER
                 && compat::pin_recent(
                     compat::files(&*self.table()),
-                    place.entry.block(),
-                    place.buffer,
+                    location.entry.block(),
+                    location.buffer,
                 )
             {
-                self.versions(place, &mut committed, show);
+                self.versions(location, &mut committed, show);
             }
         }
     }
@@ -280,11 +281,11 @@ impl Keyed {
     /// As for `each`; the place's buffer must be pinned.
     unsafe fn versions(
         &self,
-        place: Place,
+        location: Location,
         snapshot: pg_sys::Snapshot,
         mut show: impl FnMut(pg_sys::HeapTuple),
     ) -> bool {
-        let (mut at, buffer) = (place.entry.tid(), place.buffer);
+        let (mut at, buffer) = (location.entry.tid(), location.buffer);
         let mut tuple = pg_sys::HeapTupleData::default();
         let (mut dead, mut found) = (false, false);
         // SAFETY: the caller's promise.

@@ -8,11 +8,11 @@ use crate::pg::locks::relation_lock::Wait;
 use crate::pg::memory::Scratch;
 use crate::pg::raw;
 use crate::pg::session::xact;
+use crate::pg::state::found_rows;
 use crate::pg::state::keyed::{Access, Keyed, Spec};
-use crate::pg::state::places;
 use crate::pg::state::relation;
 use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, LEASE};
-use crate::pg::state::row_version::{Place, Pointer, RowVersion, Seen, NO_BUFFER};
+use crate::pg::state::row_version::{Location, Pointer, RowVersion, Seen, NO_BUFFER};
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
 use std::ops::Deref;
@@ -52,7 +52,7 @@ impl Glance {
 
     /// For a lease of which the session remembers something.
     pub fn at(name: &[u8]) -> Option<Self> {
-        places::has(name).then(Glance::new).flatten()
+        found_rows::has(name).then(Glance::new).flatten()
     }
 
     /// The row where the session has found it before; see `LeaseTable::remembered`.
@@ -73,7 +73,9 @@ impl Glance {
         // SAFETY: a tuple in its page.
         unsafe {
             compat::guarded(|| {
-                self.table.0.at(seen.place, |tuple| same = RowVersion::of(tuple) == seen.version);
+                self.table
+                    .0
+                    .at(seen.location, |tuple| same = RowVersion::of(tuple) == seen.version);
             });
         }
         same
@@ -144,7 +146,7 @@ impl LeaseTable {
                     AsOf::InFlight => &mut in_flight,
                 };
                 moment = (*of).snapXactCompletionCount;
-                let keep = |tuple, place| found.push((raw::heap_copytuple(tuple), place));
+                let keep = |tuple, location| found.push((raw::heap_copytuple(tuple), location));
                 if as_of == AsOf::InFlight {
                     self.0.each(name, of, keep);
                 } else {
@@ -153,30 +155,30 @@ impl LeaseTable {
                     raw::UnregisterSnapshot(of);
                 }
             });
-            let row = |(tuple, place)| Row::new(tuple, self.0.row_type(), place);
+            let row = |(tuple, location)| Row::new(tuple, self.0.row_type(), location);
             Rows { list: found.into_iter().map(row).collect(), moment }
         }
     }
 
     /// The row of a lease that this session has found before, as of now, where it still is there and is wanted.
     pub fn remembered(&self, name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<Row> {
-        let place = places::find(self.0.file(), name)?;
+        let location = found_rows::find(self.0.file(), name)?;
         let mut found = None;
         // SAFETY: the tuple is copied while its page is locked, and is a row of this table.
         let row = unsafe {
             compat::guarded(|| {
-                self.0.at(place, |tuple| found = Some(raw::heap_copytuple(tuple)));
+                self.0.at(location, |tuple| found = Some(raw::heap_copytuple(tuple)));
             });
-            Row::new(found?, self.0.row_type(), place)
+            Row::new(found?, self.0.row_type(), location)
         };
-        // Its place may be another lease's by now.
-        let is_its = known_bugs::UNCHECKED_PLACE || row.name() == name;
+        // Its location may be another lease's by now.
+        let is_its = known_bugs::UNCHECKED_LOCATION || row.name() == name;
         (is_its && wanted(&row)).then_some(row)
     }
 
     /// Remembers where a row of a lease was found.
     pub fn remember(&self, name: &[u8], row: &Row) {
-        places::remember(self.0.file(), name, row.place);
+        found_rows::remember(self.0.file(), name, row.location);
     }
 
     /// Reads a row again, as of now. None when it is no longer the version that was read: it was changed or
@@ -185,7 +187,7 @@ impl LeaseTable {
         let mut same = false;
         // SAFETY: a tuple in its page.
         unsafe {
-            compat::guarded(|| self.0.at(row.place, |tuple| same = row.is_still(tuple)));
+            compat::guarded(|| self.0.at(row.location, |tuple| same = row.is_still(tuple)));
         }
         same.then(|| row.looked_at_again())
     }
@@ -202,7 +204,7 @@ impl LeaseTable {
         rows.iter().map(|row| self.again(row)).collect()
     }
 
-    /// The row in a tuple that a scan of the whole table has come to. (Its place would be where its index entry leads;
+    /// The row in a tuple that a scan of the whole table has come to. (Its location would be where its index entry leads,
     /// nobody looks for it there.)
     ///
     /// # Safety
@@ -210,8 +212,8 @@ impl LeaseTable {
     unsafe fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
         // SAFETY: the caller's promise.
         unsafe {
-            let place = Place { entry: Pointer::of((*tuple).t_self), buffer: NO_BUFFER };
-            Row::new(pg_sys::heap_copytuple(tuple), self.0.row_type(), place)
+            let location = Location { entry: Pointer::of((*tuple).t_self), buffer: NO_BUFFER };
+            Row::new(pg_sys::heap_copytuple(tuple), self.0.row_type(), location)
         }
     }
 

@@ -111,7 +111,7 @@ pub fn learn_changes() {
 }
 
 /// Forgets oids when names may have changed, and counts changes; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     // SAFETY: registered once; the functions never raise.
     unsafe {
         let nothing = pg_sys::Datum::from(0);

@@ -6,7 +6,7 @@ use crate::pg::compat;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;
 use crate::pg::session::xact;
-use crate::pg::state::row_version::{Place, RowVersion, Seen};
+use crate::pg::state::row_version::{Location, RowVersion, Seen};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
@@ -77,7 +77,7 @@ pub struct Row {
     /// The ttl last asked for.
     pub ttl: Span,
     /// Where it was found.
-    pub place: Place,
+    pub location: Location,
     tuple: pg_sys::HeapTuple,
     fields: Fields,
 }
@@ -297,7 +297,11 @@ impl Row {
     ///
     /// # Safety
     /// The tuple must be one of fence.lease, and `row_type` that table's.
-    pub unsafe fn new(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc, place: Place) -> Row {
+    pub unsafe fn new(
+        tuple: pg_sys::HeapTuple,
+        row_type: pg_sys::TupleDesc,
+        location: Location,
+    ) -> Row {
         // SAFETY: the caller's promise.
         let fields = unsafe { Fields::of(tuple, row_type) };
         // SAFETY: an array of bigints.
@@ -320,7 +324,7 @@ impl Row {
             abandoned: false,
         };
         let ttl = Span::from_micros(fields.int8(Column::TtlUs));
-        let mut row = Row { grant, ttl, place, tuple, fields };
+        let mut row = Row { grant, ttl, location, tuple, fields };
         row.grant.abandoned = row.is_abandoned();
         row
     }
@@ -430,7 +434,7 @@ impl Row {
 
     /// What it is to be known again by.
     pub fn seen(&self) -> Seen {
-        Seen { place: self.place, version: self.version() }
+        Seen { location: self.location, version: self.version() }
     }
 
     /// Was this version written by the transaction that is asking?

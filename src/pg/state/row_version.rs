@@ -60,7 +60,7 @@ impl RowVersion {
 /// Where an index entry points: from there on, the versions of a row that were updated in place follow one another.
 /// It stays the same until VACUUM FULL or pg_repack moves the row, or until a version no longer fits into the page.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct Location {
     /// Where the index leads to.
     pub entry: Pointer,
     /// In which of the server's buffers its page was, or `NO_BUFFER`.
@@ -71,7 +71,7 @@ pub struct Place {
 #[derive(Clone, Copy)]
 pub struct Seen {
     /// Where it was found.
-    pub place: Place,
+    pub location: Location,
     /// The version that was found there.
     pub version: RowVersion,
 }

@@ -7,7 +7,7 @@ use super::quoted;
 use pg_fence_rules::Token;
 
 /// What a refused write tried, for the hint.
-pub struct RefusedWrite {
+pub struct TriedWrite {
     /// The fence column's name.
     pub column: Vec<u8>,
     /// The column is managed: nothing that is written into it counts.
@@ -36,7 +36,7 @@ const LOST: &str =
     "A NULL often means that lease_renew or lease_release found the lease lost: stop.";
 
 /// The hint of PF001; either token is None where the caller may not know it.
-pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &RefusedWrite) -> String {
+pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite) -> String {
     let column = quoted(&tried.column);
     // Only who may read the stored token may learn how it compares with another.
     if presented.is_some() && presented == stored {
@@ -56,11 +56,11 @@ pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &Refused
 }
 
 /// The hint of PF002: nothing was presented.
-pub fn of_unfenced(tried: &RefusedWrite) -> String {
+pub fn of_unfenced(tried: &TriedWrite) -> String {
     format!("{} {LOST}", what_to_do(tried))
 }
 
-fn what_to_do(tried: &RefusedWrite) -> String {
+fn what_to_do(tried: &TriedWrite) -> String {
     const DO: &str = "In this transaction, SET LOCAL pg_fence.token to the token of your lease, or call lease_guard";
     let column = quoted(&tried.column);
     match (tried.managed, tried.wrote, tried.ambient) {

@@ -6,7 +6,7 @@ mod abbreviate;
 mod hint;
 
 pub use abbreviate::cut_key as abbreviated_key;
-pub use hint::{RefusedWrite, Wrote};
+pub use hint::{TriedWrite, Wrote};
 
 use crate::pg::encoding::to_utf8;
 use pg_fence_rules::{Instant, Token};
@@ -312,7 +312,7 @@ pub fn tokens_exhausted() -> Refusal {
 // The fence ----------------------------------------------------------------------------------------------
 
 /// PF001: stale. Either token is None where the caller may not know it.
-pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &RefusedWrite) -> Refusal {
+pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite) -> Refusal {
     let message = match (presented, stored) {
         (Some(presented), Some(stored)) if presented == stored => {
             format!("stale fencing token: the row has already been written with token {stored}")
@@ -332,7 +332,7 @@ pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &RefusedWri
 }
 
 /// PF002: nothing, or NULL, was presented.
-pub fn unfenced(stored: Option<Token>, tried: &RefusedWrite) -> Refusal {
+pub fn unfenced(stored: Option<Token>, tried: &TriedWrite) -> Refusal {
     Refusal::new("PF002", "no fencing token presented".into(), hint::of_unfenced(tried))
         .detailed(|d| d.stored = stored)
 }

@@ -48,7 +48,7 @@ fn a_place_that_is_another_leases_by_now_tells_nothing(lab: &Lab) -> Result<()> 
 
 #[lab_test(slow)]
 fn a_place_that_is_taken_on_trust_is_caught(lab: &Lab) -> Result<()> {
-    let prefix = Prefix::with_bug(lab.rundir().program(), "unchecked-place")?;
+    let prefix = Prefix::with_bug(lab.rundir().program(), "unchecked-location")?;
     let cluster = Builder::new(prefix).without_fsync().start()?;
     let db = Database::with_extension(cluster.conninfo("postgres"))?;
     ensure!(is_misled(&db)?, "the planted bug does no harm here: the other test proves nothing");

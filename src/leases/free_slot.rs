@@ -20,7 +20,7 @@ use pg_fence_rules::locks::{
 use pg_fence_rules::{Instant, Token};
 
 /// Where a grant can go. Out of here comes only one whose locks stay until the transaction ends.
-pub struct Place {
+pub struct FreeSlot {
     /// The slot to be written.
     pub slot: i32,
     /// The row that the slot has, of a grant that is over.
@@ -29,31 +29,31 @@ pub struct Place {
     pub ended: Vec<Row>,
 }
 
-/// A place, locked; given back unless it is kept.
-pub struct LockedPlace<'a> {
-    place: Place,
+/// A free slot, locked; given back unless it is kept.
+pub struct LockedSlot<'a> {
+    chosen: FreeSlot,
     locks: Locks<'a>,
 }
 
-impl LockedPlace<'_> {
+impl LockedSlot<'_> {
     /// The greatest token that the lease's grant there is known to have had.
     pub fn above(&self) -> Token {
-        self.place.over.map_or(Token::BEFORE_ALL, |row| row.grant.greatest())
+        self.chosen.over.map_or(Token::BEFORE_ALL, |row| row.grant.greatest())
     }
 
     /// Keeps the locks. To be called before anything is written: an uncommitted row alone protects nothing.
-    pub fn keep(self) -> Place {
+    pub fn keep(self) -> FreeSlot {
         self.locks.keep();
-        self.place
+        self.chosen
     }
 }
 
-/// Finds a place and locks it. `seen` is what a look without locks has seen.
+/// Finds a free slot and locks it. `seen` is what a look without locks has seen.
 pub fn find<'a>(
     table: &LeaseTable,
     request: &'a Request,
     seen: &Rows,
-) -> Result<Tried<LockedPlace<'a>>, Refusal> {
+) -> Result<Tried<LockedSlot<'a>>, Refusal> {
     let mut locks = Locks::of(&request.name);
     let found = match request.ask.mode {
         Mode::Exclusive => exclusive_place(table, request, seen, &mut locks)?,
@@ -62,16 +62,16 @@ pub fn find<'a>(
     match found {
         // It may yet be rolled back.
         Tried::Won(_) if other_number(table, request).is_some() => Ok(Tried::BY_ANOTHER),
-        Tried::Won(place) => {
+        Tried::Won(chosen) => {
             snapshot::check_acquire(table, request)?;
-            Ok(Tried::Won(LockedPlace { place, locks }))
+            Ok(Tried::Won(LockedSlot { chosen, locks }))
         }
         Tried::Lost { until } => Ok(Tried::Lost { until }),
     }
 }
 
 /// Another number of slots that somebody, also one whose transaction is open, has been granted. A grant that is over
-/// counts while it is guarded: it may have been made, guarded and have ended since the place was chosen.
+/// counts while it is guarded: it may have been made, guarded and have ended since the slot was chosen.
 pub fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
     let Mode::Slots(asked) = request.ask.mode else { return None };
     let now = server::now();
@@ -93,7 +93,7 @@ fn decide(
     request: &Request,
     rows: &[Row],
     existing: &[ExistingGrant],
-) -> Result<Tried<Place>, Refusal> {
+) -> Result<Tried<FreeSlot>, Refusal> {
     let now = server::now();
     match grant::acquire(existing, &request.ask, now) {
         Acquire::Taken { until } => Ok(Tried::Lost { until }),
@@ -105,7 +105,7 @@ fn decide(
             let both = rows.iter().zip(existing);
             let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row);
             let (ended, over) = (ended.collect(), in_slot(rows, slot).copied());
-            Ok(Tried::Won(Place { slot, over, ended }))
+            Ok(Tried::Won(FreeSlot { slot, over, ended }))
         }
     }
 }
@@ -114,13 +114,13 @@ fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
     rows.iter().find(|row| row.grant.slot == slot)
 }
 
-/// The place of an exclusive grant: slot 0, with every slot locked.
+/// The slot of an exclusive grant: 0, with every slot locked.
 fn exclusive_place(
     table: &LeaseTable,
     request: &Request,
     seen: &Rows,
     locks: &mut Locks,
-) -> Result<Tried<Place>, Refusal> {
+) -> Result<Tried<FreeSlot>, Refusal> {
     let name = &request.name;
     if !locks.take(ACQUIRE_ALONE, 0)? {
         return Ok(Tried::BY_ANOTHER);
@@ -161,7 +161,7 @@ fn settled_rows(table: &LeaseTable, name: &[u8], seen: Option<&Rows>) -> Option<
     }
 }
 
-/// The search for a place among grants that others are making, renewing and ending at the same time.
+/// The search for a slot among grants that others are making, renewing and ending at the same time.
 struct BesideOthers<'a> {
     table: &'a LeaseTable,
     request: &'a Request,
@@ -192,30 +192,30 @@ enum Settled {
 }
 
 impl BesideOthers<'_> {
-    fn find(mut self, locks: &mut Locks) -> Result<Tried<Place>, Refusal> {
+    fn find(mut self, locks: &mut Locks) -> Result<Tried<FreeSlot>, Refusal> {
         if !self.exclude_other_kinds(locks)? {
             return Ok(Tried::BY_ANOTHER);
         }
         loop {
             server::serve_interrupts();
             let rows = self.table.rows(&self.request.name, AsOf::Now);
-            let mut place = match decide(self.request, &rows, &self.existing(&rows))? {
-                Tried::Won(place) => place,
+            let mut chosen = match decide(self.request, &rows, &self.existing(&rows))? {
+                Tried::Won(chosen) => chosen,
                 lost => return Ok(lost),
             };
             let before = locks.count();
-            match self.lock(&mut place, locks)? {
+            match self.lock(&mut chosen, locks)? {
                 Locking::Done => {}
                 Locking::Lost => return Ok(Tried::BY_ANOTHER),
                 Locking::SlotIsBusy => {
-                    self.busy.push(place.slot);
+                    self.busy.push(chosen.slot);
                     continue;
                 }
             }
-            match self.settled(&rows, &place) {
-                Settled::Same => return Ok(Tried::Won(place)),
+            match self.settled(&rows, &chosen) {
+                Settled::Same => return Ok(Tried::Won(chosen)),
                 Settled::EndedIsPruned => return Ok(Tried::BY_ANOTHER),
-                Settled::SlotIsPruned => self.busy.push(place.slot),
+                Settled::SlotIsPruned => self.busy.push(chosen.slot),
                 Settled::Changed => {}
             }
             locks.give_back_all_but(before);
@@ -261,17 +261,17 @@ impl BesideOthers<'_> {
     }
 
     /// Locks the slot, and the grants in others that would be ended.
-    fn lock(&self, place: &mut Place, locks: &mut Locks) -> Result<Locking, Refusal> {
-        if !locks.take(TAKE_SLOT, place.slot)? {
+    fn lock(&self, chosen: &mut FreeSlot, locks: &mut Locks) -> Result<Locking, Refusal> {
+        if !locks.take(TAKE_SLOT, chosen.slot)? {
             // Of another mode, and over by the clock: its holder may just be renewing it.
-            let excludes = place.over.is_some_and(|row| self.is_of_another_mode(&row));
-            return Ok(match excludes && self.is_relied_on_by_others(place.slot) {
+            let excludes = chosen.over.is_some_and(|row| self.is_of_another_mode(&row));
+            return Ok(match excludes && self.is_relied_on_by_others(chosen.slot) {
                 true => Locking::Lost,
                 false => Locking::SlotIsBusy,
             });
         }
-        let mut ended = Vec::with_capacity(place.ended.len());
-        for row in place.ended.drain(..) {
+        let mut ended = Vec::with_capacity(chosen.ended.len());
+        for row in chosen.ended.drain(..) {
             let slot = row.grant.slot;
             if locks.take(TAKE_SLOT, slot)? {
                 ended.push(row);
@@ -281,7 +281,7 @@ impl BesideOthers<'_> {
             }
             // One of another mode that somebody just replaces needs no ending.
         }
-        place.ended = ended;
+        chosen.ended = ended;
         Ok(Locking::Done)
     }
 
@@ -296,13 +296,13 @@ impl BesideOthers<'_> {
 
     /// Reads the rows again under the locks. Who held one of them until now may have put a grant there, renewed, or
     /// (a prune, which gives its lock back before it commits) be deleting the row.
-    fn settled(&self, before: &[Row], place: &Place) -> Settled {
+    fn settled(&self, before: &[Row], chosen: &FreeSlot) -> Settled {
         let rows = self.table.rows(&self.request.name, AsOf::Now);
         let deleter = |slot| in_slot(&rows, slot).map_or(Deleter::None, |row| row.deleter());
-        if deleter(place.slot) == Deleter::Open {
+        if deleter(chosen.slot) == Deleter::Open {
             return Settled::SlotIsPruned;
         }
-        let ours = || place.ended.iter().map(|row| row.grant.slot).chain([place.slot]);
+        let ours = || chosen.ended.iter().map(|row| row.grant.slot).chain([chosen.slot]);
         let version = |rows: &[Row], slot| in_slot(rows, slot).map(|row| row.version());
         // A grant of another mode counts wherever it is: it may have been renewed.
         let excluding =
