@@ -44,6 +44,7 @@ mod pipelines;
 mod pooler;
 mod promotions;
 mod protect;
+mod prototypes;
 mod queue_order;
 mod queue_wakeup;
 mod read_only;

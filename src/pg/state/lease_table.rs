@@ -204,8 +204,8 @@ impl LeaseTable {
         rows.iter().map(|row| self.again(row)).collect()
     }
 
-    /// The row in a tuple that a scan of the whole table has come to. (Its location would be where its index entry leads,
-    /// nobody looks for it there.)
+    /// The row in a tuple that a scan of the whole table has come to. Nobody looks for it again by that location, which
+    /// is not where its index entry leads.
     ///
     /// # Safety
     /// The tuple must be one of this table's.
