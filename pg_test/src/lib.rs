@@ -59,6 +59,7 @@ pub mod debian_source;
 pub mod demo;
 pub mod extension;
 pub mod fault;
+pub mod installation;
 pub mod isolation;
 pub mod killed_server;
 mod lab;

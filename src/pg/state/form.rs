@@ -1,16 +1,27 @@
-//! What a table of the state looks like, found once for each change of its definition.
+//! What a table of the state is to look like, and what it looks like, found once for each change of its definition.
 
 use crate::known_bugs;
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
-use crate::pg::state::keyed::Spec;
 use crate::pg::state::relation;
 use crate::pg::state::row::COLUMNS;
 use pgrx::pg_sys;
 use std::cell::Cell;
+use std::ffi::CStr;
 
 /// How many tables the state has.
 const TABLES: usize = 2;
+
+/// What a table of the state is made of.
+pub struct Spec {
+    pub table: &'static CStr,
+    /// Its primary key, on the first two columns.
+    pub index: &'static CStr,
+    /// The type of each column, and whether it may be NULL.
+    pub columns: &'static [(pg_sys::Oid, bool)],
+    /// A number of its own, from 0 on.
+    pub number: usize,
+}
 
 /// What reading and writing a table takes.
 #[derive(Clone, Copy)]

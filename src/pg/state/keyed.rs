@@ -9,24 +9,13 @@ use crate::pg::compat;
 use crate::pg::locks::relation_lock::{self, Wait};
 use crate::pg::raw;
 use crate::pg::state::executor;
-use crate::pg::state::form::{self, Form};
+use crate::pg::state::form::{self, Form, Spec};
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::row::Fields;
 use crate::pg::state::row_version::{Location, Pointer, RowVersion, NO_BUFFER};
 use pgrx::pg_sys;
 use std::cell::Cell;
-use std::ffi::{c_int, CStr};
-
-/// What a table of the state is made of.
-pub struct Spec {
-    pub table: &'static CStr,
-    /// Its primary key, on the first two columns.
-    pub index: &'static CStr,
-    /// The type of each column, and whether it may be NULL.
-    pub columns: &'static [(pg_sys::Oid, bool)],
-    /// A number of its own, from 0 on.
-    pub number: usize,
-}
+use std::ffi::c_int;
 
 /// What a table is opened for.
 #[derive(Clone, Copy, PartialEq, Eq)]
