@@ -52,7 +52,7 @@ type Lease struct {
 	atLoss map[*interruption]struct{}
 }
 
-// interruption is called by a loss while the lease is locked, so that nothing is interrupted that has just ended.
+// interruption is what a loss calls. It must not wait for anything.
 type interruption struct{ do func() }
 
 func (f *Fence) newLease(ctx context.Context, names []string, options Options) *Lease {
@@ -406,6 +406,7 @@ func (l *Lease) lose(reason Reason, cause error) {
 		l.quitting = true
 		close(l.quit)
 	}
+	// The lock is kept, so that nothing is interrupted that ends meanwhile: a pool may have given its connection away.
 	for one := range l.atLoss {
 		one.do()
 	}

@@ -41,6 +41,8 @@ const (
 func table(t *testing.T) (*pgfence.Fence, *pgx.Conn) {
 	t.Helper()
 	before := runtime.NumGoroutine()
+	hangs := time.AfterFunc(2*time.Minute, func() { panic(t.Name() + " hangs") })
+	t.Cleanup(func() { hangs.Stop() })
 	admin := connect(t)
 	run(t, admin, "DROP TABLE IF EXISTS orders")
 	run(t, admin, "CREATE TABLE orders (id bigint PRIMARY KEY, status text)")

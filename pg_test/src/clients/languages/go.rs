@@ -65,6 +65,7 @@ fn go(home: &Path, arguments: &[&str]) -> Result<()> {
     let mut go = Command::new("go");
     go.args(arguments)
         .env("GO111MODULE", "off")
+        .env("GOFLAGS", "")
         .env("GOPATH", format!("{}:{DEBIAN_LIBRARIES}", home.display()))
         .env("GOCACHE", home.join("cache"));
     output_of(&mut go).map(drop)
