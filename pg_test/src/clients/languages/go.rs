@@ -74,7 +74,7 @@ fn go(home: &Path, arguments: &[&str]) -> Result<()> {
 fn link(to: &Path, at: &Path) -> Result<()> {
     fs::create_dir_all(at.parent().context("no parent")?)?;
     match fs::remove_file(at) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
         _ => symlink(to, at).with_context(|| at.display().to_string()),
     }
 }
