@@ -1,0 +1,15 @@
+from django.db import models
+
+
+class Customer(models.Model):
+    name = models.TextField()
+
+
+class Order(models.Model):
+    """Knows nothing of its fence."""
+
+    customer = models.ForeignKey(Customer, on_delete=models.PROTECT)
+    status = models.TextField(default="new")
+
+    class Meta:
+        db_table = "orders"
