@@ -10,6 +10,7 @@ class Order(models.Model):
 
     customer = models.ForeignKey(Customer, on_delete=models.PROTECT)
     status = models.TextField(default="new")
+    version = models.IntegerField(default=1)
 
     class Meta:
         db_table = "orders"

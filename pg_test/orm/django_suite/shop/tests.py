@@ -3,7 +3,7 @@ from io import StringIO
 
 import psycopg
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import connection, models, transaction
 from django.test import TestCase
 
 import pg_fence
@@ -31,6 +31,20 @@ class InATransaction(TestCase):
             order.status = "paid"
             order.save()
         self.assertEqual(Order.objects.get(id=7).status, "paid")
+
+    def test_a_version_beside_the_fence_tells_of_other_saves_under_the_same_lease(self):
+        def saves(version):
+            of_version = Order.objects.filter(id=7, version=version)
+            return of_version.update(status="paid", version=models.F("version") + 1)
+
+        with fence().lease("order:7", ttl=timedelta(minutes=5)) as lease:
+            with lease.guard(connection):
+                self.assertEqual(saves(1), 1)
+            with lease.guard(connection):
+                self.assertEqual(saves(1), 0)
+        with self.assertRaises(Exception) as raised, transaction.atomic():
+            saves(2)
+        self.assertIsInstance(pg_fence.classify(raised.exception), pg_fence.NoToken)
 
     def test_the_fence_is_on_again(self):
         with self.assertRaises(Exception) as raised, transaction.atomic():

@@ -37,6 +37,7 @@ pages![
     operations = "docs/operations.md",
     reference = "docs/reference.md",
     security_and_audit = "docs/security-and-audit.md",
+    testing_and_migrations = "docs/testing-and-migrations.md",
     troubleshooting = "docs/troubleshooting.md",
     versions = "docs/versions.md",
 ];

@@ -14,6 +14,7 @@ class Migration(migrations.Migration):
             "Order",
             [("id", models.BigAutoField(primary_key=True, auto_created=True, serialize=False, verbose_name="ID")),
              ("status", models.TextField(default="new")),
+             ("version", models.IntegerField(default=1)),
              ("customer", models.ForeignKey("shop.Customer", on_delete=models.PROTECT))],
             options={"db_table": "orders"},
         ),
