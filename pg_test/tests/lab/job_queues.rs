@@ -34,7 +34,7 @@ struct Scene<'a> {
 impl<'a> Scene<'a> {
     /// `changes` are made to the worker's program: what it should say, and what it says instead.
     fn set(lab: &'a Lab, queue: &'a Queue, changes: &[(&str, &str)]) -> Result<Scene<'a>> {
-        let programs = Programs::bring(lab, queue, changes)?;
+        let programs = Programs::bring(queue, changes)?;
         let database = lab.database()?;
         let mut admin = database.connect()?;
         admin.run(TABLE)?;

@@ -68,4 +68,4 @@ def unfenced(connection: Any, *tables: str) -> Iterator[Any]:
 
 def _switched(how: str, schema: str, table: str, trigger: str) -> Any:
     names = Identifier(schema, table), Identifier(trigger)
-    return SQL("ALTER TABLE {} {} TRIGGER {}").format(names[0], SQL(how), names[1])  # type: ignore[arg-type]
+    return SQL("ALTER TABLE {} {} TRIGGER {}").format(names[0], SQL(how), names[1])

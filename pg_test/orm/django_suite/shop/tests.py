@@ -32,19 +32,11 @@ class InATransaction(TestCase):
             order.save()
         self.assertEqual(Order.objects.get(id=7).status, "paid")
 
-    def test_a_version_beside_the_fence_tells_of_other_saves_under_the_same_lease(self):
-        def saves(version):
-            of_version = Order.objects.filter(id=7, version=version)
-            return of_version.update(status="paid", version=models.F("version") + 1)
-
-        with fence().lease("order:7", ttl=timedelta(minutes=5)) as lease:
-            with lease.guard(connection):
-                self.assertEqual(saves(1), 1)
-            with lease.guard(connection):
-                self.assertEqual(saves(1), 0)
-        with self.assertRaises(Exception) as raised, transaction.atomic():
-            saves(2)
-        self.assertIsInstance(pg_fence.classify(raised.exception), pg_fence.NoToken)
+    def test_a_guard_lasts_until_the_end_of_the_test(self):
+        with fence().lease("order:7", ttl=timedelta(minutes=5)) as lease, lease.guard(connection):
+            Order.objects.filter(id=7).update(status="paid")
+        self.assertEqual(Order.objects.filter(id=7).update(status="without a guard"), 1)
+        self.assertFalse(fence().lease("order:7").acquire())
 
     def test_the_fence_is_on_again(self):
         with self.assertRaises(Exception) as raised, transaction.atomic():
@@ -92,6 +84,23 @@ class Committed(FencedTransactionTestCase):
 
     def test_the_test_before_has_left_nothing(self):
         self.assertEqual(Order.objects.count(), 0)
+
+    def test_a_version_beside_the_fence_tells_of_other_saves_under_the_same_lease(self):
+        with unfenced(connection):
+            call_command("loaddata", "orders", verbosity=0)
+
+        def saves(version):
+            of_version = Order.objects.filter(id=7, version=version)
+            return of_version.update(status="paid", version=models.F("version") + 1)
+
+        with fence().lease("order:7", ttl=timedelta(minutes=5)) as lease:
+            with lease.guard(connection):
+                self.assertEqual(saves(1), 1)
+            with lease.guard(connection):
+                self.assertEqual(saves(1), 0)
+        with self.assertRaises(Exception) as raised:
+            saves(2)
+        self.assertIsInstance(pg_fence.classify(raised.exception), pg_fence.NoToken)
 
     def test_nobody_else_writes_meanwhile(self):
         with unfenced(connection):

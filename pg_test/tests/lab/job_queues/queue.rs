@@ -34,7 +34,7 @@ impl Queue {
     }
 }
 
-const NODE: Runtime = Runtime::Node(&["graphile-worker@0.16.6", "pg-boss@10.4.2", "pg@8.23.1"]);
+const NODE: Runtime = Runtime::Node(&["graphile-worker@0.17.3", "pg-boss@10.4.2", "pg@8.23.1"]);
 
 pub const GRAPHILE_WORKER: Queue = Queue {
     name: "graphile-worker",

@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A lease that a test can outlive; a queue that gives up a job later than its lease ends.
-const LEASE_SECONDS: &str = "6";
-const EXPIRE_SECONDS: &str = "12";
+const LEASE_SECONDS: &str = "9";
+const EXPIRE_SECONDS: &str = "20";
 
 /// How a queue's worker is started.
 pub struct Programs {
@@ -30,7 +30,7 @@ pub struct Programs {
 
 impl Programs {
     /// Fetches the queue and writes the program, with those changes, to where it finds its libraries.
-    pub fn bring(lab: &Lab, queue: &Queue, changes: &[(&str, &str)]) -> Result<Programs> {
+    pub fn bring(queue: &Queue, changes: &[(&str, &str)]) -> Result<Programs> {
         let home = orm::fetch(queue.runtime)?;
         let (program, environment) = match queue.runtime {
             Runtime::Python(_) => {
@@ -48,8 +48,7 @@ impl Programs {
             source = source.replace(what, instead);
         }
         // Of this run alone: another may change the same program otherwise.
-        let mine = format!("run-{}-{:08x}", lab.rundir().path().display(), rand::random::<u32>());
-        let dir = home.join("programs").join(mine.replace('/', "-"));
+        let dir = home.join("programs").join(format!("{:016x}", rand::random::<u64>()));
         fs::create_dir_all(&dir)?;
         let script = dir.join(queue.program);
         fs::write(&script, source)?;
