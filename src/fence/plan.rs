@@ -27,7 +27,7 @@ pub struct Plan {
     pub verified: bool,
     /// How many triggers deep the statement is, where that matters: on a partition.
     pub depth: usize,
-    /// How many rows had been inserted when the statement last offered one.
+    /// How many rows had been inserted when the statement last offered one; None after an update.
     pub offered: Cell<Option<i64>>,
 }
 

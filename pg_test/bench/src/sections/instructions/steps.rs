@@ -163,7 +163,8 @@ const WARM_UP: usize = 10;
 
 /// A database made ready: each step has rows and leases of its own, by their numbers.
 pub struct Course {
-    calls: usize,
+    /// How many calls of each step are counted, and then twice as many.
+    pub calls: usize,
     tokens: Vec<i64>,
     /// Of the lease that the bound table names; newer than what is in any row.
     token: i64,
