@@ -76,7 +76,7 @@ impl Plan {
                 "fenced() takes at most {MOST} arguments"
             )));
         }
-        let arguments = TriggerArguments::new(given.iter().map(Vec::as_slice));
+        let arguments = TriggerArguments::new(given);
         let column = fence_column(&columns, arguments.fence_column)?;
         let (order, managed) = order(arguments.mode)?;
         let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
