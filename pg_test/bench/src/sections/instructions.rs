@@ -129,7 +129,15 @@ fn show_counting(section: &mut Section, with: &[Counted], without: &[Counted]) {
 fn lay(bench: &Workbench) -> Result<(Cluster, Course)> {
     bench.progress("instructions: making the tables");
     let calls = bench.options.pick(20, 300);
-    let settings = [("fsync", "off"), ("autovacuum", "off"), ("max_wal_size", "8GB")];
+    // As many sessions as by default: to ask who has a lock, Postgres clears room for all of them, which counts byte by
+    // byte where there are many.
+    let settings = [
+        ("fsync", "off"),
+        ("autovacuum", "off"),
+        ("max_wal_size", "8GB"),
+        ("max_connections", "100"),
+        ("max_prepared_transactions", "0"),
+    ];
     let builder = settings.iter().fold(bench.lab.builder(), |b, (name, value)| b.set(name, value));
     let cluster = builder.start()?;
     let mut session = cluster.connect("postgres")?;

@@ -194,10 +194,10 @@ impl Course {
             ))?;
         }
         // A lock a lease until the transaction ends, so not all at once.
-        for first in (0..numbers).step_by(5_000) {
+        for first in (0..numbers).step_by(1_500) {
             session.run(&format!(
                 "INSERT INTO lease_of SELECT i, 'lease' || i, lease_acquire('lease' || i, 'bench', '300 days')
-                   FROM generate_series({first}, least({first} + 5000, {numbers}) - 1) i"
+                   FROM generate_series({first}, least({first} + 1500, {numbers}) - 1) i"
             ))?;
         }
         for (index, _) in
