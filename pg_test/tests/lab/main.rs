@@ -82,6 +82,7 @@ mod tries_without_wait;
 mod uncommitted_grants;
 mod upgrades;
 mod verify_option;
+mod wait_events;
 mod waits;
 mod write_paths;
 
