@@ -2,9 +2,9 @@
 //! `python.rs` and a line in [`ALL`].
 
 mod go;
-mod java;
+pub mod java;
 mod python;
-mod typescript;
+pub mod typescript;
 
 use crate::lab::Lab;
 use anyhow::Result;
