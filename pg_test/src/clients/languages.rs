@@ -3,6 +3,7 @@
 
 mod java;
 mod python;
+mod rust;
 mod typescript;
 
 use crate::lab::Lab;
@@ -59,4 +60,5 @@ pub const ALL: &[Language] = &[
     typescript::ON_PG,
     typescript::ON_POSTGRES,
     java::LANGUAGE,
+    rust::LANGUAGE,
 ];
