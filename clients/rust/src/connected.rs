@@ -20,14 +20,25 @@ pub(crate) type Cancel = Arc<dyn Fn(CancelToken) -> BoxFuture<()> + Send + Sync>
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Whatever encrypts connections, `NoTls` for nothing.
-pub trait Tls: MakeTlsConnect<Socket, Stream: Send + 'static, TlsConnect: HandsOver> + Clone + Send + Sync + 'static {}
+pub trait Tls:
+    MakeTlsConnect<Socket, Stream: Send + 'static, TlsConnect: HandsOver>
+    + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
 
 /// Part of [`Tls`].
 pub trait HandsOver: TlsConnect<Socket, Future: Send> + Send {}
 
 impl<T: TlsConnect<Socket, Future: Send> + Send> HandsOver for T {}
 impl<T> Tls for T where
-    T: MakeTlsConnect<Socket, Stream: Send + 'static, TlsConnect: HandsOver> + Clone + Send + Sync + 'static
+    T: MakeTlsConnect<Socket, Stream: Send + 'static, TlsConnect: HandsOver>
+        + Clone
+        + Send
+        + Sync
+        + 'static
 {
 }
 

@@ -340,7 +340,8 @@ fn known(error: &(dyn StdError + 'static)) -> Option<Error> {
 
 fn typed(error: &tokio_postgres::Error) -> Option<Error> {
     let Some(told) = error.as_db_error() else {
-        let is_broken = error.is_closed() || error.source().is_some_and(|cause| cause.is::<io::Error>());
+        let is_broken =
+            error.is_closed() || error.source().is_some_and(|cause| cause.is::<io::Error>());
         let message = error.source().map_or_else(|| error.to_string(), |cause| cause.to_string());
         return is_broken.then_some(Error::TransactionLost(TransactionLost {
             sqlstate: None,

@@ -25,7 +25,9 @@ mod sealed {
         /// Whether it begins a transaction of its own, and not a savepoint.
         const IS_WHOLE: bool = true;
 
-        fn begin(&mut self) -> impl Future<Output = Result<Transaction<'_>, tokio_postgres::Error>> + Send;
+        fn begin(
+            &mut self,
+        ) -> impl Future<Output = Result<Transaction<'_>, tokio_postgres::Error>> + Send;
 
         /// What breaks it off.
         fn breaker(&self) -> Option<AbortHandle> {
@@ -110,7 +112,8 @@ impl<'c> Guarded<'c> {
         names.sort();
         for name in names {
             let arguments = vec![argument(name, Type::TEXT), argument(token, Type::INT8)];
-            self.value(Call { sql: shared.select("lease_guard($1::text, $2::bigint)"), arguments }).await?;
+            self.value(Call { sql: shared.select("lease_guard($1::text, $2::bigint)"), arguments })
+                .await?;
         }
         Ok(())
     }
@@ -152,7 +155,8 @@ impl<'c> Guarded<'c> {
         outcome.map_err(Error::in_doubt)
     }
 
-    /// Gives the lease back by the last write of this transaction, and commits.
+    /// Gives the lease back by the last write of this transaction, and commits. Dropped where it waits, both may have
+    /// come to pass; the heartbeat goes on, and finds out.
     pub async fn commit_and_release(self) -> Result<(), Error> {
         let shared = self.lease.shared().clone();
         // The heartbeat rests meanwhile: a renewal would wait for the end of this transaction.
@@ -177,7 +181,11 @@ impl<'c> Guarded<'c> {
     // Statements
 
     /// As [`Transaction::execute`].
-    pub async fn execute<T>(&self, statement: &T, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error>
+    pub async fn execute<T>(
+        &self,
+        statement: &T,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error>
     where
         T: ?Sized + ToStatement,
     {
@@ -185,12 +193,20 @@ impl<'c> Guarded<'c> {
     }
 
     /// As [`Transaction::execute_typed`].
-    pub async fn execute_typed(&self, sql: &str, params: &[(&(dyn ToSql + Sync), Type)]) -> Result<u64, Error> {
+    pub async fn execute_typed(
+        &self,
+        sql: &str,
+        params: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<u64, Error> {
         self.or_loss(self.transaction.execute_typed(sql, params)).await
     }
 
     /// As [`Transaction::query`].
-    pub async fn query<T>(&self, statement: &T, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error>
+    pub async fn query<T>(
+        &self,
+        statement: &T,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error>
     where
         T: ?Sized + ToStatement,
     {
@@ -198,7 +214,11 @@ impl<'c> Guarded<'c> {
     }
 
     /// As [`Transaction::query_one`].
-    pub async fn query_one<T>(&self, statement: &T, params: &[&(dyn ToSql + Sync)]) -> Result<Row, Error>
+    pub async fn query_one<T>(
+        &self,
+        statement: &T,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Row, Error>
     where
         T: ?Sized + ToStatement,
     {
@@ -272,7 +292,9 @@ async fn unless_lost<T>(
 fn told(lease: &Lease, error: tokio_postgres::Error) -> Error {
     let found = classify(&error);
     match (found, lease.loss()) {
-        (Some(Error::TransactionLost(_)), Some(loss)) => loss.shown_by(Error::unclassified(error)).into(),
+        (Some(Error::TransactionLost(_)), Some(loss)) => {
+            loss.shown_by(Error::unclassified(error)).into()
+        }
         (Some(found), _) => {
             if matches!(found, Error::StaleToken(_) | Error::NotSpeaking(_)) {
                 lease.shared().was_refused();

@@ -99,7 +99,8 @@ impl Keeper {
             if token.is_some() || has_line || until.has_passed() || self.shared.is_ending() {
                 return Ok(token);
             }
-            let _ = clock::within(TRY_AGAIN.min(until.remaining()), self.shared.until_ending()).await;
+            let _ =
+                clock::within(TRY_AGAIN.min(until.remaining()), self.shared.until_ending()).await;
         }
     }
 
@@ -194,7 +195,9 @@ impl Keeper {
     }
 
     async fn call_renew(&mut self) -> Result<Renewed, Error> {
-        if let Some(otherwise) = self.shared.hooks.renews(&self.shared.names[0], self.shared.token()) {
+        if let Some(otherwise) =
+            self.shared.hooks.renews(&self.shared.names[0], self.shared.token())
+        {
             return otherwise.await;
         }
         self.call_on_names("lease_renew").await
@@ -215,11 +218,16 @@ impl Keeper {
         if !self.shared.is_held() {
             return;
         }
+        // There is no second try.
+        self.own.leave_ended();
         match self.call_on_names("lease_release").await {
             Ok(Some(_)) => self.shared.released(),
             Ok(None) => self.shared.lose(Reason::Gone, None),
             Err(error) => {
-                log::warn!("the lease {} was not released, and ends at its ttl: {error}", self.shared.names[0]);
+                log::warn!(
+                    "the lease {} was not released, and ends at its ttl: {error}",
+                    self.shared.names[0]
+                );
                 self.shared.released();
             }
         }

@@ -105,13 +105,19 @@ impl Lease {
     ///
     /// `connection` is a tokio-postgres `Client`, a [`Connected`](crate::Connected), or a `Transaction` that is open:
     /// that is guarded from here on by a savepoint, and its end is left to whoever began it.
-    pub async fn guard<'c>(&self, connection: &'c mut impl Guardable) -> Result<Guarded<'c>, Error> {
+    pub async fn guard<'c>(
+        &self,
+        connection: &'c mut impl Guardable,
+    ) -> Result<Guarded<'c>, Error> {
         Guarded::begin(self, connection, true).await
     }
 
     /// As [`guard`](Lease::guard), without a lock: its writes present the token, and somebody else may be granted the
     /// lease until one of them is to a table that is bound to it.
-    pub async fn present<'c>(&self, connection: &'c mut impl Guardable) -> Result<Guarded<'c>, Error> {
+    pub async fn present<'c>(
+        &self,
+        connection: &'c mut impl Guardable,
+    ) -> Result<Guarded<'c>, Error> {
         Guarded::begin(self, connection, false).await
     }
 

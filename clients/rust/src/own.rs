@@ -4,6 +4,7 @@ use crate::clock;
 use crate::connected::{BoxFuture, Connected};
 use crate::error::{Error, TimedOut};
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::Client;
@@ -26,8 +27,11 @@ pub(crate) fn argument(value: impl ToSql + Sync + Send + 'static, kind: Type) ->
 impl Call {
     /// The only value of the only row.
     pub async fn value(&self, client: &Client) -> Result<Option<i64>, tokio_postgres::Error> {
-        let arguments: Vec<(&(dyn ToSql + Sync), Type)> =
-            self.arguments.iter().map(|(value, kind)| (value.as_ref() as _, kind.clone())).collect();
+        let arguments: Vec<(&(dyn ToSql + Sync), Type)> = self
+            .arguments
+            .iter()
+            .map(|(value, kind)| (value.as_ref() as _, kind.clone()))
+            .collect();
         let row = client.query_typed_one(&self.sql, &arguments).await?;
         row.try_get(0)
     }
@@ -53,6 +57,9 @@ impl Call {
     }
 }
 
+/// How long a statement that was cancelled may take to end.
+const CANCEL_AGAIN: Duration = Duration::from_secs(1);
+
 pub(crate) struct OwnConnection {
     open: Opener,
     open_limit: Duration,
@@ -64,8 +71,16 @@ impl OwnConnection {
         OwnConnection { open, open_limit, connected: None }
     }
 
+    /// Whether it has been opened. It may have ended since, which the next call shows.
     pub fn is_open(&self) -> bool {
-        self.connected.as_ref().is_some_and(|connected| !connected.has_ended())
+        self.connected.is_some()
+    }
+
+    /// Has the next call open another where this one has ended.
+    pub fn leave_ended(&mut self) {
+        if self.connected.as_ref().is_some_and(Connected::has_ended) {
+            self.break_off();
+        }
     }
 
     /// One statement, a transaction of its own. When `given_up` comes first, the server is asked to end it.
@@ -76,27 +91,37 @@ impl OwnConnection {
         given_up: impl Future<Output = ()>,
     ) -> Result<Option<i64>, Error> {
         let connected = self.connect().await?;
+        let mut is_cancelled = false;
         let outcome = clock::within(limit, async {
-            let mut value = std::pin::pin!(call.value(connected));
+            let mut value = pin!(call.value(connected));
             tokio::select! {
+                biased;
                 value = &mut value => return value,
-                () = given_up => {}
+                () = given_up => is_cancelled = true,
             }
             loop {
                 // A request that comes before the statement does is lost, hence more than one. The answer is waited
                 // for: some poolers do not survive a client that cancels and hangs up.
                 tokio::select! {
                     value = &mut value => return value,
-                    () = async { tokio::join!(connected.cancel(), clock::sleep(Duration::from_secs(1))); } => {}
+                    () = async { tokio::join!(connected.cancel(), clock::sleep(CANCEL_AGAIN)); } => {}
                 }
             }
         });
         let outcome = outcome.await.map(|outcome| outcome.map_err(Error::unclassified));
+        if is_cancelled {
+            // A request that is late would hit the next statement: the release of a grant that came all the same.
+            self.connected = None;
+        }
         self.settle(outcome, limit)
     }
 
     /// The same, where the server does not let it go on for ever either.
-    pub async fn call_within(&mut self, limit: Duration, call: &Call) -> Result<Option<i64>, Error> {
+    pub async fn call_within(
+        &mut self,
+        limit: Duration,
+        call: &Call,
+    ) -> Result<Option<i64>, Error> {
         let connected = self.connect().await?;
         let outcome = clock::within(limit, call.value_within(connected, limit)).await;
         self.settle(outcome, limit)
@@ -104,7 +129,6 @@ impl OwnConnection {
 
     async fn connect(&mut self) -> Result<&Connected, Error> {
         if !self.is_open() {
-            self.break_off();
             let opened = clock::within(self.open_limit, (self.open)()).await;
             self.connected = Some(opened.ok_or_else(|| Error::other(TimedOut(self.open_limit)))??);
         }

@@ -211,10 +211,15 @@ impl LeaseRequest {
             0 => return Err(Error::other("a lease needs a name")),
             1 => {}
             _ if is_plain => {}
-            _ => return Err(Error::other("several names at once are exclusive: no shared, slots or reclaim")),
+            _ => {
+                return Err(Error::other(
+                    "several names at once are exclusive: no shared, slots or reclaim",
+                ));
+            }
         }
         let fence = &self.fence;
-        let shared = Shared::new(self.names.clone(), self.ttl, fence.schema.clone(), fence.hooks.clone());
+        let shared =
+            Shared::new(self.names.clone(), self.ttl, fence.schema.clone(), fence.hooks.clone());
         let shared = Arc::new(shared);
         let (renewals, asked) = mpsc::unbounded_channel();
         let (answer, granted) = oneshot::channel();
@@ -244,7 +249,8 @@ impl LeaseRequest {
                 ],
             };
         }
-        let function = "lease_acquire_all($1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)";
+        let function =
+            "lease_acquire_all($1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)";
         Call {
             sql: shared.select(function),
             arguments: vec![

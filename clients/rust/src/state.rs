@@ -52,9 +52,18 @@ struct Breakers {
 }
 
 impl Shared {
-    pub fn new(names: Arc<[String]>, ttl: Duration, schema: String, hooks: Arc<dyn Hooks>) -> Shared {
-        let state =
-            State { deadline: Moment::now(), standing: Standing::Asked, ending: false, finished: false };
+    pub fn new(
+        names: Arc<[String]>,
+        ttl: Duration,
+        schema: String,
+        hooks: Arc<dyn Hooks>,
+    ) -> Shared {
+        let state = State {
+            deadline: Moment::now(),
+            standing: Standing::Asked,
+            ending: false,
+            finished: false,
+        };
         Shared {
             names,
             ttl,

@@ -27,7 +27,8 @@ fn main() -> Outcome {
         _ => return Err("what?".into()),
     };
     let observed = Arc::new(Observed::new(plant.as_deref())?);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(serve(observed))
 }
 
@@ -256,7 +257,8 @@ impl Worker {
     }
 
     fn lead(&mut self, order: &Value) {
-        let request = self.fence.lease(order["name"].as_str().unwrap_or_default()).ttl(ms(&order["ttl_ms"]));
+        let request =
+            self.fence.lease(order["name"].as_str().unwrap_or_default()).ttl(ms(&order["ttl_ms"]));
         let (stop, stopped) = oneshot::channel::<()>();
         let (place, observed) = (self.lease.clone(), self.observed.clone());
         let leading = tokio::spawn(async move {
@@ -329,7 +331,10 @@ async fn steps(
 
 /// As one text: a statement that is prepared is none for a pooler.
 fn update(order: &Value) -> String {
-    format!("UPDATE work SET value = '{}' WHERE id = 1", order["value"].as_str().unwrap_or_default())
+    format!(
+        "UPDATE work SET value = '{}' WHERE id = 1",
+        order["value"].as_str().unwrap_or_default()
+    )
 }
 
 fn ms(value: &Value) -> Duration {
