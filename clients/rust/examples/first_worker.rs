@@ -1,10 +1,9 @@
 use pg_fence_client::{Error, Fence, connect};
-use std::time::Duration;
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let url = std::env::args().nth(1).expect("where to connect");
-    let order = Fence::new(&url)?.lease("order:7").ttl(Duration::from_secs(30));
+    let order = Fence::new(&url)?.lease("order:7").ttl(std::time::Duration::from_secs(30));
     let work = order.hold(async |lease| {
         let mut client = connect(&url, tokio_postgres::NoTls).await?;
         // Whatever takes long goes here: a heartbeat keeps the lease meanwhile.
@@ -13,8 +12,9 @@ async fn main() -> Result<(), Error> {
         transaction.commit().await
     });
     match work.await {
-        Err(Error::LeaseTaken(_)) => Ok(println!("somebody else is at it")),
-        Err(Error::LeaseLost(loss)) => Ok(println!("stop, and report no failure: {loss}")),
-        done => done,
+        Err(Error::LeaseTaken(_)) => println!("somebody else is at it"),
+        Err(Error::LeaseLost(loss)) => println!("stop, and report no failure: {loss}"),
+        done => done?,
     }
+    Ok(())
 }
