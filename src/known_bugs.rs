@@ -18,7 +18,7 @@ pub const SESSION_OUTLIVED: bool = cfg!(planted = "session-outlived");
 /// The token is drawn before the lease is locked.
 pub const TOKEN_BEFORE_LOCK: bool = cfg!(planted = "token-before-lock");
 /// A row that is found at a remembered place is taken for the lease's without a look at its name.
-pub const UNCHECKED_PLACE: bool = cfg!(planted = "unchecked-place");
+pub const UNCHECKED_LOCATION: bool = cfg!(planted = "unchecked-location");
 /// Nothing is counted: what the bench sets beside the extension, to tell what counting takes.
 pub const NO_COUNTING: bool = cfg!(planted = "no-counting");
 

@@ -17,7 +17,7 @@
 //! What is deliberately absent: SPI on the way of a lease or a write (no plan, no `search_path`, no rights of
 //! the caller's), background workers, `shared_preload_libraries`, any decision by what is in shared memory of our own
 //! (it only counts), LISTEN/NOTIFY, and any use of a transaction's start time but as a lower bound of its snapshot's
-//! age (`pg::snapshot_age`).
+//! age (`pg::session::snapshot_age`).
 
 mod fence;
 mod known_bugs;
@@ -29,13 +29,13 @@ mod tokens;
 
 ::pgrx::pg_module_magic!(name, version);
 
-pg::load::on_load!(listen);
+pg::load::on_load!(register);
 
 /// What is kept for as long as a transaction, registered from above.
-fn listen() {
-    statistics::listen();
-    fence::listen();
-    leases::listen();
+fn register() {
+    statistics::register();
+    fence::register();
+    leases::register();
 }
 
 // The parts of the install script, for `cargo pgrx`.

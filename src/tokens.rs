@@ -1,10 +1,12 @@
 //! Where tokens come from, and what is known of those that were drawn.
 
 use crate::known_bugs;
-use crate::pg::errors::{self, Refusal};
-use crate::pg::lock::LockTag;
-use crate::pg::relation::{self, state_oid};
-use crate::pg::{sequence, server, wait};
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::locks::lock::LockTag;
+use crate::pg::locks::wait;
+use crate::pg::session::server;
+use crate::pg::state::relation::{self, state_oid};
+use crate::pg::state::sequence;
 use crate::statistics::{self, Counter};
 use pg_fence_rules::epoch::{self, Due, Recorded};
 use pg_fence_rules::locks::MOVE_ON;

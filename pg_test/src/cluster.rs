@@ -2,6 +2,7 @@
 
 use crate::cassert;
 use crate::client::{Conninfo, Session};
+use crate::killed_server;
 use crate::prefix::Prefix;
 use crate::process::{self, wait_until};
 use anyhow::{bail, ensure, Context, Result};
@@ -284,6 +285,7 @@ impl Drop for Cluster {
         let keep = self.prefix.rundir().path().join("kept").exists();
         if !keep {
             let _ = self.kill9();
+            killed_server::remove_shared_memory(&self.data());
             self.report_failed_assertions();
             let _ = fs::remove_dir_all(&self.dir);
         }

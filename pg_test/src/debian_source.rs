@@ -55,7 +55,6 @@ fn tools() -> Vec<Package> {
         Package::new("pkg-config", "/usr/bin/pkg-config"),
         Package::new("bison", "/usr/bin/bison"),
         Package::new("flex", "/usr/bin/flex"),
-        Package::new("libxml2-dev", "/usr/include/libxml2/libxml/tree.h"),
     ]
 }
 
@@ -100,7 +99,7 @@ fn build(dir: &Path, source: &Path, root: &Path, major: &str, flavour: Flavour) 
     let mut configure = niced(source.join("configure"));
     configure
         .args(places)
-        .args(["--quiet", "--disable-rpath", "--with-libxml"])
+        .args(["--quiet", "--disable-rpath"])
         .args(["--without-readline", "--without-zlib", "--without-icu"])
         .args(flavour.options());
     logged(configure.current_dir(&build), &log)?;

@@ -69,7 +69,8 @@ fn play_all(
     }
     let mut broken = 0;
     for (index, story) in stories.iter().enumerate() {
-        timeline.headline(index + 1, stories.len(), story);
+        let title = format!("{}/{}  {}", index + 1, stories.len(), story.title);
+        timeline.headline(&title, story.plot, story.without);
         let mut run = StoryRun::new(lab, conninfo.clone(), timeline);
         run.ttl = Duration::from_secs(1);
         run.rounds = 50;

@@ -1,6 +1,6 @@
 //! The built extension: its library, its control file and its scripts, ready to be installed.
 
-use crate::majors::Installation;
+use crate::installation::Installation;
 use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::fs;

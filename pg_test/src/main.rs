@@ -3,7 +3,8 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use pg_test::extension::{self, Extension};
-use pg_test::majors::{self, Installation};
+use pg_test::installation::Installation;
+use pg_test::majors;
 use pg_test::{
     cassert, chaos, clients, demo, matrix, package, process, rundir, script_rules, soak, worker,
 };

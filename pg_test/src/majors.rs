@@ -4,42 +4,19 @@
 //! after the first use: 16 is fetched (see [`wheel`]), the rest is built from Debian's sources.
 
 use crate::debian_source::{self, madison, Flavour};
-use crate::extension::{self, Extension};
-use crate::prefix::Prefix;
-use crate::rundir::RunDir;
+use crate::extension;
+use crate::installation::Installation;
 use crate::setup::{self, Package};
 use crate::wheel;
 use anyhow::{ensure, Result};
-use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 /// Those that the extension is made for.
 pub const ALL: [&str; 4] = ["15", "16", "17", "18"];
 
 /// Names the `pg_config` of any other PostgreSQL.
 pub const PG_CONFIG_VARIABLE: &str = "PG_FENCE_PG_CONFIG";
-
-/// A PostgreSQL that private copies are made of.
-#[derive(Debug, Clone)]
-pub struct Installation {
-    pub pg_config: PathBuf,
-    /// Directories that its programs look for libraries in, by the way there from themselves.
-    pub libraries: Vec<PathBuf>,
-    /// Below the target directory, where the extension that is built for it ends up. None: in the target directory
-    /// itself.
-    pub target: Option<String>,
-    /// Whether it is the one that the lab takes for its version, and no other.
-    pub is_known: bool,
-}
-
-impl Installation {
-    /// Any, by its `pg_config`.
-    pub fn named(pg_config: PathBuf) -> Installation {
-        let target = Some("other".to_owned());
-        Installation { pg_config, libraries: Vec::new(), target, is_known: false }
-    }
-}
 
 /// The one that the lab works with: what `PG_FENCE_PG_CONFIG` names, else of the version that
 /// `PG_FENCE_PG_MAJOR` names. Installed, fetched or built where it is missing.
@@ -102,13 +79,4 @@ pub fn is_known(package: &str) -> Result<bool> {
 /// What building the extension takes whatever the server, and the user that servers run as.
 fn prepare_machine() -> Result<()> {
     setup::ensure(&setup::machine())
-}
-
-/// A copy in the run directory with the extension, built for it.
-pub fn prefix(rundir: Arc<RunDir>, major: &str) -> Result<Prefix> {
-    let installation = of(major)?;
-    let built = Extension::build(&installation)?;
-    let prefix = Prefix::copy(rundir, &installation)?;
-    prefix.install(&built)?;
-    Ok(prefix)
 }

@@ -2,7 +2,8 @@
 
 use crate::chaos::KnownBug;
 use crate::extension::BuildPlace;
-use crate::majors::{self, Installation};
+use crate::installation::Installation;
+use crate::majors;
 use crate::process::output_of;
 use crate::{extension, setup};
 use anyhow::{bail, Context, Result};

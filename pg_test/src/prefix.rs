@@ -5,7 +5,8 @@
 
 use crate::debian_source;
 use crate::extension::{self, Extension};
-use crate::majors::{self, Installation};
+use crate::installation::Installation;
+use crate::majors;
 use crate::process;
 use crate::rundir::{make_dir, RunDir};
 use crate::setup::{self, Package};
@@ -79,6 +80,15 @@ impl Prefix {
             extension: copies[2].join("extension"),
             template: Mutex::new(None),
         })
+    }
+
+    /// A copy of the PostgreSQL of a major version with the extension, built for it.
+    pub fn of_major(rundir: Arc<RunDir>, major: &str) -> Result<Prefix> {
+        let installation = majors::of(major)?;
+        let built = Extension::build(&installation)?;
+        let prefix = Prefix::copy(rundir, &installation)?;
+        prefix.install(&built)?;
+        Ok(prefix)
     }
 
     /// A copy with a known bug in its extension (`src/known_bugs.rs` names them). `program` is the lab's binary.

@@ -2,7 +2,7 @@
 //! those that load the new one.
 
 use crate::extension::{self, BuildPlace, Extension, NAME};
-use crate::majors::Installation;
+use crate::installation::Installation;
 use crate::process::output_of;
 use anyhow::{Context, Result};
 use std::fs;

@@ -4,7 +4,7 @@
 //! clone lies in a private place. A watchdog process clears it when the lab ends, be it by itself,
 //! by Ctrl-C or by SIGKILL; whatever is left after that (the machine went down) the next run clears.
 
-use crate::process;
+use crate::{killed_server, process};
 use anyhow::{bail, Context, Result};
 use std::fs;
 use std::io::{Read, Write};
@@ -142,6 +142,7 @@ pub fn stop_kept() -> Vec<PathBuf> {
 
 fn clear(rundir: &Path) {
     process::kill_all_of(rundir);
+    killed_server::remove_shared_memory_below(rundir);
     if std::env::var_os("PG_FENCE_KEEP_FILES").is_none() {
         let _ = fs::remove_dir_all(rundir);
     }

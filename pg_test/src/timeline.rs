@@ -1,7 +1,6 @@
 //! A timeline for people: when, who, what; in colour on a terminal.
 
 use crate::fault::Fault;
-use crate::stories::Story;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
@@ -133,10 +132,9 @@ impl Timeline {
         }
     }
 
-    /// The head of a story.
-    pub fn headline(&self, number: usize, of: usize, story: &Story) {
-        let Story { title, plot, without: (what, otherwise), .. } = story;
-        self.line(format_args!("\n{}", self.paint(BOLD, &format!("{number}/{of}  {title}"))));
+    /// The head of a story: its title, what happens in it, and what would go wrong without what.
+    pub fn headline(&self, title: &str, plot: &str, (what, otherwise): (&str, &str)) {
+        self.line(format_args!("\n{}", self.paint(BOLD, title)));
         self.line(format_args!("  {plot}"));
         let without = self.paint(RED, &format!("Without {what}:"));
         self.line(format_args!("  {without} {otherwise}\n"));

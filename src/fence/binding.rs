@@ -1,8 +1,8 @@
 //! Which lease guards a row: the template of a trigger, filled from the row's columns.
 
-use crate::pg::describe;
-use crate::pg::errors::{self, Refusal};
-use crate::pg::trigger::{Attribute, Columns, Tuple};
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::fenced_table::describe;
+use crate::pg::fenced_table::trigger::{Attribute, Columns, Tuple};
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::NAME_MAX;
 use std::borrow::Cow;

@@ -1,12 +1,12 @@
 //! `fence_protect` and `fence_audit`: PL/pgSQL functions of the schema `fence`, which get from here what the triggers
 //! of tables say. So what an argument, a placeholder or a brace means is known to the trigger's own code alone.
 
-use crate::pg::args::{text_datum, Answer, Args};
-use crate::pg::composite::{row_array, text_array, type_array};
-use crate::pg::describe::PLACEHOLDER_TYPES;
-use crate::pg::errors::Refusal;
-use crate::pg::state_function::{self, StateFunction};
-use crate::pg::trigger_catalog::{self, Trigger};
+use crate::pg::call::args::{text_datum, Answer, Args};
+use crate::pg::call::composite::{row_array, text_array, type_array};
+use crate::pg::call::errors::Refusal;
+use crate::pg::call::state_function::{self, StateFunction};
+use crate::pg::fenced_table::describe::PLACEHOLDER_TYPES;
+use crate::pg::fenced_table::trigger_catalog::{self, Trigger};
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::trigger_arguments::TriggerArguments;
 use pg_fence_rules::NAME_MAX;

@@ -11,5 +11,5 @@ mod row_moves;
 mod trigger;
 
 pub use declared::{audit, protect};
-pub use row_moves::listen;
+pub use row_moves::register;
 pub use trigger::fenced;

@@ -2,8 +2,8 @@
 
 use super::binding::Binding;
 use super::row_moves;
-use crate::pg::errors::{self, Refusal};
-use crate::pg::trigger::{Attribute, Columns, TriggerCall};
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::fenced_table::trigger::{Attribute, Columns, TriggerCall};
 use crate::statistics;
 use crate::tokens;
 use pg_fence_rules::fence::Order;

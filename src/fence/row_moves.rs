@@ -1,9 +1,9 @@
 //! Rows that an UPDATE moves to another partition: a DELETE here and an INSERT there, of which the trigger fires for each.
 //! The UPDATE has been judged, so its two halves are known again and let pass.
 
-use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
-use crate::pg::trigger::RowId;
-use crate::pg::xact;
+use crate::pg::fenced_table::trigger::RowId;
+use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::xact;
 use pg_fence_rules::Token;
 use std::cell::RefCell;
 
@@ -91,6 +91,6 @@ impl OfTransaction for Vec<Accepted> {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     scope::keep(&ACCEPTED);
 }

@@ -8,10 +8,12 @@ use super::plan::{Duty, NullInsert, Plan};
 use super::row_moves;
 use crate::known_bugs;
 use crate::leases::guard::{self, Caller, MaySee};
-use crate::pg::args::{Answer, Args};
-use crate::pg::errors::{self, Refusal, RefusedWrite, Wrote};
-use crate::pg::trigger::{Attribute, Event, TriggerCall, Tuple};
-use crate::pg::{describe, server, settings};
+use crate::pg::call::args::{Answer, Args};
+use crate::pg::call::errors::{self, Refusal, TriedWrite, Wrote};
+use crate::pg::fenced_table::describe;
+use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
+use crate::pg::session::server;
+use crate::pg::session::settings;
 use crate::statistics::{self, Known};
 use crate::tokens;
 use pg_fence_rules::fence::{self, Verdict, Write};
@@ -239,7 +241,7 @@ fn refused_write(
     plan: &Plan,
     write: &Write,
     leases: &WriteLeases,
-) -> RefusedWrite {
+) -> TriedWrite {
     let wrote = match (call.event(), write.new.flatten()) {
         (Event::Delete, _) => Wrote::Deletes,
         (Event::Update, _) if !write.column_presents() && !call.names(&plan.column) => {
@@ -252,7 +254,7 @@ fn refused_write(
     };
     let managed = matches!(plan.duty, Duty::Manage { .. });
     let column = describe::column_name(call, plan.column.number);
-    RefusedWrite { column, managed, wrote, ambient: ambient(leases) }
+    TriedWrite { column, managed, wrote, ambient: ambient(leases) }
 }
 
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
@@ -306,7 +308,7 @@ fn verify(
     if !plan.order.accepts(token, stored) {
         let column = describe::column_name(call, plan.column.number);
         let refused_write =
-            RefusedWrite { column, managed: false, wrote: Wrote::Value, ambient: None };
+            TriedWrite { column, managed: false, wrote: Wrote::Value, ambient: None };
         return Err(errors::stale(found, visible(call, plan, stored), &refused_write));
     }
     if let Some(binding) = &plan.lease {

@@ -1,14 +1,15 @@
 //! One try to acquire a lease: look, lock, look again, decide, draw, write.
 
-use super::place::{self, LockedPlace, Place};
+use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{Request, Tried};
 use super::{line, session_leases};
-use crate::pg::errors::Refusal;
-use crate::pg::keyed::Access;
-use crate::pg::lease_table::{AsOf, Glance, LeaseTable, Rows};
-use crate::pg::relation_lock::Wait;
-use crate::pg::row::{NewGrant, Row};
-use crate::pg::{role, server};
+use crate::pg::call::errors::Refusal;
+use crate::pg::locks::relation_lock::Wait;
+use crate::pg::session::role;
+use crate::pg::session::server;
+use crate::pg::state::keyed::Access;
+use crate::pg::state::lease_table::{AsOf, Glance, LeaseTable, Rows};
+use crate::pg::state::row::{NewGrant, Row};
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::{self, Acquire, Ask, Mode, Phase};
@@ -44,11 +45,11 @@ pub fn attempt(
     if behind_the_line && !free.reclaims && line::somebody_waits(&request.name) {
         return Ok(Tried::BY_ANOTHER);
     }
-    match place::find(&table, request, &free.seen)? {
+    match free_slot::find(&table, request, &free.seen)? {
         Tried::Lost { until } => Ok(Tried::Lost { until }),
-        Tried::Won(place) => {
-            let token = known_bugs::early_or(|| tokens::draw(place.above()))?;
-            write(&table, request, &place.keep(), token)?;
+        Tried::Won(chosen) => {
+            let token = known_bugs::early_or(|| tokens::draw(chosen.above()))?;
+            write(&table, request, &chosen.keep(), token)?;
             Ok(Tried::Won(token))
         }
     }
@@ -65,20 +66,20 @@ pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
             _ => return Ok(None),
         }
     }
-    let mut places: Vec<LockedPlace> = Vec::with_capacity(requests.len());
+    let mut chosen_slots: Vec<LockedSlot> = Vec::with_capacity(requests.len());
     for (request, seen) in requests.iter().zip(&looks) {
-        match place::find(&table, request, seen)? {
-            Tried::Won(place) => places.push(place),
+        match free_slot::find(&table, request, seen)? {
+            Tried::Won(chosen) => chosen_slots.push(chosen),
             // Those that are locked so far are given back.
             Tried::Lost { .. } => return Ok(None),
         }
     }
-    let above = places.iter().map(LockedPlace::above).max().unwrap_or(Token::BEFORE_ALL);
+    let above = chosen_slots.iter().map(LockedSlot::above).max().unwrap_or(Token::BEFORE_ALL);
     let token = tokens::draw(above)?;
     // All before the first is written: an error must find no lock that is still to be given back.
-    let places: Vec<Place> = places.into_iter().map(LockedPlace::keep).collect();
-    for (request, place) in requests.iter().zip(&places) {
-        write(&table, request, place, token)?;
+    let chosen_slots: Vec<FreeSlot> = chosen_slots.into_iter().map(LockedSlot::keep).collect();
+    for (request, chosen) in requests.iter().zip(&chosen_slots) {
+        write(&table, request, chosen, token)?;
     }
     Ok(Some(token))
 }
@@ -119,14 +120,14 @@ fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refus
     }
 }
 
-/// Writes the grant into its place.
+/// Writes the grant into its slot.
 fn write(
     table: &LeaseTable,
     request: &Request,
-    place: &Place,
+    chosen: &FreeSlot,
     token: Token,
 ) -> Result<(), Refusal> {
-    let Place { slot, over, ended } = place;
+    let FreeSlot { slot, over, ended } = chosen;
     if request.session {
         session_leases::bind(table, &request.name, token)?;
     }
@@ -159,7 +160,7 @@ fn write(
     }
     line::changed(&request.name);
     // Two that ask for different numbers at the same moment have seen neither's row.
-    match place::other_number(table, request) {
+    match free_slot::other_number(table, request) {
         Some(other) => Err(request.slots_differ(other)),
         None => {
             statistics::count(Counter::Grants);

@@ -2,11 +2,13 @@
 
 use super::locks::{Locked, Locks};
 use super::{line, session_leases};
-use crate::pg::errors::{self, Refusal};
-use crate::pg::keyed::Access;
-use crate::pg::lease_table::{AsOf, Glance, LeaseTable, Rows};
-use crate::pg::row::{Deleter, Row};
-use crate::pg::{relation, role, server};
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::session::role;
+use crate::pg::session::server;
+use crate::pg::state::keyed::Access;
+use crate::pg::state::lease_table::{AsOf, Glance, LeaseTable, Rows};
+use crate::pg::state::relation;
+use crate::pg::state::row::{Deleter, Row};
 use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{Phase, Release};

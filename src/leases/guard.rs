@@ -6,15 +6,20 @@
 use super::change::{check_role, find, has_token};
 use super::locks::Locks;
 use super::{line, snapshot};
-use crate::pg::errors::{self, Refusal, Shown};
+use crate::pg::call::errors::{self, Refusal, Shown};
+use crate::pg::call::raise;
+use crate::pg::encoding;
 use crate::pg::hash::Quick;
-use crate::pg::keyed::Access;
-use crate::pg::lease_table::{AsOf, Glance, LeaseTable};
-use crate::pg::relation_lock::Wait;
-use crate::pg::row::Row;
-use crate::pg::row_version::Seen;
-use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
-use crate::pg::{encoding, guarded_commits, raise, relation, server, xact};
+use crate::pg::locks::relation_lock::Wait;
+use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::server;
+use crate::pg::session::xact;
+use crate::pg::state::guarded_commits;
+use crate::pg::state::keyed::Access;
+use crate::pg::state::lease_table::{AsOf, Glance, LeaseTable};
+use crate::pg::state::relation;
+use crate::pg::state::row::Row;
+use crate::pg::state::row_version::Seen;
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::{Mode, Phase};
@@ -188,7 +193,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     Ok(())
 }
 
-/// The grant that the token is of, read under its locks, where this session remembers its place. That takes no lock on
+/// The grant that the token is of, read under its locks, where this session remembers its row. That takes no lock on
 /// the table: its own keep the grant from being changed.
 fn at_its_place(name: &[u8], token: Token) -> Result<Option<(Row, Locks<'_>)>, Refusal> {
     let Some(table) = Glance::at(name) else { return Ok(None) };
@@ -293,7 +298,7 @@ impl OfTransaction for Guards {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     scope::keep(&GUARDS);
     scope::before_commit(before_commit);
 }

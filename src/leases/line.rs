@@ -5,9 +5,9 @@
 //! changed. A transaction that changed the lease finds the head by the lock and wakes it once its change is
 //! visible and its own locks are gone.
 
-use crate::pg::lock::LockTag;
-use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
-use crate::pg::xact;
+use crate::pg::locks::lock::LockTag;
+use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::xact;
 use pg_fence_rules::locks::{HEAD_OF_LINE, SOMEBODY_WAITS};
 use std::cell::RefCell;
 
@@ -79,6 +79,6 @@ impl OfTransaction for Vec<Changed> {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     scope::keep(&CHANGED);
 }

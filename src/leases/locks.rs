@@ -4,10 +4,10 @@
 //! through here: lock, read the row again under the lock, decide, and `keep` the locks or let them go.
 
 use super::line;
-use crate::pg::errors::Refusal;
-use crate::pg::lease_table::{AsOf, LeaseTable};
-use crate::pg::lock::LockTag;
-use crate::pg::row::Row;
+use crate::pg::call::errors::Refusal;
+use crate::pg::locks::lock::LockTag;
+use crate::pg::state::lease_table::{AsOf, LeaseTable};
+use crate::pg::state::row::Row;
 use pg_fence_rules::locks::{LockMode, LockStep};
 
 /// Locks of one lease that this transaction has just taken. They are given back when this goes, unless they are kept;

@@ -1,16 +1,16 @@
 //! Leases: who is granted one, who may change it, who relies on it, who waits for it.
 //!
-//! `acquire` is the way of a try; `place` finds and locks the slot that it gets, `snapshot` keeps it from a
+//! `acquire` is the way of a try; `free_slot` finds and locks the slot that it gets, `snapshot` keeps it from a
 //! transaction that reads an older world. `change` is what renew, release and revoke have in common, `prune` deletes
 //! what is long over, `guard` is what a transaction relies on. `line` and `wait` are the line of those who wait. `locks`
 //! holds the locks for all of them.
 
 pub mod acquire;
 pub mod change;
+mod free_slot;
 pub mod guard;
 pub mod line;
 mod locks;
-mod place;
 pub mod prune;
 pub mod request;
 pub mod session_leases;
@@ -18,9 +18,9 @@ mod snapshot;
 pub mod wait;
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     // A session lease refuses a PREPARE before a guard writes its note.
-    session_leases::listen();
-    guard::listen();
-    line::listen();
+    session_leases::register();
+    guard::register();
+    line::register();
 }

@@ -2,10 +2,10 @@
 
 use super::guard;
 use super::locks::Locked;
-use crate::pg::errors::Refusal;
-use crate::pg::guarded_commits;
-use crate::pg::lease_table::LeaseTable;
-use crate::pg::row::{Deleter, Row};
+use crate::pg::call::errors::Refusal;
+use crate::pg::state::guarded_commits;
+use crate::pg::state::lease_table::LeaseTable;
+use crate::pg::state::row::{Deleter, Row};
 use pg_fence_rules::locks::PRUNE;
 use pg_fence_rules::Instant;
 

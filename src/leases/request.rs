@@ -1,8 +1,8 @@
 //! What an acquire asks for, and how it ends.
 
-use crate::pg::errors::{self, Refusal};
-use crate::pg::role;
-use crate::pg::row::Row;
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::session::role;
+use crate::pg::state::row::Row;
 use pg_fence_rules::grant::{Ask, ExistingGrant, Mode};
 use pg_fence_rules::{Instant, Span};
 

@@ -6,12 +6,13 @@
 //! lock behind until `forget_ended` or the end of the session: it keeps nobody out, for its key is the first token.
 
 use super::line;
-use crate::pg::errors::{self, Refusal};
-use crate::pg::lease_table::{AsOf, LeaseTable};
-use crate::pg::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
-use crate::pg::session_lock::{self, SessionLock};
-use crate::pg::xact;
-use crate::pg::{lock_count, server};
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::locks::lock_count;
+use crate::pg::locks::session_lock::{self, SessionLock};
+use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::server;
+use crate::pg::session::xact;
+use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use pg_fence_rules::grant::Phase;
 use pg_fence_rules::Token;
 use std::cell::RefCell;
@@ -36,7 +37,7 @@ thread_local! {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     scope::keep(&LEASES);
     scope::before_commit(before_commit);
 }

@@ -2,11 +2,13 @@
 //! be the predecessor's.
 
 use super::request::Request;
-use crate::pg::errors::{self, Refusal};
-use crate::pg::keyed::Access;
-use crate::pg::lease_table::{AsOf, LeaseTable};
-use crate::pg::row::Row;
-use crate::pg::{guarded_commits, snapshot_age, xact};
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::session::snapshot_age;
+use crate::pg::session::xact;
+use crate::pg::state::guarded_commits;
+use crate::pg::state::keyed::Access;
+use crate::pg::state::lease_table::{AsOf, LeaseTable};
+use crate::pg::state::row::Row;
 use pg_fence_rules::grant::{self, Acquire, Phase};
 use pg_fence_rules::Instant;
 

@@ -2,12 +2,12 @@
 
 use super::acquire::attempt;
 use super::request::{Request, Tried};
-use crate::pg::errors::Refusal;
-use crate::pg::lock::LockTag;
+use crate::pg::call::errors::Refusal;
+use crate::pg::locks::lock::LockTag;
+use crate::pg::locks::relation_lock::Wait;
+use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::memory::Scratch;
-use crate::pg::relation_lock::Wait;
-use crate::pg::server;
-use crate::pg::wait::{self, Waiting};
+use crate::pg::session::server;
 use crate::statistics;
 use pg_fence_rules::locks::HEAD_OF_LINE;
 use pg_fence_rules::Token;

@@ -1,6 +1,6 @@
 //! What pgrx does not bind, or what differs between major versions.
 
-use super::raw;
+use crate::pg::raw;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
@@ -13,8 +13,8 @@ pub unsafe fn guarded<T>(f: impl FnOnce() -> T) -> T {
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(f) }
 }
 
-// All that pgrx has no binding of. The declarations are the headers' own, and the same from 15 to 18: nothing else holds
-// them to it, so whoever adds a major version reads them again.
+// All that pgrx has no binding of. The lab's test `prototypes` has a C compiler hold the declarations against the
+// headers of each major version.
 extern "C-unwind" {
     /// access/twophase.h: the setting max_prepared_transactions
     pub static max_prepared_xacts: c_int;
@@ -348,7 +348,7 @@ pub unsafe fn recheck(state: *mut pg_sys::EState) -> pg_sys::EPQState {
 ///
 /// # Safety
 /// The type must be that tag's.
-pub(super) unsafe fn node<T>(tag: pg_sys::NodeTag) -> *mut T {
+pub(in crate::pg) unsafe fn node<T>(tag: pg_sys::NodeTag) -> *mut T {
     // SAFETY: the caller's promise; every node begins with its tag.
     unsafe {
         let node = pg_sys::palloc0(std::mem::size_of::<T>());

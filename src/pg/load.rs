@@ -1,6 +1,10 @@
 //! What happens when the library is loaded into a backend.
 
-use super::{lock_count, relation, role, scope, settings};
+use crate::pg::locks::lock_count;
+use crate::pg::session::role;
+use crate::pg::session::scope;
+use crate::pg::session::settings;
+use crate::pg::state::relation;
 
 /// Makes `pg` ready; `above` then registers what the modules above it keep for as long as a transaction.
 pub fn load(above: fn()) {
@@ -10,11 +14,11 @@ pub fn load(above: fn()) {
     std::env::remove_var("RUST_LIB_BACKTRACE");
     pgrx::pg_sys::panic::register_pg_guard_panic_hook();
     settings::declare();
-    relation::listen();
-    role::listen();
-    lock_count::listen();
+    relation::register();
+    role::register();
+    lock_count::register();
     above();
-    scope::listen();
+    scope::register();
 }
 
 /// Defines the function that Postgres calls when it loads the library.

@@ -1,55 +1,68 @@
 //! PostgreSQL, by pointer: small safe wrappers, each unsafe block with its reason. The only modules with `unsafe`;
 //! everything else in the extension is ordinary Rust over these.
+//!
+//! From the ground up: the modules of this folder, then [`call`], [`session`], [`locks`], [`state`] and
+//! [`fenced_table`]; at last `load`, which starts them. None names one that comes after it.
 #![allow(unsafe_code)]
 
-// A call from SQL, its answer, and how an error leaves.
-pub mod args;
-pub mod composite;
-pub mod encoding;
-pub mod entry;
-pub mod errors;
-pub mod raise;
-pub mod state_function;
-
-// The trigger, and the table that it is on.
-pub mod column;
-pub mod describe;
-pub mod trigger;
-pub mod trigger_catalog;
-
-// The state: its tables, read and written, and its sequences.
-mod executor;
-mod form;
-pub mod guarded_commits;
-pub mod hash;
-pub mod keyed;
-pub mod lease_table;
-mod places;
-pub mod relation;
-pub mod row;
-pub mod row_version;
-pub mod sequence;
-
-// Locks, and waiting for them.
-mod alarm;
-pub mod lock;
-pub mod lock_count;
-pub mod relation_lock;
-pub mod session_lock;
-pub mod shared_memory;
-pub mod wait;
-
-// The transaction.
-pub mod commit;
-pub mod scope;
-pub mod snapshot_age;
-pub mod xact;
-
-// The server and the session; what differs between its major versions is in `compat`.
 pub mod compat;
-pub mod load;
+pub mod encoding;
+pub mod hash;
 pub mod memory;
 mod raw;
-pub mod role;
-pub mod server;
-pub mod settings;
+pub mod shared_memory;
+
+/// A call from SQL, its answer, and how an error leaves.
+pub mod call {
+    pub mod args;
+    pub mod composite;
+    pub mod entry;
+    pub mod errors;
+    pub mod raise;
+    pub mod state_function;
+}
+
+/// The session and its transaction: who calls, with which settings, what lasts until the transaction's end.
+pub mod session {
+    pub mod commit;
+    pub mod role;
+    pub mod scope;
+    pub mod server;
+    pub mod settings;
+    pub mod snapshot_age;
+    pub mod xact;
+}
+
+/// Locks, and waiting for them.
+pub mod locks {
+    mod alarm;
+    pub mod lock;
+    pub mod lock_count;
+    pub mod relation_lock;
+    pub mod session_lock;
+    pub mod wait;
+}
+
+/// The state: its tables, read and written, and its sequences.
+pub mod state {
+    mod executor;
+    mod form;
+    mod found_rows;
+    pub mod guarded_commits;
+    pub mod keyed;
+    pub mod lease_table;
+    pub mod relation;
+    pub mod row;
+    pub mod row_version;
+    pub mod sequence;
+}
+
+/// The fence's trigger, and the table that it is on.
+pub mod fenced_table {
+    pub mod column;
+    pub mod describe;
+    pub mod trigger;
+    pub mod trigger_catalog;
+}
+
+pub mod load;

@@ -2,8 +2,8 @@
 //! has a default means the default: wrappers pass NULL for what their caller left out.
 
 use crate::leases::request::Request;
-use crate::pg::args::Args;
-use crate::pg::errors::{self, Refusal};
+use crate::pg::call::args::Args;
+use crate::pg::call::errors::{self, Refusal};
 use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::{Span, Token, NAME_MAX};
 use std::time::Duration;

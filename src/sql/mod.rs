@@ -7,7 +7,7 @@ mod statistics;
 mod status;
 
 use crate::fence;
-use crate::pg::entry::sql_functions;
+use crate::pg::call::entry::sql_functions;
 
 sql_functions! {
     lease_acquire, pg_finfo_lease_acquire => lease::acquire;

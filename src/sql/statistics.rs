@@ -1,8 +1,9 @@
 //! What was counted, shown and reset.
 
-use crate::pg::args::{text_datum, Answer, Args};
-use crate::pg::errors::Refusal;
-use crate::pg::{composite, server};
+use crate::pg::call::args::{text_datum, Answer, Args};
+use crate::pg::call::composite;
+use crate::pg::call::errors::Refusal;
+use crate::pg::session::server;
 use crate::statistics::{self, Counter};
 use pgrx::pg_sys::Datum;
 

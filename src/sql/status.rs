@@ -1,14 +1,17 @@
 //! What is shown, and the jump by hand.
 
 use super::arguments;
-use crate::pg::args::{text_datum, Answer, Args};
-use crate::pg::errors::Refusal;
-use crate::pg::keyed::Access;
-use crate::pg::lease_table::LeaseTable;
-use crate::pg::lock::LockTag;
-use crate::pg::row::Row;
-use crate::pg::session_lock::SessionLock;
-use crate::pg::{column, composite, relation, server};
+use crate::pg::call::args::{text_datum, Answer, Args};
+use crate::pg::call::composite;
+use crate::pg::call::errors::Refusal;
+use crate::pg::fenced_table::column;
+use crate::pg::locks::lock::LockTag;
+use crate::pg::locks::session_lock::SessionLock;
+use crate::pg::session::server;
+use crate::pg::state::keyed::Access;
+use crate::pg::state::lease_table::LeaseTable;
+use crate::pg::state::relation;
+use crate::pg::state::row::Row;
 use crate::tokens;
 use pg_fence_rules::locks::{Lock, TAKE_SLOT};
 

@@ -4,7 +4,9 @@
 //! The list is in the server's main shared memory, and is used under the lock under which segments are made. Where
 //! there is no room for it, or in it, a segment stays until the server stops.
 
-use crate::pg::{server, shared_memory, xact};
+use crate::pg::session::server;
+use crate::pg::session::xact;
+use crate::pg::shared_memory;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 

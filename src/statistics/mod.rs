@@ -12,7 +12,7 @@ mod segment;
 pub use refused_write::{refused, Known, RefusedWrite};
 
 use crate::known_bugs;
-use crate::pg::scope;
+use crate::pg::session::scope;
 use pg_fence_rules::Instant;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -198,7 +198,7 @@ pub fn reset() {
 }
 
 /// Follows transactions; called once, when the library is loaded.
-pub fn listen() {
+pub fn register() {
     if !known_bugs::NO_COUNTING {
         scope::when_over(flush);
     }

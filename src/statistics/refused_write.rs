@@ -1,9 +1,10 @@
 //! A refused write, as fence.refusals shows it.
 
 use super::{add, flush, segment, Counter};
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::call::raise;
 use crate::pg::encoding::{clip, in_server_encoding};
-use crate::pg::errors::{self, Refusal};
-use crate::pg::{raise, server};
+use crate::pg::session::server;
 use pg_fence_rules::ring::ENTRY_MAX;
 use pg_fence_rules::{Instant, Token};
 use serde_json::{Map, Value};

@@ -6,12 +6,15 @@
 //! the server it is for.
 
 use super::{known_segments, COUNTERS};
-use crate::pg::lock::LockTag;
-use crate::pg::relation::{self, state_oid};
+use crate::pg::locks::lock::LockTag;
+use crate::pg::session::server;
+use crate::pg::session::settings;
+use crate::pg::session::xact;
 use crate::pg::shared_memory::{self, Attached};
-use crate::pg::{sequence, server, settings, xact};
+use crate::pg::state::relation::{self, state_oid};
+use crate::pg::state::sequence;
 use pg_fence_rules::locks::MAKE_STATISTICS;
-use pg_fence_rules::ring::{Ring, PLACE_WORDS};
+use pg_fence_rules::ring::{Ring, CELL_WORDS};
 use pg_fence_rules::Instant;
 use pgrx::pg_sys::Oid;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -40,10 +43,10 @@ enum Word {
 /// Where the counters begin.
 const FIRST_COUNTER: usize = 16;
 /// Where the ring begins.
-const FIRST_PLACE: usize = 64;
+const FIRST_CELL: usize = 64;
 
 const _: () = assert!(Word::TicketsAtReset as usize + 1 < FIRST_COUNTER);
-const _: () = assert!(FIRST_COUNTER + COUNTERS <= FIRST_PLACE);
+const _: () = assert!(FIRST_COUNTER + COUNTERS <= FIRST_CELL);
 
 /// How long to do without where there is no memory, or no room for a segment.
 const RETRY_AFTER_US: i64 = 60_000_000;
@@ -102,8 +105,8 @@ impl<'a> Segment<'a> {
     }
 
     fn ring(&self) -> Ring<'a> {
-        let places = self.read(Word::Kept) as usize * PLACE_WORDS;
-        Ring::new(self.word(Word::Tickets), &self.0[FIRST_PLACE..FIRST_PLACE + places])
+        let cells = self.read(Word::Kept) as usize * CELL_WORDS;
+        Ring::new(self.word(Word::Tickets), &self.0[FIRST_CELL..FIRST_CELL + cells])
     }
 
     /// Keeps a refused write.
@@ -128,9 +131,9 @@ impl<'a> Segment<'a> {
 
     /// Is it that of this sequence, in this life of the server?
     fn is_of(&self, sequence: Oid) -> bool {
-        self.0.len() >= FIRST_PLACE
+        self.0.len() >= FIRST_CELL
             && identity(sequence).iter().all(|(word, value)| self.read(*word) == *value)
-            && self.0.len() >= FIRST_PLACE + self.read(Word::Kept) as usize * PLACE_WORDS
+            && self.0.len() >= FIRST_CELL + self.read(Word::Kept) as usize * CELL_WORDS
     }
 }
 
@@ -232,7 +235,7 @@ fn make_alone(sequence: Oid) -> Found {
     known_segments::forget_those_that_are_over();
     // Out of memory is an error of the server's, which must not end what is being counted.
     let made = xact::in_savepoint(|| {
-        let handle = shared_memory::create(FIRST_PLACE + kept * PLACE_WORDS, |words| {
+        let handle = shared_memory::create(FIRST_CELL + kept * CELL_WORDS, |words| {
             let segment = Segment(words);
             segment.word(Word::Kept).store(kept as u64, Ordering::Relaxed);
             segment.reset();

@@ -51,3 +51,15 @@ pub fn poll(locker: &mut (impl Locker + ?Sized), name: &str, pause: Duration) ->
 
 /// Makes the tables or starts the server of a peer; an error says why it cannot take part.
 pub type Prepare = fn(&Workbench) -> Result<Box<dyn Peer>>;
+
+/// Prepares peers; those that cannot take part are named in the report.
+pub fn prepare(bench: &Workbench, wanted: &[(&str, Prepare)]) -> Vec<Box<dyn Peer>> {
+    let mut peers = Vec::new();
+    for (name, prepare) in wanted {
+        match prepare(bench) {
+            Ok(peer) => peers.push(peer),
+            Err(error) => bench.skip(name, &error),
+        }
+    }
+    peers
+}

@@ -1,7 +1,6 @@
 //! Bars, as SVG: a bar a contender, its middle half as a line across.
 
-use crate::report::Cell;
-use crate::spread::Spread;
+use crate::spread::{grouped, Spread};
 use anyhow::{anyhow, Result};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -61,7 +60,7 @@ impl Plot {
             area.draw(&PathElement::new(spread, BLACK.stroke_width(1)))?;
             let left = Pos::new(HPos::Left, VPos::Center);
             let digits = if bar.median < 10.0 { 2 } else { 0 };
-            let shown = Cell::Number(bar.median, digits).to_string();
+            let shown = grouped(bar.median, digits);
             area.draw(&Text::new(
                 shown,
                 (x(bar.high.max(bar.median)) + 8, middle),

@@ -1,7 +1,7 @@
 //! What is shown of a run: text, and the same as JSON.
 
 use crate::plot::Plot;
-use crate::spread::Spread;
+use crate::spread::{grouped, Spread};
 use serde::Serialize;
 use std::fmt::{self, Display, Write};
 
@@ -117,25 +117,6 @@ impl Display for Cell {
             Cell::Nothing => f.pad("–"),
         }
     }
-}
-
-/// A number with commas between thousands.
-fn grouped(number: f64, digits: usize) -> String {
-    if !number.is_finite() {
-        return "–".to_owned();
-    }
-    let text = format!("{number:.digits$}");
-    let (sign, text) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let mut out = String::new();
-    for (index, digit) in whole.chars().enumerate() {
-        if index > 0 && (whole.len() - index) % 3 == 0 {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    let point = if fraction.is_empty() { "" } else { "." };
-    format!("{sign}{out}{point}{fraction}")
 }
 
 /// The whole report as Markdown, whose tables are aligned to be read as they are.

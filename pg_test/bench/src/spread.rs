@@ -81,6 +81,25 @@ impl Latencies {
     }
 }
 
+/// A number with commas between thousands.
+pub fn grouped(number: f64, digits: usize) -> String {
+    if !number.is_finite() {
+        return "–".to_owned();
+    }
+    let text = format!("{number:.digits$}");
+    let (sign, text) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let mut out = String::new();
+    for (index, digit) in whole.chars().enumerate() {
+        if index > 0 && (whole.len() - index) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    let point = if fraction.is_empty() { "" } else { "." };
+    format!("{sign}{out}{point}{fraction}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,5 @@
 //! The server that is measured, and what stands beside it.
 
-use crate::peer::{Peer, Prepare};
 use crate::Options;
 use anyhow::{Context, Result};
 use pg_test::cluster::free_port;
@@ -67,18 +66,6 @@ impl<'a> Workbench<'a> {
     /// A session on it.
     pub fn connect(&self) -> Result<Session> {
         self.conninfo().connect()
-    }
-
-    /// Prepares peers; those that cannot take part are named in the report.
-    pub fn peers(&self, wanted: &[(&str, Prepare)]) -> Vec<Box<dyn Peer>> {
-        let mut peers = Vec::new();
-        for (name, prepare) in wanted {
-            match prepare(self) {
-                Ok(peer) => peers.push(peer),
-                Err(error) => self.skip(name, &error),
-            }
-        }
-        peers
     }
 
     /// Notes that something cannot be measured here, and why.

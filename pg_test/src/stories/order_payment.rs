@@ -1,4 +1,4 @@
-//! One order, one payment, and a zombie's late word on it.
+//! One order, one payment, and a stale worker's late word on it.
 
 use super::Story;
 use crate::story_run::StoryRun;

@@ -27,6 +27,20 @@ fn every_readme_shows_a_short_first_worker(_: &Lab) -> Result<()> {
 }
 
 #[lab_test]
+fn the_clients_have_the_version_of_the_extension(_: &Lab) -> Result<()> {
+    let version = pg_test::extension::VERSION;
+    for (manifest, line) in [
+        ("python/pyproject.toml", format!("version = \"{version}\"")),
+        ("typescript/package.json", format!("\"version\": \"{version}\"")),
+        ("java/pom.xml", format!("<version>{version}</version>")),
+    ] {
+        let path = pg_test::extension::source_root().join("clients").join(manifest);
+        ensure!(std::fs::read_to_string(path)?.contains(&line), "{manifest}: {line}");
+    }
+    Ok(())
+}
+
+#[lab_test]
 fn the_first_workers_do_their_work(lab: &Lab) -> Result<()> {
     of_those_there(|client| first_worker::runs(lab, &(client.prepare)()?.first_worker))
 }

@@ -208,23 +208,23 @@ fn a_guard_waits_for_a_grant_in_the_making_and_is_judged_by_it(lab: &Lab) -> Res
         let old: i64 = db.one("SELECT lease_acquire('order:1', 'me', '1 h')", &[])?;
         db.run("BEGIN")?;
         db.one::<i64>("SELECT lease_acquire('order:1', 'me', '1 h', reclaim => true)", &[])?;
-        let mut zombies = Vec::new();
+        let mut stale_workers = Vec::new();
         for sql in [
             format!("SELECT lease_guard('order:1', {old})"),
             format!("UPDATE orders SET v = 7, fence = {old}"),
         ] {
-            let mut zombie = Background::connect(&db.database().conninfo())?;
-            zombie.send(&sql)?;
-            zombie.wait_until_blocked()?;
-            ensure!(zombie.blocked_by()? == [db.pid()]);
-            zombies.push(zombie);
+            let mut stale_worker = Background::connect(&db.database().conninfo())?;
+            stale_worker.send(&sql)?;
+            stale_worker.wait_until_blocked()?;
+            ensure!(stale_worker.blocked_by()? == [db.pid()]);
+            stale_workers.push(stale_worker);
         }
         db.run(end)?;
-        for mut zombie in zombies {
+        for mut stale_worker in stale_workers {
             if still {
-                zombie.rows()?;
+                stale_worker.rows()?;
             } else {
-                zombie.refused("PF004")?;
+                stale_worker.refused("PF004")?;
             }
         }
     }

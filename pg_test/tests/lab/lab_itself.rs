@@ -1,7 +1,8 @@
 //! The lab itself: a server, the extension in it, and workers that can be frozen.
 
 use pg_test::process::wait_until;
-use pg_test::{ensure, lab_test, Background, Lab, Result, Shutdown};
+use pg_test::{ensure, lab_test, Background, Context, Lab, Result, Shutdown};
+use std::path::PathBuf;
 use std::time::Duration;
 
 #[lab_test]
@@ -98,4 +99,31 @@ fn a_standby_is_promoted(lab: &Lab) -> Result<()> {
     standby.connect("postgres")?.refused("INSERT INTO t VALUES (1)", "25006")?;
     standby.promote()?;
     standby.connect("postgres")?.run("INSERT INTO t VALUES (1)")
+}
+
+#[lab_test]
+fn a_killed_server_leaves_no_shared_memory(lab: &Lab) -> Result<()> {
+    for killed_before in [false, true] {
+        let cluster = lab.builder().start()?;
+        let postmaster = cluster.pid()?;
+        let lock_file = std::fs::read_to_string(cluster.data().join("postmaster.pid"))?;
+        let key_and_id = lock_file.lines().nth(6).context("no line on shared memory")?;
+        let id = key_and_id.split_whitespace().last().context("no id")?.to_owned();
+        let segments = || -> Result<String> { Ok(std::fs::read_to_string("/proc/sysvipc/shm")?) };
+        let is_there = |text: &str| text.lines().any(|l| l.split_whitespace().nth(1) == Some(&id));
+        let mapped: Vec<PathBuf> = std::fs::read_to_string(format!("/proc/{postmaster}/maps"))?
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(5))
+            .filter(|path| path.starts_with("/dev/shm/PostgreSQL."))
+            .map(PathBuf::from)
+            .collect();
+        ensure!(is_there(&segments()?) && !mapped.is_empty() && mapped.iter().all(|p| p.exists()));
+        if killed_before {
+            cluster.kill9()?;
+        }
+        drop(cluster);
+        ensure!(!is_there(&segments()?), "segment {id} is left");
+        ensure!(!mapped.iter().any(|path| path.exists()), "{mapped:?}");
+    }
+    Ok(())
 }

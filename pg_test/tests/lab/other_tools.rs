@@ -14,13 +14,13 @@ use crate::support::history::History;
 use pg_test::pooler::{Mode, Pooler};
 use pg_test::prefix::Prefix;
 use pg_test::rundir::RunDir;
-use pg_test::{ensure, lab_test, majors, setup, Calls, Cluster, Lab, Result};
+use pg_test::{ensure, lab_test, setup, Calls, Cluster, Lab, Result};
 use std::sync::Arc;
 
 /// Debian's own PostgreSQL with the extension, in a run directory of its own: tools are added to it.
 fn debians(lab: &Lab) -> Result<Arc<Prefix>> {
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
-    Ok(Arc::new(majors::prefix(rundir, setup::USUAL_MAJOR)?))
+    Ok(Arc::new(Prefix::of_major(rundir, setup::USUAL_MAJOR)?))
 }
 
 /// A bound table with one row, and a grant of the row's lease for an hour.

@@ -14,7 +14,7 @@ fn a_payout_is_made_once_though_its_worker_was_frozen(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_zombie_s_late_word_on_an_order_changes_nothing(lab: &Lab) -> Result<()> {
+fn a_stale_worker_s_late_word_on_an_order_changes_nothing(lab: &Lab) -> Result<()> {
     holds(lab, &stories::ORDER_PAYMENT, true)
 }
 

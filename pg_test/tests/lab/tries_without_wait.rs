@@ -239,7 +239,7 @@ fn a_losing_try_holds_nothing_up(lab: &Lab) -> Result<()> {
 fn a_call_that_finds_the_lease_lost_holds_nothing_up(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = pair(&db)?;
-    let mut zombie = db.connect()?;
+    let mut stale_worker = db.connect()?;
     let expired = holder.acquire_expired("expired")?;
     let freed = holder.acquire("freed", "1 h")?;
     holder.release("freed", freed)?;
@@ -254,21 +254,21 @@ fn a_call_that_finds_the_lease_lost_holds_nothing_up(lab: &Lab) -> Result<()> {
         ];
         for call in calls {
             // A worker that woke up in its open transaction, and goes on sleeping.
-            zombie.run("BEGIN")?;
-            zombie.nothing(&format!("SELECT {call}"))?;
+            stale_worker.run("BEGIN")?;
+            stale_worker.nothing(&format!("SELECT {call}"))?;
             if name != "taken over" {
                 let taken = other.is_taken(name)?;
                 ensure!(!taken, "NULL from {call} keeps others from {name} while it is open");
             }
-            zombie.run("COMMIT")?;
+            stale_worker.run("COMMIT")?;
         }
-        zombie.run("BEGIN; SAVEPOINT s")?;
-        zombie.refused(&format!("SELECT lease_guard('{name}', {token})"), "PF004")?;
-        zombie.run("ROLLBACK TO s")?;
+        stale_worker.run("BEGIN; SAVEPOINT s")?;
+        stale_worker.refused(&format!("SELECT lease_guard('{name}', {token})"), "PF004")?;
+        stale_worker.run("ROLLBACK TO s")?;
         if name != "taken over" {
             ensure!(!other.is_taken(name)?, "a refused guard keeps others from {name}");
         }
-        zombie.run("COMMIT")?;
+        stale_worker.run("COMMIT")?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@
 use crate::epoch_jumps::jumps;
 use crate::support::history::History;
 use pg_test::cluster::Builder;
-use pg_test::majors;
+use pg_test::prefix::Prefix;
 use pg_test::process::{as_server_user, output_of};
 use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session, Shutdown};
 use std::fs;
@@ -59,7 +59,7 @@ fn a_cluster_under_another_identity_goes_on_above_all_that_was_seen(lab: &Lab) -
 
 /// A stopped cluster of another major version.
 fn cluster_of(lab: &Lab, major: &str) -> Result<Cluster> {
-    let prefix = Arc::new(majors::prefix(lab.rundir().clone(), major)?);
+    let prefix = Arc::new(Prefix::of_major(lab.rundir().clone(), major)?);
     // From 18 on a cluster has checksums unless told otherwise, and an upgrade changes nothing about that.
     let options: &[&str] = if prefix.major_number() < 18 { &[] } else { &["--no-data-checksums"] };
     Builder::new(prefix).create_by(|prefix, data| prefix.initdb_with(data, options))

@@ -1,7 +1,7 @@
 //! Many clients for one lease: losing tries, and winning under churn.
 
 use super::uncontended::find;
-use crate::peer::{Peer, Prepare};
+use crate::peer::{self, Peer, Prepare};
 use crate::peers::*;
 use crate::plot::Plot;
 use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
@@ -35,7 +35,7 @@ fn losing(bench: &Workbench, section: &mut Section) -> Result<()> {
          those of the whole server during a turn, over its tries."
     ));
     let conninfo = bench.conninfo();
-    let peers = bench.peers(PEERS);
+    let peers = peer::prepare(bench, PEERS);
     bench.progress(&format!("contended: {CLIENTS} clients losing tries"));
     update_first::prepare(bench)?;
     let select = Contender::new(SELECT, |_| {
@@ -147,7 +147,7 @@ fn churn(bench: &Workbench, section: &mut Section) -> Result<()> {
         "CREATE TABLE IF NOT EXISTS churned (id int PRIMARY KEY, n bigint) WITH (fillfactor = 50);
          INSERT INTO churned VALUES (1, 0) ON CONFLICT DO NOTHING",
     )?;
-    let peers = bench.peers(PEERS);
+    let peers = peer::prepare(bench, PEERS);
     let contenders: Vec<Contender> = peers
         .iter()
         .map(|peer| {

@@ -1,6 +1,6 @@
 //! From one holder's release to the next holder's answer.
 
-use crate::peer::{Peer, Prepare};
+use crate::peer::{self, Peer, Prepare};
 use crate::peers::*;
 use crate::plot::Plot;
 use crate::report::{Cell, Section, Table};
@@ -32,7 +32,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
          is from just before the release is sent to the next holder's answer. A turn takes 8 to 16 ms; with \
          etcd's lock service 150 to 200 ms, since that sees a release within its first 100 ms late.",
     );
-    let peers = bench.peers(PEERS);
+    let peers = peer::prepare(bench, PEERS);
     let mut tracks: Vec<(String, Latencies, Vec<f64>)> =
         peers.iter().map(|peer| (peer.name(), Latencies::default(), Vec::new())).collect();
     bench.progress("handover: to and fro");

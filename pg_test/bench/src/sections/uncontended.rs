@@ -1,6 +1,6 @@
 //! Acquire and release where nobody else wants the lease; and renewing.
 
-use crate::peer::{Peer, Prepare};
+use crate::peer::{self, Peer, Prepare};
 use crate::peers::*;
 use crate::plot::Plot;
 use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
@@ -36,7 +36,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
          The limits are prepared statements that exclude nobody, each committed by itself; all but the two \
          updates are one statement where a pair takes two."
     ));
-    let peers = bench.peers(PEERS);
+    let peers = peer::prepare(bench, PEERS);
     for clients in [1, 8] {
         let at_once = race::at_once(clients);
         bench.progress(&format!("uncontended: pairs, {at_once}"));

@@ -3,6 +3,7 @@
 
 use crate::support::history::History;
 use pg_test::cluster::Builder;
+use pg_test::prefix::Prefix;
 use pg_test::process::wait_until;
 use pg_test::{ensure, lab_test, majors, Calls, Cluster, Context, Lab, Result, Session};
 use std::sync::Arc;
@@ -38,7 +39,7 @@ fn a_fenced_database_moves_to_a_newer_major_version(lab: &Lab) -> Result<()> {
     upstream.run("CREATE PUBLICATION p FOR TABLE orders, parcels")?;
 
     let newest = *majors::ALL.last().context("there are some")?;
-    let prefix = Arc::new(majors::prefix(lab.rundir().clone(), newest)?);
+    let prefix = Arc::new(Prefix::of_major(lab.rundir().clone(), newest)?);
     let subscriber = Builder::new(prefix).start()?;
     let mut downstream = subscriber.connect("postgres")?;
     downstream.run(&format!(

@@ -5,6 +5,7 @@ use super::{directory, files, this_release, unpacked};
 use pg_test::cluster::Builder;
 use pg_test::extension::{source_root, target_dir, Extension, VERSION};
 use pg_test::package::{self, checksums, library, Parts};
+use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::rundir::RunDir;
 use pg_test::setup::{self, Package};
@@ -107,7 +108,7 @@ fn debians_checker_finds_nothing_that_is_not_explained(lab: &Lab) -> Result<()> 
 fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
     // The version's own directories get the extension, too, as other tests want it: they are made here anew.
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
-    let prefix = majors::prefix(rundir, NEWEST)?;
+    let prefix = Prefix::of_major(rundir, NEWEST)?;
     let dir = directory(lab, "side")?;
     let library = dir.join("pg_fence.so");
     fs::rename(prefix.lib_dir().join("pg_fence.so"), &library)?;

@@ -79,7 +79,7 @@ fn the_first_page_lists_the_errors_of_the_fence(_: &Lab) -> Result<()> {
 fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
     let text = page("docs/locking.md")?;
     let table = section(&text, "## The locks")?;
-    let source = pg_test::extension::source_root().join("src/pg/lock.rs");
+    let source = pg_test::extension::source_root().join("src/pg/locks/lock.rs");
     let source = std::fs::read_to_string(source)?;
     let numbers = source
         .lines()
@@ -94,7 +94,7 @@ fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
     }
     let listed = table.lines().filter(|line| line.contains(" (0x")).count();
     ensure!(found == listed && found >= 6, "{found} kinds of locks, {listed} are listed");
-    let source = pg_test::extension::source_root().join("src/pg/session_lock.rs");
+    let source = pg_test::extension::source_root().join("src/pg/locks/session_lock.rs");
     let source = std::fs::read_to_string(source)?;
     let (_, hex) = source.split_once("const KIND: u16 = 0x").context("no KIND of session locks")?;
     let (hex, _) = hex.split_once(';').context("no number of session locks")?;

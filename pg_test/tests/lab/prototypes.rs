@@ -1,0 +1,67 @@
+//! C functions and variables that the extension declares by hand: the headers of the server must agree.
+
+use pg_test::{ensure, lab_test, majors, Context, Lab, Result};
+use std::process::Command;
+
+/// The headers, and what `src/pg/compat.rs` says in Rust, said in C: a compiler refuses a second declaration that
+/// differs from the first.
+const DECLARED: &str = r#"
+#include "postgres.h"
+/* Their headers need not be here. */
+#undef ENABLE_GSS
+#undef USE_OPENSSL
+#include "access/twophase.h"
+#include "commands/sequence.h"
+#include "common/hashfn.h"
+#include "libpq/libpq.h"
+#include "storage/sinvaladt.h"
+#include "utils/datum.h"
+
+extern int max_prepared_xacts;
+extern int64 nextval_internal(Oid relid, bool check_permissions);
+extern uint64 hash_bytes_extended(const unsigned char *bytes, int len, uint64 seed);
+extern bool pq_check_connection(void);
+extern bool datum_image_eq(Datum one, Datum other, bool by_value, int length);
+#if PG_VERSION_NUM < 170000
+extern struct PGPROC *BackendIdGetProc(int id);
+#endif
+"#;
+
+#[lab_test]
+fn hand_written_declarations_are_the_headers_own(lab: &Lab) -> Result<()> {
+    let source = pg_test::extension::source_root().join("src/pg/compat.rs");
+    let source = std::fs::read_to_string(source)?;
+    let (_, block) = source.split_once("extern \"C-unwind\" {").context("no declarations")?;
+    let (block, _) = block.split_once("\n}").context("no end of the declarations")?;
+    let names: Vec<&str> = block
+        .lines()
+        .map(|line| line.trim().trim_start_matches("pub "))
+        .filter_map(|line| line.strip_prefix("fn ").or(line.strip_prefix("static ")))
+        .filter_map(|line| line.split(['(', ':']).next())
+        .collect();
+    ensure!(names.len() > 3, "{names:?}");
+    for name in names {
+        ensure!(
+            DECLARED.contains(&format!("{name}(")) || DECLARED.contains(&format!("{name};")),
+            "{name}"
+        );
+    }
+    ensure!(compiles(lab, DECLARED)?);
+    // The compiler does see the headers' declarations.
+    ensure!(!compiles(lab, &DECLARED.replace("uint64 seed", "uint32 seed"))?);
+    Ok(())
+}
+
+fn compiles(lab: &Lab, program: &str) -> Result<bool> {
+    let pg_config = majors::chosen()?.pg_config;
+    let headers = Command::new(pg_config).arg("--includedir-server").output()?;
+    let file = lab.rundir().path().join("declared.c");
+    std::fs::write(&file, program)?;
+    let mut compiler = Command::new("cc");
+    compiler
+        .arg("-fsyntax-only")
+        .arg("-I")
+        .arg(String::from_utf8(headers.stdout)?.trim())
+        .arg(file);
+    Ok(compiler.output()?.status.success())
+}

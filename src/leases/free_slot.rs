@@ -1,0 +1,336 @@
+//! Finding a slot for a new grant and locking it, without ever waiting.
+//!
+//! An exclusive acquire locks every slot of the lease and then looks (`exclusive_place`). A shared one, and one of several
+//! slots, goes beside others who do the same at the same time; what it looks at may change under it, so it
+//! takes one slot, looks whether that is still what it chose, and else begins anew (`BesideOthers`).
+
+use super::guard;
+use super::locks::Locks;
+use super::request::{Request, Tried};
+use super::snapshot;
+use crate::pg::call::errors::Refusal;
+use crate::pg::locks::lock::LockTag;
+use crate::pg::session::server;
+use crate::pg::state::lease_table::{AsOf, LeaseTable, Rows};
+use crate::pg::state::row::{Deleter, Row};
+use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Grant, Mode, Phase, Tokens};
+use pg_fence_rules::locks::{
+    Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, IS_GUARDED, TAKE_SLOT,
+};
+use pg_fence_rules::{Instant, Token};
+
+/// Where a grant can go. Out of here comes only one whose locks stay until the transaction ends.
+pub struct FreeSlot {
+    /// The slot to be written.
+    pub slot: i32,
+    /// The row that the slot has, of a grant that is over.
+    pub over: Option<Row>,
+    /// Grants in other slots that this one ends.
+    pub ended: Vec<Row>,
+}
+
+/// A free slot, locked; given back unless it is kept.
+pub struct LockedSlot<'a> {
+    chosen: FreeSlot,
+    locks: Locks<'a>,
+}
+
+impl LockedSlot<'_> {
+    /// The greatest token that the lease's grant there is known to have had.
+    pub fn above(&self) -> Token {
+        self.chosen.over.map_or(Token::BEFORE_ALL, |row| row.grant.greatest())
+    }
+
+    /// Keeps the locks. To be called before anything is written: an uncommitted row alone protects nothing.
+    pub fn keep(self) -> FreeSlot {
+        self.locks.keep();
+        self.chosen
+    }
+}
+
+/// Finds a free slot and locks it. `seen` is what a look without locks has seen.
+pub fn find<'a>(
+    table: &LeaseTable,
+    request: &'a Request,
+    seen: &Rows,
+) -> Result<Tried<LockedSlot<'a>>, Refusal> {
+    let mut locks = Locks::of(&request.name);
+    let found = match request.ask.mode {
+        Mode::Exclusive => exclusive_place(table, request, seen, &mut locks)?,
+        _ => BesideOthers { table, request, busy: Vec::new() }.find(&mut locks)?,
+    };
+    match found {
+        // It may yet be rolled back.
+        Tried::Won(_) if other_number(table, request).is_some() => Ok(Tried::BY_ANOTHER),
+        Tried::Won(chosen) => {
+            snapshot::check_acquire(table, request)?;
+            Ok(Tried::Won(LockedSlot { chosen, locks }))
+        }
+        Tried::Lost { until } => Ok(Tried::Lost { until }),
+    }
+}
+
+/// Another number of slots that somebody, also one whose transaction is open, has been granted. A grant that is over
+/// counts while it is guarded: it may have been made, guarded and have ended since the slot was chosen.
+pub fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
+    let Mode::Slots(asked) = request.ask.mode else { return None };
+    let now = server::now();
+    let is_in_force = |row: &Row| {
+        row.grant.phase(now) == Phase::Held || is_guarded_by_others(&request.name, row.grant.slot)
+    };
+    table.rows(&request.name, AsOf::InFlight).iter().find_map(|row| match row.grant.mode {
+        Mode::Slots(n) if n != asked && is_in_force(row) => Some(n),
+        _ => None,
+    })
+}
+
+fn is_guarded_by_others(name: &[u8], slot: i32) -> bool {
+    LockTag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
+}
+
+/// Decides by the rows that were read. The clock is read now, so after the locks were obtained.
+fn decide(
+    request: &Request,
+    rows: &[Row],
+    existing: &[ExistingGrant],
+) -> Result<Tried<FreeSlot>, Refusal> {
+    let now = server::now();
+    match grant::acquire(existing, &request.ask, now) {
+        Acquire::Taken { until } => Ok(Tried::Lost { until }),
+        Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
+        Acquire::Grant { slot } => {
+            let is_ended = |row: &Row, seen: &ExistingGrant| {
+                row.grant.slot != slot && grant::ends(&request.ask, seen, now)
+            };
+            let both = rows.iter().zip(existing);
+            let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row);
+            let (ended, over) = (ended.collect(), in_slot(rows, slot).copied());
+            Ok(Tried::Won(FreeSlot { slot, over, ended }))
+        }
+    }
+}
+
+fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
+    rows.iter().find(|row| row.grant.slot == slot)
+}
+
+/// The slot of an exclusive grant: 0, with every slot locked.
+fn exclusive_place(
+    table: &LeaseTable,
+    request: &Request,
+    seen: &Rows,
+    locks: &mut Locks,
+) -> Result<Tried<FreeSlot>, Refusal> {
+    let name = &request.name;
+    if !locks.take(ACQUIRE_ALONE, 0)? {
+        return Ok(Tried::BY_ANOTHER);
+    }
+    let Some(mut rows) = settled_rows(table, name, Some(seen)) else {
+        return Ok(Tried::BY_ANOTHER);
+    };
+    let others: Vec<i32> = rows.iter().map(|r| r.grant.slot).filter(|slot| *slot != 0).collect();
+    if !others.is_empty() {
+        // No slot is added meanwhile: that takes the lock of slot 0, too, which is ours.
+        for slot in others {
+            if !locks.take(ACQUIRE_ALONE, slot)? {
+                return Ok(Tried::BY_ANOTHER);
+            }
+        }
+        // Who held one of these locks until now may have renewed.
+        let Some(settled) = settled_rows(table, name, None) else { return Ok(Tried::BY_ANOTHER) };
+        rows = settled;
+    }
+    // All locks are ours, so only guards of this very transaction are left.
+    let existing = request.existing(&rows, |slot| guard::guards_slot(name, slot));
+    decide(request, &rows, &existing)
+}
+
+/// The rows of a lease whose locks are held, with what was seen before they were; None when an open transaction is
+/// deleting one (a prune, which holds no lock).
+fn settled_rows(table: &LeaseTable, name: &[u8], seen: Option<&Rows>) -> Option<Vec<Row>> {
+    let mut rows = seen.and_then(|seen| table.all_again(seen));
+    loop {
+        let read = rows.take().unwrap_or_else(|| table.rows(name, AsOf::Now).into_iter().collect());
+        let by = |deleter| read.iter().any(|r| r.deleter() == deleter);
+        if by(Deleter::Open) {
+            return None;
+        }
+        if !by(Deleter::Committed) {
+            return Some(read);
+        }
+    }
+}
+
+/// The search for a slot among grants that others are making, renewing and ending at the same time.
+struct BesideOthers<'a> {
+    table: &'a LeaseTable,
+    request: &'a Request,
+    /// Slots in which somebody else's grant is being written, or a row deleted: they count as taken.
+    busy: Vec<i32>,
+}
+
+/// What came of locking what was chosen.
+enum Locking {
+    /// All of it is locked.
+    Done,
+    /// Another transaction is putting a grant into the slot: another slot may do.
+    SlotIsBusy,
+    /// Somebody relies on a grant that would have to go, or ends it at the same time.
+    Lost,
+}
+
+/// What the rows look like once the locks are had.
+enum Settled {
+    /// As when the choice was made.
+    Same,
+    /// Otherwise, for now: choose anew.
+    Changed,
+    /// A prune is deleting the row of the slot: another slot may do.
+    SlotIsPruned,
+    /// A prune is deleting the row of a grant that would be ended, and may be rolled back.
+    EndedIsPruned,
+}
+
+impl BesideOthers<'_> {
+    fn find(mut self, locks: &mut Locks) -> Result<Tried<FreeSlot>, Refusal> {
+        if !self.exclude_other_kinds(locks)? {
+            return Ok(Tried::BY_ANOTHER);
+        }
+        loop {
+            server::serve_interrupts();
+            let rows = self.table.rows(&self.request.name, AsOf::Now);
+            let mut chosen = match decide(self.request, &rows, &self.existing(&rows))? {
+                Tried::Won(chosen) => chosen,
+                lost => return Ok(lost),
+            };
+            let before = locks.count();
+            match self.lock(&mut chosen, locks)? {
+                Locking::Done => {}
+                Locking::Lost => return Ok(Tried::BY_ANOTHER),
+                Locking::SlotIsBusy => {
+                    self.busy.push(chosen.slot);
+                    continue;
+                }
+            }
+            match self.settled(&rows, &chosen) {
+                Settled::Same => return Ok(Tried::Won(chosen)),
+                Settled::EndedIsPruned => return Ok(Tried::BY_ANOTHER),
+                Settled::SlotIsPruned => self.busy.push(chosen.slot),
+                Settled::Changed => {}
+            }
+            locks.give_back_all_but(before);
+        }
+    }
+
+    /// Nobody may be granted the lease alone, or in another mode, while this search lasts: neither would see the
+    /// other's row.
+    fn exclude_other_kinds(&self, locks: &mut Locks) -> Result<bool, Refusal> {
+        let shared = self.request.ask.mode == Mode::Shared;
+        let shape = if shared { EXCLUDE_SLOTS } else { EXCLUDE_SHARED };
+        Ok(locks.take(EXCLUDE_ALONE, 0)? && locks.take(shape, 0)?)
+    }
+
+    /// The grants that are there, and those that others are writing.
+    fn existing(&self, rows: &[Row]) -> Vec<ExistingGrant> {
+        let now = server::now();
+        let is_live = |row: &Row| row.grant.phase(now) == Phase::Held;
+        let mut existing = self
+            .request
+            .existing(rows, |slot| self.is_relied_on(slot, in_slot(rows, slot), is_live));
+        // What was being written may be there by now, and counts once.
+        let is_there = |slot: i32| rows.iter().any(|row| row.grant.slot == slot && is_live(row));
+        let making = self.busy.iter().filter(|slot| !is_there(**slot));
+        existing.extend(making.map(|slot| in_the_making(*slot, self.request.ask.mode)));
+        existing
+    }
+
+    /// Does an open transaction rely on the grant in a slot? One that is over keeps its place while it is guarded; one
+    /// of the caller's own that lives cannot be reclaimed while it is guarded or being renewed.
+    fn is_relied_on(&self, slot: i32, row: Option<&Row>, is_live: impl Fn(&Row) -> bool) -> bool {
+        let name = &self.request.name;
+        if guard::guards_slot(name, slot) {
+            return true;
+        }
+        match row {
+            // Who guards a grant that was given to one alone is met when its slot is locked.
+            Some(row) if !is_live(row) => {
+                row.grant.mode != Mode::Exclusive && is_guarded_by_others(name, slot)
+            }
+            _ => self.busy.contains(&slot),
+        }
+    }
+
+    /// Locks the slot, and the grants in others that would be ended.
+    fn lock(&self, chosen: &mut FreeSlot, locks: &mut Locks) -> Result<Locking, Refusal> {
+        if !locks.take(TAKE_SLOT, chosen.slot)? {
+            // Of another mode, and over by the clock: its holder may just be renewing it.
+            let excludes = chosen.over.is_some_and(|row| self.is_of_another_mode(&row));
+            return Ok(match excludes && self.is_relied_on_by_others(chosen.slot) {
+                true => Locking::Lost,
+                false => Locking::SlotIsBusy,
+            });
+        }
+        let mut ended = Vec::with_capacity(chosen.ended.len());
+        for row in chosen.ended.drain(..) {
+            let slot = row.grant.slot;
+            if locks.take(TAKE_SLOT, slot)? {
+                ended.push(row);
+            } else if !self.is_of_another_mode(&row) || self.is_relied_on_by_others(slot) {
+                // Another one of this mode may be ending it, or taking its place.
+                return Ok(Locking::Lost);
+            }
+            // One of another mode that somebody just replaces needs no ending.
+        }
+        chosen.ended = ended;
+        Ok(Locking::Done)
+    }
+
+    fn is_of_another_mode(&self, row: &Row) -> bool {
+        row.grant.mode != self.request.ask.mode
+    }
+
+    /// Is somebody changing the grant, or relying on it, and not just putting another one in its place?
+    fn is_relied_on_by_others(&self, slot: i32) -> bool {
+        LockTag::new(Lock::Grant, &self.request.name, slot).is_relied_on()
+    }
+
+    /// Reads the rows again under the locks. Who held one of them until now may have put a grant there, renewed, or
+    /// (a prune, which gives its lock back before it commits) be deleting the row.
+    fn settled(&self, before: &[Row], chosen: &FreeSlot) -> Settled {
+        let rows = self.table.rows(&self.request.name, AsOf::Now);
+        let deleter = |slot| in_slot(&rows, slot).map_or(Deleter::None, |row| row.deleter());
+        if deleter(chosen.slot) == Deleter::Open {
+            return Settled::SlotIsPruned;
+        }
+        let ours = || chosen.ended.iter().map(|row| row.grant.slot).chain([chosen.slot]);
+        let version = |rows: &[Row], slot| in_slot(rows, slot).map(|row| row.version());
+        // A grant of another mode counts wherever it is: it may have been renewed.
+        let excluding =
+            before.iter().filter(|row| self.is_of_another_mode(row)).map(|row| row.grant.slot);
+        let same =
+            excluding.chain(ours()).all(|slot| version(before, slot) == version(&rows, slot));
+        if !same || rows.len() != before.len() {
+            Settled::Changed
+        } else if ours().any(|slot| deleter(slot) == Deleter::Open) {
+            Settled::EndedIsPruned
+        } else if ours().any(|slot| deleter(slot) == Deleter::Committed) {
+            Settled::Changed
+        } else {
+            Settled::Same
+        }
+    }
+}
+
+/// A grant that another transaction is just writing, of the same mode.
+fn in_the_making(slot: i32, mode: Mode) -> ExistingGrant {
+    let grant = Grant {
+        slot,
+        mode,
+        tokens: Tokens::new(Token::BEFORE_ALL, &[]),
+        closing: None,
+        closed_here: false,
+        expires_at: Instant::LATEST,
+        abandoned: false,
+    };
+    ExistingGrant { grant, mine: false, guarded: true }
+}

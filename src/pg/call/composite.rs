@@ -1,0 +1,133 @@
+//! Values made of several.
+
+use crate::pg::call::args::{text_datum, Answer, Args};
+use pg_fence_rules::Token;
+use pgrx::pg_sys;
+use std::ffi::{c_char, c_int};
+
+/// A row of the function's declared type.
+pub fn row(args: Args, columns: &[Option<pg_sys::Datum>]) -> Answer {
+    let mut values: Vec<pg_sys::Datum> =
+        columns.iter().map(|c| c.unwrap_or(pg_sys::Datum::from(0))).collect();
+    let mut nulls: Vec<bool> = columns.iter().map(Option::is_none).collect();
+    // SAFETY: the SQL declares as many columns of these types.
+    unsafe {
+        let mut desc = std::ptr::null_mut();
+        pg_sys::get_call_result_type(args.raw(), std::ptr::null_mut(), &mut desc);
+        let desc = pg_sys::BlessTupleDesc(desc);
+        let tuple = pg_sys::heap_form_tuple(desc, values.as_mut_ptr(), nulls.as_mut_ptr());
+        Answer::Value(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
+    }
+}
+
+/// Rows of the table whose type the function returns a set of.
+pub fn rows(args: Args, tuples: impl Iterator<Item = pg_sys::HeapTuple>) -> Answer {
+    // SAFETY: the SQL declares a set of that type; the tuples are copied.
+    unsafe {
+        pg_sys::InitMaterializedSRF(args.raw(), 0);
+        let result = (*args.raw()).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+        for tuple in tuples {
+            pg_sys::tuplestore_puttuple((*result).setResult, tuple);
+        }
+    }
+    Answer::Null
+}
+
+/// Rows of the function's declared columns.
+pub fn value_rows<const N: usize>(
+    args: Args,
+    rows: impl Iterator<Item = [Option<pg_sys::Datum>; N]>,
+) -> Answer {
+    // SAFETY: the SQL declares a set of as many columns of these types; the values are copied.
+    unsafe {
+        pg_sys::InitMaterializedSRF(args.raw(), 0);
+        let result = (*args.raw()).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+        for row in rows {
+            let mut values = row.map(|value| value.unwrap_or(pg_sys::Datum::from(0)));
+            let mut nulls = row.map(|value| value.is_none());
+            let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::tuplestore_putvalues((*result).setResult, (*result).setDesc, values, nulls);
+        }
+    }
+    Answer::Null
+}
+
+/// What Postgres has to know of an array's elements: their type, its length (-1 where it varies), whether its values are
+/// passed by value, and its alignment (`pg_type.typalign`).
+struct Elements(pg_sys::Oid, i32, bool, u8);
+
+fn array(mut values: Vec<pg_sys::Datum>, elements: Elements) -> pg_sys::Datum {
+    let (count, Elements(type_oid, length, by_value, align)) = (values.len() as c_int, elements);
+    let (first, align) = (values.as_mut_ptr(), align as c_char);
+    // SAFETY: as many values, of that type.
+    unsafe {
+        let array = pg_sys::construct_array(first, count, type_oid, length, by_value, align);
+        pg_sys::Datum::from(array)
+    }
+}
+
+/// The numbers as an integer[].
+pub fn int4_array(values: &[i32]) -> Answer {
+    let values = values.iter().map(|v| (*v).into()).collect();
+    Answer::Value(array(values, Elements(pg_sys::INT4OID, 4, true, b'i')))
+}
+
+/// A text[], in the database's encoding.
+pub fn text_array(texts: &[Vec<u8>]) -> pg_sys::Datum {
+    let values = texts.iter().map(|text| text_datum(text)).collect();
+    array(values, Elements(pg_sys::TEXTOID, -1, false, b'i'))
+}
+
+/// The oids of types as a regtype[].
+pub fn type_array(types: &[pg_sys::Oid]) -> pg_sys::Datum {
+    let values = types.iter().map(|oid| (*oid).into()).collect();
+    array(values, Elements(pg_sys::REGTYPEOID, 4, true, b'i'))
+}
+
+/// A bigint[] of tokens.
+pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
+    let values = tokens.iter().map(|token| token.bigint().into()).collect();
+    array(values, Elements(pg_sys::INT8OID, 8, true, b'd'))
+}
+
+/// An array of rows, of a type of arrays of rows with as many columns of the values' types.
+pub fn row_array<const N: usize>(
+    array_type: pg_sys::Oid,
+    rows: impl Iterator<Item = [Option<pg_sys::Datum>; N]>,
+) -> pg_sys::Datum {
+    // SAFETY: the SQL declares such a type; it is looked up, so the rows say by its oid what they are.
+    unsafe {
+        let row_type = pg_sys::get_element_type(array_type);
+        let columns = pg_sys::lookup_rowtype_tupdesc_copy(row_type, -1);
+        assert_eq!((*columns).natts as usize, N);
+        let values = rows
+            .map(|row| {
+                let mut values = row.map(|value| value.unwrap_or(pg_sys::Datum::from(0)));
+                let mut nulls = row.map(|value| value.is_none());
+                let tuple =
+                    pg_sys::heap_form_tuple(columns, values.as_mut_ptr(), nulls.as_mut_ptr());
+                pg_sys::heap_copy_tuple_as_datum(tuple, columns)
+            })
+            .collect();
+        array(values, Elements(row_type, -1, false, b'd'))
+    }
+}
+
+/// The tokens of a bigint[] of one dimension without NULLs; of another array, none.
+///
+/// # Safety
+/// The datum must be a bigint[].
+pub unsafe fn read_token_array(datum: pg_sys::Datum) -> Vec<Token> {
+    // SAFETY: a detoasted array has its header and dimensions before its elements; one dimension without
+    // NULLs puts the first element behind the 16 + 8 bytes of both.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        if (*array).ndim != 1 || (*array).dataoffset != 0 {
+            return Vec::new();
+        }
+        let bytes = array.cast::<u8>();
+        let count = *bytes.add(16).cast::<i32>();
+        let first = bytes.add(24).cast::<i64>();
+        (0..count.max(0) as usize).map(|i| Token::from_bigint(*first.add(i))).collect()
+    }
+}

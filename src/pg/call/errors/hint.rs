@@ -1,0 +1,87 @@
+//! The hints of PF001 and PF002, which say what the statement did with the fence column.
+//!
+//! A client that writes every column back must not be told that a newer holder is at work when it has only
+//! written its own older value.
+
+use super::quoted;
+use pg_fence_rules::Token;
+
+/// What a refused write tried, for the hint.
+pub struct TriedWrite {
+    /// The fence column's name.
+    pub column: Vec<u8>,
+    /// The column is managed: nothing that is written into it counts.
+    pub managed: bool,
+    /// What the statement wrote into the column.
+    pub wrote: Wrote,
+    /// The token that the transaction has beside the column.
+    pub ambient: Option<Token>,
+}
+
+/// What a statement wrote into the fence column.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Wrote {
+    /// It does not name the column.
+    Nothing,
+    /// It is a DELETE, which has no column to write.
+    Deletes,
+    /// It wrote NULL into it.
+    Null,
+    /// It wrote a value into it, which need not be a token.
+    Value,
+}
+
+/// What follows wherever no token was presented: the NULL may have come from a lost lease.
+const LOST: &str =
+    "A NULL often means that lease_renew or lease_release found the lease lost: stop.";
+
+/// The hint of PF001; either token is None where the caller may not know it.
+pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite) -> String {
+    let column = quoted(&tried.column);
+    // Only who may read the stored token may learn how it compares with another.
+    if presented.is_some() && presented == stored {
+        return format!(
+            "Nobody newer is at work: the row has this very token, and strict mode wants a greater one. \
+             To write it again under one grant, use lease_renew's token, or monotonic mode; for a client \
+             that writes column {column} back as it read it, managed mode."
+        );
+    }
+    if !tried.managed && stored.is_some() && tried.ambient >= stored {
+        return format!(
+            "The statement wrote an older value into column {column}, which counts before the transaction's \
+             own token: leave the column out, or use managed mode for a client that writes every column back."
+        );
+    }
+    "A newer holder may have taken the lease over: stop, and do not retry with this token. To write a row again under one grant, use lease_renew's token, or monotonic mode.".into()
+}
+
+/// The hint of PF002: nothing was presented.
+pub fn of_unfenced(tried: &TriedWrite) -> String {
+    format!("{} {LOST}", what_to_do(tried))
+}
+
+fn what_to_do(tried: &TriedWrite) -> String {
+    const DO: &str = "In this transaction, SET LOCAL pg_fence.token to the token of your lease, or call lease_guard";
+    let column = quoted(&tried.column);
+    match (tried.managed, tried.wrote, tried.ambient) {
+        (_, Wrote::Deletes, _) => format!("{DO}: a DELETE writes no column {column}."),
+        (true, Wrote::Value, _) => {
+            format!("What was written into column {column} was ignored, for it is managed. {DO}.")
+        }
+        (true, Wrote::Null, _) => {
+            format!("The NULL written into column {column} was ignored, for it is managed. {DO}.")
+        }
+        (true, Wrote::Nothing, _) => format!("Column {column} is managed. {DO}."),
+        (false, Wrote::Null, Some(_)) => format!(
+            "The statement wrote NULL into column {column}, which counts before the transaction's own token: \
+             leave the column out, or use managed mode for a client that writes every column back."
+        ),
+        (false, Wrote::Null, None) => format!(
+            "The statement wrote NULL into column {column}: set it to the token of your lease, or SET LOCAL \
+             pg_fence.token."
+        ),
+        (false, ..) => format!(
+            "Set column {column} to the token of your lease, or SET LOCAL pg_fence.token."
+        ),
+    }
+}

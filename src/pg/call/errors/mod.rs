@@ -1,0 +1,445 @@
+//! Everything that is refused: SQLSTATE, one line for people, JSON for programs, a hint on what to do.
+
+#![deny(unsafe_code)]
+
+mod abbreviate;
+mod hint;
+
+pub use abbreviate::cut_key as abbreviated_key;
+pub use hint::{TriedWrite, Wrote};
+
+use crate::pg::encoding::to_utf8;
+use pg_fence_rules::{Instant, Token};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+
+/// A call or a write that is refused.
+pub struct Refusal {
+    /// SQLSTATE: five characters.
+    pub sqlstate: &'static str,
+    /// MESSAGE: one line for people.
+    pub message: String,
+    /// HINT: what to do about it; may be empty.
+    pub hint: Cow<'static, str>,
+    /// Schema, table and column, for a refused write.
+    pub location: Option<Box<Location>>,
+    detail: Box<Detail>,
+}
+
+/// Where a refused write would have gone, in the database's encoding.
+#[derive(Clone, Default)]
+pub struct Location {
+    /// The schema that the table is in.
+    pub schema: Vec<u8>,
+    /// The table that would have been written.
+    pub table: Vec<u8>,
+    /// Fence column; empty where no column is meant.
+    pub column: Vec<u8>,
+}
+
+/// The stable keys of DETAIL; each shown where it applies and the caller may know it.
+#[derive(Default, Serialize)]
+pub struct Detail {
+    /// The token that the write or call showed.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "bigint")]
+    pub presented: Option<Token>,
+    /// The token that the row has.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "bigint")]
+    pub stored: Option<Token>,
+    /// The name of the lease that it is about.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
+    pub lease: Option<String>,
+    /// Who has, or had, the lease.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
+    pub holder: Option<String>,
+    /// The deadline of that grant, ISO 8601 in UTC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<String>,
+    /// The table that would have been written, as SQL names it.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
+    pub relation: Option<String>,
+    /// The row's primary key.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::key")]
+    pub key: Option<Map<String, Value>>,
+    /// The column that is unfit.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
+    pub column: Option<String>,
+    /// The argument that is unfit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub argument: Option<&'static str>,
+    /// The number of slots in force.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slots: Option<i32>,
+    /// The most entries of the server's lock table that one session may have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub locks: Option<usize>,
+    /// The role to which the lease was granted.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
+    pub role: Option<String>,
+}
+
+/// A token as JSON: a number.
+fn bigint<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error> {
+    token.map(Token::bigint).serialize(to)
+}
+
+impl Refusal {
+    fn new(sqlstate: &'static str, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
+        let (hint, detail) = (hint.into(), Box::default());
+        Refusal { sqlstate, message, hint, location: None, detail }
+    }
+
+    /// With more in its DETAIL.
+    pub fn detailed(mut self, fill: impl FnOnce(&mut Detail)) -> Self {
+        fill(&mut self.detail);
+        self
+    }
+
+    /// With the schema, table and column fields filled.
+    pub fn at(mut self, location: Location) -> Self {
+        self.location = Some(Box::new(location));
+        self
+    }
+
+    /// What DETAIL is made of, at full length.
+    pub fn details(&self) -> &Detail {
+        &self.detail
+    }
+
+    /// DETAIL; empty where there is nothing to tell.
+    pub fn detail(&self) -> String {
+        match serde_json::to_string(&self.detail) {
+            Ok(json) if json != "{}" => json,
+            _ => String::new(),
+        }
+    }
+}
+
+/// A name as a message shows it: in quotes, on one line.
+pub fn quoted(name: &[u8]) -> String {
+    let text: String = to_utf8(name)
+        .chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+        .collect();
+    format!("\"{text}\"")
+}
+
+/// What an error may show of the lease and the token that it is about: what is None here never gets into its text.
+#[derive(Clone, Copy)]
+pub struct Shown<'a> {
+    /// The lease's name; None for a caller who may not read the columns that it is made of.
+    pub lease: Option<&'a [u8]>,
+    /// The token; None where it is a stored one and the caller may not read that.
+    pub token: Option<Token>,
+}
+
+/// A lease as a message names it.
+fn lease_in_words(name: Option<&[u8]>) -> String {
+    name.map_or_else(|| "the row's lease".into(), |name| format!("lease {}", quoted(name)))
+}
+
+/// A point in time as ISO 8601, UTC.
+pub fn iso(at: Instant) -> String {
+    const DAY: i64 = 86_400_000_000;
+    let at = at.micros();
+    let (days, within) = (at.div_euclid(DAY), at.rem_euclid(DAY));
+    // Days to civil date, from 0000-03-01 (H. Hinnant, "chrono-compatible low-level date algorithms").
+    let z = days + 730_425;
+    let era = z.div_euclid(146_097);
+    let doe = z.rem_euclid(146_097);
+    let yoe = (doe - doe / 1_460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let day = doy - (153 * mp + 2) / 5 + 1;
+    let month = if mp < 10 { mp + 3 } else { mp - 9 };
+    let year = yoe + era * 400 + i64::from(month <= 2);
+    let (seconds, us) = (within / 1_000_000, within % 1_000_000);
+    let (hour, minute, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z")
+}
+
+// Refused calls ------------------------------------------------------------------------------------------
+
+/// 22004: NULL where a value is needed.
+pub fn null_argument(argument: &'static str) -> Refusal {
+    Refusal::new("22004", format!("{argument} must not be NULL"), "Pass a value.")
+        .detailed(|d| d.argument = Some(argument))
+}
+
+/// 22004: a token that is NULL, which mostly is a lease lost.
+pub fn null_token() -> Refusal {
+    Refusal::new(
+        "22004",
+        "token must not be NULL".into(),
+        "NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.",
+    )
+    .detailed(|d| d.argument = Some("token"))
+}
+
+/// 22023: an argument out of its range.
+pub fn bad_argument(argument: &'static str, message: &str, hint: &'static str) -> Refusal {
+    Refusal::new("22023", message.to_owned(), hint).detailed(|d| d.argument = Some(argument))
+}
+
+/// 22023: slots must agree.
+pub fn slots_differ(name: &[u8], live: i32, asked: i32) -> Refusal {
+    Refusal::new(
+        "22023",
+        format!("lease {} is held with slots = {live}, not {asked}", quoted(name)),
+        "All callers must ask for the same number of slots while any of them holds the lease.",
+    )
+    .detailed(|d| {
+        d.lease = Some(to_utf8(name));
+        d.slots = Some(live);
+    })
+}
+
+/// 40001: the transaction's snapshot is older than what made the call possible.
+pub fn snapshot_too_early(lease: Option<&[u8]>) -> Refusal {
+    Refusal::new(
+        "40001",
+        format!(
+            "could not serialize access to {} due to concurrent changes",
+            lease_in_words(lease)
+        ),
+        "The transaction's snapshot may predate the previous holder's last writes: retry the transaction, or acquire at READ COMMITTED in a transaction of its own.",
+    )
+    .detailed(|d| d.lease = lease.map(to_utf8))
+}
+
+/// 0A000: a lease that ends with its session was acquired in a transaction that is to be prepared.
+pub fn session_lease_prepared() -> Refusal {
+    Refusal::new(
+        "0A000",
+        "cannot PREPARE a transaction that has acquired a lease with session => true".into(),
+        "Acquire it before, in a transaction of its own.",
+    )
+}
+
+/// 25P01, a warning: a guard that ended with its statement.
+pub fn guarded_nothing(name: &[u8]) -> Refusal {
+    Refusal::new(
+        "25P01",
+        format!("lease_guard guarded nothing: its transaction has ended, and so has the guard of lease {}", quoted(name)),
+        "Open a transaction first: BEGIN, lease_guard, the writes, COMMIT. A driver in autocommit mode ends the transaction with each statement.",
+    )
+    .detailed(|d| d.lease = Some(to_utf8(name)))
+}
+
+/// 53200: the session would have more than a quarter of the server's lock table, which is so many entries.
+pub fn lock_table_share(most: usize) -> Refusal {
+    Refusal::new(
+        "53200",
+        "too many leases for one transaction or session: it would fill the server's lock table".into(),
+        "Use fewer leases in one transaction, hold fewer with session => true, or raise max_locks_per_transaction.",
+    )
+    .detailed(|d| d.locks = Some(most))
+}
+
+/// 55P03: the wait in a lease's line has taken longer than `lock_timeout`, in PostgreSQL's own words.
+pub fn lock_timeout() -> Refusal {
+    Refusal::new("55P03", "canceling statement due to lock timeout".into(), "")
+}
+
+/// 42501: the lease was granted to another role.
+pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
+    Refusal::new(
+        "42501",
+        format!("{} was granted to another role", lease_in_words(lease)),
+        "Only the role that acquired a lease, a member of it or a superuser may use its tokens; lease_revoke ends anybody's.",
+    )
+    .detailed(|d| {
+        d.lease = lease.map(to_utf8);
+        d.role = role.map(to_utf8);
+    })
+}
+
+/// 01000, a warning: the SQL objects are of another version than the library.
+pub fn other_version(library: &str, sql: &str) -> Refusal {
+    Refusal::new(
+        "01000",
+        format!("the library of pg_fence is {library}, its SQL objects are {sql}"),
+        format!(
+            "Run ALTER EXTENSION pg_fence UPDATE TO '{library}', or install the library of {sql} and reconnect."
+        ),
+    )
+}
+
+/// 55000: the extension's own objects are not there.
+pub fn state_missing(object: &str) -> Refusal {
+    Refusal::new(
+        "55000",
+        format!("pg_fence finds no fence.{object}"),
+        "The library and the SQL objects may be of different versions: run ALTER EXTENSION pg_fence UPDATE, or CREATE EXTENSION pg_fence.",
+    )
+}
+
+/// 55000: a table of the state has columns that the library cannot know of.
+pub fn state_differs(table: &str) -> Refusal {
+    Refusal::new(
+        "55000",
+        format!("fence.{table} is not as this library of pg_fence knows it"),
+        "Either its columns, its primary key or its access method were altered: put them back. Or the library and the SQL objects are of different versions: install the newer library and reconnect, or run ALTER EXTENSION pg_fence UPDATE.",
+    )
+    .detailed(|d| d.relation = Some(format!("fence.{table}")))
+}
+
+/// 55000: a trigger on a table of the state keeps a row from being written as it must be.
+pub fn state_meddled(table: &str) -> Refusal {
+    Refusal::new(
+        "55000",
+        format!("a trigger on fence.{table} suppressed or changed what pg_fence wrote"),
+        "Disable or drop that trigger, or let it return the row as it got it: a trigger on the state may read the columns of pg_fence, and set only columns that were added.",
+    )
+    .detailed(|d| d.relation = Some(format!("fence.{table}")))
+}
+
+/// 55000: somebody altered the token sequence.
+pub fn sequence_altered(what: &str) -> Refusal {
+    Refusal::new(
+        "55000",
+        format!("fence.token_seq {what}, so its values are no fencing tokens"),
+        "Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE fence.token_seq SET LOGGED where it is unlogged. Commit that first.",
+    )
+}
+
+/// 55000: the jump would leave the positive bigints.
+pub fn tokens_exhausted() -> Refusal {
+    Refusal::new("55000", "fence.token_seq is exhausted".into(), "No larger token exists.")
+}
+
+// The fence ----------------------------------------------------------------------------------------------
+
+/// PF001: stale. Either token is None where the caller may not know it.
+pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite) -> Refusal {
+    let message = match (presented, stored) {
+        (Some(presented), Some(stored)) if presented == stored => {
+            format!("stale fencing token: the row has already been written with token {stored}")
+        }
+        (Some(presented), Some(stored)) => {
+            format!("stale fencing token {presented}: the row has already seen {stored}")
+        }
+        (Some(presented), None) => {
+            format!("stale fencing token {presented}: the row has seen the same or a greater one")
+        }
+        (None, _) => "stale fencing token: the row has seen the same or a greater one".into(),
+    };
+    Refusal::new("PF001", message, hint::of_stale(presented, stored, tried)).detailed(|d| {
+        d.presented = presented;
+        d.stored = stored;
+    })
+}
+
+/// PF002: nothing, or NULL, was presented.
+pub fn unfenced(stored: Option<Token>, tried: &TriedWrite) -> Refusal {
+    Refusal::new("PF002", "no fencing token presented".into(), hint::of_unfenced(tried))
+        .detailed(|d| d.stored = stored)
+}
+
+/// PF003: no such token.
+pub fn never_issued(presented: Token) -> Refusal {
+    Refusal::new(
+        "PF003",
+        format!("fencing token {presented} was never issued by this database"),
+        "Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.",
+    )
+    .detailed(|d| d.presented = Some(presented))
+}
+
+/// PF004: the token does not speak for the lease.
+pub fn not_speaking(shown: Shown) -> Refusal {
+    let token = shown.token.map_or(String::new(), |token| format!(" {token}"));
+    Refusal::new(
+        "PF004",
+        format!("fencing token{token} does not speak for {}", lease_in_words(shown.lease)),
+        "The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it anew.",
+    )
+    .detailed(|d| {
+        d.presented = shown.token;
+        d.lease = shown.lease.map(to_utf8);
+    })
+}
+
+/// PF004's hint, where a jump is all that keeps the token from speaking.
+pub const RENEW_FIRST: &str = "The lease is still this token's, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.";
+
+/// PF005: a TRUNCATE, which shows no token and touches no row.
+pub fn unfenceable() -> Refusal {
+    Refusal::new(
+        "PF005",
+        "TRUNCATE cannot be fenced: it shows no token".into(),
+        "Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.",
+    )
+}
+
+/// PF002 or PF001 of the check that follows all BEFORE triggers.
+pub fn changed_behind(stored: Option<Token>) -> Refusal {
+    let (sqlstate, value) = match stored {
+        None => ("PF002", "NULL".to_owned()),
+        Some(token) => ("PF001", token.to_string()),
+    };
+    Refusal::new(
+        sqlstate,
+        format!("a later BEFORE trigger changed the row's fence to {value}, which this transaction did not present"),
+        "Make the other trigger leave the fence column alone.",
+    )
+    .detailed(|d| d.presented = stored)
+}
+
+/// 39P01: the trigger is put where it cannot work.
+pub fn misplaced(message: &'static str) -> Refusal {
+    Refusal::new(
+        "39P01",
+        message.into(),
+        "CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON my_table FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.",
+    )
+}
+
+/// 22023: an argument of the trigger.
+pub fn bad_trigger_argument(message: String) -> Refusal {
+    Refusal::new(
+        "22023",
+        message,
+        "fenced(fence_column, mode, lease): the column's name; strict, monotonic or managed; and a lease's name with {column} placeholders.",
+    )
+}
+
+/// 42703: the table has no such column.
+pub fn no_column(column: &[u8]) -> Refusal {
+    Refusal::new(
+        "42703",
+        format!("the trigger fenced finds no column {}", quoted(column)),
+        "Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.",
+    )
+    .detailed(|d| d.column = Some(to_utf8(column)))
+}
+
+/// 42804: a column of the wrong type.
+pub fn wrong_type(column: &[u8], wanted: &str) -> Refusal {
+    Refusal::new(
+        "42804",
+        format!("column {} must be {wanted} to serve the trigger fenced", quoted(column)),
+        "Tokens are bigint; a lease's name is made of columns whose text no setting can change.",
+    )
+    .detailed(|d| d.column = Some(to_utf8(column)))
+}
+
+/// 22004: a NULL in a placeholder.
+pub fn null_placeholder(column: &[u8]) -> Refusal {
+    Refusal::new(
+        "22004",
+        format!("column {} is NULL, so the row names no lease", quoted(column)),
+        "Declare the column NOT NULL, or bind the table to a lease by other columns.",
+    )
+    .detailed(|d| d.column = Some(to_utf8(column)))
+}
+
+/// 22023: a lease's name that is too long or empty, made from a row.
+pub fn unfit_lease_name() -> Refusal {
+    Refusal::new(
+        "22023",
+        "the row's columns make no lease name of 1 to 512 bytes".into(),
+        "Bind the table to a lease by shorter columns.",
+    )
+}

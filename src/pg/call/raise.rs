@@ -1,0 +1,220 @@
+//! Raising a refusal as a Postgres error, and passing on one of Postgres's own, or of a user's function.
+//!
+//! pgrx makes a panic of a Postgres error. That has a few of its fields only, and loses some of those: pgrx knows a
+//! closed list of SQLSTATEs (any other becomes XX000) and takes texts for UTF-8. So each error is copied while it is
+//! raised, and the copy is thrown again, after all Rust work is done: Postgres leaves by longjmp, which no destructor
+//! may meet.
+
+use crate::pg::call::errors::Refusal;
+use crate::pg::encoding::{c_string, in_server_encoding, keeps_utf8};
+use crate::pg::raw;
+use pgrx::pg_sys;
+use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
+use pgrx::{PgLogLevel, PgSqlErrorCode};
+use std::any::Any;
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_void, CStr};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+/// An error as Postgres lays it out: nothing to drop. Its texts are in the server's encoding, and live as long as the
+/// memory context that was current when the call began.
+#[derive(Clone, Copy)]
+pub struct RawError(pg_sys::ErrorData);
+
+/// How many of the errors that a call meets are kept, the latest. Mostly there is one. An exception handler in a user's
+/// trigger may meet others and then raise again the one that it was called for, which is not told to anybody.
+const KEPT: usize = 4;
+
+/// The errors that a piece of work has met.
+struct MetErrors {
+    /// The memory that the copies are in.
+    memory: pg_sys::MemoryContext,
+    /// The latest comes first; NULL where there was none.
+    copies: Cell<[*mut pg_sys::ErrorData; KEPT]>,
+}
+
+/// Does the work. A refusal, a server's error or a panic in it comes back as an error that is to be thrown when no Rust
+/// work is left.
+///
+/// pgrx's own guard throws a server's error itself, but with a copy of its text domain that nobody frees: a session that
+/// catches errors in a loop would grow by 32 bytes with each.
+// In a box, the error would leak when Postgres leaves by longjmp.
+#[allow(clippy::result_large_err)]
+pub fn caught<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, RawError> {
+    // SAFETY: reads a global of this thread.
+    let memory = unsafe { pg_sys::CurrentMemoryContext };
+    let met = MetErrors { memory, copies: Cell::new([std::ptr::null_mut(); KEPT]) };
+    // Laying out a refusal may itself raise: not every character has a place in every encoding.
+    match met.during(|| work().map_err(RawError::of)) {
+        Ok(done) => done,
+        Err(panic) => Err(met.error_of(panic)),
+    }
+}
+
+impl MetErrors {
+    /// Does the work, and copies each error that is raised meanwhile.
+    fn during<T>(&self, work: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
+        // SAFETY: the callback is taken off again before it goes; an error that pgrx has caught has taken those off
+        // that were put on since.
+        unsafe {
+            let mut callback = pg_sys::ErrorContextCallback {
+                previous: pg_sys::error_context_stack,
+                callback: Some(copy_error),
+                arg: std::ptr::from_ref(self).cast_mut().cast(),
+            };
+            pg_sys::error_context_stack = &mut callback;
+            let done = catch_unwind(AssertUnwindSafe(work));
+            pg_sys::error_context_stack = callback.previous;
+            done
+        }
+    }
+
+    /// The error that a panic stands for.
+    #[cold]
+    fn error_of(&self, panic: Box<dyn Any + Send>) -> RawError {
+        // SAFETY: the memory was the caller's when the call began.
+        unsafe { pg_sys::CurrentMemoryContext = self.memory };
+        let laid_out = catch_unwind(AssertUnwindSafe(|| {
+            let copy = match panic.downcast_ref() {
+                Some(CaughtError::PostgresError(report)) => self.copy_of(report),
+                _ => None,
+            };
+            copy.unwrap_or_else(|| RawError::of_panic(panic))
+        }));
+        // Laying it out takes a little memory.
+        laid_out.unwrap_or_else(|_| RawError::new("53200", c"out of memory".as_ptr()))
+    }
+
+    /// The copy of the error that pgrx has made this report of.
+    fn copy_of(&self, report: &ErrorReportWithLevel) -> Option<RawError> {
+        let is_it = |copy: &&pg_sys::ErrorData| {
+            // SAFETY: a message is NUL-terminated, or NULL.
+            let message =
+                (!copy.message.is_null()).then(|| unsafe { CStr::from_ptr(copy.message) });
+            message.is_some_and(|message| message.to_string_lossy() == report.message())
+                && PgSqlErrorCode::from(copy.sqlerrcode) == report.sql_error_code()
+                && i64::from(copy.lineno) == i64::from(report.line_number())
+        };
+        // SAFETY: each is NULL or a copy.
+        let mut copies = self.copies.get().into_iter().filter_map(|copy| unsafe { copy.as_ref() });
+        copies.find(is_it).map(|copy| RawError(*copy))
+    }
+}
+
+/// Called by Postgres for each error and each message, before it goes on its way.
+unsafe extern "C-unwind" fn copy_error(met: *mut c_void) {
+    // SAFETY: `during` has passed it; the error is the topmost on Postgres's stack of errors.
+    unsafe {
+        let met = &*met.cast::<MetErrors>();
+        let before = pg_sys::CurrentMemoryContext;
+        pg_sys::CurrentMemoryContext = met.memory;
+        let copy = raw::CopyErrorData();
+        pg_sys::CurrentMemoryContext = before;
+        let mut unwanted = copy;
+        if (*copy).elevel >= PgLogLevel::ERROR as c_int {
+            let mut copies = met.copies.get();
+            copies.rotate_right(1);
+            unwanted = std::mem::replace(&mut copies[0], copy);
+            met.copies.set(copies);
+        }
+        if !unwanted.is_null() {
+            raw::FreeErrorData(unwanted);
+        }
+    }
+}
+
+impl RawError {
+    /// Without a detail, a hint or a place.
+    fn new(sqlstate: &str, message: *const c_char) -> Self {
+        RawError(pg_sys::ErrorData {
+            elevel: PgLogLevel::ERROR as c_int,
+            sqlerrcode: encode(sqlstate),
+            message: message.cast_mut(),
+            ..Default::default()
+        })
+    }
+
+    /// Lays a refusal out.
+    fn of(refusal: Refusal) -> Self {
+        let optional = |text: &[u8]| {
+            let text = if text.is_empty() { std::ptr::null() } else { c_string(text) };
+            text.cast_mut()
+        };
+        let detail = optional(&in_server_encoding(refusal.detail()));
+        let message = c_string(&in_server_encoding(refusal.message));
+        let mut error = RawError::new(refusal.sqlstate, message);
+        error.0.detail = detail;
+        // It may name a column.
+        error.0.hint = optional(&in_server_encoding(refusal.hint.into_owned()));
+        if let Some(location) = refusal.location {
+            error.0.schema_name = optional(&location.schema);
+            error.0.table_name = optional(&location.table);
+            error.0.column_name = optional(&location.column);
+        }
+        error
+    }
+
+    /// Lays out a panic of Rust's, or an error of which there is no copy.
+    fn of_panic(panic: Box<dyn Any + Send>) -> Self {
+        let panic = match panic.downcast::<CaughtError>() {
+            Ok(caught) => match *caught {
+                CaughtError::PostgresError(report)
+                | CaughtError::ErrorReport(report)
+                | CaughtError::RustPanic { ereport: report, .. } => {
+                    return Self::of_report(&report)
+                }
+            },
+            Err(panic) => panic,
+        };
+        if let Some(report) = panic.downcast_ref() {
+            return Self::of_report(report);
+        }
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        RawError::new("XX000", c_string(text.unwrap_or("a panic without a message").as_bytes()))
+    }
+
+    fn of_report(report: &ErrorReportWithLevel) -> Self {
+        let shown = |text: Option<&str>| text.map_or(std::ptr::null(), |t| c_string(&of_server(t)));
+        let mut error = RawError::new("XX000", shown(Some(report.message())));
+        error.0.sqlerrcode = report.sql_error_code() as c_int;
+        error.0.detail = shown(report.detail()).cast_mut();
+        error.0.hint = shown(report.hint()).cast_mut();
+        error
+    }
+}
+
+/// pgrx takes an error's text for UTF-8. In a database of another encoding what is not ASCII is lost by then.
+fn of_server(text: &str) -> Vec<u8> {
+    if text.is_ascii() || keeps_utf8() {
+        return text.as_bytes().to_vec();
+    }
+    text.chars().map(|c| if c.is_ascii() { c as u8 } else { b'?' }).collect()
+}
+
+/// Raises it; does not return.
+///
+/// # Safety
+/// No frame between here and Postgres may hold anything that needs dropping.
+pub unsafe fn throw(mut error: RawError) -> ! {
+    // SAFETY: the caller's promise; Postgres copies the error.
+    unsafe { raw::ThrowErrorData(&mut error.0) };
+    unreachable!("an ERROR was thrown and came back");
+}
+
+/// Sends the client a warning, and goes on.
+pub fn warn(warning: Refusal) {
+    let mut warning = RawError::of(warning);
+    warning.0.elevel = PgLogLevel::WARNING as c_int;
+    // SAFETY: a warning returns.
+    unsafe { pg_sys::ThrowErrorData(&mut warning.0) };
+}
+
+/// Five characters as Postgres packs them (MAKE_SQLSTATE).
+fn encode(sqlstate: &str) -> c_int {
+    sqlstate
+        .bytes()
+        .enumerate()
+        .map(|(i, byte)| c_int::from(byte.wrapping_sub(b'0') & 0x3f) << (6 * i))
+        .sum()
+}

@@ -1,0 +1,75 @@
+//! What a table holds, read without the planner: an index or a policy of its owner's may call functions, and
+//! none of them may run with the caller's rights.
+
+use crate::pg::memory::Scratch;
+use pgrx::pg_sys;
+
+/// The greatest value of a bigint column in the table itself; None where there is none, or the caller may
+/// not read every row of it.
+pub fn max_value(relation: pg_sys::Oid, column: i16) -> Option<i64> {
+    // SAFETY: the relation is locked and open while it is read, the snapshot registered, and the column
+    // checked to be there and a bigint.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
+        let ok = pg_sys::AclResult::ACLCHECK_OK;
+        if pg_sys::pg_class_aclcheck(relation, user, select) != ok
+            && pg_sys::pg_attribute_aclcheck(relation, column, user, select) != ok
+        {
+            return None;
+        }
+        if pg_sys::check_enable_rls(relation, pg_sys::InvalidOid, true) == ROW_SECURITY_ON {
+            return None;
+        }
+        let rel = pg_sys::relation_open(relation, pg_sys::AccessShareLock as i32);
+        let greatest = is_bigint_of_table(rel, column).then(|| scan(rel, column)).flatten();
+        pg_sys::relation_close(rel, pg_sys::NoLock as i32);
+        greatest
+    }
+}
+
+const ROW_SECURITY_ON: i32 = pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32;
+
+/// # Safety
+/// The relation must be open.
+unsafe fn is_bigint_of_table(rel: pg_sys::Relation, column: i16) -> bool {
+    // SAFETY: the caller's promise; the column's number is checked first.
+    unsafe {
+        (*(*rel).rd_rel).relkind as u8 == pg_sys::RELKIND_RELATION
+            && (1..=(*(*rel).rd_att).natts).contains(&i32::from(column))
+            && {
+                let attribute = crate::pg::compat::attribute((*rel).rd_att, column as usize - 1);
+                (*attribute).atttypid == pg_sys::INT8OID && !(*attribute).attisdropped
+            }
+    }
+}
+
+/// # Safety
+/// The relation must be an open table, the column a bigint of it.
+unsafe fn scan(rel: pg_sys::Relation, column: i16) -> Option<i64> {
+    let mut greatest = None;
+    // SAFETY: the caller's promise; a value is read before the next row takes its place.
+    unsafe {
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let none = std::ptr::null_mut();
+        let scan = pg_sys::systable_beginscan(rel, pg_sys::InvalidOid, false, snapshot, 0, none);
+        let scratch = Scratch::new();
+        loop {
+            pgrx::check_for_interrupts!();
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            let value = scratch.turn(|| {
+                let mut null = false;
+                let value =
+                    pg_sys::heap_getattr(tuple, i32::from(column), (*rel).rd_att, &mut null);
+                (!null).then(|| value.value() as i64)
+            });
+            greatest = greatest.max(value);
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::UnregisterSnapshot(snapshot);
+    }
+    greatest
+}

@@ -1,0 +1,187 @@
+//! Rows and tables in words: parts of a lease's name, and what an error may show of a refused write.
+
+use crate::pg::call::args::text_bytes;
+use crate::pg::call::errors::{Location, Refusal};
+use crate::pg::encoding::{push_number, to_utf8};
+use crate::pg::fenced_table::trigger::{Attribute, TriggerCall};
+use pgrx::pg_sys;
+use serde_json::{Map, Value};
+use std::ffi::{c_char, CStr};
+
+/// The types of columns that a lease's name may have in it: no setting changes the text of their values.
+pub const PLACEHOLDER_TYPES: [pg_sys::Oid; 7] = [
+    pg_sys::INT2OID,
+    pg_sys::INT4OID,
+    pg_sys::INT8OID,
+    pg_sys::TEXTOID,
+    pg_sys::VARCHAROID,
+    pg_sys::UUIDOID,
+    pg_sys::BOOLOID,
+];
+
+/// Can a lease's name have this column in it? (A generated one has no value yet when the trigger fires.)
+pub fn fits_placeholder(attribute: &Attribute) -> bool {
+    !attribute.generated && PLACEHOLDER_TYPES.contains(&attribute.type_oid)
+}
+
+/// Is it an integer, passed by value?
+pub fn is_number(attribute: &Attribute) -> bool {
+    [pg_sys::INT2OID, pg_sys::INT4OID, pg_sys::INT8OID].contains(&attribute.type_oid)
+}
+
+/// Appends such a column's text.
+pub fn append_text(to: &mut Vec<u8>, attribute: &Attribute, value: pg_sys::Datum) {
+    use std::io::Write;
+    let number = match attribute.type_oid {
+        pg_sys::INT2OID => i64::from(value.value() as i16),
+        pg_sys::INT4OID => i64::from(value.value() as i32),
+        pg_sys::INT8OID => value.value() as i64,
+        pg_sys::BOOLOID => {
+            let word: &[u8] = if value.value() & 0xff != 0 { b"true" } else { b"false" };
+            return to.extend_from_slice(word);
+        }
+        pg_sys::UUIDOID => {
+            // SAFETY: a uuid is 16 bytes, passed by reference.
+            let bytes = unsafe { &*value.cast_mut_ptr::<[u8; 16]>() };
+            for (i, byte) in bytes.iter().enumerate() {
+                let dash = if matches!(i, 4 | 6 | 8 | 10) { "-" } else { "" };
+                let _ = write!(to, "{dash}{byte:02x}");
+            }
+            return;
+        }
+        // SAFETY: the types left are text and varchar.
+        _ => return to.extend_from_slice(&unsafe { text_bytes(value) }),
+    };
+    push_number(to, number);
+}
+
+/// Schema and table of a call.
+fn location(call: &TriggerCall) -> Location {
+    // SAFETY: an open relation has its catalog row.
+    unsafe {
+        let form = (*call.relation()).rd_rel;
+        let schema = pg_sys::get_namespace_name((*form).relnamespace);
+        Location {
+            schema: c_bytes(schema),
+            table: c_bytes((*form).relname.data.as_ptr()),
+            column: Vec::new(),
+        }
+    }
+}
+
+/// The table as SQL names it.
+fn relation(call: &TriggerCall) -> String {
+    // SAFETY: an open relation has its catalog row; the names are NUL-terminated.
+    let name = unsafe {
+        let form = (*call.relation()).rd_rel;
+        let schema = pg_sys::get_namespace_name((*form).relnamespace);
+        c_bytes(pg_sys::quote_qualified_identifier(schema, (*form).relname.data.as_ptr()))
+    };
+    to_utf8(&name)
+}
+
+/// The refusal with the table.
+pub fn at_table(refusal: Refusal, call: &TriggerCall) -> Refusal {
+    let (location, relation) = (location(call), relation(call));
+    refusal.at(location).detailed(|d| d.relation = Some(relation))
+}
+
+/// The refusal with table, column and key, as far as the caller may see them.
+pub fn at_row(refusal: Refusal, call: &TriggerCall, fence: &Attribute) -> Refusal {
+    let location = Location { column: column_name(call, fence.number), ..location(call) };
+    let relation = relation(call);
+    let key = key_for(call, |number| readable(call, number));
+    refusal.at(location).detailed(|d| {
+        d.relation = Some(relation);
+        d.key = key;
+    })
+}
+
+/// May the caller read this column of the table, in every row? Both the current user and the session's role
+/// must: a cascading key runs as the table's owner, but its error goes to the client.
+pub fn readable(call: &TriggerCall, number: i32) -> bool {
+    // SAFETY: catalog look-ups.
+    unsafe {
+        let table = (*call.relation()).rd_id;
+        let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
+        let ok = pg_sys::AclResult::ACLCHECK_OK;
+        [pg_sys::GetUserId(), pg_sys::GetOuterUserId()].into_iter().all(|user| {
+            pg_sys::check_enable_rls(table, user, true)
+                != pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32
+                && (pg_sys::pg_class_aclcheck(table, user, select) == ok
+                    || pg_sys::pg_attribute_aclcheck(table, number as i16, user, select) == ok)
+        })
+    }
+}
+
+/// The primary key of the row, None where there is none. Not for the caller's eyes.
+pub fn key(call: &TriggerCall) -> Option<Map<String, Value>> {
+    key_for(call, |_| true)
+}
+
+/// The primary key of the row, None where there is none or one of its columns may not be shown.
+fn key_for(call: &TriggerCall, may_show: impl Fn(i32) -> bool) -> Option<Map<String, Value>> {
+    let row = call.old().or(call.new_row())?;
+    let columns = call.columns();
+    let mut key = Map::new();
+    for attribute in key_columns(call) {
+        if !may_show(attribute.number) {
+            return None;
+        }
+        let shown = columns.value(row, &attribute).map_or(Value::Null, |v| json(&attribute, v));
+        key.insert(to_utf8(&column_name(call, attribute.number)), shown);
+    }
+    (!key.is_empty()).then_some(key)
+}
+
+fn json(attribute: &Attribute, value: pg_sys::Datum) -> Value {
+    match attribute.type_oid {
+        pg_sys::INT2OID => Value::from(value.value() as i16),
+        pg_sys::INT4OID => Value::from(value.value() as i32),
+        pg_sys::INT8OID => Value::from(value.value() as i64),
+        // SAFETY: the type's own output function gives NUL-terminated text.
+        _ => unsafe {
+            let (mut output, mut varlena) = (pg_sys::InvalidOid, false);
+            pg_sys::getTypeOutputInfo(attribute.type_oid, &mut output, &mut varlena);
+            Value::from(to_utf8(&c_bytes(pg_sys::OidOutputFunctionCall(output, value))))
+        },
+    }
+}
+
+fn key_columns(call: &TriggerCall) -> Vec<Attribute> {
+    // SAFETY: the bitmap is a copy of the relation's own, offset as Postgres does.
+    unsafe {
+        let set = pg_sys::RelationGetIndexAttrBitmap(
+            call.relation(),
+            pg_sys::IndexAttrBitmapKind::INDEX_ATTR_BITMAP_PRIMARY_KEY,
+        );
+        let mut found = Vec::new();
+        let mut member = -1;
+        loop {
+            member = pg_sys::bms_next_member(set, member);
+            if member < 0 {
+                return found;
+            }
+            let number = member + pg_sys::FirstLowInvalidHeapAttributeNumber;
+            if number > 0 {
+                found.extend(call.columns().find(&column_name(call, number)));
+            }
+        }
+    }
+}
+
+/// The name of a column of the table.
+pub fn column_name(call: &TriggerCall, number: i32) -> Vec<u8> {
+    // SAFETY: a column of the table.
+    unsafe { c_bytes(pg_sys::get_attname((*call.relation()).rd_id, number as i16, false)) }
+}
+
+/// # Safety
+/// NUL-terminated, or NULL.
+unsafe fn c_bytes(text: *const c_char) -> Vec<u8> {
+    if text.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text).to_bytes().to_vec() }
+}

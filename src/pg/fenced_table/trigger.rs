@@ -1,0 +1,275 @@
+//! What the trigger is called with.
+
+use crate::pg::call::args::Args;
+use crate::pg::compat;
+use crate::pg::raw;
+use crate::pg::state::row_version::RowVersion;
+use pg_fence_rules::Token;
+use pgrx::pg_sys;
+use std::ffi::{c_int, CStr};
+
+/// catalog/pg_trigger.h, as the type of `tgtype`.
+const BEFORE_BIT: i16 = pg_sys::TRIGGER_TYPE_BEFORE as i16;
+
+/// Which write fires it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    Insert,
+    Update,
+    Delete,
+    Truncate,
+}
+
+/// A row of the table, as the trigger got it.
+#[derive(Clone, Copy)]
+pub struct Tuple(pg_sys::HeapTuple);
+
+/// The columns of the table.
+#[derive(Clone, Copy)]
+pub struct Columns(pg_sys::TupleDesc);
+
+/// The identity of a row version.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RowId {
+    table: pg_sys::Oid,
+    version: RowVersion,
+}
+
+/// A column of the table, as far as the trigger cares: by number, not by name, so that it is found quickly.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attribute {
+    pub number: i32,
+    pub type_oid: pg_sys::Oid,
+    pub generated: bool,
+}
+
+/// A call of the trigger function.
+#[derive(Clone, Copy)]
+pub struct TriggerCall {
+    fcinfo: pg_sys::FunctionCallInfo,
+    data: *mut pg_sys::TriggerData,
+}
+
+impl TriggerCall {
+    /// None when the function was not called by the trigger manager.
+    #[inline]
+    pub fn new(args: Args) -> Option<Self> {
+        let fcinfo = args.raw();
+        // SAFETY: the context of a call is a node or NULL.
+        unsafe {
+            let context = (*fcinfo).context;
+            (!context.is_null() && (*context).type_ == pg_sys::NodeTag::T_TriggerData)
+                .then(|| TriggerCall { fcinfo, data: context.cast() })
+        }
+    }
+
+    fn bits(&self) -> u32 {
+        // SAFETY: new has checked that it is a TriggerData.
+        unsafe { (*self.data).tg_event }
+    }
+
+    /// Which kind of statement fires it.
+    #[inline]
+    pub fn event(&self) -> Event {
+        match self.bits() & pg_sys::TRIGGER_EVENT_OPMASK {
+            pg_sys::TRIGGER_EVENT_INSERT => Event::Insert,
+            pg_sys::TRIGGER_EVENT_DELETE => Event::Delete,
+            pg_sys::TRIGGER_EVENT_UPDATE => Event::Update,
+            _ => Event::Truncate,
+        }
+    }
+
+    /// Does it fire FOR EACH ROW?
+    #[inline]
+    pub fn for_row(&self) -> bool {
+        self.bits() & pg_sys::TRIGGER_EVENT_ROW != 0
+    }
+
+    /// Does it fire BEFORE the write?
+    #[inline]
+    pub fn before(&self) -> bool {
+        self.bits() & pg_sys::TRIGGER_EVENT_TIMINGMASK == pg_sys::TRIGGER_EVENT_BEFORE
+    }
+
+    /// Does it fire AFTER the write?
+    #[inline]
+    pub fn after(&self) -> bool {
+        self.bits() & pg_sys::TRIGGER_EVENT_TIMINGMASK == pg_sys::TRIGGER_EVENT_AFTER
+    }
+
+    /// The stored row, of an UPDATE or DELETE.
+    #[inline]
+    pub fn old(&self) -> Option<Tuple> {
+        let stored = matches!(self.event(), Event::Update | Event::Delete);
+        // SAFETY: as above.
+        stored.then(|| Tuple(unsafe { (*self.data).tg_trigtuple }))
+    }
+
+    /// The row to be, of an INSERT or UPDATE.
+    #[inline]
+    pub fn new_row(&self) -> Option<Tuple> {
+        // SAFETY: as above.
+        let data = unsafe { &*self.data };
+        match self.event() {
+            Event::Insert => Some(Tuple(data.tg_trigtuple)),
+            Event::Update => Some(Tuple(data.tg_newtuple)),
+            _ => None,
+        }
+    }
+
+    /// The table that is written, open and locked for as long as the call.
+    #[inline]
+    pub fn relation(&self) -> pg_sys::Relation {
+        // SAFETY: as above.
+        unsafe { (*self.data).tg_relation }
+    }
+
+    /// How many triggers deep: 1 for one that a client's statement fires.
+    pub fn depth(&self) -> usize {
+        // SAFETY: a function without arguments.
+        let depth = unsafe { pgrx::direct_function_call::<i32>(pg_sys::pg_trigger_depth, &[]) };
+        depth.map_or(0, |d| usize::try_from(d).unwrap_or(0))
+    }
+
+    /// The oid of the table that is written.
+    #[inline]
+    pub fn table(&self) -> pg_sys::Oid {
+        // SAFETY: as above.
+        unsafe { (*(*self.data).tg_relation).rd_id }
+    }
+
+    /// Is the table a partition?
+    pub fn on_partition(&self) -> bool {
+        // SAFETY: an open relation has its catalog row.
+        unsafe { (*(*(*self.data).tg_relation).rd_rel).relispartition }
+    }
+
+    /// Has the table an AFTER ROW trigger of the same function (the check behind the others)?
+    pub fn has_twin(&self) -> bool {
+        // SAFETY: an open relation that fires triggers has their descriptions.
+        unsafe {
+            let mine = (*(*self.data).tg_trigger).tgfoid;
+            let all = (*(*self.data).tg_relation).trigdesc;
+            !all.is_null()
+                && (0..(*all).numtriggers as usize).any(|i| {
+                    let trigger = &*(*all).triggers.add(i);
+                    trigger.tgfoid == mine && trigger.tgtype & BEFORE_BIT == 0
+                })
+        }
+    }
+
+    /// How many rows this transaction has inserted into the table; only a change of it means anything.
+    pub fn rows_inserted(&self) -> i64 {
+        // SAFETY: as above.
+        unsafe { compat::rows_inserted((*self.data).tg_relation) }
+    }
+
+    /// The columns of the table that is written.
+    #[inline]
+    pub fn columns(&self) -> Columns {
+        // SAFETY: as above.
+        Columns(unsafe { (*(*self.data).tg_relation).rd_att })
+    }
+
+    /// Does the UPDATE name this column? (Of a MERGE: does one of its actions?)
+    #[inline]
+    pub fn names(&self, attribute: &Attribute) -> bool {
+        let bit = attribute.number - pg_sys::FirstLowInvalidHeapAttributeNumber;
+        // SAFETY: the set, or NULL for an empty one, is the trigger manager's; raises for negative bits only.
+        unsafe { raw::bms_is_member(bit, (*self.data).tg_updatedcols) }
+    }
+
+    /// The arguments of CREATE TRIGGER.
+    pub fn arguments(&self) -> Vec<Vec<u8>> {
+        // SAFETY: tgargs has tgnargs NUL-terminated strings.
+        unsafe {
+            let trigger = &*(*self.data).tg_trigger;
+            (0..trigger.tgnargs as usize)
+                .map(|i| CStr::from_ptr(*trigger.tgargs.add(i)).to_bytes().to_vec())
+                .collect()
+        }
+    }
+
+    /// What was kept for this trigger in this statement, made at its first row.
+    #[inline]
+    pub fn kept<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+        // SAFETY: flinfo lives as long as the statement's trigger state, in fn_mcxt, and fn_extra is this
+        // function's own; what is leaked into that context is dropped with it.
+        unsafe {
+            let flinfo = (*self.fcinfo).flinfo;
+            if (*flinfo).fn_extra.is_null() {
+                let made = make()?;
+                let kept =
+                    pgrx::PgMemoryContexts::For((*flinfo).fn_mcxt).leak_and_drop_on_delete(made);
+                (*flinfo).fn_extra = kept.cast();
+            }
+            Ok(&*(*flinfo).fn_extra.cast::<T>())
+        }
+    }
+
+    /// Lets the row through as it is.
+    #[inline]
+    pub fn pass(&self, row: Option<Tuple>) -> pg_sys::Datum {
+        pg_sys::Datum::from(row.map_or(std::ptr::null_mut(), |t| t.0))
+    }
+
+    /// The row with another token in a bigint column; NULL for None.
+    pub fn stamped(&self, row: Tuple, attribute: &Attribute, token: Option<Token>) -> Tuple {
+        let mut column: c_int = attribute.number;
+        let mut null = token.is_none();
+        let mut value = pg_sys::Datum::from(token.map_or(0, Token::bigint));
+        // SAFETY: the column is one of the table's and of type bigint.
+        unsafe {
+            Tuple(pg_sys::heap_modify_tuple_by_cols(
+                row.0,
+                (*(*self.data).tg_relation).rd_att,
+                1,
+                &raw mut column,
+                &raw mut value,
+                &raw mut null,
+            ))
+        }
+    }
+}
+
+impl Columns {
+    /// The column of this name, unless dropped.
+    pub fn find(&self, name: &[u8]) -> Option<Attribute> {
+        // SAFETY: attrs has natts entries.
+        unsafe {
+            (0..(*self.0).natts as usize).find_map(|i| {
+                let a = &*compat::attribute(self.0, i);
+                let same = CStr::from_ptr(a.attname.data.as_ptr()).to_bytes() == name;
+                (same && !a.attisdropped).then(|| Attribute {
+                    number: i32::from(a.attnum),
+                    type_oid: a.atttypid,
+                    generated: a.attgenerated != 0,
+                })
+            })
+        }
+    }
+
+    /// A column's value, None for NULL.
+    #[inline]
+    pub fn value(&self, row: Tuple, attribute: &Attribute) -> Option<pg_sys::Datum> {
+        let mut null = false;
+        // SAFETY: the row is one of this table, the number one of its columns.
+        let value = unsafe { pg_sys::heap_getattr(row.0, attribute.number, self.0, &mut null) };
+        (!null).then_some(value)
+    }
+
+    /// The token in a bigint column, None for NULL.
+    #[inline]
+    pub fn token(&self, row: Tuple, attribute: &Attribute) -> Option<Token> {
+        self.value(row, attribute).map(|d| Token::from_bigint(d.value() as i64))
+    }
+}
+
+impl Tuple {
+    /// Which version of which row it is.
+    #[inline]
+    pub fn id(&self, call: &TriggerCall) -> RowId {
+        // SAFETY: a stored row.
+        unsafe { RowId { table: (*call.relation()).rd_id, version: RowVersion::of(self.0) } }
+    }
+}

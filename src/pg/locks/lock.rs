@@ -1,0 +1,241 @@
+//! Heavyweight locks: what `rules::locks::Lock` names, as tags of the server's lock manager.
+//!
+//! They live in lock tags of our own (`field4`), which no SQL function can reach, cost no multixact, show in
+//! `pg_locks` as advisory locks with this `objsubid`, go with a rolled-back savepoint and survive
+//! PREPARE TRANSACTION. A backend never conflicts with itself.
+
+use crate::pg::call::errors::Refusal;
+use crate::pg::compat;
+use crate::pg::locks::lock_count;
+use pg_fence_rules::locks::{Lock, LockMode};
+use pgrx::pg_sys;
+use std::ffi::c_int;
+
+/// The `objsubid` that `pg_locks` shows for a kind of lock. 0x504c is `session_lock`'s.
+const fn kind(lock: Lock) -> u16 {
+    match lock {
+        Lock::Grant => 0x5046,
+        Lock::SharedOrSlots => 0x5047,
+        Lock::Line => 0x5048,
+        Lock::Jump => 0x5049,
+        Lock::Guarded => 0x504a,
+        Lock::GuardedCommit => 0x504b,
+        Lock::Statistics => 0x504d,
+    }
+}
+
+// The rules' table is written in PostgreSQL's numbers; another number would have other conflicts.
+const _: () = {
+    assert!(LockMode::Join.number() == pg_sys::AccessShareLock as i32);
+    assert!(LockMode::SeeReplacers.number() == pg_sys::RowShareLock as i32);
+    assert!(LockMode::Guard.number() == pg_sys::RowExclusiveLock as i32);
+    assert!(LockMode::Change.number() == pg_sys::ShareUpdateExclusiveLock as i32);
+    assert!(LockMode::Probe.number() == pg_sys::ShareLock as i32);
+    assert!(LockMode::Replace.number() == pg_sys::ExclusiveLock as i32);
+    assert!(LockMode::Own.number() == pg_sys::AccessExclusiveLock as i32);
+};
+
+/// What a lock of the server's lock manager is on, in the manager's own form.
+#[derive(Clone, Copy)]
+pub struct LockTag(pg_sys::LOCKTAG);
+
+impl PartialEq for LockTag {
+    fn eq(&self, other: &Self) -> bool {
+        let key = |t: &LockTag| (t.0.locktag_field2, t.0.locktag_field3, t.0.locktag_field4);
+        key(self) == key(other)
+    }
+}
+
+impl Eq for LockTag {}
+
+/// As long as this lives, locks are taken for the transaction or its innermost savepoint, to which also belongs
+/// what is written under them. (Within a cursor they would be the cursor's, and go when that fails in a later
+/// savepoint, or stay when an earlier one is rolled back.)
+pub(in crate::pg) struct TransactionOwns(pg_sys::ResourceOwner);
+
+impl TransactionOwns {
+    pub(in crate::pg) fn now() -> Self {
+        // SAFETY: globals of this thread; put back on drop.
+        unsafe {
+            let before = pg_sys::CurrentResourceOwner;
+            pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
+            TransactionOwns(before)
+        }
+    }
+}
+
+impl Drop for TransactionOwns {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { pg_sys::CurrentResourceOwner = self.0 };
+    }
+}
+
+impl LockTag {
+    /// The lock of that kind on a lease: on the grant in a slot, or the entry of that number in
+    /// `fence.guarded_commits`; 0 where there is one for the whole lease.
+    pub fn new(lock: Lock, name: &[u8], slot: i32) -> Self {
+        LockTag::by_key(lock, hash(name, slot))
+    }
+
+    /// The lock on the move of the database's token sequence.
+    pub fn jump() -> Self {
+        LockTag::by_key(Lock::Jump, 0)
+    }
+
+    /// The lock on a lease's line of waiters.
+    pub fn line(name: &[u8]) -> Self {
+        LockTag::new(Lock::Line, name, 0)
+    }
+
+    /// The lock on making a segment in which a database counts: one for the server.
+    pub fn statistics() -> Self {
+        let mut tag = LockTag::by_key(Lock::Statistics, 0);
+        tag.0.locktag_field1 = 0;
+        tag
+    }
+
+    fn by_key(lock: Lock, key: u64) -> Self {
+        LockTag(pg_sys::LOCKTAG {
+            // SAFETY: set once when the backend starts.
+            locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+            locktag_field2: (key >> 32) as u32,
+            locktag_field3: key as u32,
+            locktag_field4: kind(lock),
+            locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+            // Not that of users' locks: DISCARD ALL gives those back in mid-transaction.
+            locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+        })
+    }
+
+    /// Takes the lock until the transaction (or the savepoint) ends. With `wait`, waits for it, which
+    /// `lock_timeout`, `statement_timeout`, cancel and the deadlock detector end; without, tells whether it
+    /// was to be had. 53200 where the session has its share of the lock table already.
+    pub fn take(&self, mode: LockMode, wait: bool) -> Result<bool, Refusal> {
+        if !self.is_taken_at_commit() {
+            lock_count::require_room(self.entry())?;
+        }
+        let _owner = TransactionOwns::now();
+        // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
+        let result = unsafe { pg_sys::LockAcquire(&self.0, mode.number(), false, !wait) };
+        let taken = result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        if taken {
+            lock_count::taken(self.entry());
+        }
+        Ok(taken)
+    }
+
+    /// Takes the lock for an instant, if it is to be had at once. It is false, and no error, where the lock table is
+    /// full: for what may be left undone.
+    pub fn take_quietly(&self, mode: LockMode) -> bool {
+        let _owner = TransactionOwns::now();
+        compat::try_lock(&self.0, mode.number())
+    }
+
+    /// Gives back what was taken quietly.
+    pub fn give_quietly(&self, mode: LockMode) {
+        let _owner = TransactionOwns::now();
+        // SAFETY: only called for a lock that this transaction has taken.
+        unsafe { pg_sys::LockRelease(&self.0, mode.number(), false) };
+    }
+
+    /// Gives back one `take`.
+    pub fn give(&self, mode: LockMode) {
+        let _owner = TransactionOwns::now();
+        // SAFETY: only called for a lock that this transaction has taken.
+        unsafe { pg_sys::LockRelease(&self.0, mode.number(), false) };
+        lock_count::given_back(self.entry());
+    }
+
+    /// Would another transaction's lock keep this one from having it in that mode? Asks by taking it for an instant.
+    pub fn is_had_by_others(&self, mode: LockMode) -> bool {
+        is_had_by_others(&self.0, mode)
+    }
+
+    /// Its entry in the lock table.
+    fn entry(&self) -> lock_count::Entry {
+        let key = u64::from(self.0.locktag_field2) << 32 | u64::from(self.0.locktag_field3);
+        (self.0.locktag_field4, key)
+    }
+
+    /// One at a time, and given back at once: a transaction that was let so far must not fail for it.
+    fn is_taken_at_commit(&self) -> bool {
+        self.0.locktag_field4 == kind(Lock::GuardedCommit)
+    }
+
+    /// Does another session, or a prepared transaction, hold a lock under which a new grant is written?
+    pub fn others_write_grants() -> bool {
+        let modes = 1 << LockMode::Replace.number() | 1 << LockMode::Own.number();
+        // SAFETY: a copy of the lock table, with as many entries as it says.
+        unsafe {
+            let all = &*pg_sys::GetLockStatusData();
+            (0..all.nelements as usize).map(|i| &*all.locks.add(i)).any(|lock| {
+                lock.locktag.locktag_type == pg_sys::LockTagType::LOCKTAG_ADVISORY as u8
+                    && lock.locktag.locktag_field4 == kind(Lock::Grant)
+                    && lock.locktag.locktag_field1 == pg_sys::MyDatabaseId.to_u32()
+                    && lock.holdMask & modes != 0
+                    && lock.pid != pg_sys::MyProcPid
+            })
+        }
+    }
+
+    /// Who holds a lock that conflicts with this mode, but for this backend.
+    pub fn conflicts(&self, mode: LockMode) -> Vec<pg_sys::VirtualTransactionId> {
+        let mut count: c_int = 0;
+        // SAFETY: gives back `count` entries, with room for every session of the server.
+        unsafe {
+            let found = pg_sys::GetLockConflicts(&self.0, mode.number(), &mut count);
+            let all = (0..count as usize).map(|i| *found.add(i)).collect();
+            pg_sys::pfree(found.cast());
+            all
+        }
+    }
+
+    /// Is somebody changing the grant, or relying on it, and not just putting another one in its place?
+    pub fn is_relied_on(&self) -> bool {
+        let who = |vxid: &pg_sys::VirtualTransactionId| compat::parts(vxid);
+        // In this order: who has finished in between is taken for one that relies on it.
+        let all: Vec<_> = self.conflicts(LockMode::Replace).iter().map(who).collect();
+        let making: Vec<_> = self.conflicts(LockMode::SeeReplacers).iter().map(who).collect();
+        all.iter().any(|one| !making.contains(one))
+    }
+
+    /// The process ids behind `conflicts`; 0 for a prepared transaction.
+    pub fn conflicting_pids(&self, mode: LockMode) -> Vec<i32> {
+        self.conflicts(mode)
+            .iter()
+            // SAFETY: a PGPROC is shared memory that is never freed.
+            .map(|vxid| compat::process_of(vxid).map_or(0, |p| unsafe { (*p).pid }))
+            .collect()
+    }
+
+    /// Wakes whoever holds a lock that conflicts with this mode.
+    pub fn wake(&self, mode: LockMode) {
+        for vxid in self.conflicts(mode) {
+            if let Some(process) = compat::process_of(&vxid) {
+                // SAFETY: as above; setting the latch of a process that has moved on does no harm.
+                unsafe { pg_sys::SetLatch(&mut (*process).procLatch) };
+            }
+        }
+    }
+}
+
+/// Is somebody else in the way of this mode? What is taken to find that out is given back at once.
+pub(in crate::pg) fn is_had_by_others(tag: &pg_sys::LOCKTAG, mode: LockMode) -> bool {
+    let _owner = TransactionOwns::now();
+    // SAFETY: the tag is complete.
+    unsafe {
+        let taken = pg_sys::LockAcquire(tag, mode.number(), false, true);
+        let had = taken == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        if !had {
+            pg_sys::LockRelease(tag, mode.number(), false);
+        }
+        had
+    }
+}
+
+/// A 64-bit hash that every library version computes alike.
+fn hash(name: &[u8], slot: i32) -> u64 {
+    // SAFETY: reads `len` bytes.
+    unsafe { compat::hash_bytes_extended(name.as_ptr(), name.len() as c_int, slot as u32 as u64) }
+}

@@ -1,0 +1,93 @@
+//! A lock for each grant that ends with its session, held by that session for as long as it lives.
+//!
+//! It is one of users' advisory locks (`USER_LOCKMETHOD`), held for the session: so `DISCARD ALL`,
+//! `pg_advisory_unlock_all()` and the end of the session give it back, as they do with any advisory lock. Its tag
+//! (`field4`) is unreachable from SQL otherwise, and its key is the grant's first token itself: no two grants
+//! share it, and one that is left behind keeps no later grant alive.
+
+use crate::known_bugs;
+use crate::pg::call::errors::Refusal;
+use crate::pg::compat;
+use crate::pg::locks::lock::is_had_by_others;
+use crate::pg::locks::lock_count;
+use crate::pg::session::server;
+use pg_fence_rules::locks::LockMode;
+use pg_fence_rules::Token;
+use pgrx::pg_sys;
+use std::cell::Cell;
+use std::ffi::c_int;
+
+/// What sets these tags apart from those of `lock`.
+const KIND: u16 = 0x504c;
+
+/// What the session holds. Conflicts with `LockMode::Probe`, by which others ask whether it lives.
+const HELD: c_int = pg_sys::ExclusiveLock as c_int;
+
+/// The lock of the grant whose first token this is.
+pub struct SessionLock(pg_sys::LOCKTAG);
+
+impl SessionLock {
+    /// That of the grant with this first token.
+    pub fn of(first: Token) -> Self {
+        let key = first.bigint() as u64;
+        SessionLock(pg_sys::LOCKTAG {
+            // SAFETY: set once when the backend starts.
+            locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+            locktag_field2: (key >> 32) as u32,
+            locktag_field3: key as u32,
+            locktag_field4: KIND,
+            locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+            locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+        })
+    }
+
+    /// Takes it for this session. Nobody else can have it: the token was just drawn. 53200 where the session has its
+    /// share of the lock table already.
+    pub fn take(&self) -> Result<(), Refusal> {
+        lock_count::require_one_more()?;
+        // SAFETY: the tag is complete; a session's lock belongs to no resource owner.
+        unsafe { pg_sys::LockAcquire(&self.0, HELD, true, false) };
+        lock_count::session_entry_taken();
+        Ok(())
+    }
+
+    /// Gives it back; the caller has made sure that this session holds it (`is_mine`).
+    pub fn give(&self) {
+        // SAFETY: as above.
+        unsafe { pg_sys::LockRelease(&self.0, HELD, true) };
+        lock_count::session_entries_gone(1);
+    }
+
+    /// Does this session hold it?
+    pub fn is_mine(&self) -> bool {
+        compat::lock_held_by_me(&self.0, HELD)
+    }
+
+    /// Does any session hold it? On a standby, where sessions of the primary cannot be seen, it counts as held.
+    pub fn is_held(&self) -> bool {
+        // One's own lock never conflicts, so it must be asked for first.
+        if self.is_mine() || server::in_recovery() || known_bugs::SESSION_OUTLIVED {
+            return true;
+        }
+        is_had_by_others(&self.0, LockMode::Probe)
+    }
+}
+
+thread_local! {
+    /// What is to be done when the session has ended.
+    static AT_EXIT: Cell<Option<fn()>> = const { Cell::new(None) };
+}
+
+/// Lets `work` be called when the session has ended and its locks are gone, but shared memory is still there.
+pub fn at_exit(work: fn()) {
+    if AT_EXIT.replace(Some(work)).is_none() {
+        // SAFETY: registered once in each backend.
+        unsafe { pg_sys::on_shmem_exit(Some(exiting), pg_sys::Datum::from(0)) };
+    }
+}
+
+unsafe extern "C-unwind" fn exiting(_: c_int, _: pg_sys::Datum) {
+    if let Some(work) = AT_EXIT.take() {
+        work();
+    }
+}

@@ -1,0 +1,229 @@
+//! Sleeping, and waiting for a lock no longer than one likes.
+
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::compat;
+use crate::pg::locks::alarm::{self, Alarm};
+use crate::pg::locks::lock::LockTag;
+use crate::pg::session::xact;
+use pg_fence_rules::locks::LockMode;
+use pg_fence_rules::Span;
+use pgrx::pg_sys;
+use pgrx::{PgSqlErrorCode, PgTryBuilder};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// What `pg_stat_activity` shows as the wait event of a session that sleeps.
+struct WaitEvent {
+    name: &'static CStr,
+    /// 0 until this session has asked for it.
+    number: AtomicU32,
+}
+
+/// The head of a line waits until the lease can be had.
+static FOR_A_LEASE: WaitEvent = WaitEvent::named(c"PgFenceLease");
+/// A move of the token sequence waits until the server's clock has gone on.
+static FOR_THE_CLOCK: WaitEvent = WaitEvent::named(c"PgFenceClock");
+
+impl WaitEvent {
+    const fn named(name: &'static CStr) -> Self {
+        WaitEvent { name, number: AtomicU32::new(0) }
+    }
+
+    /// Where there are no names, or no more of them, it shows as any wait of an extension.
+    fn number(&self) -> u32 {
+        if self.number.load(Ordering::Relaxed) == 0 {
+            let may_ask = compat::NAMES_WAIT_EVENTS && xact::may_begin_savepoint();
+            let named = || xact::in_savepoint(|| compat::wait_event(self.name));
+            let number = may_ask.then(named).flatten().unwrap_or(pg_sys::PG_WAIT_EXTENSION);
+            self.number.store(number, Ordering::Relaxed);
+        }
+        self.number.load(Ordering::Relaxed)
+    }
+}
+
+/// Somebody waits since then, for so long at most. Measured by a clock that nobody can set.
+pub struct Waiting {
+    since: Instant,
+    at_most: Duration,
+}
+
+impl Waiting {
+    /// A wait that begins now.
+    pub fn since_now(at_most: Duration) -> Self {
+        Waiting { since: Instant::now(), at_most }
+    }
+
+    /// What is left of it.
+    pub fn left(&self) -> Duration {
+        self.at_most.saturating_sub(self.since.elapsed())
+    }
+
+    /// 55P03 when `lock_timeout` has passed, which counts for the whole wait.
+    pub fn check_lock_timeout(&self) -> Result<(), Refusal> {
+        if lock_timeout().is_some_and(|timeout| self.since.elapsed() >= timeout) {
+            return Err(errors::lock_timeout());
+        }
+        Ok(())
+    }
+
+    /// Sleeps for so long, or until the wait or `lock_timeout` is over, or until woken; raises what cancel and
+    /// timeouts raise.
+    pub fn sleep(&self, span: Duration) {
+        let until_timeout = lock_timeout().map(|t| t.saturating_sub(self.since.elapsed()));
+        let span = span.min(self.left()).min(until_timeout.unwrap_or(Duration::MAX));
+        let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+        let (ms, event) = (in_ms(span).into(), FOR_A_LEASE.number());
+        // SAFETY: this process's latch; interrupts are served where no lock of ours is half taken.
+        unsafe {
+            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, event);
+            pgrx::check_for_interrupts!();
+        }
+    }
+}
+
+/// Sleeps for so long; raises what cancel and timeouts raise.
+pub fn pause(span: Span) {
+    let span = Duration::from_micros(span.micros().max(0).unsigned_abs());
+    let since = Instant::now();
+    while let Some(left) = span.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) {
+        let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+        let (ms, event) = (in_ms(left).into(), FOR_THE_CLOCK.number());
+        // SAFETY: this process's latch.
+        unsafe {
+            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, event);
+            pg_sys::ResetLatch(pg_sys::MyLatch);
+            pgrx::check_for_interrupts!();
+        }
+    }
+}
+
+/// Whole milliseconds that are not less.
+fn in_ms(span: Duration) -> i32 {
+    i32::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(i32::MAX)
+}
+
+/// The setting; None when it is off.
+fn lock_timeout() -> Option<Duration> {
+    // SAFETY: reads a setting.
+    let ms = unsafe { pg_sys::LockTimeout };
+    (ms > 0).then(|| Duration::from_millis(ms.unsigned_abs().into()))
+}
+
+/// A setting changed for as long as this lives.
+struct LockTimeout(i32);
+
+impl LockTimeout {
+    fn set(ms: i32) -> Self {
+        // SAFETY: an int that Postgres reads on this thread when it starts to wait for a lock.
+        unsafe {
+            let before = pg_sys::LockTimeout;
+            pg_sys::LockTimeout = ms;
+            LockTimeout(before)
+        }
+    }
+}
+
+impl Drop for LockTimeout {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { pg_sys::LockTimeout = self.0 };
+    }
+}
+
+/// Takes a lock, waiting no longer than that. `lock_timeout`, where it is shorter, `statement_timeout`, cancel and
+/// the deadlock detector end the wait with their own errors.
+///
+/// Postgres measures the wait, and takes it for over when the server's clock is set forward. Then the wait begins
+/// again, at the end of the line. An alarm ends it in time when that clock is set back. False where the time is up;
+/// 53200 as for `LockTag::take`.
+pub fn take_within(tag: &LockTag, mode: LockMode, waiting: &Waiting) -> Result<bool, Refusal> {
+    loop {
+        let left_ms = in_ms(waiting.left()).max(1);
+        if lock_timeout().is_some_and(|users| in_ms(users) <= left_ms) {
+            return tag.take(mode, true);
+        }
+        if take_for(tag, mode, left_ms, waiting)? {
+            return Ok(true);
+        }
+        if waiting.left().is_zero() {
+            return Ok(false);
+        }
+    }
+}
+
+/// Takes a lock, waiting for so many milliseconds at most.
+fn take_for(
+    tag: &LockTag,
+    mode: LockMode,
+    left_ms: i32,
+    waiting: &Waiting,
+) -> Result<bool, Refusal> {
+    let shorter = LockTimeout::set(left_ms);
+    // A little later, so that it mostly finds the wait over.
+    let alarm = Alarm::after(waiting.left().saturating_add(Duration::from_millis(100)));
+    // SAFETY: reads globals of this thread.
+    let (context, owner) = unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
+    // SAFETY: both outlive the savepoint; whoever uses one puts them back.
+    let restore = || unsafe {
+        pg_sys::MemoryContextSwitchTo(context);
+        pg_sys::CurrentResourceOwner = owner;
+    };
+    // SAFETY: the savepoint undoes a wait that times out; either end of it follows below.
+    unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
+    let undo = || {
+        // SAFETY: the wait has raised, so the savepoint is still the innermost.
+        unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
+        restore();
+    };
+    let taken = PgTryBuilder::new(|| {
+        let taken = tag.take(mode, true);
+        alarm.disarm();
+        // The time may have run out with the lock just granted: that would be told later, as an error.
+        pgrx::check_for_interrupts!();
+        // SAFETY: the savepoint is the innermost; its lock passes to what is around it.
+        unsafe { pg_sys::ReleaseCurrentSubTransaction() };
+        restore();
+        taken
+    })
+    .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| {
+        undo();
+        Ok(false)
+    })
+    .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |error| {
+        undo();
+        if waiting.left().is_zero() {
+            return Ok(false);
+        }
+        error.rethrow()
+    })
+    .catch_others(|error| {
+        undo();
+        error.rethrow()
+    })
+    .execute();
+    drop(shorter);
+    drop(alarm);
+    if matches!(taken, Ok(false)) && waiting.left().is_zero() {
+        alarm::forget_cancel();
+    }
+    taken
+}
+
+/// Forgets wake-ups so far.
+pub fn reset() {
+    // SAFETY: this process's latch.
+    unsafe { pg_sys::ResetLatch(pg_sys::MyLatch) };
+}
+
+/// Ends the session when its client has gone: nobody would get the lease.
+pub fn check_client() {
+    // SAFETY: asks the socket; the flags are those that Postgres's own check sets.
+    unsafe {
+        if !pg_sys::MyProcPort.is_null() && !compat::guarded(|| compat::pq_check_connection()) {
+            pg_sys::ClientConnectionLost = 1;
+            pg_sys::InterruptPending = 1;
+            pgrx::check_for_interrupts!();
+        }
+    }
+}

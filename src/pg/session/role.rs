@@ -1,0 +1,64 @@
+//! Who calls, by name, as rows of the state name roles.
+
+use crate::pg::compat;
+use crate::pg::encoding;
+use crate::pg::raw;
+use pgrx::pg_sys;
+use std::cell::RefCell;
+use std::ffi::CStr;
+
+thread_local! {
+    /// The name of the role that called last. Kept until a role of the server is changed.
+    static CALLER: RefCell<Option<(pg_sys::Oid, Vec<u8>)>> = const { RefCell::new(None) };
+}
+
+/// Forgets the name when roles may have been renamed; called once, when the library is loaded.
+pub fn register() {
+    // SAFETY: registered once; the function never raises.
+    unsafe {
+        pg_sys::CacheRegisterSyscacheCallback(
+            pg_sys::SysCacheIdentifier::AUTHOID as i32,
+            Some(roles_changed),
+            pg_sys::Datum::from(0),
+        );
+    }
+}
+
+unsafe extern "C-unwind" fn roles_changed(_: pg_sys::Datum, _: i32, _: u32) {
+    CALLER.take();
+}
+
+/// The name of the current user.
+pub fn current() -> Vec<u8> {
+    // SAFETY: reads who the current user is.
+    let user = unsafe { raw::GetUserId() };
+    let known = |caller: &Option<(pg_sys::Oid, Vec<u8>)>| {
+        caller.as_ref().filter(|(oid, _)| *oid == user).map(|(_, name)| name.clone())
+    };
+    CALLER.with_borrow(known).unwrap_or_else(|| {
+        // SAFETY: gives back a NUL-terminated copy.
+        let name = unsafe { CStr::from_ptr(pg_sys::GetUserNameFromId(user, false)) };
+        let name = name.to_bytes().to_vec();
+        CALLER.set(Some((user, name.clone())));
+        name
+    })
+}
+
+/// May the caller act for this role: is it that role, one that may act as it, or a superuser? In a trigger that runs
+/// under another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
+pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
+    if current() == role {
+        return true;
+    }
+    let name = encoding::c_string(role);
+    // SAFETY: catalog look-ups by a NUL-terminated name.
+    unsafe {
+        let current = pg_sys::GetUserId();
+        let outer = pg_sys::GetOuterUserId();
+        let oid = pg_sys::get_role_oid(name, true);
+        let acts = |user| {
+            pg_sys::superuser_arg(user) || (oid != pg_sys::InvalidOid && compat::acts_as(user, oid))
+        };
+        acts(current) || (in_trigger && acts(outer))
+    }
+}

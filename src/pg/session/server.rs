@@ -1,0 +1,170 @@
+//! The server, the clock and the caller.
+
+use crate::pg::encoding::push_number;
+use pg_fence_rules::epoch::{Identity, Start};
+use pg_fence_rules::{Floor, Instant};
+use pgrx::pg_sys;
+use std::ffi::CStr;
+use std::time::Duration;
+
+/// The server's clock, now.
+pub fn now() -> Instant {
+    if crate::known_bugs::NOW {
+        return crate::pg::session::xact::started_at();
+    }
+    // SAFETY: reads the clock.
+    Instant::from_micros(unsafe { crate::pg::raw::GetCurrentTimestamp() })
+}
+
+/// How long until the server's clock shows that time; zero when it has passed, for ever where there is none.
+pub fn span_until(at: Option<Instant>) -> Duration {
+    at.map_or(Duration::MAX, |at| {
+        Duration::from_micros(at.since(now()).micros().max(0).unsigned_abs())
+    })
+}
+
+/// Is this server a standby (or replaying WAL for another reason)?
+pub fn in_recovery() -> bool {
+    // SAFETY: reads shared memory.
+    unsafe { pg_sys::RecoveryInProgress() }
+}
+
+/// Is there a database with this oid?
+pub fn database_exists(oid: u32) -> bool {
+    let cache = pg_sys::SysCacheIdentifier::DATABASEOID as i32;
+    let none = pg_sys::Datum::from(0);
+    // SAFETY: a catalog look-up.
+    unsafe { pg_sys::SearchSysCacheExists(cache, pg_sys::Datum::from(oid), none, none, none) }
+}
+
+/// The timeline that this server writes, or replays.
+pub fn timeline() -> u32 {
+    // SAFETY: the insertion timeline is fixed once recovery is over; before, the replayed one is asked for.
+    unsafe {
+        if pg_sys::RecoveryInProgress() {
+            let mut timeline = 0;
+            pg_sys::GetXLogReplayRecPtr(&mut timeline);
+            timeline
+        } else {
+            pg_sys::GetWALInsertionTimeLine()
+        }
+    }
+}
+
+/// What tells this cluster from others; `initdb` and `pg_upgrade` change it.
+pub fn system_identifier() -> u64 {
+    // SAFETY: reads the control file's copy in shared memory.
+    unsafe { pg_sys::GetSystemIdentifier() }
+}
+
+/// Which database this is, given the oid of its token sequence and where its latest jump went to.
+pub fn identity(sequence: pg_sys::Oid, floor: Floor) -> Identity {
+    Identity {
+        timeline: timeline(),
+        system_identifier: system_identifier(),
+        database: database(),
+        sequence: sequence.to_u32(),
+        floor,
+    }
+}
+
+/// Which start of the server this is, given the file of the sequence that marks it.
+pub fn start(file: u32) -> Start {
+    Start { server: started_at(), database: database(), file }
+}
+
+/// When this server started.
+pub fn started_at() -> Instant {
+    // SAFETY: set once when the server starts.
+    Instant::from_micros(unsafe { pg_sys::PgStartTime })
+}
+
+/// The oid of this database.
+pub fn database() -> u32 {
+    // SAFETY: set once when the backend starts.
+    unsafe { pg_sys::MyDatabaseId }.to_u32()
+}
+
+/// Raises 25006 in a read-only transaction and on a standby.
+pub fn writable(function: &CStr) {
+    // SAFETY: raise or return.
+    unsafe {
+        pg_sys::PreventCommandIfReadOnly(function.as_ptr());
+        pg_sys::PreventCommandDuringRecovery(function.as_ptr());
+    }
+}
+
+/// The name of the role that the session has set itself to: within a function that runs as its owner, that of the
+/// caller.
+pub fn outer_role() -> Vec<u8> {
+    // SAFETY: gives back a NUL-terminated copy, or NULL for a role that was dropped.
+    unsafe {
+        let name = pg_sys::GetUserNameFromId(pg_sys::GetOuterUserId(), true);
+        if name.is_null() {
+            return Vec::new();
+        }
+        CStr::from_ptr(name).to_bytes().to_vec()
+    }
+}
+
+/// The session's `application_name`, in the server's encoding; empty where it has none.
+pub fn application_name() -> Vec<u8> {
+    // SAFETY: NUL-terminated, or NULL.
+    unsafe {
+        if pg_sys::application_name.is_null() {
+            return Vec::new();
+        }
+        CStr::from_ptr(pg_sys::application_name).to_bytes().to_vec()
+    }
+}
+
+/// The process of this session.
+pub fn pid() -> i32 {
+    // SAFETY: set once when the process starts.
+    unsafe { pg_sys::MyProcPid }
+}
+
+/// The address of the client, as inet is written; None for one that has come by a socket of the system.
+pub fn client_address() -> Option<Vec<u8>> {
+    // SAFETY: functions of the server, with the arguments that they declare.
+    unsafe {
+        let address = pgrx::direct_function_call_as_datum(pg_sys::inet_client_addr, &[]);
+        let text = pgrx::direct_function_call_as_datum(pg_sys::inet_out, &[Some(address?)]);
+        Some(CStr::from_ptr(text?.cast_mut_ptr()).to_bytes().to_vec())
+    }
+}
+
+/// `application[pid]`, for those who give no holder.
+pub fn session() -> Vec<u8> {
+    let mut session = application_name();
+    if session.is_empty() {
+        session.extend_from_slice(b"session");
+    }
+    session.push(b'[');
+    push_number(&mut session, pid().into());
+    session.push(b']');
+    session
+}
+
+/// Is this session an apply worker or restoring (`session_replication_role = replica`)?
+pub fn replica() -> bool {
+    // SAFETY: reads a setting.
+    unsafe { pg_sys::SessionReplicationRole as u32 == pg_sys::SESSION_REPLICATION_ROLE_REPLICA }
+}
+
+/// Raises what a cancel or a termination raises.
+pub fn serve_interrupts() {
+    pgrx::check_for_interrupts!();
+}
+
+/// Do this transaction's commits wait for standbys?
+pub fn commits_wait_for_standbys() -> bool {
+    let local = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_LOCAL_FLUSH as i32;
+    // SAFETY: reads settings.
+    unsafe {
+        pg_sys::max_wal_senders > 0
+            && pg_sys::synchronous_commit > local
+            && !pg_sys::SyncRepStandbyNames.is_null()
+            && *pg_sys::SyncRepStandbyNames != 0
+    }
+}

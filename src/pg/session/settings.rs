@@ -1,0 +1,115 @@
+//! The settings `pg_fence.token` and `pg_fence.refusals_kept`.
+
+use crate::pg::encoding::{c_string, push_number};
+use pg_fence_rules::Token;
+use pgrx::pg_sys;
+use std::ffi::{c_char, c_int, c_void, CStr};
+
+static mut TOKEN: *mut c_char = std::ptr::null_mut();
+static mut REFUSALS_KEPT: c_int = 0;
+
+/// The most refused writes that can be kept: about 10 MB.
+const REFUSALS_MAX: c_int = 10_000;
+
+/// Declares the settings; called once, when the library is loaded.
+pub fn declare() {
+    // SAFETY: both are only ever written by Postgres, on this one thread.
+    unsafe {
+        pg_sys::DefineCustomStringVariable(
+            c"pg_fence.token".as_ptr(),
+            c"The fencing token that writes of this session or transaction present.".as_ptr(),
+            c"A positive bigint, or empty for none. Use SET LOCAL behind a connection pooler: a session-level SET leaks to other clients."
+                .as_ptr(),
+            &raw mut TOKEN,
+            c"".as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            // A token for the whole server would be everybody's.
+            (pg_sys::GUC_DISALLOW_IN_FILE | pg_sys::GUC_NOT_IN_SAMPLE) as i32,
+            Some(check),
+            None,
+            None,
+        );
+        pg_sys::DefineCustomIntVariable(
+            c"pg_fence.refusals_kept".as_ptr(),
+            c"How many refused writes fence.refusals keeps.".as_ptr(),
+            c"Read when the first session of a database counts something after a start of the server; each takes 1 kB of shared memory."
+                .as_ptr(),
+            &raw mut REFUSALS_KEPT,
+            256,
+            0,
+            REFUSALS_MAX,
+            // It takes memory of the whole server.
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GUC_NOT_IN_SAMPLE as i32,
+            None,
+            None,
+            None,
+        );
+        pg_sys::MarkGUCPrefixReserved(c"pg_fence".as_ptr());
+    }
+}
+
+/// How many refused writes are to be kept.
+pub fn refusals_kept() -> usize {
+    // SAFETY: reads a setting.
+    usize::try_from(unsafe { REFUSALS_KEPT }).unwrap_or(0)
+}
+
+/// The token that the session or the transaction has set.
+pub fn token() -> Option<Token> {
+    // SAFETY: Postgres keeps the value NUL-terminated.
+    unsafe {
+        if TOKEN.is_null() || *TOKEN == 0 {
+            return None;
+        }
+        parse(CStr::from_ptr(TOKEN).to_bytes())
+    }
+}
+
+/// Sets it until the transaction, or the savepoint, ends.
+pub fn set_local(token: Token) {
+    let mut digits = Vec::with_capacity(20);
+    push_number(&mut digits, token.bigint());
+    let value = c_string(&digits);
+    // SAFETY: both strings are NUL-terminated; the value passes the check.
+    unsafe {
+        pg_sys::set_config_option(
+            c"pg_fence.token".as_ptr(),
+            value,
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_LOCAL,
+            true,
+            0,
+            false,
+        );
+    }
+}
+
+fn parse(text: &[u8]) -> Option<Token> {
+    if text.is_empty() || text.len() > 19 || !text.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let value =
+        text.iter().try_fold(0i64, |n, d| n.checked_mul(10)?.checked_add(i64::from(d - b'0')))?;
+    (value > 0).then_some(Token::from_bigint(value))
+}
+
+unsafe extern "C-unwind" fn check(
+    value: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    _source: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: Postgres passes a NUL-terminated value, or NULL; the detail is static text.
+    unsafe {
+        if (*value).is_null() || **value == 0 || parse(CStr::from_ptr(*value).to_bytes()).is_some()
+        {
+            return true;
+        }
+        pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(
+            c"A fencing token is a positive bigint, as lease_acquire returns it; empty means none."
+                .as_ptr(),
+        );
+        false
+    }
+}

@@ -1,0 +1,150 @@
+//! The transaction: isolation, snapshots, savepoints.
+
+use crate::pg::call::errors::Refusal;
+use crate::pg::raw;
+use pg_fence_rules::Instant;
+use pgrx::pg_sys;
+// By its full path: from 18 on `pg_sys` has another one of that name, which nothing defines.
+use pgrx::pg_sys::htup::HeapTupleHeaderGetXmin;
+use pgrx::{PgSqlErrorCode, PgTryBuilder};
+use std::panic::AssertUnwindSafe;
+
+pub use crate::pg::session::scope::SavepointId;
+
+/// REPEATABLE READ or above?
+pub fn keeps_snapshot() -> bool {
+    // SAFETY: reads a setting of the transaction.
+    unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
+}
+
+/// Has no transaction that has written anything ended since the transaction's snapshot was taken?
+pub fn sees_all_commits() -> bool {
+    let moment = |snapshot: pg_sys::Snapshot| {
+        // SAFETY: a snapshot of this transaction, read at once.
+        unsafe { ((*snapshot).xmax, (*snapshot).xcnt) }
+    };
+    // SAFETY: in a transaction.
+    unsafe { moment(pg_sys::GetLatestSnapshot()) == moment(pg_sys::GetTransactionSnapshot()) }
+}
+
+/// When the transaction began: not later than its snapshot.
+pub fn started_at() -> Instant {
+    // SAFETY: reads transaction state.
+    Instant::from_micros(unsafe { pg_sys::GetCurrentTransactionStartTimestamp() })
+}
+
+/// Is it a transaction of several statements, as far as is known by now?
+pub fn is_block() -> bool {
+    // SAFETY: reads transaction state.
+    unsafe { pg_sys::IsTransactionBlock() }
+}
+
+/// When the client sent the present statement; another one has another time.
+pub fn statement_started_at() -> Instant {
+    // SAFETY: reads transaction state.
+    Instant::from_micros(unsafe { pg_sys::GetCurrentStatementStartTimestamp() })
+}
+
+/// Has this transaction written anything?
+pub fn has_written() -> bool {
+    // SAFETY: reads transaction state.
+    unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
+}
+
+/// The number of this transaction, which is given one if it has none.
+pub fn id() -> u64 {
+    // SAFETY: in a transaction that may write.
+    unsafe { pg_sys::GetTopFullTransactionId().value }
+}
+
+/// Lets later reads of this transaction see what it has just written.
+pub fn see_own_changes() {
+    // SAFETY: as any volatile function may.
+    unsafe { pg_sys::CommandCounterIncrement() };
+}
+
+/// The innermost savepoint, or the transaction itself where it has none.
+pub fn savepoint() -> SavepointId {
+    // SAFETY: reads transaction state.
+    unsafe { raw::GetCurrentSubTransactionId() }
+}
+
+/// Was this row version written by the running transaction?
+///
+/// # Safety
+/// The tuple must be valid.
+pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let xmin = HeapTupleHeaderGetXmin((*tuple).t_data);
+        raw::TransactionIdIsCurrentTransactionId(xmin)
+    }
+}
+
+/// Does work at the transaction's end, where Postgres has no snapshot active any more: triggers, toasted values
+/// and the server's own assertions ask for one. Deferred triggers of that work fire, too.
+pub fn at_the_end(work: impl FnOnce() -> Result<(), Refusal>) -> Result<(), Refusal> {
+    // SAFETY: as Postgres itself fires deferred triggers; an error gives the snapshot back by itself.
+    unsafe {
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        work()?;
+        pg_sys::PopActiveSnapshot();
+        pg_sys::AfterTriggerFireDeferred();
+    }
+    Ok(())
+}
+
+/// May a savepoint be begun, and a sequence be set?
+pub fn may_begin_savepoint() -> bool {
+    // SAFETY: reads transaction state.
+    unsafe { !pg_sys::IsInParallelMode() && !pg_sys::XactReadOnly }
+}
+
+/// Does work in a savepoint of its own. None where it failed, and was undone; only a cancel goes on its way.
+pub fn in_savepoint<T>(work: impl FnOnce() -> T) -> Option<T> {
+    // SAFETY: reads globals of this thread.
+    let (context, owner) = unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
+    // SAFETY: both outlive the savepoint; whoever uses one puts them back.
+    let restore = || unsafe {
+        pg_sys::MemoryContextSwitchTo(context);
+        pg_sys::CurrentResourceOwner = owner;
+    };
+    // SAFETY: either end of it follows below.
+    unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
+    let undo = || {
+        // SAFETY: the work has raised, so the savepoint is still the innermost.
+        unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
+        restore();
+    };
+    PgTryBuilder::new(AssertUnwindSafe(|| {
+        let done = work();
+        // SAFETY: the savepoint is the innermost.
+        unsafe { pg_sys::ReleaseCurrentSubTransaction() };
+        restore();
+        Some(done)
+    }))
+    .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |error| {
+        undo();
+        error.rethrow()
+    })
+    .catch_others(|_| {
+        undo();
+        None
+    })
+    .execute()
+}
+
+/// Was this row version written by another transaction, which is open?
+///
+/// # Safety
+/// The tuple must be valid.
+pub unsafe fn is_others_uncommitted(tuple: pg_sys::HeapTuple) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let header = (*tuple).t_data;
+        let xmin = HeapTupleHeaderGetXmin(header);
+        u32::from((*header).t_infomask) & pg_sys::HEAP_XMIN_COMMITTED == 0
+            && !pg_sys::TransactionIdIsCurrentTransactionId(xmin)
+            && pg_sys::TransactionIdIsInProgress(xmin)
+    }
+}

@@ -1,0 +1,159 @@
+//! Finding the objects of the extension's own schema.
+
+use crate::pg::call::args::text_bytes;
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::call::raise;
+use crate::pg::compat;
+use crate::pg::raw;
+use once_cell::unsync::OnceCell;
+use pgrx::pg_sys;
+use std::cell::{Cell, RefCell};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+thread_local! {
+    static OIDS: RefCell<Vec<(&'static CStr, pg_sys::Oid)>> = const { RefCell::new(Vec::new()) };
+    /// Counts the changes of definitions.
+    static GENERATION: Cell<u64> = const { Cell::new(0) };
+    static VERSION_CHECKED: OnceCell<()> = const { OnceCell::new() };
+}
+
+/// Counts the changes of names, for those who keep something that an oid was looked up for.
+static NAME_CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// The version of this library.
+pub const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Warns, once in each session, when the SQL objects are of another version than the library.
+pub fn check_version() {
+    VERSION_CHECKED.with(|checked| *checked.get_or_init(warn_of_another_version));
+}
+
+fn warn_of_another_version() {
+    if let Some(sql) = sql_version().filter(|sql| sql != LIBRARY_VERSION) {
+        raise::warn(errors::other_version(LIBRARY_VERSION, &sql));
+    }
+}
+
+/// The version of the SQL objects (pg_extension.extversion).
+pub fn sql_version() -> Option<String> {
+    // SAFETY: a catalog scan by name; the value is copied before the scan ends.
+    unsafe {
+        let rel = pg_sys::table_open(pg_sys::ExtensionRelationId, pg_sys::AccessShareLock as i32);
+        let mut key = pg_sys::ScanKeyData::default();
+        pg_sys::ScanKeyInit(
+            &mut key,
+            pg_sys::Anum_pg_extension_extname as i16,
+            pg_sys::BTEqualStrategyNumber as u16,
+            pg_sys::F_NAMEEQ.into(),
+            pg_sys::Datum::from(c"pg_fence".as_ptr()),
+        );
+        let scan = pg_sys::systable_beginscan(
+            rel,
+            pg_sys::ExtensionNameIndexId.into(),
+            true,
+            std::ptr::null_mut(),
+            1,
+            &mut key,
+        );
+        let tuple = pg_sys::systable_getnext(scan);
+        let version = (!tuple.is_null()).then(|| {
+            let column = pg_sys::Anum_pg_extension_extversion as i32;
+            let mut null = false;
+            let value = pg_sys::heap_getattr(tuple, column, (*rel).rd_att, &mut null);
+            String::from_utf8_lossy(&text_bytes(value)).into_owned()
+        });
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(rel, pg_sys::AccessShareLock as i32);
+        version
+    }
+}
+
+/// The oid of a table, index, sequence or view of the schema `fence`; 55000 where there is none. Remembered until a
+/// relation or a schema of the database is changed.
+pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
+    let kept = OIDS.with_borrow(|k| k.iter().find(|(n, _)| *n == name).map(|(_, oid)| *oid));
+    kept.map_or_else(|| look_up(name), Ok)
+}
+
+#[cold]
+fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
+    // SAFETY: catalog look-ups by NUL-terminated names.
+    let oid = unsafe {
+        let schema = pg_sys::get_namespace_oid(c"fence".as_ptr(), true);
+        if schema == pg_sys::InvalidOid {
+            pg_sys::InvalidOid
+        } else {
+            pg_sys::get_relname_relid(name.as_ptr(), schema)
+        }
+    };
+    if oid == pg_sys::InvalidOid {
+        return Err(errors::state_missing(&name.to_string_lossy()));
+    }
+    OIDS.with_borrow_mut(|k| k.push((name, oid)));
+    Ok(oid)
+}
+
+/// Are there tables of the state at all?
+pub fn state_exists() -> bool {
+    state_oid(c"lease").is_ok()
+}
+
+/// Another number once the definition of any relation may have changed, also that of a sequence.
+pub fn generation() -> u64 {
+    GENERATION.get()
+}
+
+/// Takes notice of what other sessions have changed of definitions until now, as taking a lock on a relation does.
+pub fn learn_changes() {
+    // SAFETY: in a transaction.
+    unsafe { compat::guarded(|| raw::AcceptInvalidationMessages()) };
+}
+
+/// Forgets oids when names may have changed, and counts changes; called once, when the library is loaded.
+pub fn register() {
+    // SAFETY: registered once; the functions never raise.
+    unsafe {
+        let nothing = pg_sys::Datum::from(0);
+        pg_sys::CacheRegisterRelcacheCallback(Some(relation_changed), nothing);
+        let sequences = pg_sys::SysCacheIdentifier::SEQRELID as i32;
+        pg_sys::CacheRegisterSyscacheCallback(sequences, Some(sequence_changed), nothing);
+        for cache in [pg_sys::SysCacheIdentifier::NAMESPACEOID, pg_sys::SysCacheIdentifier::RELOID]
+        {
+            pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(names_changed), nothing);
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, _: pg_sys::Oid) {
+    GENERATION.set(GENERATION.get() + 1);
+}
+
+unsafe extern "C-unwind" fn sequence_changed(_: pg_sys::Datum, _: i32, _: u32) {
+    GENERATION.set(GENERATION.get() + 1);
+}
+
+unsafe extern "C-unwind" fn names_changed(_: pg_sys::Datum, _: i32, _: u32) {
+    OIDS.with_borrow_mut(Vec::clear);
+    NAME_CHANGES.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often an oid that was looked up may have become another one's.
+#[inline]
+pub fn name_changes() -> u64 {
+    NAME_CHANGES.load(Ordering::Relaxed)
+}
+
+/// May the current user read it (SELECT on the whole)?
+pub fn readable(oid: pg_sys::Oid) -> bool {
+    // SAFETY: catalog look-up.
+    unsafe {
+        pg_sys::pg_class_aclcheck(oid, pg_sys::GetUserId(), pg_sys::ACL_SELECT as pg_sys::AclMode)
+            == pg_sys::AclResult::ACLCHECK_OK
+    }
+}
+
+/// May the current user see the state of leases?
+pub fn may_see_leases() -> bool {
+    state_oid(c"leases").is_ok_and(readable)
+}

@@ -1,0 +1,455 @@
+//! A row of fence.lease.
+
+use crate::pg::call::args::{bytes_of, text_datum};
+use crate::pg::call::composite::{read_token_array, token_array};
+use crate::pg::compat;
+use crate::pg::locks::session_lock::SessionLock;
+use crate::pg::raw;
+use crate::pg::session::xact;
+use crate::pg::state::row_version::{Location, RowVersion, Seen};
+use pg_fence_rules::grant::{Grant, Mode, Tokens};
+use pg_fence_rules::{Instant, Span, Token};
+use pgrx::pg_sys;
+
+/// How many columns a table of the state may have. A later version of the SQL objects may have added some: they
+/// are kept as they are.
+pub const COLUMNS: usize = 24;
+
+/// Columns of fence.lease by position.
+#[derive(Clone, Copy)]
+enum Column {
+    Name,
+    Slot,
+    Mode,
+    Slots,
+    Holder,
+    SessionLabel,
+    Role,
+    FirstToken,
+    RenewalTokens,
+    ClosingToken,
+    AcquiredAt,
+    RenewedAt,
+    ExpiresAt,
+    EndedAt,
+    TtlUs,
+    Renewals,
+    Metadata,
+    SessionBound,
+}
+
+/// The columns of a row: of one that is there, or to be written.
+#[derive(Clone, Copy)]
+pub struct Fields {
+    values: [pg_sys::Datum; COLUMNS],
+    nulls: [bool; COLUMNS],
+    /// Those that an UPDATE would name, a bit each.
+    named: u32,
+}
+
+/// The types of fence.lease's columns, and whether each may be NULL.
+pub const LEASE: &[(pg_sys::Oid, bool)] = &[
+    (pg_sys::TEXTOID, false),
+    (pg_sys::INT4OID, false),
+    (pg_sys::CHAROID, false),
+    (pg_sys::INT4OID, false),
+    (pg_sys::TEXTOID, true),
+    (pg_sys::TEXTOID, false),
+    (pg_sys::NAMEOID, false),
+    (pg_sys::INT8OID, false),
+    (pg_sys::INT8ARRAYOID, false),
+    (pg_sys::INT8OID, true),
+    (pg_sys::TIMESTAMPTZOID, false),
+    (pg_sys::TIMESTAMPTZOID, false),
+    (pg_sys::TIMESTAMPTZOID, false),
+    (pg_sys::TIMESTAMPTZOID, true),
+    (pg_sys::INT8OID, false),
+    (pg_sys::INT8OID, false),
+    (pg_sys::JSONBOID, true),
+    (pg_sys::BOOLOID, false),
+];
+
+/// A row of fence.lease, copied: it outlives the page that it was read from.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// As the rules see it.
+    pub grant: Grant,
+    /// The ttl last asked for.
+    pub ttl: Span,
+    /// Where it was found.
+    pub location: Location,
+    tuple: pg_sys::HeapTuple,
+    fields: Fields,
+}
+
+/// Who has marked a row as deleted (or replaced).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Deleter {
+    /// Nobody, or a transaction that was rolled back.
+    None,
+    /// A transaction that is open.
+    Open,
+    /// One that has committed since the row was read.
+    Committed,
+}
+
+impl Deleter {
+    /// That of a tuple, at the moment it was read.
+    ///
+    /// # Safety
+    /// The tuple must be valid.
+    pub unsafe fn of(tuple: pg_sys::HeapTuple) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let header = (*tuple).t_data;
+            let mask = u32::from((*header).t_infomask);
+            if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
+                return Deleter::None;
+            }
+            let xmax = (*header).t_choice.t_heap.t_xmax;
+            if pg_sys::TransactionIdIsCurrentTransactionId(xmax) {
+                Deleter::None
+            } else if pg_sys::TransactionIdIsInProgress(xmax) {
+                Deleter::Open
+            } else if pg_sys::TransactionIdDidCommit(xmax) {
+                Deleter::Committed
+            } else {
+                Deleter::None
+            }
+        }
+    }
+}
+
+/// A grant to be written.
+pub struct NewGrant<'a> {
+    /// The name of the lease.
+    pub name: &'a [u8],
+    /// Which of its grants.
+    pub slot: i32,
+    /// Whether it excludes others, and which.
+    pub mode: Mode,
+    /// Who asks, where it names itself.
+    pub holder: Option<&'a [u8]>,
+    /// A description of the session.
+    pub session: &'a [u8],
+    /// The role that may renew and release it.
+    pub role: &'a [u8],
+    /// The token that it is acquired with, which no other grant has.
+    pub token: Token,
+    /// When it begins: the time of the decision.
+    pub now: Instant,
+    /// How long it lives.
+    pub ttl: Span,
+    /// As the caller gave it: a jsonb.
+    pub metadata: Option<pg_sys::Datum>,
+    /// It ends with this session.
+    pub session_bound: bool,
+}
+
+impl Fields {
+    /// All NULL, none named.
+    pub fn empty() -> Self {
+        Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS], named: 0 }
+    }
+
+    /// Those of a new grant.
+    pub fn of_grant(new: &NewGrant) -> Self {
+        let (mode, slots) = match new.mode {
+            Mode::Exclusive => (b'x', 0),
+            Mode::Shared => (b's', 0),
+            Mode::Slots(n) => (b'n', n),
+        };
+        let mut fields = Fields::empty();
+        fields
+            .set(Column::Name, text_datum(new.name))
+            .set(Column::Slot, new.slot)
+            .set(Column::Mode, mode as i8)
+            .set(Column::Slots, slots)
+            .set(Column::SessionLabel, text_datum(new.session))
+            .set(Column::Role, name_datum(new.role))
+            .set(Column::FirstToken, new.token.bigint())
+            .set(Column::RenewalTokens, token_array(&[]))
+            .set(Column::AcquiredAt, new.now.micros())
+            .set(Column::RenewedAt, new.now.micros())
+            .set(Column::ExpiresAt, (new.now + new.ttl).micros())
+            .set(Column::TtlUs, new.ttl.micros())
+            .set(Column::Renewals, 0i64)
+            .set(Column::SessionBound, new.session_bound);
+        if let Some(holder) = new.holder {
+            fields.set(Column::Holder, text_datum(holder));
+        }
+        if let Some(metadata) = new.metadata {
+            fields.set(Column::Metadata, metadata);
+        }
+        fields
+    }
+
+    /// A new grant's over the row that is there: what the library does not know of stays as it is.
+    pub fn over(self, row: &Row) -> Self {
+        let own = LEASE.len();
+        // All but the key, NULLs too.
+        Fields { named: ((1 << own) - 1) & !0b11, ..self.with_rest_of(&row.fields, own) }
+    }
+
+    /// With another row's columns behind its own first ones.
+    pub fn with_rest_of(mut self, other: &Fields, own: usize) -> Self {
+        self.values[own..].copy_from_slice(&other.values[own..]);
+        self.nulls[own..].copy_from_slice(&other.nulls[own..]);
+        self
+    }
+
+    /// The same, of which an UPDATE would name none.
+    pub fn unnamed(self) -> Self {
+        Fields { named: 0, ..self }
+    }
+
+    /// Those of a tuple.
+    ///
+    /// # Safety
+    /// The tuple must be of that row type, which has at most `COLUMNS` columns.
+    pub unsafe fn of(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc) -> Self {
+        let mut fields = Fields::empty();
+        let (values, nulls) = (fields.values.as_mut_ptr(), fields.nulls.as_mut_ptr());
+        // SAFETY: the arrays have a place for each column.
+        unsafe { raw::heap_deform_tuple(tuple, row_type, values, nulls) };
+        fields
+    }
+
+    /// The columns' values, by position; of a NULL, anything.
+    pub fn values(&self) -> [pg_sys::Datum; COLUMNS] {
+        self.values
+    }
+
+    /// Which columns are NULL, by position.
+    pub fn nulls(&self) -> [bool; COLUMNS] {
+        self.nulls
+    }
+
+    /// The columns that an UPDATE would name, a bit each.
+    pub fn named(&self) -> u32 {
+        self.named
+    }
+
+    /// Has a tuple these values in its first columns?
+    ///
+    /// # Safety
+    /// The tuple must be of that row type, which has so many columns.
+    pub unsafe fn are_in(
+        &self,
+        tuple: pg_sys::HeapTuple,
+        row_type: pg_sys::TupleDesc,
+        columns: usize,
+    ) -> bool {
+        // SAFETY: the caller's promise; both values are of the column's type.
+        unsafe {
+            let stored = Fields::of(tuple, row_type);
+            (0..columns).all(|n| {
+                let column = &*compat::attribute(row_type, n);
+                let (by_value, length) = (column.attbyval, i32::from(column.attlen));
+                stored.nulls[n] == self.nulls[n]
+                    && (self.nulls[n]
+                        || compat::guarded(|| {
+                            let (one, other) = (stored.values[n], self.values[n]);
+                            compat::datum_image_eq(one, other, by_value, length)
+                        }))
+            })
+        }
+    }
+
+    /// A tuple of them.
+    ///
+    /// # Safety
+    /// To be called inside `compat::guarded`, with the row type that they are of.
+    pub unsafe fn tuple(&self, row_type: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
+        // SAFETY: as many values as the type has columns, each of its column's type.
+        unsafe {
+            raw::heap_form_tuple(
+                row_type,
+                self.values.as_ptr().cast_mut(),
+                self.nulls.as_ptr().cast_mut(),
+            )
+        }
+    }
+
+    fn set(&mut self, column: Column, value: impl Into<pg_sys::Datum>) -> &mut Self {
+        self.set_at(column as usize, value)
+    }
+
+    /// Sets a column by position.
+    pub fn set_at(&mut self, n: usize, value: impl Into<pg_sys::Datum>) -> &mut Self {
+        self.values[n] = value.into();
+        self.nulls[n] = false;
+        self.named |= 1 << n;
+        self
+    }
+
+    fn get(&self, column: Column) -> Option<pg_sys::Datum> {
+        (!self.nulls[column as usize]).then(|| self.values[column as usize])
+    }
+
+    fn int8(&self, column: Column) -> i64 {
+        self.values[column as usize].value() as i64
+    }
+}
+
+impl Row {
+    /// Reads a copied tuple that was found at that place.
+    ///
+    /// # Safety
+    /// The tuple must be one of fence.lease, and `row_type` that table's.
+    pub unsafe fn new(
+        tuple: pg_sys::HeapTuple,
+        row_type: pg_sys::TupleDesc,
+        location: Location,
+    ) -> Row {
+        // SAFETY: the caller's promise.
+        let fields = unsafe { Fields::of(tuple, row_type) };
+        // SAFETY: an array of bigints.
+        let renewed = fields.get(Column::RenewalTokens).map(|d| unsafe { read_token_array(d) });
+        let closing =
+            fields.get(Column::ClosingToken).map(|d| Token::from_bigint(d.value() as i64));
+        let first = Token::from_bigint(fields.int8(Column::FirstToken));
+        let grant = Grant {
+            slot: fields.int8(Column::Slot) as i32,
+            mode: match fields.int8(Column::Mode) as u8 {
+                b's' => Mode::Shared,
+                b'n' => Mode::Slots(fields.int8(Column::Slots) as i32),
+                _ => Mode::Exclusive,
+            },
+            tokens: Tokens::new(first, &renewed.unwrap_or_default()),
+            closing,
+            // SAFETY: a valid tuple.
+            closed_here: closing.is_some() && unsafe { xact::is_own(tuple) },
+            expires_at: Instant::from_micros(fields.int8(Column::ExpiresAt)),
+            abandoned: false,
+        };
+        let ttl = Span::from_micros(fields.int8(Column::TtlUs));
+        let mut row = Row { grant, ttl, location, tuple, fields };
+        row.grant.abandoned = row.is_abandoned();
+        row
+    }
+
+    /// Has the session ended that the grant was to end with? Asked at each look: whoever decides has looked at the row
+    /// after taking the grant's lock.
+    fn is_abandoned(&self) -> bool {
+        self.grant.closing.is_none()
+            && self.fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
+            && !SessionLock::of(self.grant.tokens.first()).is_held()
+    }
+
+    /// Is a tuple, found at the same place, this very version? Then takes over who is deleting it by now.
+    ///
+    /// # Safety
+    /// The tuple must be valid.
+    pub unsafe fn is_still(&self, tuple: pg_sys::HeapTuple) -> bool {
+        // SAFETY: the caller's promise; the copy is this row's own.
+        unsafe {
+            if RowVersion::of(tuple) != self.version() {
+                return false;
+            }
+            let (now, then) = ((*tuple).t_data, (*self.tuple).t_data);
+            (*then).t_choice.t_heap.t_xmax = (*now).t_choice.t_heap.t_xmax;
+            (*then).t_infomask = (*now).t_infomask;
+            true
+        }
+    }
+
+    /// The same version, looked at again.
+    pub fn looked_at_again(&self) -> Row {
+        let mut row = *self;
+        row.grant.abandoned = row.is_abandoned();
+        row
+    }
+
+    /// Its columns after a renewal.
+    pub fn renewed(&self, token: Token, now: Instant, ttl: Span) -> Fields {
+        let mut fields = self.fields.unnamed();
+        fields
+            .set(Column::RenewalTokens, token_array(self.grant.tokens.renew(token).renewed()))
+            .set(Column::RenewedAt, now.micros())
+            .set(Column::ExpiresAt, (now + ttl).micros())
+            .set(Column::TtlUs, ttl.micros())
+            .set(Column::Renewals, self.fields.int8(Column::Renewals) + 1);
+        fields
+    }
+
+    /// Its columns when it is closed.
+    pub fn closed(&self, closing: Token, now: Instant) -> Fields {
+        let mut fields = self.fields.unnamed();
+        fields.set(Column::ClosingToken, closing.bigint()).set(Column::EndedAt, now.micros());
+        fields
+    }
+
+    fn text(&self, column: Column) -> Option<&[u8]> {
+        // SAFETY: only asked for text columns; the tuple is a copy that outlives the row.
+        self.fields.get(column).map(|d| unsafe { bytes_of(d) })
+    }
+
+    /// The name of the lease, in the database's encoding.
+    pub fn name(&self) -> &[u8] {
+        self.text(Column::Name).unwrap_or_default()
+    }
+
+    /// The holder, where it named itself.
+    pub fn holder(&self) -> Option<&[u8]> {
+        self.text(Column::Holder)
+    }
+
+    /// The session that acquired it.
+    pub fn session(&self) -> &[u8] {
+        self.text(Column::SessionLabel).unwrap_or_default()
+    }
+
+    /// The role that acquired it.
+    pub fn role(&self) -> &[u8] {
+        let name = self.fields.get(Column::Role).map(|d| d.cast_mut_ptr::<pg_sys::NameData>());
+        // SAFETY: a name is 64 bytes, NUL-terminated.
+        name.map(|name| unsafe { std::ffi::CStr::from_ptr((*name).data.as_ptr()) }.to_bytes())
+            .unwrap_or_default()
+    }
+
+    /// Since when it is over, or will be.
+    pub fn over_since(&self) -> Instant {
+        self.fields
+            .get(Column::EndedAt)
+            .map_or(self.grant.expires_at, |d| Instant::from_micros(d.value() as i64))
+    }
+
+    /// Is somebody deleting it?
+    pub fn deleter(&self) -> Deleter {
+        // SAFETY: a copied tuple; its xmax is that of the moment it was read.
+        unsafe { Deleter::of(self.tuple) }
+    }
+
+    /// The tuple that was read.
+    pub fn tuple(&self) -> pg_sys::HeapTuple {
+        self.tuple
+    }
+
+    /// Which version it is.
+    pub fn version(&self) -> RowVersion {
+        // SAFETY: a copied tuple.
+        unsafe { RowVersion::of(self.tuple) }
+    }
+
+    /// What it is to be known again by.
+    pub fn seen(&self) -> Seen {
+        Seen { location: self.location, version: self.version() }
+    }
+
+    /// Was this version written by the transaction that is asking?
+    pub fn written_here(&self) -> bool {
+        // SAFETY: a copied tuple.
+        unsafe { xact::is_own(self.tuple) }
+    }
+}
+
+fn name_datum(name: &[u8]) -> pg_sys::Datum {
+    // SAFETY: palloc0 gives a whole, zeroed name; at most 63 bytes are copied.
+    unsafe {
+        let data = pg_sys::palloc0(std::mem::size_of::<pg_sys::NameData>()).cast::<u8>();
+        let length = name.len().min(pg_sys::NAMEDATALEN as usize - 1);
+        std::ptr::copy_nonoverlapping(name.as_ptr(), data, length);
+        pg_sys::Datum::from(data)
+    }
+}

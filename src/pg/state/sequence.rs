@@ -1,0 +1,223 @@
+//! Sequences read and set without SQL: the callers of the extension have no rights on them.
+
+use crate::pg::compat;
+use crate::pg::locks::relation_lock::{self, Wait};
+use crate::pg::raw;
+use crate::pg::state::relation;
+use pgrx::pg_sys;
+use std::cell::RefCell;
+
+/// What a sequence's page says.
+#[derive(Clone, Copy, Debug)]
+pub struct State {
+    /// Its last value; None when never called.
+    pub last: Option<i64>,
+    /// The log record that the page was last changed by.
+    at: u64,
+}
+
+/// An unlogged sequence: any recovery empties it.
+#[derive(Clone, Copy, Debug)]
+pub struct Unlogged {
+    /// Its last value; None when never called since the recovery.
+    pub last: Option<i64>,
+    /// The file that it is in: another one after each ALTER SEQUENCE.
+    pub file: u32,
+}
+
+#[repr(C)]
+struct SequenceData {
+    last_value: i64,
+    log_cnt: i64,
+    is_called: bool,
+}
+
+/// The leading columns of catalog pg_sequence (pgrx binds no struct for it).
+#[repr(C)]
+struct SequenceForm {
+    seqrelid: u32,
+    seqtypid: u32,
+    seqstart: i64,
+    seqincrement: i64,
+    seqmax: i64,
+    seqmin: i64,
+    seqcache: i64,
+    seqcycle: bool,
+}
+
+/// What decides whether a sequence's values are fit to be tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Definition {
+    /// A crash does not empty it, for it is in WAL.
+    pub logged: bool,
+    /// How far apart its values are; negative where it descends.
+    pub increment: i64,
+    /// How many values a session takes at once: above 1, sessions draw out of order.
+    pub cache: i64,
+    /// It begins anew at its end, and so gives values twice.
+    pub cycle: bool,
+    /// It was rewritten by this transaction, which may yet be rolled back, and its values with it.
+    pub rewritten_here: bool,
+}
+
+/// Where the page of a sequence is, as long as no definition changes.
+#[derive(Clone, Copy)]
+struct Page {
+    sequence: pg_sys::Oid,
+    file: raw::File,
+    buffer: pg_sys::Buffer,
+    generation: u64,
+}
+
+thread_local! {
+    static PAGES: RefCell<Vec<Page>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads the page of a sequence: no permission, no transaction id, no WAL. Waits for nobody but who is dropping it.
+pub fn read(oid: pg_sys::Oid) -> State {
+    remembered(oid).unwrap_or_else(|| {
+        // SAFETY: the relation is locked and open.
+        let (state, page) = unsafe {
+            compat::guarded(|| {
+                let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
+                let (generation, file) = (relation::generation(), compat::files(&*rel));
+                let buffer = raw::ReadBuffer(rel, 0);
+                let state = read_page(buffer);
+                // Not kept: maintenance of the sequence would wait for whoever has only looked.
+                raw::relation_close(rel, pg_sys::AccessShareLock as i32);
+                (state, Page { sequence: oid, file, buffer, generation })
+            })
+        };
+        PAGES.with_borrow_mut(|pages| {
+            pages.retain(|known| known.sequence != oid);
+            pages.push(page);
+        });
+        state
+    })
+}
+
+/// Reads the page where it was last found. None where it is not there any more, or may be in another file by now.
+fn remembered(oid: pg_sys::Oid) -> Option<State> {
+    let page =
+        PAGES.with_borrow(|pages| pages.iter().find(|page| page.sequence == oid).copied())?;
+    // SAFETY: who puts the sequence into another file has said so before anybody can write there; the buffer is one
+    // that the page has been in.
+    unsafe {
+        compat::guarded(|| {
+            raw::AcceptInvalidationMessages();
+            let is_there = page.generation == relation::generation()
+                && compat::pin_recent(page.file, 0, page.buffer);
+            is_there.then(|| read_page(page.buffer))
+        })
+    }
+}
+
+/// Reads a sequence's page and gives back its pin.
+///
+/// # Safety
+/// To be called inside `compat::guarded`, with the pinned buffer of the first page of a sequence.
+unsafe fn read_page(buffer: pg_sys::Buffer) -> State {
+    // SAFETY: the caller's promise; the page is locked while it is read, and a sequence has its one tuple as item 1.
+    unsafe {
+        raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
+        let header = compat::first_item(pg_sys::BufferGetPage(buffer));
+        let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
+        let data = &*header.add(hoff).cast::<SequenceData>();
+        let last = data.is_called.then_some(data.last_value);
+        let at = raw::BufferGetLSNAtomic(buffer);
+        raw::UnlockReleaseBuffer(buffer);
+        State { last, at }
+    }
+}
+
+/// Reads an unlogged sequence; not for a standby, which has no page of it. None where it is logged, or has no
+/// page: under wal_level = minimal, a crash soon after CREATE DATABASE may leave a copy without.
+pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
+    // SAFETY: the relation is locked and open while it is looked at, the page pinned and locked.
+    let (readable, file) = unsafe {
+        compat::guarded(|| {
+            let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
+            let unlogged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED;
+            let readable = unlogged && compat::has_first_page(rel);
+            let file = compat::file(&*rel);
+            raw::relation_close(rel, pg_sys::AccessShareLock as i32);
+            (readable, file)
+        })
+    };
+    readable.then(|| Unlogged { last: read(oid).last, file })
+}
+
+/// As `read_unlogged`, without waiting for whoever has locked the sequence: then it is None altogether.
+pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
+    let mode = pg_sys::AccessShareLock as i32;
+    relation_lock::take(oid, mode, Wait::Never).then(|| {
+        let found = read_unlogged(oid);
+        // SAFETY: taken just now.
+        unsafe { pg_sys::UnlockRelationOid(oid, mode) };
+        found
+    })
+}
+
+/// Takes the lock that `set` takes, without waiting for whoever has locked the sequence.
+pub fn try_lock(oid: pg_sys::Oid) -> bool {
+    relation_lock::take(oid, pg_sys::RowExclusiveLock as i32, Wait::Never)
+}
+
+/// The next value; takes a transaction id only in a draw that is logged. Raises 2200H where there is none.
+pub fn next(oid: pg_sys::Oid) -> i64 {
+    // SAFETY: raises Postgres's own error where the oid is no sequence or is exhausted.
+    unsafe { compat::guarded(|| compat::nextval_internal(oid, false)) }
+}
+
+/// Sets the last value so that no crash undoes it. The caller holds the jump's lock.
+pub fn set_durably(oid: pg_sys::Oid, value: i64) {
+    set(oid, value);
+    let record = read(oid).at;
+    // SAFETY: the position is one that this server has written.
+    unsafe { pg_sys::XLogFlush(record) };
+}
+
+/// Sets the last value, without a transaction. The caller holds the lock that others take to do the same.
+pub fn set(oid: pg_sys::Oid, value: i64) {
+    let mut user = pg_sys::InvalidOid;
+    let mut context = 0;
+    // SAFETY: setval asks for rights, so it runs as the sequence's owner, in a security context in which
+    // nothing of the caller's can run; an error restores the user with the transaction.
+    unsafe {
+        let rel = pg_sys::relation_open(oid, pg_sys::AccessShareLock as i32);
+        let owner = (*(*rel).rd_rel).relowner;
+        pg_sys::relation_close(rel, pg_sys::AccessShareLock as i32);
+        pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
+        let local = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
+        pg_sys::SetUserIdAndSecContext(owner, context | local as i32);
+        pgrx::direct_function_call::<i64>(
+            pg_sys::setval_oid,
+            &[Some(pg_sys::Datum::from(oid)), Some(pg_sys::Datum::from(value))],
+        );
+        pg_sys::SetUserIdAndSecContext(user, context);
+    }
+}
+
+/// Its definition, which nobody changes until the transaction ends; None when it is no sequence.
+pub fn definition(oid: pg_sys::Oid) -> Option<Definition> {
+    // SAFETY: the relation is open while it is looked at; a catalog tuple is valid until released, and its
+    // fixed columns are laid out as declared above.
+    unsafe {
+        compat::guarded(|| {
+            let rel = raw::relation_open(oid, pg_sys::RowExclusiveLock as i32);
+            let logged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT;
+            let rewritten_here = compat::is_rewritten(&*rel);
+            raw::relation_close(rel, pg_sys::NoLock as i32);
+            let cache = pg_sys::SysCacheIdentifier::SEQRELID as i32;
+            let tuple = raw::SearchSysCache1(cache, pg_sys::Datum::from(oid));
+            if tuple.is_null() {
+                return None;
+            }
+            let form = &*pg_sys::GETSTRUCT(tuple).cast::<SequenceForm>();
+            let (increment, cycle) = (form.seqincrement, form.seqcycle);
+            let cache = form.seqcache;
+            raw::ReleaseSysCache(tuple);
+            Some(Definition { logged, increment, cache, cycle, rewritten_here })
+        })
+    }
+}
