@@ -242,6 +242,24 @@ async fn a_grant_that_nobody_waits_for_is_given_back() {
 }
 
 #[tokio::test]
+async fn a_grant_that_comes_while_its_wait_is_given_up_is_given_back() {
+    let shop = Shop::new("late_grant").await;
+    let before = tasks();
+    for round in 0..40 {
+        let first = shop.lease().await;
+        let mut waits = Box::pin(shop.fence.lease(shop.order()).ttl(LONG).wait(LONG).acquire());
+        assert!(tokio::time::timeout(Duration::from_millis(30), waits.as_mut()).await.is_err());
+        let releases = tokio::spawn(async move { first.release().await });
+        // Before, during and after the hand-over.
+        tokio::time::sleep(Duration::from_micros(100 * round)).await;
+        drop(waits);
+        releases.await.unwrap().unwrap();
+        wait_until("its tasks have ended", async || tasks() == before).await;
+        assert!(!shop.is_held("late_grant:7").await, "in round {round}");
+    }
+}
+
+#[tokio::test]
 async fn the_longest_ttl_can_be_renewed() {
     let shop = Shop::new("longest_ttl").await;
     let year = Duration::from_secs(366 * 24 * 3600);
