@@ -63,7 +63,6 @@ impl Keeper {
             self.give_back().await;
         }
         self.own.close().await;
-        self.shared.finish();
     }
 
     // Acquire
@@ -78,7 +77,10 @@ impl Keeper {
             before = Moment::now();
             match self.call_renew().await {
                 Ok(Some(_)) => self.shared.granted(token, self.shared.hooks.counts_from(before)),
-                Ok(None) => return Ok(false),
+                Ok(None) => {
+                    self.shared.released();
+                    return Ok(false);
+                }
                 Err(error) => {
                     self.give_back().await;
                     return Err(error);
@@ -231,6 +233,14 @@ impl Keeper {
                 self.shared.released();
             }
         }
+    }
+}
+
+impl Drop for Keeper {
+    /// At its end, or because its runtime is gone: then nobody renews any more, and nobody watches the deadline.
+    fn drop(&mut self) {
+        self.shared.lose(Reason::Deadline, None);
+        self.shared.finish();
     }
 }
 

@@ -46,7 +46,8 @@ impl Shop {
             "DROP TABLE IF EXISTS {name};
              CREATE TABLE {name} (id bigint PRIMARY KEY, status text);
              INSERT INTO {name} VALUES (7, 'new');
-             SELECT fence_protect('{name}', lease => '{name}:{{id}}')"
+             SELECT fence_protect('{name}', lease => '{name}:{{id}}');
+             SELECT lease_revoke('{name}:7')"
         );
         admin.batch_execute(&sql).await.unwrap();
         Shop { admin, fence: Fence::new(&url()).unwrap(), name }
@@ -319,6 +320,20 @@ async fn work_that_blocks_its_heartbeat_is_told() {
     assert!(lease.release().await.is_err());
 }
 
+#[tokio::test]
+async fn a_lease_whose_runtime_is_gone_is_lost() {
+    let other = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let shop = Shop::new("no_runtime").await;
+    let fence = shop.fence.clone().on(other.handle().clone());
+    let lease = fence.lease(shop.order()).ttl(LONG).acquire().await.unwrap();
+    let loss = tokio::spawn(lease.lost());
+    other.shutdown_background();
+    let loss = tokio::time::timeout(PATIENCE, loss).await.unwrap().unwrap();
+    assert_eq!(loss.unwrap().reason(), Reason::Deadline);
+    assert!(tokio::time::timeout(PATIENCE, lease.release()).await.unwrap().is_err());
+    assert!(fence.lease(shop.order()).acquire().await.is_err());
+}
+
 // Transactions
 
 #[tokio::test]
@@ -522,7 +537,7 @@ async fn a_loss_ends_a_statement_that_hangs() {
             false => lease.guard(&mut connected).await.unwrap(),
         };
         shop.revoke().await;
-        let slept = tokio::time::timeout(PATIENCE, guarded.batch_execute("SELECT pg_sleep(20)"))
+        let slept = tokio::time::timeout(PATIENCE, guarded.batch_execute("SELECT pg_sleep(10)"))
             .await
             .unwrap();
         assert_eq!(lost_by(&slept.unwrap_err()), Reason::Gone);
