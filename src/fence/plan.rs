@@ -27,7 +27,7 @@ pub struct Plan {
     pub verified: bool,
     /// How many triggers deep the statement is, where that matters: on a partition.
     pub depth: usize,
-    /// How many rows had been inserted when the statement last offered one.
+    /// How many rows had been inserted when the statement last offered one; None after an update.
     pub offered: Cell<Option<i64>>,
 }
 
@@ -76,7 +76,7 @@ impl Plan {
                 "fenced() takes at most {MOST} arguments"
             )));
         }
-        let arguments = TriggerArguments::new(given.iter().map(Vec::as_slice));
+        let arguments = TriggerArguments::new(given);
         let column = fence_column(&columns, arguments.fence_column)?;
         let (order, managed) = order(arguments.mode)?;
         let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;

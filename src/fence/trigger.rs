@@ -61,23 +61,21 @@ fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
 
 /// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
 fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
+    count(call, plan);
     let columns = call.columns();
     let (old, new) = (call.old(), call.new_row());
     let fence = |row: Tuple| columns.token(row, &plan.column);
     let named = || call.event() != Event::Update || call.names(&plan.column);
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
-        count(call, plan);
         write.named = named();
         return replicated(call, plan, &write);
     }
     if plan.moves && call.event() == Event::Delete && leaves(call, plan, old) {
+        statistics::row_was_judged_before();
         return Ok(call.pass(old));
     }
     let moves_here = plan.moves && call.event() == Event::Insert;
-    if !(moves_here && row_moves::arrives(plan.depth)) {
-        count(call, plan);
-    }
     let arriving = if moves_here { arriving::<MANAGED>(plan, &write)? } else { None };
     if MANAGED && old.is_none() && arriving.is_none() {
         if let Duty::Manage { unfenced_insert: true } = plan.duty {
@@ -160,20 +158,34 @@ fn guard_leases(
     leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)))
 }
 
-/// Counts a row that is judged. One that is offered and then updated instead (ON CONFLICT) counts once: nothing was
-/// inserted in between.
-#[inline]
+/// Counts a row that is judged. Most rows are updated or deleted by a statement that has inserted none, and need no
+/// closer look.
+#[inline(always)]
 fn count(call: &TriggerCall, plan: &Plan) {
     if known_bugs::NO_COUNTING {
         return;
     }
-    let offered = plan.offered.take();
-    match call.event() {
-        Event::Insert => plan.offered.set(Some(call.rows_inserted())),
-        Event::Update if offered.is_some() && offered == Some(call.rows_inserted()) => return,
-        _ => {}
+    let inserts = call.event() == Event::Insert || plan.offered.get().is_some();
+    if !inserts || is_new(call, plan) {
+        statistics::judged_row();
     }
-    statistics::judged_row();
+}
+
+/// Has the row not been counted yet? One that arrives from another partition was when it was updated there. One that is
+/// offered and then updated instead (ON CONFLICT) was when it was offered: nothing was inserted in between.
+#[inline(never)]
+fn is_new(call: &TriggerCall, plan: &Plan) -> bool {
+    match call.event() {
+        Event::Insert if plan.moves && row_moves::arrives(plan.depth) => false,
+        Event::Insert => {
+            plan.offered.set(Some(call.rows_inserted()));
+            true
+        }
+        event => {
+            let offered = plan.offered.take();
+            event != Event::Update || offered != Some(call.rows_inserted())
+        }
+    }
 }
 
 /// What administrators may know of a refused write, whatever its writer may.

@@ -28,7 +28,7 @@ struct Changed {
 
 /// Does somebody wait for this lease?
 pub fn somebody_waits(name: &[u8]) -> bool {
-    LockTag::line(name).is_had_by_others(SOMEBODY_WAITS.mode)
+    LockTag::line(name).is_had_already(SOMEBODY_WAITS.mode)
 }
 
 /// Wakes the head of the line now.

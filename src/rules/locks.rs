@@ -112,7 +112,7 @@ const fn at_once(lock: Lock, mode: LockMode) -> LockStep {
 
 /// Who waits for a lease becomes the head of its line, until it stops waiting.
 pub const HEAD_OF_LINE: LockStep = waiting(Lock::Line, LockMode::Own);
-/// A try asks whether somebody waits, and gives it back at once.
+/// A try asks whether somebody has a lock that is in the way of this one: who waits has a head. It takes nothing.
 pub const SOMEBODY_WAITS: LockStep = at_once(Lock::Line, LockMode::Probe);
 /// An exclusive acquire takes slot 0 and then every other slot that has a row, until the transaction ends.
 pub const ACQUIRE_ALONE: LockStep = at_once(Lock::Grant, LockMode::Own);

@@ -15,7 +15,7 @@ use crate::known_bugs;
 use crate::pg::session::scope;
 use pg_fence_rules::Instant;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// What has a number of its own, in the order in which the segment has them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,13 +52,21 @@ pub enum Counter {
     Jumps,
 }
 
+impl Counter {
+    const fn bit(self) -> u32 {
+        1 << self as u32
+    }
+}
+
 /// How many there are.
 const COUNTERS: usize = Counter::Jumps as usize + 1;
+const _: () = assert!(COUNTERS <= u32::BITS as usize);
 
 /// What this session has counted and not yet added. (A backend has one thread: these are plain additions.)
 static PENDING: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
-/// Something is pending beside the rows that were judged.
-static CALLS: AtomicBool = AtomicBool::new(false);
+/// Which of them are not zero, a bit each, so that a transaction's end need not look at all. The rows that were judged
+/// have no bit here, for setting it would cost each row; their number is looked at instead.
+static CALLS: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     /// Since when this session stands in line: a session that is terminated there has waited, too.
@@ -77,8 +85,7 @@ pub fn add(counter: Counter, number: usize) {
     if known_bugs::NO_COUNTING {
         return;
     }
-    pend(counter, number as u64);
-    CALLS.store(true, Ordering::Relaxed);
+    pend_call(counter, number as u64);
     prepare();
 }
 
@@ -88,6 +95,20 @@ pub fn judged_row() {
     if !known_bugs::NO_COUNTING {
         pend(Counter::WritesChecked, 1);
     }
+}
+
+/// Takes back what `judged_row` has just counted: the row was counted earlier in the same statement.
+pub fn row_was_judged_before() {
+    if !known_bugs::NO_COUNTING {
+        // One less: the sum wraps around.
+        pend(Counter::WritesChecked, u64::MAX);
+    }
+}
+
+#[inline]
+fn pend_call(counter: Counter, number: u64) {
+    pend(counter, number);
+    CALLS.store(CALLS.load(Ordering::Relaxed) | counter.bit(), Ordering::Relaxed);
 }
 
 #[inline(always)]
@@ -122,38 +143,38 @@ impl Drop for InLine {
 
 fn leave_line() {
     if let Some(since) = WAITING.take() {
-        pend(Counter::WaitTime, u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX));
+        pend_call(
+            Counter::WaitTime,
+            u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX),
+        );
     }
 }
 
 /// Adds what is pending to the segment; called at the end of each transaction, when nothing may fail any more.
 fn flush() {
-    let calls = CALLS.load(Ordering::Relaxed);
-    if calls || PENDING[Counter::WritesChecked as usize].load(Ordering::Relaxed) != 0 {
-        flush_pending(calls);
+    if CALLS.load(Ordering::Relaxed) & Counter::Waits.bit() != 0 {
+        leave_line();
+    }
+    let mut pending = CALLS.load(Ordering::Relaxed);
+    if PENDING[Counter::WritesChecked as usize].load(Ordering::Relaxed) != 0 {
+        pending |= Counter::WritesChecked.bit();
+    }
+    if pending != 0 {
+        add_to_segment(pending);
     }
 }
 
-fn flush_pending(calls: bool) {
-    if calls {
-        leave_line();
-    }
-    let move_over = |shared: &AtomicU64, pending: &AtomicU64| {
-        let number = pending.load(Ordering::Relaxed);
-        if number != 0 {
-            shared.fetch_add(number, Ordering::Relaxed);
-            pending.store(0, Ordering::Relaxed);
-        }
-    };
+/// Adds the counters that have these bits. Without a segment they stay pending.
+fn add_to_segment(mut pending: u32) {
     segment::with(|segment| {
-        if calls {
-            let both = segment.counters().iter().zip(&PENDING);
-            both.for_each(|(shared, pending)| move_over(shared, pending));
-            CALLS.store(false, Ordering::Relaxed);
-        } else {
-            let rows = Counter::WritesChecked as usize;
-            move_over(&segment.counters()[rows], &PENDING[rows]);
+        let shared = segment.counters();
+        while pending != 0 {
+            let at = pending.trailing_zeros() as usize;
+            shared[at].fetch_add(PENDING[at].load(Ordering::Relaxed), Ordering::Relaxed);
+            PENDING[at].store(0, Ordering::Relaxed);
+            pending &= pending - 1;
         }
+        CALLS.store(0, Ordering::Relaxed);
     });
 }
 

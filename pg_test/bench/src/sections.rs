@@ -36,4 +36,5 @@ pub const ALL: &[Subject] = &[
     subject("growth", growth::measure),
     subject("startup", startup::measure),
     subject("instructions", instructions::measure),
+    subject("counting", instructions::measure_counting),
 ];

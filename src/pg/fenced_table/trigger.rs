@@ -180,14 +180,12 @@ impl TriggerCall {
     }
 
     /// The arguments of CREATE TRIGGER.
-    pub fn arguments(&self) -> Vec<Vec<u8>> {
+    pub fn arguments(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        // SAFETY: as above; the trigger's description lives as long as the statement.
+        let trigger = unsafe { &*(*self.data).tg_trigger };
         // SAFETY: tgargs has tgnargs NUL-terminated strings.
-        unsafe {
-            let trigger = &*(*self.data).tg_trigger;
-            (0..trigger.tgnargs as usize)
-                .map(|i| CStr::from_ptr(*trigger.tgargs.add(i)).to_bytes().to_vec())
-                .collect()
-        }
+        (0..trigger.tgnargs as usize)
+            .map(|i| unsafe { CStr::from_ptr(*trigger.tgargs.add(i)).to_bytes() })
     }
 
     /// What was kept for this trigger in this statement, made at its first row.

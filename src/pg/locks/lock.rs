@@ -152,6 +152,12 @@ impl LockTag {
         is_had_by_others(&self.0, mode)
     }
 
+    /// Has another transaction a lock that keeps this one from being had in that mode? Nothing is taken to find that
+    /// out, so that nobody is in anybody's way. It says nothing of those who only wait for a lock.
+    pub fn is_had_already(&self, mode: LockMode) -> bool {
+        !self.conflicts(mode).is_empty()
+    }
+
     /// Its entry in the lock table.
     fn entry(&self) -> lock_count::Entry {
         let key = u64::from(self.0.locktag_field2) << 32 | u64::from(self.0.locktag_field3);
@@ -179,7 +185,7 @@ impl LockTag {
         }
     }
 
-    /// Who holds a lock that conflicts with this mode, but for this backend.
+    /// Who holds a lock that conflicts with this mode, but for this backend. Looks only.
     pub fn conflicts(&self, mode: LockMode) -> Vec<pg_sys::VirtualTransactionId> {
         let mut count: c_int = 0;
         // SAFETY: gives back `count` entries, with room for every session of the server.

@@ -5,17 +5,27 @@ use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
 use anyhow::{anyhow, ensure, Result};
-use count::{counted, MARK};
+use count::{counted, Part, MARK};
 use pg_test::cluster::Builder;
 use pg_test::extension::Extension;
 use pg_test::prefix::Prefix;
 use pg_test::setup::Package;
-use pg_test::{majors, Shutdown};
+use pg_test::{majors, process, Cluster, Shutdown};
+use std::process::Command;
 use std::sync::Arc;
 use steps::{chosen, Course, Kind, COUNTING, LOOP, MINIMAL, NONE, ONE, STEPS};
 
 mod count;
 mod steps;
+
+/// Instructions a call of a step.
+struct Counted {
+    /// The step's place.
+    place: usize,
+    all: f64,
+    /// Those in the extension's own library.
+    ours: f64,
+}
 
 /// Counts, where valgrind is installed.
 pub fn measure(bench: &Workbench) -> Result<Section> {
@@ -25,47 +35,79 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
          the difference between twice as many calls and as many, over their number. Neither the network nor \
          the disk nor waiting is in it, and nothing is random.",
     );
-    if !Package::new("valgrind", "/usr/bin/valgrind").is_installed() {
-        bench.skip("instructions", &anyhow!("the package valgrind is not installed"));
-        return Ok(section);
-    }
-    match count(bench, bench.lab.builder(), chosen(bench.options.short)) {
-        Ok(counts) => {
-            show(&mut section, &counts);
-            // Another build of the extension: not for a short run.
-            if !bench.options.short {
-                match uncounted(bench) {
-                    Ok(without) => show_counting(&mut section, &counts, &without),
-                    Err(why) => bench.skip("instructions, what counting takes", &why),
-                }
-            }
+    if is_possible(bench, "instructions") {
+        if let Err(why) = count_and_show(bench, &mut section) {
+            bench.skip("instructions", &why);
         }
-        Err(why) => bench.skip("instructions", &why),
     }
     Ok(section)
 }
 
-/// As `count`, with a library that does not count for `fence.stats`.
-fn uncounted(bench: &Workbench) -> Result<Vec<(usize, f64)>> {
-    bench.progress("instructions: building a library that counts nothing");
+/// What it takes to count for `fence.stats`.
+pub fn measure_counting(bench: &Workbench) -> Result<Section> {
+    let mut section = Section::new("Counting");
+    section.note(
+        "What it takes to count for `fence.stats`: the same calls on copies of the same data, by the library and by \
+         one that is built without counting. Instructions within that library only: counting calls nothing of the \
+         server in a session that has counted before, and what the server does varies with where a row lies.",
+    );
+    // Another build of the extension: not for a short run.
+    if !bench.options.short && is_possible(bench, "counting") {
+        if let Err(why) = compare_counting(bench, &mut section) {
+            bench.skip("counting", &why);
+        }
+    }
+    Ok(section)
+}
+
+fn is_possible(bench: &Workbench, what: &str) -> bool {
+    let is_installed = Package::new("valgrind", "/usr/bin/valgrind").is_installed();
+    if !is_installed {
+        bench.skip(what, &anyhow!("the package valgrind is not installed"));
+    }
+    is_installed
+}
+
+fn count_and_show(bench: &Workbench, section: &mut Section) -> Result<()> {
+    let (cluster, course) = lay(bench)?;
+    show(section, &count(bench, &cluster, &course, &chosen(bench.options.short))?);
+    Ok(())
+}
+
+fn compare_counting(bench: &Workbench, section: &mut Section) -> Result<()> {
+    let is_shown =
+        |place: &usize| COUNTING.iter().any(|(kind, name, _)| STEPS[*place].is(*kind, name));
+    let places: Vec<usize> = (0..STEPS.len()).filter(is_shown).collect();
+    let (cluster, course) = lay(bench)?;
+    let without = uncounted_copy(bench, &cluster)?;
+    let with = count(bench, &cluster, &course, &places)?;
+    show_counting(section, &with, &count(bench, &without, &course, &places)?);
+    Ok(())
+}
+
+/// The same data, with a library that does not count for `fence.stats`.
+fn uncounted_copy(bench: &Workbench, cluster: &Cluster) -> Result<Cluster> {
+    bench.progress("counting: building a library that counts nothing");
     let installation = majors::chosen()?;
     let extension = Extension::build_with_bug(&installation, "no-counting")?;
     let prefix = Arc::new(Prefix::copy(bench.lab.rundir().clone(), &installation)?);
     prefix.install(&extension)?;
-    let is_shown =
-        |place: &usize| COUNTING.iter().any(|(kind, name, _)| STEPS[*place].is(*kind, name));
-    count(bench, Builder::new(prefix), (0..STEPS.len()).filter(is_shown).collect())
+    Builder::new(prefix).create_by(|_, data| {
+        let mut copy = Command::new("cp");
+        process::as_server_user(&mut copy)?;
+        process::output_of(copy.arg("-a").arg(cluster.data()).arg(data)).map(drop)
+    })
 }
 
 /// What counting takes of a step: the difference to a library that does not.
-fn show_counting(section: &mut Section, with: &[(usize, f64)], without: &[(usize, f64)]) {
+fn show_counting(section: &mut Section, with: &[Counted], without: &[Counted]) {
     let mut table = Table::new(
-        "what counting for fence.stats takes",
-        &["", "instructions", "without counting", "counting"],
+        "instructions within the library of the extension",
+        &["", "counting", "not counting", "difference"],
     );
     for (kind, name, bound) in COUNTING {
-        let of = |counts: &[(usize, f64)]| {
-            counts.iter().find(|(place, _)| STEPS[*place].is(*kind, name)).map(|(_, n)| *n)
+        let of = |counts: &[Counted]| {
+            counts.iter().find(|c| STEPS[c.place].is(*kind, name)).map(|c| c.ours)
         };
         let (Some(with), Some(without)) = (of(with), of(without)) else { continue };
         let title = format!("{name}, {}", kind.unit());
@@ -83,36 +125,61 @@ fn show_counting(section: &mut Section, with: &[(usize, f64)], without: &[(usize
     section.tables.push(table);
 }
 
-/// Instructions a call of each step, by its place.
-fn count(bench: &Workbench, builder: Builder, places: Vec<usize>) -> Result<Vec<(usize, f64)>> {
-    let calls = bench.options.pick(20, 300);
+/// A stopped server with all that is counted on.
+fn lay(bench: &Workbench) -> Result<(Cluster, Course)> {
     bench.progress("instructions: making the tables");
-    let settings = [("fsync", "off"), ("autovacuum", "off"), ("max_wal_size", "8GB")];
-    let builder = settings.iter().fold(builder, |b, (name, value)| b.set(name, value));
+    let calls = bench.options.pick(20, 300);
+    // As many sessions as by default: to ask who has a lock, Postgres clears room for all of them, which counts byte by
+    // byte where there are many.
+    let settings = [
+        ("fsync", "off"),
+        ("autovacuum", "off"),
+        ("max_wal_size", "8GB"),
+        ("max_connections", "100"),
+        ("max_prepared_transactions", "0"),
+    ];
+    let builder = settings.iter().fold(bench.lab.builder(), |b, (name, value)| b.set(name, value));
     let cluster = builder.start()?;
     let mut session = cluster.connect("postgres")?;
     session.run("CREATE EXTENSION pg_fence")?;
     let course = Course::lay(bench, &mut session, calls)?;
     drop(session);
     cluster.stop(Shutdown::Fast)?;
+    Ok((cluster, course))
+}
+
+/// Instructions a call of each step.
+fn count(
+    bench: &Workbench,
+    cluster: &Cluster,
+    course: &Course,
+    places: &[usize],
+) -> Result<Vec<Counted>> {
     bench.progress(&format!("instructions: counting those of {} kinds of calls", places.len()));
     let mut statements = Vec::new();
-    for &place in &places {
+    for &place in places {
         for part in course.parts(place)? {
             statements.extend(part);
             statements.push(MARK.to_owned());
         }
     }
     let statements: Vec<String> = statements.into_iter().map(|line| line + ";\n").collect();
-    let parts = counted(&cluster, &statements)?;
+    let parts = counted(cluster, &statements)?;
     // The mark after a warm-up starts its step's first part; the part between steps is a warm-up.
     ensure!(parts.len() == 3 * places.len() - 1, "{} parts were counted", parts.len());
-    let of_step = |step: &[u64]| (step[1] as f64 - step[0] as f64) / calls as f64;
-    Ok(places.into_iter().zip(parts.chunks(3).map(of_step)).collect())
+    let each = |step: &[Part], of: fn(&Part) -> u64| {
+        (of(&step[1]) as f64 - of(&step[0]) as f64) / course.calls as f64
+    };
+    let of_step = |(place, step): (usize, &[Part])| Counted {
+        place,
+        all: each(step, |part| part.all),
+        ours: each(step, |part| part.ours),
+    };
+    Ok(places.iter().copied().zip(parts.chunks(3)).map(of_step).collect())
 }
 
-fn show(section: &mut Section, counts: &[(usize, f64)]) {
-    let counts: Vec<_> = counts.iter().map(|(place, count)| (&STEPS[*place], *count)).collect();
+fn show(section: &mut Section, counts: &[Counted]) {
+    let counts: Vec<_> = counts.iter().map(|c| (&STEPS[c.place], c.all)).collect();
     let of = |kind: Kind, name: &str| {
         counts.iter().find(|(s, _)| s.kind == kind && s.name == name).map(|(_, n)| *n)
     };

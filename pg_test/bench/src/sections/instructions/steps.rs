@@ -163,7 +163,8 @@ const WARM_UP: usize = 10;
 
 /// A database made ready: each step has rows and leases of its own, by their numbers.
 pub struct Course {
-    calls: usize,
+    /// How many calls of each step are counted, and then twice as many.
+    pub calls: usize,
     tokens: Vec<i64>,
     /// Of the lease that the bound table names; newer than what is in any row.
     token: i64,
@@ -193,10 +194,10 @@ impl Course {
             ))?;
         }
         // A lock a lease until the transaction ends, so not all at once.
-        for first in (0..numbers).step_by(5_000) {
+        for first in (0..numbers).step_by(1_500) {
             session.run(&format!(
                 "INSERT INTO lease_of SELECT i, 'lease' || i, lease_acquire('lease' || i, 'bench', '300 days')
-                   FROM generate_series({first}, least({first} + 5000, {numbers}) - 1) i"
+                   FROM generate_series({first}, least({first} + 1500, {numbers}) - 1) i"
             ))?;
         }
         for (index, _) in
