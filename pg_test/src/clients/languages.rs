@@ -4,6 +4,7 @@
 mod go;
 pub mod java;
 mod python;
+mod rust;
 pub mod typescript;
 
 use crate::lab::Lab;
@@ -61,4 +62,5 @@ pub const ALL: &[Language] = &[
     typescript::ON_POSTGRES,
     java::LANGUAGE,
     go::LANGUAGE,
+    rust::LANGUAGE,
 ];

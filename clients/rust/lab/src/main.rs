@@ -1,0 +1,352 @@
+//! The laboratory's worker in Rust: does what it reads, a JSON object a line, and says what became of it.
+//!
+//! What it is told and what it says is the same for the clients of all languages, and written down in
+//! `clients/README.md`. `--plant` builds in a known fault, which the laboratory must catch.
+
+mod observed;
+
+use observed::{Observed, RENEW_IN_WORK};
+use pg_fence_client::{Error, Fence, Guarded, Lease, classify, connect};
+use serde_json::{Value, json};
+use std::error::Error as StdError;
+use std::io::BufRead;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio_postgres::NoTls;
+
+type Outcome = Result<(), Box<dyn StdError>>;
+type Orders = mpsc::UnboundedReceiver<Value>;
+
+fn main() -> Outcome {
+    let plant = match std::env::args().skip(1).collect::<Vec<_>>().as_slice() {
+        [] => None,
+        [flag, plant] if flag == "--plant" => Some(plant.clone()),
+        _ => return Err("what?".into()),
+    };
+    let observed = Arc::new(Observed::new(plant.as_deref())?);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(serve(observed))
+}
+
+async fn serve(observed: Arc<Observed>) -> Outcome {
+    let (send, mut orders) = mpsc::unbounded_channel();
+    // Tokio's own standard input would be counted as a task, and keep the process from ending.
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let Ok(order) = serde_json::from_str(&line) else { return };
+            if send.send(order).is_err() {
+                return;
+            }
+        }
+    });
+    let place = orders.recv().await.ok_or("no order")?;
+    let mut worker = Worker::new(&place, observed)?;
+    say("connected", json!({}));
+    while let Some(order) = orders.recv().await {
+        if let Err(error) = worker.follow(&order, &mut orders).await {
+            refused(error.as_ref());
+        }
+    }
+    Ok(())
+}
+
+// What it says
+
+fn now_ms() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
+}
+
+fn say(event: &str, more: Value) {
+    let mut said = json!({ "event": event, "at": now_ms() as u64 });
+    if let (Some(said), Value::Object(more)) = (said.as_object_mut(), more) {
+        said.extend(more);
+    }
+    println!("{said}");
+}
+
+/// Until when a lease is believed to be held, in milliseconds since 1970.
+fn until(wall_ms: u128, remaining: Duration) -> u64 {
+    (wall_ms + remaining.as_millis()) as u64
+}
+
+fn say_granted(event: &str, lease: &Lease) {
+    let wall = now_ms();
+    say(event, json!({ "token": lease.token(), "deadline": until(wall, lease.remaining()) }));
+}
+
+fn refused(error: &(dyn StdError + 'static)) {
+    let told = classify(error);
+    let kind = match &told {
+        None if error.is::<Nothing>() => "lost",
+        Some(Error::StaleToken(_)) => "stale",
+        Some(Error::NoToken(_)) => "no-token",
+        Some(Error::NeverIssued(_)) => "never-issued",
+        Some(Error::NotSpeaking(_)) => "not-speaking",
+        Some(Error::CannotBeFenced(_)) => "cannot-be-fenced",
+        Some(Error::LeaseLost(_)) => "lost",
+        Some(Error::TransactionLost(_)) => "transaction-lost",
+        _ => "other",
+    };
+    let ours = told.as_ref().or(error.downcast_ref());
+    let sqlstate = ours.and_then(Error::sqlstate);
+    say("refused", json!({ "error": kind, "sqlstate": sqlstate, "message": error.to_string() }));
+}
+
+/// As the common page calls an order that has no lease or no transaction.
+#[derive(Debug)]
+struct Nothing;
+
+impl std::fmt::Display for Nothing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("there is no lease, or its transaction has ended")
+    }
+}
+
+impl StdError for Nothing {}
+
+// What it is told
+
+struct Worker {
+    url: String,
+    fence: Fence,
+    observed: Arc<Observed>,
+    /// That of whoever leads, too.
+    lease: Arc<Mutex<Option<Lease>>>,
+    leading: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Worker {
+    fn new(place: &Value, observed: Arc<Observed>) -> Result<Worker, Box<dyn StdError>> {
+        let part = |key: &str| place[key].to_string().replace('"', "");
+        let url = format!(
+            "host={} port={} user={} dbname={} application_name={}",
+            part("host"),
+            part("port"),
+            part("user"),
+            part("dbname"),
+            part("application")
+        );
+        let fence = Fence::new(&url)?.with_hooks(observed.clone());
+        Ok(Worker { url, fence, observed, lease: Arc::default(), leading: None })
+    }
+
+    async fn follow(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
+        match order["do"].as_str().unwrap_or_default() {
+            "acquire" => return self.acquire(order).await,
+            "check" => {
+                self.held()?.check()?;
+                say("held", json!({}));
+            }
+            "renew" => {
+                self.held()?.renew().await?;
+                say("done", json!({}));
+            }
+            "release" => {
+                self.held()?.check()?;
+                self.held()?.release().await?;
+                say("released", json!({}));
+            }
+            "write" => return self.write(order).await,
+            "guard" | "present" => return self.transaction(order, orders).await,
+            "truncate" => {
+                let lease = self.held()?;
+                let mut client = connect(&self.url, NoTls).await?;
+                let guarded = lease.guard(&mut client).await?;
+                guarded.batch_execute("TRUNCATE work").await?;
+                guarded.commit().await?;
+                say("wrote", json!({}));
+            }
+            "unfenced" => {
+                let client = connect(&self.url, NoTls).await?;
+                client.batch_execute(&update(order)).await?;
+                say("wrote", json!({}));
+            }
+            "starve" => {
+                self.observed.starve();
+                say("done", json!({}));
+            }
+            "lead" => self.lead(order),
+            "census" => say("census", json!({ "tasks": census() })),
+            "close" => self.close().await,
+            "update" | "sleep" | "commit" | "rollback" => return Err(Nothing.into()),
+            _ => return Err("what?".into()),
+        }
+        Ok(())
+    }
+
+    fn held(&self) -> Result<Lease, Nothing> {
+        lock(&self.lease).clone().ok_or(Nothing)
+    }
+
+    async fn acquire(&mut self, order: &Value) -> Outcome {
+        self.give_back().await;
+        let names = order["names"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let names: Vec<&str> = names.collect();
+        let mut request = match names.as_slice() {
+            [name] => self.fence.lease(*name),
+            names => self.fence.lease_all(names.iter().copied()),
+        };
+        request = request.ttl(ms(&order["ttl_ms"])).wait(ms(&order["wait_ms"]));
+        if order["session"] == true {
+            request = request.session();
+        }
+        if order["shared"] == true {
+            request = request.shared();
+        }
+        if let Some(slots) = order["slots"].as_i64() {
+            request = request.slots(slots.try_into()?);
+        }
+        match request.try_acquire().await? {
+            Some(lease) => {
+                say_granted("acquired", &lease);
+                *lock(&self.lease) = Some(lease);
+                self.observed.acquired();
+            }
+            None => say("taken", json!({})),
+        }
+        Ok(())
+    }
+
+    /// A whole transaction; with `release`, the last one.
+    async fn write(&mut self, order: &Value) -> Outcome {
+        let lease = self.held()?;
+        let mut client = connect(&self.url, NoTls).await?;
+        let guarded = match order["by"].as_str() {
+            Some("present") => lease.present(&mut client).await?,
+            _ => lease.guard(&mut client).await?,
+        };
+        guarded.batch_execute(&update(order)).await?;
+        if order["release"] == true {
+            guarded.commit_and_release().await?;
+        } else {
+            guarded.commit().await?;
+        }
+        client.close().await;
+        say("wrote", json!({}));
+        Ok(())
+    }
+
+    /// Until it reads `commit` or `rollback`, what it does is one transaction.
+    async fn transaction(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
+        let lease = self.held()?;
+        let mut client = connect(&self.url, NoTls).await?;
+        let guarded = if order["do"] == "guard" {
+            let guarded = lease.guard(&mut client).await?;
+            say("guarded", json!({}));
+            guarded
+        } else {
+            let guarded = lease.present(&mut client).await?;
+            say("presented", json!({}));
+            guarded
+        };
+        let mut renewals = self.observed.transaction_is_open();
+        let commits = steps(&guarded, orders, &mut renewals).await;
+        self.observed.transaction_has_ended();
+        if commits? {
+            guarded.commit().await?;
+            say("committed", json!({}));
+        } else {
+            guarded.rollback().await?;
+            say("rolled-back", json!({}));
+        }
+        Ok(())
+    }
+
+    fn lead(&mut self, order: &Value) {
+        let request =
+            self.fence.lease(order["name"].as_str().unwrap_or_default()).ttl(ms(&order["ttl_ms"]));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (place, observed) = (self.lease.clone(), self.observed.clone());
+        let leading = tokio::spawn(async move {
+            let work = async |lease: Lease| {
+                say_granted("leading", &lease);
+                *lock(&place) = Some(lease);
+                observed.acquired();
+                std::future::pending::<Result<(), Error>>().await
+            };
+            let told = async { drop(stopped.await) };
+            match request.lead_until(told, work).await {
+                Ok(None) => {}
+                ended => say("stopped", json!({ "message": format!("{ended:?}") })),
+            }
+        });
+        self.leading = Some((stop, leading));
+        say("done", json!({}));
+    }
+
+    async fn close(&mut self) {
+        if let Some((stop, leading)) = self.leading.take() {
+            drop(stop);
+            let _ = leading.await;
+        }
+        self.give_back().await;
+        say("closed", json!({}));
+    }
+
+    async fn give_back(&mut self) {
+        let lease = lock(&self.lease).take();
+        if let Some(lease) = lease {
+            // Whoever closes has been told of a loss before.
+            let _ = lease.release().await;
+        }
+    }
+}
+
+/// What is read within a transaction; whether it is to be committed.
+async fn steps(
+    guarded: &Guarded<'_>,
+    orders: &mut Orders,
+    renewals: &mut mpsc::UnboundedReceiver<observed::Renewal>,
+) -> Result<bool, Box<dyn StdError>> {
+    loop {
+        let order = tokio::select! {
+            order = orders.recv() => order.ok_or("no order")?,
+            Some((token, answer)) = renewals.recv() => {
+                let renewed = guarded.query_one(RENEW_IN_WORK, &[&token]).await;
+                let _ = answer.send(renewed.map(|row| row.get(0)));
+                continue;
+            }
+        };
+        match order["do"].as_str().unwrap_or_default() {
+            "update" => {
+                guarded.batch_execute(&update(&order)).await?;
+                say("updated", json!({}));
+            }
+            "sleep" => {
+                // In the server, so that the work hangs in its connection.
+                let seconds = ms(&order["ms"]).as_secs_f64();
+                guarded.batch_execute(&format!("SELECT pg_sleep({seconds})")).await?;
+                say("slept", json!({}));
+            }
+            "commit" => return Ok(true),
+            "rollback" => return Ok(false),
+            _ => return Err("what?".into()),
+        }
+    }
+}
+
+/// As one text: a statement that is prepared is none for a pooler.
+fn update(order: &Value) -> String {
+    format!(
+        "UPDATE work SET value = '{}' WHERE id = 1",
+        order["value"].as_str().unwrap_or_default()
+    )
+}
+
+fn ms(value: &Value) -> Duration {
+    Duration::from_millis(value.as_u64().unwrap_or(0))
+}
+
+/// Tasks, and files that are open, as sockets are.
+fn census() -> usize {
+    let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    Handle::current().metrics().num_alive_tasks() + files
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,108 @@
+//! A lease that says when it was renewed and lost, whose heartbeat can be starved, and known faults.
+
+use crate::{lock, now_ms, say, until};
+use pg_fence_client::hooks::Hooks;
+use pg_fence_client::{Error, LeaseLost, Moment};
+use serde_json::json;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// What renews within the transaction of the work: the only lease whose work has one is `job`.
+pub const RENEW_IN_WORK: &str = "SELECT lease_renew('job', $1)";
+
+/// A token, and who waits for the renewal.
+pub type Renewal = (i64, oneshot::Sender<Result<Option<i64>, Error>>);
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Plant {
+    None,
+    DeadlineFromAnswer,
+    ErrorIsLoss,
+    RenewInWork,
+    HangHidesLoss,
+}
+
+pub struct Observed {
+    plant: Plant,
+    starved: AtomicBool,
+    /// The transaction that is open.
+    work: Mutex<Option<mpsc::UnboundedSender<Renewal>>>,
+}
+
+impl Observed {
+    pub fn new(plant: Option<&str>) -> Result<Observed, String> {
+        let plant = match plant {
+            None => Plant::None,
+            Some("deadline-from-answer") => Plant::DeadlineFromAnswer,
+            Some("error-is-loss") => Plant::ErrorIsLoss,
+            Some("renew-in-work") => Plant::RenewInWork,
+            Some("hang-hides-loss") => Plant::HangHidesLoss,
+            Some(other) => return Err(format!("there is no plant {other}")),
+        };
+        Ok(Observed { plant, starved: AtomicBool::new(false), work: Mutex::default() })
+    }
+
+    /// From now on the heartbeat sends nothing.
+    pub fn starve(&self) {
+        self.starved.store(true, Ordering::Relaxed);
+    }
+
+    /// Another lease has another heartbeat.
+    pub fn acquired(&self) {
+        self.starved.store(false, Ordering::Relaxed);
+    }
+
+    pub fn transaction_is_open(&self) -> mpsc::UnboundedReceiver<Renewal> {
+        let (work, renewals) = mpsc::unbounded_channel();
+        *lock(&self.work) = Some(work);
+        renewals
+    }
+
+    pub fn transaction_has_ended(&self) {
+        *lock(&self.work) = None;
+    }
+}
+
+impl Hooks for Observed {
+    fn renewed(&self, token: i64, remaining: Duration) {
+        let wall = now_ms();
+        say("renewed", json!({ "token": token, "deadline": until(wall, remaining) }));
+    }
+
+    fn lost(&self, loss: &LeaseLost) {
+        say("lost", json!({ "reason": loss.reason().as_str() }));
+    }
+
+    fn starves(&self) -> bool {
+        self.starved.load(Ordering::Relaxed)
+    }
+
+    fn watches(&self) -> bool {
+        self.plant != Plant::HangHidesLoss
+    }
+
+    fn counts_from(&self, before: Moment) -> Moment {
+        if self.plant == Plant::DeadlineFromAnswer { Moment::now() } else { before }
+    }
+
+    fn takes_failure_for_loss(&self) -> bool {
+        self.plant == Plant::ErrorIsLoss
+    }
+
+    fn renews(
+        &self,
+        _name: &str,
+        token: i64,
+    ) -> Option<Pin<Box<dyn Future<Output = Result<Option<i64>, Error>> + Send>>> {
+        let work = lock(&self.work).clone().filter(|_| self.plant == Plant::RenewInWork)?;
+        Some(Box::pin(async move {
+            let (answer, renewed) = oneshot::channel();
+            let _ = work.send((token, answer));
+            renewed.await.unwrap_or_else(|gone| Err(Error::other(gone)))
+        }))
+    }
+}

@@ -1,0 +1,145 @@
+//! A lease, as its holder sees it.
+
+use crate::error::{Error, LeaseLost};
+use crate::guarded::{Guardable, Guarded};
+use crate::state::Shared;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// Whoever waits for a renewal.
+pub(crate) type Renewal = oneshot::Sender<Option<i64>>;
+
+/// A lease that is kept by a task and a connection of its own, until it is released or lost.
+///
+/// Clones are the same lease, for other tasks. It ends with [`release`](Lease::release), which waits until it is
+/// given back. Dropping the last clone does not wait: the heartbeat stops, and the lease is given back in the
+/// background, as long as the runtime lives; at the latest it ends at its ttl.
+#[derive(Clone)]
+pub struct Lease {
+    holder: Arc<Holder>,
+}
+
+struct Holder {
+    shared: Arc<Shared>,
+    renewals: mpsc::UnboundedSender<Renewal>,
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.shared.end();
+    }
+}
+
+impl Lease {
+    pub(crate) fn new(shared: Arc<Shared>, renewals: mpsc::UnboundedSender<Renewal>) -> Lease {
+        Lease { holder: Arc::new(Holder { shared, renewals }) }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.holder.shared
+    }
+
+    /// What it is a lease of.
+    pub fn names(&self) -> &[String] {
+        &self.shared().names
+    }
+
+    /// The token that the acquire returned; it serves for as long as the lease is held.
+    pub fn token(&self) -> i64 {
+        self.shared().token()
+    }
+
+    /// Whether it is ours at this moment, by our own clock.
+    pub fn held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// How long it is ours if no renewal comes through any more.
+    pub fn remaining(&self) -> Duration {
+        self.shared().remaining()
+    }
+
+    /// Fails when it is ours no more. For long steps between transactions, and before each call to the outside.
+    pub fn check(&self) -> Result<(), LeaseLost> {
+        self.shared().check()
+    }
+
+    /// Why it was lost, once it was.
+    pub fn loss(&self) -> Option<LeaseLost> {
+        self.shared().loss()
+    }
+
+    /// Resolves as soon as the lease is lost, at the deadline at the latest; to None where it ends without a loss.
+    ///
+    /// It does not borrow the lease, and does not keep it. In `tokio::select!`: `Some(loss) = lease.lost() => …`.
+    pub fn lost(&self) -> impl Future<Output = Option<LeaseLost>> + Send + use<> {
+        self.shared().lost()
+    }
+
+    /// What `work` comes to, unless the lease is lost before: then the work is dropped where it waits.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, LeaseLost> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            Some(loss) = self.lost() => Err(loss),
+        }
+    }
+
+    /// Has it renewed at once, and returns the new token, which a `strict` table asks for when a row is written again;
+    /// None when the renewal failed, which is no loss yet.
+    pub async fn renew(&self) -> Result<Option<i64>, LeaseLost> {
+        self.check()?;
+        let (renewal, renewed) = oneshot::channel();
+        // A keeper that is gone drops it, which is an answer, too.
+        let _ = self.holder.renewals.send(renewal);
+        let token = self.run(renewed).await?.ok().flatten();
+        self.check()?;
+        Ok(token)
+    }
+
+    /// A transaction during which nobody else is granted the lease, and whose writes present its token. It does not
+    /// begin when the lease is lost.
+    ///
+    /// `connection` is a tokio-postgres `Client`, a [`Connected`](crate::Connected), or a `Transaction` that is open:
+    /// that is guarded from here on by a savepoint, and its end is left to whoever began it.
+    pub async fn guard<'c>(
+        &self,
+        connection: &'c mut impl Guardable,
+    ) -> Result<Guarded<'c>, Error> {
+        Guarded::begin(self, connection, true).await
+    }
+
+    /// As [`guard`](Lease::guard), without a lock: its writes present the token, and somebody else may be granted the
+    /// lease until one of them is to a table that is bound to it.
+    pub async fn present<'c>(
+        &self,
+        connection: &'c mut impl Guardable,
+    ) -> Result<Guarded<'c>, Error> {
+        Guarded::begin(self, connection, false).await
+    }
+
+    /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server cannot be
+    /// reached, the lease ends at its ttl. Dropped while it waits, it goes on in the background.
+    pub async fn release(&self) -> Result<(), LeaseLost> {
+        self.shared().end();
+        self.shared().until_finished().await;
+        self.loss().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn is_doubtful(&self) -> bool {
+        self.shared().is_doubtful()
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("names", &self.names())
+            .field("token", &self.token())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,46 @@
+//! Leases with fencing tokens of the PostgreSQL extension pg_fence, on tokio-postgres.
+//!
+//! ```no_run
+//! # async fn work() -> Result<(), pg_fence_client::Error> {
+//! # use pg_fence_client::{Error, Fence, connect};
+//! # use std::time::Duration;
+//! # use tokio_postgres::NoTls;
+//! let url = "postgresql://localhost/shop";
+//! let fence = Fence::new(url)?;
+//! let lease = fence.lease("order:7").ttl(Duration::from_secs(30)).acquire().await?;
+//! let mut client = connect(url, NoTls).await?;
+//! let order = lease.guard(&mut client).await?;
+//! order.execute("UPDATE orders SET status = 'paid' WHERE id = 7", &[]).await?;
+//! order.commit().await?;
+//! lease.release().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What the verbs promise, and each one's SQL, is said once for the clients of all languages, in the README of the
+//! project's directory `clients`.
+
+#![warn(missing_docs)]
+
+mod clock;
+mod connected;
+mod error;
+mod fence;
+mod guarded;
+mod keeper;
+mod lease;
+mod own;
+mod request;
+mod state;
+
+#[doc(hidden)]
+pub mod hooks;
+
+#[doc(hidden)]
+pub use clock::Moment;
+pub use connected::{Connected, Tls, connect};
+pub use error::{Error, LeaseLost, LeaseTaken, Reason, Refusal, TransactionLost, classify};
+pub use fence::Fence;
+pub use guarded::{Guardable, Guarded};
+pub use lease::Lease;
+pub use request::LeaseRequest;
