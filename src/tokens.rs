@@ -300,6 +300,10 @@ fn record(oid: Oid, life: Life) -> Result<Life, Refusal> {
     let identity = server::identity(oid, life.floor);
     sequence::set_durably(state_oid(c"database_identity_seq")?, identity.mark());
     let (start, began) = (state_oid(c"server_start_seq")?, state_oid(c"server_start_token_seq")?);
+    for lost in [start, began].into_iter().filter(|oid| sequence::read_unlogged(*oid).is_none()) {
+        // Without a mark every session would take itself for the first of this life, and each move waits.
+        sequence::restore_page(lost, oid);
+    }
     if sequence::read_unlogged(began).is_some() {
         sequence::set(began, life.passed.bigint());
     }

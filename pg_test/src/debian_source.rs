@@ -126,7 +126,9 @@ pub fn repack(dir: &Path, pg_config: &Path) -> Result<PathBuf> {
     fs::create_dir_all(dir)?;
     let source = fetch("pg-repack", dir, Part::Original)?;
     let mut make = niced("make");
-    make.args(["--silent", "install"])
+    // An installation that was built elsewhere may ask for another awk, and its static libraries need not fit programs
+    // that can be loaded anywhere.
+    make.args(["--silent", "install", "AWK=awk", "LDFLAGS_EX=-no-pie"])
         .arg(format!("PG_CONFIG={}", pg_config.display()))
         .arg(format!("DESTDIR={}", root.display()));
     logged(make.current_dir(&source), &dir.join("build.log"))?;

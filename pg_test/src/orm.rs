@@ -2,6 +2,7 @@
 //! programs of `orm/` that use them.
 
 use crate::client::Conninfo;
+use crate::clients::languages::java;
 use crate::extension::{source_root, target_dir};
 use crate::process::output_of;
 use crate::setup::{self, Package};
@@ -32,10 +33,47 @@ pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<Strin
         Runtime::Python(_) => Command::new(home.join("bin/python")),
         Runtime::Node(_) => Command::new("node"),
     };
+    command.env("PYTHONPATH", source_root().join("clients/python/src"));
+    command.env("PYTHONDONTWRITEBYTECODE", "1");
     // Node.js looks for libraries beside the program, and then here.
     command.env("NODE_PATH", home.join("node_modules"));
     let (port, name) = database.place();
     output_of(command.arg(path).arg(port.to_string()).arg(name))
+}
+
+/// What Hibernate consists of in Debian, below `/usr/share/java`.
+const HIBERNATE: &[&str] = &[
+    "hibernate3",
+    "hibernate-commons-annotations",
+    "geronimo-jpa_2.0_spec",
+    "geronimo-jta-1.2-spec",
+    "antlr",
+    "commons-collections3",
+    "dom4j",
+    "javassist",
+    "slf4j-api",
+    "slf4j-nop",
+];
+
+/// Compiles a program of `orm/` that uses Hibernate and the client in Java, runs it, and returns what it prints.
+pub fn run_hibernate(program: &str, database: &Conninfo) -> Result<String> {
+    let jar = |name: &str| format!("/usr/share/java/{name}.jar");
+    setup::ensure(&[
+        Package::new("libhibernate3-java", jar("hibernate3")),
+        Package::new("libjavassist-java", jar("javassist")),
+    ])?;
+    let classes = target_dir().join("orm/hibernate");
+    fs::create_dir_all(&classes)?;
+    let mut path = format!("{}:{}", classes.display(), java::class_path()?.to_string_lossy());
+    for name in HIBERNATE {
+        path += &format!(":{}", jar(name));
+    }
+    let source = source_root().join("pg_test/orm").join(format!("{program}.java"));
+    // The compiler warns of annotations that these old libraries carry and nobody reads.
+    let mut javac = Command::new("javac");
+    output_of(javac.args(["-nowarn", "-cp", &path, "-d"]).arg(&classes).arg(source))?;
+    let (port, name) = database.place();
+    output_of(Command::new("java").args(["-cp", &path, program, &port.to_string(), name]))
 }
 
 /// The directory with the runtime's libraries, made when it is first asked for.

@@ -319,6 +319,7 @@ fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
     let (now, floor) = (server::now(), tokens::floor().unwrap_or(Floor::NONE));
     if find(&rows, token).is_some_and(|row| row.grant.awaits_renewal(token, now, floor)) {
         refusal.hint = errors::RENEW_FIRST.into();
+        refusal = refusal.detailed(|d| d.renew_first = Some(true));
     }
     if !relation::may_see_leases() {
         return refusal;

@@ -69,6 +69,21 @@ pub unsafe fn first_item(page: pg_sys::Page) -> *mut u8 {
     }
 }
 
+/// Has the relation a file?
+///
+/// # Safety
+/// The relation must be open.
+pub unsafe fn has_file(rel: pg_sys::Relation) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let file = pg_sys::smgropen((*rel).rd_node, (*rel).rd_backend);
+        #[cfg(not(feature = "pg15"))]
+        let file = pg_sys::smgropen((*rel).rd_locator, (*rel).rd_backend);
+        pg_sys::smgrexists(file, pg_sys::ForkNumber::MAIN_FORKNUM)
+    }
+}
+
 /// Has the relation a first page, and something on it?
 ///
 /// # Safety
@@ -77,13 +92,7 @@ pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
     // SAFETY: the caller's promise; the page is pinned and locked while its header is read.
     unsafe {
         const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
-        #[cfg(feature = "pg15")]
-        let file = pg_sys::smgropen((*rel).rd_node, (*rel).rd_backend);
-        #[cfg(not(feature = "pg15"))]
-        let file = pg_sys::smgropen((*rel).rd_locator, (*rel).rd_backend);
-        if !pg_sys::smgrexists(file, MAIN)
-            || pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) == 0
-        {
+        if !has_file(rel) || pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) == 0 {
             return false;
         }
         let buffer = raw::ReadBuffer(rel, 0);

@@ -192,8 +192,8 @@ enum Found {
 /// Attaches the segment whose handle the sequence has.
 fn attach(sequence: Oid) -> Found {
     let Some(found) = sequence::try_read_unlogged(sequence) else { return Found::NotNow };
-    let Some(unlogged) = found else { return Found::Impossible };
-    let Some(handle) = unlogged.last.and_then(|last| u32::try_from(last).ok()) else {
+    let last = found.and_then(|unlogged| unlogged.last);
+    let Some(handle) = last.and_then(|last| u32::try_from(last).ok()) else {
         return Found::Missing;
     };
     match shared_memory::attach(handle, |words| Segment(words).is_of(sequence)) {
@@ -227,6 +227,12 @@ fn make(sequence: Oid) -> Found {
     Found::NotNow
 }
 
+/// Is the sequence unlogged, as it must be to keep a handle, and has it a page? One that it has lost is restored.
+fn is_writable(sequence: Oid) -> bool {
+    sequence::read_unlogged(sequence).is_some()
+        || state_oid(c"token_seq").is_ok_and(|like| sequence::restore_page(sequence, like))
+}
+
 fn make_alone(sequence: Oid) -> Found {
     if !sequence::try_lock(sequence) {
         return Found::NotNow;
@@ -235,6 +241,9 @@ fn make_alone(sequence: Oid) -> Found {
     known_segments::forget_those_that_are_over();
     // Out of memory is an error of the server's, which must not end what is being counted.
     let made = xact::in_savepoint(|| {
+        if !is_writable(sequence) {
+            return None;
+        }
         let handle = shared_memory::create(FIRST_CELL + kept * CELL_WORDS, |words| {
             let segment = Segment(words);
             segment.word(Word::Kept).store(kept as u64, Ordering::Relaxed);

@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import pg_fence
+from pg_fence.testing import unfenced
 
 URL = os.environ["DATABASE_URL"]
 ALCHEMY = URL.replace("postgresql://", "postgresql+psycopg://")
@@ -311,6 +312,71 @@ class Transactions(OnOrders):
     def test_something_else_is_no_connection(self) -> None:
         with self.fence.lease("order:7") as lease, self.assertRaises(TypeError):
             lease.guard("dbname=shop")
+
+
+class Unfenced(OnOrders):
+    def refused(self) -> None:
+        """The fence is on for everybody."""
+        with self.assertRaises(psycopg.Error) as raised:
+            self.admin.execute("UPDATE orders SET status = 'unfenced'")
+        self.assertIsInstance(pg_fence.classify(raised.exception), pg_fence.NoToken)
+
+    def test_psycopg(self) -> None:
+        for autocommit in (True, False):
+            connection = self.connect(autocommit=autocommit)
+            with unfenced(connection, "orders"):
+                connection.execute("TRUNCATE orders")
+                connection.execute("INSERT INTO orders VALUES (7, 'fixture')")
+            connection.commit()
+            self.assertEqual(self.status(), "fixture")
+            with self.assertRaises(ZeroDivisionError), unfenced(connection):
+                connection.execute("TRUNCATE orders")
+                1 / 0
+            connection.rollback()
+            self.assertEqual(self.status(), "fixture")
+            self.refused()
+
+    def test_sqlalchemy(self) -> None:
+        engine = create_engine(ALCHEMY)
+        self.addCleanup(engine.dispose)
+        with Session(engine) as session:
+            with unfenced(session):
+                session.get_one(Order, 7).status = "kept back until the end"
+            self.assertEqual(self.status(), "kept back until the end")
+            with session.begin():
+                with unfenced(session, "orders"):
+                    session.get_one(Order, 7).status = "within another's transaction"
+                with self.assertRaises(Exception) as raised, session.begin_nested():
+                    session.execute(text("UPDATE orders SET status = 'after it'"))
+                self.assertIsInstance(pg_fence.classify(raised.exception), pg_fence.NoToken)
+        with engine.connect() as connection, unfenced(connection):
+            connection.execute(text("UPDATE orders SET status = status || ', and a connection'"))
+        self.assertEqual(self.status(), "within another's transaction, and a connection")
+        self.refused()
+
+    def test_triggers_are_switched_on_as_they_were(self) -> None:
+        self.admin.execute("SELECT fence_protect('orders', always => true)")
+        self.admin.execute("ALTER TABLE orders DISABLE TRIGGER fenced_truncate")
+        shown = "SELECT string_agg(tgname || tgenabled::text, ' ' ORDER BY tgname) FROM pg_trigger"
+        before = self.value(shown + " WHERE tgrelid = 'orders'::regclass")
+        self.assertIn("fencedA", before)
+        with unfenced(self.admin):
+            self.admin.execute("UPDATE orders SET status = 'fixture'")
+        self.assertEqual(self.value(shown + " WHERE tgrelid = 'orders'::regclass"), before)
+
+    def test_partitions(self) -> None:
+        self.admin.execute(
+            "DROP TABLE orders; CREATE TABLE orders (id bigint PRIMARY KEY, status text) PARTITION BY RANGE (id);"
+            "CREATE TABLE orders_low PARTITION OF orders FOR VALUES FROM (0) TO (100);"
+            "SELECT fence_protect('orders', lease => 'order:{id}')"
+        )
+        with unfenced(self.admin, "orders"):
+            self.admin.execute("INSERT INTO orders VALUES (7, 'new')")
+            self.admin.execute("TRUNCATE orders")
+            self.admin.execute("INSERT INTO orders VALUES (7, 'fixture')")
+        self.refused()
+        with self.assertRaises(psycopg.Error):
+            self.admin.execute("TRUNCATE orders_low")
 
 
 class Leading(OnOrders):

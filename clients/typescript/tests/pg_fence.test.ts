@@ -20,6 +20,7 @@ import { DataSource, EntitySchema } from "typeorm";
 import { classify, FenceError, LeaseLost, NoToken, NotSpeaking, TransactionLost, type Lease } from "../dist/index.js";
 import * as onPg from "../dist/pg.js";
 import * as onPostgres from "../dist/postgres.js";
+import { unfenced } from "../dist/testing.js";
 
 const URL = process.env["DATABASE_URL"] ?? "";
 const DRIVER = process.argv[2] ?? "pg";
@@ -239,6 +240,29 @@ test("leading ends when it is told to, and when the work has ended", async () =>
   assert.equal(await value("SELECT count(*)::int FROM lease_info('chief') WHERE state = 'held'"), 0);
 });
 
+test("fences are off for one transaction, and on again as they were", async () => {
+  const state = `SELECT string_agg(tgname || tgenabled::text, ' ' ORDER BY tgname) FROM pg_trigger WHERE tgrelid = 'orders'::regclass`;
+  await value("SELECT fence_protect('orders', always => true)");
+  const before = await value(state);
+  const client = await pool.connect();
+  const query = (statement: string) => client.query(statement);
+  try {
+    await query("BEGIN");
+    await unfenced(query, () => query("TRUNCATE orders; INSERT INTO orders VALUES (7, 'fixture')"));
+    assert.ok(classify(await errorOf(() => query("DELETE FROM orders"))) instanceof NoToken);
+    await query("ROLLBACK");
+    await query("BEGIN");
+    await unfenced(query, () => query("UPDATE orders SET status = 'fixture'"));
+    await assert.rejects(unfenced(query, () => query("UPDATE orders SET status = 1/0")), /division by zero/);
+    await query("COMMIT");
+    assert.equal(await status(), "fixture");
+    assert.equal(await value(state), before);
+    assert.equal((await errorOf(() => unfenced(query, async () => {}))).code, "25P01", "it takes a transaction");
+  } finally {
+    client.release();
+  }
+});
+
 // The ORMs: a model saved as ever, that knows nothing of the fence, and has a version of its own beside it. What each
 // can do: save in a transaction under a lease; save without; save a row of which it has read an older version.
 
@@ -247,6 +271,8 @@ interface Orm {
   save(status: string, under?: Lease<any, any>): Promise<unknown>;
   /** Rejects, for somebody else has saved since it was read. */
   saveOlder(under: Lease<any, any>): Promise<unknown>;
+  /** A transaction, in which a function runs SQL. */
+  transaction(work: (query: (statement: string) => Promise<unknown>) => Promise<unknown>): Promise<unknown>;
   close(): Promise<unknown>;
 }
 
@@ -277,6 +303,7 @@ async function typeorm(): Promise<Orm> {
         }),
       );
     },
+    transaction: (work) => source.transaction((manager) => work((statement) => manager.query(statement))),
     close: () => source.destroy(),
   };
 }
@@ -300,6 +327,7 @@ async function sequelize(): Promise<Orm> {
       await saves(await read(), "in between", under);
       await saves(older, "older", under);
     },
+    transaction: (work) => db.transaction((transaction) => work((statement) => db.query(statement, { transaction }))),
     close: () => db.close(),
   };
 }
@@ -329,6 +357,8 @@ async function kysely(): Promise<Orm> {
       await saves(version, "in between", under);
       await saves(version, "older", under);
     },
+    transaction: (work) =>
+      db.transaction().execute((trx) => work((statement) => kyselySql.raw(statement).execute(trx))),
     close: () => db.destroy(),
   };
 }
@@ -357,6 +387,7 @@ async function drizzle(): Promise<Orm> {
       await saves(version, "in between", under);
       await saves(version, "older", under);
     },
+    transaction: (work) => db.transaction((tx: any) => work((statement) => tx.execute(drizzleSql.raw(statement)))),
     close: async () => {},
   };
 }
@@ -380,6 +411,9 @@ for (const open of [typeorm, sequelize, kysely, drizzle]) {
       assert.ok(late instanceof NotSpeaking || late instanceof LeaseLost, String(late));
       await orm.save("the other's", other);
       assert.equal(await status(), "the other's");
+      // A test suite empties the table.
+      await orm.transaction((query) => unfenced(query, () => query("TRUNCATE orders"), ["orders"]));
+      assert.equal(await value("SELECT count(*) FROM orders"), "0");
     } finally {
       await held.release();
       await orm.close();

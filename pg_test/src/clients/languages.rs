@@ -1,9 +1,9 @@
 //! The clients, by language: how each one's worker is brought and started. A new language is a file beside
 //! `python.rs` and a line in [`ALL`].
 
-mod java;
+pub mod java;
 mod python;
-mod typescript;
+pub mod typescript;
 
 use crate::lab::Lab;
 use anyhow::Result;

@@ -58,6 +58,14 @@ fn the_clients_go_through_the_short_scenarios(lab: &Lab) -> Result<()> {
     })
 }
 
+#[lab_test(slow)]
+fn the_clients_pass_their_own_tests(lab: &Lab) -> Result<()> {
+    of_those_there(|client| match (client.prepare)()?.tests {
+        Some(tests) => first_worker::tests_pass(lab, &tests),
+        None => Ok(()),
+    })
+}
+
 /// The SQL of the verbs, which each client sends, is what the server understands.
 #[lab_test]
 fn the_statements_of_the_common_page_can_be_prepared(lab: &Lab) -> Result<()> {

@@ -251,3 +251,18 @@ fn an_error_inside_a_partition_names_the_partition(lab: &Lab) -> Result<()> {
     ensure!(fault.json()?["relation"] == "parts.low", "{fault}");
     Ok(())
 }
+
+#[lab_test]
+fn a_program_can_tell_a_grant_that_must_be_renewed_from_a_lost_one(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let token = session.acquire("job", "1 h")?;
+    let guard = format!("BEGIN; SELECT lease_guard('job', {token})");
+    session.run("SELECT fence_new_epoch()")?;
+    let fault = session.refused(&guard, "PF004")?;
+    ensure!(fault.json()?["renew_first"] == true, "{fault}");
+    session.run("ROLLBACK; SELECT lease_revoke('job')")?;
+    let fault = session.refused(&guard, "PF004")?;
+    ensure!(fault.json()?.get("renew_first").is_none(), "{fault}");
+    Ok(())
+}

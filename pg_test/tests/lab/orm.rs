@@ -6,6 +6,11 @@ use pg_test::{ensure, lab_test, Lab, Result};
 
 const NODE: Runtime = Runtime::Node(&["typeorm@1.1.1", "pg@8"]);
 
+const ALEMBIC: Runtime =
+    Runtime::Python(&["alembic==1.20.1", "sqlalchemy==2.1.9", "psycopg[binary]==3.3.9"]);
+
+const SCHEMA_SYNC: Runtime = Runtime::Node(&["typeorm@1.1.1", "sequelize@6.37.8", "pg@8"]);
+
 /// Jobs, whose key the database makes and which no lease guards; and orders, each with a lease of its own.
 const TABLES: &str = "
     CREATE TABLE orders (id int PRIMARY KEY, v int NOT NULL, version int NOT NULL DEFAULT 1);
@@ -19,9 +24,12 @@ const TABLES: &str = "
 fn tells(lab: &Lab, runtime: Runtime, program: &str, wanted: &str) -> Result<()> {
     let db = lab.database()?;
     db.connect()?.run(TABLES)?;
-    let told = orm::run(runtime, program, &db.conninfo())?;
+    is_told(program, &orm::run(runtime, program, &db.conninfo())?, wanted)
+}
+
+fn is_told(program: &str, told: &str, wanted: &str) -> Result<()> {
     let lines = |text: &str| text.trim().lines().map(|l| l.trim().to_owned()).collect::<Vec<_>>();
-    ensure!(lines(&told) == lines(wanted), "{program} told:\n{told}");
+    ensure!(lines(told) == lines(wanted), "{program} told:\n{told}");
     Ok(())
 }
 
@@ -130,5 +138,57 @@ fn typeorm_saves_only_under_a_lease(lab: &Lab) -> Result<()> {
          a stale worker refreshes and saves the job: PF001
          who has only read the job saves: PF002
          the rows: 7 11",
+    )
+}
+
+/// Hibernate 3.6, which is Debian's: a version column beside the fence, by a model that knows nothing of the fence
+/// and by one that maps it, and writes back what it has read.
+#[lab_test(slow)]
+fn hibernate_saves_only_under_a_lease_and_keeps_its_version(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    db.connect()?.run(TABLES)?;
+    let wanted = "
+        plain: the holder saves: done
+        plain: it saves the same object again: done
+        plain: it saves what it has read: done
+        plain: it saves an older version: another version
+        plain: who has only read saves: NoToken
+        mapped: the holder saves: done
+        mapped: it saves the same object again: done
+        mapped: it saves what it has read: done
+        mapped: it saves an older version: another version
+        mapped: who has only read saves: NoToken
+        the fence is the token: true
+        the stale worker saves the right version: NotSpeaking
+        the next holder saves: done
+        the row: 7 8";
+    is_told("HibernateOrm", &orm::run_hibernate("HibernateOrm", &db.conninfo())?, wanted)
+}
+
+#[lab_test(slow)]
+fn alembic_would_drop_the_fence_s_column_unless_told_not_to(lab: &Lab) -> Result<()> {
+    tells(lab, ALEMBIC, "alembic_autogenerate.py",
+        "by itself: remove_column jobs.fence, remove_column orders.fence
+         with include_name: nothing
+         a migration that writes rows: NoToken
+         the same, unfenced: 5
+         without the column, an update: 42703
+         without the column, an insert: 42703
+         the audit: hole: the fence column \"fence\" is missing: no write can pass, and once it is back, but empty, \
+         any old token can")
+}
+
+#[lab_test(slow)]
+fn typeorm_and_sequelize_drop_what_they_do_not_know(lab: &Lab) -> Result<()> {
+    tells(
+        lab,
+        SCHEMA_SYNC,
+        "schema_sync.js",
+        "TypeORM, not mapped: ALTER TABLE \"orders\" DROP COLUMN \"fence\"
+         TypeORM, mapped: COMMENT ON COLUMN \"orders\".\"fence\" IS NULL
+         Sequelize, sync: columns 1, triggers some
+         Sequelize, sync with alter, without drop: columns 1, triggers some
+         Sequelize, sync with alter: columns 0, triggers some
+         Sequelize, sync with force: columns 0, triggers none",
     )
 }

@@ -117,12 +117,10 @@ fn remembered(oid: pg_sys::Oid) -> Option<State> {
 /// # Safety
 /// To be called inside `compat::guarded`, with the pinned buffer of the first page of a sequence.
 unsafe fn read_page(buffer: pg_sys::Buffer) -> State {
-    // SAFETY: the caller's promise; the page is locked while it is read, and a sequence has its one tuple as item 1.
+    // SAFETY: the caller's promise; the page is locked while it is read.
     unsafe {
         raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
-        let header = compat::first_item(pg_sys::BufferGetPage(buffer));
-        let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
-        let data = &*header.add(hoff).cast::<SequenceData>();
+        let data = &*data_of(pg_sys::BufferGetPage(buffer));
         let last = data.is_called.then_some(data.last_value);
         let at = raw::BufferGetLSNAtomic(buffer);
         raw::UnlockReleaseBuffer(buffer);
@@ -130,8 +128,8 @@ unsafe fn read_page(buffer: pg_sys::Buffer) -> State {
     }
 }
 
-/// Reads an unlogged sequence; not for a standby, which has no page of it. None where it is logged, or has no
-/// page: under wal_level = minimal, a crash soon after CREATE DATABASE may leave a copy without.
+/// Reads an unlogged sequence; not for a standby, which has no page of it. None where it is logged, or has no page
+/// (see [`restore_page`]).
 pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
     // SAFETY: the relation is locked and open while it is looked at, the page pinned and locked.
     let (readable, file) = unsafe {
@@ -145,6 +143,67 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
         })
     };
     readable.then(|| Unlogged { last: read(oid).last, file })
+}
+
+/// Gives an unlogged sequence that has lost its page a new one, as of a sequence that was never called, made after the
+/// page of `like`. False where that cannot be done. The caller holds the lock that others take to do the same.
+///
+/// PostgreSQL up to 15.18 and 16.14 leaves zeroes when a standby is promoted soon after it has replayed the sequence's
+/// creation (its redo does not write the init fork to disk); and under wal_level = minimal, a crash soon after CREATE
+/// DATABASE may leave a copy without a page. The server itself only says that such a sequence is broken.
+pub fn restore_page(oid: pg_sys::Oid, like: pg_sys::Oid) -> bool {
+    const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
+    const WORDS: usize = pg_sys::BLCKSZ as usize / size_of::<u64>();
+    // SAFETY: both relations are locked and open, each page pinned and locked; all sequences have pages of one size and
+    // layout, in which nothing tells whose page it is.
+    unsafe {
+        compat::guarded(|| {
+            let mode = pg_sys::AccessShareLock as i32;
+            let rel = raw::relation_open(like, mode);
+            let buffer = raw::ReadBuffer(rel, 0);
+            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
+            let mut page = *pg_sys::BufferGetPage(buffer).cast::<[u64; WORDS]>();
+            raw::UnlockReleaseBuffer(buffer);
+            raw::relation_close(rel, mode);
+            let data = data_of((&raw mut page).cast());
+            (*data).last_value = 1;
+            (*data).is_called = false;
+
+            let mode = pg_sys::RowExclusiveLock as i32;
+            let rel = raw::relation_open(oid, mode);
+            let unlogged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED;
+            let has_file = unlogged && compat::has_file(rel);
+            if has_file {
+                let block = match pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) {
+                    0 => pg_sys::InvalidBlockNumber, // a new one
+                    _ => 0,
+                };
+                let buffer = raw::ReadBuffer(rel, block);
+                raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
+                let lost = pg_sys::BufferGetPage(buffer);
+                if (*lost.cast::<pg_sys::PageHeaderData>()).pd_upper == 0 {
+                    *lost.cast::<[u64; WORDS]>() = page;
+                    pg_sys::MarkBufferDirty(buffer);
+                }
+                raw::UnlockReleaseBuffer(buffer);
+            }
+            raw::relation_close(rel, mode);
+            has_file
+        })
+    }
+}
+
+/// What the one tuple of a sequence's page says.
+///
+/// # Safety
+/// The page must be a sequence's, and pinned or a copy.
+unsafe fn data_of(page: pg_sys::Page) -> *mut SequenceData {
+    // SAFETY: the caller's promise; a sequence has its one tuple as item 1.
+    unsafe {
+        let header = compat::first_item(page);
+        let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
+        header.add(hoff).cast::<SequenceData>()
+    }
 }
 
 /// As `read_unlogged`, without waiting for whoever has locked the sequence: then it is None altogether.

@@ -291,6 +291,9 @@ class _Django(_Way):
         from django.db import transaction
 
         self.connection.ensure_connection()
+        if transaction.get_connection(self.connection.alias).connection is not self.connection.connection:
+            # A copy: the transaction, and with it the guard, would be on the one that is named so.
+            raise TypeError("not the connection of that alias in this thread, on which Django begins transactions")
         register(self.connection.connection)
         self._enter(transaction.atomic(using=self.connection.alias))
 

@@ -29,12 +29,17 @@ fn packages() -> [Package; 2] {
     ]
 }
 
-fn prepare() -> Result<Programs> {
+/// Where Java finds the client, built, and its driver.
+pub fn class_path() -> Result<OsString> {
     setup::ensure(&packages())?;
-    let classes = build().context("the client in Java cannot be built")?;
-    let mut class_path = OsString::from(classes);
+    let mut class_path = OsString::from(build().context("the client in Java cannot be built")?);
     class_path.push(":");
     class_path.push(DRIVER);
+    Ok(class_path)
+}
+
+fn prepare() -> Result<Programs> {
+    let class_path = class_path()?;
     let program = |main: &str| Program {
         program: "java".into(),
         // Each worker is a process of its own, and lives for seconds: what makes Java fast later makes it slow here.

@@ -58,7 +58,7 @@ fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
 }
 
 /// The compiled package, its examples and the worker, in a directory of their own below the target directory.
-fn build() -> Result<PathBuf> {
+pub fn build() -> Result<PathBuf> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let libraries = orm::fetch(LIBRARIES)?.join("node_modules");

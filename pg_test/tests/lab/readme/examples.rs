@@ -32,10 +32,12 @@ pages![
     from_syncguard = "docs/from/syncguard.md",
     guards_and_waiting = "docs/guards-and-waiting.md",
     installing = "docs/installing.md",
+    job_queues = "docs/job-queues.md",
     monitoring = "docs/monitoring.md",
     operations = "docs/operations.md",
     reference = "docs/reference.md",
     security_and_audit = "docs/security-and-audit.md",
+    testing_and_migrations = "docs/testing-and-migrations.md",
     troubleshooting = "docs/troubleshooting.md",
     versions = "docs/versions.md",
 ];
@@ -155,7 +157,10 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
         // Any other mark would hide an example from the tests.
         let marks = text.lines().filter_map(|line| line.trim_start().strip_prefix("```"));
         for mark in marks.step_by(2) {
-            ensure!(["sql", "sh", "text", "python"].contains(&mark), "{path}: a block of {mark:?}");
+            ensure!(
+                ["sql", "sh", "text", "python", "js"].contains(&mark),
+                "{path}: a block of {mark:?}"
+            );
         }
         let found = example::blocks(&text, u32::MAX)?.len();
         blocks += found;

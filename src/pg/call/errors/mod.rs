@@ -77,6 +77,9 @@ pub struct Detail {
     /// The role to which the lease was granted.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub role: Option<String>,
+    /// True where a renewal is all that it takes: only a jump keeps the token from speaking.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub renew_first: Option<bool>,
 }
 
 /// A token as JSON: a number.

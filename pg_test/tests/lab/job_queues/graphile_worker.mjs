@@ -1,0 +1,50 @@
+import { quickAddJob, run } from "graphile-worker";
+import pg from "pg";
+import { classify, Fence, LeaseLost, NotSpeaking, StaleToken } from "pg_fence/pg";
+
+const [connectionString, url] = process.argv.slice(2);
+const ttl = { seconds: Number(process.env.LEASE_SECONDS ?? 30) };
+const pool = new pg.Pool({ connectionString });
+const fence = new Fence(pool);
+
+/** The job is another's by now: neither a result nor a failure of ours may reach the queue. */
+function leave(loss) {
+  console.error("the job is another's now:", loss);
+  process.exit(1);
+}
+
+async function total({ url }, { job }) {
+  // Who had the job before may be frozen: that lease ends within its ttl.
+  const lease = await fence.lease(`job:${job.id}`, { ttl, wait: ttl });
+  if (lease === null) throw new Error("somebody else is at it: later");
+  lease.signal.addEventListener("abort", () => leave(lease.signal.reason));
+  try {
+    const amount = Number(await (await fetch(url)).text());
+    await lease.guard(pool, async (client) => {
+      const done = await client.query("SELECT FROM totals WHERE job_id = $1", [job.id]);
+      if (done.rowCount > 0) return;
+      await client.query("INSERT INTO totals (job_id, amount) VALUES ($1, $2)", [job.id, amount]);
+    });
+  } catch (error) {
+    const told = classify(error);
+    if ([LeaseLost, NotSpeaking, StaleToken].some((loss) => told instanceof loss)) leave(told);
+    throw error;
+  } finally {
+    await lease.release();
+  }
+}
+
+/** Hands over the jobs that were locked before their lease ended, and are locked still. */
+async function rescue(_, { query }) {
+  await query(`
+    SELECT graphile_worker.force_unlock_workers(array_agg(DISTINCT j.locked_by))
+      FROM graphile_worker.jobs j, lease_info('job:' || j.id) AS i
+     WHERE i.state = 'expired' AND j.locked_at < i.expires_at`);
+}
+
+if (url !== undefined) {
+  await quickAddJob({ pgPool: pool }, "total", { url });
+  await pool.end();
+} else {
+  await run({ pgPool: pool, concurrency: 1, taskList: { total, rescue }, crontab: "* * * * * rescue" });
+}

@@ -1,0 +1,73 @@
+//! Where the jobs get their amounts: a server for HTTP that answers a request when the test says so, as something far
+//! away would that takes its time.
+
+use pg_test::{Context, Result};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+/// It hands out the requests in the order in which they come.
+pub struct Office {
+    port: u16,
+    requests: Receiver<Request>,
+}
+
+/// A worker that waits for its amount.
+pub struct Request(TcpStream);
+
+impl Office {
+    pub fn open() -> Result<Office> {
+        let listener = TcpListener::bind(("127.0.0.1", 0))?;
+        let port = listener.local_addr()?.port();
+        let (sender, requests) = mpsc::channel();
+        std::thread::Builder::new().name("office".to_owned()).spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if is_asked(&stream) && sender.send(Request(stream)).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Office { port, requests })
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/amount", self.port)
+    }
+
+    /// The next request, if one comes within that time.
+    pub fn next(&self, limit: Duration) -> Result<Option<Request>> {
+        match self.requests.recv_timeout(limit) {
+            Ok(request) => Ok(Some(request)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(RecvTimeoutError::Disconnected).context("the office is closed")
+            }
+        }
+    }
+}
+
+impl Request {
+    pub fn answer(mut self, amount: i32) -> Result<()> {
+        let body = amount.to_string();
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        match self.0.write_all(format!("{head}{body}").as_bytes()) {
+            // Whoever asked has gone.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+            {
+                Ok(())
+            }
+            outcome => outcome.context("cannot answer"),
+        }
+    }
+}
+
+/// Reads a request up to the empty line that ends it; false for a connection without one.
+fn is_asked(stream: &TcpStream) -> bool {
+    let lines = BufReader::new(stream).lines();
+    lines.map_while(|line| line.ok()).any(|line| line.is_empty())
+}

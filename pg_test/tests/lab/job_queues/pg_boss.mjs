@@ -1,0 +1,49 @@
+import pg from "pg";
+import PgBoss from "pg-boss";
+import { classify, Fence, LeaseLost, NotSpeaking, StaleToken } from "pg_fence/pg";
+
+const [connectionString, url] = process.argv.slice(2);
+const ttl = { seconds: Number(process.env.LEASE_SECONDS ?? 30) };
+const pool = new pg.Pool({ connectionString });
+const fence = new Fence(pool);
+
+/** The job is another's by now: neither a result nor a failure of ours may reach the queue. */
+function leave(loss) {
+  console.error("the job is another's now:", loss);
+  process.exit(1);
+}
+
+async function total([{ id, data }]) {
+  // Who had the job before may be frozen: that lease ends within its ttl.
+  const lease = await fence.lease(`job:${id}`, { ttl, wait: ttl });
+  if (lease === null) throw new Error("somebody else is at it: later");
+  lease.signal.addEventListener("abort", () => leave(lease.signal.reason));
+  try {
+    const amount = Number(await (await fetch(data.url)).text());
+    await lease.guard(pool, async (client) => {
+      const done = await client.query("SELECT FROM totals WHERE job_id = $1", [id]);
+      if (done.rowCount > 0) return;
+      await client.query("INSERT INTO totals (job_id, amount) VALUES ($1, $2)", [id, amount]);
+    });
+  } catch (error) {
+    const told = classify(error);
+    if ([LeaseLost, NotSpeaking, StaleToken].some((loss) => told instanceof loss)) leave(told);
+    throw error;
+  } finally {
+    await lease.release();
+  }
+}
+
+const boss = new PgBoss({ connectionString, maintenanceIntervalSeconds: 5 });
+boss.on("error", console.error);
+await boss.start();
+// Much longer than the ttl: a worker that thaws then hears of its loss before it hears of its lateness.
+const expireInSeconds = Number(process.env.EXPIRE_SECONDS ?? 600);
+await boss.createQueue("total", { expireInSeconds, retryLimit: 5 });
+if (url !== undefined) {
+  await boss.send("total", { url });
+  await boss.stop();
+  await pool.end();
+} else {
+  await boss.work("total", { pollingIntervalSeconds: 1 }, total);
+}
