@@ -139,6 +139,8 @@ pub fn floor_seen() -> Result<Floor, Refusal> {
     if !server::in_recovery() {
         let oid = sequence()?;
         let life = Life::of(oid);
+        // A session that only checks looks each time: it follows neither the floor nor the last token, by which others
+        // notice that another state was loaded.
         if (!life.has_begun() || floor < life.floor) && look(oid)?.0 == Due::Jump {
             return Ok(Floor::ABOVE_ALL);
         }

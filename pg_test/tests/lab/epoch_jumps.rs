@@ -1,7 +1,7 @@
 //! The jump itself: where to, how often, and what it silences.
 
 use crate::support::history::History;
-use pg_test::{ensure, lab_test, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 use std::sync::{Arc, Barrier};
 
 /// Tokens per second of the clock.
@@ -235,6 +235,29 @@ fn a_due_jump_is_seen_by_those_who_only_read(lab: &Lab) -> Result<()> {
     let mut session = conninfo.connect()?;
     ensure!(session.one::<Option<i64>>("SELECT lease_acquire('order:7')", &[])?.is_none());
     ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == history.seen);
+    Ok(())
+}
+
+#[lab_test]
+fn a_session_that_only_checks_sees_each_jump(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut worker, mut checker) = (db.connect()?, db.connect()?);
+    let mut token = worker.acquire("job", "1 h")?;
+    for jump in 1..=3 {
+        ensure!(
+            checker.speaks("job", token)? && checker.speaks("job", token)?,
+            "before jump {jump}"
+        );
+        worker.run("SELECT fence_new_epoch()")?;
+        ensure!(!checker.speaks("job", token)?, "after jump {jump}");
+        token = worker.renew("job", token)?.expect("held");
+    }
+    // A state that is not this one's, and no older than what the first check has seen, is loaded over it: each check must
+    // look for itself.
+    ensure!(checker.speaks("job", token)?);
+    worker
+        .run("SELECT setval('fence.jump_token_seq', last_value - 1) FROM fence.jump_token_seq")?;
+    ensure!(!checker.speaks("job", token)?, "the state is another one's");
     Ok(())
 }
 

@@ -181,11 +181,11 @@ impl TriggerCall {
 
     /// The arguments of CREATE TRIGGER.
     pub fn arguments(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        // SAFETY: as above; the trigger's description lives as long as the statement.
+        // SAFETY: as above; the trigger's description lives as long as the call.
         let trigger = unsafe { &*(*self.data).tg_trigger };
         // SAFETY: tgargs has tgnargs NUL-terminated strings.
-        (0..trigger.tgnargs as usize)
-            .map(|i| unsafe { CStr::from_ptr(*trigger.tgargs.add(i)).to_bytes() })
+        let argument = |i| unsafe { CStr::from_ptr(*trigger.tgargs.add(i)).to_bytes() };
+        (0..trigger.tgnargs as usize).map(argument)
     }
 
     /// What was kept for this trigger in this statement, made at its first row.
