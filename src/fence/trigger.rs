@@ -61,12 +61,21 @@ fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
 
 /// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
 fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
-    count(call, plan);
     let columns = call.columns();
-    let (old, new) = (call.old(), call.new_row());
-    let fence = |row: Tuple| columns.token(row, &plan.column);
+    let (old, new) = call.rows();
     let named = || call.event() != Event::Update || call.names(&plan.column);
-    let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
+    let mut write = Write { old: None, new: None, named: true, ambient: None };
+    // Not by a closure, which would be a call for each of them.
+    if let Some(row) = old {
+        // Most rows are updated or deleted by a statement that has inserted none.
+        count(call, plan, plan.offered.get().is_some());
+        write.old = Some(columns.token(row, &plan.column));
+    } else {
+        count(call, plan, true);
+    }
+    if let Some(row) = new {
+        write.new = Some(columns.token(row, &plan.column));
+    }
     if server::replica() {
         write.named = named();
         return replicated(call, plan, &write);
@@ -158,15 +167,10 @@ fn guard_leases(
     leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)))
 }
 
-/// Counts a row that is judged. Most rows are updated or deleted by a statement that has inserted none, and need no
-/// closer look.
+/// Counts a row that is judged, unless a closer look finds that it was counted before.
 #[inline(always)]
-fn count(call: &TriggerCall, plan: &Plan) {
-    if known_bugs::NO_COUNTING {
-        return;
-    }
-    let inserts = call.event() == Event::Insert || plan.offered.get().is_some();
-    if !inserts || is_new(call, plan) {
+fn count(call: &TriggerCall, plan: &Plan, look_closer: bool) {
+    if !known_bugs::NO_COUNTING && (!look_closer || is_new(call, plan)) {
         statistics::judged_row();
     }
 }

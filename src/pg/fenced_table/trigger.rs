@@ -117,6 +117,19 @@ impl TriggerCall {
         }
     }
 
+    /// The row as it is, and the row to be, of a statement on rows: as `old` and `new_row`.
+    #[inline]
+    pub fn rows(&self) -> (Option<Tuple>, Option<Tuple>) {
+        // SAFETY: as above.
+        let data = unsafe { &*self.data };
+        match self.event() {
+            Event::Update => (Some(Tuple(data.tg_trigtuple)), Some(Tuple(data.tg_newtuple))),
+            Event::Insert => (None, Some(Tuple(data.tg_trigtuple))),
+            Event::Delete => (Some(Tuple(data.tg_trigtuple)), None),
+            Event::Truncate => (None, None),
+        }
+    }
+
     /// The table that is written, open and locked for as long as the call.
     #[inline]
     pub fn relation(&self) -> pg_sys::Relation {
@@ -257,7 +270,7 @@ impl Columns {
     }
 
     /// The token in a bigint column, None for NULL.
-    #[inline]
+    #[inline(always)]
     pub fn token(&self, row: Tuple, attribute: &Attribute) -> Option<Token> {
         self.value(row, attribute).map(|d| Token::from_bigint(d.value() as i64))
     }

@@ -97,7 +97,10 @@ fn a_fresh_debian_without_rust_installs_it_and_runs_the_readme(lab: &Lab) -> Res
     root.sh(&format!(
         "dpkg --remove postgresql-{major}-pg-fence; dpkg --install /tmp/package.deb"
     ))?;
-    root.sh(&format!("pg_ctlcluster {name} stop"))?;
+    // Not by pg_ctlcluster, which asks /proc, and that root has none.
+    root.sh(&format!(
+        "su postgres -c '/usr/lib/postgresql/{major}/bin/pg_ctl -D /var/lib/postgresql/{major}/main -m fast stop'"
+    ))?;
     leftovers(&root.path)
 }
 

@@ -172,7 +172,12 @@ fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
         Some(path) => Ok(dir.join(path)),
         None => bail!("no {end} in {made:?}"),
     };
-    ensure!(made.len() == 3, "{made:?}");
+    let mut updates = extension::scripts()?;
+    updates.retain(|name, _| name.matches("--").count() == 2);
+    for (name, text) in &updates {
+        ensure!(fs::read_to_string(place(name)?)? == *text, "{name}");
+    }
+    ensure!(made.len() == 3 + updates.len(), "{made:?}");
     let script = format!("pg_fence--{VERSION}.sql");
     let (library, control, script) =
         (place("pg_fence.so")?, place("pg_fence.control")?, place(&script)?);
