@@ -77,6 +77,14 @@ test("a bare number is no span of time", async () => {
   await assert.rejects(fence.lease("order:7", { ttl: { seconds: 0 } }), RangeError);
 });
 
+test("each driver's integers can be cast to what set_config takes", async () => {
+  for (const token of [34, "34", 34n]) {
+    await admin.query("SELECT set_config('pg_fence.token', $1::bigint::text, true)", [token]);
+    await sql`SELECT set_config('pg_fence.token', ${token as number}::bigint::text, true)`;
+  }
+  assert.equal((await errorOf(() => sql`SELECT set_config('pg_fence.token', ${34n as any}, true)`)).code, "42883");
+});
+
 test("a lease that is taken is null", async () => {
   await using first = await lease("order:7", { holder: "it's \\ me", metadata: { run: 7 } });
   assert.equal(await fence.lease("order:7"), null);

@@ -5,6 +5,7 @@ import java.lang.reflect.Modifier;
 import java.sql.BatchUpdateException;
 import java.sql.Connection;
 import java.sql.DriverManager;
+import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.sql.Statement;
@@ -106,6 +107,17 @@ final class Tests {
             thrown(LeaseTaken.class, () -> fence.lease("order:7").acquire());
             equal(value("SELECT holder || ' ' || metadata FROM lease_info('order:7')"), "it's me {\"run\": 7}");
             equal(first.isHeld(), true);
+        }
+    }
+
+    public void aLongIsCastToWhatSetConfigTakes() throws Exception {
+        String present = "SELECT set_config('pg_fence.token', ?%s, true)";
+        try (PreparedStatement cast = admin.prepareStatement(String.format(present, "::bigint::text"));
+                PreparedStatement plain = admin.prepareStatement(String.format(present, ""))) {
+            cast.setLong(1, 34);
+            cast.executeQuery().close();
+            plain.setLong(1, 34);
+            equal(thrown(SQLException.class, plain::executeQuery).getSQLState(), "42883");
         }
     }
 
