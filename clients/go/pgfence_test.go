@@ -488,7 +488,7 @@ func (c *lateCancel) Write(data []byte) (int, error) {
 	}
 	c.isCancel = true
 	request := append([]byte(nil), data...)
-	late := time.Duration(rand.Intn(3000)) * time.Microsecond
+	late := time.Duration(rand.Intn(10000)) * time.Microsecond
 	time.AfterFunc(late, func() {
 		_, _ = c.Conn.Write(request)
 		_ = c.Conn.Close()
