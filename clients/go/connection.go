@@ -3,6 +3,7 @@ package pgfence
 import (
 	"context"
 	"fmt"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -17,25 +18,42 @@ import (
 // pooler the next transaction may run in another session.
 type ownConnection struct {
 	config *pgconn.Config
-	// mu guards conn against canceling from another goroutine.
-	mu   sync.Mutex
-	conn *pgconn.PgConn
+	conn   *pgconn.PgConn
+	// mu guards what canceling from another goroutine looks at: the connection of a call that is under way.
+	mu         sync.Mutex
+	cancelable *pgconn.PgConn
+	isCanceled bool
 }
 
 func (o *ownConnection) isOpen() bool { return o.conn != nil }
 
-// call runs one statement in autocommit, and returns its only value; nil is NULL.
+// call runs one statement in autocommit, and returns its only value; nil is NULL. It can be canceled.
 func (o *ownConnection) call(ctx context.Context, limit time.Duration, sql string, args ...any) (*int64, error) {
-	return o.bounded(ctx, limit, func(ctx context.Context) (*int64, error) {
+	value, err := o.bounded(ctx, limit, func(ctx context.Context) (*int64, error) {
+		o.setCancelable(o.conn)
 		result := o.conn.ExecParams(ctx, sql, texts(args), nil, nil, nil).Read()
 		return number(result, result.Err)
 	})
+	if o.setCancelable(nil) {
+		// A request that is late would hit the next statement: the release of a grant that came all the same.
+		o.close()
+	}
+	return value, err
+}
+
+// setCancelable tells whether the call before was canceled.
+func (o *ownConnection) setCancelable(conn *pgconn.PgConn) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	wasCanceled := o.isCanceled
+	o.cancelable, o.isCanceled = conn, false
+	return wasCanceled
 }
 
 // callWithin runs it in a transaction that the server ends at the limit, too, with one round trip.
 func (o *ownConnection) callWithin(ctx context.Context, limit time.Duration, sql string, args ...any) (*int64, error) {
 	return o.bounded(ctx, limit, func(ctx context.Context) (*int64, error) {
-		timeout := strconv.FormatInt(limit.Milliseconds(), 10)
+		timeout := strconv.FormatInt(settable(limit), 10)
 		batch := &pgconn.Batch{}
 		batch.ExecParams("BEGIN", nil, nil, nil, nil)
 		batch.ExecParams("SELECT set_config('statement_timeout', $1, true)", texts([]any{timeout}), nil, nil, nil)
@@ -50,6 +68,14 @@ func (o *ownConnection) callWithin(ctx context.Context, limit time.Duration, sql
 		}
 		return number(results[2], nil)
 	})
+}
+
+// settable is a span in milliseconds for a setting, which holds no more.
+func settable(span time.Duration) int64 {
+	if ms := span.Milliseconds(); ms < math.MaxInt32 {
+		return ms
+	}
+	return math.MaxInt32
 }
 
 func (o *ownConnection) bounded(
@@ -74,21 +100,16 @@ func (o *ownConnection) open(ctx context.Context, limit time.Duration) error {
 	defer cancel()
 	conn, err := pgconn.ConnectConfig(ctx, o.config)
 	if err == nil {
-		o.set(conn)
+		o.conn = conn
 	}
 	return err
-}
-
-func (o *ownConnection) set(conn *pgconn.PgConn) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.conn = conn
 }
 
 // cancel asks the server to end the call that is under way, whose answer then comes.
 func (o *ownConnection) cancel(ctx context.Context) {
 	o.mu.Lock()
-	conn := o.conn
+	conn := o.cancelable
+	o.isCanceled = conn != nil
 	o.mu.Unlock()
 	if conn != nil {
 		// Where the server cannot be reached the call ends at its limit.
@@ -101,7 +122,7 @@ func (o *ownConnection) close() {
 	if conn == nil {
 		return
 	}
-	o.set(nil)
+	o.conn = nil
 	if conn.IsClosed() {
 		// The driver first tries to have the server cancel what ran, and closes the socket only then.
 		breakOff(conn.Conn())

@@ -152,8 +152,8 @@ func (l *Lease) Release() error {
 	isFirst := l.startQuitting()
 	// A renewal that is under way ends in time.
 	l.turn <- struct{}{}
-	if isFirst {
-		l.giveBack()
+	if isFirst && l.loss.Load() == nil && !l.giveBack() {
+		l.lose(Gone, nil)
 	}
 	l.end()
 	l.giveTurn()
@@ -175,16 +175,14 @@ func (l *Lease) startQuitting() bool {
 	return true
 }
 
-func (l *Lease) giveBack() {
-	if l.loss.Load() != nil {
-		return
-	}
+// giveBack tells whether it was still there, as far as it knows.
+func (l *Lease) giveBack() bool {
 	closing, err := l.own.callWithin(l.calls, l.third, l.onNames("lease_release"), l.name(), l.token)
 	if err != nil {
 		l.logf("the lease %s was not released, and ends at its ttl: %v", l.names[0], err)
-	} else if closing == nil {
-		l.lose(Gone, nil)
+		return true
 	}
+	return closing != nil
 }
 
 // end leaves nothing behind. The caller has the turn.

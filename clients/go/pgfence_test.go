@@ -3,9 +3,11 @@ package pgfence_test
 import (
 	"context"
 	"database/sql"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand"
 	"net"
 	"os"
 	"reflect"
@@ -14,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgconn"
 	"github.com/jackc/pgx/v4"
 	"github.com/jackc/pgx/v4/pgxpool"
 	_ "github.com/jackc/pgx/v4/stdlib"
@@ -469,6 +472,59 @@ func TestACanceledContextGivesUpWaitingAndLeavesNothingBehind(t *testing.T) {
 // A grant that comes at the moment of giving up is given back.
 func TestAGrantThatNobodyWaitsForIsGivenBack(t *testing.T) {
 	fence, admin := table(t)
+	givesUp(t, fence, admin)
+}
+
+// lateCancel is a socket that passes a request to cancel on some time after it has said so, as a pooler may.
+type lateCancel struct {
+	net.Conn
+	isCancel bool
+}
+
+func (c *lateCancel) Write(data []byte) (int, error) {
+	const cancelRequest = 80877102
+	if len(data) != 16 || binary.BigEndian.Uint32(data[4:]) != cancelRequest {
+		return c.Conn.Write(data)
+	}
+	c.isCancel = true
+	request := append([]byte(nil), data...)
+	late := time.Duration(rand.Intn(10000)) * time.Microsecond
+	time.AfterFunc(late, func() {
+		_, _ = c.Conn.Write(request)
+		_ = c.Conn.Close()
+	})
+	return len(data), nil
+}
+
+func (c *lateCancel) Read(into []byte) (int, error) {
+	if c.isCancel {
+		return 0, io.EOF
+	}
+	return c.Conn.Read(into)
+}
+
+func (c *lateCancel) Close() error {
+	if c.isCancel {
+		return nil
+	}
+	return c.Conn.Close()
+}
+
+// The request to cancel must not hit the release.
+func TestAGrantThatNobodyWaitsForIsGivenBackWhereACancelIsLate(t *testing.T) {
+	_, admin := table(t)
+	config, err := pgconn.ParseConfig(url)
+	must(t, err)
+	dial := config.DialFunc
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return &lateCancel{Conn: conn}, err
+	}
+	givesUp(t, pgfence.NewConfig(config), admin)
+}
+
+func givesUp(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn) {
+	t.Helper()
 	options := long
 	options.Wait = 5 * time.Minute
 	for round := 0; round < 40; round++ {
@@ -489,7 +545,15 @@ func TestAGrantThatNobodyWaitsForIsGivenBack(t *testing.T) {
 		if err := <-given; err != nil {
 			is(t, err, context.Canceled)
 		}
+		comesTrue(t, "it is given back", func() bool { return text(t, admin, held) == "0" })
 	}
+}
+
+func TestTheLongestTTLCanBeRenewed(t *testing.T) {
+	fence, _ := table(t)
+	lease := acquire(t, fence, pgfence.Options{TTL: 366 * 24 * time.Hour}, "order:7")
+	_, err := lease.Renew(background)
+	must(t, err)
 }
 
 func TestLeadingEndsWithItsWork(t *testing.T) {
@@ -534,6 +598,7 @@ func TestWhatDriversSendForArguments(t *testing.T) {
 		{"SELECT lease_acquire('job', metadata => $1)::text", map[string]int{"run": 7}, true, false},
 		{"SELECT set_config('pg_fence.token', $1, true)", "1", true, true},
 		{"SELECT set_config('pg_fence.token', $1, true)", int64(1), false, true},
+		{"SELECT set_config('pg_fence.token', $1::bigint::text, true)", int64(1), true, true},
 	} {
 		var value string
 		err := admin.BeginFunc(background, func(tx pgx.Tx) error {

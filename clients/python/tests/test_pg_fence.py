@@ -6,6 +6,7 @@ The database has the extension and is otherwise of no use: a table is made and d
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -168,6 +169,10 @@ class Leases(OnOrders):
             assert first is not None and second is not None
             self.assertGreater(second, first)
 
+    def test_the_longest_ttl_can_be_renewed(self) -> None:
+        with self.fence.lease("order:7", ttl=timedelta(days=366)) as lease:
+            self.assertIsNotNone(lease.renew())
+
     def test_connections_can_come_from_a_function_and_names_from_a_schema(self) -> None:
         schema = self.value("SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'pg_fence'")
         fence = pg_fence.Fence(lambda: psycopg.connect(URL), schema=schema)
@@ -304,6 +309,7 @@ class Transactions(OnOrders):
         connection = self.connect(autocommit=True)
         with self.assertRaises(psycopg.errors.UndefinedFunction):
             connection.execute("SELECT set_config('pg_fence.token', %s, true)", [34])
+        connection.execute("SELECT set_config('pg_fence.token', %s::bigint::text, true)", [34])
         with self.assertRaises(psycopg.ProgrammingError):
             connection.execute("SELECT lease_acquire('order:7', metadata => %s)", [{"run": 7}])
         with self.assertRaises(psycopg.errors.UndefinedFunction):
@@ -478,6 +484,40 @@ class Asyncio(OnOrders, unittest.IsolatedAsyncioTestCase):
                     break
                 await asyncio.sleep(0.05)
             self.assertEqual(self.value(waiting), 0)
+
+    async def test_a_grant_that_comes_while_its_wait_is_given_up_is_given_back(self) -> None:
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_acquire%%'"
+        for turn in range(40):
+            first = self.fence.lease("order:7", ttl=LONG)
+            self.assertTrue(await first.aacquire())
+            second = self.fence.lease("order:7", ttl=LONG, wait=LONG)
+            waits = asyncio.create_task(second.aacquire())
+            while self.value(waiting) == 0:
+                await asyncio.sleep(0.01)
+            releases = threading.Thread(target=first.release)
+            releases.start()
+            # Before, during and after the hand-over.
+            await asyncio.sleep(0.0001 * turn)
+            waits.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await waits
+                await second.arelease()
+            for _ in range(600):
+                if threading.active_count() == self.threads:
+                    break
+                await asyncio.sleep(0.05)
+            self.assertFalse(self.is_held("order:7"), f"in turn {turn}")
+
+    async def test_giving_up_at_once_leaves_nobody_in_line(self) -> None:
+        async with self.fence.lease("order:7", ttl=LONG):
+            for milliseconds in range(10):
+                with self.assertRaises(TimeoutError):
+                    await asyncio.wait_for(self.fence.lease("order:7", wait=LONG).aacquire(), milliseconds / 1000)
+            for _ in range(600):
+                if threading.active_count() == self.threads + 2:
+                    break
+                await asyncio.sleep(0.05)
+            self.assertEqual(threading.active_count(), self.threads + 2)
 
     async def test_another_s_cancellation_stays_one(self) -> None:
         async def work() -> None:

@@ -69,9 +69,15 @@ export function sendCancel(socket: Socket, pid: number, secret: number): void {
   socket.end(request);
 }
 
+/** What a setting in milliseconds holds: the server refuses more. */
+const LONGEST_TIMEOUT_MS = 2 ** 31 - 1;
+
 /** A lease's own connection: opened when it is needed, again after it was broken off. */
 export class OwnConnection {
   #connection: Connection | undefined;
+  /** Of a `call` that is under way. */
+  #isCancellable = false;
+  #isCancelled = false;
 
   constructor(readonly open: () => Connection) {}
 
@@ -79,15 +85,26 @@ export class OwnConnection {
     return this.#connection !== undefined;
   }
 
-  /** One statement, a transaction of its own. */
-  call(limitMs: number, sql: string): Promise<unknown> {
-    return this.#bounded(limitMs, (connection) => connection.run(sql));
+  /** One statement, a transaction of its own. It can be cancelled. */
+  async call(limitMs: number, sql: string): Promise<unknown> {
+    this.#isCancellable = true;
+    try {
+      return await this.#bounded(limitMs, (connection) => connection.run(sql));
+    } finally {
+      this.#isCancellable = false;
+      if (this.#isCancelled) {
+        this.#isCancelled = false;
+        // A request that is late would hit the next statement: the release of a grant that came all the same.
+        await this.close(limitMs);
+      }
+    }
   }
 
   /** The same, where the server does not let it go on for ever either. */
   callWithin(limitMs: number, sql: string): Promise<unknown> {
     // For this transaction only: behind a pooler the session is others', too.
-    const timeout = `SELECT set_config('statement_timeout', '${Math.max(1, Math.floor(limitMs))}', true)`;
+    const timeoutMs = Math.max(1, Math.min(Math.floor(limitMs), LONGEST_TIMEOUT_MS));
+    const timeout = `SELECT set_config('statement_timeout', '${timeoutMs}', true)`;
     return this.#bounded(limitMs, async (connection) => {
       try {
         return await connection.run(`BEGIN; ${timeout}; ${sql}; COMMIT`);
@@ -120,8 +137,12 @@ export class OwnConnection {
     this.#connection?.cut();
   }
 
+  /** Asks the server to end the `call` that is under way, whose answer then comes. */
   cancel(): void {
-    this.#connection?.cancel();
+    if (this.#isCancellable) {
+      this.#isCancelled = true;
+      this.#connection?.cancel();
+    }
   }
 
   /** Never fails, and takes no longer than that. */

@@ -11,6 +11,9 @@ import { openTransaction, run, type Kind, type Query } from "./guarded.js";
 /** NODE_DEBUG=pg_fence shows it. */
 const log = debuglog("pg_fence");
 
+/** How long a statement that was cancelled may take to end. */
+const CANCEL_AGAIN_MS = 1000;
+
 /** How a lease is asked for. */
 export interface LeaseOptions {
   /** How long it is held without a renewal: 30 s. */
@@ -202,7 +205,12 @@ export class Lease<On = never, Tx = never> implements AsyncDisposable {
   /** @internal Whether the lease could be had. */
   async acquire(): Promise<boolean> {
     const signal = this.#spec.signal;
-    const giveUp = () => this.own.cancel();
+    let again: NodeJS.Timeout | undefined;
+    const giveUp = () => {
+      this.own.cancel();
+      // A request that comes before the statement does is lost, hence more than one.
+      again = setTimeout(giveUp, CANCEL_AGAIN_MS);
+    };
     signal?.throwIfAborted();
     signal?.addEventListener("abort", giveUp);
     try {
@@ -217,6 +225,7 @@ export class Lease<On = never, Tx = never> implements AsyncDisposable {
       await this.own.close(this.#thirdMs);
       throw signal?.aborted ? signal.reason : error;
     } finally {
+      clearTimeout(again);
       signal?.removeEventListener("abort", giveUp);
     }
   }

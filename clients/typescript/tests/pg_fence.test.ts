@@ -77,6 +77,14 @@ test("a bare number is no span of time", async () => {
   await assert.rejects(fence.lease("order:7", { ttl: { seconds: 0 } }), RangeError);
 });
 
+test("each driver's integers can be cast to what set_config takes", async () => {
+  for (const token of [34, "34", 34n]) {
+    await admin.query("SELECT set_config('pg_fence.token', $1::bigint::text, true)", [token]);
+    await sql`SELECT set_config('pg_fence.token', ${token as number}::bigint::text, true)`;
+  }
+  assert.equal((await errorOf(() => sql`SELECT set_config('pg_fence.token', ${34n as any}, true)`)).code, "42883");
+});
+
 test("a lease that is taken is null", async () => {
   await using first = await lease("order:7", { holder: "it's \\ me", metadata: { run: 7 } });
   assert.equal(await fence.lease("order:7"), null);
@@ -100,12 +108,41 @@ test("bad input is the server's error", async () => {
   assert.equal(classify(error), undefined);
 });
 
+const WAITING =
+  "SELECT count(*)::int FROM pg_stat_activity WHERE query ~ 'lease_acquire\\(''order:7' AND state = 'active' AND pid <> pg_backend_pid()";
+
 test("whoever gives up waiting leaves nothing behind", async () => {
   await using _ = await lease();
   const signal = AbortSignal.timeout(300);
   const error = await errorOf(() => fence.lease("order:7", { wait: { minutes: 5 }, signal }));
   assert.equal(error, signal.reason);
-  assert.equal(await value("SELECT count(*)::int FROM pg_stat_activity WHERE query ~ 'lease_acquire\\(''order:7' AND state = 'active' AND pid <> pg_backend_pid()"), 0);
+  assert.equal(await value(WAITING), 0);
+});
+
+test("a grant that comes while its wait is given up is given back", async () => {
+  for (let round = 0; round < 40; round++) {
+    const first = await lease();
+    const stop = new AbortController();
+    const waits = fence.lease("order:7", { ...LONG, wait: { minutes: 5 }, signal: stop.signal }).then(
+      (granted) => granted?.release(),
+      (error) => assert.equal(error, stop.signal.reason),
+    );
+    while ((await value(WAITING)) === 0) {}
+    const releases = first.release();
+    // Before, during and after the hand-over.
+    const until = performance.now() + round / 10;
+    do {
+      await new Promise(setImmediate);
+    } while (performance.now() < until);
+    stop.abort();
+    await Promise.all([waits, releases]);
+    assert.equal(await value("SELECT count(*)::int FROM lease_info('order:7') WHERE state = 'held'"), 0, `in round ${round}`);
+  }
+});
+
+test("the longest ttl can be renewed", async () => {
+  await using held = await lease("order:7", { ttl: { days: 366 } });
+  assert.ok(await held.renew());
 });
 
 test("a loss aborts the signal, and is told at the end of a block that was not told", async () => {

@@ -55,7 +55,10 @@ pub struct Worker {
     pub cable: Cable,
     answers: Receiver<Said>,
     unasked: Receiver<Said>,
+    /// Renewals, and what begins or ends a lease, in order.
     renewals: Receiver<Said>,
+    /// It was said last that the lease is lost.
+    is_lost: bool,
     complaints: Arc<Mutex<String>>,
     /// The token of its grant, and the latest deadline that it spoke of.
     pub token: Option<i64>,
@@ -115,6 +118,7 @@ impl Worker {
             answers,
             unasked,
             renewals,
+            is_lost: false,
             complaints,
             token: None,
             deadline: None,
@@ -154,12 +158,27 @@ impl Worker {
     /// A renewal that is told from now on.
     pub fn renewal(&mut self) -> Result<Said> {
         self.note_renewals();
-        self.hear(&self.renewals, PATIENCE).context("it renews nothing")
+        while !self.is_lost {
+            let said = self.hear(&self.renewals, PATIENCE).context("it renews nothing")?;
+            self.note(&said);
+            if said.event == "renewed" {
+                return Ok(said);
+            }
+        }
+        // None will come any more.
+        bail!("{} renews nothing, for its lease is lost{}", self.name, self.complaints())
     }
 
     /// Renewals that nobody has waited for have moved the deadline, too.
     pub fn note_renewals(&mut self) {
         while let Ok(said) = self.renewals.try_recv() {
+            self.note(&said);
+        }
+    }
+
+    fn note(&mut self, said: &Said) {
+        self.is_lost = said.event == "lost";
+        if said.event == "renewed" {
             self.deadline = said.deadline.max(self.deadline);
         }
     }
@@ -263,7 +282,7 @@ fn order(what: &str, with: &Value) -> Value {
     order
 }
 
-/// Sorts what the worker says: answers, what it says unasked, renewals.
+/// Sorts what the worker says: answers, what it says unasked, renewals with what begins or ends a lease.
 fn listen(stdout: impl Read + Send + 'static) -> (Receiver<Said>, Receiver<Said>, Receiver<Said>) {
     let (answer_to, answers) = mpsc::channel();
     let (unasked_to, unasked) = mpsc::channel();
@@ -273,6 +292,10 @@ fn listen(stdout: impl Read + Send + 'static) -> (Receiver<Said>, Receiver<Said>
             // Something else on its standard output would be an answer that nobody expects.
             let said: Said = serde_json::from_str(&line)
                 .unwrap_or_else(|_| Said { event: format!("no JSON: {line}"), ..Said::default() });
+            let begins_or_ends = matches!(said.event.as_str(), "acquired" | "leading" | "lost");
+            if begins_or_ends && renewal_to.send(said.clone()).is_err() {
+                return;
+            }
             let to = match said.event.as_str() {
                 "renewed" => &renewal_to,
                 "lost" | "leading" | "stopped" => &unasked_to,

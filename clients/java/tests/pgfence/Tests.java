@@ -5,12 +5,15 @@ import java.lang.reflect.Modifier;
 import java.sql.BatchUpdateException;
 import java.sql.Connection;
 import java.sql.DriverManager;
+import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.sql.Statement;
 import java.time.Duration;
 import java.util.Objects;
 import java.util.Optional;
+import java.util.concurrent.Callable;
+import java.util.concurrent.TimeUnit;
 import org.postgresql.ds.PGSimpleDataSource;
 import pgfence.FenceException.*;
 
@@ -40,7 +43,9 @@ final class Tests {
                     throw new AssertionError(method.getName(), error.getCause());
                 }
                 equal(tests.value("SELECT count(*) FROM fence.leases WHERE state = 'held'"), "0");
-                equal(Thread.activeCount(), threads);
+                if (Thread.activeCount() != threads) {
+                    throw new AssertionError(method.getName() + " leaves " + Thread.getAllStackTraces());
+                }
             }
         }
     }
@@ -102,6 +107,17 @@ final class Tests {
             thrown(LeaseTaken.class, () -> fence.lease("order:7").acquire());
             equal(value("SELECT holder || ' ' || metadata FROM lease_info('order:7')"), "it's me {\"run\": 7}");
             equal(first.isHeld(), true);
+        }
+    }
+
+    public void aLongIsCastToWhatSetConfigTakes() throws Exception {
+        String present = "SELECT set_config('pg_fence.token', ?%s, true)";
+        try (PreparedStatement cast = admin.prepareStatement(String.format(present, "::bigint::text"));
+                PreparedStatement plain = admin.prepareStatement(String.format(present, ""))) {
+            cast.setLong(1, 34);
+            cast.executeQuery().close();
+            plain.setLong(1, 34);
+            equal(thrown(SQLException.class, plain::executeQuery).getSQLState(), "42883");
         }
     }
 
@@ -245,6 +261,7 @@ final class Tests {
     }
 
     public void anInterruptGivesUpWaitingAndLeavesNothingBehind() throws Exception {
+        int threads = Thread.activeCount();
         try (Lease held = lease("order:7")) {
             Thread main = Thread.currentThread();
             Thread interrupts = new Thread(() -> {
@@ -258,17 +275,64 @@ final class Tests {
             interrupts.start();
             thrown(InterruptedException.class, () -> fence.lease("order:7").waiting(LONG).acquire());
             interrupts.join();
-            for (int round = 0; round < 600 && !value(WAITING).equals("0"); round++) {
-                Thread.sleep(50);
-            }
-            equal(value(WAITING), "0");
-            // The thread of that acquire ends, too.
-            Thread.sleep(500);
+            comesTrue(() -> value(WAITING).equals("0"));
+            // The threads of that acquire end, too; those of the other lease are there.
+            comesTrue(() -> Thread.activeCount() == threads + 2);
         }
     }
 
     private static final String WAITING =
             "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_acquire%'";
+
+    private static void comesTrue(Callable<Boolean> check) throws Exception {
+        for (int round = 0; round < 600 && !check.call(); round++) {
+            Thread.sleep(50);
+        }
+        equal(check.call(), true);
+    }
+
+    public void anInterruptThatCameBeforeLeavesNothingBehind() throws Exception {
+        int threads = Thread.activeCount();
+        Thread.currentThread().interrupt();
+        thrown(InterruptedException.class, () -> lease("order:7"));
+        comesTrue(() -> Thread.activeCount() == threads);
+    }
+
+    public void aGrantThatComesWhileItsWaitIsGivenUpIsGivenBack() throws Exception {
+        int threads = Thread.activeCount();
+        for (int round = 0; round < 40; round++) {
+            Lease first = lease("order:7");
+            Thread waits = new Thread(() -> {
+                try {
+                    fence.lease("order:7").ttl(LONG).waiting(LONG).acquire().release();
+                } catch (InterruptedException givenUp) {
+                    // As it should be, or it was granted before.
+                } catch (SQLException error) {
+                    throw new IllegalStateException(error);
+                }
+            });
+            waits.start();
+            comesTrue(() -> value(WAITING).equals("1"));
+            Thread releases = new Thread(first::release);
+            releases.start();
+            // Before, during and after the hand-over.
+            TimeUnit.MICROSECONDS.sleep(100 * round);
+            waits.interrupt();
+            waits.join();
+            releases.join();
+            comesTrue(() -> Thread.activeCount() == threads);
+            equal(value("SELECT count(*) FROM lease_info('order:7') WHERE state = 'held'"), "0");
+        }
+    }
+
+    public void theLongestTtlCanBeRenewed() throws Exception {
+        // A third of both is more milliseconds than an int holds; of the first it is less than nothing where it overflows.
+        for (int days : new int[] {100, 366}) {
+            try (Lease lease = fence.lease("order:7").ttl(Duration.ofDays(days)).acquire()) {
+                equal(lease.renew().isPresent(), true);
+            }
+        }
+    }
 
     public void leadingEndsWithItsWork() throws Exception {
         equal(fence.lead("chief", LONG, lease -> 7), 7);

@@ -26,6 +26,9 @@ def now() -> float:
 #: Waits do not count the time that the machine slept; so they look at the clock again after so many seconds.
 LOOK_AGAIN = 1.0
 
+#: What a setting in milliseconds holds: the server refuses more.
+LONGEST_TIMEOUT_MS = 2**31 - 1
+
 
 class Handle:
     """A second handle on a connection's socket, to end what hangs on it from another thread."""
@@ -57,21 +60,33 @@ class OwnConnection:
         self._handle: Handle | None = None
         #: When the call that is under way is to be broken off.
         self.cut_at = math.inf
+        # Held while the server is asked to cancel: the connection must not be closed meanwhile.
+        self._cancelling = threading.Lock()
+        self._cancellable: psycopg.Connection[Any] | None = None
+        self._is_cancelled = False
 
     @property
     def is_open(self) -> bool:
         return self._connection is not None
 
     def call(self, limit: float, sql: str, arguments: list[Any]) -> Any:
-        """One statement, a transaction of its own."""
-        with self._connected(limit) as connection:
-            return value(connection, sql, arguments)
+        """One statement, a transaction of its own. It can be cancelled."""
+        try:
+            with self._connected(limit) as connection:
+                self._cancellable = connection
+                return value(connection, sql, arguments)
+        finally:
+            with self._cancelling:
+                self._cancellable, is_cancelled, self._is_cancelled = None, self._is_cancelled, False
+            if is_cancelled:
+                # A request that is late would hit the next statement: the release of a grant that came all the same.
+                self.close()
 
     def call_within(self, limit: float, sql: str, arguments: list[Any]) -> Any:
         """The same, where the server does not let it go on for ever either."""
         with self._connected(limit) as connection, connection.transaction():
             # For this transaction only: behind a pooler the session is others', too.
-            timeout = str(max(1, int(limit * 1000)))
+            timeout = str(min(max(1, int(limit * 1000)), LONGEST_TIMEOUT_MS))
             value(connection, "SELECT set_config('statement_timeout', %s, true)", [timeout])
             return value(connection, sql, arguments)
 
@@ -103,11 +118,12 @@ class OwnConnection:
             self._handle.cut()
 
     def cancel(self) -> None:
-        """Asks the server to end the call that is under way, whose answer then comes."""
-        connection = self._connection
-        if connection is not None:
-            with contextlib.suppress(psycopg.Error):
-                connection.cancel_safe(timeout=5)
+        """Asks the server to end the `call` that is under way, whose answer then comes."""
+        with self._cancelling:
+            if self._cancellable is not None:
+                self._is_cancelled = True
+                with contextlib.suppress(psycopg.Error):
+                    self._cancellable.cancel_safe(timeout=5)
 
     def close(self) -> None:
         with self._lock:

@@ -23,6 +23,9 @@ from .guarded import Guarded
 
 _log = logging.getLogger("pg_fence")
 
+#: How long a statement that was cancelled may take to end, in seconds.
+CANCEL_AGAIN = 1.0
+
 
 def unique_holder() -> str:
     """What the view of all leases shows as the holder, unless one is named."""
@@ -72,6 +75,8 @@ class Lease:
         self._answered = self._held = self._ending = self._finished = False
         #: Its release was part of a transaction of the holder's.
         self._released = False
+        #: Nobody waits for its acquire.
+        self._given_up = False
         self._failure: BaseException | None = None
         self._deadline = self._next_beat = -math.inf
         self._beating = False
@@ -271,9 +276,18 @@ class Lease:
 
     def _give_up(self) -> None:
         """Nobody waits for the acquire any more. A grant that comes all the same is given back."""
+        self._given_up = True
         self._end()
         # The keeper waits for the answer: some poolers do not survive a client that cancels and hangs up.
-        threading.Thread(target=self._own.cancel, daemon=True).start()
+        threading.Thread(target=self._cancel, name=f"pg_fence cancel {self.names[0]}", daemon=True).start()
+
+    def _cancel(self) -> None:
+        answered = False
+        while not answered:
+            self._own.cancel()
+            with self._lock:
+                # A request that comes before the statement does is lost, hence more than one.
+                answered = self._lock.wait_for(lambda: self._answered, CANCEL_AGAIN)
 
     def _join(self) -> None:
         for thread in self._threads:
@@ -412,7 +426,8 @@ class Lease:
     def _give_back(self) -> None:
         if self.loss is None and not self._released:
             try:
-                if self._own.call_within(self._limit, *self._on_names("lease_release")) is None:
+                closing = self._own.call_within(self._limit, *self._on_names("lease_release"))
+                if closing is None and not self._given_up:
                     self._lose("gone")
             except Exception as error:
                 _log.warning("the lease %s was not released, and ends at its ttl: %s", self.names[0], error)

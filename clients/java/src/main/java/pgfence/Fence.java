@@ -124,8 +124,8 @@ public class Fence {
     private static Connection connect(String url, Properties properties, long limit) throws SQLException {
         Properties all = new Properties();
         all.putAll(properties);
-        // The driver counts in whole seconds.
-        String seconds = Long.toString(TimeUnit.NANOSECONDS.toSeconds(limit) + 1);
+        // The driver takes whole seconds, and keeps them as milliseconds in an int.
+        String seconds = Long.toString(Math.min(TimeUnit.NANOSECONDS.toSeconds(limit) + 1, Integer.MAX_VALUE / 1000));
         all.putIfAbsent(PGProperty.CONNECT_TIMEOUT.getName(), seconds);
         all.putIfAbsent(PGProperty.SOCKET_TIMEOUT.getName(), seconds);
         Connection connection = DriverManager.getConnection(url.startsWith("jdbc:") ? url : "jdbc:" + url, all);

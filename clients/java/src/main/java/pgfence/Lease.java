@@ -25,6 +25,9 @@ import pgfence.FenceException.Reason;
 public class Lease implements AutoCloseable {
     static final Logger LOG = System.getLogger("pgfence");
 
+    /** How long a statement that was cancelled may take to end. */
+    private static final long CANCEL_AGAIN = TimeUnit.SECONDS.toNanos(1);
+
     // Two threads: the keeper acquires, renews and releases; the watch tells a loss at the deadline and breaks off
     // calls that take too long, so that it does not matter where the keeper hangs. The lock guards what they share.
 
@@ -48,6 +51,8 @@ public class Lease implements AutoCloseable {
     private boolean finished;
     /** Its release was part of a transaction of the holder's. */
     private boolean released;
+    /** Nobody waits for its acquire. */
+    private volatile boolean givenUp;
     private Exception failure;
     private long deadline;
     private long nextBeat;
@@ -189,7 +194,8 @@ public class Lease implements AutoCloseable {
             threads.add(Sql.daemon("pg_fence " + names.get(0), runnable));
         }
         threads.forEach(Thread::start);
-        lock.lockInterruptibly();
+        // Not interruptibly: nothing may be thrown from here on without giving up.
+        lock.lock();
         try {
             await(OwnConnection.NEVER, () -> answered);
         } catch (InterruptedException givenUp) {
@@ -208,8 +214,18 @@ public class Lease implements AutoCloseable {
 
     /** Nobody waits for the acquire any more. A grant that comes all the same is given back. */
     private void giveUp() {
+        givenUp = true;
         end();
-        Sql.daemon("pg_fence cancel", own::cancel).start();
+        Sql.daemon("pg_fence cancel", this::cancel).start();
+    }
+
+    private void cancel() {
+        boolean isOver = false;
+        while (!isOver) {
+            own.cancel();
+            // A request that comes before the statement does is lost, hence more than one.
+            isOver = locked(() -> awaitUninterruptibly(Clock.now() + CANCEL_AGAIN, () -> answered));
+        }
     }
 
     private void end() {
@@ -399,7 +415,8 @@ public class Lease implements AutoCloseable {
     private void giveBack() {
         if (locked(() -> loss == null && !released)) {
             try {
-                if (own.callWithin(third, onNames("lease_release"), name(), token) == null) {
+                boolean isGone = own.callWithin(third, onNames("lease_release"), name(), token) == null;
+                if (isGone && !givenUp) {
                     lose(Reason.GONE, null);
                 }
             } catch (SQLException error) {

@@ -15,6 +15,9 @@ import java.util.concurrent.locks.ReentrantLock;
 final class OwnConnection {
     static final long NEVER = Long.MAX_VALUE;
 
+    /** What a setting in milliseconds holds: the server refuses more. */
+    private static final long LONGEST_TIMEOUT = Integer.MAX_VALUE;
+
     /** Opens a connection, within so many nanoseconds as far as it can. */
     @FunctionalInterface
     interface Opener {
@@ -26,7 +29,10 @@ final class OwnConnection {
     /** Signalled when there is a new time to break a call off. */
     private final Condition changed;
     private volatile Connection connection;
-    private volatile Statement statement;
+    /** Held while the server is asked to cancel: no other statement may begin meanwhile. */
+    private final Object cancelling = new Object();
+    private Statement cancellable;
+    private boolean isCancelled;
     /** When the call that is under way is to be broken off; under the lock. */
     private long cutAt = NEVER;
 
@@ -40,9 +46,37 @@ final class OwnConnection {
         return connection != null;
     }
 
-    /** The only value of one statement, in a transaction of its own; null is NULL. */
+    /** The only value of one statement, in a transaction of its own; null is NULL. It can be cancelled. */
     Long call(long limit, String sql, Object... arguments) throws SQLException {
-        return bounded(limit, () -> value(connection, sql, arguments));
+        try {
+            return bounded(limit, () -> {
+                try (PreparedStatement prepared = Sql.prepare(connection, sql, arguments)) {
+                    setCancellable(prepared);
+                    return Sql.value(prepared);
+                } finally {
+                    setCancellable(null);
+                }
+            });
+        } finally {
+            if (wasCancelled()) {
+                // A request that is late would hit the next statement: the release of a grant that came all the same.
+                close();
+            }
+        }
+    }
+
+    private void setCancellable(Statement running) {
+        synchronized (cancelling) {
+            cancellable = running;
+        }
+    }
+
+    private boolean wasCancelled() {
+        synchronized (cancelling) {
+            boolean was = isCancelled;
+            isCancelled = false;
+            return was;
+        }
     }
 
     /** The same, where the server does not let it go on for ever either. */
@@ -51,9 +85,9 @@ final class OwnConnection {
             connection.setAutoCommit(false);
             try {
                 // For this transaction only: behind a pooler the session is others', too.
-                String timeout = Long.toString(Math.max(1, TimeUnit.NANOSECONDS.toMillis(limit)));
-                Sql.set(connection, "statement_timeout", timeout);
-                Long value = value(connection, sql, arguments);
+                long timeout = Math.max(1, Math.min(TimeUnit.NANOSECONDS.toMillis(limit), LONGEST_TIMEOUT));
+                Sql.set(connection, "statement_timeout", Long.toString(timeout));
+                Long value = Sql.value(connection, sql, arguments);
                 connection.commit();
                 return value;
             } catch (SQLException error) {
@@ -67,15 +101,6 @@ final class OwnConnection {
                 }
             }
         });
-    }
-
-    private Long value(Connection connection, String sql, Object... arguments) throws SQLException {
-        try (PreparedStatement prepared = Sql.prepare(connection, sql, arguments)) {
-            statement = prepared;
-            return Sql.value(prepared);
-        } finally {
-            statement = null;
-        }
     }
 
     @FunctionalInterface
@@ -121,15 +146,18 @@ final class OwnConnection {
         Sql.breakOff(connection);
     }
 
-    /** Asks the server to end the call that is under way, whose answer then comes. */
+    /** Asks the server to end the {@code call} that is under way, whose answer then comes. */
     void cancel() {
-        Statement running = statement;
-        try {
-            if (running != null) {
-                running.cancel();
+        synchronized (cancelling) {
+            if (cancellable == null) {
+                return;
             }
-        } catch (SQLException unreachable) {
-            // Then the call ends at its limit.
+            isCancelled = true;
+            try {
+                cancellable.cancel();
+            } catch (SQLException unreachable) {
+                // Then the call ends at its limit.
+            }
         }
     }
 
