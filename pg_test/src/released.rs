@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Mutex;
 
 /// A version, and the commit that it was released as.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +45,9 @@ impl Released {
 
     /// Builds it for a PostgreSQL.
     pub fn build(&self, installation: &Installation) -> Result<Extension> {
+        // Tests ask side by side.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
         let source = self.source()?;
         let place = BuildPlace::of(installation).below(&format!("released/built-{}", self.version));
         let library = extension::build_library(&source, &installation.pg_config, &place, None)?;

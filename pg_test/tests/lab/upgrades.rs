@@ -169,5 +169,11 @@ fn upgrade(old: &Cluster, new: &Cluster) -> Result<()> {
     upgrade.args(["--username=postgres", "--no-sync", "--socketdir"]).arg(old.dir());
     upgrade.arg("-b").arg(old.prefix().bin_dir()).arg("-B").arg(new.prefix().bin_dir());
     upgrade.arg("-d").arg(old.data()).arg("-D").arg(new.data());
-    output_of(upgrade.current_dir(new.dir())).map(drop)
+    output_of(upgrade.current_dir(new.dir())).map(drop).map_err(|error| {
+        // What it says itself only names the file with the cause.
+        let logs = new.data().join("pg_upgrade_output.d");
+        let mut find = std::process::Command::new("grep");
+        let why = output_of(find.args(["-rhiE", "error|fatal"]).arg(logs)).unwrap_or_default();
+        error.context(why)
+    })
 }
