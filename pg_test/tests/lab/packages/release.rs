@@ -185,17 +185,20 @@ fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
     let ours = fs::read_to_string(
         lab.prefix().extension_dir().join(script.file_name().context("no name")?),
     )?;
-    // pgrx says before each part where it comes from.
+    // pgrx says before each part where it comes from, and we that psql is not the way to load the file.
     let statements = |text: &str| -> String {
-        text.lines()
-            .filter(|line| {
-                !line.starts_with("--") && !line.starts_with("/*") && !line.trim().is_empty()
-            })
-            .collect::<Vec<_>>()
-            .join("\n")
+        let mut in_comment = false;
+        let mut is_statement = |line: &str| {
+            in_comment |= line.starts_with("/*");
+            let told = in_comment || line.starts_with("--") || line.starts_with("\\echo");
+            in_comment &= !line.trim_end().ends_with("*/");
+            !told && !line.trim().is_empty()
+        };
+        text.lines().filter(|line| is_statement(line)).collect::<Vec<_>>().join("\n")
     };
     let (theirs, ours) = (statements(&fs::read_to_string(script)?), statements(&ours));
-    ensure!(theirs == ours, "other statements:\n{theirs}");
+    let differs = theirs.lines().zip(ours.lines()).find(|(theirs, ours)| theirs != ours);
+    ensure!(theirs == ours, "other statements: {differs:?}");
     let symbols = |library: &Path| -> Result<String> {
         let text =
             output_of(Command::new("nm").args(["--dynamic", "--defined-only"]).arg(library))?;
