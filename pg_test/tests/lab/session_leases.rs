@@ -88,7 +88,7 @@ fn a_client_killed_in_a_statement_is_noticed_where_the_server_checks(lab: &Lab) 
 }
 
 #[lab_test]
-fn a_cut_cable_is_noticed_by_keepalive_and_by_the_ttl_at_the_latest(lab: &Lab) -> Result<()> {
+fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Result<()> {
     let cable = match Cable::lay(lab.rundir()) {
         Ok(cable) => cable,
         Err(why) => {
@@ -105,29 +105,44 @@ fn a_cut_cable_is_noticed_by_keepalive_and_by_the_ttl_at_the_latest(lab: &Lab) -
     let db = Database::with_extension(server.conninfo("postgres"))?;
     let mut admin = db.connect()?;
     let far = db.conninfo().host(&cable.near());
-    let keepalive = [("idle", "1"), ("interval", "1"), ("count", "2")];
-    let watched = keepalive.iter().fold(far.clone(), |conninfo, (name, value)| {
-        conninfo.set(&format!("tcp_keepalives_{name}"), value)
-    });
-    let mut noticed = cable.worker(lab.rundir(), "noticed", &watched)?;
+    let watch = [
+        ("tcp_keepalives_idle", "1"),
+        ("tcp_keepalives_interval", "1"),
+        ("tcp_keepalives_count", "2"),
+        // Keepalive says nothing while an answer is not acknowledged.
+        ("tcp_user_timeout", "3 s"),
+    ];
+    let watched =
+        watch.iter().fold(far.clone(), |conninfo, (name, value)| conninfo.set(name, value));
+    let mut idle = cable.worker(lab.rundir(), "idle", &watched)?;
+    let mut answered = cable.worker(lab.rundir(), "answered", &watched)?;
     let mut unnoticed = cable.worker(lab.rundir(), "unnoticed", &far)?;
-    let first = noticed.number(ACQUIRE)?.expect("free");
-    let sql = "SELECT lease_acquire('other', ttl => '8 s', session => true)";
-    let other = unnoticed.number(sql)?.expect("free");
-    let mut waiter = waiting(&db, WAIT)?;
-    let mut patient = waiting(&db, &WAIT.replace("'job'", "'other'"))?;
-    cable.cut()?;
-    // Neither client has said a word of it.
-    let limit = Duration::from_secs(60);
-    let next = waiter.outcome(limit)??;
-    ensure!(next[0][0].is_some() && !admin.speaks("job", first)?, "{next:?}");
-    let next = patient.outcome(limit)??;
-    ensure!(next[0][0].is_some() && !admin.speaks("other", other)?, "{next:?}");
-    let sessions = |worker: &Worker| {
-        format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {}", worker.backend())
+    let acquire = |worker: &mut Worker, name: &str, ttl: &str| {
+        let sql = format!("SELECT lease_acquire('{name}', ttl => '{ttl}', session => true)");
+        Ok::<_, anyhow::Error>(worker.number(&sql)?.expect("free"))
     };
-    ensure!(admin.granted(&sessions(&noticed))? == 0, "noticed by something else");
-    ensure!(admin.granted(&sessions(&unnoticed))? == 1, "not by the ttl alone");
+    let held = [
+        ("idle", acquire(&mut idle, "idle", "1 h")?),
+        ("answered", acquire(&mut answered, "answered", "1 h")?),
+        ("unnoticed", acquire(&mut unnoticed, "unnoticed", "8 s")?),
+    ];
+    let waiters = held.map(|(name, _)| waiting(&db, &WAIT.replace("'job'", &format!("'{name}'"))));
+    answered.send("SELECT pg_sleep(1)")?;
+    let pid = answered.backend();
+    let sleeps = format!("SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = {pid}");
+    wait_until("it sleeps", Duration::from_secs(10), || admin.truth(&sleeps).unwrap_or(false))?;
+    cable.cut()?;
+    // No client has said a word of it.
+    for ((name, token), waiter) in held.iter().zip(waiters) {
+        let next = waiter?.outcome(Duration::from_secs(60))??;
+        ensure!(next[0][0].is_some() && !admin.speaks(name, *token)?, "{name}: {next:?}");
+    }
+    for (worker, sessions) in [(&idle, 0), (&answered, 0), (&unnoticed, 1)] {
+        let pid = worker.backend();
+        let left =
+            admin.granted(&format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}"))?;
+        ensure!(left == sessions, "{left} sessions left of {}", worker.name);
+    }
     Ok(())
 }
 
