@@ -240,20 +240,6 @@ impl Cluster {
         Ok(pids)
     }
 
-    /// What its processes are doing, a line each: pid, title, state and where in the kernel.
-    pub fn process_states(&self) -> Result<String> {
-        let postmaster = self.pid()?;
-        let pids = [postmaster].into_iter().chain(process::children_of(postmaster));
-        let line = |pid: i32| {
-            let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
-            let status = read("status").unwrap_or_default();
-            let state = status.lines().find(|line| line.starts_with("State")).unwrap_or_default();
-            let waits = read("wchan").unwrap_or_default();
-            format!("{pid} {} {state} {waits}\n", process::title(pid))
-        };
-        Ok(pids.map(line).collect())
-    }
-
     /// Freezes those processes (SIGSTOP) and returns their pids.
     pub fn freeze(&self, title: &str) -> Result<Vec<i32>> {
         let pids = self.processes(title)?;

@@ -283,7 +283,7 @@ impl Nemesis {
                 let Some(pid) = self.backend(false)? else { return Ok(None) };
                 process::signal(pid, Signal::SIGKILL)?;
                 self.rest(Duration::from_millis(300));
-                self.wait_until_back()?;
+                self.servers.primary().wait_ready(Duration::from_secs(60))?;
             }
             Disturbance::KillServer => self.kill_server()?,
             Disturbance::FailOver => {
@@ -346,18 +346,6 @@ impl Nemesis {
         self.instructions =
             Instructions { activity, port: self.servers.primary().port(), ..self.instructions };
         self.instructions.write(&instructions_file(&self.dir))
-    }
-
-    /// Waits until the server has restarted itself. Where it does not (seen under libfaketime with the whole suite
-    /// beside it: the postmaster stood still between two lines of its log, without any code of the extension in it),
-    /// it is said, and the whole server is killed and started.
-    fn wait_until_back(&self) -> Result<()> {
-        let primary = self.servers.primary();
-        let Err(error) = primary.wait_ready(Duration::from_secs(60)) else { return Ok(()) };
-        let states = primary.process_states().unwrap_or_default();
-        eprintln!("a backend was killed, and {error:#}\nits processes:\n{states}");
-        primary.kill9()?;
-        primary.start()
     }
 
     fn kill_server(&mut self) -> Result<()> {
