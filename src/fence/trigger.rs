@@ -197,7 +197,7 @@ fn is_new(call: &TriggerCall, plan: &Plan) -> bool {
 fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
     let columns = call.columns();
     let fence = |row: Tuple| columns.token(row, &plan.column);
-    let (old, new) = (call.old(), call.new_row());
+    let (old, new) = call.rows();
     let stored = old.and_then(fence);
     let presented = new.and_then(fence).filter(|_| refusal.sqlstate != "PF002");
     let leases = plan.lease.as_ref().and_then(|binding| binding.leases(&columns, old, new).ok());

@@ -13,11 +13,11 @@ use crate::pg::locks::lock::LockTag;
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{AsOf, LeaseTable, Rows};
 use crate::pg::state::row::{Deleter, Row};
-use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Grant, Mode, Phase, Tokens};
+use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Mode, Phase};
 use pg_fence_rules::locks::{
     Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, IS_GUARDED, TAKE_SLOT,
 };
-use pg_fence_rules::{Instant, Token};
+use pg_fence_rules::Token;
 
 /// Where a grant can go. Out of here comes only one whose locks stay until the transaction ends.
 pub struct FreeSlot {
@@ -240,7 +240,8 @@ impl BesideOthers<'_> {
         // What was being written may be there by now, and counts once.
         let is_there = |slot: i32| rows.iter().any(|row| row.grant.slot == slot && is_live(row));
         let making = self.busy.iter().filter(|slot| !is_there(**slot));
-        existing.extend(making.map(|slot| in_the_making(*slot, self.request.ask.mode)));
+        existing
+            .extend(making.map(|slot| ExistingGrant::in_the_making(*slot, self.request.ask.mode)));
         existing
     }
 
@@ -319,18 +320,4 @@ impl BesideOthers<'_> {
             Settled::Same
         }
     }
-}
-
-/// A grant that another transaction is just writing, of the same mode.
-fn in_the_making(slot: i32, mode: Mode) -> ExistingGrant {
-    let grant = Grant {
-        slot,
-        mode,
-        tokens: Tokens::new(Token::BEFORE_ALL, &[]),
-        closing: None,
-        closed_here: false,
-        expires_at: Instant::LATEST,
-        abandoned: false,
-    };
-    ExistingGrant { grant, mine: false, guarded: true }
 }

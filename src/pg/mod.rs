@@ -11,6 +11,7 @@ pub mod hash;
 pub mod memory;
 mod raw;
 pub mod shared_memory;
+mod table_scan;
 
 /// A call from SQL, its answer, and how an error leaves.
 pub mod call {

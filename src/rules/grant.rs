@@ -182,6 +182,22 @@ pub struct ExistingGrant {
     pub guarded: bool,
 }
 
+impl ExistingGrant {
+    /// A grant that another transaction is just writing, of the mode that is asked for: it counts as one that lives.
+    pub fn in_the_making(slot: i32, mode: Mode) -> ExistingGrant {
+        let grant = Grant {
+            slot,
+            mode,
+            tokens: Tokens::new(Token::BEFORE_ALL, &[]),
+            closing: None,
+            closed_here: false,
+            expires_at: Instant::LATEST,
+            abandoned: false,
+        };
+        ExistingGrant { grant, mine: false, guarded: true }
+    }
+}
+
 /// What an acquire asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {

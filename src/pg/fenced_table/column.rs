@@ -1,8 +1,9 @@
 //! What a table holds, read without the planner: an index or a policy of its owner's may call functions, and
 //! none of them may run with the caller's rights.
 
-use crate::pg::memory::Scratch;
+use crate::pg::table_scan;
 use pgrx::pg_sys;
+use std::convert::Infallible;
 
 /// The greatest value of a bigint column in the table itself; None where there is none, or the caller may
 /// not read every row of it.
@@ -49,27 +50,13 @@ unsafe fn is_bigint_of_table(rel: pg_sys::Relation, column: i16) -> bool {
 unsafe fn scan(rel: pg_sys::Relation, column: i16) -> Option<i64> {
     let mut greatest = None;
     // SAFETY: the caller's promise; a value is read before the next row takes its place.
-    unsafe {
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-        let none = std::ptr::null_mut();
-        let scan = pg_sys::systable_beginscan(rel, pg_sys::InvalidOid, false, snapshot, 0, none);
-        let scratch = Scratch::new();
-        loop {
-            pgrx::check_for_interrupts!();
-            let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() {
-                break;
-            }
-            let value = scratch.turn(|| {
-                let mut null = false;
-                let value =
-                    pg_sys::heap_getattr(tuple, i32::from(column), (*rel).rd_att, &mut null);
-                (!null).then(|| value.value() as i64)
-            });
-            greatest = greatest.max(value);
-        }
-        pg_sys::systable_endscan(scan);
-        pg_sys::UnregisterSnapshot(snapshot);
-    }
+    let Ok(()) = unsafe {
+        table_scan::each_row(rel, |tuple| -> Result<(), Infallible> {
+            let mut null = false;
+            let value = pg_sys::heap_getattr(tuple, i32::from(column), (*rel).rd_att, &mut null);
+            greatest = greatest.max((!null).then(|| value.value() as i64));
+            Ok(())
+        })
+    };
     greatest
 }

@@ -100,24 +100,16 @@ impl TriggerCall {
     /// The stored row, of an UPDATE or DELETE.
     #[inline]
     pub fn old(&self) -> Option<Tuple> {
-        let stored = matches!(self.event(), Event::Update | Event::Delete);
-        // SAFETY: as above.
-        stored.then(|| Tuple(unsafe { (*self.data).tg_trigtuple }))
+        self.rows().0
     }
 
     /// The row to be, of an INSERT or UPDATE.
     #[inline]
     pub fn new_row(&self) -> Option<Tuple> {
-        // SAFETY: as above.
-        let data = unsafe { &*self.data };
-        match self.event() {
-            Event::Insert => Some(Tuple(data.tg_trigtuple)),
-            Event::Update => Some(Tuple(data.tg_newtuple)),
-            _ => None,
-        }
+        self.rows().1
     }
 
-    /// The row as it is, and the row to be, of a statement on rows: as `old` and `new_row`.
+    /// The stored row and the row to be, as far as the statement has them.
     #[inline]
     pub fn rows(&self) -> (Option<Tuple>, Option<Tuple>) {
         // SAFETY: as above.

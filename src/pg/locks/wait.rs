@@ -4,7 +4,7 @@ use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::locks::alarm::{self, Alarm};
 use crate::pg::locks::lock::LockTag;
-use crate::pg::session::xact;
+use crate::pg::session::xact::{self, Savepoint};
 use pg_fence_rules::locks::LockMode;
 use pg_fence_rules::Span;
 use pgrx::pg_sys;
@@ -162,43 +162,29 @@ fn take_for(
     let shorter = LockTimeout::set(left_ms);
     // A little later, so that it mostly finds the wait over.
     let alarm = Alarm::after(waiting.left().saturating_add(Duration::from_millis(100)));
-    // SAFETY: reads globals of this thread.
-    let (context, owner) = unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
-    // SAFETY: both outlive the savepoint; whoever uses one puts them back.
-    let restore = || unsafe {
-        pg_sys::MemoryContextSwitchTo(context);
-        pg_sys::CurrentResourceOwner = owner;
-    };
-    // SAFETY: the savepoint undoes a wait that times out; either end of it follows below.
-    unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
-    let undo = || {
-        // SAFETY: the wait has raised, so the savepoint is still the innermost.
-        unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
-        restore();
-    };
+    // It undoes a wait that times out.
+    let savepoint = Savepoint::begin();
     let taken = PgTryBuilder::new(|| {
         let taken = tag.take(mode, true);
         alarm.disarm();
         // The time may have run out with the lock just granted: that would be told later, as an error.
         pgrx::check_for_interrupts!();
-        // SAFETY: the savepoint is the innermost; its lock passes to what is around it.
-        unsafe { pg_sys::ReleaseCurrentSubTransaction() };
-        restore();
+        savepoint.release();
         taken
     })
     .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| {
-        undo();
+        savepoint.undo();
         Ok(false)
     })
     .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |error| {
-        undo();
+        savepoint.undo();
         if waiting.left().is_zero() {
             return Ok(false);
         }
         error.rethrow()
     })
     .catch_others(|error| {
-        undo();
+        savepoint.undo();
         error.rethrow()
     })
     .execute();

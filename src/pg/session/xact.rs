@@ -100,35 +100,61 @@ pub fn may_begin_savepoint() -> bool {
     unsafe { !pg_sys::IsInParallelMode() && !pg_sys::XactReadOnly }
 }
 
+/// A savepoint of the server's own making, with what was current when it began.
+#[derive(Clone, Copy)]
+pub(in crate::pg) struct Savepoint {
+    context: pg_sys::MemoryContext,
+    owner: pg_sys::ResourceOwner,
+}
+
+impl Savepoint {
+    /// Begins one. Either end of it must follow, in the function that has begun it.
+    pub(in crate::pg) fn begin() -> Savepoint {
+        // SAFETY: reads globals of this thread.
+        let (context, owner) =
+            unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
+        // SAFETY: the caller ends it.
+        unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
+        Savepoint { context, owner }
+    }
+
+    /// Ends it: what was done, and the locks that were taken, pass to what is around it.
+    pub(in crate::pg) fn release(self) {
+        // SAFETY: it is the innermost.
+        unsafe { pg_sys::ReleaseCurrentSubTransaction() };
+        self.restore();
+    }
+
+    /// Undoes it, after its work has raised an error.
+    pub(in crate::pg) fn undo(self) {
+        // SAFETY: the work has raised, so it is still the innermost.
+        unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
+        self.restore();
+    }
+
+    fn restore(self) {
+        // SAFETY: both outlive the savepoint; whoever uses one puts them back.
+        unsafe {
+            pg_sys::MemoryContextSwitchTo(self.context);
+            pg_sys::CurrentResourceOwner = self.owner;
+        }
+    }
+}
+
 /// Does work in a savepoint of its own. None where it failed, and was undone; only a cancel goes on its way.
 pub fn in_savepoint<T>(work: impl FnOnce() -> T) -> Option<T> {
-    // SAFETY: reads globals of this thread.
-    let (context, owner) = unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
-    // SAFETY: both outlive the savepoint; whoever uses one puts them back.
-    let restore = || unsafe {
-        pg_sys::MemoryContextSwitchTo(context);
-        pg_sys::CurrentResourceOwner = owner;
-    };
-    // SAFETY: either end of it follows below.
-    unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
-    let undo = || {
-        // SAFETY: the work has raised, so the savepoint is still the innermost.
-        unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
-        restore();
-    };
+    let savepoint = Savepoint::begin();
     PgTryBuilder::new(AssertUnwindSafe(|| {
         let done = work();
-        // SAFETY: the savepoint is the innermost.
-        unsafe { pg_sys::ReleaseCurrentSubTransaction() };
-        restore();
+        savepoint.release();
         Some(done)
     }))
     .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |error| {
-        undo();
+        savepoint.undo();
         error.rethrow()
     })
     .catch_others(|_| {
-        undo();
+        savepoint.undo();
         None
     })
     .execute()

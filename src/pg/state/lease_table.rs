@@ -5,7 +5,6 @@ use crate::pg::call::args::text_datum;
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::locks::relation_lock::Wait;
-use crate::pg::memory::Scratch;
 use crate::pg::raw;
 use crate::pg::session::xact;
 use crate::pg::state::form::Spec;
@@ -14,6 +13,7 @@ use crate::pg::state::keyed::{Access, Keyed};
 use crate::pg::state::relation;
 use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, LEASE};
 use crate::pg::state::row_version::{Location, Pointer, RowVersion, Seen, NO_BUFFER};
+use crate::pg::table_scan;
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
 use std::ops::Deref;
@@ -220,31 +220,8 @@ impl LeaseTable {
 
     /// Shows every row of the table.
     pub fn each(&self, mut show: impl FnMut(&Row) -> Result<(), Refusal>) -> Result<(), Refusal> {
-        // SAFETY: as in `scan`, but over the heap, without a key.
-        unsafe {
-            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-            let none = std::ptr::null_mut();
-            let scan = pg_sys::systable_beginscan(
-                self.0.table(),
-                pg_sys::InvalidOid,
-                false,
-                snapshot,
-                0,
-                none,
-            );
-            let scratch = Scratch::new();
-            loop {
-                pgrx::check_for_interrupts!();
-                let tuple = pg_sys::systable_getnext(scan);
-                if tuple.is_null() {
-                    break;
-                }
-                scratch.turn(|| show(&self.row(tuple)))?;
-            }
-            pg_sys::systable_endscan(scan);
-            pg_sys::UnregisterSnapshot(snapshot);
-            Ok(())
-        }
+        // SAFETY: an open table, whose rows are copied.
+        unsafe { table_scan::each_row(self.0.table(), |tuple| show(&self.row(tuple))) }
     }
 
     /// The new grants of transactions that are open, but for this one. Reads the whole table.

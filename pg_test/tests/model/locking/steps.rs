@@ -3,12 +3,12 @@
 
 use super::protections::{Bounds, Protections};
 use super::state::{at, Client, Kind, Next, Row, Search, State, Violation, Write, TTL};
-use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant, Grant, Mode, Tokens};
+use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant};
 use pg_test::protocol::locks::{
     ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, GUARD,
     GUARD_BESIDE_OTHERS, IS_GUARDED, PRUNE, TAKE_SLOT,
 };
-use pg_test::protocol::{Floor, Instant, Token};
+use pg_test::protocol::Floor;
 
 /// One client's next step.
 pub struct Step<'a> {
@@ -209,7 +209,7 @@ impl Step<'_> {
         let mut existing: Vec<ExistingGrant> = search.rows.iter().map(seat).collect();
         let making = search.busy.iter().filter(|slot| !is_there(**slot));
         let mode = self.ask().mode;
-        existing.extend(making.map(|slot| in_the_making(*slot, mode)));
+        existing.extend(making.map(|slot| ExistingGrant::in_the_making(*slot, mode)));
         match self.decide(&search.rows, &existing) {
             Some((slot, ended)) => {
                 (search.slot, search.ended) = (slot, ended);
@@ -404,18 +404,4 @@ impl Step<'_> {
         self.state.clients[self.client].locks.clear();
         self.go_on(Next::Open);
     }
-}
-
-/// A grant that another transaction is just writing, of the same mode.
-fn in_the_making(slot: i32, mode: Mode) -> ExistingGrant {
-    let grant = Grant {
-        slot,
-        mode,
-        tokens: Tokens::new(Token::BEFORE_ALL, &[]),
-        closing: None,
-        closed_here: false,
-        expires_at: Instant::LATEST,
-        abandoned: false,
-    };
-    ExistingGrant { grant, mine: false, guarded: true }
 }
