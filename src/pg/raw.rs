@@ -8,9 +8,9 @@ use pgrx::pg_sys::{
     AttrNumber, Bitmapset, BlockNumber, Buffer, Datum, ErrorData, ForkNumber, HeapTuple, IndexInfo,
     IndexScanDesc, IndexUniqueCheck, ItemPointer, Oid, RegProcedure, Relation, ScanDirection,
     ScanKey, Snapshot, StrategyNumber, SubTransactionId, TimestampTz, TransactionId, TupleDesc,
-    XLogRecPtr, LOCKMODE,
+    VirtualTransactionId, XLogRecPtr, LOCKMODE, LOCKTAG,
 };
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int, c_void};
 
 /// Declares functions, and pins each to pgrx's binding of the same name.
 macro_rules! without_guard {
@@ -110,6 +110,20 @@ without_guard! {
 
     // storage/lmgr.h
     pub fn ConditionalLockRelationOid(relation: Oid, mode: LOCKMODE) -> bool;
+
+    // storage/lock.h
+    pub fn GetLockConflicts(
+        tag: *const LOCKTAG,
+        mode: LOCKMODE,
+        count: *mut c_int,
+    ) -> *mut VirtualTransactionId;
+
+    // utils/palloc.h
+    pub fn pfree(memory: *mut c_void);
+
+    // miscadmin.h
+    pub fn PreventCommandIfReadOnly(command: *const c_char);
+    pub fn PreventCommandDuringRecovery(command: *const c_char);
 
     // access/heapam.h, access/htup_details.h
     pub fn heap_page_prune_opt(table: Relation, buffer: Buffer);

@@ -7,6 +7,7 @@
 use crate::pg::call::errors::Refusal;
 use crate::pg::compat;
 use crate::pg::locks::lock_count;
+use crate::pg::raw;
 use pg_fence_rules::locks::{Lock, LockMode};
 use pgrx::pg_sys;
 use std::ffi::c_int;
@@ -190,10 +191,12 @@ impl LockTag {
         let mut count: c_int = 0;
         // SAFETY: gives back `count` entries, with room for every session of the server.
         unsafe {
-            let found = pg_sys::GetLockConflicts(&self.0, mode.number(), &mut count);
-            let all = (0..count as usize).map(|i| *found.add(i)).collect();
-            pg_sys::pfree(found.cast());
-            all
+            compat::guarded(|| {
+                let found = raw::GetLockConflicts(&self.0, mode.number(), &mut count);
+                let all = std::slice::from_raw_parts(found, count as usize).to_vec();
+                raw::pfree(found.cast());
+                all
+            })
         }
     }
 

@@ -1,6 +1,8 @@
 //! The server, the clock and the caller.
 
+use crate::pg::compat;
 use crate::pg::encoding::push_number;
+use crate::pg::raw;
 use pg_fence_rules::epoch::{Identity, Start};
 use pg_fence_rules::{Floor, Instant};
 use pgrx::pg_sys;
@@ -89,8 +91,10 @@ pub fn database() -> u32 {
 pub fn writable(function: &CStr) {
     // SAFETY: raise or return.
     unsafe {
-        pg_sys::PreventCommandIfReadOnly(function.as_ptr());
-        pg_sys::PreventCommandDuringRecovery(function.as_ptr());
+        compat::guarded(|| {
+            raw::PreventCommandIfReadOnly(function.as_ptr());
+            raw::PreventCommandDuringRecovery(function.as_ptr());
+        });
     }
 }
 
@@ -109,12 +113,16 @@ pub fn outer_role() -> Vec<u8> {
 
 /// The session's `application_name`, in the server's encoding; empty where it has none.
 pub fn application_name() -> Vec<u8> {
-    // SAFETY: NUL-terminated, or NULL.
+    with_application_name(<[u8]>::to_vec)
+}
+
+fn with_application_name<T>(show: impl FnOnce(&[u8]) -> T) -> T {
+    // SAFETY: NUL-terminated, or NULL; nothing changes the setting while it is shown.
     unsafe {
         if pg_sys::application_name.is_null() {
-            return Vec::new();
+            return show(&[]);
         }
-        CStr::from_ptr(pg_sys::application_name).to_bytes().to_vec()
+        show(CStr::from_ptr(pg_sys::application_name).to_bytes())
     }
 }
 
@@ -136,10 +144,13 @@ pub fn client_address() -> Option<Vec<u8>> {
 
 /// `application[pid]`, for those who give no holder.
 pub fn session() -> Vec<u8> {
-    let mut session = application_name();
-    if session.is_empty() {
-        session.extend_from_slice(b"session");
-    }
+    let mut session = with_application_name(|name| {
+        let name = if name.is_empty() { b"session" } else { name };
+        // With room for the rest, so that it is allocated once.
+        let mut session = Vec::with_capacity(name.len() + 16);
+        session.extend_from_slice(name);
+        session
+    });
     session.push(b'[');
     push_number(&mut session, pid().into());
     session.push(b']');

@@ -202,7 +202,12 @@ impl LeaseTable {
         if moment == 0 || moment != rows.moment {
             return None;
         }
-        rows.iter().map(|row| self.again(row)).collect()
+        // With room for as many: mostly one, where `collect` would make room for four.
+        let mut all = Vec::with_capacity(rows.len());
+        for row in rows.iter() {
+            all.push(self.again(row)?);
+        }
+        Some(all)
     }
 
     /// The row in a tuple that a scan of the whole table has come to. Nobody looks for it again by that location, which
@@ -263,9 +268,9 @@ impl LeaseTable {
 
     /// Writes a new grant, over the row that its slot has, if there is one.
     pub fn grant(&self, new: &NewGrant, over: Option<&Row>) -> Result<(), Refusal> {
-        let fields = Fields::of_grant(new);
+        let fields = Fields::of_grant(new, over);
         match over {
-            Some(row) => self.replace(row, &fields.over(row)),
+            Some(row) => self.replace(row, &fields),
             None => {
                 self.0.insert(&fields);
                 self.check_written(new.name, new.slot, &fields)

@@ -152,8 +152,9 @@ impl Fields {
         Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS], named: 0 }
     }
 
-    /// Those of a new grant.
-    pub fn of_grant(new: &NewGrant) -> Self {
+    /// Those of a new grant, over the row of an earlier grant of that lease where its slot has one: what the library
+    /// does not know of stays as it is.
+    pub fn of_grant(new: &NewGrant, over: Option<&Row>) -> Self {
         let (mode, slots) = match new.mode {
             Mode::Exclusive => (b'x', 0),
             Mode::Shared => (b's', 0),
@@ -161,7 +162,7 @@ impl Fields {
         };
         let mut fields = Fields::empty();
         fields
-            .set(Column::Name, text_datum(new.name))
+            .set(Column::Name, over.map_or_else(|| text_datum(new.name), Row::name_as_stored))
             .set(Column::Slot, new.slot)
             .set(Column::Mode, mode as i8)
             .set(Column::Slots, slots)
@@ -181,14 +182,10 @@ impl Fields {
         if let Some(metadata) = new.metadata {
             fields.set(Column::Metadata, metadata);
         }
-        fields
-    }
-
-    /// A new grant's over the row that is there: what the library does not know of stays as it is.
-    pub fn over(self, row: &Row) -> Self {
+        let Some(row) = over else { return fields };
         let own = LEASE.len();
         // All but the key, NULLs too.
-        Fields { named: ((1 << own) - 1) & !0b11, ..self.with_rest_of(&row.fields, own) }
+        Fields { named: ((1 << own) - 1) & !0b11, ..fields.with_rest_of(&row.fields, own) }
     }
 
     /// With another row's columns behind its own first ones.
@@ -388,6 +385,10 @@ impl Row {
     /// The name of the lease, in the database's encoding.
     pub fn name(&self) -> &[u8] {
         self.text(Column::Name).unwrap_or_default()
+    }
+
+    fn name_as_stored(&self) -> pg_sys::Datum {
+        self.fields.values[Column::Name as usize]
     }
 
     /// The holder, where it named itself.
