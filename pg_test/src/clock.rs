@@ -3,7 +3,7 @@
 use crate::cluster::{Builder, Cluster};
 use crate::process::output_of;
 use anyhow::{Context, Result};
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +24,9 @@ impl Clock {
         output_of(
             Command::new("cc").args(["-shared", "-fPIC", "-O2", "-o"]).args([&library, &source]),
         )?;
-        File::create(file)?.write_all_at(&0i64.to_ne_bytes(), 0)?;
+        // Not truncated: a server that still runs by it would die of a file that ends before its page.
+        let fresh = OpenOptions::new().write(true).create(true).truncate(false).open(file)?;
+        fresh.write_all_at(&0i64.to_ne_bytes(), 0)?;
         for (path, mode) in [(file, 0o644), (&*library, 0o755)] {
             std::fs::set_permissions(path, Permissions::from_mode(mode))?;
         }

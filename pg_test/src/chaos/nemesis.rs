@@ -209,7 +209,10 @@ impl Nemesis {
                     self.done.push(Disturbed { kind: disturbance, at, ended: now_us(), lease })
                 }
                 Ok(None) => {}
-                Err(error) if self.servers.primary().is_running() => {
+                // A server that cannot be reached is no chance of the run.
+                Err(error)
+                    if self.servers.primary().wait_ready(Duration::from_secs(10)).is_ok() =>
+                {
                     eprintln!("{disturbance:?}: {error:#}");
                 }
                 Err(error) => return Err(error),

@@ -1,6 +1,7 @@
 /*
  * Loaded before the C library, it adds to the real time as many seconds as the first eight bytes of the file
- * STEPPED_CLOCK say. The monotonic clock stays right: timeouts go on by it, as on a real machine.
+ * STEPPED_CLOCK say. The monotonic clock stays right, as on a real machine. So do, unlike there, the times of files:
+ * whoever compares one with the real time (imported snapshots) is not to be tested on a clock that is off.
  *
  * Not libfaketime: to follow a file it opens it at each reading, which allocates memory. PostgreSQL reads the clock in
  * signal handlers too, and where one interrupts malloc, memory is corrupted ("corrupted double-linked list"; a loop of
@@ -17,7 +18,9 @@
 #include <time.h>
 #include <unistd.h>
 
-static const int64_t *step;
+static const int64_t none = 0;
+/* Other libraries' constructors may read the clock before ours has run. */
+static const int64_t *step = &none;
 
 __attribute__((constructor)) static void follow(void)
 {

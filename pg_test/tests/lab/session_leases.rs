@@ -106,7 +106,7 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
     let mut admin = db.connect()?;
     let far = db.conninfo().host(&cable.near());
     let watch = [
-        ("tcp_keepalives_idle", "1"),
+        ("tcp_keepalives_idle", "5"),
         ("tcp_keepalives_interval", "1"),
         ("tcp_keepalives_count", "2"),
         // Keepalive says nothing while an answer is not acknowledged.
@@ -127,11 +127,13 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
         ("unnoticed", acquire(&mut unnoticed, "unnoticed", "8 s")?),
     ];
     let waiters = held.map(|(name, _)| waiting(&db, &WAIT.replace("'job'", &format!("'{name}'"))));
-    answered.send("SELECT pg_sleep(1)")?;
+    // Until after the cut, and before keepalive finds it.
+    answered.send("SELECT pg_sleep(3)")?;
     let pid = answered.backend();
     let sleeps = format!("SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = {pid}");
     wait_until("it sleeps", Duration::from_secs(10), || admin.truth(&sleeps).unwrap_or(false))?;
     cable.cut()?;
+    ensure!(admin.truth(&sleeps)?, "its answer came before the cable was cut");
     // No client has said a word of it.
     for ((name, token), waiter) in held.iter().zip(waiters) {
         let next = waiter?.outcome(Duration::from_secs(60))??;

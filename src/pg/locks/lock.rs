@@ -191,12 +191,13 @@ impl LockTag {
         let mut count: c_int = 0;
         // SAFETY: gives back `count` entries, with room for every session of the server.
         unsafe {
+            let mut all = Vec::new();
             compat::guarded(|| {
                 let found = raw::GetLockConflicts(&self.0, mode.number(), &mut count);
-                let all = std::slice::from_raw_parts(found, count as usize).to_vec();
+                all.extend_from_slice(std::slice::from_raw_parts(found, count as usize));
                 raw::pfree(found.cast());
-                all
-            })
+            });
+            all
         }
     }
 
