@@ -195,6 +195,10 @@ impl Cluster {
         let postmaster = child.id() as i32;
         // Stopped first, it cannot react to the end of its children.
         let _ = process::signal(postmaster, Signal::SIGSTOP);
+        // It may be in the middle of a fork: the child is not to be missed.
+        wait_until("the postmaster stands still", Duration::from_secs(30), || {
+            process::is_stopped(postmaster) || !process::is_alive(postmaster)
+        })?;
         let family = process::children_of(postmaster);
         let _ = process::signal(postmaster, Signal::SIGKILL);
         for &pid in &family {
