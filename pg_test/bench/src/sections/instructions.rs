@@ -33,7 +33,8 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     section.note(
         "Counted by callgrind in a PostgreSQL in single-user mode: instructions in user space for one call, \
          the difference between twice as many calls and as many, over their number. Neither the network nor \
-         the disk nor waiting is in it, and nothing is random.",
+         the disk nor waiting is in it, and nothing is random. \"Lease known\": the session has had to do with the \
+         lease before, as a worker with its own; the other lines are of leases that are new to the session.",
     );
     if is_possible(bench, "instructions") {
         if let Err(why) = count_and_show(bench, &mut section) {
