@@ -209,7 +209,7 @@ impl Nemesis {
                     self.done.push(Disturbed { kind: disturbance, at, ended: now_us(), lease })
                 }
                 Ok(None) => {}
-                // A server that cannot be reached is no chance of the run.
+                // Unless the server cannot be reached any more: that must fail the run.
                 Err(error)
                     if self.servers.primary().wait_ready(Duration::from_secs(10)).is_ok() =>
                 {
