@@ -2,7 +2,7 @@
 
 use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{Request, Tried};
-use super::{line, session_leases};
+use super::{line, session_leases, snapshot};
 use crate::pg::call::errors::Refusal;
 use crate::pg::locks::relation_lock::Wait;
 use crate::pg::session::role;
@@ -159,6 +159,7 @@ fn write(
         table.remember(&request.name, row);
     }
     line::changed(&request.name);
+    snapshot::grant_made(token);
     // Two that ask for different numbers at the same moment have seen neither's row.
     match free_slot::other_number(table, request) {
         Some(other) => Err(request.slots_differ(other)),

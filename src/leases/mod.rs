@@ -23,4 +23,5 @@ pub fn register() {
     session_leases::register();
     guard::register();
     line::register();
+    snapshot::register();
 }

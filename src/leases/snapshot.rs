@@ -3,27 +3,58 @@
 
 use super::request::Request;
 use crate::pg::call::errors::{self, Refusal};
+use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::snapshot_age;
 use crate::pg::session::xact;
 use crate::pg::state::guarded_commits;
 use crate::pg::state::keyed::Access;
-use crate::pg::state::lease_table::{AsOf, LeaseTable};
+use crate::pg::state::lease_table::{AsOf, LeaseTable, Rows};
 use crate::pg::state::row::Row;
 use pg_fence_rules::grant::{self, Acquire, Phase};
-use pg_fence_rules::Instant;
+use pg_fence_rules::{Instant, Token};
+use std::cell::RefCell;
+
+/// A grant that this transaction has made at REPEATABLE READ or above.
+struct MadeHere {
+    first: Token,
+    savepoint: SavepointId,
+}
+
+thread_local! {
+    static MADE_HERE: RefCell<Vec<MadeHere>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Follows transactions; called once, when the library is loaded.
+pub fn register() {
+    scope::keep(&MADE_HERE);
+}
+
+/// This transaction has made a grant, after `check_acquire`.
+pub fn grant_made(first: Token) {
+    if xact::keeps_snapshot() {
+        let made = MadeHere { first, savepoint: xact::savepoint() };
+        MADE_HERE.with_borrow_mut(|all| all.push(made));
+    }
+}
+
+fn is_made_here(row: &Row) -> bool {
+    MADE_HERE.with_borrow(|all| all.iter().any(|made| made.first == row.grant.tokens.first()))
+}
 
 /// What is granted now must have been to be had when the snapshot was taken: the lease free then, every row still
 /// the version that the snapshot sees, and no guarded transaction's commit noted that it does not see
 /// (`pg::guarded_commits`).
 ///
-/// A live grant that the transaction reclaims, or has ended itself, tells nothing of that: a transaction may have
-/// guarded it until a moment ago. Then nothing at all may have been committed since.
+/// A grant that the transaction has made itself does not count: nobody else has seen it, and what it replaced was
+/// looked at then. Another live one that the transaction reclaims, or has ended itself, tells nothing of all that: a
+/// transaction may have guarded it until a moment ago. Then nothing at all may have been committed since.
 pub fn check_acquire(table: &LeaseTable, request: &Request) -> Result<(), Refusal> {
     if !xact::keeps_snapshot() || xact::sees_all_commits() {
         return Ok(());
     }
-    let now = table.rows(&request.name, AsOf::Now);
-    let mut then: Vec<Row> = table.rows(&request.name, AsOf::Transaction).into_iter().collect();
+    let of_others = |rows: Rows| rows.into_iter().filter(|row| !is_made_here(row));
+    let now: Vec<Row> = of_others(table.rows(&request.name, AsOf::Now)).collect();
+    let mut then: Vec<Row> = of_others(table.rows(&request.name, AsOf::Transaction)).collect();
     // Nothing tells when a session ended: it may have been after the snapshot.
     then.iter_mut().for_each(|row| row.grant.abandoned = false);
     let known = |row: &Row, rows: &[Row]| rows.iter().any(|r| r.version() == row.version());
@@ -61,4 +92,20 @@ pub fn has_seen(name: &[u8], row: &Row) -> Result<bool, Refusal> {
     let first = row.grant.tokens.first();
     let seen = LeaseTable::open(Access::Read)?.rows(name, AsOf::Transaction);
     Ok(seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first))
+}
+
+impl OfSavepoint for MadeHere {
+    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
+        self.savepoint.savepoint_released(savepoint, parent);
+    }
+
+    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
+        self.savepoint.survives_rollback(savepoint)
+    }
+}
+
+impl OfTransaction for Vec<MadeHere> {
+    fn transaction_ended(&mut self, _: Ending) {
+        self.clear();
+    }
 }

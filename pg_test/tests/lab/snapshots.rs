@@ -378,8 +378,11 @@ fn other_transactions_are_no_reason_to_fail(lab: &Lab) -> Result<()> {
 fn a_lease_of_the_transaction_s_own_is_no_reason_to_fail(lab: &Lab) -> Result<()> {
     at_each_level(
         lab,
-        |_| Ok(()),
+        |outside| outside.run("CREATE TABLE t (n int)"),
         |_, outside, inside| {
+            // Something that has nothing to do with the lease is committed before each acquire.
+            let commit = |outside: &mut Session| outside.run("INSERT INTO t VALUES (1)");
+            commit(outside)?;
             let token = inside.acquire("job", "1 h")?;
             ensure!(outside.is_taken("job")?);
             inside.granted(&format!("SELECT lease_guard('job', {token})"))?;
@@ -388,13 +391,39 @@ fn a_lease_of_the_transaction_s_own_is_no_reason_to_fail(lab: &Lab) -> Result<()
             ensure!(
                 inside.speaks("job", closing)? && inside.release("job", token)? == Some(closing)
             );
-            inside.run("SELECT lease_acquire('again', 'me', reclaim => true)")?;
+            commit(outside)?;
+            inside.granted("SELECT lease_acquire('again', 'me', reclaim => true)")?;
+            commit(outside)?;
             inside.granted("SELECT lease_acquire('again', 'me', reclaim => true)")?;
             inside.granted("SELECT lease_revoke('again')")?;
+            commit(outside)?;
             inside.acquire("again", "1 h")?;
+            for _ in 0..2 {
+                inside.run("SAVEPOINT s")?;
+                commit(outside)?;
+                let shared = "lease_acquire('shared', 'me', reclaim => true, shared => true)";
+                inside.granted(&format!("SELECT {shared} + {shared}"))?;
+                inside.run("ROLLBACK TO s; RELEASE s")?;
+            }
             inside.run("COMMIT")?;
             ensure!(outside.is_taken("again")? && !outside.is_taken("job")?);
             Ok(())
+        },
+    )
+}
+
+#[lab_test]
+fn a_grant_that_a_savepoint_took_back_vouches_for_nothing(lab: &Lab) -> Result<()> {
+    at_each_level(
+        lab,
+        |_| Ok(()),
+        |_, outside, inside| {
+            inside.run("SAVEPOINT s; SELECT lease_acquire('job', 'me', reclaim => true)")?;
+            inside.run("ROLLBACK TO s")?;
+            // A predecessor, whose work the snapshot does not see.
+            let token = outside.acquire("job", "1 h")?;
+            ensure!(outside.release("job", token)?.is_some());
+            too_late(inside)
         },
     )
 }
