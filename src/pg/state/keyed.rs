@@ -280,7 +280,9 @@ impl Keyed {
         // SAFETY: the caller's promise.
         unsafe {
             // Without, pages would fill up with old versions, and updates go elsewhere.
-            raw::heap_page_prune_opt(self.table(), buffer);
+            if fills_up(buffer) {
+                raw::heap_page_prune_opt(self.table(), buffer);
+            }
             raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
             let all = (*snapshot).snapshot_type == pg_sys::SnapshotType::SNAPSHOT_DIRTY;
             while (all || !found)
@@ -300,6 +302,25 @@ impl Keyed {
             raw::UnlockReleaseBuffer(buffer);
         }
         dead && !found
+    }
+}
+
+/// A page is cleared of old versions when less of it than this is left for new ones, which is more than the largest row.
+/// Postgres itself does it as soon as less is left than the fillfactor leaves to updates: here, with each of them.
+const ROOM: u16 = pg_sys::BLCKSZ as u16 / 4;
+
+/// Is there little room left in the page?
+///
+/// # Safety
+/// The buffer must be pinned.
+unsafe fn fills_up(buffer: pg_sys::Buffer) -> bool {
+    // SAFETY: a page in memory has a header. It is not locked: Postgres, too, takes these as hints.
+    unsafe {
+        let header = pg_sys::BufferGetPage(buffer).cast::<pg_sys::PageHeaderData>();
+        let (lower, upper) = (&raw const (*header).pd_lower, &raw const (*header).pd_upper);
+        let flags = (&raw const (*header).pd_flags).read_volatile();
+        u32::from(flags) & pg_sys::PD_PAGE_FULL != 0
+            || upper.read_volatile().saturating_sub(lower.read_volatile()) < ROOM
     }
 }
 
