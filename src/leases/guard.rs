@@ -11,7 +11,9 @@ use crate::pg::call::raise;
 use crate::pg::encoding;
 use crate::pg::hash::Quick;
 use crate::pg::locks::relation_lock::Wait;
-use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{
+    self, BeforeCommit, Ending, OfSavepoint, OfTransaction, SavepointId,
+};
 use crate::pg::session::server;
 use crate::pg::session::xact;
 use crate::pg::state::guarded_commits;
@@ -300,7 +302,8 @@ impl OfTransaction for Guards {
 /// Follows transactions; called once, when the library is loaded.
 pub fn register() {
     scope::keep(&GUARDS);
-    scope::before_commit(before_commit);
+    let is_due = || GUARDS.with_borrow(|g| !g.by_lease.is_empty() || g.outside_block.is_some());
+    scope::before_commit(BeforeCommit { is_due, work: before_commit });
 }
 
 /// Who holds a lease now, in words; None also where that cannot be told without waiting.

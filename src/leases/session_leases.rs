@@ -9,7 +9,9 @@ use super::line;
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
-use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{
+    self, BeforeCommit, Ending, OfSavepoint, OfTransaction, SavepointId,
+};
 use crate::pg::session::server;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
@@ -39,7 +41,8 @@ thread_local! {
 /// Follows transactions; called once, when the library is loaded.
 pub fn register() {
     scope::keep(&LEASES);
-    scope::before_commit(before_commit);
+    let is_due = || LEASES.with_borrow(|leases| !leases.0.is_empty());
+    scope::before_commit(BeforeCommit { is_due, work: before_commit });
 }
 
 /// Binds a grant that is about to be written to this session. Several leases acquired under one token share a lock.

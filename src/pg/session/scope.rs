@@ -78,19 +78,43 @@ pub trait OfTransaction: OfSavepoint {
     fn locks_gone(&mut self, _transaction_is_over: bool) {}
 }
 
-/// Something that is kept, in a thread-local of the module that keeps it.
+/// Something that is kept, in a thread-local of the module that keeps it. It is asked in every transaction, so each of
+/// these is one call.
 trait Registered {
-    fn with(&self, work: &mut dyn FnMut(&mut dyn OfTransaction));
+    fn savepoint_released(&self, savepoint: SavepointId, parent: SavepointId);
+    fn savepoint_rolled_back(&self, savepoint: SavepointId);
+    fn transaction_ended(&self, ending: Ending);
+    fn locks_gone(&self, transaction_is_over: bool);
 }
 
 impl<T: OfTransaction> Registered for &'static LocalKey<RefCell<T>> {
-    fn with(&self, work: &mut dyn FnMut(&mut dyn OfTransaction)) {
-        self.with_borrow_mut(|kept| work(kept));
+    fn savepoint_released(&self, savepoint: SavepointId, parent: SavepointId) {
+        self.with_borrow_mut(|kept| kept.savepoint_released(savepoint, parent));
+    }
+
+    fn savepoint_rolled_back(&self, savepoint: SavepointId) {
+        self.with_borrow_mut(|kept| {
+            kept.survives_rollback(savepoint);
+        });
+    }
+
+    fn transaction_ended(&self, ending: Ending) {
+        self.with_borrow_mut(|kept| kept.transaction_ended(ending));
+    }
+
+    fn locks_gone(&self, transaction_is_over: bool) {
+        self.with_borrow_mut(|kept| kept.locks_gone(transaction_is_over));
     }
 }
 
 /// What is done before a commit, and before a PREPARE TRANSACTION (then it is passed true).
-pub type BeforeCommit = fn(bool) -> Result<(), Refusal>;
+#[derive(Clone, Copy)]
+pub struct BeforeCommit {
+    /// Is there something to do? Most transactions end without.
+    pub is_due: fn() -> bool,
+    /// The work, done where some such work is due.
+    pub work: fn(bool) -> Result<(), Refusal>,
+}
 
 thread_local! {
     static REGISTERED: RefCell<Vec<Box<dyn Registered>>> = const { RefCell::new(Vec::new()) };
@@ -118,8 +142,8 @@ pub fn when_over(work: fn()) {
     assert!(first.is_ok(), "there is room for one");
 }
 
-fn each_kept(mut work: impl FnMut(&mut dyn OfTransaction)) {
-    REGISTERED.with_borrow(|all| all.iter().for_each(|registered| registered.with(&mut work)));
+fn each_kept(work: impl Fn(&dyn Registered)) {
+    REGISTERED.with_borrow(|all| all.iter().for_each(|kept| work(&**kept)));
 }
 
 /// Listens to the ends of transactions and savepoints; called once, when the library is loaded.
@@ -159,9 +183,12 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
 
 /// Raises what the work refuses: an error here aborts the transaction, as one of a deferred trigger would.
 fn do_before_commit(prepares: bool) {
+    if !BEFORE_COMMIT.with_borrow(|all| all.iter().any(|before| (before.is_due)())) {
+        return;
+    }
     // Not borrowed while the work is done: triggers may fire in it.
     let all = BEFORE_COMMIT.with_borrow(Clone::clone);
-    let outcome = raise::caught(|| all.iter().try_for_each(|work| work(prepares)));
+    let outcome = raise::caught(|| all.iter().try_for_each(|before| (before.work)(prepares)));
     drop(all);
     if let Err(error) = outcome {
         // SAFETY: nothing is left to drop when it leaves.
@@ -179,9 +206,9 @@ unsafe extern "C-unwind" fn savepoint_event(
         pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
             each_kept(|kept| kept.savepoint_released(mine, parent))
         }
-        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => each_kept(|kept| {
-            kept.survives_rollback(mine);
-        }),
+        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+            each_kept(|kept| kept.savepoint_rolled_back(mine))
+        }
         _ => {}
     }
 }
