@@ -1,9 +1,8 @@
 //! A guard locks the grant: who is kept out by it, who is not, and who is shown to keep them out.
 
 use crate::support::test_database::{bound, shown, shows, TestDatabase};
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Lab, Result, Session};
-use std::time::Duration;
 
 /// How a transaction comes to guard `order:1`.
 const OPENINGS: &[&str] = &[
@@ -22,7 +21,7 @@ fn acquire(db: &mut TestDatabase, holder: &str, ttl: &str) -> Result<i64> {
 }
 
 fn wait_for_state(session: &mut Session, state: &str) -> Result<()> {
-    wait_until("the lease is in that state", Duration::from_secs(20), || {
+    wait_until("the lease is in that state", PATIENCE, || {
         let found = session.text("SELECT state FROM lease_info('order:1')");
         found.is_ok_and(|found| found.as_deref() == Some(state))
     })
@@ -188,7 +187,7 @@ fn a_guard_ends_with_its_transaction_however_that_ends(lab: &Lab) -> Result<()> 
                 _ => drop(writer.run(end)?),
             }
             let mut next: Option<i64> = None;
-            wait_until("the lease can be had", Duration::from_secs(20), || {
+            wait_until("the lease can be had", PATIENCE, || {
                 next = db.one("SELECT lease_acquire('order:1')", &[]).unwrap_or(None);
                 next.is_some()
             })?;

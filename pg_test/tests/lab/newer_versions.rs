@@ -1,10 +1,9 @@
 //! What newer versions of PostgreSQL bring, and how leases and fences get on with it.
 
+use pg_test::process::PATIENCE;
 use pg_test::{bail, ensure, lab_test, Background, Calls, Lab, Result};
-use std::time::Duration;
 
 /// How long something may take that is not blocked for ever.
-const LIMIT: Duration = Duration::from_secs(60);
 
 #[lab_test(from = 17)]
 fn transaction_timeout_ends_a_guarded_transaction_that_goes_on_and_on(lab: &Lab) -> Result<()> {
@@ -35,7 +34,7 @@ fn transaction_timeout_ends_a_wait_in_line_and_leaves_nothing_behind(lab: &Lab) 
     impatient.wait_until_blocked()?;
     let mut patient = Background::connect(&db.conninfo())?;
     patient.send("SELECT lease_acquire('job', wait => '1 h')")?;
-    match impatient.outcome(LIMIT)? {
+    match impatient.outcome(PATIENCE)? {
         // A client that reads late may only see that the connection is closed.
         Err(fault) => ensure!(fault.sqlstate == "25P04" || fault.is_disconnect(), "{fault}"),
         Ok(rows) => bail!("it was granted what is taken: {rows:?}"),
@@ -44,7 +43,7 @@ fn transaction_timeout_ends_a_wait_in_line_and_leaves_nothing_behind(lab: &Lab) 
     let why = |line: &str| line.contains(&session) && line.contains("due to transaction timeout");
     ensure!(log.lines().any(why), "it ended by something else");
     holder.release("job", token)?;
-    patient.outcome(LIMIT)??;
+    patient.outcome(PATIENCE)??;
     Ok(())
 }
 

@@ -1,8 +1,7 @@
 //! REPEATABLE READ and SERIALIZABLE: 40001 where the snapshot is too old, and nowhere else.
 
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
-use std::time::Duration;
 
 const KEEPING: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
 
@@ -237,9 +236,7 @@ fn a_guard_whose_commit_waits_for_a_standby_is_too_late(lab: &Lab) -> Result<()>
         "SELECT count(*) FROM pg_stat_activity WHERE pid = {} AND wait_event = 'SyncRep'",
         guarded.pid()
     );
-    wait_until("the commit waits", Duration::from_secs(20), || {
-        admin.granted(&waits).is_ok_and(|n| n == 1)
-    })?;
+    wait_until("the commit waits", PATIENCE, || admin.granted(&waits).is_ok_and(|n| n == 1))?;
     admin.release("job", token)?.expect("held");
     let mut inside = cluster.connect("postgres")?;
     inside.run("BEGIN ISOLATION LEVEL REPEATABLE READ")?;

@@ -1,7 +1,7 @@
 //! Maintenance of the state's tables takes no lease from its holder: who waits for a lease or guards one holds
 //! no lock that maintenance waits for, and a try never queues behind maintenance that waits for others.
 
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Context, Database, Lab, Result, Session};
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ fn who_only_looks_keeps_no_lock_on_the_state(lab: &Lab) -> Result<()> {
     }
     for waiter in &waiters {
         // It may just look.
-        wait_until("a waiter has no lock", Duration::from_secs(10), || {
+        wait_until("a waiter has no lock", PATIENCE, || {
             matches!(locked(&mut probe, waiter.pid()), Ok(None))
         })?;
     }
@@ -151,11 +151,11 @@ fn maintenance_goes_on_beside_a_waiter_and_guarded_transactions(lab: &Lab) -> Re
         let outlasts_statements = step.contains("CONCURRENTLY") && !step.contains("DROP");
         dba.send(step)?;
         if outlasts_statements {
-            wait_until(step, Duration::from_secs(60), || {
+            wait_until(step, PATIENCE, || {
                 dba.is_finished() || dba.blocked_by().is_ok_and(|by| by == [waiter.pid()])
             })?;
         } else {
-            dba.outcome(Duration::from_secs(60))?.with_context(|| step.to_owned())?;
+            dba.outcome(PATIENCE)?.with_context(|| step.to_owned())?;
         }
         // Renewals and tries go on; who guards still excludes others.
         ensure!(holder.renew("waited for", held)?.is_some(), "{step}");
@@ -170,7 +170,7 @@ fn maintenance_goes_on_beside_a_waiter_and_guarded_transactions(lab: &Lab) -> Re
         let won: i64 = rows[0][0].as_deref().expect("granted").parse()?;
         ensure!(won > held && holder.speaks("waited for", won)?, "{step}");
         if outlasts_statements {
-            dba.outcome(Duration::from_secs(60))?.with_context(|| step.to_owned())?;
+            dba.outcome(PATIENCE)?.with_context(|| step.to_owned())?;
         }
         holder.release("waited for", won)?.expect("held");
         guarded = holder.renew("guarded", guarded)?.expect("held");

@@ -1,6 +1,7 @@
 //! Renew, release and revoke wait for an open transaction that has changed the lease; how waits end;
 //! and what a rollback undoes.
 
+use pg_test::process::PATIENCE;
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
 
 fn trio(lab: &Lab) -> Result<(Database, Session, Background)> {
@@ -307,7 +308,7 @@ fn a_dead_session_s_open_grant_is_free(lab: &Lab) -> Result<()> {
     // The renewal waits for the session's end, so afterwards all of it is undone.
     ensure!(first.renew("job", token)?.is_some());
     let mut other = db.connect()?;
-    pg_test::process::wait_until("the grant is free", std::time::Duration::from_secs(10), || {
+    pg_test::process::wait_until("the grant is free", PATIENCE, || {
         matches!(other.is_taken("new"), Ok(false))
     })
 }
