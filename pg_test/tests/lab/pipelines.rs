@@ -43,7 +43,7 @@ fn what_discards_a_session_s_locks_leaves_its_guards(lab: &Lab) -> Result<()> {
          CREATE CONSTRAINT TRIGGER late AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED
             FOR EACH ROW EXECUTE FUNCTION late()",
     )?;
-    let token = admin.acquire("job", "1 s")?;
+    let token = admin.acquire("job", "1 h")?;
     // Said to be immutable, so that planning runs it: DISCARD ALL is then the first to be executed, and is let.
     admin.run(&format!(
         "CREATE FUNCTION writes() RETURNS int LANGUAGE plpgsql AS $$BEGIN
@@ -66,7 +66,7 @@ fn what_discards_a_session_s_locks_leaves_its_guards(lab: &Lab) -> Result<()> {
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pipeline' \
                  AND wait_event = 'advisory' AND query = 'DISCARD ALL'";
     wait_until("the commit waits", PATIENCE, || admin.granted(waits).is_ok_and(|n| n == 1))?;
-    admin.wait_expired("job")?;
+    admin.expire_now("job", token)?;
     ensure!(admin.is_taken("job")?, "granted beside an open transaction that has written under it");
     admin.run("SELECT pg_advisory_unlock(1)")?;
     stream.read_to_end(&mut Vec::new())?;
