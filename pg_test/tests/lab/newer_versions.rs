@@ -11,8 +11,9 @@ fn transaction_timeout_ends_a_guarded_transaction_that_goes_on_and_on(lab: &Lab)
     let mut other = db.connect()?;
     other.run("CREATE TABLE totals (n int); INSERT INTO totals VALUES (0)")?;
     let mut busy = db.conninfo().set("transaction_timeout", "3s").connect()?;
-    let token = busy.acquire("job", "2 s")?;
+    let token = busy.acquire("job", "1 h")?;
     busy.run(&format!("BEGIN; SELECT lease_guard('job', {token}); UPDATE totals SET n = 1"))?;
+    other.expire_now("job", token)?;
     // Neither silent nor long at one statement: no other timeout would ever end it.
     let fault = (0..1_000).find_map(|_| busy.try_rows("SELECT pg_sleep(0.05)").err());
     let Some(fault) = fault else { bail!("the transaction goes on") };

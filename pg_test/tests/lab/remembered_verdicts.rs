@@ -12,8 +12,11 @@ fn a_verdict_stands_for_its_transaction_though_the_ttl_passes(lab: &Lab) -> Resu
         let token = within_ttl(|ttl| {
             let token = db.acquire("order:1", ttl)?;
             let opening = opening.replace("{t}", &token.to_string());
-            // Where it is refused, the grant was over before it.
-            Ok(db.run(&format!("BEGIN; {opening}")).map(|()| token).ok())
+            let opened = db.run(&format!("BEGIN; {opening}"));
+            if opened.is_err() {
+                db.run("ROLLBACK")?;
+            }
+            Ok(opened.map(|()| token).ok())
         })?;
         other.wait_expired("order:1")?;
         shows(&mut other, "SELECT state FROM lease_info('order:1')", "expired")?;

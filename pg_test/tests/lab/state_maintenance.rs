@@ -290,10 +290,11 @@ fn a_try_that_waits_for_maintenance_obeys_timeouts_and_cancel(lab: &Lab) -> Resu
 fn a_commit_does_not_queue_behind_maintenance(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut guard = db.connect()?;
-    let token = guard.acquire("guarded", "4 s")?;
+    let token = guard.acquire("guarded", "1 h")?;
     guard.run("SET lock_timeout = '20 s'")?;
     guard.run(&format!("BEGIN; SELECT lease_guard('guarded', {token}); CREATE TABLE t ()"))?;
     let mut open = db.connect()?;
+    open.expire_now("guarded", token)?;
     let mut dba = queued(&db, &mut open)?;
     guard.run("COMMIT")?;
     ensure!(!dba.is_finished());
@@ -336,11 +337,14 @@ fn a_guard_stands_though_the_table_was_made_shorter(lab: &Lab) -> Result<()> {
     let db = Database::with_extension(cluster.conninfo("postgres"))?;
     let (mut guard, mut other) = (db.connect()?, db.connect()?);
     fill(&mut other)?;
-    // Long, so that its commit need not be noted; and short, so that it must.
-    for (ttl, noted) in [("1 h", "0"), ("4 s", "1")] {
-        let token = other.acquire("last", ttl)?;
+    // Live, so that its commit need not be noted; and over, so that it must.
+    for (is_over, noted) in [(false, "0"), (true, "1")] {
+        let token = other.acquire("last", "1 h")?;
         ensure!(other.truth("SELECT ctid >= '(10,1)' FROM fence.lease WHERE name = 'last'")?);
         guard.run(&format!("BEGIN; SELECT lease_guard('last', {token})"))?;
+        if is_over {
+            other.expire_now("last", token)?;
+        }
         other.granted("SELECT lease_prune('0')")?;
         other.run("VACUUM FULL fence.lease")?;
         ensure!(other.truth("SELECT pg_relation_size('fence.lease') = 8192")?);

@@ -1,6 +1,7 @@
 //! Renew, release and revoke wait for an open transaction that has changed the lease; how waits end;
 //! and what a rollback undoes.
 
+use pg_test::calls::within_ttl;
 use pg_test::process::PATIENCE;
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
 
@@ -138,9 +139,14 @@ fn a_lease_that_expires_during_the_wait_is_lost(lab: &Lab) -> Result<()> {
     let (db, mut first, mut second) = trio(lab)?;
     let mut looker = db.connect()?;
     for call in ["lease_renew", "lease_release"] {
-        let token = first.acquire("job", "2 s")?;
-        first.run("BEGIN; SET LOCAL statement_timeout = 0")?;
-        first.renew("job", token)?;
+        let token = within_ttl(|ttl| {
+            let token = first.acquire("job", ttl)?;
+            first.run("BEGIN; SET LOCAL statement_timeout = 0")?;
+            match first.renew("job", token)? {
+                Some(_) => Ok(Some(token)),
+                None => first.run("ROLLBACK").map(|()| None),
+            }
+        })?;
         second.send(&format!("SELECT {call}('job', {token})"))?;
         second.wait_until_blocked()?;
         looker.wait_expired("job")?;
