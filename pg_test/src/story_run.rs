@@ -2,7 +2,7 @@
 
 use crate::client::{literal, microseconds, Conninfo, Rows, Session};
 use crate::fault::Fault;
-use crate::process::wait_until;
+use crate::process::{wait_until, PATIENCE};
 use crate::stories::Story;
 use crate::timeline::{Mark, Timeline};
 use crate::worker::{Beat, Renewal, Worker};
@@ -11,9 +11,6 @@ use anyhow::{bail, ensure, Context, Result};
 use postgres::SimpleQueryMessage;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// How long a worker may take for a step: only a broken promise takes longer.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// From this ttl on, a lease that runs out too early is a failure, however slow the machine is.
 const LONGEST_TTL: Duration = Duration::from_secs(27);

@@ -4,7 +4,7 @@ use crate::support::concurrency::{
     gets_nothing, nothing_is_left, sleeps, still_wait, token_of, waiting, WAIT,
 };
 use nix::sys::signal::Signal;
-use pg_test::process::{self, wait_until};
+use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result};
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ fn nobody_overtakes_a_waiter_though_the_lease_is_free(lab: &Lab) -> Result<()> {
     let mut second = waiting(&db, WAIT)?;
     // Frozen, the head cannot take what becomes free.
     process::signal(head.pid(), Signal::SIGSTOP)?;
-    let frozen = wait_until("frozen", Duration::from_secs(10), || process::is_stopped(head.pid()));
+    let frozen = wait_until("frozen", PATIENCE, || process::is_stopped(head.pid()));
     let overtaken = frozen.and_then(|()| {
         holder.release("job", token)?;
         for call in [

@@ -4,7 +4,7 @@ use crate::support::concurrency::{nothing_is_left, token_of, waiting, WAIT};
 use nix::sys::signal::Signal;
 use pg_test::cable::Cable;
 use pg_test::pooler::{Mode, Pooler};
-use pg_test::process::{signal, wait_until};
+use pg_test::process::{signal, wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Background, Calls, Database, Lab, Result, Session, Worker};
 use std::fs;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn state(session: &mut Session, name: &str) -> Result<String> {
 }
 
 fn abandoned(session: &mut Session, name: &str) -> Result<()> {
-    wait_until("the lease is abandoned", Duration::from_secs(10), || {
+    wait_until("the lease is abandoned", PATIENCE, || {
         state(session, name).is_ok_and(|state| state == "abandoned")
     })
 }
@@ -131,12 +131,12 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
     answered.send("SELECT pg_sleep(3)")?;
     let pid = answered.backend();
     let sleeps = format!("SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = {pid}");
-    wait_until("it sleeps", Duration::from_secs(10), || admin.truth(&sleeps).unwrap_or(false))?;
+    wait_until("it sleeps", PATIENCE, || admin.truth(&sleeps).unwrap_or(false))?;
     cable.cut()?;
     ensure!(admin.truth(&sleeps)?, "its answer came before the cable was cut");
     // No client has said a word of it.
     for ((name, token), waiter) in held.iter().zip(waiters) {
-        let next = waiter?.outcome(Duration::from_secs(60))??;
+        let next = waiter?.outcome(PATIENCE)??;
         ensure!(next[0][0].is_some() && !admin.speaks(name, *token)?, "{name}: {next:?}");
     }
     for (worker, sessions) in [(&idle, 0), (&answered, 0), (&unnoticed, 1)] {
@@ -196,7 +196,7 @@ fn a_client_killed_while_it_waits_is_granted_nothing(lab: &Lab) -> Result<()> {
                            AND state = 'active'",
         waiter.backend()
     );
-    wait_until("it waits", Duration::from_secs(10), || admin.truth(&blocked).unwrap_or(false))?;
+    wait_until("it waits", PATIENCE, || admin.truth(&blocked).unwrap_or(false))?;
     waiter.kill()?;
     holder.release("job", token)?.expect("held");
     let mut next = waiting_or_granted(&db)?;
@@ -421,7 +421,7 @@ fn shared_and_slots_end_one_by_one(lab: &Lab) -> Result<()> {
         let sql = format!("SELECT lease_acquire('job', ttl => '1 h', {mode}, session => true)");
         let (first, second) = (one.granted(&sql)?, two.granted(&sql)?);
         drop(one);
-        wait_until("one is abandoned", Duration::from_secs(10), || {
+        wait_until("one is abandoned", PATIENCE, || {
             state(&mut other, "job").is_ok_and(|s| s.contains("abandoned") && s.contains("held"))
         })?;
         ensure!(!other.speaks("job", first)? && other.speaks("job", second)?, "{mode}");
@@ -446,7 +446,7 @@ fn a_reclaim_in_a_new_session_is_that_session_s(lab: &Lab) -> Result<()> {
     let second = new.granted(reclaim)?;
     ensure!(!other.speaks("job", first)? && other.speaks("job", second)?);
     drop(old);
-    wait_until("the old session is gone", Duration::from_secs(10), || {
+    wait_until("the old session is gone", PATIENCE, || {
         let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = \
                      (SELECT oid FROM pg_database WHERE datname = current_database())";
         other.granted(locks).is_ok_and(|n| n == 1)
@@ -469,7 +469,7 @@ fn a_restart_and_a_crash_end_it(lab: &Lab) -> Result<()> {
         let token = holder.granted(ACQUIRE)?;
         if crash {
             signal(holder.pid(), Signal::SIGKILL)?;
-            wait_until("the server is back", Duration::from_secs(30), || {
+            wait_until("the server is back", PATIENCE, || {
                 db.connect().is_ok_and(|mut s| s.run("SELECT 1").is_ok())
             })?;
         } else {

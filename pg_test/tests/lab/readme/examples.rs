@@ -2,9 +2,9 @@
 
 use super::example::{self, Step, Then};
 use super::{page, pages};
+use pg_test::process::PATIENCE;
 use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// One test a page.
 macro_rules! pages {
@@ -41,9 +41,6 @@ pages![
     troubleshooting = "docs/troubleshooting.md",
     versions = "docs/versions.md",
 ];
-
-/// How long an example may take.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// The sessions of the workers in the examples, and what they have kept.
 struct Page {
@@ -91,13 +88,13 @@ impl Page {
             self.waiting.insert(step.worker.clone(), step.clone());
             return Ok(());
         }
-        let mut outcome = session.outcome(LIMIT)?;
+        let mut outcome = session.outcome(PATIENCE)?;
         if outcome.as_ref().is_err_and(|fault| fault.is_disconnect()) {
             // Another worker has ended the session: its client connects anew.
             self.sessions.remove(&step.worker);
             let session = self.session(&step.worker)?;
             session.send(&sql)?;
-            outcome = session.outcome(LIMIT)?;
+            outcome = session.outcome(PATIENCE)?;
         }
         example::check(step, &outcome)?;
         self.then(step, outcome.unwrap_or_default())
@@ -106,7 +103,7 @@ impl Page {
     /// What the worker waited for must have come.
     fn arrive(&mut self, worker: &str) -> Result<()> {
         let Some(step) = self.waiting.remove(worker) else { return Ok(()) };
-        let outcome = self.session(worker)?.outcome(LIMIT)?;
+        let outcome = self.session(worker)?.outcome(PATIENCE)?;
         example::check(&step, &outcome).with_context(|| self.place(&step))?;
         self.then(&step, outcome.unwrap_or_default())
     }

@@ -1,6 +1,7 @@
 //! Each life of an extension in a database counts for itself.
 
 use super::{counted, expect, shown};
+use pg_test::process::PATIENCE;
 use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 fn refuse(session: &mut Session, n: i64) -> Result<()> {
@@ -33,9 +34,8 @@ fn a_copy_of_a_database_begins_anew(lab: &Lab) -> Result<()> {
     let mut session = db.connect()?;
     session.acquire("a", "1 h")?;
     drop(session);
-    let pause = std::time::Duration::from_secs(20);
     let mut copy = None;
-    pg_test::process::wait_until("nobody is connected", pause, || {
+    pg_test::process::wait_until("nobody is connected", PATIENCE, || {
         copy = db.copy().ok();
         copy.is_some()
     })?;

@@ -1,6 +1,6 @@
 //! Several sessions at once: in line one behind the other, or all at the same instant.
 
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, Background, Database, Fault, Result, Rows, Session};
 use std::str::FromStr;
 use std::sync::Barrier;
@@ -23,7 +23,7 @@ pub fn waiting(db: &Database, sql: &str) -> Result<Background> {
     Ok(session)
 }
 
-/// The token that a waiting session gets within ten seconds.
+/// The token that a waiting session gets.
 pub fn token_of(session: &mut Background) -> Result<i64> {
     let rows = session.rows()?;
     let text = rows.last().and_then(|row| row[0].clone());
@@ -54,7 +54,7 @@ pub fn nothing_is_left(session: &mut Session) -> Result<()> {
                JOIN pg_database d ON d.oid = l.database \
                WHERE d.datname = current_database() AND l.locktype = 'advisory'";
     let mut rows = Rows::new();
-    wait_until("no lock is left", Duration::from_secs(10), || {
+    wait_until("no lock is left", PATIENCE, || {
         rows = session.rows(sql).unwrap_or_default();
         rows.is_empty()
     })
