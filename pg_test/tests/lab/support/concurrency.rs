@@ -1,7 +1,7 @@
 //! Several sessions at once: in line one behind the other, or all at the same instant.
 
 use pg_test::process::wait_until;
-use pg_test::{ensure, Background, Database, Fault, Result, Rows, Session};
+use pg_test::{bail, ensure, Background, Database, Fault, Result, Rows, Session};
 use std::str::FromStr;
 use std::sync::Barrier;
 use std::time::Duration;
@@ -21,6 +21,26 @@ pub fn waiting(db: &Database, sql: &str) -> Result<Background> {
     session.send(sql)?;
     session.wait_until_blocked()?;
     Ok(session)
+}
+
+/// As [`waiting`], for a statement that waits for so many seconds at most.
+pub fn waiting_at_most(db: &Database, sql: impl Fn(u32) -> String) -> Result<Background> {
+    with_time_enough(|seconds| {
+        let mut session = Background::connect(&db.conninfo())?;
+        session.send(&sql(seconds))?;
+        Ok(session.blocks_or_ends()?.then_some(session))
+    })
+}
+
+/// What gives up by itself may have done so before a busy machine has seen it wait. So `attempt` is given a second
+/// and, while it says that this was too little, twice as many as before.
+pub fn with_time_enough<T>(mut attempt: impl FnMut(u32) -> Result<Option<T>>) -> Result<T> {
+    for seconds in [1, 2, 4, 8, 16, 32, 64] {
+        if let Some(done) = attempt(seconds)? {
+            return Ok(done);
+        }
+    }
+    bail!("it gave up before it was seen to wait, however long it might have waited")
 }
 
 /// The token that a waiting session gets within ten seconds.
