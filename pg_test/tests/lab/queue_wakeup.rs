@@ -1,11 +1,10 @@
 //! What wakes the head of a line.
 
-use crate::support::concurrency::{nothing_is_left, still_wait, token_of, waiting, WAIT};
-use pg_test::{bail, ensure, lab_test, Calls, Context, Database, Lab, Result, Session};
-use std::time::{Duration, Instant};
-
-/// The head looks by itself a second after it came; what comes sooner was woken.
-const PROMPT: Duration = Duration::from_millis(500);
+use crate::support::concurrency::{
+    is_woken, nothing_is_left, still_wait, token_of, waiting, Waiter, WAIT,
+};
+use pg_test::{ensure, lab_test, Calls, Context, Database, Lab, Result, Session};
+use std::time::Duration;
 
 /// The sessions of a test: two for its script, one to clear up.
 struct Sessions {
@@ -22,28 +21,22 @@ impl Sessions {
         Ok(Sessions { db, a, b, c })
     }
 
-    /// `before` puts a waiter into line and `end` serves it, promptly, at least in one of four rounds: the
-    /// machine may be busy. In each round the waiter is served.
+    /// What `before` holds somebody waits for, and `end` wakes who waits; in each round it is served.
     fn wakes(
         &mut self,
         before: impl Fn(&mut Sessions) -> Result<i64>,
         end: impl Fn(&mut Sessions, i64) -> Result<()>,
     ) -> Result<()> {
-        let mut took = Vec::new();
-        while took.len() < 4 {
+        is_woken(|| {
             let token = before(self)?;
-            let mut waiter = waiting(&self.db, WAIT)?;
-            let start = Instant::now();
+            let waiter = Waiter::comes(&self.db, &mut self.c)?;
             end(self, token)?;
-            let next = token_of(&mut waiter)?;
-            took.push(start.elapsed());
+            let (next, took) = waiter.is_served(&mut self.c)?;
             ensure!(next > token, "{next} after {token}");
             self.c.release("job", next)?.expect("held");
-            if took.last().is_some_and(|took| *took < PROMPT) {
-                return nothing_is_left(&mut self.c);
-            }
-        }
-        bail!("not woken, but found out: {took:?}")
+            Ok(took)
+        })?;
+        nothing_is_left(&mut self.c)
     }
 }
 
@@ -212,7 +205,6 @@ fn the_death_of_a_session_wakes(lab: &Lab) -> Result<()> {
                 if sql == "lease_release" {
                     ensure!(s.b.release("job", token)?.is_some(), "the dead one's release held");
                 }
-                s.a = s.db.connect()?;
                 Ok(())
             },
         )?;

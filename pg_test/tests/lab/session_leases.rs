@@ -1,18 +1,15 @@
 //! Grants that end with the session that acquired them: `session => true`.
 
-use crate::support::concurrency::{nothing_is_left, token_of, waiting, WAIT};
+use crate::support::concurrency::{is_woken, nothing_is_left, token_of, waiting, Waiter, WAIT};
 use nix::sys::signal::Signal;
 use pg_test::cable::Cable;
 use pg_test::pooler::{Mode, Pooler};
 use pg_test::process::{signal, wait_until};
-use pg_test::{bail, ensure, lab_test, Background, Calls, Database, Lab, Result, Session, Worker};
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session, Worker};
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const ACQUIRE: &str = "SELECT lease_acquire('job', 'first', ttl => '1 h', session => true)";
-
-/// The head looks by itself a second after it came; what comes sooner was woken.
-const PROMPT: Duration = Duration::from_millis(500);
 
 fn state(session: &mut Session, name: &str) -> Result<String> {
     let sql = format!("SELECT coalesce(string_agg(state, ' '), 'none') FROM lease_info('{name}')");
@@ -25,8 +22,8 @@ fn abandoned(session: &mut Session, name: &str) -> Result<()> {
     })
 }
 
-/// A client with a process of its own holds the lease, and a waiter gets it promptly when `end` has ended the
-/// session: in one of four rounds at least, for the machine may be busy. In each round it gets it.
+/// A client with a process of its own holds the lease, and who waits for it is woken when `end` has ended the
+/// session. In each round it gets it.
 fn passes_on(
     lab: &Lab,
     before: &[&str],
@@ -35,26 +32,21 @@ fn passes_on(
     let db = lab.database()?;
     let mut admin = db.connect()?;
     admin.run("CREATE TABLE t (n int)")?;
-    let mut took = Vec::new();
-    while took.len() < 4 {
+    is_woken(|| {
         let mut holder = lab.worker("holder", &db.conninfo())?;
         let first = holder.number(ACQUIRE)?.expect("free");
         for sql in before {
             holder.rows(&sql.replace("{}", &first.to_string()))?;
         }
-        let mut waiter = waiting(&db, WAIT)?;
-        let start = Instant::now();
+        let waiter = Waiter::comes(&db, &mut admin)?;
         end(&mut holder, &mut admin)?;
-        let next = token_of(&mut waiter)?;
-        took.push(start.elapsed());
+        let (next, took) = waiter.is_served(&mut admin)?;
         ensure!(next > first, "{next} after {first}");
         ensure!(!admin.speaks("job", first)? && admin.speaks("job", next)?);
         admin.release("job", next)?.expect("held");
-        if took.last().is_some_and(|took| *took < PROMPT) {
-            return nothing_is_left(&mut admin);
-        }
-    }
-    bail!("not told, but found out: {took:?}")
+        Ok(took)
+    })?;
+    nothing_is_left(&mut admin)
 }
 
 #[lab_test]

@@ -1,7 +1,7 @@
 //! Several sessions at once: in line one behind the other, or all at the same instant.
 
 use pg_test::process::wait_until;
-use pg_test::{bail, ensure, Background, Database, Fault, Result, Rows, Session};
+use pg_test::{bail, ensure, Background, Context, Database, Fault, Result, Rows, Session};
 use std::str::FromStr;
 use std::sync::Barrier;
 use std::time::Duration;
@@ -30,6 +30,50 @@ pub fn waiting_at_most(db: &Database, sql: impl Fn(u32) -> String) -> Result<Bac
         session.send(&sql(seconds))?;
         Ok(session.blocks_or_ends()?.then_some(session))
     })
+}
+
+/// The head of a line looks by itself a second after it came, and not sooner; what comes sooner was woken.
+const LOOKS_AFTER: f64 = 0.98;
+
+/// Each round serves a waiter and says how many seconds it had been in line. In one of them it must have been woken,
+/// as against having found out by itself; not in the first, for the machine may be busy.
+pub fn is_woken(mut round: impl FnMut() -> Result<f64>) -> Result<()> {
+    let mut took = Vec::new();
+    while took.len() < 30 {
+        let seconds = round()?;
+        if seconds < LOOKS_AFTER {
+            return Ok(());
+        }
+        took.push(seconds);
+    }
+    bail!("not woken, but found out after so many seconds: {took:?}")
+}
+
+/// A session that waits for `job`, and since when by the server's clock.
+pub struct Waiter {
+    session: Background,
+    since: String,
+}
+
+impl Waiter {
+    /// It has begun to wait.
+    pub fn comes(db: &Database, admin: &mut Session) -> Result<Waiter> {
+        let mut session = Background::connect(&db.conninfo())?;
+        let since = admin.text("SELECT clock_timestamp()")?.context("a time")?;
+        session.send(WAIT)?;
+        session.wait_until_blocked()?;
+        Ok(Waiter { session, since })
+    }
+
+    /// Its token, and after how many seconds it was granted; the disk that makes it durable does not count.
+    pub fn is_served(mut self, admin: &mut Session) -> Result<(i64, f64)> {
+        let (token, since) = (token_of(&mut self.session)?, self.since);
+        let took = format!(
+            "SELECT extract(epoch FROM acquired_at - '{since}')::float8 \
+             FROM lease_info('job') WHERE token = {token}"
+        );
+        Ok((token, admin.one(&took, &[])?))
+    }
 }
 
 /// What gives up by itself may have done so before a busy machine has seen it wait. So `attempt` is given a second
