@@ -1,8 +1,8 @@
 //! Waiting in line: who is served when, and what the line looks like from outside.
 
 use crate::support::concurrency::{
-    gets_nothing, nothing_is_left, sleeps, still_wait, token_of, waiting, waiting_at_most,
-    with_time_enough, WAIT,
+    gets_nothing, nothing_is_left, sleeps, still_wait, token_of, undisturbed_server, waiting,
+    waiting_at_most, with_time_enough, WAIT,
 };
 use nix::sys::signal::Signal;
 use pg_test::process::{self, wait_until};
@@ -136,9 +136,7 @@ fn an_administrator_sees_the_line(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn at_most_one_of_a_line_looks(lab: &Lab) -> Result<()> {
-    // Nothing but a change of the lease is to wake whoever waits for a lock: no look for deadlocks, no other database's
-    // changes of catalogs.
-    let server = lab.builder().set("deadlock_timeout", "1h").start()?;
+    let server = undisturbed_server(lab)?;
     let db = Database::with_extension(server.conninfo("postgres"))?;
     let mut holder = db.connect()?;
     let token = holder.acquire("job", "1 h")?;
@@ -160,8 +158,7 @@ fn at_most_one_of_a_line_looks(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn waiters_sleep(lab: &Lab) -> Result<()> {
-    // A server of its own: other databases' ends, and looks for deadlocks, wake everybody.
-    let server = lab.builder().set("deadlock_timeout", "1h").start()?;
+    let server = undisturbed_server(lab)?;
     let db = Database::with_extension(server.conninfo("postgres"))?;
     let (mut holder, mut guard) = (db.connect()?, db.connect()?);
     holder.acquire("held", "1 h")?;

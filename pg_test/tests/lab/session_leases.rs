@@ -1,6 +1,8 @@
 //! Grants that end with the session that acquired them: `session => true`.
 
-use crate::support::concurrency::{is_woken, nothing_is_left, token_of, waiting, Waiter, WAIT};
+use crate::support::concurrency::{
+    is_woken, nothing_is_left, token_of, undisturbed_server, waiting, Waiter, WAIT,
+};
 use nix::sys::signal::Signal;
 use pg_test::cable::Cable;
 use pg_test::pooler::{Mode, Pooler};
@@ -29,7 +31,8 @@ fn passes_on(
     before: &[&str],
     end: impl Fn(&mut Worker, &mut Session) -> Result<()>,
 ) -> Result<()> {
-    let db = lab.database()?;
+    let server = undisturbed_server(lab)?;
+    let db = Database::with_extension(server.conninfo("postgres"))?;
     let mut admin = db.connect()?;
     admin.run("CREATE TABLE t (n int)")?;
     is_woken(|| {
@@ -131,11 +134,15 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
         let next = waiter?.outcome(Duration::from_secs(60))??;
         ensure!(next[0][0].is_some() && !admin.speaks(name, *token)?, "{name}: {next:?}");
     }
-    for (worker, sessions) in [(&idle, 0), (&answered, 0), (&unnoticed, 1)] {
-        let pid = worker.backend();
-        let left =
-            admin.granted(&format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}"))?;
-        ensure!(left == sessions, "{left} sessions left of {}", worker.name);
+    let left = |worker: &Worker| {
+        format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {}", worker.backend())
+    };
+    ensure!(admin.granted(&left(&unnoticed))? == 1, "its lease passed on by the ttl alone");
+    for worker in [&idle, &answered] {
+        // Its locks are gone a little before it is.
+        wait_until("the session is gone", Duration::from_secs(60), || {
+            admin.granted(&left(worker)).is_ok_and(|left| left == 0)
+        })?;
     }
     Ok(())
 }
@@ -460,7 +467,11 @@ fn a_restart_and_a_crash_end_it(lab: &Lab) -> Result<()> {
         let plain = holder.acquire("plain", "1 h")?;
         let token = holder.granted(ACQUIRE)?;
         if crash {
+            let mut witness = db.connect()?;
             signal(holder.pid(), Signal::SIGKILL)?;
+            wait_until("the server has noticed", Duration::from_secs(60), || {
+                witness.run("SELECT 1").is_err()
+            })?;
             wait_until("the server is back", Duration::from_secs(30), || {
                 db.connect().is_ok_and(|mut s| s.run("SELECT 1").is_ok())
             })?;

@@ -1,7 +1,9 @@
 //! Several sessions at once: in line one behind the other, or all at the same instant.
 
 use pg_test::process::wait_until;
-use pg_test::{bail, ensure, Background, Context, Database, Fault, Result, Rows, Session};
+use pg_test::{
+    bail, ensure, Background, Cluster, Context, Database, Fault, Lab, Result, Rows, Session,
+};
 use std::str::FromStr;
 use std::sync::Barrier;
 use std::time::Duration;
@@ -34,6 +36,12 @@ pub fn waiting_at_most(db: &Database, sql: impl Fn(u32) -> String) -> Result<Bac
 
 /// The head of a line looks by itself a second after it came, and not sooner; what comes sooner was woken.
 const LOOKS_AFTER: f64 = 0.98;
+
+/// A server on which nothing but a change of a lease wakes who waits for it: no other database's changes of catalogs,
+/// no look for deadlocks.
+pub fn undisturbed_server(lab: &Lab) -> Result<Cluster> {
+    lab.builder().set("deadlock_timeout", "1h").set("autovacuum", "off").start()
+}
 
 /// Each round serves a waiter and says how many seconds it had been in line. In one of them it must have been woken,
 /// as against having found out by itself; not in the first, for the machine may be busy.
