@@ -333,7 +333,7 @@ fn fill(session: &mut Session) -> Result<()> {
 #[lab_test]
 fn a_guard_stands_though_the_table_was_made_shorter(lab: &Lab) -> Result<()> {
     // A server of its own: what another transaction might still see is not removed.
-    let cluster = lab.builder().start()?;
+    let cluster = lab.builder().set("autovacuum", "off").start()?;
     let db = Database::with_extension(cluster.conninfo("postgres"))?;
     let (mut guard, mut other) = (db.connect()?, db.connect()?);
     fill(&mut other)?;

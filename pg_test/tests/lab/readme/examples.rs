@@ -2,6 +2,8 @@
 
 use super::example::{self, Step, Then};
 use super::{page, pages};
+use pg_test::background::Outcome;
+use pg_test::process::wait_until;
 use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -99,6 +101,9 @@ impl Page {
             session.send(&sql)?;
             outcome = session.outcome(LIMIT)?;
         }
+        if sql.contains("wait_event") {
+            outcome = seen_to_wait(self.session(&step.worker)?, &sql, step, outcome);
+        }
         example::check(step, &outcome)?;
         self.then(step, outcome.unwrap_or_default())
     }
@@ -127,6 +132,22 @@ impl Page {
         }
         Ok(())
     }
+}
+
+/// Who waits is awake for a moment now and then, to look: the statement is run again until it shows what the step says.
+fn seen_to_wait(session: &mut Background, sql: &str, step: &Step, first: Outcome) -> Outcome {
+    let mut outcome = first;
+    let mut fits = || {
+        let as_told = example::check(step, &outcome).is_ok();
+        if !as_told {
+            let again = session.send(sql).and_then(|()| session.outcome(LIMIT));
+            outcome = again.unwrap_or_else(|_| outcome.clone());
+        }
+        as_told
+    };
+    // Where it never does, the check of the step says so.
+    let _ = wait_until("they are seen to wait", LIMIT, &mut fits);
+    outcome
 }
 
 fn run(lab: &Lab, path: &str) -> Result<()> {
