@@ -122,13 +122,14 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
         ("unnoticed", acquire(&mut unnoticed, "unnoticed", "8 s")?),
     ];
     let waiters = held.map(|(name, _)| waiting(&db, &WAIT.replace("'job'", &format!("'{name}'"))));
-    // Until after the cut, and before keepalive finds it.
-    answered.send("SELECT pg_sleep(3)")?;
+    // It is answered right after the cut, before keepalive finds it.
+    admin.run("SELECT pg_advisory_lock(1)")?;
+    answered.send("SELECT pg_advisory_lock(1)")?;
     let pid = answered.backend();
-    let sleeps = format!("SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = {pid}");
-    wait_until("it sleeps", Duration::from_secs(10), || admin.truth(&sleeps).unwrap_or(false))?;
+    let waits = format!("SELECT wait_event = 'advisory' FROM pg_stat_activity WHERE pid = {pid}");
+    wait_until("it waits", Duration::from_secs(10), || admin.truth(&waits).unwrap_or(false))?;
     cable.cut()?;
-    ensure!(admin.truth(&sleeps)?, "its answer came before the cable was cut");
+    admin.run("SELECT pg_advisory_unlock(1)")?;
     // No client has said a word of it.
     for ((name, token), waiter) in held.iter().zip(waiters) {
         let next = waiter?.outcome(Duration::from_secs(60))??;
