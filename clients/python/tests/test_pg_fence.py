@@ -406,6 +406,27 @@ class Leading(OnOrders):
         self.assertEqual(tokens, sorted(set(tokens)))
         self.assertEqual(len(tokens), 3)
 
+    def test_a_network_error_before_the_work_leads_again(self) -> None:
+        ttl, renewals = timedelta(seconds=3), []
+
+        class Cursor(psycopg.Cursor[Any]):
+            """The answer to an acquire comes late, so that it is renewed at once; the first time the connection is
+            gone by then."""
+
+            def execute(self, query: Any, *arguments: Any, **options: Any) -> Any:
+                if "lease_renew" in query:
+                    renewals.append(query)
+                    if len(renewals) == 1:
+                        self.connection.close()
+                done = super().execute(query, *arguments, **options)
+                if "lease_acquire" in query:
+                    time.sleep(ttl.total_seconds() / 3 + 0.1)
+                return done
+
+        fence = pg_fence.Fence(lambda: psycopg.connect(URL, cursor_factory=Cursor))
+        self.assertEqual(fence.lead("order:7", lambda lease: "done", ttl=ttl), "done")
+        self.assertGreater(len(renewals), 1)
+
     def test_it_can_be_stopped_while_another_leads(self) -> None:
         stop = threading.Event()
         with self.fence.lease("order:7", ttl=LONG):

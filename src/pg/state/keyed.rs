@@ -279,8 +279,10 @@ impl Keyed {
         let (mut dead, mut found) = (false, false);
         // SAFETY: the caller's promise.
         unsafe {
-            // Without, pages would fill up with old versions, and updates go elsewhere.
-            if fills_up(buffer) {
+            // Without, pages would fill up with old versions, and updates go elsewhere. Who only reads does it as every
+            // SELECT does: many may read, and each would go through the old versions.
+            let writes = self.opened.mode == pg_sys::RowExclusiveLock as c_int;
+            if !writes || fills_up(buffer) {
                 raw::heap_page_prune_opt(self.table(), buffer);
             }
             raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
@@ -305,8 +307,9 @@ impl Keyed {
     }
 }
 
-/// A page is cleared of old versions when less of it than this is left for new ones, which is more than the largest row.
-/// Postgres itself does it as soon as less is left than the fillfactor leaves to updates: here, with each of them.
+/// Who writes clears a page of old versions when less of it than this is left for new ones, which is more than the
+/// largest row. Postgres itself does it as soon as less is left than the fillfactor leaves to updates: that would be with
+/// each of them.
 const ROOM: u16 = pg_sys::BLCKSZ as u16 / 4;
 
 /// Is there little room left in the page?

@@ -330,6 +330,7 @@ class Lease:
                 before = now()
                 token = self._renew()
         except Exception as error:
+            self.token = None
             self._answer(error)
             return False
         if token is None:
