@@ -1,8 +1,10 @@
 //! A database of a test's own, with roles that no other test uses.
 
 use crate::client::{Conninfo, Session};
+use crate::process::wait_until;
 use anyhow::Result;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// A database that is dropped with this value.
 pub struct Database {
@@ -32,7 +34,15 @@ impl Database {
     /// be connected.
     pub fn copy(&self) -> Result<Database> {
         let name = format!("t{}", COUNTER.fetch_add(1, Ordering::Relaxed));
-        self.admin.connect()?.run(&format!("CREATE DATABASE {name} TEMPLATE {}", self.name))?;
+        let sql = format!("CREATE DATABASE {name} TEMPLATE {}", self.name);
+        let mut session = self.admin.connect()?;
+        let mut made = Ok(());
+        // A session that has just been closed may take its time, and autovacuum may be at work.
+        wait_until("nobody else is connected to the template", Duration::from_secs(120), || {
+            made = session.try_rows(&sql).map(drop);
+            !made.as_ref().is_err_and(|fault| fault.sqlstate == "55006")
+        })?;
+        made?;
         let admin = self.admin.clone();
         Ok(Database { conninfo: admin.clone().dbname(&name), admin, name })
     }
