@@ -211,7 +211,7 @@ impl Nemesis {
                 Ok(None) => {}
                 // Unless the server cannot be reached any more: that must fail the run.
                 Err(error)
-                    if self.servers.primary().wait_ready(Duration::from_secs(10)).is_ok() =>
+                    if self.servers.primary().wait_ready(Duration::from_secs(120)).is_ok() =>
                 {
                     eprintln!("{disturbance:?}: {error:#}");
                 }

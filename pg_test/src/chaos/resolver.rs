@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const NUMBER: u32 = u32::MAX;
 const PREFIX: &str = "chaos ";
 /// How long it may take at the end.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a transaction is prepared as.
 pub fn gid_of(id: i64) -> String {
