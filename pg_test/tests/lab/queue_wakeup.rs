@@ -41,7 +41,7 @@ impl Sessions {
             let token = before(self)?;
             let waiter = Waiter::comes(&self.db, &mut self.c)?;
             end(self, token)?;
-            let (next, took) = waiter.is_served(&mut self.c)?;
+            let (next, took) = waiter.served(&mut self.c)?;
             ensure!(next > token, "{next} after {token}");
             self.c.release("job", next)?.expect("held");
             Ok(took)

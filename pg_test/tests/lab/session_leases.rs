@@ -43,7 +43,7 @@ fn passes_on(
         }
         let waiter = Waiter::comes(&db, &mut admin)?;
         end(&mut holder, &mut admin)?;
-        let (next, took) = waiter.is_served(&mut admin)?;
+        let (next, took) = waiter.served(&mut admin)?;
         ensure!(next > first, "{next} after {first}");
         ensure!(!admin.speaks("job", first)? && admin.speaks("job", next)?);
         admin.release("job", next)?.expect("held");

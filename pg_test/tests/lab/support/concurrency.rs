@@ -74,7 +74,7 @@ impl Waiter {
     }
 
     /// Its token, and after how many seconds it was granted; the disk that makes it durable does not count.
-    pub fn is_served(mut self, admin: &mut Session) -> Result<(i64, f64)> {
+    pub fn served(mut self, admin: &mut Session) -> Result<(i64, f64)> {
         let (token, since) = (token_of(&mut self.session)?, self.since);
         let took = format!(
             "SELECT extract(epoch FROM acquired_at - '{since}')::float8 \
