@@ -111,15 +111,21 @@ impl Background {
 
     /// Waits until the statement waits for a lock or in an extension; fails if it ends instead.
     pub fn wait_until_blocked(&mut self) -> Result<()> {
+        let blocked = self.blocks_or_ends()?;
+        let outcome = &self.early;
+        ensure!(blocked, "it should wait, but it ended: {:?} {outcome:?}", self.pending);
+        Ok(())
+    }
+
+    /// Waits until the statement waits for a lock or in an extension (true), or has ended.
+    pub fn blocks_or_ends(&mut self) -> Result<bool> {
         let mut finished = false;
         wait_until("the session is blocked", PATIENCE, || {
             finished = self.is_finished();
             let waits_for = self.waits_for().map(|(kind, _)| kind);
             finished || matches!(waits_for.as_deref(), Some("Lock" | "Extension"))
         })?;
-        let outcome = &self.early;
-        ensure!(!finished, "it should wait, but it ended: {:?} {outcome:?}", self.pending);
-        Ok(())
+        Ok(!finished)
     }
 
     pub fn cancel(&mut self) -> Result<()> {

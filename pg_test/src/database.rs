@@ -1,6 +1,7 @@
 //! A database of a test's own, with roles that no other test uses.
 
 use crate::client::{Conninfo, Session};
+use crate::process::{wait_until, PATIENCE};
 use anyhow::Result;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -32,7 +33,15 @@ impl Database {
     /// be connected.
     pub fn copy(&self) -> Result<Database> {
         let name = format!("t{}", COUNTER.fetch_add(1, Ordering::Relaxed));
-        self.admin.connect()?.run(&format!("CREATE DATABASE {name} TEMPLATE {}", self.name))?;
+        let sql = format!("CREATE DATABASE {name} TEMPLATE {}", self.name);
+        let mut session = self.admin.connect()?;
+        let mut made = Ok(());
+        // A session that has just been closed may take its time, and autovacuum may be at work.
+        wait_until("nobody else is connected to the template", PATIENCE, || {
+            made = session.try_rows(&sql).map(drop);
+            !made.as_ref().is_err_and(|fault| fault.sqlstate == "55006")
+        })?;
+        made?;
         let admin = self.admin.clone();
         Ok(Database { conninfo: admin.clone().dbname(&name), admin, name })
     }

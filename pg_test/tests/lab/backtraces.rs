@@ -134,7 +134,7 @@ fn a_wait_that_is_given_up_shows_no_path(lab: &Lab) -> Result<()> {
             refused(&mut waiter, &wait, "55P03")?;
             waiter.run("RESET lock_timeout")?;
         }
-        waiter.run("SET statement_timeout = '100 ms'")?;
+        waiter.run("SET statement_timeout = '1 s'")?;
         refused(&mut waiter, &wait, "57014")?;
         waiter.run("RESET statement_timeout")?;
         cancelled(&cluster, &mut waiter, &wait)?;

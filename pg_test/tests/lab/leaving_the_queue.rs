@@ -1,7 +1,7 @@
 //! Leaving the line: cancelled, timed out, terminated, gone. The line goes on and nothing is left behind.
 
 use crate::support::concurrency::{
-    gets_nothing, nothing_is_left, still_wait, token_of, waiting, WAIT,
+    gets_nothing, nothing_is_left, still_wait, token_of, waiting, with_time_enough, WAIT,
 };
 use pg_test::process::{is_alive, wait_until, PATIENCE};
 use pg_test::{
@@ -24,20 +24,15 @@ impl Queue {
     }
 
     /// One waiter leaves, as the head of the line, from its middle and from its end; the others are served in
-    /// their order.
+    /// their order. It connects and calls as `comes` says for a wait of so many seconds.
     fn one_leaves(
         &mut self,
-        conninfo: &Conninfo,
-        sql: &str,
+        comes: impl Fn(u32) -> (Conninfo, String),
         leave: impl Fn(&mut Background) -> Result<()>,
     ) -> Result<()> {
         for place in 0..3 {
-            let before = (0..place).map(|_| waiting(&self.db, WAIT)).collect::<Result<Vec<_>>>()?;
-            let mut leaver = Background::connect(conninfo)?;
-            leaver.send(sql)?;
-            leaver.wait_until_blocked()?;
-            let after = (place..2).map(|_| waiting(&self.db, WAIT)).collect::<Result<Vec<_>>>()?;
-            let mut stay: Vec<Background> = before.into_iter().chain(after).collect();
+            let (mut leaver, mut stay) =
+                with_time_enough(|seconds| self.line_of_three(place, comes(seconds)))?;
             let drawn = self.holder.last_token()?;
             leave(&mut leaver)?;
             still_wait(&mut stay)?;
@@ -50,21 +45,54 @@ impl Queue {
         }
         Ok(())
     }
+
+    /// A line of three: the one at this place, and the others; None where that one has left already.
+    fn line_of_three(
+        &self,
+        place: usize,
+        (conninfo, sql): (Conninfo, String),
+    ) -> Result<Option<(Background, Vec<Background>)>> {
+        let mut others = Vec::new();
+        for _ in 0..place {
+            others.push(waiting(&self.db, WAIT)?);
+        }
+        let mut leaver = Background::connect(&conninfo)?;
+        leaver.send(&sql)?;
+        leaver.blocks_or_ends()?;
+        for _ in place..2 {
+            others.push(waiting(&self.db, WAIT)?);
+        }
+        Ok((!leaver.is_finished()).then_some((leaver, others)))
+    }
+}
+
+/// The setting is what the session connected with.
+fn is_as_it_was(session: &mut Background, setting: &str) -> Result<()> {
+    let sql =
+        format!("SELECT setting = reset_val, setting FROM pg_settings WHERE name = '{setting}'");
+    let row = session.run(&sql)?.remove(0);
+    ensure!(row[0].as_deref() == Some("t"), "{setting} is {:?} afterwards", row[1]);
+    Ok(())
 }
 
 /// The session is neither in a failed transaction nor in one at all, and of use.
 fn goes_on(session: &mut Background) -> Result<()> {
-    session.run("SET statement_timeout = 0")?;
+    session.run("SET statement_timeout = 0; SET lock_timeout = 0")?;
     session.run("VACUUM fence.lease")?;
     session.run("SELECT lease_acquire('job')")?;
     session.run("BEGIN; SAVEPOINT s; RELEASE s; COMMIT").map(drop)
+}
+
+/// It would wait for as long as the others.
+fn for_long(conninfo: &Conninfo) -> impl Fn(u32) -> (Conninfo, String) + '_ {
+    |_| (conninfo.clone(), WAIT.to_owned())
 }
 
 #[lab_test]
 fn a_cancelled_waiter_leaves_and_its_session_goes_on(lab: &Lab) -> Result<()> {
     let mut queue = Queue::new(lab)?;
     let conninfo = queue.db.conninfo();
-    queue.one_leaves(&conninfo, WAIT, |waiter| {
+    queue.one_leaves(for_long(&conninfo), |waiter| {
         waiter.cancel()?;
         waiter.refused("57014")?;
         goes_on(waiter)
@@ -74,8 +102,10 @@ fn a_cancelled_waiter_leaves_and_its_session_goes_on(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn statement_timeout_ends_a_wait(lab: &Lab) -> Result<()> {
     let mut queue = Queue::new(lab)?;
-    let conninfo = queue.db.conninfo().set("statement_timeout", "1s");
-    queue.one_leaves(&conninfo, WAIT, |waiter| {
+    let conninfo = queue.db.conninfo();
+    let comes =
+        |seconds| (conninfo.clone().set("statement_timeout", &format!("{seconds}s")), WAIT.into());
+    queue.one_leaves(comes, |waiter| {
         waiter.refused("57014")?;
         goes_on(waiter)
     })
@@ -84,11 +114,12 @@ fn statement_timeout_ends_a_wait(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn a_lock_timeout_shorter_than_the_wait_ends_it(lab: &Lab) -> Result<()> {
     let mut queue = Queue::new(lab)?;
-    let conninfo = queue.db.conninfo().set("lock_timeout", "1s");
-    queue.one_leaves(&conninfo, WAIT, |waiter| {
+    let conninfo = queue.db.conninfo();
+    let comes =
+        |seconds| (conninfo.clone().set("lock_timeout", &format!("{seconds}s")), WAIT.into());
+    queue.one_leaves(comes, |waiter| {
         waiter.refused("55P03")?;
-        let timeout = waiter.run("SHOW lock_timeout")?[0][0].clone();
-        ensure!(timeout.as_deref() == Some("1s"), "lock_timeout is {timeout:?} afterwards");
+        is_as_it_was(waiter, "lock_timeout")?;
         goes_on(waiter)
     })
 }
@@ -97,19 +128,21 @@ fn a_lock_timeout_shorter_than_the_wait_ends_it(lab: &Lab) -> Result<()> {
 fn a_lock_timeout_longer_than_the_wait_does_not_matter(lab: &Lab) -> Result<()> {
     let mut queue = Queue::new(lab)?;
     let conninfo = queue.db.conninfo().set("lock_timeout", "1h");
-    let sql = "SELECT lease_acquire('job', wait => '1 s')";
-    queue.one_leaves(&conninfo, sql, |waiter| {
-        gets_nothing(waiter)?;
-        let timeout = waiter.run("SHOW lock_timeout")?[0][0].clone();
-        ensure!(timeout.as_deref() == Some("1h"), "lock_timeout is {timeout:?} afterwards");
-        goes_on(waiter)
-    })
+    let call = |seconds| format!("SELECT lease_acquire('job', wait => '{seconds} s')");
+    queue.one_leaves(
+        |seconds| (conninfo.clone(), call(seconds)),
+        |waiter| {
+            gets_nothing(waiter)?;
+            is_as_it_was(waiter, "lock_timeout")?;
+            goes_on(waiter)
+        },
+    )
 }
 
 #[lab_test]
 fn a_wait_leaves_the_session_s_lock_timeout_as_it_was(lab: &Lab) -> Result<()> {
     let mut queue = Queue::new(lab)?;
-    for (setting, shown) in [("0", "0"), ("5s", "5s"), ("1h", "1h")] {
+    for (setting, shown) in [("0", "0"), ("30s", "30s"), ("1h", "1h")] {
         // Granted, cancelled and elapsed, at the head and behind it.
         for how in ["granted", "cancelled", "elapsed"] {
             let mut head = waiting(&queue.db, WAIT)?;
@@ -117,7 +150,10 @@ fn a_wait_leaves_the_session_s_lock_timeout_as_it_was(lab: &Lab) -> Result<()> {
                 Background::connect(&queue.db.conninfo().set("lock_timeout", setting))?;
             let wait = if how == "elapsed" { "200 ms" } else { "10 min" };
             waiter.send(&format!("SELECT lease_acquire('job', ttl => '1 h', wait => '{wait}')"))?;
-            waiter.wait_until_blocked()?;
+            // The short wait may be over before anybody has seen it.
+            if how != "elapsed" {
+                waiter.wait_until_blocked()?;
+            }
             match how {
                 "granted" => {
                     queue.holder.release("job", queue.token)?.expect("held");
@@ -133,8 +169,9 @@ fn a_wait_leaves_the_session_s_lock_timeout_as_it_was(lab: &Lab) -> Result<()> {
             }
             let got = waiter.run("SHOW lock_timeout")?[0][0].clone();
             ensure!(got.as_deref() == Some(shown), "{how}: lock_timeout {setting} became {got:?}");
-            // And it is what a lock is waited for with.
-            if setting == "5s" && how == "cancelled" {
+            // And a lock is waited for no longer than it says.
+            if setting == "30s" && how == "cancelled" {
+                waiter.run("SET lock_timeout = '100 ms'")?;
                 let mut locker = queue.db.connect()?;
                 locker.run("BEGIN; SELECT pg_advisory_xact_lock(1)")?;
                 waiter.send("SELECT pg_advisory_lock(1)")?;
@@ -224,7 +261,7 @@ fn an_error_while_waiting_can_be_caught(lab: &Lab) -> Result<()> {
 fn a_terminated_waiter_leaves(lab: &Lab) -> Result<()> {
     let mut queue = Queue::new(lab)?;
     let conninfo = queue.db.conninfo();
-    queue.one_leaves(&conninfo, WAIT, |waiter| {
+    queue.one_leaves(for_long(&conninfo), |waiter| {
         waiter.terminate()?;
         let outcome = waiter.outcome(PATIENCE)?;
         ensure!(outcome.as_ref().is_err_and(Fault::is_disconnect), "{outcome:?}");

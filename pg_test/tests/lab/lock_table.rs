@@ -42,7 +42,7 @@ fn acquire_until_refused(session: &mut Session, prefix: &str) -> Result<()> {
     session.run("BEGIN")?;
     for n in 0.. {
         session.run("SAVEPOINT s")?;
-        match session.try_rows(&format!("SELECT lease_acquire('{prefix}{n}')")) {
+        match session.try_rows(&format!("SELECT lease_acquire('{prefix}{n}', ttl => '1 h')")) {
             Ok(_) => session.run("RELEASE s")?,
             Err(fault) => {
                 let fault = fault.expect("53200")?;

@@ -104,8 +104,8 @@ fn a_verdict_does_not_outlive_its_transaction(lab: &Lab) -> Result<()> {
     for end in [
         "COMMIT",
         "ROLLBACK",
-        "PREPARE TRANSACTION 'p'; COMMIT PREPARED 'p'",
-        "PREPARE TRANSACTION 'p'; ROLLBACK PREPARED 'p'",
+        "PREPARE TRANSACTION 'verdict'; COMMIT PREPARED 'verdict'",
+        "PREPARE TRANSACTION 'verdict'; ROLLBACK PREPARED 'verdict'",
     ] {
         let old = db.grant("order:1")?;
         db.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {old}"))?;

@@ -7,7 +7,7 @@ use crate::support::history::History;
 use nix::sys::signal::Signal;
 use pg_test::cluster::base_backup;
 use pg_test::crash_test::CrashTest;
-use pg_test::process::{signal, wait_until, PATIENCE};
+use pg_test::process::{is_alive, is_stopped, signal, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session, Shutdown};
 use std::fs;
 use std::time::Duration;
@@ -266,15 +266,26 @@ fn a_snapshot_taken_cold_and_rolled_back_gives_no_token_twice(lab: &Lab) -> Resu
     Ok(())
 }
 
+/// Stops all processes of the server; the postmaster first, which then neither starts nor buries any.
+fn stop_all(cluster: &Cluster) -> Result<Vec<i32>> {
+    let stopped = |pid: i32| {
+        signal(pid, Signal::SIGSTOP)?;
+        wait_until("the process stands still", PATIENCE, || is_stopped(pid) || !is_alive(pid))
+    };
+    let postmaster = cluster.pid()?;
+    stopped(postmaster)?;
+    let children = cluster.processes("")?;
+    children.iter().try_for_each(|pid| stopped(*pid))?;
+    Ok(std::iter::once(postmaster).chain(children).collect())
+}
+
 #[lab_test]
 fn a_snapshot_taken_hot_and_rolled_back_gives_no_token_twice(lab: &Lab) -> Result<()> {
     let (cluster, mut session) = server(lab)?;
     session.run("CHECKPOINT")?;
     draw(&mut session)?;
     // A copy is as good as a snapshot while all of its processes stand still.
-    let everybody: Vec<i32> =
-        std::iter::once(cluster.pid()?).chain(cluster.processes("")?).collect();
-    everybody.iter().try_for_each(|pid| signal(*pid, Signal::SIGSTOP))?;
+    let everybody = stop_all(&cluster)?;
     let kept = cluster.dir().join("snapshot");
     copy_dir(&cluster.data(), &kept)?;
     everybody.iter().try_for_each(|pid| signal(*pid, Signal::SIGCONT))?;

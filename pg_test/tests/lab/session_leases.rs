@@ -1,18 +1,16 @@
 //! Grants that end with the session that acquired them: `session => true`.
 
-use crate::support::concurrency::{nothing_is_left, token_of, waiting, WAIT};
+use crate::support::concurrency::{
+    is_woken, nothing_is_left, token_of, undisturbed_server, waiting, Waiter, WAIT,
+};
 use nix::sys::signal::Signal;
 use pg_test::cable::Cable;
 use pg_test::pooler::{Mode, Pooler};
 use pg_test::process::{signal, wait_until, PATIENCE};
-use pg_test::{bail, ensure, lab_test, Background, Calls, Database, Lab, Result, Session, Worker};
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session, Worker};
 use std::fs;
-use std::time::{Duration, Instant};
 
 const ACQUIRE: &str = "SELECT lease_acquire('job', 'first', ttl => '1 h', session => true)";
-
-/// The head looks by itself a second after it came; what comes sooner was woken.
-const PROMPT: Duration = Duration::from_millis(500);
 
 fn state(session: &mut Session, name: &str) -> Result<String> {
     let sql = format!("SELECT coalesce(string_agg(state, ' '), 'none') FROM lease_info('{name}')");
@@ -25,36 +23,32 @@ fn abandoned(session: &mut Session, name: &str) -> Result<()> {
     })
 }
 
-/// A client with a process of its own holds the lease, and a waiter gets it promptly when `end` has ended the
-/// session: in one of four rounds at least, for the machine may be busy. In each round it gets it.
+/// A client with a process of its own holds the lease, and who waits for it is woken when `end` has ended the
+/// session. In each round it gets it.
 fn passes_on(
     lab: &Lab,
     before: &[&str],
     end: impl Fn(&mut Worker, &mut Session) -> Result<()>,
 ) -> Result<()> {
-    let db = lab.database()?;
+    let server = undisturbed_server(lab)?;
+    let db = Database::with_extension(server.conninfo("postgres"))?;
     let mut admin = db.connect()?;
     admin.run("CREATE TABLE t (n int)")?;
-    let mut took = Vec::new();
-    while took.len() < 4 {
+    is_woken(|| {
         let mut holder = lab.worker("holder", &db.conninfo())?;
         let first = holder.number(ACQUIRE)?.expect("free");
         for sql in before {
             holder.rows(&sql.replace("{}", &first.to_string()))?;
         }
-        let mut waiter = waiting(&db, WAIT)?;
-        let start = Instant::now();
+        let waiter = Waiter::comes(&db, &mut admin)?;
         end(&mut holder, &mut admin)?;
-        let next = token_of(&mut waiter)?;
-        took.push(start.elapsed());
+        let (next, took) = waiter.served(&mut admin)?;
         ensure!(next > first, "{next} after {first}");
         ensure!(!admin.speaks("job", first)? && admin.speaks("job", next)?);
         admin.release("job", next)?.expect("held");
-        if took.last().is_some_and(|took| *took < PROMPT) {
-            return nothing_is_left(&mut admin);
-        }
-    }
-    bail!("not told, but found out: {took:?}")
+        Ok(took)
+    })?;
+    nothing_is_left(&mut admin)
 }
 
 #[lab_test]
@@ -127,23 +121,28 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
         ("unnoticed", acquire(&mut unnoticed, "unnoticed", "8 s")?),
     ];
     let waiters = held.map(|(name, _)| waiting(&db, &WAIT.replace("'job'", &format!("'{name}'"))));
-    // Until after the cut, and before keepalive finds it.
-    answered.send("SELECT pg_sleep(3)")?;
+    // It is answered right after the cut, before keepalive finds it.
+    admin.run("SELECT pg_advisory_lock(1)")?;
+    answered.send("SELECT pg_advisory_lock(1)")?;
     let pid = answered.backend();
-    let sleeps = format!("SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = {pid}");
-    wait_until("it sleeps", PATIENCE, || admin.truth(&sleeps).unwrap_or(false))?;
+    let waits = format!("SELECT wait_event = 'advisory' FROM pg_stat_activity WHERE pid = {pid}");
+    wait_until("it waits", PATIENCE, || admin.truth(&waits).unwrap_or(false))?;
     cable.cut()?;
-    ensure!(admin.truth(&sleeps)?, "its answer came before the cable was cut");
+    admin.run("SELECT pg_advisory_unlock(1)")?;
     // No client has said a word of it.
     for ((name, token), waiter) in held.iter().zip(waiters) {
         let next = waiter?.outcome(PATIENCE)??;
         ensure!(next[0][0].is_some() && !admin.speaks(name, *token)?, "{name}: {next:?}");
     }
-    for (worker, sessions) in [(&idle, 0), (&answered, 0), (&unnoticed, 1)] {
-        let pid = worker.backend();
-        let left =
-            admin.granted(&format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}"))?;
-        ensure!(left == sessions, "{left} sessions left of {}", worker.name);
+    let left = |worker: &Worker| {
+        format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {}", worker.backend())
+    };
+    ensure!(admin.granted(&left(&unnoticed))? == 1, "its lease passed on by the ttl alone");
+    for worker in [&idle, &answered] {
+        // Its locks are gone a little before it is.
+        wait_until("the session is gone", PATIENCE, || {
+            admin.granted(&left(worker)).is_ok_and(|left| left == 0)
+        })?;
     }
     Ok(())
 }
@@ -468,7 +467,9 @@ fn a_restart_and_a_crash_end_it(lab: &Lab) -> Result<()> {
         let plain = holder.acquire("plain", "1 h")?;
         let token = holder.granted(ACQUIRE)?;
         if crash {
+            let mut witness = db.connect()?;
             signal(holder.pid(), Signal::SIGKILL)?;
+            wait_until("the server has noticed", PATIENCE, || witness.run("SELECT 1").is_err())?;
             wait_until("the server is back", PATIENCE, || {
                 db.connect().is_ok_and(|mut s| s.run("SELECT 1").is_ok())
             })?;

@@ -1,9 +1,9 @@
 //! Shared grants: many beside each other, none beside an exclusive one.
 
 use crate::support::concurrency::{
-    at_once, gets_nothing, sessions, still_wait, token_of, tokens, waiting,
+    at_once, gets_nothing, sessions, still_wait, token_of, tokens, waiting, with_time_enough,
 };
-use pg_test::{ensure, lab_test, Calls, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
 use std::collections::HashSet;
 
 const SHARE: &str = "SELECT lease_acquire('job', ttl => '1 h', shared => true)";
@@ -134,12 +134,19 @@ fn a_waiting_writer_is_not_starved_by_readers(lab: &Lab) -> Result<()> {
     token_of(&mut reader)?;
     two.granted(SHARE)?;
     // A writer that gives up leaves the way open.
-    let mut hasty = waiting(&db, "SELECT lease_acquire('job', wait => '500 ms')")?;
-    let mut reader = waiting(&db, WAIT_SHARED)?;
-    gets_nothing(&mut hasty)?;
-    token_of(&mut reader)?;
-    ensure!(live(&mut one)? == 3);
-    Ok(())
+    with_time_enough(|seconds| {
+        let mut hasty = Background::connect(&db.conninfo())?;
+        let mut reader = Background::connect(&db.conninfo())?;
+        hasty.send(&format!("SELECT lease_acquire('job', wait => '{seconds} s')"))?;
+        hasty.blocks_or_ends()?;
+        reader.send(WAIT_SHARED)?;
+        let stood_behind = reader.blocks_or_ends()?;
+        gets_nothing(&mut hasty)?;
+        let token = token_of(&mut reader)?;
+        ensure!(live(&mut one)? == 3);
+        one.release("job", token)?.expect("held");
+        Ok(stood_behind.then_some(()))
+    })
 }
 
 #[lab_test]

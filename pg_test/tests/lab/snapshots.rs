@@ -249,11 +249,13 @@ fn a_grant_that_ended_under_a_prepared_guard_is_too_late(lab: &Lab) -> Result<()
 
 #[lab_test]
 fn a_guard_whose_commit_waits_for_a_standby_is_too_late(lab: &Lab) -> Result<()> {
-    let cluster = lab.builder().set("synchronous_commit", "local").start()?;
+    let cluster = lab
+        .builder()
+        .set("synchronous_commit", "local")
+        .set("synchronous_standby_names", "nobody")
+        .start()?;
     let mut admin = cluster.connect("postgres")?;
     admin.run("CREATE EXTENSION pg_fence; CREATE TABLE t (n int)")?;
-    admin.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")?;
-    admin.run("SELECT pg_reload_conf()")?;
     let token = admin.acquire("job", "1 h")?;
     let mut guarded = Background::connect(&cluster.conninfo("postgres"))?;
     guarded.send("SET synchronous_commit = on")?;

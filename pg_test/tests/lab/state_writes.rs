@@ -405,7 +405,7 @@ fn indexes_of_every_kind_find_what_the_table_has(lab: &Lab) -> Result<()> {
         ("ON fence.lease USING brin (acquired_at)", "acquired_at > '2000-01-01'"),
     ];
     // A server of its own: an index that was made while old versions could be seen must not be used at once.
-    let cluster = lab.builder().start()?;
+    let cluster = lab.builder().set("autovacuum", "off").start()?;
     let db = Database::with_extension(cluster.conninfo("postgres"))?;
     let mut session = db.connect()?;
     write_in_every_way(&mut session)?;

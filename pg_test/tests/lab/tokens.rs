@@ -163,7 +163,7 @@ fn the_sequence_is_as_documented(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn renewals_do_not_bloat_the_state(lab: &Lab) -> Result<()> {
     // A server of its own: old versions go only when no transaction of the whole server is older.
-    let cluster = lab.builder().start()?;
+    let cluster = lab.builder().set("autovacuum", "off").start()?;
     let mut session = cluster.connect("postgres")?;
     session.run("CREATE EXTENSION pg_fence")?;
     let token = session.acquire("job", "1 h")?;

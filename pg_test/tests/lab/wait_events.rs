@@ -16,7 +16,10 @@ fn the_head_of_a_line_shows_as_waiting_for_a_lease(lab: &Lab) -> Result<()> {
     let mut holder = db.connect()?;
     let token = holder.acquire("job", "1 h")?;
     let (mut head, mut second) = (waiting(&db, WAIT)?, waiting(&db, WAIT)?);
-    ensure!(head.waits_for() == Some(event(lab, "PgFenceLease")), "{:?}", head.waits_for());
+    // But for the moments in which it looks.
+    wait_until("the head waits for a lease", PATIENCE, || {
+        head.waits_for() == Some(event(lab, "PgFenceLease"))
+    })?;
     let behind = Some(("Lock".to_owned(), "advisory".to_owned()));
     ensure!(second.waits_for() == behind, "{:?}", second.waits_for());
     // The next head has asked for the name in another session.

@@ -2,7 +2,8 @@
 
 use super::example::{self, Step, Then};
 use super::{page, pages};
-use pg_test::process::PATIENCE;
+use pg_test::background::Outcome;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
 use std::collections::BTreeMap;
 
@@ -96,6 +97,9 @@ impl Page {
             session.send(&sql)?;
             outcome = session.outcome(PATIENCE)?;
         }
+        if sql.contains("wait_event") {
+            outcome = seen_to_wait(self.session(&step.worker)?, &sql, step, outcome);
+        }
         example::check(step, &outcome)?;
         self.then(step, outcome.unwrap_or_default())
     }
@@ -124,6 +128,22 @@ impl Page {
         }
         Ok(())
     }
+}
+
+/// Who waits is awake for a moment now and then, to look: the statement is run again until it shows what the step says.
+fn seen_to_wait(session: &mut Background, sql: &str, step: &Step, first: Outcome) -> Outcome {
+    let mut outcome = first;
+    let mut fits = || {
+        let as_told = example::check(step, &outcome).is_ok();
+        if !as_told {
+            let again = session.send(sql).and_then(|()| session.outcome(PATIENCE));
+            outcome = again.unwrap_or_else(|_| outcome.clone());
+        }
+        as_told
+    };
+    // Where it never does, the check of the step says so.
+    let _ = wait_until("they are seen to wait", PATIENCE, &mut fits);
+    outcome
 }
 
 fn run(lab: &Lab, path: &str) -> Result<()> {

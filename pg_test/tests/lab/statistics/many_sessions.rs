@@ -1,7 +1,7 @@
 //! Many sessions at once: nothing is lost, and no entry is torn.
 
 use super::shown;
-use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
+use pg_test::{ensure, lab_test, Calls, Context, Lab, Result, Session};
 use std::sync::Barrier;
 
 const SESSIONS: usize = 50;
@@ -18,8 +18,9 @@ fn their_counts_add_up(lab: &Lab) -> Result<()> {
     )?;
     // None has counted yet: they race for the segment, too.
     let together = Barrier::new(SESSIONS);
-    let work = |n: usize| -> Result<()> {
-        let mut session = db.conninfo().application(&format!("worker {n}")).connect()?;
+    let connect = |n| db.conninfo().application(&format!("worker {n}")).connect();
+    let sessions = (0..SESSIONS).map(connect).collect::<Result<Vec<Session>>>()?;
+    let work = |n: usize, mut session: Session| -> Result<()> {
         together.wait();
         for round in 0..ROUNDS {
             let token = session.acquire(&format!("job{n}"), "1 h")?;
@@ -33,7 +34,9 @@ fn their_counts_add_up(lab: &Lab) -> Result<()> {
         Ok(())
     };
     std::thread::scope(|threads| {
-        let workers: Vec<_> = (0..SESSIONS).map(|n| threads.spawn(move || work(n))).collect();
+        let numbered = sessions.into_iter().enumerate();
+        let workers: Vec<_> =
+            numbered.map(|(n, session)| threads.spawn(move || work(n, session))).collect();
         // Read meanwhile: an entry is that of one session, or none at all.
         while !workers.iter().all(|worker| worker.is_finished()) {
             let torn = session.granted(

@@ -1,13 +1,24 @@
 //! Where there is no shared memory to be had, counting stops and writing does not.
 
 use super::shown;
-use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
+use pg_test::process::{wait_until, PATIENCE};
+use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+/// Connects, once the sessions that are leaving have made room.
+fn connect(cluster: &Cluster, dbname: &str) -> Result<Session> {
+    let mut session = None;
+    wait_until("a session may connect", PATIENCE, || {
+        session = cluster.connect(dbname).ok();
+        session.is_some()
+    })?;
+    session.context("connected")
+}
+
 /// Leases and fenced writes, in a session of its own.
 fn work(cluster: &Cluster, name: &str) -> Result<Session> {
-    let mut session = cluster.connect("postgres")?;
+    let mut session = connect(cluster, "postgres")?;
     session.run("SET statement_timeout = '60 s'")?;
     let token = session.acquire(name, "1 h")?;
     session.nothing(&format!("SELECT lease_acquire('{name}')"))?;
@@ -103,7 +114,7 @@ fn no_segment_is_left(lab: &Lab) -> Result<()> {
     let mut made = 0;
     for n in 0..200 {
         admin.run(&format!("CREATE DATABASE d{n} TEMPLATE d STRATEGY file_copy"))?;
-        let mut session = cluster.connect(&format!("d{n}"))?;
+        let mut session = connect(&cluster, &format!("d{n}"))?;
         session.run("SELECT lease_acquire('a')")?;
         if session.truth("SELECT stats_reset IS NULL FROM fence.stats")? {
             made = n;

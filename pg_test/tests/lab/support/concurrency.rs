@@ -1,7 +1,9 @@
 //! Several sessions at once: in line one behind the other, or all at the same instant.
 
 use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, Background, Database, Fault, Result, Rows, Session};
+use pg_test::{
+    bail, ensure, Background, Cluster, Context, Database, Fault, Lab, Result, Rows, Session,
+};
 use std::str::FromStr;
 use std::sync::Barrier;
 use std::time::Duration;
@@ -21,6 +23,76 @@ pub fn waiting(db: &Database, sql: &str) -> Result<Background> {
     session.send(sql)?;
     session.wait_until_blocked()?;
     Ok(session)
+}
+
+/// As [`waiting`], for a statement that waits for so many seconds at most.
+pub fn waiting_at_most(db: &Database, sql: impl Fn(u32) -> String) -> Result<Background> {
+    with_time_enough(|seconds| {
+        let mut session = Background::connect(&db.conninfo())?;
+        session.send(&sql(seconds))?;
+        Ok(session.blocks_or_ends()?.then_some(session))
+    })
+}
+
+/// The head of a line looks by itself a second after it came, and not sooner; what comes sooner was woken.
+const LOOKS_AFTER: f64 = 0.98;
+
+/// A server on which nothing but a change of a lease wakes who waits for it: no other database's changes of catalogs,
+/// no look for deadlocks.
+pub fn undisturbed_server(lab: &Lab) -> Result<Cluster> {
+    lab.builder().set("deadlock_timeout", "1h").set("autovacuum", "off").start()
+}
+
+/// Each round serves a waiter and says how many seconds it had been in line. In one of them it must have been woken,
+/// as against having found out by itself; not in the first, for the machine may be busy.
+pub fn is_woken(mut round: impl FnMut() -> Result<f64>) -> Result<()> {
+    let mut took = Vec::new();
+    while took.len() < 30 {
+        let seconds = round()?;
+        if seconds < LOOKS_AFTER {
+            return Ok(());
+        }
+        took.push(seconds);
+    }
+    bail!("not woken, but found out after so many seconds: {took:?}")
+}
+
+/// A session that waits for `job`, and since when by the server's clock.
+pub struct Waiter {
+    session: Background,
+    since: String,
+}
+
+impl Waiter {
+    /// It has begun to wait.
+    pub fn comes(db: &Database, admin: &mut Session) -> Result<Waiter> {
+        let mut session = Background::connect(&db.conninfo())?;
+        let since = admin.text("SELECT clock_timestamp()")?.context("a time")?;
+        session.send(WAIT)?;
+        session.wait_until_blocked()?;
+        Ok(Waiter { session, since })
+    }
+
+    /// Its token, and after how many seconds it was granted; the disk that makes it durable does not count.
+    pub fn served(mut self, admin: &mut Session) -> Result<(i64, f64)> {
+        let (token, since) = (token_of(&mut self.session)?, self.since);
+        let took = format!(
+            "SELECT extract(epoch FROM acquired_at - '{since}')::float8 \
+             FROM lease_info('job') WHERE token = {token}"
+        );
+        Ok((token, admin.one(&took, &[])?))
+    }
+}
+
+/// What gives up by itself may have done so before a busy machine has seen it wait. So `attempt` is given a second
+/// and, while it says that this was too little, twice as many as before.
+pub fn with_time_enough<T>(mut attempt: impl FnMut(u32) -> Result<Option<T>>) -> Result<T> {
+    for seconds in [1, 2, 4, 8, 16, 32, 64] {
+        if let Some(done) = attempt(seconds)? {
+            return Ok(done);
+        }
+    }
+    bail!("it gave up before it was seen to wait, however long it might have waited")
 }
 
 /// The token that a waiting session gets.
