@@ -10,7 +10,7 @@ mod session;
 
 use crate::client::Conninfo;
 use crate::lab::Lab;
-use crate::process::wait_until;
+use crate::process::{wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use std::fmt;
 use std::path::Path;
@@ -184,7 +184,7 @@ pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
     }
     shared.stop.store(true, Ordering::Relaxed);
     // Every wait is for seconds at most, so everybody is back soon.
-    let back = wait_until("all sessions are back", Duration::from_secs(60), || {
+    let back = wait_until("all sessions are back", PATIENCE, || {
         threads.iter().all(std::thread::JoinHandle::is_finished)
     });
     let wrong = std::mem::take(&mut *shared.wrong.lock().unwrap_or_else(|e| e.into_inner()));
