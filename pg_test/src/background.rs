@@ -2,7 +2,7 @@
 
 use crate::client::{Conninfo, Rows, Session};
 use crate::fault::Fault;
-use crate::process::wait_until;
+use crate::process::{wait_until, PATIENCE};
 use anyhow::{ensure, Context, Result};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
@@ -73,15 +73,15 @@ impl Background {
         Ok(outcome)
     }
 
-    /// The rows of the statement, which must come within ten seconds.
+    /// The rows of the statement, which must come.
     pub fn rows(&mut self) -> Result<Rows> {
         let sql = self.pending.clone().unwrap_or_default();
-        self.outcome(Duration::from_secs(10))?.context(sql)
+        self.outcome(PATIENCE)?.context(sql)
     }
 
-    /// The error of the statement, which must come within ten seconds and have that SQLSTATE.
+    /// The error of the statement, which must come and have that SQLSTATE.
     pub fn refused(&mut self, sqlstate: &str) -> Result<Fault> {
-        let outcome = self.outcome(Duration::from_secs(10))?;
+        let outcome = self.outcome(PATIENCE)?;
         crate::fault::expect_err(outcome, sqlstate)
     }
 
@@ -120,7 +120,7 @@ impl Background {
     /// Waits until the statement waits for a lock or in an extension (true), or has ended.
     pub fn blocks_or_ends(&mut self) -> Result<bool> {
         let mut finished = false;
-        wait_until("the session is blocked", Duration::from_secs(10), || {
+        wait_until("the session is blocked", PATIENCE, || {
             finished = self.is_finished();
             let waits_for = self.waits_for().map(|(kind, _)| kind);
             finished || matches!(waits_for.as_deref(), Some("Lock" | "Extension"))

@@ -4,16 +4,17 @@ use crate::cassert;
 use crate::client::{Conninfo, Session};
 use crate::killed_server;
 use crate::prefix::Prefix;
-use crate::process::{self, wait_until};
+use crate::process::{self, wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 mod builder;
@@ -98,7 +99,7 @@ impl Cluster {
     /// Starts the server and waits until it lets clients in (a standby: readers).
     pub fn start(&self) -> Result<()> {
         self.start_without_waiting()?;
-        self.wait_ready(Duration::from_secs(120))
+        self.wait_ready(PATIENCE)
     }
 
     /// Starts the server's process and returns at once.
@@ -181,8 +182,7 @@ impl Cluster {
             Shutdown::Immediate => Signal::SIGQUIT,
         };
         process::signal(self.pid()?, signal)?;
-        let limit = Duration::from_secs(120);
-        wait_until("the server stops", limit, || self.has_ended())?;
+        wait_until("the server stops", PATIENCE, || self.has_ended())?;
         *self.process() = None;
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Cluster {
         // Stopped first, it cannot react to the end of its children.
         let _ = process::signal(postmaster, Signal::SIGSTOP);
         // It may be in the middle of a fork: the child is not to be missed.
-        wait_until("the postmaster stands still", Duration::from_secs(30), || {
+        wait_until("the postmaster stands still", PATIENCE, || {
             process::is_stopped(postmaster) || !process::is_alive(postmaster)
         })?;
         let family = process::children_of(postmaster);
@@ -206,7 +206,7 @@ impl Cluster {
         }
         child.wait()?;
         // The next start refuses while one of them still has the shared memory.
-        wait_until("all backends are gone", Duration::from_secs(30), || {
+        wait_until("all backends are gone", PATIENCE, || {
             !family.iter().any(|&pid| process::is_alive(pid))
         })
     }
@@ -250,8 +250,7 @@ impl Cluster {
         ensure!(!pids.is_empty(), "no process of the server is called {title}");
         for &pid in &pids {
             process::signal(pid, Signal::SIGSTOP)?;
-            let limit = Duration::from_secs(10);
-            wait_until("the process is frozen", limit, || process::is_stopped(pid))?;
+            wait_until("the process is frozen", PATIENCE, || process::is_stopped(pid))?;
         }
         Ok(pids)
     }
@@ -274,12 +273,12 @@ impl Cluster {
         let target = written.context("no LSN")?;
         let mut session = self.connect("postgres")?;
         let query = format!("SELECT coalesce(pg_last_wal_replay_lsn() >= '{target}', false)");
-        wait_until("the standby has replayed", Duration::from_secs(60), || {
+        wait_until("the standby has replayed", PATIENCE, || {
             session.one(&query, &[]).unwrap_or(false)
         })
     }
 
-    fn process(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
+    fn process(&self) -> MutexGuard<'_, Option<Child>> {
         self.process.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -292,17 +291,39 @@ impl Drop for Cluster {
             killed_server::remove_shared_memory(&self.data());
             self.report_failed_assertions();
             let _ = fs::remove_dir_all(&self.dir);
+            ports_given().remove(&self.port());
         }
     }
 }
 
-/// A free port on loopback, outside the range that outgoing connections are given.
+/// Ports that are given away: a server that is not yet started, or stopped for a while, counts on its own.
+static PORTS_GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+
+fn ports_given() -> MutexGuard<'static, BTreeSet<u16>> {
+    PORTS_GIVEN.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// A free port on loopback, outside the range that outgoing connections are given. Nobody else gets it before the
+/// cluster that has it is dropped.
 pub fn free_port() -> Result<u16> {
-    for _ in 0..1000 {
+    let mut given = ports_given();
+    for _ in 0..10_000 {
         let port = rand::random_range(20_000..30_000);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        if !given.contains(&port) && TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            given.insert(port);
             return Ok(port);
         }
     }
     bail!("no free port on 127.0.0.1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_port_is_given_twice() {
+        let ports: BTreeSet<u16> = (0..500).map(|_| free_port().unwrap()).collect();
+        assert_eq!(ports.len(), 500);
+    }
 }

@@ -6,10 +6,9 @@
 
 use crate::client::Session;
 use crate::cluster::{Builder, Cluster};
-use crate::process::{self, wait_until};
+use crate::process::{self, wait_until, PATIENCE};
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
-use std::time::Duration;
 
 /// A server that will crash, and what its clients have seen so far.
 pub struct CrashTest {
@@ -176,13 +175,12 @@ impl CrashTest {
         // One more than the victim: only when it is gone has the server noticed.
         self.open.push(self.cluster.connect("postgres")?);
         process::signal(victim.pid(), Signal::SIGKILL)?;
-        let limit = Duration::from_secs(60);
-        wait_until("the session is gone", limit, || victim.run("SELECT 1").is_err())?;
+        wait_until("the session is gone", PATIENCE, || victim.run("SELECT 1").is_err())?;
         // Until the server has noticed, it may still let somebody in.
         for mut other in self.open {
-            wait_until("all sessions are gone", limit, || other.run("SELECT 1").is_err())?;
+            wait_until("all sessions are gone", PATIENCE, || other.run("SELECT 1").is_err())?;
         }
-        self.cluster.wait_ready(limit)?;
+        self.cluster.wait_ready(PATIENCE)?;
         Ok(self.cluster)
     }
 }

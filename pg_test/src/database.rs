@@ -1,10 +1,9 @@
 //! A database of a test's own, with roles that no other test uses.
 
 use crate::client::{Conninfo, Session};
-use crate::process::wait_until;
+use crate::process::{wait_until, PATIENCE};
 use anyhow::Result;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 /// A database that is dropped with this value.
 pub struct Database {
@@ -38,7 +37,7 @@ impl Database {
         let mut session = self.admin.connect()?;
         let mut made = Ok(());
         // A session that has just been closed may take its time, and autovacuum may be at work.
-        wait_until("nobody else is connected to the template", Duration::from_secs(120), || {
+        wait_until("nobody else is connected to the template", PATIENCE, || {
             made = session.try_rows(&sql).map(drop);
             !made.as_ref().is_err_and(|fault| fault.sqlstate == "55006")
         })?;

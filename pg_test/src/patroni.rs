@@ -3,7 +3,7 @@
 use crate::client::{Conninfo, Session};
 use crate::cluster::free_port;
 use crate::prefix::Prefix;
-use crate::process::{self, wait_until};
+use crate::process::{self, wait_until, PATIENCE};
 use crate::setup::Package;
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
@@ -11,7 +11,6 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The packages that it needs.
 pub fn packages() -> Vec<Package> {
@@ -46,7 +45,7 @@ impl Patroni {
         for number in 0..count {
             patroni.add(number)?;
             let seen = number + 1;
-            wait_until("the members follow the leader", Duration::from_secs(90), || {
+            wait_until("the members follow the leader", PATIENCE, || {
                 patroni.standbys() + 1 == seen && patroni.leader().is_some()
             })
             .with_context(|| patroni.logs())?;
@@ -223,7 +222,7 @@ fn start_etcd(prefix: &Prefix, dir: &Path) -> Result<(Child, u16)> {
         .stderr(log)
         .spawn()
         .context("cannot start etcd")?;
-    wait_until("etcd listens", Duration::from_secs(30), || {
+    wait_until("etcd listens", PATIENCE, || {
         std::net::TcpStream::connect(("127.0.0.1", clients)).is_ok()
     })?;
     Ok((etcd, clients))

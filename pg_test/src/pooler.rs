@@ -3,7 +3,7 @@
 use crate::client::Conninfo;
 use crate::cluster::{free_port, Cluster};
 use crate::lab::Lab;
-use crate::process::{self, wait_until};
+use crate::process::{self, wait_until, PATIENCE};
 use crate::setup::{self, Package};
 use anyhow::{bail, Result};
 use nix::sys::signal::Signal;
@@ -12,7 +12,6 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
 /// The Debian package; its service is not wanted.
 pub fn package() -> Package {
@@ -78,7 +77,7 @@ impl Pooler {
             .stderr(log)
             .spawn()?;
         let pooler = Pooler { process, port, dir };
-        let ready = wait_until("the pooler listens", Duration::from_secs(20), || {
+        let ready = wait_until("the pooler listens", PATIENCE, || {
             TcpStream::connect(("127.0.0.1", port)).is_ok()
         });
         if ready.is_err() {
@@ -95,7 +94,7 @@ impl Pooler {
         process::signal(self.process.id() as i32, Signal::SIGHUP)?;
         let conninfo = self.conninfo("postgres").user(role);
         let admitted = || conninfo.connect().is_ok();
-        wait_until("the pooler lets the role in", Duration::from_secs(20), admitted)
+        wait_until("the pooler lets the role in", PATIENCE, admitted)
     }
 
     /// Where to connect in order to get to `dbname` through the pooler.

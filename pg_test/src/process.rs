@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// Set in the environment of every process of a run, so that the watchdog finds them all.
 pub const RUNDIR_VARIABLE: &str = "PG_FENCE_RUNDIR";
 
+/// How long a test waits for what must come: no demand on speed, only so that what never comes is an error.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Who owns the files of a server and runs it. `None` means this process's own user.
 ///
 /// PostgreSQL refuses to run as root, so root runs it as `postgres`, whom Debian's package adds.
@@ -165,10 +168,10 @@ mod tests {
         let pid = child.id() as i32;
         assert!(children_of(std::process::id() as i32).contains(&pid));
         signal(pid, Signal::SIGSTOP).unwrap();
-        wait_until("stopped", Duration::from_secs(5), || is_stopped(pid)).unwrap();
+        wait_until("stopped", PATIENCE, || is_stopped(pid)).unwrap();
         assert!(is_alive(pid));
         signal(pid, Signal::SIGKILL).unwrap();
-        wait_until("dead", Duration::from_secs(5), || !is_alive(pid)).unwrap();
+        wait_until("dead", PATIENCE, || !is_alive(pid)).unwrap();
         child.wait().unwrap();
     }
 }

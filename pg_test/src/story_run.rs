@@ -2,16 +2,13 @@
 
 use crate::client::{literal, Conninfo, Rows, Session};
 use crate::fault::Fault;
-use crate::process::wait_until;
+use crate::process::{wait_until, PATIENCE};
 use crate::timeline::{Mark, Timeline};
 use crate::worker::{Beat, Worker};
 use crate::Lab;
 use anyhow::{bail, ensure, Context, Result};
 use postgres::SimpleQueryMessage;
 use std::time::Duration;
-
-/// How long a worker may take for a step: only a broken promise takes longer.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The counters that are not zero, in the order of the view's columns.
 const COUNTED: &str = "SELECT string_agg(replace(c.key, '_', ' ') || ' ' || c.value, ', ' ORDER BY a.attnum) \

@@ -6,7 +6,7 @@
 
 use crate::client::{literal, Conninfo, Rows, Session};
 use crate::fault::Fault;
-use crate::process::{self, wait_until};
+use crate::process::{self, wait_until, PATIENCE};
 use crate::rundir::RunDir;
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
@@ -105,7 +105,7 @@ impl Worker {
             }
         });
         let mut worker = Worker { name: name.to_owned(), child, stdin, replies, beats, backend: 0 };
-        match worker.reply(Duration::from_secs(60))? {
+        match worker.reply(PATIENCE)? {
             Reply::Connected(pid) => worker.backend = pid,
             Reply::Refused(fault) => return Err(fault.into()),
             reply => return worker.out_of_turn(reply),
@@ -140,7 +140,7 @@ impl Worker {
     pub fn heartbeat(&mut self, lease: &str, token: i64, ttl: Duration) -> Result<()> {
         let ttl_ms = ttl.as_millis() as u64;
         self.request(&Request::Heartbeat { lease: lease.to_owned(), token, ttl_ms })?;
-        match self.reply(Duration::from_secs(60))? {
+        match self.reply(PATIENCE)? {
             Reply::Beating => Ok(()),
             reply => self.out_of_turn(reply),
         }
@@ -177,7 +177,7 @@ impl Worker {
     /// Has it run a statement to its end.
     pub fn rows(&mut self, sql: &str) -> Result<Rows> {
         self.send(sql)?;
-        self.outcome(Duration::from_secs(60))?.with_context(|| format!("{}: {sql}", self.name))
+        self.outcome(PATIENCE)?.with_context(|| format!("{}: {sql}", self.name))
     }
 
     /// The only column of the only row, as a number; NULL is `None`.
@@ -193,15 +193,14 @@ impl Worker {
     /// Has it run a statement that must be refused with that SQLSTATE.
     pub fn refused(&mut self, sql: &str, sqlstate: &str) -> Result<Fault> {
         self.send(sql)?;
-        let outcome = self.outcome(Duration::from_secs(60))?;
+        let outcome = self.outcome(PATIENCE)?;
         crate::fault::expect_err(outcome, sqlstate).with_context(|| format!("{}: {sql}", self.name))
     }
 
     /// Freezes the process where it is (SIGSTOP).
     pub fn freeze(&self) -> Result<()> {
         process::signal(self.pid(), Signal::SIGSTOP)?;
-        let limit = Duration::from_secs(10);
-        wait_until("the worker is frozen", limit, || process::is_stopped(self.pid()))
+        wait_until("the worker is frozen", PATIENCE, || process::is_stopped(self.pid()))
     }
 
     /// Lets it go on (SIGCONT).

@@ -1,6 +1,7 @@
 //! A worker's cable to the server: a proxy that swallows bytes, or holds them up, without telling either side.
 
 use super::scenario::{CableState, Way};
+use crate::process::PATIENCE;
 use anyhow::Result;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -114,7 +115,7 @@ impl Connection {
 
 fn connect(shared: &Arc<Shared>, client: TcpStream) -> Result<()> {
     let target = SocketAddr::from((Ipv4Addr::LOCALHOST, shared.target.load(SeqCst)));
-    let server = TcpStream::connect_timeout(&target, Duration::from_secs(5))?;
+    let server = TcpStream::connect_timeout(&target, PATIENCE)?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let connection = Arc::new(Connection { client, server, is_broken: AtomicBool::new(false) });

@@ -4,7 +4,7 @@ use super::scenario::{Event, Need, Scenario};
 use crate::clock::Clock;
 use crate::lab::Lab;
 use crate::pooler::Pooler;
-use crate::process::wait_until;
+use crate::process::{wait_until, PATIENCE};
 use crate::{Cluster, Database, Session};
 use anyhow::{bail, ensure, Context, Result};
 use std::time::Duration;
@@ -168,9 +168,12 @@ impl<'a> Servers<'a> {
         let leases =
             "SELECT coalesce(string_agg(name || ' ' || holder, ', '), '') FROM fence.leases \
                       WHERE state IN ('held', 'uncommitted')";
-        for (what, sql) in [("sessions", sessions.as_str()), ("leases", leases)] {
+        // A lease that was forgotten must be seen before it runs out by itself.
+        let before_expiry = Duration::from_secs(20);
+        let all = [("sessions", sessions.as_str(), PATIENCE), ("leases", leases, before_expiry)];
+        for (what, sql, limit) in all {
             let mut left = String::new();
-            let gone = wait_until("nothing is left", Duration::from_secs(20), || {
+            let gone = wait_until("nothing is left", limit, || {
                 left = admin.one(sql, &[]).unwrap_or_else(|error| format!("{error:#}"));
                 left.is_empty()
             });

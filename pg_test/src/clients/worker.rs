@@ -4,7 +4,7 @@
 use super::cable::Cable;
 use super::languages::Program;
 use crate::lab::Lab;
-use crate::process::{self, wait_until};
+use crate::process::{self, wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
 use serde::Deserialize;
@@ -15,9 +15,6 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// How long a worker may take to answer.
-pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What a worker says, a line.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -209,8 +206,7 @@ impl Worker {
         let pid = self.child.id() as i32;
         process::signal(pid, Signal::SIGSTOP)?;
         self.is_frozen = true;
-        let limit = Duration::from_secs(10);
-        wait_until("the worker is frozen", limit, || process::is_stopped(pid))
+        wait_until("the worker is frozen", PATIENCE, || process::is_stopped(pid))
     }
 
     pub fn thaw(&mut self) -> Result<()> {
@@ -234,7 +230,7 @@ impl Worker {
         self.tell(&order("close", &Value::Null))?;
         self.expect("closed")?;
         let mut tasks = 0;
-        let fewer = wait_until("its threads end", Duration::from_secs(15), || {
+        let fewer = wait_until("its threads end", PATIENCE, || {
             tasks = self.census().unwrap_or(i64::MAX);
             tasks <= self.tasks
         });
@@ -248,7 +244,7 @@ impl Worker {
     pub fn leave(&mut self) -> Result<()> {
         drop(self.stdin.take());
         let mut status = None;
-        wait_until("the worker ends", Duration::from_secs(20), || {
+        wait_until("the worker ends", PATIENCE, || {
             status = self.child.try_wait().ok().flatten();
             status.is_some()
         })

@@ -2,7 +2,7 @@
 
 use super::{count, Shared};
 use crate::client::Session;
-use crate::process::{self, wait_until};
+use crate::process::{self, wait_until, PATIENCE};
 use anyhow::Result;
 use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
@@ -111,7 +111,7 @@ pub fn nothing_is_left(admin: &mut Session) -> Result<()> {
                 ON d.oid = l.database WHERE d.datname = current_database() \
                 AND l.locktype IN ('advisory', 'tuple')";
     let mut rows = Vec::new();
-    wait_until("no lock is left", Duration::from_secs(20), || {
+    wait_until("no lock is left", PATIENCE, || {
         rows = admin.rows(left).unwrap_or_default();
         rows.is_empty()
     })
@@ -122,7 +122,7 @@ pub fn nothing_is_left(admin: &mut Session) -> Result<()> {
         // An abandoned grant of three slots refuses one, until it has run out.
         wait_until(
             &format!("{name} can be had"),
-            Duration::from_secs(30),
+            PATIENCE,
             || matches!(admin.text(&sql), Ok(Some(had)) if had == "t"),
         )?;
     }

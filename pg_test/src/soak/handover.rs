@@ -1,7 +1,7 @@
 //! From the end of one holder's grant to the answer that the next one gets, and what that compares with.
 
 use crate::client::{Conninfo, Session};
-use crate::process::wait_until;
+use crate::process::{wait_until, PATIENCE};
 use anyhow::{ensure, Context, Result};
 use postgres::fallible_iterator::FallibleIterator;
 use std::fmt;
@@ -79,12 +79,12 @@ pub fn measure(conninfo: &Conninfo, times: usize) -> Result<Vec<Handover>> {
                  AND wait_event_type IN ('Lock', 'Extension') AND state = 'active'"
             ),
         };
-        wait_until("the waiter waits", Duration::from_secs(20), || {
+        wait_until("the waiter waits", PATIENCE, || {
             probe.text(&waits).is_ok_and(|n| n.as_deref() == Some("1"))
         })?;
         let start = Instant::now();
         holder.run("COMMIT")?;
-        let answer = answers.recv_timeout(Duration::from_secs(20)).with_context(|| name)??;
+        let answer = answers.recv_timeout(PATIENCE).with_context(|| name)??;
         taken[round % TURNS.len()].push(answer.saturating_duration_since(start));
     }
     drop(turns);
@@ -142,7 +142,7 @@ fn wait_once(session: &mut Session, turn: Turn) -> Result<Instant> {
         }
         Turn::Notify | Turn::NotifyThenTry => {
             session.run("LISTEN handover")?;
-            let came = session.notifications().timeout_iter(Duration::from_secs(20)).next()?;
+            let came = session.notifications().timeout_iter(PATIENCE).next()?;
             let mut at = Instant::now();
             ensure!(came.is_some(), "no notification came");
             if matches!(turn, Turn::NotifyThenTry) {

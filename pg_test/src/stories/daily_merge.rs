@@ -1,8 +1,8 @@
 //! A job that replaces a whole table in one guarded transaction.
 
 use super::Story;
-use crate::process::wait_until;
-use crate::story_run::{StoryRun, ToldWorker, PATIENCE};
+use crate::process::{wait_until, PATIENCE};
+use crate::story_run::{StoryRun, ToldWorker};
 use crate::timeline::Mark;
 use anyhow::{anyhow, ensure, Context, Result};
 use std::sync::atomic::{AtomicBool, Ordering};

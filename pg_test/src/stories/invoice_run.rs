@@ -2,8 +2,8 @@
 
 use super::Story;
 use crate::client::Session;
-use crate::process::wait_until;
-use crate::story_run::{StoryRun, ToldWorker, PATIENCE};
+use crate::process::{wait_until, PATIENCE};
+use crate::story_run::{StoryRun, ToldWorker};
 use crate::timeline::Mark;
 use crate::worker::{Beat, LEASE_LOST};
 use anyhow::{ensure, Context, Result};

@@ -1,8 +1,8 @@
 //! Many workers race for one expired lease.
 
 use super::Story;
-use crate::process::wait_until;
-use crate::story_run::{StoryRun, PATIENCE};
+use crate::process::{wait_until, PATIENCE};
+use crate::story_run::StoryRun;
 use crate::timeline::Mark;
 use crate::worker::Worker;
 use anyhow::{ensure, Context, Result};

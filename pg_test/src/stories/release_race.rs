@@ -1,7 +1,8 @@
 //! Releases that come late, and must not end what is no longer theirs.
 
 use super::Story;
-use crate::story_run::{StoryRun, PATIENCE};
+use crate::process::PATIENCE;
+use crate::story_run::StoryRun;
 use crate::timeline::Mark;
 use crate::worker::Worker;
 use anyhow::{ensure, Context, Result};

@@ -1,9 +1,8 @@
 //! No error shows a file path, not even where backtraces are switched on.
 
 use crate::support::test_database::{shown, ORDERS};
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Cluster, Lab, Result, Session};
-use std::time::Duration;
 
 /// A server as a careless administrator may run it.
 fn cluster(lab: &Lab) -> Result<(Cluster, Session)> {
@@ -157,7 +156,7 @@ fn cancelled(cluster: &Cluster, waiter: &mut Session, sql: &str) -> Result<()> {
             "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND state = 'active' \
              AND wait_event_type IN ('Lock', 'Extension')"
         );
-        let seen = wait_until("it waits", Duration::from_secs(10), || {
+        let seen = wait_until("it waits", PATIENCE, || {
             shown(&mut other, &blocked).is_ok_and(|count| count == "1")
         });
         other.run(&format!("SELECT pg_cancel_backend({pid})"))?;

@@ -1,9 +1,8 @@
 //! Tables bound to their lease: which lease a row has, and which tokens may write it.
 
 use crate::support::test_database::{bound, shows, TestDatabase, ORDERS, ROW};
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Lab, Result};
-use std::time::Duration;
 
 #[lab_test]
 fn a_lease_is_named_by_columns_of_the_types_that_the_readme_names(lab: &Lab) -> Result<()> {
@@ -178,7 +177,7 @@ fn only_a_token_that_speaks_for_the_lease_writes(lab: &Lab) -> Result<()> {
     let revoked = db.grant("order:1")?;
     let revoking: i64 = db.one("SELECT lease_revoke('order:1')", &[])?;
     let expired: i64 = db.one("SELECT lease_acquire('order:1', ttl => '1 ms')", &[])?;
-    wait_until("it has expired", Duration::from_secs(10), || {
+    wait_until("it has expired", PATIENCE, || {
         db.text("SELECT state FROM lease_info('order:1')")
             .is_ok_and(|s| s.as_deref() == Some("expired"))
     })?;

@@ -4,6 +4,7 @@
 use crate::epoch_jumps::STRIDE;
 use crate::support::concurrency::with_time_enough;
 use pg_test::clock::Clocked;
+use pg_test::process::PATIENCE;
 use pg_test::{bail, ensure, lab_test, Background, Lab, Result, Session};
 use std::time::Duration;
 
@@ -163,7 +164,7 @@ fn a_waiter_gets_the_lease_that_a_step_forward_has_ended(lab: &Lab) -> Result<()
     waiter.send("SELECT lease_acquire('order:7', ttl => '1 min', wait => '50 s')")?;
     waiter.wait_until_blocked()?;
     clocked.step(HOUR)?;
-    let rows = waiter.outcome(Duration::from_secs(45))??;
+    let rows = waiter.outcome(PATIENCE)??;
     let b: i64 = rows[0][0].as_deref().unwrap_or_default().parse()?;
     session.refused(&write("orders", 1, a), "PF004")?;
     session.run(&write("orders", 2, b))
@@ -193,7 +194,7 @@ fn a_wait_ends_in_time_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
         let mut waiter = waiter(&clocked, settings, wait)?;
         clocked.step(-HOUR)?;
         // Far more than the four seconds, far less than the hour.
-        let outcome = waiter.outcome(Duration::from_secs(120))?;
+        let outcome = waiter.outcome(PATIENCE)?;
         match sqlstate {
             None => ensure!(outcome?[0][0].is_none(), "the lease is taken"),
             Some(sqlstate) => drop(pg_test::fault::expect_err(outcome, sqlstate)?),
@@ -210,7 +211,7 @@ fn a_wait_ends_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
     let mut first = waiter(&clocked, "", "10 min")?;
     let mut second = waiter(&clocked, "", "$")?;
     clocked.step(-HOUR)?;
-    let rows = second.outcome(Duration::from_secs(60))??;
+    let rows = second.outcome(PATIENCE)??;
     ensure!(rows[0][0].is_none(), "{rows:?}");
     ensure!(!first.is_finished(), "the first waits on");
     // What ended its wait is nothing to what it does next.
@@ -232,7 +233,7 @@ fn a_wait_goes_on_though_the_clock_goes_forward(lab: &Lab) -> Result<()> {
         std::thread::sleep(Duration::from_secs(4));
         session.one::<i64>("SELECT lease_release('order:7', $1)", &[&token])?;
         for waiter in [&mut first, &mut second] {
-            let rows = waiter.outcome(Duration::from_secs(60))??;
+            let rows = waiter.outcome(PATIENCE)??;
             let token = rows[0][0].clone().unwrap_or_else(|| "it gave up".to_owned());
             let token: i64 = token.parse()?;
             session.one::<Option<i64>>("SELECT lease_release('order:7', $1)", &[&token])?;

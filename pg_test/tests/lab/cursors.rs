@@ -11,8 +11,8 @@ fn fetch_and_fail(session: &mut Session, cursor: &str, sqlstate: &str) -> Result
 }
 
 /// The grant has run out, and yet nobody else can have the lease before the transaction ends.
-fn still_guards(inside: &mut Session, outside: &mut Session) -> Result<()> {
-    outside.wait_expired("job")?;
+fn still_guards(inside: &mut Session, outside: &mut Session, token: i64) -> Result<()> {
+    outside.expire_now("job", token)?;
     outside.nothing("SELECT lease_acquire('job')")?;
     inside.run("COMMIT")?;
     outside.granted("SELECT lease_acquire('job')").map(drop)
@@ -22,17 +22,17 @@ fn still_guards(inside: &mut Session, outside: &mut Session) -> Result<()> {
 fn a_guard_outlives_the_cursor_that_failed_in_a_savepoint(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut inside, mut outside) = (db.connect()?, db.connect()?);
-    let token = inside.acquire("job", "1 s")?;
+    let token = inside.acquire("job", "1 h")?;
     let cursor = format!("SELECT lease_guard(n, {token}) FROM (VALUES ('job'), ('gone')) v (n)");
     fetch_and_fail(&mut inside, &cursor, "PF004")?;
-    still_guards(&mut inside, &mut outside)
+    still_guards(&mut inside, &mut outside, token)
 }
 
 #[lab_test]
 fn a_guard_outlives_the_loop_that_caught_an_error(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut inside, mut outside) = (db.connect()?, db.connect()?);
-    let token = inside.acquire("job", "1 s")?;
+    let token = inside.acquire("job", "1 h")?;
     inside.run("BEGIN")?;
     inside.run(&format!(
         "DO $$DECLARE
@@ -45,7 +45,7 @@ fn a_guard_outlives_the_loop_that_caught_an_error(lab: &Lab) -> Result<()> {
              END LOOP;
          END$$"
     ))?;
-    still_guards(&mut inside, &mut outside)
+    still_guards(&mut inside, &mut outside, token)
 }
 
 #[lab_test]
@@ -57,10 +57,10 @@ fn a_write_s_guard_outlives_the_cursor_that_failed_in_a_savepoint(lab: &Lab) -> 
          CREATE FUNCTION add(id int, token bigint) RETURNS int LANGUAGE sql
              BEGIN ATOMIC INSERT INTO t VALUES (add.id, add.token) RETURNING 1; END",
     )?;
-    let token = inside.acquire("job", "1 s")?;
+    let token = inside.acquire("job", "1 h")?;
     let cursor = format!("SELECT add(id, {token}) FROM (VALUES (1), (1)) v (id)");
     fetch_and_fail(&mut inside, &cursor, "23505")?;
-    still_guards(&mut inside, &mut outside)
+    still_guards(&mut inside, &mut outside, token)
 }
 
 #[lab_test]
@@ -94,12 +94,12 @@ fn a_renewal_stays_locked_when_its_cursor_fails(lab: &Lab) -> Result<()> {
 fn what_a_cursor_did_in_a_savepoint_goes_with_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut inside, mut outside) = (db.connect()?, db.connect()?);
-    let token = inside.acquire("job", "1 s")?;
+    let token = inside.acquire("job", "1 h")?;
     inside.run(&format!(
         "BEGIN; DECLARE c CURSOR FOR SELECT lease_guard('job', {token}), lease_acquire('other');
          SAVEPOINT s; FETCH 1 FROM c; ROLLBACK TO s"
     ))?;
-    outside.wait_expired("job")?;
+    outside.expire_now("job", token)?;
     outside.granted("SELECT lease_acquire('job')")?;
     outside.granted("SELECT lease_acquire('other')")?;
     inside.run("COMMIT")

@@ -1,6 +1,7 @@
 //! Time is the server's clock at the moment of the decision, whatever the session has set.
 
-use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
+use pg_test::calls::within_ttl;
+use pg_test::{ensure, lab_test, Background, Calls, Context, Lab, Result};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -33,9 +34,15 @@ fn a_check_sees_the_deadline_pass_within_a_transaction(lab: &Lab) -> Result<()> 
     let mut looker = db.connect()?;
     for isolation in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
         let mut session = db.connect()?;
-        let token = session.acquire("job", "2 s")?;
-        session.run(&format!("BEGIN ISOLATION LEVEL {isolation}"))?;
-        ensure!(session.speaks("job", token)?, "{isolation}");
+        let token = within_ttl(|ttl| {
+            let token = session.acquire("job", ttl)?;
+            session.run(&format!("BEGIN ISOLATION LEVEL {isolation}"))?;
+            if session.speaks("job", token)? {
+                return Ok(Some(token));
+            }
+            session.run("ROLLBACK").map(|()| None)
+        })
+        .context(isolation)?;
         looker.wait_expired("job")?;
         ensure!(!session.speaks("job", token)?, "{isolation}: checked by an old clock");
         ensure!(session.renew("job", token)?.is_none(), "{isolation}: renewed by an old clock");
@@ -51,9 +58,14 @@ fn a_check_sees_the_deadline_pass_within_a_transaction(lab: &Lab) -> Result<()> 
 fn a_try_sees_the_deadline_pass_within_a_transaction(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
-    let token = holder.acquire("job", "2 s")?;
-    other.run("BEGIN")?;
-    other.nothing("SELECT lease_acquire('job')")?;
+    let token = within_ttl(|ttl| {
+        let token = holder.acquire("job", ttl)?;
+        other.run("BEGIN")?;
+        if other.token("SELECT lease_acquire('job')")?.is_none() {
+            return Ok(Some(token));
+        }
+        other.run("ROLLBACK").map(|()| None)
+    })?;
     holder.wait_expired("job")?;
     let next = other.granted("SELECT lease_acquire('job')")?;
     ensure!(next > token && other.speaks("job", next)?);

@@ -1,6 +1,7 @@
 //! What is documented as not promised, or as a limit: that it is so, and that the advice helps.
 
 use crate::support::test_database::{shows, TestDatabase, ORDERS};
+use pg_test::process::PATIENCE;
 use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
 
 #[lab_test]
@@ -51,7 +52,7 @@ fn a_statement_that_waits_for_its_grant_reads_what_was_before(lab: &Lab) -> Resu
         } else {
             waiter.send(&format!("{take} WHERE id = 2 AND ({acquire}) > 0"))?;
         }
-        pg_test::process::wait_until("it waits", std::time::Duration::from_secs(30), || {
+        pg_test::process::wait_until("it waits", PATIENCE, || {
             waiter.waits_for().is_some_and(|(kind, _)| kind == "Extension")
         })?;
         db.run(&format!(

@@ -1,6 +1,7 @@
 //! The jump itself: where to, how often, and what it silences.
 
 use crate::support::history::History;
+use pg_test::calls::within_ttl;
 use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 use std::sync::{Arc, Barrier};
 
@@ -80,10 +81,13 @@ fn a_jump_silences_every_earlier_token_until_renewed(lab: &Lab) -> Result<()> {
 fn a_lease_outlives_a_jump_no_longer_than_its_deadline(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
-    let old: i64 = session.one("SELECT lease_acquire('job', ttl => '2 s')", &[])?;
-    session.run("SELECT fence_new_epoch()")?;
-    ensure!(session.text("SELECT state FROM lease_info('job')")?.as_deref() == Some("held"));
-    let next: i64 = session.one("SELECT lease_acquire('job', wait => '20 s')", &[])?;
+    let old = within_ttl(|ttl| {
+        let old = session.acquire("job", ttl)?;
+        session.run("SELECT fence_new_epoch()")?;
+        let state = session.text("SELECT state FROM lease_info('job')")?;
+        Ok((state.as_deref() == Some("held")).then_some(old))
+    })?;
+    let next: i64 = session.one("SELECT lease_acquire('job', wait => '2 min')", &[])?;
     ensure!(next > old);
     // Granted anew, it was not before the deadline of the old grant.
     ensure!(session.one::<Option<i64>>("SELECT lease_renew('job', $1)", &[&old])?.is_none());

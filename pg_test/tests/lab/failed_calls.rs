@@ -1,6 +1,7 @@
 //! What a call that came to nothing must not leave behind: locks, memory, a grant beside another.
 
 use crate::support::concurrency::{gets_nothing, token_of, waiting, waiting_at_most, WAIT};
+use pg_test::calls::within_ttl;
 use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 /// How the lease may be asked for, but for its ttl.
@@ -17,9 +18,22 @@ fn only_one_kind_lives(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// For each two kinds: a grant of the first, past its deadline, on which an open transaction does this,
-/// and whoever asks for the second meanwhile.
-fn past_its_deadline(lab: &Lab, does: fn(&mut Session, i64) -> Result<()>) -> Result<()> {
+/// A grant of that kind. One beside it has ended, so that there is room before and behind.
+fn acquire(holder: &mut Session, kind: &str, ttl: &str) -> Result<i64> {
+    let gone = holder.granted(&ask(kind, ttl))?;
+    let beside = holder.token(&ask(kind, ttl))?;
+    if beside.is_some() {
+        holder.release("job", gone)?;
+    }
+    Ok(beside.unwrap_or(gone))
+}
+
+/// For each two kinds: an open transaction on a grant of the first, past its deadline, which `opens` makes, with a
+/// session beside it if need be; and whoever asks for the second meanwhile.
+fn past_its_deadline(
+    lab: &Lab,
+    opens: fn(&mut Session, &mut Session, &str) -> Result<()>,
+) -> Result<()> {
     std::thread::scope(|scope| {
         let pairs = KINDS.into_iter().flat_map(|a| KINDS.map(|b| (a, b))).filter(|(a, b)| a != b);
         let callers: Vec<_> = pairs
@@ -27,16 +41,7 @@ fn past_its_deadline(lab: &Lab, does: fn(&mut Session, i64) -> Result<()>) -> Re
                 scope.spawn(move || {
                     let db = lab.database()?;
                     let (mut holder, mut other) = (db.connect()?, db.connect()?);
-                    // One beside it has ended, so that there is room before and behind.
-                    let gone = holder.token(&ask(first, "1 s"))?.expect("free");
-                    let beside = holder.token(&ask(first, "1 s"))?;
-                    let token = beside.unwrap_or(gone);
-                    if beside.is_some() {
-                        holder.release("job", gone)?;
-                    }
-                    holder.run("BEGIN")?;
-                    does(&mut holder, token)?;
-                    other.wait_expired("job")?;
+                    opens(&mut holder, &mut other, first)?;
                     let got = other.token(&ask(second, "1 h"))?;
                     ensure!(got.is_none(), "{second} beside {first}: {got:?}");
                     holder.run("COMMIT")?;
@@ -52,15 +57,27 @@ fn past_its_deadline(lab: &Lab, does: fn(&mut Session, i64) -> Result<()>) -> Re
 fn a_grant_that_is_renewed_past_its_deadline_excludes_all_but_its_own_kind(
     lab: &Lab,
 ) -> Result<()> {
-    past_its_deadline(lab, |holder, token| {
-        holder.granted(&format!("SELECT lease_renew('job', {token}, ttl => '1 h')")).map(drop)
+    past_its_deadline(lab, |holder, other, kind| {
+        within_ttl(|ttl| {
+            let token = acquire(holder, kind, ttl)?;
+            holder.run("BEGIN")?;
+            let renewed =
+                holder.token(&format!("SELECT lease_renew('job', {token}, ttl => '1 h')"))?;
+            if renewed.is_none() {
+                holder.run("ROLLBACK")?;
+            }
+            Ok(renewed)
+        })?;
+        other.wait_expired("job")
     })
 }
 
 #[lab_test]
 fn a_guarded_grant_past_its_deadline_excludes_all_but_its_own_kind(lab: &Lab) -> Result<()> {
-    past_its_deadline(lab, |holder, token| {
-        holder.run(&format!("SELECT lease_guard('job', {token})"))
+    past_its_deadline(lab, |holder, other, kind| {
+        let token = acquire(holder, kind, "1 h")?;
+        holder.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
+        other.expire_now("job", token)
     })
 }
 

@@ -3,7 +3,7 @@
 use crate::epoch_jumps::jumps;
 use crate::support::history::History;
 use pg_test::patroni::{self, leader_of, Patroni};
-use pg_test::process::{resume, wait_until};
+use pg_test::process::{resume, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, setup, Conninfo, Context, Lab, Result};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +58,7 @@ impl Load {
     /// Waits until clients have seen so many tokens more.
     fn go_on(&self, more: usize) -> Result<()> {
         let enough = self.count() + more;
-        wait_until("tokens are drawn", Duration::from_secs(90), || self.count() >= enough)
+        wait_until("tokens are drawn", PATIENCE, || self.count() >= enough)
     }
 
     fn end(self) -> Result<Seen> {
@@ -110,7 +110,7 @@ fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
         for pid in frozen {
             resume(pid)?;
         }
-        wait_until("another leads", Duration::from_secs(60), || load.timelines() > failover)
+        wait_until("another leads", PATIENCE, || load.timelines() > failover)
             .with_context(|| patroni.logs())?;
         history.see(load.greatest());
         let mut session = patroni.leader().context("nobody leads")?;
@@ -118,7 +118,7 @@ fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
             // Renewed, the holder goes on; its token is silenced by the next failover again.
             history.token = session.one("SELECT lease_renew('order:7', $1)", &[&history.token])?;
             session.run(&format!("UPDATE orders SET total = 1, fence = {}", history.token))?;
-            wait_until("a standby follows", Duration::from_secs(60), || {
+            wait_until("a standby follows", PATIENCE, || {
                 let replayed = "SELECT count(*) > 0 FROM pg_stat_replication \
                                 WHERE replay_lsn >= pg_current_wal_lsn() - 100000";
                 session.one(replayed, &[]).unwrap_or(false)

@@ -1,9 +1,8 @@
 //! A guard locks the grant: who is kept out by it, who is not, and who is shown to keep them out.
 
 use crate::support::test_database::{bound, shown, shows, TestDatabase};
-use pg_test::process::wait_until;
-use pg_test::{ensure, lab_test, Background, Lab, Result, Session};
-use std::time::Duration;
+use pg_test::process::{wait_until, PATIENCE};
+use pg_test::{ensure, lab_test, Background, Calls, Lab, Result, Session};
 
 /// How a transaction comes to guard `order:1`.
 const OPENINGS: &[&str] = &[
@@ -21,11 +20,9 @@ fn acquire(db: &mut TestDatabase, holder: &str, ttl: &str) -> Result<i64> {
     db.one(&format!("SELECT lease_acquire('order:1', '{holder}', '{ttl}')"), &[])
 }
 
-fn wait_for_state(session: &mut Session, state: &str) -> Result<()> {
-    wait_until("the lease is in that state", Duration::from_secs(20), || {
-        let found = session.text("SELECT state FROM lease_info('order:1')");
-        found.is_ok_and(|found| found.as_deref() == Some(state))
-    })
+fn expire(session: &mut Session, token: i64) -> Result<()> {
+    session.expire_now("order:1", token)?;
+    shows(session, "SELECT state FROM lease_info('order:1')", "expired")
 }
 
 #[lab_test]
@@ -33,12 +30,11 @@ fn no_other_grant_replaces_a_guarded_one(lab: &Lab) -> Result<()> {
     // What becomes of the grant while it is guarded.
     for fate in ["live", "expired", "released", "revoked"] {
         let mut db = bound(lab)?;
-        let ttl = if fate == "expired" { "1 s" } else { "1 h" };
-        let token = acquire(&mut db, "me", ttl)?;
+        let token = acquire(&mut db, "me", "1 h")?;
         let mut writer = db.another()?;
         open(&mut writer, OPENINGS[usize::from(fate == "released")], token)?;
         match fate {
-            "expired" => wait_for_state(&mut db, "expired")?,
+            "expired" => expire(&mut db, token)?,
             "released" => db.run(&format!("SELECT lease_release('order:1', {token})"))?,
             "revoked" => db.run("SELECT lease_revoke('order:1')")?,
             _ => {}
@@ -139,10 +135,10 @@ fn renewing_and_releasing_are_not_held_up(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn a_losing_try_does_not_touch_a_guard(lab: &Lab) -> Result<()> {
     let mut db = bound(lab)?;
-    let token = acquire(&mut db, "me", "1 s")?;
+    let token = acquire(&mut db, "me", "1 h")?;
     let mut writer = db.another()?;
     open(&mut writer, OPENINGS[0], token)?;
-    wait_for_state(&mut db, "expired")?;
+    expire(&mut db, token)?;
     let lease = "SELECT ctid, xmin, xmax FROM fence.lease";
     let before = shown(&mut db, lease)?;
     let drawn = shown(&mut db, "SELECT last_token FROM fence_status()")?;
@@ -188,7 +184,7 @@ fn a_guard_ends_with_its_transaction_however_that_ends(lab: &Lab) -> Result<()> 
                 _ => drop(writer.run(end)?),
             }
             let mut next: Option<i64> = None;
-            wait_until("the lease can be had", Duration::from_secs(20), || {
+            wait_until("the lease can be had", PATIENCE, || {
                 next = db.one("SELECT lease_acquire('order:1')", &[]).unwrap_or(None);
                 next.is_some()
             })?;

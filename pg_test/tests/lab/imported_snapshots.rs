@@ -15,8 +15,19 @@ struct ExportedSnapshot {
 }
 
 impl ExportedSnapshot {
-    /// A holder of `job` writes and commits after another session has exported its snapshot.
+    /// A holder of `job` writes and commits, long before the lease is over, after another session has exported its
+    /// snapshot.
     fn new(lab: &Lab, ttl: &str, level: &str) -> Result<ExportedSnapshot> {
+        ExportedSnapshot::of_a_guard(lab, ttl, level, |_, _| Ok(()))
+    }
+
+    /// The same, and `before_commit` is called while the holder's transaction is open, with another session.
+    fn of_a_guard(
+        lab: &Lab,
+        ttl: &str,
+        level: &str,
+        before_commit: impl FnOnce(&mut Session, i64) -> Result<()>,
+    ) -> Result<ExportedSnapshot> {
         let cluster = lab.builder().start()?;
         let mut holder = cluster.connect("postgres")?;
         holder.run("CREATE EXTENSION pg_fence; CREATE TABLE t (n int)")?;
@@ -24,9 +35,10 @@ impl ExportedSnapshot {
         let mut exporter = cluster.connect("postgres")?;
         exporter.run(&format!("BEGIN ISOLATION LEVEL {level}"))?;
         let snapshot = exporter.text("SELECT pg_export_snapshot()")?.unwrap_or_default();
-        holder.run(&format!(
-            "BEGIN; SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1); COMMIT"
-        ))?;
+        holder
+            .run(&format!("BEGIN; SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1)"))?;
+        before_commit(&mut cluster.connect("postgres")?, token)?;
+        holder.run("COMMIT")?;
         Ok(ExportedSnapshot { cluster, holder, exporter, snapshot })
     }
 
@@ -100,8 +112,9 @@ fn what_an_imported_snapshot_shows_as_free_is_granted(lab: &Lab) -> Result<()> {
 fn a_snapshot_of_one_s_own_is_granted_what_had_expired(lab: &Lab) -> Result<()> {
     for level in KEEPING {
         // Somebody has had a snapshot exported all the while, as pg_dump with several jobs does for hours.
-        let mut exported = ExportedSnapshot::new(lab, "1 s", level)?;
-        exported.holder.wait_expired("job")?;
+        let mut exported = ExportedSnapshot::of_a_guard(lab, "1 h", level, |other, token| {
+            other.expire_now("job", token)
+        })?;
         let mut inside = exported.cluster.connect("postgres")?;
         inside.run(&format!("BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM t"))?;
         // So that it matters how old the snapshot is.

@@ -6,14 +6,11 @@ mod queue;
 mod worker;
 
 use office::Office;
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Context, Database, Lab, Result, Session};
 use queue::{Queue, GRAPHILE_WORKER, PG_BOSS, PROCRASTINATE};
 use std::time::Duration;
 use worker::{Programs, Worker};
-
-/// Far longer than a queue, a lease or a loaded machine takes for anything here.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The results. The queue's own tables are left alone.
 const TABLE: &str = "

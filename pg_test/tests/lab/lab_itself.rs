@@ -1,6 +1,6 @@
 //! The lab itself: a server, the extension in it, and workers that can be frozen.
 
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Context, Lab, Result, Shutdown};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -48,7 +48,7 @@ fn a_session_is_seen_waiting(lab: &Lab) -> Result<()> {
     holder.run("COMMIT")?;
     ensure!(waiter.rows()?[0][1].as_deref() == Some("mine"));
     waiter.send("SELECT pg_sleep(60)")?;
-    wait_until("it sleeps", Duration::from_secs(30), || {
+    wait_until("it sleeps", PATIENCE, || {
         waiter.waits_for().is_some_and(|(_, event)| event == "PgSleep")
     })?;
     waiter.cancel()?;
@@ -65,7 +65,7 @@ fn a_frozen_worker_goes_on_where_it_was(lab: &Lab) -> Result<()> {
     worker.send("INSERT INTO t VALUES (1) RETURNING n")?;
     ensure!(worker.outcome(Duration::from_millis(300)).is_err(), "a frozen worker answered");
     worker.thaw()?;
-    let rows = worker.outcome(Duration::from_secs(10))??;
+    let rows = worker.outcome(PATIENCE)??;
     ensure!(rows == [[Some("1".to_owned())]], "{rows:?}");
     worker.refused("SELECT 1/0", "22012")?;
     worker.kill()?;

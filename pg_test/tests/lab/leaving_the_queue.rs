@@ -3,11 +3,10 @@
 use crate::support::concurrency::{
     gets_nothing, nothing_is_left, still_wait, token_of, waiting, with_time_enough, WAIT,
 };
-use pg_test::process::{is_alive, wait_until};
+use pg_test::process::{is_alive, wait_until, PATIENCE};
 use pg_test::{
     ensure, lab_test, Background, Calls, Conninfo, Database, Fault, Lab, Result, Session,
 };
-use std::time::Duration;
 
 /// A lease that is held, and a line of three of which one leaves.
 struct Queue {
@@ -264,14 +263,14 @@ fn a_terminated_waiter_leaves(lab: &Lab) -> Result<()> {
     let conninfo = queue.db.conninfo();
     queue.one_leaves(for_long(&conninfo), |waiter| {
         waiter.terminate()?;
-        let outcome = waiter.outcome(Duration::from_secs(10))?;
+        let outcome = waiter.outcome(PATIENCE)?;
         ensure!(outcome.as_ref().is_err_and(Fault::is_disconnect), "{outcome:?}");
         gone(waiter.pid())
     })
 }
 
 fn gone(backend: i32) -> Result<()> {
-    wait_until("the backend is gone", Duration::from_secs(10), || !is_alive(backend))
+    wait_until("the backend is gone", PATIENCE, || !is_alive(backend))
 }
 
 #[lab_test]
@@ -285,7 +284,7 @@ fn a_client_that_disconnects_leaves(lab: &Lab) -> Result<()> {
         "SELECT count(*) FROM pg_stat_activity WHERE pid = {} AND wait_event_type = 'Extension'",
         worker.backend()
     );
-    wait_until("it waits", Duration::from_secs(10), || probe.granted(&waits).unwrap_or(0) == 1)?;
+    wait_until("it waits", PATIENCE, || probe.granted(&waits).unwrap_or(0) == 1)?;
     let mut next = waiting(&queue.db, WAIT)?;
     worker.kill()?;
     gone(worker.backend())?;
@@ -315,7 +314,7 @@ fn blocked(session: &mut Session, backend: i32) -> Result<()> {
     let waits = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE pid = {backend} AND wait_event_type = 'Lock'"
     );
-    wait_until("it waits", Duration::from_secs(10), || session.granted(&waits).unwrap_or(0) == 1)
+    wait_until("it waits", PATIENCE, || session.granted(&waits).unwrap_or(0) == 1)
 }
 
 #[lab_test]

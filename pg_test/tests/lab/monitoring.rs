@@ -3,7 +3,7 @@
 use crate::readme;
 use pg_test::cluster::free_port;
 use pg_test::extension::source_root;
-use pg_test::process::{self, wait_until};
+use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::setup::{self, Package};
 use pg_test::{bail, ensure, lab_test, Calls, Cluster, Context, Lab, Result};
 use serde_json::Value;
@@ -13,10 +13,6 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
-
-/// How long something may take that comes by itself.
-const LIMIT: Duration = Duration::from_secs(120);
 
 fn prometheus() -> Package {
     Package::new("prometheus", "/usr/bin/promtool").without_service("prometheus")
@@ -94,7 +90,7 @@ impl Service {
             .spawn()
             .with_context(|| format!("cannot start {command:?}"))?;
         let service = Service { child, port, log };
-        let answers = wait_until("it serves", LIMIT, || service.get(ready).is_ok());
+        let answers = wait_until("it serves", PATIENCE, || service.get(ready).is_ok());
         answers.with_context(|| service.log())?;
         Ok(service)
     }
@@ -149,7 +145,7 @@ impl Service {
     /// The body of a page that is there.
     fn get(&self, path: &str) -> Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
         // In this version of HTTP the body ends with the connection.
         write!(stream, "GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")?;
         let mut answer = String::new();
@@ -281,7 +277,7 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()
          SELECT fence_protect('orders', lease => 'order:{id}'); SELECT fence_stats_reset()",
     )?;
     // What grows is seen only beside what was there before.
-    wait_until("Prometheus looks", LIMIT, || prometheus.samples("PF001").is_ok_and(|n| n >= 2))
+    wait_until("Prometheus looks", PATIENCE, || prometheus.samples("PF001").is_ok_and(|n| n >= 2))
         .with_context(told)?;
     ensure!(prometheus.firing("FenceWriteRefused")?.is_none(), "it fires before anything happens");
 
@@ -295,13 +291,13 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()
     let new = admin.granted("SELECT lease_acquire('order:7', 'worker B', '1 h')")?;
     admin.run(&format!("UPDATE orders SET status = 'sent', fence = {new} WHERE id = 7"))?;
     frozen.thaw()?;
-    match frozen.outcome(LIMIT)? {
+    match frozen.outcome(PATIENCE)? {
         Err(fault) => ensure!(fault.sqlstate == "PF001", "{fault}"),
         Ok(rows) => bail!("the late write landed: {rows:?}"),
     }
 
     let mut alert = None;
-    wait_until("the alert fires", LIMIT, || {
+    wait_until("the alert fires", PATIENCE, || {
         alert = prometheus.firing("FenceWriteRefused").ok().flatten();
         alert.is_some()
     })

@@ -1,10 +1,9 @@
 //! What newer versions of PostgreSQL bring, and how leases and fences get on with it.
 
+use pg_test::process::PATIENCE;
 use pg_test::{bail, ensure, lab_test, Background, Calls, Lab, Result};
-use std::time::Duration;
 
 /// How long something may take that is not blocked for ever.
-const LIMIT: Duration = Duration::from_secs(60);
 
 #[lab_test(from = 17)]
 fn transaction_timeout_ends_a_guarded_transaction_that_goes_on_and_on(lab: &Lab) -> Result<()> {
@@ -12,8 +11,9 @@ fn transaction_timeout_ends_a_guarded_transaction_that_goes_on_and_on(lab: &Lab)
     let mut other = db.connect()?;
     other.run("CREATE TABLE totals (n int); INSERT INTO totals VALUES (0)")?;
     let mut busy = db.conninfo().set("transaction_timeout", "3s").connect()?;
-    let token = busy.acquire("job", "2 s")?;
+    let token = busy.acquire("job", "1 h")?;
     busy.run(&format!("BEGIN; SELECT lease_guard('job', {token}); UPDATE totals SET n = 1"))?;
+    other.expire_now("job", token)?;
     // Neither silent nor long at one statement: no other timeout would ever end it.
     let fault = (0..1_000).find_map(|_| busy.try_rows("SELECT pg_sleep(0.05)").err());
     let Some(fault) = fault else { bail!("the transaction goes on") };
@@ -35,7 +35,7 @@ fn transaction_timeout_ends_a_wait_in_line_and_leaves_nothing_behind(lab: &Lab) 
     impatient.wait_until_blocked()?;
     let mut patient = Background::connect(&db.conninfo())?;
     patient.send("SELECT lease_acquire('job', wait => '1 h')")?;
-    match impatient.outcome(LIMIT)? {
+    match impatient.outcome(PATIENCE)? {
         // A client that reads late may only see that the connection is closed.
         Err(fault) => ensure!(fault.sqlstate == "25P04" || fault.is_disconnect(), "{fault}"),
         Ok(rows) => bail!("it was granted what is taken: {rows:?}"),
@@ -44,7 +44,7 @@ fn transaction_timeout_ends_a_wait_in_line_and_leaves_nothing_behind(lab: &Lab) 
     let why = |line: &str| line.contains(&session) && line.contains("due to transaction timeout");
     ensure!(log.lines().any(why), "it ended by something else");
     holder.release("job", token)?;
-    patient.outcome(LIMIT)??;
+    patient.outcome(PATIENCE)??;
     Ok(())
 }
 

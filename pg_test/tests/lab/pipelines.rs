@@ -1,19 +1,18 @@
 //! Messages in an order that no ordinary client sends, within one transaction.
 
 use bytes::BytesMut;
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Database, Lab, Result};
 use postgres_protocol::message::frontend;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
 
 /// Opens a connection of its own and sends the messages that `write` writes.
 fn send(db: &Database, write: impl Fn(&mut BytesMut) -> Result<()>) -> Result<TcpStream> {
     let port: i32 = db.connect()?.one("SELECT inet_server_port()", &[])?;
     let port = u16::try_from(port)?;
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     let mut messages = BytesMut::new();
     let whom = [("user", "postgres"), ("database", db.name()), ("application_name", "pipeline")];
     frontend::startup_message(whom, &mut messages)?;
@@ -44,7 +43,7 @@ fn what_discards_a_session_s_locks_leaves_its_guards(lab: &Lab) -> Result<()> {
          CREATE CONSTRAINT TRIGGER late AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED
             FOR EACH ROW EXECUTE FUNCTION late()",
     )?;
-    let token = admin.acquire("job", "1 s")?;
+    let token = admin.acquire("job", "1 h")?;
     // Said to be immutable, so that planning runs it: DISCARD ALL is then the first to be executed, and is let.
     admin.run(&format!(
         "CREATE FUNCTION writes() RETURNS int LANGUAGE plpgsql AS $$BEGIN
@@ -66,10 +65,8 @@ fn what_discards_a_session_s_locks_leaves_its_guards(lab: &Lab) -> Result<()> {
     // It is committing, and waits for the lock that is held here.
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pipeline' \
                  AND wait_event = 'advisory' AND query = 'DISCARD ALL'";
-    wait_until("the commit waits", Duration::from_secs(10), || {
-        admin.granted(waits).is_ok_and(|n| n == 1)
-    })?;
-    admin.wait_expired("job")?;
+    wait_until("the commit waits", PATIENCE, || admin.granted(waits).is_ok_and(|n| n == 1))?;
+    admin.expire_now("job", token)?;
     ensure!(admin.is_taken("job")?, "granted beside an open transaction that has written under it");
     admin.run("SELECT pg_advisory_unlock(1)")?;
     stream.read_to_end(&mut Vec::new())?;

@@ -2,7 +2,7 @@
 
 use crate::support::concurrency::nothing_is_left;
 use pg_test::pooler::Pooler;
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Database, Lab, Result, Session};
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ fn one_turn(session: &mut Session) -> Result<()> {
         if let Some(token) = session.token(call)? {
             break token;
         }
-        ensure!(started.elapsed() < Duration::from_secs(120), "the line is stuck");
+        ensure!(started.elapsed() < PATIENCE, "the line is stuck");
     };
     let n = session.granted("SELECT n FROM counter")?;
     let renewed = session.renew("job", token)?.expect("held");
@@ -161,7 +161,7 @@ fn a_waiting_client_holds_a_connection(lab: &Lab) -> Result<()> {
         direct.release("job", token)?.expect("held");
         ensure!(early.is_err(), "the connection was free while a client waited: {early:?}");
         ensure!(waiting.join().expect("it does not panic")?.is_some());
-        ensure!(answers.recv_timeout(Duration::from_secs(10))?? == 1);
+        ensure!(answers.recv_timeout(PATIENCE)?? == 1);
         Ok(())
     })
 }
@@ -170,8 +170,7 @@ fn a_waiting_client_holds_a_connection(lab: &Lab) -> Result<()> {
 fn in_line(direct: &mut Session, count: i64) -> Result<()> {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                AND application_name = 'pooled' AND wait_event_type IN ('Lock', 'Extension')";
-    let limit = Duration::from_secs(20);
-    wait_until("they wait in line", limit, || direct.granted(sql).unwrap_or(-1) == count)
+    wait_until("they wait in line", PATIENCE, || direct.granted(sql).unwrap_or(-1) == count)
 }
 
 #[lab_test]
@@ -208,13 +207,12 @@ fn a_client_that_goes_away_leaves_neither_guard_nor_place_in_line(lab: &Lab) -> 
     waiter.send("SELECT lease_acquire('job', 'dead', '1 h', '5 min')")?;
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                  AND wait_event_type = 'Extension'";
-    let limit = Duration::from_secs(20);
-    wait_until("it waits", limit, || direct.granted(waits).unwrap_or(0) == 1)?;
+    wait_until("it waits", PATIENCE, || direct.granted(waits).unwrap_or(0) == 1)?;
     direct.release("job", token)?.expect("held");
     direct.nothing("SELECT lease_acquire('job')")?;
     // Both die; the pooler closes what they were on.
     waiter.kill()?;
-    wait_until("the waiter is gone", limit, || direct.granted(waits).unwrap_or(1) == 0)?;
+    wait_until("the waiter is gone", PATIENCE, || direct.granted(waits).unwrap_or(1) == 0)?;
     guard.kill()?;
     nothing_is_left(&mut direct)?;
     let next = direct.acquire("job", "1 h")?;

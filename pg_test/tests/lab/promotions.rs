@@ -2,15 +2,14 @@
 
 use crate::epoch_jumps::{floor, jumps, race_of, STRIDE};
 use crate::support::history::History;
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Cluster, Lab, Result, Session};
-use std::time::Duration;
 
 /// Cuts a standby off: what the primary does from now on, it will never know.
 pub fn cut(standby: &Cluster) -> Result<()> {
     standby.configure(&[("primary_conninfo", "")])?;
     standby.reload()?;
-    wait_until("the standby is cut off", Duration::from_secs(30), || {
+    wait_until("the standby is cut off", PATIENCE, || {
         standby.processes("walreceiver").is_ok_and(|found| found.is_empty())
     })
 }

@@ -5,7 +5,7 @@ use crate::support::concurrency::{
     waiting_at_most, with_time_enough, WAIT,
 };
 use nix::sys::signal::Signal;
-use pg_test::process::{self, wait_until};
+use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result};
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ fn nobody_overtakes_a_waiter_though_the_lease_is_free(lab: &Lab) -> Result<()> {
     let mut second = waiting(&db, WAIT)?;
     // Frozen, the head cannot take what becomes free.
     process::signal(head.pid(), Signal::SIGSTOP)?;
-    let frozen = wait_until("frozen", Duration::from_secs(10), || process::is_stopped(head.pid()));
+    let frozen = wait_until("frozen", PATIENCE, || process::is_stopped(head.pid()));
     let overtaken = frozen.and_then(|()| {
         holder.release("job", token)?;
         for call in [
@@ -129,7 +129,7 @@ fn an_administrator_sees_the_line(lab: &Lab) -> Result<()> {
          WHERE state = 'active' AND pid = {}",
         pids[0]
     );
-    wait_until("the head waits in the extension", Duration::from_secs(60), || {
+    wait_until("the head waits in the extension", PATIENCE, || {
         admin.truth(&sleeps).unwrap_or(false)
     })
 }

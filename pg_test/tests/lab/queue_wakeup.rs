@@ -3,7 +3,10 @@
 use crate::support::concurrency::{
     is_woken, nothing_is_left, still_wait, token_of, undisturbed_server, waiting, Waiter, WAIT,
 };
-use pg_test::{ensure, lab_test, Calls, Cluster, Context, Database, Lab, Result, Session};
+use pg_test::calls::within_ttl;
+use pg_test::{
+    ensure, lab_test, Background, Calls, Cluster, Context, Database, Lab, Result, Session,
+};
 use std::time::Duration;
 
 /// The sessions of a test: two for its script, one to clear up.
@@ -225,23 +228,35 @@ fn the_death_of_a_session_wakes(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn expiry_wakes(lab: &Lab) -> Result<()> {
     let mut sessions = Sessions::new(lab)?;
-    let mut late = Vec::new();
     for more in ["", ", shared => true", ", slots => 1"] {
-        sessions.a.granted(&format!("SELECT lease_acquire('job', ttl => '1300 ms'{more})"))?;
-        let ends = sessions.a.text("SELECT expires_at FROM lease_info('job')")?.expect("held");
-        let mut waiter = waiting(&sessions.db, WAIT)?;
-        let next = token_of(&mut waiter)?;
-        let after = sessions.a.text(&format!(
-            "SELECT (extract(epoch FROM acquired_at - '{ends}') * 1000)::bigint \
-             FROM lease_info('job') WHERE token = {next}"
-        ))?;
-        late.push(after.expect("held").parse::<i64>()?);
-        sessions.a.release("job", next)?;
+        // The head's look is due at the end of the grant. One that looked only each second would be late in every
+        // round, however many there are; in some of them the machine may be busy.
+        let mut late = vec![late_after_expiry(&mut sessions, more)?];
+        while late.iter().all(|&ms| ms >= 400) {
+            ensure!(late.len() < 20, "so many ms late: {late:?}");
+            late.push(late_after_expiry(&mut sessions, more)?);
+        }
     }
-    // Its look is due then, not at the next full second.
-    ensure!(late.iter().all(|&ms| ms >= 0), "granted so many ms before the end: {late:?}");
-    ensure!(late.iter().any(|&ms| ms < 400), "so many ms late: {late:?}");
     Ok(())
+}
+
+/// How many milliseconds after the end of a grant that runs out in a second and a third its waiter is served.
+fn late_after_expiry(sessions: &mut Sessions, more: &str) -> Result<i64> {
+    let token = sessions.a.granted(&format!("SELECT lease_acquire('job', ttl => '1 h'{more})"))?;
+    let mut waiter = waiting(&sessions.db, WAIT)?;
+    // The renewal wakes the head, which looks a second later, then at the end.
+    sessions.a.run(&format!("BEGIN; SELECT lease_renew('job', {token}, '1300 ms')"))?;
+    let ends = sessions.a.text("SELECT expires_at FROM lease_info('job')")?.expect("held");
+    sessions.a.run("COMMIT")?;
+    let next = token_of(&mut waiter)?;
+    let late = sessions.a.text(&format!(
+        "SELECT (extract(epoch FROM acquired_at - '{ends}') * 1000)::bigint \
+         FROM lease_info('job') WHERE token = {next}"
+    ))?;
+    let late = late.expect("held").parse()?;
+    ensure!(late >= 0, "granted {late} ms after the end");
+    sessions.a.release("job", next)?;
+    Ok(late)
 }
 
 #[lab_test]
@@ -250,9 +265,8 @@ fn a_grant_committed_while_they_wait_is_waited_out(lab: &Lab) -> Result<()> {
     sessions.a.run("BEGIN")?;
     sessions.a.acquire("job", "3 s")?;
     let mut line = [waiting(&sessions.db, WAIT)?, waiting(&sessions.db, WAIT)?];
-    sessions.a.run("COMMIT")?;
     let ends = sessions.a.text("SELECT expires_at FROM lease_info('job')")?.expect("held");
-    still_wait(&mut line)?;
+    sessions.a.run("COMMIT")?;
     let [head, second] = &mut line;
     let token = token_of(head)?;
     let in_time = format!("SELECT acquired_at >= '{ends}' FROM lease_info('job')");
@@ -263,14 +277,22 @@ fn a_grant_committed_while_they_wait_is_waited_out(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-#[lab_test]
-fn a_renewed_lease_is_waited_for_on(lab: &Lab) -> Result<()> {
+/// Two have seen the lease with this ttl, and wait on behind its end, for the holder has renewed it in time.
+fn they_wait_on(lab: &Lab, ttl: &str) -> Result<Option<()>> {
     let mut sessions = Sessions::new(lab)?;
-    let mut token = sessions.a.acquire("job", "1500 ms")?;
-    let mut line = [waiting(&sessions.db, WAIT)?, waiting(&sessions.db, WAIT)?];
+    let conninfo = sessions.db.conninfo();
+    let mut line = [Background::connect(&conninfo)?, Background::connect(&conninfo)?];
+    let token = sessions.a.acquire("job", ttl)?;
     let first_end = sessions.a.text("SELECT expires_at FROM lease_info('job')")?.expect("held");
-    token = sessions.a.renew("job", token)?.expect("in time");
-    token = sessions.a.granted(&format!("SELECT lease_renew('job', {token}, '1 h')"))?;
+    for waiter in &mut line {
+        waiter.send(WAIT)?;
+        if waiter.wait_until_blocked().is_err() {
+            return Ok(None);
+        }
+    }
+    let Some(token) = sessions.a.renew("job", token)? else { return Ok(None) };
+    let renew = format!("SELECT lease_renew('job', {token}, '1 h')");
+    let Some(token) = sessions.a.token(&renew)? else { return Ok(None) };
     let passed = format!("SELECT clock_timestamp() > '{first_end}'::timestamptz + '700 ms'");
     while !sessions.a.truth(&passed)? {
         std::thread::sleep(Duration::from_millis(50));
@@ -279,7 +301,12 @@ fn a_renewed_lease_is_waited_for_on(lab: &Lab) -> Result<()> {
     ensure!(sessions.a.speaks("job", token)?);
     sessions.a.release("job", token)?.expect("held");
     token_of(&mut line[0])?;
-    still_wait(&mut line[1..])
+    still_wait(&mut line[1..]).map(Some)
+}
+
+#[lab_test]
+fn a_renewed_lease_is_waited_for_on(lab: &Lab) -> Result<()> {
+    within_ttl(|ttl| they_wait_on(lab, ttl))
 }
 
 #[lab_test]

@@ -1,16 +1,24 @@
 //! Verdicts: what a transaction has found out once, it relies on as long as its lock stands.
 
 use crate::support::test_database::{bound, granted, shown, shows, TestDatabase, ORDERS, ROW};
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::calls::within_ttl;
+use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
 
 #[lab_test]
 fn a_verdict_stands_for_its_transaction_though_the_ttl_passes(lab: &Lab) -> Result<()> {
     let mut db = bound(lab)?;
     let mut other = db.another()?;
     for opening in ["SELECT lease_guard('order:1', {t})", "UPDATE orders SET v = 1, fence = {t}"] {
-        let token: i64 = db.one("SELECT lease_acquire('order:1', ttl => '1.5 s')", &[])?;
-        let opening = opening.replace("{t}", &token.to_string());
-        db.run(&format!("BEGIN; {opening}; SELECT pg_sleep(1.6)"))?;
+        let token = within_ttl(|ttl| {
+            let token = db.acquire("order:1", ttl)?;
+            let opening = opening.replace("{t}", &token.to_string());
+            let opened = db.run(&format!("BEGIN; {opening}"));
+            if opened.is_err() {
+                db.run("ROLLBACK")?;
+            }
+            Ok(opened.map(|()| token).ok())
+        })?;
+        other.wait_expired("order:1")?;
         shows(&mut other, "SELECT state FROM lease_info('order:1')", "expired")?;
         ensure!(!granted(&mut other, "order:1")?, "a guarded lease was taken over");
         db.run(&format!(

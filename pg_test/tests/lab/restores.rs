@@ -3,6 +3,7 @@
 use crate::epoch_jumps::jumps;
 use crate::support::history::History;
 use pg_test::cluster::base_backup;
+use pg_test::process::PATIENCE;
 use pg_test::{ensure, lab_test, process, Cluster, Database, Lab, Result, Session, Shutdown};
 use std::fs;
 use std::path::Path;
@@ -53,7 +54,7 @@ fn recovery_to_a_point_in_time_goes_on_above_all_that_was_seen(lab: &Lab) -> Res
         fs::write(restored.data().join("recovery.signal"), "")?;
         restored.start()?;
         let mut session = restored.connect("postgres")?;
-        process::wait_until("recovery is over", std::time::Duration::from_secs(60), || {
+        process::wait_until("recovery is over", PATIENCE, || {
             session.one("SELECT NOT pg_is_in_recovery()", &[]).unwrap_or(false)
         })?;
         ensure!(session.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 2);

@@ -7,7 +7,7 @@ use crate::support::history::History;
 use nix::sys::signal::Signal;
 use pg_test::cluster::base_backup;
 use pg_test::crash_test::CrashTest;
-use pg_test::process::{is_alive, is_stopped, signal, wait_until};
+use pg_test::process::{is_alive, is_stopped, signal, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session, Shutdown};
 use std::fs;
 use std::time::Duration;
@@ -128,7 +128,7 @@ fn an_open_transaction_does_not_hold_a_start_up(lab: &Lab) -> Result<()> {
 /// Kills the backend of a session, and waits until the server has noticed.
 fn kill_backend(victim: &mut Session) -> Result<()> {
     signal(victim.pid(), Signal::SIGKILL)?;
-    wait_until("the session is gone", Duration::from_secs(60), || victim.run("SELECT 1").is_err())
+    wait_until("the session is gone", PATIENCE, || victim.run("SELECT 1").is_err())
 }
 
 fn started_at(session: &mut Session) -> Result<Option<String>> {
@@ -164,7 +164,7 @@ fn a_crash_of_one_backend_that_stops_the_server_moves_the_sequence_on(lab: &Lab)
     session.run("BEGIN")?;
     let seen = draw(&mut session)?;
     kill_backend(&mut session)?;
-    wait_until("the server stops", Duration::from_secs(60), || !cluster.is_running())?;
+    wait_until("the server stops", PATIENCE, || !cluster.is_running())?;
     let _ = cluster.kill9();
     cluster.start()?;
     let next = draw(&mut cluster.connect("postgres")?)?;
@@ -270,9 +270,7 @@ fn a_snapshot_taken_cold_and_rolled_back_gives_no_token_twice(lab: &Lab) -> Resu
 fn stop_all(cluster: &Cluster) -> Result<Vec<i32>> {
     let stopped = |pid: i32| {
         signal(pid, Signal::SIGSTOP)?;
-        wait_until("the process stands still", Duration::from_secs(60), || {
-            is_stopped(pid) || !is_alive(pid)
-        })
+        wait_until("the process stands still", PATIENCE, || is_stopped(pid) || !is_alive(pid))
     };
     let postmaster = cluster.pid()?;
     stopped(postmaster)?;
@@ -378,7 +376,7 @@ fn template_survives_a_crash(lab: &Lab, wal_level: &str) -> Result<()> {
     for (n, strategy) in ["wal_log", "file_copy"].iter().enumerate() {
         let name = format!("copy{n}");
         let copy = format!("CREATE DATABASE {name} TEMPLATE app STRATEGY {strategy}");
-        wait_until("the original is free", Duration::from_secs(20), || admin.run(&copy).is_ok())?;
+        wait_until("the original is free", PATIENCE, || admin.run(&copy).is_ok())?;
         let mut seen = token;
         // Once before anybody has looked at the copy, once after.
         for crash in 0..2 {

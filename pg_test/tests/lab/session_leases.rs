@@ -6,10 +6,9 @@ use crate::support::concurrency::{
 use nix::sys::signal::Signal;
 use pg_test::cable::Cable;
 use pg_test::pooler::{Mode, Pooler};
-use pg_test::process::{signal, wait_until};
+use pg_test::process::{signal, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session, Worker};
 use std::fs;
-use std::time::Duration;
 
 const ACQUIRE: &str = "SELECT lease_acquire('job', 'first', ttl => '1 h', session => true)";
 
@@ -19,7 +18,7 @@ fn state(session: &mut Session, name: &str) -> Result<String> {
 }
 
 fn abandoned(session: &mut Session, name: &str) -> Result<()> {
-    wait_until("the lease is abandoned", Duration::from_secs(10), || {
+    wait_until("the lease is abandoned", PATIENCE, || {
         state(session, name).is_ok_and(|state| state == "abandoned")
     })
 }
@@ -127,12 +126,12 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
     answered.send("SELECT pg_advisory_lock(1)")?;
     let pid = answered.backend();
     let waits = format!("SELECT wait_event = 'advisory' FROM pg_stat_activity WHERE pid = {pid}");
-    wait_until("it waits", Duration::from_secs(10), || admin.truth(&waits).unwrap_or(false))?;
+    wait_until("it waits", PATIENCE, || admin.truth(&waits).unwrap_or(false))?;
     cable.cut()?;
     admin.run("SELECT pg_advisory_unlock(1)")?;
     // No client has said a word of it.
     for ((name, token), waiter) in held.iter().zip(waiters) {
-        let next = waiter?.outcome(Duration::from_secs(60))??;
+        let next = waiter?.outcome(PATIENCE)??;
         ensure!(next[0][0].is_some() && !admin.speaks(name, *token)?, "{name}: {next:?}");
     }
     let left = |worker: &Worker| {
@@ -141,7 +140,7 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
     ensure!(admin.granted(&left(&unnoticed))? == 1, "its lease passed on by the ttl alone");
     for worker in [&idle, &answered] {
         // Its locks are gone a little before it is.
-        wait_until("the session is gone", Duration::from_secs(60), || {
+        wait_until("the session is gone", PATIENCE, || {
             admin.granted(&left(worker)).is_ok_and(|left| left == 0)
         })?;
     }
@@ -196,7 +195,7 @@ fn a_client_killed_while_it_waits_is_granted_nothing(lab: &Lab) -> Result<()> {
                            AND state = 'active'",
         waiter.backend()
     );
-    wait_until("it waits", Duration::from_secs(10), || admin.truth(&blocked).unwrap_or(false))?;
+    wait_until("it waits", PATIENCE, || admin.truth(&blocked).unwrap_or(false))?;
     waiter.kill()?;
     holder.release("job", token)?.expect("held");
     let mut next = waiting_or_granted(&db)?;
@@ -421,7 +420,7 @@ fn shared_and_slots_end_one_by_one(lab: &Lab) -> Result<()> {
         let sql = format!("SELECT lease_acquire('job', ttl => '1 h', {mode}, session => true)");
         let (first, second) = (one.granted(&sql)?, two.granted(&sql)?);
         drop(one);
-        wait_until("one is abandoned", Duration::from_secs(10), || {
+        wait_until("one is abandoned", PATIENCE, || {
             state(&mut other, "job").is_ok_and(|s| s.contains("abandoned") && s.contains("held"))
         })?;
         ensure!(!other.speaks("job", first)? && other.speaks("job", second)?, "{mode}");
@@ -446,7 +445,7 @@ fn a_reclaim_in_a_new_session_is_that_session_s(lab: &Lab) -> Result<()> {
     let second = new.granted(reclaim)?;
     ensure!(!other.speaks("job", first)? && other.speaks("job", second)?);
     drop(old);
-    wait_until("the old session is gone", Duration::from_secs(10), || {
+    wait_until("the old session is gone", PATIENCE, || {
         let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = \
                      (SELECT oid FROM pg_database WHERE datname = current_database())";
         other.granted(locks).is_ok_and(|n| n == 1)
@@ -470,10 +469,8 @@ fn a_restart_and_a_crash_end_it(lab: &Lab) -> Result<()> {
         if crash {
             let mut witness = db.connect()?;
             signal(holder.pid(), Signal::SIGKILL)?;
-            wait_until("the server has noticed", Duration::from_secs(60), || {
-                witness.run("SELECT 1").is_err()
-            })?;
-            wait_until("the server is back", Duration::from_secs(30), || {
+            wait_until("the server has noticed", PATIENCE, || witness.run("SELECT 1").is_err())?;
+            wait_until("the server is back", PATIENCE, || {
                 db.connect().is_ok_and(|mut s| s.run("SELECT 1").is_ok())
             })?;
         } else {

@@ -104,14 +104,12 @@ fn the_number_changes_when_none_lives(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
     for n in [4, 2, 1, 3] {
-        for _ in 0..n {
-            session.granted(&format!("SELECT lease_acquire('job', ttl => '1 s', slots => {n})"))?;
-        }
+        let tokens = (0..n).map(|_| session.granted(&slot(n))).collect::<Result<Vec<_>>>()?;
         session.nothing(&slot(n))?;
         if n % 2 == 0 {
             session.granted("SELECT lease_revoke('job')")?;
         } else {
-            session.wait_expired("job")?;
+            tokens.into_iter().try_for_each(|token| session.expire_now("job", token))?;
         }
     }
     let rows = session.granted("SELECT count(*) FROM lease_info('job')")?;
@@ -147,8 +145,9 @@ fn one_slot_that_runs_out_makes_one_place(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
     let a = session.granted(&slot(2))?;
-    let b = session.granted("SELECT lease_acquire('job', ttl => '1500 ms', slots => 2)")?;
+    let b = session.granted(&slot(2))?;
     let mut line = [waiting(&db, &wait_for(2))?, waiting(&db, &wait_for(2))?];
+    session.granted(&format!("SELECT lease_renew('job', {b}, '300 ms')"))?;
     let next = token_of(&mut line[0])?;
     ensure!(!session.speaks("job", b)? && session.renew("job", b)?.is_none());
     ensure!(session.speaks("job", a)? && session.speaks("job", next)?);
@@ -253,12 +252,9 @@ fn another_number_that_is_over_but_guarded_is_not_granted_beside(lab: &Lab) -> R
     )?;
     let mut writing = waiting(&db, &slot(2))?;
     let mut guard = db.connect()?;
-    let token = guard.granted("SELECT lease_acquire('job', ttl => '2 s', slots => 3)")?;
+    let token = guard.granted("SELECT lease_acquire('job', ttl => '1 h', slots => 3)")?;
     guard.run(&format!("BEGIN; SELECT lease_guard('job', {token}); CREATE TABLE written ()"))?;
-    let is_held = "SELECT bool_or(state = 'held') FROM lease_info('job')";
-    while guard.truth(is_held)? {
-        guard.run("SELECT pg_sleep(0.1)")?;
-    }
+    admin.expire_now("job", token)?;
     admin.run("SELECT pg_advisory_unlock(7)")?;
     let fault = writing.refused("22023")?;
     ensure!(fault.message.contains("slots = 3, not 2"), "{fault}");

@@ -1,8 +1,8 @@
 //! REPEATABLE READ and SERIALIZABLE: 40001 where the snapshot is too old, and nowhere else.
 
-use pg_test::process::wait_until;
+use pg_test::calls::within_ttl;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
-use std::time::Duration;
 
 const KEEPING: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
 
@@ -89,29 +89,48 @@ fn a_release_that_was_open_at_the_snapshot_is_too_late(lab: &Lab) -> Result<()> 
 
 #[lab_test]
 fn an_expiry_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
-    let short = |outside: &mut Session| outside.acquire("job", "2 s").map(drop);
-    at_each_level(lab, short, |_, outside, inside| {
-        // The predecessor may have written until its deadline, and has.
-        inside.nothing("SELECT lease_acquire('job')")?;
-        outside.run("CREATE TABLE written (n int)")?;
-        outside.wait_expired("job")?;
-        too_late(inside)
-    })
+    for level in KEEPING {
+        within_ttl(|ttl| expires_after_the_snapshot(lab, level, ttl))
+            .map_err(|e| e.context(level))?;
+    }
+    Ok(())
+}
+
+fn expires_after_the_snapshot(lab: &Lab, level: &str, ttl: &str) -> Result<Option<()>> {
+    let db = lab.database()?;
+    let (mut outside, mut inside) = (db.connect()?, db.connect()?);
+    outside.acquire("job", ttl)?;
+    inside.run(&format!("BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM pg_class"))?;
+    if !matches!(inside.token("SELECT lease_acquire('job')"), Ok(None)) {
+        return Ok(None);
+    }
+    // The predecessor may have written until its deadline, and has.
+    outside.run("CREATE TABLE written (n int)")?;
+    outside.wait_expired("job")?;
+    too_late(&mut inside).map(Some)
+}
+
+/// In a transaction that guards `job` and has written, and whose grant has run out.
+fn guard_past_its_deadline(session: &mut Session) -> Result<()> {
+    session.run("CREATE TABLE t (n int)")?;
+    within_ttl(|ttl| {
+        let token = session.acquire("job", ttl)?;
+        session.run("BEGIN")?;
+        let guarded = session.run(&format!("SELECT lease_guard('job', {token})"));
+        if guarded.is_err() {
+            session.run("ROLLBACK")?;
+        }
+        Ok(guarded.ok())
+    })?;
+    session.run("INSERT INTO t VALUES (1)")?;
+    session.wait_expired("job")
 }
 
 #[lab_test]
 fn a_guard_that_ended_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
     // The grant is over before the snapshot, its guarded transaction is not.
     for end in ["COMMIT", "PREPARE TRANSACTION 'guard'; COMMIT PREPARED 'guard'"] {
-        let guarded = |outside: &mut Session| {
-            outside.run("CREATE TABLE t (n int)")?;
-            let token = outside.acquire("job", "1 s")?;
-            outside.run("BEGIN")?;
-            outside
-                .run(&format!("SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1)"))?;
-            outside.wait_expired("job")
-        };
-        at_each_level(lab, guarded, |_, outside, inside| {
+        at_each_level(lab, guard_past_its_deadline, |_, outside, inside| {
             inside.nothing("SELECT lease_acquire('job')")?;
             for statement in end.split("; ") {
                 outside.run(statement)?;
@@ -173,23 +192,32 @@ fn a_guard_prepared_long_before_its_deadline_is_too_late(lab: &Lab) -> Result<()
 #[lab_test]
 fn a_guard_whose_grant_another_was_changing_is_too_late(lab: &Lab) -> Result<()> {
     for level in KEEPING {
-        let db = lab.database()?;
-        let (mut other, mut inside) = (db.connect()?, db.connect()?);
-        other.run("CREATE TABLE t (n int)")?;
-        let token = other.acquire("job", "2 s")?;
-        let mut guarded = db.connect()?;
-        guarded
-            .run(&format!("BEGIN; SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1)"))?;
-        other.run(&format!("BEGIN; SELECT lease_release('job', {token})"))?;
-        inside.wait_expired("job")?;
-        inside.run(&format!("BEGIN ISOLATION LEVEL {level}"))?;
-        ensure!(inside.granted("SELECT count(*) FROM t")? == 0, "the predecessor's world");
-        guarded.run("COMMIT")?;
-        // What the other did is undone: the grant's row is as it was at the snapshot.
-        other.run("ROLLBACK")?;
-        too_late(&mut inside).map_err(|e| e.context(level))?;
+        within_ttl(|ttl| is_being_changed(lab, level, ttl)).map_err(|e| e.context(level))?;
     }
     Ok(())
+}
+
+fn is_being_changed(lab: &Lab, level: &str, ttl: &str) -> Result<Option<()>> {
+    let db = lab.database()?;
+    let (mut other, mut inside) = (db.connect()?, db.connect()?);
+    other.run("CREATE TABLE t (n int)")?;
+    let token = other.acquire("job", ttl)?;
+    let mut guarded = db.connect()?;
+    if guarded.run(&format!("BEGIN; SELECT lease_guard('job', {token})")).is_err() {
+        return Ok(None);
+    }
+    guarded.run("INSERT INTO t VALUES (1)")?;
+    other.run("BEGIN")?;
+    if other.release("job", token)?.is_none() {
+        return Ok(None);
+    }
+    inside.wait_expired("job")?;
+    inside.run(&format!("BEGIN ISOLATION LEVEL {level}"))?;
+    ensure!(inside.granted("SELECT count(*) FROM t")? == 0, "the predecessor's world");
+    guarded.run("COMMIT")?;
+    // What the other did is undone: the grant's row is as it was at the snapshot.
+    other.run("ROLLBACK")?;
+    too_late(&mut inside).map(Some)
 }
 
 /// A guarded transaction that was prepared when the grant had so long.
@@ -239,9 +267,7 @@ fn a_guard_whose_commit_waits_for_a_standby_is_too_late(lab: &Lab) -> Result<()>
         "SELECT count(*) FROM pg_stat_activity WHERE pid = {} AND wait_event = 'SyncRep'",
         guarded.pid()
     );
-    wait_until("the commit waits", Duration::from_secs(20), || {
-        admin.granted(&waits).is_ok_and(|n| n == 1)
-    })?;
+    wait_until("the commit waits", PATIENCE, || admin.granted(&waits).is_ok_and(|n| n == 1))?;
     admin.release("job", token)?.expect("held");
     let mut inside = cluster.connect("postgres")?;
     inside.run("BEGIN ISOLATION LEVEL REPEATABLE READ")?;
@@ -274,14 +300,7 @@ fn a_prepared_guard_holds_up_no_change_of_the_grant(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn a_guard_that_was_rolled_back_is_no_reason_to_fail(lab: &Lab) -> Result<()> {
-    let guarded = |outside: &mut Session| {
-        outside.run("CREATE TABLE t (n int)")?;
-        let token = outside.acquire("job", "1 s")?;
-        outside.run("BEGIN")?;
-        outside.run(&format!("SELECT lease_guard('job', {token}); INSERT INTO t VALUES (1)"))?;
-        outside.wait_expired("job")
-    };
-    at_each_level(lab, guarded, |_, outside, inside| {
+    at_each_level(lab, guard_past_its_deadline, |_, outside, inside| {
         // The deadline must have passed before the transaction began, too.
         inside.nothing("SELECT lease_acquire('job')")?;
         outside.run("ROLLBACK")?;

@@ -1,7 +1,7 @@
 //! Maintenance of the state's tables takes no lease from its holder: who waits for a lease or guards one holds
 //! no lock that maintenance waits for, and a try never queues behind maintenance that waits for others.
 
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Context, Database, Lab, Result, Session};
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ fn who_only_looks_keeps_no_lock_on_the_state(lab: &Lab) -> Result<()> {
     }
     for waiter in &waiters {
         // It may just look.
-        wait_until("a waiter has no lock", Duration::from_secs(10), || {
+        wait_until("a waiter has no lock", PATIENCE, || {
             matches!(locked(&mut probe, waiter.pid()), Ok(None))
         })?;
     }
@@ -151,11 +151,11 @@ fn maintenance_goes_on_beside_a_waiter_and_guarded_transactions(lab: &Lab) -> Re
         let outlasts_statements = step.contains("CONCURRENTLY") && !step.contains("DROP");
         dba.send(step)?;
         if outlasts_statements {
-            wait_until(step, Duration::from_secs(60), || {
+            wait_until(step, PATIENCE, || {
                 dba.is_finished() || dba.blocked_by().is_ok_and(|by| by == [waiter.pid()])
             })?;
         } else {
-            dba.outcome(Duration::from_secs(60))?.with_context(|| step.to_owned())?;
+            dba.outcome(PATIENCE)?.with_context(|| step.to_owned())?;
         }
         // Renewals and tries go on; who guards still excludes others.
         ensure!(holder.renew("waited for", held)?.is_some(), "{step}");
@@ -170,7 +170,7 @@ fn maintenance_goes_on_beside_a_waiter_and_guarded_transactions(lab: &Lab) -> Re
         let won: i64 = rows[0][0].as_deref().expect("granted").parse()?;
         ensure!(won > held && holder.speaks("waited for", won)?, "{step}");
         if outlasts_statements {
-            dba.outcome(Duration::from_secs(60))?.with_context(|| step.to_owned())?;
+            dba.outcome(PATIENCE)?.with_context(|| step.to_owned())?;
         }
         holder.release("waited for", won)?.expect("held");
         guarded = holder.renew("guarded", guarded)?.expect("held");
@@ -291,10 +291,11 @@ fn a_try_that_waits_for_maintenance_obeys_timeouts_and_cancel(lab: &Lab) -> Resu
 fn a_commit_does_not_queue_behind_maintenance(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut guard = db.connect()?;
-    let token = guard.acquire("guarded", "4 s")?;
+    let token = guard.acquire("guarded", "1 h")?;
     guard.run("SET lock_timeout = '20 s'")?;
     guard.run(&format!("BEGIN; SELECT lease_guard('guarded', {token}); CREATE TABLE t ()"))?;
     let mut open = db.connect()?;
+    open.expire_now("guarded", token)?;
     let mut dba = queued(&db, &mut open)?;
     guard.run("COMMIT")?;
     ensure!(!dba.is_finished());
@@ -337,11 +338,14 @@ fn a_guard_stands_though_the_table_was_made_shorter(lab: &Lab) -> Result<()> {
     let db = Database::with_extension(cluster.conninfo("postgres"))?;
     let (mut guard, mut other) = (db.connect()?, db.connect()?);
     fill(&mut other)?;
-    // Long, so that its commit need not be noted; and short, so that it must.
-    for (ttl, noted) in [("1 h", "0"), ("4 s", "1")] {
-        let token = other.acquire("last", ttl)?;
+    // Live, so that its commit need not be noted; and over, so that it must.
+    for (is_over, noted) in [(false, "0"), (true, "1")] {
+        let token = other.acquire("last", "1 h")?;
         ensure!(other.truth("SELECT ctid >= '(10,1)' FROM fence.lease WHERE name = 'last'")?);
         guard.run(&format!("BEGIN; SELECT lease_guard('last', {token})"))?;
+        if is_over {
+            other.expire_now("last", token)?;
+        }
         other.granted("SELECT lease_prune('0')")?;
         other.run("VACUUM FULL fence.lease")?;
         ensure!(other.truth("SELECT pg_relation_size('fence.lease') = 8192")?);

@@ -46,15 +46,15 @@ fn write_in_every_way(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// Guards in a transaction whose commit is noted, for the grant is soon over.
-fn commit_guarded(session: &mut Session, name: &str) -> Result<()> {
-    let token = session.acquire(name, "4 s")?;
+/// Guards in a transaction whose commit is noted, for the grant is over.
+fn commit_guarded(db: &Database, session: &mut Session, name: &str) -> Result<()> {
+    let token = session.acquire(name, "1 h")?;
     session.run(&format!(
         "BEGIN; SELECT lease_guard('{name}', {token}); CREATE TEMP TABLE IF NOT EXISTS t (n int);
-         INSERT INTO t VALUES (1); COMMIT"
+         INSERT INTO t VALUES (1)"
     ))?;
-    session.release(name, token)?;
-    Ok(())
+    db.connect()?.expire_now(name, token)?;
+    session.run("COMMIT")
 }
 
 #[lab_test]
@@ -530,15 +530,15 @@ fn columns_of_ours_that_were_altered_are_refused(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn commits_of_guarded_transactions_fire_triggers(lab: &Lab) -> Result<()> {
-    let (_db, mut session) = with_log(lab)?;
+    let (db, mut session) = with_log(lab)?;
     session.run(
         "CREATE TRIGGER b BEFORE INSERT OR UPDATE ON fence.guarded_commits FOR EACH ROW EXECUTE FUNCTION log();
          CREATE CONSTRAINT TRIGGER a AFTER INSERT OR UPDATE ON fence.guarded_commits
             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION log()",
     )?;
-    commit_guarded(&mut session, "job")?;
+    commit_guarded(&db, &mut session, "job")?;
     ensure!(logged(&mut session)? == ["BEFORE INSERT ROW", "AFTER INSERT ROW"]);
-    commit_guarded(&mut session, "job")?;
+    commit_guarded(&db, &mut session, "job")?;
     ensure!(logged(&mut session)? == ["BEFORE UPDATE ROW", "AFTER UPDATE ROW"]);
     Ok(())
 }
@@ -555,7 +555,7 @@ fn commits_of_guarded_transactions_enter_all_indexes_and_columns(lab: &Lab) -> R
             ADD upper text GENERATED ALWAYS AS (upper(name)) STORED, ADD CHECK (entry < 100)",
     )?;
     for name in ["a:1", "b:1", "a:1", "a:2"] {
-        commit_guarded(&mut session, name)?;
+        commit_guarded(&db, &mut session, name)?;
     }
     let conditions = ["split_part(name, ':', 1) = 'a'", "entry = 0 AND xid > '3'", "xid > '3'"];
     indexes_agree(&mut session, "fence.guarded_commits", &conditions)?;
@@ -573,11 +573,13 @@ fn a_trigger_that_suppresses_the_note_of_a_commit_fails_the_commit(lab: &Lab) ->
     session.run("CREATE TABLE work (n int)")?;
     for body in ["RETURN NULL;", "NEW.xid := '5'; RETURN NEW;"] {
         meddle(&mut session, "BEFORE INSERT ON fence.guarded_commits", body)?;
-        let token = session.acquire("job", "4 s")?;
+        let token = session.acquire("job", "1 h")?;
         session.run(&format!(
             "BEGIN; SELECT lease_guard('job', {token}); INSERT INTO work VALUES (1)"
         ))?;
+        db.connect()?.expire_now("job", token)?;
         is_refused(&mut session, "COMMIT", "fence.guarded_commits")?;
+        let token = session.acquire("job", "1 h")?;
         session.run(&format!(
             "BEGIN; SELECT lease_guard('job', {token}); INSERT INTO work VALUES (1)"
         ))?;

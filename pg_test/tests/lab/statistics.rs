@@ -8,7 +8,7 @@ mod refused_writes;
 mod segments;
 mod who_may_see;
 
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Lab, Result, Session};
 use std::time::Duration;
 
@@ -87,17 +87,17 @@ fn shared_grants_slots_and_sessions_are_counted(lab: &Lab) -> Result<()> {
     expect(&mut session, "shared ones", "grants 3, tries_lost 1")?;
     session.run("SELECT lease_revoke('r')")?;
     expect(&mut session, "all of a lease revoked", "revocations 3")?;
-    for _ in 0..2 {
-        session.granted("SELECT lease_acquire('s', ttl => '2 s', slots => 2)")?;
+    let slot = "SELECT lease_acquire('s', ttl => '1 h', slots => 2)";
+    for token in [session.granted(slot)?, session.granted(slot)?] {
+        session.expire_now("s", token)?;
     }
-    session.wait_expired("s")?;
     session.granted("SELECT lease_acquire('s', ttl => '1 h')")?;
-    expect(&mut session, "one over two that expired", "grants 3, take_overs 1")?;
+    expect(&mut session, "one over two that expired", "grants 3, renewals 2, take_overs 1")?;
     let mut worker = db.connect()?;
     let pid = worker.pid();
     worker.granted("SELECT lease_acquire('t', ttl => '1 h', session => true)")?;
     drop(worker);
-    wait_until("it is gone", Duration::from_secs(20), || {
+    wait_until("it is gone", PATIENCE, || {
         let gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)";
         session.one(gone, &[&pid]).unwrap_or(false)
     })?;
@@ -152,13 +152,11 @@ fn a_wait_is_counted_with_its_time(lab: &Lab) -> Result<()> {
         } else {
             waiter.terminate()?;
         }
-        let fault = waiter.outcome(Duration::from_secs(20))?.expect_err("it was ended");
+        let fault = waiter.outcome(PATIENCE)?.expect_err("it was ended");
         ensure!(fault.sqlstate == sqlstate || fault.is_disconnect(), "{fault}");
         let over = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $1 AND state = 'active'";
         let pid = waiter.pid();
-        wait_until("it is over", Duration::from_secs(20), || {
-            session.one(over, &[&pid]).unwrap_or(false)
-        })?;
+        wait_until("it is over", PATIENCE, || session.one(over, &[&pid]).unwrap_or(false))?;
         ensure!(wait_time(&mut session)? >= 20.0, "{end}");
         expect(&mut session, end, "waits 1")?;
     }

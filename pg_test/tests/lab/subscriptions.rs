@@ -5,9 +5,8 @@
 
 use crate::epoch_jumps::jumps;
 use crate::support::history::History;
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
-use std::time::Duration;
 
 const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint)";
 
@@ -32,7 +31,7 @@ fn subscribe(publisher: &Cluster, subscriber: &Cluster, what: &str) -> Result<()
 
 /// Waits until the query says true.
 fn becomes_true(session: &mut Session, query: &str) -> Result<()> {
-    wait_until(query, Duration::from_secs(60), || session.one(query, &[]).unwrap_or(false))
+    wait_until(query, PATIENCE, || session.one(query, &[]).unwrap_or(false))
 }
 
 fn order_is(session: &mut Session, total: i32, fence: i64) -> Result<()> {
@@ -132,7 +131,7 @@ fn a_trigger_enabled_always_stalls_what_is_out_of_order(lab: &Lab) -> Result<()>
     order_is(&mut downstream, 0, 34)?;
     upstream.run("UPDATE orders SET total = 1, fence = 33")?;
     becomes_true(&mut downstream, "SELECT apply_error_count > 0 FROM pg_stat_subscription_stats")?;
-    wait_until("the log tells", Duration::from_secs(20), || {
+    wait_until("the log tells", PATIENCE, || {
         subscriber.log().is_ok_and(|log| log.contains("stale fencing token"))
     })?;
     order_is(&mut downstream, 0, 34)?;

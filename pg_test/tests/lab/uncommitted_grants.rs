@@ -1,8 +1,7 @@
 //! Acquires that are not committed yet, where leases are shown.
 
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
-use std::time::Duration;
 
 /// What is shown of a lease: holder, state and whom it keeps out.
 fn shown(session: &mut Session, name: &str) -> Result<Vec<(String, String, String)>> {
@@ -183,7 +182,7 @@ fn a_standby_does_not_show_it(lab: &Lab) -> Result<()> {
     open.run("BEGIN; SELECT lease_acquire('job', 'me', '1 h')")?;
     primary.connect("postgres")?.run("SELECT lease_acquire('after', 'they', '1 h')")?;
     let mut reader = standby.connect("postgres")?;
-    wait_until("the standby has what came after", Duration::from_secs(30), || {
+    wait_until("the standby has what came after", PATIENCE, || {
         shown(&mut reader, "after").is_ok_and(|rows| rows == [line("they", "held", &[])])
     })?;
     ensure!(shown(&mut reader, "job")? == [line("old", "expired", &[])]);

@@ -1,9 +1,8 @@
 //! What `pg_stat_activity` shows of a session that sleeps in the extension.
 
 use crate::support::concurrency::{waiting, WAIT};
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
-use std::time::Duration;
 
 /// The wait event of that name, where this PostgreSQL has names for those of extensions.
 fn event(lab: &Lab, name: &str) -> (String, String) {
@@ -18,7 +17,7 @@ fn the_head_of_a_line_shows_as_waiting_for_a_lease(lab: &Lab) -> Result<()> {
     let token = holder.acquire("job", "1 h")?;
     let (mut head, mut second) = (waiting(&db, WAIT)?, waiting(&db, WAIT)?);
     // But for the moments in which it looks.
-    wait_until("the head waits for a lease", Duration::from_secs(60), || {
+    wait_until("the head waits for a lease", PATIENCE, || {
         head.waits_for() == Some(event(lab, "PgFenceLease"))
     })?;
     let behind = Some(("Lock".to_owned(), "advisory".to_owned()));
@@ -26,7 +25,7 @@ fn the_head_of_a_line_shows_as_waiting_for_a_lease(lab: &Lab) -> Result<()> {
     // The next head has asked for the name in another session.
     holder.release("job", token)?;
     head.rows()?;
-    wait_until("the second is the head", Duration::from_secs(20), || {
+    wait_until("the second is the head", PATIENCE, || {
         second.waits_for() == Some(event(lab, "PgFenceLease"))
     })?;
     // A session that waits again has the name already.
@@ -34,7 +33,7 @@ fn the_head_of_a_line_shows_as_waiting_for_a_lease(lab: &Lab) -> Result<()> {
     head.wait_until_blocked()?;
     ensure!(head.waits_for() == behind, "{:?}", head.waits_for());
     second.terminate()?;
-    wait_until("the first is the head again", Duration::from_secs(20), || {
+    wait_until("the first is the head again", PATIENCE, || {
         head.waits_for() == Some(event(lab, "PgFenceLease"))
     })
 }
@@ -45,7 +44,7 @@ fn a_move_of_the_token_sequence_shows_as_waiting_for_the_clock(lab: &Lab) -> Res
     let mut mover = Background::connect(&db.conninfo())?;
     // Each jump waits for the clock to reach the one before it, about a second.
     mover.send("DO $$ BEGIN FOR n IN 1..60 LOOP PERFORM fence_new_epoch(); END LOOP; END $$")?;
-    wait_until("it waits for the clock", Duration::from_secs(20), || {
+    wait_until("it waits for the clock", PATIENCE, || {
         mover.waits_for() == Some(event(lab, "PgFenceClock"))
     })?;
     mover.cancel()?;

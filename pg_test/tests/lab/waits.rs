@@ -1,6 +1,8 @@
 //! Renew, release and revoke wait for an open transaction that has changed the lease; how waits end;
 //! and what a rollback undoes.
 
+use pg_test::calls::within_ttl;
+use pg_test::process::PATIENCE;
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
 
 fn trio(lab: &Lab) -> Result<(Database, Session, Background)> {
@@ -137,9 +139,14 @@ fn a_lease_that_expires_during_the_wait_is_lost(lab: &Lab) -> Result<()> {
     let (db, mut first, mut second) = trio(lab)?;
     let mut looker = db.connect()?;
     for call in ["lease_renew", "lease_release"] {
-        let token = first.acquire("job", "2 s")?;
-        first.run("BEGIN; SET LOCAL statement_timeout = 0")?;
-        first.renew("job", token)?;
+        let token = within_ttl(|ttl| {
+            let token = first.acquire("job", ttl)?;
+            first.run("BEGIN; SET LOCAL statement_timeout = 0")?;
+            match first.renew("job", token)? {
+                Some(_) => Ok(Some(token)),
+                None => first.run("ROLLBACK").map(|()| None),
+            }
+        })?;
         second.send(&format!("SELECT {call}('job', {token})"))?;
         second.wait_until_blocked()?;
         looker.wait_expired("job")?;
@@ -307,7 +314,7 @@ fn a_dead_session_s_open_grant_is_free(lab: &Lab) -> Result<()> {
     // The renewal waits for the session's end, so afterwards all of it is undone.
     ensure!(first.renew("job", token)?.is_some());
     let mut other = db.connect()?;
-    pg_test::process::wait_until("the grant is free", std::time::Duration::from_secs(10), || {
+    pg_test::process::wait_until("the grant is free", PATIENCE, || {
         matches!(other.is_taken("new"), Ok(false))
     })
 }

@@ -4,12 +4,11 @@
 use pg_test::cluster::Builder;
 use pg_test::extension::VERSION;
 use pg_test::prefix::Prefix;
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::released::{self, Released};
 use pg_test::rundir::RunDir;
 use pg_test::{ensure, lab_test, majors, Background, Calls, Cluster, Lab, Result, Session};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A server on which the old version is installed.
 pub struct Updated<'a> {
@@ -129,7 +128,7 @@ fn ends_with_its_session(updated: &Updated, mut of: Session, seen_by: &mut Sessi
     ensure!(seen_by.is_taken(&name)? && seen_by.speaks(&name, token)?, "its session lives");
     let pid = of.pid();
     drop(of);
-    wait_until("the session has ended", Duration::from_secs(30), || {
+    wait_until("the session has ended", PATIENCE, || {
         let gone = format!("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})");
         updated.cluster.connect("postgres").is_ok_and(|mut s| s.truth(&gone).unwrap_or(false))
     })?;

@@ -1,6 +1,7 @@
 //! The update while workers are at it, some with connections that stay and some with new ones.
 
 use super::old_library::Updated;
+use pg_test::process::PATIENCE;
 use pg_test::{ensure, lab_test, released, Calls, Conninfo, Context, Lab, Result, Session};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -102,7 +103,7 @@ fn update_amid(updated: &Updated, admin: &mut Session, stop: &AtomicBool) -> Res
         let n = "SELECT sum(n)::bigint FROM load";
         let (from, begun) = (admin.granted(n)?, Instant::now());
         while admin.granted(n)? < from + more && !stop.load(Ordering::Relaxed) {
-            ensure!(begun.elapsed() < Duration::from_secs(120), "the workers stand still");
+            ensure!(begun.elapsed() < PATIENCE, "the workers stand still");
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())

@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 use pg_test::clients::languages::typescript;
 use pg_test::extension::source_root;
 use pg_test::orm::{self, Runtime};
-use pg_test::process::{self, wait_until};
+use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::{ensure, Context, Database, Lab, Result};
 use std::ffi::OsString;
 use std::fs;
@@ -121,7 +121,7 @@ impl Worker {
     pub fn freeze(&mut self) -> Result<()> {
         let pid = self.child.id() as i32;
         process::signal(pid, Signal::SIGSTOP)?;
-        wait_until("it is frozen", Duration::from_secs(10), || process::is_stopped(pid))
+        wait_until("it is frozen", PATIENCE, || process::is_stopped(pid))
     }
 
     pub fn thaw(&mut self) -> Result<()> {

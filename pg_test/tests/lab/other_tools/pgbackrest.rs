@@ -4,12 +4,11 @@ use super::debians;
 use crate::epoch_jumps::jumps;
 use crate::support::history::History;
 use pg_test::cluster::Builder;
-use pg_test::process::{self, output_of};
+use pg_test::process::{self, output_of, PATIENCE};
 use pg_test::setup::{self, Package};
 use pg_test::{ensure, lab_test, Cluster, Lab, Result, Shutdown};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 /// Runs pgbackrest for the cluster.
 fn run(cluster: &Cluster, dir: &Path, command: &[&str]) -> Result<()> {
@@ -63,7 +62,7 @@ fn a_backup_restored_by_pgbackrest_jumps_and_one_without_recovery_takes_it_by_ha
     run(&cluster, &dir, &["restore", "--delta", "--type=immediate", "--target-action=promote"])?;
     cluster.start()?;
     let mut session = cluster.connect("postgres")?;
-    process::wait_until("recovery is over", Duration::from_secs(60), || {
+    process::wait_until("recovery is over", PATIENCE, || {
         session.one("SELECT NOT pg_is_in_recovery()", &[]).unwrap_or(false)
     })?;
     history.see(history.goes_on(&mut session)?);

@@ -2,12 +2,11 @@
 
 use super::{bound_orders, debians};
 use pg_test::cluster::{free_port, Builder};
-use pg_test::process::{self, wait_until};
+use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::setup::{self, Package};
 use pg_test::{ensure, lab_test, Calls, Cluster, Conninfo, Lab, Result, Session};
 use std::fs::{self, File};
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
 /// A running Pgpool; it is killed when dropped.
 struct Pgpool {
@@ -56,13 +55,12 @@ impl Pgpool {
         command.arg("-a").arg(dir.join("pool_hba.conf"));
         let process = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let pgpool = Pgpool { process, port };
-        let ready =
-            wait_until("pgpool sends readers to the standby", Duration::from_secs(60), || {
-                pgpool.connect().is_ok_and(|mut session| {
-                    let query = "SELECT inet_server_port() = $1 FROM orders LIMIT 1";
-                    session.one(query, &[&i32::from(standby.port())]).unwrap_or(false)
-                })
-            });
+        let ready = wait_until("pgpool sends readers to the standby", PATIENCE, || {
+            pgpool.connect().is_ok_and(|mut session| {
+                let query = "SELECT inet_server_port() = $1 FROM orders LIMIT 1";
+                session.one(query, &[&i32::from(standby.port())]).unwrap_or(false)
+            })
+        });
         ready.map_err(|error| {
             error.context(fs::read_to_string(dir.join("log")).unwrap_or_default())
         })?;

@@ -6,11 +6,10 @@ use crate::promotions::cut;
 use crate::support::history::History;
 use pg_test::cluster::Builder;
 use pg_test::prefix::Prefix;
-use pg_test::process::{output_of, wait_until};
+use pg_test::process::{output_of, wait_until, PATIENCE};
 use pg_test::setup::Package;
 use pg_test::{ensure, lab_test, Cluster, Lab, Result, Shutdown};
 use std::fs;
-use std::time::Duration;
 
 #[lab_test]
 fn a_primary_that_pg_rewind_brought_back_and_that_is_promoted_again_goes_on(
@@ -125,7 +124,7 @@ fn a_standby_that_repmgr_promotes_goes_on_above_all_that_was_seen(lab: &Lab) -> 
     first.kill9()?;
     standby.run(&["standby", "promote"])?;
     let mut session = second.connect("postgres")?;
-    wait_until("the standby is promoted", Duration::from_secs(60), || {
+    wait_until("the standby is promoted", PATIENCE, || {
         session.one("SELECT NOT pg_is_in_recovery()", &[]).unwrap_or(false)
     })?;
     history.goes_on(&mut session)?;

@@ -4,13 +4,12 @@
 use crate::support::history::History;
 use pg_test::cluster::Builder;
 use pg_test::prefix::Prefix;
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, majors, Calls, Cluster, Context, Lab, Result, Session};
 use std::sync::Arc;
-use std::time::Duration;
 
 fn becomes_true(session: &mut Session, query: &str) -> Result<()> {
-    wait_until(query, Duration::from_secs(60), || session.one(query, &[]).unwrap_or(false))
+    wait_until(query, PATIENCE, || session.one(query, &[]).unwrap_or(false))
 }
 
 const TABLES: &str = "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint);
@@ -110,7 +109,7 @@ fn a_change_that_the_subscriber_refuses_can_be_skipped(lab: &Lab) -> Result<()> 
     upstream.run("UPDATE orders SET total = 1, fence = 35 WHERE id = 8")?;
     // The log says which transaction it was, in the words that SKIP asks for.
     let mut lsn = None;
-    wait_until("the log names the transaction", Duration::from_secs(60), || {
+    wait_until("the log names the transaction", PATIENCE, || {
         let log = subscriber.log().unwrap_or_default();
         let named = log
             .lines()

@@ -3,14 +3,13 @@
 use super::directory;
 use super::release::released_package;
 use pg_test::cluster::free_port;
-use pg_test::process::{self, output_of};
+use pg_test::process::{self, output_of, PATIENCE};
 use pg_test::setup::{self, Package};
 use pg_test::test_case::left_out;
 use pg_test::{ensure, extension, lab_test, majors, Conninfo, Lab, Result, Session};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 /// A Debian with its PostgreSQL, as an archive that is made once.
 fn debian(major: &str) -> Result<PathBuf> {
@@ -89,7 +88,7 @@ fn a_fresh_debian_without_rust_installs_it_and_runs_the_readme(lab: &Lab) -> Res
     ))?;
     let conninfo = Conninfo::new(port, "postgres");
     let ready = || Session::connect(&conninfo.to_string()).is_ok();
-    process::wait_until("the server in the other root answers", Duration::from_secs(60), ready)
+    process::wait_until("the server in the other root answers", PATIENCE, ready)
         .map_err(|error| error.context(root.server_log(&major)))?;
     crate::readme::play("README.md", conninfo)?;
 

@@ -3,10 +3,9 @@
 use super::example::{self, Step, Then};
 use super::{page, pages};
 use pg_test::background::Outcome;
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// One test a page.
 macro_rules! pages {
@@ -43,9 +42,6 @@ pages![
     troubleshooting = "docs/troubleshooting.md",
     versions = "docs/versions.md",
 ];
-
-/// How long an example may take.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// The sessions of the workers in the examples, and what they have kept.
 struct Page {
@@ -93,13 +89,13 @@ impl Page {
             self.waiting.insert(step.worker.clone(), step.clone());
             return Ok(());
         }
-        let mut outcome = session.outcome(LIMIT)?;
+        let mut outcome = session.outcome(PATIENCE)?;
         if outcome.as_ref().is_err_and(|fault| fault.is_disconnect()) {
             // Another worker has ended the session: its client connects anew.
             self.sessions.remove(&step.worker);
             let session = self.session(&step.worker)?;
             session.send(&sql)?;
-            outcome = session.outcome(LIMIT)?;
+            outcome = session.outcome(PATIENCE)?;
         }
         if sql.contains("wait_event") {
             outcome = seen_to_wait(self.session(&step.worker)?, &sql, step, outcome);
@@ -111,7 +107,7 @@ impl Page {
     /// What the worker waited for must have come.
     fn arrive(&mut self, worker: &str) -> Result<()> {
         let Some(step) = self.waiting.remove(worker) else { return Ok(()) };
-        let outcome = self.session(worker)?.outcome(LIMIT)?;
+        let outcome = self.session(worker)?.outcome(PATIENCE)?;
         example::check(&step, &outcome).with_context(|| self.place(&step))?;
         self.then(&step, outcome.unwrap_or_default())
     }
@@ -140,13 +136,13 @@ fn seen_to_wait(session: &mut Background, sql: &str, step: &Step, first: Outcome
     let mut fits = || {
         let as_told = example::check(step, &outcome).is_ok();
         if !as_told {
-            let again = session.send(sql).and_then(|()| session.outcome(LIMIT));
+            let again = session.send(sql).and_then(|()| session.outcome(PATIENCE));
             outcome = again.unwrap_or_else(|_| outcome.clone());
         }
         as_told
     };
     // Where it never does, the check of the step says so.
-    let _ = wait_until("they are seen to wait", LIMIT, &mut fits);
+    let _ = wait_until("they are seen to wait", PATIENCE, &mut fits);
     outcome
 }
 

@@ -2,8 +2,8 @@
 
 use super::shown;
 use nix::sys::signal::Signal;
+use pg_test::process::PATIENCE;
 use pg_test::{ensure, lab_test, process, Background, Calls, Lab, Result};
-use std::time::Duration;
 
 #[lab_test]
 fn after_the_crash_of_a_backend_counting_begins_anew(lab: &Lab) -> Result<()> {
@@ -17,7 +17,7 @@ fn after_the_crash_of_a_backend_counting_begins_anew(lab: &Lab) -> Result<()> {
         victim.run("BEGIN; SELECT lease_acquire('open')")?;
         ensure!(shown(&mut session)? == "grants 1", "round {round}");
         process::signal(victim.pid(), Signal::SIGKILL)?;
-        process::wait_until("the server has started again", Duration::from_secs(60), || {
+        process::wait_until("the server has started again", PATIENCE, || {
             let again = cluster.connect("postgres");
             again.is_ok_and(|mut again| {
                 again.truth("SELECT stats_reset IS NULL FROM fence.stats").unwrap_or(false)
@@ -67,12 +67,12 @@ fn a_session_that_is_terminated_has_counted(lab: &Lab) -> Result<()> {
     victim.send(&format!(
         "UPDATE t SET v = 1, fence = {token} + CASE WHEN id = 100 THEN (pg_sleep(3600)::text || '0')::int ELSE 0 END"
     ))?;
-    process::wait_until("it sleeps", Duration::from_secs(20), || {
+    process::wait_until("it sleeps", PATIENCE, || {
         victim.waits_for().is_some_and(|(_, event)| event == "PgSleep")
     })?;
     victim.terminate()?;
-    ensure!(victim.outcome(Duration::from_secs(20))?.is_err());
-    process::wait_until("it is gone", Duration::from_secs(20), || {
+    ensure!(victim.outcome(PATIENCE)?.is_err());
+    process::wait_until("it is gone", PATIENCE, || {
         let gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)";
         session.one(gone, &[&pid]).unwrap_or(false)
     })?;

@@ -1,16 +1,15 @@
 //! Where there is no shared memory to be had, counting stops and writing does not.
 
 use super::shown;
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 /// Connects, once the sessions that are leaving have made room.
 fn connect(cluster: &Cluster, dbname: &str) -> Result<Session> {
     let mut session = None;
-    wait_until("a session may connect", Duration::from_secs(60), || {
+    wait_until("a session may connect", PATIENCE, || {
         session = cluster.connect(dbname).ok();
         session.is_some()
     })?;

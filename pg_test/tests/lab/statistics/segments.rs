@@ -1,9 +1,8 @@
 //! Each life of an extension in a database counts for itself.
 
 use super::{counted, expect, shown};
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Context, Lab, Result, Session};
-use std::time::Duration;
 
 fn refuse(session: &mut Session, n: i64) -> Result<()> {
     session.refused(&format!("SELECT lease_guard('x', {n})"), "PF004").map(drop)
@@ -35,9 +34,8 @@ fn a_copy_of_a_database_begins_anew(lab: &Lab) -> Result<()> {
     let mut session = db.connect()?;
     session.acquire("a", "1 h")?;
     drop(session);
-    let pause = std::time::Duration::from_secs(20);
     let mut copy = None;
-    pg_test::process::wait_until("nobody is connected", pause, || {
+    pg_test::process::wait_until("nobody is connected", PATIENCE, || {
         copy = db.copy().ok();
         copy.is_some()
     })?;
@@ -205,7 +203,7 @@ fn the_memory_of_what_was_dropped_is_given_back(lab: &Lab) -> Result<()> {
     };
     let at_most = |most: usize| {
         // The last session that uses one may still be leaving.
-        wait_until("the segments are given back", Duration::from_secs(60), || {
+        wait_until("the segments are given back", PATIENCE, || {
             segments().is_ok_and(|left| left <= most)
         })
         .with_context(|| format!("{:?} segments, not {most}", segments()))

@@ -1,6 +1,6 @@
 //! Several sessions at once: in line one behind the other, or all at the same instant.
 
-use pg_test::process::wait_until;
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{
     bail, ensure, Background, Cluster, Context, Database, Fault, Lab, Result, Rows, Session,
 };
@@ -95,7 +95,7 @@ pub fn with_time_enough<T>(mut attempt: impl FnMut(u32) -> Result<Option<T>>) ->
     bail!("it gave up before it was seen to wait, however long it might have waited")
 }
 
-/// The token that a waiting session gets within ten seconds.
+/// The token that a waiting session gets.
 pub fn token_of(session: &mut Background) -> Result<i64> {
     let rows = session.rows()?;
     let text = rows.last().and_then(|row| row[0].clone());
@@ -126,7 +126,7 @@ pub fn nothing_is_left(session: &mut Session) -> Result<()> {
                JOIN pg_database d ON d.oid = l.database \
                WHERE d.datname = current_database() AND l.locktype = 'advisory'";
     let mut rows = Rows::new();
-    wait_until("no lock is left", Duration::from_secs(10), || {
+    wait_until("no lock is left", PATIENCE, || {
         rows = session.rows(sql).unwrap_or_default();
         rows.is_empty()
     })
