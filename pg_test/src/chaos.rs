@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use worker::DATABASE;
 use worker_pool::WorkerPool;
 
@@ -53,10 +53,11 @@ pub struct Options {
     bug: Option<KnownBug>,
 }
 
-/// What a run shows.
+/// What a run shows, or several added up.
 #[derive(Debug)]
 pub struct Summary {
     seed: u64,
+    /// How long each run was.
     seconds: u64,
     disturbances: BTreeMap<Disturbance, usize>,
     /// How often each kind of maintenance was done, and how often it could not be.
@@ -65,7 +66,20 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Why the run proves nothing, if it does not: too little has happened in it.
+    /// Adds what a further run shows.
+    fn add(&mut self, further: Summary) {
+        for (disturbance, count) in further.disturbances {
+            *self.disturbances.entry(disturbance).or_default() += count;
+        }
+        for (job, (done, failed)) in further.maintenance {
+            let (all_done, all_failed) = self.maintenance.entry(job).or_default();
+            *all_done += done;
+            *all_failed += failed;
+        }
+        self.findings.add(further.findings);
+    }
+
+    /// Why this proves nothing, if it does not: less has happened than should in one run.
     pub fn void(&self) -> Option<String> {
         let disturbances: usize = self.disturbances.values().sum();
         let wanted = |name: &str, have: usize, per_minute: u64| {
@@ -164,7 +178,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     let rundir = Arc::new(RunDir::create(program)?);
     let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
     prefix.install(&extension)?;
-    let summary = run_for(&prefix, time, seed, None)?;
+    let summary = run_until_enough_happened(&prefix, time, seed)?;
     println!("{summary}");
     let count = summary.violations().len();
     ensure!(count == 0, "{count} promises were broken");
@@ -172,6 +186,31 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
         bail!("the run is void: {why}");
     }
     Ok(())
+}
+
+/// For how many times the time of one run a further run may begin.
+const RUNS: u32 = 8;
+
+/// Runs for that time, and again if too little has happened: how much does, depends on the machine. A broken promise
+/// ends it at once.
+pub fn run_until_enough_happened(
+    prefix: &Arc<Prefix>,
+    time: Duration,
+    seed: u64,
+) -> Result<Summary> {
+    let start = Instant::now();
+    let mut summary = run_for(prefix, time, seed, None)?;
+    while let Some(why) = summary.void() {
+        if !summary.violations().is_empty() || start.elapsed() > RUNS * time {
+            break;
+        }
+        let seed = summary.seed + 1;
+        eprintln!("{why}: another run, with seed {seed}");
+        let further = run_for(prefix, time, seed, None)?;
+        summary.add(further);
+        summary.seed = seed;
+    }
+    Ok(summary)
 }
 
 /// Disturbs and judges for that time, with the extension that is installed in `prefix`.

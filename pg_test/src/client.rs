@@ -203,6 +203,11 @@ fn texts(row: &postgres::SimpleQueryRow) -> Vec<Option<String>> {
     (0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect()
 }
 
+/// A time of the server as a number: microseconds since 1970.
+pub fn microseconds(time: &str) -> String {
+    format!("(extract(epoch FROM {time}) * 1000000)::bigint")
+}
+
 /// Quotes a text as an SQL literal.
 pub fn literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");

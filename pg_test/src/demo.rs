@@ -77,8 +77,7 @@ fn play_all(
         if without_fence {
             run = run.without_protection();
         }
-        run.begin_counting()?;
-        let outcome = (story.play)(&run);
+        let outcome = run.play(story);
         run.counted()?;
         match outcome {
             Ok(outcome) => timeline.conclude(true, &outcome),

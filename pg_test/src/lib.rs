@@ -35,6 +35,7 @@
 //! | [`released`] | versions that were released before |
 //! | [`script_rules`] | the rules for scripts of extensions |
 //! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
+//! | [`standstill`] | times for which the machine stood still |
 //! | [`mod@test_case`] | a test of the lab |
 //! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
 //! | [`stories`] | what the extension is for, played by worker processes |
@@ -76,6 +77,7 @@ pub mod rundir;
 pub mod script_rules;
 pub mod setup;
 pub mod soak;
+pub mod standstill;
 pub mod stories;
 pub mod story_run;
 pub mod test_case;

@@ -19,8 +19,8 @@ pub struct Story {
     pub plot: &'static str,
     /// Without what it would have gone wrong, and how.
     pub without: (&'static str, &'static str),
-    /// Plays it: the outcome in a line, or the promise that was not kept.
-    pub play: fn(&StoryRun) -> Result<String>,
+    /// Plays it once, as [`StoryRun::play`] asks for: the outcome in a line, or the promise that was not kept.
+    pub(crate) play: fn(&StoryRun) -> Result<String>,
 }
 
 pub use daily_merge::DAILY_MERGE;

@@ -1,14 +1,19 @@
 //! One run of a story: its database, its workers, and the timeline that shows what they do.
 
-use crate::client::{literal, Conninfo, Rows, Session};
+use crate::client::{literal, microseconds, Conninfo, Rows, Session};
 use crate::fault::Fault;
 use crate::process::{wait_until, PATIENCE};
+use crate::stories::Story;
 use crate::timeline::{Mark, Timeline};
-use crate::worker::{Beat, Worker};
+use crate::worker::{Beat, Renewal, Worker};
 use crate::Lab;
 use anyhow::{bail, ensure, Context, Result};
 use postgres::SimpleQueryMessage;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// From this ttl on, a lease that runs out too early is a failure, however slow the machine is.
+const LONGEST_TTL: Duration = Duration::from_secs(27);
 
 /// The counters that are not zero, in the order of the view's columns.
 const COUNTED: &str = "SELECT string_agg(replace(c.key, '_', ' ') || ' ' || c.value, ', ' ORDER BY a.attnum) \
@@ -25,13 +30,73 @@ pub struct StoryRun<'a> {
     /// How many rounds a race has.
     pub rounds: u32,
     protecting: bool,
+    /// The deadline of the grant that the story needs just now, by the server's clock in microseconds since 1970.
+    needed_until: Mutex<Option<i64>>,
 }
 
 impl<'a> StoryRun<'a> {
     /// A run in the database of `conninfo`, which has the extension.
     pub fn new(lab: &'a Lab, conninfo: Conninfo, timeline: &'a Timeline) -> StoryRun<'a> {
         let ttl = Duration::from_secs(1);
-        StoryRun { lab, conninfo, timeline, ttl, rounds: 100, protecting: true }
+        let needed_until = Mutex::new(None);
+        StoryRun { lab, conninfo, timeline, ttl, rounds: 100, protecting: true, needed_until }
+    }
+
+    /// Plays a story: its outcome, or the promise that was not kept.
+    ///
+    /// On a machine that stands still for a while, a lease may run out before the story is ready for that. What
+    /// goes wrong then breaks no promise, so the story is played again with a longer ttl. Whether the deadline
+    /// had passed is judged by the server's clock.
+    pub fn play(&mut self, story: &Story) -> Result<String> {
+        loop {
+            let mut session = self.session()?;
+            self.begin_counting()?;
+            *self.needed_until() = None;
+            let error = match (story.play)(self) {
+                Err(error) if self.ttl < LONGEST_TTL && self.has_run_out(&mut session)? => error,
+                outcome => return outcome,
+            };
+            self.ttl = (3 * self.ttl).min(LONGEST_TTL);
+            let ttl = self.ttl_sql();
+            self.note(format!("{error:#}"));
+            self.note(format!(
+                "the machine was too slow: a lease ran out early. Again, with {ttl}"
+            ));
+            session.run(LEAVE_NOTHING)?;
+        }
+    }
+
+    /// Whether the deadline has passed of a grant that the story needs.
+    fn has_run_out(&self, session: &mut Session) -> Result<bool> {
+        let now: i64 =
+            session.one(&format!("SELECT {}", microseconds("clock_timestamp()")), &[])?;
+        Ok(self.needed_until().is_some_and(|deadline| deadline <= now))
+    }
+
+    fn needed_until(&self) -> MutexGuard<'_, Option<i64>> {
+        self.needed_until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on the story needs this grant, until it lets it run out.
+    fn needs(&self, lease: &str, token: i64) -> Result<()> {
+        let deadline = microseconds("expires_at");
+        let sql = format!("SELECT max({deadline}) FROM lease_info($1) WHERE token = $2");
+        let deadline: Option<i64> = self.session()?.one(&sql, &[&lease, &token])?;
+        // A grant that is not there any more has run out already.
+        *self.needed_until() = Some(deadline.unwrap_or(0));
+        Ok(())
+    }
+
+    /// If the story needs a grant, this renewal has moved its deadline.
+    fn has_renewed(&self, renewal: Renewal) {
+        if let Some(deadline) = self.needed_until().as_mut() {
+            *deadline = self.deadline_after(renewal).max(*deadline);
+        }
+    }
+
+    /// The grant lives until then at least, by the server's clock in microseconds since 1970.
+    pub fn deadline_after(&self, renewal: Renewal) -> i64 {
+        renewal.asked_at + self.ttl.as_micros() as i64
     }
 
     /// The same, with every protection left out: to see what a story is worth without it.
@@ -63,6 +128,7 @@ impl<'a> StoryRun<'a> {
     /// Makes a table and fences it: `options` follow the table in the call of `fence_protect`.
     pub fn fenced_table(&self, name: &str, definition: &str, options: &str) -> Result<()> {
         let mut session = self.session()?;
+        session.run(&format!("DROP TABLE IF EXISTS {name}"))?;
         session.run(&format!("CREATE TABLE {name} ({definition}, fence bigint)"))?;
         let protect = format!("fence_protect('{name}'{options})");
         if self.protecting {
@@ -139,6 +205,12 @@ impl<'a> StoryRun<'a> {
     }
 }
 
+/// Ends what is left of a play that began after this session: sessions that still wait for a lease, and grants.
+const LEAVE_NOTHING: &str = "SELECT pg_terminate_backend(other.pid, 60000)
+      FROM pg_stat_activity AS other, pg_stat_activity AS own
+     WHERE own.pid = pg_backend_pid() AND other.datname = own.datname AND other.backend_start > own.backend_start;
+    SELECT lease_revoke(name) FROM fence.leases";
+
 /// A worker process whose steps the timeline shows.
 pub struct ToldWorker<'a> {
     story: &'a StoryRun<'a>,
@@ -162,6 +234,7 @@ impl ToldWorker<'_> {
         let token = self.worker.number(&format!("SELECT {call}"))?;
         let token = token.with_context(|| format!("{call} says that the lease is taken"))?;
         self.tell(Mark::Holds, format!("{call} -> {token}"));
+        self.story.needs(lease, token)?;
         Ok(token)
     }
 
@@ -182,12 +255,13 @@ impl ToldWorker<'_> {
         Ok(())
     }
 
-    /// The token that a wait ended with.
-    pub fn is_granted(&mut self) -> Result<i64> {
+    /// The token that a wait for this lease ended with.
+    pub fn is_granted(&mut self, lease: &str) -> Result<i64> {
         let rows = self.worker.outcome(PATIENCE)??;
         let token = rows.first().and_then(|row| row.first()?.as_deref());
         let token = token.context("the wait was in vain")?.parse()?;
         self.tell(Mark::Holds, format!("... and is granted token {token}"));
+        self.story.needs(lease, token)?;
         Ok(token)
     }
 
@@ -244,8 +318,9 @@ impl ToldWorker<'_> {
         Ok(())
     }
 
-    /// Freezes it (SIGSTOP).
+    /// Freezes it (SIGSTOP): its lease may run out.
     pub fn freezes(&mut self) -> Result<()> {
+        *self.story.needed_until() = None;
         self.worker.freeze()?;
         self.tell(Mark::Frozen, format!("process {} gets SIGSTOP", self.worker.pid()));
         Ok(())
@@ -277,8 +352,9 @@ impl ToldWorker<'_> {
         Ok(Some(fault))
     }
 
-    /// Kills it (SIGKILL).
+    /// Kills it (SIGKILL): its lease may run out.
     pub fn is_killed(&mut self) -> Result<()> {
+        *self.story.needed_until() = None;
         self.tell(Mark::Killed, format!("process {} gets SIGKILL", self.worker.pid()));
         self.worker.kill()
     }
@@ -296,12 +372,25 @@ impl ToldWorker<'_> {
     }
 
     /// The renewals of its heartbeat since the last call; one that is not a renewal is an error.
-    pub fn renewals(&mut self) -> Result<Vec<i64>> {
+    pub fn renewals(&mut self) -> Result<Vec<Renewal>> {
         let name = self.worker.name.clone();
-        let renewed = |beat| match beat {
-            Beat::Renewed(token) => Ok(token),
-            other => bail!("the heartbeat of {name}: {other:?}"),
-        };
-        self.worker.beats().into_iter().map(renewed).collect()
+        let mut renewals = Vec::new();
+        for beat in self.worker.beats() {
+            match beat {
+                Beat::Renewed(renewal) => {
+                    self.story.has_renewed(renewal);
+                    renewals.push(renewal);
+                }
+                other => bail!("the heartbeat of {name}: {other:?}"),
+            }
+        }
+        Ok(renewals)
+    }
+}
+
+impl Drop for ToldWorker<'_> {
+    /// A play that fails is judged by the latest renewals, too.
+    fn drop(&mut self) {
+        let _ = self.renewals();
     }
 }

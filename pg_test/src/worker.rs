@@ -4,7 +4,7 @@
 //! does nothing by itself but its heartbeat, so a scenario reads as a script: who does what, in
 //! which order.
 
-use crate::client::{literal, Conninfo, Rows, Session};
+use crate::client::{literal, microseconds, Conninfo, Rows, Session};
 use crate::fault::Fault;
 use crate::process::{self, wait_until, PATIENCE};
 use crate::rundir::RunDir;
@@ -53,12 +53,20 @@ enum Reply {
 /// A renewal by a worker's heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Beat {
-    /// The token that it returned.
-    Renewed(i64),
+    Renewed(Renewal),
     /// It came back NULL: the worker stops.
     Lost,
     /// It failed, so the worker cannot know, and stops.
     Failed(Fault),
+}
+
+/// A renewal that was granted and committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Renewal {
+    /// The token that it returned.
+    pub token: i64,
+    /// When it was asked for, by the server's clock in microseconds since 1970: its ttl begins then or later.
+    pub asked_at: i64,
 }
 
 /// A worker process, as the test or the story that started it sees it.
@@ -265,10 +273,14 @@ pub fn serve(conninfo: &str) -> Result<()> {
 /// Renews, with the token of the grant: it serves for as long as the grant lives. Whoever cannot
 /// renew has nothing left to do here.
 fn renew(session: &mut Session, lease: &str, token: i64) -> Result<()> {
-    let beat = match session.try_rows(&format!("SELECT lease_renew({}, {token})", literal(lease))) {
-        Ok(rows) => match rows.first().and_then(|row| row.first()?.as_deref()) {
-            Some(token) => Beat::Renewed(token.parse()?),
-            None => Beat::Lost,
+    let renew = format!("lease_renew({}, {token})", literal(lease));
+    let now = microseconds("clock_timestamp()");
+    let beat = match session.try_rows(&format!("SELECT {now}, {renew}")) {
+        Ok(rows) => match &rows[0][..] {
+            [Some(asked_at), Some(token)] => {
+                Beat::Renewed(Renewal { token: token.parse()?, asked_at: asked_at.parse()? })
+            }
+            _ => Beat::Lost,
         },
         Err(fault) => Beat::Failed(fault),
     };

@@ -39,6 +39,26 @@ pub struct Findings {
     pub tokens: usize,
 }
 
+impl Findings {
+    /// Adds those of a further run.
+    pub fn add(&mut self, further: Findings) {
+        self.violations.extend(further.violations);
+        for (all, more) in [
+            (&mut self.lost_in_failover, further.lost_in_failover),
+            (&mut self.grants, further.grants),
+            (&mut self.multi_holder, further.multi_holder),
+            (&mut self.writes, further.writes),
+            (&mut self.prepared, further.prepared),
+            (&mut self.refused, further.refused),
+            (&mut self.passed_on, further.passed_on),
+            (&mut self.unknown, further.unknown),
+            (&mut self.tokens, further.tokens),
+        ] {
+            *all += more;
+        }
+    }
+}
+
 /// Compares what was asked and seen with every promise, and says which were broken.
 pub fn judge(evidence: &Evidence) -> Findings {
     let transactions = transaction::all(evidence);

@@ -9,7 +9,7 @@ use super::servers::Servers;
 use super::worker::{instructions_file, DATABASE};
 use super::worker_pool::WorkerPool;
 use crate::prefix::Prefix;
-use crate::process;
+use crate::process::{self, PATIENCE};
 use anyhow::Result;
 use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
@@ -210,9 +210,7 @@ impl Nemesis {
                 }
                 Ok(None) => {}
                 // Unless the server cannot be reached any more: that must fail the run.
-                Err(error)
-                    if self.servers.primary().wait_ready(Duration::from_secs(10)).is_ok() =>
-                {
+                Err(error) if self.servers.primary().wait_ready(PATIENCE).is_ok() => {
                     eprintln!("{disturbance:?}: {error:#}");
                 }
                 Err(error) => return Err(error),

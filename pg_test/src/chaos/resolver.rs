@@ -4,6 +4,7 @@ use super::instructions::Instructions;
 use super::record::{now_us, Event, Log, Outcome, Record};
 use super::worker::DATABASE;
 use crate::client::{Conninfo, Session};
+use crate::process::PATIENCE;
 use anyhow::{ensure, Context, Result};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -17,8 +18,6 @@ use std::time::{Duration, Instant};
 /// The number of a worker that its records have.
 const NUMBER: u32 = u32::MAX;
 const PREFIX: &str = "chaos ";
-/// How long it may take at the end.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a transaction is prepared as.
 pub fn gid_of(id: i64) -> String {

@@ -93,6 +93,23 @@ pub enum Action {
     Writes(Vec<String>),
 }
 
+impl Action {
+    fn slow_down(&mut self, times: u32) {
+        match self {
+            Action::Tell { order: Value::Object(order), .. } => {
+                for key in ["ttl_ms", "wait_ms", "ms"] {
+                    if let Some(ms) = order.get(key).and_then(Value::as_u64) {
+                        order.insert(key.to_owned(), json!(ms * u64::from(times)));
+                    }
+                }
+            }
+            Action::Pause(time) => *time *= times,
+            // A delayed answer stays as it is: drivers have timeouts of their own for the time that a connect takes.
+            _ => {}
+        }
+    }
+}
+
 /// A line and what it means: an order and its answer are two actions.
 #[derive(Debug, Clone)]
 pub struct Step {
@@ -152,6 +169,21 @@ impl Scenario {
     pub fn key(&self) -> String {
         let plain = self.name.to_lowercase().replace(' ', "-");
         plain.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect()
+    }
+
+    /// The same, where everything lasts that many times as long: ttls, waits, pauses, timeouts of the server.
+    pub fn slowed_down(&self, times: u32) -> Scenario {
+        let mut slower = self.clone();
+        for (_, value) in &mut slower.role_settings {
+            let words: Vec<&str> = value.split_whitespace().collect();
+            if let Ok(time) = duration(&words) {
+                *value = format!("{} ms", (time * times).as_millis());
+            }
+        }
+        for action in slower.steps.iter_mut().flat_map(|step| &mut step.actions) {
+            action.slow_down(times);
+        }
+        slower
     }
 
     fn read(&mut self, line: &str) -> Result<()> {
@@ -339,6 +371,29 @@ mod tests {
         let keys: std::collections::BTreeSet<String> =
             scenarios.iter().map(Scenario::key).collect();
         assert_eq!(keys.len(), scenarios.len(), "two have one name");
+    }
+
+    #[test]
+    fn all_times_of_a_scenario_can_be_longer() {
+        let mut scenario = all().unwrap().remove(0);
+        scenario.steps.clear();
+        for line in [
+            "role statement_timeout 3 s",
+            "role search_path public",
+            "A acquire job ttl 3 s wait 1 min slots 2",
+            "pause 4 s",
+        ] {
+            scenario.read(line).unwrap();
+        }
+        let slower = scenario.slowed_down(2);
+        let values: Vec<&str> = slower.role_settings.iter().map(|(_, value)| &**value).collect();
+        assert_eq!(values, ["6000 ms", "public"]);
+        let order = json!({
+            "do": "acquire", "names": ["job"], "ttl_ms": 6000, "wait_ms": 120_000, "slots": 2
+        });
+        let actions: Vec<Action> = slower.steps.into_iter().flat_map(|step| step.actions).collect();
+        let tell = Action::Tell { worker: "A".to_owned(), order };
+        assert_eq!(actions, [tell, Action::Pause(Duration::from_secs(8))]);
     }
 
     #[test]

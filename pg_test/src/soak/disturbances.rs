@@ -52,17 +52,26 @@ pub fn disturb(shared: &Shared, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Two arrivals closer than this are not compared: the server notes the time a little after the place in the
-/// queue, so that their order by time may not be the true one.
-const MARGIN_US: i64 = 250_000;
+/// A wait in a line that a look has shown.
+struct Seen {
+    /// The look that showed it first. The server's own time of it may be later than its place in the line, by as
+    /// long as its process is held up. None: that time was not known yet, so this look may have shown another wait.
+    first: Option<u64>,
+    /// The server's time of it, which tells it from another wait of the same session.
+    began: Option<i64>,
+}
 
 /// Looks at the queues again and again: who becomes the head must have come before all who still wait.
 pub fn watch(shared: &Shared) -> Result<()> {
     let mut session = shared.conninfo.connect()?;
-    let mut came: HashMap<(String, i32), i64> = HashMap::new();
-    while shared.goes_on() {
+    let mut waiting: HashMap<(String, i32), Seen> = HashMap::new();
+    let mut heads: Vec<(String, i32)> = Vec::new();
+    for look in 0.. {
+        if !shared.goes_on() {
+            break;
+        }
         let rows = session.rows(
-            "SELECT l.classid || ':' || l.objid, l.pid, l.granted, \
+            "SELECT concat_ws(':', l.classid, l.objid, l.objsubid), l.pid, l.granted, \
                (extract(epoch FROM l.waitstart) * 1000000)::bigint \
              FROM pg_locks l JOIN pg_database d ON d.oid = l.database \
              WHERE d.datname = current_database() AND l.locktype = 'advisory' \
@@ -71,33 +80,40 @@ pub fn watch(shared: &Shared) -> Result<()> {
                AND (w.classid, w.objid, w.objsubid) = (l.classid, l.objid, l.objsubid)))",
         )?;
         count(&shared.tally.looks);
-        let mut now = HashMap::new();
-        let mut heads = Vec::new();
+        let (mut now, mut heads_now) = (HashMap::new(), Vec::new());
         for row in &rows {
             let text = |i: usize| row[i].clone().unwrap_or_default();
             let key = (text(0), text(1).parse::<i32>()?);
             if row[2].as_deref() == Some("t") {
-                heads.push(key);
-            } else if row[3].is_some() {
-                now.insert(key, text(3).parse::<i64>()?);
+                heads_now.push(key);
+                continue;
             }
+            let began = row[3].as_deref().map(str::parse).transpose()?;
+            let before = waiting.get(&key);
+            let goes_on = before.is_some_and(|seen| seen.began.is_none_or(|b| began == Some(b)));
+            let first = before.filter(|_| goes_on).map_or(began.map(|_| look), |seen| seen.first);
+            now.insert(key, Seen { first, began });
         }
-        for (line, head) in heads {
-            let Some(&head_came) = came.get(&(line.clone(), head)) else { continue };
-            let early = now.iter().find(|((l, _), at)| *l == line && **at + MARGIN_US < head_came);
-            if let Some(((_, pid), at)) = early {
-                let ms = (head_came - at) / 1000;
-                shared.wrong(format!("{head} overtook {pid}, who had come {ms} ms before it"));
+        for head in heads_now.iter().filter(|head| !heads.contains(head)) {
+            // One that has not been seen waiting came after the last look.
+            let came = waiting.get(head).map_or(Some(look), |seen| seen.first);
+            let Some(came) = came else { continue };
+            let has_waited = |seen: &Seen| seen.first.is_some_and(|first| first < came);
+            let overtaken =
+                now.iter().find(|((line, _), seen)| *line == head.0 && has_waited(seen));
+            if let Some(((_, pid), seen)) = overtaken {
+                let looks = came - seen.first.unwrap_or(came);
+                shared.wrong(format!("{} overtook {pid}, seen {looks} looks before it", head.1));
             }
         }
         shared.tally.longest_line.fetch_max(longest(&now), Ordering::Relaxed);
-        came = now;
+        (waiting, heads) = (now, heads_now);
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
 }
 
-fn longest(waiting: &HashMap<(String, i32), i64>) -> u64 {
+fn longest(waiting: &HashMap<(String, i32), Seen>) -> u64 {
     let mut lines: HashMap<&str, u64> = HashMap::new();
     for (line, _) in waiting.keys() {
         *lines.entry(line).or_default() += 1;

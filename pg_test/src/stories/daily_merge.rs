@@ -20,10 +20,10 @@ pub const DAILY_MERGE: Story = Story {
 const ROWS: i64 = 5000;
 
 fn play(story: &StoryRun) -> Result<String> {
-    story.run("CREATE TABLE stock (item int, merged_by text)")?;
     story.run(
-        "CREATE VIEW items_1 AS SELECT n AS item FROM generate_series(1, 2500) AS n;
-         CREATE VIEW items_2 AS SELECT n AS item FROM generate_series(2501, 5000) AS n",
+        "DROP TABLE IF EXISTS stock; CREATE TABLE stock (item int, merged_by text);
+         CREATE OR REPLACE VIEW items_1 AS SELECT n AS item FROM generate_series(1, 2500) AS n;
+         CREATE OR REPLACE VIEW items_2 AS SELECT n AS item FROM generate_series(2501, 5000) AS n",
     )?;
     story.run(&format!(
         "BEGIN; {}; {}; COMMIT",
@@ -87,7 +87,7 @@ fn it_wakes_and_commits(story: &StoryRun) -> Result<()> {
     a.wakes_and_does(&second_half)?;
     a.commits()?;
 
-    let token = b.is_granted()?;
+    let token = b.is_granted("merge")?;
     let found = merged_by(story)?;
     ensure!(found == "A on Tuesday", "B got the lease, and A's merge is not there: {found}");
     merges_with(&mut b, "B on Tuesday", token)?;

@@ -66,7 +66,7 @@ fn holds(lab: &Lab, story: &Story, refuses: bool) -> Result<()> {
     // Longer than in the demonstration: other tests keep the machine busy.
     run.ttl = Duration::from_secs(3);
     run.rounds = rounds(200);
-    (story.play)(&run)?;
+    run.play(story)?;
     let refused = run.counted()?;
     ensure!((refused > 0) == refuses, "{refused} refused writes");
     Ok(())
@@ -75,8 +75,8 @@ fn holds(lab: &Lab, story: &Story, refuses: bool) -> Result<()> {
 fn fails_unprotected(lab: &Lab, story: &Story, how: &str) -> Result<()> {
     let db = lab.database()?;
     let timeline = Timeline::silent();
-    let run = StoryRun::new(lab, db.conninfo(), &timeline).without_protection();
-    let outcome = (story.play)(&run);
+    let mut run = StoryRun::new(lab, db.conninfo(), &timeline).without_protection();
+    let outcome = run.play(story);
     let shown = format!("{outcome:?}");
     ensure!(outcome.is_err() && shown.contains(how), "{shown}");
     Ok(())

@@ -1,0 +1,76 @@
+//! Notices when the machine stands still: one that is shared with others does so now and then, and so does its disk.
+
+use anyhow::Result;
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the watching thread sleeps before it looks at the clock again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// It writes to the disk once in so many looks.
+const LOOKS_PER_WRITE: u32 = 5;
+
+/// Looks at the clock again and again, until it is dropped. Whatever makes a look late holds up the others, too.
+pub struct Watch(Arc<Mutex<Seen>>);
+
+struct Seen {
+    last_look: Instant,
+    longest: Duration,
+}
+
+impl Watch {
+    /// Watches the machine, and the disk that this directory is on.
+    pub fn start(directory: &Path) -> Result<Watch> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = directory.join(format!("watch-{number}"));
+        let mut file = File::create(&path)?;
+        std::fs::remove_file(&path)?;
+        let seen = Seen { last_look: Instant::now(), longest: Duration::ZERO };
+        let seen = Arc::new(Mutex::new(seen));
+        let watched = Arc::downgrade(&seen);
+        std::thread::Builder::new().name("watch".to_owned()).spawn(move || {
+            for look in 0_u32.. {
+                std::thread::sleep(PAUSE);
+                if look % LOOKS_PER_WRITE == 0 && write(&mut file).is_err() {
+                    return;
+                }
+                let Some(seen) = watched.upgrade() else { return };
+                locked(&seen).look();
+            }
+        })?;
+        Ok(Watch(seen))
+    }
+
+    /// The longest time since the start for which the machine or its disk stood still.
+    pub fn longest(&self) -> Duration {
+        // The thread itself may not have seen yet what has just ended.
+        let mut seen = locked(&self.0);
+        seen.look();
+        seen.longest
+    }
+}
+
+impl Seen {
+    fn look(&mut self) {
+        let late = self.last_look.elapsed().saturating_sub(PAUSE);
+        self.longest = self.longest.max(late);
+        self.last_look = Instant::now();
+    }
+}
+
+fn locked(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As the commit of a server does.
+fn write(file: &mut File) -> Result<()> {
+    file.rewind()?;
+    file.write_all(b"written")?;
+    file.sync_data()?;
+    Ok(())
+}
