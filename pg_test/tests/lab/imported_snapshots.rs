@@ -115,6 +115,8 @@ fn a_snapshot_of_one_s_own_is_granted_what_had_expired(lab: &Lab) -> Result<()> 
         let mut exported = ExportedSnapshot::of_a_guard(lab, "1 h", level, |other, token| {
             other.expire_now("job", token)
         })?;
+        // Files are dated by a clock that ticks: what was exported a moment ago may have been exported just now.
+        exported.holder.run("SELECT pg_sleep(0.1)")?;
         let mut inside = exported.cluster.connect("postgres")?;
         inside.run(&format!("BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM t"))?;
         // So that it matters how old the snapshot is.
