@@ -3,7 +3,8 @@
 
 use super::request::Request;
 use crate::pg::call::errors::{self, Refusal};
-use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::hash::Quick;
+use crate::pg::session::scope::{self, Ending, OfTransaction, SavepointId};
 use crate::pg::session::snapshot_age;
 use crate::pg::session::xact;
 use crate::pg::state::guarded_commits;
@@ -13,15 +14,11 @@ use crate::pg::state::row::Row;
 use pg_fence_rules::grant::{self, Acquire, Phase};
 use pg_fence_rules::{Instant, Token};
 use std::cell::RefCell;
-
-/// A grant that this transaction has made at REPEATABLE READ or above.
-struct MadeHere {
-    first: Token,
-    savepoint: SavepointId,
-}
+use std::collections::HashMap;
 
 thread_local! {
-    static MADE_HERE: RefCell<Vec<MadeHere>> = const { RefCell::new(Vec::new()) };
+    /// The grants that this transaction has made at REPEATABLE READ or above, by their first tokens.
+    static MADE_HERE: RefCell<HashMap<Token, SavepointId, Quick>> = RefCell::default();
 }
 
 /// Follows transactions; called once, when the library is loaded.
@@ -32,13 +29,12 @@ pub fn register() {
 /// This transaction has made a grant, after `check_acquire`.
 pub fn grant_made(first: Token) {
     if xact::keeps_snapshot() {
-        let made = MadeHere { first, savepoint: xact::savepoint() };
-        MADE_HERE.with_borrow_mut(|all| all.push(made));
+        MADE_HERE.with_borrow_mut(|all| all.insert(first, xact::savepoint()));
     }
 }
 
 fn is_made_here(row: &Row) -> bool {
-    MADE_HERE.with_borrow(|all| all.iter().any(|made| made.first == row.grant.tokens.first()))
+    MADE_HERE.with_borrow(|all| all.contains_key(&row.grant.tokens.first()))
 }
 
 /// What is granted now must have been to be had when the snapshot was taken: the lease free then, every row still
@@ -94,18 +90,10 @@ pub fn has_seen(name: &[u8], row: &Row) -> Result<bool, Refusal> {
     Ok(seen.iter().any(|r| r.grant.slot == row.grant.slot && r.grant.tokens.first() == first))
 }
 
-impl OfSavepoint for MadeHere {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.savepoint.savepoint_released(savepoint, parent);
-    }
-
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        self.savepoint.survives_rollback(savepoint)
-    }
-}
-
-impl OfTransaction for Vec<MadeHere> {
+impl OfTransaction for HashMap<Token, SavepointId, Quick> {
     fn transaction_ended(&mut self, _: Ending) {
-        self.clear();
+        if !self.is_empty() {
+            *self = HashMap::default();
+        }
     }
 }
