@@ -52,6 +52,12 @@ impl Binding {
         Ok(Binding(pieces.into_iter().map(part).collect::<Result<_, _>>()?))
     }
 
+    /// Have all rows the same lease?
+    #[inline(always)]
+    pub fn is_one(&self) -> bool {
+        matches!(self.0.as_slice(), [Part::Literal(_)])
+    }
+
     /// The columns in its placeholders.
     pub fn columns(&self) -> impl Iterator<Item = &Attribute> {
         self.0.iter().filter_map(|part| match part {
@@ -63,7 +69,7 @@ impl Binding {
     /// The lease of a row.
     pub fn lease(&self, columns: &Columns, row: Tuple) -> Result<Cow<'_, [u8]>, Refusal> {
         if let [Part::Literal(name)] = self.0.as_slice() {
-            return checked(Cow::Borrowed(name));
+            return checked(name).map(Cow::Borrowed);
         }
         let mut name = Vec::with_capacity(32);
         for part in &self.0 {
@@ -75,21 +81,46 @@ impl Binding {
                 },
             }
         }
-        checked(Cow::Owned(name))
+        checked(&name)?;
+        Ok(Cow::Owned(name))
     }
 
-    /// The leases of a write.
-    pub fn leases(
-        &self,
+    /// Finds the leases of a write, and puts them into `found`, which has none yet.
+    #[inline]
+    pub fn find_leases<'a>(
+        &'a self,
         columns: &Columns,
         old: Option<Tuple>,
         new: Option<Tuple>,
-    ) -> Result<WriteLeases<'_>, Refusal> {
-        let of = |row: Option<Tuple>| row.map(|r| self.lease(columns, r)).transpose();
-        let same = matches!((old, new), (Some(old), Some(new)) if self.same(columns, old, new));
-        let new = of(new)?;
-        let old = if same { None } else { of(old)?.filter(|old| Some(old) != new.as_ref()) };
-        Ok(WriteLeases { new, old })
+        found: &mut WriteLeases<'a>,
+    ) -> Result<(), Refusal> {
+        if let [Part::Literal(name)] = self.0.as_slice() {
+            found.new = Some(Cow::Borrowed(checked(name)?));
+            return Ok(());
+        }
+        self.fill_in(columns, old, new, found)
+    }
+
+    /// As `find_leases`, from the columns of the rows.
+    fn fill_in<'a>(
+        &'a self,
+        columns: &Columns,
+        old: Option<Tuple>,
+        new: Option<Tuple>,
+        found: &mut WriteLeases<'a>,
+    ) -> Result<(), Refusal> {
+        if let Some(new) = new {
+            found.new = Some(self.lease(columns, new)?);
+        }
+        let Some(old) = old.filter(|old| !new.is_some_and(|new| self.same(columns, *old, new)))
+        else {
+            return Ok(());
+        };
+        let name = self.lease(columns, old)?;
+        if found.new.as_ref() != Some(&name) {
+            found.old = Some(name);
+        }
+        Ok(())
     }
 
     /// Do both rows have the same numbers in the placeholders? (Other types are compared by the names.)
@@ -107,7 +138,8 @@ impl Binding {
     }
 }
 
-fn checked(name: Cow<'_, [u8]>) -> Result<Cow<'_, [u8]>, Refusal> {
+#[inline]
+fn checked(name: &[u8]) -> Result<&[u8], Refusal> {
     if (1..=NAME_MAX).contains(&name.len()) {
         Ok(name)
     } else {

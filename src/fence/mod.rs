@@ -12,4 +12,4 @@ mod trigger;
 
 pub use declared::{audit, protect};
 pub use row_moves::register;
-pub use trigger::fenced;
+pub use trigger::{fenced, lands_again};

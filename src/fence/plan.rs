@@ -8,6 +8,7 @@ use crate::statistics;
 use crate::tokens;
 use pg_fence_rules::fence::Order;
 use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
+use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::cell::Cell;
 
@@ -27,6 +28,11 @@ pub struct Plan {
     pub verified: bool,
     /// How many triggers deep the statement is, where that matters: on a partition.
     pub depth: usize,
+    /// The token shows all that is to be judged, and there is at most one lease, that of all rows.
+    pub plain: bool,
+    /// The token that the latest row of the statement has landed with: it was drawn, and stands for that row's lease
+    /// until the transaction ends, or the savepoint that the statement is in.
+    pub landed: Cell<Option<Token>>,
     /// How many rows had been inserted when the statement last offered one; None after an update.
     pub offered: Cell<Option<i64>>,
 }
@@ -83,6 +89,8 @@ impl Plan {
         let duty = Duty::new(&arguments, managed)?;
         statistics::prepare();
         let moves = call.on_partition();
+        let verified = call.has_twin();
+        let one_lease = lease.as_ref().is_none_or(Binding::is_one);
         Ok(Plan {
             column,
             duty,
@@ -90,8 +98,10 @@ impl Plan {
             lease,
             tokens: tokens::sequence()?,
             moves,
-            verified: call.has_twin(),
+            verified,
+            plain: duty == Duty::Judge && call.before() && !moves && !verified && one_lease,
             depth: if moves { call.depth() } else { 0 },
+            landed: Cell::new(None),
             offered: Cell::new(None),
         })
     }

@@ -20,6 +20,31 @@ use pg_fence_rules::fence::{self, Verdict, Write};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 
+/// Lets a row of an UPDATE through that shows the token with which the row before it has landed, as most do: that token was
+/// drawn, and the transaction guards the lease. Left to be asked is whether it may replace the stored one. None where more
+/// is to be asked.
+///
+/// It neither raises nor panics, so that it may be called where an error is not expected.
+#[inline(always)]
+pub fn lands_again(args: Args) -> Option<pg_sys::Datum> {
+    let call = TriggerCall::new(args)?;
+    let plan: &Plan = call.kept()?;
+    let landed = plan.landed.get()?;
+    if !plan.plain || call.event() != Event::Update || plan.offered.get().is_some() {
+        return None;
+    }
+    let (columns, (old, new)) = (call.columns(), call.rows());
+    let (stored, shown) = (columns.token(old?, &plan.column), columns.token(new?, &plan.column));
+    let write = Write { old: Some(stored), new: Some(shown), named: false, ambient: None };
+    match fence::judge(&write, plan.order, |token| token == landed) {
+        Verdict::Land { stamp: false, .. } if !server::replica() => {
+            statistics::judged_row();
+            Some(call.pass(new))
+        }
+        _ => None,
+    }
+}
+
 /// `fenced()`, the trigger. Errors: PF001 to PF005, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
 pub fn fenced(args: Args) -> Result<Answer, Refusal> {
     let Some(call) = TriggerCall::new(args) else {
@@ -32,7 +57,7 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
         return Err(errors::misplaced("fenced() must fire FOR EACH ROW, but for TRUNCATE"));
     }
     let plan =
-        call.kept(|| Plan::new(&call)).map_err(|refusal| describe::at_table(refusal, &call))?;
+        call.keep(|| Plan::new(&call)).map_err(|refusal| describe::at_table(refusal, &call))?;
     let row = match plan.duty {
         Duty::Verify { null_insert } => verify(&call, plan, null_insert),
         _ if !call.before() => {
@@ -63,50 +88,46 @@ fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
 fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     let columns = call.columns();
     let (old, new) = call.rows();
+    // Most rows are updated or deleted by a statement that has inserted none.
+    count(call, plan, old.is_none() || plan.offered.get().is_some());
+    let fence = |row| columns.token(row, &plan.column);
     let named = || call.event() != Event::Update || call.names(&plan.column);
-    let mut write = Write { old: None, new: None, named: true, ambient: None };
-    // Not by a closure, which would be a call for each of them.
-    if let Some(row) = old {
-        // Most rows are updated or deleted by a statement that has inserted none.
-        count(call, plan, plan.offered.get().is_some());
-        write.old = Some(columns.token(row, &plan.column));
-    } else {
-        count(call, plan, true);
-    }
-    if let Some(row) = new {
-        write.new = Some(columns.token(row, &plan.column));
-    }
+    // Others get copies of it, so that it need not lie in memory.
+    let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
         write.named = named();
-        return replicated(call, plan, &write);
+        return replicated(call, plan, write);
     }
     if plan.moves && call.event() == Event::Delete && leaves(call, plan, old) {
         statistics::row_was_judged_before();
         return Ok(call.pass(old));
     }
     let moves_here = plan.moves && call.event() == Event::Insert;
-    let arriving = if moves_here { arriving::<MANAGED>(plan, &write)? } else { None };
+    let arriving = if moves_here { arriving::<MANAGED>(plan, write)? } else { None };
     if MANAGED && old.is_none() && arriving.is_none() {
         if let Duty::Manage { unfenced_insert: true } = plan.duty {
             return Ok(call.pass(new.map(|row| without(call, plan, row))));
         }
     }
-    let leases = match &plan.lease {
-        None => WriteLeases::default(),
-        Some(binding) => binding.leases(&columns, old, new)?,
-    };
+    let mut leases = WriteLeases::default();
+    if let Some(binding) = &plan.lease {
+        binding.find_leases(&columns, old, new, &mut leases)?;
+    }
     if MANAGED || !write.column_presents() {
         write.named = named();
         // A row that moves keeps the token of its update.
         write.ambient =
             if MANAGED { arriving.or_else(|| ambient(&leases)) } else { ambient(&leases) };
     }
-    let (token, stamp) = match judge::<MANAGED>(plan, &write)? {
+    let (token, stamp) = match judge::<MANAGED>(plan, write)? {
         Verdict::Land { token, stamp } => (token, stamp),
         Verdict::LandWithout => return Ok(call.pass(new.map(|row| without(call, plan, row)))),
-        refused => return Err(refusal(call, plan, &write, &leases, refused)),
+        refused => return Err(refusal(call, plan, write, refused)),
     };
-    guard_leases(call, plan, &write, &leases, token)?;
+    if plan.lease.is_some() {
+        guard_leases(call, plan, write, &leases, token)?;
+    }
+    plan.landed.set(Some(token));
     if plan.verified {
         guard::note_write(call.table(), token);
     }
@@ -124,7 +145,7 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
 
 /// The token of a row that has left its partition by an accepted update, and arrives in this one by an INSERT. A trigger
 /// in between must not have put another one in its place (in managed mode it is put back).
-fn arriving<const MANAGED: bool>(plan: &Plan, write: &Write) -> Result<Option<Token>, Refusal> {
+fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Token>, Refusal> {
     if !plan.judges_arrivals() {
         return Ok(None);
     }
@@ -137,32 +158,31 @@ fn arriving<const MANAGED: bool>(plan: &Plan, write: &Write) -> Result<Option<To
 }
 
 /// May the write land, as far as its token tells? (The leases of the row are asked after that.)
-#[inline]
-fn judge<const MANAGED: bool>(plan: &Plan, write: &Write) -> Result<Verdict, Refusal> {
+#[inline(always)]
+fn judge<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Verdict, Refusal> {
     tokens::ensure_begun(plan.tokens)?;
     let issued = |t| tokens::issued(plan.tokens, t);
     Ok(if MANAGED {
-        fence::judge_managed(write, plan.lease.is_some(), issued)
+        fence::judge_managed(&write, plan.lease.is_some(), issued)
     } else {
-        fence::judge(write, plan.order, issued)
+        fence::judge(&write, plan.order, issued)
     })
 }
 
 /// Makes the transaction guard the leases of the row; PF004 when the token does not speak for one.
-#[inline]
+#[inline(always)]
 fn guard_leases(
     call: &TriggerCall,
     plan: &Plan,
-    write: &Write,
+    write: Write,
     leases: &WriteLeases,
     token: Token,
 ) -> Result<(), Refusal> {
     // A token that the statement has not shown itself may be one that its writer does not know.
+    let shown = write.column_presents() || write.ambient.is_some();
     let may_see = || MaySee {
         lease: may_see_lease(call, plan),
-        token: write.column_presents()
-            || write.ambient.is_some()
-            || describe::readable(call, plan.column.number),
+        token: shown || describe::readable(call, plan.column.number),
     };
     leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)))
 }
@@ -200,15 +220,24 @@ fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
     let (old, new) = call.rows();
     let stored = old.and_then(fence);
     let presented = new.and_then(fence).filter(|_| refusal.sqlstate != "PF002");
-    let leases = plan.lease.as_ref().and_then(|binding| binding.leases(&columns, old, new).ok());
-    let lease = leases.and_then(|leases| {
-        // Of two leases, the one for which the token does not speak.
-        let stands =
-            |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
-        leases.iter().find(|name| !stands(name)).or(leases.iter().next()).map(<[u8]>::to_vec)
-    });
+    let leases = leases(call, plan);
+    // Of two leases, the one for which the token does not speak.
+    let stands = |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
+    let lease = leases.iter().find(|name| !stands(name)).or(leases.iter().next());
+    let lease = lease.map(<[u8]>::to_vec);
     let holder = lease.as_deref().and_then(guard::holder);
     Known { key: describe::key(call), lease, holder, presented, stored }
+}
+
+/// The leases of a write, as far as they can be told.
+#[cold]
+fn leases<'a>(call: &TriggerCall, plan: &'a Plan) -> WriteLeases<'a> {
+    let mut leases = WriteLeases::default();
+    if let Some(binding) = &plan.lease {
+        let (old, new) = call.rows();
+        let _ = binding.find_leases(&call.columns(), old, new, &mut leases);
+    }
+    leases
 }
 
 /// The token that a transaction has beside the fence column.
@@ -228,36 +257,21 @@ fn without(call: &TriggerCall, plan: &Plan, row: Tuple) -> Tuple {
 
 /// The refusal of a write that is not to land.
 #[cold]
-fn refusal(
-    call: &TriggerCall,
-    plan: &Plan,
-    write: &Write,
-    leases: &WriteLeases,
-    verdict: Verdict,
-) -> Refusal {
+fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> Refusal {
     let stored = visible(call, plan, write.old.flatten());
     match verdict {
         Verdict::NeverIssued { presented } => errors::never_issued(presented),
         Verdict::Stale { presented, .. } => {
             // An equal value that is only named may be one that the caller does not know.
             let known = write.column_presents() || write.ambient.is_some() || stored.is_some();
-            errors::stale(
-                known.then_some(presented),
-                stored,
-                &refused_write(call, plan, write, leases),
-            )
+            errors::stale(known.then_some(presented), stored, &refused_write(call, plan, &write))
         }
-        _ => errors::unfenced(stored, &refused_write(call, plan, write, leases)),
+        _ => errors::unfenced(stored, &refused_write(call, plan, &write)),
     }
 }
 
 /// What a refused write has tried, for the hint.
-fn refused_write(
-    call: &TriggerCall,
-    plan: &Plan,
-    write: &Write,
-    leases: &WriteLeases,
-) -> TriedWrite {
+fn refused_write(call: &TriggerCall, plan: &Plan, write: &Write) -> TriedWrite {
     let wrote = match (call.event(), write.new.flatten()) {
         (Event::Delete, _) => Wrote::Deletes,
         (Event::Update, _) if !write.column_presents() && !call.names(&plan.column) => {
@@ -270,7 +284,7 @@ fn refused_write(
     };
     let managed = matches!(plan.duty, Duty::Manage { .. });
     let column = describe::column_name(call, plan.column.number);
-    TriedWrite { column, managed, wrote, ambient: ambient(leases) }
+    TriedWrite { column, managed, wrote, ambient: ambient(&leases(call, plan)) }
 }
 
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
@@ -279,7 +293,8 @@ fn leaves(call: &TriggerCall, plan: &Plan, old: Option<Tuple>) -> bool {
 }
 
 /// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
-fn replicated(call: &TriggerCall, plan: &Plan, write: &Write) -> Result<pg_sys::Datum, Refusal> {
+#[inline(never)]
+fn replicated(call: &TriggerCall, plan: &Plan, write: Write) -> Result<pg_sys::Datum, Refusal> {
     if let (Some(Some(stored)), Some(new)) = (write.old, write.new) {
         let verdict = match new {
             Some(presented) if plan.order.accepts(presented, Some(stored)) => None,
@@ -287,7 +302,7 @@ fn replicated(call: &TriggerCall, plan: &Plan, write: &Write) -> Result<pg_sys::
             None => Some(Verdict::Unfenced),
         };
         if let Some(verdict) = verdict {
-            return Err(refusal(call, plan, write, &WriteLeases::default(), verdict));
+            return Err(refusal(call, plan, write, verdict));
         }
     }
     Ok(call.pass(call.new_row().or(call.old())))

@@ -126,6 +126,23 @@ pub unsafe fn attribute(
     }
 }
 
+/// Where in a row without NULLs a column begins, counted from where the row's columns begin; None where that depends on
+/// the row, or was not looked for yet.
+///
+/// # Safety
+/// As for `attribute`.
+#[inline(always)]
+pub unsafe fn fixed_offset(columns: pg_sys::TupleDesc, n: usize) -> Option<usize> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        let offset = (*attribute(columns, n)).attcacheoff;
+        #[cfg(feature = "pg18")]
+        let offset = (*(*columns).compact_attrs.as_ptr().add(n)).attcacheoff;
+        usize::try_from(offset).ok()
+    }
+}
+
 /// The backend behind a virtual transaction id, None when it has gone or is a prepared transaction.
 pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PGPROC> {
     #[cfg(any(feature = "pg15", feature = "pg16"))]

@@ -14,6 +14,7 @@ pub enum Order {
 impl Order {
     /// May a write that presents `presented` replace a row that has `stored`? A row that no token has
     /// touched accepts any.
+    #[inline]
     pub fn accepts(self, presented: Token, stored: Option<Token>) -> bool {
         match (self, stored) {
             (_, None) => true,
@@ -38,6 +39,7 @@ pub struct Write {
 
 impl Write {
     /// Does the fence column itself present the token (or a NULL)? Then nothing else is looked at.
+    #[inline]
     pub fn column_presents(&self) -> bool {
         match (self.old, self.new) {
             (_, None) => false,
@@ -61,6 +63,7 @@ pub enum Presented {
 }
 
 /// Finds the presented token (contract: the first rule that fits).
+#[inline(always)]
 pub fn presented(write: &Write, order: Order) -> Presented {
     let old = write.old.flatten();
     if write.column_presents() {
@@ -107,6 +110,7 @@ pub enum Verdict {
 }
 
 /// Judges a write. `issued` tells whether a token was ever drawn here.
+#[inline(always)]
 pub fn judge(write: &Write, order: Order, issued: impl Fn(Token) -> bool) -> Verdict {
     let (token, stamp) = match presented(write, order) {
         Presented::Column(token) => (token, false),
@@ -119,6 +123,7 @@ pub fn judge(write: &Write, order: Order, issued: impl Fn(Token) -> bool) -> Ver
 
 /// Judges a write of a managed table: only the ambient token counts, whatever the statement has put into
 /// the column. `bound`: the table is bound to a lease.
+#[inline]
 pub fn judge_managed(write: &Write, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
     let Some(token) = write.ambient else {
         // Whoever creates a row takes it from nobody; a lease, though, is somebody's.
@@ -129,6 +134,7 @@ pub fn judge_managed(write: &Write, bound: bool, issued: impl Fn(Token) -> bool)
     judge_token(write, token, stamp, Order::Monotonic, issued)
 }
 
+#[inline(always)]
 fn judge_token(
     write: &Write,
     token: Token,

@@ -33,5 +33,5 @@ sql_functions! {
     fence_stats_reset, pg_finfo_fence_stats_reset => statistics::reset;
     fence_protect, pg_finfo_fence_protect => fence::protect;
     fence_audit, pg_finfo_fence_audit => fence::audit;
-    fenced, pg_finfo_fenced => fence::fenced;
+    fenced, pg_finfo_fenced => fence::fenced, quickly fence::lands_again;
 }

@@ -15,11 +15,13 @@ use std::any::Any;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ptr::NonNull;
 
-/// An error as Postgres lays it out: nothing to drop. Its texts are in the server's encoding, and live as long as the
-/// memory context that was current when the call began.
+/// An error as Postgres lays it out, in Postgres's memory: nothing to drop, and no larger than a pointer, which each
+/// call's answer has room for. It lives as long as the memory context that was current when the call began; its texts
+/// are in the server's encoding. None where there was no memory for it.
 #[derive(Clone, Copy)]
-pub struct RawError(pg_sys::ErrorData);
+pub struct RawError(Option<NonNull<pg_sys::ErrorData>>);
 
 /// How many of the errors that a call meets are kept, the latest. Mostly there is one. An exception handler in a user's
 /// trigger may meet others and then raise again the one that it was called for, which is not told to anybody.
@@ -38,8 +40,7 @@ struct MetErrors {
 ///
 /// pgrx's own guard throws a server's error itself, but with a copy of its text domain that nobody frees: a session that
 /// catches errors in a loop would grow by 32 bytes with each.
-// In a box, the error would leak when Postgres leaves by longjmp.
-#[allow(clippy::result_large_err)]
+#[inline]
 pub fn caught<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, RawError> {
     // SAFETY: reads a global of this thread.
     let memory = unsafe { pg_sys::CurrentMemoryContext };
@@ -82,7 +83,7 @@ impl MetErrors {
             copy.unwrap_or_else(|| RawError::of_panic(panic))
         }));
         // Laying it out takes a little memory.
-        laid_out.unwrap_or_else(|_| RawError::new("53200", c"out of memory".as_ptr()))
+        laid_out.unwrap_or(RawError(None))
     }
 
     /// The copy of the error that pgrx has made this report of.
@@ -97,7 +98,7 @@ impl MetErrors {
         };
         // SAFETY: each is NULL or a copy.
         let mut copies = self.copies.get().into_iter().filter_map(|copy| unsafe { copy.as_ref() });
-        copies.find(is_it).map(|copy| RawError(*copy))
+        copies.find(is_it).map(|copy| RawError(Some(NonNull::from(copy))))
     }
 }
 
@@ -124,34 +125,20 @@ unsafe extern "C-unwind" fn copy_error(met: *mut c_void) {
 }
 
 impl RawError {
-    /// Without a detail, a hint or a place.
-    fn new(sqlstate: &str, message: *const c_char) -> Self {
-        RawError(pg_sys::ErrorData {
-            elevel: PgLogLevel::ERROR as c_int,
-            sqlerrcode: encode(sqlstate),
-            message: message.cast_mut(),
-            ..Default::default()
-        })
+    /// Puts it into Postgres's memory.
+    fn kept(error: pg_sys::ErrorData) -> Self {
+        // SAFETY: new memory of that size, aligned for anything.
+        unsafe {
+            let kept = pg_sys::palloc(size_of::<pg_sys::ErrorData>()).cast::<pg_sys::ErrorData>();
+            kept.write(error);
+            RawError(NonNull::new(kept))
+        }
     }
 
     /// Lays a refusal out.
+    #[cold]
     fn of(refusal: Refusal) -> Self {
-        let optional = |text: &[u8]| {
-            let text = if text.is_empty() { std::ptr::null() } else { c_string(text) };
-            text.cast_mut()
-        };
-        let detail = optional(&in_server_encoding(refusal.detail()));
-        let message = c_string(&in_server_encoding(refusal.message));
-        let mut error = RawError::new(refusal.sqlstate, message);
-        error.0.detail = detail;
-        // It may name a column.
-        error.0.hint = optional(&in_server_encoding(refusal.hint.into_owned()));
-        if let Some(location) = refusal.location {
-            error.0.schema_name = optional(&location.schema);
-            error.0.table_name = optional(&location.table);
-            error.0.column_name = optional(&location.column);
-        }
-        error
+        RawError::kept(laid_out(refusal))
     }
 
     /// Lays out a panic of Rust's, or an error of which there is no copy.
@@ -171,17 +158,48 @@ impl RawError {
         }
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        RawError::new("XX000", c_string(text.unwrap_or("a panic without a message").as_bytes()))
+        let text = c_string(text.unwrap_or("a panic without a message").as_bytes());
+        RawError::kept(error_data("XX000", text))
     }
 
     fn of_report(report: &ErrorReportWithLevel) -> Self {
         let shown = |text: Option<&str>| text.map_or(std::ptr::null(), |t| c_string(&of_server(t)));
-        let mut error = RawError::new("XX000", shown(Some(report.message())));
-        error.0.sqlerrcode = report.sql_error_code() as c_int;
-        error.0.detail = shown(report.detail()).cast_mut();
-        error.0.hint = shown(report.hint()).cast_mut();
-        error
+        let mut error = error_data("XX000", shown(Some(report.message())));
+        error.sqlerrcode = report.sql_error_code() as c_int;
+        error.detail = shown(report.detail()).cast_mut();
+        error.hint = shown(report.hint()).cast_mut();
+        RawError::kept(error)
     }
+}
+
+/// An error without a detail, a hint or a place.
+fn error_data(sqlstate: &str, message: *const c_char) -> pg_sys::ErrorData {
+    pg_sys::ErrorData {
+        elevel: PgLogLevel::ERROR as c_int,
+        sqlerrcode: encode(sqlstate),
+        message: message.cast_mut(),
+        ..Default::default()
+    }
+}
+
+/// A refusal as Postgres lays it out.
+fn laid_out(refusal: Refusal) -> pg_sys::ErrorData {
+    let optional = |text: &[u8]| {
+        let text = if text.is_empty() { std::ptr::null() } else { c_string(text) };
+        text.cast_mut()
+    };
+    let detail = optional(&in_server_encoding(refusal.detail()));
+    let message = c_string(&in_server_encoding(refusal.message));
+    let mut error = error_data(refusal.sqlstate, message);
+    error.detail = detail;
+    // It may name a column.
+    error.hint = optional(&in_server_encoding(refusal.hint.into_owned()));
+    if let Some(location) = refusal.location {
+        error.schema_name = optional(&location.schema);
+        error.table_name = optional(&location.table);
+        error.column_name = optional(&location.column);
+    }
+    error
 }
 
 /// pgrx takes an error's text for UTF-8. In a database of another encoding what is not ASCII is lost by then.
@@ -196,18 +214,20 @@ fn of_server(text: &str) -> Vec<u8> {
 ///
 /// # Safety
 /// No frame between here and Postgres may hold anything that needs dropping.
-pub unsafe fn throw(mut error: RawError) -> ! {
+pub unsafe fn throw(error: RawError) -> ! {
+    let mut no_memory = error_data("53200", c"out of memory".as_ptr());
+    let error = error.0.map_or(&raw mut no_memory, NonNull::as_ptr);
     // SAFETY: the caller's promise; Postgres copies the error.
-    unsafe { raw::ThrowErrorData(&mut error.0) };
+    unsafe { raw::ThrowErrorData(error) };
     unreachable!("an ERROR was thrown and came back");
 }
 
 /// Sends the client a warning, and goes on.
 pub fn warn(warning: Refusal) {
-    let mut warning = RawError::of(warning);
-    warning.0.elevel = PgLogLevel::WARNING as c_int;
+    let mut warning = laid_out(warning);
+    warning.elevel = PgLogLevel::WARNING as c_int;
     // SAFETY: a warning returns.
-    unsafe { pg_sys::ThrowErrorData(&mut warning.0) };
+    unsafe { pg_sys::ThrowErrorData(&mut warning) };
 }
 
 /// Five characters as Postgres packs them (MAKE_SQLSTATE).

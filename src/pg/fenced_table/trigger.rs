@@ -193,20 +193,32 @@ impl TriggerCall {
         (0..trigger.tgnargs as usize).map(argument)
     }
 
-    /// What was kept for this trigger in this statement, made at its first row.
+    /// What was kept for this trigger in this statement, if anything was.
     #[inline]
-    pub fn kept<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
-        // SAFETY: flinfo lives as long as the statement's trigger state, in fn_mcxt, and fn_extra is this
-        // function's own; what is leaked into that context is dropped with it.
+    pub fn kept<T>(&self) -> Option<&T> {
+        // SAFETY: flinfo lives as long as the statement's trigger state; fn_extra is this function's own, and is where
+        // `keep` puts it.
+        unsafe { (*(*self.fcinfo).flinfo).fn_extra.cast::<T>().as_ref() }
+    }
+
+    /// What is kept for this trigger in this statement, made at its first row.
+    #[inline]
+    pub fn keep<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+        match self.kept() {
+            Some(kept) => Ok(kept),
+            None => self.make_and_keep(make),
+        }
+    }
+
+    #[cold]
+    fn make_and_keep<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+        let made = make()?;
+        // SAFETY: fn_mcxt lives as long as flinfo; what is leaked into it is dropped with it.
         unsafe {
             let flinfo = (*self.fcinfo).flinfo;
-            if (*flinfo).fn_extra.is_null() {
-                let made = make()?;
-                let kept =
-                    pgrx::PgMemoryContexts::For((*flinfo).fn_mcxt).leak_and_drop_on_delete(made);
-                (*flinfo).fn_extra = kept.cast();
-            }
-            Ok(&*(*flinfo).fn_extra.cast::<T>())
+            let kept = pgrx::PgMemoryContexts::For((*flinfo).fn_mcxt).leak_and_drop_on_delete(made);
+            (*flinfo).fn_extra = kept.cast();
+            Ok(&*kept)
         }
     }
 
@@ -255,20 +267,77 @@ impl Columns {
     /// A column's value, None for NULL.
     #[inline]
     pub fn value(&self, row: Tuple, attribute: &Attribute) -> Option<pg_sys::Datum> {
-        let mut null = false;
         // SAFETY: the row is one of this table, the number one of its columns.
-        let value = unsafe { pg_sys::heap_getattr(row.0, attribute.number, self.0, &mut null) };
+        unsafe {
+            if !row.has(attribute) {
+                return self.value_since_added(attribute);
+            }
+            (!row.is_null(attribute)).then(|| raw::nocachegetattr(row.0, attribute.number, self.0))
+        }
+    }
+
+    /// The value of a column that was added to the table when the row was there already.
+    #[cold]
+    fn value_since_added(&self, attribute: &Attribute) -> Option<pg_sys::Datum> {
+        let mut null = false;
+        // SAFETY: the number is one of the table's columns.
+        let value = unsafe { pg_sys::getmissingattr(self.0, attribute.number, &mut null) };
         (!null).then_some(value)
     }
 
     /// The token in a bigint column, None for NULL.
     #[inline(always)]
     pub fn token(&self, row: Tuple, attribute: &Attribute) -> Option<Token> {
+        // Mostly it is at the same place in each row.
+        // SAFETY: the row is one of this table, the column a bigint that the row has.
+        unsafe {
+            if row.has(attribute) && !row.has_nulls() {
+                if let Some(offset) = compat::fixed_offset(self.0, attribute.number as usize - 1) {
+                    let at = row.first_column().add(offset);
+                    return Some(Token::from_bigint(at.cast::<i64>().read()));
+                }
+            }
+        }
         self.value(row, attribute).map(|d| Token::from_bigint(d.value() as i64))
     }
 }
 
 impl Tuple {
+    #[inline(always)]
+    fn header(&self) -> &pg_sys::HeapTupleHeaderData {
+        // SAFETY: a row has its header.
+        unsafe { &*(*self.0).t_data }
+    }
+
+    /// Had the table the column already when the row was written?
+    #[inline(always)]
+    fn has(&self, attribute: &Attribute) -> bool {
+        let columns = u32::from(self.header().t_infomask2) & pg_sys::HEAP_NATTS_MASK;
+        attribute.number as u32 <= columns
+    }
+
+    /// Is one of its columns NULL?
+    #[inline(always)]
+    fn has_nulls(&self) -> bool {
+        u32::from(self.header().t_infomask) & pg_sys::HEAP_HASNULL != 0
+    }
+
+    /// Is this column NULL, which the row has?
+    #[inline(always)]
+    fn is_null(&self, attribute: &Attribute) -> bool {
+        let n = attribute.number as usize - 1;
+        // SAFETY: a row with NULLs has a bit for each column, which is 0 for NULL.
+        self.has_nulls()
+            && unsafe { *self.header().t_bits.as_ptr().add(n / 8) } & (1 << (n % 8)) == 0
+    }
+
+    /// Where its columns begin.
+    #[inline(always)]
+    fn first_column(&self) -> *const u8 {
+        // SAFETY: the header says how far that is.
+        unsafe { (*self.0).t_data.cast::<u8>().add(self.header().t_hoff.into()) }
+    }
+
     /// Which version of which row it is.
     #[inline]
     pub fn id(&self, call: &TriggerCall) -> RowId {
