@@ -3,7 +3,7 @@
 use super::binding::Binding;
 use super::row_moves;
 use crate::pg::call::errors::{self, Refusal};
-use crate::pg::fenced_table::trigger::{Attribute, Columns, TriggerCall};
+use crate::pg::fenced_table::trigger::{Attribute, Columns, Kept, TriggerCall};
 use crate::statistics;
 use crate::tokens;
 use pg_fence_rules::fence::Order;
@@ -56,6 +56,12 @@ pub enum NullInsert {
     /// Where no token was at hand with which the row could have been stamped.
     WithoutToken,
     Always,
+}
+
+impl Kept for Plan {
+    fn needs_drop(&self) -> bool {
+        self.moves || self.lease.is_some()
+    }
 }
 
 impl Drop for Plan {

@@ -91,7 +91,7 @@ fn taken_at_a_glance(request: &Request) -> Option<Instant> {
         return None;
     }
     let is_alone = |row: &Row| row.grant.mode == Mode::Exclusive;
-    let row = Glance::at(&request.name)?.remembered(&request.name, is_alone)?;
+    let row = Glance::row(&request.name, is_alone)?;
     (row.grant.phase(server::now()) == Phase::Held).then_some(row.grant.expires_at)
 }
 

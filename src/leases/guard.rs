@@ -21,7 +21,7 @@ use crate::pg::state::keyed::Access;
 use crate::pg::state::lease_table::{AsOf, Glance, LeaseTable};
 use crate::pg::state::relation;
 use crate::pg::state::row::Row;
-use crate::pg::state::row_version::Seen;
+use crate::pg::state::row_version::Sighting;
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::{Mode, Phase};
@@ -37,7 +37,7 @@ struct Guard {
     slot: i32,
     token: Token,
     /// The grant's row as it was; mostly it still is.
-    seen: Seen,
+    seen: Sighting,
     /// When the grant is over by that row.
     over_since: Instant,
     savepoint: SavepointId,
@@ -57,6 +57,9 @@ struct Guards {
 thread_local! {
     static GUARDS: RefCell<Guards> = RefCell::default();
 }
+
+/// A session keeps room for so many leases that a transaction guards.
+const MOST_KEPT: usize = 16;
 
 /// Notes a `lease_guard`: where the transaction turns out to end with that statement, its caller is warned.
 pub fn note_call(name: Vec<u8>) {
@@ -111,10 +114,7 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
 /// rows are as they were.
 fn doubtful(any_time: bool) -> Vec<(Vec<u8>, i32)> {
     let horizon = server::now() + NOTE_WITHIN;
-    let table = if any_time { None } else { Glance::new() };
-    let is_certain = |v: &Guard| {
-        v.over_since >= horizon && table.as_ref().is_some_and(|table| table.is_latest(v.seen))
-    };
+    let is_certain = |v: &Guard| !any_time && v.over_since >= horizon && v.seen.is_latest();
     GUARDS.with_borrow(|g| {
         let each = g.by_lease.iter().flat_map(|(name, all)| all.iter().map(move |v| (name, v)));
         each.filter(|(_, v)| !is_certain(v)).map(|(name, v)| (name.clone(), v.slot)).collect()
@@ -171,7 +171,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         Some(found) => Some(found),
         None => searched(name, token)?,
     };
-    let Some((row, locks)) = found else { return Err(not_speaking(name, token, caller)) };
+    let Some((row, locks, seen)) = found else { return Err(not_speaking(name, token, caller)) };
     let (slot, floor) = (row.grant.slot, tokens::floor()?);
     // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
     let held = guards_slot(name, slot)
@@ -188,24 +188,29 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     }
     locks.keep();
     line::changed(name);
-    let (seen, over_since) = (row.seen(), row.over_since());
+    let over_since = row.over_since();
     let verdict = Guard { slot, token, seen, over_since, savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
     statistics::count(Counter::Guards);
     Ok(())
 }
 
-/// The grant that the token is of, read under its locks, where this session remembers its row. That takes no lock on
-/// the table: its own keep the grant from being changed.
-fn at_its_place(name: &[u8], token: Token) -> Result<Option<(Row, Locks<'_>)>, Refusal> {
-    let Some(table) = Glance::at(name) else { return Ok(None) };
-    let Some(seen) = table.remembered(name, |row| has_token(row, token)) else { return Ok(None) };
-    let locks = lock(name, &seen)?;
-    Ok(table.again(&seen).map(|row| (row, locks)))
+/// A grant's row, read under the locks that a guard takes, and what it is to be known again by.
+type Found<'a> = (Row, Locks<'a>, Sighting);
+
+/// The grant that the token is of, where this session remembers its row. That takes no lock on the table: its own keep
+/// the grant from being changed.
+fn at_its_place(name: &[u8], token: Token) -> Result<Option<Found<'_>>, Refusal> {
+    let Some((table, old)) = Glance::old_row(name, |row| has_token(row, token)) else {
+        return Ok(None);
+    };
+    let locks = lock(name, &old)?;
+    let row = table.again(&old);
+    Ok(row.map(|row| (row, locks, table.sighting(&row))))
 }
 
-/// The grant that the token is of, read under its locks.
-fn searched(name: &[u8], token: Token) -> Result<Option<(Row, Locks<'_>)>, Refusal> {
+/// The grant that the token is of.
+fn searched(name: &[u8], token: Token) -> Result<Option<Found<'_>>, Refusal> {
     let table = LeaseTable::open(Access::Read)?;
     let rows = table.rows(name, AsOf::Now);
     let Some(seen) = find(&rows, token) else { return Ok(None) };
@@ -214,7 +219,7 @@ fn searched(name: &[u8], token: Token) -> Result<Option<(Row, Locks<'_>)>, Refus
     if let Some(row) = &row {
         table.remember(name, row);
     }
-    Ok(row.map(|row| (row, locks)))
+    Ok(row.map(|row| (row, locks, table.sighting(&row))))
 }
 
 /// The locks of a guard of that grant. (Its mode and slot stay what they are.)
@@ -293,9 +298,16 @@ impl OfSavepoint for Guards {
 
 impl OfTransaction for Guards {
     fn transaction_ended(&mut self, _: Ending) {
-        if !self.by_lease.is_empty() || !self.written.is_empty() || self.outside_block.is_some() {
-            *self = Guards::default();
+        // Cleared, not replaced: the next transaction needs the room again.
+        if !self.by_lease.is_empty() {
+            self.by_lease.clear();
+            self.by_lease.shrink_to(MOST_KEPT);
+            self.last = None;
         }
+        if !self.written.is_empty() {
+            self.written = Vec::new();
+        }
+        self.outside_block = None;
     }
 }
 

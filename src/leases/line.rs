@@ -16,6 +16,9 @@ thread_local! {
     static CHANGED: RefCell<Vec<Changed>> = const { RefCell::new(Vec::new()) };
 }
 
+/// A session keeps room for so many of them.
+const MOST_KEPT: usize = 16;
+
 /// A lease that was changed or guarded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Changed {
@@ -72,7 +75,7 @@ impl OfTransaction for Vec<Changed> {
             }
             !tell
         });
-        if transaction_is_over {
+        if transaction_is_over && self.capacity() > MOST_KEPT {
             *self = Vec::new();
         }
     }

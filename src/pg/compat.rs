@@ -55,17 +55,21 @@ pub unsafe fn acts_as(member: pg_sys::Oid, role: pg_sys::Oid) -> bool {
     }
 }
 
-/// The first item of a page.
+/// An item of a page, by its number from 1 on; None where the page has none of that number, or only points elsewhere
+/// there.
 ///
 /// # Safety
-/// The page must be locked and have one.
-pub unsafe fn first_item(page: pg_sys::Page) -> *mut u8 {
-    // SAFETY: the line pointers follow the page's header; the first says where its item is.
+/// The page must be locked, or a copy.
+pub unsafe fn item(page: pg_sys::Page, number: u16) -> Option<*mut u8> {
+    const POINTERS: usize = std::mem::offset_of!(pg_sys::PageHeaderData, pd_linp);
+    // SAFETY: the line pointers follow the page's header, which says where they end; each says where its item is.
     unsafe {
+        let lower = usize::from((*page.cast::<pg_sys::PageHeaderData>()).pd_lower);
+        let count = lower.saturating_sub(POINTERS) / size_of::<pg_sys::ItemIdData>();
+        let n = usize::from(number).checked_sub(1).filter(|n| *n < count)?;
         let page = page.cast::<u8>();
-        let pointers = std::mem::offset_of!(pg_sys::PageHeaderData, pd_linp);
-        let pointer = &*page.add(pointers).cast::<pg_sys::ItemIdData>();
-        page.add(pointer.lp_off() as usize)
+        let pointer = &*page.add(POINTERS).cast::<pg_sys::ItemIdData>().add(n);
+        (pointer.lp_flags() == pg_sys::LP_NORMAL).then(|| page.add(pointer.lp_off() as usize))
     }
 }
 

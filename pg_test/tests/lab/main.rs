@@ -33,6 +33,7 @@ mod leases;
 mod leaving_the_queue;
 mod lock_table;
 mod managed;
+mod many_rows;
 mod misplaced_triggers;
 mod mixed_modes;
 mod monitoring;

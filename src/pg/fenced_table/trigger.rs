@@ -43,6 +43,12 @@ pub struct Attribute {
     pub generated: bool,
 }
 
+/// What can be kept for a statement.
+pub trait Kept {
+    /// Must something be given back when the statement is over?
+    fn needs_drop(&self) -> bool;
+}
+
 /// A call of the trigger function.
 #[derive(Clone, Copy)]
 pub struct TriggerCall {
@@ -203,7 +209,7 @@ impl TriggerCall {
 
     /// What is kept for this trigger in this statement, made at its first row.
     #[inline]
-    pub fn keep<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+    pub fn keep<T: Kept, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         match self.kept() {
             Some(kept) => Ok(kept),
             None => self.make_and_keep(make),
@@ -211,12 +217,20 @@ impl TriggerCall {
     }
 
     #[cold]
-    fn make_and_keep<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+    fn make_and_keep<T: Kept, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+        const { assert!(align_of::<T>() <= pg_sys::MAXIMUM_ALIGNOF as usize) };
         let made = make()?;
-        // SAFETY: fn_mcxt lives as long as flinfo; what is leaked into it is dropped with it.
+        // SAFETY: fn_mcxt lives as long as flinfo; memory of that size, aligned for anything of Postgres's.
         unsafe {
             let flinfo = (*self.fcinfo).flinfo;
-            let kept = pgrx::PgMemoryContexts::For((*flinfo).fn_mcxt).leak_and_drop_on_delete(made);
+            let mut memory = pgrx::PgMemoryContexts::For((*flinfo).fn_mcxt);
+            let kept = if made.needs_drop() {
+                memory.leak_and_drop_on_delete(made)
+            } else {
+                let kept = memory.palloc(size_of::<T>()).cast::<T>();
+                kept.write(made);
+                kept
+            };
             (*flinfo).fn_extra = kept.cast();
             Ok(&*kept)
         }

@@ -187,9 +187,9 @@ fn do_before_commit(prepares: bool) {
         return;
     }
     // Not borrowed while the work is done: triggers may fire in it.
-    let all = BEFORE_COMMIT.with_borrow(Clone::clone);
-    let outcome = raise::caught(|| all.iter().try_for_each(|before| (before.work)(prepares)));
-    drop(all);
+    let nth = |n: usize| BEFORE_COMMIT.with_borrow(|all| all.get(n).copied());
+    let mut all = (0..).map_while(nth);
+    let outcome = raise::caught(|| all.try_for_each(|before| (before.work)(prepares)));
     if let Err(error) = outcome {
         // SAFETY: nothing is left to drop when it leaves.
         unsafe { raise::throw(error) }

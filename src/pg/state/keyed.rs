@@ -10,7 +10,7 @@ use crate::pg::locks::relation_lock::{self, Wait};
 use crate::pg::raw;
 use crate::pg::state::executor;
 use crate::pg::state::form::{self, Form, Spec};
-use crate::pg::state::relation::{self, state_oid};
+use crate::pg::state::relation::state_oid;
 use crate::pg::state::row::Fields;
 use crate::pg::state::row_version::{Location, Pointer, RowVersion, NO_BUFFER};
 use pgrx::pg_sys;
@@ -67,9 +67,8 @@ impl Keyed {
         Ok(Some(Keyed { spec, form, opened }))
     }
 
-    /// The table without a lock, for `at` alone; None where the session does not know it (any more).
+    /// The table without a lock, for `at` and `again` alone; None where the session does not know it (any more).
     pub fn unlocked(spec: &'static Spec) -> Option<Self> {
-        relation::learn_changes();
         let form = form::known(spec, state_oid(spec.table).ok()?)?;
         // SAFETY: a relation of the session's cache, whose reference is given back on drop.
         let (table, owner) = unsafe {
@@ -92,6 +91,12 @@ impl Keyed {
     /// The table, open and locked for as long as this lives.
     pub fn table(&self) -> pg_sys::Relation {
         self.opened.table
+    }
+
+    /// Where the files of the table are.
+    pub fn files(&self) -> raw::File {
+        // SAFETY: an open relation.
+        compat::files(unsafe { &*self.table() })
     }
 
     /// The file that the table is in.
@@ -237,6 +242,36 @@ impl Keyed {
         }
     }
 
+    /// Shows the version that was found at a place if it is still the latest of its row; else as `at`.
+    ///
+    /// # Safety
+    /// As for `at`.
+    pub unsafe fn again(
+        &self,
+        version: RowVersion,
+        location: Location,
+        mut show: impl FnMut(pg_sys::HeapTuple),
+    ) {
+        let buffer = location.buffer;
+        // SAFETY: the caller's promise; versions of a row that follow one another there are in one page.
+        unsafe {
+            if !self.pin(location) {
+                return;
+            }
+            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
+            match version.unmarked_in(pg_sys::BufferGetPage(buffer)) {
+                Some(mut tuple) => {
+                    show(&mut tuple);
+                    raw::UnlockReleaseBuffer(buffer);
+                }
+                None => {
+                    raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_UNLOCK as c_int);
+                    self.versions(location, &mut committed(), show);
+                }
+            }
+        }
+    }
+
     /// Shows the version at a place that is committed now, or that this transaction has written, while its page is
     /// locked. Nothing is shown where the page is not in its buffer any more.
     ///
@@ -245,21 +280,22 @@ impl Keyed {
     /// # Safety
     /// To be called inside `compat::guarded`.
     pub unsafe fn at(&self, location: Location, show: impl FnMut(pg_sys::HeapTuple)) {
-        let mut committed = pg_sys::SnapshotData {
-            snapshot_type: pg_sys::SnapshotType::SNAPSHOT_SELF,
-            ..Default::default()
-        };
         // SAFETY: the caller's promise.
         unsafe {
-            if location.buffer != NO_BUFFER
-                && compat::pin_recent(
-                    compat::files(&*self.table()),
-                    location.entry.block(),
-                    location.buffer,
-                )
-            {
-                self.versions(location, &mut committed, show);
+            if self.pin(location) {
+                self.versions(location, &mut committed(), show);
             }
+        }
+    }
+
+    /// Pins the page of a place, where it still is in its buffer.
+    ///
+    /// # Safety
+    /// To be called inside `compat::guarded`.
+    unsafe fn pin(&self, at: Location) -> bool {
+        // SAFETY: the caller's promise; the buffer is one that the page has been in.
+        unsafe {
+            at.buffer != NO_BUFFER && compat::pin_recent(self.files(), at.entry.block(), at.buffer)
         }
     }
 
@@ -305,6 +341,12 @@ impl Keyed {
         }
         dead && !found
     }
+}
+
+/// What is committed at the moment of each look, and what this transaction has written.
+fn committed() -> pg_sys::SnapshotData {
+    let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_SELF;
+    pg_sys::SnapshotData { snapshot_type, ..Default::default() }
 }
 
 /// Who writes clears a page of old versions when less of it than this is left for new ones, which is more than the

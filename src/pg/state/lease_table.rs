@@ -12,7 +12,7 @@ use crate::pg::state::found_rows;
 use crate::pg::state::keyed::{Access, Keyed};
 use crate::pg::state::relation;
 use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, LEASE};
-use crate::pg::state::row_version::{Location, Pointer, RowVersion, Seen, NO_BUFFER};
+use crate::pg::state::row_version::{Location, Pointer, Sighting, NO_BUFFER};
 use crate::pg::table_scan;
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
@@ -46,19 +46,26 @@ pub struct Glance {
 
 impl Glance {
     /// None where the session does not know the table (any more).
-    pub fn new() -> Option<Self> {
+    fn new() -> Option<Self> {
         let table = LeaseTable(Keyed::unlocked(&SPEC)?);
         Some(Glance { table, generation: relation::generation() })
     }
 
-    /// For a lease of which the session remembers something.
-    pub fn at(name: &[u8]) -> Option<Self> {
-        found_rows::has(name).then(Glance::new).flatten()
+    /// The row where the session has found it before; see `LeaseTable::remembered`.
+    pub fn row(name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<Row> {
+        if !found_rows::has(name) {
+            return None;
+        }
+        relation::learn_changes();
+        Glance::new()?.table.remembered(name, wanted)
     }
 
-    /// The row where the session has found it before; see `LeaseTable::remembered`.
-    pub fn remembered(&self, name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<Row> {
-        self.table.remembered(name, wanted)
+    /// The row where the session has found it before, as it was known to be at some time: to be locked, and then to be
+    /// looked at again.
+    pub fn old_row(name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<(Self, Row)> {
+        let glance = found_rows::has(name).then(Glance::new).flatten()?;
+        let row = glance.table.remembered(name, wanted)?;
+        Some((glance, row))
     }
 
     /// As `LeaseTable::again`, for a row whose grant has been locked since. None, too, where the table may be in
@@ -68,18 +75,9 @@ impl Glance {
         (relation::generation() == self.generation).then(|| self.table.again(row)).flatten()
     }
 
-    /// Is it still the latest version of its row?
-    pub fn is_latest(&self, seen: Seen) -> bool {
-        let mut same = false;
-        // SAFETY: a tuple in its page.
-        unsafe {
-            compat::guarded(|| {
-                self.table
-                    .0
-                    .at(seen.location, |tuple| same = RowVersion::of(tuple) == seen.version);
-            });
-        }
-        same
+    /// The row that was just looked at again, to be known later.
+    pub fn sighting(&self, row: &Row) -> Sighting {
+        self.table.sighting(row)
     }
 }
 
@@ -188,9 +186,16 @@ impl LeaseTable {
         let mut same = false;
         // SAFETY: a tuple in its page.
         unsafe {
-            compat::guarded(|| self.0.at(row.location, |tuple| same = row.is_still(tuple)));
+            compat::guarded(|| {
+                self.0.again(row.version(), row.location, |tuple| same = row.is_still(tuple));
+            });
         }
         same.then(|| row.looked_at_again())
+    }
+
+    /// A row that was just read, to be known later.
+    pub fn sighting(&self, row: &Row) -> Sighting {
+        Sighting::new(row.version(), row.location.buffer, self.0.files())
     }
 
     /// Reads all rows again by their places: they are still all where no transaction that wrote anything has ended

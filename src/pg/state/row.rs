@@ -6,7 +6,7 @@ use crate::pg::compat;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;
 use crate::pg::session::xact;
-use crate::pg::state::row_version::{Location, RowVersion, Seen};
+use crate::pg::state::row_version::{Location, RowVersion};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
@@ -431,11 +431,6 @@ impl Row {
     pub fn version(&self) -> RowVersion {
         // SAFETY: a copied tuple.
         unsafe { RowVersion::of(self.tuple) }
-    }
-
-    /// What it is to be known again by.
-    pub fn seen(&self) -> Seen {
-        Seen { location: self.location, version: self.version() }
     }
 
     /// Was this version written by the transaction that is asking?

@@ -200,7 +200,7 @@ pub fn restore_page(oid: pg_sys::Oid, like: pg_sys::Oid) -> bool {
 unsafe fn data_of(page: pg_sys::Page) -> *mut SequenceData {
     // SAFETY: the caller's promise; a sequence has its one tuple as item 1.
     unsafe {
-        let header = compat::first_item(page);
+        let header = compat::item(page, 1).expect("a sequence has a tuple");
         let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
         header.add(hoff).cast::<SequenceData>()
     }
