@@ -105,7 +105,7 @@ impl Plan {
             tokens: tokens::sequence()?,
             moves,
             verified,
-            plain: duty == Duty::Judge && call.before() && !moves && !verified && one_lease,
+            plain: duty == Duty::Judge && call.before() && !moves && one_lease,
             depth: if moves { call.depth() } else { 0 },
             landed: Cell::new(None),
             offered: Cell::new(None),

@@ -1,7 +1,8 @@
 //! The trigger function `fenced(fence_column, mode, lease, 'verify', 'unfenced insert')`.
 //!
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
-//! statement, and whether a token speaks for a lease once per transaction.
+//! statement, and whether a token speaks for a lease once per transaction. A row that shows the token of the row before it
+//! takes a short way.
 
 use super::binding::WriteLeases;
 use super::plan::{Duty, NullInsert, Plan};

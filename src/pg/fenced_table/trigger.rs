@@ -290,7 +290,8 @@ impl Columns {
         }
     }
 
-    /// The value of a column that was added to the table when the row was there already.
+    /// The value of a column that was added to the table when the row was there already. Raises for none that is passed by
+    /// value.
     #[cold]
     fn value_since_added(&self, attribute: &Attribute) -> Option<pg_sys::Datum> {
         let mut null = false;
