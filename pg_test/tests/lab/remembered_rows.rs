@@ -176,3 +176,30 @@ fn what_a_rollback_takes_back_is_not_remembered(lab: &Lab) -> Result<()> {
     ensure!(session.renew("a", lost)?.is_none(), "the renewal was rolled back");
     is_held(&mut session, "a", token)
 }
+
+/// A commit looks whether the row that it was guarded by is as it was. Another lease's row that lies there by now is not
+/// that row.
+#[lab_test]
+fn a_commit_is_not_told_by_another_leases_row(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut guarded, mut other) = (db.connect()?, db.connect()?);
+    guarded.run("CREATE TABLE done (id int)")?;
+    let first = other.acquire("a", "1 h")?;
+    let mut second = other.acquire("b", "1 h")?;
+    // Where a row began it leaves a pointer to where it is; a later place of it is free when it goes on.
+    let first = other.renew("a", first)?.context("held")?;
+    let before = place(&mut other, "a")?.context("a was granted")?;
+    guarded.run(&format!("BEGIN; SELECT lease_guard('a', {first})"))?;
+    other.release("a", first)?.context("held")?;
+    // Pages are cleared as they fill up, and then the place of the row that a had is free.
+    let mut renewals = 0;
+    while place(&mut other, "b")?.as_ref() != Some(&before) {
+        ensure!(renewals < 1_000, "no row of b came to lie at {before}");
+        second = other.renew("b", second)?.context("held")?;
+        renewals += 1;
+    }
+    guarded.run("INSERT INTO done VALUES (1); COMMIT")?;
+    let noted = other.text("SELECT string_agg(name, ' ') FROM fence.guarded_commits")?;
+    ensure!(noted.as_deref() == Some("a"), "noted: {noted:?}");
+    Ok(())
+}
