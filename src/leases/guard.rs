@@ -94,20 +94,32 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
     }
     // A standby may keep a commit waiting for as long as it likes, too.
     let any_time = prepares || server::commits_wait_for_standbys();
-    let doubtful = doubtful(any_time);
-    if doubtful.is_empty() {
-        return Ok(());
-    }
-    xact::at_the_end(|| {
-        // None of the extension is left: it is being dropped.
-        if !relation::state_exists() {
+    let mut noted: Vec<Vec<u8>> = Vec::new();
+    // Writing a note may wait for maintenance. What was certain is asked again then.
+    loop {
+        let mut doubtful = doubtful(any_time);
+        doubtful.retain(|(name, _)| !noted.contains(name));
+        if doubtful.is_empty() {
             return Ok(());
         }
-        doubtful.iter().try_for_each(|(name, slot)| match may_outlive(name, *slot, any_time)? {
-            true => guarded_commits::note(name),
-            false => Ok(()),
-        })
-    })
+        let noted_before = noted.len();
+        xact::at_the_end(|| {
+            // None of the extension is left: it is being dropped.
+            if !relation::state_exists() {
+                return Ok(());
+            }
+            doubtful.into_iter().try_for_each(|(name, slot)| {
+                if !noted.contains(&name) && may_outlive(&name, slot, any_time)? {
+                    guarded_commits::note(&name)?;
+                    noted.push(name);
+                }
+                Ok(())
+            })
+        })?;
+        if noted.len() == noted_before {
+            return Ok(());
+        }
+    }
 }
 
 /// What this transaction guards, but for the grants of which it is certain that it commits before they are over: their

@@ -305,6 +305,30 @@ fn a_commit_does_not_queue_behind_maintenance(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A commit that notes one lease waits for maintenance of the notes. Meanwhile the grant of another one, of which it was
+/// certain, ends: it is noted, too.
+#[lab_test]
+fn what_ends_while_a_commit_waits_for_maintenance_is_noted(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut other, mut dba) = (db.connect()?, db.connect()?);
+    let mut guard = Background::connect(&db.conninfo())?;
+    let (over, live) = (other.acquire("over", "1 h")?, other.acquire("live", "1 h")?);
+    guard.run(&format!(
+        "BEGIN; SELECT lease_guard('live', {live}), lease_guard('over', {over}); CREATE TABLE t ()"
+    ))?;
+    other.expire_now("over", over)?;
+    dba.run("BEGIN; LOCK TABLE fence.guarded_commits IN SHARE MODE")?;
+    guard.send("COMMIT")?;
+    guard.wait_until_blocked()?;
+    other.release("live", live)?.context("held")?;
+    dba.run("COMMIT")?;
+    guard.rows()?;
+    let noted =
+        other.text("SELECT string_agg(name, ' ' ORDER BY name) FROM fence.guarded_commits")?;
+    ensure!(noted.as_deref() == Some("live over"), "noted: {noted:?}");
+    Ok(())
+}
+
 #[lab_test]
 fn a_renewal_queues_behind_maintenance_no_longer_than_lock_timeout(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
