@@ -122,6 +122,10 @@ fn many_rows(
     let rows = bench.options.pick(FEW / 4, FEW);
     let turns = bench.options.rounds() * bench.options.pick(5, TURNS);
     bench.progress(&format!("fence: updates of {rows} rows, {turns} of each kind"));
+    section.note(format!(
+        "Many rows: {rows} a statement, {turns} statements of each kind, in turns, with synchronous_commit = off. One \
+         row: each a transaction of its own, whose commit waits for the disk."
+    ));
     // What a sync takes is the same for all, and varies more than what is measured.
     session.run("SET synchronous_commit = off")?;
     for check in checks {
