@@ -81,22 +81,6 @@ COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
 COMMENT ON COLUMN fence.lease.metadata IS 'what the caller wished to be shown';
 COMMENT ON COLUMN fence.lease.session_bound IS 'it ends with the session that acquired it, at the latest when it expires';
 
--- Read and written as fence.lease is, and as full of HOT updates. Not dumped: what it tells matters to
--- transactions that are open now.
-CREATE TABLE fence.guarded_commits (
-    name        text COLLATE "C" NOT NULL,
-    entry       integer NOT NULL,
-    xid         xid8 NOT NULL,
-    PRIMARY KEY (name, entry) WITH (fillfactor = 80)
-) USING heap WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE fence.guarded_commits IS
-    'leases whose guarded transactions may have committed after their grants had ended: a snapshot from before that is too old to be granted the lease';
-COMMENT ON COLUMN fence.guarded_commits.name IS 'the lease';
-COMMENT ON COLUMN fence.guarded_commits.entry IS 'number of the row among those of the lease: transactions that commit at the same time write a row each';
-COMMENT ON COLUMN fence.guarded_commits.xid IS 'the latest transaction that was noted there';
-COMMENT ON INDEX fence.guarded_commits_pkey IS 'finds what is noted of a lease';
-COMMENT ON CONSTRAINT guarded_commits_pkey ON fence.guarded_commits IS 'transactions that commit at the same time have a row each';
-
 -- For pg_dump the state is data, not part of the extension.
 SELECT pg_catalog.pg_extension_config_dump('fence.token_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.database_identity_seq', '');
@@ -109,10 +93,11 @@ CREATE FUNCTION fence.blocking_pids(name text, slot integer) RETURNS integer[]
 COMMENT ON FUNCTION fence.blocking_pids(text, integer) IS
     'the sessions whose open transactions keep this grant from being replaced; 0 for a prepared transaction';
 
-CREATE FUNCTION fence.uncommitted_grants() RETURNS SETOF fence.lease
-    LANGUAGE c STABLE PARALLEL RESTRICTED ROWS 1 AS 'MODULE_PATHNAME', 'fence_uncommitted_grants';
-COMMENT ON FUNCTION fence.uncommitted_grants() IS
-    'the grants that other sessions have acquired in transactions that are still open; none on a standby';
+-- Unsafe in a parallel query: it takes a snapshot of its own.
+CREATE FUNCTION fence.uncommitted_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease
+    LANGUAGE c STABLE PARALLEL UNSAFE ROWS 1 AS 'MODULE_PATHNAME', 'fence_uncommitted_grants';
+COMMENT ON FUNCTION fence.uncommitted_grants(text) IS
+    'the grants that other sessions have acquired in transactions that are still open, of one lease or of all; none on a standby';
 
 CREATE FUNCTION fence.max_column_value(relation regclass, attnum integer) RETURNS bigint
     LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_max_column_value';
@@ -135,32 +120,43 @@ CREATE FUNCTION fence.session_alive(first_token bigint) RETURNS boolean
 COMMENT ON FUNCTION fence.session_alive(bigint) IS
     'does the session that acquired the grant with this first token, to end with it, still live? On a standby, which cannot know, true';
 
+CREATE FUNCTION fence.as_shown(l fence.lease)
+    RETURNS TABLE (mode text, state text, holder text, role name, token bigint, first_token bigint,
+        acquired_at timestamptz, renewed_at timestamptz, expires_at timestamptz, remaining interval,
+        renewals bigint, metadata jsonb, blocking_pids integer[])
+    LANGUAGE sql STABLE PARALLEL RESTRICTED ROWS 1
+    BEGIN ATOMIC
+        SELECT CASE WHEN l.mode OPERATOR(pg_catalog.=) 'x' THEN 'exclusive'
+                    WHEN l.mode OPERATOR(pg_catalog.=) 's' THEN 'shared'
+                    ELSE 'slots' END,
+               CASE WHEN l.closing_token IS NOT NULL THEN 'free'
+                    WHEN l.expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'expired'
+                    WHEN l.session_bound AND NOT fence.session_alive(l.first_token) THEN 'abandoned'
+                    ELSE 'held' END,
+               COALESCE(l.holder, l.session_label),
+               l.role,
+               COALESCE(l.closing_token, l.renewal_tokens[pg_catalog.cardinality(l.renewal_tokens)], l.first_token),
+               l.first_token,
+               l.acquired_at,
+               l.renewed_at,
+               l.expires_at,
+               CASE WHEN l.closing_token IS NOT NULL OR l.session_bound AND NOT fence.session_alive(l.first_token)
+                    THEN interval '0'
+                    ELSE GREATEST(l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp(), interval '0') END,
+               l.renewals,
+               l.metadata,
+               fence.blocking_pids(l.name, l.slot);
+    END;
+COMMENT ON FUNCTION fence.as_shown(fence.lease) IS 'what fence.leases shows of a grant, beside the name of its lease';
+
 CREATE VIEW fence.leases AS
-SELECT l.name,
-       CASE WHEN l.mode OPERATOR(pg_catalog.=) 'x' THEN 'exclusive'
-            WHEN l.mode OPERATOR(pg_catalog.=) 's' THEN 'shared'
-            ELSE 'slots' END AS mode,
-       CASE WHEN l.uncommitted THEN 'uncommitted'
-            WHEN l.closing_token IS NOT NULL THEN 'free'
-            WHEN l.expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'expired'
-            WHEN l.session_bound AND NOT fence.session_alive(l.first_token) THEN 'abandoned'
-            ELSE 'held' END AS state,
-       COALESCE(l.holder, l.session_label) AS holder,
-       l.role,
-       COALESCE(l.closing_token, l.renewal_tokens[pg_catalog.cardinality(l.renewal_tokens)], l.first_token) AS token,
-       l.first_token,
-       l.acquired_at,
-       l.renewed_at,
-       l.expires_at,
-       CASE WHEN l.closing_token IS NOT NULL OR l.session_bound AND NOT fence.session_alive(l.first_token)
-            THEN interval '0'
-            ELSE GREATEST(l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp(), interval '0') END AS remaining,
-       l.renewals,
-       l.metadata,
-       fence.blocking_pids(l.name, l.slot) AS blocking_pids
-  FROM (SELECT *, false AS uncommitted FROM fence.lease
-        UNION ALL
-        SELECT *, true FROM fence.uncommitted_grants()) AS l;
+SELECT l.name, s.mode, s.state, s.holder, s.role, s.token, s.first_token, s.acquired_at, s.renewed_at, s.expires_at,
+       s.remaining, s.renewals, s.metadata, s.blocking_pids
+  FROM fence.lease AS l, fence.as_shown(l) AS s
+ UNION ALL
+SELECT l.name, s.mode, 'uncommitted', s.holder, s.role, s.token, s.first_token, s.acquired_at, s.renewed_at,
+       s.expires_at, s.remaining, s.renewals, s.metadata, s.blocking_pids
+  FROM fence.uncommitted_grants() AS l, fence.as_shown(l) AS s;
 COMMENT ON VIEW fence.leases IS
     'one row per grant: who holds what until when, and who holds up a take-over; an acquire that is not committed yet is listed beside the row that it will replace';
 COMMENT ON COLUMN fence.leases.name IS 'the lease';

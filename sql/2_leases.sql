@@ -51,12 +51,19 @@ COMMENT ON FUNCTION lease_check(text, bigint) IS
     'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
 
 -- Volatile, so that it looks when it is called: a stable one would see what was there when the statement began, and
--- so nothing of what the same statement grants.
+-- so nothing of what the same statement grants. The view has all uncommitted grants, for which it reads the whole
+-- table: here are those of the lease instead.
 CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
-    RETURNS SETOF fence.leases LANGUAGE sql VOLATILE PARALLEL RESTRICTED
+    RETURNS SETOF fence.leases LANGUAGE sql VOLATILE PARALLEL UNSAFE
     BEGIN ATOMIC
         SELECT * FROM fence.leases l
-         WHERE l.name OPERATOR(pg_catalog.=) fence.checked_lease_name(lease_info.name, lease_info.token);
+         WHERE l.name OPERATOR(pg_catalog.=) fence.checked_lease_name(lease_info.name, lease_info.token)
+           AND l.state OPERATOR(pg_catalog.<>) 'uncommitted'
+         UNION ALL
+        SELECT l.name, s.mode, 'uncommitted', s.holder, s.role, s.token, s.first_token, s.acquired_at, s.renewed_at,
+               s.expires_at, s.remaining, s.renewals, s.metadata, s.blocking_pids
+          FROM fence.uncommitted_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS l,
+               fence.as_shown(l) AS s;
     END;
 COMMENT ON FUNCTION lease_info(text, bigint) IS
     'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';

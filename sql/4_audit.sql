@@ -673,7 +673,7 @@ BEGIN
                    ('jump_token_seq', 'p', NULL), ('jump_count_seq', 'p', NULL),
                    ('server_start_seq', 'u', NULL), ('server_start_token_seq', 'u', NULL),
                    ('stats_memory_seq', 'u', NULL),
-                   ('lease', 'p', 'name, slot'), ('guarded_commits', 'p', 'name, entry')),
+                   ('lease', 'p', 'name, slot')),
 
         extension AS (
             SELECT e.oid, e.extowner

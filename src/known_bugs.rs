@@ -11,14 +11,10 @@ pub const NO_START_MOVE: bool = cfg!(planted = "no-start-move");
 pub const NO_JUMP: bool = cfg!(planted = "no-jump");
 /// A guard takes no lock.
 pub const NO_GUARD_LOCK: bool = cfg!(planted = "no-guard-lock");
-/// Rows of the state are written directly, whatever indexes and row triggers their table has.
-pub const DIRECT_WRITES: bool = cfg!(planted = "direct-writes");
 /// A session is believed to live for ever.
 pub const SESSION_OUTLIVED: bool = cfg!(planted = "session-outlived");
 /// The token is drawn before the lease is locked.
 pub const TOKEN_BEFORE_LOCK: bool = cfg!(planted = "token-before-lock");
-/// A row that is found at a remembered place is taken for the lease's without a look at its name.
-pub const UNCHECKED_LOCATION: bool = cfg!(planted = "unchecked-location");
 /// Nothing is counted: what the bench sets beside the extension, to tell what counting takes.
 pub const NO_COUNTING: bool = cfg!(planted = "no-counting");
 

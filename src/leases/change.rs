@@ -5,8 +5,7 @@ use super::{line, session_leases};
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::session::role;
 use crate::pg::session::server;
-use crate::pg::state::keyed::Access;
-use crate::pg::state::lease_table::{AsOf, Glance, LeaseTable, Rows};
+use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::relation;
 use crate::pg::state::row::{Deleter, Row};
 use crate::statistics::{self, Counter};
@@ -88,7 +87,7 @@ pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Res
 
 /// Closes whatever grants of a lease are current, under one closing token; None where none is.
 pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal> {
-    let held = |rows: Rows| -> Vec<Row> {
+    let held = |rows: Vec<Row>| -> Vec<Row> {
         let now = server::now();
         rows.into_iter().filter(|r| r.grant.phase(now) == Phase::Held).collect()
     };
@@ -124,7 +123,7 @@ fn changeable<'a, T>(
     decide: impl Fn(&Row) -> Option<T>,
 ) -> Result<Option<(Locked<'a>, T)>, Refusal> {
     loop {
-        let seen = with_token(table, name, token);
+        let seen = find(&table.rows(name, AsOf::Now), token).copied();
         let slot = match &seen {
             // What is over does not come back: a caller who is too late locks nothing, and so keeps the
             // lease from nobody.
@@ -139,10 +138,8 @@ fn changeable<'a, T>(
             },
         };
         let has_token = |row: &Row| has_token(row, token);
-        let locked = Locked::grant(table, name, slot, CHANGE, seen.as_ref(), has_token)?;
         // Where the grant is not there any more, another one may have the token by now.
-        if let Some(locked) = locked {
-            table.remember(name, &locked.row);
+        if let Some(locked) = Locked::grant(table, name, slot, CHANGE, has_token)? {
             return Ok(decide(&locked.row).map(|decision| (locked, decision)));
         }
     }
@@ -156,23 +153,9 @@ pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
 /// Does the token speak for the lease at this instant?
 pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
     let floor = tokens::floor_seen()?;
-    let speaks = |row: &Row| row.grant.speaks(token, server::now(), floor);
-    if Glance::row(name, speaks).is_some() {
-        return Ok(true);
-    }
-    let table = LeaseTable::open(Access::Read)?;
-    let rows = table.rows(name, AsOf::Now);
-    let row = rows.iter().find(|row| speaks(row));
-    if let Some(row) = row {
-        table.remember(name, row);
-    }
-    Ok(row.is_some())
-}
-
-/// The grant that this token is of, as of now.
-pub fn with_token(table: &LeaseTable, name: &[u8], token: Token) -> Option<Row> {
-    let remembered = table.remembered(name, |row| has_token(row, token));
-    remembered.or_else(|| find(&table.rows(name, AsOf::Now), token).copied())
+    let rows = LeaseTable::open(Access::Read)?.rows(name, AsOf::Now);
+    let now = server::now();
+    Ok(rows.iter().any(|row| row.grant.speaks(token, now, floor)))
 }
 
 /// The grant that this token is of.

@@ -7,11 +7,10 @@
 use super::guard;
 use super::locks::Locks;
 use super::request::{Request, Tried};
-use super::snapshot;
 use crate::pg::call::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::session::server;
-use crate::pg::state::lease_table::{AsOf, LeaseTable, Rows};
+use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::{Deleter, Row};
 use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Mode, Phase};
 use pg_fence_rules::locks::{
@@ -48,24 +47,20 @@ impl LockedSlot<'_> {
     }
 }
 
-/// Finds a free slot and locks it. `seen` is what a look without locks has seen.
+/// Finds a free slot and locks it.
 pub fn find<'a>(
     table: &LeaseTable,
     request: &'a Request,
-    seen: &Rows,
 ) -> Result<Tried<LockedSlot<'a>>, Refusal> {
     let mut locks = Locks::of(&request.name);
     let found = match request.ask.mode {
-        Mode::Exclusive => exclusive_place(table, request, seen, &mut locks)?,
+        Mode::Exclusive => exclusive_place(table, request, &mut locks)?,
         _ => BesideOthers { table, request, busy: Vec::new() }.find(&mut locks)?,
     };
     match found {
         // It may yet be rolled back.
         Tried::Won(_) if other_number(table, request).is_some() => Ok(Tried::BY_ANOTHER),
-        Tried::Won(chosen) => {
-            snapshot::check_acquire(table, request)?;
-            Ok(Tried::Won(LockedSlot { chosen, locks }))
-        }
+        Tried::Won(chosen) => Ok(Tried::Won(LockedSlot { chosen, locks })),
         Tried::Lost { until } => Ok(Tried::Lost { until }),
     }
 }
@@ -118,14 +113,13 @@ fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
 fn exclusive_place(
     table: &LeaseTable,
     request: &Request,
-    seen: &Rows,
     locks: &mut Locks,
 ) -> Result<Tried<FreeSlot>, Refusal> {
     let name = &request.name;
     if !locks.take(ACQUIRE_ALONE, 0)? {
         return Ok(Tried::BY_ANOTHER);
     }
-    let Some(mut rows) = settled_rows(table, name, Some(seen)) else {
+    let Some(mut rows) = settled_rows(table, name) else {
         return Ok(Tried::BY_ANOTHER);
     };
     let others: Vec<i32> = rows.iter().map(|r| r.grant.slot).filter(|slot| *slot != 0).collect();
@@ -137,7 +131,7 @@ fn exclusive_place(
             }
         }
         // Who held one of these locks until now may have renewed.
-        let Some(settled) = settled_rows(table, name, None) else { return Ok(Tried::BY_ANOTHER) };
+        let Some(settled) = settled_rows(table, name) else { return Ok(Tried::BY_ANOTHER) };
         rows = settled;
     }
     // All locks are ours, so only guards of this very transaction are left.
@@ -145,18 +139,17 @@ fn exclusive_place(
     decide(request, &rows, &existing)
 }
 
-/// The rows of a lease whose locks are held, with what was seen before they were; None when an open transaction is
-/// deleting one (a prune, which holds no lock).
-fn settled_rows(table: &LeaseTable, name: &[u8], seen: Option<&Rows>) -> Option<Vec<Row>> {
-    let mut rows = seen.and_then(|seen| table.all_again(seen));
+/// The rows of a lease whose locks are held; None when an open transaction is deleting one (a prune, which holds no
+/// lock).
+fn settled_rows(table: &LeaseTable, name: &[u8]) -> Option<Vec<Row>> {
     loop {
-        let read = rows.take().unwrap_or_else(|| table.rows(name, AsOf::Now).into_iter().collect());
-        let by = |deleter| read.iter().any(|r| r.deleter() == deleter);
+        let rows = table.rows(name, AsOf::Now);
+        let by = |deleter| rows.iter().any(|r| r.deleter() == deleter);
         if by(Deleter::Open) {
             return None;
         }
         if !by(Deleter::Committed) {
-            return Some(read);
+            return Some(rows);
         }
     }
 }

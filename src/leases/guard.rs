@@ -16,17 +16,14 @@ use crate::pg::session::scope::{
 };
 use crate::pg::session::server;
 use crate::pg::session::xact;
-use crate::pg::state::guarded_commits;
-use crate::pg::state::keyed::Access;
-use crate::pg::state::lease_table::{AsOf, Glance, LeaseTable};
+use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::relation;
 use crate::pg::state::row::Row;
-use crate::pg::state::row_version::Sighting;
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::{Mode, Phase};
 use pg_fence_rules::locks::{GUARD, GUARD_BESIDE_OTHERS};
-use pg_fence_rules::{Floor, Instant, Span, Token};
+use pg_fence_rules::{Floor, Instant, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -36,10 +33,6 @@ use std::collections::HashMap;
 struct Guard {
     slot: i32,
     token: Token,
-    /// The grant's row as it was; mostly it still is.
-    seen: Sighting,
-    /// When the grant is over by that row.
-    over_since: Instant,
     savepoint: SavepointId,
 }
 
@@ -78,71 +71,12 @@ fn guarded_nothing() -> Option<Vec<u8>> {
     (alone && !xact::has_written()).then_some(name)
 }
 
-/// A guarded transaction that commits later than this before its grant's deadline is noted.
-const NOTE_WITHIN: Span = Span::from_secs(5);
-
-/// The commit of a guarded transaction that has written something and may outlive its grant is noted: a
-/// REPEATABLE READ transaction whose snapshot does not see what was written is then refused the lease.
-///
-/// `prepares`: the transaction ends nobody knows when, and may outlive any grant.
-fn before_commit(prepares: bool) -> Result<(), Refusal> {
+/// Warns who has guarded nothing.
+fn before_commit(_prepares: bool) -> Result<(), Refusal> {
     if let Some(name) = guarded_nothing() {
         raise::warn(errors::guarded_nothing(&name));
     }
-    if GUARDS.with_borrow(|g| g.by_lease.is_empty()) || !xact::has_written() {
-        return Ok(());
-    }
-    // A standby may keep a commit waiting for as long as it likes, too.
-    let any_time = prepares || server::commits_wait_for_standbys();
-    let mut noted: Vec<Vec<u8>> = Vec::new();
-    // Writing a note may wait for maintenance. What was certain is asked again then.
-    loop {
-        let mut doubtful = doubtful(any_time);
-        doubtful.retain(|(name, _)| !noted.contains(name));
-        if doubtful.is_empty() {
-            return Ok(());
-        }
-        let noted_before = noted.len();
-        xact::at_the_end(|| {
-            // None of the extension is left: it is being dropped.
-            if !relation::state_exists() {
-                return Ok(());
-            }
-            doubtful.into_iter().try_for_each(|(name, slot)| {
-                if !noted.contains(&name) && may_outlive(&name, slot, any_time)? {
-                    guarded_commits::note(&name)?;
-                    noted.push(name);
-                }
-                Ok(())
-            })
-        })?;
-        if noted.len() == noted_before {
-            return Ok(());
-        }
-    }
-}
-
-/// What this transaction guards, but for the grants of which it is certain that it commits before they are over: their
-/// rows are as they were.
-fn doubtful(any_time: bool) -> Vec<(Vec<u8>, i32)> {
-    let horizon = server::now() + NOTE_WITHIN;
-    let is_certain = |v: &Guard| !any_time && v.over_since >= horizon && v.seen.is_latest();
-    GUARDS.with_borrow(|g| {
-        let each = g.by_lease.iter().flat_map(|(name, all)| all.iter().map(move |v| (name, v)));
-        each.filter(|(_, v)| !is_certain(v)).map(|(name, v)| (name.clone(), v.slot)).collect()
-    })
-}
-
-/// May the transaction commit after the grant that it guards is over? (What it has changed itself tells as
-/// much as a note would.) Maintenance must not hold up a commit: where it waits for the table, or works on it,
-/// the answer is yes.
-fn may_outlive(name: &[u8], slot: i32, any_time: bool) -> Result<bool, Refusal> {
-    let horizon = server::now() + NOTE_WITHIN;
-    let table = LeaseTable::try_open(Access::Read, Wait::Never)?;
-    let Some(table) = table.filter(|table| table.can_search(Wait::Never)) else { return Ok(true) };
-    let rows = table.rows(name, AsOf::Now);
-    let row = rows.iter().find(|r| r.grant.slot == slot);
-    Ok(row.is_some_and(|r| (any_time || r.over_since() < horizon) && !r.written_here()))
+    Ok(())
 }
 
 /// Who asks for a guard, and what an error may show to it.
@@ -179,11 +113,10 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     if is_guarded_here(name, token) {
         return Ok(());
     }
-    let found = match at_its_place(name, token)? {
-        Some(found) => Some(found),
-        None => searched(name, token)?,
+    let table = LeaseTable::open(Access::Read)?;
+    let Some((row, locks)) = locked(&table, name, token)? else {
+        return Err(not_speaking(name, token, caller));
     };
-    let Some((row, locks, seen)) = found else { return Err(not_speaking(name, token, caller)) };
     let (slot, floor) = (row.grant.slot, tokens::floor()?);
     // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
     let held = guards_slot(name, slot)
@@ -195,43 +128,26 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     }
     let in_trigger = matches!(caller, Caller::Trigger(_));
     check_role(|| caller.shown(name, token).lease, &row, in_trigger)?;
-    if !snapshot::has_seen(name, &row)? {
-        return Err(errors::snapshot_too_early(caller.shown(name, token).lease));
-    }
+    snapshot::check(&table, name, &row, || caller.shown(name, token).lease)?;
     locks.keep();
     line::changed(name);
-    let over_since = row.over_since();
-    let verdict = Guard { slot, token, seen, over_since, savepoint: xact::savepoint() };
+    let verdict = Guard { slot, token, savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
     statistics::count(Counter::Guards);
     Ok(())
 }
 
-/// A grant's row, read under the locks that a guard takes, and what it is to be known again by.
-type Found<'a> = (Row, Locks<'a>, Sighting);
-
-/// The grant that the token is of, where this session remembers its row. That takes no lock on the table: its own keep
-/// the grant from being changed.
-fn at_its_place(name: &[u8], token: Token) -> Result<Option<Found<'_>>, Refusal> {
-    let Some((table, old)) = Glance::old_row(name, |row| has_token(row, token)) else {
-        return Ok(None);
-    };
-    let locks = lock(name, &old)?;
-    let row = table.again(&old);
-    Ok(row.map(|row| (row, locks, table.sighting(&row))))
-}
-
-/// The grant that the token is of.
-fn searched(name: &[u8], token: Token) -> Result<Option<Found<'_>>, Refusal> {
-    let table = LeaseTable::open(Access::Read)?;
+/// The grant that the token is of, read under the locks that a guard takes.
+fn locked<'a>(
+    table: &LeaseTable,
+    name: &'a [u8],
+    token: Token,
+) -> Result<Option<(Row, Locks<'a>)>, Refusal> {
     let rows = table.rows(name, AsOf::Now);
     let Some(seen) = find(&rows, token) else { return Ok(None) };
     let locks = lock(name, seen)?;
-    let row = locks.read_again(&table, seen.grant.slot, Some(seen), |row| has_token(row, token));
-    if let Some(row) = &row {
-        table.remember(name, row);
-    }
-    Ok(row.map(|row| (row, locks, table.sighting(&row))))
+    let row = locks.read_again(table, seen.grant.slot, |row| has_token(row, token));
+    Ok(row.map(|row| (row, locks)))
 }
 
 /// The locks of a guard of that grant. (Its mode and slot stay what they are.)
@@ -326,7 +242,7 @@ impl OfTransaction for Guards {
 /// Follows transactions; called once, when the library is loaded.
 pub fn register() {
     scope::keep(&GUARDS);
-    let is_due = || GUARDS.with_borrow(|g| !g.by_lease.is_empty() || g.outside_block.is_some());
+    let is_due = || GUARDS.with_borrow(|g| g.outside_block.is_some());
     scope::before_commit(BeforeCommit { is_due, work: before_commit });
 }
 

@@ -38,19 +38,15 @@ impl<'a> Locks<'a> {
         Ok(taken)
     }
 
-    /// Reads the row of a slot again, now that it is locked: what was seen before the lock may be outdated. `seen` is
-    /// that row, if there was one; mostly nobody has changed it.
+    /// Reads the row of a slot again, now that it is locked: what was seen before the lock may be outdated.
     pub fn read_again(
         &self,
         table: &LeaseTable,
         slot: i32,
-        seen: Option<&Row>,
         wanted: impl Fn(&Row) -> bool,
     ) -> Option<Row> {
-        seen.and_then(|row| table.again(row)).or_else(|| {
-            let rows = table.rows(self.name, AsOf::Now).into_iter();
-            rows.filter(|row| row.grant.slot == slot).find(wanted)
-        })
+        let rows = table.rows(self.name, AsOf::Now).into_iter();
+        rows.filter(|row| row.grant.slot == slot).find(wanted)
     }
 
     /// How many there are.
@@ -114,14 +110,13 @@ impl<'a> Locked<'a> {
         name: &'a [u8],
         slot: i32,
         step: LockStep,
-        seen: Option<&Row>,
         wanted: impl Fn(&Row) -> bool,
     ) -> Result<Option<Self>, Refusal> {
         let mut locks = Locks::of(name);
         if !locks.take(step, slot)? {
             return Ok(None);
         }
-        let row = locks.read_again(table, slot, seen, wanted);
+        let row = locks.read_again(table, slot, wanted);
         Ok(row.map(|row| Locked { row, locks }))
     }
 

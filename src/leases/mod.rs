@@ -1,8 +1,8 @@
 //! Leases: who is granted one, who may change it, who relies on it, who waits for it.
 //!
-//! `acquire` is the way of a try; `free_slot` finds and locks the slot that it gets, `snapshot` keeps it from a
-//! transaction that reads an older world. `change` is what renew, release and revoke have in common, `prune` deletes
-//! what is long over, `guard` is what a transaction relies on. `line` and `wait` are the line of those who wait. `locks`
+//! `acquire` is the way of a try; `free_slot` finds and locks the slot that it gets, `change` is what renew, release and revoke have in common, `prune` deletes
+//! what is long over, `guard` is what a transaction relies on, `snapshot` whether its snapshot allows
+//! that. `line` and `wait` are the line of those who wait. `locks`
 //! holds the locks for all of them.
 
 pub mod acquire;
@@ -19,9 +19,7 @@ pub mod wait;
 
 /// Follows transactions; called once, when the library is loaded.
 pub fn register() {
-    // A session lease refuses a PREPARE before a guard writes its note.
     session_leases::register();
     guard::register();
     line::register();
-    snapshot::register();
 }

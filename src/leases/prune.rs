@@ -3,7 +3,6 @@
 use super::guard;
 use super::locks::Locked;
 use crate::pg::call::errors::Refusal;
-use crate::pg::state::guarded_commits;
 use crate::pg::state::lease_table::LeaseTable;
 use crate::pg::state::row::{Deleter, Row};
 use pg_fence_rules::locks::PRUNE;
@@ -17,14 +16,8 @@ pub fn prune_row(table: &LeaseTable, found: &Row, horizon: Instant) -> Result<bo
         return Ok(false);
     }
     let is_over = |row: &Row| row.over_since() < horizon && row.deleter() == Deleter::None;
-    let Some(locked) = Locked::grant(table, name, slot, PRUNE, None, is_over)? else {
+    let Some(locked) = Locked::grant(table, name, slot, PRUNE, is_over)? else {
         return Ok(false);
     };
-    locked.then_give_back(|row| {
-        let deleted = table.delete(row)?;
-        if deleted {
-            guarded_commits::forget(name)?;
-        }
-        Ok(deleted)
-    })
+    locked.then_give_back(|row| table.delete(row))
 }

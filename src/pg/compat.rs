@@ -264,65 +264,6 @@ pub fn wait_event(name: &CStr) -> u32 {
     number
 }
 
-/// Begins to search an index by so many keys.
-///
-/// # Safety
-/// To be called inside `guarded`, with open relations and a snapshot that outlives the search.
-pub unsafe fn index_beginscan(
-    table: pg_sys::Relation,
-    index: pg_sys::Relation,
-    snapshot: pg_sys::Snapshot,
-    keys: c_int,
-) -> pg_sys::IndexScanDesc {
-    // SAFETY: the caller's promise.
-    unsafe {
-        #[cfg(not(feature = "pg18"))]
-        return raw::index_beginscan(table, index, snapshot, keys, 0);
-        #[cfg(feature = "pg18")]
-        return raw::index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0);
-    }
-}
-
-/// Puts a new version over a row of a heap.
-///
-/// # Safety
-/// To be called inside `guarded`, with an open table, a row of it, and a tuple of its row type.
-pub unsafe fn simple_heap_update(
-    table: pg_sys::Relation,
-    over: pg_sys::ItemPointer,
-    tuple: pg_sys::HeapTuple,
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        #[cfg(feature = "pg15")]
-        raw::simple_heap_update(table, over, tuple);
-        #[cfg(not(feature = "pg15"))]
-        {
-            let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
-            raw::simple_heap_update(table, over, tuple, &mut indexes);
-        }
-    }
-}
-
-/// Pins the buffer that a page of a file was in, if it is still there. Then the file still has that page, too: whoever
-/// drops or shortens a file drops its buffers first.
-///
-/// # Safety
-/// To be called inside `guarded`, with a buffer that the page has been in.
-pub unsafe fn pin_recent(file: raw::File, block: u32, buffer: pg_sys::Buffer) -> bool {
-    let main = pg_sys::ForkNumber::MAIN_FORKNUM;
-    // SAFETY: the caller's promise.
-    unsafe { raw::ReadRecentBuffer(file, main, block, buffer) }
-}
-
-/// Where the files of a relation are.
-pub fn files(rel: &pg_sys::RelationData) -> raw::File {
-    #[cfg(feature = "pg15")]
-    return rel.rd_node;
-    #[cfg(not(feature = "pg15"))]
-    return rel.rd_locator;
-}
-
 /// Gives the executor a range table of one table, of which these columns are updated.
 ///
 /// # Safety

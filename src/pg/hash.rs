@@ -15,13 +15,6 @@ impl QuickHasher {
     }
 }
 
-/// The hash of a name.
-pub fn of(name: &[u8]) -> u64 {
-    let mut hasher = QuickHasher::default();
-    hasher.write(name);
-    hasher.finish()
-}
-
 impl Hasher for QuickHasher {
     fn write(&mut self, bytes: &[u8]) {
         let mut words = bytes.chunks_exact(8);

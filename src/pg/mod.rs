@@ -30,7 +30,6 @@ pub mod session {
     pub mod scope;
     pub mod server;
     pub mod settings;
-    pub mod snapshot_age;
     pub mod xact;
 }
 
@@ -44,14 +43,11 @@ pub mod locks {
     pub mod wait;
 }
 
-/// The state: its tables, read and written, and its sequences.
+/// The state: its table and its sequences.
 pub mod state {
     mod executor;
-    mod form;
-    mod found_rows;
-    pub mod guarded_commits;
-    pub mod keyed;
     pub mod lease_table;
+    mod opened;
     pub mod relation;
     pub mod row;
     pub mod row_version;

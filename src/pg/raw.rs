@@ -5,10 +5,9 @@
 //! changes a function, this does not compile.
 
 use pgrx::pg_sys::{
-    AttrNumber, Bitmapset, BlockNumber, Buffer, Datum, ErrorData, ForkNumber, HeapTuple, IndexInfo,
-    IndexScanDesc, IndexUniqueCheck, ItemPointer, Oid, RegProcedure, Relation, ScanDirection,
-    ScanKey, Snapshot, StrategyNumber, SubTransactionId, TimestampTz, TransactionId, TupleDesc,
-    VirtualTransactionId, XLogRecPtr, LOCKMODE, LOCKTAG,
+    AttrNumber, Bitmapset, BlockNumber, Buffer, Datum, ErrorData, HeapTuple, Oid, RegProcedure,
+    Relation, ScanDirection, ScanKey, Snapshot, StrategyNumber, SubTransactionId, SysScanDesc,
+    TimestampTz, TransactionId, TupleDesc, VirtualTransactionId, XLogRecPtr, LOCKMODE, LOCKTAG,
 };
 use std::ffi::{c_char, c_int, c_void};
 
@@ -25,56 +24,8 @@ macro_rules! without_guard {
     };
 }
 
-/// The values of a row: until 16 the headers do not say that they are only read.
-#[cfg(any(feature = "pg15", feature = "pg16"))]
-type Values<T> = *mut T;
-#[cfg(any(feature = "pg17", feature = "pg18"))]
-type Values<T> = *const T;
-
-/// Where the files of relations are.
-#[cfg(feature = "pg15")]
-pub type File = pgrx::pg_sys::RelFileNode;
-#[cfg(not(feature = "pg15"))]
-pub type File = pgrx::pg_sys::RelFileLocator;
-
-// What differs between major versions; called through `compat`.
-#[cfg(not(feature = "pg18"))]
 without_guard! {
-    pub fn index_beginscan(
-        table: Relation,
-        index: Relation,
-        snapshot: Snapshot,
-        nkeys: c_int,
-        norderbys: c_int,
-    ) -> IndexScanDesc;
-}
-#[cfg(feature = "pg18")]
-without_guard! {
-    pub fn index_beginscan(
-        table: Relation,
-        index: Relation,
-        snapshot: Snapshot,
-        instrument: *mut pgrx::pg_sys::IndexScanInstrumentation,
-        nkeys: c_int,
-        norderbys: c_int,
-    ) -> IndexScanDesc;
-}
-#[cfg(feature = "pg15")]
-without_guard! {
-    pub fn simple_heap_update(table: Relation, over: ItemPointer, tuple: HeapTuple);
-}
-#[cfg(not(feature = "pg15"))]
-without_guard! {
-    pub fn simple_heap_update(
-        table: Relation,
-        over: ItemPointer,
-        tuple: HeapTuple,
-        indexes: *mut pgrx::pg_sys::TU_UpdateIndexes::Type,
-    );
-}
-
-without_guard! {
-    // access/skey.h, access/genam.h, catalog/index.h
+    // access/skey.h, access/genam.h
     pub fn ScanKeyInit(
         entry: ScanKey,
         attribute: AttrNumber,
@@ -82,29 +33,20 @@ without_guard! {
         procedure: RegProcedure,
         argument: Datum,
     );
-    pub fn index_rescan(
-        scan: IndexScanDesc,
-        keys: ScanKey,
-        nkeys: c_int,
-        orderbys: ScanKey,
-        norderbys: c_int,
-    );
-    pub fn index_getnext_tid(scan: IndexScanDesc, direction: ScanDirection::Type) -> ItemPointer;
-    pub fn index_endscan(scan: IndexScanDesc);
-    pub fn index_insert(
-        index: Relation,
-        values: *mut Datum,
-        nulls: *mut bool,
-        row: ItemPointer,
+    pub fn systable_beginscan_ordered(
         table: Relation,
-        unique: IndexUniqueCheck::Type,
-        unchanged: bool,
-        info: *mut IndexInfo,
-    ) -> bool;
-    pub fn BuildIndexInfo(index: Relation) -> *mut IndexInfo;
+        index: Relation,
+        snapshot: Snapshot,
+        nkeys: c_int,
+        keys: ScanKey,
+    ) -> SysScanDesc;
+    pub fn systable_getnext_ordered(
+        scan: SysScanDesc,
+        direction: ScanDirection::Type,
+    ) -> HeapTuple;
+    pub fn systable_endscan_ordered(scan: SysScanDesc);
 
-    // access/relation.h, utils/relcache.h
-    pub fn RelationIdGetRelation(relation: Oid) -> Relation;
+    // access/relation.h
     pub fn relation_open(relation: Oid, mode: LOCKMODE) -> Relation;
     pub fn relation_close(relation: Relation, mode: LOCKMODE);
 
@@ -125,24 +67,8 @@ without_guard! {
     pub fn PreventCommandIfReadOnly(command: *const c_char);
     pub fn PreventCommandDuringRecovery(command: *const c_char);
 
-    // access/heapam.h, access/htup_details.h
-    pub fn heap_page_prune_opt(table: Relation, buffer: Buffer);
-    pub fn heap_hot_search_buffer(
-        first: ItemPointer,
-        table: Relation,
-        buffer: Buffer,
-        snapshot: Snapshot,
-        tuple: HeapTuple,
-        all_dead: *mut bool,
-        first_call: bool,
-    ) -> bool;
+    // access/htup_details.h
     pub fn heap_copytuple(tuple: HeapTuple) -> HeapTuple;
-    pub fn heap_form_tuple(
-        columns: TupleDesc,
-        values: Values<Datum>,
-        nulls: Values<bool>,
-    ) -> HeapTuple;
-    pub fn simple_heap_insert(table: Relation, tuple: HeapTuple);
 
     // nodes/bitmapset.h; never raises
     pub fn bms_is_member(member: c_int, set: *const Bitmapset) -> bool;
@@ -152,19 +78,12 @@ without_guard! {
     pub fn FreeErrorData(error: *mut ErrorData);
     pub fn ThrowErrorData(error: *mut ErrorData);
 
-    // utils/inval.h, utils/syscache.h
-    pub fn AcceptInvalidationMessages();
+    // utils/syscache.h
     pub fn SearchSysCache1(cache: c_int, key: Datum) -> HeapTuple;
     pub fn ReleaseSysCache(tuple: HeapTuple);
 
     // storage/bufmgr.h
     pub fn ReadBuffer(relation: Relation, block: BlockNumber) -> Buffer;
-    pub fn ReadRecentBuffer(
-        file: File,
-        fork: ForkNumber::Type,
-        block: BlockNumber,
-        buffer: Buffer,
-    ) -> bool;
     pub fn LockBuffer(buffer: Buffer, mode: c_int);
     pub fn BufferGetLSNAtomic(buffer: Buffer) -> XLogRecPtr;
     pub fn UnlockReleaseBuffer(buffer: Buffer);

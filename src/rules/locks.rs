@@ -24,8 +24,6 @@ pub enum Lock {
     SharedOrSlots,
     /// The move of the token sequence: one for the database, given back at once.
     Jump,
-    /// An entry in which the commit of a lease's guarded transaction is noted.
-    GuardedCommit,
     /// Making the shared memory in which a database counts: one for the server, given back at once.
     Statistics,
 }
@@ -138,8 +136,6 @@ pub const IS_GUARDED: LockStep = at_once(Lock::Guarded, LockMode::Probe);
 pub const PRUNE: LockStep = at_once(Lock::Grant, LockMode::Own);
 /// The token sequence moves on.
 pub const MOVE_ON: LockStep = waiting(Lock::Jump, LockMode::Own);
-/// A guarded transaction that commits takes the entry that it writes; a prune takes each that it deletes.
-pub const NOTE_COMMIT: LockStep = at_once(Lock::GuardedCommit, LockMode::Own);
 /// The first session that counts makes the shared memory for it.
 pub const MAKE_STATISTICS: LockStep = at_once(Lock::Statistics, LockMode::Own);
 

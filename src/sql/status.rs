@@ -8,8 +8,7 @@ use crate::pg::fenced_table::column;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::session::server;
-use crate::pg::state::keyed::Access;
-use crate::pg::state::lease_table::LeaseTable;
+use crate::pg::state::lease_table::{Access, LeaseTable};
 use crate::pg::state::relation;
 use crate::pg::state::row::Row;
 use crate::tokens;
@@ -54,13 +53,17 @@ pub fn session_alive(args: Args) -> Result<Answer, Refusal> {
     Ok(args.token(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
 }
 
-/// `fence.uncommitted_grants() → setof fence.lease`: what other sessions have acquired and not committed. A standby has
-/// the rows, but cannot tell whose they are.
+/// `fence.uncommitted_grants(name) → setof fence.lease`: what other sessions have acquired and not committed, of one
+/// lease or of all. A standby has the rows, but cannot tell whose they are.
 pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
     let rows = if server::in_recovery() || !LockTag::others_write_grants() {
         Vec::new()
     } else {
-        LeaseTable::open(Access::Read)?.uncommitted()
+        let table = LeaseTable::open(Access::Read)?;
+        match args.text(0) {
+            Some(name) => table.uncommitted_of(&name),
+            None => table.uncommitted(),
+        }
     };
     Ok(composite::rows(args, rows.iter().map(Row::tuple)))
 }

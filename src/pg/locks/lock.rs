@@ -20,7 +20,6 @@ const fn kind(lock: Lock) -> u16 {
         Lock::Line => 0x5048,
         Lock::Jump => 0x5049,
         Lock::Guarded => 0x504a,
-        Lock::GuardedCommit => 0x504b,
         Lock::Statistics => 0x504d,
     }
 }
@@ -73,8 +72,7 @@ impl Drop for TransactionOwns {
 }
 
 impl LockTag {
-    /// The lock of that kind on a lease: on the grant in a slot, or the entry of that number in
-    /// `fence.guarded_commits`; 0 where there is one for the whole lease.
+    /// The lock of that kind on a lease: on the grant in a slot; 0 where there is one for the whole lease.
     pub fn new(lock: Lock, name: &[u8], slot: i32) -> Self {
         LockTag::by_key(lock, hash(name, slot))
     }
@@ -113,9 +111,7 @@ impl LockTag {
     /// `lock_timeout`, `statement_timeout`, cancel and the deadlock detector end; without, tells whether it
     /// was to be had. 53200 where the session has its share of the lock table already.
     pub fn take(&self, mode: LockMode, wait: bool) -> Result<bool, Refusal> {
-        if !self.is_taken_at_commit() {
-            lock_count::require_room(self.entry())?;
-        }
+        lock_count::require_room(self.entry())?;
         let _owner = TransactionOwns::now();
         // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
         let result = unsafe { pg_sys::LockAcquire(&self.0, mode.number(), false, !wait) };
@@ -163,11 +159,6 @@ impl LockTag {
     fn entry(&self) -> lock_count::Entry {
         let key = u64::from(self.0.locktag_field2) << 32 | u64::from(self.0.locktag_field3);
         (self.0.locktag_field4, key)
-    }
-
-    /// One at a time, and given back at once: a transaction that was let so far must not fail for it.
-    fn is_taken_at_commit(&self) -> bool {
-        self.0.locktag_field4 == kind(Lock::GuardedCommit)
     }
 
     /// Does another session, or a prepared transaction, hold a lock under which a new grant is written?

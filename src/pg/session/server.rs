@@ -167,15 +167,3 @@ pub fn replica() -> bool {
 pub fn serve_interrupts() {
     pgrx::check_for_interrupts!();
 }
-
-/// Do this transaction's commits wait for standbys?
-pub fn commits_wait_for_standbys() -> bool {
-    let local = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_LOCAL_FLUSH as i32;
-    // SAFETY: reads settings.
-    unsafe {
-        pg_sys::max_wal_senders > 0
-            && pg_sys::synchronous_commit > local
-            && !pg_sys::SyncRepStandbyNames.is_null()
-            && *pg_sys::SyncRepStandbyNames != 0
-    }
-}

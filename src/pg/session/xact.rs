@@ -1,6 +1,5 @@
 //! The transaction: isolation, snapshots, savepoints.
 
-use crate::pg::call::errors::Refusal;
 use crate::pg::raw;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
@@ -15,16 +14,6 @@ pub use crate::pg::session::scope::SavepointId;
 pub fn keeps_snapshot() -> bool {
     // SAFETY: reads a setting of the transaction.
     unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
-}
-
-/// Has no transaction that has written anything ended since the transaction's snapshot was taken?
-pub fn sees_all_commits() -> bool {
-    let moment = |snapshot: pg_sys::Snapshot| {
-        // SAFETY: a snapshot of this transaction, read at once.
-        unsafe { ((*snapshot).xmax, (*snapshot).xcnt) }
-    };
-    // SAFETY: in a transaction.
-    unsafe { moment(pg_sys::GetLatestSnapshot()) == moment(pg_sys::GetTransactionSnapshot()) }
 }
 
 /// When the transaction began: not later than its snapshot.
@@ -51,12 +40,6 @@ pub fn has_written() -> bool {
     unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
 }
 
-/// The number of this transaction, which is given one if it has none.
-pub fn id() -> u64 {
-    // SAFETY: in a transaction that may write.
-    unsafe { pg_sys::GetTopFullTransactionId().value }
-}
-
 /// Lets later reads of this transaction see what it has just written.
 pub fn see_own_changes() {
     // SAFETY: as any volatile function may.
@@ -79,19 +62,6 @@ pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
         let xmin = HeapTupleHeaderGetXmin((*tuple).t_data);
         raw::TransactionIdIsCurrentTransactionId(xmin)
     }
-}
-
-/// Does work at the transaction's end, where Postgres has no snapshot active any more: triggers, toasted values
-/// and the server's own assertions ask for one. Deferred triggers of that work fire, too.
-pub fn at_the_end(work: impl FnOnce() -> Result<(), Refusal>) -> Result<(), Refusal> {
-    // SAFETY: as Postgres itself fires deferred triggers; an error gives the snapshot back by itself.
-    unsafe {
-        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-        work()?;
-        pg_sys::PopActiveSnapshot();
-        pg_sys::AfterTriggerFireDeferred();
-    }
-    Ok(())
 }
 
 /// May a savepoint be begun, and a sequence be set?

@@ -1,112 +1,54 @@
-//! The lease table, read and written directly: no SPI, so no plan, no `search_path`, no rights of the caller's.
+//! fence.lease: one way to read it, one way to write it.
+//!
+//! It is read by scans of the server's own kind, under the table's lock, and written as the executor writes. No SPI: so
+//! no plan, no `search_path`, no rights of the caller's.
 
-use crate::known_bugs;
 use crate::pg::call::args::text_datum;
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::locks::relation_lock::Wait;
 use crate::pg::raw;
 use crate::pg::session::xact;
-use crate::pg::state::form::Spec;
-use crate::pg::state::found_rows;
-use crate::pg::state::keyed::{Access, Keyed};
-use crate::pg::state::relation;
-use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, LEASE};
-use crate::pg::state::row_version::{Location, Pointer, Sighting, NO_BUFFER};
+use crate::pg::state::executor;
+use crate::pg::state::opened::Opened;
+use crate::pg::state::relation::{self, state_oid};
+use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, COLUMNS, LEASE};
 use crate::pg::table_scan;
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
-use std::ops::Deref;
+use std::cell::Cell;
 
-/// Which rows of a lease are read; changes of this transaction always are.
+/// What the table is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// To look only.
+    Read,
+    /// To look and to write.
+    Write,
+}
+
+/// Which rows of a lease are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum AsOf {
-    /// All that is committed at this moment.
+    /// What is committed at this moment, and what this transaction has written.
     Now,
-    /// What the transaction's snapshot sees (REPEATABLE READ and above).
-    Transaction,
-    /// Also what open transactions are writing, but not what this one has replaced.
+    /// What is committed at this moment, without what this transaction has written.
+    Committed,
+    /// What the transaction's snapshot shows (REPEATABLE READ and above), without what this transaction has written.
+    Snapshot,
+    /// What is committed at this moment, what this transaction has written, and what open transactions are writing.
     InFlight,
 }
 
 /// fence.lease, opened and locked as a statement that reads or writes it would.
-pub struct LeaseTable(Keyed);
-
-static SPEC: Spec = Spec { table: c"lease", index: c"lease_pkey", columns: LEASE, number: 0 };
-
-/// fence.lease without a lock on it, as the session knows it: for a look at a row whose place it remembers.
 ///
-/// VACUUM FULL may put the table into another file meanwhile. It tells all sessions before it gives its lock back, and
-/// so before anybody can write to that file: what is read in the old one, once all that was told is known, was true
-/// when the look began.
-pub struct Glance {
-    table: LeaseTable,
-    generation: u64,
+/// Who only reads gives the locks back at the end, so that no maintenance waits for a sleeping waiter or for a guarded
+/// transaction.
+pub struct LeaseTable {
+    table: Opened,
+    index: Opened,
 }
 
-impl Glance {
-    /// None where the session does not know the table (any more).
-    fn new() -> Option<Self> {
-        let table = LeaseTable(Keyed::unlocked(&SPEC)?);
-        Some(Glance { table, generation: relation::generation() })
-    }
-
-    /// The row where the session has found it before; see `LeaseTable::remembered`.
-    pub fn row(name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<Row> {
-        if !found_rows::has(name) {
-            return None;
-        }
-        relation::learn_changes();
-        Glance::new()?.table.remembered(name, wanted)
-    }
-
-    /// The row where the session has found it before, as it was known to be at some time: to be locked, and then to be
-    /// looked at again.
-    pub fn old_row(name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<(Self, Row)> {
-        let glance = found_rows::has(name).then(Glance::new).flatten()?;
-        let row = glance.table.remembered(name, wanted)?;
-        Some((glance, row))
-    }
-
-    /// As `LeaseTable::again`, for a row whose grant has been locked since. None, too, where the table may be in
-    /// another file by now.
-    pub fn again(&self, row: &Row) -> Option<Row> {
-        relation::learn_changes();
-        (relation::generation() == self.generation).then(|| self.table.again(row)).flatten()
-    }
-
-    /// The row that was just looked at again, to be known later.
-    pub fn sighting(&self, row: &Row) -> Sighting {
-        self.table.sighting(row)
-    }
-}
-
-/// The rows of a lease, in the order of their slots.
-pub struct Rows {
-    list: Vec<Row>,
-    /// How many transactions had ended when they were read; 0 when that is not known.
-    moment: u64,
-}
-
-impl Deref for Rows {
-    type Target = [Row];
-
-    fn deref(&self) -> &[Row] {
-        &self.list
-    }
-}
-
-impl IntoIterator for Rows {
-    type Item = Row;
-    type IntoIter = std::vec::IntoIter<Row>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.list.into_iter()
-    }
-}
-
-/// A row can be read in three ways: searched for by the lease's name (`rows`), at the place that the session
-/// remembers (`remembered`), and once more where it was just read (`again`).
 impl LeaseTable {
     /// Opens it, waiting for maintenance as any statement does.
     pub fn open(access: Access) -> Result<Self, Refusal> {
@@ -114,138 +56,128 @@ impl LeaseTable {
         opened.ok_or_else(|| errors::state_missing("lease"))
     }
 
-    /// Opens it; None where its lock is not to be had that way.
+    /// Opens it; None where a lock is not to be had that way.
     pub fn try_open(access: Access, wait: Wait) -> Result<Option<Self>, Refusal> {
         relation::check_version();
-        Ok(Keyed::open(&SPEC, access, wait)?.map(LeaseTable))
+        let mode = match access {
+            Access::Read => pg_sys::AccessShareLock,
+            Access::Write => pg_sys::RowExclusiveLock,
+        };
+        let Some(table) = Opened::open(state_oid(c"lease")?, mode, wait) else { return Ok(None) };
+        // Not before the table is locked: until then another index may take its place.
+        let Some(index) = Opened::open(state_oid(c"lease_pkey")?, mode, wait) else {
+            return Ok(None);
+        };
+        let opened = LeaseTable { table, index };
+        opened.check_shape()?;
+        Ok(Some(opened))
     }
 
-    /// Makes it ready for `rows`, which else waits for maintenance of the index; false where that is at work.
-    pub fn can_search(&self, wait: Wait) -> bool {
-        self.0.open_index(wait)
+    /// 55000 unless it is a table as this library knows it. Looks again when a definition has changed.
+    fn check_shape(&self) -> Result<(), Refusal> {
+        thread_local! {
+            static CHECKED: Cell<Option<(pg_sys::Oid, u64)>> = const { Cell::new(None) };
+        }
+        // SAFETY: an open relation.
+        let checked = Some((unsafe { (*self.relation()).rd_id }, relation::generation()));
+        if CHECKED.get() != checked {
+            if !self.has_known_shape() {
+                return Err(errors::state_differs("lease"));
+            }
+            CHECKED.set(checked);
+        }
+        Ok(())
     }
 
-    /// All rows of a lease.
-    pub fn rows(&self, name: &[u8], as_of: AsOf) -> Rows {
-        self.0.open_index(Wait::Queue);
-        let mut found = Vec::with_capacity(1);
-        let mut moment = 0;
+    /// Is it a heap with our columns first, and the index what we search by?
+    fn has_known_shape(&self) -> bool {
+        // SAFETY: both are open; the columns' number is checked first.
+        unsafe {
+            let (table, index) = (self.relation(), self.index.relation());
+            let class = &*(*table).rd_rel;
+            let (key, columns) = (&*(*index).rd_index, (*table).rd_att);
+            class.relkind as u8 == pg_sys::RELKIND_RELATION
+                && class.relam == pg_sys::HEAP_TABLE_AM_OID
+                && (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
+                && key.indrelid == (*table).rd_id
+                && key.indnatts >= 2
+                && key.indkey.values.as_slice(2) == [1, 2]
+                && (LEASE.len()..=COLUMNS).contains(&((*columns).natts as usize))
+                && LEASE.iter().enumerate().all(|(n, known)| {
+                    let column = &*compat::attribute(columns, n);
+                    column.atttypid == *known && !column.attisdropped
+                })
+        }
+    }
+
+    fn relation(&self) -> pg_sys::Relation {
+        self.table.relation()
+    }
+
+    fn row_type(&self) -> pg_sys::TupleDesc {
+        // SAFETY: an open relation.
+        unsafe { (*self.relation()).rd_att }
+    }
+
+    /// The rows of a lease, in the order of their slots.
+    pub fn rows(&self, name: &[u8], as_of: AsOf) -> Vec<Row> {
         let name = text_datum(name);
-        let mut in_flight = pg_sys::SnapshotData {
-            snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
-            ..Default::default()
-        };
-        // SAFETY: the snapshot is registered for as long as the scan runs; each tuple is copied while its page is
-        // locked. The copy that is registered forgets the moment.
-        unsafe {
-            compat::guarded(|| {
-                let of = match as_of {
-                    AsOf::Now => raw::GetLatestSnapshot(),
-                    AsOf::Transaction => raw::GetTransactionSnapshot(),
-                    AsOf::InFlight => &mut in_flight,
-                };
-                moment = (*of).snapXactCompletionCount;
-                let keep = |tuple, location| found.push((raw::heap_copytuple(tuple), location));
-                if as_of == AsOf::InFlight {
-                    self.0.each(name, of, keep);
-                } else {
-                    let of = raw::RegisterSnapshot(of);
-                    self.0.each(name, of, keep);
-                    raw::UnregisterSnapshot(of);
+        let mut found = Vec::with_capacity(1);
+        let scan = |snapshot| {
+            let mut key = pg_sys::ScanKeyData::default();
+            // SAFETY: both relations are open, the snapshot outlives the scan, and the key's type and collation are
+            // those of the index's first column. A tuple is copied while its page is pinned.
+            unsafe {
+                let equal = pg_sys::BTEqualStrategyNumber as u16;
+                raw::ScanKeyInit(&mut key, 1, equal, pg_sys::F_TEXTEQ.into(), name);
+                let (table, index) = (self.relation(), self.index.relation());
+                let scan = raw::systable_beginscan_ordered(table, index, snapshot, 1, &mut key);
+                loop {
+                    let forward = pg_sys::ScanDirection::ForwardScanDirection;
+                    let tuple = raw::systable_getnext_ordered(scan, forward);
+                    if tuple.is_null() {
+                        break;
+                    }
+                    found.push(raw::heap_copytuple(tuple));
                 }
-            });
-            let row = |(tuple, location)| Row::new(tuple, self.0.row_type(), location);
-            Rows { list: found.into_iter().map(row).collect(), moment }
-        }
-    }
-
-    /// The row of a lease that this session has found before, as of now, where it still is there and is wanted.
-    pub fn remembered(&self, name: &[u8], wanted: impl Fn(&Row) -> bool) -> Option<Row> {
-        let location = found_rows::find(self.0.file(), name)?;
-        let mut found = None;
-        // SAFETY: the tuple is copied while its page is locked, and is a row of this table.
-        let row = unsafe {
-            compat::guarded(|| {
-                self.0.at(location, |tuple| found = Some(raw::heap_copytuple(tuple)));
-            });
-            Row::new(found?, self.0.row_type(), location)
+                raw::systable_endscan_ordered(scan);
+            }
         };
-        // Its location may be another lease's by now.
-        let is_its = known_bugs::UNCHECKED_LOCATION || row.name() == name;
-        (is_its && wanted(&row)).then_some(row)
+        // SAFETY: the work calls the server, and drops nothing.
+        unsafe { compat::guarded(|| with_snapshot(as_of, scan)) };
+        found.into_iter().map(|tuple| self.row(tuple)).collect()
     }
 
-    /// Remembers where a row of a lease was found.
-    pub fn remember(&self, name: &[u8], row: &Row) {
-        found_rows::remember(self.0.file(), name, row.location);
-    }
-
-    /// Reads a row again, as of now. None when it is no longer the version that was read: it was changed or
-    /// deleted, or its place is another row's.
-    pub fn again(&self, row: &Row) -> Option<Row> {
-        let mut same = false;
-        // SAFETY: a tuple in its page.
-        unsafe {
-            compat::guarded(|| {
-                self.0.again(row.version(), row.location, |tuple| same = row.is_still(tuple));
-            });
-        }
-        same.then(|| row.looked_at_again())
-    }
-
-    /// A row that was just read, to be known later.
-    pub fn sighting(&self, row: &Row) -> Sighting {
-        Sighting::new(row.version(), row.location.buffer, self.0.files())
-    }
-
-    /// Reads all rows again by their places: they are still all where no transaction that wrote anything has ended
-    /// since (the rule by which Postgres itself uses a snapshot again). None where one has.
-    pub fn all_again(&self, rows: &Rows) -> Option<Vec<Row>> {
-        // SAFETY: Postgres's own static copy, read at once.
-        let moment =
-            unsafe { compat::guarded(|| (*raw::GetLatestSnapshot()).snapXactCompletionCount) };
-        if moment == 0 || moment != rows.moment {
-            return None;
-        }
-        // With room for as many: mostly one, where `collect` would make room for four.
-        let mut all = Vec::with_capacity(rows.len());
-        for row in rows.iter() {
-            all.push(self.again(row)?);
-        }
-        Some(all)
-    }
-
-    /// The row in a tuple that a scan of the whole table has come to. Nobody looks for it again by that location, which
-    /// is not where its index entry leads.
-    ///
-    /// # Safety
-    /// The tuple must be one of this table's.
-    unsafe fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let location = Location { entry: Pointer::of((*tuple).t_self), buffer: NO_BUFFER };
-            Row::new(pg_sys::heap_copytuple(tuple), self.0.row_type(), location)
-        }
+    /// The row that is in a copied tuple of this table.
+    fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
+        // SAFETY: only called for such tuples.
+        unsafe { Row::new(tuple, self.row_type()) }
     }
 
     /// Shows every row of the table.
     pub fn each(&self, mut show: impl FnMut(&Row) -> Result<(), Refusal>) -> Result<(), Refusal> {
         // SAFETY: an open table, whose rows are copied.
-        unsafe { table_scan::each_row(self.0.table(), |tuple| show(&self.row(tuple))) }
+        unsafe {
+            table_scan::each_row(self.relation(), |tuple| {
+                show(&self.row(pg_sys::heap_copytuple(tuple)))
+            })
+        }
     }
 
-    /// The new grants of transactions that are open, but for this one. Reads the whole table.
+    /// The new grants of a lease that other transactions have made and not committed.
+    pub fn uncommitted_of(&self, name: &[u8]) -> Vec<Row> {
+        self.new_grants(self.rows(name, AsOf::InFlight))
+    }
+
+    /// The new grants that other transactions have made and not committed. Reads the whole table.
     pub fn uncommitted(&self) -> Vec<Row> {
-        let mut rows: Vec<Row> = Vec::new();
-        let mut dirty = pg_sys::SnapshotData {
-            snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
-            ..Default::default()
-        };
+        let mut rows = Vec::new();
+        let mut dirty = dirty_snapshot();
         // SAFETY: the snapshot lives as long as the scan; each tuple is copied while its page is pinned.
         unsafe {
             let (none, heap) = (std::ptr::null_mut(), pg_sys::InvalidOid);
-            let table = self.0.table();
-            let scan = pg_sys::systable_beginscan(table, heap, false, &mut dirty, 0, none);
+            let scan =
+                pg_sys::systable_beginscan(self.relation(), heap, false, &mut dirty, 0, none);
             loop {
                 pgrx::check_for_interrupts!();
                 let tuple = pg_sys::systable_getnext(scan);
@@ -253,22 +185,26 @@ impl LeaseTable {
                     break;
                 }
                 if xact::is_others_uncommitted(tuple) {
-                    rows.push(self.row(tuple));
+                    rows.push(self.row(pg_sys::heap_copytuple(tuple)));
                 }
             }
             pg_sys::systable_endscan(scan);
         }
-        // One that its own transaction has replaced since is not the latest; one with the first token of a
-        // committed row is that grant, being renewed or closed.
-        rows.retain(|row| row.deleter() == Deleter::None && !self.is_known(row));
+        self.new_grants(rows)
+    }
+
+    /// Those that other transactions have made and not committed. One that its own transaction has replaced is not the
+    /// latest; one with the first token of a committed row is that grant, being renewed or closed.
+    fn new_grants(&self, mut rows: Vec<Row>) -> Vec<Row> {
+        rows.retain(|row| {
+            row.is_others_uncommitted() && row.deleter() == Deleter::None && !self.is_known(row)
+        });
         rows
     }
 
     /// Is there a committed version of the row's grant?
     fn is_known(&self, row: &Row) -> bool {
-        let (slot, first) = (row.grant.slot, row.grant.tokens.first());
-        let rows = self.rows(row.name(), AsOf::Now);
-        rows.iter().any(|known| known.grant.slot == slot && known.grant.tokens.first() == first)
+        self.rows(row.name(), AsOf::Now).iter().any(|known| known.is_of_same_grant(row))
     }
 
     /// Writes a new grant, over the row that its slot has, if there is one.
@@ -277,7 +213,9 @@ impl LeaseTable {
         match over {
             Some(row) => self.replace(row, &fields),
             None => {
-                self.0.insert(&fields);
+                self.keep_locks();
+                // SAFETY: the table is open and locked for writing, the fields are its first columns.
+                unsafe { executor::insert(self.relation(), LEASE.len(), &fields) };
                 self.check_written(new.name, new.slot, &fields)
             }
         }
@@ -300,8 +238,10 @@ impl LeaseTable {
 
     /// Deletes the row, unless a trigger prevents it.
     pub fn delete(&self, row: &Row) -> Result<bool, Refusal> {
-        self.0.delete(row.version());
-        if !self.0.has_triggers() {
+        self.keep_locks();
+        // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
+        unsafe { executor::delete(self.relation(), row.version()) };
+        if !self.has_triggers() {
             return Ok(true);
         }
         xact::see_own_changes();
@@ -309,25 +249,69 @@ impl LeaseTable {
         Ok(!rows.iter().any(|left| left.grant.slot == row.grant.slot))
     }
 
-    /// The row was read under the grant's lock, so nobody else is changing it.
+    /// Writes a new version of a row that was read under the grant's lock.
     fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
-        self.0.update(row.version(), fields);
-        if self.0.has_triggers() {
-            return self.check_written(row.name(), row.grant.slot, fields);
-        }
-        xact::see_own_changes();
-        Ok(())
+        self.keep_locks();
+        // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
+        unsafe { executor::update(self.relation(), row.version(), fields) };
+        self.check_written(row.name(), row.grant.slot, fields)
     }
 
-    /// Refuses a write that a trigger has suppressed or changed: no token may be given for it.
+    /// Who writes keeps the table's lock until the transaction ends. That of the index goes with the call, as it does
+    /// after any statement.
+    fn keep_locks(&self) {
+        self.table.keep_lock();
+    }
+
+    /// May a trigger suppress or change what is written? (Not relhastriggers, which stays set until the next VACUUM
+    /// after the last one went.)
+    fn has_triggers(&self) -> bool {
+        // SAFETY: an open relation.
+        unsafe { !(*self.relation()).trigdesc.is_null() }
+    }
+
+    /// Lets later reads see what was written. Refuses it where a trigger has suppressed or changed it: no token may be
+    /// given for that.
     fn check_written(&self, name: &[u8], slot: i32, fields: &Fields) -> Result<(), Refusal> {
         xact::see_own_changes();
-        // SAFETY: a copied row of this table.
-        let stands = |row: &Row| unsafe { self.0.holds(row.tuple(), fields) };
-        let written = |row: &Row| row.grant.slot == slot && row.written_here() && stands(row);
-        if self.0.has_triggers() && !self.rows(name, AsOf::Now).iter().any(written) {
-            return Err(self.0.meddled());
+        if !self.has_triggers() {
+            return Ok(());
         }
-        Ok(())
+        // SAFETY: a row of this table.
+        let stands = |row: &Row| unsafe { row.holds(fields, self.row_type()) };
+        let written = |row: &Row| row.grant.slot == slot && row.written_here() && stands(row);
+        if self.rows(name, AsOf::Now).iter().any(written) {
+            return Ok(());
+        }
+        Err(errors::state_meddled("lease"))
+    }
+}
+
+fn dirty_snapshot() -> pg_sys::SnapshotData {
+    let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_DIRTY;
+    pg_sys::SnapshotData { snapshot_type, ..Default::default() }
+}
+
+/// Does work with the snapshot that shows these rows.
+///
+/// # Safety
+/// To be called inside `compat::guarded`, in a transaction.
+unsafe fn with_snapshot(as_of: AsOf, work: impl FnOnce(pg_sys::Snapshot)) {
+    // SAFETY: the caller's promise; what is registered is a copy.
+    unsafe {
+        let mut taken = match as_of {
+            AsOf::InFlight => return work(&mut dirty_snapshot()),
+            AsOf::Now | AsOf::Committed => *raw::GetLatestSnapshot(),
+            AsOf::Snapshot => *raw::GetTransactionSnapshot(),
+        };
+        if as_of != AsOf::Now {
+            // As at the transaction's first command: nothing of its own is written yet.
+            taken.curcid = 0;
+        }
+        // So that a copy of this one is registered.
+        (taken.copied, taken.active_count, taken.regd_count) = (false, 0, 0);
+        let registered = raw::RegisterSnapshot(&mut taken);
+        work(registered);
+        raw::UnregisterSnapshot(registered);
     }
 }

@@ -3,8 +3,6 @@
 use crate::pg::call::args::text_bytes;
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::call::raise;
-use crate::pg::compat;
-use crate::pg::raw;
 use once_cell::unsync::OnceCell;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -94,20 +92,9 @@ fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     Ok(oid)
 }
 
-/// Are there tables of the state at all?
-pub fn state_exists() -> bool {
-    state_oid(c"lease").is_ok()
-}
-
 /// Another number once the definition of any relation may have changed, also that of a sequence.
 pub fn generation() -> u64 {
     GENERATION.get()
-}
-
-/// Takes notice of what other sessions have changed of definitions until now, as taking a lock on a relation does.
-pub fn learn_changes() {
-    // SAFETY: in a transaction.
-    unsafe { compat::guarded(|| raw::AcceptInvalidationMessages()) };
 }
 
 /// Forgets oids when names may have changed, and counts changes; called once, when the library is loaded.

@@ -6,13 +6,12 @@ use crate::pg::compat;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;
 use crate::pg::session::xact;
-use crate::pg::state::row_version::{Location, RowVersion};
+use crate::pg::state::row_version::RowVersion;
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
 
-/// How many columns a table of the state may have. A later version of the SQL objects may have added some: they
-/// are kept as they are.
+/// How many columns the table may have. Somebody may have added some: they are kept as they are.
 pub const COLUMNS: usize = 24;
 
 /// Columns of fence.lease by position.
@@ -47,26 +46,26 @@ pub struct Fields {
     named: u32,
 }
 
-/// The types of fence.lease's columns, and whether each may be NULL.
-pub const LEASE: &[(pg_sys::Oid, bool)] = &[
-    (pg_sys::TEXTOID, false),
-    (pg_sys::INT4OID, false),
-    (pg_sys::CHAROID, false),
-    (pg_sys::INT4OID, false),
-    (pg_sys::TEXTOID, true),
-    (pg_sys::TEXTOID, false),
-    (pg_sys::NAMEOID, false),
-    (pg_sys::INT8OID, false),
-    (pg_sys::INT8ARRAYOID, false),
-    (pg_sys::INT8OID, true),
-    (pg_sys::TIMESTAMPTZOID, false),
-    (pg_sys::TIMESTAMPTZOID, false),
-    (pg_sys::TIMESTAMPTZOID, false),
-    (pg_sys::TIMESTAMPTZOID, true),
-    (pg_sys::INT8OID, false),
-    (pg_sys::INT8OID, false),
-    (pg_sys::JSONBOID, true),
-    (pg_sys::BOOLOID, false),
+/// The types of fence.lease's columns.
+pub const LEASE: &[pg_sys::Oid] = &[
+    pg_sys::TEXTOID,
+    pg_sys::INT4OID,
+    pg_sys::CHAROID,
+    pg_sys::INT4OID,
+    pg_sys::TEXTOID,
+    pg_sys::TEXTOID,
+    pg_sys::NAMEOID,
+    pg_sys::INT8OID,
+    pg_sys::INT8ARRAYOID,
+    pg_sys::INT8OID,
+    pg_sys::TIMESTAMPTZOID,
+    pg_sys::TIMESTAMPTZOID,
+    pg_sys::TIMESTAMPTZOID,
+    pg_sys::TIMESTAMPTZOID,
+    pg_sys::INT8OID,
+    pg_sys::INT8OID,
+    pg_sys::JSONBOID,
+    pg_sys::BOOLOID,
 ];
 
 /// A row of fence.lease, copied: it outlives the page that it was read from.
@@ -76,8 +75,6 @@ pub struct Row {
     pub grant: Grant,
     /// The ttl last asked for.
     pub ttl: Span,
-    /// Where it was found.
-    pub location: Location,
     tuple: pg_sys::HeapTuple,
     fields: Fields,
 }
@@ -148,7 +145,7 @@ pub struct NewGrant<'a> {
 
 impl Fields {
     /// All NULL, none named.
-    pub fn empty() -> Self {
+    fn empty() -> Self {
         Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS], named: 0 }
     }
 
@@ -189,14 +186,14 @@ impl Fields {
     }
 
     /// With another row's columns behind its own first ones.
-    pub fn with_rest_of(mut self, other: &Fields, own: usize) -> Self {
+    fn with_rest_of(mut self, other: &Fields, own: usize) -> Self {
         self.values[own..].copy_from_slice(&other.values[own..]);
         self.nulls[own..].copy_from_slice(&other.nulls[own..]);
         self
     }
 
     /// The same, of which an UPDATE would name none.
-    pub fn unnamed(self) -> Self {
+    fn unnamed(self) -> Self {
         Fields { named: 0, ..self }
     }
 
@@ -204,7 +201,7 @@ impl Fields {
     ///
     /// # Safety
     /// The tuple must be of that row type, which has at most `COLUMNS` columns.
-    pub unsafe fn of(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc) -> Self {
+    unsafe fn of(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc) -> Self {
         let mut fields = Fields::empty();
         let (values, nulls) = (fields.values.as_mut_ptr(), fields.nulls.as_mut_ptr());
         // SAFETY: the arrays have a place for each column.
@@ -227,53 +224,8 @@ impl Fields {
         self.named
     }
 
-    /// Has a tuple these values in its first columns?
-    ///
-    /// # Safety
-    /// The tuple must be of that row type, which has so many columns.
-    pub unsafe fn are_in(
-        &self,
-        tuple: pg_sys::HeapTuple,
-        row_type: pg_sys::TupleDesc,
-        columns: usize,
-    ) -> bool {
-        // SAFETY: the caller's promise; both values are of the column's type.
-        unsafe {
-            let stored = Fields::of(tuple, row_type);
-            (0..columns).all(|n| {
-                let column = &*compat::attribute(row_type, n);
-                let (by_value, length) = (column.attbyval, i32::from(column.attlen));
-                stored.nulls[n] == self.nulls[n]
-                    && (self.nulls[n]
-                        || compat::guarded(|| {
-                            let (one, other) = (stored.values[n], self.values[n]);
-                            compat::datum_image_eq(one, other, by_value, length)
-                        }))
-            })
-        }
-    }
-
-    /// A tuple of them.
-    ///
-    /// # Safety
-    /// To be called inside `compat::guarded`, with the row type that they are of.
-    pub unsafe fn tuple(&self, row_type: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
-        // SAFETY: as many values as the type has columns, each of its column's type.
-        unsafe {
-            raw::heap_form_tuple(
-                row_type,
-                self.values.as_ptr().cast_mut(),
-                self.nulls.as_ptr().cast_mut(),
-            )
-        }
-    }
-
     fn set(&mut self, column: Column, value: impl Into<pg_sys::Datum>) -> &mut Self {
-        self.set_at(column as usize, value)
-    }
-
-    /// Sets a column by position.
-    pub fn set_at(&mut self, n: usize, value: impl Into<pg_sys::Datum>) -> &mut Self {
+        let n = column as usize;
         self.values[n] = value.into();
         self.nulls[n] = false;
         self.named |= 1 << n;
@@ -290,15 +242,11 @@ impl Fields {
 }
 
 impl Row {
-    /// Reads a copied tuple that was found at that place.
+    /// Reads a copied tuple.
     ///
     /// # Safety
     /// The tuple must be one of fence.lease, and `row_type` that table's.
-    pub unsafe fn new(
-        tuple: pg_sys::HeapTuple,
-        row_type: pg_sys::TupleDesc,
-        location: Location,
-    ) -> Row {
+    pub unsafe fn new(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc) -> Row {
         // SAFETY: the caller's promise.
         let fields = unsafe { Fields::of(tuple, row_type) };
         // SAFETY: an array of bigints.
@@ -321,7 +269,7 @@ impl Row {
             abandoned: false,
         };
         let ttl = Span::from_micros(fields.int8(Column::TtlUs));
-        let mut row = Row { grant, ttl, location, tuple, fields };
+        let mut row = Row { grant, ttl, tuple, fields };
         row.grant.abandoned = row.is_abandoned();
         row
     }
@@ -332,30 +280,6 @@ impl Row {
         self.grant.closing.is_none()
             && self.fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
             && !SessionLock::of(self.grant.tokens.first()).is_held()
-    }
-
-    /// Is a tuple, found at the same place, this very version? Then takes over who is deleting it by now.
-    ///
-    /// # Safety
-    /// The tuple must be valid.
-    pub unsafe fn is_still(&self, tuple: pg_sys::HeapTuple) -> bool {
-        // SAFETY: the caller's promise; the copy is this row's own.
-        unsafe {
-            if RowVersion::of(tuple) != self.version() {
-                return false;
-            }
-            let (now, then) = ((*tuple).t_data, (*self.tuple).t_data);
-            (*then).t_choice.t_heap.t_xmax = (*now).t_choice.t_heap.t_xmax;
-            (*then).t_infomask = (*now).t_infomask;
-            true
-        }
-    }
-
-    /// The same version, looked at again.
-    pub fn looked_at_again(&self) -> Row {
-        let mut row = *self;
-        row.grant.abandoned = row.is_abandoned();
-        row
     }
 
     /// Its columns after a renewal.
@@ -437,6 +361,35 @@ impl Row {
     pub fn written_here(&self) -> bool {
         // SAFETY: a copied tuple.
         unsafe { xact::is_own(self.tuple) }
+    }
+
+    /// Was this version written by another transaction, which is open?
+    pub fn is_others_uncommitted(&self) -> bool {
+        // SAFETY: a copied tuple.
+        unsafe { xact::is_others_uncommitted(self.tuple) }
+    }
+
+    /// Is it a version of the same grant?
+    pub fn is_of_same_grant(&self, other: &Row) -> bool {
+        (self.grant.slot, self.grant.tokens.first())
+            == (other.grant.slot, other.grant.tokens.first())
+    }
+
+    /// Has it these values in our columns?
+    ///
+    /// # Safety
+    /// It must be of that row type.
+    pub unsafe fn holds(&self, fields: &Fields, row_type: pg_sys::TupleDesc) -> bool {
+        (0..LEASE.len()).all(|n| {
+            let (stored, given) = (self.fields.values[n], fields.values[n]);
+            // SAFETY: the caller's promise; both values are of the column's type.
+            let same = || unsafe {
+                let column = &*compat::attribute(row_type, n);
+                let (by_value, length) = (column.attbyval, i32::from(column.attlen));
+                compat::guarded(|| compat::datum_image_eq(stored, given, by_value, length))
+            };
+            self.fields.nulls[n] == fields.nulls[n] && (fields.nulls[n] || same())
+        })
     }
 }
 

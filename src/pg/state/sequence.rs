@@ -3,9 +3,8 @@
 use crate::pg::compat;
 use crate::pg::locks::relation_lock::{self, Wait};
 use crate::pg::raw;
-use crate::pg::state::relation;
+use crate::pg::state::opened::Opened;
 use pgrx::pg_sys;
-use std::cell::RefCell;
 
 /// What a sequence's page says.
 #[derive(Clone, Copy, Debug)]
@@ -60,89 +59,50 @@ pub struct Definition {
     pub rewritten_here: bool,
 }
 
-/// Where the page of a sequence is, as long as no definition changes.
-#[derive(Clone, Copy)]
-struct Page {
-    sequence: pg_sys::Oid,
-    file: raw::File,
-    buffer: pg_sys::Buffer,
-    generation: u64,
-}
-
-thread_local! {
-    static PAGES: RefCell<Vec<Page>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Reads the page of a sequence: no permission, no transaction id, no WAL. Waits for nobody but who is dropping it.
+/// Reads the page of a sequence: no permission, no transaction id, no WAL. Waits for nobody but who is changing its
+/// definition.
 pub fn read(oid: pg_sys::Oid) -> State {
-    remembered(oid).unwrap_or_else(|| {
-        // SAFETY: the relation is locked and open.
-        let (state, page) = unsafe {
-            compat::guarded(|| {
-                let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
-                let (generation, file) = (relation::generation(), compat::files(&*rel));
-                let buffer = raw::ReadBuffer(rel, 0);
-                let state = read_page(buffer);
-                // Not kept: maintenance of the sequence would wait for whoever has only looked.
-                raw::relation_close(rel, pg_sys::AccessShareLock as i32);
-                (state, Page { sequence: oid, file, buffer, generation })
-            })
-        };
-        PAGES.with_borrow_mut(|pages| {
-            pages.retain(|known| known.sequence != oid);
-            pages.push(page);
-        });
-        state
-    })
+    // Not kept: maintenance of the sequence would wait for whoever has only looked.
+    read_page(&Opened::queued(oid, pg_sys::AccessShareLock))
 }
 
-/// Reads the page where it was last found. None where it is not there any more, or may be in another file by now.
-fn remembered(oid: pg_sys::Oid) -> Option<State> {
-    let page =
-        PAGES.with_borrow(|pages| pages.iter().find(|page| page.sequence == oid).copied())?;
-    // SAFETY: who puts the sequence into another file has said so before anybody can write there; the buffer is one
-    // that the page has been in.
+/// Reads a sequence's page.
+fn read_page(sequence: &Opened) -> State {
+    // SAFETY: the relation is open and locked, the page pinned and locked while it is read.
     unsafe {
         compat::guarded(|| {
-            raw::AcceptInvalidationMessages();
-            let is_there = page.generation == relation::generation()
-                && compat::pin_recent(page.file, 0, page.buffer);
-            is_there.then(|| read_page(page.buffer))
+            let buffer = raw::ReadBuffer(sequence.relation(), 0);
+            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
+            let data = &*data_of(pg_sys::BufferGetPage(buffer));
+            let last = data.is_called.then_some(data.last_value);
+            let at = raw::BufferGetLSNAtomic(buffer);
+            raw::UnlockReleaseBuffer(buffer);
+            State { last, at }
         })
-    }
-}
-
-/// Reads a sequence's page and gives back its pin.
-///
-/// # Safety
-/// To be called inside `compat::guarded`, with the pinned buffer of the first page of a sequence.
-unsafe fn read_page(buffer: pg_sys::Buffer) -> State {
-    // SAFETY: the caller's promise; the page is locked while it is read.
-    unsafe {
-        raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
-        let data = &*data_of(pg_sys::BufferGetPage(buffer));
-        let last = data.is_called.then_some(data.last_value);
-        let at = raw::BufferGetLSNAtomic(buffer);
-        raw::UnlockReleaseBuffer(buffer);
-        State { last, at }
     }
 }
 
 /// Reads an unlogged sequence; not for a standby, which has no page of it. None where it is logged, or has no page
 /// (see [`restore_page`]).
 pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
-    // SAFETY: the relation is locked and open while it is looked at, the page pinned and locked.
+    read_unlogged_page(&Opened::queued(oid, pg_sys::AccessShareLock))
+}
+
+/// As `read_unlogged`, without waiting for whoever has locked the sequence: then it is None altogether.
+pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
+    let sequence = Opened::open(oid, pg_sys::AccessShareLock, Wait::Never)?;
+    Some(read_unlogged_page(&sequence))
+}
+
+fn read_unlogged_page(sequence: &Opened) -> Option<Unlogged> {
+    // SAFETY: an open relation.
     let (readable, file) = unsafe {
-        compat::guarded(|| {
-            let rel = raw::relation_open(oid, pg_sys::AccessShareLock as i32);
-            let unlogged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED;
-            let readable = unlogged && compat::has_first_page(rel);
-            let file = compat::file(&*rel);
-            raw::relation_close(rel, pg_sys::AccessShareLock as i32);
-            (readable, file)
-        })
+        let rel = sequence.relation();
+        let unlogged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED;
+        let readable = unlogged && compat::guarded(|| compat::has_first_page(rel));
+        (readable, compat::file(&*rel))
     };
-    readable.then(|| Unlogged { last: read(oid).last, file })
+    readable.then(|| Unlogged { last: read_page(sequence).last, file })
 }
 
 /// Gives an unlogged sequence that has lost its page a new one, as of a sequence that was never called, made after the
@@ -204,17 +164,6 @@ unsafe fn data_of(page: pg_sys::Page) -> *mut SequenceData {
         let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
         header.add(hoff).cast::<SequenceData>()
     }
-}
-
-/// As `read_unlogged`, without waiting for whoever has locked the sequence: then it is None altogether.
-pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
-    let mode = pg_sys::AccessShareLock as i32;
-    relation_lock::take(oid, mode, Wait::Never).then(|| {
-        let found = read_unlogged(oid);
-        // SAFETY: taken just now.
-        unsafe { pg_sys::UnlockRelationOid(oid, mode) };
-        found
-    })
 }
 
 /// Takes the lock that `set` takes, without waiting for whoever has locked the sequence.

@@ -206,9 +206,29 @@ pub fn snapshot_too_early(lease: Option<&[u8]>) -> Refusal {
             "could not serialize access to {} due to concurrent changes",
             lease_in_words(lease)
         ),
-        "The transaction's snapshot may predate the previous holder's last writes: retry the transaction, or acquire at READ COMMITTED in a transaction of its own.",
+        "The grant is newer than the transaction's snapshot, which may lack the previous holder's last writes: retry the transaction.",
     )
     .detailed(|d| d.lease = lease.map(to_utf8))
+}
+
+/// 55000: a transaction at REPEATABLE READ or above relies on a grant that it has made itself.
+pub fn own_grant_after_snapshot(lease: Option<&[u8]>) -> Refusal {
+    Refusal::new(
+        "55000",
+        format!("this transaction's snapshot is older than its grant of {}", lease_in_words(lease)),
+        "Acquire in a transaction of its own and commit it, then begin this one: at REPEATABLE READ and above its reads may lack the previous holder's last writes.",
+    )
+    .detailed(|d| d.lease = lease.map(to_utf8))
+}
+
+/// 01000, a warning: a lease was acquired at REPEATABLE READ or above.
+pub fn reads_are_older(lease: &[u8]) -> Refusal {
+    Refusal::new(
+        "01000",
+        format!("this transaction's reads may be older than its grant of {}", lease_in_words(Some(lease))),
+        "At REPEATABLE READ and above it cannot guard or write under this grant: commit it first, then begin the transaction that works under it.",
+    )
+    .detailed(|d| d.lease = Some(to_utf8(lease)))
 }
 
 /// 0A000: a lease that ends with its session was acquired in a transaction that is to be prepared.
