@@ -2,6 +2,7 @@
 //!
 //! Each crash is shown to lose what a plain sequence gave out in the same way.
 
+use crate::support::c_module;
 use pg_test::crash_test::{CrashOutcome, CrashTest};
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
@@ -251,6 +252,57 @@ fn a_transaction_that_only_releases_does_not_wait_for_the_disk(lab: &Lab) -> Res
     // What the last one gave back is taken until its deadline.
     let mut session = cluster.connect("postgres")?;
     ensure!(session.one::<Option<i64>>("SELECT lease_acquire('job')", &[])?.is_none());
+    Ok(())
+}
+
+/// Another extension, which writes something when a transaction commits.
+const WRITES_AT_COMMIT: &str = r#"
+#include "postgres.h"
+#include "access/xact.h"
+#include "fmgr.h"
+#include "replication/message.h"
+
+PG_MODULE_MAGIC;
+void _PG_init(void);
+
+static void
+before_commit(XactEvent event, void *unused)
+{
+    if (event != XACT_EVENT_PRE_COMMIT)
+        return;
+#if PG_VERSION_NUM < 170000
+    LogLogicalMessage("test", "x", 1, true);
+#else
+    LogLogicalMessage("test", "x", 1, true, false);
+#endif
+}
+
+void
+_PG_init(void)
+{
+    RegisterXactCallback(before_commit, NULL);
+}
+"#;
+
+#[lab_test]
+fn a_release_loosens_no_write_of_another_extension_s(lab: &Lab) -> Result<()> {
+    let library = c_module::build(lab, "writes_at_commit", WRITES_AT_COMMIT)?;
+    let mut server = CrashTest::start(lab.builder())?;
+    // Loaded before pg_fence or after it: so its work is done after pg_fence's, or before.
+    for (before, after) in [(true, false), (false, true)] {
+        let load = |load: bool| match load {
+            true => format!("LOAD '{}'", library.display()),
+            false => String::new(),
+        };
+        let session = server.session(&load(before))?;
+        let token = server.see(session, "SELECT lease_acquire('job')")?;
+        server.run(session, &load(after))?;
+        // This commit waits, so all before is on disk.
+        server.run(session, "CREATE TABLE t (); DROP TABLE t")?;
+        let flushed = server.flushed()?;
+        server.see(session, &format!("SELECT lease_release('job', {token})"))?;
+        ensure!(server.flushed()? != flushed, "loaded before: {before}");
+    }
     Ok(())
 }
 

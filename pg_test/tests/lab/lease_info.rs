@@ -92,3 +92,22 @@ fn a_transaction_that_keeps_its_snapshot_sees_its_own_grant(lab: &Lab) -> Result
     }
     Ok(())
 }
+
+#[lab_test]
+fn it_reads_no_more_than_the_rows_of_its_lease(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut session, mut other) = (db.connect()?, db.connect()?);
+    session.run("SELECT lease_acquire('job' || n) FROM generate_series(1, 100) AS n")?;
+    // Somebody's acquire is open: of this lease, or of another one.
+    for name in ["other", "job7"] {
+        other.run(&format!(
+            "BEGIN; SELECT lease_revoke('{name}'); SELECT lease_acquire('{name}')"
+        ))?;
+        session.run("SET enable_seqscan = off; BEGIN; SELECT * FROM lease_info('job7')")?;
+        let scans = "SELECT coalesce(seq_scan, 0) FROM pg_stat_xact_all_tables WHERE relid = 'fence.lease'::regclass";
+        ensure!(session.granted(scans)? == 0, "{name}: the whole table was read");
+        session.run("COMMIT")?;
+        other.run("ROLLBACK")?;
+    }
+    Ok(())
+}

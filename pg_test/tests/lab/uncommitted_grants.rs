@@ -188,3 +188,24 @@ fn a_standby_does_not_show_it(lab: &Lab) -> Result<()> {
     ensure!(shown(&mut reader, "job")? == [line("old", "expired", &[])]);
     open.run("COMMIT")
 }
+
+#[lab_test]
+fn a_parallel_query_beside_an_open_acquire_is_answered(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut open, mut other) = (db.connect()?, db.connect()?);
+    other.run(
+        "CREATE TABLE big AS SELECT g AS n FROM generate_series(1, 50000) AS g; ANALYZE big;
+         SET min_parallel_table_scan_size = 0; SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0",
+    )?;
+    // So that it would be a parallel query without leases.
+    let plan = other.rows("EXPLAIN SELECT count(*) FROM big")?;
+    ensure!(plan.iter().flatten().flatten().any(|line| line.contains("Gather")), "{plan:?}");
+    open.run("BEGIN; SELECT lease_acquire('job', 'me')")?;
+    for leases in ["fence.leases", "lease_info('job')"] {
+        let sql = format!("SELECT (SELECT count(*) FROM big), state FROM {leases}");
+        let rows = other.rows(&sql)?;
+        ensure!(rows[0][1].as_deref() == Some("uncommitted"), "{leases}: {rows:?}");
+        other.granted(&format!("SELECT count(*) FROM big, {leases} AS l"))?;
+    }
+    Ok(())
+}

@@ -3,11 +3,19 @@
 use pgrx::pg_sys;
 use std::cell::Cell;
 
+/// What was changed for a commit that need not wait.
+#[derive(Clone, Copy)]
+struct Relaxed {
+    /// `synchronous_commit` as it was.
+    setting: i32,
+    /// How many WAL records this session had written by then.
+    records: i64,
+}
+
 thread_local! {
     /// End of the WAL that this transaction has written, as long as it has written nothing but releases.
     static ONLY_RELEASES: Cell<u64> = const { Cell::new(0) };
-    /// The setting to be put back after a commit that did not wait for the disk.
-    static AWAITED: Cell<Option<i32>> = const { Cell::new(None) };
+    static RELAXED: Cell<Option<Relaxed>> = const { Cell::new(None) };
 }
 
 /// Does a release, whose commit need not wait for the disk where the transaction writes nothing else: WAL
@@ -22,24 +30,38 @@ pub fn release<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Called right before the commit record is written: lets a commit of releases alone not wait.
+/// How many WAL records this session has written.
+fn records() -> i64 {
+    // SAFETY: a counter of this process.
+    unsafe { pg_sys::pgWalUsage.wal_records }
+}
+
+/// Called before the commit record is written: lets a commit of releases alone not wait.
 pub(in crate::pg) fn relax() {
     let only = ONLY_RELEASES.take();
-    // SAFETY: an int that the commit reads next on this thread; put back by `restore`, whatever comes of the
-    // commit.
+    // SAFETY: an int that the commit reads on this thread; put back by `restore`, whatever comes of the commit.
     unsafe {
         if only != 0 && only == pg_sys::XactLastRecEnd {
-            AWAITED.set(Some(pg_sys::synchronous_commit));
+            let setting = pg_sys::synchronous_commit;
+            RELAXED.set(Some(Relaxed { setting, records: records() }));
             pg_sys::synchronous_commit = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32;
         }
     }
 }
 
-/// Puts the setting back when the transaction is over.
-pub(in crate::pg) fn restore() {
+/// Puts the setting back when the transaction is over. Another extension may have written something in the same
+/// commit, after `relax`: then there is more than the commit's own record, and it is waited for now.
+pub(in crate::pg) fn restore(committed: bool) {
     ONLY_RELEASES.set(0);
-    if let Some(before) = AWAITED.take() {
-        // SAFETY: as above.
-        unsafe { pg_sys::synchronous_commit = before };
+    let Some(before) = RELAXED.take() else { return };
+    // SAFETY: as above; the commit's record is one that this session has written.
+    unsafe {
+        pg_sys::synchronous_commit = before.setting;
+        let off = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32;
+        if committed && before.setting > off && records() > before.records + 1 {
+            let commit = pg_sys::XactLastCommitEnd;
+            pg_sys::XLogFlush(commit);
+            pg_sys::SyncRepWaitForLSN(commit, true);
+        }
     }
 }

@@ -164,11 +164,11 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
         | E::XACT_EVENT_ABORT
         | E::XACT_EVENT_PARALLEL_ABORT
         | E::XACT_EVENT_PREPARE => {
-            commit::restore();
+            let committed = event == E::XACT_EVENT_COMMIT;
+            commit::restore(committed);
             if let Some(work) = WHEN_OVER.get() {
                 work();
             }
-            let committed = event == E::XACT_EVENT_COMMIT;
             let ending = if committed { Ending::Committed } else { Ending::Other };
             each_kept(|kept| kept.transaction_ended(ending));
         }
