@@ -16,8 +16,7 @@
 //!
 //! What is deliberately absent: SPI on the way of a lease or a write (no plan, no `search_path`, no rights of
 //! the caller's), background workers, `shared_preload_libraries`, any decision by what is in shared memory of our own
-//! (it only counts), LISTEN/NOTIFY, and any use of a transaction's start time but as a lower bound of its snapshot's
-//! age (`pg::session::snapshot_age`).
+//! (it only counts), LISTEN/NOTIFY, any use of a transaction's start time, and any look at a relation without its lock.
 
 mod fence;
 mod known_bugs;
