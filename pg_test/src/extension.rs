@@ -20,6 +20,11 @@ pub fn source_root() -> &'static Path {
     package.parent().expect("the lab lies below the workspace")
 }
 
+/// Whether a file of that name belongs to an extension: its library, its control file or one of its scripts.
+pub fn is_file_of(extension: &str, name: &str) -> bool {
+    name.strip_prefix(extension).is_some_and(|rest| rest.starts_with(['.', '-']))
+}
+
 /// Everything that an installation needs.
 #[derive(Debug, Clone)]
 pub struct Extension {
