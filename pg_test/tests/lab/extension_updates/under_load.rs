@@ -21,7 +21,7 @@ struct Seen {
     tokens: Vec<(i64, i64)>,
 }
 
-/// One increment under a lease, in two transactions, and a stale write that must not land.
+/// One increment under a lease, if it is not revoked before it is guarded, and a stale write that must not land.
 fn one_turn(session: &mut Session, row: i64, seen: &mut Seen) -> Result<()> {
     let ends_with_session: bool = rand::random();
     let call = format!(
@@ -30,13 +30,17 @@ fn one_turn(session: &mut Session, row: i64, seen: &mut Seen) -> Result<()> {
     let Some(token) = session.token(&call)? else { return Ok(()) };
     seen.tokens.push((row, token));
     session.run("BEGIN")?;
-    session.run(&format!("SELECT lease_guard('row:{row}', {token})"))?;
-    let n: i64 = session.granted(&format!("SELECT n FROM load WHERE id = {row}"))?;
+    if let Err(fault) = session.try_rows(&format!("SELECT lease_guard('row:{row}', {token})")) {
+        ensure!(fault.sqlstate == "PF004", "{fault}");
+        return session.run("ROLLBACK");
+    }
+    let n: i64 =
+        session.granted(&format!("SELECT n FROM load, pg_sleep(0.005) WHERE id = {row}"))?;
     session.run(&format!("UPDATE load SET n = {} WHERE id = {row}", n + 1))?;
     session.run("COMMIT")?;
     *seen.done.entry(row).or_default() += 1;
-    ensure!(session.renew(&format!("row:{row}"), token)?.is_some(), "a held lease was lost");
-    ensure!(session.release(&format!("row:{row}"), token)?.is_some(), "a held lease was lost");
+    session.renew(&format!("row:{row}"), token)?;
+    session.release(&format!("row:{row}"), token)?;
     let stale = format!("UPDATE load SET n = -1, fence = {token} WHERE id = {row}");
     let fault = session.try_rows(&stale).err().context("a stale write landed")?;
     ensure!(["PF001", "PF004"].contains(&fault.sqlstate.as_str()), "{fault}");
@@ -131,6 +135,8 @@ fn update_amid(
         let (from, begun) = (admin.granted(n)?, Instant::now());
         while admin.granted(n)? < from + more && !stop.load(Ordering::Relaxed) {
             ensure!(begun.elapsed() < PATIENCE, "the workers stand still");
+            // Whoever guards keeps the others out none the less.
+            admin.run("SELECT lease_revoke('row:' || id) FROM load")?;
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
