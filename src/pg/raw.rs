@@ -144,7 +144,7 @@ without_guard! {
     ) -> HeapTuple;
     pub fn simple_heap_insert(table: Relation, tuple: HeapTuple);
 
-    // nodes/bitmapset.h; never raises
+    // nodes/bitmapset.h; raises for a negative member only
     pub fn bms_is_member(member: c_int, set: *const Bitmapset) -> bool;
 
     // utils/elog.h
