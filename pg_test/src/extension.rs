@@ -20,6 +20,11 @@ pub fn source_root() -> &'static Path {
     package.parent().expect("the lab lies below the workspace")
 }
 
+/// Whether a file of that name belongs to an extension: its library, its control file or one of its scripts.
+pub fn is_file_of(extension: &str, name: &str) -> bool {
+    name.strip_prefix(extension).is_some_and(|rest| rest.starts_with(['.', '-']))
+}
+
 /// Everything that an installation needs.
 #[derive(Debug, Clone)]
 pub struct Extension {
@@ -38,7 +43,7 @@ impl Extension {
         let library = if std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
             last_library(&place.target)?
         } else {
-            build_library(source_root(), &installation.pg_config, &place, None)?
+            build_library(&installation.pg_config, &place, None)?
         };
         Extension::around(library)
     }
@@ -48,26 +53,31 @@ impl Extension {
     pub fn build_with_bug(installation: &Installation, bug: &str) -> Result<Extension> {
         let BuildPlace { target, build } = BuildPlace::of(installation);
         let place = BuildPlace { target: target.join("planted"), build: build.join("planted") };
-        Extension::around(build_library(source_root(), &installation.pg_config, &place, Some(bug))?)
+        Extension::around(build_library(&installation.pg_config, &place, Some(bug))?)
     }
 
     /// The extension of this source tree with a library that is built already.
     pub fn around(library: PathBuf) -> Result<Extension> {
-        Extension::of(source_root(), VERSION, library)
-    }
-
-    /// The extension of a source tree, with its library.
-    pub(crate) fn of(root: &Path, version: &str, library: PathBuf) -> Result<Extension> {
-        let control = root.join(format!("{NAME}.control"));
+        let control = source_root().join(format!("{NAME}.control"));
         let text = fs::read_to_string(&control)
             .with_context(|| format!("cannot read {}", control.display()))?;
         ensure!(
-            text.contains(&format!("default_version = '{version}'")),
-            "{} does not name version {version}",
+            text.contains(&format!("default_version = '{VERSION}'")),
+            "{} does not name version {VERSION}",
             control.display()
         );
-        let scripts = scripts_in(&root.join("sql"), version)?;
-        Ok(Extension { library, control, scripts })
+        Ok(Extension { library, control, scripts: scripts()? })
+    }
+
+    /// The same with another library.
+    pub fn with_library(self, library: PathBuf) -> Extension {
+        Extension { library, ..self }
+    }
+
+    /// The same with one script more, or another one of that name.
+    pub fn with_script(mut self, name: String, text: String) -> Extension {
+        self.scripts.insert(name, text);
+        self
     }
 
     /// Its scripts by file name.
@@ -103,11 +113,11 @@ impl Extension {
 
 /// The install and upgrade scripts of the source tree, by file name.
 pub fn scripts() -> Result<BTreeMap<String, String>> {
-    scripts_in(&source_root().join("sql"), VERSION)
+    scripts_in(&source_root().join("sql"))
 }
 
 /// The install script, put together from its numbered parts, and the upgrade scripts as they are.
-fn scripts_in(dir: &Path, version: &str) -> Result<BTreeMap<String, String>> {
+fn scripts_in(dir: &Path) -> Result<BTreeMap<String, String>> {
     let mut parts = BTreeMap::new();
     let mut scripts = BTreeMap::new();
     let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
@@ -126,7 +136,7 @@ fn scripts_in(dir: &Path, version: &str) -> Result<BTreeMap<String, String>> {
     }
     ensure!(!parts.is_empty(), "there is no install script in {}", dir.display());
     let whole = parts.into_values().collect::<Vec<_>>().join("\n");
-    let name = format!("{NAME}--{version}.sql");
+    let name = format!("{NAME}--{VERSION}.sql");
     ensure!(
         !scripts.contains_key(&name),
         "{name} is made from its parts, and there is one already"
@@ -191,11 +201,6 @@ impl BuildPlace {
         Ok(())
     }
 
-    /// Another place for what is built there, of the same crates.
-    pub fn below(self, name: &str) -> BuildPlace {
-        BuildPlace { target: self.target.join(name), build: self.build }
-    }
-
     /// Has a cargo build there.
     pub fn tell<'a>(&self, cargo: &'a mut Command) -> &'a mut Command {
         // Before 1.91 cargo knows no build directory: then each version builds all of it anew.
@@ -209,12 +214,7 @@ fn last_library(target: &Path) -> Result<PathBuf> {
     Ok(library)
 }
 
-pub(crate) fn build_library(
-    source: &Path,
-    pg_config: &Path,
-    place: &BuildPlace,
-    bug: Option<&str>,
-) -> Result<PathBuf> {
+fn build_library(pg_config: &Path, place: &BuildPlace, bug: Option<&str>) -> Result<PathBuf> {
     let major = major_of(pg_config)?;
     eprintln!(
         "building {NAME} (pg{major}{})",
@@ -225,7 +225,6 @@ pub(crate) fn build_library(
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     place.prepare()?;
     let mut command = cargo();
-    command.current_dir(source);
     // `rustc` hands what follows `--` to the extension's own crate and to no other: a bug leaves the crates
     // that it is built upon as they are.
     command
@@ -298,7 +297,7 @@ mod tests {
         ] {
             fs::write(dir.join(name), text).unwrap();
         }
-        let scripts = scripts_in(&dir, VERSION).unwrap();
+        let scripts = scripts_in(&dir).unwrap();
         assert_eq!(scripts[&format!("pg_fence--{VERSION}.sql")], "a\nb");
         assert_eq!(scripts["pg_fence--0.0.1--0.0.2.sql"], "up");
         assert_eq!(scripts.len(), 2);

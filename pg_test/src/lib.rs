@@ -32,7 +32,6 @@
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
 //! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
-//! | [`released`] | versions that were released before |
 //! | [`script_rules`] | the rules for scripts of extensions |
 //! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
 //! | [`standstill`] | times for which the machine stood still |
@@ -72,7 +71,6 @@ pub mod patroni;
 pub mod pooler;
 pub mod prefix;
 pub mod process;
-pub mod released;
 pub mod rundir;
 pub mod script_rules;
 pub mod setup;

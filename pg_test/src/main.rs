@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use pg_test::extension::{self, Extension};
+use pg_test::extension::{self, Extension, NAME};
 use pg_test::installation::Installation;
 use pg_test::majors;
 use pg_test::{
@@ -137,17 +137,19 @@ fn install(pg_config: Option<PathBuf>, destdir: Option<&Path>) -> Result<()> {
 fn by_hand(extension: &Extension, lib: &Path, share: &Path) -> Result<String> {
     let ready = extension::target_dir().join("install");
     let _ = std::fs::remove_dir_all(&ready);
-    std::fs::create_dir_all(&ready)?;
-    let written = extension.install(&ready, &ready)?;
-    let (libraries, others): (Vec<_>, Vec<_>) =
-        written.iter().partition(|path| path.extension().is_some_and(|end| end == "so"));
-    let copy = |files: &[&PathBuf], to: &Path| {
-        let files: Vec<_> = files.iter().map(|path| path.display().to_string()).collect();
-        format!("\n    sudo cp {} {}/", files.join(" "), to.display())
-    };
+    let (library, others) = (ready.join("lib"), ready.join("extension"));
+    std::fs::create_dir_all(&library)?;
+    std::fs::create_dir_all(&others)?;
+    extension.install(&library, &others)?;
+    let commands = package::commands(
+        &format!("\"{}/{NAME}.so\"", library.display()),
+        &lib.display().to_string(),
+        &format!("\"{}/\"*", others.display()),
+        &share.display().to_string(),
+    );
+    let commands = commands.map(|command| format!("    sudo {command}\n"));
     Ok(format!(
-        "the extension is built, but could not be installed; by hand:\n{}{}\n",
-        copy(&libraries, lib),
-        copy(&others, share)
+        "the extension is built, but could not be installed; by hand:\n\n{}",
+        commands.concat()
     ))
 }

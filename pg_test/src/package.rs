@@ -11,7 +11,7 @@ pub mod pgxn;
 mod release;
 mod tarball;
 
-use crate::extension::{self, Extension};
+use crate::extension::{self, Extension, NAME};
 use crate::majors;
 use crate::process::output_of;
 use crate::setup::{self, Package};
@@ -133,6 +133,18 @@ pub fn checksums(dir: &Path) -> Result<String> {
     let text = output_of(Command::new("sha256sum").args(&names).current_dir(dir))?;
     fs::write(dir.join("SHA256SUMS"), &text)?;
     Ok(text)
+}
+
+/// The shell commands that put the library and the other files in place. Whoever overwrites a library crashes the
+/// sessions that have it loaded, and one that is put there bit by bit is not whole for those that begin meanwhile: so
+/// it is put beside the old one, and then given its name.
+pub fn commands(library: &str, lib: &str, others: &str, extension: &str) -> [String; 3] {
+    let place = format!("{lib}/{NAME}.so");
+    [
+        format!("install -m 755 {library} \"{place}.new\""),
+        format!("mv -f \"{place}.new\" \"{place}\""),
+        format!("install -m 644 {others} \"{extension}\""),
+    ]
 }
 
 /// Writes a file of a package, and the directories above it.

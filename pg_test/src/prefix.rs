@@ -57,7 +57,7 @@ impl Places {
 }
 
 impl Prefix {
-    /// Copies a PostgreSQL into the run directory, without the extension.
+    /// Copies a PostgreSQL into the run directory, without the extension, whether or not it is installed there.
     pub fn copy(rundir: Arc<RunDir>, installation: &Installation) -> Result<Prefix> {
         let major = extension::major_of(&installation.pg_config)?;
         let from = Places::of(&installation.pg_config)?;
@@ -124,7 +124,7 @@ impl Prefix {
         for entry in fs::read_dir(&scripts)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.strip_prefix(extension).is_some_and(|rest| rest.starts_with(['.', '-'])) {
+            if extension::is_file_of(extension, &name) {
                 bring_file(&entry.path(), &self.extension.join(name))?;
             }
         }
@@ -272,7 +272,8 @@ fn common_ancestor(places: &[PathBuf]) -> PathBuf {
     places[0].ancestors().find(is_common).unwrap_or(Path::new("/")).to_owned()
 }
 
-/// Copies a directory, following links, without what servers do not need.
+/// Copies a directory, following links, without what servers do not need, and without a pg_fence that somebody has
+/// installed: it may be of any version.
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     make_dir(to)?;
     for entry in fs::read_dir(from)? {
@@ -284,6 +285,9 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
             continue;
         };
         if name == "bitcode" || name == "pgxs" || name == "man" {
+            continue;
+        }
+        if extension::is_file_of(extension::NAME, &name.to_string_lossy()) {
             continue;
         }
         if meta.is_dir() {

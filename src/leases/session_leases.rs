@@ -1,6 +1,6 @@
 //! The grants that end with this session (`session => true`): which it has, and when their locks are given back.
 //!
-//! The lock is what tells others that the session lives (`pg::session_lock`). It is taken before the grant's row is
+//! The lock is what tells others that the session lives (`pg::locks::session_lock`). It is taken before the grant's row is
 //! written and outlives the transaction; here is kept what has to give it back earlier than the session's end: a
 //! rollback of the acquire, and the end of the grant in this session. A grant that another session ends leaves its
 //! lock behind until `forget_ended` or the end of the session: it keeps nobody out, for its key is the first token.

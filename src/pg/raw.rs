@@ -70,7 +70,7 @@ without_guard! {
     // access/htup_details.h
     pub fn heap_copytuple(tuple: HeapTuple) -> HeapTuple;
 
-    // nodes/bitmapset.h; never raises
+    // nodes/bitmapset.h; raises for a negative member only
     pub fn bms_is_member(member: c_int, set: *const Bitmapset) -> bool;
 
     // utils/elog.h

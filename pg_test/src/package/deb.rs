@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 /// The name of the source that Debian's packages of all major versions come from.
 const SOURCE: &str = "pg-fence";
 
-/// Who is asked about the package, unless the environment says so as Debian's own tools read it.
+/// Who is asked about the package. Debian wants an address, and there is none yet: whoever publishes a package names
+/// theirs in the environment, as Debian's own tools read it.
 const MAINTAINER: (&str, &str) = ("The pg_fence authors", "pg_fence@example.org");
 
 const DESCRIPTION: &str = "Leases with fencing tokens for PostgreSQL

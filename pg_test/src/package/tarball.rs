@@ -4,7 +4,7 @@
 //! `dynamic_library_path` its `lib`. So for 18 it also holds what makes a container image of it, for operators
 //! that mount extensions.
 
-use super::{install, licenses, put, settle, Parts};
+use super::{commands, install, licenses, put, settle, Parts};
 use crate::extension::NAME;
 use crate::process::output_of;
 use anyhow::Result;
@@ -51,14 +51,23 @@ An image for operators that mount extensions: podman build -t pg_fence .
 "
         }
     };
+    let commands = commands(
+        &format!("lib/{NAME}.so"),
+        "$(pg_config --pkglibdir)",
+        &format!("share/extension/{NAME}*"),
+        "$(pg_config --sharedir)/extension",
+    );
     Ok(format!(
-        "For PostgreSQL {major}. As a user who may write there:
+        "For PostgreSQL {major}. As a user who may write there, also for an update while the server runs:
 
-    cp lib/{NAME}.so \"$(pg_config --pkglibdir)\"
-    cp share/extension/{NAME}* \"$(pg_config --sharedir)/extension\"
+    {}
+
+(A plain cp over a library that sessions have loaded crashes the server.)
 {by_path}
 Then, as a superuser, in each database that is to have leases: CREATE EXTENSION {NAME};
-"
+After an update, in a new session: ALTER EXTENSION {NAME} UPDATE;
+",
+        commands.join("\n    ")
     ))
 }
 

@@ -1,17 +1,91 @@
 //! `ALTER EXTENSION pg_fence UPDATE`: what it leaves behind is what a fresh installation makes, and what was there
 //! before goes on.
 //!
-//! Quick tests have the library of now under the SQL objects of an earlier version; slow ones also that version's own
-//! library, in sessions that have loaded it before the files were replaced.
+//! From each version that was released, whose script lies in `sql/`. Until there is one, from one that is made up.
 
-mod old_library;
 mod under_load;
 
 use crate::restores::{dump, restore};
 use crate::support::history::History;
-use pg_test::extension::VERSION;
-use pg_test::{ensure, lab_test, released, Calls, Lab, Result, Session};
+use pg_test::cluster::Builder;
+use pg_test::extension::{Extension, VERSION};
+use pg_test::prefix::Prefix;
+use pg_test::rundir::RunDir;
+use pg_test::{ensure, lab_test, majors, Calls, Cluster, Database, Lab, Result, Session};
 use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A version that is updated to this one.
+struct Earlier {
+    version: String,
+    /// Those of this version, with the script of the earlier one and the update among them.
+    files: Extension,
+}
+
+impl Earlier {
+    fn all(lab: &Lab) -> Vec<Earlier> {
+        let files = lab.extension();
+        let version = |name: &String| -> Option<String> {
+            Some(name.strip_prefix("pg_fence--")?.strip_suffix(".sql")?.to_owned())
+        };
+        // An update's script has two versions in its name.
+        let released = |version: &String| version != VERSION && !version.contains("--");
+        let all = files.scripts().keys().filter_map(version).filter(released);
+        let all: Vec<_> = all.map(|version| Earlier { version, files: files.clone() }).collect();
+        match all.is_empty() {
+            true => vec![Earlier::made_up(lab, &ADDED)],
+            false => all,
+        }
+    }
+
+    /// One that is what this version is now, while this one has more; the update is these statements.
+    fn made_up(lab: &Lab, update: &[&str]) -> Earlier {
+        let (version, files) = ("0.0.1".to_owned(), lab.extension().clone());
+        let ours = format!("pg_fence--{VERSION}.sql");
+        let then = files.scripts()[&ours].clone();
+        let now = format!("{then}\n{};\n", ADDED.join(";\n"));
+        let files = files
+            .with_script(format!("pg_fence--{version}.sql"), then)
+            .with_script(
+                format!("pg_fence--{version}--{VERSION}.sql"),
+                format!("{};\n", update.join(";\n")),
+            )
+            .with_script(ours, now);
+        Earlier { version, files }
+    }
+
+    /// A server that has all of its files.
+    fn server(&self, lab: &Lab) -> Result<Cluster> {
+        let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
+        let prefix = Arc::new(Prefix::copy(rundir, &majors::chosen()?)?);
+        prefix.install(&self.files)?;
+        Builder::new(prefix).start()
+    }
+
+    /// A session of a new database, and that.
+    fn database(&self, server: &Cluster) -> Result<(Database, Session)> {
+        let db = Database::create(server.conninfo("postgres"))?;
+        let mut session = db.connect()?;
+        session.run("SET client_min_messages = error")?;
+        self.create(&mut session)?;
+        Ok((db, session))
+    }
+
+    fn create(&self, session: &mut Session) -> Result<()> {
+        session.run(&format!("CREATE EXTENSION pg_fence VERSION '{}'", self.version))
+    }
+}
+
+/// What this version has and the made-up one lacks. Each is for itself, so that each can be left out.
+const ADDED: [&str; 7] = [
+    "CREATE FUNCTION added() RETURNS int LANGUAGE sql RETURN 1",
+    "CREATE SEQUENCE fence.added_seq",
+    "CREATE VIEW fence.added AS SELECT 1 AS one",
+    "ALTER TABLE fence.lease ADD added text",
+    "COMMENT ON FUNCTION lease_check(text, bigint) IS 'changed'",
+    "GRANT EXECUTE ON FUNCTION lease_check(text, bigint) TO PUBLIC",
+    "ALTER FUNCTION fence_status() COST 7",
+];
 
 /// All that the catalogs say of what belongs to the extension, but for oids.
 const OBJECTS: &str = r#"
@@ -78,135 +152,98 @@ fn same(fresh: &BTreeSet<String>, updated: &BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-/// The extension as of an earlier version, in the schema where it is created by default.
-fn create(session: &mut Session, version: &str) -> Result<()> {
-    session.run(&format!("CREATE EXTENSION pg_fence VERSION '{version}'"))
-}
-
-#[lab_test]
-fn every_released_version_has_a_way_to_this_one(lab: &Lab) -> Result<()> {
-    let db = lab.bare_database()?;
-    let paths = db.connect()?.rows(
-        "SELECT source FROM pg_extension_update_paths('pg_fence')
-          WHERE path IS NOT NULL AND target = (SELECT default_version FROM pg_available_extensions WHERE name = 'pg_fence')",
-    )?;
-    let from: BTreeSet<String> = paths.into_iter().flatten().flatten().collect();
-    let wanted: BTreeSet<String> = released::ALL.iter().map(|old| old.version.to_owned()).collect();
-    ensure!(from == wanted, "ways from {from:?}");
-    Ok(())
+/// What a fresh installation makes, and what an update leaves behind, in that schema of new databases.
+fn made(earlier: &Earlier, server: &Cluster, schema: &str) -> Result<[BTreeSet<String>; 2]> {
+    let prepare = format!(
+        "CREATE SCHEMA IF NOT EXISTS {schema}; SET search_path = {schema};
+         ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO guest;
+         ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO guest;
+         ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO guest"
+    );
+    let fresh = Database::create(server.conninfo("postgres"))?;
+    let mut session = fresh.connect()?;
+    session.run(&format!("{prepare}; CREATE EXTENSION pg_fence"))?;
+    let fresh = objects(&mut session)?;
+    ensure!(fresh.len() > 200, "only {} facts", fresh.len());
+    let updated = Database::create(server.conninfo("postgres"))?;
+    let mut session = updated.connect()?;
+    session.run(&prepare)?;
+    earlier.create(&mut session)?;
+    session.run("ALTER EXTENSION pg_fence UPDATE")?;
+    Ok([fresh, objects(&mut session)?])
 }
 
 #[lab_test]
 fn updated_it_is_what_a_fresh_installation_is(lab: &Lab) -> Result<()> {
-    for schema in ["public", "\"My App\""] {
-        let prepare = format!("CREATE SCHEMA IF NOT EXISTS {schema}; SET search_path = {schema}");
-        let db = lab.bare_database()?;
-        let mut fresh = db.connect()?;
-        fresh.run(&format!("{prepare}; CREATE EXTENSION pg_fence"))?;
-        let fresh = objects(&mut fresh)?;
-        ensure!(fresh.len() > 200, "only {} facts", fresh.len());
-        for old in released::ALL {
-            let db = lab.bare_database()?;
-            let mut session = db.connect()?;
-            session.run(&prepare)?;
-            create(&mut session, old.version)?;
-            let before = objects(&mut session)?;
-            ensure!(before != fresh, "there is nothing to update");
-            session.run("ALTER EXTENSION pg_fence UPDATE")?;
-            same(&fresh, &objects(&mut session)?)?;
+    for earlier in Earlier::all(lab) {
+        let server = earlier.server(lab)?;
+        server.connect("postgres")?.run("CREATE ROLE guest")?;
+        for schema in ["public", "\"My App\""] {
+            let [fresh, updated] = made(&earlier, &server, schema)?;
+            same(&fresh, &updated)?;
         }
     }
     Ok(())
 }
 
 #[lab_test]
-fn default_privileges_do_not_reach_what_an_update_makes(lab: &Lab) -> Result<()> {
-    for old in released::ALL {
-        let db = lab.bare_database()?;
-        let (role, mut session) = (db.role("guest")?, db.connect()?);
-        session.run(&format!(
-            "ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {role};
-             ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO {role};
-             ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO {role}"
-        ))?;
-        create(&mut session, old.version)?;
-        session.run("ALTER EXTENSION pg_fence UPDATE")?;
-        let holes = format!(
-            "SELECT d.objid FROM pg_depend d, pg_extension e WHERE d.refobjid = e.oid AND d.deptype = 'e' AND extname = 'pg_fence'
-               AND CASE d.classid WHEN 'pg_proc'::regclass THEN has_function_privilege('{role}', objid, 'EXECUTE')
-                        WHEN 'pg_class'::regclass THEN has_table_privilege('{role}', objid, 'SELECT, UPDATE, INSERT') END"
-        );
-        let open = session.rows(&holes)?.len();
-        ensure!(open == 4, "{open} objects are open to {role}, not the four for PUBLIC");
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn roles_keep_what_they_were_granted_and_a_dump_carries_it(lab: &Lab) -> Result<()> {
-    for old in released::ALL {
-        let db = lab.bare_database()?;
-        let (app, admin, mut session) = (db.role("app")?, db.role("admin")?, db.connect()?);
-        create(&mut session, old.version)?;
-        session.run(&format!("SELECT fence_grant('{app}'), fence_grant('{admin}', true)"))?;
-        session.run("ALTER EXTENSION pg_fence UPDATE")?;
-        let told: Vec<String> = session.notices().iter().map(ToString::to_string).collect();
-        ensure!(
-            told.iter().any(|notice| notice.contains(&app)),
-            "nobody is told of {app}: {told:?}"
-        );
-        let mut user = db.connect_as(&app)?;
-        user.acquire("job", "1 h")?;
-        user.refused("SELECT lease_prune()", "42501")?;
-        db.connect_as(&admin)?.run("SELECT lease_prune(), fence_new_epoch()")?;
-        // The new views are theirs once it is said again; then a dump has that, too.
-        user.refused("SELECT * FROM fence.stats", "42501")?;
-        session.run(&format!("SELECT fence_grant('{app}'), fence_grant('{admin}', true)"))?;
-        user.run("SELECT * FROM fence.stats")?;
-        let other = lab.bare_database()?;
-        restore(lab, lab.cluster(), other.name(), &dump(lab, lab.cluster(), db.name())?, &[])?;
-        other.connect_as(&app)?.run("SELECT * FROM fence.stats")?;
-        other.connect_as(&admin)?.run("SELECT * FROM fence.refusals")?;
-        session.run(&format!("SELECT fence_revoke('{app}')"))?;
-        user.refused("SELECT * FROM fence.stats", "42501")?;
+fn whatever_an_update_leaves_out_is_found(lab: &Lab) -> Result<()> {
+    let server = Earlier::made_up(lab, &ADDED).server(lab)?;
+    server.connect("postgres")?.run("CREATE ROLE guest")?;
+    for left_out in ADDED {
+        let rest: Vec<&str> = ADDED.into_iter().filter(|part| *part != left_out).collect();
+        let earlier = Earlier::made_up(lab, &rest);
+        server.prefix().install(&earlier.files)?;
+        let [fresh, updated] = made(&earlier, &server, "public")?;
+        ensure!(same(&fresh, &updated).is_err(), "not missed: {left_out}");
     }
     Ok(())
 }
 
 #[lab_test]
 fn a_dump_of_an_earlier_version_goes_on_in_this_one(lab: &Lab) -> Result<()> {
-    for old in released::ALL {
-        let db = lab.bare_database()?;
-        let mut session = db.connect()?;
-        session.run("SET client_min_messages = error")?;
-        create(&mut session, old.version)?;
+    for earlier in Earlier::all(lab) {
+        let server = earlier.server(lab)?;
+        let (db, mut session) = earlier.database(&server)?;
         let mut history = History::begin(&mut session)?;
-        let file = dump(lab, lab.cluster(), db.name())?;
+        let file = dump(lab, &server, db.name())?;
         history.draw_more(&mut session, 50)?;
-        let other = lab.bare_database()?;
-        restore(lab, lab.cluster(), other.name(), &file, &[])?;
+        let other = Database::create(server.conninfo("postgres"))?;
+        restore(lab, &server, other.name(), &file, &[])?;
         let mut session = other.connect()?;
-        let versions = "SELECT library_version || ' ' || sql_version FROM fence_status()";
-        ensure!(session.text(versions)? == Some(format!("{VERSION} {VERSION}")));
+        versions(&mut session, VERSION)?;
         history.goes_on(&mut session)?;
     }
     Ok(())
 }
 
+/// The library is of this version, the objects are of another.
+fn versions(session: &mut Session, sql: &str) -> Result<()> {
+    let versions = "SELECT library_version || ' ' || sql_version FROM fence_status()";
+    let found = session.text(versions)?;
+    ensure!(found == Some(format!("{VERSION} {sql}")), "{found:?}, not {VERSION} {sql}");
+    Ok(())
+}
+
 #[lab_test]
-fn an_update_changes_nothing_of_what_is_held_and_fenced(lab: &Lab) -> Result<()> {
-    for old in released::ALL {
-        let db = lab.bare_database()?;
-        let mut session = db.connect()?;
-        session.run("SET client_min_messages = error")?;
-        create(&mut session, old.version)?;
+fn an_update_changes_nothing_of_what_is_held_fenced_and_granted(lab: &Lab) -> Result<()> {
+    for earlier in Earlier::all(lab) {
+        let server = earlier.server(lab)?;
+        let (db, mut session) = earlier.database(&server)?;
+        let (app, admin) = (db.role("app")?, db.role("admin")?);
         let history = History::begin(&mut session)?;
-        session.run(
+        session.run(&format!(
             "CREATE TABLE saved (id int PRIMARY KEY, v int); INSERT INTO saved VALUES (7, 0);
-             SELECT fence_protect('saved', mode => 'managed', lease => 'saved:{id}');
+             SELECT fence_protect('saved', mode => 'managed', lease => 'saved:{{id}}');
              SELECT lease_acquire('config', 'r1', '1 h', shared => true), lease_acquire('config', 'r2', '1 h', shared => true),
-                    lease_acquire('gpu', 'j1', '1 h', slots => 2), lease_acquire('own', 's', '1 h', session => true)",
-        )?;
+                    lease_acquire('gpu', 'j1', '1 h', slots => 2), lease_acquire('own', 's', '1 h', session => true);
+             SELECT fence_grant('{app}'), fence_grant('{admin}', true)"
+        ))?;
+        let mut owner = db.connect()?;
+        versions(&mut owner, &earlier.version)?;
+        owner.run("SELECT lease_acquire('first')")?;
+        let told = owner.notices();
+        ensure!(told.iter().any(|n| n.message.contains(VERSION)), "nobody is told: {told:?}");
         let shown = "SELECT name, mode, state, holder, role, token, first_token, expires_at, renewals FROM fence.leases ORDER BY 1, 4";
         let tables = "SELECT tgrelid::regclass, tgname, tgenabled, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc ORDER BY 1, 2";
         let mut facts = || -> Result<_> { Ok((session.rows(shown)?, session.rows(tables)?)) };
@@ -215,21 +252,28 @@ fn an_update_changes_nothing_of_what_is_held_and_fenced(lab: &Lab) -> Result<()>
         let mut guard = db.connect()?;
         guard.run("BEGIN")?;
         guard.run(&format!("UPDATE orders SET total = 2, fence = {}", history.token))?;
-        let mut admin = db.connect()?;
-        admin.run("SET lock_timeout = '20 s'; ALTER EXTENSION pg_fence UPDATE")?;
+        owner.run("SET lock_timeout = '20 s'; ALTER EXTENSION pg_fence UPDATE")?;
+        versions(&mut owner, VERSION)?;
         ensure!(facts()? == before, "leases or fences are others than before");
-        admin.run("SELECT lease_revoke('order:7')")?;
-        ensure!(
-            admin.token("SELECT lease_acquire('order:7')")?.is_none(),
-            "taken over under a guard"
-        );
+        owner.run("SELECT lease_revoke('order:7')")?;
+        owner.nothing("SELECT lease_acquire('order:7')")?;
         guard.run("COMMIT")?;
-        ensure!(admin.one::<i32>("SELECT total FROM orders", &[])? == 2);
-        let next = admin.acquire("order:7", "1 h")?;
+        ensure!(owner.one::<i32>("SELECT total FROM orders", &[])? == 2);
+        let next = owner.acquire("order:7", "1 h")?;
         ensure!(next > history.seen);
         guard
             .refused(&format!("UPDATE orders SET total = 3, fence = {}", history.token), "PF004")?;
-        ensure!(admin.rows("SELECT * FROM fence_audit() WHERE severity = 'hole'")?.is_empty());
+        ensure!(owner.rows("SELECT * FROM fence_audit() WHERE severity = 'hole'")?.is_empty());
+
+        // Roles may do what they might before, also in a dump's next life.
+        let other = Database::create(server.conninfo("postgres"))?;
+        restore(lab, &server, other.name(), &dump(lab, &server, db.name())?, &[])?;
+        for db in [&db, &other] {
+            let mut user = db.connect_as(&app)?;
+            user.acquire("job", "1 h")?;
+            user.refused("SELECT lease_prune()", "42501")?;
+            db.connect_as(&admin)?.run("SELECT lease_prune(), fence_new_epoch()")?;
+        }
     }
     Ok(())
 }

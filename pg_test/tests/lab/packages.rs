@@ -5,9 +5,11 @@
 mod fresh_debian;
 mod pgxn;
 mod release;
+mod replaced_files;
 
 use pg_test::cluster::Builder;
 use pg_test::extension::VERSION;
+use pg_test::installation::Installation;
 use pg_test::package::{checksums, Parts, Release};
 use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
@@ -74,8 +76,29 @@ fn copy_all(from: &Path, to: &Path) -> Result<()> {
 fn bare_prefix(lab: &Lab) -> Result<Prefix> {
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
     let prefix = Prefix::copy(rundir, &majors::chosen()?)?;
-    ensure!(!prefix.extension_dir().join("pg_fence.control").exists());
+    ensure!(installed(&prefix)?.is_empty(), "{:?}", installed(&prefix)?);
     Ok(prefix)
+}
+
+/// The files of the extension that a PostgreSQL has.
+fn installed(prefix: &Prefix) -> Result<BTreeSet<String>> {
+    let mut all = files(&prefix.lib_dir())?;
+    all.append(&mut files(&prefix.extension_dir())?);
+    all.retain(|path| path.contains("pg_fence"));
+    Ok(all)
+}
+
+#[lab_test]
+fn tests_hold_where_some_version_is_installed_on_the_machine(lab: &Lab) -> Result<()> {
+    let machine = bare_prefix(lab)?;
+    machine.install(lab.extension())?;
+    fs::write(machine.extension_dir().join("pg_fence--9.8.7.sql"), "SELECT 1")?;
+    ensure!(installed(&machine)?.len() >= 4, "{:?}", installed(&machine)?);
+    let its = Installation::named(machine.bin_dir().join("pg_config"));
+    let copy = Prefix::copy(machine.rundir().clone(), &its)?;
+    ensure!(copy.bin_dir() != machine.bin_dir());
+    ensure!(installed(&copy)?.is_empty(), "{:?}", installed(&copy)?);
+    Ok(())
 }
 
 #[lab_test]

@@ -1,7 +1,7 @@
 //! The C functions that the SQL names (`sql` lists them). Each does all of its Rust work first, and is left with a plain
 //! value: an answer or an error. Only then does it return or raise, for a raise skips every destructor.
 //!
-//! Never delete one: an older version's SQL may still name it.
+//! Never delete one that a released version's SQL names.
 
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::call::errors::Refusal;

@@ -1,11 +1,15 @@
-//! The update while workers are at it, some with connections that stay and some with new ones.
+//! The update while workers are at it. Some have connections that stay, and so the library from before; others have new
+//! ones. They exclude each other as if they were of one version, on the SQL objects of before and then on the new ones.
 
-use super::old_library::Updated;
+use super::Earlier;
 use pg_test::process::PATIENCE;
-use pg_test::{ensure, lab_test, released, Calls, Conninfo, Context, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Cluster, Conninfo, Context, Lab, Result, Session};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// The library of an earlier version, for the sessions from before: otherwise they have another copy of this one.
+const EARLIER_LIBRARY: &str = "PG_FENCE_EARLIER_LIBRARY";
 
 const WORKERS: usize = 6;
 const ROWS: i64 = 2;
@@ -17,19 +21,26 @@ struct Seen {
     tokens: Vec<(i64, i64)>,
 }
 
-/// One increment under a lease, in two transactions, and a stale write that must not land.
+/// One increment under a lease, if it is not revoked before it is guarded, and a stale write that must not land.
 fn one_turn(session: &mut Session, row: i64, seen: &mut Seen) -> Result<()> {
-    let call = format!("SELECT lease_acquire('row:{row}', ttl => '5 min', wait => '1 s')");
+    let ends_with_session: bool = rand::random();
+    let call = format!(
+        "SELECT lease_acquire('row:{row}', ttl => '5 min', wait => '1 s', session => {ends_with_session})"
+    );
     let Some(token) = session.token(&call)? else { return Ok(()) };
     seen.tokens.push((row, token));
     session.run("BEGIN")?;
-    session.run(&format!("SELECT lease_guard('row:{row}', {token})"))?;
-    let n: i64 = session.granted(&format!("SELECT n FROM load WHERE id = {row}"))?;
+    if let Err(fault) = session.try_rows(&format!("SELECT lease_guard('row:{row}', {token})")) {
+        ensure!(fault.sqlstate == "PF004", "{fault}");
+        return session.run("ROLLBACK");
+    }
+    let n: i64 =
+        session.granted(&format!("SELECT n FROM load, pg_sleep(0.005) WHERE id = {row}"))?;
     session.run(&format!("UPDATE load SET n = {} WHERE id = {row}", n + 1))?;
     session.run("COMMIT")?;
     *seen.done.entry(row).or_default() += 1;
-    ensure!(session.renew(&format!("row:{row}"), token)?.is_some(), "a held lease was lost");
-    ensure!(session.release(&format!("row:{row}"), token)?.is_some(), "a held lease was lost");
+    session.renew(&format!("row:{row}"), token)?;
+    session.release(&format!("row:{row}"), token)?;
     let stale = format!("UPDATE load SET n = -1, fence = {token} WHERE id = {row}");
     let fault = session.try_rows(&stale).err().context("a stale write landed")?;
     ensure!(["PF001", "PF004"].contains(&fault.sqlstate.as_str()), "{fault}");
@@ -37,33 +48,47 @@ fn one_turn(session: &mut Session, row: i64, seen: &mut Seen) -> Result<()> {
 }
 
 fn work(conninfo: &Conninfo, number: usize, stop: &AtomicBool) -> Result<Seen> {
-    let connect = || -> Result<Session> {
-        let mut session = conninfo.connect()?;
-        session.run("SET client_min_messages = error; LOAD 'pg_fence'")?;
-        Ok(session)
-    };
-    let (mut seen, mut session) = (Seen::default(), connect()?);
+    let (mut seen, mut mine) = (Seen::default(), session(conninfo)?);
     while !stop.load(Ordering::Relaxed) {
         // Every other worker keeps the library that it has begun with.
         if number.is_multiple_of(2) {
-            session = connect()?;
+            mine = session(conninfo)?;
         }
-        one_turn(&mut session, rand::random_range(0..ROWS), &mut seen)?;
+        one_turn(&mut mine, rand::random_range(0..ROWS), &mut seen)?;
     }
     Ok(seen)
 }
 
-#[lab_test(slow)]
+/// A session that has the library that is installed now.
+fn session(conninfo: &Conninfo) -> Result<Session> {
+    let mut session = conninfo.connect()?;
+    session.run("SET client_min_messages = error; LOAD 'pg_fence'")?;
+    Ok(session)
+}
+
+/// Whether a session's library is one whose file has been replaced.
+fn is_from_before(session: &Session) -> Result<bool> {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
+    let ours = |line: &&str| line.contains("/pg_fence.so");
+    ensure!(maps.lines().any(|line| ours(&line)), "it has no library");
+    Ok(maps.lines().filter(ours).all(|line| line.ends_with("(deleted)")))
+}
+
+#[lab_test]
 fn no_increment_and_no_token_is_lost_by_an_update_under_load(lab: &Lab) -> Result<()> {
-    for old in released::ALL {
-        let updated = Updated::from(lab, old)?;
-        let mut admin = updated.session()?;
+    for earlier in Earlier::all(lab) {
+        let server = earlier.server(lab)?;
+        if let Some(library) = std::env::var_os(EARLIER_LIBRARY) {
+            server.prefix().install(&earlier.files.clone().with_library(library.into()))?;
+        }
+        let conninfo = server.conninfo("postgres");
+        let mut admin = session(&conninfo)?;
+        earlier.create(&mut admin)?;
         admin.run(&format!(
             "CREATE TABLE load (id bigint PRIMARY KEY, n bigint NOT NULL, fence bigint);
              INSERT INTO load SELECT g, 0 FROM generate_series(0, {ROWS} - 1) g;
              SELECT fence_protect('load', lease => 'row:{{id}}')"
         ))?;
-        let conninfo = updated.cluster.conninfo("postgres");
         let stop = AtomicBool::new(false);
         let seen: Vec<Seen> = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..WORKERS)
@@ -77,12 +102,13 @@ fn no_increment_and_no_token_is_lost_by_an_update_under_load(lab: &Lab) -> Resul
                     })
                 })
                 .collect();
-            let update = update_amid(&updated, &mut admin, &stop);
+            let update = update_amid(&earlier, &server, &mut admin, &stop);
             stop.store(true, Ordering::Relaxed);
             let seen = workers.into_iter().map(|worker| worker.join().expect("it does not panic"));
             let seen = seen.collect::<Result<Vec<_>>>();
             update.and(seen)
-        })?;
+        })
+        .with_context(|| server.log_end(20))?;
         let done = |row: i64| -> i64 { seen.iter().filter_map(|seen| seen.done.get(&row)).sum() };
         for row in 0..ROWS {
             let n = admin.granted(&format!("SELECT n FROM load WHERE id = {row}"))?;
@@ -98,19 +124,28 @@ fn no_increment_and_no_token_is_lost_by_an_update_under_load(lab: &Lab) -> Resul
 }
 
 /// Replaces the files and updates, with workers at it before, between and after.
-fn update_amid(updated: &Updated, admin: &mut Session, stop: &AtomicBool) -> Result<()> {
+fn update_amid(
+    earlier: &Earlier,
+    server: &Cluster,
+    admin: &mut Session,
+    stop: &AtomicBool,
+) -> Result<()> {
     let rounds = |admin: &mut Session, more: i64| -> Result<()> {
         let n = "SELECT sum(n)::bigint FROM load";
         let (from, begun) = (admin.granted(n)?, Instant::now());
         while admin.granted(n)? < from + more && !stop.load(Ordering::Relaxed) {
             ensure!(begun.elapsed() < PATIENCE, "the workers stand still");
+            // Whoever guards keeps the others out none the less.
+            admin.run("SELECT lease_revoke('row:' || id) FROM load")?;
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     };
     rounds(admin, 30)?;
-    updated.install_files()?;
+    server.prefix().install(&earlier.files)?;
+    let mut new = session(&server.conninfo("postgres"))?;
+    ensure!(is_from_before(admin)? && !is_from_before(&new)?, "they have the same library");
     rounds(admin, 30)?;
-    updated.cluster.connect("postgres")?.run("ALTER EXTENSION pg_fence UPDATE")?;
+    new.run("ALTER EXTENSION pg_fence UPDATE")?;
     rounds(admin, 60)
 }

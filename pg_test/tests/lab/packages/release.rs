@@ -106,19 +106,12 @@ fn debians_checker_finds_nothing_that_is_not_explained(lab: &Lab) -> Result<()> 
 
 #[lab_test(slow)]
 fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
-    // The version's own directories get the extension, too, as other tests want it: they are made here anew.
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
-    let prefix = Prefix::of_major(rundir, NEWEST)?;
+    let installation = majors::of(NEWEST)?;
+    let extension = Extension::build(&installation)?;
+    let prefix = Prefix::copy(rundir, &installation)?;
     let dir = directory(lab, "side")?;
-    let library = dir.join("pg_fence.so");
-    fs::rename(prefix.lib_dir().join("pg_fence.so"), &library)?;
-    for entry in fs::read_dir(prefix.extension_dir())? {
-        let path = entry?.path();
-        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pg_fence")) {
-            fs::remove_file(path)?;
-        }
-    }
-    let parts = Parts::new(this_release()?, NEWEST, Extension::around(library)?);
+    let parts = Parts::new(this_release()?, NEWEST, extension);
     let written = parts.write(&dir)?;
     let tarball = written.iter().find(|path| path.to_string_lossy().ends_with(".tar.gz"));
     let unpacked = unpacked(tarball.context("no tarball")?, dir.join("tar"))?;

@@ -1,0 +1,136 @@
+//! The files are replaced, as the pages say, under sessions that have the library loaded: none of them notices.
+
+use super::{bare_prefix, directory, packed, unpacked};
+use pg_test::cluster::Builder;
+use pg_test::extension::source_root;
+use pg_test::prefix::Prefix;
+use pg_test::process::output_of;
+use pg_test::setup::{self, Package};
+use pg_test::{ensure, lab_test, Calls, Conninfo, Context, Lab, Result, Session};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// How often the files are replaced: what a new session meets in the middle of it is a matter of luck.
+const TIMES: usize = 20;
+
+/// A session that has loaded the library as it is now.
+fn session(conninfo: &Conninfo) -> Result<Session> {
+    let mut session = conninfo.connect()?;
+    session.run("LOAD 'pg_fence'")?;
+    Ok(session)
+}
+
+/// Takes a lease, writes the row that it guards and gives it back.
+fn use_it(session: &mut Session, row: usize) -> Result<()> {
+    let token = session.acquire(&format!("order:{row}"), "1 h")?;
+    session.run(&format!(
+        "UPDATE orders SET n = n + 1, fence = lease_release('order:{row}', {token}) WHERE id = {row}"
+    ))
+}
+
+/// Sessions that use the library, some all the while, some anew each time; returns how often they have done so.
+fn work(conninfo: &Conninfo, row: usize, stop: &AtomicBool) -> Result<usize> {
+    let mut same = session(conninfo)?;
+    let mut turns = 0;
+    while !stop.load(Ordering::Relaxed) {
+        match row.is_multiple_of(2) {
+            true => use_it(&mut same, row)?,
+            false => use_it(&mut session(conninfo)?, row)?,
+        }
+        turns += 1;
+    }
+    Ok(turns)
+}
+
+/// Has the files replaced while sessions use the library, idle, and are in the middle of a transaction.
+fn goes_on_while(lab: &Lab, replace: impl Fn(&Prefix) -> Result<()>) -> Result<()> {
+    let prefix = bare_prefix(lab)?;
+    prefix.install(lab.extension())?;
+    let cluster = Builder::new(Arc::new(prefix)).start()?;
+    let conninfo = cluster.conninfo("postgres");
+    let mut idle = conninfo.connect()?;
+    idle.run(
+        "CREATE EXTENSION pg_fence; CREATE TABLE orders (id int PRIMARY KEY, n int);
+         INSERT INTO orders SELECT g, 0 FROM generate_series(0, 9) g;
+         SELECT fence_protect('orders', lease => 'order:{id}')",
+    )?;
+    use_it(&mut idle, 8)?;
+    let mut writer = session(&conninfo)?;
+    let token = writer.acquire("order:9", "1 h")?;
+    let write = format!("UPDATE orders SET n = n + 1, fence = {token} WHERE id = 9");
+    writer.run("BEGIN")?;
+    writer.run(&write)?;
+
+    let stop = AtomicBool::new(false);
+    let turns: Vec<usize> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4)
+            .map(|row| {
+                scope.spawn({
+                    let (c, s) = (&conninfo, &stop);
+                    move || work(c, row, s)
+                })
+            })
+            .collect();
+        let replaced = (0..TIMES).try_for_each(|_| replace(cluster.prefix()));
+        stop.store(true, Ordering::Relaxed);
+        let worked = workers.into_iter().map(|worker| worker.join().expect("it does not panic"));
+        let worked = worked.collect::<Result<Vec<usize>>>();
+        replaced.and(worked)
+    })
+    .with_context(|| cluster.log_end(20))?;
+    ensure!(turns.iter().all(|&turns| turns > 1), "{turns:?} turns");
+
+    writer.run(&write).with_context(|| cluster.log_end(20))?;
+    writer.run("COMMIT")?;
+    use_it(&mut idle, 8).with_context(|| cluster.log_end(20))?;
+    use_it(&mut session(&conninfo)?, 8)?;
+    let died = cluster.log()?.lines().any(|line| line.contains("was terminated by signal"));
+    ensure!(!died, "{}", cluster.log_end(20));
+    idle.one::<i32>("SELECT n FROM orders WHERE id = 9", &[]).map(drop)
+}
+
+/// The commands of INSTALL, its first lines that are indented.
+fn commands(install: &str) -> Vec<&str> {
+    let lines = install.lines().map(|line| line.strip_prefix("    "));
+    lines.skip_while(Option::is_none).map_while(|line| line).collect()
+}
+
+#[lab_test]
+fn the_tarball_s_own_commands_update_it_under_sessions_that_use_it(lab: &Lab) -> Result<()> {
+    let dir = directory(lab, "update")?;
+    let (_, tarball) = packed(lab, &dir)?;
+    let unpacked = unpacked(&tarball, dir.join("tar"))?;
+    let top = fs::read_dir(&unpacked)?.next().context("an empty tarball")??.path();
+    let install = fs::read_to_string(top.join("INSTALL"))?;
+    let commands = commands(&install);
+    ensure!(commands.len() == 3, "{install}");
+    let page = fs::read_to_string(source_root().join("docs/installing.md"))?;
+    ensure!(page.contains(&commands.join("\n")), "the page says something else than {install}");
+
+    goes_on_while(lab, |prefix| {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut shell = Command::new("sh");
+        shell.args(["-euc", &commands.join("\n")]).current_dir(&top);
+        shell.env("PATH", format!("{}:{path}", prefix.bin_dir().display()));
+        output_of(&mut shell).map(drop)
+    })
+}
+
+#[lab_test]
+fn make_install_updates_it_under_sessions_that_use_it(lab: &Lab) -> Result<()> {
+    setup::ensure(&[Package::new("make", "/usr/bin/make")])?;
+    let ready = directory(lab, "make")?;
+    goes_on_while(lab, |prefix| {
+        let below = |place: &Path| ready.join(place.strip_prefix("/").unwrap_or(place));
+        let (library, others) = (below(&prefix.lib_dir()), below(&prefix.extension_dir()));
+        fs::create_dir_all(&library)?;
+        fs::create_dir_all(&others)?;
+        lab.extension().install(&library, &others)?;
+        let mut make = Command::new("make");
+        make.arg("install").arg(format!("READY={}", ready.display())).arg("DESTDIR=/");
+        output_of(make.current_dir(source_root())).map(drop)
+    })
+}
