@@ -24,8 +24,9 @@ pub fn note(table: Oid, landing: Landing) {
 /// A token with which a row of the table has landed that kept this fence: one that is asked for, if there is one.
 pub fn token(table: Oid, fence: Token, asked_for: impl Fn(Token) -> bool) -> Option<Token> {
     KEPT.with_borrow(|kept| {
-        // A fence that was kept is greater than its token.
-        let of_fence = (table.to_u32(), fence, Token::BEFORE_ALL)..(table.to_u32(), fence, fence);
+        // A token is smaller than the fence that was kept.
+        let least = Token::from_bigint(i64::MIN);
+        let of_fence = (table.to_u32(), fence, least)..=(table.to_u32(), fence, fence);
         let mut tokens = kept.0.range(of_fence).map(|(_, _, token)| *token);
         let any = tokens.clone().next();
         tokens.find(|token| asked_for(*token)).or(any)
