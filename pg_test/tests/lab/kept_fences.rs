@@ -258,6 +258,60 @@ fn a_guard_of_a_smaller_token_excludes_a_take_over(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
+fn after_a_jump_a_smaller_token_is_told_to_renew(lab: &Lab) -> Result<()> {
+    for arguments in BOUND {
+        let mut db = TestDatabase::orders(lab, arguments)?;
+        let first = db.grant("order:1")?;
+        let renewed: i64 = db.one("SELECT lease_renew('order:1', $1)", &[&first])?;
+        db.run(&format!("BEGIN; {}; COMMIT", set(renewed, "UPDATE orders SET v = 1")))?;
+        db.run("SELECT fence_new_epoch()")?;
+        db.run("BEGIN")?;
+        let fault = db.refused(&set(first, "UPDATE orders SET v = 2"), "PF004")?;
+        ensure!(fault.json()?["renew_first"] == true, "{fault}");
+        db.run("ROLLBACK")?;
+        db.run(&format!("SELECT lease_renew('order:1', {first})"))?;
+        db.comes_to(&set(first, "UPDATE orders SET v = 2"), ROW, &format!("2|{renewed}"))?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn the_hint_of_a_stale_token_fits_the_table(lab: &Lab) -> Result<()> {
+    let (renew, bind) = ("use lease_renew's token, or monotonic mode", "bind the table");
+    let stop = "A newer holder may have taken the lease over";
+    for (arguments, said) in [
+        ("", [stop, renew].as_slice()),
+        ("mode => 'monotonic'", &[stop, bind]),
+        ("mode => 'managed'", &[stop, bind]),
+        ("lease => 'order:{id}', mode => 'strict'", &[stop, renew]),
+        ("lease => 'order:{id}'", &[stop]),
+        ("lease => 'order:{id}', mode => 'managed'", &[stop]),
+    ] {
+        let mut db = TestDatabase::orders(lab, arguments)?;
+        let old = db.grant("order:1")?;
+        let new = db.take_over("order:1")?;
+        force(&mut db, new)?;
+        db.run("BEGIN")?;
+        let fault = db.refused(&set(old, "UPDATE orders SET v = 2"), "PF001")?;
+        db.run("ROLLBACK")?;
+        let hint = fault.hint.as_deref().unwrap_or_default();
+        for words in [stop, renew, bind] {
+            ensure!(hint.contains(words) == said.contains(&words), "{arguments}: {fault}");
+        }
+    }
+    // A holder that wrote an old value back is not told of a newer one, though the row has a greater fence than its own.
+    let mut db = TestDatabase::orders(lab, BOUND[0])?;
+    let old = db.grant("order:1")?;
+    let own = db.take_over("order:1")?;
+    force(&mut db, GARBAGE)?;
+    db.run(&format!("BEGIN; SELECT lease_guard('order:1', {own})"))?;
+    let fault = db.refused(&format!("UPDATE orders SET v = 2, fence = {old}"), "PF001")?;
+    let hint = fault.hint.as_deref().unwrap_or_default();
+    ensure!(!hint.contains(stop) && hint.contains("leave the column out"), "{fault}");
+    Ok(())
+}
+
 /// Makes a BEFORE trigger on `orders`, after the fence, that does this to the new row.
 fn later_trigger(db: &mut TestDatabase, body: &str) -> Result<()> {
     db.run(&format!(
