@@ -1,7 +1,7 @@
 //! Properties of the pure rules, for whatever input.
 
 use pg_fence_rules::epoch::{self, Due, Identity, Recorded, Start, CLOCK_ZERO, STRIDE};
-use pg_fence_rules::fence::{judge, Order, Verdict, Write};
+use pg_fence_rules::fence::{judge, Landing, Order, Verdict, Write};
 use pg_fence_rules::grant::{
     self, Acquire, Ask, ExistingGrant, Grant, Mode, Phase, Release, Tokens,
 };
@@ -257,25 +257,39 @@ proptest! {
     }
 
     #[test]
-    fn no_write_lands_by_a_lower_token_or_one_never_issued(w in write(), strict in any::<bool>()) {
+    fn no_write_lands_by_a_lower_token_or_one_never_issued(w in write(), strict in any::<bool>(), bound in any::<bool>()) {
         let order = if strict { Order::Strict } else { Order::Monotonic };
         let issued = |token: Token| (1..=9).contains(&token.bigint());
-        let Verdict::Land { token, stamp } = judge(&w, order, issued) else { return Ok(()) };
+        let Verdict::Land(Landing { token, fence }) = judge(&w, order, bound, issued) else { return Ok(()) };
         prop_assert!(issued(token));
-        if let Some(stored) = w.old.flatten() {
+        let ambient = w.ambient.filter(|_| !w.column_presents());
+        prop_assert_eq!(Some(token), ambient.or(w.new.flatten()));
+        let stored = w.old.flatten();
+        // A row never goes back, and what it gets is either there already or was presented.
+        prop_assert_eq!(Some(fence), stored.max(Some(token)));
+        if let Some(stored) = stored.filter(|_| strict || !bound) {
             prop_assert!(token > stored || !strict && token == stored);
         }
-        // What is stored is the token that was judged.
-        if let Some(new) = w.new {
-            prop_assert!(stamp || new == Some(token));
+    }
+
+    #[test]
+    fn being_bound_changes_nothing_but_what_becomes_of_a_lower_token(w in write(), strict in any::<bool>()) {
+        let order = if strict { Order::Strict } else { Order::Monotonic };
+        let issued = |token: Token| (1..=9).contains(&token.bigint());
+        let (unbound, bound) = (judge(&w, order, false, issued), judge(&w, order, true, issued));
+        match (unbound, bound) {
+            (Verdict::Stale { presented, stored }, Verdict::Land(landing)) => {
+                prop_assert!(!strict && presented < stored);
+                prop_assert_eq!(landing, Landing { token: presented, fence: stored });
+            }
+            _ => prop_assert_eq!(unbound, bound),
         }
-        prop_assert!(!stamp || w.new.is_some() && w.ambient == Some(token));
     }
 
     #[test]
     fn a_write_that_presents_nothing_does_not_land(old in prop::option::of(token(1..9)), named in any::<bool>()) {
         let w = Write { old: Some(old), new: Some(old), named, ambient: None };
-        let lands = |order| matches!(judge(&w, order, |_| true), Verdict::Land { .. });
+        let lands = |order| matches!(judge(&w, order, false, |_| true), Verdict::Land(_));
         prop_assert!(!lands(Order::Strict));
         prop_assert_eq!(lands(Order::Monotonic), named && old.is_some());
     }

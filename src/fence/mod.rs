@@ -1,15 +1,21 @@
 //! The fence: the trigger that lets a write land only with a token that is not stale.
 //!
 //! `trigger` judges a row, by what `plan` has read from the trigger's arguments once for the statement. `binding` makes the
-//! name of a row's lease, `row_moves` knows rows again that change their partition. `declared` tells the SQL of
-//! `fence_protect` and `fence_audit` what the triggers of tables say.
+//! name of a row's lease, `row_moves` knows rows again that change their partition, `kept_fences` those that kept a greater
+//! fence than their token. `declared` tells the SQL of `fence_protect` and `fence_audit` what the triggers of tables say.
 
 mod binding;
 mod declared;
+mod kept_fences;
 mod plan;
 mod row_moves;
 mod trigger;
 
 pub use declared::{audit, protect};
-pub use row_moves::register;
 pub use trigger::{fenced, lands_again};
+
+/// Follows transactions; called once, when the library is loaded.
+pub fn register() {
+    kept_fences::register();
+    row_moves::register();
+}

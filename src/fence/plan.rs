@@ -24,6 +24,8 @@ pub struct Plan {
     pub tokens: pg_sys::Oid,
     /// The table is a partition, so that an UPDATE may move its rows.
     pub moves: bool,
+    /// The trigger fires on DELETE, so that it sees rows leave that move.
+    pub sees_leaving: bool,
     /// The table has a check behind the other triggers.
     pub verified: bool,
     /// How many triggers deep the statement is, where that matters: on a partition.
@@ -74,7 +76,7 @@ impl Drop for Plan {
 }
 
 impl Plan {
-    /// Does the INSERT of a row that moves look at the token which the row left its partition with?
+    /// Does the INSERT of a row that moves always look at what the row left its partition with?
     pub fn judges_arrivals(&self) -> bool {
         self.verified || matches!(self.duty, Duty::Manage { .. })
     }
@@ -104,6 +106,7 @@ impl Plan {
             lease,
             tokens: tokens::sequence()?,
             moves,
+            sees_leaving: call.fires_on_delete(),
             verified,
             plain: duty == Duty::Judge && call.before() && !moves && one_lease,
             depth: if moves { call.depth() } else { 0 },

@@ -4,7 +4,7 @@
 use crate::pg::fenced_table::trigger::RowId;
 use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::xact;
-use pg_fence_rules::Token;
+use pg_fence_rules::fence::Landing;
 use std::cell::RefCell;
 
 thread_local! {
@@ -16,29 +16,29 @@ thread_local! {
 /// What was accepted at one depth of triggers.
 #[derive(Clone, Copy, Default)]
 struct Accepted {
-    /// The version that was updated, and the token that it was updated with.
-    row: Option<(RowId, Token)>,
-    /// The token of a row that has left its partition and arrives in another next.
-    under_way: Option<Token>,
+    /// The version that was updated, and what it was updated with.
+    row: Option<(RowId, Landing)>,
+    /// What a row was updated with that has left its partition and arrives in another next.
+    under_way: Option<Landing>,
     /// A row has left its partition, and its arrival is not counted as another write.
     counted: bool,
     /// The savepoint that it was accepted in, whose rollback undoes it.
     savepoint: SavepointId,
 }
 
-/// Remembers the version whose UPDATE was accepted, and with which token.
-pub fn accept(depth: usize, row: RowId, token: Token) {
-    let (row, savepoint) = (Some((row, token)), xact::savepoint());
+/// Remembers the version whose UPDATE was accepted, and what it lands with.
+pub fn accept(depth: usize, row: RowId, landing: Landing) {
+    let (row, savepoint) = (Some((row, landing)), xact::savepoint());
     let accepted = Accepted { row, under_way: None, counted: false, savepoint };
     at_depth(depth, |last| *last = accepted);
 }
 
-/// Is the DELETE of this version the first half of a move, whose UPDATE was just accepted? With `judged`, the INSERT that
-/// follows asks for the token.
+/// Is the DELETE of this version the first half of a move, whose UPDATE was just accepted? With `judged`, or where the row
+/// keeps a token that it was not updated with, the INSERT that follows asks what it landed with.
 pub fn leaves(depth: usize, row: RowId, judged: bool) -> bool {
     at_depth(depth, |accepted| match accepted.row.take() {
-        Some((id, token)) if id == row => {
-            accepted.under_way = judged.then_some(token);
+        Some((id, landing)) if id == row => {
+            accepted.under_way = (judged || landing.keeps_greater()).then_some(landing);
             accepted.counted = true;
             true
         }
@@ -51,9 +51,14 @@ pub fn arrives(depth: usize) -> bool {
     at_depth(depth, |accepted| std::mem::take(&mut accepted.counted))
 }
 
-/// The token that the row which arrives has left its partition with. Told once.
-pub fn token_under_way(depth: usize) -> Option<Token> {
+/// What the row that arrives was updated with where it left. Told once.
+pub fn under_way(depth: usize) -> Option<Landing> {
     at_depth(depth, |accepted| accepted.under_way.take())
+}
+
+/// What the row was updated with whose UPDATE was accepted last, and of which nobody has seen it leave. Told once.
+pub fn accepted_last(depth: usize) -> Option<Landing> {
+    at_depth(depth, |accepted| accepted.row.take().map(|(_, landing)| landing))
 }
 
 /// The statement is over: no row of it is still on its way.
@@ -90,7 +95,7 @@ impl OfTransaction for Vec<Accepted> {
     }
 }
 
-/// Follows transactions; called once, when the library is loaded.
+/// Follows transactions.
 pub fn register() {
     scope::keep(&ACCEPTED);
 }

@@ -5,6 +5,7 @@
 //! takes a short way.
 
 use super::binding::WriteLeases;
+use super::kept_fences;
 use super::plan::{Duty, NullInsert, Plan};
 use super::row_moves;
 use crate::known_bugs;
@@ -17,7 +18,7 @@ use crate::pg::session::server;
 use crate::pg::session::settings;
 use crate::statistics::{self, Known};
 use crate::tokens;
-use pg_fence_rules::fence::{self, Verdict, Write};
+use pg_fence_rules::fence::{self, Landing, Order, Verdict, Write};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 
@@ -37,8 +38,9 @@ pub fn lands_again(args: Args) -> Option<pg_sys::Datum> {
     let (columns, (old, new)) = (call.columns(), call.rows());
     let (stored, shown) = (columns.token(old?, &plan.column), columns.token(new?, &plan.column));
     let write = Write { old: Some(stored), new: Some(shown), named: false, ambient: None };
-    match fence::judge(&write, plan.order, |token| token == landed) {
-        Verdict::Land { stamp: false, .. } => {
+    // One that keeps a greater fence needs that put back: it is not for the short way.
+    match fence::judge(&write, plan.order, false, |token| token == landed) {
+        Verdict::Land(_) => {
             statistics::judged_row();
             Some(call.pass(new))
         }
@@ -114,48 +116,61 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     if let Some(binding) = &plan.lease {
         binding.find_leases(&columns, old, new, &mut leases)?;
     }
-    if MANAGED || !write.column_presents() {
-        write.named = named();
-        // A row that moves keeps the token of its update.
-        write.ambient =
-            if MANAGED { arriving.or_else(|| ambient(&leases)) } else { ambient(&leases) };
-    }
-    let (token, stamp) = match judge::<MANAGED>(plan, write)? {
-        Verdict::Land { token, stamp } => (token, stamp),
-        Verdict::LandWithout => return Ok(call.pass(new.map(|row| without(call, plan, row)))),
-        refused => return Err(refusal(call, plan, write, refused)),
+    let landing = match arriving {
+        // It was judged where it left.
+        Some(landing) => landing,
+        None => {
+            if MANAGED || !write.column_presents() {
+                write.named = named();
+                write.ambient = ambient(&leases);
+            }
+            match judge::<MANAGED>(plan, write)? {
+                Verdict::Land(landing) => landing,
+                Verdict::LandWithout => {
+                    return Ok(call.pass(new.map(|row| without(call, plan, row))));
+                }
+                refused => return Err(refusal(call, plan, write, refused)),
+            }
+        }
     };
     if plan.lease.is_some() {
-        guard_leases(call, plan, write, &leases, token)?;
+        guard_leases(call, plan, write, &leases, landing)?;
     }
-    plan.landed.set(Some(token));
+    plan.landed.set(Some(landing.token));
     if plan.verified {
-        guard::note_write(call.table(), token);
+        note_write(call, landing);
     }
     if plan.moves && call.event() == Event::Update {
         if let Some(old) = old {
-            row_moves::accept(plan.depth, old.id(call), token);
+            row_moves::accept(plan.depth, old.id(call), landing);
         }
     }
     Ok(match new {
-        Some(row) if stamp => call.pass(Some(call.stamped(row, &plan.column, Some(token)))),
+        Some(row) if write.new != Some(Some(landing.fence)) => {
+            call.pass(Some(call.stamped(row, &plan.column, Some(landing.fence))))
+        }
         Some(row) => call.pass(Some(row)),
         None => call.pass(old),
     })
 }
 
-/// The token of a row that has left its partition by an accepted update, and arrives in this one by an INSERT. A trigger
-/// in between must not have put another one in its place (in managed mode it is put back).
-fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Token>, Refusal> {
-    if !plan.judges_arrivals() {
+/// What a row has landed with that has left its partition by an accepted update, and arrives in this one by an INSERT. A
+/// trigger in between must not have changed its fence (in managed mode it is put back).
+fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Landing>, Refusal> {
+    let fence = write.new.flatten();
+    let is_same = |landing: &Landing| fence == Some(landing.fence);
+    if let Some(landing) = row_moves::under_way(plan.depth) {
+        if !MANAGED && plan.verified && !is_same(&landing) {
+            return Err(errors::changed_behind(fence));
+        }
+        return Ok(Some(landing).filter(|landing| MANAGED || is_same(landing)));
+    }
+    if plan.sees_leaving {
         return Ok(None);
     }
-    let arriving = row_moves::token_under_way(plan.depth);
-    let fence = write.new.flatten();
-    if !MANAGED && arriving.is_some() && arriving != fence {
-        return Err(errors::changed_behind(fence));
-    }
-    Ok(arriving)
+    // Nobody has seen the row leave: that it is the one with the greater fence is all that tells.
+    let last = row_moves::accepted_last(plan.depth);
+    Ok(last.filter(|landing| landing.keeps_greater() && is_same(landing)))
 }
 
 /// May the write land, as far as its token tells? (The leases of the row are asked after that.)
@@ -166,26 +181,50 @@ fn judge<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Verdict, Refu
     Ok(if MANAGED {
         fence::judge_managed(&write, plan.lease.is_some(), issued)
     } else {
-        fence::judge(&write, plan.order, issued)
+        fence::judge(&write, plan.order, plan.lease.is_some(), issued)
     })
 }
 
-/// Makes the transaction guard the leases of the row; PF004 when the token does not speak for one.
+/// Makes the transaction guard the leases of the row. Where the token does not speak for one: PF001 if the row has a
+/// greater one, else PF004.
 #[inline(always)]
 fn guard_leases(
     call: &TriggerCall,
     plan: &Plan,
     write: Write,
     leases: &WriteLeases,
-    token: Token,
+    landing: Landing,
 ) -> Result<(), Refusal> {
+    let token = landing.token;
     // A token that the statement has not shown itself may be one that its writer does not know.
     let shown = write.column_presents() || write.ambient.is_some();
     let may_see = || MaySee {
         lease: may_see_lease(call, plan),
         token: shown || describe::readable(call, plan.column.number),
     };
-    leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)))
+    let guarded =
+        leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)));
+    guarded.map_err(|silent| match write.old.flatten() {
+        Some(stored) if stored > token && is_lost(&silent) => {
+            refusal(call, plan, write, Verdict::Stale { presented: token, stored })
+        }
+        _ => silent,
+    })
+}
+
+/// Is it PF004, and not one that a renewal mends? (Who gets that one must be told of it.)
+#[cold]
+fn is_lost(silent: &Refusal) -> bool {
+    silent.sqlstate == "PF004" && silent.hint != errors::RENEW_FIRST
+}
+
+/// Remembers for the check behind the other triggers what a row has landed with.
+fn note_write(call: &TriggerCall, landing: Landing) {
+    if landing.keeps_greater() {
+        kept_fences::note(call.table(), landing);
+    } else {
+        guard::note_write(call.table(), landing.token);
+    }
 }
 
 /// Counts a row that is judged, unless a closer look finds that it was counted before.
@@ -283,9 +322,23 @@ fn refused_write(call: &TriggerCall, plan: &Plan, write: &Write) -> TriedWrite {
         (_, None) => Wrote::Null,
         (_, Some(_)) => Wrote::Value,
     };
-    let managed = matches!(plan.duty, Duty::Manage { .. });
-    let column = describe::column_name(call, plan.column.number);
-    TriedWrite { column, managed, wrote, ambient: ambient(&leases(call, plan)) }
+    let leases = leases(call, plan);
+    let guarded =
+        write.column_presents() && leases.iter().any(|name| guard::token_for(name).is_some());
+    TriedWrite { ambient: ambient(&leases), guarded, ..tried(call, plan, wrote) }
+}
+
+/// The same, where the transaction's own token does not matter.
+fn tried(call: &TriggerCall, plan: &Plan, wrote: Wrote) -> TriedWrite {
+    TriedWrite {
+        column: describe::column_name(call, plan.column.number),
+        managed: matches!(plan.duty, Duty::Manage { .. }),
+        strict: plan.order == Order::Strict,
+        bound: plan.lease.is_some(),
+        wrote,
+        ambient: None,
+        guarded: false,
+    }
 }
 
 /// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
@@ -333,22 +386,34 @@ fn verify(
     if found.is_none() && may_be_null && call.event() == Event::Insert {
         return Ok(passed);
     }
-    let Some(token) = found.filter(|t| guard::has_written_under(call.table(), *t)) else {
+    let Some(now) = found.filter(|now| written_under(call, *now, |_| true).is_some()) else {
         return Err(errors::changed_behind(found));
     };
     let stored = call.old().and_then(fence);
-    if !plan.order.accepts(token, stored) {
-        let column = describe::column_name(call, plan.column.number);
-        let refused_write =
-            TriedWrite { column, managed: false, wrote: Wrote::Value, ambient: None };
-        return Err(errors::stale(found, visible(call, plan, stored), &refused_write));
+    if !plan.order.accepts(now, stored) {
+        let stored = visible(call, plan, stored);
+        return Err(errors::stale(found, stored, &tried(call, plan, Wrote::Value)));
     }
     if let Some(binding) = &plan.lease {
         let name = binding.lease(&columns, new)?;
+        let token = written_under(call, now, |token| guard::is_guarded_here(&name, token));
         let may_see = || MaySee { lease: may_see_lease(call, plan), token: true };
-        guard::require(&name, token, Caller::Trigger(&may_see))?;
+        guard::require(&name, token.unwrap_or(now), Caller::Trigger(&may_see))?;
     }
     Ok(passed)
+}
+
+/// A token under which this transaction has left rows of the table with this fence: one that is asked for, if there is one.
+fn written_under(
+    call: &TriggerCall,
+    fence: Token,
+    asked_for: impl Fn(Token) -> bool,
+) -> Option<Token> {
+    let own = Some(fence).filter(|fence| guard::has_written_under(call.table(), *fence));
+    if own.is_some_and(&asked_for) {
+        return own;
+    }
+    kept_fences::token(call.table(), fence, asked_for).or(own)
 }
 
 /// May the caller read the columns that the name of the row's lease is made of?

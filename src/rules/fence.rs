@@ -49,13 +49,28 @@ impl Write {
     }
 }
 
+/// What a write lands with.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Landing {
+    /// The token that it has presented.
+    pub token: Token,
+    /// What the row's fence is then: the token, or the stored one where that is greater.
+    pub fence: Token,
+}
+
+impl Landing {
+    /// Does the row keep a greater token than the one that was presented?
+    #[inline]
+    pub fn keeps_greater(&self) -> bool {
+        self.fence > self.token
+    }
+}
+
 /// What a write presents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presented {
-    /// A token that the new row already carries.
-    Column(Token),
-    /// A token that must be stamped into the new row (there is none in a DELETE).
-    Ambient(Token),
+    /// A token, in the column or beside it.
+    Token(Token),
     /// NULL, or nothing at all: PF002.
     Nothing,
     /// The column is named, with the value that is stored: PF001.
@@ -67,14 +82,14 @@ pub enum Presented {
 pub fn presented(write: &Write, order: Order) -> Presented {
     let old = write.old.flatten();
     if write.column_presents() {
-        return write.new.flatten().map_or(Presented::Nothing, Presented::Column);
+        return write.new.flatten().map_or(Presented::Nothing, Presented::Token);
     }
     if let Some(token) = write.ambient {
-        return Presented::Ambient(token);
+        return Presented::Token(token);
     }
     match old {
         Some(stored) if write.named && write.new.is_some() => match order {
-            Order::Monotonic => Presented::Column(stored),
+            Order::Monotonic => Presented::Token(stored),
             Order::Strict => Presented::Same(stored),
         },
         _ => Presented::Nothing,
@@ -84,13 +99,9 @@ pub fn presented(write: &Write, order: Order) -> Presented {
 /// The verdict on a write, but for the lease that may guard the row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It lands, under this token.
-    Land {
-        /// The token that the write has presented.
-        token: Token,
-        /// It must be written into the new row.
-        stamp: bool,
-    },
+    /// It lands. On a table that is bound to a lease, only if the token speaks for the leases of the old and the new row:
+    /// it is refused else, with PF001 where the row keeps a greater one, with PF004 where it does not.
+    Land(Landing),
     /// PF001: the row has seen the same or a greater token.
     Stale {
         /// What the write showed.
@@ -109,20 +120,18 @@ pub enum Verdict {
     },
 }
 
-/// Judges a write. `issued` tells whether a token was ever drawn here.
+/// Judges a write. `bound`: the table is bound to a lease. `issued` tells whether a token was ever drawn here.
 #[inline(always)]
-pub fn judge(write: &Write, order: Order, issued: impl Fn(Token) -> bool) -> Verdict {
-    let (token, stamp) = match presented(write, order) {
-        Presented::Column(token) => (token, false),
-        Presented::Ambient(token) => (token, true),
-        Presented::Nothing => return Verdict::Unfenced,
-        Presented::Same(stored) => return Verdict::Stale { presented: stored, stored },
-    };
-    judge_token(write, token, stamp && write.new.is_some(), order, issued)
+pub fn judge(write: &Write, order: Order, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
+    match presented(write, order) {
+        Presented::Token(token) => judge_token(write, token, order, bound, issued),
+        Presented::Nothing => Verdict::Unfenced,
+        Presented::Same(stored) => Verdict::Stale { presented: stored, stored },
+    }
 }
 
 /// Judges a write of a managed table: only the ambient token counts, whatever the statement has put into
-/// the column. `bound`: the table is bound to a lease.
+/// the column.
 #[inline]
 pub fn judge_managed(write: &Write, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
     let Some(token) = write.ambient else {
@@ -130,16 +139,15 @@ pub fn judge_managed(write: &Write, bound: bool, issued: impl Fn(Token) -> bool)
         let creates = write.old.is_none() && !bound;
         return if creates { Verdict::LandWithout } else { Verdict::Unfenced };
     };
-    let stamp = write.new.is_some_and(|new| new != Some(token));
-    judge_token(write, token, stamp, Order::Monotonic, issued)
+    judge_token(write, token, Order::Monotonic, bound, issued)
 }
 
 #[inline(always)]
 fn judge_token(
     write: &Write,
     token: Token,
-    stamp: bool,
     order: Order,
+    bound: bool,
     issued: impl Fn(Token) -> bool,
 ) -> Verdict {
     if !issued(token) {
@@ -147,9 +155,15 @@ fn judge_token(
     }
     match write.old.flatten() {
         Some(stored) if !order.accepts(token, Some(stored)) => {
-            Verdict::Stale { presented: token, stored }
+            // Nobody who excludes a token that speaks was granted the lease since it was drawn: a greater one in the row
+            // is of the same grant, of a fellow's, or of no grant here. Strict compares all the same.
+            if bound && order == Order::Monotonic {
+                Verdict::Land(Landing { token, fence: stored })
+            } else {
+                Verdict::Stale { presented: token, stored }
+            }
         }
-        _ => Verdict::Land { token, stamp },
+        _ => Verdict::Land(Landing { token, fence: token }),
     }
 }
 
@@ -172,8 +186,13 @@ mod tests {
         (1..=99).contains(&token.bigint())
     }
 
-    fn land(number: i64, stamp: bool) -> Verdict {
-        Verdict::Land { token: token(number), stamp }
+    fn land(number: i64) -> Verdict {
+        land_behind(number, number)
+    }
+
+    /// It lands, and the row keeps what is stored.
+    fn land_behind(number: i64, stored: i64) -> Verdict {
+        Verdict::Land(Landing { token: token(number), fence: token(stored) })
     }
 
     fn stale(presented: i64, stored: i64) -> Verdict {
@@ -185,19 +204,19 @@ mod tests {
     }
 
     fn verdict(write: Write, order: Order) -> Verdict {
-        judge(&write, order, issued)
+        judge(&write, order, false, issued)
     }
 
     #[test]
     fn the_column_comes_first() {
-        assert_eq!(verdict(update(Some(33), Some(34), true), Strict), land(34, false));
+        assert_eq!(verdict(update(Some(33), Some(34), true), Strict), land(34));
         assert_eq!(verdict(update(Some(34), Some(33), true), Strict), stale(33, 34));
-        assert_eq!(verdict(update(None, Some(1), true), Strict), land(1, false));
+        assert_eq!(verdict(update(None, Some(1), true), Strict), land(1));
         assert_eq!(verdict(update(Some(3), Some(100), true), Strict), never_issued(100));
         assert_eq!(verdict(update(Some(3), Some(0), true), Strict), never_issued(0));
         assert_eq!(verdict(update(Some(3), None, true), Monotonic), Verdict::Unfenced);
         let both = Write { ambient: Some(token(50)), ..update(Some(3), Some(40), true) };
-        assert_eq!(verdict(both, Strict), land(40, false));
+        assert_eq!(verdict(both, Strict), land(40));
     }
 
     #[test]
@@ -205,7 +224,7 @@ mod tests {
         let same = |named| update(Some(34), Some(34), named);
         assert_eq!(verdict(same(true), Strict), stale(34, 34));
         assert_eq!(verdict(same(false), Strict), Verdict::Unfenced);
-        assert_eq!(verdict(same(true), Monotonic), land(34, false));
+        assert_eq!(verdict(same(true), Monotonic), land(34));
         assert_eq!(verdict(same(false), Monotonic), Verdict::Unfenced);
         assert_eq!(verdict(update(None, None, true), Monotonic), Verdict::Unfenced);
     }
@@ -213,16 +232,43 @@ mod tests {
     #[test]
     fn the_ambient_token_is_stamped_and_judged() {
         let with = |number, old| Write { ambient: Some(token(number)), ..update(old, old, false) };
-        assert_eq!(verdict(with(35, Some(34)), Strict), land(35, true));
+        assert_eq!(verdict(with(35, Some(34)), Strict), land(35));
         assert_eq!(verdict(with(34, Some(34)), Strict), stale(34, 34));
-        assert_eq!(verdict(with(34, Some(34)), Monotonic), land(34, true));
+        assert_eq!(verdict(with(34, Some(34)), Monotonic), land(34));
         let delete =
             Write { old: Some(Some(token(3))), new: None, named: false, ambient: Some(token(4)) };
-        assert_eq!(verdict(delete, Strict), land(4, false));
+        assert_eq!(verdict(delete, Strict), land(4));
         let bare = Write { ambient: None, ..delete };
         assert_eq!(verdict(bare, Strict), Verdict::Unfenced);
         let insert = Write { old: None, new: Some(None), named: true, ambient: Some(token(4)) };
-        assert_eq!(verdict(insert, Strict), land(4, true));
+        assert_eq!(verdict(insert, Strict), land(4));
+    }
+
+    #[test]
+    fn behind_a_bound_row_it_depends_on_the_lease_but_in_strict_mode() {
+        let huge = i64::MAX;
+        let presents = |number, stored, named| match named {
+            true => update(Some(stored), Some(number), true),
+            false => {
+                Write { ambient: Some(token(number)), ..update(Some(stored), Some(stored), false) }
+            }
+        };
+        for named in [true, false] {
+            for stored in [34, 99, 100, huge] {
+                let write = presents(33, stored, named);
+                assert_eq!(judge(&write, Monotonic, true, issued), land_behind(33, stored));
+                assert_eq!(judge(&write, Strict, true, issued), stale(33, stored));
+                assert_eq!(judge(&write, Monotonic, false, issued), stale(33, stored));
+            }
+            let forged = presents(100, huge, named);
+            assert_eq!(judge(&forged, Monotonic, true, issued), never_issued(100));
+            assert_eq!(judge(&presents(40, 34, named), Monotonic, true, issued), land(40));
+        }
+        let delete = Write { new: None, ..presents(33, huge, false) };
+        assert_eq!(judge(&delete, Monotonic, true, issued), land_behind(33, huge));
+        // What is stored and was never drawn here is no token to show either.
+        let same = update(Some(huge), Some(huge), true);
+        assert_eq!(judge(&same, Monotonic, true, issued), never_issued(huge));
     }
 
     #[test]
@@ -233,10 +279,10 @@ mod tests {
                 let bare = update(Some(34), new, true);
                 assert_eq!(managed(&bare, bound), Verdict::Unfenced);
                 let with = |number| Write { ambient: Some(token(number)), ..bare };
-                let lands = |number| land(number, new != Some(number));
-                assert_eq!(managed(&with(34), bound), lands(34));
-                assert_eq!(managed(&with(50), bound), lands(50));
-                assert_eq!(managed(&with(33), bound), stale(33, 34));
+                assert_eq!(managed(&with(34), bound), land(34));
+                assert_eq!(managed(&with(50), bound), land(50));
+                let behind = if bound { land_behind(33, 34) } else { stale(33, 34) };
+                assert_eq!(managed(&with(33), bound), behind);
                 assert_eq!(managed(&with(100), bound), never_issued(100));
             }
         }
@@ -250,13 +296,12 @@ mod tests {
             assert_eq!(managed(&insert, false), Verdict::LandWithout);
             assert_eq!(managed(&insert, true), Verdict::Unfenced);
             let with = Write { ambient: Some(token(7)), ..insert };
-            let stamped = land(7, new.is_none());
-            assert_eq!(managed(&with, false), stamped);
-            assert_eq!(managed(&with, true), stamped);
+            assert_eq!(managed(&with, false), land(7));
+            assert_eq!(managed(&with, true), land(7));
         }
         let delete = Write { old: Some(None), new: None, named: true, ambient: None };
         assert_eq!(managed(&delete, false), Verdict::Unfenced);
         let with = Write { ambient: Some(token(7)), ..delete };
-        assert_eq!(managed(&with, false), land(7, false));
+        assert_eq!(managed(&with, false), land(7));
     }
 }

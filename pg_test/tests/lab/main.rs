@@ -27,6 +27,7 @@ mod imported_snapshots;
 mod install;
 mod isolation_specs;
 mod job_queues;
+mod kept_fences;
 mod lab_itself;
 mod lease_info;
 mod leases;

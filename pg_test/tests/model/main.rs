@@ -19,8 +19,8 @@ mod system;
 use protections::{Bounds, Protections};
 use stateright::{Checker, HasDiscoveries, Model};
 use system::{
-    System, GUARD_EXCLUDES, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED, NOT_EXPIRED,
-    NO_STALE_BOUND, NO_STALE_UNBOUND, ONE_HOLDER,
+    System, GUARD_EXCLUDES, NEVER_BACK, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED,
+    NOT_EXPIRED, NO_STALE_BOUND, NO_STALE_UNBOUND, ONE_HOLDER,
 };
 
 /// Searches everything within the bounds, and finds nothing.
@@ -210,6 +210,18 @@ fn a_guard_without_a_lock_is_taken_over_and_its_write_is_stale() {
     breaks(CALM, GUARD_EXCLUDES, |p| p.guard_lock = false);
     // Go on where the first is no news.
     breaks(CALM, NO_STALE_BOUND, |p| (p.guard_lock, p.report_take_over) = (false, false));
+}
+
+#[test]
+fn a_smaller_token_that_need_not_speak_lets_a_stale_write_land() {
+    breaks(CALM, NO_STALE_BOUND, |p| p.behind_must_speak = false);
+    breaks(SHARED, NO_STALE_BOUND, |p| p.behind_must_speak = false);
+}
+
+#[test]
+fn a_bound_row_that_takes_a_smaller_token_forgets_what_it_has_seen() {
+    breaks(CALM, NEVER_BACK, |p| p.keep_greater = false);
+    breaks(SHARED, NEVER_BACK, |p| p.keep_greater = false);
 }
 
 #[test]

@@ -39,6 +39,10 @@ pub struct Protections {
     pub session_lock_to_commit: bool,
     /// A strict row wants a greater token, not an equal one.
     pub strict_order: bool,
+    /// A token that is smaller than a bound row's must speak for the lease.
+    pub behind_must_speak: bool,
+    /// The row then keeps the greater token.
+    pub keep_greater: bool,
 }
 
 impl Protections {
@@ -62,6 +66,8 @@ impl Protections {
         session_lock_first: true,
         session_lock_to_commit: true,
         strict_order: true,
+        behind_must_speak: true,
+        keep_greater: true,
     };
 
     /// Whether a request takes something along from before its locks.

@@ -5,7 +5,7 @@ use crate::server::{micros, mode, Row, TTL};
 use crate::state::{Change, Early, Guarded, Op, Phase, State, Transaction, Violation};
 use crate::system::System;
 use pg_test::protocol::epoch::Due;
-use pg_test::protocol::fence::{self, Order, Verdict, Write};
+use pg_test::protocol::fence::{self, Landing, Order, Verdict, Write};
 use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant, Grant, Release};
 use pg_test::protocol::locks::LockMode;
 use pg_test::protocol::{Floor, Token};
@@ -16,7 +16,8 @@ impl System {
         match op {
             Op::Acquire => self.acquire(state, c, early),
             Op::Renew | Op::Release => self.change(state, c, op, early),
-            Op::WriteBound => self.write_bound(state, c, early),
+            Op::WriteBound => self.write_bound(state, c, op, early),
+            Op::WriteBoundByFirst => self.write_bound(state, c, op, early),
             Op::WriteUnbound => self.write_unbound(state, c),
         }
     }
@@ -186,7 +187,7 @@ impl System {
         let now = micros(state.clock);
         let grant = row.map(|row| self.grant(state, &Early::default(), row));
         if !grant.is_some_and(|grant| grant.renewable(token, now)) {
-            state.clients[c].token = None;
+            (state.clients[c].token, state.clients[c].first) = (None, None);
         }
         Some(())
     }
@@ -234,24 +235,46 @@ impl System {
         Some(())
     }
 
-    fn judge(&self, state: &State, stored: Option<Token>, token: Token, order: Order) -> bool {
+    /// What a write of a row with this fence lands with, as far as its token tells.
+    fn judge(
+        &self,
+        state: &State,
+        stored: Option<Token>,
+        token: Token,
+        order: Order,
+        bound: bool,
+    ) -> Option<Landing> {
         let write = Write { old: Some(stored), new: Some(Some(token)), named: true, ambient: None };
         let last = state.server.data.sequence.last;
-        let verdict = fence::judge(&write, order, |t| t > Token::BEFORE_ALL && t <= last);
-        matches!(verdict, Verdict::Land { .. })
+        match fence::judge(&write, order, bound, |t| t > Token::BEFORE_ALL && t <= last) {
+            Verdict::Land(landing) => Some(landing),
+            _ => None,
+        }
     }
 
-    fn write_bound(&self, state: &mut State, c: usize, early: Early) -> Option<()> {
-        let token = state.clients[c].token?;
+    fn write_bound(&self, state: &mut State, c: usize, op: Op, early: Early) -> Option<()> {
+        let by_first = op == Op::WriteBoundByFirst;
+        let token = if by_first { state.clients[c].first } else { state.clients[c].token }?;
         if state.is_written(c, |change| matches!(change, Change::Bound(_))) {
             return None;
         }
         if self.must_move_on(state) {
             return None;
         }
-        let row = self.own_row(state, &early, token);
-        let judged = self.judge(state, state.server.data.bound, token, Order::Monotonic);
-        let Some(row) = row.filter(|_| judged) else {
+        let stored = state.server.data.bound;
+        let Some(mut landing) = self.judge(state, stored, token, Order::Monotonic, true) else {
+            return self.refuse(state, c, None);
+        };
+        if landing.keeps_greater() && !self.protections.behind_must_speak {
+            let (change, locks, ends) = (Change::Bound(landing), Vec::new(), Vec::new());
+            let transaction = Transaction { op, locks, change, guarded: None, ends };
+            state.clients[c].phase = Phase::Open(transaction);
+            return Some(());
+        }
+        if !self.protections.keep_greater {
+            landing.fence = landing.token;
+        }
+        let Some(row) = self.own_row(state, &early, token) else {
             return self.refuse(state, c, None);
         };
         let mut locks = Vec::new();
@@ -267,8 +290,8 @@ impl System {
         }
         self.check_speaks(state, &row);
         let guarded = Some(Guarded { slot: row.slot, first: row.first });
-        let (change, ends) = (Change::Bound(token), Vec::new());
-        let transaction = Transaction { op: Op::WriteBound, locks, change, guarded, ends };
+        let (change, ends) = (Change::Bound(landing), Vec::new());
+        let transaction = Transaction { op, locks, change, guarded, ends };
         state.clients[c].phase = Phase::Open(transaction);
         Some(())
     }
@@ -281,7 +304,7 @@ impl System {
         }
         let strict = self.protections.strict_order;
         let order = if strict { Order::Strict } else { Order::Monotonic };
-        if self.judge(state, state.server.data.unbound, token, order) {
+        if self.judge(state, state.server.data.unbound, token, order, false).is_some() {
             let (op, change) = (Op::WriteUnbound, Change::Unbound(token));
             let (locks, ends) = (Vec::new(), Vec::new());
             let transaction = Transaction { op, locks, change, guarded: None, ends };

@@ -1,6 +1,7 @@
 //! A state of the whole system, and what may happen next.
 
 use crate::server::{Row, Server};
+use pg_test::protocol::fence::Landing;
 use pg_test::protocol::locks::LockMode;
 use pg_test::protocol::Token;
 
@@ -12,6 +13,8 @@ pub enum Op {
     Release,
     /// An update of the row that is bound to the lease: the transaction guards the grant.
     WriteBound,
+    /// The same, with the acquire's token, though the client has renewed since.
+    WriteBoundByFirst,
     /// An update of a row that only its fence protects.
     WriteUnbound,
 }
@@ -53,7 +56,7 @@ pub enum Action {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Change {
     Lease(Row),
-    Bound(Token),
+    Bound(Landing),
     Unbound(Token),
 }
 
@@ -103,6 +106,8 @@ pub enum Phase {
 pub struct Client {
     /// The token that it believes in.
     pub token: Option<Token>,
+    /// The one that its acquire returned, where that is another.
+    pub first: Option<Token>,
     pub phase: Phase,
     /// The number of its session, where its grants end with that. One that has given back all its locks is
     /// another.
@@ -148,6 +153,8 @@ pub enum Violation {
     StaleBound,
     /// A row was written by a token that it had seen, or a smaller one.
     StaleUnbound,
+    /// The fence of a row that is bound to its lease became smaller.
+    WentBack,
     /// A token was let speak after its deadline, or a grant was over when it was made.
     Expired,
     /// A token was let speak after the end of the session that its grant ends with.

@@ -16,7 +16,7 @@ impl System {
     /// A new client's state.
     fn client(&self, index: usize) -> Client {
         let session = self.bounds.sessions.get(index).filter(|ends| **ends).map(|_| 0);
-        Client { token: None, phase: Phase::Idle, session, to_lock: None }
+        Client { token: None, first: None, phase: Phase::Idle, session, to_lock: None }
     }
 
     fn requests(&self, client: &Client, index: usize, actions: &mut Vec<Action>) {
@@ -31,6 +31,9 @@ impl System {
         actions.extend([ask(Op::Renew), ask(Op::Release)]);
         if self.bounds.bound {
             actions.push(ask(Op::WriteBound));
+            if client.first.is_some() {
+                actions.push(ask(Op::WriteBoundByFirst));
+            }
         }
         if self.bounds.unbound {
             actions.push(ask(Op::WriteUnbound));
@@ -76,6 +79,7 @@ impl System {
             Change::Lease(row) => {
                 let latest = row.tokens().latest();
                 client.token = row.closing.is_none().then_some(latest);
+                client.first = client.token.and(Some(row.first)).filter(|first| *first != latest);
                 if row.session.is_some() && transaction.op == Op::Acquire && !p.session_lock_first {
                     client.to_lock = Some(row.first);
                 }
@@ -86,14 +90,18 @@ impl System {
                 data.leases.push(row);
                 data.leases.sort_by_key(|r| r.slot);
             }
-            Change::Bound(token) => {
-                data.bound = Some(token);
-                let guarded = transaction.guarded?;
-                let row = data.leases.iter().find(|r| r.slot == guarded.slot);
-                let latest = row.map(|r| (r.first, r.tokens().latest()));
-                match latest {
-                    Some((first, latest)) if first == guarded.first && latest >= data.granted => {}
-                    _ => state.violate(Violation::StaleBound),
+            Change::Bound(landing) => {
+                let went_back = data.bound > Some(landing.fence);
+                data.bound = Some(landing.fence);
+                let relied_on = transaction.guarded.and_then(|guarded| {
+                    let row = data.leases.iter().find(|r| r.slot == guarded.slot)?;
+                    (row.first == guarded.first).then(|| row.tokens().latest())
+                });
+                if relied_on.is_none_or(|latest| latest < data.granted) {
+                    state.violate(Violation::StaleBound);
+                }
+                if went_back {
+                    state.violate(Violation::WentBack);
                 }
             }
             Change::Unbound(token) => {
@@ -264,6 +272,7 @@ impl Model for System {
             never!(GUARD_EXCLUDES, TakenOverGuard),
             never!(NO_STALE_BOUND, StaleBound),
             never!(NO_STALE_UNBOUND, StaleUnbound),
+            never!(NEVER_BACK, WentBack),
             never!(NOT_EXPIRED, Expired),
             never!(NOT_ABANDONED, Abandoned),
             never!(NOBODY_KEPT_OUT, KeptFromAll),
@@ -272,6 +281,13 @@ impl Model for System {
                 let data = &state.server.data;
                 let bound = data.bound.is_some() || !system.bounds.bound;
                 bound && (data.unbound.is_some() || !system.bounds.unbound)
+            }),
+            Property::<System>::sometimes("a write lands behind its row", |system, state| {
+                let behind = |c: &Client| match c.transaction().map(|t| &t.change) {
+                    Some(Change::Bound(landing)) => landing.keeps_greater(),
+                    _ => false,
+                };
+                state.clients.iter().any(behind) || !system.bounds.bound
             }),
             Property::<System>::sometimes("a grant follows another's", |_, state| {
                 let owner = |i: usize| state.clients[i].token.is_some();
@@ -298,6 +314,8 @@ pub const ONE_HOLDER: &str = "an exclusive grant is alone";
 pub const GUARD_EXCLUDES: &str = "a guard excludes a take-over";
 /// A write to a bound row lands only under a current or guarded grant.
 pub const NO_STALE_BOUND: &str = "no stale write on a bound row";
+/// What a bound row has seen stays.
+pub const NEVER_BACK: &str = "the fence of a bound row only rises";
 /// A write to any fenced row lands only above what it has seen.
 pub const NO_STALE_UNBOUND: &str = "no stale write on an unbound row";
 /// Nothing is decided by a clock that stood still while waiting.

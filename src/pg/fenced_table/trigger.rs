@@ -10,6 +10,7 @@ use std::ffi::{c_int, CStr};
 
 /// catalog/pg_trigger.h, as the type of `tgtype`.
 const BEFORE_BIT: i16 = pg_sys::TRIGGER_TYPE_BEFORE as i16;
+const DELETE_BIT: i16 = pg_sys::TRIGGER_TYPE_DELETE as i16;
 
 /// Which write fires it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,6 +84,12 @@ impl TriggerCall {
             pg_sys::TRIGGER_EVENT_UPDATE => Event::Update,
             _ => Event::Truncate,
         }
+    }
+
+    /// Does the trigger fire on DELETE, too?
+    pub fn fires_on_delete(&self) -> bool {
+        // SAFETY: as above; the trigger's description lives as long as the call.
+        unsafe { (*(*self.data).tg_trigger).tgtype & DELETE_BIT != 0 }
     }
 
     /// Does it fire FOR EACH ROW?

@@ -12,10 +12,16 @@ pub struct TriedWrite {
     pub column: Vec<u8>,
     /// The column is managed: nothing that is written into it counts.
     pub managed: bool,
+    /// The row wants a greater token each time.
+    pub strict: bool,
+    /// The row has a lease.
+    pub bound: bool,
     /// What the statement wrote into the column.
     pub wrote: Wrote,
     /// The token that the transaction has beside the column.
     pub ambient: Option<Token>,
+    /// It guards the row's lease by that, and the statement has presented another one in the column.
+    pub guarded: bool,
 }
 
 /// What a statement wrote into the fence column.
@@ -46,13 +52,22 @@ pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWr
              that writes column {column} back as it read it, managed mode."
         );
     }
-    if !tried.managed && stored.is_some() && tried.ambient >= stored {
+    let would_land = tried.ambient >= stored || tried.guarded && !tried.strict;
+    if !tried.managed && stored.is_some() && tried.wrote == Wrote::Value && would_land {
         return format!(
             "The statement wrote an older value into column {column}, which counts before the transaction's \
              own token: leave the column out, or use managed mode for a client that writes every column back."
         );
     }
-    "A newer holder may have taken the lease over: stop, and do not retry with this token. To write a row again under one grant, use lease_renew's token, or monotonic mode.".into()
+    let stop =
+        "A newer holder may have taken the lease over: stop, and do not retry with this token.";
+    let own = match (tried.strict, tried.bound) {
+        (true, _) => " To write a row again under one grant, use lease_renew's token, or monotonic mode.",
+        (false, false) => " If it was a renewal of your own that wrote the row, use its token, or bind the table to its lease.",
+        // There, no token of a grant that lives is stale.
+        (false, true) => "",
+    };
+    format!("{stop}{own}")
 }
 
 /// The hint of PF002: nothing was presented.
