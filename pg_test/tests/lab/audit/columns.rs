@@ -177,6 +177,35 @@ fn a_lease_that_fits_no_column_is_found(lab: &Lab) -> Result<()> {
             ..SHUT
         },
     ])?;
+    // Where it may be NULL: fit, but for such a row.
+    const NULLABLE: &[&str] =
+        &["orders|notice|the lease names {id}, which may be NULL: nobody can write such a row"];
+    const PLAIN: &str = "CREATE TABLE orders (id int NOT NULL, v int, fence bigint)";
+    let write = "INSERT INTO orders (v, fence) VALUES (33, :new)";
+    let mut audited = AuditedDatabase::new(lab)?;
+    for table in [
+        PLAIN,
+        &format!("{PLAIN} PARTITION BY LIST (v); CREATE TABLE part PARTITION OF orders DEFAULT"),
+    ] {
+        audited.close_all(&[
+            Hole {
+                table,
+                built: "ALTER TABLE orders ALTER id DROP NOT NULL",
+                found: NULLABLE,
+                write,
+                before: "22004",
+                after: "22004",
+                ..HOLE
+            },
+            Hole {
+                table,
+                built: "ALTER TABLE orders ALTER id DROP NOT NULL; ALTER TABLE orders ALTER id TYPE numeric",
+                found: UNFIT,
+                before: "42804",
+                ..SHUT
+            },
+        ])?;
+    }
     // Where nobody can say what the lease meant, there is no statement to run.
     let mut audited = AuditedDatabase::new(lab)?;
     audited.stage(HOLE.table, BOUND)?;
