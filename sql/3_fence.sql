@@ -28,7 +28,8 @@ LANGUAGE c AS 'MODULE_PATHNAME', 'fence_protect';
 
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
 'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again, '
-'whatever was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; '
+'whatever was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; '
+'lease => '''' unbinds it; '
 'in managed mode, events without insert let a row be created without its lease';
 
 
@@ -40,7 +41,8 @@ COMMENT ON COLUMN fence.trigger_arguments.trigger IS 'the trigger';
 COMMENT ON COLUMN fence.trigger_arguments.fence_column IS 'the fence column';
 COMMENT ON COLUMN fence.trigger_arguments.mode IS 'strict, monotonic or managed';
 COMMENT ON COLUMN fence.trigger_arguments.lease IS 'the lease that guards a row, with placeholders; NULL for none';
-COMMENT ON COLUMN fence.trigger_arguments.events IS 'the events chosen for the fence, with commas between them; NULL for all that its kind judges';
+COMMENT ON COLUMN fence.trigger_arguments.events IS
+'the events chosen for the fence, with commas between them; NULL for all that its kind judges';
 COMMENT ON COLUMN fence.trigger_arguments.has_unfenced_insert IS 'a managed row may be created without its lease';
 
 CREATE TYPE fence.lease_template AS (lease text, columns text[], is_malformed boolean, is_too_long boolean);

@@ -936,8 +936,8 @@ BEGIN
                  format('SELECT @extschema@.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;', l.name, l.role)),
                 -- What is left is the ttl, less what has passed since. (A second, for clocks that are put right.)
                 (l.renewed_at > clock_timestamp() + interval '1 s',
-                 format('lease "%s" has more time left than its ttl: the clock stood ahead when it was granted or renewed',
-                     l.name),
+                 format('lease "%s" has more time left than its ttl: '
+                     'the clock stood ahead when it was granted or renewed', l.name),
                  format('SELECT @extschema@.lease_revoke(%L); -- or wait for its holder to renew it', l.name))
              ) AS x (applies, finding, remedy)
              WHERE l.state IN ('held', 'uncommitted') AND x.applies
