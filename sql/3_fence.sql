@@ -12,7 +12,7 @@ CREATE FUNCTION fenced() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
 
 COMMENT ON FUNCTION fenced() IS
-'trigger function (fence column; mode strict, monotonic or managed; lease; verify; unfenced insert): refuses a write whose token is stale, missing or never issued';
+'trigger function (fence column; mode strict, monotonic or managed; lease; verify; events): refuses a write whose token is stale, missing or never issued';
 
 
 CREATE FUNCTION fence_protect(
@@ -27,19 +27,22 @@ CREATE FUNCTION fence_protect(
 LANGUAGE c AS 'MODULE_PATHNAME', 'fence_protect';
 
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
-'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again; '
-'mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; '
+'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again, '
+'whatever was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; '
+'lease => '''' unbinds it; '
 'in managed mode, events without insert let a row be created without its lease';
 
 
 CREATE TYPE fence.trigger_arguments AS (
-    trigger oid, fence_column text, mode text, lease text, has_unfenced_insert boolean);
+    trigger oid, fence_column text, mode text, lease text, events text, has_unfenced_insert boolean);
 
 COMMENT ON TYPE fence.trigger_arguments IS 'what the arguments of a trigger that calls fenced() say';
 COMMENT ON COLUMN fence.trigger_arguments.trigger IS 'the trigger';
 COMMENT ON COLUMN fence.trigger_arguments.fence_column IS 'the fence column';
 COMMENT ON COLUMN fence.trigger_arguments.mode IS 'strict, monotonic or managed';
 COMMENT ON COLUMN fence.trigger_arguments.lease IS 'the lease that guards a row, with placeholders; NULL for none';
+COMMENT ON COLUMN fence.trigger_arguments.events IS
+'the events chosen for the fence, with commas between them; NULL for all that its kind judges';
 COMMENT ON COLUMN fence.trigger_arguments.has_unfenced_insert IS 'a managed row may be created without its lease';
 
 CREATE TYPE fence.lease_template AS (lease text, columns text[], is_malformed boolean, is_too_long boolean);
@@ -71,6 +74,7 @@ DECLARE
     locked CONSTANT regclass := CASE WHEN is_locked THEN relation END;
     rule record;  -- the fence that the table is to have, and why it cannot
     item record;
+    added text;
 BEGIN
     WITH
     -- The fence that the table has: by the triggers that bear the names given below and say their whole rule,
@@ -79,14 +83,11 @@ BEGIN
         SELECT count(*) > 0 AS was_fenced, (array_agg(a.fence_column ORDER BY t.tgname))[1] AS had_column,
                (array_agg(a.mode ORDER BY t.tgname))[1] AS had_mode,
                (array_agg(a.lease ORDER BY t.tgname))[1] AS had_lease,
-               array_agg(DISTINCT e.name) FILTER (
-                   WHERE t.tgname <> 'fenced_verify' AND (e.name <> 'insert' OR NOT a.has_unfenced_insert)
-               ) AS had_events,
+               (array_agg(a.events ORDER BY t.tgname))[1] AS had_events,
+               bool_or(t.tgname = 'fenced' AND t.tgtype & 4 <> 0) AS had_insert,
                bool_or(t.tgname = 'fenced_verify') AS had_verify, bool_or(t.tgenabled = 'A') AS had_always
           FROM unnest(triggers) AS a
           JOIN pg_trigger t ON t.oid = a.trigger
-          JOIN (VALUES ('insert', 4), ('update', 16), ('delete', 8), ('truncate', 32)) AS e (name, bit)
-            ON t.tgtype & e.bit <> 0
          WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2
            AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')),
 
@@ -103,42 +104,50 @@ BEGIN
     -- A leased row may be written often under one token; without a lease only `strict` is safe. So a call
     -- that binds the table, or unbinds it, takes the other of the two.
     judged AS (
-        SELECT a.*, bound_to IS NOT NULL AND had_lease IS NULL AS binds,
+        SELECT a.*, bound_to IS NOT NULL OR had_lease IS NOT NULL OR had_mode = 'managed' OR had_insert AS judges_insert,
+               CASE WHEN bound_to IS NULL OR had_lease IS NOT NULL THEN had_events END AS kept_events,
                lower(coalesce(mode,
                    CASE WHEN had_mode = 'managed' OR (bound_to IS NULL) = (had_lease IS NULL) THEN had_mode END,
                    CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END)) AS judged_as
           FROM asked a),
 
-    -- The events that are judged.
+    -- The events that are judged. They are never guessed from the triggers that are there, for others may have been
+    -- dropped: where no trigger says that they were chosen, they are all that such a fence judges.
     fired AS (
-        SELECT j.*, coalesce(regexp_split_to_array(lower(btrim(events)), '\s*,\s*'),
-                   CASE WHEN NOT binds THEN had_events END, '{update,delete,truncate}')
-               || CASE WHEN events IS NULL AND (binds OR verifies AND moves)
+        SELECT j.*, regexp_split_to_array(lower(btrim(coalesce(events, kept_events, 'update,delete,truncate'))),
+                   '\s*,\s*')
+               || CASE WHEN events IS NULL AND (kept_events IS NULL AND judges_insert OR verifies AND moves)
                          OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
           FROM judged j),
 
     -- Who creates a row must not fill a managed column either: without insert among the events, the trigger
     -- fires for it all the same, but the row needs no lease.
     attached AS (
-        SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert FROM fired f),
+        SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert,
+               CASE WHEN NOT (on_events @> '{update,delete,truncate}' AND ('insert' = ANY (on_events)) =
+                              (bound_to IS NOT NULL OR judged_as = 'managed'))
+                    THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END AS chosen_events
+          FROM fired f),
 
     -- The triggers, in the words of CREATE TRIGGER.
     wanted AS (
         SELECT a.*, x.row_events, x.new_events,
-               -- Given in full, so that \d shows the whole rule.
-               concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as), quote_literal(bound_to),
-                   CASE WHEN unfenced_insert THEN $$'', 'unfenced insert'$$ END) AS arguments,
+               -- Given in full, so that \d shows the whole rule, and each trigger can tell it.
                concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as),
-                   quote_literal(coalesce(bound_to, '')), $$'verify'$$,
-                   CASE WHEN unfenced_insert THEN $$'unfenced insert'$$ END) AS verify_arguments
+                   quote_literal(coalesce(bound_to, empty)), quote_literal(empty),
+                   quote_literal(chosen_events)) AS arguments,
+               concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as),
+                   quote_literal(coalesce(bound_to, '')), $$'verify'$$, quote_literal(chosen_events)
+                   ) AS verify_arguments
           FROM attached a
+         CROSS JOIN LATERAL (VALUES (CASE WHEN chosen_events IS NOT NULL THEN '' END)) AS before_events (empty)
          CROSS JOIN LATERAL (
                SELECT string_agg(DISTINCT e, ' OR ') FILTER (WHERE e <> 'truncate'),
                       string_agg(DISTINCT e, ' OR ') FILTER (WHERE e IN ('insert', 'update'))
                  FROM unnest(on_events || CASE WHEN unfenced_insert THEN '{insert}'::text[] END) AS e
                ) AS x (row_events, new_events))
 
-    SELECT w.*, n.nspname, c.relname, f.attnum IS NOT NULL AS has_column, refusal.* INTO rule
+    SELECT w.*, n.nspname, c.relname, f.attnum IS NOT NULL AS has_column, template.columns, refusal.* INTO rule
       FROM wanted w
       LEFT JOIN unnest(leases) AS template ON template.lease = bound_to
       LEFT JOIN pg_class c ON c.oid = relation
@@ -273,6 +282,20 @@ BEGIN
             HINT = 'Pass true for what is to be kept, or NULL to keep what there is.';
     END IF;
 
+    -- What will be there and was not, or not for every write.
+    SELECT string_agg(CASE c.name WHEN 'column' THEN format('column "%s"', rule.fence_name) ELSE c.name END, ', '
+               ORDER BY c.n) INTO added
+      FROM (VALUES (1, 'column', 0, 0), (2, 'INSERT', 3, 4), (3, 'UPDATE', 3, 16), (4, 'DELETE', 3, 8),
+                   (5, 'TRUNCATE', 2, 32), (6, 'verify', 1, 20)) AS c (n, name, level, event)
+     WHERE CASE c.name WHEN 'column' THEN NOT rule.has_column WHEN 'verify' THEN rule.verifies
+           ELSE lower(c.name) = ANY (rule.on_events) END
+       AND EXISTS (
+           SELECT FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
+            WHERE NOT EXISTS (
+                  SELECT FROM pg_trigger t
+                   WHERE t.tgrelid = part AND t.tgfoid = ours AND t.tgtype & 3 = c.level AND t.tgtype & c.event <> 0
+                     AND t.tgenabled IN ('O', 'A') AND t.tgqual IS NULL AND t.tgattr::text = ''));
+
     -- Whatever was attached before goes, made by hand or by an earlier call.
     IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = ours
                   AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))) THEN
@@ -297,6 +320,28 @@ BEGIN
         IF rule.fires_always THEN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
         END IF;
+    END LOOP;
+
+    IF added IS NOT NULL THEN
+        RAISE NOTICE USING MESSAGE = format('added to the fence of %s: %s', relation, added),
+            HINT = format('SELECT * FROM fence_audit(%L) lists what is left around it.', relation);
+    END IF;
+    IF rule.bound_to IS NULL THEN
+        RAISE NOTICE USING
+            MESSAGE = format('%s is bound to no lease: its fence checks the order of tokens alone, and the holder '
+                'of any lease can write it', relation),
+            HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.',
+                relation);
+    END IF;
+    FOR item IN
+        SELECT a.attname FROM unnest(rule.columns) AS p (name)
+          JOIN pg_attribute a ON a.attrelid = relation AND a.attname = p.name
+         WHERE NOT a.attnotnull
+         ORDER BY a.attnum
+    LOOP
+        RAISE NOTICE USING
+            MESSAGE = format('column "%s" of %s may be NULL: nobody can write such a row (22004)', item.attname, relation),
+            HINT = format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', relation, item.attname);
     END LOOP;
 
     IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

@@ -269,11 +269,18 @@ BEGIN
               FROM fence f JOIN member m USING (root) LEFT JOIN key_at_will k USING (root, oid)
              WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root),
 
-        -- How each kind of trigger should be where no call of fence_protect reaches: what follows its name, and
-        -- what precedes its name in the statement that makes it fire for apply workers.
+        -- What puts each kind of trigger right: a call of fence_protect, and where none reaches, a statement of its own,
+        -- with %1$I for the trigger's name.
         rule AS (
-            SELECT s.root, s.oid, k.bits,
-                   format('%s ON %s FOR EACH %s %s);',
+            SELECT s.root, s.oid, k.bits, d.definition,
+                   CASE WHEN s.is_child OR k.bits = 2 AND NOT s.is_root
+                        THEN 'CREATE OR REPLACE TRIGGER %1$I ' || d.definition
+                        ELSE replace(s.protect, '%', '%%') END AS remedy
+              FROM spot s
+             CROSS JOIN kind k
+             CROSS JOIN LATERAL (VALUES (s.keeps_unfenced_insert AND NOT s.has_key_at_will)) AS f (stays)
+             CROSS JOIN LATERAL (VALUES (
+                   replace(format('%s ON %s FOR EACH %s %s);',
                        CASE k.bits
                            WHEN 3 THEN 'BEFORE ' || array_to_string(array_remove(s.events, 'truncate'), ' OR ')
                            WHEN 2 THEN 'BEFORE TRUNCATE'
@@ -283,12 +290,11 @@ BEGIN
                        concat_ws(', ', s.call,
                            CASE WHEN s.lease IS NULL AND k.bits = 1 THEN '''''' END,
                            CASE WHEN k.bits = 1 THEN '''verify''' WHEN f.stays THEN '''''' END,
-                           CASE WHEN f.stays THEN '''unfenced insert''' END)) AS definition,
-                   CASE WHEN s.must_fire_always THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER ', s.rel) END
-                       AS firing
-              FROM spot s
-             CROSS JOIN kind k
-             CROSS JOIN LATERAL (VALUES (s.keeps_unfenced_insert AND NOT s.has_key_at_will)) AS f (stays)),
+                           CASE WHEN f.stays THEN quote_literal(array_to_string(
+                               array_remove(s.events, 'insert'), ',')) END)), '%', '%%')
+                   || CASE WHEN s.must_fire_always
+                      THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER %%1$I;', replace(s.rel::text, '%', '%%'))
+                      ELSE '' END)) AS d (definition)),
 
         -- The findings on a table that is not fenced at all ----------------------------------------------------
 
@@ -401,8 +407,8 @@ BEGIN
                    'hole',
                    format('trigger "%s" bears a name of the fence''s, but calls %s', t.tgname, t.tgfoid::regprocedure),
                    CASE WHEN s.is_child
-                        THEN format('DROP TRIGGER %I ON %s; CREATE TRIGGER %1$I %3$s', t.tgname, s.rel, u.definition)
-                            || coalesce(u.firing || quote_ident(t.tgname) || ';', '')
+                        THEN format('DROP TRIGGER %I ON %s; CREATE TRIGGER %1$I ', t.tgname, s.rel)
+                            || format(u.definition, t.tgname)
                         ELSE CASE WHEN row_number() OVER (
                                       PARTITION BY s.root, s.is_child ORDER BY s.member_n, t.tgname) = 1
                                   THEN w.drops ELSE '' END
@@ -425,11 +431,8 @@ BEGIN
               JOIN rule u ON u.root = s.root AND u.oid = s.oid
                    AND u.bits = CASE t.bits WHEN 0 THEN 1 ELSE t.bits END
              CROSS JOIN LATERAL (VALUES (
-                   CASE WHEN NOT s.is_child THEN s.protect
-                   ELSE format('CREATE OR REPLACE TRIGGER %I %s', t.tgname, u.definition)
-                       || coalesce(u.firing || quote_ident(t.tgname) || ';', '') END)) AS mended (as_it_should_be)
-             CROSS JOIN LATERAL (VALUES (format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, t.tgname))
-                   ) AS fires (always)
+                   format(u.remedy, t.tgname), format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, t.tgname))
+                   ) AS mended (as_it_should_be, always)
              CROSS JOIN LATERAL (VALUES
                 (1, t.tgenabled = 'D', 'hole', format('trigger "%s" is disabled', t.tgname),
                  CASE WHEN s.must_fire_always THEN always
@@ -456,9 +459,7 @@ BEGIN
             SELECT s.root_n, s.member_n, u.bits * -1, s.rel, CASE u.bits WHEN 3 THEN 'hole' ELSE 'notice' END,
                    CASE u.bits WHEN 3 THEN upper(array_to_string(array_remove(s.missing, 'truncate'), ', '))
                                ELSE 'TRUNCATE' END || ' not fenced',
-                   CASE WHEN s.is_root AND NOT s.is_child THEN s.protect
-                        ELSE format('CREATE OR REPLACE TRIGGER %I %s', k.tgname, u.definition)
-                            || coalesce(u.firing || quote_ident(k.tgname) || ';', '') END
+                   format(u.remedy, k.tgname)
               FROM spot s
               JOIN rule u ON u.root = s.root AND u.oid = s.oid
               JOIN kind k ON k.bits = u.bits
@@ -471,9 +472,7 @@ BEGIN
             SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
                    'hole',
                    format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
-                   CASE WHEN NOT s.is_child THEN s.protect
-                        ELSE format('CREATE OR REPLACE TRIGGER fenced_verify %s', u.definition)
-                            || coalesce(u.firing || 'fenced_verify;', '') END
+                   format(u.remedy, 'fenced_verify')
               FROM spot s
               JOIN other_trigger t ON t.tgrelid = s.oid
               JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 1
@@ -492,9 +491,7 @@ BEGIN
             SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
                    'rows are created without their lease, by keys that clients choose: '
                        'a late INSERT can bring a deleted row back',
-                   CASE WHEN NOT s.is_child THEN s.protect
-                        ELSE format('CREATE OR REPLACE TRIGGER %I %s', t.tgname, u.definition)
-                            || coalesce(u.firing || quote_ident(t.tgname) || ';', '') END
+                   format(u.remedy, t.tgname)
               FROM spot s
               JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 3
               JOIN own_trigger t ON t.tgrelid = s.oid AND t.bits = 3 AND t.has_unfenced_insert
@@ -554,11 +551,13 @@ BEGIN
         lease_column AS (
             SELECT p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
                    'notice',
-                   format('the lease names {%s}, which is no fit column: no write can pass', p.name),
-                   CASE WHEN a.attgenerated <> ''
-                        THEN format('ALTER TABLE %s ALTER COLUMN %I DROP EXPRESSION;', p.root_rel, p.name)
-                        WHEN a.attnum IS NOT NULL
-                        THEN format('ALTER TABLE %s ALTER COLUMN %I TYPE text USING %2$I::text;', p.root_rel, p.name)
+                   format('the lease names {%s}, which %s', p.name, CASE WHEN is_fit
+                       THEN 'may be NULL: nobody can write such a row' ELSE 'is no fit column: no write can pass' END),
+                   CASE WHEN a.attnum IS NOT NULL
+                        THEN format('ALTER TABLE %s %s;', p.root_rel, concat_ws(', ',
+                            CASE WHEN a.attgenerated <> '' THEN format('ALTER COLUMN %I DROP EXPRESSION', p.name)
+                                 WHEN NOT is_fit THEN format('ALTER COLUMN %I TYPE text USING %1$I::text', p.name) END,
+                            CASE WHEN NOT a.attnotnull THEN format('ALTER COLUMN %I SET NOT NULL', p.name) END))
                         WHEN renamed.name IS NOT NULL
                         THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', p.root_rel, renamed.name, p.name)
                         ELSE '-- bring the column back, or call fence_protect with a lease that fits the columns' END
@@ -570,8 +569,9 @@ BEGIN
                     WHERE i.indrelid = p.root AND i.indisprimary
                       AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root)
                    HAVING count(*) = 1) AS renamed (name) ON true
-             WHERE a.attnum IS NULL OR a.attgenerated <> ''
-                OR a.atttypid <> ALL (placeholder_types)),
+             CROSS JOIN LATERAL (VALUES (coalesce(a.attgenerated = '' AND a.atttypid = ANY (placeholder_types), false))
+                   ) AS x (is_fit)
+             WHERE NOT (is_fit AND a.attnotnull)),
 
         member_of_owner AS (
             SELECT f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
@@ -607,20 +607,44 @@ BEGIN
 
         -- No finding yet, but what to read for one: the extension was created anew, or an older backup restored,
         -- where rows hold fences above every token drawn. They are read with the caller's rights, where he has
-        -- them. The remedy is for fences too high for any jump: down to where no token drawn so far may write.
+        -- them. The remedy is for fences too high for any jump: down to where no token drawn so far may write. Where a
+        -- subscription brings the rows, their fences are the publisher's, and nothing is wrong.
         to_be_read AS (
-            SELECT s.root_n, NULL::bigint, 1, s.root_rel, 'hole', NULL::text,
-                   format('DO %L;', format('BEGIN PERFORM @extschema@.fence_unprotect(%L); UPDATE %s AS r '
+            SELECT s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
+                   NULL::text,
+                   CASE WHEN s.is_subscribed
+                   THEN '-- the publisher drew them; SELECT @extschema@.fence_new_epoch(); when this server takes over'
+                   ELSE format('DO %L;', format('BEGIN PERFORM @extschema@.fence_unprotect(%L); UPDATE %s AS r '
                        'SET %I = coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s '
                        'WHERE r.%I > coalesce(s.last_token, 0); PERFORM %s END', s.root_rel, s.root_rel,
-                       s.fence_column, s.fence_column, substr(s.protect, length('SELECT ') + 1))),
+                       s.fence_column, s.fence_column, substr(s.protect, length('SELECT ') + 1))) END,
                    array_agg(s.rel) FILTER (WHERE readable.here),
                    array_agg(s.attnum::integer) FILTER (WHERE readable.here)
               FROM spot s
              CROSS JOIN LATERAL (VALUES (CASE WHEN s.relkind = 'r' AND s.atttypid = 'int8'::regtype
                    THEN has_column_privilege(s.oid, s.attnum, 'SELECT') ELSE false END)) AS readable (here)
              WHERE s.is_fenced
-             GROUP BY s.root_n, s.root_rel, s.fence_column, s.protect),
+             GROUP BY s.root_n, s.root_rel, s.fence_column, s.protect, s.is_subscribed),
+
+        -- Bound by what tells its rows apart; where that does not fit, its rows have one lease together.
+        not_bound AS (
+            SELECT f.root_n, NULL::bigint, 1, f.root_rel, 'notice',
+                   'this table is bound to no lease: the holder of any lease can write it',
+                   format('SELECT @extschema@.fence_protect(%L%s, mode => %L, lease => %L, verify => NULL, always => NULL);'
+                       ' -- or the lease that its writers have', f.root_rel,
+                       ', fence_column => ' || quote_literal(nullif(f.fence_column, 'fence')),
+                       CASE f.mode WHEN 'managed' THEN 'managed' ELSE 'monotonic' END,
+                       replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, ''))
+              FROM fence f
+              JOIN pg_class c ON c.oid = f.root
+              LEFT JOIN LATERAL (
+                   SELECT string_agg(format(':{%s}', a.attname), '' ORDER BY a.attnum)
+                     FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+                    WHERE i.indrelid = f.root AND i.indisprimary
+                   HAVING bool_and(a.atttypid = ANY (placeholder_types) AND a.attgenerated = ''
+                          AND a.attname <> f.fence_column AND a.attname !~ '[{}]')) AS key (placeholders) ON true
+             WHERE f.is_fenced AND f.lease IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
+               AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'),
 
         -- The findings on settings, which reach every fenced table of this database ----------------------------
 
@@ -739,6 +763,17 @@ BEGIN
              ) AS x (applies, severity, finding, remedy)
              WHERE s.relkind = 'r' AND x.applies),
 
+        -- As CREATE INDEX CONCURRENTLY and REINDEX CONCURRENTLY leave them when they fail.
+        state_index AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY s.n, i.indexrelid), s.rel, 'notice',
+                   format('index %s is invalid: nothing is found by it, but each write may have to maintain it',
+                       i.indexrelid::regclass),
+                   format('DROP INDEX %s;', i.indexrelid::regclass)
+              FROM state s
+              JOIN pg_class c ON c.oid = s.oid
+              JOIN pg_index i ON i.indrelid IN (c.oid, c.reltoastrelid)
+             WHERE NOT i.indisvalid AND NOT i.indisprimary),
+
         state_row_security AS (
             SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
                    'row security is on: it keeps rows from dumps, and may keep them from fence.leases',
@@ -841,17 +876,19 @@ BEGIN
             UNION ALL SELECT 18, * FROM lease_column
             UNION ALL SELECT 19, * FROM member_of_owner
             UNION ALL SELECT 20, * FROM detached
-            UNION ALL SELECT 22, * FROM setting
-            UNION ALL SELECT 23, * FROM parameter_privilege
-            UNION ALL SELECT 24, * FROM state_persistence
-            UNION ALL SELECT 25, * FROM state_sequence
-            UNION ALL SELECT 26, * FROM state_key
-            UNION ALL SELECT 27, * FROM state_row_security
-            UNION ALL SELECT 28, * FROM state_trigger
-            UNION ALL SELECT 29, * FROM state_rule
-            UNION ALL SELECT 30, * FROM state_privilege
-            UNION ALL SELECT 31, * FROM state_member
-            UNION ALL SELECT 32, * FROM state_owner)
+            UNION ALL SELECT 22, * FROM not_bound  -- last of its table: the others' remedies are of the fence as it is
+            UNION ALL SELECT 23, * FROM setting
+            UNION ALL SELECT 24, * FROM parameter_privilege
+            UNION ALL SELECT 25, * FROM state_persistence
+            UNION ALL SELECT 26, * FROM state_sequence
+            UNION ALL SELECT 27, * FROM state_key
+            UNION ALL SELECT 28, * FROM state_index
+            UNION ALL SELECT 29, * FROM state_row_security
+            UNION ALL SELECT 30, * FROM state_trigger
+            UNION ALL SELECT 31, * FROM state_rule
+            UNION ALL SELECT 32, * FROM state_privilege
+            UNION ALL SELECT 33, * FROM state_member
+            UNION ALL SELECT 34, * FROM state_owner)
         SELECT a.*, NULL::regclass[] AS tables, NULL::integer[] AS columns FROM all_findings a
         UNION ALL SELECT 21, * FROM to_be_read
         -- Table by table, with what hangs below it; then its fence as a whole; at last what is not of one table.
@@ -866,9 +903,9 @@ BEGIN
             -- What was drawn and written since the audit began is not ahead.
             last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
             CONTINUE WHEN highest <= last_token;
-            answer.finding := format('rows hold fences up to %s, but the last token drawn is %s', highest, last_token);
+            answer.finding := format('rows hold fences up to %s, above the last token drawn here, %s', highest, last_token);
             -- A jump goes 2^20 further, or to where the clock is.
-            IF highest <= greatest(last_token + 1048576,
+            IF answer.severity = 'hole' AND highest <= greatest(last_token + 1048576,
                     extract(epoch FROM clock_timestamp() - timestamptz '2026-01-01 00:00+00') * 1048576) THEN
                 answer.remedy := 'SELECT @extschema@.fence_new_epoch();';
             END IF;
@@ -890,13 +927,21 @@ BEGIN
         IF has_table_privilege('fence.leases', 'SELECT') AND EXISTS (
             SELECT FROM pg_class v JOIN pg_class l ON l.relowner = v.relowner JOIN pg_proc f ON f.proowner = v.relowner
              WHERE v.oid = 'fence.leases'::regclass AND l.oid = 'fence.lease'::regclass AND f.oid = ours) THEN
-            RETURN QUERY SELECT 'fence.lease'::regclass, 'notice',
-                   format('lease "%s" is held by role "%s", which is dropped or renamed: '
-                       'its holder can neither renew nor release it', l.name, l.role),
-                   format('SELECT @extschema@.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;', l.name, l.role)
-              FROM (SELECT DISTINCT v.name, v.role FROM fence.leases v WHERE v.state IN ('held', 'uncommitted')) AS l
-             WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = l.role)
-             ORDER BY l.name, l.role;
+            RETURN QUERY SELECT DISTINCT 'fence.lease'::regclass, 'notice', x.finding, x.remedy
+              FROM fence.leases l
+             CROSS JOIN LATERAL (VALUES
+                (NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = l.role),
+                 format('lease "%s" is held by role "%s", which is dropped or renamed: '
+                     'its holder can neither renew nor release it', l.name, l.role),
+                 format('SELECT @extschema@.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;', l.name, l.role)),
+                -- What is left is the ttl, less what has passed since. (A second, for clocks that are put right.)
+                (l.renewed_at > clock_timestamp() + interval '1 s',
+                 format('lease "%s" has more time left than its ttl: '
+                     'the clock stood ahead when it was granted or renewed', l.name),
+                 format('SELECT @extschema@.lease_revoke(%L); -- or wait for its holder to renew it', l.name))
+             ) AS x (applies, finding, remedy)
+             WHERE l.state IN ('held', 'uncommitted') AND x.applies
+             ORDER BY x.finding;
         END IF;
     END IF;
 

@@ -62,7 +62,7 @@ impl Declared {
     }
 
     /// The rows of type `fence.trigger_arguments`.
-    fn trigger_rows(&self) -> impl Iterator<Item = [Option<Datum>; 5]> + '_ {
+    fn trigger_rows(&self) -> impl Iterator<Item = [Option<Datum>; 6]> + '_ {
         self.triggers.iter().map(|trigger| {
             let arguments = read(trigger);
             [
@@ -70,7 +70,8 @@ impl Declared {
                 Some(text_datum(arguments.fence_column)),
                 Some(text_datum(arguments.mode)),
                 arguments.lease.map(text_datum),
-                Some(arguments.unfenced_insert.is_some().into()),
+                arguments.events.map(text_datum),
+                Some(arguments.has_unfenced_insert().into()),
             ]
         })
     }

@@ -142,16 +142,13 @@ fn order(mode: &[u8]) -> Result<(Order, bool), Refusal> {
 
 impl Duty {
     fn new(arguments: &TriggerArguments, managed: bool) -> Result<Self, Refusal> {
-        let unfenced_insert = match arguments.unfenced_insert {
-            None => false,
-            Some(b"unfenced insert") if managed => true,
-            Some(_) => {
-                return Err(errors::bad_trigger_argument(
-                    "the fifth argument of fenced() can only be unfenced insert, in managed mode"
-                        .into(),
-                ));
-            }
-        };
+        if !arguments.knows_its_events() {
+            return Err(errors::bad_trigger_argument(
+                "the fifth argument of fenced() can only be events: insert, update, delete, truncate"
+                    .into(),
+            ));
+        }
+        let unfenced_insert = arguments.has_unfenced_insert();
         let null_insert = match arguments.lease {
             _ if unfenced_insert => NullInsert::Always,
             None if managed => NullInsert::WithoutToken,

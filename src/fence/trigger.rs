@@ -1,4 +1,4 @@
-//! The trigger function `fenced(fence_column, mode, lease, 'verify', 'unfenced insert')`.
+//! The trigger function `fenced(fence_column, mode, lease, 'verify', events)`.
 //!
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
 //! statement, and whether a token speaks for a lease once per transaction. A row that shows the token of the row before it

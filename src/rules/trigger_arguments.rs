@@ -4,7 +4,7 @@
 /// As many as a trigger may have.
 pub const MOST: usize = 5;
 
-/// `fenced(fence_column, mode, lease, 'verify', 'unfenced insert')`, in the database's encoding.
+/// `fenced(fence_column, mode, lease, 'verify', 'update,delete')`, in the database's encoding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TriggerArguments<'a> {
     /// The fence column's name.
@@ -15,8 +15,8 @@ pub struct TriggerArguments<'a> {
     pub lease: Option<&'a [u8]>,
     /// The trigger looks again behind all others.
     pub verify: Option<&'a [u8]>,
-    /// A managed row may be created without its lease.
-    pub unfenced_insert: Option<&'a [u8]>,
+    /// The events that were chosen for the fence, with commas between them; None for all that its kind judges.
+    pub events: Option<&'a [u8]>,
 }
 
 impl<'a> TriggerArguments<'a> {
@@ -28,9 +28,25 @@ impl<'a> TriggerArguments<'a> {
             mode: next().unwrap_or(b"strict"),
             lease: next(),
             verify: next(),
-            unfenced_insert: next(),
+            events: next(),
         }
     }
+
+    /// May a managed row be created without its lease?
+    pub fn has_unfenced_insert(&self) -> bool {
+        self.mode == b"managed"
+            && self.events.is_some_and(|events| words(events).all(|e| e != b"insert"))
+    }
+
+    /// Are its events any that there are?
+    pub fn knows_its_events(&self) -> bool {
+        const KNOWN: [&[u8]; 4] = [b"insert", b"update", b"delete", b"truncate"];
+        self.events.is_none_or(|events| words(events).all(|event| KNOWN.contains(&event)))
+    }
+}
+
+fn words(events: &[u8]) -> impl Iterator<Item = &[u8]> {
+    events.split(|byte| *byte == b',')
 }
 
 #[cfg(test)]
@@ -47,15 +63,34 @@ mod tests {
             mode: b"strict",
             lease: None,
             verify: None,
-            unfenced_insert: None,
+            events: None,
         };
         assert_eq!(read(&[]), none);
         assert_eq!(read(&["", "", "", "", ""]), none);
-        let all = read(&["token", "managed", "order:{id}", "verify", "unfenced insert"]);
+        let all = read(&["token", "managed", "order:{id}", "verify", "update,delete"]);
         assert_eq!((all.fence_column, all.mode), (&b"token"[..], &b"managed"[..]));
         assert_eq!(all.lease, Some(&b"order:{id}"[..]));
         assert_eq!(all.verify, Some(&b"verify"[..]));
-        assert_eq!(all.unfenced_insert, Some(&b"unfenced insert"[..]));
-        assert_eq!(read(&["", "", "", "", "unfenced insert"]).verify, None);
+        assert_eq!(all.events, Some(&b"update,delete"[..]));
+        assert_eq!(read(&["", "", "", "", "update"]).verify, None);
+    }
+
+    #[test]
+    fn a_managed_fence_whose_events_lack_insert_lets_rows_be_created() {
+        for (mode, events, free, known) in [
+            ("managed", "", false, true),
+            ("managed", "update,delete", true, true),
+            ("managed", "insert,update", false, true),
+            ("managed", "truncate", true, true),
+            ("strict", "update", false, true),
+            ("strict", "inserts", false, false),
+            ("managed", "update, insert", true, false),
+            ("managed", ",", true, false),
+        ] {
+            let given = ["", mode, "", "", events].map(str::as_bytes);
+            let read = TriggerArguments::new(given.into_iter());
+            let got = (read.has_unfenced_insert(), read.knows_its_events());
+            assert_eq!(got, (free, known), "{mode} {events}");
+        }
     }
 }

@@ -10,7 +10,7 @@ pub mod state;
 pub mod tree;
 pub mod triggers;
 
-use crate::support::holes::{AuditedDatabase, BOUND, HOLE};
+use crate::support::holes::{unbound, AuditedDatabase, BOUND, HOLE, LANDS, UNBOUND};
 use pg_test::{ensure, lab_test, Background, Context, Lab, Result};
 
 const ORDERS: &str = HOLE.table;
@@ -43,7 +43,7 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
                     audited.stage(table, if fence.contains("Seen") { "" } else { fence })?;
                 audited.owner.run(&format!("SELECT fence_protect('orders'{fence})"))?;
                 if table == CHILD {
-                    for (_, remedy) in audited.audit("'orders'")? {
+                    for (_, remedy) in audited.other_findings("'orders'")? {
                         audited.owner.run(&remedy)?;
                     }
                 }
@@ -51,11 +51,14 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
                     "SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON oid = inhrelid \
                              WHERE relnamespace = 's'::regnamespace AND relkind IN ('r', 'p')";
                 let parts = audited.owner.rows(parts)?.into_iter().flatten().flatten();
-                let parts = parts.map(|part| format!("'{part}'"));
+                let parts: Vec<String> = parts.map(|part| format!("'{part}'")).collect();
                 let whole = ["'orders'", "", "relation => 's.orders'"].map(str::to_owned);
-                for what in whole.into_iter().chain(parts) {
+                for what in whole.into_iter().chain(parts.clone()) {
                     let rows = audited.audit(&what)?;
-                    ensure!(rows.is_empty(), "{what}: {rows:#?}");
+                    // Without a lease there is that to be said, and of the table alone.
+                    let expected = (!fence.contains("lease") && !parts.contains(&what))
+                        .then(|| unbound("orders"));
+                    ensure!(rows.iter().map(|row| &row.0).eq(&expected), "{what}: {rows:#?}");
                 }
                 drop(words);
                 audited.clear()
@@ -66,6 +69,65 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Whoever has another lease can write it before the remedy, and cannot after.
+#[lab_test]
+fn a_table_that_is_not_bound_is_found(lab: &Lab) -> Result<()> {
+    const STALE: &str = "UPDATE orders SET v = 33, fence = lease_acquire('another')";
+    const FIRES: &str = "SELECT string_agg(tgname::text || tgenabled::text, ',' ORDER BY tgname) FROM pg_trigger
+                          WHERE tgrelid = 'orders'::regclass AND tgname IN ('fenced', 'fenced_verify')";
+    const TWO: &str =
+        "CREATE TABLE orders (id int, \"{k}\" text DEFAULT 'k', v int, fence bigint, PRIMARY KEY (id, \"{k}\"))";
+    let mut audited = AuditedDatabase::new(lab)?;
+    for (table, fence, lease) in [
+        (ORDERS, "", "orders:{id}"),
+        (ORDERS, ", verify => true, always => true", "orders:{id}"),
+        (ORDERS, ", events => 'update'", "orders:{id}"),
+        (PARTITIONS, ", verify => true", "orders:{id}:{region}"),
+        (CHILD, "", "orders:{id}"),
+        // Where the key cannot name a lease, all rows have one.
+        ("CREATE TABLE orders (id int, v int, fence bigint)", "", "orders"),
+        ("CREATE TABLE orders (id numeric PRIMARY KEY, v int, fence bigint)", "", "orders"),
+        (TWO, "", "orders"),
+    ] {
+        let outcome = (|| {
+            audited.stage(table, fence)?;
+            let before = audited.owner.text(FIRES)?;
+            let rows = audited.audit("'orders'")?;
+            let (told, remedy) = rows
+                .iter()
+                .find(|(told, _)| *told == unbound("orders"))
+                .context("no such finding")?;
+            ensure!(
+                remedy.contains(&format!("mode => 'monotonic', lease => '{lease}'")),
+                "{told}: {remedy}"
+            );
+            audited.comes_to(STALE, LANDS)?;
+            for (_, remedy) in &rows {
+                audited.owner.run(remedy)?;
+            }
+            audited.bind(false)?;
+            ensure!(audited.owner.text(FIRES)? == before, "other triggers than {before:?}");
+            audited.comes_to(STALE, "PF004")?;
+            audited.clear()
+        })();
+        outcome.with_context(|| format!("{table}; fence_protect('orders'{fence})"))?;
+    }
+    // A managed one stays managed, and one by hand keeps its column.
+    audited.stage(ORDERS, "")?;
+    audited.owner.run("SELECT fence_protect('orders', mode => 'managed', always => true)")?;
+    audited.bind(false)?;
+    audited.comes_to("UPDATE orders SET v = 33, fence = fence", "PF002")?;
+    audited.owner.run(
+        "SELECT fence_unprotect('orders'); ALTER TABLE orders RENAME fence TO \"Seen it\";
+         CREATE TRIGGER a BEFORE UPDATE OR DELETE ON orders FOR EACH ROW EXECUTE FUNCTION fenced('Seen it');
+         CREATE TRIGGER b BEFORE TRUNCATE ON orders EXECUTE FUNCTION fenced('Seen it')",
+    )?;
+    audited.bind(false)?;
+    audited
+        .comes_to("UPDATE orders SET v = 33, \"Seen it\" = lease_acquire('another')", "PF004")?;
+    audited.clear()
+}
+
 #[lab_test]
 fn over_a_table_by_hand_it_says_what_fence_protect_would_add(lab: &Lab) -> Result<()> {
     let mut audited = AuditedDatabase::new(lab)?;
@@ -74,7 +136,7 @@ fn over_a_table_by_hand_it_says_what_fence_protect_would_add(lab: &Lab) -> Resul
         "SELECT fence_unprotect('orders');
          CREATE TRIGGER a_name BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION fenced()",
     )?;
-    let rows = audited.audit("'orders'")?;
+    let rows = audited.other_findings("'orders'")?;
     let told: Vec<&str> = rows.iter().map(|row| &*row.0).collect();
     ensure!(
         told == ["orders|hole|DELETE not fenced", "orders|notice|TRUNCATE not fenced"],
@@ -95,11 +157,12 @@ fn of_everything_it_shows_each_table_once(lab: &Lab) -> Result<()> {
          ALTER TABLE eu DISABLE TRIGGER fenced",
     )?;
     let told: Vec<String> = audited.audit("")?.into_iter().map(|(told, _)| told).collect();
-    ensure!(told.len() == 4, "{told:#?}");
+    ensure!(told.len() == 5, "{told:#?}");
     for (row, beginning) in told.iter().zip([
         "child|hole|UPDATE, DELETE not fenced",
         "child|notice|TRUNCATE not fenced",
         "bills|hole|monotonic without a lease",
+        &unbound("bills"),
         "eu|hole|trigger \"fenced\" is disabled",
     ]) {
         ensure!(row.starts_with(beginning), "{told:#?}");
@@ -152,14 +215,14 @@ fn to_whom_may_not_use_leases_it_says_what_it_left_out(lab: &Lab) -> Result<()> 
     )?;
     audited.admin.run(&format!("SELECT fence_revoke('{owner}')"))?;
     audited.owner.notices();
-    ensure!(audited.audit("'orders'")?.is_empty());
+    ensure!(audited.other_findings("'orders'")?.is_empty());
     let notices = audited.owner.notices();
     ensure!(notices.len() == 1 && notices[0].severity == "NOTICE", "{notices:?}");
     ensure!(notices[0].message.contains("last token"), "{notices:?}");
     let hint = notices[0].hint.as_deref().context("no hint")?;
     let statement = &hint[hint.find("SELECT").context("no statement")?..];
     audited.admin.run(statement)?;
-    let rows = audited.audit("'orders'")?;
+    let rows = audited.other_findings("'orders'")?;
     ensure!(
         rows.len() == 1 && rows[0].0.contains("rows hold fences up to 777000001000000"),
         "{rows:?}"
@@ -182,7 +245,7 @@ fn writes_that_go_on_meanwhile_are_no_finding(lab: &Lab) -> Result<()> {
          UPDATE orders SET v = 36, fence = lease_acquire('order:1'); COMMIT",
     )?;
     let rows = reader.rows()?;
-    ensure!(rows.is_empty(), "{rows:?}");
+    ensure!(rows.concat() == [Some(UNBOUND.replace("|notice|", ""))], "{rows:?}");
     Ok(())
 }
 

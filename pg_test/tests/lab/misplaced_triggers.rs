@@ -202,3 +202,24 @@ fn empty_arguments_stand_for_defaults(lab: &Lab) -> Result<()> {
     db.refused(&format!("UPDATE orders SET fence = {b}"), "PF001")?;
     db.refused(&format!("UPDATE orders SET fence = {a}"), "PF001").map(drop)
 }
+
+#[lab_test]
+fn arguments_that_mean_nothing_fail_closed(lab: &Lab) -> Result<()> {
+    let mut db = unprotected(lab)?;
+    let token = db.token()?;
+    for arguments in [
+        "'fence', 'lax'",
+        "'fence', 'strict', 'order:{'",
+        "'fence', 'strict', '', 'check'",
+        "'fence', 'strict', '', '', 'updates'",
+        "'fence', 'managed', 'order:{id}', '', 'update, delete'",
+        "'fence', 'managed', 'order:{id}', '', 'unfenced insert'",
+        "'fence', 'strict', '', '', '', 'more'",
+    ] {
+        db.run(&format!(
+            "CREATE OR REPLACE TRIGGER fenced BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION fenced({arguments})"
+        ))?;
+        db.comes_to(&format!("UPDATE orders SET fence = {token}"), "SELECT 1", "22023")?;
+    }
+    Ok(())
+}

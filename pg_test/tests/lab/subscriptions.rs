@@ -6,7 +6,7 @@
 use crate::epoch_jumps::jumps;
 use crate::support::history::History;
 use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
+use pg_test::{bail, ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
 
 const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint)";
 
@@ -92,6 +92,43 @@ fn an_ordinary_trigger_does_not_see_an_apply_worker(lab: &Lab) -> Result<()> {
         "SELECT remedy FROM fence_audit('orders') WHERE finding LIKE '%subscription%' AND remedy LIKE '%ALWAYS%'",
     )?;
     ensure!(!findings.is_empty(), "the audit does not tell");
+    Ok(())
+}
+
+/// The publisher draws the tokens, and its sequence may be ahead of the subscriber's for ever.
+#[lab_test]
+fn the_audit_calls_fences_that_a_subscription_brought_no_hole(lab: &Lab) -> Result<()> {
+    let (publisher, subscriber) = pair(lab)?;
+    let mut upstream = publisher.connect("postgres")?;
+    let mut downstream = subscriber.connect("postgres")?;
+    let protect = "SELECT fence_protect('orders', lease => 'order:{id}', always => true)";
+    upstream.run(&format!("INSERT INTO orders VALUES (7, 0); {protect}"))?;
+    downstream.run(protect)?;
+    subscribe(&publisher, &subscriber, "TABLE orders")?;
+    upstream.run("SELECT fence_new_epoch()")?;
+    let token: i64 = upstream.one("SELECT lease_acquire('order:7')", &[])?;
+    upstream.run(&format!("UPDATE orders SET total = 1, fence = {token}"))?;
+    order_is(&mut downstream, 1, token)?;
+    let last = downstream.last_token()?;
+    ensure!(last < token, "{token} is not above {last}");
+
+    let above = format!("rows hold fences up to {token}, above the last token drawn here, {last}");
+    for what in ["'orders'", ""] {
+        let rows = downstream
+            .rows(&format!("SELECT severity, finding, remedy FROM fence_audit({what})"))?;
+        let [row] = &rows[..] else { bail!("not one row: {rows:?}") };
+        ensure!(row[..2] == [Some("notice".into()), Some(above.clone())], "{rows:?}");
+        let remedy = row[2].as_deref().context("no remedy")?;
+        ensure!(remedy.starts_with("--") && remedy.contains("fence_new_epoch"), "{remedy}");
+        downstream.run(remedy)?;
+    }
+    // Without the subscription nobody else draws tokens.
+    downstream.run("DROP SUBSCRIPTION s")?;
+    let rows = downstream.rows("SELECT severity, finding, remedy FROM fence_audit('orders')")?;
+    let [row] = &rows[..] else { bail!("not one row: {rows:?}") };
+    ensure!(row[..2] == [Some("hole".into()), Some(above)], "{rows:?}");
+    downstream.run(row[2].as_deref().context("no remedy")?)?;
+    ensure!(downstream.rows("SELECT * FROM fence_audit('orders')")?.is_empty());
     Ok(())
 }
 

@@ -2,7 +2,8 @@
 //! who may write it, whose it is, and leases of roles that are gone.
 
 use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE};
-use pg_test::{ensure, lab_test, Context, Database, Lab, Result, Session};
+use pg_test::clock::Clocked;
+use pg_test::{ensure, lab_test, Background, Context, Database, Lab, Result, Session};
 
 /// What `fence_audit()` says to a session: `relation|severity|finding`, and the remedy.
 fn audit(session: &mut Session) -> Result<Vec<(String, String)>> {
@@ -391,4 +392,70 @@ fn a_lease_of_a_role_that_is_gone_is_found(lab: &Lab) -> Result<()> {
         admin.run(&format!("ALTER ROLE {renamed} RENAME TO {role}")).ok();
     }
     outcome
+}
+
+#[lab_test]
+fn a_lease_from_a_clock_that_stood_ahead_is_found(lab: &Lab) -> Result<()> {
+    let clocked = Clocked::start(lab.builder(), &lab.prefix().new_dir("clock")?)?;
+    let mut admin = clocked.cluster().connect("postgres")?;
+    admin.run("CREATE EXTENSION pg_fence; SELECT lease_acquire('before', ttl => '1 day')")?;
+    clocked.step(2 * 3600)?;
+    admin.run("SELECT lease_release('over', lease_acquire('over', ttl => '1 min'))")?;
+    admin.run("SELECT lease_acquire('job', ttl => '1 min')")?;
+    let kept: i64 = admin.one("SELECT lease_acquire('kept', ttl => '1 min')", &[])?;
+    ensure!(audit(&mut admin)?.is_empty());
+    clocked.step(0)?;
+    let said = |lease: &str| {
+        format!(
+            "fence.lease|notice|lease \"{lease}\" has more time left than its ttl: \
+             the clock stood ahead when it was granted or renewed"
+        )
+    };
+    let rows = audit(&mut admin)?;
+    let wanted = ["job", "kept"].map(said);
+    ensure!(rows.iter().map(|row| &row.0).eq(&wanted), "{rows:#?}");
+    // A renewal counts from the clock as it is; or the remedies.
+    admin.run(&format!("SELECT lease_renew('kept', {kept})"))?;
+    admin.run(&rows[0].1)?;
+    ensure!(audit(&mut admin)?.is_empty());
+    ensure!(admin.one::<bool>("SELECT count(*) = 2 FROM fence.leases WHERE state = 'held'", &[])?);
+    Ok(())
+}
+
+/// Of the table and of what it keeps out of line.
+#[lab_test]
+fn an_index_that_was_left_invalid_is_found(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut admin = db.connect()?;
+    for built in [
+        "REINDEX TABLE CONCURRENTLY fence.lease",
+        "CREATE INDEX CONCURRENTLY by_role ON fence.lease (role)",
+    ] {
+        // It waits for whoever has the table, and is cancelled.
+        let mut holder = db.connect()?;
+        holder.run("BEGIN; SELECT lease_acquire('any')")?;
+        let mut builder = Background::connect(&db.conninfo())?;
+        builder.send(built)?;
+        builder.wait_until_blocked()?;
+        builder.cancel()?;
+        builder.refused("57014")?;
+        holder.run("ROLLBACK")?;
+        let rows = audit(&mut admin)?;
+        ensure!(!rows.is_empty(), "{built} left nothing");
+        for (told, remedy) in &rows {
+            ensure!(
+                told.starts_with("fence.lease|notice|index ") && told.contains(" is invalid: "),
+                "{rows:#?}"
+            );
+            admin.run(remedy)?;
+        }
+        let toast = rows.iter().filter(|row| row.1.contains("pg_toast")).count();
+        ensure!(
+            rows.len() == 1 + toast && toast == usize::from(built.starts_with("REINDEX")),
+            "{rows:#?}"
+        );
+        ensure!(audit(&mut admin)?.is_empty());
+        admin.run("SELECT lease_revoke('job') FROM lease_acquire('job')")?;
+    }
+    Ok(())
 }

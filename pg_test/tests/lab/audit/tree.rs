@@ -4,7 +4,7 @@ use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE, LANDS};
 use pg_test::{lab_test, Lab, Result};
 
 const TABLE: &str = "
-    CREATE TABLE orders (id int, v int, fence bigint, region text DEFAULT 'eu') PARTITION BY LIST (region);
+    CREATE TABLE orders (id int NOT NULL, v int, fence bigint, region text DEFAULT 'eu') PARTITION BY LIST (region);
     CREATE TABLE eu PARTITION OF orders FOR VALUES IN ('eu');
     CREATE TABLE far PARTITION OF orders FOR VALUES IN ('us', 'asia') PARTITION BY LIST (region);
     CREATE TABLE us PARTITION OF far FOR VALUES IN ('us')";
@@ -262,7 +262,7 @@ fn a_child_without_a_fence_is_found(lab: &Lab) -> Result<()> {
 fn what_is_wrong_with_a_child_is_found(lab: &Lab) -> Result<()> {
     const CHILD: &str = "CREATE TABLE child () INHERITS (orders); INSERT INTO child VALUES (2, 34, 1); \
                          DO $$ DECLARE r text; BEGIN \
-                             FOR r IN SELECT remedy FROM fence_audit('orders') LOOP EXECUTE r; END LOOP; END $$;";
+                             FOR r IN SELECT remedy FROM fence_audit('orders') WHERE relation <> 'orders'::regclass LOOP EXECUTE r; END LOOP; END $$;";
     let mut audited = AuditedDatabase::new(lab)?;
     for (fence, arguments, unbound) in
         [("", "'fence', 'strict'", "PF001"), (BOUND, "'fence', 'monotonic', 'order:{id}'", "PF004")]

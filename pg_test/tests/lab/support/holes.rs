@@ -13,6 +13,10 @@ pub const FRESH: &str = "UPDATE orders SET v = 35, fence = :new";
 /// The arguments that bind the table to its leases.
 pub const BOUND: &str = ", lease => 'order:{id}'";
 
+/// What the audit says of a table that is bound to no lease, behind its name.
+pub const UNBOUND: &str =
+    "|notice|this table is bound to no lease: the holder of any lease can write it";
+
 const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint)";
 
 /// One way around the fence of the table `orders`, which has one row: `id` 1, last written with `:new`
@@ -29,7 +33,7 @@ pub struct Hole<'a> {
     pub by_admin: bool,
     /// The statements that build it.
     pub built: &'a str,
-    /// `relation|severity|finding`: the whole answer of the audit.
+    /// `relation|severity|finding`: the whole answer of the audit, but for `UNBOUND`.
     pub found: &'a [&'a str],
     /// Where the audit of everything says something else, being of more than one table.
     pub found_in_all: Option<&'a [&'a str]>,
@@ -97,15 +101,21 @@ impl AuditedDatabase {
 
     fn close(&mut self, hole: &Hole) -> Result<()> {
         let words = self.stage(hole.table, hole.fence)?;
-        ensure!(self.audit("'orders'")?.is_empty(), "a finding before the hole was there");
+        let first = self.audit("'orders'")?;
+        let expected =
+            if hole.fence.contains("lease =>") { vec![] } else { vec![unbound("orders")] };
+        ensure!(
+            first.iter().map(|row| &row.0).eq(&expected),
+            "before the hole was there: {first:#?}"
+        );
         let by = if hole.by_admin { &mut self.admin } else { &mut self.owner };
         by.run(&spoken(hole.built, &words))?;
 
         let found: Vec<String> = hole.found.iter().map(|row| spoken(row, &words)).collect();
-        let rows = self.audit("'orders'")?;
+        let rows = self.other_findings("'orders'")?;
         let told: Vec<String> = rows.iter().map(|(told, _)| told.clone()).collect();
         ensure!(told == found, "the audit says {told:#?}, not {found:#?}");
-        let all = self.audit("")?;
+        let all = self.other_findings("")?;
         let remedies = if rows.is_empty() { all.clone() } else { rows };
         let all: Vec<String> = all.into_iter().map(|(told, _)| told).collect();
         let found = hole.found_in_all.unwrap_or(hole.found);
@@ -114,16 +124,32 @@ impl AuditedDatabase {
 
         let write = spoken(hole.write, &words);
         self.comes_to(&write, hole.before).context("before the remedies")?;
-        let by = if hole.by_admin { &mut self.admin } else { &mut self.owner };
-        for (_, remedy) in &remedies {
-            by.run(remedy)?;
-        }
+        self.remedy(hole.by_admin, &remedies)?;
         for what in ["'orders'", ""] {
-            let left = self.audit(what)?;
+            let left = self.other_findings(what)?;
             ensure!(left.is_empty(), "after {remedies:#?}\nthe audit says {left:#?}");
         }
         self.comes_to(&write, hole.after).with_context(|| format!("after {remedies:#?}"))?;
+        self.bind(hole.by_admin)?;
         self.clear()
+    }
+
+    fn remedy(&mut self, by_admin: bool, rows: &[(String, String)]) -> Result<()> {
+        let by = if by_admin { &mut self.admin } else { &mut self.owner };
+        rows.iter().try_for_each(|(_, remedy)| by.run(remedy))
+    }
+
+    /// Runs the remedies that bind what is bound to no lease; the children that a table has then differ from it, and
+    /// are told with the next audit. After that nothing is left.
+    pub fn bind(&mut self, by_admin: bool) -> Result<()> {
+        let unbound = self.audit("")?;
+        self.remedy(by_admin, &unbound)?;
+        let children = self.audit("")?;
+        ensure!(!children.iter().any(|row| row.0.ends_with(UNBOUND)), "{children:#?}");
+        self.remedy(by_admin, &children)?;
+        let left = self.audit("")?;
+        ensure!(left.is_empty(), "after {unbound:#?}\nand {children:#?}\nthe audit says {left:#?}");
+        Ok(())
     }
 
     /// Makes the table and its row, fences it, and returns what the placeholders stand for.
@@ -166,6 +192,13 @@ impl AuditedDatabase {
         rows.into_iter().map(|mut row| Ok((text(row.remove(0))?, text(row.remove(0))?))).collect()
     }
 
+    /// As [`AuditedDatabase::audit`], without what it says of a table that is bound to no lease.
+    pub fn other_findings(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
+        let mut rows = self.audit(arguments)?;
+        rows.retain(|(told, _)| !told.ends_with(UNBOUND));
+        Ok(rows)
+    }
+
     /// The writer tries it, in a new session and a transaction that is rolled back.
     pub fn comes_to(&self, write: &str, wanted: &str) -> Result<()> {
         let mut session = self.db.connect_as(&self.roles[1])?;
@@ -192,6 +225,11 @@ fn contents(session: &mut Session) -> Result<Vec<String>> {
     )?;
     let tables = tables.into_iter().map(|mut row| row.remove(0).context("a table without a name"));
     tables.map(|table| shown(session, &format!("SELECT t FROM ONLY {} AS t", table?))).collect()
+}
+
+/// What the audit says of this table where it is bound to no lease.
+pub fn unbound(table: &str) -> String {
+    format!("{table}{UNBOUND}")
 }
 
 /// A text with its placeholders replaced.

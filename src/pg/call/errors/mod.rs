@@ -453,7 +453,7 @@ pub fn null_placeholder(column: &[u8]) -> Refusal {
     Refusal::new(
         "22004",
         format!("column {} is NULL, so the row names no lease", quoted(column)),
-        "Declare the column NOT NULL, or bind the table to a lease by other columns.",
+        "Give it a value. Rows that have none can be mended by the table's owner, in one transaction: fence_unprotect, UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.",
     )
     .detailed(|d| d.column = Some(to_utf8(column)))
 }
