@@ -29,6 +29,25 @@ pub fn changed(cluster: &Cluster, timeline: i32, start: &str) -> Result<Vec<Stri
     Ok(changed)
 }
 
+/// The same of all that there is of its latest timeline.
+pub fn changed_lately(cluster: &Cluster) -> Result<Vec<String>> {
+    let mut segments = Vec::new();
+    for entry in std::fs::read_dir(cluster.data().join("pg_wal"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        // Timeline, and two parts of the place: 000000010000000A000000FF.
+        let number = |part: usize| u32::from_str_radix(name.get(part * 8..part * 8 + 8)?, 16).ok();
+        if let (24, Some(timeline), Some(high), Some(low)) =
+            (name.len(), number(0), number(1), number(2))
+        {
+            segments.push((timeline, high, low));
+        }
+    }
+    let timeline = segments.iter().map(|(timeline, ..)| *timeline).max().context("no log")?;
+    let first = segments.iter().filter(|segment| segment.0 == timeline).min();
+    let (_, high, low) = first.context("no segment")?;
+    changed(cluster, timeline as i32, &format!("{high:X}/{:X}", low << 24))
+}
+
 /// `blkref #0: rel 1663/5/16384 blk 0`: tablespace, database, file.
 fn files_changed_by(record: &str) -> impl Iterator<Item = String> + '_ {
     let files = record.split("blkref #").skip(1);
