@@ -95,15 +95,18 @@ impl Summary {
             .or_else(|| {
                 wanted("leases that passed on as a session ended", self.findings.passed_on, 2)
             })
-            .or_else(|| wanted("pieces of maintenance", self.maintained(None), 6))
+            .or_else(|| {
+                let second = self.maintained(Some(Job::Second));
+                wanted("pieces of maintenance", self.maintained(None) - second, 6)
+                    .or_else(|| wanted("DDL in the second database", second, 6))
+            })
             // In half a minute every one of them may be interrupted by a crash.
             .or_else(|| {
-                let repacked = self.maintained(Some(Job::Repack));
                 if self.seconds < 60 {
-                    None
-                } else {
-                    wanted("tables repacked", repacked, 1)
+                    return None;
                 }
+                wanted("tables repacked", self.maintained(Some(Job::Repack)), 1)
+                    .or_else(|| wanted("tables moved", self.maintained(Some(Job::Move)), 1))
             })
     }
 

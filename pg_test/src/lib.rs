@@ -23,6 +23,7 @@
 //! | [`crash_test`] | a server that crashes with as little on disk as possible |
 //! | [`majors`] | PostgreSQL of each major version, from where it is to be had |
 //! | [`matrix`] | the whole suite on each of them |
+//! | [`dropped_files`] | what the log says of files that are gone |
 //! | [`debian_source`] | programs built from Debian's source packages |
 //! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
@@ -57,6 +58,7 @@ pub mod crash_test;
 pub mod database;
 pub mod debian_source;
 pub mod demo;
+pub mod dropped_files;
 pub mod extension;
 pub mod fault;
 pub mod installation;

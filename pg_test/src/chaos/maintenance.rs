@@ -1,6 +1,9 @@
 //! What a database administrator does to the tables of the state while workers run, and whether what was put
 //! there was honoured: every index finds what is in its table, every row trigger saw every change.
 
+mod second_database;
+mod slow_standby;
+
 use super::instructions::Instructions;
 use super::record::now_us;
 use super::worker::DATABASE;
@@ -42,13 +45,20 @@ pub const FILLER: &str = "DO $$
         END LOOP;
     END$$";
 
+/// Where the state is moved to, and back from.
+pub const TABLESPACE: &str = "CREATE TABLESPACE aside LOCATION ''";
+
+pub use second_database::{CREATE as SECOND_DATABASE, NAME as SECOND};
+
 /// A kind of maintenance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Job {
     /// pg_repack of one table of the state, or of the whole database.
     Repack,
-    /// VACUUM FULL, CLUSTER, or VACUUM FREEZE.
+    /// VACUUM FULL, CLUSTER, VACUUM FREEZE, or ALTER TABLE.
     Rewrite,
+    /// A table or its primary key goes to another tablespace.
+    Move,
     /// REINDEX of a table, plain or CONCURRENTLY.
     Reindex,
     /// An index more: plain, of an expression, partial; CONCURRENTLY or not.
@@ -61,6 +71,8 @@ pub enum Job {
     DropTrigger,
     /// ANALYZE, or storage settings.
     Settings,
+    /// What forgets leases: in a database of its own.
+    Second,
 }
 
 impl Job {
@@ -68,20 +80,26 @@ impl Job {
     pub fn name(self) -> &'static str {
         match self {
             Job::Repack => "pg_repack",
-            Job::Rewrite => "VACUUM FULL, CLUSTER, VACUUM FREEZE",
+            Job::Rewrite => "VACUUM FULL, CLUSTER, VACUUM FREEZE, SET UNLOGGED and back",
+            Job::Move => "tables and indexes moved to another tablespace",
             Job::Reindex => "REINDEX, CONCURRENTLY or not",
             Job::CreateIndex => "indexes created",
             Job::DropIndex => "indexes compared with their tables and dropped",
             Job::CreateTrigger => "row triggers created",
             Job::DropTrigger => "row triggers compared with their tables and dropped",
             Job::Settings => "ANALYZE, ALTER TABLE SET",
+            Job::Second => "TRUNCATE, DROP EXTENSION … in a second database",
         }
     }
 }
 
-const JOBS: [(Job, u32); 8] = [
+/// How likely each kind is.
+type Jobs = &'static [(Job, u32)];
+
+const JOBS: Jobs = &[
     (Job::Repack, 30),
     (Job::Rewrite, 16),
+    (Job::Move, 16),
     (Job::Reindex, 12),
     (Job::CreateIndex, 18),
     (Job::DropIndex, 10),
@@ -89,6 +107,8 @@ const JOBS: [(Job, u32); 8] = [
     (Job::DropTrigger, 10),
     (Job::Settings, 6),
 ];
+
+const SECOND_JOBS: Jobs = &[(Job::Second, 1)];
 
 /// A job that was tried.
 #[derive(Debug, Clone)]
@@ -114,31 +134,39 @@ pub struct Upkeep {
 
 /// The administrator, at work in the background.
 pub struct Maintenance {
-    thread: Option<JoinHandle<Result<Upkeep>>>,
+    threads: Vec<JoinHandle<Result<Upkeep>>>,
     over: Arc<AtomicBool>,
+    /// What goes on until the last job is done.
+    beside: Arc<AtomicBool>,
 }
 
 impl Maintenance {
     /// Starts. It reads in `instructions` where to work.
     pub fn start(prefix: Arc<Prefix>, instructions: PathBuf, seed: u64) -> Maintenance {
-        let over = Arc::new(AtomicBool::new(false));
-        let told = over.clone();
-        let mut round = Round {
-            prefix,
-            instructions,
-            rng: StdRng::seed_from_u64(seed ^ 0xDBA),
-            number: 0,
-            upkeep: Upkeep::default(),
-        };
-        let thread = std::thread::spawn(move || {
-            while !told.load(Ordering::Relaxed) {
-                round.go()?;
-                let pause = Duration::from_millis(round.rng.random_range(20..400));
-                std::thread::sleep(pause);
-            }
-            Ok(round.upkeep)
+        let (over, beside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        let waits = Arc::new(AtomicBool::new(false));
+        second_database::work(&instructions, &beside, &waits);
+        slow_standby::answer(instructions.clone(), beside.clone(), waits, seed);
+        let threads = [JOBS, SECOND_JOBS].map(|jobs| {
+            let told = over.clone();
+            let mut round = Round {
+                prefix: prefix.clone(),
+                instructions: instructions.clone(),
+                jobs,
+                rng: StdRng::seed_from_u64(seed ^ 0xDBA),
+                number: 0,
+                upkeep: Upkeep::default(),
+            };
+            std::thread::spawn(move || {
+                while !told.load(Ordering::Relaxed) {
+                    round.go()?;
+                    let pause = Duration::from_millis(round.rng.random_range(20..400));
+                    std::thread::sleep(pause);
+                }
+                Ok(round.upkeep)
+            })
         });
-        Maintenance { thread: Some(thread), over }
+        Maintenance { threads: threads.into(), over, beside }
     }
 
     /// Has it begin nothing more.
@@ -149,8 +177,14 @@ impl Maintenance {
     /// Waits for what it still does, and looks at everything once more.
     pub fn end(mut self, session: &mut Session) -> Result<Upkeep> {
         self.tell_to_end();
-        let thread = self.thread.take().context("it is ended once")?;
-        let mut upkeep = thread.join().ok().context("maintenance panicked")??;
+        let mut upkeep = Upkeep::default();
+        for thread in self.threads.drain(..) {
+            let Upkeep { done, findings } =
+                thread.join().ok().context("maintenance panicked")??;
+            upkeep.done.extend(done);
+            upkeep.findings.extend(findings);
+        }
+        self.beside.store(false, Ordering::Relaxed);
         for table in tables(session)? {
             if has_trigger(session, &table)? {
                 upkeep.findings.extend(drop_trigger(session, &table)?);
@@ -166,12 +200,14 @@ impl Maintenance {
 impl Drop for Maintenance {
     fn drop(&mut self) {
         self.tell_to_end();
+        self.beside.store(false, Ordering::Relaxed);
     }
 }
 
 struct Round {
     prefix: Arc<Prefix>,
     instructions: PathBuf,
+    jobs: Jobs,
     rng: StdRng,
     number: u32,
     upkeep: Upkeep,
@@ -210,8 +246,10 @@ impl Round {
     fn go(&mut self) -> Result<()> {
         let job = self.choose();
         let port = Instructions::read(&self.instructions)?.port;
-        let conninfo = Conninfo::new(port, DATABASE)
-            .application("maintenance")
+        let database = if job == Job::Second { SECOND } else { DATABASE };
+        let conninfo = Conninfo::new(port, database)
+            .application(slow_standby::APPLICATION)
+            .set("synchronous_commit", "on")
             // So the documentation advises; some do not.
             .set("lock_timeout", if self.rng.random_bool(0.5) { "300ms" } else { "0" })
             .set("statement_timeout", "15s");
@@ -226,15 +264,15 @@ impl Round {
     }
 
     fn choose(&mut self) -> Job {
-        let total: u32 = JOBS.iter().map(|(_, weight)| weight).sum();
+        let total: u32 = self.jobs.iter().map(|(_, weight)| weight).sum();
         let mut dice = self.rng.random_range(0..total);
-        for (job, weight) in JOBS {
-            match dice.checked_sub(weight) {
+        for (job, weight) in self.jobs {
+            match dice.checked_sub(*weight) {
                 Some(rest) => dice = rest,
-                None => return job,
+                None => return *job,
             }
         }
-        Job::Repack
+        self.jobs[0].0
     }
 
     fn one_of<T: Clone>(&mut self, all: &[T]) -> Option<T> {
@@ -244,8 +282,12 @@ impl Round {
     /// Does such a job; None where there is nothing to do.
     fn attempt(&mut self, session: &mut Session, job: Job, port: u16) -> Answer<Option<Attempt>> {
         let all = tables(session)?;
-        let Some(table) = self.one_of(&all) else { return Ok(None) };
+        if all.is_empty() && job != Job::Second {
+            return Ok(None);
+        }
+        let table = self.one_of(&all).unwrap_or_default();
         let statement = match job {
+            Job::Second => self.one_of(&second_database::ddl(session)?).unwrap_or_default(),
             Job::Repack => return self.repack(session, &all, port).map(Some),
             Job::DropIndex => return self.drop_index(session),
             Job::CreateTrigger | Job::DropTrigger => {
@@ -267,8 +309,18 @@ impl Round {
                     format!("VACUUM FULL {table}"),
                     format!("CLUSTER {table} USING {primary_key}"),
                     format!("VACUUM (FREEZE, DISABLE_PAGE_SKIPPING) {table}"),
+                    format!("ALTER TABLE {table} SET UNLOGGED; ALTER TABLE {table} SET LOGGED"),
                 ])
                 .unwrap_or_default()
+            }
+            Job::Move => {
+                let index = format!("fence.{}", primary_key(session, &table)?);
+                let (kind, name) = match self.rng.random_range(0..3) {
+                    0 => ("INDEX", index),
+                    _ => ("TABLE", table),
+                };
+                let to = if is_aside(session, &name)? { "pg_default" } else { "aside" };
+                format!("ALTER {kind} {name} SET TABLESPACE {to}")
             }
             Job::Reindex => format!("REINDEX TABLE {}{table}", self.concurrently()),
             Job::Settings => self
@@ -388,6 +440,14 @@ fn tables(session: &mut Session) -> Answer<Vec<String>> {
           WHERE nspname = 'fence' AND relkind = 'r' ORDER BY relname <> 'lease', relname",
     )?;
     Ok(rows.into_iter().filter_map(|mut row| row.remove(0)).collect())
+}
+
+/// Whether a table or index is in the other tablespace.
+fn is_aside(session: &mut Session, name: &str) -> Answer<bool> {
+    let rows = session.try_rows(&format!(
+        "SELECT FROM pg_class WHERE oid = '{name}'::regclass AND reltablespace <> 0"
+    ))?;
+    Ok(!rows.is_empty())
 }
 
 fn primary_key(session: &mut Session, table: &str) -> Answer<String> {

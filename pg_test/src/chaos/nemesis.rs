@@ -191,6 +191,7 @@ impl Nemesis {
         while Instant::now() < end {
             let pause = Duration::from_millis(self.rng.random_range(80..500));
             self.rest(pause);
+            self.servers.tend_standby();
             let total: u32 = self.weights.iter().map(|(_, weight)| weight).sum();
             let mut dice = self.rng.random_range(0..total);
             let pick = self.weights.iter().find(|(_, weight)| match dice.checked_sub(*weight) {
@@ -221,8 +222,12 @@ impl Nemesis {
         }
         self.end()?;
         resolver.end()?;
-        let Some(maintenance) = maintenance else { return Ok(Upkeep::default()) };
-        maintenance.end(&mut self.servers.primary().connect(DATABASE)?)
+        let upkeep = match maintenance {
+            Some(maintenance) => maintenance.end(&mut self.servers.primary().connect(DATABASE)?)?,
+            None => Upkeep::default(),
+        };
+        self.servers.see_standby_through()?;
+        Ok(upkeep)
     }
 
     pub fn done(&self) -> &[Disturbed] {
@@ -280,6 +285,10 @@ impl Nemesis {
                 let mut session = self.servers.primary().connect(DATABASE)?;
                 session.run(&format!("SELECT pg_terminate_backend({pid})"))?;
             }
+            // Else there would seldom be a standby.
+            Disturbance::KillBackend | Disturbance::KillServer if self.servers.makes_standby() => {
+                return Ok(None)
+            }
             Disturbance::KillBackend => {
                 let Some(pid) = self.backend(false)? else { return Ok(None) };
                 process::signal(pid, Signal::SIGKILL)?;
@@ -291,7 +300,9 @@ impl Nemesis {
                 if !self.servers.has_standby() {
                     return Ok(None);
                 }
-                self.fail_over()?;
+                if !self.fail_over()? {
+                    return Ok(None);
+                }
             }
             Disturbance::StepClock => {
                 // Never behind the true time for long, and right at a failover: a jump relies on it.
@@ -391,7 +402,7 @@ impl Nemesis {
         Ok(())
     }
 
-    fn fail_over(&mut self) -> Result<()> {
+    fn fail_over(&mut self) -> Result<bool> {
         self.set_clock_right()?;
         // What the primary commits from now on, the standby never hears of.
         self.servers.primary().freeze("walsender")?;
@@ -400,9 +411,10 @@ impl Nemesis {
         let ms = self.rng.random_range(100..1_200);
         self.rest(Duration::from_millis(ms));
         self.thaw_backends();
-        self.servers.fail_over()?;
-        self.instructions.era += 1;
-        self.tell(Activity::Work)
+        let failed_over = self.servers.fail_over()?;
+        self.instructions.era += u32::from(failed_over);
+        self.tell(Activity::Work)?;
+        Ok(failed_over)
     }
 
     /// Frozen backends of a server that is to die must not be thawed later: their pids may be others'.

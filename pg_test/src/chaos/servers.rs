@@ -6,6 +6,7 @@ use super::worker::DATABASE;
 use crate::cassert;
 use crate::clock::Clock;
 use crate::cluster::{Builder, Cluster};
+use crate::dropped_files;
 use crate::prefix::Prefix;
 use anyhow::{Context, Result};
 use std::sync::Arc;
@@ -32,7 +33,7 @@ pub struct Servers {
     primary: Arc<Cluster>,
     standby: Option<JoinHandle<Result<Cluster>>>,
     ready: Option<Cluster>,
-    /// Of primaries that are gone.
+    /// Of primaries that are gone, and of standbys that died.
     crashes: Vec<String>,
 }
 
@@ -68,6 +69,8 @@ impl Servers {
             prefix.bring_repack()?;
             session.run(maintenance::PREPARATION)?;
             session.run(maintenance::FILLER)?;
+            session.run(maintenance::TABLESPACE)?;
+            session.run(maintenance::SECOND_DATABASE)?;
         }
         let (standby, ready, crashes) = (None, None, Vec::new());
         let mut servers = Servers { prefix, clock, primary, standby, ready, crashes };
@@ -85,14 +88,17 @@ impl Servers {
     }
 
     /// What must not be in the logs of all primaries: failed assertions, internal errors, corrupted tables and
-    /// indexes, and server processes that died of anything but SIGKILL, which is what the nemesis uses.
+    /// indexes, and server processes that died of anything but SIGKILL, which is what the nemesis uses. And standbys that
+    /// died: nobody kills them.
     pub fn crashes(&self) -> Vec<String> {
         let log = self.primary.log().unwrap_or_default();
         let mut crashes = self.crashes.clone();
         crashes.extend(cassert::failures_in(&log));
-        let died =
-            |line: &str| line.contains("was terminated by signal") && !line.contains("by signal 9");
-        let internal = |line: &str| line.contains(" XX00") && line.contains(" ERROR: ");
+        // Who calls a function while its extension is dropped may be told that by an internal error of PostgreSQL's.
+        let expected = format!(" XX000 {} ", maintenance::SECOND);
+        let internal = |line: &str| {
+            line.contains(" XX00") && line.contains(" ERROR: ") && !line.contains(&expected)
+        };
         crashes.extend(log.lines().filter(|line| died(line) || internal(line)).map(str::to_owned));
         crashes
     }
@@ -107,46 +113,101 @@ impl Servers {
         }));
     }
 
-    /// Whether a standby follows the primary. One that could not be made is made again.
-    pub fn has_standby(&mut self) -> bool {
+    /// Sees to it that there is a standby: one that could not be made, or has died, is made again.
+    pub fn tend_standby(&mut self) {
         if self.standby.as_ref().is_some_and(JoinHandle::is_finished) {
-            let made = self.standby.take().and_then(|thread| thread.join().ok());
-            self.ready = made.and_then(Result::ok);
+            self.settle();
         }
+        if let Some(dead) = self.ready.take_if(|standby| !standby.is_running()) {
+            self.bury(&dead.log().unwrap_or_default());
+        }
+        if self.ready.is_none() && self.standby.is_none() {
+            self.make_standby();
+        }
+    }
+
+    /// Whether a standby is being made, which takes a while and comes to nothing when the primary goes down.
+    pub fn makes_standby(&self) -> bool {
+        self.standby.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Whether a standby follows the primary.
+    pub fn has_standby(&self) -> bool {
         let follows = |standby: &Cluster| {
             let mut session = standby.connect("postgres").ok()?;
             let sql = "SELECT count(*) > 0 FROM pg_stat_wal_receiver WHERE status = 'streaming'";
             session.one::<bool>(sql, &[]).ok()
         };
-        if self.ready.as_ref().is_some_and(|standby| follows(standby) == Some(true)) {
-            return true;
-        }
-        if self.ready.is_none() && self.standby.is_none() {
-            self.make_standby();
-        }
-        false
+        self.ready.as_ref().is_some_and(|standby| follows(standby) == Some(true))
     }
 
     /// Waits for a standby being made, whatever becomes of it.
     pub fn settle(&mut self) {
-        if let Some(thread) = self.standby.take() {
-            self.ready = thread.join().ok().and_then(Result::ok);
+        match self.standby.take().map(JoinHandle::join) {
+            Some(Ok(Ok(standby))) => self.ready = Some(standby),
+            // The primary may have gone down under it.
+            Some(Ok(Err(error))) => self.bury(&format!("{error:#}")),
+            Some(Err(_)) | None => {}
         }
     }
 
-    /// Kills the primary for good and promotes the standby.
-    pub fn fail_over(&mut self) -> Result<()> {
+    /// Notes what a standby has died of, which no standby must: what it was sent cannot be replayed.
+    fn bury(&mut self, log: &str) {
+        let last_words = log.lines().filter(|line| line.contains("PANIC") || died(line));
+        let last_words: Vec<&str> = last_words.collect();
+        if !last_words.is_empty() {
+            self.crashes.push(format!("a standby died: {}", last_words.join("; ")));
+        }
+    }
+
+    /// Once nobody writes any more: the standby, where there is one, replays all that the primary has written.
+    pub fn see_standby_through(&mut self) -> Result<()> {
+        self.note_changes_of_dropped_files()?;
+        let Some(standby) = self.ready.take() else { return Ok(()) };
+        let replayed = standby.wait_replayed(&self.primary);
+        if !standby.is_running() {
+            self.bury(&standby.log()?);
+        } else if replayed.is_err() {
+            let log = standby.log_end(3);
+            self.crashes.push(format!("the standby has stopped replaying; its log ends: {log}"));
+        }
+        Ok(())
+    }
+
+    /// Notes what the primary has logged of files that were dropped before, whether or not a standby has died of it.
+    fn note_changes_of_dropped_files(&mut self) -> Result<()> {
+        let changed = dropped_files::changed_lately(&self.primary)?;
+        let note = |first| format!("{} changes of dropped files, such as {first}", changed.len());
+        self.crashes.extend(changed.first().map(note));
+        Ok(())
+    }
+
+    /// Kills the primary for good and promotes the standby. False where that has died of what it had still to replay:
+    /// then the primary goes on.
+    pub fn fail_over(&mut self) -> Result<bool> {
         let standby = self.ready.take().context("there is no standby")?;
         self.primary.kill9()?;
+        let promoted = standby.promote();
+        if promoted.is_err() && !standby.is_running() {
+            self.bury(&standby.log()?);
+            self.primary.start()?;
+            return Ok(false);
+        }
+        promoted?;
+        self.note_changes_of_dropped_files()?;
         self.crashes = self.crashes();
-        standby.promote()?;
         self.primary = Arc::new(standby);
         // The first draw jumps; so does none of a standby that is made from here.
         let mut session = self.primary.connect(DATABASE)?;
         session.run("SELECT lease_acquire('failover', ttl => '1 ms')")?;
         self.make_standby();
-        Ok(())
+        Ok(true)
     }
+}
+
+/// Whether a line of a log tells of a server process that has died of itself.
+fn died(line: &str) -> bool {
+    line.contains("was terminated by signal") && !line.contains("by signal 9")
 }
 
 fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {
@@ -154,6 +215,11 @@ fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {
     let builder = Builder::new(prefix.clone()).without_fsync();
     // The log tells of processes that died of themselves, and of SQLSTATEs. Maintenance writes much, and a standby that is still
     // being made must find all of it.
-    let builder = builder.set("log_line_prefix", "%m [%p] %e ").set("log_checkpoints", "off");
+    let builder = builder.set("log_line_prefix", "%m [%p] %e %d ").set("log_checkpoints", "off");
+    // A tablespace of that kind is in the data directory, so that a standby on the same machine has one of its own.
+    let builder = builder.set("allow_in_place_tablespaces", "on").set("wal_log_hints", "on");
+    // For maintenance, which waits for it: what its commit drops is then known to the log long before other sessions.
+    let builder =
+        builder.set("synchronous_standby_names", "slow").set("synchronous_commit", "local");
     clock.give(builder.set("wal_keep_size", "1GB").set("max_connections", "60"))
 }

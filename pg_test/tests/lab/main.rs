@@ -69,6 +69,7 @@ mod signatures_and_inputs;
 mod slots;
 mod snapshots;
 mod soak;
+mod standbys_and_ddl;
 mod state_maintenance;
 mod state_repack;
 mod state_writes;

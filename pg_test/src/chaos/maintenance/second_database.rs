@@ -1,0 +1,112 @@
+//! A second database of the same server, for DDL that forgets leases, which the judge of the first one could not tell
+//! from a broken promise. Here nothing is judged but that servers and standbys live on.
+
+use super::Answer;
+use crate::chaos::instructions::Instructions;
+use crate::client::{Conninfo, Session};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub const NAME: &str = "second";
+pub const CREATE: &str = "CREATE DATABASE second";
+
+/// One renews a lease, until that is no longer wanted. Others look at it when maintenance waits there in its commit
+/// (`waits`), and once afterwards: looks in between would leave nothing to be pruned to those that count.
+pub fn work(instructions: &Path, wanted: &Arc<AtomicBool>, waits: &Arc<AtomicBool>) {
+    let token = Arc::new(AtomicI64::new(1));
+    for number in 0..4 {
+        let (instructions, token) = (instructions.to_owned(), token.clone());
+        let (wanted, waits) = (wanted.clone(), waits.clone());
+        std::thread::spawn(move || {
+            while wanted.load(Ordering::Relaxed) {
+                // The server may be down; the extension, or the lease, may be gone.
+                if let Ok(Instructions { port, .. }) = Instructions::read(&instructions) {
+                    let _ = match number {
+                        0 => renew(port, &wanted, &token),
+                        _ => look(port, number, &wanted, &waits, &token),
+                    };
+                }
+                std::thread::sleep(Duration::from_millis(30));
+            }
+        });
+    }
+}
+
+fn connect(port: u16) -> Answer<Session> {
+    let conninfo = Conninfo::new(port, NAME).application("second").set("statement_timeout", "2s");
+    Session::connect(&conninfo.to_string())
+}
+
+fn renew(port: u16, wanted: &AtomicBool, token: &AtomicI64) -> Answer<()> {
+    let mut session = connect(port)?;
+    while wanted.load(Ordering::Relaxed) {
+        let current = token.load(Ordering::Relaxed);
+        if session.try_rows(&format!("SELECT lease_renew('job', {current})"))? == [[None]] {
+            token.store(acquire(&mut session)?, Ordering::Relaxed);
+        }
+        std::thread::sleep(Duration::from_millis(40));
+    }
+    Ok(())
+}
+
+fn look(
+    port: u16,
+    number: u32,
+    wanted: &AtomicBool,
+    waits: &AtomicBool,
+    token: &AtomicI64,
+) -> Answer<()> {
+    let mut session = connect(port)?;
+    while wanted.load(Ordering::Relaxed) {
+        let waiting = waits.load(Ordering::Relaxed);
+        let current = token.load(Ordering::Relaxed);
+        let call = match number {
+            1 => "lease_acquire('job', ttl => '1 ms')".to_owned(),
+            2 => format!("lease_guard('job', {current})"),
+            _ => format!("lease_check('job', {current})"),
+        };
+        if let Err(fault) = session.try_rows(&format!("SELECT {call}")) {
+            if fault.is_disconnect() {
+                return Err(fault);
+            }
+        }
+        while waits.load(Ordering::Relaxed) == waiting && wanted.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    Ok(())
+}
+
+/// Acquires the lease, and so many others that its page is full: then each renewal leaves something to be pruned.
+fn acquire(session: &mut Session) -> Answer<i64> {
+    let granted = session.try_rows("SELECT lease_acquire('job', 'me', '1 h', reclaim => true)")?;
+    session.try_rows(
+        "SELECT lease_acquire_all(ARRAY(SELECT 'old:' || n FROM generate_series(1, 20) n), ttl => '1 ms')",
+    )?;
+    Ok(granted[0][0].as_deref().and_then(|text| text.parse().ok()).unwrap_or(1))
+}
+
+/// What may be done there now.
+pub fn ddl(session: &mut Session) -> Answer<Vec<String>> {
+    let create = "CREATE EXTENSION pg_fence";
+    if session.try_rows("SELECT FROM pg_extension WHERE extname = 'pg_fence'")?.is_empty() {
+        return Ok(vec![create.to_owned()]);
+    }
+    let drop = "DROP EXTENSION pg_fence CASCADE";
+    let mut all = vec![
+        drop.to_owned(),
+        format!("{drop}; {create}"),
+        "TRUNCATE fence.lease".to_owned(),
+        "ALTER TABLE fence.lease SET TABLESPACE aside".to_owned(),
+        "ALTER TABLE fence.lease SET TABLESPACE pg_default".to_owned(),
+    ];
+    let sequences = session.try_rows(
+        "SELECT oid::regclass::text FROM pg_class
+          WHERE relkind = 'S' AND relnamespace = 'fence'::regnamespace ORDER BY random() LIMIT 2",
+    )?;
+    let sequences = sequences.into_iter().filter_map(|mut row| row.remove(0));
+    all.extend(sequences.map(|sequence| format!("ALTER SEQUENCE {sequence} INCREMENT 1")));
+    Ok(all)
+}

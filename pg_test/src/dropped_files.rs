@@ -1,0 +1,89 @@
+//! What the log says of files after the commit that drops them: nothing, if everybody who reads or writes a relation
+//! holds its lock. A standby has no such file any more, and may die of it ("WAL contains references to invalid pages").
+
+use crate::cluster::Cluster;
+use anyhow::{ensure, Context, Result};
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+/// The records in a server's log, from `start` (an LSN) on, that change a file whose drop was logged before.
+pub fn changed(cluster: &Cluster, timeline: i32, start: &str) -> Result<Vec<String>> {
+    let mut program = cluster.prefix().command("pg_waldump")?;
+    program.args(["--timeline", &timeline.to_string(), "--start", start, "--path"]);
+    program.arg(cluster.data().join("pg_wal")).stdin(Stdio::null());
+    // Its last word is always an error: the log ends.
+    let mut child = program.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let output = BufReader::new(child.stdout.take().context("no output")?);
+    let (mut dropped, mut changed, mut records) = (HashSet::new(), Vec::new(), 0);
+    for line in output.lines() {
+        let line = line?;
+        records += 1;
+        if files_changed_by(&line).any(|file| dropped.contains(&file)) {
+            changed.push(line.clone());
+        }
+        dropped.extend(files_dropped_by(&line));
+    }
+    child.wait()?;
+    ensure!(records > 0, "pg_waldump finds nothing from {start} of timeline {timeline} on");
+    Ok(changed)
+}
+
+/// The same of all that there is of its latest timeline.
+pub fn changed_lately(cluster: &Cluster) -> Result<Vec<String>> {
+    let mut segments = Vec::new();
+    for entry in std::fs::read_dir(cluster.data().join("pg_wal"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        // Timeline, and two parts of the place: 000000010000000A000000FF.
+        let number = |part: usize| u32::from_str_radix(name.get(part * 8..part * 8 + 8)?, 16).ok();
+        if let (24, Some(timeline), Some(high), Some(low)) =
+            (name.len(), number(0), number(1), number(2))
+        {
+            segments.push((timeline, high, low));
+        }
+    }
+    let timeline = segments.iter().map(|(timeline, ..)| *timeline).max().context("no log")?;
+    let first = segments.iter().filter(|segment| segment.0 == timeline).min();
+    let (_, high, low) = first.context("no segment")?;
+    changed(cluster, timeline as i32, &format!("{high:X}/{:X}", low << 24))
+}
+
+/// `blkref #0: rel 1663/5/16384 blk 0`: tablespace, database, file.
+fn files_changed_by(record: &str) -> impl Iterator<Item = String> + '_ {
+    let files = record.split("blkref #").skip(1);
+    files.filter_map(|after| Some(after.split_once("rel ")?.1.split(' ').next()?.to_owned()))
+}
+
+/// `COMMIT …; rels: base/5/16384 pg_tblspc/16390/PG_15_202209061/5/16391; …`: the same, by their paths.
+fn files_dropped_by(record: &str) -> impl Iterator<Item = String> + '_ {
+    let is_end = record.starts_with("rmgr: Transaction");
+    let paths = record.split_once("; rels: ").filter(|_| is_end);
+    let paths = paths.and_then(|(_, paths)| paths.split(';').next()).unwrap_or_default();
+    paths.split_ascii_whitespace().filter_map(|path| {
+        let parts: Vec<&str> = path.split('/').collect();
+        match parts[..] {
+            ["base", database, file] => Some(format!("1663/{database}/{file}")),
+            ["global", file] => Some(format!("1664/0/{file}")),
+            ["pg_tblspc", space, _, database, file] => Some(format!("{space}/{database}/{file}")),
+            _ => None,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_known_by_their_paths_and_by_their_numbers() {
+        let commit = "rmgr: Transaction len (rec/tot): 9/9, tx: 7, lsn: 0/1, prev 0/0, desc: COMMIT 2026-01-01; \
+             rels: base/5/16384 pg_tblspc/16390/PG_15_202209061/5/16391 global/1213; inval msgs: catcache 50";
+        let dropped: Vec<String> = files_dropped_by(commit).collect();
+        assert_eq!(dropped, ["1663/5/16384", "16390/5/16391", "1664/0/1213"]);
+        let prune = "rmgr: Heap2 desc: PRUNE …, blkref #0: rel 1663/5/16384 blk 0 FPW, \
+             blkref #1: rel 16390/5/16391 fork vm blk 3";
+        let changed: Vec<String> = files_changed_by(prune).collect();
+        assert_eq!(changed, ["1663/5/16384", "16390/5/16391"]);
+        assert_eq!(files_dropped_by(prune).count() + files_changed_by(commit).count(), 0);
+    }
+}
