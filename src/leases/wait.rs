@@ -19,9 +19,9 @@ const LOOK_AT_LEAST: Duration = Duration::from_secs(1);
 
 /// Waits in line for up to `wait`, then gives up: None.
 ///
-/// How long it has waited is measured by a clock that nobody can set; only when a grant is over is told by the
-/// server's clock. The table is closed while the session sleeps, and open for each look only: maintenance waits for
-/// nobody who waits.
+/// How long the head has waited is measured by a clock that nobody can set; those behind it, by Postgres's timeouts.
+/// When a grant is over is told by the server's clock. The table is closed while the session sleeps, and open for each
+/// look only: maintenance waits for nobody who waits.
 pub fn acquire(request: &Request, wait: Duration) -> Result<Option<Token>, Refusal> {
     if let Tried::Won(token) = attempt(request, true, Wait::Never)? {
         return Ok(Some(token));

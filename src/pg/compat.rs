@@ -33,10 +33,23 @@ extern "C-unwind" {
         length: c_int,
     ) -> bool;
 
+    /// utils/timeout.h: gives a timeout of one's own a number; FATAL where the session has ten already
+    pub fn RegisterTimeout(id: u32, handler: extern "C" fn()) -> u32;
+    /// utils/timeout.h; this and the next never raise
+    pub fn enable_timeout_after(id: u32, delay_ms: c_int);
+    /// utils/timeout.h
+    pub fn disable_timeout(id: u32, keep_indicator: bool);
+
     /// storage/sinvaladt.h; NULL for an id that no backend has
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     fn BackendIdGetProc(id: c_int) -> *mut pg_sys::PGPROC;
 }
+
+/// USER_TIMEOUT of utils/timeout.h: by this, `RegisterTimeout` is asked for a number.
+#[cfg(any(feature = "pg15", feature = "pg16"))]
+pub const USER_TIMEOUT: u32 = 12;
+#[cfg(any(feature = "pg17", feature = "pg18"))]
+pub const USER_TIMEOUT: u32 = 13;
 
 /// May `member` act as `role`: has it that role's rights, or may it become it (`SET ROLE`)? Until 15 every member
 /// may; from 16 on a role can be granted without either. So it is to whoever created it with CREATEROLE, who may

@@ -35,11 +35,11 @@ pub mod session {
 
 /// Locks, and waiting for them.
 pub mod locks {
-    mod alarm;
     pub mod lock;
     pub mod lock_count;
     pub mod relation_lock;
     pub mod session_lock;
+    mod time_limit;
     pub mod wait;
 }
 

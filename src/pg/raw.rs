@@ -111,4 +111,7 @@ without_guard! {
     pub fn GetCurrentSubTransactionId() -> SubTransactionId;
     pub fn TransactionIdIsCurrentTransactionId(xid: TransactionId) -> bool;
     pub fn GetCurrentTimestamp() -> TimestampTz;
+
+    // tcop/tcopprot.h
+    pub fn StatementCancelHandler(signal: c_int);
 }

@@ -184,6 +184,7 @@ fn waiter(clocked: &Clocked, settings: &str, wait: &str) -> Result<Background> {
     })
 }
 
+/// For the first in line, who looks at the lease.
 #[lab_test]
 fn a_wait_ends_in_time_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
     for (settings, wait, sqlstate) in
@@ -203,34 +204,42 @@ fn a_wait_ends_in_time_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Those behind the first wait for a lock, and Postgres's timeouts follow the clock: as long as the clock went back, or
+/// until they are the first.
 #[lab_test]
-fn a_wait_ends_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
+fn who_is_behind_the_first_waits_longer_when_the_clock_goes_back(lab: &Lab) -> Result<()> {
     let (clocked, mut session) = start(lab)?;
     session.one::<i64>("SELECT lease_acquire('order:7', ttl => '1 day')", &[])?;
-    // The first in line looks at the lease, the second waits for the first.
     let mut first = waiter(&clocked, "", "10 min")?;
-    let mut second = waiter(&clocked, "", "$")?;
+    let mut line = [waiter(&clocked, "", "$")?, waiter(&clocked, "", "$")?];
     clocked.step(-HOUR)?;
-    let rows = second.outcome(PATIENCE)??;
-    ensure!(rows[0][0].is_none(), "{rows:?}");
-    ensure!(!first.is_finished(), "the first waits on");
-    // What ended its wait is nothing to what it does next.
-    second.run("SELECT pg_sleep(0.5)")?;
-    ensure!(second.run("SELECT lease_acquire('other')")?[0][0].is_some());
+    std::thread::sleep(Duration::from_secs(6));
+    ensure!(line.iter_mut().all(|waiter| !waiter.is_finished()), "earlier than documented");
+    // A cancel ends it as ever.
+    line[1].cancel()?;
+    line[1].refused("57014")?;
+    first.terminate()?;
+    ensure!(line[0].rows()?[0][0].is_none(), "its time is over, and the lease is taken");
+    for waiter in &mut line {
+        waiter.run("SELECT pg_sleep(0.5)")?;
+        ensure!(waiter.run("SELECT lease_acquire('other', wait => '1 s')")?.len() == 1);
+    }
     Ok(())
 }
 
 #[lab_test]
 fn a_wait_goes_on_though_the_clock_goes_forward(lab: &Lab) -> Result<()> {
+    // The first in line looks at the lease, the second waits for the first: so its lock_timeout follows the clock.
     for settings in ["", "SET lock_timeout = '20 min'"] {
         let (clocked, mut session) = start(lab)?;
         let token: i64 = session.one("SELECT lease_acquire('order:7', ttl => '1 day')", &[])?;
-        // The first in line looks at the lease, the second waits for the first.
         let mut first = waiter(&clocked, settings, "10 min")?;
-        let mut second = waiter(&clocked, settings, "10 min")?;
+        let mut second = waiter(&clocked, "", "10 min")?;
+        let mut hasty = waiter(&clocked, "SET lock_timeout = '20 min'", "10 min")?;
         clocked.step(HOUR)?;
-        // Long enough for both to have seen the new time: they look, or are woken, each second.
+        // Long enough for all to have seen the new time: they look, or are woken, each second.
         std::thread::sleep(Duration::from_secs(4));
+        hasty.refused("55P03")?;
         session.one::<i64>("SELECT lease_release('order:7', $1)", &[&token])?;
         for waiter in [&mut first, &mut second] {
             let rows = waiter.outcome(PATIENCE)??;

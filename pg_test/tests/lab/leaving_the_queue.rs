@@ -1,12 +1,14 @@
 //! Leaving the line: cancelled, timed out, terminated, gone. The line goes on and nothing is left behind.
 
 use crate::support::concurrency::{
-    gets_nothing, nothing_is_left, still_wait, token_of, waiting, with_time_enough, WAIT,
+    gets_nothing, nothing_is_left, rounds, still_wait, token_of, waiting, with_time_enough, WAIT,
 };
-use pg_test::process::{is_alive, wait_until, PATIENCE};
+use nix::sys::signal::Signal;
+use pg_test::process::{is_alive, is_stopped, signal, wait_until, PATIENCE};
 use pg_test::{
     ensure, lab_test, Background, Calls, Conninfo, Database, Fault, Lab, Result, Session,
 };
+use std::time::{Duration, Instant};
 
 /// A lease that is held, and a line of three of which one leaves.
 struct Queue {
@@ -343,4 +345,126 @@ fn a_killed_client_is_granted_nothing(lab: &Lab) -> Result<()> {
         gone(worker.backend())?;
     }
     nothing_is_left(&mut queue.holder)
+}
+
+const BY_TIMEOUT: &str = "canceling statement due to statement timeout";
+const BY_USER: &str = "canceling statement due to user request";
+
+/// What follows the wait takes longer than the test has patience with.
+fn then_goes_on(wait: &str) -> String {
+    format!("SELECT lease_acquire('job', wait => '{wait}'), pg_sleep(600)")
+}
+
+/// The statement ends with that cancel, and the session goes on.
+fn is_cancelled(session: &mut Background, message: &str) -> Result<()> {
+    let fault = session.refused("57014")?;
+    ensure!(fault.message == message, "{}", fault.message);
+    // Once: nothing is left of it for what comes next.
+    session.run("SET statement_timeout = 0; SELECT pg_sleep(0.01)").map(drop)
+}
+
+#[lab_test]
+fn a_statement_timeout_that_is_due_with_the_wait_is_not_lost(lab: &Lab) -> Result<()> {
+    let queue = Queue::new(lab)?;
+    let connect = || Background::connect(&queue.db.conninfo());
+    let mut line = (0..6).map(|_| connect()).collect::<Result<Vec<_>>>()?;
+    for head in [true, false] {
+        // Without it, one of the others is the head.
+        let _head = (!head).then(|| waiting(&queue.db, WAIT)).transpose()?;
+        for _ in 0..rounds(15) {
+            for session in &mut line {
+                session.run("SET statement_timeout = '300 ms'")?;
+                session.send(&then_goes_on("300 ms"))?;
+            }
+            for session in &mut line {
+                is_cancelled(session, BY_TIMEOUT)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_cancel_that_comes_when_the_wait_ends_is_not_lost(lab: &Lab) -> Result<()> {
+    const WAIT_MS: i64 = 300;
+    let queue = Queue::new(lab)?;
+    let connect = || Background::connect(&queue.db.conninfo());
+    let mut line = (0..5).map(|_| connect()).collect::<Result<Vec<_>>>()?;
+    let mut cancellers = (0..5).map(|_| connect()).collect::<Result<Vec<_>>>()?;
+    let _head = waiting(&queue.db, WAIT)?;
+    for round in 0..rounds(24) {
+        for session in &mut line {
+            session.send(&then_goes_on(&format!("{WAIT_MS} ms")))?;
+        }
+        for (n, session) in line.iter_mut().enumerate() {
+            // From now on it is this statement that is cancelled.
+            wait_until("it waits", PATIENCE, || session.waits_for().is_some())?;
+            // Each round a little later: from two milliseconds before to four after.
+            let at_us = 1_000 * (WAIT_MS - 2) + 250 * (round % 24) + 50 * i64::try_from(n)?;
+            cancellers[n].send(&format!(
+                "SELECT pg_sleep(extract(epoch FROM query_start - clock_timestamp()) \
+                 + {at_us} / 1e6), pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = {}",
+                session.pid()
+            ))?;
+        }
+        for (session, canceller) in line.iter_mut().zip(&mut cancellers) {
+            canceller.rows()?;
+            is_cancelled(session, BY_USER)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a backend finds that was without a processor until all of it had come, as on a busy machine.
+#[lab_test]
+fn what_comes_together_with_the_end_of_a_wait_counts(lab: &Lab) -> Result<()> {
+    let queue = Queue::new(lab)?;
+    for head in [true, false] {
+        let _head = (!head).then(|| waiting(&queue.db, WAIT)).transpose()?;
+        for (setting, cancelled, expected) in [
+            ("statement_timeout", false, Some(BY_TIMEOUT)),
+            ("none", true, Some(BY_USER)),
+            ("statement_timeout", true, Some(BY_TIMEOUT)),
+            ("none", false, None),
+        ] {
+            for _ in 0..rounds(2) {
+                let mut waiter = frozen_over_its_wait(&queue.db, setting, cancelled)?;
+                match expected {
+                    Some(message) => is_cancelled(&mut waiter, message)?,
+                    None => gets_nothing(&mut waiter)?,
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One that waits for a second or more, and is frozen until that is over. It has that setting for as long, and is
+/// cancelled while it is frozen.
+fn frozen_over_its_wait(db: &Database, setting: &str, cancelled: bool) -> Result<Background> {
+    with_time_enough(|seconds| {
+        let mut waiter = Background::connect(&db.conninfo())?;
+        if setting != "none" {
+            waiter.run(&format!("SET {setting} = '{seconds} s'"))?;
+        }
+        // What is to be ended would go on for long; what is not, for an instant.
+        let then = if cancelled || setting != "none" { 600.0 } else { 0.2 };
+        let (sent, span) = (Instant::now(), Duration::from_secs(seconds.into()));
+        waiter.send(&format!(
+            "SELECT lease_acquire('job', wait => '{seconds} s'), pg_sleep({then})"
+        ))?;
+        wait_until("it waits", PATIENCE, || waiter.waits_for().is_some())?;
+        let pid = waiter.pid();
+        signal(pid, Signal::SIGSTOP)?;
+        let frozen = wait_until("it is frozen", PATIENCE, || is_stopped(pid));
+        let in_time = sent.elapsed() < span;
+        if frozen.is_ok() && in_time {
+            if cancelled {
+                waiter.cancel()?;
+            }
+            std::thread::sleep(span + Duration::from_millis(100));
+        }
+        signal(pid, Signal::SIGCONT)?;
+        frozen.map(|()| in_time.then_some(waiter))
+    })
 }

@@ -16,14 +16,22 @@ const DECLARED: &str = r#"
 #include "libpq/libpq.h"
 #include "storage/sinvaladt.h"
 #include "utils/datum.h"
+#include "utils/timeout.h"
 
 extern int max_prepared_xacts;
 extern int64 nextval_internal(Oid relid, bool check_permissions);
 extern uint64 hash_bytes_extended(const unsigned char *bytes, int len, uint64 seed);
 extern bool pq_check_connection(void);
 extern bool datum_image_eq(Datum one, Datum other, bool by_value, int length);
+extern TimeoutId RegisterTimeout(TimeoutId id, void (*handler)(void));
+extern void enable_timeout_after(TimeoutId id, int delay_ms);
+extern void disable_timeout(TimeoutId id, bool keep_indicator);
+StaticAssertDecl(sizeof(TimeoutId) == sizeof(uint32), "TimeoutId");
 #if PG_VERSION_NUM < 170000
+StaticAssertDecl(USER_TIMEOUT == 12, "USER_TIMEOUT");
 extern struct PGPROC *BackendIdGetProc(int id);
+#else
+StaticAssertDecl(USER_TIMEOUT == 13, "USER_TIMEOUT");
 #endif
 "#;
 

@@ -2,13 +2,12 @@
 
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
-use crate::pg::locks::alarm::{self, Alarm};
 use crate::pg::locks::lock::LockTag;
-use crate::pg::session::xact::{self, Savepoint};
+use crate::pg::locks::time_limit;
+use crate::pg::session::xact;
 use pg_fence_rules::locks::LockMode;
 use pg_fence_rules::Span;
 use pgrx::pg_sys;
-use pgrx::{PgSqlErrorCode, PgTryBuilder};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -110,96 +109,29 @@ fn lock_timeout() -> Option<Duration> {
     (ms > 0).then(|| Duration::from_millis(ms.unsigned_abs().into()))
 }
 
-/// A setting changed for as long as this lives.
-struct LockTimeout(i32);
-
-impl LockTimeout {
-    fn set(ms: i32) -> Self {
-        // SAFETY: an int that Postgres reads on this thread when it starts to wait for a lock.
-        unsafe {
-            let before = pg_sys::LockTimeout;
-            pg_sys::LockTimeout = ms;
-            LockTimeout(before)
-        }
-    }
-}
-
-impl Drop for LockTimeout {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { pg_sys::LockTimeout = self.0 };
-    }
-}
-
-/// Takes a lock, waiting no longer than that. `lock_timeout`, where it is shorter, `statement_timeout`, cancel and
-/// the deadlock detector end the wait with their own errors.
+/// Takes a lock, waiting no longer than that: then it is false. Cancel, timeouts and the deadlock detector end the wait
+/// with their own errors; 53200 as for `LockTag::take`.
 ///
-/// Postgres measures the wait, and takes it for over when the server's clock is set forward. Then the wait begins
-/// again, at the end of the line. An alarm ends it in time when that clock is set back. False where the time is up;
-/// 53200 as for `LockTag::take`.
+/// Postgres's timeouts follow the server's clock. Set forward, it ends the wait too early: then the wait begins again,
+/// at the end of the line. Set back, it makes the wait longer.
 pub fn take_within(tag: &LockTag, mode: LockMode, waiting: &Waiting) -> Result<bool, Refusal> {
     loop {
         let left_ms = in_ms(waiting.left()).max(1);
-        if lock_timeout().is_some_and(|users| in_ms(users) <= left_ms) {
-            return tag.take(mode, true);
-        }
-        if take_for(tag, mode, left_ms, waiting)? {
-            return Ok(true);
+        if let Some(taken) = time_limit::at_most(left_ms, || tag.take(mode, true)) {
+            return taken;
         }
         if waiting.left().is_zero() {
             return Ok(false);
         }
+        waiting.check_lock_timeout()?;
     }
 }
 
-/// Takes a lock, waiting for so many milliseconds at most.
-fn take_for(
-    tag: &LockTag,
-    mode: LockMode,
-    left_ms: i32,
-    waiting: &Waiting,
-) -> Result<bool, Refusal> {
-    let shorter = LockTimeout::set(left_ms);
-    // A little later, so that it mostly finds the wait over.
-    let alarm = Alarm::after(waiting.left().saturating_add(Duration::from_millis(100)));
-    // It undoes a wait that times out.
-    let savepoint = Savepoint::begin();
-    let taken = PgTryBuilder::new(|| {
-        let taken = tag.take(mode, true);
-        alarm.disarm();
-        // The time may have run out with the lock just granted: that would be told later, as an error.
-        pgrx::check_for_interrupts!();
-        savepoint.release();
-        taken
-    })
-    .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| {
-        savepoint.undo();
-        Ok(false)
-    })
-    .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |error| {
-        savepoint.undo();
-        if waiting.left().is_zero() {
-            return Ok(false);
-        }
-        error.rethrow()
-    })
-    .catch_others(|error| {
-        savepoint.undo();
-        error.rethrow()
-    })
-    .execute();
-    drop(shorter);
-    drop(alarm);
-    if matches!(taken, Ok(false)) && waiting.left().is_zero() {
-        alarm::forget_cancel();
-    }
-    taken
-}
-
-/// Forgets wake-ups so far.
+/// Forgets wake-ups so far; raises what cancel and timeouts raise, for theirs are among them.
 pub fn reset() {
     // SAFETY: this process's latch.
     unsafe { pg_sys::ResetLatch(pg_sys::MyLatch) };
+    pgrx::check_for_interrupts!();
 }
 
 /// Ends the session when its client has gone: nobody would get the lease.
