@@ -941,7 +941,7 @@ BEGIN ATOMIC
            pg_catalog.format('SELECT %s.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;',
                e.extnamespace::pg_catalog.regnamespace, l.name, l.role)
       FROM (SELECT DISTINCT v.name, v.role FROM fence.leases v
-             WHERE v.state OPERATOR(pg_catalog.=) ANY (ARRAY['held', 'uncommitted'])) AS l
+             WHERE v.state OPERATOR(pg_catalog.=) 'held' OR v.state OPERATOR(pg_catalog.=) 'uncommitted') AS l
       JOIN pg_catalog.pg_extension e ON e.extname OPERATOR(pg_catalog.=) 'pg_fence'
      WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) l.role)
      ORDER BY l.name, l.role;
