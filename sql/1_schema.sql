@@ -99,11 +99,6 @@ CREATE FUNCTION fence.uncommitted_grants(name text DEFAULT NULL) RETURNS SETOF f
 COMMENT ON FUNCTION fence.uncommitted_grants(text) IS
     'the grants that other sessions have acquired in transactions that are still open, of one lease or of all; none on a standby';
 
-CREATE FUNCTION fence.max_column_value(relation regclass, attnum integer) RETURNS bigint
-    LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_max_column_value';
-COMMENT ON FUNCTION fence.max_column_value(regclass, integer) IS
-    'the greatest value of a bigint column, read without running anything of its owner''s; NULL where the caller may not read every row';
-
 CREATE FUNCTION fence.checked_lease_name(name text, token bigint) RETURNS text
     LANGUAGE c STABLE PARALLEL SAFE AS 'MODULE_PATHNAME', 'fence_checked_lease_name';
 COMMENT ON FUNCTION fence.checked_lease_name(text, bigint) IS

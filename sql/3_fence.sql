@@ -7,6 +7,11 @@
 -- fence_protect and fence_audit, which all may call, are C functions. Each calls the function of the schema fence that
 -- does the work, which nobody else may call, and tells it what the library alone knows: what the arguments of triggers
 -- say, what the template of a lease stands for, which columns are fit for it.
+--
+-- No body here calls a function of the extension, or reads a relation of it, by name. ALTER SCHEMA ... RENAME leaves the
+-- name behind for whoever may create a schema, and his code would run with the rights of the caller. What is needed comes
+-- from the library, or is found by what depends on the extension, whose name nobody can take. A name that stands in a
+-- statement to be run is made of the oid just before, and what has come of it is looked at after.
 
 CREATE FUNCTION fenced() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
@@ -58,6 +63,7 @@ COMMENT ON COLUMN fence.lease_template.is_too_long IS 'what stands between its p
 -- table can be fenced, and locks it; the second one looks again, and does it.
 CREATE FUNCTION fence.protect_table(
     relation regclass, fence_column name, mode text, lease text, events text, verify boolean, always boolean,
+    ours              oid,                        -- fenced()
     triggers          fence.trigger_arguments[],  -- those of the table
     leases            fence.lease_template[],     -- the one asked for, and those in the triggers
     placeholder_types regtype[],                  -- of columns that may be in the name of a lease
@@ -67,7 +73,6 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $protect_table$
 DECLARE
-    ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
     mark CONSTANT text := 'fencing token of the latest write (pg_fence)';
     table_name CONSTANT text := relation::text;
     -- pg_partition_tree takes locks, which must come after that of the table.
@@ -192,7 +197,10 @@ BEGIN
             (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.', NULL),
             (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
              format('Ask %I to do it.', pg_get_userbyid(c.relowner)), NULL),
-            (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809',
+            (c.oid < 16384 OR c.relnamespace IN (
+                 SELECT d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
+                  WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+                    AND d.classid = 'pg_namespace'::regclass), '42809',
              'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.', NULL),
             (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
              'Fence the table that stores the rows.', NULL),
@@ -297,10 +305,13 @@ BEGIN
                      AND t.tgenabled IN ('O', 'A') AND t.tgqual IS NULL AND t.tgattr::text = ''));
 
     -- Whatever was attached before goes, made by hand or by an earlier call.
-    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = ours
-                  AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))) THEN
-        PERFORM @extschema@.fence_unprotect(relation);
-    END IF;
+    FOR item IN
+        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
+         WHERE t.tgfoid = ours AND t.tgparentid = 0
+           AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
+    END LOOP;
 
     -- Postgres copies a row trigger to every partition, present and future, but no statement trigger.
     FOR item IN
@@ -319,6 +330,12 @@ BEGIN
             item.tgname, item.at, item.rel, item.level, ours::regproc, item.arguments);
         IF rule.fires_always THEN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
+        END IF;
+        -- The name may have become another function's by then: nothing has run it.
+        IF NOT EXISTS (SELECT FROM pg_trigger t
+                        WHERE t.tgrelid = item.rel AND t.tgname = item.tgname AND t.tgfoid = ours) THEN
+            RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
+                MESSAGE = format('cannot fence %s: the trigger function was renamed meanwhile', table_name);
         END IF;
     END LOOP;
 
@@ -354,7 +371,7 @@ $protect_table$;
 
 COMMENT ON FUNCTION fence.protect_table(
     regclass, name, text, text, text, boolean, boolean,
-    fence.trigger_arguments[], fence.lease_template[], regtype[], boolean) IS
+    oid, fence.trigger_arguments[], fence.lease_template[], regtype[], boolean) IS
 'what fence_protect does, with the rights of its caller; called by that alone';
 
 
@@ -363,7 +380,12 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $fence_unprotect$
 DECLARE
-    ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
+    -- fenced(), as the library finds it: a member of the extension, by what it is there.
+    ours CONSTANT oid := (
+        SELECT p.oid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid JOIN pg_proc p ON p.oid = d.objid
+         WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+           AND d.classid = 'pg_proc'::regclass
+           AND p.prosrc = 'fenced' AND p.prolang = (SELECT l.oid FROM pg_language l WHERE l.lanname = 'c'));
     table_name CONSTANT text := relation::text;
     refusal record;
     item record;
@@ -374,6 +396,8 @@ BEGIN
       LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
      CROSS JOIN LATERAL (VALUES
         (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
+        (ours IS NULL, '55000', 'pg_fence finds no function fenced() of its own',
+         'It was taken out of the extension: ALTER EXTENSION pg_fence ADD FUNCTION puts it back.'),
         (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
         (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
          format('Ask %I to do it.', pg_get_userbyid(c.relowner))),

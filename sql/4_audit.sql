@@ -19,6 +19,21 @@ COMMENT ON COLUMN fence.audit_finding.finding IS 'what is wrong';
 COMMENT ON COLUMN fence.audit_finding.remedy IS 'the statement that closes it, or advice where there is none';
 
 
+-- What the library is told for it.
+CREATE TYPE fence.audit_row AS (
+    relation regclass, severity text, finding text, remedy text, tables regclass[], columns integer[], jump text);
+
+COMMENT ON TYPE fence.audit_row IS 'what fence_audit is made of';
+COMMENT ON COLUMN fence.audit_row.relation IS 'as in fence.audit_finding, like the next three';
+COMMENT ON COLUMN fence.audit_row.severity IS 'hole or notice';
+COMMENT ON COLUMN fence.audit_row.finding IS
+'what is wrong; NULL where the library is to look: at the tables, or, where none are given, at the leases';
+COMMENT ON COLUMN fence.audit_row.remedy IS 'the statement that closes it';
+COMMENT ON COLUMN fence.audit_row.tables IS 'those whose fences may be above the last token drawn';
+COMMENT ON COLUMN fence.audit_row.columns IS 'the number of the fence column in each of them';
+COMMENT ON COLUMN fence.audit_row.jump IS 'the remedy where a jump of the sequence reaches their fences';
+
+
 CREATE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.audit_finding
 LANGUAGE c AS 'MODULE_PATHNAME', 'fence_audit';
 
@@ -30,24 +45,32 @@ COMMENT ON FUNCTION fence_audit(regclass) IS
 -- in the answer is said at the end.
 CREATE FUNCTION fence.audit_tables(
     relation          regclass,
-    triggers          fence.trigger_arguments[],  -- all that call fenced()
+    ours              oid,                        -- fenced()
+    triggers          fence.trigger_arguments[],  -- all that call it
     leases            fence.lease_template[],     -- those in the triggers
-    placeholder_types regtype[]                   -- of columns that may be in the name of a lease
-) RETURNS SETOF fence.audit_finding
+    placeholder_types regtype[],                  -- of columns that may be in the name of a lease
+    drawn             bigint                      -- the last token; NULL on a standby
+) RETURNS SETOF fence.audit_row
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
 AS $audit_tables$
 DECLARE
-    ours CONSTANT oid := '@extschema@.fenced()'::regprocedure;
     mark CONSTANT text := 'fencing token of the latest write (pg_fence)';  -- fence_protect's, on the fence column
-    uses_leases CONSTANT boolean := CASE WHEN has_schema_privilege('fence', 'USAGE')
-        THEN has_function_privilege('@extschema@.fence_status()', 'EXECUTE') ELSE false END;
-    last_token bigint;   -- NULL: it is not for the caller, or not known on a standby
+    -- The schema of the functions, for statements that are shown and not run.
+    home CONSTANT text := (SELECT e.extnamespace::regnamespace FROM pg_extension e WHERE e.extname = 'pg_fence');
+    uses_leases CONSTANT boolean := (
+        SELECT bool_and(CASE WHEN p.oid IS NULL THEN has_schema_privilege(d.objid, 'USAGE')
+                             ELSE has_function_privilege(p.oid, 'EXECUTE') END)
+          FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
+          LEFT JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+         WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+           AND (d.classid = 'pg_namespace'::regclass OR p.proname = 'fence_status'));
+    -- It is for those who may use leases; whoever may not is told what was left out.
+    last_token CONSTANT bigint := CASE WHEN uses_leases THEN drawn END;
     left_out boolean := false;
     refusal record;
     answer record;
-    highest bigint;
 BEGIN
     SELECT x.* INTO refusal
       FROM (VALUES (1)) AS once
@@ -64,11 +87,6 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
             MESSAGE = format('cannot audit %s: %s', relation, refusal.fault),
             DETAIL = jsonb_build_object('relation', relation::text);
-    END IF;
-
-    -- The last token is for those who may use leases; whoever may not is told what was left out.
-    IF uses_leases THEN
-        last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s WHERE NOT s.in_recovery);
     END IF;
 
     FOR answer IN
@@ -224,7 +242,7 @@ BEGIN
         fence AS (
             SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
                    x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
-                   'SELECT @extschema@.fence_protect(' || quote_literal(r.top) || o.options AS protect,
+                   format('SELECT %s.fence_protect(', home) || quote_literal(r.top) || o.options AS protect,
                    format('EXECUTE FUNCTION %s(%s', ours::regproc, o.arguments) AS call
               FROM root r
               JOIN member m ON m.root = r.root AND m.is_root
@@ -311,7 +329,7 @@ BEGIN
                    'this table is foreign: nothing fences it on its own server',
                    CASE WHEN s.relispartition THEN format('ALTER TABLE %s DETACH PARTITION %s;', s.parent, s.rel)
                         WHEN s.is_child THEN format('ALTER FOREIGN TABLE %s NO INHERIT %s;', s.rel, s.parent)
-                        ELSE format('SELECT @extschema@.fence_unprotect(%L);', s.rel) END
+                        ELSE format('SELECT %s.fence_unprotect(%L);', home, s.rel) END
               FROM spot s
              WHERE s.relkind = 'f'),
 
@@ -373,9 +391,10 @@ BEGIN
                    format('the fence column "%s" was dropped and made anew: where it is empty, any old token can write',
                        s.fence_column),
                    CASE WHEN last_token IS NULL THEN s.protect
-                   ELSE format('DO %L;', format('BEGIN PERFORM @extschema@.fence_unprotect(%L); UPDATE %s%s AS r '
-                       'SET %I = s.last_token FROM @extschema@.fence_status() AS s WHERE r.%I IS NULL; PERFORM %s END',
-                       s.rel, CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.rel, s.fence_column, s.fence_column,
+                   ELSE format('DO %L;', format('BEGIN PERFORM %s.fence_unprotect(%L); UPDATE %s%s AS r '
+                       'SET %I = s.last_token FROM %s.fence_status() AS s WHERE r.%I IS NULL; PERFORM %s END',
+                       home, s.rel, CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.rel, s.fence_column, home,
+                       s.fence_column,
                        substr(s.protect, length('SELECT ') + 1))) END
               FROM spot s
              WHERE s.is_root AND s.is_fenced AND NOT s.is_child AND s.atttypid = 'int8'::regtype AND s.filled IS NULL
@@ -588,7 +607,7 @@ BEGIN
             SELECT f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY d.oid), d.oid::regclass,
                    CASE WHEN former.is_certain THEN 'hole' ELSE 'notice' END,
                    format('not fenced, with the very columns of %s: a detached partition?', f.root_rel),
-                   'SELECT @extschema@.fence_protect(' || quote_literal(d.oid::regclass) || f.options
+                   format('SELECT %s.fence_protect(', home) || quote_literal(d.oid::regclass) || f.options
               FROM fence f
               JOIN pg_attribute a ON a.attname = f.fence_column
               JOIN pg_class d ON d.oid = a.attrelid
@@ -613,11 +632,11 @@ BEGIN
             SELECT s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
                    NULL::text,
                    CASE WHEN s.is_subscribed
-                   THEN '-- the publisher drew them; SELECT @extschema@.fence_new_epoch(); when this server takes over'
-                   ELSE format('DO %L;', format('BEGIN PERFORM @extschema@.fence_unprotect(%L); UPDATE %s AS r '
-                       'SET %I = coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s '
-                       'WHERE r.%I > coalesce(s.last_token, 0); PERFORM %s END', s.root_rel, s.root_rel,
-                       s.fence_column, s.fence_column, substr(s.protect, length('SELECT ') + 1))) END,
+                   THEN format('-- the publisher drew them; SELECT %s.fence_new_epoch(); when this server takes over', home)
+                   ELSE format('DO %L;', format('BEGIN PERFORM %s.fence_unprotect(%L); UPDATE %s AS r '
+                       'SET %I = coalesce(s.last_token, 0) FROM %s.fence_status() AS s '
+                       'WHERE r.%I > coalesce(s.last_token, 0); PERFORM %s END', home, s.root_rel, s.root_rel,
+                       s.fence_column, home, s.fence_column, substr(s.protect, length('SELECT ') + 1))) END,
                    array_agg(s.rel) FILTER (WHERE readable.here),
                    array_agg(s.attnum::integer) FILTER (WHERE readable.here)
               FROM spot s
@@ -630,8 +649,8 @@ BEGIN
         not_bound AS (
             SELECT f.root_n, NULL::bigint, 1, f.root_rel, 'notice',
                    'this table is bound to no lease: the holder of any lease can write it',
-                   format('SELECT @extschema@.fence_protect(%L%s, mode => %L, lease => %L, verify => NULL, always => NULL);'
-                       ' -- or the lease that its writers have', f.root_rel,
+                   format('SELECT %s.fence_protect(%L%s, mode => %L, lease => %L, verify => NULL, always => NULL);'
+                       ' -- or the lease that its writers have', home, f.root_rel,
                        ', fence_column => ' || quote_literal(nullif(f.fence_column, 'fence')),
                        CASE f.mode WHEN 'managed' THEN 'managed' ELSE 'monotonic' END,
                        replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, ''))
@@ -852,6 +871,13 @@ BEGIN
               JOIN pg_roles r ON r.oid = x.owner
              WHERE x.owner <> e.extowner),
 
+        state_schema AS (
+            SELECT NULL::bigint, NULL::bigint, 1, relation, 'notice',
+                   format('the schema "fence" is now named %I: a dump of this database does not load', h.nspname),
+                   format('ALTER SCHEMA %I RENAME TO fence;', h.nspname)
+              FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
+             WHERE h.nspname <> 'fence'),
+
         -- All together -----------------------------------------------------------------------------------------
 
         all_findings AS (
@@ -888,7 +914,8 @@ BEGIN
             UNION ALL SELECT 31, * FROM state_rule
             UNION ALL SELECT 32, * FROM state_privilege
             UNION ALL SELECT 33, * FROM state_member
-            UNION ALL SELECT 34, * FROM state_owner)
+            UNION ALL SELECT 34, * FROM state_owner
+            UNION ALL SELECT 35, * FROM state_schema)
         SELECT a.*, NULL::regclass[] AS tables, NULL::integer[] AS columns FROM all_findings a
         UNION ALL SELECT 21, * FROM to_be_read
         -- Table by table, with what hangs below it; then its fence as a whole; at last what is not of one table.
@@ -897,64 +924,74 @@ BEGIN
         IF answer.finding IS NULL THEN
             left_out := left_out OR last_token IS NULL;
             CONTINUE WHEN last_token IS NULL OR answer.tables IS NULL;
-            highest := (SELECT max(fence.max_column_value(t.rel, t.attnum))
-                          FROM unnest(answer.tables, answer.columns) AS t (rel, attnum));
-            CONTINUE WHEN highest IS NULL OR highest <= last_token;
-            -- What was drawn and written since the audit began is not ahead.
-            last_token := (SELECT coalesce(s.last_token, 0) FROM @extschema@.fence_status() AS s);
-            CONTINUE WHEN highest <= last_token;
-            answer.finding := format('rows hold fences up to %s, above the last token drawn here, %s', highest, last_token);
-            -- A jump goes 2^20 further, or to where the clock is.
-            IF answer.severity = 'hole' AND highest <= greatest(last_token + 1048576,
-                    extract(epoch FROM clock_timestamp() - timestamptz '2026-01-01 00:00+00') * 1048576) THEN
-                answer.remedy := 'SELECT @extschema@.fence_new_epoch();';
-            END IF;
         END IF;
-        RETURN QUERY SELECT answer.rel, answer.severity, answer.finding, answer.remedy;
+        RETURN QUERY SELECT answer.rel, answer.severity, answer.finding, answer.remedy, answer.tables, answer.columns,
+               CASE answer.severity WHEN 'hole' THEN format('SELECT %s.fence_new_epoch();', home) END;
     END LOOP;
 
     -- What only those see who may use leases.
     IF relation IS NULL AND last_token IS NOT NULL THEN
-        RETURN QUERY SELECT 'fence.token_seq'::regclass, 'notice',
+        RETURN QUERY
+        WITH state AS (
+            SELECT c.oid, c.relname, c.relowner FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
+              JOIN pg_class c ON c.oid = d.objid
+             WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+               AND d.classid = 'pg_class'::regclass)
+        SELECT s.oid::regclass, 'notice',
                format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
                    'and the numbers up to there are spent', to_char(
                    (epoch.start + last_token / 1048576.0 * interval '1 s') AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
-               '-- keep the clock right when the server starts; tokens go on from here, and none is handed out twice'
-          FROM (VALUES (timestamptz '2026-01-01 00:00+00')) AS epoch (start)
-         WHERE last_token > extract(epoch FROM clock_timestamp() + interval '1 day' - epoch.start) * 1048576;
-
-        -- A view of somebody else's could run what he likes.
-        IF has_table_privilege('fence.leases', 'SELECT') AND EXISTS (
-            SELECT FROM pg_class v JOIN pg_class l ON l.relowner = v.relowner JOIN pg_proc f ON f.proowner = v.relowner
-             WHERE v.oid = 'fence.leases'::regclass AND l.oid = 'fence.lease'::regclass AND f.oid = ours) THEN
-            RETURN QUERY SELECT DISTINCT 'fence.lease'::regclass, 'notice', x.finding, x.remedy
-              FROM fence.leases l
-             CROSS JOIN LATERAL (VALUES
-                (NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = l.role),
-                 format('lease "%s" is held by role "%s", which is dropped or renamed: '
-                     'its holder can neither renew nor release it', l.name, l.role),
-                 format('SELECT @extschema@.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;', l.name, l.role)),
-                -- What is left is the ttl, less what has passed since. (A second, for clocks that are put right.)
-                (l.renewed_at > clock_timestamp() + interval '1 s',
-                 format('lease "%s" has more time left than its ttl: '
-                     'the clock stood ahead when it was granted or renewed', l.name),
-                 format('SELECT @extschema@.lease_revoke(%L); -- or wait for its holder to renew it', l.name))
-             ) AS x (applies, finding, remedy)
-             WHERE l.state IN ('held', 'uncommitted') AND x.applies
-             ORDER BY x.finding;
-        END IF;
+               '-- keep the clock right when the server starts; tokens go on from here, and none is handed out twice',
+               NULL::regclass[], NULL::integer[], NULL
+          FROM state s
+         CROSS JOIN (VALUES (timestamptz '2026-01-01 00:00+00')) AS epoch (start)
+         WHERE s.relname = 'token_seq'
+           AND last_token > extract(epoch FROM clock_timestamp() + interval '1 day' - epoch.start) * 1048576
+        UNION ALL
+        -- Live leases are looked at by the library. A view of somebody else's could run what he likes.
+        SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL
+          FROM state v JOIN state l ON l.relowner = v.relowner JOIN pg_proc f ON f.proowner = v.relowner
+         WHERE v.relname = 'leases' AND l.relname = 'lease' AND f.oid = ours AND has_table_privilege(v.oid, 'SELECT');
     END IF;
 
     IF left_out THEN
         RAISE NOTICE USING
             MESSAGE = 'not looked at: whether rows hold fences above the last token drawn',
             HINT = CASE WHEN uses_leases THEN 'Ask the primary: a standby does not know it.'
-                ELSE format('That is for those who may use leases: SELECT @extschema@.fence_grant(%L);',
-                    current_user) END;
+                ELSE format('That is for those who may use leases: SELECT %s.fence_grant(%L);',
+                    home, current_user) END;
     END IF;
 END
 $audit_tables$;
 
 COMMENT ON FUNCTION fence.audit_tables(
-    regclass, fence.trigger_arguments[], fence.lease_template[], regtype[]) IS
+    regclass, oid, fence.trigger_arguments[], fence.lease_template[], regtype[], bigint) IS
 'what fence_audit does, with the rights of its caller; called by that alone';
+
+
+-- Its body keeps the view by oid, and is called by oid.
+CREATE FUNCTION fence.lease_findings() RETURNS SETOF fence.audit_finding LANGUAGE sql STABLE PARALLEL UNSAFE
+BEGIN ATOMIC
+    SELECT DISTINCT 'fence.lease'::pg_catalog.regclass, 'notice', x.finding, x.remedy
+      FROM fence.leases l
+      JOIN pg_catalog.pg_extension e ON e.extname OPERATOR(pg_catalog.=) 'pg_fence'
+     CROSS JOIN LATERAL (VALUES
+        (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) l.role),
+         pg_catalog.format('lease "%s" is held by role "%s", which is dropped or renamed: '
+             'its holder can neither renew nor release it', l.name, l.role),
+         pg_catalog.format('SELECT %s.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;',
+             e.extnamespace::pg_catalog.regnamespace, l.name, l.role)),
+        -- What is left is the ttl, less what has passed since. (A second, for clocks that are put right.)
+        (l.renewed_at OPERATOR(pg_catalog.>)
+             (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '1 s'),
+         pg_catalog.format('lease "%s" has more time left than its ttl: '
+             'the clock stood ahead when it was granted or renewed', l.name),
+         pg_catalog.format('SELECT %s.lease_revoke(%L); -- or wait for its holder to renew it',
+             e.extnamespace::pg_catalog.regnamespace, l.name))
+     ) AS x (applies, finding, remedy)
+     WHERE (l.state OPERATOR(pg_catalog.=) 'held' OR l.state OPERATOR(pg_catalog.=) 'uncommitted') AND x.applies
+     ORDER BY 3;
+END;
+
+COMMENT ON FUNCTION fence.lease_findings() IS
+'the rows of fence_audit on leases that are live; called by that alone';

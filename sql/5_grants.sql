@@ -7,6 +7,8 @@ SET search_path = pg_catalog, pg_temp
 AS $fence_grant$
 DECLARE
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
+    home CONSTANT oid := (SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_fence');
+    item record;
 BEGIN
     IF role IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'role must not be NULL',
@@ -16,45 +18,42 @@ BEGIN
             HINT = 'Name one role: leases are not for PUBLIC.';
     END IF;
 
-    EXECUTE format('GRANT USAGE ON SCHEMA fence TO %s', grantee);
-    EXECUTE format('GRANT SELECT ON fence.leases, fence.stats TO %s', grantee);
-    -- What pg_dump reads of the state: without this, whoever owns a database but not the server could not dump it.
-    EXECUTE format('GRANT SELECT ON fence.lease, fence.token_seq, fence.database_identity_seq, '
-        'fence.jump_token_seq, fence.jump_count_seq TO %s', grantee);
-    EXECUTE 'GRANT EXECUTE ON FUNCTION
-        @extschema@.lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean),
-        @extschema@.lease_renew(text, bigint, interval),
-        @extschema@.lease_release(text, bigint),
-        @extschema@.lease_acquire_all(text[], text, interval, jsonb, boolean),
-        @extschema@.lease_renew_all(text[], bigint, interval),
-        @extschema@.lease_release_all(text[], bigint),
-        @extschema@.lease_guard(text, bigint),
-        @extschema@.lease_check(text, bigint),
-        @extschema@.lease_info(text, bigint),
-        @extschema@.fence_status(),
-        fence.blocking_pids(text, integer),
-        fence.uncommitted_grants(text),
-        fence.as_shown(fence.lease),
-        fence.max_column_value(regclass, integer),
-        fence.checked_lease_name(text, bigint),
-        fence.session_alive(bigint),
-        fence.read_stats()
-        TO ' || grantee;
-    IF admin THEN
-        EXECUTE 'GRANT EXECUTE ON FUNCTION
-            @extschema@.lease_revoke(text),
-            @extschema@.lease_prune(interval),
-            @extschema@.fence_new_epoch(),
-            @extschema@.fence_stats_reset(),
-            fence.read_refusals()
-            TO ' || grantee;
-        EXECUTE format('GRANT SELECT ON fence.refusals TO %s', grantee);
-    END IF;
+    FOR item IN
+        WITH part AS (
+            SELECT d.classid, d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
+             WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e')
+        SELECT 'USAGE' AS privilege, 'SCHEMA' AS kind, objid, objid::regnamespace::text AS name
+          FROM part WHERE classid = 'pg_namespace'::regclass
+        UNION ALL
+        SELECT 'SELECT', 'TABLE', objid, objid::regclass::text
+          FROM part JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
+         WHERE c.relname IN ('leases', 'stats',
+               -- What pg_dump reads of the state: without this, whoever owns a database but not the server could not
+               -- dump it.
+               'lease', 'token_seq', 'database_identity_seq', 'jump_token_seq', 'jump_count_seq')
+            OR admin AND c.relname = 'refusals'
+        UNION ALL
+        SELECT 'EXECUTE', 'FUNCTION', objid, objid::regprocedure::text
+          FROM part JOIN pg_proc p ON classid = 'pg_proc'::regclass AND p.oid = objid
+         WHERE p.proname IN ('lease_acquire', 'lease_renew', 'lease_release', 'lease_acquire_all', 'lease_renew_all',
+               'lease_release_all', 'lease_guard', 'lease_check', 'lease_info', 'fence_status',
+               'blocking_pids', 'uncommitted_grants', 'as_shown', 'checked_lease_name', 'session_alive', 'read_stats')
+            OR admin AND p.proname IN ('lease_revoke', 'lease_prune', 'fence_new_epoch', 'fence_stats_reset',
+               'read_refusals')
+    LOOP
+        EXECUTE format('GRANT %s ON %s %s TO %s', item.privilege, item.kind, item.name, grantee);
+        -- The name may have become another object's by then.
+        IF item.name <> (CASE item.kind WHEN 'SCHEMA' THEN item.objid::regnamespace::text
+                WHEN 'TABLE' THEN item.objid::regclass::text ELSE item.objid::regprocedure::text END) THEN
+            RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_grant again.',
+                MESSAGE = format('cannot grant %s on %s: it was renamed meanwhile', item.privilege, item.name);
+        END IF;
+    END LOOP;
 
     -- The schema of the functions is the installer's, who alone decides who may look into it.
-    IF NOT has_schema_privilege(role, '@extschema@'::regnamespace, 'USAGE') THEN
+    IF NOT has_schema_privilege(role, home, 'USAGE') THEN
         RAISE NOTICE USING MESSAGE = format('%s cannot yet look into the schema of the functions', grantee),
-            HINT = 'GRANT USAGE ON SCHEMA @extschema@ TO ' || grantee || ';';
+            HINT = format('GRANT USAGE ON SCHEMA %s TO %s;', home::regnamespace, grantee);
     END IF;
 END
 $fence_grant$;
@@ -69,6 +68,7 @@ SET search_path = pg_catalog, pg_temp
 AS $fence_revoke$
 DECLARE
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
+    item record;
 BEGIN
     IF role IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'role must not be NULL',
@@ -78,33 +78,31 @@ BEGIN
             HINT = 'Name a role that exists.';
     END IF;
 
-    EXECUTE 'REVOKE ALL ON FUNCTION
-        @extschema@.lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean),
-        @extschema@.lease_renew(text, bigint, interval),
-        @extschema@.lease_release(text, bigint),
-        @extschema@.lease_acquire_all(text[], text, interval, jsonb, boolean),
-        @extschema@.lease_renew_all(text[], bigint, interval),
-        @extschema@.lease_release_all(text[], bigint),
-        @extschema@.lease_guard(text, bigint),
-        @extschema@.lease_check(text, bigint),
-        @extschema@.lease_info(text, bigint),
-        @extschema@.lease_revoke(text),
-        @extschema@.lease_prune(interval),
-        @extschema@.fence_new_epoch(),
-        @extschema@.fence_status(),
-        fence.blocking_pids(text, integer),
-        fence.uncommitted_grants(text),
-        fence.as_shown(fence.lease),
-        fence.max_column_value(regclass, integer),
-        fence.checked_lease_name(text, bigint),
-        fence.session_alive(bigint),
-        fence.read_stats(),
-        fence.read_refusals(),
-        @extschema@.fence_stats_reset()
-        FROM ' || grantee;
-    EXECUTE format('REVOKE ALL ON fence.leases, fence.stats, fence.refusals, fence.lease, fence.token_seq, fence.database_identity_seq, '
-        'fence.jump_token_seq, fence.jump_count_seq FROM %s', grantee);
-    EXECUTE format('REVOKE ALL ON SCHEMA fence FROM %s', grantee);
+    -- All that the role was given of what belongs to pg_fence.
+    FOR item IN
+        WITH part AS (
+            SELECT d.classid, d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
+             WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+        object AS (
+            SELECT 'FUNCTION' AS kind, objid, objid::regprocedure::text AS name, p.proacl AS acl
+              FROM part JOIN pg_proc p ON classid = 'pg_proc'::regclass AND p.oid = objid
+            UNION ALL
+            SELECT 'TABLE', objid, objid::regclass::text, c.relacl
+              FROM part JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
+            UNION ALL
+            SELECT 'SCHEMA', objid, objid::regnamespace::text, n.nspacl
+              FROM part JOIN pg_namespace n ON classid = 'pg_namespace'::regclass AND n.oid = objid)
+        SELECT o.* FROM object o
+         WHERE EXISTS (SELECT FROM aclexplode(o.acl) AS a WHERE a.grantee = role)
+    LOOP
+        EXECUTE format('REVOKE ALL ON %s %s FROM %s', item.kind, item.name, grantee);
+        -- The name may have become another object's by then.
+        IF item.name <> (CASE item.kind WHEN 'SCHEMA' THEN item.objid::regnamespace::text
+                WHEN 'TABLE' THEN item.objid::regclass::text ELSE item.objid::regprocedure::text END) THEN
+            RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_revoke again.',
+                MESSAGE = format('cannot revoke what was granted on %s: it was renamed meanwhile', item.name);
+        END IF;
+    END LOOP;
 END
 $fence_revoke$;
 

@@ -2,14 +2,18 @@
 //! of tables say. So what an argument, a placeholder or a brace means is known to the trigger's own code alone.
 
 use crate::pg::call::args::{text_datum, Answer, Args};
-use crate::pg::call::composite::{row_array, text_array, type_array};
+use crate::pg::call::composite::{self, row_array, text_array, type_array, RowAnswer};
 use crate::pg::call::errors::Refusal;
 use crate::pg::call::state_function::{self, StateFunction};
+use crate::pg::fenced_table::column;
 use crate::pg::fenced_table::describe::PLACEHOLDER_TYPES;
 use crate::pg::fenced_table::trigger_catalog::{self, Trigger};
+use crate::pg::session::server;
+use crate::tokens;
+use pg_fence_rules::epoch;
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::trigger_arguments::TriggerArguments;
-use pg_fence_rules::NAME_MAX;
+use pg_fence_rules::{Token, NAME_MAX};
 use pgrx::pg_sys::{Datum, Oid};
 use std::collections::BTreeSet;
 
@@ -22,29 +26,78 @@ const AUDIT: usize = 1;
 /// lock the table for it, and once to do it: what was seen before the lock may have changed while waiting for it.
 pub fn protect(args: Args) -> Result<Answer, Refusal> {
     let function = StateFunction::find(c"protect_table", PROTECT + Declared::ARGUMENTS + 1)?;
+    let fenced = state_function::fenced()?;
     for is_locked in [false, true] {
         // Without a table there are no triggers to look at, and no lock: it is refused.
-        let triggers = args.oid(0).map(|table| triggers(args, Some(table))).unwrap_or_default();
-        let declared = Declared::new(triggers, args.text(3));
-        call(&function, args, PROTECT, &declared, Some(is_locked.into()));
+        let triggers =
+            args.oid(0).map(|table| trigger_catalog::triggers_calling(fenced, Some(table)));
+        let declared = Declared::new(fenced, triggers.unwrap_or_default(), args.text(3));
+        function
+            .call(args, &declared.arguments(&function, args, PROTECT, &[Some(is_locked.into())]));
     }
     Ok(Answer::Null)
 }
 
 /// `fence_audit(relation)`: a row for each way around the fence of that table, or of all.
 pub fn audit(args: Args) -> Result<Answer, Refusal> {
-    let function = StateFunction::find(c"audit_tables", AUDIT + Declared::ARGUMENTS)?;
+    let function = StateFunction::find(c"audit_tables", AUDIT + Declared::ARGUMENTS + 1)?;
+    let fenced = state_function::fenced()?;
     // Parents and children of the table count as well.
-    Ok(call(&function, args, AUDIT, &Declared::new(triggers(args, None), None), None))
+    let declared = Declared::new(fenced, trigger_catalog::triggers_calling(fenced, None), None);
+    let mut last = tokens::last()?;
+    let told = last.map(|last| last.bigint().into());
+    let arguments = declared.arguments(&function, args, AUDIT, &[told]);
+    let answer = RowAnswer::begin(args);
+    function.each_row(args, &arguments, |row| {
+        let [relation, severity, finding, remedy, tables, columns, jump] = row;
+        if finding.is_some() {
+            answer.put([relation, severity, finding, remedy]);
+            return Ok(());
+        }
+        let (Some(tables), Some(columns)) = (tables, columns) else {
+            return lease_findings(args, &answer);
+        };
+        let (tables, columns) =
+            (composite::read_oid_array(tables), composite::read_int4_array(columns));
+        let Some(highest) = highest(&tables, &columns).filter(|highest| Some(*highest) > last)
+        else {
+            return Ok(());
+        };
+        // What was drawn and written since the audit began is not ahead.
+        last = tokens::last()?;
+        let Some(last) = last.filter(|last| highest > *last) else { return Ok(()) };
+        let text =
+            format!("rows hold fences up to {highest}, above the last token drawn here, {last}");
+        let in_reach = epoch::target(last, server::now()).is_some_and(|target| highest <= target);
+        let remedy = jump.filter(|_| in_reach).or(remedy);
+        answer.put([relation, severity, Some(text_datum(text.as_bytes())), remedy]);
+        Ok(())
+    })?;
+    Ok(Answer::Null)
 }
 
-fn triggers(args: Args, table: Option<Oid>) -> Vec<Trigger> {
-    let fenced = state_function::fenced_beside(args);
-    fenced.map(|fenced| trigger_catalog::triggers_calling(fenced, table)).unwrap_or_default()
+/// The highest fence in the tables, each with the number of its fence column.
+fn highest(tables: &[Oid], columns: &[i32]) -> Option<Token> {
+    let column = |n: i32| i16::try_from(n).ok();
+    let fences = tables.iter().zip(columns);
+    fences
+        .filter_map(|(table, n)| column::max_value(*table, column(*n)?))
+        .max()
+        .map(Token::from_bigint)
+}
+
+/// Reads the view of the leases as the SQL of the extension has it, by oid.
+fn lease_findings(args: Args, answer: &RowAnswer) -> Result<(), Refusal> {
+    StateFunction::find(c"lease_findings", 0)?.each_row(args, &[], |row: [Option<Datum>; 4]| {
+        answer.put(row);
+        Ok(())
+    })
 }
 
 /// What the triggers of tables say.
 struct Declared {
+    /// The trigger function that they call.
+    fenced: Oid,
     triggers: Vec<Trigger>,
     /// The templates of leases in them, each once.
     leases: BTreeSet<Vec<u8>>,
@@ -52,13 +105,13 @@ struct Declared {
 
 impl Declared {
     /// How many arguments it makes.
-    const ARGUMENTS: usize = 3;
+    const ARGUMENTS: usize = 4;
 
     /// Of these triggers, with a template that a call asks for.
-    fn new(triggers: Vec<Trigger>, asked: Option<Vec<u8>>) -> Self {
+    fn new(fenced: Oid, triggers: Vec<Trigger>, asked: Option<Vec<u8>>) -> Self {
         let leases = triggers.iter().filter_map(|trigger| read(trigger).lease.map(<[u8]>::to_vec));
         let leases = leases.chain(asked).collect();
-        Declared { triggers, leases }
+        Declared { fenced, triggers, leases }
     }
 
     /// The rows of type `fence.trigger_arguments`.
@@ -95,24 +148,25 @@ impl Declared {
             ]
         })
     }
+
+    /// The arguments of the function: the first ones of the call that is served, what the triggers say, and more.
+    fn arguments(
+        &self,
+        function: &StateFunction,
+        args: Args,
+        own: usize,
+        more: &[Option<Datum>],
+    ) -> Vec<Option<Datum>> {
+        let mut arguments: Vec<Option<Datum>> = (0..own).map(|n| args.datum(n)).collect();
+        let triggers = row_array(function.argument_type(own + 1), self.trigger_rows());
+        let leases = row_array(function.argument_type(own + 2), self.lease_rows());
+        let types = type_array(&PLACEHOLDER_TYPES);
+        arguments.extend([self.fenced.into(), triggers, leases, types].map(Some));
+        arguments.extend(more);
+        arguments
+    }
 }
 
 fn read(trigger: &Trigger) -> TriggerArguments<'_> {
     TriggerArguments::new(trigger.arguments.iter().map(Vec::as_slice))
-}
-
-/// Calls the function with the first arguments of the call that is served, and what the triggers say.
-fn call(
-    function: &StateFunction,
-    args: Args,
-    own: usize,
-    declared: &Declared,
-    last: Option<Datum>,
-) -> Answer {
-    let mut arguments: Vec<Option<Datum>> = (0..own).map(|n| args.datum(n)).collect();
-    let triggers = row_array(function.argument_type(own), declared.trigger_rows());
-    let leases = row_array(function.argument_type(own + 1), declared.lease_rows());
-    arguments.extend([triggers, leases, type_array(&PLACEHOLDER_TYPES)].map(Some));
-    arguments.extend(last.map(Some));
-    function.call(args, &arguments)
 }

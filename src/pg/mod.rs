@@ -9,6 +9,7 @@ pub mod compat;
 pub mod encoding;
 pub mod hash;
 pub mod memory;
+pub mod own;
 mod raw;
 pub mod shared_memory;
 mod table_scan;

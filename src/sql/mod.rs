@@ -26,7 +26,6 @@ sql_functions! {
     fence_session_alive, pg_finfo_fence_session_alive => status::session_alive;
     fence_uncommitted_grants, pg_finfo_fence_uncommitted_grants => status::uncommitted_grants;
     fence_checked_lease_name, pg_finfo_fence_checked_lease_name => status::checked_lease_name;
-    fence_max_column_value, pg_finfo_fence_max_column_value => status::max_column_value;
     fence_record_creation, pg_finfo_fence_record_creation => status::record_creation;
     fence_read_stats, pg_finfo_fence_read_stats => statistics::read_stats;
     fence_read_refusals, pg_finfo_fence_read_refusals => statistics::read_refusals;

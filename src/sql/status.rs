@@ -4,7 +4,6 @@ use super::arguments;
 use crate::pg::call::args::{text_datum, Answer, Args};
 use crate::pg::call::composite;
 use crate::pg::call::errors::Refusal;
-use crate::pg::fenced_table::column;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::session::server;
@@ -75,14 +74,6 @@ pub fn checked_lease_name(args: Args) -> Result<Answer, Refusal> {
         arguments::token(&args, 1)?;
     }
     Ok(Answer::Value(text_datum(&name)))
-}
-
-/// `fence.max_column_value(relation, attnum) → bigint`: the greatest value of a column, for the audit.
-pub fn max_column_value(args: Args) -> Result<Answer, Refusal> {
-    let (Some(relation), Some(column)) = (args.oid(0), args.int4(1)) else {
-        return Ok(Answer::Null);
-    };
-    Ok(i16::try_from(column).ok().and_then(|c| column::max_value(relation, c)).into())
 }
 
 /// `fence.record_creation()`: begins the life of the database in which the extension is created.

@@ -59,6 +59,7 @@ mod remembered_verdicts;
 mod restores;
 mod roles;
 mod row_comparison_gaps;
+mod schema_renames;
 mod script_rules;
 mod server_starts;
 mod session_leases;

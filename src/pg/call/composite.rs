@@ -38,18 +38,32 @@ pub fn value_rows<const N: usize>(
     args: Args,
     rows: impl Iterator<Item = [Option<pg_sys::Datum>; N]>,
 ) -> Answer {
-    // SAFETY: the SQL declares a set of as many columns of these types; the values are copied.
-    unsafe {
-        pg_sys::InitMaterializedSRF(args.raw(), 0);
-        let result = (*args.raw()).resultinfo.cast::<pg_sys::ReturnSetInfo>();
-        for row in rows {
-            let mut values = row.map(|value| value.unwrap_or(pg_sys::Datum::from(0)));
-            let mut nulls = row.map(|value| value.is_none());
-            let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
-            pg_sys::tuplestore_putvalues((*result).setResult, (*result).setDesc, values, nulls);
+    let answer = RowAnswer::begin(args);
+    rows.for_each(|row| answer.put(row));
+    Answer::Null
+}
+
+/// An answer of rows of the function's declared columns, given one by one.
+pub struct RowAnswer(*mut pg_sys::ReturnSetInfo);
+
+impl RowAnswer {
+    pub fn begin(args: Args) -> Self {
+        // SAFETY: the SQL declares a set.
+        unsafe {
+            pg_sys::InitMaterializedSRF(args.raw(), 0);
+            RowAnswer((*args.raw()).resultinfo.cast())
         }
     }
-    Answer::Null
+
+    pub fn put<const N: usize>(&self, row: [Option<pg_sys::Datum>; N]) {
+        let mut values = row.map(|value| value.unwrap_or(pg_sys::Datum::from(0)));
+        let mut nulls = row.map(|value| value.is_none());
+        let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
+        // SAFETY: the SQL declares as many columns of these types; the values are copied.
+        unsafe {
+            pg_sys::tuplestore_putvalues((*self.0).setResult, (*self.0).setDesc, values, nulls);
+        }
+    }
 }
 
 /// What Postgres has to know of an array's elements: their type, its length (-1 where it varies), whether its values are
@@ -118,6 +132,15 @@ pub fn row_array<const N: usize>(
 /// # Safety
 /// The datum must be a bigint[].
 pub unsafe fn read_token_array(datum: pg_sys::Datum) -> Vec<Token> {
+    // SAFETY: the caller's promise.
+    unsafe { read_array(datum) }.into_iter().map(Token::from_bigint).collect()
+}
+
+/// The elements of an array of one dimension without NULLs; of another array, none.
+///
+/// # Safety
+/// The datum must be an array of such elements, kept by value.
+unsafe fn read_array<T: Copy>(datum: pg_sys::Datum) -> Vec<T> {
     // SAFETY: a detoasted array has its header and dimensions before its elements; one dimension without
     // NULLs puts the first element behind the 16 + 8 bytes of both.
     unsafe {
@@ -127,7 +150,19 @@ pub unsafe fn read_token_array(datum: pg_sys::Datum) -> Vec<Token> {
         }
         let bytes = array.cast::<u8>();
         let count = *bytes.add(16).cast::<i32>();
-        let first = bytes.add(24).cast::<i64>();
-        (0..count.max(0) as usize).map(|i| Token::from_bigint(*first.add(i))).collect()
+        let first = bytes.add(24).cast::<T>();
+        (0..count.max(0) as usize).map(|i| *first.add(i)).collect()
     }
+}
+
+/// The oids of a regclass[] that a function of ours returns.
+pub fn read_oid_array(datum: pg_sys::Datum) -> Vec<pg_sys::Oid> {
+    // SAFETY: the SQL declares it so.
+    unsafe { read_array(datum) }
+}
+
+/// The numbers of an integer[] that a function of ours returns.
+pub fn read_int4_array(datum: pg_sys::Datum) -> Vec<i32> {
+    // SAFETY: the SQL declares it so.
+    unsafe { read_array(datum) }
 }

@@ -3,9 +3,10 @@
 //! Postgres asks for EXECUTE where SQL names a function, not where C calls one. So what an SQL function of ours does
 //! in PL/pgSQL can be a function that nobody else may call, and yet run with the rights of its caller.
 
-use crate::pg::call::args::{Answer, Args};
+use crate::pg::call::args::Args;
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
+use crate::pg::own;
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
@@ -15,13 +16,16 @@ pub struct StateFunction {
     argument_types: Vec<pg_sys::Oid>,
 }
 
+/// The trigger function `fenced`. Error: 55000 where there is none.
+pub fn fenced() -> Result<pg_sys::Oid, Refusal> {
+    own::fenced().ok_or_else(|| errors::function_missing("fenced"))
+}
+
 impl StateFunction {
     /// The one of that name and number of arguments. Error: 55000 where there is none.
     pub fn find(name: &CStr, arguments: usize) -> Result<Self, Refusal> {
-        // SAFETY: a catalog look-up by a NUL-terminated name.
-        let schema = unsafe { pg_sys::get_namespace_oid(c"fence".as_ptr(), true) };
-        let oid = find(schema, name, arguments)
-            .ok_or_else(|| errors::state_missing(&format!("{}()", name.to_string_lossy())))?;
+        let oid = own::function(name, arguments)
+            .ok_or_else(|| errors::function_missing(&name.to_string_lossy()))?;
         let (mut types, mut count) = (std::ptr::null_mut(), 0);
         // SAFETY: gives back a palloc'd array of so many types.
         let argument_types = unsafe {
@@ -36,9 +40,71 @@ impl StateFunction {
         self.argument_types[n]
     }
 
-    /// Calls it in place of the function that serves the call `outer`, whose result type is the same: what it
-    /// returns, rows too, is the answer. Its errors reach the client as they are.
-    pub fn call(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) -> Answer {
+    /// Calls it for what it does: it returns void. Its errors reach the client as they are.
+    pub fn call(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) {
+        // SAFETY: a function that is not asked for rows needs no place for them.
+        unsafe { self.run(outer, arguments, std::ptr::null_mut()) };
+    }
+
+    /// Calls it, and shows each row of what it returns, a set of rows of so many columns. The values live until the next
+    /// row is shown. `outer`, the call that is served, returns a set, too.
+    pub fn each_row<const N: usize>(
+        &self,
+        outer: Args,
+        arguments: &[Option<pg_sys::Datum>],
+        mut show: impl FnMut([Option<pg_sys::Datum>; N]) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        use pg_sys::SetFunctionReturnMode as Mode;
+        // SAFETY: the result is asked for as ExecMakeTableFunctionResult does it, in the context of the outer call, which
+        // returns a set: so it has one. Who is to prefer it puts all rows into a tuplestore, and describes them.
+        unsafe {
+            let outer_rows = (*outer.raw()).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+            let row_type = pg_sys::get_func_rettype(self.oid);
+            let mut rows = pg_sys::ReturnSetInfo {
+                type_: pg_sys::NodeTag::T_ReturnSetInfo,
+                econtext: (*outer_rows).econtext,
+                expectedDesc: pg_sys::lookup_rowtype_tupdesc_copy(row_type, -1),
+                allowedModes: (Mode::SFRM_ValuePerCall
+                    | Mode::SFRM_Materialize
+                    | Mode::SFRM_Materialize_Preferred) as i32,
+                returnMode: Mode::SFRM_ValuePerCall,
+                isDone: pg_sys::ExprDoneCond::ExprSingleResult,
+                setResult: std::ptr::null_mut(),
+                setDesc: std::ptr::null_mut(),
+            };
+            self.run(outer, arguments, std::ptr::addr_of_mut!(rows).cast());
+            if rows.setResult.is_null() {
+                return Ok(());
+            }
+            assert!(rows.returnMode == Mode::SFRM_Materialize);
+            assert_eq!((*rows.setDesc).natts as usize, N);
+            let slot = pg_sys::MakeSingleTupleTableSlot(
+                rows.setDesc,
+                std::ptr::addr_of!(pg_sys::TTSOpsMinimalTuple),
+            );
+            let mut outcome = Ok(());
+            while outcome.is_ok()
+                && pg_sys::tuplestore_gettupleslot(rows.setResult, true, false, slot)
+            {
+                pg_sys::slot_getsomeattrs_int(slot, N as i32);
+                outcome = show(std::array::from_fn(|n| {
+                    (!*(*slot).tts_isnull.add(n)).then(|| *(*slot).tts_values.add(n))
+                }));
+            }
+            pg_sys::ExecDropSingleTupleTableSlot(slot);
+            pg_sys::tuplestore_end(rows.setResult);
+            outcome
+        }
+    }
+
+    /// # Safety
+    /// `result` must be what a function of its kind takes for it.
+    unsafe fn run(
+        &self,
+        outer: Args,
+        arguments: &[Option<pg_sys::Datum>],
+        result: *mut pg_sys::Node,
+    ) {
         assert_eq!(arguments.len(), self.argument_types.len());
         // SAFETY: the SQL declares arguments of these types; the call is laid out as InitFunctionCallInfoData does it,
         // with room for all arguments; what the function looks up is kept in memory that outlives the call.
@@ -50,7 +116,7 @@ impl StateFunction {
             let call: pg_sys::FunctionCallInfo =
                 pg_sys::palloc0(header + each * arguments.len()).cast();
             (*call).flinfo = &mut function;
-            (*call).resultinfo = (*outer.raw()).resultinfo;
+            (*call).resultinfo = result;
             (*call).fncollation = (*outer.raw()).fncollation;
             (*call).nargs = arguments.len() as i16;
             for (n, value) in arguments.iter().enumerate() {
@@ -58,42 +124,9 @@ impl StateFunction {
                 (*argument).isnull = value.is_none();
                 (*argument).value = value.unwrap_or(pg_sys::Datum::from(0));
             }
-            let Some(run) = function.fn_addr else { return Answer::Null };
-            let value = compat::guarded(|| run(call));
-            if (*call).isnull {
-                Answer::Null
-            } else {
-                Answer::Value(value)
+            if let Some(run) = function.fn_addr {
+                compat::guarded(|| run(call));
             }
         }
-    }
-}
-
-/// The trigger function `fenced` in the schema of the function that serves this call.
-pub fn fenced_beside(args: Args) -> Option<pg_sys::Oid> {
-    // SAFETY: a call has the function that it calls.
-    let schema = unsafe { pg_sys::get_func_namespace((*(*args.raw()).flinfo).fn_oid) };
-    find(schema, c"fenced", 0)
-}
-
-fn find(schema: pg_sys::Oid, name: &CStr, arguments: usize) -> Option<pg_sys::Oid> {
-    let none = pg_sys::Datum::from(0);
-    // SAFETY: the list of the functions of that name has so many members, each a row of pg_proc; it is given back.
-    unsafe {
-        let list = pg_sys::SearchSysCacheList(
-            pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as i32,
-            1,
-            pg_sys::Datum::from(name.as_ptr()),
-            none,
-            none,
-        );
-        let members = (*list).members.as_slice((*list).n_members as usize);
-        let oid = members.iter().find_map(|member| {
-            let tuple = std::ptr::addr_of_mut!((**member).tuple);
-            let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_proc>();
-            (form.pronamespace == schema && form.pronargs as usize == arguments).then_some(form.oid)
-        });
-        pg_sys::ReleaseCatCacheList(list);
-        oid
     }
 }

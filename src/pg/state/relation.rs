@@ -3,6 +3,7 @@
 use crate::pg::call::args::text_bytes;
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::call::raise;
+use crate::pg::own;
 use once_cell::unsync::OnceCell;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -11,6 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
     static OIDS: RefCell<Vec<(&'static CStr, pg_sys::Oid)>> = const { RefCell::new(Vec::new()) };
+    /// The schema that they are in.
+    static SCHEMA: Cell<Option<pg_sys::Oid>> = const { Cell::new(None) };
     /// Counts the changes of definitions.
     static GENERATION: Cell<u64> = const { Cell::new(0) };
     static VERSION_CHECKED: OnceCell<()> = const { OnceCell::new() };
@@ -67,8 +70,8 @@ pub fn sql_version() -> Option<String> {
     }
 }
 
-/// The oid of a table, index, sequence or view of the schema `fence`; 55000 where there is none. Remembered until a
-/// relation or a schema of the database is changed.
+/// The oid of a table, index, sequence or view of the extension's own schema; 55000 where there is none. Remembered
+/// until a relation or a schema of the database is changed.
 pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     let kept = OIDS.with_borrow(|k| k.iter().find(|(n, _)| *n == name).map(|(_, oid)| *oid));
     kept.map_or_else(|| look_up(name), Ok)
@@ -76,15 +79,14 @@ pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
 
 #[cold]
 fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
-    // SAFETY: catalog look-ups by NUL-terminated names.
-    let oid = unsafe {
-        let schema = pg_sys::get_namespace_oid(c"fence".as_ptr(), true);
-        if schema == pg_sys::InvalidOid {
-            pg_sys::InvalidOid
-        } else {
-            pg_sys::get_relname_relid(name.as_ptr(), schema)
-        }
-    };
+    // The schema is ours whatever it is called, and nobody else may create anything there.
+    if SCHEMA.get().is_none() {
+        SCHEMA.set(own::state_schema());
+    }
+    // SAFETY: a catalog look-up by a NUL-terminated name.
+    let oid = SCHEMA.get().map_or(pg_sys::InvalidOid, |schema| unsafe {
+        pg_sys::get_relname_relid(name.as_ptr(), schema)
+    });
     if oid == pg_sys::InvalidOid {
         return Err(errors::state_missing(&name.to_string_lossy()));
     }
@@ -120,8 +122,11 @@ unsafe extern "C-unwind" fn sequence_changed(_: pg_sys::Datum, _: i32, _: u32) {
     GENERATION.set(GENERATION.get() + 1);
 }
 
-unsafe extern "C-unwind" fn names_changed(_: pg_sys::Datum, _: i32, _: u32) {
+unsafe extern "C-unwind" fn names_changed(_: pg_sys::Datum, cache: i32, _: u32) {
     OIDS.with_borrow_mut(Vec::clear);
+    if cache == pg_sys::SysCacheIdentifier::NAMESPACEOID as i32 {
+        SCHEMA.set(None);
+    }
     NAME_CHANGES.fetch_add(1, Ordering::Relaxed);
 }
 

@@ -289,12 +289,21 @@ pub fn other_version(library: &str, sql: &str) -> Refusal {
     )
 }
 
-/// 55000: the extension's own objects are not there.
-pub fn state_missing(object: &str) -> Refusal {
+/// 55000: a relation of the state is not there.
+pub fn state_missing(relation: &str) -> Refusal {
+    missing(format!("fence.{relation}"))
+}
+
+/// 55000: a function of the extension's own is not there.
+pub fn function_missing(function: &str) -> Refusal {
+    missing(format!("function {function}() of its own"))
+}
+
+fn missing(what: String) -> Refusal {
     Refusal::new(
         "55000",
-        format!("pg_fence finds no fence.{object}"),
-        "The library and the SQL objects may be of different versions: run ALTER EXTENSION pg_fence UPDATE, or CREATE EXTENSION pg_fence.",
+        format!("pg_fence finds no {what}"),
+        "Either it was renamed or moved: give it its name and its place back. Or the library and the SQL objects are of different versions: run ALTER EXTENSION pg_fence UPDATE, or CREATE EXTENSION pg_fence.",
     )
 }
 

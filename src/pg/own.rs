@@ -1,0 +1,100 @@
+//! What belongs to the extension, found by what depends on it.
+//!
+//! The name of a schema, a table or a function can change hands: a superuser renames it, and whoever may create one makes
+//! another of the old name. The name of the extension cannot. There is no statement that renames it, and only a superuser
+//! may create one of this name. What depends on it as a member is ours, whatever it is called now.
+
+use pgrx::pg_sys::{self, Datum, Oid};
+use std::ffi::CStr;
+
+// Of pg_depend and pg_language, the same in all versions; pgrx does not have them.
+const DEPEND: u32 = 2608;
+const DEPEND_REFERENCE_INDEX: u32 = 2674;
+const COLUMN_CLASSID: i32 = 1;
+const COLUMN_OBJID: i32 = 2;
+const COLUMN_REFCLASSID: i16 = 4;
+const COLUMN_REFOBJID: i16 = 5;
+const COLUMN_DEPTYPE: i32 = 7;
+const LANGUAGE_C: u32 = 13;
+
+/// The schema of the state. Nobody but the extension's owner may create anything there.
+pub fn state_schema() -> Option<Oid> {
+    members(pg_sys::NamespaceRelationId).first().copied()
+}
+
+/// The function of that name and number of arguments.
+pub fn function(name: &CStr, arguments: usize) -> Option<Oid> {
+    function_where(|form, _| {
+        // SAFETY: a name ends within its 64 bytes.
+        let its_name = unsafe { CStr::from_ptr(form.proname.data.as_ptr()) };
+        its_name == name && form.pronargs as usize == arguments
+    })
+}
+
+/// The trigger function `fenced`, by what it is in the library.
+pub fn fenced() -> Option<Oid> {
+    function_where(|form, source| form.prolang == LANGUAGE_C.into() && source == b"fenced")
+}
+
+/// The first function of which this is so, told its row of pg_proc and its source.
+fn function_where(is_it: impl Fn(&pg_sys::FormData_pg_proc, &[u8]) -> bool) -> Option<Oid> {
+    const CACHE: i32 = pg_sys::SysCacheIdentifier::PROCOID as i32;
+    members(pg_sys::ProcedureRelationId).into_iter().find(|oid| {
+        // SAFETY: a row of pg_proc, looked at before it is given back; its source is never NULL.
+        unsafe {
+            let tuple = pg_sys::SearchSysCache1(CACHE, (*oid).into());
+            if tuple.is_null() {
+                return false;
+            }
+            let column = pg_sys::Anum_pg_proc_prosrc as pg_sys::AttrNumber;
+            let mut null = false;
+            let source = pg_sys::SysCacheGetAttr(CACHE, tuple, column, &mut null);
+            let source = pg_sys::pg_detoast_datum_packed(source.cast_mut_ptr());
+            let source = pgrx::varlena::varlena_to_byte_slice(source);
+            let found = is_it(&*pg_sys::GETSTRUCT(tuple).cast(), source);
+            pg_sys::ReleaseSysCache(tuple);
+            found
+        }
+    })
+}
+
+/// The members that are rows of this catalog; none where the extension is not there.
+fn members(catalog: Oid) -> Vec<Oid> {
+    let mut found = Vec::new();
+    // SAFETY: a catalog scan along the index of the two columns; what is kept of a row is copied.
+    unsafe {
+        let extension = pg_sys::get_extension_oid(c"pg_fence".as_ptr(), true);
+        if extension == Oid::INVALID {
+            return found;
+        }
+        let depend = pg_sys::table_open(DEPEND.into(), pg_sys::AccessShareLock as i32);
+        let mut keys = [pg_sys::ScanKeyData::default(); 2];
+        let wanted =
+            [(COLUMN_REFCLASSID, pg_sys::ExtensionRelationId), (COLUMN_REFOBJID, extension)];
+        for (key, (column, oid)) in keys.iter_mut().zip(wanted) {
+            let equal = pg_sys::BTEqualStrategyNumber as u16;
+            pg_sys::ScanKeyInit(key, column, equal, pg_sys::F_OIDEQ.into(), oid.into());
+        }
+        let none = std::ptr::null_mut();
+        let index = DEPEND_REFERENCE_INDEX.into();
+        let scan = pg_sys::systable_beginscan(depend, index, true, none, 2, keys.as_mut_ptr());
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            let column = |n| -> Datum {
+                let mut null = false;
+                pg_sys::heap_getattr(tuple, n, (*depend).rd_att, &mut null)
+            };
+            let oid = |n| Oid::from(column(n).value() as u32);
+            let is_member = column(COLUMN_DEPTYPE).value() as u8 == b'e';
+            if is_member && oid(COLUMN_CLASSID) == catalog {
+                found.push(oid(COLUMN_OBJID));
+            }
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(depend, pg_sys::AccessShareLock as i32);
+    }
+    found
+}
