@@ -16,6 +16,7 @@ use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
 use crate::pg::session::server;
 use crate::pg::session::settings;
+use crate::pg::state::relation;
 use crate::statistics::{self, Known};
 use crate::tokens;
 use pg_fence_rules::fence::{self, Landing, Order, Verdict, Write};
@@ -198,10 +199,7 @@ fn guard_leases(
     let token = landing.token;
     // A token that the statement has not shown itself may be one that its writer does not know.
     let shown = write.column_presents() || write.ambient.is_some();
-    let may_see = || MaySee {
-        lease: may_see_lease(call, plan),
-        token: shown || describe::readable(call, plan.column.number),
-    };
+    let may_see = || may_see(call, plan, shown);
     let guarded =
         leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)));
     guarded.map_err(|silent| match write.old.flatten() {
@@ -295,15 +293,31 @@ fn without(call: &TriggerCall, plan: &Plan, row: Tuple) -> Tuple {
     }
 }
 
+/// What its writer may know of a write whose token is judged for a lease.
+#[cold]
+fn may_see(call: &TriggerCall, plan: &Plan, shown: bool) -> MaySee {
+    // A token that the statement has not shown itself may be one that its writer does not know.
+    let token = shown || describe::readable(call, plan.column.number);
+    MaySee { lease: may_see_lease(call, plan), token }
+}
+
 /// The refusal of a write that is not to land.
 #[cold]
 fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> Refusal {
     let stored = visible(call, plan, write.old.flatten());
+    let shown = write.column_presents() || write.ambient.is_some();
     match verdict {
-        Verdict::NeverIssued { presented } => errors::never_issued(presented),
+        Verdict::NeverIssued { presented } => match leases(call, plan).iter().next() {
+            // For those who may not see leases, each token that does not speak is like any other.
+            Some(name) if !relation::may_see_leases() => {
+                let may_see = || may_see(call, plan, shown);
+                guard::not_speaking(name, presented, Caller::Trigger(&may_see))
+            }
+            _ => errors::never_issued(presented),
+        },
         Verdict::Stale { presented, .. } => {
             // An equal value that is only named may be one that the caller does not know.
-            let known = write.column_presents() || write.ambient.is_some() || stored.is_some();
+            let known = shown || stored.is_some();
             errors::stale(known.then_some(presented), stored, &refused_write(call, plan, &write))
         }
         _ => errors::unfenced(stored, &refused_write(call, plan, &write)),

@@ -11,6 +11,7 @@ use crate::pg::call::raise;
 use crate::pg::encoding;
 use crate::pg::hash::Quick;
 use crate::pg::locks::relation_lock::Wait;
+use crate::pg::session::role;
 use crate::pg::session::scope::{
     self, BeforeCommit, Ending, OfSavepoint, OfTransaction, SavepointId,
 };
@@ -99,6 +100,15 @@ pub struct MaySee {
 }
 
 impl Caller<'_> {
+    fn in_trigger(&self) -> bool {
+        matches!(self, Caller::Trigger(_))
+    }
+
+    /// May an error tell whether a token is one of the lease's at all? Anybody may bind a table of its own to any lease.
+    fn may_know_tokens(&self) -> bool {
+        !self.in_trigger() || relation::may_see_leases()
+    }
+
     fn shown<'n>(&self, name: &'n [u8], token: Token) -> Shown<'n> {
         let may_see = match self {
             Caller::Function => MaySee { lease: true, token: true },
@@ -126,8 +136,13 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         drop(locks);
         return Err(not_speaking(name, token, caller));
     }
-    let in_trigger = matches!(caller, Caller::Trigger(_));
-    check_role(|| caller.shown(name, token).lease, &row, in_trigger)?;
+    if let Err(refusal) = check_role(|| caller.shown(name, token).lease, &row, caller.in_trigger())
+    {
+        drop(locks);
+        // That it speaks for another role's grant tells that it is a token of the lease.
+        let told = caller.may_know_tokens();
+        return Err(if told { refusal } else { not_speaking(name, token, caller) });
+    }
     snapshot::check(&table, name, &row, || caller.shown(name, token).lease)?;
     locks.keep();
     line::changed(name);
@@ -255,12 +270,16 @@ pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
     Some(held.holder().unwrap_or_else(|| held.session()).to_vec())
 }
 
-fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
+/// PF004, with all that the caller may know.
+pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
     let mut refusal = errors::not_speaking(caller.shown(name, token));
     let Ok(table) = LeaseTable::open(Access::Read) else { return refusal };
     let rows = table.rows(name, AsOf::Now);
     let (now, floor) = (server::now(), tokens::floor().unwrap_or(Floor::NONE));
-    if find(&rows, token).is_some_and(|row| row.grant.awaits_renewal(token, now, floor)) {
+    let awaits_renewal = |row: &Row| row.grant.awaits_renewal(token, now, floor);
+    let may_be_told =
+        |row: &Row| caller.may_know_tokens() || role::acts_for(row.role(), caller.in_trigger());
+    if find(&rows, token).is_some_and(|row| awaits_renewal(row) && may_be_told(row)) {
         refusal.hint = errors::RENEW_FIRST.into();
         refusal = refusal.detailed(|d| d.renew_first = Some(true));
     }

@@ -4,6 +4,7 @@
 //!
 //! What is in it, and how the others find it, is for the caller to say.
 
+use crate::pg::call::raise;
 use pgrx::pg_sys;
 use pgrx::PgTryBuilder;
 use std::ffi::CStr;
@@ -18,14 +19,13 @@ static HANDLE: AtomicU32 = AtomicU32::new(0);
 static UNATTACHABLE: AtomicU32 = AtomicU32::new(0);
 
 /// What came of attaching a segment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attached {
     /// The segment is attached, and is this database's.
     Yes,
     /// There is no such segment, or it is somebody else's.
     NotThere,
-    /// It cannot be mapped into this process.
-    Failed,
+    /// It cannot be mapped into this process, for this reason.
+    Failed(String),
 }
 
 /// Is a segment attached?
@@ -49,7 +49,7 @@ pub fn with<T>(work: impl FnOnce(&[AtomicU64]) -> T) -> Option<T> {
 /// random numbers, and the one that is asked for may be of an earlier life of the server.
 pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Attached {
     if handle == UNATTACHABLE.load(Ordering::Relaxed) {
-        return Attached::Failed;
+        return Attached::Failed("its shared memory cannot be mapped".into());
     }
     // SAFETY: looks through this process's list of segments.
     if unsafe { !pg_sys::dsm_find_mapping(handle).is_null() } {
@@ -58,17 +58,17 @@ pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Attach
     }
     let segment = without_owner(|| {
         // SAFETY: gives back NULL where there is no such segment; raises where it cannot be mapped.
-        let attach = AssertUnwindSafe(|| Some(unsafe { pg_sys::dsm_attach(handle) }));
-        PgTryBuilder::new(attach).catch_others(|_| None).execute()
+        let attach = AssertUnwindSafe(|| Ok(unsafe { pg_sys::dsm_attach(handle) }));
+        PgTryBuilder::new(attach).catch_others(|error| Err(raise::message_of(&error))).execute()
     });
     match segment {
-        None => {
+        Err(why) => {
             UNATTACHABLE.store(handle, Ordering::Relaxed);
-            Attached::Failed
+            Attached::Failed(why)
         }
-        Some(segment) if segment.is_null() => Attached::NotThere,
+        Ok(segment) if segment.is_null() => Attached::NotThere,
         // SAFETY: attached just now.
-        Some(segment) => unsafe {
+        Ok(segment) => unsafe {
             let (words, length) = words_of(segment);
             if is_ours(std::slice::from_raw_parts(words, length)) {
                 keep(segment, words, length);

@@ -4,6 +4,8 @@
 use crate::leases::request::Request;
 use crate::pg::call::args::Args;
 use crate::pg::call::errors::{self, Refusal};
+use crate::pg::state::lease_table::{AsOf, LeaseTable};
+use crate::pg::state::row::Row;
 use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::{Span, Token, NAME_MAX};
 use std::time::Duration;
@@ -18,6 +20,9 @@ const TTL_DEFAULT: Span = Span::from_secs(30);
 const OLDER_THAN_DEFAULT: Span = Span::from_secs(86_400);
 /// The longest ttl: 366 days.
 const TTL_MAX: Span = Span::from_secs(366 * 86_400);
+/// The longest ttl of a grant that ends with its session: 100,000 years, each of twelve months of 30 days, as all that is
+/// said in years. A deadline stays within what a `timestamptz` can be, which ends in the year 294276.
+const SESSION_TTL_MAX: Span = Span::from_secs(100_000 * 12 * 30 * 86_400);
 /// The most leases that one call takes.
 pub const NAMES_MAX: usize = 1_000;
 
@@ -105,22 +110,54 @@ pub fn token(args: &Args, n: usize) -> Result<Token, Refusal> {
     }
 }
 
-/// A ttl: positive and at most 366 days; None for NULL.
+/// The ttl of a new grant: positive and at most 366 days, or more where the grant ends with its session.
+pub fn first_ttl(args: &Args, n: usize, session: bool) -> Result<Span, Refusal> {
+    let ttl = args.interval_us(n).map_or(TTL_DEFAULT, Span::from_micros);
+    check_ttl(ttl, session)?;
+    Ok(ttl)
+}
+
+/// The ttl of a renewal; None for NULL. How long it may be is known once the grant is: see `check_renewed_ttl` and
+/// `check_lost_ttl`.
 pub fn ttl(args: &Args, n: usize) -> Result<Option<Span>, Refusal> {
-    match args.interval_us(n) {
-        None => Ok(None),
-        Some(us) if (1..=TTL_MAX.micros()).contains(&us) => Ok(Some(Span::from_micros(us))),
-        Some(_) => Err(errors::bad_argument(
-            "ttl",
-            "ttl must be positive and at most 366 days",
-            "A ttl of three to ten times the heartbeat's interval is usual, as '30 s'.",
-        )),
+    let ttl = args.interval_us(n).map(Span::from_micros);
+    ttl.map_or(Ok(()), |ttl| check_ttl(ttl, true))?;
+    Ok(ttl)
+}
+
+/// 22023 where that is too long a ttl for this grant.
+pub fn check_renewed_ttl(ttl: Option<Span>, grant: &Row) -> Result<(), Refusal> {
+    ttl.map_or(Ok(()), |ttl| check_ttl(ttl, grant.ends_with_session()))
+}
+
+/// 22023 where that is too long a ttl for any grant of this lease, none of which the token is of.
+pub fn check_lost_ttl(ttl: Option<Span>, table: &LeaseTable, lease: &[u8]) -> Result<(), Refusal> {
+    match ttl {
+        Some(ttl) if ttl > TTL_MAX => {
+            check_ttl(ttl, table.rows(lease, AsOf::Now).iter().any(Row::ends_with_session))
+        }
+        _ => Ok(()),
     }
 }
 
-/// The ttl of a new grant.
-pub fn first_ttl(args: &Args, n: usize) -> Result<Span, Refusal> {
-    Ok(ttl(args, n)?.unwrap_or(TTL_DEFAULT))
+fn check_ttl(ttl: Span, session: bool) -> Result<(), Refusal> {
+    let (longest, message, hint) = if session {
+        (
+            SESSION_TTL_MAX,
+            "ttl must be positive and at most 100000 years",
+            "'1000 years' is a lease that ends with its session only.",
+        )
+    } else {
+        (
+            TTL_MAX,
+            "ttl must be positive and at most 366 days",
+            "A ttl of three to ten times the heartbeat's interval is usual, as '30 s'. Only a lease with session => true may have a longer one.",
+        )
+    };
+    if ttl <= Span::ZERO || ttl > longest {
+        return Err(errors::bad_argument("ttl", message, hint));
+    }
+    Ok(())
 }
 
 /// How long to wait.
@@ -142,7 +179,8 @@ fn bad_wait(message: &str) -> Refusal {
 pub fn acquire(args: &Args) -> Result<(Request, Duration), Refusal> {
     let name = name(args, 0)?;
     let holder = holder(args, 1)?;
-    let ttl = first_ttl(args, 2)?;
+    let session = args.boolean(8).unwrap_or(false);
+    let ttl = first_ttl(args, 2, session)?;
     let wait = wait(args, 3)?;
     let shared = args.boolean(5).unwrap_or(false);
     let slots = args.int4(6).unwrap_or(1);
@@ -174,7 +212,6 @@ pub fn acquire(args: &Args) -> Result<(Request, Duration), Refusal> {
         (false, n) => Mode::Slots(n),
     };
     let metadata = metadata(args, 4)?;
-    let session = args.boolean(8).unwrap_or(false);
     let ask = Ask { mode, reclaim };
     Ok((Request { name, holder, ttl, metadata, session, ask }, wait))
 }

@@ -20,9 +20,9 @@ use pg_fence_rules::Token;
 pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
     let names = arguments::names(&args, 0)?;
     let holder = arguments::holder(&args, 1)?;
-    let ttl = arguments::first_ttl(&args, 2)?;
-    let metadata = arguments::metadata(&args, 3)?;
     let session = args.boolean(4).unwrap_or(false);
+    let ttl = arguments::first_ttl(&args, 2, session)?;
+    let metadata = arguments::metadata(&args, 3)?;
     server::writable(c"lease_acquire_all()");
     let request = |name| Request {
         name,
@@ -53,7 +53,10 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
         match change::renewable(&table, name, token)? {
             Some((locked, _)) => found.push(locked),
             // What is locked so far is given back.
-            None => return Ok(lost()),
+            None => {
+                arguments::check_lost_ttl(ttl, &table, name)?;
+                return Ok(lost());
+            }
         }
     }
     // The locks were waited for one by one: the time of the decision is after the last.
@@ -61,6 +64,7 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     if !found.iter().all(|f| f.row.grant.renewable(token, now)) {
         return Ok(lost());
     }
+    found.iter().try_for_each(|f| arguments::check_renewed_ttl(ttl, &f.row))?;
     let fresh = tokens::draw(change::greatest(found.iter().map(|f| &f.row)))?;
     let rows: Vec<Row> = found.into_iter().map(|f| f.keep()).collect();
     for row in &rows {

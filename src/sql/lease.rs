@@ -46,9 +46,11 @@ pub fn renew(args: Args) -> Result<Answer, Refusal> {
     server::writable(c"lease_renew()");
     let table = LeaseTable::open(Access::Write)?;
     let Some((locked, now)) = change::renewable(&table, &name, token)? else {
+        arguments::check_lost_ttl(ttl, &table, &name)?;
         statistics::count(Counter::RenewalsLost);
         return Ok(Answer::Null);
     };
+    arguments::check_renewed_ttl(ttl, &locked.row)?;
     let fresh = tokens::draw(locked.row.grant.greatest())?;
     change::renew(&table, &locked.keep(), fresh, now, ttl)?;
     Ok(fresh.into())

@@ -3,7 +3,7 @@
 //! A session counts in memory of its own, and adds that to the segment that all sessions of the database share
 //! (`segment`) when its transaction ends, however it ends. Only a refused write is put there at once: it may be all
 //! that is left of its transaction. Nothing here keeps anybody from writing: where there is no segment to be had, it
-//! is not counted.
+//! is not counted, and the log says so once. `pg_fence.statistics` switches it off.
 
 mod known_segments;
 mod refused_write;
@@ -13,6 +13,7 @@ pub use refused_write::{refused, Known, RefusedWrite};
 
 use crate::known_bugs;
 use crate::pg::session::scope;
+use crate::pg::session::settings;
 use pg_fence_rules::Instant;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -120,7 +121,7 @@ fn pend(counter: Counter, number: u64) {
 /// Sees to it that there is a segment to add to, if there can be one: at a transaction's end it is too late.
 #[inline]
 pub fn prepare() {
-    if !segment::is_ready() && !known_bugs::NO_COUNTING {
+    if !segment::is_ready() && settings::statistics() && !known_bugs::NO_COUNTING {
         segment::open(segment::Missing::IsMade);
     }
 }
@@ -160,8 +161,21 @@ fn flush() {
         pending |= Counter::WritesChecked.bit();
     }
     if pending != 0 {
-        add_to_segment(pending);
+        if settings::statistics() {
+            add_to_segment(pending);
+        } else {
+            forget_pending();
+        }
     }
+}
+
+/// Throws away what this session has counted and not yet added.
+#[cold]
+fn forget_pending() {
+    for pending in &PENDING {
+        pending.store(0, Ordering::Relaxed);
+    }
+    CALLS.store(0, Ordering::Relaxed);
 }
 
 /// Adds the counters that have these bits. Without a segment they stay pending.

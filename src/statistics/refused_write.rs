@@ -5,6 +5,7 @@ use crate::pg::call::errors::{self, Refusal};
 use crate::pg::call::raise;
 use crate::pg::encoding::{clip, in_server_encoding};
 use crate::pg::session::server;
+use crate::pg::session::settings;
 use pg_fence_rules::ring::ENTRY_MAX;
 use pg_fence_rules::{Instant, Token};
 use serde_json::{Map, Value};
@@ -46,13 +47,16 @@ const NULL: u16 = u16::MAX;
 /// refused for another reason than the fence's is not counted.
 pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     let Some(counter) = counter(refusal.sqlstate) else { return };
+    if !settings::statistics() {
+        return;
+    }
     add(counter, 1);
     // Not at the transaction's end: the client hears of the error before that.
     flush();
     // An error here must not take the place of the refusal, which is about to be raised.
     let _ = raise::caught(|| {
         let entry = describe(refusal, known()).written();
-        segment::with(|segment| segment.keep(&entry));
+        segment::with(|segment| segment.keep(server::outer_role_oid(), &entry));
         Ok(())
     });
 }

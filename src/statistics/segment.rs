@@ -6,6 +6,7 @@
 //! the server it is for.
 
 use super::{known_segments, COUNTERS};
+use crate::pg::call::{errors, raise};
 use crate::pg::locks::lock::LockTag;
 use crate::pg::session::server;
 use crate::pg::session::settings;
@@ -21,7 +22,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Tells a segment of ours, and its layout, from any other; a new layout has a new last byte.
-const MAGIC: u64 = u64::from_le_bytes(*b"pgfence\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"pgfence\x02");
 
 /// Where in the segment each word is. The counters follow, then the ring.
 #[derive(Clone, Copy)]
@@ -106,17 +107,18 @@ impl<'a> Segment<'a> {
 
     fn ring(&self) -> Ring<'a> {
         let cells = self.read(Word::Kept) as usize * CELL_WORDS;
-        Ring::new(self.word(Word::Tickets), &self.0[FIRST_CELL..FIRST_CELL + cells])
+        let cells = &self.0[FIRST_CELL..FIRST_CELL + cells];
+        Ring::new(self.word(Word::Tickets), cells, self.read(Word::TicketsAtReset))
     }
 
-    /// Keeps a refused write.
-    pub fn keep(&self, refusal: &[u8]) {
-        self.ring().put(refusal);
+    /// Keeps a refused write of this role.
+    pub fn keep(&self, role: Oid, refusal: &[u8]) {
+        self.ring().put(role.to_u32(), refusal);
     }
 
     /// The refused writes that are kept, newest first.
     pub fn refusals(&self) -> Vec<Vec<u8>> {
-        self.ring().since(self.read(Word::TicketsAtReset))
+        self.ring().entries()
     }
 
     /// Begins to count anew.
@@ -147,13 +149,21 @@ fn identity(sequence: Oid) -> [(Word, u64); 4] {
     ]
 }
 
-/// Attaches the segment of this database, or makes it. Where that cannot be done, the session goes on without.
+/// Attaches the segment of this database, or makes it, and lets those of dropped databases go. Where that cannot be
+/// done, the session goes on without.
 #[cold]
 pub fn open(missing: Missing) {
     // A standby counts nothing.
-    if server::in_recovery() {
+    if server::in_recovery() || !server::has_dynamic_memory() {
         return;
     }
+    attach_or_make(missing);
+    if known_segments::may_be_over() && xact::may_begin_savepoint() {
+        alone(known_segments::forget_those_that_are_over);
+    }
+}
+
+fn attach_or_make(missing: Missing) {
     let changes = relation::name_changes();
     let Ok(sequence) = state_oid(c"stats_memory_seq") else { return };
     if with(|segment| segment.is_of(sequence)) == Some(true) {
@@ -166,13 +176,16 @@ pub fn open(missing: Missing) {
         return;
     }
     let outcome = match attach(sequence) {
-        Found::Missing if missing == Missing::IsMade => make(sequence),
+        Found::Missing if missing == Missing::IsMade && settings::statistics() => make(sequence),
         outcome => outcome,
     };
     match outcome {
         Found::Attached => FOUND_AT.store(changes, Ordering::Relaxed),
-        Found::Impossible => {
+        Found::Impossible(why) => {
             RETRY_AT.store(server::now().micros() + RETRY_AFTER_US, Ordering::Relaxed);
+            if xact::may_begin_savepoint() && alone(known_segments::is_to_be_told) == Some(true) {
+                raise::log(errors::not_counted(&server::database_name(), &why));
+            }
         }
         Found::Missing | Found::NotNow => {}
     }
@@ -185,8 +198,8 @@ enum Found {
     Missing,
     /// The sequence is locked, or another session is just making the segment.
     NotNow,
-    /// It cannot be had here.
-    Impossible,
+    /// It cannot be had here, for this reason.
+    Impossible(String),
 }
 
 /// Attaches the segment whose handle the sequence has.
@@ -199,7 +212,7 @@ fn attach(sequence: Oid) -> Found {
     match shared_memory::attach(handle, |words| Segment(words).is_of(sequence)) {
         Attached::Yes => Found::Attached,
         Attached::NotThere => Found::Missing,
-        Attached::Failed => Found::Impossible,
+        Attached::Failed(why) => Found::Impossible(why),
     }
 }
 
@@ -208,23 +221,32 @@ fn make(sequence: Oid) -> Found {
     if !xact::may_begin_savepoint() {
         return Found::NotNow;
     }
-    let lock = LockTag::statistics();
     for _ in 0..LOOKS {
-        if lock.take_quietly(MAKE_STATISTICS.mode) {
-            // Another session may have been first.
-            let found = match attach(sequence) {
-                Found::Missing => make_alone(sequence),
-                found => found,
-            };
-            lock.give_quietly(MAKE_STATISTICS.mode);
+        // Another session may have been first.
+        let found = alone(|| match attach(sequence) {
+            Found::Missing => make_alone(sequence),
+            found => found,
+        });
+        if let Some(found) = found {
             return found;
         }
         std::thread::sleep(Duration::from_millis(1));
-        if let found @ (Found::Attached | Found::Impossible) = attach(sequence) {
+        if let found @ (Found::Attached | Found::Impossible(_)) = attach(sequence) {
             return found;
         }
     }
     Found::NotNow
+}
+
+/// Does work under the lock on the server's segments; None where another session has it.
+fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
+    let lock = LockTag::statistics();
+    if !lock.take_quietly(MAKE_STATISTICS.mode) {
+        return None;
+    }
+    let done = work();
+    lock.give_quietly(MAKE_STATISTICS.mode);
+    Some(done)
 }
 
 /// Is the sequence unlogged, as it must be to keep a handle, and has it a page? One that it has lost is restored.
@@ -239,10 +261,11 @@ fn make_alone(sequence: Oid) -> Found {
     }
     let kept = settings::refusals_kept();
     known_segments::forget_those_that_are_over();
+    known_segments::forget_own();
     // Out of memory is an error of the server's, which must not end what is being counted.
-    let made = xact::in_savepoint(|| {
+    let made = xact::try_in_savepoint(|| {
         if !is_writable(sequence) {
-            return None;
+            return Err("fence.stats_memory_seq is not as it was made");
         }
         let handle = shared_memory::create(FIRST_CELL + kept * CELL_WORDS, |words| {
             let segment = Segment(words);
@@ -252,19 +275,21 @@ fn make_alone(sequence: Oid) -> Found {
                 segment.word(word).store(value, Ordering::Relaxed);
             }
         });
-        handle.inspect(|handle| sequence::set(sequence, (*handle).into()))
+        let handle = handle.ok_or("too many dynamic shared memory segments")?;
+        sequence::set(sequence, handle.into());
+        Ok(handle)
     });
-    match made {
-        Some(Some(handle)) => {
+    let why = match made {
+        Ok(Ok(handle)) => {
             known_segments::add(handle);
-            Found::Attached
+            return Found::Attached;
         }
-        _ => {
-            if let Some(handle) = shared_memory::leave() {
-                // Nobody will ever find it.
-                xact::in_savepoint(|| shared_memory::let_go(handle));
-            }
-            Found::Impossible
-        }
+        Ok(Err(why)) => why.to_owned(),
+        Err(why) => why,
+    };
+    if let Some(handle) = shared_memory::leave() {
+        // Nobody will ever find it.
+        xact::in_savepoint(|| shared_memory::let_go(handle));
     }
+    Found::Impossible(why)
 }

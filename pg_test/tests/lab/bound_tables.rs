@@ -347,9 +347,10 @@ fn writers_need_no_grant_but_the_lease_must_be_theirs(lab: &Lab) -> Result<()> {
     // A member of the role needs no rights on pg_fence at all.
     db.database().connect_as(&member)?.run(&write)?;
     let mut stranger = db.database().connect_as(&writer)?;
-    stranger.refused(&write, "42501")?;
+    // Nor does it learn that somebody else's token is one.
+    stranger.refused(&write, "PF004")?;
     stranger
-        .refused(&format!("SET pg_fence.token = '{token}'; UPDATE orders SET v = 9"), "42501")?;
+        .refused(&format!("SET pg_fence.token = '{token}'; UPDATE orders SET v = 9"), "PF004")?;
     // What the holder's own function does is done by the holder.
     stranger.run(&format!("SELECT pay({token})"))?;
     db.run(&write)?;

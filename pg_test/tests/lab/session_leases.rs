@@ -573,3 +573,51 @@ fn behind_a_transaction_pooler_it_is_the_connection_s(lab: &Lab) -> Result<()> {
     drop(pooler);
     abandoned(&mut admin, "job")
 }
+
+#[lab_test]
+fn a_session_s_lease_may_live_as_long_as_the_session(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut holder, mut admin) = (db.connect()?, db.connect()?);
+    let longest = "100000 years";
+    for ttl in ["1000 years", longest] {
+        let token = holder
+            .granted(&format!("SELECT lease_acquire('job', ttl => '{ttl}', session => true)"))?;
+        let years = if ttl == longest { 90_000 } else { 900 };
+        let shown = format!(
+            "SELECT state = 'held' AND remaining > interval '{years} years' AND expires_at > now() + interval '{years} years'"
+        );
+        ensure!(admin.truth(&format!("{shown} FROM fence.leases"))?);
+        ensure!(admin.truth(&format!("{shown} FROM lease_info('job', {token})"))?);
+        // It is renewed for as long as it was asked for, or for longer; and passes on when its session ends.
+        let token = admin.renew("job", token)?.expect("held");
+        ensure!(admin.truth(&format!("{shown} FROM fence.leases"))?);
+        let token = admin.granted(&format!("SELECT lease_renew('job', {token}, '{longest}')"))?;
+        ensure!(admin.speaks("job", token)?);
+        admin.run(&format!("BEGIN; SELECT lease_guard('job', {token}); COMMIT"))?;
+        admin.nothing("SELECT lease_acquire('job', wait => '50 ms')")?;
+        let mut waiter = Background::connect(&db.conninfo())?;
+        waiter.send("SELECT lease_acquire('job', session => true, wait => '1 h')")?;
+        waiter.wait_until_blocked()?;
+        holder.run("DISCARD ALL")?;
+        // Nobody renews it any more, however long.
+        admin.nothing(&format!("SELECT lease_renew('job', {token}, '{longest}')"))?;
+        let next = token_of(&mut waiter)?;
+        admin.release("job", next)?.expect("held");
+    }
+    let all = holder.granted(&format!(
+        "SELECT lease_acquire_all('{{a,b}}', ttl => '{longest}', session => true)"
+    ))?;
+    admin.granted(&format!("SELECT lease_renew_all('{{a,b}}', {all}, '1000 years')"))?;
+    // A lasting one would hold everybody up once its holder has died.
+    let lasting = admin.acquire("lasting", "1 h")?;
+    let before = admin.last_token()?;
+    for renewal in ["lease_renew('lasting'", "lease_renew_all('{lasting}'", "lease_renew('nobody'"]
+    {
+        let fault =
+            admin.refused(&format!("SELECT {renewal}, {lasting}, '366 days 1 us')"), "22023")?;
+        ensure!(fault.json()?["argument"] == "ttl", "{fault}");
+    }
+    ensure!(admin.last_token()? == before && admin.speaks("lasting", lasting)?);
+    admin.granted(&format!("SELECT lease_renew('lasting', {lasting}, '366 days')"))?;
+    Ok(())
+}

@@ -6,6 +6,8 @@ mod many_sessions;
 mod no_memory;
 mod refused_writes;
 mod segments;
+mod single_user;
+mod switched_off;
 mod who_may_see;
 
 use pg_test::process::{wait_until, PATIENCE};

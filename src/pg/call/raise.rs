@@ -224,10 +224,28 @@ pub unsafe fn throw(error: RawError) -> ! {
 
 /// Sends the client a warning, and goes on.
 pub fn warn(warning: Refusal) {
-    let mut warning = laid_out(warning);
-    warning.elevel = PgLogLevel::WARNING as c_int;
-    // SAFETY: a warning returns.
-    unsafe { pg_sys::ThrowErrorData(&mut warning) };
+    report(warning, PgLogLevel::WARNING);
+}
+
+/// Writes a line into the server's log, and goes on.
+pub fn log(line: Refusal) {
+    report(line, PgLogLevel::LOG_SERVER_ONLY);
+}
+
+fn report(what: Refusal, level: PgLogLevel) {
+    let mut report = laid_out(what);
+    report.elevel = level as c_int;
+    // SAFETY: what is no error returns.
+    unsafe { pg_sys::ThrowErrorData(&mut report) };
+}
+
+/// The message of an error that was caught.
+pub fn message_of(error: &CaughtError) -> String {
+    match error {
+        CaughtError::PostgresError(report)
+        | CaughtError::ErrorReport(report)
+        | CaughtError::RustPanic { ereport: report, .. } => report.message().to_owned(),
+    }
 }
 
 /// Five characters as Postgres packs them (MAKE_SQLSTATE).

@@ -31,6 +31,24 @@ pub fn in_recovery() -> bool {
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
+/// Is there dynamic shared memory? In single-user mode there is none.
+pub fn has_dynamic_memory() -> bool {
+    // SAFETY: set once when the process starts.
+    unsafe { pg_sys::IsUnderPostmaster }
+}
+
+/// The name of this database.
+pub fn database_name() -> Vec<u8> {
+    // SAFETY: gives back a NUL-terminated copy, or NULL.
+    unsafe {
+        let name = pg_sys::get_database_name(pg_sys::MyDatabaseId);
+        if name.is_null() {
+            return Vec::new();
+        }
+        CStr::from_ptr(name).to_bytes().to_vec()
+    }
+}
+
 /// Is there a database with this oid?
 pub fn database_exists(oid: u32) -> bool {
     let cache = pg_sys::SysCacheIdentifier::DATABASEOID as i32;
@@ -98,12 +116,18 @@ pub fn writable(function: &CStr) {
     }
 }
 
+/// The oid of `outer_role`.
+pub fn outer_role_oid() -> pg_sys::Oid {
+    // SAFETY: reads who it is.
+    unsafe { pg_sys::GetOuterUserId() }
+}
+
 /// The name of the role that the session has set itself to: within a function that runs as its owner, that of the
 /// caller.
 pub fn outer_role() -> Vec<u8> {
     // SAFETY: gives back a NUL-terminated copy, or NULL for a role that was dropped.
     unsafe {
-        let name = pg_sys::GetUserNameFromId(pg_sys::GetOuterUserId(), true);
+        let name = pg_sys::GetUserNameFromId(outer_role_oid(), true);
         if name.is_null() {
             return Vec::new();
         }

@@ -1,4 +1,4 @@
-//! The settings `pg_fence.token` and `pg_fence.refusals_kept`.
+//! The settings `pg_fence.token`, `pg_fence.statistics` and `pg_fence.refusals_kept`.
 
 use crate::pg::encoding::{c_string, push_number};
 use pg_fence_rules::Token;
@@ -6,6 +6,7 @@ use pgrx::pg_sys;
 use std::ffi::{c_char, c_int, c_void, CStr};
 
 static mut TOKEN: *mut c_char = std::ptr::null_mut();
+static mut STATISTICS: bool = true;
 static mut REFUSALS_KEPT: c_int = 0;
 
 /// The most refused writes that can be kept: about 10 MB.
@@ -13,7 +14,7 @@ const REFUSALS_MAX: c_int = 10_000;
 
 /// Declares the settings; called once, when the library is loaded.
 pub fn declare() {
-    // SAFETY: both are only ever written by Postgres, on this one thread.
+    // SAFETY: they are only ever written by Postgres, on this one thread.
     unsafe {
         pg_sys::DefineCustomStringVariable(
             c"pg_fence.token".as_ptr(),
@@ -26,6 +27,19 @@ pub fn declare() {
             // A token for the whole server would be everybody's.
             (pg_sys::GUC_DISALLOW_IN_FILE | pg_sys::GUC_NOT_IN_SAMPLE) as i32,
             Some(check),
+            None,
+            None,
+        );
+        pg_sys::DefineCustomBoolVariable(
+            c"pg_fence.statistics".as_ptr(),
+            c"Counts for fence.stats and keeps refused writes for fence.refusals.".as_ptr(),
+            c"Where it is off, no shared memory is taken.".as_ptr(),
+            &raw mut STATISTICS,
+            true,
+            // Who is refused must not keep that from being seen.
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GUC_NOT_IN_SAMPLE as i32,
+            None,
             None,
             None,
         );
@@ -47,6 +61,13 @@ pub fn declare() {
         );
         pg_sys::MarkGUCPrefixReserved(c"pg_fence".as_ptr());
     }
+}
+
+/// Is to be counted?
+#[inline]
+pub fn statistics() -> bool {
+    // SAFETY: reads a setting.
+    unsafe { STATISTICS }
 }
 
 /// How many refused writes are to be kept.

@@ -1,5 +1,6 @@
 //! The transaction: isolation, snapshots, savepoints.
 
+use crate::pg::call::raise;
 use crate::pg::raw;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
@@ -113,19 +114,24 @@ impl Savepoint {
 
 /// Does work in a savepoint of its own. None where it failed, and was undone; only a cancel goes on its way.
 pub fn in_savepoint<T>(work: impl FnOnce() -> T) -> Option<T> {
+    try_in_savepoint(work).ok()
+}
+
+/// As `in_savepoint`, and tells the error.
+pub fn try_in_savepoint<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let savepoint = Savepoint::begin();
     PgTryBuilder::new(AssertUnwindSafe(|| {
         let done = work();
         savepoint.release();
-        Some(done)
+        Ok(done)
     }))
     .catch_when(PgSqlErrorCode::ERRCODE_QUERY_CANCELED, |error| {
         savepoint.undo();
         error.rethrow()
     })
-    .catch_others(|_| {
+    .catch_others(|error| {
         savepoint.undo();
-        None
+        Err(raise::message_of(&error))
     })
     .execute()
 }

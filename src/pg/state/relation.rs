@@ -19,8 +19,10 @@ thread_local! {
     static VERSION_CHECKED: OnceCell<()> = const { OnceCell::new() };
 }
 
-/// Counts the changes of names, for those who keep something that an oid was looked up for.
+/// Counts the changes of names, for those who keep something that an oid was looked up for; those of databases, too.
 static NAME_CHANGES: AtomicU64 = AtomicU64::new(0);
+/// Counts the changes of databases alone.
+static DATABASE_CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// The version of this library.
 pub const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -111,6 +113,8 @@ pub fn register() {
         {
             pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(names_changed), nothing);
         }
+        let databases = pg_sys::SysCacheIdentifier::DATABASEOID as i32;
+        pg_sys::CacheRegisterSyscacheCallback(databases, Some(databases_changed), nothing);
     }
 }
 
@@ -130,22 +134,31 @@ unsafe extern "C-unwind" fn names_changed(_: pg_sys::Datum, cache: i32, _: u32) 
     NAME_CHANGES.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How often an oid that was looked up may have become another one's.
+unsafe extern "C-unwind" fn databases_changed(_: pg_sys::Datum, _: i32, _: u32) {
+    DATABASE_CHANGES.fetch_add(1, Ordering::Relaxed);
+    NAME_CHANGES.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often a database may have been dropped.
+pub fn database_changes() -> u64 {
+    DATABASE_CHANGES.load(Ordering::Relaxed)
+}
+
+/// How often an oid that was looked up may have become another one's, or a database may have been dropped.
 #[inline]
 pub fn name_changes() -> u64 {
     NAME_CHANGES.load(Ordering::Relaxed)
 }
 
-/// May the current user read it (SELECT on the whole)?
-pub fn readable(oid: pg_sys::Oid) -> bool {
-    // SAFETY: catalog look-up.
-    unsafe {
-        pg_sys::pg_class_aclcheck(oid, pg_sys::GetUserId(), pg_sys::ACL_SELECT as pg_sys::AclMode)
-            == pg_sys::AclResult::ACLCHECK_OK
-    }
-}
-
-/// May the current user see the state of leases?
+/// May the caller see the state of leases? Both the current user and the session's role must: a cascading key runs as
+/// the table's owner, but its error goes to the client.
 pub fn may_see_leases() -> bool {
-    state_oid(c"leases").is_ok_and(readable)
+    let Ok(view) = state_oid(c"leases") else { return false };
+    // SAFETY: catalog look-ups.
+    unsafe {
+        let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
+        [pg_sys::GetUserId(), pg_sys::GetOuterUserId()].into_iter().all(|user| {
+            pg_sys::pg_class_aclcheck(view, user, select) == pg_sys::AclResult::ACLCHECK_OK
+        })
+    }
 }

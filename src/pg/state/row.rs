@@ -278,8 +278,13 @@ impl Row {
     /// after taking the grant's lock.
     fn is_abandoned(&self) -> bool {
         self.grant.closing.is_none()
-            && self.fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
+            && self.ends_with_session()
             && !SessionLock::of(self.grant.tokens.first()).is_held()
+    }
+
+    /// Does the grant end with the session that acquired it?
+    pub fn ends_with_session(&self) -> bool {
+        self.fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
     }
 
     /// Its columns after a renewal.

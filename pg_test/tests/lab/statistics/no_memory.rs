@@ -59,6 +59,9 @@ fn a_segment_that_cannot_be_made(lab: &Lab) -> Result<()> {
         session.run("SELECT fence_stats_reset()")?;
         ensure!(session.notices().is_empty());
     }
+    // Once, whichever session it was.
+    let told = told(&cluster)?;
+    ensure!(told.len() == 1 && told[0].contains("\"postgres\": could not open"), "{told:#?}");
     // As soon as there is some, it is counted again.
     allow(0o700)?;
     let mut session = work(&cluster, "later")?;
@@ -67,6 +70,12 @@ fn a_segment_that_cannot_be_made(lab: &Lab) -> Result<()> {
     let leaked = cluster.log()?.lines().filter(|line| line.contains("leak")).count();
     ensure!(leaked == 0, "{leaked} leaks");
     Ok(())
+}
+
+/// What the log says of it.
+fn told(cluster: &Cluster) -> Result<Vec<String>> {
+    let log = cluster.log()?;
+    Ok(log.lines().filter(|line| line.contains("does not count")).map(str::to_owned).collect())
 }
 
 #[lab_test]
@@ -84,6 +93,9 @@ fn a_segment_that_cannot_be_mapped_is_not_replaced(lab: &Lab) -> Result<()> {
     let mut second = work(&cluster, "second")?;
     ensure!(second.truth("SELECT stats_reset IS NULL FROM fence.stats")?);
     second.run("SELECT fence_stats_reset()")?;
+    work(&cluster, "another")?;
+    let told = told(&cluster)?;
+    ensure!(told.len() == 1 && told[0].contains("could not open"), "{told:#?}");
     hide(false)?;
     // The one that has it counts on, and so do those that come now.
     ensure!(shown(&mut first)? == COUNTED);
@@ -124,6 +136,11 @@ fn no_segment_is_left(lab: &Lab) -> Result<()> {
     ensure!(made > 60, "only {made} segments");
     let mut session = work(&cluster, "job")?;
     ensure!(session.truth("SELECT stats_reset IS NULL AND grants = 0 FROM fence.stats")?);
+    // Of each of the two databases.
+    let told = told(&cluster)?;
+    let too_many =
+        told.iter().filter(|line| line.contains("too many dynamic shared memory segments"));
+    ensure!(told.len() == 2 && too_many.count() == 2, "{told:#?}");
     Ok(())
 }
 

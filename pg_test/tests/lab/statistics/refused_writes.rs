@@ -75,7 +75,7 @@ fn what_the_writer_may_not_know_the_administrator_does(lab: &Lab) -> Result<()> 
     admin.run(&format!("GRANT UPDATE ON orders TO {role}"))?;
     let mut worker = db.connect_as(&role)?;
     for (presented, sqlstate, stored) in
-        [(lost, "PF001", Some(newer)), (newer + 1_000_000, "PF003", Some(newer))]
+        [(lost, "PF001", Some(newer)), (newer + 1_000_000, "PF004", Some(newer))]
     {
         let fault =
             worker.refused(&format!("UPDATE orders SET v = 1, fence = {presented}"), sqlstate)?;
@@ -218,5 +218,48 @@ fn long_texts_are_cut_between_characters(lab: &Lab) -> Result<()> {
     ensure!(row[3] == Some(long) && row[0].as_deref() == Some("PF004"), "{row:?}");
     let key = row[2].as_deref().map(serde_json::from_str::<serde_json::Value>).transpose()?;
     ensure!(key.is_none_or(|key| key.is_object()));
+    Ok(())
+}
+
+#[lab_test]
+fn a_role_that_floods_them_drives_out_its_own(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut admin = db.connect()?;
+    let (stranger, worker) = (db.role("stranger")?, db.role("worker")?);
+    admin.run(&format!(
+        "GRANT CREATE ON SCHEMA public TO {stranger};
+         CREATE TABLE t (id int, fence bigint); SELECT fence_protect('t', events => 'insert'); GRANT ALL ON t TO {worker}"
+    ))?;
+    let refuse = |session: &mut Session, table: &str, times: i32| {
+        session.run(&format!(
+            "DO $$ BEGIN FOR n IN 1..{times} LOOP
+                 BEGIN INSERT INTO {table} VALUES (n, 9000000000000000); EXCEPTION WHEN SQLSTATE 'PF003' THEN END;
+             END LOOP; END $$"
+        ))
+    };
+    let mut kept = |wanted: &str| -> Result<()> {
+        let kept = admin.text(
+            "SELECT string_agg(of, ', ' ORDER BY of COLLATE \"C\")
+               FROM (SELECT regexp_replace(role, '.*_', '') || ' ' || count(*) AS of FROM fence.refusals GROUP BY role) r",
+        )?;
+        ensure!(kept.as_deref() == Some(wanted), "{kept:?}, not {wanted}");
+        let order = "SELECT count(*) FROM (SELECT refused_at < lead(refused_at) OVER () AS older FROM fence.refusals) r WHERE older";
+        ensure!(admin.granted(order)? == 0, "not the newest first");
+        Ok(())
+    };
+    let mut worker = db.connect_as(&worker)?;
+    refuse(&mut worker, "t", 10)?;
+    let mut stranger = db.connect_as(&stranger)?;
+    stranger.run(
+        "CREATE TABLE own (id int, fence bigint); SELECT fence_protect('own', events => 'insert')",
+    )?;
+    refuse(&mut stranger, "own", 400)?;
+    kept("stranger 246, worker 10")?;
+    // What others add goes over what the stranger has.
+    refuse(&mut worker, "t", 30)?;
+    kept("stranger 216, worker 40")?;
+    refuse(&mut stranger, "own", 400)?;
+    kept("stranger 216, worker 40")?;
+    ensure!(shown(&mut db.connect()?)? == "refused_pf003 840, writes_checked 840");
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::{counted, expect, shown};
 use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Context, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
 
 fn refuse(session: &mut Session, n: i64) -> Result<()> {
     session.refused(&format!("SELECT lease_guard('x', {n})"), "PF004").map(drop)
@@ -190,24 +190,61 @@ fn a_sequence_that_is_not_fit_only_stops_the_counting(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A server whose segments are files.
+fn with_files(lab: &Lab) -> Result<Cluster> {
+    lab.builder().without_fsync().set("dynamic_shared_memory_type", "mmap").start()
+}
+
+/// How many segments of ours it has; the server's own are smaller. The size is what docs/monitoring.md says.
+fn segments(cluster: &Cluster) -> Result<usize> {
+    let files = std::fs::read_dir(cluster.data().join("pg_dynshmem"))?;
+    // One may be given back just now.
+    let sizes = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len()));
+    Ok(sizes.filter(|size| *size == 512 + 256 * 1024).count())
+}
+
+fn at_most(cluster: &Cluster, most: usize) -> Result<()> {
+    // The last session that uses one may still be leaving.
+    wait_until("the segments are given back", PATIENCE, || {
+        segments(cluster).is_ok_and(|left| left <= most)
+    })
+    .with_context(|| format!("{:?} segments, not {most}", segments(cluster)))
+}
+
+#[lab_test]
+fn who_goes_on_counting_gives_back_the_memory_of_dropped_databases(lab: &Lab) -> Result<()> {
+    let cluster = with_files(lab)?;
+    let mut admin = cluster.connect("template1")?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence")?;
+    let token = session.acquire("job", "1 h")?;
+    let mut drop_another = |round: &str| -> Result<()> {
+        admin.run("CREATE DATABASE d")?;
+        let mut other = cluster.connect("d")?;
+        other.run("CREATE EXTENSION pg_fence")?;
+        other.acquire(round, "1 h")?;
+        drop(other);
+        ensure!(segments(&cluster)? == 2, "{round}: {}", segments(&cluster)?);
+        admin.run("DROP DATABASE d WITH (FORCE)")
+    };
+    drop_another("a session that was there before counts")?;
+    session.renew("job", token)?;
+    at_most(&cluster, 1)?;
+    drop_another("it resets")?;
+    session.run("SELECT fence_stats_reset()")?;
+    at_most(&cluster, 1)?;
+    drop_another("a session that has come since counts")?;
+    cluster.connect("postgres")?.acquire("other", "1 h")?;
+    at_most(&cluster, 1)?;
+    ensure!(shown(&mut session)? == "grants 1", "{}", shown(&mut session)?);
+    Ok(())
+}
+
 #[lab_test]
 fn the_memory_of_what_was_dropped_is_given_back(lab: &Lab) -> Result<()> {
-    let cluster =
-        lab.builder().without_fsync().set("dynamic_shared_memory_type", "mmap").start()?;
-    // Of ours, for the server's own are smaller.
-    let segments = || -> Result<usize> {
-        let files = std::fs::read_dir(cluster.data().join("pg_dynshmem"))?;
-        // One may be given back just now.
-        let sizes = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len()));
-        Ok(sizes.filter(|size| (200_000..400_000).contains(size)).count())
-    };
-    let at_most = |most: usize| {
-        // The last session that uses one may still be leaving.
-        wait_until("the segments are given back", PATIENCE, || {
-            segments().is_ok_and(|left| left <= most)
-        })
-        .with_context(|| format!("{:?} segments, not {most}", segments()))
-    };
+    let cluster = with_files(lab)?;
+    let segments = || segments(&cluster);
+    let at_most = |most: usize| at_most(&cluster, most);
     let mut admin = cluster.connect("postgres")?;
     admin.run("CREATE DATABASE d")?;
     admin.run("CREATE EXTENSION pg_fence")?;

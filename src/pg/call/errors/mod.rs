@@ -341,6 +341,15 @@ pub fn tokens_exhausted() -> Refusal {
     Refusal::new("55000", "fence.token_seq is exhausted".into(), "No larger token exists.")
 }
 
+/// 53200, a line in the log: a database cannot count.
+pub fn not_counted(database: &[u8], why: &str) -> Refusal {
+    Refusal::new(
+        "53200",
+        format!("pg_fence does not count in database {}: {why}", quoted(database)),
+        "fence.stats and fence.refusals miss what happens now; it is tried again each minute. Give the server more shared memory (a container: --shm-size), lower pg_fence.refusals_kept, or switch pg_fence.statistics off.",
+    )
+}
+
 // The fence ----------------------------------------------------------------------------------------------
 
 /// PF001: stale. Either token is None where the caller may not know it.
