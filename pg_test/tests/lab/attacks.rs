@@ -66,7 +66,6 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         "COPY fence.lease FROM STDIN",
         "MERGE INTO fence.lease l USING (VALUES (1)) v ON true WHEN MATCHED THEN DELETE",
         "SELECT 1 FROM fence.lease FOR UPDATE",
-        "SELECT 1 FROM fence.guarded_commits",
         "SELECT last_value FROM fence.server_start_seq",
         "BEGIN; LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE",
         "ALTER TABLE fence.lease DISABLE TRIGGER ALL",

@@ -115,9 +115,6 @@ const MAINTENANCE: &[&str] = &[
     "VACUUM (FREEZE, TRUNCATE) fence.lease",
     "ALTER TABLE fence.lease SET TABLESPACE pg_default",
     "ALTER TABLE fence.lease ALTER metadata SET STATISTICS 10",
-    "VACUUM FULL fence.guarded_commits",
-    "REINDEX TABLE fence.guarded_commits",
-    "REINDEX TABLE CONCURRENTLY fence.guarded_commits",
     "ALTER SEQUENCE fence.token_seq OWNED BY NONE",
     "REINDEX SCHEMA fence",
     "VACUUM FULL",
@@ -299,33 +296,8 @@ fn a_commit_does_not_queue_behind_maintenance(lab: &Lab) -> Result<()> {
     let mut dba = queued(&db, &mut open)?;
     guard.run("COMMIT")?;
     ensure!(!dba.is_finished());
-    ensure!(guard.text("SELECT name FROM fence.guarded_commits")?.as_deref() == Some("guarded"));
     open.run("ROLLBACK")?;
     dba.rows()?;
-    Ok(())
-}
-
-/// A commit that notes one lease waits for maintenance of the notes. Meanwhile the grant of another one, of which it was
-/// certain, ends: it is noted, too.
-#[lab_test]
-fn what_ends_while_a_commit_waits_for_maintenance_is_noted(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut other, mut dba) = (db.connect()?, db.connect()?);
-    let mut guard = Background::connect(&db.conninfo())?;
-    let (over, live) = (other.acquire("over", "1 h")?, other.acquire("live", "1 h")?);
-    guard.run(&format!(
-        "BEGIN; SELECT lease_guard('live', {live}), lease_guard('over', {over}); CREATE TABLE t ()"
-    ))?;
-    other.expire_now("over", over)?;
-    dba.run("BEGIN; LOCK TABLE fence.guarded_commits IN SHARE MODE")?;
-    guard.send("COMMIT")?;
-    guard.wait_until_blocked()?;
-    other.release("live", live)?.context("held")?;
-    dba.run("COMMIT")?;
-    guard.rows()?;
-    let noted =
-        other.text("SELECT string_agg(name, ' ' ORDER BY name) FROM fence.guarded_commits")?;
-    ensure!(noted.as_deref() == Some("live over"), "noted: {noted:?}");
     Ok(())
 }
 
@@ -362,8 +334,7 @@ fn a_guard_stands_though_the_table_was_made_shorter(lab: &Lab) -> Result<()> {
     let db = Database::with_extension(cluster.conninfo("postgres"))?;
     let (mut guard, mut other) = (db.connect()?, db.connect()?);
     fill(&mut other)?;
-    // Live, so that its commit need not be noted; and over, so that it must.
-    for (is_over, noted) in [(false, "0"), (true, "1")] {
+    for is_over in [false, true] {
         let token = other.acquire("last", "1 h")?;
         ensure!(other.truth("SELECT ctid >= '(10,1)' FROM fence.lease WHERE name = 'last'")?);
         guard.run(&format!("BEGIN; SELECT lease_guard('last', {token})"))?;
@@ -377,73 +348,9 @@ fn a_guard_stands_though_the_table_was_made_shorter(lab: &Lab) -> Result<()> {
         guard.run(&format!(
             "SELECT lease_guard('last', {token}); CREATE TABLE t (); DROP TABLE t; COMMIT"
         ))?;
-        ensure!(
-            other.text("SELECT count(*) FROM fence.guarded_commits")?.as_deref() == Some(noted)
-        );
         other.release("last", token)?;
         other.granted("SELECT lease_prune('0')")?;
         fill(&mut other)?;
     }
-    Ok(())
-}
-
-#[lab_test]
-fn commits_at_the_same_time_have_rows_of_their_own(lab: &Lab) -> Result<()> {
-    let cluster = lab.builder().set("max_prepared_transactions", "10").start()?;
-    let db = Database::with_extension(cluster.conninfo("postgres"))?;
-    let mut session = db.connect()?;
-    let token = session.acquire("job", "1 h")?;
-    let guarded = format!("BEGIN; SELECT lease_guard('job', {token}); CREATE TABLE");
-    // Prepared ones are as if they were in the middle of their commits.
-    for n in 0..3 {
-        session.run(&format!("{guarded} t{n} (); PREPARE TRANSACTION 'p{n}'"))?;
-    }
-    for end in ["COMMIT PREPARED 'p1'", "ROLLBACK PREPARED 'p0'", "COMMIT PREPARED 'p2'"] {
-        session.run(end)?;
-    }
-    let entries = "SELECT string_agg(entry::text, ',' ORDER BY entry) FROM fence.guarded_commits";
-    ensure!(session.text(entries)?.as_deref() == Some("1,2"));
-    session.run(&format!("{guarded} t3 (); PREPARE TRANSACTION 'p3'"))?;
-    session.run("COMMIT PREPARED 'p3'")?;
-    ensure!(session.text(entries)?.as_deref() == Some("0,1,2"));
-    // An open prune neither waits nor is waited for.
-    let mut prune = db.connect()?;
-    session.release("job", token)?.expect("held");
-    prune.run("BEGIN")?;
-    ensure!(prune.granted("SELECT lease_prune('0')")? == 1);
-    session.run("SET lock_timeout = '10 s'")?;
-    session.run("BEGIN")?;
-    let other = session.acquire("other", "1 h")?;
-    session.run("COMMIT")?;
-    session.run(&format!(
-        "BEGIN; SELECT lease_guard('other', {other}); CREATE TABLE t4 (); PREPARE TRANSACTION 'p4'"
-    ))?;
-    session.run("COMMIT PREPARED 'p4'")?;
-    prune.run("COMMIT")?;
-    ensure!(session.text(entries)?.as_deref() == Some("0"));
-    Ok(())
-}
-
-#[lab_test]
-fn noted_commits_leave_the_table_small(lab: &Lab) -> Result<()> {
-    // A server of its own: an open transaction of any database keeps old row versions from being pruned.
-    let cluster = lab.builder().without_fsync().set("autovacuum", "off").start()?;
-    let db = Database::with_extension(cluster.conninfo("postgres"))?;
-    let mut session = db.connect()?;
-    session.run("CREATE TABLE work (n int)")?;
-    let mut token = session.acquire("job", "4 s")?;
-    // So short is what is left of it that each commit is noted.
-    for _ in 0..400 {
-        token = session.renew("job", token)?.expect("held");
-        session.run(&format!(
-            "BEGIN; SELECT lease_guard('job', {token}); INSERT INTO work VALUES (1); COMMIT"
-        ))?;
-    }
-    session.run("SELECT pg_stat_force_next_flush()")?;
-    let counts = "SELECT n_tup_ins || ' ' || (n_tup_hot_upd >= 0.9 * n_tup_upd) || ' ' || n_tup_del
-        FROM pg_stat_user_tables WHERE relid = 'fence.guarded_commits'::regclass";
-    ensure!(session.text(counts)?.as_deref() == Some("1 true 0"), "{:?}", session.text(counts)?);
-    let pages = "SELECT pg_relation_size('fence.guarded_commits') / 8192";
-    ensure!(session.granted(pages)? <= 2, "{:?}", session.text(pages)?);
     Ok(())
 }

@@ -529,69 +529,6 @@ fn columns_of_ours_that_were_altered_are_refused(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn commits_of_guarded_transactions_fire_triggers(lab: &Lab) -> Result<()> {
-    let (db, mut session) = with_log(lab)?;
-    session.run(
-        "CREATE TRIGGER b BEFORE INSERT OR UPDATE ON fence.guarded_commits FOR EACH ROW EXECUTE FUNCTION log();
-         CREATE CONSTRAINT TRIGGER a AFTER INSERT OR UPDATE ON fence.guarded_commits
-            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION log()",
-    )?;
-    commit_guarded(&db, &mut session, "job")?;
-    ensure!(logged(&mut session)? == ["BEFORE INSERT ROW", "AFTER INSERT ROW"]);
-    commit_guarded(&db, &mut session, "job")?;
-    ensure!(logged(&mut session)? == ["BEFORE UPDATE ROW", "AFTER UPDATE ROW"]);
-    Ok(())
-}
-
-#[lab_test]
-fn commits_of_guarded_transactions_enter_all_indexes_and_columns(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run(
-        "CREATE INDEX ON fence.guarded_commits (split_part(name, ':', 1));
-         CREATE INDEX ON fence.guarded_commits (entry) WHERE xid > '3';
-         CREATE INDEX ON fence.guarded_commits (xid);
-         ALTER TABLE fence.guarded_commits ADD at timestamptz NOT NULL DEFAULT clock_timestamp(),
-            ADD upper text GENERATED ALWAYS AS (upper(name)) STORED, ADD CHECK (entry < 100)",
-    )?;
-    for name in ["a:1", "b:1", "a:1", "a:2"] {
-        commit_guarded(&db, &mut session, name)?;
-    }
-    let conditions = ["split_part(name, ':', 1) = 'a'", "entry = 0 AND xid > '3'", "xid > '3'"];
-    indexes_agree(&mut session, "fence.guarded_commits", &conditions)?;
-    let kept = "SELECT count(*) = 3 AND bool_and(upper = upper(name) AND at IS NOT NULL) FROM fence.guarded_commits";
-    ensure!(session.truth(kept)?);
-    ensure!(session.granted("SELECT lease_prune('0')")? == 3);
-    ensure!(session.text("SELECT count(*) FROM fence.guarded_commits")?.as_deref() == Some("0"));
-    Ok(())
-}
-
-#[lab_test]
-fn a_trigger_that_suppresses_the_note_of_a_commit_fails_the_commit(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run("CREATE TABLE work (n int)")?;
-    for body in ["RETURN NULL;", "NEW.xid := '5'; RETURN NEW;"] {
-        meddle(&mut session, "BEFORE INSERT ON fence.guarded_commits", body)?;
-        let token = session.acquire("job", "1 h")?;
-        session.run(&format!(
-            "BEGIN; SELECT lease_guard('job', {token}); INSERT INTO work VALUES (1)"
-        ))?;
-        db.connect()?.expire_now("job", token)?;
-        is_refused(&mut session, "COMMIT", "fence.guarded_commits")?;
-        let token = session.acquire("job", "1 h")?;
-        session.run(&format!(
-            "BEGIN; SELECT lease_guard('job', {token}); INSERT INTO work VALUES (1)"
-        ))?;
-        session.release("job", token)?;
-        // It has changed the grant itself, which tells as much.
-        session.run("COMMIT; DELETE FROM work")?;
-    }
-    ensure!(session.text("SELECT count(*) FROM work")?.as_deref() == Some("0"));
-    Ok(())
-}
-
-#[lab_test]
 fn statement_triggers_rules_and_row_security_are_not_applied(lab: &Lab) -> Result<()> {
     let (db, mut session) = with_log(lab)?;
     let role = db.role("worker")?;
