@@ -72,7 +72,7 @@ fn all_calls_work(
         );
         session.text(&oid)?.context("no such function")
     };
-    let lease = format!("lease => 'order:{{id}}', verify => true");
+    let lease = "lease => 'order:{id}', verify => true";
     // Twice: the second call takes off what the first one has attached.
     for _ in 0..2 {
         session.run(&format!("SELECT {api}.fence_protect('public.orders', {lease})"))?;
@@ -110,7 +110,7 @@ fn all_calls_work(
          SELECT {api}.fence_grant('{gone}', true); GRANT USAGE ON SCHEMA {api} TO {gone}"
     ))?;
     nothing_ran(db)?;
-    let mut worker = db.connect_as(&gone)?;
+    let mut worker = db.connect_as(gone)?;
     worker.run(&format!(
         "SELECT {api}.lease_acquire('left'), {api}.lease_info('left'); SELECT count(*) FROM {state}.refusals"
     ))?;
