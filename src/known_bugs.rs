@@ -11,6 +11,8 @@ pub const NO_START_MOVE: bool = cfg!(planted = "no-start-move");
 pub const NO_JUMP: bool = cfg!(planted = "no-jump");
 /// A guard takes no lock.
 pub const NO_GUARD_LOCK: bool = cfg!(planted = "no-guard-lock");
+/// Relations of the state are read without their locks.
+pub const NO_TABLE_LOCK: bool = cfg!(planted = "no-table-lock");
 /// A session is believed to live for ever.
 pub const SESSION_OUTLIVED: bool = cfg!(planted = "session-outlived");
 /// The token is drawn before the lease is locked.

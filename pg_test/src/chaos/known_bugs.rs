@@ -24,8 +24,8 @@ pub enum KnownBug {
     NoJump,
     /// A guard takes no lock
     NoGuardLock,
-    /// Rows of the state are written past the indexes and row triggers of their table
-    DirectWrites,
+    /// Relations of the state are read without their locks
+    NoTableLock,
     /// A session is believed to live for ever
     SessionOutlived,
 }
@@ -39,7 +39,7 @@ impl KnownBug {
             KnownBug::NoStartMove => "no-start-move",
             KnownBug::NoJump => "no-jump",
             KnownBug::NoGuardLock => "no-guard-lock",
-            KnownBug::DirectWrites => "direct-writes",
+            KnownBug::NoTableLock => "no-table-lock",
             KnownBug::SessionOutlived => "session-outlived",
         }
     }
@@ -52,7 +52,7 @@ impl KnownBug {
             KnownBug::NoStartMove => &[(Disturbance::KillServer, 1)],
             KnownBug::NoJump => &[(Disturbance::FailOver, 1)],
             KnownBug::NoGuardLock => &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)],
-            KnownBug::DirectWrites => &[(Disturbance::FreezeWorker, 1)],
+            KnownBug::NoTableLock => &[(Disturbance::FreezeWorker, 1)],
             KnownBug::SessionOutlived => &[(Disturbance::Terminate, 1)],
         }
     }
@@ -65,8 +65,7 @@ impl KnownBug {
             KnownBug::NoStartMove | KnownBug::NoJump => &["was seen twice", "had been seen"],
             KnownBug::NoGuardLock => &["replaced grant", "too many holders", "others had it"],
             KnownBug::SessionOutlived => &["after the end of its session"],
-            // The last is the crash of an index's expression that has nowhere to be evaluated.
-            KnownBug::DirectWrites => &["missed writes", "others had it", "by signal 11"],
+            KnownBug::NoTableLock => &["a standby died", "changes of dropped files"],
         }
     }
 
@@ -78,7 +77,7 @@ impl KnownBug {
 
     /// Whether maintenance brings it to light.
     pub(super) fn is_about_maintenance(self) -> bool {
-        self == KnownBug::DirectWrites
+        self == KnownBug::NoTableLock
     }
 
     /// How many leases there are to be fought for.

@@ -46,17 +46,6 @@ fn write_in_every_way(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// Guards in a transaction whose commit is noted, for the grant is over.
-fn commit_guarded(db: &Database, session: &mut Session, name: &str) -> Result<()> {
-    let token = session.acquire(name, "1 h")?;
-    session.run(&format!(
-        "BEGIN; SELECT lease_guard('{name}', {token}); CREATE TEMP TABLE IF NOT EXISTS t (n int);
-         INSERT INTO t VALUES (1)"
-    ))?;
-    db.connect()?.expire_now(name, token)?;
-    session.run("COMMIT")
-}
-
 #[lab_test]
 fn row_triggers_fire_for_every_write(lab: &Lab) -> Result<()> {
     let (_db, mut session) = with_log(lab)?;

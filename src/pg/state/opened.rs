@@ -4,6 +4,7 @@
 //! a page without the lock may still change it (it prunes old versions, or sets hint bits). Another session may have
 //! dropped the file meanwhile: then the log has a change of a dropped file, at which every standby stops for good.
 
+use crate::known_bugs;
 use crate::pg::compat;
 use crate::pg::locks::relation_lock::{self, Wait};
 use crate::pg::raw;
@@ -42,7 +43,12 @@ impl Opened {
         })
     }
 
-    fn around(relation: pg_sys::Relation, mode: c_int) -> Self {
+    fn around(relation: pg_sys::Relation, mut mode: c_int) -> Self {
+        if known_bugs::NO_TABLE_LOCK && mode == pg_sys::AccessShareLock as c_int {
+            // SAFETY: taken just now.
+            unsafe { pg_sys::UnlockRelation(relation, mode) };
+            mode = pg_sys::NoLock as c_int;
+        }
         // SAFETY: reads a global of this thread.
         let owner = unsafe { pg_sys::CurrentResourceOwner };
         Opened { relation, mode, keeps_lock: Cell::new(false), owner }
