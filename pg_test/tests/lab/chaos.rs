@@ -40,7 +40,7 @@ fn a_guard_without_a_lock_is_caught(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test(slow)]
-fn writes_past_row_triggers_are_caught(lab: &Lab) -> Result<()> {
+fn reads_without_the_table_s_lock_are_caught(lab: &Lab) -> Result<()> {
     is_caught(lab, KnownBug::NoTableLock)
 }
 
