@@ -115,43 +115,38 @@ CREATE FUNCTION fence.session_alive(first_token bigint) RETURNS boolean
 COMMENT ON FUNCTION fence.session_alive(bigint) IS
     'does the session that acquired the grant with this first token, to end with it, still live? On a standby, which cannot know, true';
 
-CREATE FUNCTION fence.as_shown(l fence.lease)
-    RETURNS TABLE (mode text, state text, holder text, role name, token bigint, first_token bigint,
-        acquired_at timestamptz, renewed_at timestamptz, expires_at timestamptz, remaining interval,
-        renewals bigint, metadata jsonb, blocking_pids integer[])
-    LANGUAGE sql STABLE PARALLEL RESTRICTED ROWS 1
+-- Not by the row: a function of the table's row type would keep a DBA from changing the table.
+CREATE FUNCTION fence.as_shown(
+    mode "char", first_token bigint, renewal_tokens bigint[], closing_token bigint, expires_at timestamptz,
+    session_bound boolean,
+    OUT mode_name text, OUT state text, OUT token bigint, OUT remaining interval)
+    RETURNS SETOF record LANGUAGE sql STABLE PARALLEL RESTRICTED ROWS 1
     BEGIN ATOMIC
-        SELECT CASE WHEN l.mode OPERATOR(pg_catalog.=) 'x' THEN 'exclusive'
-                    WHEN l.mode OPERATOR(pg_catalog.=) 's' THEN 'shared'
+        SELECT CASE WHEN mode OPERATOR(pg_catalog.=) 'x' THEN 'exclusive'
+                    WHEN mode OPERATOR(pg_catalog.=) 's' THEN 'shared'
                     ELSE 'slots' END,
-               CASE WHEN l.closing_token IS NOT NULL THEN 'free'
-                    WHEN l.expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'expired'
-                    WHEN l.session_bound AND NOT fence.session_alive(l.first_token) THEN 'abandoned'
+               CASE WHEN closing_token IS NOT NULL THEN 'free'
+                    WHEN expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'expired'
+                    WHEN session_bound AND NOT fence.session_alive(first_token) THEN 'abandoned'
                     ELSE 'held' END,
-               COALESCE(l.holder, l.session_label),
-               l.role,
-               COALESCE(l.closing_token, l.renewal_tokens[pg_catalog.cardinality(l.renewal_tokens)], l.first_token),
-               l.first_token,
-               l.acquired_at,
-               l.renewed_at,
-               l.expires_at,
-               CASE WHEN l.closing_token IS NOT NULL OR l.session_bound AND NOT fence.session_alive(l.first_token)
+               COALESCE(closing_token, renewal_tokens[pg_catalog.cardinality(renewal_tokens)], first_token),
+               CASE WHEN closing_token IS NOT NULL OR session_bound AND NOT fence.session_alive(first_token)
                     THEN interval '0'
-                    ELSE GREATEST(l.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp(), interval '0') END,
-               l.renewals,
-               l.metadata,
-               fence.blocking_pids(l.name, l.slot);
+                    ELSE GREATEST(expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp(), interval '0') END;
     END;
-COMMENT ON FUNCTION fence.as_shown(fence.lease) IS 'what fence.leases shows of a grant, beside the name of its lease';
+COMMENT ON FUNCTION fence.as_shown("char", bigint, bigint[], bigint, timestamptz, boolean) IS
+    'what fence.leases works out of the columns of a grant';
 
 CREATE VIEW fence.leases AS
-SELECT l.name, s.mode, s.state, s.holder, s.role, s.token, s.first_token, s.acquired_at, s.renewed_at, s.expires_at,
-       s.remaining, s.renewals, s.metadata, s.blocking_pids
-  FROM fence.lease AS l, fence.as_shown(l) AS s
+SELECT l.name, s.mode_name AS mode, s.state, COALESCE(l.holder, l.session_label) AS holder, l.role, s.token,
+       l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
+       fence.blocking_pids(l.name, l.slot) AS blocking_pids
+  FROM fence.lease AS l, fence.as_shown(l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
  UNION ALL
-SELECT l.name, s.mode, 'uncommitted', s.holder, s.role, s.token, s.first_token, s.acquired_at, s.renewed_at,
-       s.expires_at, s.remaining, s.renewals, s.metadata, s.blocking_pids
-  FROM fence.uncommitted_grants() AS l, fence.as_shown(l) AS s;
+SELECT l.name, s.mode_name, 'uncommitted', COALESCE(l.holder, l.session_label), l.role, s.token,
+       l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
+       fence.blocking_pids(l.name, l.slot)
+  FROM fence.uncommitted_grants() AS l, fence.as_shown(l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
 COMMENT ON VIEW fence.leases IS
     'one row per grant: who holds what until when, and who holds up a take-over; an acquire that is not committed yet is listed beside the row that it will replace';
 COMMENT ON COLUMN fence.leases.name IS 'the lease';

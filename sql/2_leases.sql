@@ -60,10 +60,11 @@ CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
          WHERE l.name OPERATOR(pg_catalog.=) fence.checked_lease_name(lease_info.name, lease_info.token)
            AND l.state OPERATOR(pg_catalog.<>) 'uncommitted'
          UNION ALL
-        SELECT l.name, s.mode, 'uncommitted', s.holder, s.role, s.token, s.first_token, s.acquired_at, s.renewed_at,
-               s.expires_at, s.remaining, s.renewals, s.metadata, s.blocking_pids
+        SELECT l.name, s.mode_name, 'uncommitted', COALESCE(l.holder, l.session_label), l.role, s.token,
+               l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
+               fence.blocking_pids(l.name, l.slot)
           FROM fence.uncommitted_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS l,
-               fence.as_shown(l) AS s;
+               fence.as_shown(l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
     END;
 COMMENT ON FUNCTION lease_info(text, bigint) IS
     'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
