@@ -12,6 +12,7 @@ pub mod fence;
 pub mod grant;
 pub mod locks;
 pub mod ring;
+pub mod snapshot;
 pub mod template;
 mod time;
 mod token;

@@ -521,27 +521,6 @@ fn in_a_copied_database_it_is_abandoned(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn an_end_after_the_snapshot_is_too_late(lab: &Lab) -> Result<()> {
-    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        let db = lab.database()?;
-        let (mut holder, mut inside, mut other) = (db.connect()?, db.connect()?, db.connect()?);
-        other.run("CREATE TABLE t (n int)")?;
-        holder.run(ACQUIRE)?;
-        inside.run(&format!("BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM t"))?;
-        holder.run("INSERT INTO t VALUES (1)")?;
-        drop(holder);
-        abandoned(&mut other, "job")?;
-        inside.refused("SELECT lease_acquire('job')", "40001")?;
-        inside.run("ROLLBACK")?;
-        inside.run(&format!("BEGIN ISOLATION LEVEL {level}"))?;
-        inside.acquire("job", "1 h")?;
-        ensure!(inside.granted("SELECT count(*) FROM t")? == 1);
-        inside.run("COMMIT")?;
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn a_pooler_s_reset_ends_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let pooler = Pooler::start_in(lab, lab.cluster(), 2, Mode::Session)?;

@@ -13,6 +13,7 @@ mod locking;
 mod protections;
 mod requests;
 mod server;
+mod snapshots;
 mod state;
 mod system;
 

@@ -9,7 +9,8 @@ mod state;
 mod steps;
 
 use protections::{Bounds, Protections};
-use state::{Kind, Next, State, Violation};
+pub use state::Kind;
+use state::{Next, State, Violation};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use steps::Step;
 

@@ -226,7 +226,7 @@ pub fn reads_are_older(lease: &[u8]) -> Refusal {
     Refusal::new(
         "01000",
         format!("this transaction's reads may be older than its grant of {}", lease_in_words(Some(lease))),
-        "At REPEATABLE READ and above it cannot guard or write under this grant: commit it first, then begin the transaction that works under it.",
+        "At REPEATABLE READ and above it can neither guard this grant nor write what is bound to the lease: commit first, then begin the transaction that works under it.",
     )
     .detailed(|d| d.lease = Some(to_utf8(lease)))
 }

@@ -1,0 +1,506 @@
+//! Snapshots: a transaction at REPEATABLE READ that relies on a grant sees all guarded work of whoever had the lease
+//! before.
+//!
+//! Sessions whose snapshots are taken at any moment; guarded transactions that commit at any moment which the locks
+//! allow. A grant may end at any moment, which stands for its expiry, a release, a revocation, a reclaim and the end of
+//! its session: none of them asks the locks of guards. A transaction that is prepared stands also for a commit that
+//! waits for a synchronous standby: nobody sees what it did, and its locks stay. Who is granted, which locks exclude
+//! what, and which grant may be relied on, the extension's own rules decide.
+
+use crate::locking::Kind;
+use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant, Grant, Phase, Tokens};
+use pg_test::protocol::locks::*;
+use pg_test::protocol::snapshot::{age, Age};
+use pg_test::protocol::{Floor, Instant, Token};
+use stateright::{Checker, HasDiscoveries, Model, Property};
+use Kind::{Alone, Shared, Slots};
+
+/// A row of the lease table: the latest grant of its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Row {
+    slot: i32,
+    kind: Kind,
+    /// Which grant it is, among all that were ever made.
+    grant: usize,
+    /// The number that it was granted with: its token.
+    number: u8,
+    renewed: bool,
+    over: bool,
+}
+
+impl Row {
+    fn token(&self) -> Token {
+        Token::from_bigint(i64::from(self.number) + 1)
+    }
+
+    /// As the extension's rules see it.
+    fn as_grant(&self) -> Grant {
+        Grant {
+            slot: self.slot,
+            mode: self.kind.mode(),
+            tokens: Tokens::new(self.token(), &[]),
+            closing: None,
+            closed_here: false,
+            expires_at: if self.over { NOW } else { Instant::LATEST },
+            abandoned: false,
+        }
+    }
+
+    /// Had this grant the lease before a new one in that slot? (Those that live beside each other have it together.)
+    fn is_before(&self, slot: i32, kind: Kind) -> bool {
+        self.slot == slot || self.kind.excludes(kind)
+    }
+}
+
+/// The clock stands still: what is over is so by then.
+const NOW: Instant = Instant::EARLIEST;
+
+/// What is committed, and so what a snapshot shows.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+struct World {
+    rows: Vec<Row>,
+    /// How many guarded transactions have committed, by grant.
+    work: Vec<u8>,
+}
+
+impl World {
+    fn put(&mut self, row: Row) {
+        self.rows.retain(|other| other.slot != row.slot);
+        self.rows.push(row);
+        self.rows.sort_by_key(|row| row.slot);
+    }
+
+    fn work_of(&self, grant: usize) -> u8 {
+        self.work.get(grant).copied().unwrap_or(0)
+    }
+}
+
+/// An open transaction.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+struct Transaction {
+    /// At REPEATABLE READ and above.
+    snapshot: Option<World>,
+    locks: Vec<(Lock, i32, LockMode)>,
+    /// The rows that it has written.
+    rows: Vec<Row>,
+    /// The grants that it relies on: it writes something under each.
+    guards: Vec<usize>,
+}
+
+/// One event.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Action {
+    ReadCommitted(usize),
+    /// Its snapshot is taken at once.
+    RepeatableRead(usize),
+    Acquire(usize, Kind),
+    /// The transaction guards the grant in that slot, and writes under it.
+    Guard(usize, i32),
+    Renew(usize, i32),
+    /// Rolled back to a savepoint at the transaction's beginning: its snapshot stays. (A commit then is a rollback.)
+    UndoAll(usize),
+    Commit(usize),
+    Prepare(usize),
+    CommitPrepared(usize),
+    /// The grant in that slot is over.
+    End(i32),
+    /// The row of that slot is deleted.
+    Prune(i32),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct State {
+    world: World,
+    /// Each session's transaction.
+    sessions: Vec<Option<Transaction>>,
+    prepared: Vec<Transaction>,
+    /// All grants that were made, and for each those that had the lease before.
+    grants: Vec<(Row, Vec<usize>)>,
+    begun: u8,
+    acquired: usize,
+    /// A transaction relies on a grant and lacks what somebody before has done.
+    lacks_work: bool,
+}
+
+impl State {
+    fn open(&self, session: usize) -> Option<&Transaction> {
+        self.sessions[session].as_ref()
+    }
+
+    /// All transactions but that session's.
+    fn others(&self, session: usize) -> impl Iterator<Item = &Transaction> {
+        let sessions = self.sessions.iter().enumerate().filter(move |(n, _)| *n != session);
+        sessions.filter_map(|(_, open)| open.as_ref()).chain(&self.prepared)
+    }
+
+    fn is_free(&self, session: usize, step: LockStep, slot: i32) -> bool {
+        let mut had = self.others(session).flat_map(|other| &other.locks);
+        !had.any(|(lock, at, mode)| {
+            (*lock, *at) == (step.lock, slot) && step.mode.conflicts_with(*mode)
+        })
+    }
+
+    /// Locks as the extension does: all at once, or none, and the call has to wait or has lost.
+    fn lock(&mut self, session: usize, steps: &[(LockStep, i32)]) -> Option<()> {
+        let free = steps.iter().all(|(step, slot)| self.is_free(session, *step, *slot));
+        let taken = steps.iter().map(|(step, slot)| (step.lock, *slot, step.mode));
+        free.then(|| self.sessions[session].as_mut().map(|open| open.locks.extend(taken)))?
+    }
+
+    /// The rows as that session sees them now.
+    fn rows(&self, session: usize) -> Vec<Row> {
+        let mut seen = self.world.clone();
+        self.open(session).into_iter().flat_map(|open| &open.rows).for_each(|row| seen.put(*row));
+        seen.rows
+    }
+
+    fn row(&self, session: usize, slot: i32) -> Option<Row> {
+        self.rows(session).into_iter().find(|row| row.slot == slot)
+    }
+
+    fn write(&mut self, session: usize, row: Row) {
+        let written = &mut self.sessions[session].as_mut().expect("open").rows;
+        written.retain(|other| other.slot != row.slot);
+        written.push(row);
+    }
+
+    fn commit(&mut self, transaction: Transaction) {
+        transaction.rows.into_iter().for_each(|row| self.world.put(row));
+        self.world.work.resize(self.grants.len(), 0);
+        transaction.guards.into_iter().for_each(|grant| self.world.work[grant] += 1);
+    }
+
+    /// Does the session's snapshot lack what somebody has done, or may yet do, who had the lease before that grant?
+    fn lacks(&self, session: usize, snapshot: &World, grant: usize) -> bool {
+        self.grants[grant].1.iter().any(|before| {
+            snapshot.work_of(*before) < self.world.work_of(*before)
+                || self.others(session).any(|other| other.guards.contains(before))
+        })
+    }
+}
+
+/// Which grants may be relied on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Rule {
+    /// The extension's: those that the snapshot shows.
+    Shown,
+    /// All.
+    Any,
+    /// Those that the snapshot shows, and the transaction's own.
+    ShownOrOwn,
+    /// Those whose number the snapshot shows.
+    ShownNumber,
+    /// Those of a lease of which the snapshot shows some grant.
+    ShownLease,
+}
+
+/// Two sessions of one lease. What is bounded may happen at any moment.
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    /// How the lease is asked for, by whichever session.
+    kinds: &'static [Kind],
+    transactions: u8,
+    acquires: usize,
+    rule: Rule,
+    /// Guards take their locks.
+    guard_lock: bool,
+    /// Locks stay until the transaction's work is visible, not only until its commit is sure.
+    locks_until_visible: bool,
+    /// Numbers are somebody else's (an adopted lease's): once all rows are deleted, they begin anew.
+    numbers_recur: bool,
+    /// Besides acquires and guards: renewals, savepoints, prunes.
+    all_else: bool,
+}
+
+/// Who asks for the lease wants it alone.
+const ALONE: Lease = Lease {
+    kinds: &[Alone],
+    transactions: 4,
+    acquires: 2,
+    rule: Rule::Shown,
+    guard_lock: true,
+    locks_until_visible: true,
+    numbers_recur: false,
+    all_else: true,
+};
+/// Readers and writers.
+const READERS: Lease =
+    Lease { kinds: &[Alone, Shared], transactions: 3, acquires: 1, all_else: false, ..ALONE };
+/// Slots and writers.
+const SLOTS: Lease = Lease { kinds: &[Alone, Slots(2)], ..READERS };
+
+impl Lease {
+    fn acquire(&self, state: &mut State, session: usize, kind: Kind) -> Option<()> {
+        let rows = state.rows(session);
+        let guards = |row: &Row| state.open(session).is_some_and(|t| t.guards.contains(&row.grant));
+        // Who guards a grant that was given to one alone is met when its slot is locked.
+        let guarded = |row: &Row| {
+            let asks = row.over && kind != Alone && row.kind != Alone;
+            guards(row) || asks && !state.is_free(session, IS_GUARDED, row.slot)
+        };
+        let seen =
+            |row: &Row| ExistingGrant { grant: row.as_grant(), mine: false, guarded: guarded(row) };
+        let existing: Vec<ExistingGrant> = rows.iter().map(seen).collect();
+        let ask = Ask { mode: kind.mode(), reclaim: false };
+        let Acquire::Grant { slot } = grant::acquire(&existing, &ask, NOW) else { return None };
+        let ended = rows.iter().zip(&existing).filter(|(_, seen)| grant::ends(&ask, seen, NOW));
+        let ended: Vec<i32> = ended.map(|(row, _)| row.slot).filter(|at| *at != slot).collect();
+        let steps: Vec<(LockStep, i32)> = match kind {
+            Alone => {
+                let others = rows.iter().map(|row| row.slot).filter(|slot| *slot != 0);
+                [0].into_iter().chain(others).map(|slot| (ACQUIRE_ALONE, slot)).collect()
+            }
+            _ => {
+                let shape = if kind == Shared { EXCLUDE_SLOTS } else { EXCLUDE_SHARED };
+                let taken = ended.iter().chain([&slot]).map(|slot| (TAKE_SLOT, *slot));
+                [(EXCLUDE_ALONE, 0), (shape, 0)].into_iter().chain(taken).collect()
+            }
+        };
+        state.lock(session, &steps)?;
+        let grant = state.grants.len();
+        let next = rows.iter().map(|row| row.number + 1).max().unwrap_or(0);
+        let number = if self.numbers_recur { next } else { grant as u8 };
+        let row = Row { slot, kind, grant, number, renewed: false, over: false };
+        let earlier = state.grants.iter().filter(|(other, _)| other.is_before(slot, kind));
+        let before = earlier.map(|(other, _)| other.grant).collect();
+        state.grants.push((row, before));
+        state.write(session, row);
+        state.acquired += 1;
+        (state.acquired <= self.acquires).then_some(())
+    }
+
+    /// May the transaction rely on the grant, by the rule that is tried?
+    fn allows(&self, state: &State, snapshot: &World, row: &Row) -> bool {
+        let is_it = |other: &Row| match self.rule {
+            Rule::ShownNumber => other.number == row.number,
+            Rule::ShownLease => true,
+            _ => other.grant == row.grant,
+        };
+        let shows = |world: &World| world.rows.iter().any(is_it);
+        match age(shows(snapshot), || shows(&state.world)) {
+            Age::Shown => true,
+            Age::Later => self.rule == Rule::Any,
+            Age::Own => matches!(self.rule, Rule::Any | Rule::ShownOrOwn),
+        }
+    }
+
+    fn guard(&self, state: &mut State, session: usize, slot: i32) -> Option<()> {
+        let row = state.row(session, slot)?;
+        if self.guard_lock {
+            let beside = (row.kind != Alone).then_some((GUARD_BESIDE_OTHERS, slot));
+            let steps: Vec<_> = [(GUARD, slot)].into_iter().chain(beside).collect();
+            state.lock(session, &steps)?;
+        }
+        row.as_grant().speaks(row.token(), NOW, Floor::NONE).then_some(())?;
+        let open = state.open(session)?;
+        (!open.guards.contains(&row.grant)).then_some(())?;
+        if let Some(snapshot) = &open.snapshot {
+            self.allows(state, snapshot, &row).then_some(())?;
+            state.lacks_work = state.lacks(session, snapshot, row.grant);
+        }
+        state.sessions[session].as_mut()?.guards.push(row.grant);
+        Some(())
+    }
+
+    fn carry_out(&self, state: &mut State, action: Action) -> Option<()> {
+        let begin = |state: &mut State, session: usize, snapshot| {
+            state.begun += 1;
+            state.sessions[session] = Some(Transaction { snapshot, ..Transaction::default() });
+            (state.begun <= self.transactions).then_some(())
+        };
+        match action {
+            Action::ReadCommitted(s) => begin(state, s, None)?,
+            Action::RepeatableRead(s) => {
+                let snapshot = Some(state.world.clone());
+                begin(state, s, snapshot)?;
+            }
+            Action::Acquire(s, kind) => self.acquire(state, s, kind)?,
+            Action::Guard(s, slot) => self.guard(state, s, slot)?,
+            Action::Renew(s, slot) => {
+                state.lock(s, &[(CHANGE, slot)])?;
+                let row = state.row(s, slot)?;
+                (!row.renewed && !row.over).then_some(())?;
+                state.write(s, Row { renewed: true, ..row });
+            }
+            Action::UndoAll(s) => {
+                let snapshot = state.sessions[s].take()?.snapshot;
+                state.sessions[s] = Some(Transaction { snapshot, ..Transaction::default() });
+            }
+            Action::Commit(s) => {
+                let open = state.sessions[s].take()?;
+                state.commit(open);
+            }
+            Action::Prepare(s) => {
+                let mut open = state.sessions[s].take()?;
+                (!open.rows.is_empty() || !open.guards.is_empty()).then_some(())?;
+                if !self.locks_until_visible {
+                    open.locks.clear();
+                }
+                state.prepared.push(open);
+            }
+            Action::CommitPrepared(n) => {
+                let prepared = state.prepared.remove(n);
+                state.commit(prepared);
+            }
+            Action::End(slot) => {
+                state.world.rows.iter_mut().find(|row| row.slot == slot)?.over = true;
+            }
+            Action::Prune(slot) => {
+                let nobody = state.sessions.len();
+                let over = |row: &Row| row.slot == slot && row.as_grant().phase(NOW) != Phase::Held;
+                let is_over = state.world.rows.iter().any(over);
+                (is_over && state.is_free(nobody, PRUNE, slot)).then_some(())?;
+                state.world.rows.retain(|row| row.slot != slot);
+            }
+        }
+        Some(())
+    }
+}
+
+impl Model for Lease {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        // One has the lease already, or all slots are taken.
+        let state = |kind: &Kind| {
+            let number = if let Slots(n) = kind { *n as u8 } else { 1 };
+            let row = |n: u8| {
+                let (slot, grant) = (i32::from(n), usize::from(n));
+                Row { slot, kind: *kind, grant, number: n, renewed: false, over: false }
+            };
+            let rows: Vec<Row> = (0..number).map(row).collect();
+            State {
+                grants: rows.iter().map(|row| (*row, Vec::new())).collect(),
+                world: World { rows, work: vec![0; usize::from(number)] },
+                sessions: vec![None; 2],
+                prepared: Vec::new(),
+                begun: 0,
+                acquired: 0,
+                lacks_work: false,
+            }
+        };
+        self.kinds.iter().map(state).collect()
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        for (session, open) in state.sessions.iter().enumerate() {
+            use Action::*;
+            match open {
+                None => actions.extend([ReadCommitted(session), RepeatableRead(session)]),
+                Some(_) => {
+                    for row in state.rows(session) {
+                        actions.push(Guard(session, row.slot));
+                        actions.extend(self.all_else.then_some(Renew(session, row.slot)));
+                    }
+                    actions.extend(self.kinds.iter().map(|kind| Acquire(session, *kind)));
+                    actions.extend([Commit(session), Prepare(session)]);
+                    actions.extend(self.all_else.then_some(UndoAll(session)));
+                }
+            }
+        }
+        actions.extend((0..state.prepared.len()).map(Action::CommitPrepared));
+        for row in &state.world.rows {
+            actions.push(Action::End(row.slot));
+            actions.extend(self.all_else.then_some(Action::Prune(row.slot)));
+        }
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut next = state.clone();
+        self.carry_out(&mut next, action)?;
+        (next != *state && !state.lacks_work).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Lease>> {
+        /// A transaction at REPEATABLE READ that guards a grant of which this is true.
+        fn relies(state: &State, of: impl Fn(&World, usize) -> bool) -> bool {
+            let open = state.sessions.iter().flatten();
+            let mut keeping = open.filter_map(|open| Some((open.snapshot.as_ref()?, &open.guards)));
+            keeping.any(|(snapshot, guards)| guards.iter().any(|grant| of(snapshot, *grant)))
+        }
+        vec![
+            Property::<Lease>::always(SEES_ALL, |_, state| !state.lacks_work),
+            // So that the above is not true for want of anything happening.
+            Property::<Lease>::sometimes("a successor relies on its grant", |_, state| {
+                relies(state, |snapshot, grant| {
+                    state.grants[grant].1.iter().any(|before| snapshot.work_of(*before) > 0)
+                })
+            }),
+            Property::<Lease>::sometimes("a grant renewed since is relied on", |lease, state| {
+                !lease.all_else
+                    || relies(state, |snapshot, grant| {
+                        let renewed = |world: &World| {
+                            world.rows.iter().any(|row| row.grant == grant && row.renewed)
+                        };
+                        renewed(&state.world) && !renewed(snapshot)
+                    })
+            }),
+        ]
+    }
+}
+
+/// Who relies on a grant sees all guarded work of those that had the lease before.
+const SEES_ALL: &str = "who relies on a grant sees its predecessors' work";
+
+/// Searches everything within the bounds, and finds nothing.
+fn holds(lease: Lease) {
+    let started = std::time::Instant::now();
+    let checker = lease.checker().threads(2).spawn_bfs().join();
+    println!("{} states, {:?}", checker.unique_state_count(), started.elapsed());
+    checker.assert_properties();
+}
+
+/// The search finds a way to lack a predecessor's work.
+fn breaks(lease: Lease) {
+    let found = HasDiscoveries::AllOf([SEES_ALL].into());
+    let checker = lease.checker().finish_when(found).spawn_bfs().join();
+    let path = checker.discovery(SEES_ALL);
+    let path = path.unwrap_or_else(|| {
+        panic!("{} states, and nobody lacks anything: {lease:?}", checker.unique_state_count())
+    });
+    println!("{:?} ({} states):", lease.rule, checker.unique_state_count());
+    for action in path.into_actions() {
+        println!("    {action:?}");
+    }
+}
+
+#[test]
+fn who_relies_on_a_grant_that_its_snapshot_shows_sees_its_predecessors_work() {
+    holds(ALONE);
+    holds(Lease { numbers_recur: true, ..ALONE });
+}
+
+#[test]
+fn so_it_does_beside_others() {
+    holds(READERS);
+    holds(SLOTS);
+}
+
+#[test]
+fn who_relies_on_any_grant_does_not() {
+    breaks(Lease { rule: Rule::Any, ..ALONE });
+    breaks(Lease { rule: Rule::Any, ..READERS });
+    breaks(Lease { rule: Rule::Any, ..SLOTS });
+}
+
+#[test]
+fn nor_does_who_relies_on_its_own() {
+    breaks(Lease { rule: Rule::ShownOrOwn, ..ALONE });
+}
+
+#[test]
+fn nor_who_relies_on_another_grant_of_the_lease_that_it_sees() {
+    breaks(Lease { rule: Rule::ShownLease, ..ALONE });
+}
+
+#[test]
+fn nor_who_tells_a_grant_by_a_number_that_may_recur() {
+    breaks(Lease { rule: Rule::ShownNumber, numbers_recur: true, ..ALONE });
+}
+
+#[test]
+fn the_rule_alone_is_not_enough_without_the_guards_locks() {
+    breaks(Lease { guard_lock: false, ..ALONE });
+    breaks(Lease { locks_until_visible: false, ..ALONE });
+}
