@@ -353,7 +353,7 @@ fn a_wait_in_an_exception_block_leaves_the_transaction_whole(lab: &Lab) -> Resul
 }
 
 #[lab_test]
-fn at_repeatable_read_what_was_waited_for_comes_too_late(lab: &Lab) -> Result<()> {
+fn at_repeatable_read_what_was_waited_for_serves_the_next_transaction(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
     let mut token = holder.acquire("job", "1 h")?;
@@ -365,16 +365,20 @@ fn at_repeatable_read_what_was_waited_for_comes_too_late(lab: &Lab) -> Result<()
         early.wait_until_blocked()?;
         let mut next = waiting(&db, WAIT)?;
         holder.release("job", token)?;
-        early.refused("40001")?;
-        // The line goes on without it.
-        token = token_of(&mut next)?;
-        // One that begins after the predecessor's end has a current world.
-        early.run("ROLLBACK")?;
-        holder.release("job", token)?;
-        early.run(&begin)?;
-        early.send(WAIT)?;
-        token = token_of(&mut early)?;
+        let theirs = token_of(&mut early)?;
+        // Its snapshot is older than its grant.
+        let guard = format!("SELECT lease_guard('job', {theirs})");
+        early.run("SAVEPOINT s")?;
+        early.send(&guard)?;
+        early.refused("55000")?;
+        early.run("ROLLBACK TO s")?;
         early.run("COMMIT")?;
+        for statement in [&begin, &guard, "COMMIT"] {
+            early.run(statement)?;
+        }
+        holder.release("job", theirs)?;
+        // The line goes on.
+        token = token_of(&mut next)?;
     }
     Ok(())
 }

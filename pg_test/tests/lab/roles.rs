@@ -137,7 +137,7 @@ fn only_the_owner_of_the_extension_grants(lab: &Lab) -> Result<()> {
     let mut admin = db.connect_as(&role)?;
     admin.refused(&format!("SELECT fence_grant('{friend}')"), "42501")?;
     admin.refused(&format!("SELECT fence_revoke('{friend}')"), "42501")?;
-    admin.refused(&format!("GRANT SELECT ON fence.refusals TO {friend}"), "42501")?;
+    admin.refused(&format!("GRANT SELECT ON fence.server_start_seq TO {friend}"), "42501")?;
     // What one may read oneself, one gives on with a mere warning that nothing was given.
     admin.run(&format!(
         "GRANT USAGE ON SCHEMA fence TO {friend}; GRANT SELECT ON fence.lease TO {friend}"

@@ -500,7 +500,8 @@ fn columns_of_ours_that_were_altered_are_refused(lab: &Lab) -> Result<()> {
         let token = session.acquire("job", "1 h")?;
         // What else is made of the columns goes first.
         session.run(
-            "ALTER EXTENSION pg_fence DROP FUNCTION lease_info; ALTER EXTENSION pg_fence DROP VIEW fence.leases;
+            "ALTER EXTENSION pg_fence DROP FUNCTION lease_info;
+             ALTER EXTENSION pg_fence DROP FUNCTION fence.lease_findings; ALTER EXTENSION pg_fence DROP VIEW fence.leases;
              DROP VIEW fence.leases CASCADE",
         )?;
         session.run(&format!("ALTER TABLE fence.lease {change}"))?;
