@@ -38,7 +38,7 @@ func Present[Tx any](
 }
 
 // GuardTx is Guard in a transaction that is open: it is guarded from here on, and ended by whoever began it. At
-// REPEATABLE READ this must be its first statement.
+// REPEATABLE READ it must have begun after the lease was acquired (else 40001).
 func GuardTx[Tx any](
 	ctx context.Context, lease *Lease, tx Tx, work func(context.Context, Tx) error, last ...Last,
 ) error {

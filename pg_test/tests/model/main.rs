@@ -5,9 +5,10 @@
 //! calls the extension's own code (`pg_test::protocol`). Each protection is then taken away, and the search
 //! must find what goes wrong without it; the path there is printed.
 //!
-//! In this machine a call has all its locks at once; `locking` is another one, in which they are taken one by one. What
-//! both leave out, real sessions are tried with (`lab`: `mixed_modes`, `session_races`, `snapshots`, the specs):
-//! snapshots older than the statement, and the order of those who wait.
+//! In this machine a call has all its locks at once; `locking` is another one, in which they are taken one by one, and
+//! `snapshots` a third, whose transactions read the world of their snapshots. What all leave out, real sessions are tried
+//! with (`lab`: `mixed_modes`, `session_races`, `snapshots`, the specs): the order of those who wait, and how rows are
+//! seen in a table that is rewritten.
 
 mod locking;
 mod protections;
