@@ -45,6 +45,7 @@ pub fn attempt(
         Tried::Won(chosen) => {
             let token = known_bugs::early_or(|| tokens::draw(chosen.above()))?;
             write(&table, request, &chosen.keep(), token)?;
+            snapshot::grant_made(&request.name);
             Ok(Tried::Won(token))
         }
     }
@@ -74,6 +75,10 @@ pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
     let chosen_slots: Vec<FreeSlot> = chosen_slots.into_iter().map(LockedSlot::keep).collect();
     for (request, chosen) in requests.iter().zip(&chosen_slots) {
         write(&table, request, chosen, token)?;
+    }
+    // One warning is enough for all.
+    if let Some(request) = requests.first() {
+        snapshot::grant_made(&request.name);
     }
     Ok(Some(token))
 }
@@ -133,7 +138,6 @@ fn write(
     match free_slot::other_number(table, request) {
         Some(other) => Err(request.slots_differ(other)),
         None => {
-            snapshot::grant_made(&request.name);
             statistics::count(Counter::Grants);
             if takes_over {
                 statistics::count(Counter::TakeOvers);
