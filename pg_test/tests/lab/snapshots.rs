@@ -219,6 +219,15 @@ fn warned(session: &mut Session, lease: &str) -> Result<()> {
 }
 
 #[lab_test]
+fn several_grants_are_warned_of_once(lab: &Lab) -> Result<()> {
+    let mut session = lab.database()?.connect()?;
+    session.run("BEGIN ISOLATION LEVEL REPEATABLE READ")?;
+    session.notices();
+    session.granted("SELECT lease_acquire_all('{a, b, c}')")?;
+    warned(&mut session, "a")
+}
+
+#[lab_test]
 fn a_grant_of_one_s_own_is_relied_on_once_it_is_committed(lab: &Lab) -> Result<()> {
     let db = database(lab)?;
     let (mut outside, mut inside) = (db.connect()?, db.connect()?);
