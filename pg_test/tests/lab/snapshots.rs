@@ -220,7 +220,8 @@ fn warned(session: &mut Session, lease: &str) -> Result<()> {
 
 #[lab_test]
 fn several_grants_are_warned_of_once(lab: &Lab) -> Result<()> {
-    let mut session = lab.database()?.connect()?;
+    let db = lab.database()?;
+    let mut session = db.connect()?;
     session.run("BEGIN ISOLATION LEVEL REPEATABLE READ")?;
     session.notices();
     session.granted("SELECT lease_acquire_all('{a, b, c}')")?;

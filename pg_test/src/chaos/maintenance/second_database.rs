@@ -102,9 +102,11 @@ pub fn ddl(session: &mut Session) -> Answer<Vec<String>> {
         "ALTER TABLE fence.lease SET TABLESPACE aside".to_owned(),
         "ALTER TABLE fence.lease SET TABLESPACE pg_default".to_owned(),
     ];
+    // Logged ones: PostgreSQL up to 15.18 may lose the page of another in a failover, and fails to alter it then.
     let sequences = session.try_rows(
         "SELECT oid::regclass::text FROM pg_class
-          WHERE relkind = 'S' AND relnamespace = 'fence'::regnamespace ORDER BY random() LIMIT 2",
+          WHERE relkind = 'S' AND relpersistence = 'p' AND relnamespace = 'fence'::regnamespace
+          ORDER BY random() LIMIT 2",
     )?;
     let sequences = sequences.into_iter().filter_map(|mut row| row.remove(0));
     all.extend(sequences.map(|sequence| format!("ALTER SEQUENCE {sequence} INCREMENT 1")));
