@@ -25,30 +25,24 @@ pub struct Opened {
 impl Opened {
     /// Takes the lock, as every statement does, and opens the relation.
     pub fn queued(oid: pg_sys::Oid, mode: u32) -> Self {
-        let mode = mode as c_int;
+        let mode = taken(mode);
         // SAFETY: raises where there is no such relation; the reference is given back on drop.
         Opened::around(unsafe { compat::guarded(|| raw::relation_open(oid, mode)) }, mode)
     }
 
     /// Takes the lock and opens the relation; None where the lock is not to be had that way.
     pub fn open(oid: pg_sys::Oid, mode: u32, wait: Wait) -> Option<Self> {
-        if wait == Wait::Queue {
+        let (lock, none) = (taken(mode), pg_sys::NoLock as c_int);
+        if wait == Wait::Queue || lock == none {
             return Some(Opened::queued(oid, mode));
         }
-        let lock = mode as c_int;
         relation_lock::take(oid, lock, wait).then(|| {
-            let none = pg_sys::NoLock as c_int;
             // SAFETY: the relation is locked; the reference is given back on drop.
             Opened::around(unsafe { compat::guarded(|| raw::relation_open(oid, none)) }, lock)
         })
     }
 
-    fn around(relation: pg_sys::Relation, mut mode: c_int) -> Self {
-        if known_bugs::NO_TABLE_LOCK && mode == pg_sys::AccessShareLock as c_int {
-            // SAFETY: taken just now.
-            unsafe { pg_sys::UnlockRelation(relation, mode) };
-            mode = pg_sys::NoLock as c_int;
-        }
+    fn around(relation: pg_sys::Relation, mode: c_int) -> Self {
         // SAFETY: reads a global of this thread.
         let owner = unsafe { pg_sys::CurrentResourceOwner };
         Opened { relation, mode, keeps_lock: Cell::new(false), owner }
@@ -62,6 +56,16 @@ impl Opened {
     /// Keeps the lock until the transaction ends.
     pub fn keep_lock(&self) {
         self.keeps_lock.set(true);
+    }
+}
+
+/// The lock that is taken for this mode: that one, but with a known bug.
+fn taken(mode: u32) -> c_int {
+    let is_left_out = known_bugs::NO_TABLE_LOCK && mode == pg_sys::AccessShareLock;
+    if is_left_out {
+        pg_sys::NoLock as c_int
+    } else {
+        mode as c_int
     }
 }
 
