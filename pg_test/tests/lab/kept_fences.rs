@@ -1,7 +1,7 @@
 //! Bound rows whose fence is greater than the token that speaks for their lease: by an own renewal, a fellow under a shared
 //! lease, or from elsewhere. They can be written, and keep what they have seen.
 
-use crate::support::test_database::{shows, TestDatabase, ORDERS, ROW};
+use crate::support::test_database::{later_trigger, shows, TestDatabase, ORDERS, ROW};
 use crate::support::write_statements::{DELETES, TOUCHES, UPDATES, VIEWS_AND_FUNCTIONS};
 use pg_test::{ensure, lab_test, Lab, Result};
 
@@ -310,16 +310,6 @@ fn the_hint_of_a_stale_token_fits_the_table(lab: &Lab) -> Result<()> {
     let hint = fault.hint.as_deref().unwrap_or_default();
     ensure!(!hint.contains(stop) && hint.contains("leave the column out"), "{fault}");
     Ok(())
-}
-
-/// Makes a BEFORE trigger on `orders`, after the fence, that does this to the new row.
-fn later_trigger(db: &mut TestDatabase, body: &str) -> Result<()> {
-    db.run(&format!(
-        "CREATE OR REPLACE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ \
-         BEGIN {body}; RETURN NEW; END $$; \
-         CREATE OR REPLACE TRIGGER zz BEFORE INSERT OR UPDATE ON orders \
-         FOR EACH ROW EXECUTE FUNCTION meddle()"
-    ))
 }
 
 #[lab_test]

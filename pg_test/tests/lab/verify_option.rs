@@ -1,17 +1,7 @@
 //! `verify`: what other BEFORE triggers make of a row that the fence has judged; and `always`.
 
-use crate::support::test_database::{shows, TestDatabase, ORDERS, ROW};
+use crate::support::test_database::{later_trigger, shows, TestDatabase, ORDERS, ROW};
 use pg_test::{lab_test, Lab, Result};
-
-/// Makes a BEFORE trigger on `orders`, after the fence, that does this to the new row.
-fn later_trigger(db: &mut TestDatabase, body: &str) -> Result<()> {
-    db.run(&format!(
-        "CREATE OR REPLACE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ \
-         BEGIN {body}; RETURN NEW; END $$; \
-         CREATE OR REPLACE TRIGGER zz BEFORE INSERT OR UPDATE ON orders \
-         FOR EACH ROW EXECUTE FUNCTION meddle()"
-    ))
-}
 
 #[lab_test]
 fn a_later_trigger_lowers_the_fence_unless_verified(lab: &Lab) -> Result<()> {
