@@ -57,6 +57,7 @@ CREATE TABLE fence.lease (
     renewals    bigint NOT NULL,
     metadata    jsonb,
     session_bound boolean NOT NULL,
+    adopted_floor bigint,
     PRIMARY KEY (name, slot) WITH (fillfactor = 80)
 ) USING heap WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS 'one row per grant; written by the functions of pg_fence only, read through fence.leases';
@@ -80,6 +81,45 @@ COMMENT ON COLUMN fence.lease.ttl_us IS 'the ttl last asked for, in microseconds
 COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
 COMMENT ON COLUMN fence.lease.metadata IS 'what the caller wished to be shown';
 COMMENT ON COLUMN fence.lease.session_bound IS 'it ends with the session that acquired it, at the latest when it expires';
+COMMENT ON COLUMN fence.lease.adopted_floor IS
+    'NULL for a grant that was made here; for one that somebody else has made, the latest jump when it was adopted';
+
+-- Who may take what ----------------------------------------------------------------------------------------
+
+-- Roles by name, as in fence.lease. What is recorded counts for a role that was itself given fence.leases to read: one
+-- that is made later under the same name was not.
+CREATE TABLE fence.role_prefix (
+    role   name NOT NULL,
+    prefix text COLLATE "C" NOT NULL,
+    level  text COLLATE "C" NOT NULL CHECK (
+        level OPERATOR(pg_catalog.=) 'monitor' OR level OPERATOR(pg_catalog.=) 'worker'
+        OR level OPERATOR(pg_catalog.=) 'adopter' OR level OPERATOR(pg_catalog.=) 'admin'),
+    PRIMARY KEY (role, prefix)
+) USING heap;
+COMMENT ON TABLE fence.role_prefix IS
+    'which names of leases a role may see and take: those that begin with a prefix; written by fence_grant and fence_revoke';
+COMMENT ON CONSTRAINT role_prefix_pkey ON fence.role_prefix IS 'a role has a prefix once';
+COMMENT ON CONSTRAINT role_prefix_level_check ON fence.role_prefix IS 'the levels of fence_grant';
+COMMENT ON INDEX fence.role_prefix_pkey IS 'keeps a role from having a prefix twice';
+COMMENT ON COLUMN fence.role_prefix.role IS 'the role, by name';
+COMMENT ON COLUMN fence.role_prefix.prefix IS 'how the names begin, byte by byte; empty for all names';
+COMMENT ON COLUMN fence.role_prefix.level IS
+    'what the role may do with them: monitor sees them, worker takes them, adopter adopts them too, admin does all';
+
+CREATE FUNCTION fence.role_prefix_changed() RETURNS trigger
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_role_prefix_changed';
+COMMENT ON FUNCTION fence.role_prefix_changed() IS
+    'tells every session that rows of fence.role_prefix have changed: each keeps what it has read';
+CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE ON fence.role_prefix
+    FOR EACH ROW EXECUTE FUNCTION fence.role_prefix_changed();
+-- Always, and row by row: also for what a replication worker writes. (A TRUNCATE tells of itself.)
+ALTER TABLE fence.role_prefix ENABLE ALWAYS TRIGGER changed;
+COMMENT ON TRIGGER changed ON fence.role_prefix IS 'tells every session that rows have changed';
+
+-- Unsafe in a parallel query: it may take a snapshot of its own.
+CREATE FUNCTION fence.is_shown(name text) RETURNS boolean
+    LANGUAGE c STABLE STRICT PARALLEL UNSAFE COST 2 AS 'MODULE_PATHNAME', 'fence_is_shown';
+COMMENT ON FUNCTION fence.is_shown(text) IS 'may the caller see the lease of this name?';
 
 -- For pg_dump the state is data, not part of the extension.
 SELECT pg_catalog.pg_extension_config_dump('fence.token_seq', '');
@@ -87,9 +127,10 @@ SELECT pg_catalog.pg_extension_config_dump('fence.database_identity_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.jump_token_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.jump_count_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.lease', '');
+SELECT pg_catalog.pg_extension_config_dump('fence.role_prefix', '');
 
 CREATE FUNCTION fence.blocking_pids(name text, slot integer) RETURNS integer[]
-    LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_blocking_pids';
+    LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_blocking_pids';
 COMMENT ON FUNCTION fence.blocking_pids(text, integer) IS
     'the sessions whose open transactions keep this grant from being replaced; 0 for a prepared transaction';
 
@@ -110,45 +151,32 @@ COMMENT ON FUNCTION fence.record_creation() IS
     'moves the tokens on to the clock and records which database this is; called once, here: an extension that was dropped and created anew hands out no token again, and a copy made before the first one knows that it is a copy';
 SELECT fence.record_creation();
 
-CREATE FUNCTION fence.session_alive(first_token bigint) RETURNS boolean
-    LANGUAGE c STABLE STRICT PARALLEL RESTRICTED AS 'MODULE_PATHNAME', 'fence_session_alive';
-COMMENT ON FUNCTION fence.session_alive(bigint) IS
-    'does the session that acquired the grant with this first token, to end with it, still live? On a standby, which cannot know, true';
-
 -- Not by the row: a function of the table's row type would keep a DBA from changing the table.
 CREATE FUNCTION fence.as_shown(
-    mode "char", first_token bigint, renewal_tokens bigint[], closing_token bigint, expires_at timestamptz,
+    name text, mode "char", first_token bigint, renewal_tokens bigint[], closing_token bigint, expires_at timestamptz,
     session_bound boolean,
     OUT mode_name text, OUT state text, OUT token bigint, OUT remaining interval)
-    RETURNS SETOF record LANGUAGE sql STABLE PARALLEL RESTRICTED ROWS 1
-    BEGIN ATOMIC
-        SELECT CASE WHEN mode OPERATOR(pg_catalog.=) 'x' THEN 'exclusive'
-                    WHEN mode OPERATOR(pg_catalog.=) 's' THEN 'shared'
-                    ELSE 'slots' END,
-               CASE WHEN closing_token IS NOT NULL THEN 'free'
-                    WHEN expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'expired'
-                    WHEN session_bound AND NOT fence.session_alive(first_token) THEN 'abandoned'
-                    ELSE 'held' END,
-               COALESCE(closing_token, renewal_tokens[pg_catalog.cardinality(renewal_tokens)], first_token),
-               CASE WHEN closing_token IS NOT NULL OR session_bound AND NOT fence.session_alive(first_token)
-                    THEN interval '0'
-                    ELSE GREATEST(expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp(), interval '0') END;
-    END;
-COMMENT ON FUNCTION fence.as_shown("char", bigint, bigint[], bigint, timestamptz, boolean) IS
+    LANGUAGE c STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_as_shown';
+COMMENT ON FUNCTION fence.as_shown(text, "char", bigint, bigint[], bigint, timestamptz, boolean) IS
     'what fence.leases works out of the columns of a grant';
 
-CREATE VIEW fence.leases AS
+-- A barrier: a condition of the caller's must not see the leases that the caller may not. Around both parts: of a view
+-- that is a UNION ALL itself the planner makes one query with the caller's, and the barrier is none.
+CREATE VIEW fence.leases WITH (security_barrier) AS
+SELECT x.* FROM (
 SELECT l.name, s.mode_name AS mode, s.state, COALESCE(l.holder, l.session_label) AS holder, l.role, s.token,
        l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
-       fence.blocking_pids(l.name, l.slot) AS blocking_pids
-  FROM fence.lease AS l, fence.as_shown(l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
+       fence.blocking_pids(l.name, l.slot) AS blocking_pids, l.adopted_floor IS NOT NULL AS adopted
+  FROM fence.lease AS l, fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
+ WHERE fence.is_shown(l.name)
  UNION ALL
 SELECT l.name, s.mode_name, 'uncommitted', COALESCE(l.holder, l.session_label), l.role, s.token,
        l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
-       fence.blocking_pids(l.name, l.slot)
-  FROM fence.uncommitted_grants() AS l, fence.as_shown(l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
+       fence.blocking_pids(l.name, l.slot), l.adopted_floor IS NOT NULL
+  FROM fence.uncommitted_grants() AS l, fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
+) AS x;
 COMMENT ON VIEW fence.leases IS
-    'one row per grant: who holds what until when, and who holds up a take-over; an acquire that is not committed yet is listed beside the row that it will replace';
+    'one row per grant: who holds what until when, and who holds up a take-over, of the names that the caller may see; an acquire that is not committed yet is listed beside the row that it will replace';
 COMMENT ON COLUMN fence.leases.name IS 'the lease';
 COMMENT ON COLUMN fence.leases.mode IS 'exclusive, shared or slots';
 COMMENT ON COLUMN fence.leases.state IS
@@ -160,8 +188,10 @@ COMMENT ON COLUMN fence.leases.first_token IS 'the token that the acquire return
 COMMENT ON COLUMN fence.leases.acquired_at IS 'when it was granted';
 COMMENT ON COLUMN fence.leases.renewed_at IS 'when it was last renewed, or granted';
 COMMENT ON COLUMN fence.leases.expires_at IS 'its deadline';
-COMMENT ON COLUMN fence.leases.remaining IS 'what is left until then; zero when it is over';
+COMMENT ON COLUMN fence.leases.remaining IS
+    'what is left until then; zero when it is over, NULL where it has no deadline';
 COMMENT ON COLUMN fence.leases.renewals IS 'how often it was renewed';
 COMMENT ON COLUMN fence.leases.metadata IS 'what the caller wished to be shown';
 COMMENT ON COLUMN fence.leases.blocking_pids IS
     'sessions whose guarded transactions hold up a take-over; 0 is a prepared transaction';
+COMMENT ON COLUMN fence.leases.adopted IS 'somebody else has granted it: its token is none of this database''s';

@@ -8,6 +8,12 @@ CREATE FUNCTION lease_acquire(
 COMMENT ON FUNCTION lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean) IS
     'a fencing token when the lease is granted, NULL when it is taken (and stayed so for wait)';
 
+CREATE FUNCTION lease_adopt(
+    name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_adopt';
+COMMENT ON FUNCTION lease_adopt(text, bigint, text, interval, jsonb) IS
+    'makes known here what somebody else has granted: the token, or NULL while a transaction relies on an older grant (and did so for wait)';
+
 CREATE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_renew';
 COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
@@ -40,6 +46,11 @@ CREATE FUNCTION lease_release_all(names text[], token bigint)
 COMMENT ON FUNCTION lease_release_all(text[], bigint) IS
     'releases all of them under one closing token; NULL, and none released, when the token does not speak for each';
 
+CREATE FUNCTION lease_guard_all(names text[], token bigint)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_guard_all';
+COMMENT ON FUNCTION lease_guard_all(text[], bigint) IS
+    'the token, or PF004 when it does not speak for each of them; nobody else can be granted any until this transaction ends';
+
 CREATE FUNCTION lease_guard(name text, token bigint)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_guard';
 COMMENT ON FUNCTION lease_guard(text, bigint) IS
@@ -62,9 +73,9 @@ CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
          UNION ALL
         SELECT l.name, s.mode_name, 'uncommitted', COALESCE(l.holder, l.session_label), l.role, s.token,
                l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
-               fence.blocking_pids(l.name, l.slot)
+               fence.blocking_pids(l.name, l.slot), l.adopted_floor IS NOT NULL
           FROM fence.uncommitted_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS l,
-               fence.as_shown(l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
+               fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
     END;
 COMMENT ON FUNCTION lease_info(text, bigint) IS
     'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
@@ -73,6 +84,16 @@ CREATE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_prune';
 COMMENT ON FUNCTION lease_prune(interval) IS
     'deletes the rows of grants that ended more than older_than ago (never of a guarded one), and returns how many';
+
+CREATE FUNCTION lease_forget(name text)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_forget';
+COMMENT ON FUNCTION lease_forget(text) IS
+    'deletes what is remembered of an adopted lease that is free, so that any token can be adopted again; returns how many rows';
+
+CREATE FUNCTION lease_forget(older_than interval)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_forget_older';
+COMMENT ON FUNCTION lease_forget(interval) IS
+    'the same of all adopted leases that have been free for longer, which no holder may come back to; returns how many';
 
 CREATE FUNCTION fence_new_epoch()
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_new_epoch';

@@ -21,7 +21,7 @@ COMMENT ON COLUMN fence.stats.stats_reset IS
     'since when is counted: the last reset, or the first count after a start of the server; NULL when nothing was counted yet';
 COMMENT ON COLUMN fence.stats.grants IS 'leases granted';
 COMMENT ON COLUMN fence.stats.tries_lost IS 'acquires that were answered with NULL, at once or after a wait';
-COMMENT ON COLUMN fence.stats.waits IS 'acquires that stood in line';
+COMMENT ON COLUMN fence.stats.waits IS 'acquires that stood in the queue';
 COMMENT ON COLUMN fence.stats.wait_time IS 'how long they stood there, in milliseconds';
 COMMENT ON COLUMN fence.stats.renewals IS 'leases renewed';
 COMMENT ON COLUMN fence.stats.renewals_lost IS 'renewals that were answered with NULL: a holder has found its lease lost';

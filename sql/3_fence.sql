@@ -50,13 +50,15 @@ COMMENT ON COLUMN fence.trigger_arguments.events IS
 'the events chosen for the fence, with commas between them; NULL for all that its kind judges';
 COMMENT ON COLUMN fence.trigger_arguments.has_unfenced_insert IS 'a managed row may be created without its lease';
 
-CREATE TYPE fence.lease_template AS (lease text, columns text[], is_malformed boolean, is_too_long boolean);
+CREATE TYPE fence.lease_template AS (
+    lease text, columns text[], is_malformed boolean, is_too_long boolean, beginning text);
 
 COMMENT ON TYPE fence.lease_template IS 'the lease that guards a row, taken apart';
 COMMENT ON COLUMN fence.lease_template.lease IS 'as it was written';
 COMMENT ON COLUMN fence.lease_template.columns IS 'the columns that its placeholders name';
 COMMENT ON COLUMN fence.lease_template.is_malformed IS 'its braces do not pair, or have nothing between them';
 COMMENT ON COLUMN fence.lease_template.is_too_long IS 'what stands between its placeholders is longer than a name may be';
+COMMENT ON COLUMN fence.lease_template.beginning IS 'what stands before its first placeholder';
 
 
 -- Called twice: what was seen before the lock may have changed while waiting for it. The first call sees whether the
@@ -67,13 +69,13 @@ CREATE FUNCTION fence.protect_table(
     triggers          fence.trigger_arguments[],  -- those of the table
     leases            fence.lease_template[],     -- the one asked for, and those in the triggers
     placeholder_types regtype[],                  -- of columns that may be in the name of a lease
+    column_comment    text,                       -- by which a fence column is known again
     is_locked         boolean
 ) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $protect_table$
 DECLARE
-    mark CONSTANT text := 'fencing token of the latest write (pg_fence)';
     table_name CONSTANT text := relation::text;
     -- pg_partition_tree takes locks, which must come after that of the table.
     locked CONSTANT regclass := CASE WHEN is_locked THEN relation END;
@@ -271,7 +273,7 @@ BEGIN
         FOR item IN
             SELECT a.attname FROM pg_attribute a
              WHERE a.attrelid = relation
-               AND col_description(relation, a.attnum) = mark
+               AND col_description(relation, a.attnum) = column_comment
         LOOP
             RAISE WARNING USING
                 MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', rule.fence_name,
@@ -279,10 +281,9 @@ BEGIN
                 HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
         END LOOP;
     END IF;
-    -- By this mark fence_audit knows the column again when somebody has renamed it.
     IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
          WHERE a.attrelid = relation AND a.attname = rule.fence_name) THEN
-        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, rule.fence_name, mark);
+        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, rule.fence_name, column_comment);
     END IF;
 
     IF rule.had_verify AND NOT rule.verifies OR rule.had_always AND NOT rule.fires_always THEN
@@ -371,7 +372,7 @@ $protect_table$;
 
 COMMENT ON FUNCTION fence.protect_table(
     regclass, name, text, text, text, boolean, boolean,
-    oid, fence.trigger_arguments[], fence.lease_template[], regtype[], boolean) IS
+    oid, fence.trigger_arguments[], fence.lease_template[], regtype[], text, boolean) IS
 'what fence_protect does, with the rights of its caller; called by that alone';
 
 

@@ -49,14 +49,16 @@ CREATE FUNCTION fence.audit_tables(
     triggers          fence.trigger_arguments[],  -- all that call it
     leases            fence.lease_template[],     -- those in the triggers
     placeholder_types regtype[],                  -- of columns that may be in the name of a lease
-    drawn             bigint                      -- the last token; NULL on a standby
+    column_comment    text,                       -- by which a fence column is known again
+    drawn             bigint,                     -- the last token; NULL on a standby
+    far_ahead         timestamptz,                -- when the clock will be there; NULL where that is soon
+    adopts            boolean                     -- numbers of somebody else's are adopted in this database
 ) RETURNS SETOF fence.audit_row
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
 AS $audit_tables$
 DECLARE
-    mark CONSTANT text := 'fencing token of the latest write (pg_fence)';  -- fence_protect's, on the fence column
     -- The schema of the functions, for statements that are shown and not run.
     home CONSTANT text := (SELECT e.extnamespace::regnamespace FROM pg_extension e WHERE e.extname = 'pg_fence');
     uses_leases CONSTANT boolean := (
@@ -136,7 +138,7 @@ BEGIN
             SELECT DISTINCT t.tgrelid AS oid
               FROM other_trigger t JOIN pg_attribute a ON a.attrelid = t.tgrelid
              WHERE t.in_place_of IS NOT NULL AND a.attnum > 0 AND a.atttypid = 'int8'::regtype
-               AND (a.attname = 'fence' OR col_description(a.attrelid, a.attnum) = mark)),
+               AND (a.attname = 'fence' OR col_description(a.attrelid, a.attnum) = column_comment)),
 
         subject AS (
             SELECT relation::oid AS oid WHERE relation IS NOT NULL
@@ -167,7 +169,7 @@ BEGIN
                    c.oid IN (SELECT u.oid FROM usurped u) AS is_usurped,
                    coalesce(t.fence_column, (
                         SELECT a.attname::text FROM pg_attribute a
-                         WHERE a.attrelid = c.oid AND col_description(c.oid, a.attnum) = mark
+                         WHERE a.attrelid = c.oid AND col_description(c.oid, a.attnum) = column_comment
                          ORDER BY a.attnum DESC LIMIT 1), 'fence') AS fence_column,
                    coalesce(t.mode, 'strict') AS mode, t.lease,
                    coalesce(t.has_unfenced_insert, false) AS has_unfenced_insert
@@ -360,11 +362,11 @@ BEGIN
                         ELSE format('ALTER TABLE %s ADD COLUMN %I bigint', s.rel, s.fence_column)
                             || coalesce(' DEFAULT ' || last_token || format(
                                    '; ALTER TABLE %s ALTER COLUMN %I DROP DEFAULT;', s.rel, s.fence_column), ';')
-                            || format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, mark) END
+                            || format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, column_comment) END
               FROM spot s
               LEFT JOIN LATERAL (
                    SELECT a.attname FROM pg_attribute a
-                    WHERE a.attrelid = s.oid AND a.attnum > 0 AND col_description(s.oid, a.attnum) = mark
+                    WHERE a.attrelid = s.oid AND a.attnum > 0 AND col_description(s.oid, a.attnum) = column_comment
                     ORDER BY a.attnum DESC LIMIT 1) AS marked (name) ON true
              WHERE s.is_root AND s.attnum IS NULL),
 
@@ -380,7 +382,7 @@ BEGIN
                    format('the fence column "%s" has a default, which passes for a token', s.fence_column),
                    format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', s.rel, s.fence_column, s.filled)
                        || CASE s.filled WHEN 'EXPRESSION'
-                          THEN format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, mark) ELSE '' END
+                          THEN format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, column_comment) ELSE '' END
               FROM spot s
              WHERE s.filled IS NOT NULL AND (s.is_root OR NOT s.root_filled)),
 
@@ -627,7 +629,9 @@ BEGIN
         -- No finding yet, but what to read for one: the extension was created anew, or an older backup restored,
         -- where rows hold fences above every token drawn. They are read with the caller's rights, where he has
         -- them. The remedy is for fences too high for any jump: down to where no token drawn so far may write. Where a
-        -- subscription brings the rows, their fences are the publisher's, and nothing is wrong.
+        -- subscription brings the rows, their fences are the publisher's, and nothing is wrong. Where leases
+        -- are adopted, a table that is bound and not strict is not asked: its rows may have their numbers, and any token
+        -- that speaks may write them.
         to_be_read AS (
             SELECT s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
                    NULL::text,
@@ -642,7 +646,7 @@ BEGIN
               FROM spot s
              CROSS JOIN LATERAL (VALUES (CASE WHEN s.relkind = 'r' AND s.atttypid = 'int8'::regtype
                    THEN has_column_privilege(s.oid, s.attnum, 'SELECT') ELSE false END)) AS readable (here)
-             WHERE s.is_fenced
+             WHERE s.is_fenced AND NOT (adopts AND s.lease IS NOT NULL AND s.mode <> 'strict')
              GROUP BY s.root_n, s.root_rel, s.fence_column, s.protect, s.is_subscribed),
 
         -- Bound by what tells its rows apart; where that does not fit, its rows have one lease together.
@@ -716,7 +720,7 @@ BEGIN
                    ('jump_token_seq', 'p', NULL), ('jump_count_seq', 'p', NULL),
                    ('server_start_seq', 'u', NULL), ('server_start_token_seq', 'u', NULL),
                    ('stats_memory_seq', 'u', NULL),
-                   ('lease', 'p', 'name, slot')),
+                   ('lease', 'p', 'name, slot'), ('role_prefix', 'p', 'role, prefix')),
 
         extension AS (
             SELECT e.oid, e.extowner
@@ -808,7 +812,25 @@ BEGIN
                        t.tgname),
                    format('DROP TRIGGER %I ON %s;', t.tgname, s.rel)
               FROM state s JOIN pg_trigger t ON t.tgrelid = s.oid
-             WHERE NOT t.tgisinternal),
+             WHERE NOT t.tgisinternal AND NOT EXISTS (
+                   SELECT FROM part p WHERE p.classid = 'pg_proc'::regclass AND p.objid = t.tgfoid)),
+
+        -- Each session keeps what it has read of the prefixes, until this trigger tells it of a change.
+        state_trigger_off AS (
+            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
+                   format('trigger "%s" %s: a prefix that is taken away may go on counting in sessions that are open',
+                       x.name, CASE WHEN t.oid IS NULL THEN 'is gone' ELSE 'does not always fire' END),
+                   CASE WHEN t.oid IS NULL
+                        THEN format('CREATE TRIGGER %I AFTER INSERT OR UPDATE OR DELETE ON %s '
+                            'FOR EACH ROW EXECUTE FUNCTION %s(); ', x.name, s.rel, f.oid::regproc)
+                        ELSE '' END
+                   || format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, coalesce(t.tgname, x.name))
+              FROM state s
+             CROSS JOIN (VALUES ('changed'::name)) AS x (name)
+              JOIN part p ON p.classid = 'pg_proc'::regclass
+              JOIN pg_proc f ON f.oid = p.objid AND f.proname = 'role_prefix_changed'
+              LEFT JOIN pg_trigger t ON t.tgrelid = s.oid AND t.tgfoid = f.oid
+             WHERE s.relname = 'role_prefix' AND t.tgenabled IS DISTINCT FROM 'A'),
 
         state_rule AS (
             SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY s.n, w.rulename), s.rel, 'notice',
@@ -878,6 +900,24 @@ BEGIN
               FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
              WHERE h.nspname <> 'fence'),
 
+        -- PUBLIC gets what asks for ownership of the table, and nothing else.
+        state_public AS (
+            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.what, a.privilege_type), x.rel, 'notice',
+                   format('PUBLIC has %s on %s: leases are for the roles that fence_grant names', a.privilege_type, x.what),
+                   format('REVOKE %s ON %s FROM PUBLIC CASCADE;', a.privilege_type, x.what)
+              FROM (SELECT c.oid::regclass, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass,
+                           c.relacl
+                      FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+                     WHERE c.relkind IN ('r', 'v', 'S')
+                    UNION ALL
+                    SELECT NULL, 'FUNCTION ' || f.oid::regprocedure, coalesce(f.proacl, acldefault('f', f.proowner))
+                      FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
+                     WHERE f.proname NOT IN ('fenced', 'fence_protect', 'fence_unprotect', 'fence_audit')
+                   ) AS x (rel, what, acl)
+             CROSS JOIN aclexplode(x.acl) AS a
+             -- Writing is told of above.
+             WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE')),
+
         -- All together -----------------------------------------------------------------------------------------
 
         all_findings AS (
@@ -915,7 +955,9 @@ BEGIN
             UNION ALL SELECT 32, * FROM state_privilege
             UNION ALL SELECT 33, * FROM state_member
             UNION ALL SELECT 34, * FROM state_owner
-            UNION ALL SELECT 35, * FROM state_schema)
+            UNION ALL SELECT 35, * FROM state_schema
+            UNION ALL SELECT 36, * FROM state_trigger_off
+            UNION ALL SELECT 37, * FROM state_public)
         SELECT a.*, NULL::regclass[] AS tables, NULL::integer[] AS columns FROM all_findings a
         UNION ALL SELECT 21, * FROM to_be_read
         -- Table by table, with what hangs below it; then its fence as a whole; at last what is not of one table.
@@ -939,14 +981,11 @@ BEGIN
                AND d.classid = 'pg_class'::regclass)
         SELECT s.oid::regclass, 'notice',
                format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
-                   'and the numbers up to there are spent', to_char(
-                   (epoch.start + last_token / 1048576.0 * interval '1 s') AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
+                   'and the numbers up to there are spent', to_char(far_ahead AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
                '-- keep the clock right when the server starts; tokens go on from here, and none is handed out twice',
                NULL::regclass[], NULL::integer[], NULL
           FROM state s
-         CROSS JOIN (VALUES (timestamptz '2026-01-01 00:00+00')) AS epoch (start)
-         WHERE s.relname = 'token_seq'
-           AND last_token > extract(epoch FROM clock_timestamp() + interval '1 day' - epoch.start) * 1048576
+         WHERE s.relname = 'token_seq' AND far_ahead IS NOT NULL
         UNION ALL
         -- Live leases are looked at by the library. A view of somebody else's could run what he likes.
         SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL
@@ -958,14 +997,14 @@ BEGIN
         RAISE NOTICE USING
             MESSAGE = 'not looked at: whether rows hold fences above the last token drawn',
             HINT = CASE WHEN uses_leases THEN 'Ask the primary: a standby does not know it.'
-                ELSE format('That is for those who may use leases: SELECT %s.fence_grant(%L);',
-                    home, current_user) END;
+                ELSE format('That is for those who may see leases: SELECT %s.fence_grant(%L, %L);',
+                    home, current_user, 'monitor') END;
     END IF;
 END
 $audit_tables$;
 
 COMMENT ON FUNCTION fence.audit_tables(
-    regclass, oid, fence.trigger_arguments[], fence.lease_template[], regtype[], bigint) IS
+    regclass, oid, fence.trigger_arguments[], fence.lease_template[], regtype[], text, bigint, timestamptz, boolean) IS
 'what fence_audit does, with the rights of its caller; called by that alone';
 
 
@@ -995,3 +1034,59 @@ END;
 
 COMMENT ON FUNCTION fence.lease_findings() IS
 'the rows of fence_audit on leases that are live; called by that alone';
+
+
+-- Called where the caller may read fence.role_prefix. Its body keeps that table by oid, and is called by oid.
+CREATE FUNCTION fence.name_findings(triggers fence.trigger_arguments[], leases fence.lease_template[])
+RETURNS SETOF fence.audit_finding LANGUAGE sql STABLE PARALLEL UNSAFE
+BEGIN ATOMIC
+    WITH home (name) AS (
+        SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension e
+         WHERE e.extname OPERATOR(pg_catalog.=) 'pg_fence'),
+
+    taker AS (
+        SELECT p.role, p.prefix, p.level, r.oid
+          FROM fence.role_prefix p JOIN pg_catalog.pg_roles r ON r.rolname OPERATOR(pg_catalog.=) p.role
+         WHERE p.level OPERATOR(pg_catalog.<>) 'monitor' AND NOT r.rolsuper),
+
+    finding (step, rel, finding, remedy) AS (
+        -- Whoever writes the table has to take its leases; whoever does not can only keep its writers out.
+        SELECT 1, t.tgrelid::pg_catalog.regclass,
+               pg_catalog.format('role "%s" may take leases that this table is bound to ("%s"), and so keep out '
+                   'those who write it; it does not write it itself', k.role, l.lease),
+               pg_catalog.format('SELECT %s.fence_revoke(%L, %L); -- and give it names of its own',
+                   h.name, pg_catalog.quote_ident(k.role), k.prefix)
+          FROM pg_catalog.unnest(triggers) AS a
+          JOIN pg_catalog.pg_trigger t ON t.oid OPERATOR(pg_catalog.=) a.trigger
+           AND t.tgparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid
+          JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) t.tgrelid
+          JOIN pg_catalog.unnest(leases) AS l ON l.lease OPERATOR(pg_catalog.=) a.lease
+         CROSS JOIN home h
+          JOIN taker k ON pg_catalog.starts_with(l.beginning, k.prefix)
+            OR pg_catalog.cardinality(l.columns) OPERATOR(pg_catalog.>) 0
+           AND pg_catalog.starts_with(k.prefix, l.beginning)
+         WHERE k.level OPERATOR(pg_catalog.<>) 'admin'
+           AND NOT pg_catalog.pg_has_role(k.oid, c.relowner, 'USAGE')
+           AND NOT pg_catalog.has_table_privilege(k.oid, c.oid, 'INSERT, UPDATE, DELETE')
+           AND NOT pg_catalog.has_any_column_privilege(k.oid, c.oid, 'INSERT, UPDATE')
+        UNION
+        SELECT 2, 'fence.role_prefix'::pg_catalog.regclass,
+               pg_catalog.format('names that begin with "%s" are for role "%s", which is dropped or renamed: '
+                   'a role that gets this name gets them', p.prefix, p.role),
+               pg_catalog.format('DELETE FROM %s WHERE role = %L AND prefix = %L;',
+                   'fence.role_prefix'::pg_catalog.regclass, p.role, p.prefix)
+          FROM fence.role_prefix p
+         WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) p.role)
+        UNION
+        SELECT 3, 'fence.role_prefix'::pg_catalog.regclass,
+               pg_catalog.format('role "%s" monitors the server, and may take leases whose names begin with "%s"',
+                   k.role, k.prefix),
+               pg_catalog.format('SELECT %s.fence_revoke(%L), %s.fence_grant(%L, %L);',
+                   h.name, pg_catalog.quote_ident(k.role), h.name, pg_catalog.quote_ident(k.role), 'monitor')
+          FROM taker k CROSS JOIN home h
+         WHERE pg_catalog.pg_has_role(k.oid, 'pg_monitor'::pg_catalog.name, 'USAGE'))
+    SELECT f.rel, 'notice', f.finding, f.remedy FROM finding f ORDER BY f.step, f.rel::pg_catalog.text, f.finding;
+END;
+
+COMMENT ON FUNCTION fence.name_findings(fence.trigger_arguments[], fence.lease_template[]) IS
+'the rows of fence_audit on who may take which names; called by that alone';

@@ -1,13 +1,17 @@
 -- Who may do what. PUBLIC gets the trigger function and the three functions that ask for ownership of the
--- table. Everything else is given role by role, by plain GRANTs that a dump carries.
+-- table. Everything else is given role by role: by plain GRANTs, and by the names that the role may see and take.
 
-CREATE FUNCTION fence_grant(role regrole, admin boolean DEFAULT false) RETURNS void
+CREATE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $fence_grant$
 DECLARE
+    levels CONSTANT text[] := '{monitor,worker,adopter,admin}';
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
     home CONSTANT oid := (SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_fence');
+    asked CONSTANT text := coalesce(level, 'worker');
+    beginning CONSTANT text := coalesce(prefix, '');
+    rank CONSTANT integer := array_position(levels, asked);
     item record;
 BEGIN
     IF role IS NULL THEN
@@ -16,37 +20,74 @@ BEGIN
     ELSIF grantee IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('there is no role %s', role),
             HINT = 'Name one role: leases are not for PUBLIC.';
+    ELSIF rank IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('there is no level "%s"', asked),
+            DETAIL = jsonb_build_object('argument', 'level'),
+            HINT = 'A level is monitor, worker, adopter or admin.';
+    ELSIF asked = 'admin' AND beginning <> '' THEN
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'an admin has all names, and no prefix',
+            DETAIL = jsonb_build_object('argument', 'prefix'),
+            HINT = 'What an admin does is done to all leases. Give the names of one prefix to a worker.';
+    ELSIF octet_length(beginning) > 512 THEN
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'a prefix is at most 512 bytes long',
+            DETAIL = jsonb_build_object('argument', 'prefix'),
+            HINT = 'No name of a lease is longer.';
     END IF;
 
     FOR item IN
         WITH part AS (
             SELECT d.classid, d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
-             WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e')
+             WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+        needs (level, names) AS (VALUES
+            ('monitor', '{leases,stats,lease_info,lease_check,fence_status,blocking_pids,uncommitted_grants,as_shown,
+                          checked_lease_name,is_shown,read_stats}'::name[]),
+            ('worker', '{lease_acquire,lease_renew,lease_release,lease_acquire_all,lease_renew_all,lease_release_all,
+                         lease_guard,lease_guard_all}'),
+            ('adopter', '{lease_adopt}'),
+            -- The relations are what pg_dump reads of the state.
+            ('admin', '{lease_revoke,lease_prune,lease_forget,fence_new_epoch,fence_stats_reset,refusals,read_refusals,
+                        lease,role_prefix,token_seq,database_identity_seq,jump_token_seq,jump_count_seq}')),
+        needed AS (
+            SELECT n.name FROM needs, unnest(needs.names) AS n (name) WHERE array_position(levels, needs.level) <= rank)
         SELECT 'USAGE' AS privilege, 'SCHEMA' AS kind, objid, objid::regnamespace::text AS name
           FROM part WHERE classid = 'pg_namespace'::regclass
         UNION ALL
         SELECT 'SELECT', 'TABLE', objid, objid::regclass::text
           FROM part JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
-         WHERE c.relname IN ('leases', 'stats',
-               -- What pg_dump reads of the state: without this, whoever owns a database but not the server could not
-               -- dump it.
-               'lease', 'token_seq', 'database_identity_seq', 'jump_token_seq', 'jump_count_seq')
-            OR admin AND c.relname = 'refusals'
+         WHERE c.relname IN (SELECT n.name FROM needed n)
         UNION ALL
         SELECT 'EXECUTE', 'FUNCTION', objid, objid::regprocedure::text
           FROM part JOIN pg_proc p ON classid = 'pg_proc'::regclass AND p.oid = objid
-         WHERE p.proname IN ('lease_acquire', 'lease_renew', 'lease_release', 'lease_acquire_all', 'lease_renew_all',
-               'lease_release_all', 'lease_guard', 'lease_check', 'lease_info', 'fence_status',
-               'blocking_pids', 'uncommitted_grants', 'as_shown', 'checked_lease_name', 'session_alive', 'read_stats')
-            OR admin AND p.proname IN ('lease_revoke', 'lease_prune', 'fence_new_epoch', 'fence_stats_reset',
-               'read_refusals')
+         WHERE p.proname IN (SELECT n.name FROM needed n)
+        UNION ALL
+        SELECT NULL, 'TABLE', objid, objid::regclass::text
+          FROM part JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
+         WHERE c.relname = 'role_prefix'
+         -- The schema before what is in it: so a schema renamed meanwhile is told as such.
+         ORDER BY 1 DESC NULLS FIRST
     LOOP
-        EXECUTE format('GRANT %s ON %s %s TO %s', item.privilege, item.kind, item.name, grantee);
+        IF item.privilege IS NULL THEN
+            -- What is recorded for a role without any privilege was recorded for an earlier role of that name.
+            IF NOT EXISTS (SELECT FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
+                             JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+                            CROSS JOIN aclexplode(p.proacl) AS a
+                            WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass
+                              AND d.deptype = 'e' AND a.grantee = role) THEN
+                EXECUTE format('DELETE FROM %s AS p WHERE p.role = $1', item.name)
+                  USING (SELECT r.rolname FROM pg_roles r WHERE r.oid = role);
+            END IF;
+            EXECUTE format('INSERT INTO %s AS p (role, prefix, level) VALUES ($1, $2, $3)
+                ON CONFLICT ON CONSTRAINT role_prefix_pkey DO UPDATE SET level = EXCLUDED.level
+                WHERE array_position($4, p.level) < array_position($4, EXCLUDED.level)', item.name)
+              USING (SELECT r.rolname FROM pg_roles r WHERE r.oid = role), beginning, asked, levels;
+        ELSE
+            EXECUTE format('GRANT %s ON %s %s TO %s', item.privilege, item.kind, item.name, grantee);
+        END IF;
         -- The name may have become another object's by then.
         IF item.name <> (CASE item.kind WHEN 'SCHEMA' THEN item.objid::regnamespace::text
                 WHEN 'TABLE' THEN item.objid::regclass::text ELSE item.objid::regprocedure::text END) THEN
             RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_grant again.',
-                MESSAGE = format('cannot grant %s on %s: it was renamed meanwhile', item.privilege, item.name);
+                MESSAGE = format('cannot grant on %s: it was renamed meanwhile', item.name);
         END IF;
     END LOOP;
 
@@ -58,17 +99,18 @@ BEGIN
 END
 $fence_grant$;
 
-COMMENT ON FUNCTION fence_grant(regrole, boolean) IS
-'lets a role use leases and dump them, with admin also end those of others; never takes anything away';
+COMMENT ON FUNCTION fence_grant(regrole, text, text) IS
+'lets a role see leases (monitor), use them (worker), make others'' known too (adopter), or administer them (admin): those whose names begin with prefix, or all; never takes anything away';
 
 
-CREATE FUNCTION fence_revoke(role regrole) RETURNS void
+CREATE FUNCTION fence_revoke(role regrole, prefix text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $fence_revoke$
 DECLARE
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
     item record;
+    deleted bigint;
 BEGIN
     IF role IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '22004', MESSAGE = 'role must not be NULL',
@@ -78,7 +120,7 @@ BEGIN
             HINT = 'Name a role that exists.';
     END IF;
 
-    -- All that the role was given of what belongs to pg_fence.
+    -- The names, and without a prefix all that the role was given of what belongs to pg_fence.
     FOR item IN
         WITH part AS (
             SELECT d.classid, d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
@@ -92,10 +134,20 @@ BEGIN
             UNION ALL
             SELECT 'SCHEMA', objid, objid::regnamespace::text, n.nspacl
               FROM part JOIN pg_namespace n ON classid = 'pg_namespace'::regclass AND n.oid = objid)
-        SELECT o.* FROM object o
-         WHERE EXISTS (SELECT FROM aclexplode(o.acl) AS a WHERE a.grantee = role)
+        SELECT false AS holds_names, o.kind, o.objid, o.name FROM object o
+         WHERE prefix IS NULL AND EXISTS (SELECT FROM aclexplode(o.acl) AS a WHERE a.grantee = role)
+        UNION ALL
+        SELECT true, 'TABLE', objid, objid::regclass::text
+          FROM part JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
+         WHERE c.relname = 'role_prefix'
     LOOP
-        EXECUTE format('REVOKE ALL ON %s %s FROM %s', item.kind, item.name, grantee);
+        IF item.holds_names THEN
+            EXECUTE format('DELETE FROM %s AS p WHERE p.role = $1 AND ($2 IS NULL OR p.prefix = $2)', item.name)
+              USING (SELECT r.rolname FROM pg_roles r WHERE r.oid = role), prefix;
+            GET DIAGNOSTICS deleted = ROW_COUNT;
+        ELSE
+            EXECUTE format('REVOKE ALL ON %s %s FROM %s', item.kind, item.name, grantee);
+        END IF;
         -- The name may have become another object's by then.
         IF item.name <> (CASE item.kind WHEN 'SCHEMA' THEN item.objid::regnamespace::text
                 WHEN 'TABLE' THEN item.objid::regclass::text ELSE item.objid::regprocedure::text END) THEN
@@ -103,10 +155,15 @@ BEGIN
                 MESSAGE = format('cannot revoke what was granted on %s: it was renamed meanwhile', item.name);
         END IF;
     END LOOP;
+    IF prefix IS NOT NULL AND deleted = 0 THEN
+        RAISE NOTICE USING MESSAGE = format('%s does not have the prefix "%s"', grantee, prefix),
+            HINT = 'Only a prefix that was granted can be taken back, by its exact text.';
+    END IF;
 END
 $fence_revoke$;
 
-COMMENT ON FUNCTION fence_revoke(regrole) IS 'takes back what fence_grant gave, with and without admin';
+COMMENT ON FUNCTION fence_revoke(regrole, text) IS
+'takes back all that fence_grant gave to a role, or the names of one prefix';
 
 
 -- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let

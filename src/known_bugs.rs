@@ -15,6 +15,8 @@ pub const NO_GUARD_LOCK: bool = cfg!(planted = "no-guard-lock");
 pub const NO_TABLE_LOCK: bool = cfg!(planted = "no-table-lock");
 /// A session is believed to live for ever.
 pub const SESSION_OUTLIVED: bool = cfg!(planted = "session-outlived");
+/// An adoption does not take the lease alone.
+pub const NO_ADOPT_LOCK: bool = cfg!(planted = "no-adopt-lock");
 /// The token is drawn before the lease is locked.
 pub const TOKEN_BEFORE_LOCK: bool = cfg!(planted = "token-before-lock");
 /// Nothing is counted: what the bench sets beside the extension, to tell what counting takes.

@@ -8,8 +8,8 @@ use crate::pg::session::server;
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::sequence;
 use crate::statistics::{self, Counter};
-use pg_fence_rules::epoch::{self, Due, Recorded};
 use pg_fence_rules::locks::MOVE_ON;
+use pg_fence_rules::moves::{self, Due, Recorded};
 use pg_fence_rules::{Floor, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
@@ -204,7 +204,7 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
     let mut jumped = false;
     let life = match due {
         Due::Nothing => seen,
-        _ => under_jump_lock(|| match look(oid)? {
+        _ => under_move_lock(|| match look(oid)? {
             (Due::Nothing, seen) => Ok(seen),
             (Due::Move, seen) => record(oid, Life { passed: move_on(oid)?, ..seen }),
             (Due::Jump, _) => {
@@ -221,8 +221,8 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
 }
 
 /// Does work under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
-fn under_jump_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
-    let lock = LockTag::jump();
+fn under_move_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    let lock = LockTag::token_move();
     lock.take(MOVE_ON.mode, MOVE_ON.waits)?;
     let result = work();
     lock.give(MOVE_ON.mode);
@@ -243,7 +243,7 @@ fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
         last: last_of(oid),
     };
     let expected = start.map(|s| server::start(s.file));
-    let due = epoch::due(&recorded, &server::identity(oid, floor), expected.as_ref(), life.passed);
+    let due = moves::due(&recorded, &server::identity(oid, floor), expected.as_ref(), life.passed);
     let due = match due {
         Due::Jump if known_bugs::NO_JUMP => Due::Nothing,
         Due::Move if known_bugs::NO_START_MOVE => Due::Nothing,
@@ -253,9 +253,9 @@ fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
 }
 
 /// Jumps by hand; gives back where to. Errors: 55000.
-pub fn new_epoch() -> Result<Token, Refusal> {
+pub fn jump_now() -> Result<Token, Refusal> {
     let oid = sequence()?;
-    let life = under_jump_lock(|| jump(oid))?;
+    let life = under_move_lock(|| jump(oid))?;
     LIFE.set(Life { begun: oid, ..life });
     statistics::count(Counter::Jumps);
     Ok(life.passed)
@@ -288,8 +288,8 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
     check_fit(oid)?;
     let last = last_of(oid).max(Life::of(oid).passed);
     // Once: where the clock does not go on, the last value decides.
-    wait::pause(epoch::wait_for_clock(last, server::now()));
-    let target = epoch::target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
+    wait::pause(moves::wait_for_clock(last, server::now()));
+    let target = moves::target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
     sequence::set_durably(oid, target.bigint());
     Ok(target)
 }

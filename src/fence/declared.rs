@@ -1,6 +1,7 @@
 //! `fence_protect` and `fence_audit`: PL/pgSQL functions of the schema `fence`, which get from here what the triggers
 //! of tables say. So what an argument, a placeholder or a brace means is known to the trigger's own code alone.
 
+use crate::leases::adopt;
 use crate::pg::call::args::{text_datum, Answer, Args};
 use crate::pg::call::composite::{self, row_array, text_array, type_array, RowAnswer};
 use crate::pg::call::errors::Refusal;
@@ -9,13 +10,18 @@ use crate::pg::fenced_table::column;
 use crate::pg::fenced_table::describe::PLACEHOLDER_TYPES;
 use crate::pg::fenced_table::trigger_catalog::{self, Trigger};
 use crate::pg::session::server;
+use crate::pg::state::role_prefix;
 use crate::tokens;
-use pg_fence_rules::epoch;
+use pg_fence_rules::moves;
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::trigger_arguments::TriggerArguments;
 use pg_fence_rules::{Token, NAME_MAX};
 use pgrx::pg_sys::{Datum, Oid};
 use std::collections::BTreeSet;
+
+/// The comment that `fence_protect` puts on the fence column: by it the column is known again when somebody has renamed
+/// it.
+const FENCE_COLUMN_COMMENT: &str = "fencing token of the latest write (pg_fence)";
 
 /// How many arguments `fence.protect_table` has: those of `fence_protect`, then what is told here.
 const PROTECT: usize = 7;
@@ -40,13 +46,16 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
 
 /// `fence_audit(relation)`: a row for each way around the fence of that table, or of all.
 pub fn audit(args: Args) -> Result<Answer, Refusal> {
-    let function = StateFunction::find(c"audit_tables", AUDIT + Declared::ARGUMENTS + 1)?;
+    let function = StateFunction::find(c"audit_tables", AUDIT + Declared::ARGUMENTS + 3)?;
     let fenced = state_function::fenced()?;
     // Parents and children of the table count as well.
     let declared = Declared::new(fenced, trigger_catalog::triggers_calling(fenced, None), None);
     let mut last = tokens::last()?;
-    let told = last.map(|last| last.bigint().into());
-    let arguments = declared.arguments(&function, args, AUDIT, &[told]);
+    let drawn = last.map(|last| last.bigint().into());
+    let far_ahead = last.and_then(|last| moves::far_ahead(last, server::now()));
+    let far_ahead = far_ahead.map(|then| then.micros().into());
+    let adopts = Some(adopt::is_used_here().into());
+    let arguments = declared.arguments(&function, args, AUDIT, &[drawn, far_ahead, adopts]);
     let answer = RowAnswer::begin(args);
     function.each_row(args, &arguments, |row| {
         let [relation, severity, finding, remedy, tables, columns, jump] = row;
@@ -68,11 +77,21 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
         let Some(last) = last.filter(|last| highest > *last) else { return Ok(()) };
         let text =
             format!("rows hold fences up to {highest}, above the last token drawn here, {last}");
-        let in_reach = epoch::target(last, server::now()).is_some_and(|target| highest <= target);
+        let in_reach = moves::target(last, server::now()).is_some_and(|target| highest <= target);
         let remedy = jump.filter(|_| in_reach).or(remedy);
         answer.put([relation, severity, Some(text_datum(text.as_bytes())), remedy]);
         Ok(())
     })?;
+    if args.oid(0).is_none() && role_prefix::may_be_read()? {
+        let about_names = StateFunction::find(c"name_findings", 2)?;
+        let triggers = declared.triggers(about_names.argument_type(0));
+        let leases = declared.leases(about_names.argument_type(1));
+        let arguments = [Some(triggers), Some(leases)];
+        about_names.each_row(args, &arguments, |row: [Option<Datum>; 4]| {
+            answer.put(row);
+            Ok(())
+        })?;
+    }
     Ok(Answer::Null)
 }
 
@@ -105,7 +124,7 @@ struct Declared {
 
 impl Declared {
     /// How many arguments it makes.
-    const ARGUMENTS: usize = 4;
+    const ARGUMENTS: usize = 5;
 
     /// Of these triggers, with a template that a call asks for.
     fn new(fenced: Oid, triggers: Vec<Trigger>, asked: Option<Vec<u8>>) -> Self {
@@ -114,9 +133,9 @@ impl Declared {
         Declared { fenced, triggers, leases }
     }
 
-    /// The rows of type `fence.trigger_arguments`.
-    fn trigger_rows(&self) -> impl Iterator<Item = [Option<Datum>; 6]> + '_ {
-        self.triggers.iter().map(|trigger| {
+    /// As an array of `fence.trigger_arguments`.
+    fn triggers(&self, array_type: Oid) -> Datum {
+        let rows = self.triggers.iter().map(|trigger| {
             let arguments = read(trigger);
             [
                 Some(trigger.oid.into()),
@@ -126,12 +145,13 @@ impl Declared {
                 arguments.events.map(text_datum),
                 Some(arguments.has_unfenced_insert().into()),
             ]
-        })
+        });
+        row_array(array_type, rows)
     }
 
-    /// The rows of type `fence.lease_template`.
-    fn lease_rows(&self) -> impl Iterator<Item = [Option<Datum>; 4]> + '_ {
-        self.leases.iter().map(|lease| {
+    /// As an array of `fence.lease_template`.
+    fn leases(&self, array_type: Oid) -> Datum {
+        let rows = self.leases.iter().map(|lease| {
             let pieces = template::parse(lease);
             let (mut columns, mut literal_bytes) = (Vec::new(), 0);
             for piece in pieces.iter().flatten() {
@@ -140,13 +160,19 @@ impl Declared {
                     Piece::Literal(text) => literal_bytes += text.len(),
                 }
             }
+            let beginning = match pieces.as_deref() {
+                Ok([Piece::Literal(text), ..]) => text.as_slice(),
+                _ => &[],
+            };
             [
                 Some(text_datum(lease)),
                 Some(text_array(&columns)),
                 Some(pieces.is_err().into()),
                 Some((literal_bytes > NAME_MAX).into()),
+                Some(text_datum(beginning)),
             ]
-        })
+        });
+        row_array(array_type, rows)
     }
 
     /// The arguments of the function: the first ones of the call that is served, what the triggers say, and more.
@@ -158,10 +184,11 @@ impl Declared {
         more: &[Option<Datum>],
     ) -> Vec<Option<Datum>> {
         let mut arguments: Vec<Option<Datum>> = (0..own).map(|n| args.datum(n)).collect();
-        let triggers = row_array(function.argument_type(own + 1), self.trigger_rows());
-        let leases = row_array(function.argument_type(own + 2), self.lease_rows());
+        let triggers = self.triggers(function.argument_type(own + 1));
+        let leases = self.leases(function.argument_type(own + 2));
         let types = type_array(&PLACEHOLDER_TYPES);
-        arguments.extend([self.fenced.into(), triggers, leases, types].map(Some));
+        let comment = text_datum(FENCE_COLUMN_COMMENT.as_bytes());
+        arguments.extend([self.fenced.into(), triggers, leases, types, comment].map(Some));
         arguments.extend(more);
         arguments
     }

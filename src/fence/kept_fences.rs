@@ -50,5 +50,5 @@ impl OfTransaction for Kept {
 
 /// Follows transactions.
 pub fn register() {
-    scope::keep(&KEPT);
+    scope::follow(&KEPT);
 }

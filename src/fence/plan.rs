@@ -3,7 +3,7 @@
 use super::binding::Binding;
 use super::row_moves;
 use crate::pg::call::errors::{self, Refusal};
-use crate::pg::fenced_table::trigger::{Attribute, Columns, Kept, TriggerCall};
+use crate::pg::fenced_table::trigger::{Attribute, Cached, Columns, TriggerCall};
 use crate::statistics;
 use crate::tokens;
 use pg_fence_rules::fence::Order;
@@ -60,7 +60,7 @@ pub enum NullInsert {
     Always,
 }
 
-impl Kept for Plan {
+impl Cached for Plan {
     fn needs_drop(&self) -> bool {
         self.moves || self.lease.is_some()
     }

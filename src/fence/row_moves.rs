@@ -97,5 +97,5 @@ impl OfTransaction for Vec<Accepted> {
 
 /// Follows transactions.
 pub fn register() {
-    scope::keep(&ACCEPTED);
+    scope::follow(&ACCEPTED);
 }

@@ -11,12 +11,12 @@ use super::row_moves;
 use crate::known_bugs;
 use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::call::args::{Answer, Args};
-use crate::pg::call::errors::{self, Refusal, TriedWrite, Wrote};
+use crate::pg::call::errors::{self, Refusal, SqlState, TriedWrite, Wrote};
 use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
 use crate::pg::session::server;
 use crate::pg::session::settings;
-use crate::pg::state::relation;
+use crate::pg::state::role_prefix;
 use crate::statistics::{self, Known};
 use crate::tokens;
 use pg_fence_rules::fence::{self, Landing, Order, Verdict, Write};
@@ -31,7 +31,7 @@ use pgrx::pg_sys;
 #[inline(always)]
 pub fn lands_again(args: Args) -> Option<pg_sys::Datum> {
     let call = TriggerCall::new(args)?;
-    let plan: &Plan = call.kept()?;
+    let plan: &Plan = call.cached()?;
     let landed = plan.landed.get()?;
     if !plan.plain || call.event() != Event::Update || plan.offered.get().is_some() {
         return None;
@@ -61,7 +61,7 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
         return Err(errors::misplaced("fenced() must fire FOR EACH ROW, but for TRUNCATE"));
     }
     let plan =
-        call.keep(|| Plan::new(&call)).map_err(|refusal| describe::at_table(refusal, &call))?;
+        call.cache(|| Plan::new(&call)).map_err(|refusal| describe::at_table(refusal, &call))?;
     let row = match plan.duty {
         Duty::Verify { null_insert } => verify(&call, plan, null_insert),
         _ if !call.before() => {
@@ -130,6 +130,10 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
                 Verdict::LandWithout => {
                     return Ok(call.pass(new.map(|row| without(call, plan, row))));
                 }
+                Verdict::Stale { presented, .. } if is_never_issued(plan, &leases, presented) => {
+                    let refused = Verdict::NeverIssued { presented };
+                    return Err(refusal(call, plan, write, refused));
+                }
                 refused => return Err(refusal(call, plan, write, refused)),
             }
         }
@@ -174,11 +178,12 @@ fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Lan
     Ok(last.filter(|landing| landing.keeps_greater() && is_same(landing)))
 }
 
-/// May the write land, as far as its token tells? (The leases of the row are asked after that.)
+/// May the write land, as far as its token tells? (The leases of the row are asked after that: a token that speaks for
+/// them was drawn here, or adopted. So whether it was drawn at all is asked only where the write is refused.)
 #[inline(always)]
 fn judge<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Verdict, Refusal> {
     tokens::ensure_begun(plan.tokens)?;
-    let issued = |t| tokens::issued(plan.tokens, t);
+    let issued = |t| plan.lease.is_some() || tokens::issued(plan.tokens, t);
     Ok(if MANAGED {
         fence::judge_managed(&write, plan.lease.is_some(), issued)
     } else {
@@ -203,6 +208,9 @@ fn guard_leases(
     let guarded =
         leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)));
     guarded.map_err(|silent| match write.old.flatten() {
+        _ if is_lost(&silent) && is_never_issued(plan, leases, token) => {
+            refusal(call, plan, write, Verdict::NeverIssued { presented: token })
+        }
         Some(stored) if stored > token && is_lost(&silent) => {
             refusal(call, plan, write, Verdict::Stale { presented: token, stored })
         }
@@ -210,10 +218,16 @@ fn guard_leases(
     })
 }
 
+/// Was the token neither drawn here nor can it have been adopted for one of these leases?
+#[cold]
+fn is_never_issued(plan: &Plan, leases: &WriteLeases, token: Token) -> bool {
+    !tokens::issued(plan.tokens, token) && !leases.iter().any(guard::is_adopted)
+}
+
 /// Is it PF004, and not one that a renewal mends? (Who gets that one must be told of it.)
 #[cold]
 fn is_lost(silent: &Refusal) -> bool {
-    silent.sqlstate == "PF004" && silent.hint != errors::RENEW_FIRST
+    silent.sqlstate == SqlState::TokenDoesNotSpeak && silent.details().renew_first.is_none()
 }
 
 /// Remembers for the check behind the other triggers what a row has landed with.
@@ -257,7 +271,7 @@ fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
     let fence = |row: Tuple| columns.token(row, &plan.column);
     let (old, new) = call.rows();
     let stored = old.and_then(fence);
-    let presented = new.and_then(fence).filter(|_| refusal.sqlstate != "PF002");
+    let presented = new.and_then(fence).filter(|_| refusal.sqlstate != SqlState::NoToken);
     let leases = leases(call, plan);
     // Of two leases, the one for which the token does not speak.
     let stands = |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
@@ -309,7 +323,7 @@ fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> R
     match verdict {
         Verdict::NeverIssued { presented } => match leases(call, plan).iter().next() {
             // For those who may not see leases, each token that does not speak is like any other.
-            Some(name) if !relation::may_see_leases() => {
+            Some(name) if !role_prefix::may_be_told(name) => {
                 let may_see = || may_see(call, plan, shown);
                 guard::not_speaking(name, presented, Caller::Trigger(&may_see))
             }

@@ -1,12 +1,13 @@
 //! Renewing and ending a grant: what its own holder does with one of its tokens, and what an administrator does.
 
 use super::locks::{Locked, Locks};
-use super::{line, session_leases};
+use super::{queue, session_leases};
 use crate::pg::call::errors::{self, Refusal};
+use crate::pg::session::commit;
 use crate::pg::session::role;
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
-use crate::pg::state::relation;
+use crate::pg::state::role_prefix;
 use crate::pg::state::row::{Deleter, Row};
 use crate::statistics::{self, Counter};
 use crate::tokens;
@@ -24,10 +25,32 @@ pub fn renewable<'a>(
         let now = server::now();
         row.grant.renewable(token, now).then_some(now)
     })?;
-    if let Some((locked, _)) = &found {
-        check_role(|| Some(name), &locked.row, false)?;
+    match &found {
+        Some((locked, _)) => {
+            check_role(|| Some(name), &locked.row, false)?;
+            refuse_adopted(&locked.row)?;
+        }
+        // It may have another token, or none.
+        None => table.rows(name, AsOf::Now).iter().try_for_each(refuse_adopted)?,
     }
     Ok(found)
+}
+
+/// 55000 where somebody else has made the grant, and the caller may know of it.
+pub fn refuse_adopted(row: &Row) -> Result<(), Refusal> {
+    match row.grant.adopted.is_some() && may_know_of(row, false) {
+        true => Err(errors::adopted_name(row.name())),
+        false => Ok(()),
+    }
+}
+
+/// The token that closes a grant: one that is drawn, greater than all of its own. Nothing is drawn for a grant that
+/// somebody else has made: its own number closes it, and never becomes one of the sequence.
+pub fn closing_token(row: &Row) -> Result<Token, Refusal> {
+    match row.grant.adopted {
+        Some(_) => Ok(row.grant.tokens.latest()),
+        None => tokens::draw(row.grant.greatest()),
+    }
 }
 
 /// Writes a renewal of a row whose lock is kept, by default for the ttl last asked for. `fresh` is its token.
@@ -42,8 +65,8 @@ pub fn renew(
     table.renew(row, fresh, now, ttl)?;
     statistics::count(Counter::Renewals);
     if now + ttl < row.grant.expires_at {
-        // The head of the line may sleep for too long.
-        line::changed(row.name());
+        // The head of the queue may sleep for too long.
+        queue::changed(row.name());
     }
     Ok(())
 }
@@ -76,12 +99,16 @@ pub fn releasable<'a>(
     })
 }
 
-/// Closes a grant whose lock stays until the transaction ends; that wakes the head of the line.
+/// Closes a grant whose lock stays until the transaction ends; that wakes the head of the queue.
 pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Result<(), Refusal> {
     let name = row.name();
+    if row.grant.adopted.is_some() {
+        // Nobody acquires next who makes it durable, and no deadline ends what a crash brings back.
+        commit::force();
+    }
     table.close(row, closing, now)?;
     session_leases::grant_ended(name, row.grant.tokens.first());
-    line::changed(name);
+    queue::changed(name);
     Ok(())
 }
 
@@ -105,7 +132,10 @@ pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal>
     if rows.is_empty() {
         return Ok(None);
     }
-    let closing = tokens::draw(greatest(&rows))?;
+    let closing = match rows.as_slice() {
+        [row] => closing_token(row)?,
+        _ => tokens::draw(greatest(&rows))?,
+    };
     locks.keep();
     let now = server::now();
     rows.iter().try_for_each(|row| close(table, row, closing, now))?;
@@ -115,7 +145,7 @@ pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal>
 
 /// Locks the grant that has this token against other changes, waiting for an open transaction that has
 /// changed it, reads it again and decides. None, and nothing locked, when there is no such grant, now or
-/// after the wait, or the decision is against it.
+/// after the wait, the decision is against it, or the caller may not know of it.
 fn changeable<'a, T>(
     table: &LeaseTable,
     name: &'a [u8],
@@ -130,11 +160,12 @@ fn changeable<'a, T>(
             Some(row) if decide(row).is_none() && row.deleter() != Deleter::Open => {
                 return Ok(None)
             }
-            Some(row) => row.grant.slot,
+            Some(row) if may_know_of(row, false) => row.grant.slot,
+            Some(_) => return Ok(None),
             // A token of an uncommitted grant may have been passed on: its transaction is waited for.
             None => match find(&table.rows(name, AsOf::InFlight), token) {
-                Some(row) => row.grant.slot,
-                None => return Ok(None),
+                Some(row) if may_know_of(row, false) => row.grant.slot,
+                _ => return Ok(None),
             },
         };
         let has_token = |row: &Row| has_token(row, token);
@@ -150,12 +181,12 @@ pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
     rows.into_iter().map(|r| r.grant.greatest()).max().unwrap_or(Token::BEFORE_ALL)
 }
 
-/// Does the token speak for the lease at this instant?
+/// Does the token speak for the lease at this instant? No, where the caller may not see the lease.
 pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
     let floor = tokens::floor_seen()?;
     let rows = LeaseTable::open(Access::Read)?.rows(name, AsOf::Now);
     let now = server::now();
-    Ok(rows.iter().any(|row| row.grant.speaks(token, now, floor)))
+    Ok(role_prefix::shows(name) && rows.iter().any(|row| row.grant.speaks(token, now, floor)))
 }
 
 /// The grant that this token is of.
@@ -166,6 +197,11 @@ pub fn find(rows: &[Row], token: Token) -> Option<&Row> {
 /// Is it one of the grant's tokens, the closing one included?
 pub fn has_token(row: &Row, token: Token) -> bool {
     row.grant.tokens.contains(token) || row.grant.closing == Some(token)
+}
+
+/// May the caller learn that there is such a grant? Whoever may not is answered as if the token were any number.
+pub fn may_know_of(row: &Row, in_trigger: bool) -> bool {
+    role::acts_for(row.role(), in_trigger) || role_prefix::may_be_told(row.name())
 }
 
 /// 42501 unless the caller may act for the role that was granted the lease. In a trigger, the session's role may stand
@@ -179,6 +215,6 @@ pub fn check_role<'a>(
     if role::acts_for(role, in_trigger) {
         return Ok(());
     }
-    let shown = relation::may_see_leases().then_some(role);
+    let shown = role_prefix::may_be_told(row.name()).then_some(role);
     Err(errors::not_your_lease(lease(), shown))
 }

@@ -1,13 +1,13 @@
 //! Finding a slot for a new grant and locking it, without ever waiting.
 //!
-//! An exclusive acquire locks every slot of the lease and then looks (`exclusive_place`). A shared one, and one of several
+//! An exclusive acquire locks every slot of the lease and then looks (`exclusive_slot`). A shared one, and one of several
 //! slots, goes beside others who do the same at the same time; what it looks at may change under it, so it
 //! takes one slot, looks whether that is still what it chose, and else begins anew (`BesideOthers`).
 
 use super::guard;
 use super::locks::Locks;
 use super::request::{Request, Tried};
-use crate::pg::call::errors::Refusal;
+use crate::pg::call::errors::{self, Refusal};
 use crate::pg::locks::lock::LockTag;
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
@@ -54,7 +54,7 @@ pub fn find<'a>(
 ) -> Result<Tried<LockedSlot<'a>>, Refusal> {
     let mut locks = Locks::of(&request.name);
     let found = match request.ask.mode {
-        Mode::Exclusive => exclusive_place(table, request, &mut locks)?,
+        Mode::Exclusive => exclusive_slot(table, request, &mut locks)?,
         _ => BesideOthers { table, request, busy: Vec::new() }.find(&mut locks)?,
     };
     match found {
@@ -80,7 +80,7 @@ pub fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
 }
 
 fn is_guarded_by_others(name: &[u8], slot: i32) -> bool {
-    LockTag::new(IS_GUARDED.lock, name, slot).is_had_by_others(IS_GUARDED.mode)
+    LockTag::new(IS_GUARDED.lock, name, slot).is_blocked(IS_GUARDED.mode)
 }
 
 /// Decides by the rows that were read. The clock is read now, so after the locks were obtained.
@@ -90,9 +90,10 @@ fn decide(
     existing: &[ExistingGrant],
 ) -> Result<Tried<FreeSlot>, Refusal> {
     let now = server::now();
-    match grant::acquire(existing, &request.ask, now) {
+    match grant::admit(existing, &request.ask, now) {
         Acquire::Taken { until } => Ok(Tried::Lost { until }),
         Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
+        Acquire::Adopted => Err(errors::adopted_name(&request.name)),
         Acquire::Grant { slot } => {
             let is_ended = |row: &Row, seen: &ExistingGrant| {
                 row.grant.slot != slot && grant::ends(&request.ask, seen, now)
@@ -110,7 +111,7 @@ fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
 }
 
 /// The slot of an exclusive grant: 0, with every slot locked.
-fn exclusive_place(
+fn exclusive_slot(
     table: &LeaseTable,
     request: &Request,
     locks: &mut Locks,
@@ -141,7 +142,7 @@ fn exclusive_place(
 
 /// The rows of a lease whose locks are held; None when an open transaction is deleting one (a prune, which holds no
 /// lock).
-fn settled_rows(table: &LeaseTable, name: &[u8]) -> Option<Vec<Row>> {
+pub fn settled_rows(table: &LeaseTable, name: &[u8]) -> Option<Vec<Row>> {
     loop {
         let rows = table.rows(name, AsOf::Now);
         let by = |deleter| rows.iter().any(|r| r.deleter() == deleter);
@@ -238,7 +239,7 @@ impl BesideOthers<'_> {
         existing
     }
 
-    /// Does an open transaction rely on the grant in a slot? One that is over keeps its place while it is guarded; one
+    /// Does an open transaction rely on the grant in a slot? One that is over keeps its slot while it is guarded; one
     /// of the caller's own that lives cannot be reclaimed while it is guarded or being renewed.
     fn is_relied_on(&self, slot: i32, row: Option<&Row>, is_live: impl Fn(&Row) -> bool) -> bool {
         let name = &self.request.name;
@@ -270,7 +271,7 @@ impl BesideOthers<'_> {
             if locks.take(TAKE_SLOT, slot)? {
                 ended.push(row);
             } else if !self.is_of_another_mode(&row) || self.is_relied_on_by_others(slot) {
-                // Another one of this mode may be ending it, or taking its place.
+                // Another one of this mode may be ending it, or taking its slot.
                 return Ok(Locking::Lost);
             }
             // One of another mode that somebody just replaces needs no ending.
@@ -283,7 +284,7 @@ impl BesideOthers<'_> {
         row.grant.mode != self.request.ask.mode
     }
 
-    /// Is somebody changing the grant, or relying on it, and not just putting another one in its place?
+    /// Is somebody changing the grant, or relying on it, and not just putting another one in its slot?
     fn is_relied_on_by_others(&self, slot: i32) -> bool {
         LockTag::new(Lock::Grant, &self.request.name, slot).is_relied_on()
     }

@@ -1,26 +1,25 @@
 //! Guards: an open transaction relies on a grant, so nobody may replace it until that transaction ends.
 //!
 //! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
-//! once per lease and transaction. A verdict goes when its lock goes: with a rolled-back savepoint at once.
+//! once per lease and transaction. A guard goes when its lock goes: with a rolled-back savepoint at once.
 
-use super::change::{check_role, find, has_token};
+use super::change::{check_role, find, has_token, may_know_of};
 use super::locks::Locks;
-use super::{line, snapshot};
+use super::{queue, snapshot};
 use crate::pg::call::errors::{self, Refusal, Shown};
 use crate::pg::call::raise;
 use crate::pg::encoding;
 use crate::pg::hash::Quick;
-use crate::pg::locks::relation_lock::Wait;
-use crate::pg::session::role;
+use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::session::scope::{
     self, BeforeCommit, Ending, OfSavepoint, OfTransaction, SavepointId,
 };
 use crate::pg::session::server;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
-use crate::pg::state::relation;
+use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
-use crate::statistics::{self, Counter};
+use crate::statistics::{self, Counter, Known};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::{Mode, Phase};
 use pg_fence_rules::locks::{GUARD, GUARD_BESIDE_OTHERS};
@@ -40,7 +39,7 @@ struct Guard {
 #[derive(Default)]
 struct Guards {
     by_lease: HashMap<Vec<u8>, Vec<Guard>, Quick>,
-    /// The verdict that was asked for last: most writes of a transaction are under one.
+    /// The guard that was asked for last: most writes of a transaction are under one.
     last: Option<(Vec<u8>, Token)>,
     /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
     outside_block: Option<(Vec<u8>, Instant)>,
@@ -104,11 +103,6 @@ impl Caller<'_> {
         matches!(self, Caller::Trigger(_))
     }
 
-    /// May an error tell whether a token is one of the lease's at all? Anybody may bind a table of its own to any lease.
-    fn may_know_tokens(&self) -> bool {
-        !self.in_trigger() || relation::may_see_leases()
-    }
-
     fn shown<'n>(&self, name: &'n [u8], token: Token) -> Shown<'n> {
         let may_see = match self {
             Caller::Function => MaySee { lease: true, token: true },
@@ -124,7 +118,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         return Ok(());
     }
     let table = LeaseTable::open(Access::Read)?;
-    let Some((row, locks)) = locked(&table, name, token)? else {
+    let Some((row, locks)) = locked(&table, name, token, caller)? else {
         return Err(not_speaking(name, token, caller));
     };
     let (slot, floor) = (row.grant.slot, tokens::floor()?);
@@ -136,30 +130,34 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         drop(locks);
         return Err(not_speaking(name, token, caller));
     }
-    if let Err(refusal) = check_role(|| caller.shown(name, token).lease, &row, caller.in_trigger())
-    {
-        drop(locks);
-        // That it speaks for another role's grant tells that it is a token of the lease.
-        let told = caller.may_know_tokens();
-        return Err(if told { refusal } else { not_speaking(name, token, caller) });
-    }
+    check_role(|| caller.shown(name, token).lease, &row, caller.in_trigger())?;
     snapshot::check(&table, name, &row, || caller.shown(name, token).lease)?;
     locks.keep();
-    line::changed(name);
-    let verdict = Guard { slot, token, savepoint: xact::savepoint() };
-    GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(verdict));
+    queue::changed(name);
+    let guard = Guard { slot, token, savepoint: xact::savepoint() };
+    GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(guard));
     statistics::count(Counter::Guards);
     Ok(())
 }
 
-/// The grant that the token is of, read under the locks that a guard takes.
+/// As `require`, for a call: a refusal is counted.
+pub fn require_in_call(name: &[u8], token: Token) -> Result<(), Refusal> {
+    require(name, token, Caller::Function).inspect_err(|refusal| {
+        statistics::refused(refusal, || Known { lease: Some(name.to_vec()), ..Known::default() });
+    })
+}
+
+/// The grant that the token is of, read under the locks that a guard takes. None also where the caller may not know of
+/// it: anybody may bind a table of its own to any lease, and would learn the lease's tokens by trying.
 fn locked<'a>(
     table: &LeaseTable,
     name: &'a [u8],
     token: Token,
+    caller: Caller,
 ) -> Result<Option<(Row, Locks<'a>)>, Refusal> {
     let rows = table.rows(name, AsOf::Now);
-    let Some(seen) = find(&rows, token) else { return Ok(None) };
+    let seen = find(&rows, token).filter(|row| may_know_of(row, caller.in_trigger()));
+    let Some(seen) = seen else { return Ok(None) };
     let locks = lock(name, seen)?;
     let row = locks.read_again(table, seen.grant.slot, |row| has_token(row, token));
     Ok(row.map(|row| (row, locks)))
@@ -177,7 +175,7 @@ fn lock<'a>(name: &'a [u8], row: &Row) -> Result<Locks<'a>, Refusal> {
     Ok(locks)
 }
 
-/// Has this transaction a verdict on exactly this?
+/// Does this transaction guard the lease by exactly this token?
 #[inline]
 pub fn is_guarded_here(name: &[u8], token: Token) -> bool {
     GUARDS.with_borrow_mut(|g| {
@@ -256,14 +254,20 @@ impl OfTransaction for Guards {
 
 /// Follows transactions; called once, when the library is loaded.
 pub fn register() {
-    scope::keep(&GUARDS);
+    scope::follow(&GUARDS);
     let is_due = || GUARDS.with_borrow(|g| g.outside_block.is_some());
     scope::before_commit(BeforeCommit { is_due, work: before_commit });
 }
 
+/// Does somebody else grant the lease, so that its tokens are none of the sequence?
+pub fn is_adopted(name: &[u8]) -> bool {
+    let Ok(table) = LeaseTable::open(Access::Read) else { return false };
+    table.rows(name, AsOf::Now).iter().any(|row| row.grant.adopted.is_some())
+}
+
 /// Who holds a lease now, in words; None also where that cannot be told without waiting.
 pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
-    let table = LeaseTable::try_open(Access::Read, Wait::Never).ok()??;
+    let table = LeaseTable::try_open(Access::Read, IfLocked::GiveUp).ok()??;
     let now = server::now();
     let rows = table.rows(name, AsOf::Now);
     let held = rows.iter().find(|row| row.grant.phase(now) == Phase::Held)?;
@@ -277,18 +281,17 @@ pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
     let rows = table.rows(name, AsOf::Now);
     let (now, floor) = (server::now(), tokens::floor().unwrap_or(Floor::NONE));
     let awaits_renewal = |row: &Row| row.grant.awaits_renewal(token, now, floor);
-    let may_be_told =
-        |row: &Row| caller.may_know_tokens() || role::acts_for(row.role(), caller.in_trigger());
+    let may_be_told = |row: &Row| may_know_of(row, caller.in_trigger());
     if find(&rows, token).is_some_and(|row| awaits_renewal(row) && may_be_told(row)) {
-        refusal.hint = errors::RENEW_FIRST.into();
-        refusal = refusal.detailed(|d| d.renew_first = Some(true));
+        refusal = errors::renew_first(refusal);
     }
-    if !relation::may_see_leases() {
+    if !role_prefix::may_be_told(name) {
         return refusal;
     }
     let Some(row) = find(&rows, token).or(rows.first()) else { return refusal };
     refusal.detailed(|d| {
         d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session())));
-        d.expires_at = Some(errors::iso(row.grant.expires_at));
+        let deadline = Some(row.grant.expires_at).filter(|at| *at < Instant::LATEST);
+        d.expires_at = deadline.map(errors::iso);
     })
 }

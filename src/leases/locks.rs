@@ -1,17 +1,18 @@
-//! Holding the locks of a lease: what is not kept is given back, and whoever waits in line looks again.
+//! Holding the locks of a lease: what is not kept is given back, and whoever waits in the queue looks again.
 //!
 //! Which locks there are, and who takes which, is told in `pg_fence_rules::locks`. Every decision about a lease runs
 //! through here: lock, read the row again under the lock, decide, and `keep` the locks or let them go.
 
-use super::line;
+use super::queue;
 use crate::pg::call::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
+use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use pg_fence_rules::locks::{LockMode, LockStep};
 
 /// Locks of one lease that this transaction has just taken. They are given back when this goes, unless they are kept;
-/// then the head of the lease's line is woken, for a look of its in between found the lease locked.
+/// then the head of the lease's queue is woken, for a look of its in between found the lease locked.
 pub struct Locks<'a> {
     name: &'a [u8],
     // Mostly there is one, which takes no allocation.
@@ -30,12 +31,32 @@ impl<'a> Locks<'a> {
         let tag = LockTag::new(step.lock, self.name, slot);
         let taken = tag.take(step.mode, step.waits)?;
         if taken {
-            match self.first {
-                None => self.first = Some((tag, step.mode)),
-                Some(_) => self.others.push((tag, step.mode)),
-            }
+            self.note(tag, step.mode);
         }
         Ok(taken)
+    }
+
+    /// Takes one, waiting for whoever is in the way; false where that takes too long. Who asks for a lock that this one
+    /// excludes waits behind it. Errors: 53200, and those of a wait that is broken off.
+    pub fn take_within(
+        &mut self,
+        step: LockStep,
+        slot: i32,
+        waiting: &Waiting,
+    ) -> Result<bool, Refusal> {
+        let tag = LockTag::new(step.lock, self.name, slot);
+        let taken = wait::take_within(&tag, step.mode, waiting)?;
+        if taken {
+            self.note(tag, step.mode);
+        }
+        Ok(taken)
+    }
+
+    fn note(&mut self, tag: LockTag, mode: LockMode) {
+        match self.first {
+            None => self.first = Some((tag, mode)),
+            Some(_) => self.others.push((tag, mode)),
+        }
     }
 
     /// Reads the row of a slot again, now that it is locked: what was seen before the lock may be outdated.
@@ -91,7 +112,7 @@ impl Drop for Locks<'_> {
             return;
         }
         self.give_back_all_but(0);
-        line::wake(self.name);
+        queue::wake(self.name);
     }
 }
 

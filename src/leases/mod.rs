@@ -1,25 +1,25 @@
 //! Leases: who is granted one, who may change it, who relies on it, who waits for it.
 //!
-//! `acquire` is the way of a try; `free_slot` finds and locks the slot that it gets, `change` is what renew, release and revoke have in common, `prune` deletes
-//! what is long over, `guard` is what a transaction relies on, `snapshot` whether its snapshot allows
-//! that. `line` and `wait` are the line of those who wait. `locks`
-//! holds the locks for all of them.
+//! `try_acquire` is the way of a try; `free_slot` finds and locks the slot that it gets; `change` is what renew, release
+//! and revoke have in common; `prune` deletes what is long over; `guard` is what a transaction relies on, and `snapshot`
+//! whether its snapshot allows that. `queue` and `wait` are for those who wait. `locks` holds the locks for all of them.
 
-pub mod acquire;
+pub mod adopt;
 pub mod change;
 mod free_slot;
 pub mod guard;
-pub mod line;
 mod locks;
 pub mod prune;
+pub mod queue;
 pub mod request;
 pub mod session_leases;
 mod snapshot;
+pub mod try_acquire;
 pub mod wait;
 
 /// Follows transactions; called once, when the library is loaded.
 pub fn register() {
     session_leases::register();
     guard::register();
-    line::register();
+    queue::register();
 }

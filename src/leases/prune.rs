@@ -6,16 +6,19 @@ use crate::pg::call::errors::Refusal;
 use crate::pg::state::lease_table::LeaseTable;
 use crate::pg::state::row::{Deleter, Row};
 use pg_fence_rules::locks::PRUNE;
-use pg_fence_rules::Instant;
 
-/// Deletes a row that ended before `horizon`, unless somebody guards or changes it. The lock is given back at once, for
+/// Deletes a row that is to go, unless somebody guards or changes it. The lock is given back at once, for
 /// there may be millions of rows: an acquire sees by the row itself that it is being deleted.
-pub fn prune_row(table: &LeaseTable, found: &Row, horizon: Instant) -> Result<bool, Refusal> {
+pub fn prune_row(
+    table: &LeaseTable,
+    found: &Row,
+    is_to_go: impl Fn(&Row) -> bool,
+) -> Result<bool, Refusal> {
     let (name, slot) = (found.name(), found.grant.slot);
     if guard::guards_slot(name, slot) {
         return Ok(false);
     }
-    let is_over = |row: &Row| row.over_since() < horizon && row.deleter() == Deleter::None;
+    let is_over = |row: &Row| is_to_go(row) && row.deleter() == Deleter::None;
     let Some(locked) = Locked::grant(table, name, slot, PRUNE, is_over)? else {
         return Ok(false);
     };

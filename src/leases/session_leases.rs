@@ -5,7 +5,7 @@
 //! rollback of the acquire, and the end of the grant in this session. A grant that another session ends leaves its
 //! lock behind until `forget_ended` or the end of the session: it keeps nobody out, for its key is the first token.
 
-use super::line;
+use super::queue;
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
@@ -40,7 +40,7 @@ thread_local! {
 
 /// Follows transactions; called once, when the library is loaded.
 pub fn register() {
-    scope::keep(&LEASES);
+    scope::follow(&LEASES);
     let is_due = || LEASES.with_borrow(|leases| !leases.0.is_empty());
     scope::before_commit(BeforeCommit { is_due, work: before_commit });
 }
@@ -156,7 +156,7 @@ impl SessionLeases {
         let gone = self.forget(|lease| {
             let goes = !SessionLock::of(lease.first).is_mine();
             if goes {
-                line::wake(&lease.name);
+                queue::wake(&lease.name);
             }
             goes
         });
@@ -192,6 +192,6 @@ impl SessionLeases {
 /// The session has ended, and its locks are gone: whoever waits for one of its leases is told.
 fn session_ended() {
     for lease in LEASES.take().0 {
-        line::wake(&lease.name);
+        queue::wake(&lease.name);
     }
 }

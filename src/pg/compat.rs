@@ -13,8 +13,8 @@ pub unsafe fn guarded<T>(f: impl FnOnce() -> T) -> T {
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(f) }
 }
 
-// All that pgrx has no binding of. The lab's test `prototypes` has a C compiler hold the declarations against the
-// headers of each major version.
+// All that pgrx has no binding of. The lab's test `project::prototypes` has a C compiler hold the declarations against
+// the headers of each major version.
 extern "C-unwind" {
     /// access/twophase.h: the setting max_prepared_transactions
     pub static max_prepared_xacts: c_int;

@@ -27,6 +27,7 @@ pub mod call {
 /// The session and its transaction: who calls, with which settings, what lasts until the transaction's end.
 pub mod session {
     pub mod commit;
+    pub mod recorded;
     pub mod role;
     pub mod scope;
     pub mod server;
@@ -50,6 +51,7 @@ pub mod state {
     pub mod lease_table;
     mod opened;
     pub mod relation;
+    pub mod role_prefix;
     pub mod row;
     pub mod row_version;
     pub mod sequence;

@@ -71,7 +71,7 @@ pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Attach
         Ok(segment) => unsafe {
             let (words, length) = words_of(segment);
             if is_ours(std::slice::from_raw_parts(words, length)) {
-                keep(segment, words, length);
+                remember(segment, words, length);
                 Attached::Yes
             } else {
                 pg_sys::dsm_detach(segment);
@@ -98,7 +98,7 @@ pub fn create(length: usize, begin: impl FnOnce(&[AtomicU64])) -> Option<u32> {
         std::ptr::write_bytes(words, 0, length);
         begin(std::slice::from_raw_parts(words, length));
         pg_sys::dsm_pin_segment(segment);
-        keep(segment, words, length);
+        remember(segment, words, length);
         Some(pg_sys::dsm_segment_handle(segment))
     }
 }
@@ -171,7 +171,7 @@ unsafe fn words_of(segment: *mut pg_sys::dsm_segment) -> (*mut AtomicU64, usize)
 
 /// # Safety
 /// These must be the words of the segment, which is attached.
-unsafe fn keep(segment: *mut pg_sys::dsm_segment, words: *mut AtomicU64, length: usize) {
+unsafe fn remember(segment: *mut pg_sys::dsm_segment, words: *mut AtomicU64, length: usize) {
     // SAFETY: the caller's promise; the callback only resets the pointer.
     unsafe {
         pg_sys::on_dsm_detach(segment, Some(detached), pg_sys::Datum::from(0));

@@ -84,6 +84,9 @@ pub struct Grant {
     pub expires_at: Instant,
     /// It ends with the session that acquired it, and that one has ended.
     pub abandoned: bool,
+    /// Somebody else has granted it, under a number of their own: the jump that was the latest when it was adopted. None
+    /// for a grant that was made here.
+    pub adopted: Option<Floor>,
 }
 
 /// A grant is in one of these.
@@ -119,25 +122,42 @@ impl Grant {
     /// the last jump (`floor`), and is the grant neither expired nor abandoned? A closing token speaks for the rest of
     /// the transaction that drew it, where the grant's own did.
     pub fn speaks(&self, token: Token, now: Instant, floor: Floor) -> bool {
-        let named = match self.closing {
+        self.names(token, now) && self.outlived(floor)
+    }
+
+    /// Is a jump all that keeps the token from speaking? Then a renewal helps, or adopting it again.
+    pub fn awaits_renewal(&self, token: Token, now: Instant, floor: Floor) -> bool {
+        self.names(token, now) && !self.outlived(floor)
+    }
+
+    /// Is it one of the tokens that a current grant goes by?
+    fn names(&self, token: Token, now: Instant) -> bool {
+        match self.closing {
             Some(closing) => self.closed_here && token == closing && self.has_closing_token(),
             None => self.phase(now) == Phase::Held && self.tokens.contains(token),
-        };
-        named && floor.is_below(self.tokens.latest())
+        }
     }
 
-    /// Is a jump all that keeps the token from speaking? Then a renewal helps.
-    pub fn awaits_renewal(&self, token: Token, now: Instant, floor: Floor) -> bool {
-        self.speaks(token, now, Floor::NONE) && !self.speaks(token, now, floor)
+    /// Does the latest jump leave it its voice? The number of an adopted grant is not of the sequence that jumps.
+    fn outlived(&self, floor: Floor) -> bool {
+        match self.adopted {
+            Some(under) => under == floor,
+            None => floor.is_below(self.tokens.latest()),
+        }
     }
 
-    /// Was a token drawn to close it? None is where another grant ended it (`ends`): it is closed with its
-    /// own latest.
+    /// Was it closed by its holder, or revoked? Where another grant ended it (`ends`), it is closed with its own latest
+    /// token; an adopted one, the other way round: with the greater token that ended it.
     fn has_closing_token(&self) -> bool {
-        self.closing.is_some_and(|closing| closing > self.tokens.latest())
+        let latest = self.tokens.latest();
+        match self.adopted {
+            Some(_) => self.closing == Some(latest),
+            None => self.closing.is_some_and(|closing| closing > latest),
+        }
     }
 
-    /// May it be renewed by this token? A jump does not matter: renewing is how a holder survives one.
+    /// May it be renewed by this token, where it was granted here? A jump does not matter: renewing is how a holder
+    /// survives one.
     pub fn renewable(&self, token: Token, now: Instant) -> bool {
         self.phase(now) == Phase::Held && self.tokens.contains(token)
     }
@@ -193,6 +213,7 @@ impl ExistingGrant {
             closed_here: false,
             expires_at: Instant::LATEST,
             abandoned: false,
+            adopted: None,
         };
         ExistingGrant { grant, mine: false, guarded: true }
     }
@@ -205,6 +226,39 @@ pub struct Ask {
     pub mode: Mode,
     /// Replace the caller's own grant, if there is one.
     pub reclaim: bool,
+}
+
+/// What the adoption of a token finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Adopt {
+    /// The token is current: nothing is to be done.
+    Current,
+    /// It is current, but for a jump: it is to be made known again.
+    AfterJump,
+    /// It is greater than every token that the name has had.
+    Greater,
+    /// It is smaller than one that the name has had, or was released or revoked.
+    Stale,
+    /// The name was granted here.
+    GrantedHere,
+}
+
+/// Decides what becomes of a token that somebody else has granted, by the rows that the name has.
+pub fn adopt(existing: &[Grant], token: Token, floor: Floor) -> Adopt {
+    let mut found = Adopt::Greater;
+    for grant in existing {
+        let (Some(under), latest) = (grant.adopted, grant.tokens.latest()) else {
+            return Adopt::GrantedHere;
+        };
+        found = match grant.closing {
+            None if token == latest && under == floor => Adopt::Current,
+            None if token == latest => Adopt::AfterJump,
+            // A greater one that was announced may come.
+            _ if token > latest && token >= grant.greatest() => Adopt::Greater,
+            _ => Adopt::Stale,
+        };
+    }
+    found
 }
 
 /// What an acquire finds.
@@ -225,14 +279,19 @@ pub enum Acquire {
         /// The number in force.
         live: i32,
     },
+    /// Tokens of somebody else's are adopted under this name.
+    Adopted,
 }
 
 /// Decides whether another grant can be made beside those that the lease's rows tell of. `now` must have been read after
 /// the locks were obtained: a caller that waited for them would else use a grant that has expired meanwhile.
-pub fn acquire(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
+pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
+    if existing.iter().any(|s| s.grant.adopted.is_some()) {
+        return Acquire::Adopted;
+    }
     let live = |s: &ExistingGrant| s.grant.phase(now) == Phase::Held;
     let yields = |s: &ExistingGrant| ask.reclaim && s.mine && live(s) && !s.guarded;
-    // A guarded grant keeps its place, live or not.
+    // A guarded grant keeps its slot, live or not.
     let occupied = |s: &&ExistingGrant| (live(s) || s.guarded) && !yields(s);
     let taken = |by: &dyn Fn(&ExistingGrant) -> bool, all: bool| {
         let ends = existing.iter().filter(occupied).filter(|s| by(s)).map(|s| {
@@ -345,6 +404,7 @@ mod tests {
             closed_here: false,
             expires_at: at(expires),
             abandoned: false,
+            adopted: None,
         };
         ExistingGrant { grant, mine: false, guarded: false }
     }
@@ -372,6 +432,57 @@ mod tests {
         assert!((5..=20).all(|t| tokens.contains(token(t))));
         assert_eq!(tokens.latest(), token(20));
         assert_eq!(Tokens::new(token(1), tokens.renewed()), tokens);
+    }
+
+    #[test]
+    fn an_adopted_token_ends_smaller_ones_for_good() {
+        let (here, before) = (floor(50), floor(7));
+        let row = |number, closing: Option<i64>, under| Grant {
+            tokens: Tokens::new(token(number), &[]),
+            closing: closing.map(token),
+            expires_at: Instant::LATEST,
+            adopted: Some(under),
+            ..existing(0, Mode::Exclusive, 0).grant
+        };
+        let found = |grant: Grant, number| adopt(&[grant], token(number), here);
+        assert_eq!(adopt(&[], token(5), here), Adopt::Greater);
+        let current = row(5, None, here);
+        assert_eq!(
+            [4, 5, 6].map(|n| found(current, n)),
+            [Adopt::Stale, Adopt::Current, Adopt::Greater]
+        );
+        assert_eq!(found(row(5, None, before), 5), Adopt::AfterJump);
+        // Released or revoked.
+        assert_eq!(
+            [4, 5, 6].map(|n| found(row(5, Some(5), here), n)),
+            [Adopt::Stale, Adopt::Stale, Adopt::Greater]
+        );
+        // Ended by an adoption of 9 that is not answered yet.
+        assert_eq!(
+            [5, 8, 9, 10].map(|n| found(row(5, Some(9), here), n)),
+            [Adopt::Stale, Adopt::Stale, Adopt::Greater, Adopt::Greater]
+        );
+        assert_eq!(found(existing(0, Mode::Exclusive, 0).grant, 99), Adopt::GrantedHere);
+    }
+
+    #[test]
+    fn an_adopted_token_speaks_whatever_the_sequence_says_until_a_jump() {
+        let mut g = existing(0, Mode::Exclusive, 0).grant;
+        g = Grant { tokens: Tokens::new(token(3), &[]), expires_at: Instant::LATEST, ..g };
+        g.adopted = Some(floor(50));
+        assert!(g.speaks(token(3), at(1), floor(50)) && !g.speaks(token(4), at(1), floor(50)));
+        assert!(
+            !g.speaks(token(3), at(1), floor(51)) && g.awaits_renewal(token(3), at(1), floor(51))
+        );
+        // A release's own token speaks to the end of its transaction; one that a greater token ended does not.
+        (g.closing, g.closed_here) = (Some(token(3)), true);
+        assert!(g.speaks(token(3), at(1), floor(50)));
+        assert_eq!(g.release(token(3), at(1)), Release::Again(token(3)));
+        g.closing = Some(token(9));
+        assert!(!g.speaks(token(3), at(1), floor(50)) && !g.speaks(token(9), at(1), floor(50)));
+        assert_eq!(g.release(token(3), at(1)), Release::Lost);
+        g.closed_here = false;
+        assert!(!g.speaks(token(3), at(1), floor(50)));
     }
 
     #[test]
@@ -422,36 +533,36 @@ mod tests {
     #[test]
     fn exclusive_waits_for_everybody_and_a_guard_outlives_the_deadline() {
         let mut s = existing(0, Mode::Exclusive, 100);
-        assert_eq!(acquire(&[], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
+        assert_eq!(admit(&[], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
         assert_eq!(
-            acquire(&[s], &ask(Mode::Exclusive), at(99)),
+            admit(&[s], &ask(Mode::Exclusive), at(99)),
             Acquire::Taken { until: Some(at(100)) }
         );
-        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), at(100)), Acquire::Grant { slot: 0 });
+        assert_eq!(admit(&[s], &ask(Mode::Exclusive), at(100)), Acquire::Grant { slot: 0 });
         s.guarded = true;
         for mode in [Mode::Exclusive, Mode::Shared, Mode::Slots(2)] {
-            assert_eq!(acquire(&[s], &ask(mode), at(100)), Acquire::Taken { until: None });
+            assert_eq!(admit(&[s], &ask(mode), at(100)), Acquire::Taken { until: None });
         }
-        assert_eq!(acquire(&[s], &ask(Mode::Slots(2)), at(99)), Acquire::SlotsDiffer { live: 1 });
+        assert_eq!(admit(&[s], &ask(Mode::Slots(2)), at(99)), Acquire::SlotsDiffer { live: 1 });
     }
 
     #[test]
     fn reclaim_is_for_the_same_holder_and_not_over_a_guard() {
         let mut s = existing(0, Mode::Exclusive, 100);
         let again = Ask { mode: Mode::Exclusive, reclaim: true };
-        assert_eq!(acquire(&[s], &again, at(1)), Acquire::Taken { until: Some(at(100)) });
+        assert_eq!(admit(&[s], &again, at(1)), Acquire::Taken { until: Some(at(100)) });
         s.mine = true;
-        assert_eq!(acquire(&[s], &again, at(1)), Acquire::Grant { slot: 0 });
+        assert_eq!(admit(&[s], &again, at(1)), Acquire::Grant { slot: 0 });
         assert_eq!(
-            acquire(&[s], &ask(Mode::Exclusive), at(1)),
+            admit(&[s], &ask(Mode::Exclusive), at(1)),
             Acquire::Taken { until: Some(at(100)) }
         );
         s.guarded = true;
-        assert_eq!(acquire(&[s], &again, at(1)), Acquire::Taken { until: None });
+        assert_eq!(admit(&[s], &again, at(1)), Acquire::Taken { until: None });
         for mode in [Mode::Shared, Mode::Slots(2)] {
             s.grant.mode = mode;
             let again = Ask { mode, reclaim: true };
-            assert_eq!(acquire(&[s], &again, at(1)), Acquire::Taken { until: None });
+            assert_eq!(admit(&[s], &again, at(1)), Acquire::Taken { until: None });
         }
     }
 
@@ -489,10 +600,10 @@ mod tests {
             !s.grant.speaks(token(10), at(1), floor(0)) && !s.grant.renewable(token(10), at(1))
         );
         assert_eq!(s.grant.release(token(10), at(1)), Release::Lost);
-        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
+        assert_eq!(admit(&[s], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
         s.guarded = true;
         let taken = Acquire::Taken { until: None };
-        assert_eq!(acquire(&[s], &ask(Mode::Exclusive), at(1)), taken);
+        assert_eq!(admit(&[s], &ask(Mode::Exclusive), at(1)), taken);
         let shared = ExistingGrant { guarded: false, ..s };
         assert!(ends(&ask(Mode::Slots(2)), &shared, at(1)));
     }
@@ -501,23 +612,20 @@ mod tests {
     fn shared_and_slots() {
         let reader = |slot| existing(slot, Mode::Shared, 100);
         let two = [reader(0), reader(2)];
-        assert_eq!(acquire(&two, &ask(Mode::Shared), at(1)), Acquire::Grant { slot: 1 });
+        assert_eq!(admit(&two, &ask(Mode::Shared), at(1)), Acquire::Grant { slot: 1 });
         assert_eq!(
-            acquire(&two, &ask(Mode::Exclusive), at(1)),
+            admit(&two, &ask(Mode::Exclusive), at(1)),
             Acquire::Taken { until: Some(at(100)) }
         );
         let worker = |slot, until| existing(slot, Mode::Slots(2), until);
         let full = [worker(0, 50), worker(1, 70)];
         assert_eq!(
-            acquire(&full, &ask(Mode::Slots(2)), at(1)),
+            admit(&full, &ask(Mode::Slots(2)), at(1)),
             Acquire::Taken { until: Some(at(50)) }
         );
-        assert_eq!(acquire(&full, &ask(Mode::Slots(2)), at(60)), Acquire::Grant { slot: 0 });
-        assert_eq!(acquire(&full, &ask(Mode::Slots(3)), at(1)), Acquire::SlotsDiffer { live: 2 });
-        assert_eq!(acquire(&full, &ask(Mode::Slots(3)), at(80)), Acquire::Grant { slot: 0 });
-        assert_eq!(
-            acquire(&full, &ask(Mode::Shared), at(1)),
-            Acquire::Taken { until: Some(at(70)) }
-        );
+        assert_eq!(admit(&full, &ask(Mode::Slots(2)), at(60)), Acquire::Grant { slot: 0 });
+        assert_eq!(admit(&full, &ask(Mode::Slots(3)), at(1)), Acquire::SlotsDiffer { live: 2 });
+        assert_eq!(admit(&full, &ask(Mode::Slots(3)), at(80)), Acquire::Grant { slot: 0 });
+        assert_eq!(admit(&full, &ask(Mode::Shared), at(1)), Acquire::Taken { until: Some(at(70)) });
     }
 }

@@ -7,10 +7,11 @@
 //! The ring that the latest refused writes are kept in (`ring`) is here for the same reason: tests run it without a server.
 #![forbid(unsafe_code)]
 
-pub mod epoch;
 pub mod fence;
 pub mod grant;
 pub mod locks;
+pub mod moves;
+pub mod names;
 pub mod ring;
 pub mod snapshot;
 pub mod template;

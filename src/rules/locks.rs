@@ -12,8 +12,8 @@
 /// taken without waiting may come at any point.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lock {
-    /// The line of those who wait for a lease: whoever holds it is the head of the line, the only one that looks.
-    Line,
+    /// The queue of those who wait for a lease: whoever holds it is the head of the queue, the only one that looks.
+    Queue,
     /// A grant: a lease's name and a slot. Guards, changes and take-overs meet here.
     Grant,
     /// That a grant is guarded, and nothing else. Who asks whether it is must not be misled by a renewal, which
@@ -23,53 +23,46 @@ pub enum Lock {
     /// other's rows must not add one of each.
     SharedOrSlots,
     /// The move of the token sequence: one for the database, given back at once.
-    Jump,
+    Move,
     /// Making the shared memory in which a database counts: one for the server, given back at once.
     Statistics,
 }
 
-/// How a lock is held.
+/// How a lock is held: PostgreSQL's modes, but for the one that nothing here takes. What each is for, the steps below say.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[allow(missing_docs)]
 pub enum LockMode {
-    /// AccessShare, on slot 0: a shared or slot grant is being added somewhere, so nobody may be granted the lease
-    /// alone.
-    Join,
-    /// RowShare, never taken: asking who conflicts with it tells who is putting a grant there.
-    SeeReplacers,
-    /// RowExclusive: an open transaction relies on the grant.
-    Guard,
-    /// ShareUpdateExclusive: the grant is being renewed or closed.
-    Change,
-    /// Share: is it guarded, does somebody wait? Two that ask at once do not take each other for the answer.
-    Probe,
-    /// Exclusive: another grant is put in this slot.
-    Replace,
-    /// AccessExclusive: the lease is granted to one alone, its row is deleted, its line is headed.
-    Own,
+    AccessShare,
+    RowShare,
+    RowExclusive,
+    ShareUpdateExclusive,
+    Share,
+    Exclusive,
+    AccessExclusive,
 }
 
 impl LockMode {
     /// All of them, from the weakest to the strongest.
     pub const ALL: [LockMode; 7] = [
-        LockMode::Join,
-        LockMode::SeeReplacers,
-        LockMode::Guard,
-        LockMode::Change,
-        LockMode::Probe,
-        LockMode::Replace,
-        LockMode::Own,
+        LockMode::AccessShare,
+        LockMode::RowShare,
+        LockMode::RowExclusive,
+        LockMode::ShareUpdateExclusive,
+        LockMode::Share,
+        LockMode::Exclusive,
+        LockMode::AccessExclusive,
     ];
 
     /// PostgreSQL's number of the mode (`storage/lockdefs.h`).
     pub const fn number(self) -> i32 {
         match self {
-            LockMode::Join => 1,
-            LockMode::SeeReplacers => 2,
-            LockMode::Guard => 3,
-            LockMode::Change => 4,
-            LockMode::Probe => 5,
-            LockMode::Replace => 7,
-            LockMode::Own => 8,
+            LockMode::AccessShare => 1,
+            LockMode::RowShare => 2,
+            LockMode::RowExclusive => 3,
+            LockMode::ShareUpdateExclusive => 4,
+            LockMode::Share => 5,
+            LockMode::Exclusive => 7,
+            LockMode::AccessExclusive => 8,
         }
     }
 
@@ -77,14 +70,14 @@ impl LockMode {
     pub const fn conflicts_with(self, other: LockMode) -> bool {
         use LockMode::*;
         match (self, other) {
-            (Own, _) | (_, Own) => true,
-            (Join, _) | (_, Join) => false,
-            (Replace, _) | (_, Replace) => true,
-            (SeeReplacers, _) | (_, SeeReplacers) => false,
-            (Probe, Probe) => false,
-            (Probe, _) | (_, Probe) => true,
-            (Guard, _) | (_, Guard) => false,
-            (Change, Change) => true,
+            (AccessExclusive, _) | (_, AccessExclusive) => true,
+            (AccessShare, _) | (_, AccessShare) => false,
+            (Exclusive, _) | (_, Exclusive) => true,
+            (RowShare, _) | (_, RowShare) => false,
+            (Share, Share) => false,
+            (Share, _) | (_, Share) => true,
+            (RowExclusive, _) | (_, RowExclusive) => false,
+            (ShareUpdateExclusive, ShareUpdateExclusive) => true,
         }
     }
 }
@@ -108,36 +101,43 @@ const fn at_once(lock: Lock, mode: LockMode) -> LockStep {
     LockStep { lock, mode, waits: false }
 }
 
-/// Who waits for a lease becomes the head of its line, until it stops waiting.
-pub const HEAD_OF_LINE: LockStep = waiting(Lock::Line, LockMode::Own);
+/// Who waits for a lease becomes the head of its queue, until it stops waiting.
+pub const HEAD_OF_QUEUE: LockStep = waiting(Lock::Queue, LockMode::AccessExclusive);
 /// A try asks whether somebody has a lock that is in the way of this one: who waits has a head. It takes nothing.
-pub const SOMEBODY_WAITS: LockStep = at_once(Lock::Line, LockMode::Probe);
+pub const SOMEBODY_WAITS: LockStep = at_once(Lock::Queue, LockMode::Share);
 /// An exclusive acquire takes slot 0 and then every other slot that has a row, until the transaction ends.
-pub const ACQUIRE_ALONE: LockStep = at_once(Lock::Grant, LockMode::Own);
+pub const ACQUIRE_ALONE: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
 /// A shared or slot acquire first excludes exclusive ones, on slot 0.
-pub const EXCLUDE_ALONE: LockStep = at_once(Lock::Grant, LockMode::Join);
+pub const EXCLUDE_ALONE: LockStep = at_once(Lock::Grant, LockMode::AccessShare);
 /// A shared acquire excludes those that ask for slots.
-pub const EXCLUDE_SLOTS: LockStep = at_once(Lock::SharedOrSlots, LockMode::Probe);
+pub const EXCLUDE_SLOTS: LockStep = at_once(Lock::SharedOrSlots, LockMode::Share);
 /// An acquire of slots excludes those that ask to share.
-pub const EXCLUDE_SHARED: LockStep = at_once(Lock::SharedOrSlots, LockMode::Guard);
+pub const EXCLUDE_SHARED: LockStep = at_once(Lock::SharedOrSlots, LockMode::RowExclusive);
 /// Then it takes the slot that it found, and those of the grants that it ends.
-pub const TAKE_SLOT: LockStep = at_once(Lock::Grant, LockMode::Replace);
+pub const TAKE_SLOT: LockStep = at_once(Lock::Grant, LockMode::Exclusive);
+/// Never taken: whoever conflicts with it is putting a grant into the slot.
+pub const SLOT_IS_BEING_TAKEN: LockStep = at_once(Lock::Grant, LockMode::RowShare);
 /// Renew, release and revoke, until the transaction ends.
-pub const CHANGE: LockStep = waiting(Lock::Grant, LockMode::Change);
+pub const CHANGE: LockStep = waiting(Lock::Grant, LockMode::ShareUpdateExclusive);
 /// A guard, until the transaction ends; taken before it decides, so that nobody overlooks it from then on.
-pub const GUARD: LockStep = waiting(Lock::Grant, LockMode::Guard);
-/// The same, of a grant that others may live beside. They look for a place of their own and must not be misled by a
+pub const GUARD: LockStep = waiting(Lock::Grant, LockMode::RowExclusive);
+/// The same, of a grant that others may live beside. They look for a slot of their own and must not be misled by a
 /// renewal of this one. A grant that was given to one alone needs none: whoever would live beside it once it is over
 /// takes its slot first (`TAKE_SLOT`), and meets the guard there.
-pub const GUARD_BESIDE_OTHERS: LockStep = waiting(Lock::Guarded, LockMode::Guard);
+pub const GUARD_BESIDE_OTHERS: LockStep = waiting(Lock::Guarded, LockMode::RowExclusive);
 /// Whoever finds a shared grant, or one of several slots, over asks whether an open transaction still relies on it.
-pub const IS_GUARDED: LockStep = at_once(Lock::Guarded, LockMode::Probe);
+pub const IS_GUARDED: LockStep = at_once(Lock::Guarded, LockMode::Share);
+/// An adoption takes the lease alone, at once or after a wait: nobody relies on a grant of an older token then, and who
+/// would rely on one waits behind it.
+pub const ADOPT: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
+/// An adoption that has to leave a guarded grant in its slot ends it; who is already changing it goes first.
+pub const END_OLDER: LockStep = at_once(Lock::Grant, LockMode::ShareUpdateExclusive);
 /// A prune takes each row alone, and gives it back at once.
-pub const PRUNE: LockStep = at_once(Lock::Grant, LockMode::Own);
+pub const PRUNE: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
 /// The token sequence moves on.
-pub const MOVE_ON: LockStep = waiting(Lock::Jump, LockMode::Own);
+pub const MOVE_ON: LockStep = waiting(Lock::Move, LockMode::AccessExclusive);
 /// The first session that counts makes the shared memory for it.
-pub const MAKE_STATISTICS: LockStep = at_once(Lock::Statistics, LockMode::Own);
+pub const MAKE_STATISTICS: LockStep = at_once(Lock::Statistics, LockMode::AccessExclusive);
 
 #[cfg(test)]
 mod tests {
@@ -191,8 +191,19 @@ mod tests {
     }
 
     #[test]
+    fn who_takes_a_slot_is_told_from_who_guards_or_changes_its_grant() {
+        let asks = SLOT_IS_BEING_TAKEN;
+        for takes in [TAKE_SLOT, ACQUIRE_ALONE] {
+            assert!(asks.lock == takes.lock && asks.mode.conflicts_with(takes.mode));
+        }
+        for other in [GUARD, CHANGE, EXCLUDE_ALONE] {
+            assert!(asks.lock == other.lock && !asks.mode.conflicts_with(other.mode));
+        }
+    }
+
+    #[test]
     fn who_asks_sees_the_one_that_it_asks_for_and_not_another_that_asks() {
-        for (asks, found) in [(SOMEBODY_WAITS, HEAD_OF_LINE), (IS_GUARDED, GUARD_BESIDE_OTHERS)] {
+        for (asks, found) in [(SOMEBODY_WAITS, HEAD_OF_QUEUE), (IS_GUARDED, GUARD_BESIDE_OTHERS)] {
             assert_eq!(asks.lock, found.lock);
             assert!(asks.mode.conflicts_with(found.mode));
             assert!(!asks.mode.conflicts_with(asks.mode));
@@ -203,11 +214,11 @@ mod tests {
 
     #[test]
     fn what_a_call_waits_for_it_takes_in_one_order() {
-        let wait = [HEAD_OF_LINE, GUARD, GUARD_BESIDE_OTHERS, MOVE_ON];
+        let wait = [HEAD_OF_QUEUE, GUARD, GUARD_BESIDE_OTHERS, MOVE_ON];
         assert!(wait.iter().all(|w| w.waits));
         assert!(wait.windows(2).all(|two| two[0].lock < two[1].lock));
-        assert!(HEAD_OF_LINE.lock < CHANGE.lock && CHANGE.lock < MOVE_ON.lock);
-        // An acquire waits in the line only, so a try never waits.
+        assert!(HEAD_OF_QUEUE.lock < CHANGE.lock && CHANGE.lock < MOVE_ON.lock);
+        // An acquire waits in the queue only, so a try never waits.
         let acquire = [SOMEBODY_WAITS, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SLOTS, EXCLUDE_SHARED];
         assert!(acquire.iter().chain([&TAKE_SLOT, &IS_GUARDED]).all(|w| !w.waits));
     }
@@ -215,7 +226,7 @@ mod tests {
     #[test]
     fn conflicts_are_mutual_and_a_stronger_mode_is_stronger() {
         for one in LockMode::ALL {
-            assert!(one.conflicts_with(Own) && Own.conflicts_with(one));
+            assert!(one.conflicts_with(AccessExclusive) && AccessExclusive.conflicts_with(one));
             for other in LockMode::ALL {
                 assert_eq!(one.conflicts_with(other), other.conflicts_with(one));
             }

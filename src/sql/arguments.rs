@@ -1,10 +1,13 @@
 //! What callers pass, checked: 22004 for NULL where a value is needed, 22023 for what is out of range. NULL for what
 //! has a default means the default: wrappers pass NULL for what their caller left out.
 
+use crate::leases::adopt::Adoption;
 use crate::leases::request::Request;
 use crate::pg::call::args::Args;
 use crate::pg::call::errors::{self, Refusal};
+use crate::pg::session::settings;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
+use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
 use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::{Span, Token, NAME_MAX};
@@ -134,7 +137,10 @@ pub fn check_renewed_ttl(ttl: Option<Span>, grant: &Row) -> Result<(), Refusal> 
 pub fn check_lost_ttl(ttl: Option<Span>, table: &LeaseTable, lease: &[u8]) -> Result<(), Refusal> {
     match ttl {
         Some(ttl) if ttl > TTL_MAX => {
-            check_ttl(ttl, table.rows(lease, AsOf::Now).iter().any(Row::ends_with_session))
+            let rows = table.rows(lease, AsOf::Now);
+            // Who may not see the lease is answered as if there were none.
+            let session = role_prefix::shows(lease) && rows.iter().any(Row::ends_with_session);
+            check_ttl(ttl, session)
         }
         _ => Ok(()),
     }
@@ -157,7 +163,10 @@ fn check_ttl(ttl: Span, session: bool) -> Result<(), Refusal> {
     if ttl <= Span::ZERO || ttl > longest {
         return Err(errors::bad_argument("ttl", message, hint));
     }
-    Ok(())
+    match settings::max_ttl() {
+        Some(longest) if ttl > longest => Err(errors::ttl_above_setting(longest)),
+        _ => Ok(()),
+    }
 }
 
 /// How long to wait.
@@ -171,12 +180,16 @@ fn wait(args: &Args, n: usize) -> Result<Duration, Refusal> {
 }
 
 fn bad_wait(message: &str) -> Refusal {
-    errors::bad_argument("wait", message, "Zero tries once and never blocks; '10 s' waits in line.")
+    errors::bad_argument(
+        "wait",
+        message,
+        "Zero tries once and never blocks; '10 s' waits in the queue.",
+    )
 }
 
 /// The arguments of `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session)`: what is asked
 /// for, and how long to wait for it.
-pub fn acquire(args: &Args) -> Result<(Request, Duration), Refusal> {
+pub fn acquire_request(args: &Args) -> Result<(Request, Duration), Refusal> {
     let name = name(args, 0)?;
     let holder = holder(args, 1)?;
     let session = args.boolean(8).unwrap_or(false);
@@ -214,6 +227,25 @@ pub fn acquire(args: &Args) -> Result<(Request, Duration), Refusal> {
     let metadata = metadata(args, 4)?;
     let ask = Ask { mode, reclaim };
     Ok((Request { name, holder, ttl, metadata, session, ask }, wait))
+}
+
+/// The arguments of `lease_adopt(name, token, holder, wait, metadata)`: what is to be adopted, and how long to wait for it.
+pub fn adopt(args: &Args) -> Result<(Adoption, Duration), Refusal> {
+    let name = name(args, 0)?;
+    let token = match args.token(1) {
+        None => Err(errors::null_number()),
+        Some(_) => token(args, 1),
+    }?;
+    let (holder, wait) = (holder(args, 2)?, wait(args, 3)?);
+    Ok((Adoption { name, token, holder, metadata: metadata(args, 4)? }, wait))
+}
+
+/// How long ago something must have ended, which has to be said.
+pub fn age(args: &Args, n: usize) -> Result<Span, Refusal> {
+    match args.interval_us(n) {
+        None => Err(errors::null_argument("older_than")),
+        Some(_) => older_than(args, n),
+    }
 }
 
 /// How long ago a grant must have ended.

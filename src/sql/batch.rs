@@ -1,13 +1,15 @@
 //! Several leases under one token: all or none, and never a deadlock, for names are taken in their order.
 
 use super::arguments;
-use crate::leases::acquire::attempt_all;
 use crate::leases::change::{self, Releasable};
+use crate::leases::guard;
 use crate::leases::request::Request;
+use crate::leases::try_acquire::try_acquire_all;
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::call::errors::Refusal;
 use crate::pg::session::commit;
 use crate::pg::session::server;
+use crate::pg::session::settings;
 use crate::pg::state::lease_table::{Access, LeaseTable};
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
@@ -16,7 +18,7 @@ use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::Token;
 
 /// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all of them, or NULL
-/// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 55000.
+/// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
 pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
     let names = arguments::names(&args, 0)?;
     let holder = arguments::holder(&args, 1)?;
@@ -33,7 +35,7 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
         ask: Ask { mode: Mode::Exclusive, reclaim: false },
     };
     let requests: Vec<Request> = names.into_iter().map(request).collect();
-    let token = attempt_all(&requests)?;
+    let token = try_acquire_all(&requests)?;
     if token.is_none() {
         statistics::count(Counter::TriesLost);
     }
@@ -100,6 +102,9 @@ fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {
             Releasable::Lost => return Ok(Answer::Null),
         }
     }
+    // Several leases under one number of somebody else's are released one by one.
+    let found = current.iter().map(|f| &f.row).chain(closed_before.iter().map(|(row, _)| row));
+    found.into_iter().try_for_each(change::refuse_adopted)?;
     let now = server::now();
     if !current.iter().all(|f| f.row.grant.renewable(token, now)) {
         return Ok(Answer::Null);
@@ -118,4 +123,18 @@ fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {
     }
     statistics::add(Counter::Releases, rows.len());
     Ok(closing.into())
+}
+
+/// `lease_guard_all(names, token) → bigint`: the token; until the transaction ends nobody else can be granted any of them,
+/// and the token is the transaction's `pg_fence.token`. Errors: PF004, 22004, 22023, 25006, 40001, 42501, 53200, 55000.
+pub fn guard_all(args: Args) -> Result<Answer, Refusal> {
+    let names = arguments::names(&args, 0)?;
+    let token = arguments::token(&args, 1)?;
+    server::writable(c"lease_guard_all()");
+    // In the order of the names, as every call on several leases: so two such calls never wait for each other.
+    names.iter().try_for_each(|name| guard::require_in_call(name, token))?;
+    settings::set_local(token);
+    // One warning is enough for all.
+    names.into_iter().take(1).for_each(guard::note_call);
+    Ok(token.into())
 }

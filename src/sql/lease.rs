@@ -4,37 +4,52 @@ use super::arguments;
 use crate::leases::change::{self, Releasable};
 use crate::leases::prune::prune_row;
 use crate::leases::request::Tried;
-use crate::leases::{acquire as attempts, guard, wait};
+use crate::leases::try_acquire::try_acquire;
+use crate::leases::{adopt, guard, wait};
 use crate::pg::call::args::{Answer, Args};
-use crate::pg::call::errors::Refusal;
-use crate::pg::locks::relation_lock::Wait;
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::session::commit;
 use crate::pg::session::server;
 use crate::pg::session::settings;
 use crate::pg::session::xact;
-use crate::pg::state::lease_table::{Access, LeaseTable};
-use crate::statistics::{self, Counter, Known};
+use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
+use crate::pg::state::row::Row;
+use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
-use pg_fence_rules::Token;
+use pg_fence_rules::{Instant, Token};
 
 /// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL
-/// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 55000.
+/// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
 pub fn acquire(args: Args) -> Result<Answer, Refusal> {
-    let (request, longest) = arguments::acquire(&args)?;
+    let (request, longest) = arguments::acquire_request(&args)?;
     server::writable(c"lease_acquire()");
     known_bugs::draw_early(|| tokens::draw(Token::BEFORE_ALL))?;
     let token = if longest.is_zero() {
-        match attempts::attempt(&request, true, Wait::Holders)? {
+        match try_acquire(&request, true, IfLocked::WaitForHolders)? {
             Tried::Won(token) => Some(token),
             Tried::Lost { .. } => None,
         }
     } else {
-        wait::acquire(&request, longest)?
+        wait::until_granted(&request, longest)?
     };
     if token.is_none() {
         statistics::count(Counter::TriesLost);
     }
     Ok(token.into())
+}
+
+/// `lease_adopt(name, token, holder, wait, metadata) → bigint`: the token, which somebody else has granted; NULL when a
+/// transaction relied on an older grant for all of `wait`. Errors: PF001, 22004, 22023, 25006, 42501, 55000.
+pub fn adopt(args: Args) -> Result<Answer, Refusal> {
+    let (adoption, longest) = arguments::adopt(&args)?;
+    server::writable(c"lease_adopt()");
+    if adopt::adopt(&adoption, longest)? {
+        Ok(adoption.token.into())
+    } else {
+        statistics::count(Counter::TriesLost);
+        Ok(Answer::Null)
+    }
 }
 
 /// `lease_renew(name, token, ttl) → bigint`: a new, greater token and a deadline of now + ttl; NULL when the
@@ -74,7 +89,7 @@ fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {
             Ok(closing.into())
         }
         Releasable::Close(locked) => {
-            let closing = tokens::draw(locked.row.grant.greatest())?;
+            let closing = change::closing_token(&locked.row)?;
             change::close(&table, &locked.keep(), closing, server::now())?;
             statistics::count(Counter::Releases);
             Ok(closing.into())
@@ -98,9 +113,7 @@ pub fn guard(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     server::writable(c"lease_guard()");
-    guard::require(&name, token, guard::Caller::Function).inspect_err(|refusal| {
-        statistics::refused(refusal, || Known { lease: Some(name.clone()), ..Known::default() });
-    })?;
+    guard::require_in_call(&name, token)?;
     settings::set_local(token);
     guard::note_call(name);
     Ok(token.into())
@@ -121,13 +134,53 @@ pub fn prune(args: Args) -> Result<Answer, Refusal> {
     server::writable(c"lease_prune()");
     let table = LeaseTable::open(Access::Write)?;
     let horizon = server::now() - older_than;
+    // What was adopted is remembered: it tells which numbers are stale.
+    let pruned =
+        prune_all(&table, |row| row.grant.adopted.is_none() && row.over_since() < horizon)?;
+    Ok(pruned.into())
+}
+
+/// `lease_forget(name) → bigint`: deletes the row of an adopted name that is free, and gives back how many there were.
+/// Errors: 22004, 22023, 25006, 55000.
+pub fn forget(args: Args) -> Result<Answer, Refusal> {
+    let name = arguments::name(&args, 0)?;
+    server::writable(c"lease_forget()");
+    let table = LeaseTable::open(Access::Write)?;
+    let mut forgotten = 0i64;
+    for row in table.rows(&name, AsOf::Now) {
+        if row.grant.adopted.is_none() {
+            return Err(errors::granted_name(&name));
+        }
+        forgotten +=
+            i64::from(prune_row(&table, &row, |row| is_forgettable(row, Instant::LATEST))?);
+    }
+    xact::see_own_changes();
+    Ok(forgotten.into())
+}
+
+/// `lease_forget(older_than) → bigint`: deletes the rows of adopted names that have been free for longer, and gives back
+/// their number. Errors: 22004, 22023, 25006.
+pub fn forget_older(args: Args) -> Result<Answer, Refusal> {
+    let older_than = arguments::age(&args, 0)?;
+    server::writable(c"lease_forget()");
+    let table = LeaseTable::open(Access::Write)?;
+    let horizon = server::now() - older_than;
+    Ok(prune_all(&table, |row| is_forgettable(row, horizon))?.into())
+}
+
+fn is_forgettable(row: &Row, horizon: Instant) -> bool {
+    row.grant.adopted.is_some() && row.grant.closing.is_some() && row.over_since() < horizon
+}
+
+/// Deletes the rows of which this is so, but for those that somebody relies on.
+fn prune_all(table: &LeaseTable, is_to_go: impl Fn(&Row) -> bool) -> Result<i64, Refusal> {
     let mut pruned = 0i64;
     table.each(|found| {
-        if found.over_since() < horizon && prune_row(&table, found, horizon)? {
+        if is_to_go(found) && prune_row(table, found, &is_to_go)? {
             pruned += 1;
         }
         Ok(())
     })?;
     xact::see_own_changes();
-    Ok(pruned.into())
+    Ok(pruned)
 }

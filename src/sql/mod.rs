@@ -11,19 +11,25 @@ use crate::pg::call::entry::sql_functions;
 
 sql_functions! {
     lease_acquire, pg_finfo_lease_acquire => lease::acquire;
+    lease_adopt, pg_finfo_lease_adopt => lease::adopt;
     lease_renew, pg_finfo_lease_renew => lease::renew;
     lease_release, pg_finfo_lease_release => lease::release;
     lease_revoke, pg_finfo_lease_revoke => lease::revoke;
     lease_acquire_all, pg_finfo_lease_acquire_all => batch::acquire_all;
     lease_renew_all, pg_finfo_lease_renew_all => batch::renew_all;
     lease_release_all, pg_finfo_lease_release_all => batch::release_all;
+    lease_guard_all, pg_finfo_lease_guard_all => batch::guard_all;
     lease_guard, pg_finfo_lease_guard => lease::guard;
     lease_check, pg_finfo_lease_check => lease::check;
     lease_prune, pg_finfo_lease_prune => lease::prune;
+    lease_forget, pg_finfo_lease_forget => lease::forget;
+    lease_forget_older, pg_finfo_lease_forget_older => lease::forget_older;
     fence_new_epoch, pg_finfo_fence_new_epoch => status::new_epoch;
     fence_status, pg_finfo_fence_status => status::status;
     fence_blocking_pids, pg_finfo_fence_blocking_pids => status::blocking_pids;
-    fence_session_alive, pg_finfo_fence_session_alive => status::session_alive;
+    fence_as_shown, pg_finfo_fence_as_shown => status::as_shown;
+    fence_is_shown, pg_finfo_fence_is_shown => status::is_shown;
+    fence_role_prefix_changed, pg_finfo_fence_role_prefix_changed => status::role_prefix_changed;
     fence_uncommitted_grants, pg_finfo_fence_uncommitted_grants => status::uncommitted_grants;
     fence_checked_lease_name, pg_finfo_fence_checked_lease_name => status::checked_lease_name;
     fence_record_creation, pg_finfo_fence_record_creation => status::record_creation;

@@ -9,34 +9,21 @@ use pgrx::pg_sys::Datum;
 
 /// `fence.read_stats()`: one row, of zeros where nothing was counted.
 pub fn read_stats(args: Args) -> Result<Answer, Refusal> {
-    use Counter::*;
     let seen = statistics::snapshot();
-    let number = |counter: Counter| Some(Datum::from(seen.get(counter) as i64));
-    let wait_ms = seen.get(WaitTime) as f64 / 1_000.0;
-    Ok(composite::row(
-        args,
-        &[
-            seen.reset_at.map(|at| at.micros().into()),
-            number(Grants),
-            number(TriesLost),
-            number(Waits),
-            // A double precision is passed as its bits.
-            Some(Datum::from(wait_ms.to_bits())),
-            number(Renewals),
-            number(RenewalsLost),
-            number(Releases),
-            number(Revocations),
-            number(TakeOvers),
-            number(Guards),
-            number(WritesChecked),
-            number(Pf001),
-            number(Pf002),
-            number(Pf003),
-            number(Pf004),
-            number(Pf005),
-            number(Jumps),
-        ],
-    ))
+    let value = |column: &str| {
+        if column == "stats_reset" {
+            return seen.reset_at.map(|at| at.micros().into());
+        }
+        match Counter::ALL.iter().find(|counter| counter.column() == column)? {
+            // In milliseconds. A double precision is passed as its bits.
+            Counter::WaitTime => {
+                let wait_ms = seen.get(Counter::WaitTime) as f64 / 1_000.0;
+                Some(Datum::from(wait_ms.to_bits()))
+            }
+            counter => Some(Datum::from(seen.get(*counter) as i64)),
+        }
+    };
+    Ok(composite::row_by_names(args, value))
 }
 
 /// `fence.read_refusals()`: a row for each refused write that is kept, newest first.

@@ -1,22 +1,25 @@
 //! What is shown, and the jump by hand.
 
 use super::arguments;
-use crate::pg::call::args::{text_datum, Answer, Args};
+use crate::pg::call::args::{interval_datum, text_datum, Answer, Args};
 use crate::pg::call::composite;
 use crate::pg::call::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::session::server;
-use crate::pg::state::lease_table::{Access, LeaseTable};
+use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::relation;
-use crate::pg::state::row::Row;
+use crate::pg::state::role_prefix;
+use crate::pg::state::row::{self, Row};
 use crate::tokens;
+use pg_fence_rules::grant::{Grant, Mode, Phase, Tokens};
 use pg_fence_rules::locks::{Lock, TAKE_SLOT};
+use pg_fence_rules::{Instant, Span, Token};
 
 /// `fence_new_epoch() → bigint`: makes the token sequence jump, and gives back where to. Errors: 25006, 55000.
 pub fn new_epoch(_: Args) -> Result<Answer, Refusal> {
     server::writable(c"fence_new_epoch()");
-    Ok(tokens::new_epoch()?.into())
+    Ok(tokens::jump_now()?.into())
 }
 
 /// `fence_status()`: one row. Writes nothing, and works on a standby, where the last token is NULL.
@@ -37,25 +40,99 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
 }
 
 /// `fence.blocking_pids(name, slot) → integer[]`: the sessions that keep a grant from being replaced, as guards do; 0 for
-/// a prepared transaction.
+/// a prepared transaction. NULL where the caller may not see the lease.
 pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
-    let (Some(name), Some(slot)) = (args.text(0), args.int4(1)) else { return Ok(Answer::Null) };
+    let name = args.text(0).filter(|name| role_prefix::shows(name));
+    let (Some(name), Some(slot)) = (name, args.int4(1)) else { return Ok(Answer::Null) };
     // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
     Ok(composite::int4_array(
         &LockTag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode),
     ))
 }
 
-/// `fence.session_alive(first_token) → boolean`: does the session live that acquired the grant with this first token,
-/// as `session => true` asks? True on a standby, which cannot tell.
-pub fn session_alive(args: Args) -> Result<Answer, Refusal> {
-    Ok(args.token(0).map_or(Answer::Null, |first| SessionLock::of(first).is_held().into()))
+/// `fence.as_shown(name, mode, first_token, renewal_tokens, closing_token, expires_at, session_bound)`: what fence.leases
+/// shows of a grant beside its columns. On a standby, which cannot tell whether a session lives, all do.
+pub fn as_shown(args: Args) -> Result<Answer, Refusal> {
+    let (Some(name), Some(mode), Some(first)) = (args.text(0), args.char(1), args.token(2)) else {
+        return Ok(Answer::Null);
+    };
+    let (Some(renewals), Some(expires_at)) = (args.tokens(3), args.instant(5)) else {
+        return Ok(Answer::Null);
+    };
+    let mode = row::mode(mode, 0);
+    let mut grant = Grant {
+        slot: 0,
+        mode,
+        tokens: Tokens::new(first, &renewals),
+        closing: args.token(4),
+        closed_here: false,
+        expires_at,
+        abandoned: false,
+        adopted: None,
+    };
+    let now = server::now();
+    if grant.phase(now) == Phase::Held && args.boolean(6) == Some(true) {
+        grant.abandoned = !session_lives(&name, first)?;
+    }
+    let phase = grant.phase(now);
+    let remaining = match phase {
+        // Before PostgreSQL 17 there is no infinite interval.
+        Phase::Held if expires_at == Instant::LATEST => None,
+        Phase::Held => Some(expires_at.since(now)),
+        _ => Some(Span::ZERO),
+    };
+    let mode_name = match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Slots(_) => "slots",
+    };
+    let state = match phase {
+        Phase::Held => "held",
+        Phase::Expired => "expired",
+        Phase::Abandoned => "abandoned",
+        Phase::Free => "free",
+    };
+    Ok(composite::row(
+        args,
+        &[
+            Some(text_datum(mode_name.as_bytes())),
+            Some(text_datum(state.as_bytes())),
+            Some(grant.greatest().bigint().into()),
+            remaining.map(interval_datum),
+        ],
+    ))
+}
+
+/// Does the session live that acquired the grant with this first token, as `session => true` asks? Who may not see all
+/// leases is answered for tokens of this lease alone, and only where it may see it: else false.
+fn session_lives(name: &[u8], first: Token) -> Result<bool, Refusal> {
+    if !role_prefix::shows_all() {
+        let is_its_token = role_prefix::shows(name) && {
+            let rows = LeaseTable::open(Access::Read)?.rows(name, AsOf::InFlight);
+            rows.iter().any(|row| row.grant.tokens.first() == first)
+        };
+        if !is_its_token {
+            return Ok(false);
+        }
+    }
+    Ok(SessionLock::of(first).is_held())
+}
+
+/// `fence.is_shown(name) → boolean`: may the caller see this lease?
+pub fn is_shown(args: Args) -> Result<Answer, Refusal> {
+    Ok(args.text(0).map_or(Answer::Null, |name| role_prefix::shows(&name).into()))
+}
+
+/// `fence.role_prefix_changed()`, a row trigger: tells every session that the rows of fence.role_prefix have changed.
+pub fn role_prefix_changed(_: Args) -> Result<Answer, Refusal> {
+    role_prefix::changed()?;
+    Ok(Answer::Value(pgrx::pg_sys::Datum::from(0)))
 }
 
 /// `fence.uncommitted_grants(name) → setof fence.lease`: what other sessions have acquired and not committed, of one
-/// lease or of all. A standby has the rows, but cannot tell whose they are.
+/// lease or of all that the caller may see. A standby has the rows, but cannot tell whose they are.
 pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
-    let rows = if server::in_recovery() || !LockTag::others_write_grants() {
+    let mut rows = if server::in_recovery() || !LockTag::others_write_grants() {
         Vec::new()
     } else {
         let table = LeaseTable::open(Access::Read)?;
@@ -64,6 +141,7 @@ pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
             None => table.uncommitted(),
         }
     };
+    rows.retain(|row| role_prefix::shows(row.name()));
     Ok(composite::rows(args, rows.iter().map(Row::tuple)))
 }
 

@@ -5,63 +5,21 @@
 //! that is left of its transaction. Nothing here keeps anybody from writing: where there is no segment to be had, it
 //! is not counted, and the log says so once. `pg_fence.statistics` switches it off.
 
+mod counter;
 mod known_segments;
 mod refused_write;
 mod segment;
 
+pub use counter::Counter;
 pub use refused_write::{refused, Known, RefusedWrite};
 
+use self::counter::COUNTERS;
 use crate::known_bugs;
 use crate::pg::session::scope;
 use crate::pg::session::settings;
 use pg_fence_rules::Instant;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-/// What has a number of its own, in the order in which the segment has them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Counter {
-    /// Leases granted.
-    Grants,
-    /// Acquires that were answered with NULL.
-    TriesLost,
-    /// Acquires that stood in line.
-    Waits,
-    /// How long, in microseconds.
-    WaitTime,
-    /// Leases renewed.
-    Renewals,
-    /// Renewals that were answered with NULL.
-    RenewalsLost,
-    /// Leases released.
-    Releases,
-    /// Grants that were revoked.
-    Revocations,
-    /// Grants put over one that had expired or was abandoned.
-    TakeOvers,
-    /// Grants that a transaction has begun to guard.
-    Guards,
-    /// Rows that the fence has judged.
-    WritesChecked,
-    /// Refused with PF001, and so on.
-    Pf001,
-    Pf002,
-    Pf003,
-    Pf004,
-    Pf005,
-    /// Jumps of the token sequence.
-    Jumps,
-}
-
-impl Counter {
-    const fn bit(self) -> u32 {
-        1 << self as u32
-    }
-}
-
-/// How many there are.
-const COUNTERS: usize = Counter::Jumps as usize + 1;
-const _: () = assert!(COUNTERS <= u32::BITS as usize);
 
 /// What this session has counted and not yet added. (A backend has one thread: these are plain additions.)
 static PENDING: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
@@ -70,7 +28,7 @@ static PENDING: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
 static CALLS: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
-    /// Since when this session stands in line: a session that is terminated there has waited, too.
+    /// Since when this session stands in the queue: a session that is terminated there has waited, too.
     static WAITING: Cell<Option<std::time::Instant>> = const { Cell::new(None) };
 }
 
@@ -126,23 +84,23 @@ pub fn prepare() {
     }
 }
 
-/// A session that stands in line, counted when it leaves.
-pub struct InLine(());
+/// A session that stands in the queue, counted when it leaves.
+pub struct InQueue(());
 
 /// Counts an acquire that begins to wait.
-pub fn stands_in_line() -> InLine {
+pub fn stands_in_queue() -> InQueue {
     count(Counter::Waits);
     WAITING.set(Some(std::time::Instant::now()));
-    InLine(())
+    InQueue(())
 }
 
-impl Drop for InLine {
+impl Drop for InQueue {
     fn drop(&mut self) {
-        leave_line();
+        leave_queue();
     }
 }
 
-fn leave_line() {
+fn leave_queue() {
     if let Some(since) = WAITING.take() {
         pend_call(
             Counter::WaitTime,
@@ -154,7 +112,7 @@ fn leave_line() {
 /// Adds what is pending to the segment; called at the end of each transaction, when nothing may fail any more.
 fn flush() {
     if CALLS.load(Ordering::Relaxed) & Counter::Waits.bit() != 0 {
-        leave_line();
+        leave_queue();
     }
     let mut pending = CALLS.load(Ordering::Relaxed);
     if PENDING[Counter::WritesChecked as usize].load(Ordering::Relaxed) != 0 {

@@ -1,7 +1,7 @@
 //! A refused write, as fence.refusals shows it.
 
 use super::{add, flush, segment, Counter};
-use crate::pg::call::errors::{self, Refusal};
+use crate::pg::call::errors::{self, Refusal, SqlState};
 use crate::pg::call::raise;
 use crate::pg::encoding::{clip, in_server_encoding};
 use crate::pg::session::server;
@@ -56,18 +56,18 @@ pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     // An error here must not take the place of the refusal, which is about to be raised.
     let _ = raise::caught(|| {
         let entry = describe(refusal, known()).written();
-        segment::with(|segment| segment.keep(server::outer_role_oid(), &entry));
+        segment::with(|segment| segment.put_refusal(server::outer_role_oid(), &entry));
         Ok(())
     });
 }
 
-fn counter(sqlstate: &str) -> Option<Counter> {
+fn counter(sqlstate: SqlState) -> Option<Counter> {
     match sqlstate {
-        "PF001" => Some(Counter::Pf001),
-        "PF002" => Some(Counter::Pf002),
-        "PF003" => Some(Counter::Pf003),
-        "PF004" => Some(Counter::Pf004),
-        "PF005" => Some(Counter::Pf005),
+        SqlState::StaleToken => Some(Counter::RefusedPf001),
+        SqlState::NoToken => Some(Counter::RefusedPf002),
+        SqlState::TokenNeverIssued => Some(Counter::RefusedPf003),
+        SqlState::TokenDoesNotSpeak => Some(Counter::RefusedPf004),
+        SqlState::CannotBeFenced => Some(Counter::RefusedPf005),
         _ => None,
     }
 }
@@ -83,7 +83,7 @@ fn describe(refusal: &Refusal, known: Known) -> RefusedWrite {
         presented: detail.presented.or(known.presented),
         stored: detail.stored.or(known.stored),
         texts: [
-            Some(refusal.sqlstate.as_bytes().to_vec()),
+            Some(refusal.sqlstate.code().as_bytes().to_vec()),
             text(&detail.relation),
             known.lease.or_else(|| text(&detail.lease)),
             known.holder.or_else(|| text(&detail.holder)).map(|holder| clip(holder, HOLDER_MAX)),

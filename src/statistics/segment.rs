@@ -5,7 +5,8 @@
 //! itself says which database, which sequence (the extension may be dropped and created anew) and which start of
 //! the server it is for.
 
-use super::{known_segments, COUNTERS};
+use super::counter::COUNTERS;
+use super::known_segments;
 use crate::pg::call::{errors, raise};
 use crate::pg::locks::lock::LockTag;
 use crate::pg::session::server;
@@ -111,8 +112,8 @@ impl<'a> Segment<'a> {
         Ring::new(self.word(Word::Tickets), cells, self.read(Word::TicketsAtReset))
     }
 
-    /// Keeps a refused write of this role.
-    pub fn keep(&self, role: Oid, refusal: &[u8]) {
+    /// Puts a refused write of this role into the ring.
+    pub fn put_refusal(&self, role: Oid, refusal: &[u8]) {
         self.ring().put(role.to_u32(), refusal);
     }
 

@@ -1,6 +1,7 @@
 //! The arguments of an SQL call.
 
-use pg_fence_rules::Token;
+use crate::pg::call::composite::read_token_array;
+use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -93,6 +94,22 @@ impl Args {
         self.datum(n).map(|d| Token::from_bigint(d.value() as i64))
     }
 
+    /// A bigint[] argument of tokens; none in one that has NULLs or more dimensions.
+    pub fn tokens(&self, n: usize) -> Option<Vec<Token>> {
+        // SAFETY: the SQL declares it as bigint[].
+        self.datum(n).map(|d| unsafe { read_token_array(d) })
+    }
+
+    /// An argument that the SQL declares as timestamptz.
+    pub fn instant(&self, n: usize) -> Option<Instant> {
+        self.datum(n).map(|d| Instant::from_micros(d.value() as i64))
+    }
+
+    /// An argument that the SQL declares as "char".
+    pub fn char(&self, n: usize) -> Option<u8> {
+        self.datum(n).map(|d| d.value() as u8)
+    }
+
     /// An argument that the SQL declares as integer.
     pub fn int4(&self, n: usize) -> Option<i32> {
         self.datum(n).map(|d| d.value() as i32)
@@ -117,27 +134,32 @@ impl Args {
 
     /// A text[] argument: None for NULL, an element None for a NULL in it.
     pub fn texts(&self, n: usize) -> Option<Vec<Option<Vec<u8>>>> {
-        self.datum(n).map(|d| {
-            // SAFETY: the SQL declares it as text[]; deconstruct_array allocates both arrays.
-            unsafe {
-                let array = pg_sys::pg_detoast_datum(d.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
-                let (mut values, mut nulls, mut count) =
-                    (std::ptr::null_mut(), std::ptr::null_mut(), 0 as c_int);
-                pg_sys::deconstruct_array(
-                    array,
-                    pg_sys::TEXTOID,
-                    -1,
-                    false,
-                    b'i' as std::ffi::c_char,
-                    &mut values,
-                    &mut nulls,
-                    &mut count,
-                );
-                (0..count as usize)
-                    .map(|i| (!*nulls.add(i)).then(|| text_bytes(*values.add(i))))
-                    .collect()
-            }
-        })
+        // SAFETY: the SQL declares it as text[].
+        self.datum(n).map(|array| unsafe { texts_of(array) })
+    }
+}
+
+/// The elements of a text[], None for a NULL.
+///
+/// # Safety
+/// The datum must be a text[].
+pub unsafe fn texts_of(array: pg_sys::Datum) -> Vec<Option<Vec<u8>>> {
+    // SAFETY: the caller's promise; deconstruct_array allocates both arrays.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        let (mut values, mut nulls, mut count) =
+            (std::ptr::null_mut(), std::ptr::null_mut(), 0 as c_int);
+        pg_sys::deconstruct_array(
+            array,
+            pg_sys::TEXTOID,
+            -1,
+            false,
+            b'i' as std::ffi::c_char,
+            &mut values,
+            &mut nulls,
+            &mut count,
+        );
+        (0..count as usize).map(|i| (!*nulls.add(i)).then(|| text_bytes(*values.add(i)))).collect()
     }
 }
 
@@ -162,6 +184,18 @@ pub unsafe fn bytes_of<'a>(datum: pg_sys::Datum) -> &'a [u8] {
             || (pgrx::varlena::varatt_is_1b(value) && !pgrx::varlena::varatt_is_1b_e(value));
         let packed = if plain { value } else { pg_sys::pg_detoast_datum_packed(value) };
         pgrx::varlena::varlena_to_byte_slice(packed)
+    }
+}
+
+/// A span as an interval of days and less, as the difference of two timestamps is one.
+pub fn interval_datum(span: Span) -> pg_sys::Datum {
+    const DAY: i64 = 86_400_000_000;
+    let us = span.micros();
+    // SAFETY: new memory of that size, aligned for anything.
+    unsafe {
+        let interval = pg_sys::palloc(size_of::<pg_sys::Interval>()).cast::<pg_sys::Interval>();
+        interval.write(pg_sys::Interval { time: us % DAY, day: (us / DAY) as i32, month: 0 });
+        pg_sys::Datum::from(interval)
     }
 }
 

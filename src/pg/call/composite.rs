@@ -1,20 +1,46 @@
 //! Values made of several.
 
 use crate::pg::call::args::{text_datum, Answer, Args};
+use crate::pg::compat;
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, CStr};
 
 /// A row of the function's declared type.
 pub fn row(args: Args, columns: &[Option<pg_sys::Datum>]) -> Answer {
+    // SAFETY: the SQL declares as many columns of these types.
+    unsafe { form_row(row_type(args), columns) }
+}
+
+/// A row of the function's declared type, of which `value` gives each column by its name.
+pub fn row_by_names(args: Args, value: impl Fn(&str) -> Option<pg_sys::Datum>) -> Answer {
+    // SAFETY: the type has so many columns, whose names are NUL-terminated; the SQL declares them as the values are.
+    unsafe {
+        let row_type = row_type(args);
+        let name = |n| CStr::from_ptr((*compat::attribute(row_type, n)).attname.data.as_ptr());
+        let columns = (0..(*row_type).natts as usize).map(|n| value(&name(n).to_string_lossy()));
+        form_row(row_type, &columns.collect::<Vec<_>>())
+    }
+}
+
+/// The row type that the SQL declares for the function's result.
+fn row_type(args: Args) -> pg_sys::TupleDesc {
+    let mut row_type = std::ptr::null_mut();
+    // SAFETY: the call being served; the SQL declares a row.
+    unsafe {
+        pg_sys::get_call_result_type(args.raw(), std::ptr::null_mut(), &mut row_type);
+        pg_sys::BlessTupleDesc(row_type)
+    }
+}
+
+/// # Safety
+/// The type must have as many columns, of the values' types.
+unsafe fn form_row(desc: pg_sys::TupleDesc, columns: &[Option<pg_sys::Datum>]) -> Answer {
     let mut values: Vec<pg_sys::Datum> =
         columns.iter().map(|c| c.unwrap_or(pg_sys::Datum::from(0))).collect();
     let mut nulls: Vec<bool> = columns.iter().map(Option::is_none).collect();
-    // SAFETY: the SQL declares as many columns of these types.
+    // SAFETY: the caller's promise.
     unsafe {
-        let mut desc = std::ptr::null_mut();
-        pg_sys::get_call_result_type(args.raw(), std::ptr::null_mut(), &mut desc);
-        let desc = pg_sys::BlessTupleDesc(desc);
         let tuple = pg_sys::heap_form_tuple(desc, values.as_mut_ptr(), nulls.as_mut_ptr());
         Answer::Value(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
     }

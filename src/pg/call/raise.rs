@@ -5,7 +5,7 @@
 //! raised, and the copy is thrown again, after all Rust work is done: Postgres leaves by longjmp, which no destructor
 //! may meet.
 
-use crate::pg::call::errors::Refusal;
+use crate::pg::call::errors::{Refusal, SqlState};
 use crate::pg::encoding::{c_string, in_server_encoding, keeps_utf8};
 use crate::pg::raw;
 use pgrx::pg_sys;
@@ -126,19 +126,19 @@ unsafe extern "C-unwind" fn copy_error(met: *mut c_void) {
 
 impl RawError {
     /// Puts it into Postgres's memory.
-    fn kept(error: pg_sys::ErrorData) -> Self {
+    fn allocated(error: pg_sys::ErrorData) -> Self {
         // SAFETY: new memory of that size, aligned for anything.
         unsafe {
-            let kept = pg_sys::palloc(size_of::<pg_sys::ErrorData>()).cast::<pg_sys::ErrorData>();
-            kept.write(error);
-            RawError(NonNull::new(kept))
+            let place = pg_sys::palloc(size_of::<pg_sys::ErrorData>()).cast::<pg_sys::ErrorData>();
+            place.write(error);
+            RawError(NonNull::new(place))
         }
     }
 
     /// Lays a refusal out.
     #[cold]
     fn of(refusal: Refusal) -> Self {
-        RawError::kept(laid_out(refusal))
+        RawError::allocated(laid_out(refusal))
     }
 
     /// Lays out a panic of Rust's, or an error of which there is no copy.
@@ -159,21 +159,21 @@ impl RawError {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
         let text = c_string(text.unwrap_or("a panic without a message").as_bytes());
-        RawError::kept(error_data("XX000", text))
+        RawError::allocated(error_data(SqlState::InternalError, text))
     }
 
     fn of_report(report: &ErrorReportWithLevel) -> Self {
         let shown = |text: Option<&str>| text.map_or(std::ptr::null(), |t| c_string(&of_server(t)));
-        let mut error = error_data("XX000", shown(Some(report.message())));
+        let mut error = error_data(SqlState::InternalError, shown(Some(report.message())));
         error.sqlerrcode = report.sql_error_code() as c_int;
         error.detail = shown(report.detail()).cast_mut();
         error.hint = shown(report.hint()).cast_mut();
-        RawError::kept(error)
+        RawError::allocated(error)
     }
 }
 
 /// An error without a detail, a hint or a place.
-fn error_data(sqlstate: &str, message: *const c_char) -> pg_sys::ErrorData {
+fn error_data(sqlstate: SqlState, message: *const c_char) -> pg_sys::ErrorData {
     pg_sys::ErrorData {
         elevel: PgLogLevel::ERROR as c_int,
         sqlerrcode: encode(sqlstate),
@@ -215,7 +215,7 @@ fn of_server(text: &str) -> Vec<u8> {
 /// # Safety
 /// No frame between here and Postgres may hold anything that needs dropping.
 pub unsafe fn throw(error: RawError) -> ! {
-    let mut no_memory = error_data("53200", c"out of memory".as_ptr());
+    let mut no_memory = error_data(SqlState::OutOfMemory, c"out of memory".as_ptr());
     let error = error.0.map_or(&raw mut no_memory, NonNull::as_ptr);
     // SAFETY: the caller's promise; Postgres copies the error.
     unsafe { raw::ThrowErrorData(error) };
@@ -248,9 +248,10 @@ pub fn message_of(error: &CaughtError) -> String {
     }
 }
 
-/// Five characters as Postgres packs them (MAKE_SQLSTATE).
-fn encode(sqlstate: &str) -> c_int {
+/// Its five characters as Postgres packs them (MAKE_SQLSTATE).
+fn encode(sqlstate: SqlState) -> c_int {
     sqlstate
+        .code()
         .bytes()
         .enumerate()
         .map(|(i, byte)| c_int::from(byte.wrapping_sub(b'0') & 0x3f) << (6 * i))

@@ -44,8 +44,8 @@ pub struct Attribute {
     pub generated: bool,
 }
 
-/// What can be kept for a statement.
-pub trait Kept {
+/// What can be cached for a statement.
+pub trait Cached {
     /// Must something be given back when the statement is over?
     fn needs_drop(&self) -> bool;
 }
@@ -206,40 +206,40 @@ impl TriggerCall {
         (0..trigger.tgnargs as usize).map(argument)
     }
 
-    /// What was kept for this trigger in this statement, if anything was.
+    /// What is cached for this trigger in this statement, if anything was.
     #[inline]
-    pub fn kept<T>(&self) -> Option<&T> {
+    pub fn cached<T>(&self) -> Option<&T> {
         // SAFETY: flinfo lives as long as the statement's trigger state; fn_extra is this function's own, and is where
-        // `keep` puts it.
+        // `cache` puts it.
         unsafe { (*(*self.fcinfo).flinfo).fn_extra.cast::<T>().as_ref() }
     }
 
-    /// What is kept for this trigger in this statement, made at its first row.
+    /// What is cached for this trigger in this statement, made at its first row.
     #[inline]
-    pub fn keep<T: Kept, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
-        match self.kept() {
-            Some(kept) => Ok(kept),
-            None => self.make_and_keep(make),
+    pub fn cache<T: Cached, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+        match self.cached() {
+            Some(cached) => Ok(cached),
+            None => self.make_and_cache(make),
         }
     }
 
     #[cold]
-    fn make_and_keep<T: Kept, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+    fn make_and_cache<T: Cached, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         const { assert!(align_of::<T>() <= pg_sys::MAXIMUM_ALIGNOF as usize) };
         let made = make()?;
         // SAFETY: fn_mcxt lives as long as flinfo; memory of that size, aligned for anything of Postgres's.
         unsafe {
             let flinfo = (*self.fcinfo).flinfo;
             let mut memory = pgrx::PgMemoryContexts::For((*flinfo).fn_mcxt);
-            let kept = if made.needs_drop() {
+            let cached = if made.needs_drop() {
                 memory.leak_and_drop_on_delete(made)
             } else {
-                let kept = memory.palloc(size_of::<T>()).cast::<T>();
-                kept.write(made);
-                kept
+                let cached = memory.palloc(size_of::<T>()).cast::<T>();
+                cached.write(made);
+                cached
             };
-            (*flinfo).fn_extra = kept.cast();
-            Ok(&*kept)
+            (*flinfo).fn_extra = cached.cast();
+            Ok(&*cached)
         }
     }
 

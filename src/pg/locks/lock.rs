@@ -8,7 +8,7 @@ use crate::pg::call::errors::Refusal;
 use crate::pg::compat;
 use crate::pg::locks::lock_count;
 use crate::pg::raw;
-use pg_fence_rules::locks::{Lock, LockMode};
+use pg_fence_rules::locks::{Lock, LockMode, ACQUIRE_ALONE, SLOT_IS_BEING_TAKEN, TAKE_SLOT};
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -17,8 +17,8 @@ const fn kind(lock: Lock) -> u16 {
     match lock {
         Lock::Grant => 0x5046,
         Lock::SharedOrSlots => 0x5047,
-        Lock::Line => 0x5048,
-        Lock::Jump => 0x5049,
+        Lock::Queue => 0x5048,
+        Lock::Move => 0x5049,
         Lock::Guarded => 0x504a,
         Lock::Statistics => 0x504d,
     }
@@ -26,13 +26,13 @@ const fn kind(lock: Lock) -> u16 {
 
 // The rules' table is written in PostgreSQL's numbers; another number would have other conflicts.
 const _: () = {
-    assert!(LockMode::Join.number() == pg_sys::AccessShareLock as i32);
-    assert!(LockMode::SeeReplacers.number() == pg_sys::RowShareLock as i32);
-    assert!(LockMode::Guard.number() == pg_sys::RowExclusiveLock as i32);
-    assert!(LockMode::Change.number() == pg_sys::ShareUpdateExclusiveLock as i32);
-    assert!(LockMode::Probe.number() == pg_sys::ShareLock as i32);
-    assert!(LockMode::Replace.number() == pg_sys::ExclusiveLock as i32);
-    assert!(LockMode::Own.number() == pg_sys::AccessExclusiveLock as i32);
+    assert!(LockMode::AccessShare.number() == pg_sys::AccessShareLock as i32);
+    assert!(LockMode::RowShare.number() == pg_sys::RowShareLock as i32);
+    assert!(LockMode::RowExclusive.number() == pg_sys::RowExclusiveLock as i32);
+    assert!(LockMode::ShareUpdateExclusive.number() == pg_sys::ShareUpdateExclusiveLock as i32);
+    assert!(LockMode::Share.number() == pg_sys::ShareLock as i32);
+    assert!(LockMode::Exclusive.number() == pg_sys::ExclusiveLock as i32);
+    assert!(LockMode::AccessExclusive.number() == pg_sys::AccessExclusiveLock as i32);
 };
 
 /// What a lock of the server's lock manager is on, in the manager's own form.
@@ -78,13 +78,13 @@ impl LockTag {
     }
 
     /// The lock on the move of the database's token sequence.
-    pub fn jump() -> Self {
-        LockTag::by_key(Lock::Jump, 0)
+    pub fn token_move() -> Self {
+        LockTag::by_key(Lock::Move, 0)
     }
 
-    /// The lock on a lease's line of waiters.
-    pub fn line(name: &[u8]) -> Self {
-        LockTag::new(Lock::Line, name, 0)
+    /// The lock on a lease's queue of waiters.
+    pub fn queue(name: &[u8]) -> Self {
+        LockTag::new(Lock::Queue, name, 0)
     }
 
     /// The lock on making a segment in which a database counts: one for the server.
@@ -145,13 +145,13 @@ impl LockTag {
     }
 
     /// Would another transaction's lock keep this one from having it in that mode? Asks by taking it for an instant.
-    pub fn is_had_by_others(&self, mode: LockMode) -> bool {
-        is_had_by_others(&self.0, mode)
+    pub fn is_blocked(&self, mode: LockMode) -> bool {
+        is_blocked(&self.0, mode)
     }
 
     /// Has another transaction a lock that keeps this one from being had in that mode? Nothing is taken to find that
     /// out, so that nobody is in anybody's way. It says nothing of those who only wait for a lock.
-    pub fn is_had_already(&self, mode: LockMode) -> bool {
+    pub fn has_conflicts(&self, mode: LockMode) -> bool {
         !self.conflicts(mode).is_empty()
     }
 
@@ -163,7 +163,7 @@ impl LockTag {
 
     /// Does another session, or a prepared transaction, hold a lock under which a new grant is written?
     pub fn others_write_grants() -> bool {
-        let modes = 1 << LockMode::Replace.number() | 1 << LockMode::Own.number();
+        let modes = 1 << TAKE_SLOT.mode.number() | 1 << ACQUIRE_ALONE.mode.number();
         // SAFETY: a copy of the lock table, with as many entries as it says.
         unsafe {
             let all = &*pg_sys::GetLockStatusData();
@@ -192,12 +192,12 @@ impl LockTag {
         }
     }
 
-    /// Is somebody changing the grant, or relying on it, and not just putting another one in its place?
+    /// Is somebody changing the grant, or relying on it, and not just putting another one in its slot?
     pub fn is_relied_on(&self) -> bool {
         let who = |vxid: &pg_sys::VirtualTransactionId| compat::parts(vxid);
         // In this order: who has finished in between is taken for one that relies on it.
-        let all: Vec<_> = self.conflicts(LockMode::Replace).iter().map(who).collect();
-        let making: Vec<_> = self.conflicts(LockMode::SeeReplacers).iter().map(who).collect();
+        let all: Vec<_> = self.conflicts(TAKE_SLOT.mode).iter().map(who).collect();
+        let making: Vec<_> = self.conflicts(SLOT_IS_BEING_TAKEN.mode).iter().map(who).collect();
         all.iter().any(|one| !making.contains(one))
     }
 
@@ -222,16 +222,16 @@ impl LockTag {
 }
 
 /// Is somebody else in the way of this mode? What is taken to find that out is given back at once.
-pub(in crate::pg) fn is_had_by_others(tag: &pg_sys::LOCKTAG, mode: LockMode) -> bool {
+pub(in crate::pg) fn is_blocked(tag: &pg_sys::LOCKTAG, mode: LockMode) -> bool {
     let _owner = TransactionOwns::now();
     // SAFETY: the tag is complete.
     unsafe {
         let taken = pg_sys::LockAcquire(tag, mode.number(), false, true);
-        let had = taken == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
-        if !had {
+        let blocked = taken == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        if !blocked {
             pg_sys::LockRelease(tag, mode.number(), false);
         }
-        had
+        blocked
     }
 }
 

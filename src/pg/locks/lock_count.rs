@@ -114,5 +114,5 @@ impl OfTransaction for HashMap<Entry, Taken, Quick> {
 
 /// Follows transactions; called once, when the library is loaded.
 pub fn register() {
-    scope::keep(&TAKEN);
+    scope::follow(&TAKEN);
 }

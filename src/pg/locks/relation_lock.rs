@@ -11,13 +11,13 @@ use std::ffi::c_int;
 
 /// What to do about a lock that cannot be had at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
+pub enum IfLocked {
     /// Queue for it, behind whoever came first.
     Queue,
     /// Wait for those who have one that conflicts; give up where there are only such as wait for one.
-    Holders,
+    WaitForHolders,
     /// Give up: somebody has a lock that conflicts, or waits for one.
-    Never,
+    GiveUp,
 }
 
 /// How often to look whether the lock is to be had where nobody has one that conflicts, a millisecond apart:
@@ -25,7 +25,7 @@ pub enum Wait {
 const QUICK_LOOKS: u32 = 5;
 
 /// Takes a relation's lock without queueing; false when it is not to be had that way.
-pub fn take(relation: pg_sys::Oid, mode: c_int, wait: Wait) -> bool {
+pub fn take(relation: pg_sys::Oid, mode: c_int, if_locked: IfLocked) -> bool {
     let mut looks = 0;
     loop {
         // SAFETY: a lock by oid, as any; it goes with the transaction at the latest.
@@ -33,7 +33,7 @@ pub fn take(relation: pg_sys::Oid, mode: c_int, wait: Wait) -> bool {
             return true;
         }
         match first_holder(relation, mode) {
-            _ if wait != Wait::Holders => return false,
+            _ if if_locked != IfLocked::WaitForHolders => return false,
             // SAFETY: waits for the end of a transaction, as CREATE INDEX CONCURRENTLY does: `lock_timeout`,
             // cancel and the deadlock detector end it.
             Some(holder) => unsafe {

@@ -8,7 +8,7 @@
 use crate::known_bugs;
 use crate::pg::call::errors::Refusal;
 use crate::pg::compat;
-use crate::pg::locks::lock::is_had_by_others;
+use crate::pg::locks::lock::is_blocked;
 use crate::pg::locks::lock_count;
 use crate::pg::session::server;
 use pg_fence_rules::locks::LockMode;
@@ -20,7 +20,7 @@ use std::ffi::c_int;
 /// What sets these tags apart from those of `lock`.
 const KIND: u16 = 0x504c;
 
-/// What the session holds. Conflicts with `LockMode::Probe`, by which others ask whether it lives.
+/// What the session holds. Conflicts with `LockMode::Share`, by which others ask whether it lives.
 const HELD: c_int = pg_sys::ExclusiveLock as c_int;
 
 /// The lock of the grant whose first token this is.
@@ -69,7 +69,7 @@ impl SessionLock {
         if self.is_mine() || server::in_recovery() || known_bugs::SESSION_OUTLIVED {
             return true;
         }
-        is_had_by_others(&self.0, LockMode::Probe)
+        is_blocked(&self.0, LockMode::Share)
     }
 }
 

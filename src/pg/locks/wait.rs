@@ -19,7 +19,7 @@ struct WaitEvent {
     number: AtomicU32,
 }
 
-/// The head of a line waits until the lease can be had.
+/// The head of a queue waits until the lease can be had.
 static FOR_A_LEASE: WaitEvent = WaitEvent::named(c"PgFenceLease");
 /// A move of the token sequence waits until the server's clock has gone on.
 static FOR_THE_CLOCK: WaitEvent = WaitEvent::named(c"PgFenceClock");
@@ -113,7 +113,7 @@ fn lock_timeout() -> Option<Duration> {
 /// with their own errors; 53200 as for `LockTag::take`.
 ///
 /// Postgres's timeouts follow the server's clock. Set forward, it ends the wait too early: then the wait begins again,
-/// at the end of the line. Set back, it makes the wait longer.
+/// at the end of the queue. Set back, it makes the wait longer.
 pub fn take_within(tag: &LockTag, mode: LockMode, waiting: &Waiting) -> Result<bool, Refusal> {
     loop {
         let left_ms = in_ms(waiting.left()).max(1);

@@ -16,6 +16,8 @@ thread_local! {
     /// End of the WAL that this transaction has written, as long as it has written nothing but releases.
     static ONLY_RELEASES: Cell<u64> = const { Cell::new(0) };
     static RELAXED: Cell<Option<Relaxed>> = const { Cell::new(None) };
+    /// Whether this transaction's commit is to wait, come what may.
+    static FORCED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Does a release, whose commit need not wait for the disk where the transaction writes nothing else: WAL
@@ -26,8 +28,16 @@ pub fn release<R>(work: impl FnOnce() -> R) -> R {
     let end = || unsafe { pg_sys::XactLastRecEnd };
     let alone = end() == 0 || end() == ONLY_RELEASES.get();
     let result = work();
-    ONLY_RELEASES.set(if alone { end() } else { 0 });
+    ONLY_RELEASES.set(if alone && !FORCED.get() { end() } else { 0 });
     result
+}
+
+/// Lets the commit of this transaction wait for the disk, whatever `synchronous_commit` says; and for synchronous standbys
+/// where that says so, also if it has done nothing but release.
+pub fn force() {
+    FORCED.set(true);
+    // SAFETY: sets a flag of this transaction.
+    unsafe { pg_sys::ForceSyncCommit() };
 }
 
 /// How many WAL records this session has written.
@@ -53,6 +63,7 @@ pub(in crate::pg) fn relax() {
 /// commit, after `relax`: then there is more than the commit's own record, and it is waited for now.
 pub(in crate::pg) fn restore(committed: bool) {
     ONLY_RELEASES.set(0);
+    FORCED.set(false);
     let Some(before) = RELAXED.take() else { return };
     // SAFETY: as above; the commit's record is one that this session has written.
     unsafe {

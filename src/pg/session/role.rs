@@ -4,28 +4,37 @@ use crate::pg::compat;
 use crate::pg::encoding;
 use crate::pg::raw;
 use pgrx::pg_sys;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
 
 thread_local! {
     /// The name of the role that called last. Kept until a role of the server is changed.
     static CALLER: RefCell<Option<(pg_sys::Oid, Vec<u8>)>> = const { RefCell::new(None) };
+    /// Counts the changes of roles.
+    static GENERATION: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Forgets the name when roles may have been renamed; called once, when the library is loaded.
+/// Learns when roles are renamed, altered, or become members of others; called once, when the library is loaded.
 pub fn register() {
-    // SAFETY: registered once; the function never raises.
-    unsafe {
-        pg_sys::CacheRegisterSyscacheCallback(
-            pg_sys::SysCacheIdentifier::AUTHOID as i32,
-            Some(roles_changed),
-            pg_sys::Datum::from(0),
-        );
+    use pg_sys::SysCacheIdentifier::{AUTHMEMROLEMEM, AUTHOID, DATABASEOID};
+    // The owner of the database is a member of pg_database_owner.
+    for cache in [AUTHOID, AUTHMEMROLEMEM, DATABASEOID] {
+        // SAFETY: registered once; the function never raises.
+        unsafe {
+            let nothing = pg_sys::Datum::from(0);
+            pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(roles_changed), nothing);
+        }
     }
 }
 
 unsafe extern "C-unwind" fn roles_changed(_: pg_sys::Datum, _: i32, _: u32) {
     CALLER.take();
+    GENERATION.set(GENERATION.get() + 1);
+}
+
+/// Another number once any role, or what it is a member of, may have changed.
+pub fn generation() -> u64 {
+    GENERATION.get()
 }
 
 /// The name of the current user.

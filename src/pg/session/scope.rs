@@ -1,6 +1,6 @@
 //! What lasts as long as a transaction, or a savepoint of it: one mechanism for all that is kept that long.
 //!
-//! Whoever keeps something implements `OfTransaction` for it and registers it once (`keep`), when the library is loaded. Then
+//! Whoever keeps something implements `OfTransaction` for it and registers it once (`follow`), when the library is loaded. Then
 //! it is told when a savepoint is released or rolled back, when the transaction ends, and when the locks are gone.
 
 use crate::pg::call::errors::Refusal;
@@ -121,9 +121,9 @@ thread_local! {
     static BEFORE_COMMIT: RefCell<Vec<BeforeCommit>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps something for as long as transactions last; called once for each, when the library is loaded.
-pub fn keep<T: OfTransaction + 'static>(kept: &'static LocalKey<RefCell<T>>) {
-    REGISTERED.with_borrow_mut(|all| all.push(Box::new(kept)));
+/// Tells this of the ends of transactions and savepoints; called once for each, when the library is loaded.
+pub fn follow<T: OfTransaction + 'static>(follower: &'static LocalKey<RefCell<T>>) {
+    REGISTERED.with_borrow_mut(|all| all.push(Box::new(follower)));
 }
 
 /// Has work done at the last moment at which a transaction can still write, or refuse to commit; called once for
@@ -142,8 +142,8 @@ pub fn when_over(work: fn()) {
     assert!(first.is_ok(), "there is room for one");
 }
 
-fn each_kept(work: impl Fn(&dyn Registered)) {
-    REGISTERED.with_borrow(|all| all.iter().for_each(|kept| work(&**kept)));
+fn each_follower(work: impl Fn(&dyn Registered)) {
+    REGISTERED.with_borrow(|all| all.iter().for_each(|follower| work(&**follower)));
 }
 
 /// Listens to the ends of transactions and savepoints; called once, when the library is loaded.
@@ -170,7 +170,7 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
                 work();
             }
             let ending = if committed { Ending::Committed } else { Ending::Other };
-            each_kept(|kept| kept.transaction_ended(ending));
+            each_follower(|follower| follower.transaction_ended(ending));
         }
         E::XACT_EVENT_PRE_COMMIT => {
             do_before_commit(false);
@@ -204,10 +204,10 @@ unsafe extern "C-unwind" fn savepoint_event(
 ) {
     match event {
         pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
-            each_kept(|kept| kept.savepoint_released(mine, parent))
+            each_follower(|follower| follower.savepoint_released(mine, parent))
         }
         pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
-            each_kept(|kept| kept.savepoint_rolled_back(mine))
+            each_follower(|follower| follower.savepoint_rolled_back(mine))
         }
         _ => {}
     }
@@ -222,6 +222,6 @@ unsafe extern "C-unwind" fn release_event(
     // A commit's change is visible and its locks are gone only now; a released savepoint's pass to its parent.
     let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
     if after && (top_level || !commit) {
-        each_kept(|kept| kept.locks_gone(top_level));
+        each_follower(|follower| follower.locks_gone(top_level));
     }
 }

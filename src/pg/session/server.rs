@@ -3,7 +3,7 @@
 use crate::pg::compat;
 use crate::pg::encoding::push_number;
 use crate::pg::raw;
-use pg_fence_rules::epoch::{Identity, Start};
+use pg_fence_rules::moves::{Identity, Start};
 use pg_fence_rules::{Floor, Instant};
 use pgrx::pg_sys;
 use std::ffi::CStr;

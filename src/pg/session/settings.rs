@@ -1,11 +1,16 @@
-//! The settings `pg_fence.token`, `pg_fence.statistics` and `pg_fence.refusals_kept`.
+//! The settings `pg_fence.token`, `pg_fence.max_ttl`, `pg_fence.statistics` and `pg_fence.refusals_kept`.
 
 use crate::pg::encoding::{c_string, push_number};
-use pg_fence_rules::Token;
+use crate::pg::session::recorded;
+use pg_fence_rules::{Span, Token};
 use pgrx::pg_sys;
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void, CStr};
 
+const MAX_TTL_NAME: &CStr = c"pg_fence.max_ttl";
+
 static mut TOKEN: *mut c_char = std::ptr::null_mut();
+static mut MAX_TTL: c_int = 0;
 static mut STATISTICS: bool = true;
 static mut REFUSALS_KEPT: c_int = 0;
 
@@ -27,6 +32,22 @@ pub fn declare() {
             // A token for the whole server would be everybody's.
             (pg_sys::GUC_DISALLOW_IN_FILE | pg_sys::GUC_NOT_IN_SAMPLE) as i32,
             Some(check),
+            None,
+            None,
+        );
+        pg_sys::DefineCustomIntVariable(
+            MAX_TTL_NAME.as_ptr(),
+            c"The longest ttl that a call may ask for.".as_ptr(),
+            c"Zero sets no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET."
+                .as_ptr(),
+            &raw mut MAX_TTL,
+            0,
+            0,
+            c_int::MAX,
+            // It binds who may not lift it.
+            pg_sys::GucContext::PGC_SUSET,
+            (pg_sys::GUC_UNIT_S | pg_sys::GUC_NOT_IN_SAMPLE) as i32,
+            None,
             None,
             None,
         );
@@ -68,6 +89,55 @@ pub fn declare() {
 pub fn statistics() -> bool {
     // SAFETY: reads a setting.
     unsafe { STATISTICS }
+}
+
+/// The longest ttl that may be asked for; None where the setting sets no limit.
+pub fn max_ttl() -> Option<Span> {
+    thread_local! {
+        static SOUGHT: Cell<bool> = const { Cell::new(false) };
+    }
+    // SAFETY: reads a setting.
+    if unsafe { MAX_TTL } == 0 && !SOUGHT.replace(true) {
+        set_as_recorded();
+    }
+    // SAFETY: reads a setting.
+    let seconds = unsafe { MAX_TTL };
+    (seconds > 0).then(|| Span::from_secs(seconds.into()))
+}
+
+/// Sets pg_fence.max_ttl to what ALTER ROLE or ALTER DATABASE has recorded for this login.
+///
+/// Postgres has done so, unless the client named the setting when it connected. The library was not loaded then: any role
+/// may name a setting that nobody knows, and a client's word is stronger than a recorded one, which is lost. The client's
+/// is refused only when the library is loaded.
+fn set_as_recorded() {
+    use pg_sys::GucSource::{PGC_S_DATABASE, PGC_S_DATABASE_USER, PGC_S_GLOBAL, PGC_S_USER};
+    // SAFETY: reads who has logged in, and where.
+    let (role, database) = unsafe { (pg_sys::GetAuthenticatedUserId(), pg_sys::MyDatabaseId) };
+    let any = pg_sys::InvalidOid;
+    let strongest_first = [
+        (database, role, PGC_S_DATABASE_USER),
+        (any, role, PGC_S_USER),
+        (database, any, PGC_S_DATABASE),
+        (any, any, PGC_S_GLOBAL),
+    ];
+    let recorded = strongest_first.into_iter().find_map(|(database, role, source)| {
+        Some((recorded::setting(database, role, MAX_TTL_NAME)?, source))
+    });
+    let Some((value, source)) = recorded else { return };
+    // SAFETY: both strings are NUL-terminated; a value that is none is told by a warning.
+    unsafe {
+        pg_sys::set_config_option(
+            MAX_TTL_NAME.as_ptr(),
+            c_string(&value),
+            pg_sys::GucContext::PGC_SUSET,
+            source,
+            pg_sys::GucAction::GUC_ACTION_SET,
+            true,
+            0,
+            false,
+        );
+    }
 }
 
 /// How many refused writes are to be kept.

@@ -6,7 +6,7 @@
 use crate::pg::call::args::text_datum;
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
-use crate::pg::locks::relation_lock::Wait;
+use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::raw;
 use crate::pg::session::xact;
 use crate::pg::state::executor;
@@ -14,7 +14,7 @@ use crate::pg::state::opened::Opened;
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, COLUMNS, LEASE};
 use crate::pg::table_scan;
-use pg_fence_rules::{Instant, Span, Token};
+use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys;
 use std::cell::Cell;
 
@@ -52,20 +52,22 @@ pub struct LeaseTable {
 impl LeaseTable {
     /// Opens it, waiting for maintenance as any statement does.
     pub fn open(access: Access) -> Result<Self, Refusal> {
-        let opened = Self::try_open(access, Wait::Queue)?;
+        let opened = Self::try_open(access, IfLocked::Queue)?;
         opened.ok_or_else(|| errors::state_missing("lease"))
     }
 
     /// Opens it; None where a lock is not to be had that way.
-    pub fn try_open(access: Access, wait: Wait) -> Result<Option<Self>, Refusal> {
+    pub fn try_open(access: Access, if_locked: IfLocked) -> Result<Option<Self>, Refusal> {
         relation::check_version();
         let mode = match access {
             Access::Read => pg_sys::AccessShareLock,
             Access::Write => pg_sys::RowExclusiveLock,
         };
-        let Some(table) = Opened::open(state_oid(c"lease")?, mode, wait) else { return Ok(None) };
+        let Some(table) = Opened::open(state_oid(c"lease")?, mode, if_locked) else {
+            return Ok(None);
+        };
         // Not before the table is locked: until then another index may take its place.
-        let Some(index) = Opened::open(state_oid(c"lease_pkey")?, mode, wait) else {
+        let Some(index) = Opened::open(state_oid(c"lease_pkey")?, mode, if_locked) else {
             return Ok(None);
         };
         let opened = LeaseTable { table, index };
@@ -224,6 +226,11 @@ impl LeaseTable {
     /// Writes a renewal of the row's grant.
     pub fn renew(&self, row: &Row, token: Token, now: Instant, ttl: Span) -> Result<(), Refusal> {
         self.replace(row, &row.renewed(token, now, ttl))
+    }
+
+    /// Writes that the row's grant, which somebody else has made, was adopted again after a jump.
+    pub fn adopt_again(&self, row: &Row, floor: Floor, now: Instant) -> Result<(), Refusal> {
+        self.replace(row, &row.adopted_again(floor, now))
     }
 
     /// Closes the row's grant.

@@ -6,7 +6,7 @@
 
 use crate::known_bugs;
 use crate::pg::compat;
-use crate::pg::locks::relation_lock::{self, Wait};
+use crate::pg::locks::relation_lock::{self, IfLocked};
 use crate::pg::raw;
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -31,12 +31,12 @@ impl Opened {
     }
 
     /// Takes the lock and opens the relation; None where the lock is not to be had that way.
-    pub fn open(oid: pg_sys::Oid, mode: u32, wait: Wait) -> Option<Self> {
+    pub fn open(oid: pg_sys::Oid, mode: u32, if_locked: IfLocked) -> Option<Self> {
         let (lock, none) = (taken(mode), pg_sys::NoLock as c_int);
-        if wait == Wait::Queue || lock == none {
+        if if_locked == IfLocked::Queue || lock == none {
             return Some(Opened::queued(oid, mode));
         }
-        relation_lock::take(oid, lock, wait).then(|| {
+        relation_lock::take(oid, lock, if_locked).then(|| {
             // SAFETY: the relation is locked; the reference is given back on drop.
             Opened::around(unsafe { compat::guarded(|| raw::relation_open(oid, none)) }, lock)
         })

@@ -16,6 +16,8 @@ thread_local! {
     static SCHEMA: Cell<Option<pg_sys::Oid>> = const { Cell::new(None) };
     /// Counts the changes of definitions.
     static GENERATION: Cell<u64> = const { Cell::new(0) };
+    /// The relation that is watched, and how often it has changed.
+    static WATCHED: Cell<(pg_sys::Oid, u64)> = const { Cell::new((pg_sys::InvalidOid, 0)) };
     static VERSION_CHECKED: OnceCell<()> = const { OnceCell::new() };
 }
 
@@ -101,6 +103,17 @@ pub fn generation() -> u64 {
     GENERATION.get()
 }
 
+/// Another number once the definition of this relation may have changed. One relation is watched at a time: where it is
+/// another than the last one, the number is another, too.
+pub fn changes_of(relation: pg_sys::Oid) -> u64 {
+    let (watched, changes) = WATCHED.get();
+    if watched == relation {
+        return changes;
+    }
+    WATCHED.set((relation, changes + 1));
+    changes + 1
+}
+
 /// Forgets oids when names may have changed, and counts changes; called once, when the library is loaded.
 pub fn register() {
     // SAFETY: registered once; the functions never raise.
@@ -118,8 +131,13 @@ pub fn register() {
     }
 }
 
-unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, _: pg_sys::Oid) {
+unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, relation: pg_sys::Oid) {
     GENERATION.set(GENERATION.get() + 1);
+    let (watched, changes) = WATCHED.get();
+    // No oid stands for all relations.
+    if relation == watched || relation == pg_sys::InvalidOid {
+        WATCHED.set((watched, changes + 1));
+    }
 }
 
 unsafe extern "C-unwind" fn sequence_changed(_: pg_sys::Datum, _: i32, _: u32) {
@@ -148,17 +166,4 @@ pub fn database_changes() -> u64 {
 #[inline]
 pub fn name_changes() -> u64 {
     NAME_CHANGES.load(Ordering::Relaxed)
-}
-
-/// May the caller see the state of leases? Both the current user and the session's role must: a cascading key runs as
-/// the table's owner, but its error goes to the client.
-pub fn may_see_leases() -> bool {
-    let Ok(view) = state_oid(c"leases") else { return false };
-    // SAFETY: catalog look-ups.
-    unsafe {
-        let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
-        [pg_sys::GetUserId(), pg_sys::GetOuterUserId()].into_iter().all(|user| {
-            pg_sys::pg_class_aclcheck(view, user, select) == pg_sys::AclResult::ACLCHECK_OK
-        })
-    }
 }

@@ -8,11 +8,11 @@ use crate::pg::raw;
 use crate::pg::session::xact;
 use crate::pg::state::row_version::RowVersion;
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
-use pg_fence_rules::{Instant, Span, Token};
+use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys;
 
 /// How many columns the table may have. Somebody may have added some: they are kept as they are.
-pub const COLUMNS: usize = 24;
+pub const COLUMNS: usize = 26;
 
 /// Columns of fence.lease by position.
 #[derive(Clone, Copy)]
@@ -35,6 +35,7 @@ enum Column {
     Renewals,
     Metadata,
     SessionBound,
+    AdoptedFloor,
 }
 
 /// The columns of a row: of one that is there, or to be written.
@@ -66,6 +67,7 @@ pub const LEASE: &[pg_sys::Oid] = &[
     pg_sys::INT8OID,
     pg_sys::JSONBOID,
     pg_sys::BOOLOID,
+    pg_sys::INT8OID,
 ];
 
 /// A row of fence.lease, copied: it outlives the page that it was read from.
@@ -135,12 +137,24 @@ pub struct NewGrant<'a> {
     pub token: Token,
     /// When it begins: the time of the decision.
     pub now: Instant,
-    /// How long it lives.
-    pub ttl: Span,
+    /// How long it lives; one that somebody else has granted, until it is ended.
+    pub life: Life,
     /// As the caller gave it: a jsonb.
     pub metadata: Option<pg_sys::Datum>,
-    /// It ends with this session.
-    pub session_bound: bool,
+}
+
+/// How long a new grant lives.
+#[derive(Clone, Copy)]
+pub enum Life {
+    /// For so long, unless renewed; at the latest until this session ends, where that is said.
+    Ttl {
+        /// How long.
+        ttl: Span,
+        /// It ends with this session.
+        session_bound: bool,
+    },
+    /// Until it is ended: somebody else has granted it. The latest jump.
+    Adopted(Floor),
 }
 
 impl Fields {
@@ -157,6 +171,10 @@ impl Fields {
             Mode::Shared => (b's', 0),
             Mode::Slots(n) => (b'n', n),
         };
+        let (ttl, session_bound, expires_at) = match new.life {
+            Life::Ttl { ttl, session_bound } => (ttl, session_bound, new.now + ttl),
+            Life::Adopted(_) => (Span::ZERO, false, Instant::LATEST),
+        };
         let mut fields = Fields::empty();
         fields
             .set(Column::Name, over.map_or_else(|| text_datum(new.name), Row::name_as_stored))
@@ -169,10 +187,13 @@ impl Fields {
             .set(Column::RenewalTokens, token_array(&[]))
             .set(Column::AcquiredAt, new.now.micros())
             .set(Column::RenewedAt, new.now.micros())
-            .set(Column::ExpiresAt, (new.now + new.ttl).micros())
-            .set(Column::TtlUs, new.ttl.micros())
+            .set(Column::ExpiresAt, expires_at.micros())
+            .set(Column::TtlUs, ttl.micros())
             .set(Column::Renewals, 0i64)
-            .set(Column::SessionBound, new.session_bound);
+            .set(Column::SessionBound, session_bound);
+        if let Life::Adopted(floor) = new.life {
+            fields.set(Column::AdoptedFloor, floor.token().bigint());
+        }
         if let Some(holder) = new.holder {
             fields.set(Column::Holder, text_datum(holder));
         }
@@ -241,6 +262,15 @@ impl Fields {
     }
 }
 
+/// The mode that columns mode and slots say.
+pub fn mode(letter: u8, slots: i32) -> Mode {
+    match letter {
+        b's' => Mode::Shared,
+        b'n' => Mode::Slots(slots),
+        _ => Mode::Exclusive,
+    }
+}
+
 impl Row {
     /// Reads a copied tuple.
     ///
@@ -256,17 +286,16 @@ impl Row {
         let first = Token::from_bigint(fields.int8(Column::FirstToken));
         let grant = Grant {
             slot: fields.int8(Column::Slot) as i32,
-            mode: match fields.int8(Column::Mode) as u8 {
-                b's' => Mode::Shared,
-                b'n' => Mode::Slots(fields.int8(Column::Slots) as i32),
-                _ => Mode::Exclusive,
-            },
+            mode: mode(fields.int8(Column::Mode) as u8, fields.int8(Column::Slots) as i32),
             tokens: Tokens::new(first, &renewed.unwrap_or_default()),
             closing,
             // SAFETY: a valid tuple.
             closed_here: closing.is_some() && unsafe { xact::is_own(tuple) },
             expires_at: Instant::from_micros(fields.int8(Column::ExpiresAt)),
             abandoned: false,
+            adopted: fields
+                .get(Column::AdoptedFloor)
+                .map(|d| Floor::at(Token::from_bigint(d.value() as i64))),
         };
         let ttl = Span::from_micros(fields.int8(Column::TtlUs));
         let mut row = Row { grant, ttl, tuple, fields };
@@ -295,6 +324,16 @@ impl Row {
             .set(Column::RenewedAt, now.micros())
             .set(Column::ExpiresAt, (now + ttl).micros())
             .set(Column::TtlUs, ttl.micros())
+            .set(Column::Renewals, self.fields.int8(Column::Renewals) + 1);
+        fields
+    }
+
+    /// Its columns when it is adopted again after a jump.
+    pub fn adopted_again(&self, floor: Floor, now: Instant) -> Fields {
+        let mut fields = self.fields.unnamed();
+        fields
+            .set(Column::AdoptedFloor, floor.token().bigint())
+            .set(Column::RenewedAt, now.micros())
             .set(Column::Renewals, self.fields.int8(Column::Renewals) + 1);
         fields
     }
@@ -374,10 +413,12 @@ impl Row {
         unsafe { xact::is_others_uncommitted(self.tuple) }
     }
 
-    /// Is it a version of the same grant?
+    /// Is it a version of the same grant? (An adopted number may come again, once the lease was forgotten.)
     pub fn is_of_same_grant(&self, other: &Row) -> bool {
-        (self.grant.slot, self.grant.tokens.first())
-            == (other.grant.slot, other.grant.tokens.first())
+        let is = |row: &Row| {
+            (row.grant.slot, row.grant.tokens.first(), row.fields.int8(Column::AcquiredAt))
+        };
+        is(self) == is(other)
     }
 
     /// Has it these values in our columns?

@@ -1,7 +1,7 @@
 //! Sequences read and set without SQL: the callers of the extension have no rights on them.
 
 use crate::pg::compat;
-use crate::pg::locks::relation_lock::{self, Wait};
+use crate::pg::locks::relation_lock::{self, IfLocked};
 use crate::pg::raw;
 use crate::pg::state::opened::Opened;
 use pgrx::pg_sys;
@@ -90,7 +90,7 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
 
 /// As `read_unlogged`, without waiting for whoever has locked the sequence: then it is None altogether.
 pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
-    let sequence = Opened::open(oid, pg_sys::AccessShareLock, Wait::Never)?;
+    let sequence = Opened::open(oid, pg_sys::AccessShareLock, IfLocked::GiveUp)?;
     Some(read_unlogged_page(&sequence))
 }
 
@@ -168,7 +168,7 @@ unsafe fn data_of(page: pg_sys::Page) -> *mut SequenceData {
 
 /// Takes the lock that `set` takes, without waiting for whoever has locked the sequence.
 pub fn try_lock(oid: pg_sys::Oid) -> bool {
-    relation_lock::take(oid, pg_sys::RowExclusiveLock as i32, Wait::Never)
+    relation_lock::take(oid, pg_sys::RowExclusiveLock as i32, IfLocked::GiveUp)
 }
 
 /// The next value; takes a transaction id only in a draw that is logged. Raises 2200H where there is none.

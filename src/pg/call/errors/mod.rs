@@ -4,20 +4,22 @@
 
 mod abbreviate;
 mod hint;
+mod sqlstate;
 
 pub use abbreviate::cut_key as abbreviated_key;
 pub use hint::{TriedWrite, Wrote};
+pub use sqlstate::SqlState;
 
 use crate::pg::encoding::to_utf8;
-use pg_fence_rules::{Instant, Token};
+use pg_fence_rules::{Instant, Span, Token};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 
 /// A call or a write that is refused.
 pub struct Refusal {
-    /// SQLSTATE: five characters.
-    pub sqlstate: &'static str,
+    /// What kind of refusal it is, for programs.
+    pub sqlstate: SqlState,
     /// MESSAGE: one line for people.
     pub message: String,
     /// HINT: what to do about it; may be empty.
@@ -88,7 +90,7 @@ fn bigint<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error
 }
 
 impl Refusal {
-    fn new(sqlstate: &'static str, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
+    fn new(sqlstate: SqlState, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
         let (hint, detail) = (hint.into(), Box::default());
         Refusal { sqlstate, message, hint, location: None, detail }
     }
@@ -166,14 +168,18 @@ pub fn iso(at: Instant) -> String {
 
 /// 22004: NULL where a value is needed.
 pub fn null_argument(argument: &'static str) -> Refusal {
-    Refusal::new("22004", format!("{argument} must not be NULL"), "Pass a value.")
-        .detailed(|d| d.argument = Some(argument))
+    Refusal::new(
+        SqlState::NullValueNotAllowed,
+        format!("{argument} must not be NULL"),
+        "Pass a value.",
+    )
+    .detailed(|d| d.argument = Some(argument))
 }
 
 /// 22004: a token that is NULL, which mostly is a lease lost.
 pub fn null_token() -> Refusal {
     Refusal::new(
-        "22004",
+        SqlState::NullValueNotAllowed,
         "token must not be NULL".into(),
         "NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.",
     )
@@ -182,13 +188,25 @@ pub fn null_token() -> Refusal {
 
 /// 22023: an argument out of its range.
 pub fn bad_argument(argument: &'static str, message: &str, hint: &'static str) -> Refusal {
-    Refusal::new("22023", message.to_owned(), hint).detailed(|d| d.argument = Some(argument))
+    Refusal::new(SqlState::InvalidParameterValue, message.to_owned(), hint)
+        .detailed(|d| d.argument = Some(argument))
+}
+
+/// 22023: a ttl above `pg_fence.max_ttl`.
+pub fn ttl_above_setting(longest: Span) -> Refusal {
+    let seconds = longest.micros() / 1_000_000;
+    Refusal::new(
+        SqlState::InvalidParameterValue,
+        format!("ttl must be at most {seconds} s here"),
+        "pg_fence.max_ttl says so for this role or database: ask for less, and renew more often.",
+    )
+    .detailed(|d| d.argument = Some("ttl"))
 }
 
 /// 22023: slots must agree.
 pub fn slots_differ(name: &[u8], live: i32, asked: i32) -> Refusal {
     Refusal::new(
-        "22023",
+        SqlState::InvalidParameterValue,
         format!("lease {} is held with slots = {live}, not {asked}", quoted(name)),
         "All callers must ask for the same number of slots while any of them holds the lease.",
     )
@@ -201,7 +219,7 @@ pub fn slots_differ(name: &[u8], live: i32, asked: i32) -> Refusal {
 /// 40001: the transaction's snapshot is older than what made the call possible.
 pub fn snapshot_too_early(lease: Option<&[u8]>) -> Refusal {
     Refusal::new(
-        "40001",
+        SqlState::SerializationFailure,
         format!(
             "could not serialize access to {} due to concurrent changes",
             lease_in_words(lease)
@@ -214,7 +232,7 @@ pub fn snapshot_too_early(lease: Option<&[u8]>) -> Refusal {
 /// 55000: a transaction at REPEATABLE READ or above relies on a grant that it has made itself.
 pub fn own_grant_after_snapshot(lease: Option<&[u8]>) -> Refusal {
     Refusal::new(
-        "55000",
+        SqlState::ObjectNotInPrerequisiteState,
         format!("this transaction's snapshot is older than its grant of {}", lease_in_words(lease)),
         "Acquire in a transaction of its own and commit it, then begin this one: at REPEATABLE READ and above its reads may lack the previous holder's last writes.",
     )
@@ -224,7 +242,7 @@ pub fn own_grant_after_snapshot(lease: Option<&[u8]>) -> Refusal {
 /// 01000, a warning: a lease was acquired at REPEATABLE READ or above.
 pub fn reads_are_older(lease: &[u8]) -> Refusal {
     Refusal::new(
-        "01000",
+        SqlState::Warning,
         format!("this transaction's reads may be older than its grant of {}", lease_in_words(Some(lease))),
         "At REPEATABLE READ and above it can neither guard this grant nor write what is bound to the lease: commit first, then begin the transaction that works under it.",
     )
@@ -234,7 +252,7 @@ pub fn reads_are_older(lease: &[u8]) -> Refusal {
 /// 0A000: a lease that ends with its session was acquired in a transaction that is to be prepared.
 pub fn session_lease_prepared() -> Refusal {
     Refusal::new(
-        "0A000",
+        SqlState::FeatureNotSupported,
         "cannot PREPARE a transaction that has acquired a lease with session => true".into(),
         "Acquire it before, in a transaction of its own.",
     )
@@ -243,7 +261,7 @@ pub fn session_lease_prepared() -> Refusal {
 /// 25P01, a warning: a guard that ended with its statement.
 pub fn guarded_nothing(name: &[u8]) -> Refusal {
     Refusal::new(
-        "25P01",
+        SqlState::NoActiveSqlTransaction,
         format!("lease_guard guarded nothing: its transaction has ended, and so has the guard of lease {}", quoted(name)),
         "Open a transaction first: BEGIN, lease_guard, the writes, COMMIT. A driver in autocommit mode ends the transaction with each statement.",
     )
@@ -253,22 +271,22 @@ pub fn guarded_nothing(name: &[u8]) -> Refusal {
 /// 53200: the session would have more than a quarter of the server's lock table, which is so many entries.
 pub fn lock_table_share(most: usize) -> Refusal {
     Refusal::new(
-        "53200",
+        SqlState::OutOfMemory,
         "too many leases for one transaction or session: it would fill the server's lock table".into(),
         "Use fewer leases in one transaction, hold fewer with session => true, or raise max_locks_per_transaction.",
     )
     .detailed(|d| d.locks = Some(most))
 }
 
-/// 55P03: the wait in a lease's line has taken longer than `lock_timeout`, in PostgreSQL's own words.
+/// 55P03: the wait in a lease's queue has taken longer than `lock_timeout`, in PostgreSQL's own words.
 pub fn lock_timeout() -> Refusal {
-    Refusal::new("55P03", "canceling statement due to lock timeout".into(), "")
+    Refusal::new(SqlState::LockNotAvailable, "canceling statement due to lock timeout".into(), "")
 }
 
 /// 42501: the lease was granted to another role.
 pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
     Refusal::new(
-        "42501",
+        SqlState::InsufficientPrivilege,
         format!("{} was granted to another role", lease_in_words(lease)),
         "Only the role that acquired a lease, a member of it or a superuser may use its tokens; lease_revoke ends anybody's.",
     )
@@ -278,10 +296,90 @@ pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
     })
 }
 
+/// 22004: NULL is no number to be adopted.
+pub fn null_number() -> Refusal {
+    Refusal::new(
+        SqlState::NullValueNotAllowed,
+        "token must not be NULL".to_owned(),
+        "Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.",
+    )
+    .detailed(|d| d.argument = Some("token"))
+}
+
+/// 55000: an acquire or a renewal of a lease that somebody else grants.
+pub fn adopted_name(name: &[u8]) -> Refusal {
+    Refusal::new(
+        SqlState::ObjectNotInPrerequisiteState,
+        format!("{} is granted by somebody else, and adopted here", lease_in_words(Some(name))),
+        "Adopt the number that its own service grants. For leases of this database take another name.",
+    )
+    .detailed(|d| d.lease = Some(to_utf8(name)))
+}
+
+/// 55000: an adoption under a name that has grants of this database.
+pub fn granted_name(name: &[u8]) -> Refusal {
+    Refusal::new(
+        SqlState::ObjectNotInPrerequisiteState,
+        format!("{} is granted here, and cannot be adopted", lease_in_words(Some(name))),
+        "Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)",
+    )
+    .detailed(|d| d.lease = Some(to_utf8(name)))
+}
+
+/// PF001: an adoption of a number that is no longer to be adopted.
+pub fn stale_adoption(name: &[u8], presented: Token, stored: Token) -> Refusal {
+    let lease = lease_in_words(Some(name));
+    let (message, hint) = if presented < stored {
+        (
+            format!("stale fencing token {presented}: {lease} has had {stored}"),
+            "A newer holder has taken the lease over: stop, and do not retry with this token.",
+        )
+    } else {
+        (
+            format!("stale fencing token {presented}: it was released or revoked"),
+            "Adopt the number of a new grant. After a mistake: lease_revoke, then lease_forget.",
+        )
+    };
+    Refusal::new(SqlState::StaleToken, message, hint).detailed(|d| {
+        d.lease = Some(to_utf8(name));
+        (d.presented, d.stored) = (Some(presented), Some(stored));
+    })
+}
+
+/// 42501: the name begins with no prefix that the role was given.
+pub fn name_not_given<'a>(
+    lease: &[u8],
+    role: &[u8],
+    prefixes: impl Iterator<Item = &'a [u8]>,
+) -> Refusal {
+    /// More are only counted.
+    const NAMED: usize = 10;
+    let prefixes: Vec<&[u8]> = prefixes.collect();
+    let mut named: Vec<String> = prefixes.iter().take(NAMED).map(|p| quoted(p)).collect();
+    if prefixes.len() > NAMED {
+        named.push(format!("{} more", prefixes.len() - NAMED));
+    }
+    let role = to_utf8(role);
+    let hint = if named.is_empty() {
+        format!("Role \"{role}\" may take no lease yet: an administrator gives it names by fence_grant.")
+    } else {
+        format!("Role \"{role}\" may take names that begin with {}.", named.join(" or "))
+    };
+    Refusal::new(
+        SqlState::InsufficientPrivilege,
+        format!("{} is not for this role", lease_in_words(Some(lease))),
+        hint,
+    )
+    .detailed(|d| {
+        d.lease = Some(to_utf8(lease));
+        d.role = Some(role);
+    })
+}
+
 /// 01000, a warning: the SQL objects are of another version than the library.
 pub fn other_version(library: &str, sql: &str) -> Refusal {
     Refusal::new(
-        "01000",
+        SqlState::Warning,
         format!("the library of pg_fence is {library}, its SQL objects are {sql}"),
         format!(
             "Run ALTER EXTENSION pg_fence UPDATE TO '{library}', or install the library of {sql} and reconnect."
@@ -301,7 +399,7 @@ pub fn function_missing(function: &str) -> Refusal {
 
 fn missing(what: String) -> Refusal {
     Refusal::new(
-        "55000",
+        SqlState::ObjectNotInPrerequisiteState,
         format!("pg_fence finds no {what}"),
         "Either it was renamed or moved: give it its name and its place back. Or the library and the SQL objects are of different versions: run ALTER EXTENSION pg_fence UPDATE, or CREATE EXTENSION pg_fence.",
     )
@@ -310,7 +408,7 @@ fn missing(what: String) -> Refusal {
 /// 55000: a table of the state has columns that the library cannot know of.
 pub fn state_differs(table: &str) -> Refusal {
     Refusal::new(
-        "55000",
+        SqlState::ObjectNotInPrerequisiteState,
         format!("fence.{table} is not as this library of pg_fence knows it"),
         "Either its columns, its primary key or its access method were altered: put them back. Or the library and the SQL objects are of different versions: install the newer library and reconnect, or run ALTER EXTENSION pg_fence UPDATE.",
     )
@@ -320,7 +418,7 @@ pub fn state_differs(table: &str) -> Refusal {
 /// 55000: a trigger on a table of the state keeps a row from being written as it must be.
 pub fn state_meddled(table: &str) -> Refusal {
     Refusal::new(
-        "55000",
+        SqlState::ObjectNotInPrerequisiteState,
         format!("a trigger on fence.{table} suppressed or changed what pg_fence wrote"),
         "Disable or drop that trigger, or let it return the row as it got it: a trigger on the state may read the columns of pg_fence, and set only columns that were added.",
     )
@@ -330,7 +428,7 @@ pub fn state_meddled(table: &str) -> Refusal {
 /// 55000: somebody altered the token sequence.
 pub fn sequence_altered(what: &str) -> Refusal {
     Refusal::new(
-        "55000",
+        SqlState::ObjectNotInPrerequisiteState,
         format!("fence.token_seq {what}, so its values are no fencing tokens"),
         "Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE fence.token_seq SET LOGGED where it is unlogged. Commit that first.",
     )
@@ -338,13 +436,17 @@ pub fn sequence_altered(what: &str) -> Refusal {
 
 /// 55000: the jump would leave the positive bigints.
 pub fn tokens_exhausted() -> Refusal {
-    Refusal::new("55000", "fence.token_seq is exhausted".into(), "No larger token exists.")
+    Refusal::new(
+        SqlState::ObjectNotInPrerequisiteState,
+        "fence.token_seq is exhausted".into(),
+        "No larger token exists.",
+    )
 }
 
 /// 53200, a line in the log: a database cannot count.
 pub fn not_counted(database: &[u8], why: &str) -> Refusal {
     Refusal::new(
-        "53200",
+        SqlState::OutOfMemory,
         format!("pg_fence does not count in database {}: {why}", quoted(database)),
         "fence.stats and fence.refusals miss what happens now; it is tried again each minute. Give the server more shared memory (a container: --shm-size), lower pg_fence.refusals_kept, or switch pg_fence.statistics off.",
     )
@@ -366,22 +468,24 @@ pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite
         }
         (None, _) => "stale fencing token: the row has seen the same or a greater one".into(),
     };
-    Refusal::new("PF001", message, hint::of_stale(presented, stored, tried)).detailed(|d| {
-        d.presented = presented;
-        d.stored = stored;
-    })
+    Refusal::new(SqlState::StaleToken, message, hint::of_stale(presented, stored, tried)).detailed(
+        |d| {
+            d.presented = presented;
+            d.stored = stored;
+        },
+    )
 }
 
 /// PF002: nothing, or NULL, was presented.
 pub fn unfenced(stored: Option<Token>, tried: &TriedWrite) -> Refusal {
-    Refusal::new("PF002", "no fencing token presented".into(), hint::of_unfenced(tried))
+    Refusal::new(SqlState::NoToken, "no fencing token presented".into(), hint::of_unfenced(tried))
         .detailed(|d| d.stored = stored)
 }
 
 /// PF003: no such token.
 pub fn never_issued(presented: Token) -> Refusal {
     Refusal::new(
-        "PF003",
+        SqlState::TokenNeverIssued,
         format!("fencing token {presented} was never issued by this database"),
         "Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.",
     )
@@ -392,7 +496,7 @@ pub fn never_issued(presented: Token) -> Refusal {
 pub fn not_speaking(shown: Shown) -> Refusal {
     let token = shown.token.map_or(String::new(), |token| format!(" {token}"));
     Refusal::new(
-        "PF004",
+        SqlState::TokenDoesNotSpeak,
         format!("fencing token{token} does not speak for {}", lease_in_words(shown.lease)),
         "The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it anew.",
     )
@@ -402,13 +506,16 @@ pub fn not_speaking(shown: Shown) -> Refusal {
     })
 }
 
-/// PF004's hint, where a jump is all that keeps the token from speaking.
-pub const RENEW_FIRST: &str = "The lease is still this token's, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.";
+/// PF004 where a jump is all that keeps the token from speaking.
+pub fn renew_first(not_speaking: Refusal) -> Refusal {
+    let hint = "The lease is still this token's, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.";
+    Refusal { hint: hint.into(), ..not_speaking }.detailed(|d| d.renew_first = Some(true))
+}
 
 /// PF005: a TRUNCATE, which shows no token and touches no row.
 pub fn unfenceable() -> Refusal {
     Refusal::new(
-        "PF005",
+        SqlState::CannotBeFenced,
         "TRUNCATE cannot be fenced: it shows no token".into(),
         "Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.",
     )
@@ -417,8 +524,8 @@ pub fn unfenceable() -> Refusal {
 /// PF002 or PF001 of the check that follows all BEFORE triggers.
 pub fn changed_behind(stored: Option<Token>) -> Refusal {
     let (sqlstate, value) = match stored {
-        None => ("PF002", "NULL".to_owned()),
-        Some(token) => ("PF001", token.to_string()),
+        None => (SqlState::NoToken, "NULL".to_owned()),
+        Some(token) => (SqlState::StaleToken, token.to_string()),
     };
     Refusal::new(
         sqlstate,
@@ -431,7 +538,7 @@ pub fn changed_behind(stored: Option<Token>) -> Refusal {
 /// 39P01: the trigger is put where it cannot work.
 pub fn misplaced(message: &'static str) -> Refusal {
     Refusal::new(
-        "39P01",
+        SqlState::TriggerProtocolViolated,
         message.into(),
         "CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON my_table FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.",
     )
@@ -440,7 +547,7 @@ pub fn misplaced(message: &'static str) -> Refusal {
 /// 22023: an argument of the trigger.
 pub fn bad_trigger_argument(message: String) -> Refusal {
     Refusal::new(
-        "22023",
+        SqlState::InvalidParameterValue,
         message,
         "fenced(fence_column, mode, lease): the column's name; strict, monotonic or managed; and a lease's name with {column} placeholders.",
     )
@@ -449,7 +556,7 @@ pub fn bad_trigger_argument(message: String) -> Refusal {
 /// 42703: the table has no such column.
 pub fn no_column(column: &[u8]) -> Refusal {
     Refusal::new(
-        "42703",
+        SqlState::UndefinedColumn,
         format!("the trigger fenced finds no column {}", quoted(column)),
         "Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.",
     )
@@ -459,7 +566,7 @@ pub fn no_column(column: &[u8]) -> Refusal {
 /// 42804: a column of the wrong type.
 pub fn wrong_type(column: &[u8], wanted: &str) -> Refusal {
     Refusal::new(
-        "42804",
+        SqlState::DatatypeMismatch,
         format!("column {} must be {wanted} to serve the trigger fenced", quoted(column)),
         "Tokens are bigint; a lease's name is made of columns whose text no setting can change.",
     )
@@ -469,7 +576,7 @@ pub fn wrong_type(column: &[u8], wanted: &str) -> Refusal {
 /// 22004: a NULL in a placeholder.
 pub fn null_placeholder(column: &[u8]) -> Refusal {
     Refusal::new(
-        "22004",
+        SqlState::NullValueNotAllowed,
         format!("column {} is NULL, so the row names no lease", quoted(column)),
         "Give it a value. Rows that have none can be mended by the table's owner, in one transaction: fence_unprotect, UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.",
     )
@@ -479,7 +586,7 @@ pub fn null_placeholder(column: &[u8]) -> Refusal {
 /// 22023: a lease's name that is too long or empty, made from a row.
 pub fn unfit_lease_name() -> Refusal {
     Refusal::new(
-        "22023",
+        SqlState::InvalidParameterValue,
         "the row's columns make no lease name of 1 to 512 bytes".into(),
         "Bind the table to a lease by shorter columns.",
     )

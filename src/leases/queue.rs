@@ -1,6 +1,6 @@
-//! The line of those who wait for a lease: who is in it, and when its head is woken.
+//! The queue of those who wait for a lease: who is in it, and when its head is woken.
 //!
-//! The line is the lock manager's own: waiters ask for one lock per lease and are served in the order they
+//! The queue is the lock manager's own: waiters ask for one lock per lease and are served in the order they
 //! came. Whoever has that lock is the head, the only one who looks; it sleeps until something can have
 //! changed. A transaction that changed the lease finds the head by the lock and wakes it once its change is
 //! visible and its own locks are gone.
@@ -8,7 +8,7 @@
 use crate::pg::locks::lock::LockTag;
 use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::xact;
-use pg_fence_rules::locks::{HEAD_OF_LINE, SOMEBODY_WAITS};
+use pg_fence_rules::locks::{HEAD_OF_QUEUE, SOMEBODY_WAITS};
 use std::cell::RefCell;
 
 thread_local! {
@@ -22,7 +22,7 @@ const MOST_KEPT: usize = 16;
 /// A lease that was changed or guarded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Changed {
-    line: LockTag,
+    queue: LockTag,
     /// The savepoint that did it, whose rollback gives its locks back.
     savepoint: SavepointId,
     /// That one was rolled back: its locks go next.
@@ -31,18 +31,18 @@ struct Changed {
 
 /// Does somebody wait for this lease?
 pub fn somebody_waits(name: &[u8]) -> bool {
-    LockTag::line(name).is_had_already(SOMEBODY_WAITS.mode)
+    LockTag::queue(name).has_conflicts(SOMEBODY_WAITS.mode)
 }
 
-/// Wakes the head of the line now.
+/// Wakes the head of the queue now.
 pub fn wake(name: &[u8]) {
-    LockTag::line(name).wake(HEAD_OF_LINE.mode);
+    LockTag::queue(name).wake(HEAD_OF_QUEUE.mode);
 }
 
-/// This transaction has changed the lease, or guards it: its end wakes the head of the line.
+/// This transaction has changed the lease, or guards it: its end wakes the head of the queue.
 pub fn changed(name: &[u8]) {
-    let (line, savepoint) = (LockTag::line(name), xact::savepoint());
-    let new = Changed { line, savepoint, undone: false };
+    let (queue, savepoint) = (LockTag::queue(name), xact::savepoint());
+    let new = Changed { queue, savepoint, undone: false };
     CHANGED.with_borrow_mut(|changed| {
         // The same lease is mostly changed many times in a row.
         if changed.last() != Some(&new) {
@@ -71,7 +71,7 @@ impl OfTransaction for Vec<Changed> {
         self.retain(|changed| {
             let tell = changed.undone || transaction_is_over;
             if tell {
-                changed.line.wake(HEAD_OF_LINE.mode);
+                changed.queue.wake(HEAD_OF_QUEUE.mode);
             }
             !tell
         });
@@ -83,5 +83,5 @@ impl OfTransaction for Vec<Changed> {
 
 /// Follows transactions; called once, when the library is loaded.
 pub fn register() {
-    scope::keep(&CHANGED);
+    scope::follow(&CHANGED);
 }

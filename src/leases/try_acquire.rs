@@ -1,17 +1,19 @@
-//! One try to acquire a lease: look, lock, look again, decide, draw, write.
+//! One try to acquire a lease, or several: look, lock, look again, decide, draw, write.
 
 use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{Request, Tried};
-use super::{line, session_leases, snapshot};
-use crate::pg::call::errors::Refusal;
-use crate::pg::locks::relation_lock::Wait;
+use super::{queue, session_leases, snapshot};
+use crate::pg::call::errors::{self, Refusal};
+use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::session::role;
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
-use crate::pg::state::row::{NewGrant, Row};
+use crate::pg::state::role_prefix;
+use crate::pg::state::row::{Life, NewGrant, Row};
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::{self, Acquire, Phase};
+use pg_fence_rules::names::Level;
 use pg_fence_rules::{Span, Token};
 
 /// How soon to look again where maintenance waits for the table, or works on it.
@@ -23,21 +25,23 @@ struct LooksFree {
     reclaims: bool,
 }
 
-/// One try, with a token of its own. With `behind_the_line`, those who wait in line come first. `wait` says what to do about
-/// maintenance of the table. Errors: 22023, 53200, 55000.
-pub fn attempt(
+/// One try, with a token of its own. With `behind_the_queue`, those who wait come first. `if_locked` says what to do about
+/// maintenance of the table. Errors: 22023, 42501, 53200, 55000.
+pub fn try_acquire(
     request: &Request,
-    behind_the_line: bool,
-    wait: Wait,
+    behind_the_queue: bool,
+    if_locked: IfLocked,
 ) -> Result<Tried<Token>, Refusal> {
-    let Some(table) = LeaseTable::try_open(Access::Write, wait)? else {
+    let Some(table) = LeaseTable::try_open(Access::Write, if_locked)? else {
         return Ok(Tried::Lost { until: Some(server::now() + LOOK_AFTER_MAINTENANCE) });
     };
+    // At each try: a prefix may be taken away while its role waits.
+    role_prefix::require(&request.name, Level::Worker)?;
     let free = match look(&table, request)? {
         Tried::Won(free) => free,
         Tried::Lost { until } => return Ok(Tried::Lost { until }),
     };
-    if behind_the_line && !free.reclaims && line::somebody_waits(&request.name) {
+    if behind_the_queue && !free.reclaims && queue::somebody_waits(&request.name) {
         return Ok(Tried::BY_ANOTHER);
     }
     match free_slot::find(&table, request)? {
@@ -52,12 +56,17 @@ pub fn attempt(
 }
 
 /// One try to acquire several leases under one token: all, or none (then None). The requests are in the order of their
-/// names, so that two such calls never hold up each other. Errors: as `attempt`.
-pub fn attempt_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
-    let Some(table) = LeaseTable::try_open(Access::Write, Wait::Holders)? else { return Ok(None) };
+/// names, so that two such calls never hold up each other. Errors: as `try_acquire`.
+pub fn try_acquire_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
+    let Some(table) = LeaseTable::try_open(Access::Write, IfLocked::WaitForHolders)? else {
+        return Ok(None);
+    };
+    for request in requests {
+        role_prefix::require(&request.name, Level::Worker)?;
+    }
     for request in requests {
         let looks_free = matches!(look(&table, request)?, Tried::Won(_));
-        if !looks_free || line::somebody_waits(&request.name) {
+        if !looks_free || queue::somebody_waits(&request.name) {
             return Ok(None);
         }
     }
@@ -88,13 +97,14 @@ fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refus
     let seen = table.rows(&request.name, AsOf::Now);
     let existing = request.existing(&seen, |_| false);
     let now = server::now();
-    match grant::acquire(&existing, &request.ask, now) {
+    match grant::admit(&existing, &request.ask, now) {
         Acquire::Grant { .. } => {
             let reclaims = existing.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held);
             Ok(Tried::Won(LooksFree { reclaims }))
         }
         Acquire::Taken { until } => Ok(Tried::Lost { until }),
         Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
+        Acquire::Adopted => Err(errors::adopted_name(&request.name)),
     }
 }
 
@@ -128,12 +138,11 @@ fn write(
         role: &role,
         token,
         now,
-        ttl: request.ttl,
+        life: Life::Ttl { ttl: request.ttl, session_bound: request.session },
         metadata: request.metadata,
-        session_bound: request.session,
     };
     table.grant(&new, over.as_ref())?;
-    line::changed(&request.name);
+    queue::changed(&request.name);
     // Two that ask for different numbers at the same moment have seen neither's row.
     match free_slot::other_number(table, request) {
         Some(other) => Err(request.slots_differ(other)),

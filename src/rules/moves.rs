@@ -136,6 +136,14 @@ pub fn wait_for_clock(last: Token, now: Instant) -> Span {
     }
 }
 
+/// When the clock will be where the sequence is. None where that is less than a day ahead: then the next moves are the
+/// clock's again soon. Further ahead, the clock must once have stood wrong, or somebody has set the sequence.
+pub fn far_ahead(last: Token, now: Instant) -> Option<Instant> {
+    let elapsed = i128::from(last.bigint()) * 1_000_000 / i128::from(STRIDE);
+    let then = CLOCK_ZERO + Span::from_micros(i64::try_from(elapsed).ok()?);
+    Some(then).filter(|then| *then > now + Span::from_secs(86_400))
+}
+
 fn next(last: Token) -> Option<Token> {
     last.max(Token::BEFORE_ALL).bigint().checked_add(STRIDE).map(Token::from_bigint)
 }
@@ -240,6 +248,19 @@ mod tests {
         let then = target(0, CLOCK_ZERO + year(270)).expect("far from the end");
         assert!(then < 1 << 53, "{then}");
         assert_eq!(target(0, CLOCK_ZERO + year(1)).map(|t| t.to_string().len()), Some(14));
+    }
+
+    #[test]
+    fn a_sequence_more_than_a_day_ahead_of_the_clock_is_told_of() {
+        let day = Span::from_secs(86_400);
+        let now = CLOCK_ZERO + Span::from_secs(3_600);
+        let far_ahead = |last| super::far_ahead(token(last), now);
+        let tomorrow = target(0, now + day).expect("far from the end");
+        assert_eq!(far_ahead(0), None);
+        assert_eq!(far_ahead(tomorrow), None);
+        assert_eq!(far_ahead(tomorrow + STRIDE), Some(now + day + Span::from_secs(1)));
+        let end = far_ahead(i64::MAX).expect("277 thousand years");
+        assert!(end < Instant::LATEST);
     }
 
     #[test]
