@@ -1,0 +1,161 @@
+//! Which edition the tests judge: the extension, or `sql/pg_fence_lite.sql`.
+//!
+//! `cargo test --test lab -- --edition lite` runs them against the second one; what it leaves out is listed, with the
+//! reasons, by `--edition lite --left-out`. The clients' scenarios and the chaos run read `PG_FENCE_EDITION`.
+
+mod left_out;
+
+use crate::extension::source_root;
+use anyhow::{ensure, Context, Result};
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+pub use left_out::{reason, LEFT_OUT};
+
+/// What is installed where a test says `CREATE EXTENSION pg_fence`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Edition {
+    /// The extension, with its library.
+    Full,
+    /// One file of SQL and PL/pgSQL.
+    Lite,
+}
+
+/// The variable that chooses it for this process and those that it starts: `full` or `lite`.
+pub const VARIABLE: &str = "PG_FENCE_EDITION";
+
+const CREATE: &str = "CREATE EXTENSION pg_fence";
+const CREATE_IF_MISSING: &str = "CREATE EXTENSION IF NOT EXISTS pg_fence";
+
+/// The edition of this process.
+pub fn chosen() -> Edition {
+    static CHOSEN: OnceLock<Edition> = OnceLock::new();
+    *CHOSEN.get_or_init(|| match std::env::var(VARIABLE).as_deref() {
+        Ok("lite") => Edition::Lite,
+        Ok("full") | Err(_) => Edition::Full,
+        Ok(other) => panic!("{VARIABLE} is full or lite, not {other}"),
+    })
+}
+
+/// Is it the lite one?
+pub fn is_lite() -> bool {
+    chosen() == Edition::Lite
+}
+
+/// Takes `--edition lite` and `--left-out` out of the arguments of a test program, and does what they say. Returns what
+/// is left for the test runner; None where that was all.
+pub fn take_arguments(given: impl Iterator<Item = String>) -> Result<Option<Vec<String>>> {
+    let (mut rest, mut given, mut lists) = (Vec::new(), given, false);
+    while let Some(argument) = given.next() {
+        match argument.as_str() {
+            "--edition" => {
+                let name = given.next().context("--edition full, or --edition lite")?;
+                ensure!(["full", "lite"].contains(&name.as_str()), "there is no edition {name}");
+                std::env::set_var(VARIABLE, name);
+            }
+            "--left-out" => lists = true,
+            _ => rest.push(argument),
+        }
+    }
+    if !lists {
+        return Ok(Some(rest));
+    }
+    for (what, why) in LEFT_OUT {
+        println!("{what}: {why}");
+    }
+    Ok(None)
+}
+
+/// What a test has asked the lite edition for that it leaves out, where its error is a refusal that says so. Such a test is
+/// shown as ignored with this reason, so that no list has to name each.
+pub fn refused_by_lite(error: &str) -> Option<String> {
+    if !is_lite() {
+        return None;
+    }
+    let words = |end: &str| {
+        let before = error.split_once(end)?.0;
+        Some(before.rsplit("ERROR 0A000: ").next().unwrap_or(before).to_owned())
+    };
+    if let Some(what) = words(" is not in pg_fence_lite") {
+        return Some(format!("lite has no {what}"));
+    }
+    error
+        .contains("extension \"pg_fence\" does not exist")
+        .then(|| "of DROP or ALTER EXTENSION".to_owned())
+}
+
+/// The text of `sql/pg_fence_lite.sql`, or, with `PG_FENCE_LITE_BUG`, of a copy with that bug in it.
+pub fn lite_script() -> Result<String> {
+    let path = source_root().join("sql/pg_fence_lite.sql");
+    let text = std::fs::read_to_string(&path)
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    match std::env::var("PG_FENCE_LITE_BUG") {
+        Ok(bug) => with_bug(&text, &bug),
+        Err(_) => Ok(text),
+    }
+}
+
+/// The text of the script that moves a database up to the extension.
+pub fn move_up_script() -> Result<String> {
+    let path = source_root().join("sql/pg_fence_lite--pg_fence.sql");
+    std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Bugs that tests must catch: what is taken out of the script, and what comes in its place.
+pub const BUGS: &[(&str, &str, &str)] = &[
+    // A guard that excludes nobody: a take-over meanwhile is not held up.
+    ("no-guard-lock", "    PERFORM pg_advisory_xact_lock_shared(fence.lock_key(lease));\n", ""),
+    // A start of the server is not seen: tokens that a crash has lost are drawn again.
+    ("no-start-move", "IF NOT fence.has_begun() THEN\n        PERFORM fence.move_on(false);\n    END IF;\n    token :=", "token :="),
+    // The time of the transaction's start decides, not that after the lock.
+    ("now", "clock_timestamp()", "now()"),
+];
+
+/// The script with one of the bugs.
+pub fn with_bug(script: &str, bug: &str) -> Result<String> {
+    let known = BUGS.iter().find(|(name, ..)| *name == bug);
+    let (_, right, wrong) = known.with_context(|| format!("there is no bug {bug}"))?;
+    ensure!(script.contains(right), "the script has no place for the bug {bug}");
+    Ok(script.replace(right, wrong))
+}
+
+/// The statements as this edition has them: in lite, `CREATE EXTENSION pg_fence` is the script.
+///
+/// # Panics
+/// Where the script cannot be read.
+pub fn statements(sql: &str) -> Cow<'_, str> {
+    // A script of the lite edition itself speaks of the extension, too.
+    let is_script = sql.starts_with("-- ");
+    if !is_lite() || is_script || !(sql.contains(CREATE) || sql.contains(CREATE_IF_MISSING)) {
+        return Cow::Borrowed(sql);
+    }
+    let script = lite_script().expect("the script of the lite edition");
+    let sql = sql.replace(CREATE_IF_MISSING, CREATE);
+    let (mut text, mut rest) = (String::new(), sql.as_str());
+    while let Some((before, after)) = rest.split_once(CREATE) {
+        let (clause, others) = after.split_once(';').unwrap_or((after, ""));
+        text.push_str(before);
+        match clause.trim().strip_prefix("SCHEMA ") {
+            None => text.push_str(&script),
+            Some(schema) => {
+                text.push_str(&format!("SET search_path = {schema};{script}RESET search_path;"));
+            }
+        }
+        rest = others;
+    }
+    text.push_str(rest);
+    Cow::Owned(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bug_finds_its_place() {
+        let script = lite_script().unwrap();
+        for (bug, ..) in BUGS {
+            assert_ne!(with_bug(&script, bug).unwrap(), script, "{bug}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The tests of the lab that are not for the lite edition, and why.
+
+const RETRY: &str =
+    "a limit: at REPEATABLE READ what the snapshot lacks of a lease asks for a retry";
+const NO_MEMORY: &str = "a limit: nothing is remembered from one call to the next";
+const SETTING: &str = "the setting is judged when a row is written, not when it is set";
+const CLOCK: &str = "a limit: a wait is counted by the server's clock";
+const PRUNE: &str = "a limit: a call deletes a thousand rows";
+const SLOW: &str = "too slow for it: SQL in hundreds of thousands of rounds";
+const DEPENDS: &str = "there the trigger fence_named depends on the column";
+const BY_HAND: &str = "a limit: a trigger made by hand knows less";
+const CATALOG: &str = "it names functions and relations that only the extension has";
+const MAINTENANCE: &str =
+    "a limit: a try waits while VACUUM FULL and the like work on the table of the leases";
+const PAGES: &str = "a limit: SQL cannot mend an unlogged sequence whose page a server has lost";
+const NAMED: &str = "it compares the triggers, and lite has fence_named besides";
+
+/// A group (`file::`) or a test (`file::name`), and why it is left out.
+pub const LEFT_OUT: &[(&str, &str)] = &[
+    ("leases::session_bound::", "lite has no session leases"),
+    ("session_races::", "lite has no session leases"),
+    ("leases::shared::", "lite has no shared leases"),
+    ("leases::slots::", "lite has no slots"),
+    ("leases::several::", "lite takes one lease a call"),
+    ("mixed_modes::", "lite has exclusive leases only"),
+    ("leases::uncommitted::", "lite does not show an acquire that is not committed"),
+    ("leases::lock_table::", "lite does not count a session's locks"),
+    ("fence::verify::", "lite has no second check behind the other triggers"),
+    ("statistics::", "lite counts nothing and keeps no refusals"),
+    ("audit::", "lite's audit is shorter, and has tests of its own"),
+    ("project::", "of packages, the pages' examples and the extension's scripts"),
+    (
+        "guards::a_guard_that_ends_with_its_statement_is_warned_of",
+        "PL/pgSQL does not see a transaction end",
+    ),
+    (
+        "pipelines::a_guard_is_warned_of_only_where_nothing_follows_it",
+        "PL/pgSQL does not see a transaction end",
+    ),
+    (
+        "pipelines::what_discards_a_session_s_locks_leaves_its_guards",
+        "a limit: DISCARD ALL in a pipelined transaction gives advisory locks back",
+    ),
+    (
+        "remembered_verdicts::the_check_costs_once_per_lease_and_transaction",
+        "of the extension's own locks",
+    ),
+    ("guards::a_guard_older_than_its_snapshot_allows_is_40001", RETRY),
+    ("snapshots::changing_a_lease_is_never_too_late", RETRY),
+    ("snapshots::it_is_the_grant_that_counts_not_its_latest_token", RETRY),
+    ("snapshots::what_a_savepoint_took_back_vouches_for_nothing", RETRY),
+    (
+        "guards::a_refused_guard_leaves_nothing_behind",
+        "there the setting is not known before it is set",
+    ),
+    (
+        "durability::a_jump_of_an_open_transaction_survives_a_crash",
+        "a limit: fence_new_epoch() wants its commit",
+    ),
+    (
+        "durability::a_sequence_altered_in_the_transaction_is_refused",
+        "what an open transaction did to it is not seen",
+    ),
+    ("epoch_jumps::a_session_that_only_checks_sees_each_jump", NO_MEMORY),
+    ("epoch_jumps::the_status_tells_who_and_where_the_database_is", "of the library's version"),
+    ("setting::a_value_set_before_the_library_is_loaded_is_looked_at_then", SETTING),
+    ("setting::a_value_that_is_no_token_is_refused", SETTING),
+    ("setting::other_names_with_its_prefix_are_refused", SETTING),
+    ("clock_steps::a_waiter_gets_the_lease_that_a_step_forward_has_ended", CLOCK),
+    ("clock_steps::a_wait_ends_in_time_though_the_clock_goes_back", CLOCK),
+    ("clock_steps::a_wait_goes_on_though_the_clock_goes_forward", CLOCK),
+    ("clock_steps::who_is_behind_the_first_waits_longer_when_the_clock_goes_back", CLOCK),
+    ("failed_calls::a_prune_keeps_no_memory_of_what_it_pruned", PRUNE),
+    ("leases::pruning_takes_all_that_ended", PRUNE),
+    ("failed_calls::a_check_runs_beside_a_parallel_plan", SLOW),
+    ("failed_calls::errors_that_are_caught_keep_no_memory", SLOW),
+    ("many_rows::a_row_is_not_let_through_for_the_one_before_it", SLOW),
+    (
+        "bound_tables::writers_need_no_grant_but_the_lease_must_be_theirs",
+        "there the session's role counts, not a function's",
+    ),
+    ("misplaced_triggers::a_column_of_the_wrong_kind_fails_closed", DEPENDS),
+    ("misplaced_triggers::a_column_renamed_or_dropped_fails_closed", DEPENDS),
+    ("table_shapes::a_row_type_altered_in_the_same_session_is_seen", DEPENDS),
+    ("misplaced_triggers::a_lease_that_cannot_be_worked_out_fails_closed", BY_HAND),
+    ("misplaced_triggers::empty_arguments_stand_for_defaults", BY_HAND),
+    ("misplaced_triggers::the_trigger_made_by_hand_is_the_one_of_the_readme", BY_HAND),
+    (
+        "misplaced_triggers::the_function_called_by_hand_is_refused",
+        "PostgreSQL refuses it itself, with 0A000",
+    ),
+    (
+        "partitions::an_update_that_is_skipped_is_no_licence_for_a_delete",
+        "a limit: it is one, with the same token, for that version of the row",
+    ),
+    ("protect::binding_and_unbinding_change_what_depends_on_the_lease", NAMED),
+    ("protect::a_wrapper_that_passes_null_changes_nothing", NAMED),
+    ("protect::called_again_it_attaches_anew", NAMED),
+    ("protect::called_again_it_keeps_what_the_call_leaves_out", NAMED),
+    ("protect::called_again_it_re_attaches_what_was_dropped", NAMED),
+    ("protect::it_attaches_what_the_arguments_say", NAMED),
+    ("subscriptions::an_ordinary_trigger_does_not_see_an_apply_worker", "lite's audit is shorter"),
+    (
+        "subscriptions::the_audit_calls_fences_that_a_subscription_brought_no_hole",
+        "lite's audit is shorter",
+    ),
+    (
+        "restores::a_dump_by_an_owner_who_may_not_read_the_state_gives_no_token_twice",
+        "of the extension's dump",
+    ),
+    ("restores::a_dump_carries_the_grants", "PUBLIC may look into lite's schema fence"),
+    ("restores::a_role_that_may_use_leases_may_dump_them", "of the extension's dump"),
+    (
+        "server_starts::a_mark_that_was_made_logged_tells_nothing",
+        "a limit: what was done to the marks by hand",
+    ),
+    (
+        "server_starts::a_second_crash_right_after_the_move_does_not_undo_it",
+        "a limit: before PostgreSQL 17 the move is not on disk before the clock has to help",
+    ),
+    ("server_starts::a_sequence_set_back_by_hand_gives_no_token_of_this_life_twice", NO_MEMORY),
+    ("server_starts::a_template_copied_without_wal_survives_a_crash", PAGES),
+    ("server_starts::marks_that_have_lost_their_pages_are_made_anew", PAGES),
+    ("roles::levels::each_function_is_for_the_levels_that_the_table_names", CATALOG),
+    ("roles::levels::each_relation_is_for_the_levels_that_the_table_names", CATALOG),
+    ("roles::public_gets_the_trigger_and_its_helpers_and_nothing_else", CATALOG),
+    ("roles::a_role_without_a_grant_can_call_nothing", CATALOG),
+    ("memberships::a_role_that_is_made_again_begins_afresh", CATALOG),
+    ("not_shown::one_lease_is_looked_up_by_its_name", CATALOG),
+    ("revocation::open_sessions_learn_at_once", CATALOG),
+    ("revocation::what_is_rolled_back_counts_no_more_in_its_own_session", CATALOG),
+    (
+        "attacks::default_privileges_of_the_installer_give_nothing_away",
+        "PUBLIC may look into lite's schema fence",
+    ),
+    ("attacks::fenced_is_no_function_to_call", "PostgreSQL refuses it itself, with 0A000"),
+    ("attacks::nothing_but_a_token_goes_into_the_setting", SETTING),
+    ("attacks::temporary_objects_shadow_nothing", "it compares the version of the library"),
+    ("roles::longest_ttl::", "pg_fence.max_ttl is a setting of the library"),
+    ("roles::malformed::", "of rows that only the owner of the state could write"),
+    (
+        "memberships::a_security_definer_function_has_its_owner_s_names",
+        "there the session's role counts, not a function's",
+    ),
+    ("isolation_specs::bound_snapshot", RETRY),
+    ("isolation_specs::jump_guard", "its permutations count on an extension that is created anew"),
+    ("isolation_specs::maintenance_guarded", MAINTENANCE),
+    ("isolation_specs::maintenance_waiting", MAINTENANCE),
+    ("isolation_specs::maintenance_waits", MAINTENANCE),
+    (
+        "isolation_specs::release_acquire",
+        "PL/pgSQL does not see a transaction end, and so warns of no guard",
+    ),
+    ("waiting::events::", "lite's waits have PostgreSQL's own names"),
+    (
+        "leaving::a_client_that_disconnects_leaves",
+        "a limit: a waiter does not look after its client",
+    ),
+    (
+        "leaving::a_killed_client_is_granted_nothing",
+        "a limit: a waiter does not look after its client",
+    ),
+    (
+        "open_transactions::a_token_of_an_open_grant_is_waited_for",
+        "a limit: what is not committed is not seen",
+    ),
+    (
+        "schema_renames::",
+        "lite's functions know their schema by its name, which only its owner can change",
+    ),
+];
+
+/// Why the lite edition leaves a test out, by its name with all its modules; None where it does not.
+pub fn reason(test: &str) -> Option<&'static str> {
+    let test = format!("::{test}");
+    let is_meant = |what: &str| {
+        let what = format!("::{what}");
+        if what.ends_with("::") {
+            test.contains(&what)
+        } else {
+            test.ends_with(&what)
+        }
+    };
+    LEFT_OUT.iter().find(|(what, _)| is_meant(what)).map(|(_, why)| *why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_and_a_test_are_known_by_the_end_of_their_names() {
+        assert!(reason("leases::slots::anything").is_some());
+        assert!(reason("a::leases::slots::anything").is_some());
+        assert!(reason("no_slots::anything").is_none());
+        assert!(reason("leases::a_lease_is_had_by_one_at_a_time").is_none());
+    }
+}

@@ -1,0 +1,460 @@
+//! `sql/pg_fence_lite.sql` by itself: how it is installed and taken away, what is weaker in it, how it is left for the
+//! extension. That it keeps the promises of the extension is shown by the other tests, with `--edition lite`.
+
+use pg_test::edition::{self, lite_script, move_up_script, with_bug};
+use pg_test::test_case::left_out;
+use pg_test::{
+    ensure, lab_test, Background, Calls, Cluster, Database, Lab, Result, Session, Shutdown,
+};
+
+/// A database with the script in it, installed by its owner, who is no superuser; and his name.
+fn installed(lab: &Lab, script: &str) -> Result<(Database, String)> {
+    let db = lab.bare_database()?;
+    let owner = db.role("keeper")?;
+    db.connect()?.run(&format!("ALTER DATABASE {} OWNER TO {owner}", db.name()))?;
+    db.connect_as(&owner)?.run(script)?;
+    Ok((db, owner))
+}
+
+fn lite(lab: &Lab) -> Result<(Database, String)> {
+    installed(lab, &lite_script()?)
+}
+
+const ORDERS: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int DEFAULT 0, fence bigint);
+    INSERT INTO orders VALUES (1), (2); SELECT fence_protect('orders', lease => 'order:{id}')";
+
+#[lab_test]
+fn an_ordinary_owner_installs_it_again_and_takes_it_away(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    ensure!(!session.truth("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")?);
+    session.run(ORDERS)?;
+    let token = session.acquire("order:1", "1 h")?;
+    session.run(&lite_script()?)?;
+    session.run(&format!("UPDATE orders SET v = 1, fence = {token} WHERE id = 1"))?;
+    ensure!(session.speaks("order:1", token)?, "a second installation keeps the leases");
+
+    session.refused("SELECT fence.uninstall()", "2BP01")?;
+    session.run("SELECT fence_unprotect('orders'); SELECT fence.uninstall()")?;
+    let left = session.text(
+        "SELECT count(*) FROM pg_proc WHERE proowner = current_user::regrole
+            OR pronamespace = to_regnamespace('fence')",
+    )?;
+    ensure!(left.as_deref() == Some("0"), "{left:?} functions are left");
+    session.run(&lite_script()?)?;
+    ensure!(session.acquire("order:1", "1 h")? > token, "a token was handed out again");
+    Ok(())
+}
+
+#[lab_test]
+fn a_schema_of_somebody_else_stops_the_installation(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let other = db.role("other")?;
+    let mut session = db.connect()?;
+    session.run(&format!("CREATE SCHEMA fence AUTHORIZATION {other}"))?;
+    session.refused(&lite_script()?, "42P06")?;
+    Ok(())
+}
+
+#[lab_test]
+fn what_it_has_not_is_refused_with_a_hint(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.run("CREATE TABLE t (id int PRIMARY KEY, fence bigint)")?;
+    for sql in [
+        "SELECT lease_acquire('a', shared => true)",
+        "SELECT lease_acquire('a', slots => 2)",
+        "SELECT lease_acquire('a', session => true)",
+        "SELECT lease_acquire_all('{a,b}')",
+        "SELECT lease_renew_all('{a,b}', 1)",
+        "SELECT lease_release_all('{a,b}', 1)",
+        "SELECT lease_guard_all('{a,b}', 1)",
+        "SELECT lease_adopt('a', 1)",
+        "SELECT fence_stats_reset()",
+        "SELECT fence_protect('t', verify => true)",
+    ] {
+        let fault = session.refused(sql, "0A000")?;
+        ensure!(
+            fault.hint.as_deref().is_some_and(|hint| hint.contains("CREATE EXTENSION")),
+            "{fault}"
+        );
+    }
+    Ok(())
+}
+
+/// The key of a lease's advisory lock, which anybody can compute.
+fn key(session: &mut Session, lease: &str) -> Result<i64> {
+    session.granted(&format!("SELECT fence.lock_key('{lease}')"))
+}
+
+/// Any role can take the advisory lock of a lease. It holds up an acquire by that, and a guard; it ends nobody's grant,
+/// and lets no stale write in.
+#[lab_test]
+fn a_foreign_advisory_lock_is_a_nuisance_and_never_a_stale_write(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut holder, stranger) = (db.connect_as(&owner)?, db.role("stranger")?);
+    holder.run(ORDERS)?;
+    holder.run(&format!("GRANT ALL ON orders TO {stranger}"))?;
+    let mut stranger = db.connect_as(&stranger)?;
+    let key = key(&mut holder, "order:1")?;
+
+    stranger.run(&format!("SELECT pg_advisory_lock({key})"))?;
+    holder.nothing("SELECT lease_acquire('order:1')")?;
+    stranger.run(&format!("SELECT pg_advisory_unlock({key})"))?;
+    let old = holder.acquire("order:1", "1 h")?;
+    stranger.run(&format!("SELECT pg_advisory_lock({key})"))?;
+    holder.run("SET lock_timeout = '100 ms'")?;
+    holder.refused(&format!("SELECT lease_guard('order:1', {old})"), "55P03")?;
+    ensure!(holder.renew("order:1", old)?.is_some(), "a renewal goes by the row alone");
+    stranger.run("SELECT pg_advisory_unlock_all()")?;
+
+    // Whoever has the lock, and says that he guards the lease, has not got the lease.
+    holder.run("SELECT lease_revoke('order:1')")?;
+    let new = holder.acquire("order:1", "1 h")?;
+    stranger.run(&format!(
+        "BEGIN; SELECT pg_advisory_xact_lock_shared({key});
+         SELECT set_config('pg_fence.guards', '{{\"order:1\": {old}}}', true), set_config('pg_fence.token', '{old}', true)"
+    ))?;
+    for write in [
+        format!("UPDATE orders SET v = 9, fence = {old} WHERE id = 1"),
+        "UPDATE orders SET v = 9 WHERE id = 1".to_owned(),
+        "DELETE FROM orders WHERE id = 1".to_owned(),
+        // Not his, though it speaks for the lease.
+        format!("UPDATE orders SET v = 9, fence = {new} WHERE id = 1"),
+    ] {
+        stranger.run("SAVEPOINT s")?;
+        stranger.refused(&write, "PF004")?;
+        stranger.run("ROLLBACK TO s")?;
+    }
+    Ok(())
+}
+
+/// Inside SECURITY DEFINER the caller is the role of SET ROLE, else the session's: not the function's owner.
+#[lab_test]
+fn the_caller_is_the_role_of_the_session(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (worker, app) = (db.role("worker")?, db.role("app")?);
+    let mut admin = db.connect_as(&owner)?;
+    admin.run(&format!("SELECT fence_grant('{worker}'), fence_grant('{app}')"))?;
+    let mut superuser = db.connect()?;
+    superuser.run(&format!(
+        "CREATE FUNCTION take() RETURNS bigint LANGUAGE sql SECURITY DEFINER AS 'SELECT lease_acquire(''job'')';
+         ALTER FUNCTION take() OWNER TO {app}; GRANT {worker} TO {app}"
+    ))?;
+    let shown = "SELECT role FROM lease_info('job')";
+    db.connect_as(&worker)?.granted("SELECT take()")?;
+    ensure!(admin.text(shown)?.as_deref() == Some(worker.as_str()));
+    admin.run("SELECT lease_revoke('job')")?;
+    let mut session = db.connect_as(&app)?;
+    session.run(&format!("SET ROLE {worker}"))?;
+    session.granted("SELECT lease_acquire('job')")?;
+    ensure!(admin.text(shown)?.as_deref() == Some(worker.as_str()));
+    Ok(())
+}
+
+/// The trigger makes text of the row, and a type may bring a cast with code of its own: it runs with the writer's rights.
+#[lab_test]
+fn a_cast_of_the_table_s_owner_gets_no_rights_by_the_trigger(lab: &Lab) -> Result<()> {
+    let (db, _) = lite(lab)?;
+    let rogue = db.role("rogue")?;
+    db.connect()?.run(&format!("CREATE SCHEMA own AUTHORIZATION {rogue}"))?;
+    let mut session = db.connect_as(&rogue)?;
+    session.run(
+        "SET search_path = own, public;
+         CREATE TYPE evil AS ENUM ('x');
+         CREATE FUNCTION to_json(evil) RETURNS json LANGUAGE plpgsql AS $$
+             BEGIN RAISE NOTICE 'runs as %', current_user; RETURN '0'; END $$;
+         CREATE CAST (evil AS json) WITH FUNCTION to_json(evil);
+         CREATE TABLE t (id int PRIMARY KEY, e evil, fence bigint);
+         INSERT INTO t VALUES (1, 'x', NULL);
+         SELECT fence_protect('t', lease => 't:{id}')",
+    )?;
+    session.notices();
+    session.refused("UPDATE t SET fence = 1", "PF004")?;
+    let runs: Vec<String> = session.notices().iter().map(|n| n.message.clone()).collect();
+    ensure!(!runs.is_empty() && runs.iter().all(|m| *m == format!("runs as {rogue}")), "{runs:?}");
+    Ok(())
+}
+
+/// pg_dump writes the marks of the start, too. The copy has other oids, and so knows that it is one.
+#[lab_test]
+fn a_dump_restored_within_the_same_life_is_known_as_a_copy(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.run(ORDERS)?;
+    let token = session.acquire("order:1", "1 h")?;
+    let dump = dump(lab, &db, &[])?;
+    let seen = session.acquire("after the dump", "1 h")?;
+
+    let copy = lab.bare_database()?;
+    copy.connect()?.run(&format!("ALTER DATABASE {} OWNER TO {owner}", copy.name()))?;
+    restore(lab, &copy, &owner, &dump)?;
+    let mut session = copy.connect_as(&owner)?;
+    ensure!(!session.speaks("order:1", token)?, "before anything is drawn");
+    let fault =
+        session.refused(&format!("UPDATE orders SET fence = {token} WHERE id = 1"), "PF004")?;
+    ensure!(fault.json()?["renew_first"] == true, "{fault}");
+    ensure!(session.acquire("new", "1 h")? > seen, "handed out again");
+    let renewed = session.renew("order:1", token)?;
+    ensure!(renewed.is_some_and(|renewed| renewed > seen), "{renewed:?}");
+    session.run(&format!("UPDATE orders SET fence = {token} WHERE id = 1"))?;
+    ensure!(session.granted("SELECT jumps FROM fence_status()")? == 1);
+    Ok(())
+}
+
+/// A limit: loaded over the live state, the data alone looks like no restore. Who does that calls fence_new_epoch().
+#[lab_test]
+fn a_data_only_restore_needs_a_new_epoch(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.acquire("job", "1 h")?;
+    let dump = dump(lab, &db, &["--data-only", "--schema=fence"])?;
+    let seen = session.acquire("after the dump", "1 h")?;
+    session.run("TRUNCATE fence.lease, fence.role_prefix")?;
+    restore(lab, &db, &owner, &dump)?;
+    ensure!(session.acquire("again", "1 h")? <= seen, "no limit: then say so in docs/lite.md");
+    session.run("SELECT fence_new_epoch()")?;
+    ensure!(session.acquire("then", "1 h")? > seen);
+    Ok(())
+}
+
+fn dump(lab: &Lab, db: &Database, options: &[&str]) -> Result<String> {
+    let conninfo = db.conninfo().to_string();
+    lab.run("pg_dump", &[&["--dbname", conninfo.as_str()], options].concat())
+}
+
+fn restore(lab: &Lab, db: &Database, owner: &str, dump: &str) -> Result<()> {
+    let file = lab.rundir().path().join(format!("{}.sql", db.name()));
+    std::fs::write(&file, dump)?;
+    let conninfo = db.conninfo().user(owner).to_string();
+    let file = file.display().to_string();
+    // Not as a superuser; what only one could do of the schema public is left.
+    lab.run("psql", &["--no-psqlrc", "--dbname", &conninfo, "--quiet", "--file", &file]).map(drop)
+}
+
+/// A limit: at REPEATABLE READ a token of a renewal that the snapshot does not show asks for a retry, and so does an
+/// acquire of a lease that has changed since. No such transaction relies on a grant that it cannot see.
+#[lab_test]
+fn at_repeatable_read_what_the_snapshot_lacks_asks_for_a_retry(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut inside, mut other) = (db.connect_as(&owner)?, db.connect_as(&owner)?);
+    let token = other.acquire("job", "1 h")?;
+    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
+    inside.run(begin)?;
+    let renewed = other.renew("job", token)?.unwrap_or_default();
+    inside.run("SAVEPOINT s")?;
+    inside.refused(&format!("SELECT lease_guard('job', {renewed})"), "40001")?;
+    inside.run("ROLLBACK TO s")?;
+    inside.run(&format!("SELECT lease_guard('job', {token})"))?;
+    other.run("SET lock_timeout = '10 s'")?;
+    ensure!(other.renew("job", token)?.is_some(), "a guard does not hold up its holder's renewals");
+    inside.run("COMMIT")?;
+
+    inside.run(begin)?;
+    other.run("SELECT lease_revoke('job')")?;
+    let next = other.acquire("job", "1 h")?;
+    for stale in [token, renewed, next] {
+        inside.run("SAVEPOINT s")?;
+        inside.refused(&format!("SELECT lease_guard('job', {stale})"), "40001")?;
+        inside.run("ROLLBACK TO s")?;
+    }
+    inside.run("COMMIT")
+}
+
+/// Beside a guard nobody is granted the lease.
+fn guard_excludes(db: &Database, owner: &str) -> Result<()> {
+    let (mut guarded, mut other) = (db.connect_as(owner)?, db.connect_as(owner)?);
+    let token = guarded.acquire("job", "1 h")?;
+    guarded.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
+    other.run("SELECT lease_revoke('job')")?;
+    ensure!(other.is_taken("job")?, "granted beside a guard");
+    guarded.run("COMMIT")?;
+    ensure!(!other.is_taken("job")?);
+    Ok(())
+}
+
+/// A renewal that waited for a lock until its grant was over revives nothing.
+fn the_clock_after_the_lock_decides(db: &Database, owner: &str) -> Result<()> {
+    let (mut open, mut looks) = (db.connect_as(owner)?, db.connect_as(owner)?);
+    let token = open.acquire("job", "1 s")?;
+    open.run(&format!("BEGIN; SELECT lease_renew('job', {token}, '1 h')"))?;
+    let mut late = Background::connect(&db.conninfo().user(owner))?;
+    late.send(&format!("SELECT lease_renew('job', {token})"))?;
+    late.wait_until_blocked()?;
+    looks.wait_expired("job")?;
+    open.run("ROLLBACK")?;
+    ensure!(late.rows()?[0][0].is_none(), "an expired lease was renewed");
+    Ok(())
+}
+
+/// What was seen before a crash is not handed out after it.
+fn no_token_recurs_after_a_crash(cluster: &Cluster) -> Result<()> {
+    let mut session = cluster.connect("postgres")?;
+    session.run("CHECKPOINT")?;
+    // What nextval logs ahead is in the log of a transaction that is still open, and not on disk.
+    let frozen = cluster.freeze("walwriter")?;
+    session.run("SET synchronous_commit = off; BEGIN")?;
+    let mut seen = 0;
+    for n in 0..100 {
+        seen = session.granted(&format!("SELECT lease_acquire('lost {n}')"))?;
+    }
+    cluster.thaw(&frozen)?;
+    cluster.kill9()?;
+    cluster.start()?;
+    let token = cluster.connect("postgres")?.granted("SELECT lease_acquire('job')")?;
+    ensure!(token > seen, "{token} after {seen} was seen");
+    Ok(())
+}
+
+/// A server of one's own with the script on it.
+fn server(lab: &Lab, script: &str) -> Result<Cluster> {
+    let cluster = lab.builder().start()?;
+    cluster.connect("postgres")?.run(script)?;
+    Ok(cluster)
+}
+
+#[lab_test]
+fn planted_bugs_are_caught(lab: &Lab) -> Result<()> {
+    let right = lite_script()?;
+    let (db, owner) = installed(lab, &right)?;
+    guard_excludes(&db, &owner)?;
+    the_clock_after_the_lock_decides(&db, &owner)?;
+    no_token_recurs_after_a_crash(&server(lab, &right)?)?;
+
+    let (db, owner) = installed(lab, &with_bug(&right, "no-guard-lock")?)?;
+    ensure!(guard_excludes(&db, &owner).is_err(), "no-guard-lock was not caught");
+    let (db, owner) = installed(lab, &with_bug(&right, "now")?)?;
+    ensure!(the_clock_after_the_lock_decides(&db, &owner).is_err(), "now was not caught");
+    let blind = server(lab, &with_bug(&right, "no-start-move")?)?;
+    ensure!(no_token_recurs_after_a_crash(&blind).is_err(), "no-start-move was not caught");
+    Ok(())
+}
+
+/// A clean start and a crash each move the sequence on, and grants live on.
+#[lab_test]
+fn each_start_moves_the_tokens_on_and_grants_live_on(lab: &Lab) -> Result<()> {
+    let cluster = server(lab, &lite_script()?)?;
+    let mut last = 0;
+    let token = cluster.connect("postgres")?.acquire("job", "1 day")?;
+    for crash in [false, true] {
+        if crash {
+            cluster.kill9()?;
+        } else {
+            cluster.stop(Shutdown::Fast)?;
+        }
+        cluster.start()?;
+        let mut session = cluster.connect("postgres")?;
+        let drawn = session.acquire(&format!("after {crash}"), "1 h")?;
+        ensure!(drawn > last + (1 << 20), "{drawn} after {last}");
+        ensure!(session.speaks("job", token)?, "a start silences nobody");
+        last = drawn;
+    }
+    Ok(())
+}
+
+/// With a live holder, an open guard, fenced tables and roles.
+#[lab_test]
+fn moving_up_to_the_extension_keeps_leases_tokens_fences_and_grants(lab: &Lab) -> Result<()> {
+    if edition::is_lite() {
+        return left_out("it needs the library");
+    }
+    let (db, owner) = lite(lab)?;
+    let worker = db.role("worker")?;
+    let mut keeper = db.connect_as(&owner)?;
+    keeper.run(ORDERS)?;
+    keeper.run(&format!(
+        "CREATE TABLE plain (id int PRIMARY KEY, token bigint);
+         SELECT fence_protect('plain', fence_column => 'token', events => 'update'); INSERT INTO plain VALUES (1, 5);
+         CREATE TABLE by_hand (id int PRIMARY KEY, fence bigint);
+         CREATE TRIGGER fenced BEFORE UPDATE ON by_hand FOR EACH ROW EXECUTE FUNCTION fenced();
+         GRANT ALL ON orders, plain, by_hand TO {worker}; SELECT fence_grant('{worker}', prefix => 'order:')"
+    ))?;
+    let mut holder = db.connect_as(&worker)?;
+    let token = holder.acquire("order:1", "1 h")?;
+    holder.run(&format!("UPDATE orders SET v = 1, fence = {token} WHERE id = 1"))?;
+    let last = keeper.last_token()?;
+
+    // It waits for a guarded transaction.
+    holder.run(&format!("BEGIN; SELECT lease_guard('order:1', {token})"))?;
+    let mut move_up = Background::connect(&db.conninfo())?;
+    move_up.send(&move_up_script()?)?;
+    move_up.wait_until_blocked()?;
+    holder.run("UPDATE orders SET v = 2 WHERE id = 1; COMMIT")?;
+    move_up.rows()?;
+
+    let mut admin = db.connect()?;
+    ensure!(admin.text("SELECT extname FROM pg_extension WHERE extname = 'pg_fence'")?.is_some());
+    // The same session goes on with the same token.
+    ensure!(holder.speaks("order:1", token)?, "its token was silenced");
+    holder.run(&format!("UPDATE orders SET v = 3, fence = {token} WHERE id = 1"))?;
+    holder.refused(&format!("UPDATE orders SET v = 4, fence = {token} WHERE id = 2"), "PF004")?;
+    let renewed = holder.renew("order:1", token)?;
+    ensure!(renewed.is_some_and(|renewed| renewed > last), "{renewed:?} after {last}");
+    holder.refused("SELECT lease_acquire('other')", "42501")?;
+    holder.refused("UPDATE plain SET token = 4", "PF001")?;
+    holder.run("INSERT INTO by_hand VALUES (1, NULL)")?;
+    holder.refused("UPDATE by_hand SET fence = NULL", "PF002")?;
+    let triggers = admin.text(
+        "SELECT string_agg(tgrelid::regclass || ' ' || tgname, ', ' ORDER BY tgrelid::regclass::text, tgname) FROM pg_trigger t JOIN pg_proc p ON p.oid = tgfoid
+          WHERE p.proname = 'fenced' AND p.prolang = (SELECT oid FROM pg_language WHERE lanname = 'c')",
+    )?;
+    ensure!(
+        triggers.as_deref()
+            == Some("by_hand fenced, orders fenced, orders fenced_truncate, plain fenced"),
+        "{triggers:?}"
+    );
+    Ok(())
+}
+
+/// Where a view of somebody's stands on it, nothing is changed.
+#[lab_test]
+fn moving_up_stops_where_others_depend_on_it(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    db.connect_as(&owner)?.run("CREATE VIEW held AS SELECT name FROM fence.leases")?;
+    let fault = db.connect()?.refused(&move_up_script()?, "2BP01")?;
+    ensure!(fault.message.contains("held"), "{fault}");
+    db.connect_as(&owner)?.acquire("job", "1 h").map(drop)
+}
+
+#[lab_test]
+fn its_audit_finds_what_is_met_most(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.run(ORDERS)?;
+    let findings = |session: &mut Session| -> Result<Vec<String>> {
+        let rows = session.rows("SELECT severity || ': ' || finding FROM fence_audit('orders')")?;
+        Ok(rows.into_iter().filter_map(|mut row| row.remove(0)).collect())
+    };
+    ensure!(findings(&mut session)?.is_empty(), "{:?}", findings(&mut session)?);
+    for (hole, says) in [
+        ("ALTER TABLE orders DISABLE TRIGGER fenced", "disabled"),
+        ("DROP TRIGGER fenced_truncate ON orders", "truncate"),
+        ("GRANT TRIGGER ON orders TO PUBLIC", "create triggers"),
+        ("ALTER TABLE orders SET UNLOGGED", "unlogged"),
+        (
+            "CREATE FUNCTION later() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+          CREATE TRIGGER zz BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION later()",
+            "after the fence",
+        ),
+        ("SELECT fence_protect('orders', lease => '')", "bound to no lease"),
+    ] {
+        session.run(&format!("BEGIN; {hole}"))?;
+        let found = findings(&mut session)?;
+        session.run("ROLLBACK")?;
+        ensure!(found.iter().any(|finding| finding.contains(says)), "{hole}: {found:?}");
+    }
+    Ok(())
+}
+
+/// A limit: a call deletes a thousand rows.
+#[lab_test]
+fn a_prune_takes_a_thousand_rows_a_call(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.run("DO $$ BEGIN FOR i IN 1..1200 LOOP PERFORM lease_acquire('l' || i, ttl => '1 us'); END LOOP; END $$")?;
+    let pruned = |session: &mut Session| session.granted("SELECT lease_prune('0')");
+    ensure!(
+        [pruned(&mut session)?, pruned(&mut session)?, pruned(&mut session)?] == [1000, 200, 0]
+    );
+    Ok(())
+}

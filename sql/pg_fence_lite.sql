@@ -1,0 +1,1826 @@
+-- pg_fence_lite: the calls of pg_fence in SQL and PL/pgSQL, for servers where no library can be installed.
+--
+--   psql -1 -f pg_fence_lite.sql       as the owner of the database; again for a newer version
+--   SELECT fence.uninstall();          takes all of it away
+--
+-- It needs PostgreSQL 15 or newer and a role with CREATE on the database and on the first schema of its search_path,
+-- where the calls go; no superuser. It has no psql commands, so any migration tool runs it, and pg_tle.
+--
+-- How it works. fence.lease has a row for each lease. Three advisory locks exclude each other:
+--   acquire   tries the exclusive lock of the lease's name, keeps it until its transaction ends, and looks again
+--   guard     takes the same lock shared: while its transaction is open, nobody else can be granted the lease
+--   wait      a second lock of the name is the queue: its owner alone looks, and a try that finds it taken gives up
+-- Renew, release and revoke go by the row's own lock. Time is clock_timestamp(), read after the lock.
+-- A new grant deletes the row and inserts another: so a transaction at REPEATABLE READ that locks the row FOR KEY SHARE
+-- gets 40001 for a newer grant, and for a mere renewal not.
+-- Tokens come from fence.token_seq. Each start of the server, and each copy of the database, moves it on to the clock.
+--
+-- What is weaker than in the extension, which docs/lite.md explains, each with the test that shows it:
+--   any role can take advisory locks, and so hold up an acquire or a guard. A stale write never lands by that
+--   the owner of the schema fence can write the state: let applications use other roles
+--   the caller is the role of SET ROLE, else the session's: not the owner of a SECURITY DEFINER function in between
+--   a waiter looks up to 20 times a second, and its snapshot holds back vacuum while it waits
+--   an acquire that is not committed is not shown, but in blocking_pids
+--   pg_fence.token is judged when a row is written, not when it is set
+--   a data-only restore over the live state looks like no restore: call fence_new_epoch() after it
+--   tokens move on by the clock alone after a crash: a clock set back by hand across a crash can repeat tokens
+--   a trigger made by hand cannot tell whether the statement names the fence column: use fence_protect
+--   no shared leases, slots, session leases, several at once, verify, counters, refusals: 0A000
+--
+-- The one schema name that bodies rely on is fence, whose owner alone can rename it.
+
+DO $install$
+BEGIN
+    IF current_setting('server_version_num')::integer < 150000 THEN
+        RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'pg_fence_lite needs PostgreSQL 15 or newer';
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_extension e WHERE e.extname = 'pg_fence') THEN
+        RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = 'the extension pg_fence is installed here already',
+            HINT = 'It has all that pg_fence_lite has. Nothing was changed.';
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = current_schema()::regnamespace
+               AND p.proname ~ '^(fence[_d]|lease_)(protect|unprotect|audit|grant|revoke|status|new_epoch|stats_reset|acquire|renew|release|guard|check|info|prune|adopt|forget|$)'
+               AND p.proowner <> (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user)) THEN
+        -- CREATE OR REPLACE would leave it to its owner, who could change it.
+        RAISE EXCEPTION USING ERRCODE = '42723', MESSAGE = 'there is a function of somebody else''s with the name of one of these calls',
+            HINT = 'Drop it, or install into another schema: SET search_path.';
+    ELSIF to_regnamespace('fence') IS NULL THEN
+        CREATE SCHEMA fence;
+        COMMENT ON SCHEMA fence IS 'pg_fence_lite: state of leases and tokens; read fence.leases, write nothing here';
+    ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'fence'
+               AND pg_has_role(n.nspowner, 'USAGE')
+               AND starts_with(obj_description(n.oid, 'pg_namespace'), 'pg_fence_lite')) THEN
+        RAISE EXCEPTION USING ERRCODE = '42P06', MESSAGE = 'there is a schema fence that is not pg_fence_lite''s',
+            HINT = 'Rename or drop it, or install as its owner.';
+    END IF;
+END
+$install$;
+
+
+-- State -------------------------------------------------------------------------------------------------------------
+-- The names and columns are those of the extension, so that moving up keeps them. Two columns are lite's own.
+
+CREATE SEQUENCE IF NOT EXISTS fence.token_seq AS bigint INCREMENT 1 MINVALUE 1 START 1 CACHE 1 NO CYCLE;
+CREATE SEQUENCE IF NOT EXISTS fence.database_identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+CREATE SEQUENCE IF NOT EXISTS fence.jump_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.token_seq IS
+    'every fencing token of this database, moved on by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending';
+COMMENT ON SEQUENCE fence.database_identity_seq IS
+    'mark of the database (timeline, system identifier, oids) for which the tokens were moved on: another one means that this is a copy';
+COMMENT ON SEQUENCE fence.jump_token_seq IS
+    'where the latest jump went to: a token up to it speaks for no lease until its holder has renewed';
+COMMENT ON SEQUENCE fence.jump_count_seq IS
+    'how often the token sequence jumped, because the database was another or older one, or by fence_new_epoch()';
+COMMENT ON SEQUENCE fence.server_start_seq IS
+    'mark of the start of the server for which the tokens were moved on; must stay unlogged, so that any recovery empties it';
+COMMENT ON SEQUENCE fence.server_start_token_seq IS
+    'where the tokens were moved on to at that start: a token sequence below it is an older one that was loaded over it';
+
+CREATE TABLE IF NOT EXISTS fence.lease (
+    name        text COLLATE "C" PRIMARY KEY,
+    slot        integer NOT NULL DEFAULT 0,
+    mode        "char" NOT NULL DEFAULT 'x',
+    slots       integer NOT NULL DEFAULT 0,
+    holder      text,
+    session_label text NOT NULL,
+    role        name NOT NULL,
+    first_token bigint NOT NULL,
+    renewal_tokens bigint[] NOT NULL DEFAULT '{}',
+    closing_token bigint,
+    acquired_at timestamptz NOT NULL,
+    renewed_at  timestamptz NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    ended_at    timestamptz,
+    ttl_us      bigint NOT NULL,
+    renewals    bigint NOT NULL DEFAULT 0,
+    metadata    jsonb,
+    session_bound boolean NOT NULL DEFAULT false,
+    granted_in  xid8,  -- the transaction that was granted it: at REPEATABLE READ it cannot rely on that itself
+    closed_in   xid8   -- the transaction that released it, for the rest of which the closing token speaks
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE fence.lease IS
+    'one row per lease: its latest grant; written by the functions of pg_fence_lite only, read through fence.leases';
+
+CREATE TABLE IF NOT EXISTS fence.role_prefix (
+    role   name NOT NULL,
+    prefix text COLLATE "C" NOT NULL,
+    level  text COLLATE "C" NOT NULL CHECK (level IN ('monitor', 'worker', 'adopter', 'admin')),
+    PRIMARY KEY (role, prefix)
+);
+COMMENT ON TABLE fence.role_prefix IS
+    'which names of leases a role may see and take: those that begin with a prefix; written by fence_grant and fence_revoke';
+
+
+-- Who calls, and how a refusal is raised ------------------------------------------------------------------------------
+
+-- Inside SECURITY DEFINER current_user is the owner of pg_fence_lite, so the caller is told from the session.
+CREATE OR REPLACE FUNCTION fence.caller() RETURNS name LANGUAGE sql STABLE AS $$
+    SELECT CASE pg_catalog.current_setting('role') WHEN 'none' THEN session_user
+           ELSE pg_catalog.current_setting('role')::name END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.acts_for(role name) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT fence.caller() = acts_for.role OR EXISTS (
+        SELECT FROM pg_roles c LEFT JOIN pg_roles r ON r.rolname = acts_for.role
+         WHERE c.rolname = fence.caller()
+           AND (c.rolsuper OR r.oid IS NOT NULL AND pg_has_role(c.oid, r.oid, 'MEMBER')))
+$$;
+
+-- May the caller see this lease, or (not only_see) take it? Prefixes are compared byte by byte.
+CREATE OR REPLACE FUNCTION fence.may_name(lease text, only_see boolean DEFAULT true) RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    me CONSTANT name := fence.caller();
+BEGIN
+    RETURN EXISTS (SELECT FROM fence.role_prefix p WHERE starts_with(lease, p.prefix) AND (only_see OR p.level <> 'monitor')
+                      AND (p.role = me OR pg_has_role(me, to_regrole(quote_ident(p.role)), 'USAGE')))
+        OR pg_has_role(me, current_user, 'USAGE');
+END
+$$;
+
+-- May an error tell the caller of this lease?
+CREATE OR REPLACE FUNCTION fence.may_be_told(lease text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT has_table_privilege(fence.caller(), 'fence.leases', 'SELECT') AND fence.may_name(lease)
+$$;
+
+CREATE OR REPLACE FUNCTION fence.quoted(text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT '"' || replace(replace(replace($1, E'\n', '\n'), E'\r', '\r'), E'\t', '\t') || '"'
+$$;
+
+-- As much of a text as DETAIL shows.
+CREATE OR REPLACE FUNCTION fence.cut(text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN octet_length($1) > 256 THEN left($1, 60) || '...' ELSE $1 END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}') RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF jsonb_strip_nulls(detail) = '{}' THEN
+        RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = jsonb_strip_nulls(detail);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.bad_argument(argument text, message text, hint text) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse('22023', message, hint, jsonb_build_object('argument', argument))
+$$;
+
+CREATE OR REPLACE FUNCTION fence.left_out(what text) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse('0A000', what || ' is not in pg_fence_lite',
+        'The extension pg_fence has it: CREATE EXTENSION pg_fence, where its library can be installed, keeps the leases of pg_fence_lite.')
+$$;
+
+-- 25006, in PostgreSQL's own words.
+CREATE OR REPLACE FUNCTION fence.check_writable(call text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_read_only') = 'on' THEN
+        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', call,
+            CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.check_name(lease text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF lease IS NULL THEN
+        PERFORM fence.refuse('22004', 'name must not be NULL', 'Pass a value.', '{"argument": "name"}');
+    ELSIF lease = '' THEN
+        PERFORM fence.bad_argument('name', 'a lease needs a name',
+            'Name what only one may do at a time, as ''invoice-run'' or ''order:7''.');
+    ELSIF octet_length(lease) > 512 THEN
+        PERFORM fence.bad_argument('name', 'the name of a lease is at most 512 bytes long', 'Use a hash of the long name.');
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.check_token(token bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF token IS NULL THEN
+        PERFORM fence.refuse('22004', 'token must not be NULL', 'NULL often means that lease_acquire, lease_renew or '
+            'lease_release found the lease taken or lost: stop working.', '{"argument": "token"}');
+    ELSIF token < 1 THEN
+        PERFORM fence.bad_argument('token', 'a fencing token is at least 1',
+            'Pass the token that lease_acquire or lease_renew returned.');
+    END IF;
+END
+$$;
+
+-- A month counts as 30 days.
+CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS numeric LANGUAGE sql IMMUTABLE AS $$
+    SELECT (extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000
+$$;
+
+CREATE OR REPLACE FUNCTION fence.checked_ttl(ttl interval) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    us CONSTANT numeric := fence.microseconds(ttl);
+BEGIN
+    IF us <= 0 OR us > 31622400000000 THEN
+        PERFORM fence.bad_argument('ttl', 'ttl must be positive and at most 366 days',
+            'A ttl of three to ten times the heartbeat''s interval is usual, as ''30 s''.');
+    END IF;
+    RETURN us;
+END
+$$;
+
+-- A second kind of lock on the same name: the queue of those who wait.
+CREATE OR REPLACE FUNCTION fence.lock_key(lease text, kind bigint DEFAULT 1) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT pg_catalog.hashtextextended(lease, 7382 + kind)
+$$;
+
+
+-- Tokens --------------------------------------------------------------------------------------------------------------
+
+CREATE OR REPLACE FUNCTION fence.positive(hash bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT greatest(hash & 9223372036854775807, 1)
+$$;
+
+-- This start of the server, in this database. The path of the file has the oid of the database in it; with the oids of
+-- both sequences, marks that a dump has loaded are not taken for this database's own; with the latest jump, a jump that
+-- was loaded over a later one is noticed.
+CREATE OR REPLACE FUNCTION fence.start_mark() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT fence.positive(hashtextextended(pg_relation_filepath('fence.server_start_seq'::regclass)
+        || ' ' || 'fence.server_start_seq'::regclass::oid || ' ' || 'fence.token_seq'::regclass::oid
+        || ' ' || coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)
+        || ' ' || extract(epoch FROM pg_postmaster_start_time()), 0))
+$$;
+
+-- What tells this database from a copy of it. Where a platform does not let an ordinary role ask, 0 stands for it.
+CREATE OR REPLACE FUNCTION fence.identity(OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    BEGIN
+        SELECT s.system_identifier INTO system_identifier FROM pg_control_system() AS s;
+    EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
+        system_identifier := 0;
+    END;
+    BEGIN
+        IF pg_is_in_recovery() THEN
+            SELECT c.timeline_id INTO timeline FROM pg_control_checkpoint() AS c;
+        ELSE
+            timeline := ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
+        END IF;
+    EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
+        timeline := 0;
+    END;
+    mark := fence.positive(hashtextextended(concat_ws(' ', timeline, system_identifier,
+        (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid,
+        coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)), 0));
+END
+$$;
+
+-- Has this life begun? That is all that a draw asks; the rest is asked once for each start.
+CREATE OR REPLACE FUNCTION fence.has_begun() RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark()
+       AND pg_sequence_last_value('fence.token_seq') >= pg_sequence_last_value('fence.server_start_token_seq'), false)
+$$;
+
+-- Is this another database than the one that drew last, or an older one? Then no earlier token speaks until renewed.
+CREATE OR REPLACE FUNCTION fence.is_copy() RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM i.mark
+        OR coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark()
+                    AND pg_sequence_last_value('fence.token_seq') < pg_sequence_last_value('fence.server_start_token_seq'), false)
+      FROM fence.identity() AS i
+$$;
+
+-- Moves the sequence on to the greater of its last value + 2^20 and the clock. What is set of a sequence stays set when a
+-- transaction is rolled back; so the lock is given back at once, by an error that is caught here.
+CREATE OR REPLACE FUNCTION fence.move_on(jumps boolean, above bigint DEFAULT 0) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    stride CONSTANT bigint := 1048576;
+    zero CONSTANT timestamptz := '2026-01-01 00:00:00+00';
+    last bigint;
+    by_clock bigint;
+    jump boolean := jumps;
+BEGIN
+    PERFORM pg_advisory_xact_lock(fence.lock_key('', 3));
+    IF fence.has_begun() AND NOT jumps THEN
+        RAISE SQLSTATE 'PF000';
+    END IF;
+    jump := jumps OR fence.is_copy();
+    last := greatest(pg_sequence_last_value('fence.token_seq'), above, 0);
+    IF pg_sequence_last_value('fence.server_start_seq') = fence.start_mark() THEN
+        last := greatest(last, pg_sequence_last_value('fence.server_start_token_seq'));
+    END IF;
+    by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
+    -- Two moves within a second would take the sequence ahead of the clock, and a copy made between them behind it.
+    IF last + stride - by_clock BETWEEN 1 AND 2 * stride THEN
+        PERFORM pg_sleep((last + stride - by_clock)::float8 / stride + 0.000001);
+        by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
+    END IF;
+    last := setval('fence.token_seq', greatest(last + stride, by_clock));
+    IF jump THEN
+        PERFORM setval('fence.jump_token_seq', last),
+                setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
+    END IF;
+    PERFORM setval('fence.database_identity_seq', i.mark) FROM fence.identity() AS i;
+    PERFORM setval('fence.server_start_token_seq', last);
+    -- On disk before anything is drawn; older servers have no call for it, and rely on the clock.
+    IF current_setting('server_version_num')::integer >= 170000 THEN
+        EXECUTE 'SELECT pg_logical_emit_message(false, ''pg_fence_lite'', '''', true)';
+    END IF;
+    -- The mark of the start comes last, for with it the rest is believed.
+    PERFORM setval('fence.server_start_seq', fence.start_mark());
+    RAISE SQLSTATE 'PF000';
+EXCEPTION WHEN SQLSTATE 'PF000' THEN
+    NULL;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.begin_life() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT fence.has_begun() THEN
+        PERFORM fence.move_on(false);
+    END IF;
+END
+$$;
+
+-- The next token. The caller holds the lease's lock; `above` is the greatest token that the lease has had.
+CREATE OR REPLACE FUNCTION fence.draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    token bigint;
+    fault text;
+BEGIN
+    SELECT CASE WHEN c.relpersistence <> 'p' THEN 'is not logged' WHEN s.seqincrement < 1 THEN 'does not ascend'
+                WHEN s.seqcache <> 1 THEN 'has a CACHE above 1' WHEN s.seqcycle THEN 'may CYCLE' END INTO fault
+      FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid WHERE s.seqrelid = 'fence.token_seq'::regclass;
+    IF fault IS NOT NULL THEN
+        PERFORM fence.refuse('55000', format('fence.token_seq %s, so its values are no fencing tokens', fault),
+            'Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE fence.token_seq '
+            'SET LOGGED where it is unlogged. Commit that first.');
+    END IF;
+    IF NOT fence.has_begun() THEN
+        PERFORM fence.move_on(false);
+    END IF;
+    token := nextval('fence.token_seq');
+    IF token <= above THEN
+        -- Somebody has set it back.
+        PERFORM fence.move_on(true, above);
+        token := nextval('fence.token_seq');
+    END IF;
+    RETURN token;
+END
+$$;
+
+-- Where the latest jump went to. No earlier grant's tokens speak until it is renewed.
+CREATE OR REPLACE FUNCTION fence.floor() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)
+$$;
+
+
+-- Leases --------------------------------------------------------------------------------------------------------------
+
+-- The tokens by which this transaction guards leases, {"name": token}, in a setting, which goes with a savepoint as its
+-- locks do. It is no proof, for anybody may set it: what it shows is judged like any other token.
+CREATE OR REPLACE FUNCTION fence.noted(lease text) RETURNS bigint LANGUAGE sql STABLE AS $$
+    SELECT (nullif(current_setting('pg_fence.guards', true), '')::jsonb ->> lease)::bigint
+$$;
+
+-- One try. It blocks nowhere: what somebody else has locked is taken. `is_head` is for who owns the queue's lock.
+CREATE OR REPLACE FUNCTION fence.attempt(
+    lease text, holder text, ttl_us bigint, metadata jsonb, reclaim boolean, is_head boolean) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    me CONSTANT name := fence.caller();
+    key CONSTANT bigint := fence.lock_key(lease);
+    old record;
+    token bigint;
+    time timestamptz;
+BEGIN
+    -- A try that loses mostly loses here, and has written nothing and locked nothing.
+    SELECT l.*, coalesce(attempt.reclaim AND l.closing_token IS NULL AND l.holder = attempt.holder AND l.role = me, false) AS is_mine
+      INTO old FROM fence.lease l WHERE l.name = attempt.lease;
+    IF old.closing_token IS NULL AND old.expires_at > clock_timestamp() AND NOT old.is_mine THEN
+        RETURN NULL;
+    END IF;
+    -- Locks that are taken in vain go with the block that an error ends.
+    BEGIN
+        IF NOT (is_head OR coalesce(old.is_mine AND old.expires_at > clock_timestamp(), false))
+           AND NOT pg_try_advisory_xact_lock_shared(fence.lock_key(lease, 2))
+           OR NOT pg_try_advisory_xact_lock(key) THEN
+            RAISE SQLSTATE 'PF000';
+        END IF;
+        IF old.closing_token IS NULL AND old.name IS NOT NULL THEN
+            -- Its holder may be about to renew it: then it is taken.
+            SELECT l.*, coalesce(attempt.reclaim AND l.closing_token IS NULL AND l.holder = attempt.holder AND l.role = me, false) AS is_mine
+              INTO old FROM fence.lease l WHERE l.name = attempt.lease FOR UPDATE SKIP LOCKED;
+            IF NOT FOUND OR old.first_token = fence.noted(lease) OR fence.noted(lease) = ANY (old.renewal_tokens) THEN
+                RAISE SQLSTATE 'PF000';
+            END IF;
+        ELSE
+            SELECT l.*, false AS is_mine INTO old FROM fence.lease l WHERE l.name = attempt.lease;
+        END IF;
+        IF old.closing_token IS NULL AND old.expires_at > clock_timestamp() AND NOT old.is_mine THEN
+            RAISE SQLSTATE 'PF000';
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'PF000' THEN
+        RETURN NULL;
+    END;
+
+    token := fence.draw(greatest(old.first_token, old.renewal_tokens[cardinality(old.renewal_tokens)], old.closing_token, 0));
+    IF old.name IS NOT NULL THEN
+        DELETE FROM fence.lease l WHERE l.name = attempt.lease;
+    END IF;
+    time := clock_timestamp();
+    INSERT INTO fence.lease (name, holder, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us,
+                             metadata, granted_in)
+    VALUES (lease, holder, coalesce(nullif(current_setting('application_name'), ''), 'session') || '[' || pg_backend_pid() || ']',
+            me, token, time, time, time + ttl_us * interval '1 us', ttl_us, metadata, pg_current_xact_id())
+    ON CONFLICT DO NOTHING;  -- at REPEATABLE READ that is 40001, and else cannot be
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE WARNING USING ERRCODE = '01000',
+            MESSAGE = format('this transaction''s reads may be older than its grant of lease %s', fence.quoted(lease)),
+            DETAIL = jsonb_build_object('lease', fence.cut(lease)),
+            HINT = 'At REPEATABLE READ and above it can neither guard this grant nor write what is bound to the lease: '
+                'commit first, then begin the transaction that works under it.';
+    END IF;
+    RETURN token;
+END
+$$;
+
+-- 42501 where no prefix lets the caller take this lease.
+CREATE OR REPLACE FUNCTION fence.check_given(name text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    prefixes text;
+BEGIN
+    IF NOT fence.may_name(name, false) THEN
+        SELECT string_agg(fence.quoted(p.prefix), ' or ' ORDER BY p.prefix) INTO prefixes FROM fence.role_prefix p
+         WHERE p.level <> 'monitor' AND pg_has_role(fence.caller(), to_regrole(quote_ident(p.role)), 'USAGE');
+        PERFORM fence.refuse('42501', format('lease %s is not for this role', fence.quoted(name)),
+            coalesce(format('Role "%s" may take names that begin with %s.', fence.caller(), prefixes),
+                format('Role "%s" may take no lease yet: an administrator gives it names by fence_grant.', fence.caller())),
+            jsonb_build_object('lease', fence.cut(name), 'role', fence.caller()));
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION lease_acquire(
+    name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
+    metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1,
+    reclaim boolean DEFAULT false, session boolean DEFAULT false)
+RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    ttl_us bigint;
+    wait_us numeric := 0;
+    token bigint;
+    began timestamptz;
+    left_us numeric;
+    patience_ms CONSTANT integer := extract(epoch FROM current_setting('lock_timeout')::interval) * 1000;
+    pause float8 := 0.005;
+    is_head boolean := false;
+BEGIN
+    PERFORM fence.check_name(name);
+    IF octet_length(holder) > 512 THEN
+        PERFORM fence.bad_argument('holder', 'a holder is at most 512 bytes long',
+            'Name the worker, as ''invoices@host7''; what else is to be shown goes into metadata.');
+    END IF;
+    ttl_us := fence.checked_ttl(coalesce(ttl, '30 s'));
+    IF wait <> interval '0' THEN
+        wait_us := fence.microseconds(wait);
+        IF wait_us < 0 OR wait_us >= 9223372036854775807 THEN
+            PERFORM fence.bad_argument('wait', CASE WHEN wait_us < 0 THEN 'wait must not be negative' ELSE 'wait must be finite' END,
+                'Zero tries once and never blocks; ''10 s'' waits in line.');
+        END IF;
+    END IF;
+    IF slots < 1 THEN
+        PERFORM fence.bad_argument('slots', 'slots must be at least 1', 'slots is how many grants of the lease may live together.');
+    ELSIF shared AND slots > 1 THEN
+        PERFORM fence.bad_argument('slots', 'shared and slots above 1 exclude each other', 'shared has no limit; slots has one.');
+    ELSIF reclaim AND holder IS NULL THEN
+        PERFORM fence.bad_argument('reclaim', 'reclaim needs a holder',
+            'Only a holder that names itself can be known again: pass holder.');
+    ELSIF shared OR slots > 1 OR session THEN
+        PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN slots > 1 THEN 'slots' ELSE 'session' END);
+    ELSIF octet_length(metadata::text) > 65536 THEN
+        PERFORM fence.bad_argument('metadata', 'metadata is at most 64 kB',
+            'Every renewal writes it again: keep the work''s data in a table of its own.');
+    END IF;
+    PERFORM fence.check_writable('lease_acquire');
+    PERFORM fence.check_given(name);
+
+    token := fence.attempt(name, holder, ttl_us, metadata, coalesce(reclaim, false), false);
+    IF token IS NOT NULL OR wait_us = 0 THEN
+        RETURN token;
+    END IF;
+
+    -- In the queue: its lock is had by one waiter at a time, in the order in which they came, and he alone looks.
+    began := clock_timestamp();
+    BEGIN
+        LOOP
+            left_us := wait_us - extract(epoch FROM clock_timestamp() - began) * 1000000;
+            IF left_us <= 0 AND is_head THEN
+                RAISE SQLSTATE 'PF000';
+            ELSIF patience_ms > 0 AND clock_timestamp() - began > patience_ms * interval '1 ms' THEN
+                RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
+            ELSIF NOT is_head THEN
+                PERFORM set_config('lock_timeout',
+                    least(nullif(patience_ms, 0), greatest(ceil(left_us / 1000), 1), 2147483647)::integer::text, true);
+                PERFORM pg_advisory_xact_lock(fence.lock_key(name, 2));
+                PERFORM set_config('lock_timeout', patience_ms::text, true);
+                is_head := true;
+            ELSE
+                PERFORM pg_sleep(least(pause, left_us::float8 / 1000000));
+                pause := least(pause * 1.5, 0.05);
+            END IF;
+            PERFORM fence.check_given(name);  -- a prefix may be taken away meanwhile
+            token := fence.attempt(name, holder, ttl_us, metadata, coalesce(reclaim, false), true);
+            EXIT WHEN token IS NOT NULL;
+        END LOOP;
+    EXCEPTION
+        WHEN SQLSTATE 'PF000' THEN
+            RETURN NULL;
+        WHEN lock_not_available THEN
+            IF patience_ms > 0 AND clock_timestamp() - began >= patience_ms * interval '1 ms' THEN
+                RAISE;
+            END IF;
+            RETURN NULL;
+    END;
+    RETURN token;
+END
+$$;
+COMMENT ON FUNCTION lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean) IS
+    'a fencing token when the lease is granted, NULL when it is taken (and stayed so for wait)';
+
+CREATE OR REPLACE FUNCTION fence.not_your_lease(lease text, role name) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse('42501', format('lease %s was granted to another role', fence.quoted(lease)),
+        'Only the role that acquired a lease, a member of it or a superuser may use its tokens; lease_revoke ends anybody''s.',
+        jsonb_build_object('lease', fence.cut(lease), 'role', CASE WHEN fence.may_be_told(lease) THEN role END))
+     WHERE fence.may_be_told(lease)
+$$;
+
+CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    asked_us CONSTANT bigint := fence.checked_ttl(ttl);
+    held fence.lease;
+    time timestamptz;
+    fresh bigint;
+BEGIN
+    PERFORM fence.check_name(name);
+    PERFORM fence.check_token(token);
+    PERFORM fence.check_writable('lease_renew');
+    -- Who is too late locks nothing. Who is not waits for an open transaction that has changed the lease.
+    SELECT l.* INTO held FROM fence.lease l
+     WHERE l.name = lease_renew.name AND l.closing_token IS NULL AND l.expires_at > clock_timestamp()
+       AND (l.first_token = token OR token = ANY (l.renewal_tokens))
+       FOR NO KEY UPDATE;
+    time := clock_timestamp();
+    IF NOT FOUND OR held.expires_at <= time THEN
+        RETURN NULL;
+    ELSIF held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
+        PERFORM fence.not_your_lease(name, held.role);
+        RETURN NULL;  -- who may not see the lease does not learn that it is a token of it
+    END IF;
+    fresh := fence.draw(greatest(held.first_token, held.renewal_tokens[cardinality(held.renewal_tokens)]));
+    UPDATE fence.lease l
+       SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh,
+           renewals = l.renewals + 1, renewed_at = time, ttl_us = coalesce(asked_us, l.ttl_us),
+           expires_at = time + coalesce(asked_us, l.ttl_us) * interval '1 us'
+     WHERE l.name = lease_renew.name;
+    RETURN fresh;
+END
+$$;
+COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
+    'a new, greater token and a deadline of now + ttl; NULL when the token does not speak for the lease: stop';
+
+CREATE OR REPLACE FUNCTION lease_release(name text, token bigint)
+RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    held fence.lease;
+    time timestamptz;
+    closing bigint;
+BEGIN
+    PERFORM fence.check_name(name);
+    PERFORM fence.check_token(token);
+    PERFORM fence.check_writable('lease_release');
+    SELECT l.* INTO held FROM fence.lease l
+     WHERE l.name = lease_release.name AND (l.closing_token IS NULL AND l.expires_at > clock_timestamp()
+            OR l.closed_in = pg_current_xact_id_if_assigned())
+       AND (token IN (l.first_token, l.closing_token) OR token = ANY (l.renewal_tokens))
+       FOR NO KEY UPDATE;
+    time := clock_timestamp();
+    IF NOT FOUND OR held.closing_token IS NULL AND held.expires_at <= time THEN
+        RETURN NULL;
+    ELSIF held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
+        PERFORM fence.not_your_lease(name, held.role);
+        RETURN NULL;
+    ELSIF held.closing_token IS NOT NULL THEN
+        RETURN held.closing_token;
+    END IF;
+    closing := fence.draw(greatest(held.first_token, held.renewal_tokens[cardinality(held.renewal_tokens)]));
+    UPDATE fence.lease l SET closing_token = closing, ended_at = time, closed_in = pg_current_xact_id()
+     WHERE l.name = lease_release.name;
+    RETURN closing;
+END
+$$;
+COMMENT ON FUNCTION lease_release(text, bigint) IS
+    'ends the grant: its closing token, good for a last write in this transaction (after a failover, only once renewed); NULL when the lease was lost';
+
+CREATE OR REPLACE FUNCTION lease_revoke(name text)
+RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    held fence.lease;
+    closing bigint;
+BEGIN
+    PERFORM fence.check_name(name);
+    PERFORM fence.check_writable('lease_revoke');
+    -- Waits for an acquire in an open transaction, and lets none begin until this transaction ends. In vain, it locks nothing.
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(fence.lock_key(name));
+        SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_revoke.name AND l.closing_token IS NULL FOR NO KEY UPDATE;
+        IF NOT FOUND OR held.expires_at <= clock_timestamp() THEN
+            RAISE SQLSTATE 'PF000';
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'PF000' THEN
+        RETURN NULL;
+    END;
+    closing := fence.draw(greatest(held.first_token, held.renewal_tokens[cardinality(held.renewal_tokens)]));
+    UPDATE fence.lease l SET closing_token = closing, ended_at = clock_timestamp(), closed_in = pg_current_xact_id()
+     WHERE l.name = lease_revoke.name;
+    RETURN closing;
+END
+$$;
+COMMENT ON FUNCTION lease_revoke(text) IS
+    'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
+
+-- May a transaction rely on this token from now until it ends? NULL when it may, else what to refuse it with. It takes the
+-- lock that keeps everybody else from being granted the lease, and only then looks.
+CREATE OR REPLACE FUNCTION fence.verdict(lease text, token bigint)
+RETURNS jsonb LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    keeps_snapshot CONSTANT boolean := current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
+    noted CONSTANT bigint := fence.noted(lease);
+    held fence.lease;
+    latest bigint;
+    is_own boolean;  -- one of the grant's tokens, and the grant neither closed nor over
+    sees boolean;
+BEGIN
+    IF noted IS NULL AND NOT fence.has_begun() THEN
+        PERFORM fence.move_on(false);
+    END IF;
+    -- In a block of its own the lock is the transaction's: else it would go with a cursor that calls this and fails.
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(fence.lock_key(lease));
+    EXCEPTION WHEN SQLSTATE 'PF000' THEN
+        NULL;
+    END;
+    IF keeps_snapshot THEN
+        BEGIN
+            held := fence.grant_of_snapshot(lease, token);
+        EXCEPTION WHEN serialization_failure OR unique_violation THEN
+            RETURN '{"code": "40001"}';
+        END;
+    ELSE
+        SELECT l.* INTO held FROM fence.lease l WHERE l.name = verdict.lease;
+    END IF;
+    latest := coalesce(held.renewal_tokens[cardinality(held.renewal_tokens)], held.first_token);
+    is_own := CASE
+        WHEN token = held.first_token OR token = ANY (held.renewal_tokens)
+        -- A grant that this transaction guards cannot have been replaced, whatever has ended it meanwhile. (Who only pretends
+        -- to guard it has the lock now, and the row shows that nobody else was granted the lease before.)
+        THEN held.closing_token IS NULL AND held.expires_at > clock_timestamp()
+             OR coalesce(noted = held.first_token OR noted = ANY (held.renewal_tokens), false)
+        ELSE token = held.closing_token AND held.closed_in = pg_current_xact_id_if_assigned() AND held.closing_token > latest END;
+    IF is_own AND latest > fence.floor() AND (held.role = fence.caller() OR fence.acts_for(held.role)) THEN
+        IF keeps_snapshot AND held.granted_in = pg_current_xact_id_if_assigned() THEN
+            RETURN '{"code": "55000"}';
+        ELSIF noted IS DISTINCT FROM token THEN
+            -- Of a transaction that guards very many, the latest are noted.
+            PERFORM set_config('pg_fence.guards', (coalesce(CASE WHEN length(current_setting('pg_fence.guards', true)) < 8000
+                THEN nullif(current_setting('pg_fence.guards', true), '')::jsonb END, '{}') || jsonb_build_object(lease, token))::text, true);
+        END IF;
+        RETURN NULL;
+    END IF;
+    sees := fence.may_be_told(lease);
+    IF is_own AND latest > fence.floor() AND sees THEN
+        RETURN jsonb_build_object('code', '42501', 'role', held.role);
+    END IF;
+    RETURN jsonb_strip_nulls(jsonb_build_object('code', 'PF004',
+        'renew_first', CASE WHEN is_own AND latest <= fence.floor()
+                             AND (sees OR fence.acts_for(held.role)) THEN true END,
+        'holder', CASE WHEN sees THEN fence.cut(coalesce(held.holder, held.session_label)) END,
+        'expires_at', CASE WHEN sees THEN to_char(held.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END));
+END
+$$;
+
+-- At REPEATABLE READ and above a plain read shows an old grant. A new one deletes the row that the snapshot has, so that
+-- locking it raises 40001; a renewal does not. A token that the snapshot does not know may be a renewal's: 40001 then, too.
+CREATE OR REPLACE FUNCTION fence.grant_of_snapshot(lease text, token bigint) RETURNS fence.lease LANGUAGE plpgsql AS $$
+DECLARE
+    held fence.lease;
+BEGIN
+    SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease FOR KEY SHARE;
+    IF NOT FOUND THEN
+        -- A row that is newer than the snapshot shows by its key (23505) alone.
+        BEGIN
+            INSERT INTO fence.lease (name, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us)
+            VALUES (lease, '', '', 1, now(), now(), now(), 1);
+            RAISE SQLSTATE 'PF000';
+        EXCEPTION WHEN SQLSTATE 'PF000' THEN
+            NULL;
+        END;
+    ELSIF held.closing_token IS NULL AND (held.expires_at <= clock_timestamp()
+               OR token <> held.first_token AND token <> ALL (held.renewal_tokens)) THEN
+        SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease FOR NO KEY UPDATE;
+    END IF;
+    RETURN held;
+END
+$$;
+
+-- The words of a verdict; `named` is the lease where the caller may know its name.
+CREATE OR REPLACE FUNCTION fence.words(verdict jsonb, named text, token bigint, OUT message text, OUT hint text, OUT detail jsonb)
+LANGUAGE plpgsql AS $$
+DECLARE
+    lease CONSTANT text := coalesce('lease ' || fence.quoted(named), 'the row''s lease');
+BEGIN
+    detail := verdict - 'code' || jsonb_build_object('lease', fence.cut(named));
+    CASE verdict ->> 'code'
+    WHEN '40001' THEN
+        message := format('could not serialize access to %s due to concurrent changes', lease);
+        hint := 'The grant is newer than the transaction''s snapshot, which may lack the previous holder''s last writes: retry the transaction.';
+    WHEN '55000' THEN
+        message := format('this transaction''s snapshot is older than its grant of %s', lease);
+        hint := 'Acquire in a transaction of its own and commit it, then begin this one: at REPEATABLE READ and above its reads may lack the previous holder''s last writes.';
+    WHEN '42501' THEN
+        message := format('%s was granted to another role', lease);
+        hint := 'Only the role that acquired a lease, a member of it or a superuser may use its tokens; lease_revoke ends anybody''s.';
+    ELSE
+        message := format('fencing token%s does not speak for %s', coalesce(' ' || token, ''), lease);
+        detail := jsonb_build_object('presented', token) || detail;
+        hint := CASE WHEN verdict ? 'renew_first' THEN
+            'The lease is still this token''s, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.'
+            ELSE 'The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it anew.' END;
+    END CASE;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION lease_guard(name text, token bigint)
+RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    verdict jsonb;
+BEGIN
+    PERFORM fence.check_name(name);
+    PERFORM fence.check_token(token);
+    PERFORM fence.check_writable('lease_guard');
+    verdict := fence.verdict(name, token);
+    IF verdict IS NOT NULL THEN
+        PERFORM fence.refuse(verdict ->> 'code', w.message, w.hint, w.detail) FROM fence.words(verdict, name, token) AS w;
+    END IF;
+    PERFORM set_config('pg_fence.token', token::text, true);
+    RETURN token;
+END
+$$;
+COMMENT ON FUNCTION lease_guard(text, bigint) IS
+    'the token, or PF004; nobody else can be granted the lease until this transaction ends';
+
+CREATE OR REPLACE FUNCTION lease_check(name text, token bigint)
+RETURNS boolean LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    held fence.lease;
+    latest bigint;
+BEGIN
+    PERFORM fence.check_name(name);
+    PERFORM fence.check_token(token);
+    SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_check.name;
+    latest := coalesce(held.renewal_tokens[cardinality(held.renewal_tokens)], held.first_token);
+    IF NOT FOUND OR latest <= fence.floor() OR NOT fence.may_name(name) OR NOT pg_is_in_recovery() AND NOT fence.has_begun() AND fence.is_copy() THEN
+        RETURN false;
+    ELSIF held.closing_token IS NOT NULL THEN
+        RETURN token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
+    END IF;
+    RETURN (token = held.first_token OR token = ANY (held.renewal_tokens)) AND held.expires_at > clock_timestamp();
+END
+$$;
+COMMENT ON FUNCTION lease_check(text, bigint) IS
+    'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
+
+CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
+RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    pruned bigint;
+    horizon timestamptz;
+BEGIN
+    IF older_than < interval '0' THEN
+        PERFORM fence.bad_argument('older_than', 'older_than must not be negative',
+            '''1 day'' keeps what ended within the last day.');
+    END IF;
+    PERFORM fence.check_writable('lease_prune');
+    horizon := CASE WHEN fence.microseconds(older_than) > 60000000000000000 THEN '-infinity'  -- before all time
+                    ELSE clock_timestamp() - coalesce(older_than, '1 day') END;
+    -- Whoever is guarding a lease, or just acquiring it, has its lock; who has this lock meets no acquire.
+    WITH over AS MATERIALIZED (
+        SELECT l.name FROM fence.lease l
+         WHERE coalesce(l.ended_at, l.expires_at) < horizon AND fence.noted(l.name) IS NULL
+         LIMIT 1000),
+    gone AS MATERIALIZED (
+        SELECT l.name FROM fence.lease l
+         WHERE l.name IN (SELECT o.name FROM over o WHERE pg_try_advisory_xact_lock(fence.lock_key(o.name)))
+           AND coalesce(l.ended_at, l.expires_at) < horizon
+           FOR UPDATE SKIP LOCKED)
+    DELETE FROM fence.lease l USING gone g WHERE l.name = g.name;
+    GET DIAGNOSTICS pruned = ROW_COUNT;
+    RETURN pruned;
+END
+$$;
+COMMENT ON FUNCTION lease_prune(interval) IS
+    'deletes up to 1000 rows of grants that ended more than older_than ago (never of a guarded one), and returns how many';
+
+-- A barrier: a condition of the caller's must not see the leases that the caller may not.
+CREATE OR REPLACE VIEW fence.leases WITH (security_barrier) AS
+SELECT l.name, 'exclusive'::text AS mode,
+       CASE WHEN l.closing_token IS NOT NULL THEN 'free'
+            WHEN l.expires_at <= clock_timestamp() THEN 'expired' ELSE 'held' END AS state,
+       coalesce(l.holder, l.session_label) AS holder, l.role,
+       coalesce(l.closing_token, l.renewal_tokens[cardinality(l.renewal_tokens)], l.first_token) AS token,
+       l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
+       CASE WHEN l.closing_token IS NOT NULL THEN interval '0'
+            ELSE greatest(l.expires_at - clock_timestamp(), interval '0') END AS remaining,
+       l.renewals, l.metadata, coalesce(b.pids, '{}') AS blocking_pids, false AS adopted
+  FROM fence.lease l
+  LEFT JOIN (SELECT (p.classid::bigint << 32) | p.objid::bigint AS key, array_agg(DISTINCT coalesce(p.pid, 0)) AS pids
+               FROM pg_locks p
+              WHERE p.locktype = 'advisory' AND p.objsubid = 1 AND p.granted
+                AND p.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+              GROUP BY 1) AS b ON b.key = fence.lock_key(l.name)
+ WHERE fence.may_name(l.name);
+COMMENT ON VIEW fence.leases IS 'one row per lease: who holds what until when, and who holds up a take-over';
+
+CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
+RETURNS SETOF fence.leases LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM fence.check_name(name);
+    IF token IS NOT NULL THEN
+        PERFORM fence.check_token(token);
+    END IF;
+    RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name;
+END
+$$;
+COMMENT ON FUNCTION lease_info(text, bigint) IS
+    'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
+
+CREATE OR REPLACE FUNCTION fence_new_epoch()
+RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM fence.check_writable('fence_new_epoch');
+    PERFORM fence.move_on(true);
+    RETURN fence.floor();
+END
+$$;
+COMMENT ON FUNCTION fence_new_epoch() IS
+    'makes the token sequence jump, for copies of a database that nothing can see from inside';
+
+CREATE OR REPLACE FUNCTION fence_status(
+    OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,
+    OUT in_recovery boolean, OUT library_version text, OUT sql_version text)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN NOT pg_is_in_recovery() THEN coalesce(pg_sequence_last_value('fence.token_seq'), 0) END,
+           i.timeline, i.system_identifier, coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0),
+           pg_is_in_recovery(), 'none: pg_fence_lite', '0.1.0'
+      FROM fence.identity() AS i
+$$;
+COMMENT ON FUNCTION fence_status() IS
+    'the token sequence, the identity of the database and the versions; last_token is NULL on a standby';
+
+
+-- The fence -----------------------------------------------------------------------------------------------------------
+
+-- The name of a row's lease. Called by whoever writes the table, with his own rights, as the next three are.
+CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, tried jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    rest text := template;
+    piece text;
+    name text := '';
+BEGIN
+    IF template !~ '[{}]' THEN
+        name := template;
+        rest := '';
+    END IF;
+    WHILE rest <> '' LOOP
+        piece := substring(rest FROM '^(?:\{\{|\}\}|\{[^{}]+\}|[^{}]+)');
+        rest := substr(rest, length(piece) + 1);
+        IF piece IS NULL THEN
+            PERFORM fence.refuse_row('22023', relation, data, tried, format('in the lease %s: a brace has no partner', fence.quoted(template)),
+                'fenced(fence_column, mode, lease): the column''s name; strict, monotonic or managed; and a lease''s name with {column} placeholders.', '{}');
+        ELSIF piece IN ('{{', '}}') THEN
+            name := name || left(piece, 1);
+        ELSIF left(piece, 1) <> '{' THEN
+            name := name || piece;
+        ELSE
+            piece := substr(piece, 2, length(piece) - 2);
+            name := name || (data ->> piece);
+            IF name IS NULL AND data ? piece THEN
+                PERFORM fence.refuse_row('22004', relation, data, tried, format('column %s is NULL, so the row names no lease', fence.quoted(piece)),
+                    'Give it a value. Rows that have none can be mended by the table''s owner, in one transaction: fence_unprotect, UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.',
+                    jsonb_build_object('column', fence.cut(piece)));
+            ELSIF name IS NULL THEN
+                PERFORM fence.refuse_row('42703', relation, data, tried, format('the trigger fenced finds no column %s', fence.quoted(piece)),
+                    'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
+                    jsonb_build_object('column', fence.cut(piece)));
+            END IF;
+        END IF;
+    END LOOP;
+    IF octet_length(name) NOT BETWEEN 1 AND 512 THEN
+        PERFORM fence.refuse_row('22023', relation, data, tried, 'the row''s columns make no lease name of 1 to 512 bytes', 'Bind the table to a lease by shorter columns.', '{}');
+    END IF;
+    RETURN name;
+END
+$$;
+
+-- May the caller read these columns in every row? The current user and the session's role both must.
+CREATE OR REPLACE FUNCTION fence.may_read(relation oid, columns text[]) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT NOT row_security_active(relation) AND NOT EXISTS (
+        SELECT FROM unnest(columns) AS c (name), (VALUES (current_user), (fence.caller())) AS u (role)
+         WHERE NOT has_column_privilege(u.role, relation, c.name, 'SELECT'))
+$$;
+
+-- Refuses a row. `tried` has what the statement did: op, column, mode, lease, stored, presented, shown, named.
+CREATE OR REPLACE FUNCTION fence.refuse_row(code text, relation oid, data jsonb, tried jsonb, message text, hint text, detail jsonb)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    place record;
+    key_columns CONSTANT text[] := ARRAY (
+        SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::smallint[])
+         WHERE i.indrelid = relation AND i.indisprimary AND array_position(i.indkey::smallint[], a.attnum) < i.indnkeyatts
+         ORDER BY a.attnum LIMIT 8);
+    key jsonb;
+BEGIN
+    SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+    IF data IS NOT NULL AND fence.may_read(relation, key_columns) THEN
+        SELECT jsonb_object_agg(k, CASE jsonb_typeof(data -> k)
+                   WHEN 'string' THEN to_jsonb(fence.cut(data ->> k)) WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
+                   WHEN 'number' THEN CASE WHEN data ->> k ~ '^-?\d{1,19}$' THEN data -> k ELSE to_jsonb(data ->> k) END
+                   ELSE data -> k END)
+          INTO key FROM unnest(key_columns) AS k;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint,
+        DETAIL = jsonb_strip_nulls(detail || jsonb_build_object('relation', fence.cut(format('%I.%I', place.nspname, place.relname)), 'key', key)),
+        SCHEMA = place.nspname, TABLE = place.relname, COLUMN = coalesce(tried ->> 'column', '');
+END
+$$;
+
+-- PF001 and PF002. A client that writes every column back must not be told that a newer holder is at work when it has
+-- only written its own older value.
+CREATE OR REPLACE FUNCTION fence.refuse_token(code text, relation oid, data jsonb, tried jsonb) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    reads CONSTANT boolean := fence.may_read(relation, ARRAY[tried ->> 'column']);
+    presents CONSTANT boolean := (tried ->> 'presents')::boolean;  -- by the column
+    own CONSTANT bigint := CASE WHEN tried ->> 'lease' IS NOT NULL THEN fence.noted(fence.lease_of(tried ->> 'lease', data, relation, tried)) END;
+    ambient CONSTANT bigint := coalesce(own, (tried ->> 'ambient')::bigint, substring(current_setting('pg_fence.token', true) FROM '^\s*(\d{1,18})\s*$')::bigint);
+    stored CONSTANT bigint := CASE WHEN reads THEN tried ->> 'stored' END;
+    presented CONSTANT bigint := CASE WHEN reads OR presents OR tried ->> 'ambient' IS NOT NULL THEN tried ->> 'presented' END;
+    managed CONSTANT boolean := tried ->> 'mode' = 'managed';
+    is_strict CONSTANT boolean := tried ->> 'mode' = 'strict';
+    named CONSTANT text := fence.quoted(tried ->> 'column');
+    do_this CONSTANT text := 'In this transaction, SET LOCAL pg_fence.token to the token of your lease, or call lease_guard';
+    writes CONSTANT boolean := presents OR tried ->> 'op' = 'UPDATE'
+        AND ((tried ->> 'named')::boolean OR managed AND tried ->> 'shown' IS DISTINCT FROM tried ->> 'stored');
+BEGIN
+    IF code = 'PF001' THEN
+        PERFORM fence.refuse_row(code, relation, data, tried,
+            CASE WHEN presented = stored THEN format('stale fencing token: the row has already been written with token %s', stored)
+                 WHEN presented IS NOT NULL AND stored IS NOT NULL THEN format('stale fencing token %s: the row has already seen %s', presented, stored)
+                 WHEN presented IS NOT NULL THEN format('stale fencing token %s: the row has seen the same or a greater one', presented)
+                 ELSE 'stale fencing token: the row has seen the same or a greater one' END,
+            CASE WHEN presented = stored THEN format('Nobody newer is at work: the row has this very token, and strict mode wants a greater one. '
+                     'To write it again under one grant, use lease_renew''s token, or monotonic mode; for a client '
+                     'that writes column %s back as it read it, managed mode.', named)
+                 WHEN NOT managed AND stored IS NOT NULL AND writes AND tried ->> 'shown' IS NOT NULL
+                      AND (ambient >= stored OR presents AND own IS NOT NULL AND NOT is_strict) THEN format(
+                     'The statement wrote an older value into column %s, which counts before the transaction''s '
+                     'own token: leave the column out, or use managed mode for a client that writes every column back.', named)
+                 ELSE 'A newer holder may have taken the lease over: stop, and do not retry with this token.'
+                     || CASE WHEN is_strict THEN ' To write a row again under one grant, use lease_renew''s token, or monotonic mode.'
+                             WHEN tried ->> 'lease' IS NULL THEN ' If it was a renewal of your own that wrote the row, use its token, or bind the table to its lease.'
+                             ELSE '' END END,
+            jsonb_build_object('presented', presented, 'stored', stored));
+    END IF;
+    PERFORM fence.refuse_row(code, relation, data, tried, 'no fencing token presented',
+        CASE WHEN tried ->> 'op' = 'DELETE' THEN format('%s: a DELETE writes no column %s.', do_this, named)
+             WHEN managed AND tried ->> 'shown' IS NOT NULL AND (writes OR tried ->> 'op' = 'INSERT') THEN format('What was written into column %s was ignored, for it is managed. %s.', named, do_this)
+             WHEN managed AND writes THEN format('The NULL written into column %s was ignored, for it is managed. %s.', named, do_this)
+             WHEN managed THEN format('Column %s is managed. %s.', named, do_this)
+             WHEN writes AND ambient IS NOT NULL THEN format('The statement wrote NULL into column %s, which counts before the transaction''s own token: '
+                  'leave the column out, or use managed mode for a client that writes every column back.', named)
+             WHEN writes THEN format('The statement wrote NULL into column %s: set it to the token of your lease, or SET LOCAL pg_fence.token.', named)
+             ELSE format('Set column %s to the token of your lease, or SET LOCAL pg_fence.token.', named) END
+        || ' A NULL often means that lease_renew or lease_release found the lease lost: stop.',
+        jsonb_build_object('stored', stored));
+END
+$$;
+
+-- fenced(fence column; strict, monotonic or managed; lease; '' or how fence_protect uses it; events).
+--
+-- It runs with the rights of the writer: it makes texts of the row, and a column's type may bring code of its own. What it
+-- needs of the state it asks of fence.verdict.
+CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    fence_column text;
+    mode text;
+    template text;
+    stored bigint;     -- the fence of the old row
+    shown bigint;      -- and of the new one
+    token bigint;      -- what the write presents
+    ambient bigint;    -- what the transaction has beside the column
+    presents boolean;  -- the column itself presents it, or a NULL
+    named boolean;
+    fence bigint;      -- what the row's fence is to be
+    leases text[];
+    each text;
+    verdict jsonb;
+    old_row jsonb;
+    new_row jsonb;
+    place jsonb;
+    moving bigint[];
+    arrives boolean;
+BEGIN
+    -- Most writes: a greater token in column "fence" of a table that is bound to no lease.
+    IF TG_OP = 'UPDATE' AND coalesce(TG_ARGV[0], 'fence') = 'fence' AND coalesce(TG_ARGV[1], 'strict') IN ('strict', 'monotonic')
+       AND coalesce(TG_ARGV[2], '') = '' AND coalesce(TG_ARGV[3], '') = '' AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
+        IF NEW.fence > coalesce(OLD.fence, 0) AND pg_typeof(NEW.fence) = 'bigint'::regtype AND NEW.fence <= pg_sequence_last_value('fence.token_seq') THEN
+            RETURN NEW;
+        END IF;
+    END IF;
+
+    IF TG_OP = 'TRUNCATE' THEN
+        IF current_setting('session_replication_role') = 'replica' THEN
+            RETURN NULL;
+        END IF;
+        PERFORM fence.refuse_row('PF005', TG_RELID, NULL, '{}', 'TRUNCATE cannot be fenced: it shows no token',
+            'Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.', '{}');
+    ELSIF TG_LEVEL <> 'ROW' OR TG_WHEN <> 'BEFORE' THEN
+        PERFORM fence.refuse('39P01', CASE WHEN TG_LEVEL <> 'ROW' THEN 'fenced() must fire FOR EACH ROW, but for TRUNCATE'
+                                      ELSE 'fenced() must fire BEFORE the write' END,
+            'CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON my_table FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.');
+    ELSIF TG_NARGS > 5 OR coalesce(TG_ARGV[1], '') NOT IN ('', 'strict', 'monotonic', 'managed')
+          OR coalesce(TG_ARGV[3], '') NOT IN ('', 'named', 'partitioned')
+          OR coalesce(TG_ARGV[4], '') !~ '^((insert|update|delete|truncate)(,(?!$)|$))*$' THEN
+        IF TG_ARGV[3] = 'verify' THEN
+            PERFORM fence.left_out('verify');
+        END IF;
+        PERFORM fence.refuse('22023', CASE WHEN TG_NARGS > 5 THEN 'fenced() takes at most 5 arguments'
+                WHEN coalesce(TG_ARGV[1], '') NOT IN ('', 'strict', 'monotonic', 'managed') THEN format('unknown mode %s of fenced()', fence.quoted(TG_ARGV[1]))
+                WHEN coalesce(TG_ARGV[3], '') NOT IN ('', 'named', 'partitioned') THEN 'the fourth argument of fenced() can only be verify'
+                ELSE 'the fifth argument of fenced() can only be events: insert, update, delete, truncate' END,
+            'fenced(fence_column, mode, lease): the column''s name; strict, monotonic or managed; and a lease''s name with {column} placeholders.');
+    END IF;
+
+    -- A trigger of its own, BEFORE UPDATE OF the fence column and first of all, notes that the statement names the column.
+    IF TG_ARGV[3] = 'named' THEN
+        PERFORM set_config('pg_fence.named', TG_RELID || ' ' || pg_trigger_depth(), true);
+        RETURN NEW;
+    END IF;
+    named := TG_OP <> 'UPDATE' OR coalesce(current_setting('pg_fence.named', true) = TG_RELID || ' ' || pg_trigger_depth(), false);
+    IF named AND TG_OP = 'UPDATE' THEN
+        PERFORM set_config('pg_fence.named', '', true);
+    END IF;
+
+    fence_column := coalesce(nullif(TG_ARGV[0], ''), 'fence');
+    mode := coalesce(nullif(TG_ARGV[1], ''), 'strict');
+    template := nullif(TG_ARGV[2], '');
+    IF fence_column <> 'fence' OR template ~ '[{}]' THEN
+        old_row := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END;
+        new_row := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END;
+    END IF;
+    IF fence_column = 'fence' THEN
+        IF pg_typeof(CASE WHEN TG_OP = 'DELETE' THEN OLD.fence ELSE NEW.fence END) <> 'bigint'::regtype THEN
+            PERFORM fence.refuse_row('42804', TG_RELID, NULL, '{"column": "fence"}',
+                'column "fence" must be a bigint to serve the trigger fenced',
+                'Tokens are bigint; a lease''s name is made of columns whose text no setting can change.', '{"column": "fence"}');
+        END IF;
+        IF TG_OP <> 'INSERT' THEN stored := OLD.fence; END IF;
+        IF TG_OP <> 'DELETE' THEN shown := NEW.fence; END IF;
+    ELSIF NOT coalesce(new_row, old_row) ? fence_column THEN
+        PERFORM fence.refuse('42703', format('the trigger fenced finds no column %s', fence.quoted(fence_column)),
+            'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
+            jsonb_build_object('column', fence_column));
+    ELSE
+        stored := old_row ->> fence_column;
+        shown := new_row ->> fence_column;
+    END IF;
+
+    IF current_setting('session_replication_role') = 'replica' THEN
+        -- The publisher has judged the rest.
+        IF TG_OP = 'UPDATE' AND stored IS NOT NULL AND NOT coalesce(shown > stored OR shown = stored AND mode <> 'strict', false) THEN
+            PERFORM fence.refuse_token(CASE WHEN shown IS NULL THEN 'PF002' ELSE 'PF001' END, TG_RELID, to_jsonb(OLD), jsonb_build_object(
+                'op', TG_OP, 'column', fence_column, 'mode', mode, 'lease', template, 'stored', stored, 'presented', shown,
+                'shown', shown, 'presents', shown IS DISTINCT FROM stored, 'named', true));
+        END IF;
+        RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
+    END IF;
+
+    -- The update of a row of a partition, whose DELETE here and INSERT there may follow: its token, the row, its fence.
+    IF TG_ARGV[3] = 'partitioned' AND TG_OP <> 'UPDATE' THEN
+        moving := string_to_array(nullif(current_setting('pg_fence.moving', true), ''), ' ')::bigint[];
+        arrives := template IS NOT NULL AND TG_OP = 'INSERT' AND shown = moving[3];
+    END IF;
+    IF mode = 'managed' AND TG_OP = 'INSERT' AND NOT coalesce(arrives, false) AND TG_ARGV[4] <> '' AND 'insert' <> ALL (string_to_array(TG_ARGV[4], ',')) THEN
+        -- Who creates a row needs no lease here, but must not fill the column either.
+        shown := NULL;
+    ELSE
+        IF template IS NOT NULL THEN
+            -- That of the new row and that of the old one, where they differ.
+            place := jsonb_build_object('column', fence_column);
+            leases := ARRAY[fence.lease_of(template, coalesce(new_row, old_row), TG_RELID, place)];
+            IF old_row IS NOT NULL AND new_row IS NOT NULL AND fence.lease_of(template, old_row, TG_RELID, place) <> leases[1] THEN
+                leases := leases || fence.lease_of(template, old_row, TG_RELID, place);
+            END IF;
+        END IF;
+        presents := mode <> 'managed' AND CASE TG_OP WHEN 'INSERT' THEN shown IS NOT NULL
+                                                     WHEN 'UPDATE' THEN shown IS DISTINCT FROM stored ELSE false END;
+        token := CASE WHEN arrives THEN moving[1] ELSE shown END;
+        IF NOT presents AND NOT coalesce(arrives, false) THEN
+            FOREACH each IN ARRAY coalesce(leases, '{}') LOOP
+                ambient := coalesce(ambient, fence.noted(each));
+            END LOOP;
+            -- A row that leaves its partition was judged a moment ago: it presents the same token again.
+            IF TG_OP = 'DELETE' AND moving[2] = hashtext(OLD::text) THEN
+                ambient := coalesce(ambient, moving[1]);
+            END IF;
+            IF ambient IS NULL AND current_setting('pg_fence.token', true) <> '' THEN
+                IF current_setting('pg_fence.token') !~ '^\s*\d{1,19}\s*$' THEN
+                    PERFORM fence.refuse('22023', format('invalid value for parameter "pg_fence.token": %s', fence.quoted(current_setting('pg_fence.token'))),
+                        'It is a fencing token, a number from 1 on, or empty for none.');
+                END IF;
+                ambient := current_setting('pg_fence.token')::bigint;
+            END IF;
+            token := coalesce(ambient, CASE WHEN mode = 'monotonic' AND named AND TG_OP = 'UPDATE' THEN stored END);
+        END IF;
+        fence := CASE WHEN arrives THEN shown ELSE token END;
+        IF token IS NULL AND TG_OP = 'INSERT' AND mode = 'managed' AND template IS NULL THEN
+            shown := NULL;
+        ELSE
+            IF token IS NULL
+               OR token NOT BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0)
+               OR TG_OP <> 'INSERT' AND NOT coalesce(token > stored OR token = stored AND mode <> 'strict', true) THEN
+                -- It is refused, unless a start has lost the latest of the sequence, or the row is bound to a lease.
+                verdict := jsonb_build_object('op', TG_OP, 'column', fence_column, 'mode', mode, 'lease', template, 'stored', stored,
+                    'shown', shown, 'presented', token, 'presents', presents, 'named', named, 'ambient', ambient);
+                IF token IS NULL THEN
+                    PERFORM fence.refuse_token(CASE WHEN mode = 'strict' AND NOT presents AND named AND stored IS NOT NULL AND TG_OP = 'UPDATE'
+                        THEN 'PF001' ELSE 'PF002' END, TG_RELID, to_jsonb(coalesce(OLD, NEW)),
+                        verdict || jsonb_build_object('presented', CASE WHEN NOT presents THEN stored END));
+                END IF;
+                PERFORM fence.settle();
+                IF token NOT BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0) THEN
+                    IF template IS NOT NULL AND NOT fence.may_be_told(leases[1]) THEN
+                        fence := NULL;  -- who may not see leases is told the same of each token that does not speak
+                    ELSE
+                        PERFORM fence.refuse_row('PF003', TG_RELID, to_jsonb(coalesce(OLD, NEW)), verdict,
+                            format('fencing token %s was never issued by this database', token),
+                            'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.',
+                            jsonb_build_object('presented', token));
+                    END IF;
+                ELSIF TG_OP <> 'INSERT' AND NOT coalesce(token > stored OR token = stored AND mode <> 'strict', true) THEN
+                    IF template IS NULL OR mode = 'strict' THEN
+                        PERFORM fence.refuse_token('PF001', TG_RELID, to_jsonb(coalesce(OLD, NEW)), verdict);
+                    END IF;
+                    -- Nobody who excludes a token that speaks was granted the lease since: the row keeps the greater one.
+                    fence := stored;
+                END IF;
+            END IF;
+            FOREACH each IN ARRAY coalesce(leases, '{}') LOOP
+                verdict := fence.verdict(each, token);
+                IF verdict IS NOT NULL THEN
+                    IF stored > token AND verdict ->> 'code' = 'PF004' AND NOT verdict ? 'renew_first' THEN
+                        PERFORM fence.refuse_token('PF001', TG_RELID, to_jsonb(coalesce(OLD, NEW)), jsonb_build_object(
+                            'op', TG_OP, 'column', fence_column, 'mode', mode, 'lease', template, 'stored', stored,
+                            'shown', shown, 'presented', token, 'presents', presents, 'named', named, 'ambient', ambient));
+                    END IF;
+                    PERFORM fence.refuse_row(verdict ->> 'code', TG_RELID, to_jsonb(coalesce(OLD, NEW)), jsonb_build_object('column', fence_column),
+                        w.message, w.hint, w.detail)
+                      FROM fence.words(verdict,
+                          CASE WHEN fence.may_read(TG_RELID, fence.template_columns(template)) THEN each END,
+                          CASE WHEN presents OR ambient IS NOT NULL OR fence.may_read(TG_RELID, ARRAY[fence_column]) THEN token END) AS w;
+                END IF;
+            END LOOP;
+            IF TG_OP = 'DELETE' THEN
+                RETURN OLD;
+            ELSIF TG_OP = 'UPDATE' AND TG_ARGV[3] = 'partitioned' THEN
+                PERFORM set_config('pg_fence.moving', token || ' ' || hashtext(OLD::text) || ' ' || fence, true);
+            END IF;
+            shown := fence;
+        END IF;
+    END IF;
+
+    IF fence_column = 'fence' THEN
+        NEW.fence := shown;
+    ELSIF (new_row ->> fence_column)::bigint IS DISTINCT FROM shown THEN
+        NEW := jsonb_populate_record(NEW, jsonb_build_object(fence_column, shown));
+    END IF;
+    RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION fenced() IS
+'trigger function (fence column; mode strict, monotonic or managed; lease; verify; events): refuses a write whose token is stale, missing or never issued';
+
+-- By this the trigger, which cannot write the sequence, has it moved on after a start.
+CREATE OR REPLACE FUNCTION fence.settle() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT fence.has_begun() THEN
+        PERFORM fence.move_on(false);
+    END IF;
+END
+$$;
+
+-- The columns that the name of a lease is made of; NULL where its braces do not pair.
+CREATE OR REPLACE FUNCTION fence.template_columns(template text) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN template ~ '^(\{\{|\}\}|\{[^{}]+\}|[^{}])*$' THEN ARRAY (
+        SELECT m[1] FROM regexp_matches(template, '\{\{|\}\}|\{([^{}]+)\}|[^{}]+', 'g') AS m WHERE m[1] IS NOT NULL) END
+$$;
+
+-- The arguments of a trigger, between which pg_trigger has zero bytes.
+CREATE OR REPLACE FUNCTION fence.trigger_arguments(tgargs bytea, tgnargs smallint) RETURNS text[] LANGUAGE sql STABLE AS $$
+    SELECT ARRAY (SELECT convert_from(decode(replace(x.part, ' ', ''), 'hex'), getdatabaseencoding())
+                    FROM unnest(string_to_array(regexp_replace(encode(tgargs, 'hex'), '(..)', '\1 ', 'g'), '00 '))
+                         WITH ORDINALITY AS x (part, n)
+                   WHERE x.n <= tgnargs ORDER BY x.n)
+$$;
+
+-- fenced(), wherever the calls are.
+CREATE OR REPLACE FUNCTION fence.trigger_function() RETURNS regproc LANGUAGE sql STABLE BEGIN ATOMIC
+    SELECT 'fenced'::regproc;
+END;
+
+
+-- Fencing a table -----------------------------------------------------------------------------------------------------
+-- With the rights of the caller, so that PostgreSQL itself stands behind every check.
+
+CREATE OR REPLACE FUNCTION fence_protect(
+    relation     regclass,
+    fence_column name    DEFAULT 'fence',
+    mode         text    DEFAULT NULL,
+    lease        text    DEFAULT NULL,
+    events       text    DEFAULT NULL,
+    verify       boolean DEFAULT false,
+    always       boolean DEFAULT false)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    ours CONSTANT oid := fence.trigger_function();
+    mark CONSTANT text := 'fencing token of the latest write (pg_fence)';
+    table_name CONSTANT text := relation::text;
+    had record;       -- the fence that the table has
+    refusal record;
+    col name;
+    judged_as text;
+    bound_to text;
+    kept_events text;
+    on_events text[];
+    free_insert boolean;  -- of a managed table: a row may be created without its lease
+    chosen text;
+    is_partitioned boolean := false;
+    is_locked boolean;
+    item record;
+    added text[] := '{}';
+BEGIN
+    IF verify THEN
+        PERFORM fence.left_out('verify');
+    END IF;
+    -- Twice: what was seen before the lock may have changed while waiting for it.
+    FOREACH is_locked IN ARRAY '{f,t}'::boolean[] LOOP
+        SELECT r.*, n.nspname, c.relname INTO refusal
+          FROM (VALUES (1)) AS once
+          LEFT JOIN pg_class c ON c.oid = relation
+          LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+         CROSS JOIN LATERAL (VALUES
+            (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
+            (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
+            (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
+            (c.oid < 16384 OR n.nspname = 'fence', '42809', 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
+            (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server', 'Fence the table that stores the rows.'),
+            (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.'),
+            (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
+             format('ALTER TABLE %s SET LOGGED;', table_name)),
+            (c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',
+             format('Protect %s, which covers its partitions.', pg_partition_root(c.oid))),
+            (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
+             'Protect the parent; fence_audit of the parent has the statements for its children.')
+         ) AS r (applies, code, fault, hint)
+         WHERE r.applies LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
+                MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), refusal.fault),
+                DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
+                SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
+        END IF;
+        EXIT WHEN is_locked;
+        -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
+        EXECUTE format('LOCK TABLE %s IN %s MODE', relation, CASE
+            WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = coalesce(fence_column, 'fence'))
+             AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
+            THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
+    END LOOP;
+
+    -- What the table has stays, where the call does not say otherwise. A call that binds the table, or unbinds it, takes
+    -- the other default: a leased row may be written often under one token; without a lease only strict is safe.
+    SELECT count(*) > 0 AS is_fenced, max(a.arguments[1]) AS fence_column, max(nullif(a.arguments[2], '')) AS mode,
+           max(nullif(a.arguments[3], '')) AS lease, max(nullif(a.arguments[5], '')) AS events,
+           bool_or(t.tgname = 'fenced' AND t.tgtype & 4 <> 0) AS inserts, coalesce(bool_or(t.tgenabled = 'A'), false) AS fires_always
+      INTO had
+      FROM pg_trigger t CROSS JOIN LATERAL (SELECT fence.trigger_arguments(t.tgargs, t.tgnargs)) AS a (arguments)
+     WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2 AND t.tgname IN ('fenced', 'fenced_truncate');
+    col := coalesce(fence_column, had.fence_column, 'fence');
+    bound_to := CASE WHEN lease = '' AND had.is_fenced THEN NULL ELSE coalesce(lease, had.lease) END;
+    judged_as := lower(coalesce(mode,
+        CASE WHEN had.mode = 'managed' OR (bound_to IS NULL) = (had.lease IS NULL) THEN had.mode END,
+        CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END));
+    kept_events := CASE WHEN bound_to IS NULL OR had.lease IS NOT NULL THEN had.events END;
+    on_events := regexp_split_to_array(lower(btrim(coalesce(events, kept_events, 'update,delete,truncate'))), '\s*,\s*')
+        || CASE WHEN events IS NULL AND kept_events IS NULL
+                     AND (bound_to IS NOT NULL OR had.lease IS NOT NULL OR had.mode = 'managed' OR had.inserts)
+                  OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END;
+    free_insert := judged_as = 'managed' AND 'insert' <> ALL (on_events);
+    chosen := CASE WHEN NOT (on_events @> '{update,delete,truncate}'
+            AND ('insert' = ANY (on_events)) = (bound_to IS NOT NULL OR judged_as = 'managed'))
+        THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END;
+
+    SELECT r.*, n.nspname, c.relname, c.relkind = 'p' AS is_partitioned, f.attnum IS NOT NULL AS has_column INTO refusal
+      FROM pg_class c
+      JOIN pg_namespace n ON n.oid = c.relnamespace
+      LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = col
+      LEFT JOIN LATERAL (
+           SELECT p.name, a.attnum, a.attgenerated FROM unnest(fence.template_columns(bound_to)) AS p (name)
+             LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = p.name AND a.attnum > 0 AND NOT a.attisdropped
+            WHERE a.attnum IS NULL OR a.attgenerated <> ''
+               OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[])
+            LIMIT 1) AS unfit ON true
+      LEFT JOIN LATERAL (SELECT * FROM (VALUES
+        (col = '', '22023', 'the fence column needs a name', 'Leave fence_column out for a column "fence".', NULL),
+        (judged_as NOT IN ('strict', 'monotonic', 'managed'), '22023', format('there is no mode "%s"', judged_as),
+         'The modes are strict, monotonic and managed.', NULL),
+        (NOT on_events <@ '{insert,update,delete,truncate}', '22023', format('events "%s" are not known', events),
+         'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
+        (free_insert AND c.relkind = 'p' AND on_events @> '{update}' AND NOT on_events @> '{delete}', '22023',
+         'a managed partitioned table needs delete among the events',
+         'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
+        (bound_to = '', '22023', 'the name of a lease must not be empty',
+         'Leave lease out to compare tokens row by row only; to unbind, give it for a fenced table.', NULL),
+        (bound_to IS NOT NULL AND fence.template_columns(bound_to) IS NULL, '22023',
+         format('the braces of lease "%s" do not pair', bound_to),
+         'Write {column} for the value of a column, {{ and }} for braces.', NULL),
+        (octet_length(regexp_replace(regexp_replace(bound_to, '\{\{|\}\}', '_', 'g'), '\{[^{}]+\}', '', 'g')) > 512, '22023',
+         'the name of a lease must not exceed 512 bytes', 'Shorten the text around the placeholders.', NULL),
+        (col = ANY (fence.template_columns(bound_to)), '22023', 'the lease of a row cannot depend on its fence column',
+         'Use the columns that identify the row.', col),
+        (EXISTS (SELECT FROM pg_partition_tree(relation) p JOIN pg_class pc ON pc.oid = p.relid
+                  WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
+         'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
+        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours AND t.tgname IN ('fence_named', 'fenced', 'fenced_truncate', 'fenced_verify')
+                    AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))), '42710',
+         'another trigger bears the name fenced, fenced_truncate, fenced_verify or fence_named', 'Rename that trigger.', NULL),
+        (f.attnum IS NULL AND c.reloftype <> 0, '42809', format('its type has no attribute "%s"', col),
+         format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, col), col),
+        (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', col), 'Give the fence column another name.', col),
+        (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', col,
+         format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', col),
+        (f.attgenerated <> '', '42611', format('column "%s" is generated', col),
+         'Name a plain bigint column as fence_column.', col),
+        (f.atthasdef OR f.attidentity <> '', '42611', format('column "%s" has a default, which would pass for a token', col),
+         format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, col,
+         CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), col),
+        (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703', format('the lease names {%s}, no column of it', unfit.name),
+         'Write a column exactly as it is stored, capitals included.', unfit.name),
+        (unfit.attgenerated <> '', '42611', format('the lease names {%s}, a generated column', unfit.name),
+         'Its value comes too late for a trigger: name the columns it is made from.', unfit.name),
+        (unfit.name IS NOT NULL, '42804', format('the lease names {%s}, whose type is not fit', unfit.name),
+         'Fit are smallint, integer, bigint, text, character varying, uuid, boolean: no setting changes their text.', unfit.name)
+        ) AS v (applies, code, fault, hint, about) WHERE v.applies LIMIT 1) AS r ON true
+     WHERE c.oid = relation;
+    IF refusal.code IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
+            MESSAGE = format('cannot fence %s: %s', table_name, refusal.fault),
+            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', refusal.about)),
+            SCHEMA = refusal.nspname, TABLE = refusal.relname, COLUMN = coalesce(refusal.about, '');
+    END IF;
+    is_partitioned := refusal.is_partitioned;
+
+    IF NOT refusal.has_column THEN
+        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, col);
+        added := added || format('column "%s"', col);
+        FOR item IN SELECT a.attname FROM pg_attribute a
+                     WHERE a.attrelid = relation AND col_description(relation, a.attnum) = mark LOOP
+            RAISE WARNING USING MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', col, item.attname),
+                HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
+        END LOOP;
+    END IF;
+    IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
+         WHERE a.attrelid = relation AND a.attname = col) THEN
+        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, col, mark);
+    END IF;
+
+    -- What will be there and was not, or not for every write.
+    added := added || ARRAY (
+        SELECT upper(e.name) FROM (VALUES (1, 'insert', 4, 3), (2, 'update', 16, 3), (3, 'delete', 8, 3), (4, 'truncate', 32, 2)) AS e (n, name, bit, bits)
+         WHERE e.name = ANY (on_events) AND EXISTS (
+               SELECT FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
+                WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part AND t.tgfoid = ours AND t.tgtype & 3 = e.bits
+                    AND t.tgtype & e.bit <> 0 AND t.tgenabled IN ('O', 'A') AND t.tgqual IS NULL AND t.tgattr::text = ''))
+         ORDER BY e.n);
+    FOR item IN
+        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t WHERE t.tgfoid = ours AND t.tgparentid = 0
+           AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
+    END LOOP;
+    -- Postgres copies a row trigger to every partition, present and future, but no statement trigger. fence_named comes
+    -- before fenced by its name, and only where the column is written with the value that it has.
+    FOR item IN
+        SELECT 'fence_named' AS tgname, relation AS rel,
+               format('BEFORE UPDATE OF %I ON %s FOR EACH ROW WHEN (NEW.%I IS NOT DISTINCT FROM OLD.%I)', col, relation, col, col) AS at,
+               'named' AS use
+         WHERE on_events && '{update}' AND judged_as <> 'managed'
+        UNION ALL
+        SELECT 'fenced', relation, format('BEFORE %s ON %s FOR EACH ROW', x.row_events, relation),
+               CASE WHEN is_partitioned THEN 'partitioned' ELSE '' END
+          FROM (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(on_events || CASE WHEN free_insert THEN '{insert}'::text[] END) AS e
+                 WHERE e <> 'truncate') AS x (row_events)
+         WHERE x.row_events IS NOT NULL
+        UNION ALL
+        SELECT 'fenced_truncate', part, format('BEFORE TRUNCATE ON %s FOR EACH STATEMENT', part), ''
+          FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
+         WHERE 'truncate' = ANY (on_events)
+    LOOP
+        EXECUTE format('CREATE TRIGGER %I %s EXECUTE FUNCTION %s(%s)', item.tgname, item.at, ours::regproc,
+            CASE WHEN item.use = '' AND chosen IS NULL AND bound_to IS NULL THEN format('%L, %L', col, judged_as)
+                 WHEN item.use = '' AND chosen IS NULL THEN format('%L, %L, %L', col, judged_as, bound_to)
+                 ELSE format('%L, %L, %L, %L, %L', col, judged_as, coalesce(bound_to, ''), item.use, coalesce(chosen, '')) END);
+        IF coalesce(always, had.fires_always) THEN
+            EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
+        END IF;
+    END LOOP;
+
+    IF had.fires_always AND NOT coalesce(always, true) THEN
+        RAISE NOTICE USING MESSAGE = format('%s was fenced with verify or always, and is no longer', relation),
+            HINT = 'Pass true for what is to be kept, or NULL to keep what there is.';
+    END IF;
+    IF added <> '{}' THEN
+        RAISE NOTICE USING MESSAGE = format('added to the fence of %s: %s', relation, array_to_string(added, ', ')),
+            HINT = format('SELECT * FROM fence_audit(%L) lists what is left around it.', relation);
+    END IF;
+    IF bound_to IS NULL THEN
+        RAISE NOTICE USING MESSAGE = format('%s is bound to no lease: its fence checks the order of tokens alone, and the holder '
+                'of any lease can write it', relation),
+            HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.', relation);
+    END IF;
+    FOR item IN
+        SELECT a.attname FROM pg_attribute a
+         WHERE a.attrelid = relation AND a.attname = ANY (fence.template_columns(bound_to)) AND NOT a.attnotnull ORDER BY a.attnum
+    LOOP
+        RAISE NOTICE USING MESSAGE = format('column "%s" of %s may be NULL: nobody can write such a row (22004)', item.attname, relation),
+            HINT = format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', relation, item.attname);
+    END LOOP;
+    IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = relation AND NOT c.relispartition) THEN
+        RAISE WARNING USING MESSAGE = format('the inheritance children of %s are not fenced with it', relation),
+            HINT = format('fence_audit(%L) has the statements that fence them.', relation);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
+'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again, whatever was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; in managed mode, events without insert let a row be created without its lease';
+
+CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    ours CONSTANT oid := fence.trigger_function();
+    table_name CONSTANT text := relation::text;
+    refusal record;
+    item record;
+BEGIN
+    SELECT r.*, n.nspname, c.relname INTO refusal
+      FROM (VALUES (1)) AS once
+      LEFT JOIN pg_class c ON c.oid = relation
+      LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+     CROSS JOIN LATERAL (VALUES
+        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
+        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
+        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
+        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours AND t.tgparentid <> 0),
+         '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(c.oid)))
+     ) AS r (applies, code, fault, hint)
+     WHERE r.applies LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
+            MESSAGE = format('cannot take the fence off %s: %s', coalesce(table_name, 'a table'), refusal.fault),
+            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
+            SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
+    END IF;
+    IF EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND (c.relkind = 'p' OR c.relkind = 'r'
+                  AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN
+        EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
+    END IF;
+    FOR item IN
+        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t WHERE t.tgfoid = ours AND t.tgparentid = 0
+           AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
+    END LOOP;
+    IF NOT FOUND THEN
+        RAISE NOTICE '% is not fenced', relation;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION fence_unprotect(regclass) IS
+'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
+
+-- Shorter than the extension's: the ways around a fence that are met most, with the same words.
+DO $type$
+BEGIN
+    IF to_regtype('fence.audit_finding') IS NULL THEN
+        CREATE TYPE fence.audit_finding AS (relation regclass, severity text, finding text, remedy text);
+    END IF;
+END
+$type$;
+CREATE OR REPLACE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.audit_finding
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    ours CONSTANT oid := fence.trigger_function();
+    home CONSTANT text := (SELECT p.pronamespace::regnamespace FROM pg_proc p WHERE p.oid = ours);
+    last CONSTANT bigint := CASE WHEN NOT pg_is_in_recovery() THEN pg_sequence_last_value('fence.token_seq') END;
+    item record;
+    highest bigint;
+BEGIN
+    IF fence_audit.relation IS NOT NULL AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = fence_audit.relation AND pg_has_role(c.relowner, 'USAGE')) THEN
+        PERFORM fence.refuse(CASE WHEN EXISTS (SELECT FROM pg_class c WHERE c.oid = fence_audit.relation) THEN '42501' ELSE '42P01' END,
+            format('cannot audit %s: only the owner of a table may', fence_audit.relation), 'Name a table of your own.',
+            jsonb_build_object('relation', fence_audit.relation::text));
+    END IF;
+    RETURN QUERY
+    WITH own AS (
+        SELECT t.tgrelid, t.tgname, t.tgenabled, t.tgtype, t.tgparentid, t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
+               a.arguments, coalesce(nullif(a.arguments[1], ''), 'fence') AS col, coalesce(nullif(a.arguments[2], ''), 'strict') AS mode,
+               nullif(a.arguments[3], '') AS lease
+          FROM pg_trigger t CROSS JOIN LATERAL (SELECT fence.trigger_arguments(t.tgargs, t.tgnargs)) AS a (arguments)
+         WHERE t.tgfoid = ours AND coalesce(a.arguments[4], '') <> 'named'),
+    root AS (
+        SELECT DISTINCT ON (c.oid) c.oid, c.oid::regclass AS rel, c.relowner, o.col, o.mode, o.lease, o.tgrelid IS NOT NULL AS is_fenced
+          FROM pg_class c LEFT JOIN own o ON o.tgrelid = c.oid
+         WHERE (c.oid = fence_audit.relation OR fence_audit.relation IS NULL AND o.tgrelid IS NOT NULL AND o.tgparentid = 0
+                AND NOT EXISTS (SELECT FROM pg_inherits i JOIN own p ON p.tgrelid = i.inhparent WHERE i.inhrelid = c.oid))
+           AND pg_has_role(c.relowner, 'USAGE')
+         ORDER BY c.oid, o.tgtype & 1 DESC),
+    tree AS (
+        WITH RECURSIVE t (root, oid) AS (SELECT r.oid, r.oid FROM root r UNION SELECT t.root, i.inhrelid FROM t JOIN pg_inherits i ON i.inhparent = t.oid)
+        SELECT t.root, c.*, c.oid::regclass AS rel FROM t JOIN pg_class c ON c.oid = t.oid),
+    found (oid, rel, severity, finding, remedy) AS (
+        SELECT r.oid, r.rel, 'hole', 'no trigger of pg_fence is on this table', format('SELECT %s.fence_protect(%L);', home, r.rel)
+          FROM root r WHERE NOT r.is_fenced
+        UNION ALL
+        SELECT m.oid, m.rel, CASE WHEN m.relkind = 'f' THEN 'hole' ELSE 'notice' END,
+               CASE WHEN m.relkind = 'f' THEN 'this table is foreign: nothing fences it on its own server'
+                    ELSE 'this table is unlogged: a crash empties it, fences and all' END,
+               CASE WHEN m.relkind = 'f' THEN 'Detach it.' ELSE format('ALTER TABLE %s SET LOGGED;', m.rel) END
+          FROM tree m JOIN root r ON r.oid = m.root WHERE r.is_fenced AND (m.relkind = 'f' OR m.relpersistence = 'u')
+        UNION ALL
+        SELECT m.oid, m.rel, 'hole', format('no trigger of pg_fence fires on %s of this table', string_agg(e.name, ', ' ORDER BY e.n)),
+               format('SELECT %s.fence_protect(%L);', home, r.rel)
+          FROM root r JOIN tree m ON m.root = r.oid
+         CROSS JOIN (VALUES (1, 'insert', 4, 3), (2, 'update', 16, 3), (3, 'delete', 8, 3), (4, 'truncate', 32, 2)) AS e (n, name, bit, bits)
+         WHERE r.is_fenced AND m.relkind IN ('r', 'p') AND (e.name <> 'insert' OR r.lease IS NOT NULL OR r.mode = 'managed')
+           AND NOT EXISTS (SELECT FROM own o WHERE o.tgrelid = m.oid AND o.tgtype & 3 = e.bits AND o.tgtype & e.bit <> 0)
+         GROUP BY m.oid, m.rel, r.rel
+        UNION ALL
+        SELECT o.tgrelid, o.tgrelid::regclass, 'hole',
+               CASE WHEN o.skips_some THEN format('trigger "%s" does not fire for every write', o.tgname)
+                    ELSE format('trigger "%s" is disabled or fires for apply workers only', o.tgname) END,
+               CASE WHEN o.skips_some THEN format('SELECT %s.fence_protect(%L);', home, o.tgrelid::regclass)
+                    ELSE format('ALTER TABLE %s ENABLE TRIGGER %I;', o.tgrelid::regclass, o.tgname) END
+          FROM own o JOIN tree m ON m.oid = o.tgrelid WHERE o.tgenabled NOT IN ('O', 'A') OR o.skips_some
+        UNION ALL
+        SELECT t.tgrelid, t.tgrelid::regclass, 'hole', format('trigger "%s" runs after the fence and may change what it judged', t.tgname),
+               format('ALTER TRIGGER %I ON %s RENAME TO %I;', t.tgname, t.tgrelid::regclass, 'a_' || t.tgname)
+          FROM pg_trigger t JOIN tree m ON m.oid = t.tgrelid JOIN root r ON r.oid = m.root AND r.is_fenced
+         WHERE t.tgfoid <> ours AND NOT t.tgisinternal AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D' AND t.tgname > 'fenced'
+        UNION ALL
+        SELECT m.oid, m.rel, 'hole', format('%s may %s this table', CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END,
+                   CASE a.privilege_type WHEN 'TRIGGER' THEN 'create triggers on' ELSE 'truncate' END),
+               format('REVOKE %s ON %s FROM %s;', a.privilege_type, m.rel, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+          FROM tree m JOIN root r ON r.oid = m.root AND r.is_fenced CROSS JOIN aclexplode(m.relacl) AS a
+         WHERE a.grantee <> m.relowner AND (a.privilege_type = 'TRIGGER' OR a.privilege_type = 'TRUNCATE'
+               AND NOT EXISTS (SELECT FROM own o WHERE o.tgrelid = m.oid AND o.tgtype & 32 <> 0))
+        UNION ALL
+        SELECT r.oid, r.rel, 'notice', 'this table is bound to no lease: its fence checks the order of tokens alone, and the holder of any lease can write it',
+               format('SELECT %s.fence_protect(%L, lease => ''order:{id}'');', home, r.rel)
+          FROM root r WHERE r.is_fenced AND r.lease IS NULL
+        UNION ALL
+        SELECT r.oid, r.rel, 'hole', 'monotonic mode without a lease: a client that writes every column back passes with the token that it has read',
+               format('SELECT %s.fence_protect(%L, mode => ''strict'');', home, r.rel)
+          FROM root r WHERE r.is_fenced AND r.lease IS NULL AND r.mode = 'monotonic'
+        UNION ALL
+        SELECT r.oid, r.rel, 'notice', format('column "%s", which the lease names, may be NULL: nobody can write such a row', a.attname),
+               format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', r.rel, a.attname)
+          FROM root r JOIN pg_attribute a ON a.attrelid = r.oid AND NOT a.attnotnull AND a.attname = ANY (fence.template_columns(r.lease))
+        UNION ALL
+        SELECT NULL, NULL, 'notice', format('pg_fence.token is set for %s', coalesce('role ' || quote_ident(pg_get_userbyid(nullif(s.setrole, 0))), 'the database')),
+               'Reset it: a token belongs to a session or a transaction.'
+          FROM pg_db_role_setting s
+         WHERE fence_audit.relation IS NULL AND s.setconfig::text LIKE '%pg\_fence.token=%'
+        UNION ALL
+        SELECT NULL, NULL, 'hole', 'fence.token_seq was altered: its values are no fencing tokens',
+               'ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE;'
+          FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
+         WHERE fence_audit.relation IS NULL AND c.oid = 'fence.token_seq'::regclass
+           AND (s.seqincrement < 1 OR s.seqcache <> 1 OR s.seqcycle OR c.relpersistence <> 'p'))
+    SELECT f.rel, f.severity, f.finding, f.remedy FROM found f ORDER BY f.rel::text NULLS LAST, f.severity, f.finding;
+
+    FOR item IN
+        SELECT DISTINCT t.tgrelid::regclass AS rel, a.attname
+          FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = coalesce(nullif((fence.trigger_arguments(t.tgargs, t.tgnargs))[1], ''), 'fence')
+         WHERE t.tgfoid = ours AND t.tgparentid = 0 AND t.tgrelid = coalesce(fence_audit.relation, t.tgrelid)
+           AND c.relowner = current_user::regrole  -- to read a table of somebody else's may run code of his
+    LOOP
+        EXECUTE format('SELECT max(%I) FROM %s', item.attname, item.rel) INTO highest;
+        IF highest > last THEN
+            RETURN QUERY SELECT item.rel, 'notice'::text,
+                format('rows hold fences up to %s, above the last token drawn here, %s', highest, last),
+                format('SELECT %s.fence_new_epoch();', home);
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION fence_audit(regclass) IS
+'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
+
+
+-- Who may do what -----------------------------------------------------------------------------------------------------
+
+-- Each call, from which level on. The audit, the triggers and fencing one's own tables are for all.
+CREATE OR REPLACE FUNCTION fence.grants(OUT kind text, OUT object text, OUT rank integer) RETURNS SETOF record
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT 'FUNCTION', p.oid::regprocedure::text, g.rank
+      FROM (VALUES ('lease_info', 1), ('lease_check', 1), ('fence_status', 1),
+                   ('lease_acquire', 2), ('lease_renew', 2), ('lease_release', 2), ('lease_guard', 2),
+                   ('lease_acquire_all', 2), ('lease_renew_all', 2), ('lease_release_all', 2), ('lease_guard_all', 2), ('lease_adopt', 3),
+                   ('lease_revoke', 4), ('lease_prune', 4), ('lease_forget', 4), ('fence_new_epoch', 4), ('fence_stats_reset', 4)) AS g (name, rank)
+      JOIN pg_proc p ON p.proname = g.name
+       AND p.pronamespace = (SELECT t.pronamespace FROM pg_proc t WHERE t.oid = fence.trigger_function())
+    UNION ALL
+    SELECT 'TABLE', 'fence.leases', 1
+    UNION ALL
+    SELECT 'TABLE', c.oid::regclass::text, 4 FROM pg_class c
+     WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'S') AND c.relpersistence = 'p'
+$$;
+
+CREATE OR REPLACE FUNCTION fence.check_role(role regrole, hint text) RETURNS name LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    name CONSTANT name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = role);
+BEGIN
+    IF role IS NULL THEN
+        PERFORM fence.refuse('22004', 'role must not be NULL', hint);
+    ELSIF name IS NULL THEN
+        PERFORM fence.refuse('42704', format('there is no role %s', role), 'Name one role: leases are not for PUBLIC.');
+    END IF;
+    RETURN name;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    grantee CONSTANT name := fence.check_role(role, 'Name the role that is to use leases.');
+    levels CONSTANT text[] := '{monitor,worker,adopter,admin}';
+    asked CONSTANT text := coalesce(level, 'worker');
+    beginning CONSTANT text := coalesce(prefix, '');
+    item record;
+BEGIN
+    IF asked <> ALL (levels) THEN
+        PERFORM fence.bad_argument('level', format('there is no level "%s"', asked), 'A level is monitor, worker, adopter or admin.');
+    ELSIF asked = 'admin' AND beginning <> '' THEN
+        PERFORM fence.bad_argument('prefix', 'an admin has all names, and no prefix',
+            'What an admin does is done to all leases. Give the names of one prefix to a worker.');
+    ELSIF octet_length(beginning) > 512 THEN
+        PERFORM fence.bad_argument('prefix', 'a prefix is at most 512 bytes long', 'No name of a lease is longer.');
+    END IF;
+    -- What is recorded for a role without any privilege was recorded for an earlier role of that name.
+    DELETE FROM fence.role_prefix p WHERE p.role = grantee AND NOT has_table_privilege(fence_grant.role, 'fence.leases', 'SELECT');
+    INSERT INTO fence.role_prefix AS p VALUES (grantee, beginning, asked)
+        ON CONFLICT ON CONSTRAINT role_prefix_pkey DO UPDATE SET level = EXCLUDED.level
+        WHERE array_position(levels, p.level) < array_position(levels, EXCLUDED.level);
+    FOR item IN SELECT g.* FROM fence.grants() AS g WHERE g.rank <= array_position(levels, asked) LOOP
+        EXECUTE format('GRANT %s ON %s %s TO %I', CASE item.kind WHEN 'TABLE' THEN 'SELECT' ELSE 'EXECUTE' END, item.kind, item.object, grantee);
+    END LOOP;
+    FOR item IN
+        SELECT n.oid::regnamespace AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+         WHERE p.oid = fence.trigger_function() AND NOT has_schema_privilege(role, n.oid, 'USAGE')
+    LOOP
+        RAISE NOTICE USING MESSAGE = format('%I cannot yet look into the schema of the functions', grantee),
+            HINT = format('GRANT USAGE ON SCHEMA %s TO %I;', item.name, grantee);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION fence_grant(regrole, text, text) IS
+'lets a role see leases (monitor), use them (worker), make others'' known too (adopter), or administer them (admin): those whose names begin with prefix, or all; never takes anything away';
+
+CREATE OR REPLACE FUNCTION fence_revoke(role regrole, prefix text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    grantee CONSTANT name := fence.check_role(role, 'Name the role that is no longer to use leases.');
+    item record;
+BEGIN
+    DELETE FROM fence.role_prefix p WHERE p.role = grantee AND p.prefix = coalesce(fence_revoke.prefix, p.prefix);
+    IF prefix IS NOT NULL AND NOT FOUND THEN
+        RAISE NOTICE USING MESSAGE = format('%I does not have the prefix "%s"', grantee, prefix),
+            HINT = 'Only a prefix that was granted can be taken back, by its exact text.';
+    ELSIF prefix IS NULL THEN
+        FOR item IN SELECT g.* FROM fence.grants() AS g LOOP
+            EXECUTE format('REVOKE ALL ON %s %s FROM %I', item.kind, item.object, grantee);
+        END LOOP;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION fence_revoke(regrole, text) IS 'takes back all that fence_grant gave to a role, or the names of one prefix';
+
+
+-- What is left to the extension -----------------------------------------------------------------------------------------
+
+CREATE OR REPLACE FUNCTION lease_acquire_all(names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s',
+    metadata jsonb DEFAULT NULL, session boolean DEFAULT false) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_acquire_all()'); END $$;
+CREATE OR REPLACE FUNCTION lease_renew_all(names text[], token bigint, ttl interval DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_renew_all()'); END $$;
+CREATE OR REPLACE FUNCTION lease_release_all(names text[], token bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_release_all()'); END $$;
+CREATE OR REPLACE FUNCTION lease_guard_all(names text[], token bigint) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_guard_all()'); END $$;
+CREATE OR REPLACE FUNCTION lease_adopt(name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_adopt()'); END $$;
+CREATE OR REPLACE FUNCTION lease_forget(name text) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_forget()'); END $$;
+CREATE OR REPLACE FUNCTION lease_forget(older_than interval) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_forget()'); END $$;
+CREATE OR REPLACE FUNCTION fence_stats_reset() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('fence_stats_reset()'); END $$;
+
+
+-- Taking it away --------------------------------------------------------------------------------------------------------
+
+-- Every function of the calls, in the schema where fenced() is.
+CREATE OR REPLACE FUNCTION fence.calls() RETURNS SETOF regprocedure LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_proc t ON t.oid = fence.trigger_function()
+     WHERE p.pronamespace = t.pronamespace AND p.proowner = t.proowner
+       AND p.proname IN ('fenced', 'fence_protect', 'fence_unprotect', 'fence_audit', 'fence_grant', 'fence_revoke', 'fence_status',
+           'fence_new_epoch', 'fence_stats_reset', 'lease_acquire', 'lease_renew', 'lease_release', 'lease_revoke', 'lease_guard',
+           'lease_check', 'lease_info', 'lease_prune', 'lease_acquire_all', 'lease_renew_all', 'lease_release_all',
+           'lease_guard_all', 'lease_adopt', 'lease_forget')
+$$;
+
+CREATE OR REPLACE FUNCTION fence.uninstall() RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    fenced_tables CONSTANT text := (SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ') FROM pg_trigger t
+                                     WHERE t.tgfoid = fence.trigger_function() AND t.tgparentid = 0);
+    calls CONSTANT text[] := ARRAY (SELECT c::text FROM fence.calls() AS c);
+    call text;
+BEGIN
+    IF fenced_tables IS NOT NULL THEN
+        PERFORM fence.refuse('2BP01', format('cannot uninstall pg_fence_lite: these tables are fenced: %s', fenced_tables),
+            'Call fence_unprotect for each of them first.');
+    END IF;
+    DROP SCHEMA fence CASCADE;
+    FOREACH call IN ARRAY calls LOOP
+        EXECUTE format('DROP FUNCTION IF EXISTS %s', call);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION fence.uninstall() IS 'takes pg_fence_lite out of the database, leases and all; refuses while a table is fenced';
+
+-- Postgres lets PUBLIC execute every new function. What the triggers and fence_audit call with the rights of their callers
+-- stays open; it changes nothing. The last token is no secret: PF003 tells it to whoever has a table of his own.
+DO $close$
+DECLARE
+    call regprocedure;
+BEGIN
+    FOR call IN SELECT fence.calls() UNION SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = 'fence'::regnamespace LOOP
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', call);
+    END LOOP;
+    FOR call IN
+        SELECT p.oid::regprocedure FROM pg_proc p
+         WHERE p.pronamespace = 'fence'::regnamespace AND p.proname IN ('caller', 'may_name', 'may_be_told', 'quoted', 'cut', 'refuse', 'bad_argument', 'left_out',
+               'check_name', 'check_token', 'lock_key', 'noted', 'verdict', 'words', 'lease_of', 'may_read', 'refuse_row', 'refuse_token', 'settle',
+               'template_columns', 'trigger_arguments', 'trigger_function')
+        UNION
+        SELECT c FROM fence.calls() AS c JOIN pg_proc p ON p.oid = c
+         WHERE p.proname IN ('fenced', 'fence_protect', 'fence_unprotect', 'fence_audit')
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', call);
+    END LOOP;
+    GRANT USAGE ON SCHEMA fence TO PUBLIC;
+    GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
+    -- As an extension of pg_tle: a dump is to carry the state, but not the marks of a start.
+    BEGIN
+        PERFORM pg_extension_config_dump(c, '')
+           FROM unnest('{fence.token_seq,fence.database_identity_seq,fence.jump_token_seq,fence.jump_count_seq,fence.lease,fence.role_prefix}'::regclass[]) AS c;
+    EXCEPTION WHEN feature_not_supported OR object_not_in_prerequisite_state OR insufficient_privilege THEN
+        NULL;
+    END;
+    -- Where nothing was drawn yet: what a restore loads over this is another life's.
+    IF pg_sequence_last_value('fence.token_seq') IS NULL THEN
+        PERFORM fence.move_on(true);
+        PERFORM setval('fence.jump_count_seq', 1, false);
+    END IF;
+END
+$close$;
