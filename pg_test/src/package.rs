@@ -1,9 +1,11 @@
 //! Packages: what is installed where there is no Rust.
 //!
 //! For each PostgreSQL a Debian package and a `.tar.gz`, whose directory is from PostgreSQL 18 on also the image
-//! that `extension_control_path` takes; for all of them together the archive for PGXN and `SHA256SUMS`. Built
-//! twice from the same commit, wherever the source lies, they are the same bytes.
+//! that `extension_control_path` takes; for all of them together the archive for PGXN and `SHA256SUMS`; and a package
+//! and a `.tar.gz` of the command `pg_fence`. Built
+//! twice from the same commit, wherever the source lies, they are the same bytes. (Of the command that is not tested.)
 
+pub mod command;
 mod deb;
 pub mod library;
 mod licenses;
@@ -18,6 +20,7 @@ use crate::setup::{self, Package};
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -51,6 +54,8 @@ pub fn run(options: &Options) -> Result<()> {
         let library = library::build(extension::source_root(), &pg_config, &directory())?;
         Parts::new(release.clone(), &major, Extension::around(library)?).write(&output)?;
     }
+    let program = command::build(extension::source_root(), &directory())?;
+    command::write(&program, &release, &output)?;
     pgxn::archive(&release, &output)?;
     print!("{}", checksums(&output)?);
     println!("in {}", output.display());
@@ -171,4 +176,11 @@ fn settle(root: &Path, release: &Release) -> Result<()> {
         output_of(Command::new("find").arg(root).args(action).args(["{}", "+"]))?;
     }
     Ok(())
+}
+
+/// A program of a package: for `settle` all files are data.
+fn make_executable(path: &Path, release: &Release) -> Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    let date = format!("--date=@{}", release.epoch);
+    output_of(Command::new("touch").arg(date).arg(path)).map(drop)
 }

@@ -1,4 +1,4 @@
-//! What the laboratory watches, and where it plants known faults. No part of the API.
+//! What the laboratory and the command `pg_fence` watch, and where known faults are planted. No part of the API.
 
 use crate::clock::Moment;
 use crate::connected::BoxFuture;

@@ -4,7 +4,7 @@
 mod go;
 pub mod java;
 mod python;
-mod rust;
+pub mod rust;
 pub mod typescript;
 
 use crate::lab::Lab;

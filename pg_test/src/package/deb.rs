@@ -1,6 +1,6 @@
 //! The Debian package, named as Debian names those of extensions: `postgresql-15-pg-fence`.
 
-use super::{install, licenses, put, settle, Parts};
+use super::{install, licenses, put, settle, Parts, Release};
 use crate::extension::NAME;
 use crate::process::output_of;
 use anyhow::{Context, Result};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The name of the source that Debian's packages of all major versions come from.
-const SOURCE: &str = "pg-fence";
+pub const SOURCE: &str = "pg-fence";
 
 /// Who is asked about the package. Debian wants an address, and there is none yet: whoever publishes a package names
 /// theirs in the environment, as Debian's own tools read it.
@@ -33,52 +33,114 @@ PACKAGE: initial-upload-closes-no-bugs *
 ";
 
 pub fn write(parts: &Parts, scratch: &Path, output: &Path) -> Result<PathBuf> {
-    let package = format!("postgresql-{}-{SOURCE}", parts.major);
+    let name = format!("postgresql-{}-{SOURCE}", parts.major);
     let root = scratch.join("deb");
-    let usr = root.join("usr");
-    let lib = usr.join(format!("lib/postgresql/{}/lib", parts.major));
-    let share = usr.join(format!("share/postgresql/{}/extension", parts.major));
+    let lib = root.join(format!("usr/lib/postgresql/{}/lib", parts.major));
+    let share = root.join(format!("usr/share/postgresql/{}/extension", parts.major));
     install(&parts.extension, &lib, &share)?;
-    let doc = usr.join("share/doc").join(&package);
-    documents(parts, &package, &doc)?;
-    let overrides = usr.join("share/lintian/overrides").join(&package);
-    put(&overrides, OVERRIDES.replace("PACKAGE", &package))?;
-
-    let library = lib.join(format!("{NAME}.so"));
-    let libraries = needed_libraries(&library, scratch, &package)?;
-    let control = control(parts, &package, &libraries, &usr)?;
-    put(&root.join("DEBIAN/md5sums"), sums(&root)?)?;
-    put(&root.join("DEBIAN/control"), control)?;
-    settle(&root, &parts.release)?;
-    let path = output.join(format!(
-        "{package}_{}_{}.deb",
-        parts.release.debian_version(),
-        architecture()?
-    ));
-    let mut build = Command::new("dpkg-deb");
-    // One thread: where there are more, xz cuts the data otherwise.
-    build.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]).arg(&root).arg(&path);
-    output_of(build.env("SOURCE_DATE_EPOCH", parts.release.epoch.to_string()))?;
-    Ok(path)
+    let package = Package {
+        name: &name,
+        depends: &format!("postgresql-{}, ", parts.major),
+        description: &format!("{DESCRIPTION}{}.", parts.major),
+        overrides: OVERRIDES,
+        third_party: licenses::third_party(&parts.major)?,
+        binary: lib.join(format!("{NAME}.so")),
+    };
+    package.write(&parts.release, scratch, output, &[])
 }
 
-fn documents(parts: &Parts, package: &str, doc: &Path) -> Result<()> {
-    put(&doc.join("copyright"), copyright(&licenses::read("LICENSE")?))?;
-    let changes = format!(
-        "{SOURCE} ({}) unstable; urgency=medium\n\n  * Release {}: its changes are in changelog.gz.\n\n -- {}  {}\n",
-        parts.release.debian_version(),
-        parts.release.version,
-        maintainer(),
-        parts.release.debian_date()?
-    );
-    put(&doc.join("changelog.Debian"), changes)?;
-    put(&doc.join("changelog"), licenses::read("CHANGELOG.md")?)?;
-    put(&doc.join("third-party-licenses"), licenses::third_party(&parts.major)?)?;
-    for name in ["changelog.Debian", "changelog", "third-party-licenses"] {
-        output_of(Command::new("gzip").args(["-9", "--no-name"]).arg(doc.join(name)))
-            .with_context(|| format!("{package}: {name}"))?;
+/// What a package says of the files that lie in `deb` below the scratch directory.
+pub struct Package<'a> {
+    pub name: &'a str,
+    /// Beside the libraries that the binary is linked with; each with a comma after it.
+    pub depends: &'a str,
+    pub description: &'a str,
+    /// What lintian finds and is meant so.
+    pub overrides: &'a str,
+    pub third_party: String,
+    pub binary: PathBuf,
+}
+
+impl Package<'_> {
+    /// `programs` are those of its files that can be executed.
+    pub fn write(
+        &self,
+        release: &Release,
+        scratch: &Path,
+        output: &Path,
+        programs: &[&str],
+    ) -> Result<PathBuf> {
+        let name = self.name;
+        let root = scratch.join("deb");
+        let usr = root.join("usr");
+        self.documents(release, &usr.join("share/doc").join(name))?;
+        let overrides = usr.join("share/lintian/overrides").join(name);
+        put(&overrides, self.overrides.replace("PACKAGE", name))?;
+
+        let libraries = needed_libraries(&self.binary, scratch, name)?;
+        let control = self.control(release, &libraries, &usr)?;
+        put(&root.join("DEBIAN/md5sums"), sums(&root)?)?;
+        put(&root.join("DEBIAN/control"), control)?;
+        settle(&root, release)?;
+        for program in programs {
+            super::make_executable(&root.join(program), release)?;
+        }
+        let path =
+            output.join(format!("{name}_{}_{}.deb", release.debian_version(), architecture()?));
+        let mut build = Command::new("dpkg-deb");
+        // One thread: where there are more, xz cuts the data otherwise.
+        build.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]);
+        build.arg(&root).arg(&path);
+        output_of(build.env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
+        Ok(path)
     }
-    Ok(())
+
+    fn documents(&self, release: &Release, doc: &Path) -> Result<()> {
+        put(&doc.join("copyright"), copyright(&licenses::read("LICENSE")?))?;
+        let changes = format!(
+            "{SOURCE} ({}) unstable; urgency=medium\n\n  * Release {}: its changes are in changelog.gz.\n\n -- {}  {}\n",
+            release.debian_version(),
+            release.version,
+            maintainer(),
+            release.debian_date()?
+        );
+        put(&doc.join("changelog.Debian"), changes)?;
+        put(&doc.join("changelog"), licenses::read("CHANGELOG.md")?)?;
+        put(&doc.join("third-party-licenses"), &self.third_party)?;
+        let names = ["changelog.Debian", "changelog", "third-party-licenses"];
+        names.iter().try_for_each(|name| compress(&doc.join(name)))
+    }
+
+    fn control(&self, release: &Release, libraries: &str, usr: &Path) -> Result<String> {
+        let size = output_of(
+            Command::new("du").args(["--summarize", "--apparent-size", "--block-size=1K"]).arg(usr),
+        )?;
+        let size = size.split_whitespace().next().context("du says nothing")?.to_owned();
+        let (name, depends, description) = (self.name, self.depends, self.description);
+        // The package of that name is the source's own.
+        let source = if name == SOURCE { String::new() } else { format!("Source: {SOURCE}\n") };
+        Ok(format!(
+            "Package: {name}
+{source}Version: {}
+Architecture: {}
+Maintainer: {}
+Installed-Size: {size}
+Depends: {depends}{libraries}
+Section: database
+Priority: optional
+Description: {description}
+",
+            release.debian_version(),
+            architecture()?,
+            maintainer(),
+        ))
+    }
+}
+
+/// As documents and manual pages are packed.
+pub fn compress(path: &Path) -> Result<()> {
+    let packed = output_of(Command::new("gzip").args(["-9", "--no-name"]).arg(path));
+    packed.map(drop).with_context(|| path.display().to_string())
 }
 
 /// The licence in Debian's own form.
@@ -103,30 +165,6 @@ License: PostgreSQL
 License: PostgreSQL
 {indented}"
     )
-}
-
-fn control(parts: &Parts, package: &str, libraries: &str, usr: &Path) -> Result<String> {
-    let size = output_of(
-        Command::new("du").args(["--summarize", "--apparent-size", "--block-size=1K"]).arg(usr),
-    )?;
-    let size = size.split_whitespace().next().context("du says nothing")?.to_owned();
-    Ok(format!(
-        "Package: {package}
-Source: {SOURCE}
-Version: {}
-Architecture: {}
-Maintainer: {}
-Installed-Size: {size}
-Depends: postgresql-{major}, {libraries}
-Section: database
-Priority: optional
-Description: {DESCRIPTION}{major}.
-",
-        parts.release.debian_version(),
-        architecture()?,
-        maintainer(),
-        major = parts.major,
-    ))
 }
 
 fn maintainer() -> String {

@@ -45,7 +45,7 @@ pub fn build(source: &Path, pg_config: &Path, target: &Path) -> Result<PathBuf> 
 }
 
 /// Flags by which paths in the library (a panic names its line) begin the same wherever it is built.
-fn remapped(source: &Path, target: &Path) -> Result<Vec<String>> {
+pub fn remapped(source: &Path, target: &Path) -> Result<Vec<String>> {
     let home = |name: &str, usual: &str| -> Result<PathBuf> {
         let below_home = || -> Option<OsString> {
             Some(Path::new(&std::env::var_os("HOME")?).join(usual).into())

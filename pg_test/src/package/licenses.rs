@@ -1,4 +1,4 @@
-//! The licences: our own, and those of the crates that are linked into the library.
+//! The licences: our own, and those of the crates that are linked into the library, or into the command.
 
 use crate::extension::{self, source_root, NAME};
 use crate::process::output_of;
@@ -12,7 +12,7 @@ pub fn read(path: &str) -> Result<String> {
     fs::read_to_string(source_root().join(path)).with_context(|| path.to_owned())
 }
 
-/// A crate that is linked into the library.
+/// A crate that is linked into it.
 struct Crate {
     name: String,
     license: String,
@@ -23,8 +23,20 @@ struct Crate {
 
 /// What the crates in the library ask to be told, one after the other, in the order of their names.
 pub fn third_party(major: &str) -> Result<String> {
-    let mut text = format!("The library {NAME}.so contains these Rust crates.\n");
-    for Crate { name, license, origin, source } in crates(major)? {
+    let features = format!("pg{major}");
+    let of_build = ["--no-default-features", "--features", features.as_str()];
+    notices_of(&format!("The library {NAME}.so"), "Cargo.toml", NAME, &of_build)
+}
+
+/// The same of the command.
+pub fn third_party_of_command() -> Result<String> {
+    let manifest = "clients/rust/Cargo.toml";
+    notices_of(&format!("The command {NAME}"), manifest, "pg-fence-cli", &[])
+}
+
+fn notices_of(what: &str, manifest: &str, package: &str, of_build: &[&str]) -> Result<String> {
+    let mut text = format!("{what} contains these Rust crates.\n");
+    for Crate { name, license, origin, source } in crates(manifest, package, of_build)? {
         text.push_str(&format!("\n{}\n{name}: {license}\n", "=".repeat(72)));
         let notices = notices(&source)?;
         if notices.is_empty() {
@@ -37,16 +49,18 @@ pub fn third_party(major: &str) -> Result<String> {
     Ok(text)
 }
 
-fn crates(major: &str) -> Result<Vec<Crate>> {
+fn crates(manifest: &str, package: &str, of_build: &[&str]) -> Result<Vec<Crate>> {
+    let of_manifest = ["--locked", "--manifest-path", manifest];
     // Build scripts and macros run on the builder's machine alone.
     let tree = output_of(
         extension::cargo()
-            .args(["tree", "--locked", "--package", NAME, "--edges", "normal,no-proc-macro"])
-            .args(["--no-default-features", "--features", &format!("pg{major}")])
+            .args(["tree", "--package", package, "--edges", "normal,no-proc-macro"])
+            .args(of_manifest)
+            .args(of_build)
             .args(["--prefix", "none", "--no-dedupe", "--format", "{p}|{l}"]),
     )?;
     let metadata =
-        output_of(extension::cargo().args(["metadata", "--locked", "--format-version=1"]))?;
+        output_of(extension::cargo().args(["metadata", "--format-version=1"]).args(of_manifest))?;
     let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
     let mut found = BTreeMap::new();
     for line in tree.lines() {

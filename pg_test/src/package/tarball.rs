@@ -72,7 +72,7 @@ After an update, in a new session: ALTER EXTENSION {NAME} UPDATE;
 }
 
 /// An archive without the builder's name, and with its files in an order of their own.
-fn pack(scratch: &Path, name: &str, epoch: u64, path: &Path) -> Result<()> {
+pub fn pack(scratch: &Path, name: &str, epoch: u64, path: &Path) -> Result<()> {
     let mut tar = Command::new("tar")
         .args([
             "--create",

@@ -5,6 +5,7 @@ use crate::extension::{cargo, source_root, target_dir};
 use crate::process::output_of;
 use anyhow::{Context, Result};
 use std::path::PathBuf;
+use std::sync::Mutex;
 
 pub const LANGUAGE: Language = Language {
     name: "rust",
@@ -16,10 +17,7 @@ pub const LANGUAGE: Language = Language {
 };
 
 fn prepare() -> Result<Programs> {
-    let mut build = cargo();
-    build.args(["build", "--locked", "--workspace", "--bins", "--examples", "--manifest-path"]);
-    build.arg(manifest()).env("CARGO_TARGET_DIR", home());
-    output_of(&mut build).context("the client in Rust cannot be built")?;
+    build()?;
     let program = |path: &str| Program { program: built().join(path).into(), ..Program::default() };
     let tests = Program {
         program: "cargo".into(),
@@ -35,6 +33,38 @@ fn prepare() -> Result<Programs> {
         first_worker: program("examples/first_worker"),
         tests: Some(tests),
     })
+}
+
+fn build() -> Result<()> {
+    let mut build = cargo();
+    build.args(["build", "--locked", "--workspace", "--bins", "--examples", "--manifest-path"]);
+    build.arg(manifest()).env("CARGO_TARGET_DIR", home());
+    output_of(&mut build).context("the client in Rust cannot be built").map(drop)
+}
+
+/// The command `pg_fence`, which stands on this client. None where nothing of it was ever built on this machine.
+pub fn command() -> Result<Option<PathBuf>> {
+    if !(LANGUAGE.is_there)() {
+        return Ok(None);
+    }
+    // Tests run side by side.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+    build()?;
+    Ok(Some(built().join("pg_fence")))
+}
+
+/// The same with a planted fault (`--cfg planted="<fault>"`), in a target directory of its own.
+pub fn command_with(fault: &str) -> Result<PathBuf> {
+    let target = home().join("planted").join(fault);
+    let mut build = cargo();
+    build.args(["rustc", "--locked", "--package", "pg-fence-cli", "--bin", "pg_fence"]);
+    build.arg("--manifest-path").arg(manifest());
+    build.args(["--", "--cfg", &format!("planted={fault:?}")]);
+    // What it stands upon is the same for all of them.
+    build.env("CARGO_TARGET_DIR", &target).env("CARGO_BUILD_BUILD_DIR", home().join("planted"));
+    output_of(&mut build).with_context(|| format!("{fault} cannot be built"))?;
+    Ok(target.join("debug/pg_fence"))
 }
 
 fn manifest() -> PathBuf {

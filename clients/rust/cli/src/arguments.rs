@@ -1,0 +1,96 @@
+//! The command line.
+
+use crate::{connection, run, views};
+use clap::{ArgAction, Parser, Subcommand};
+use clap_complete::Shell;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time;
+
+/// Run a command under a lease of PostgreSQL, whose writes are then fenced; and look at leases.
+#[derive(Debug, Parser)]
+#[command(name = "pg_fence", version, max_term_width = 100, disable_help_flag = true)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub connection: connection::Options,
+    /// Print help
+    #[arg(long, action = ArgAction::Help, global = true)]
+    help: Option<bool>,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command while holding a lease; it is ended before the lease is somebody else's
+    #[command(after_long_help = RUN_HELP, after_help = RUN_HELP)]
+    Run(run::Options),
+    /// Show who has which lease
+    Leases(views::leases::Options),
+    /// Show all that is known of one lease
+    Show(views::leases::OneOptions),
+    /// Give a lease back, by its token
+    Release(views::leases::ReleaseOptions),
+    /// Take a lease from whoever has it (for administrators)
+    Revoke(views::leases::OneOptions),
+    /// Show the latest refused writes (for administrators)
+    Refusals(views::refusals::Options),
+    /// Look for ways around the fence; exit 1 where there is one
+    Audit(views::audit::Options),
+    /// Show versions, tokens and counters
+    Status(views::status::Options),
+    /// Print the completions for a shell
+    Completions {
+        #[arg(value_name = "SHELL")]
+        shell: Shell,
+    },
+    /// Write the manual pages, one for each command, into a directory
+    #[command(hide = true)]
+    Man {
+        #[arg(long)]
+        directory: PathBuf,
+    },
+    #[command(hide = true)]
+    Become(run::start::Options),
+}
+
+const RUN_HELP: &str = "\
+The command finds the token in PG_FENCE_TOKEN and the lease in PG_FENCE_LEASE. PGOPTIONS has every
+program on libpq (psql, pg_restore, most drivers) present the token with its writes.
+
+Exit status: the command's own, or 128 and the number of the signal that ended it; 75 where the
+lease is taken (--if-taken); 70 where it was lost, and the command ended; 124 after --at-most; 69
+where the database is away; 78 where it refuses; 64 for a wrong command line; 126 and 127 where
+the command cannot be run.";
+
+/// A time as `30s`, `10m`, `1h 30m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Duration(pub time::Duration);
+
+impl FromStr for Duration {
+    type Err = humantime::DurationError;
+
+    fn from_str(text: &str) -> Result<Duration, Self::Err> {
+        humantime::parse_duration(text).map(Duration)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_dashes_is_the_command() {
+        let text = "pg_fence run -d shop a b --ttl 1m -- ls -d --ttl x";
+        let arguments = Arguments::try_parse_from(text.split(' ')).unwrap();
+        assert!(matches!(arguments.command, Command::Run(_)));
+        assert!(Arguments::try_parse_from(["pg_fence", "run", "--", "ls"]).is_err());
+        assert!(Arguments::try_parse_from(["pg_fence", "run", "a"]).is_err());
+    }
+}

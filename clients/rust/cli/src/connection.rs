@@ -1,0 +1,97 @@
+//! Where to connect, found as every program on libpq finds it: what the command line says, then the service file,
+//! then the environment, then what is usual.
+
+mod conninfo;
+mod passfile;
+mod service;
+mod settings;
+mod tls;
+
+use crate::failure::{Failure, Result};
+use clap::Args;
+use pg_fence_client::{Connected, Fence};
+use settings::{Environment, Settings};
+use tokio_postgres::Config;
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+/// Where to connect. What is not said here comes from the service file, the PG* variables and ~/.pgpass.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Connection")]
+pub struct Options {
+    /// The database; or all of it: "host=… dbname=…", "service=…", "postgresql://…"
+    #[arg(short, long, value_name = "NAME|STRING|URL", global = true)]
+    dbname: Option<String>,
+    /// The server's host, or the directory of its socket
+    #[arg(short = 'h', long, global = true)]
+    host: Option<String>,
+    /// The server's port
+    #[arg(short, long, global = true)]
+    port: Option<String>,
+    /// The role to log in as
+    #[arg(short = 'U', long, value_name = "ROLE", global = true)]
+    username: Option<String>,
+    /// The schema that pg_fence was created in, where it is not in the search_path
+    #[arg(long, value_name = "NAME", global = true)]
+    schema: Option<String>,
+}
+
+/// A server that can be connected to, again and again.
+#[derive(Clone)]
+pub struct Server {
+    config: Config,
+    tls: MakeRustlsConnect,
+    schema: Option<String>,
+}
+
+impl Options {
+    /// Reads the environment and the files that it names. Nothing is connected yet.
+    pub fn server(&self) -> Result<Server> {
+        let settings = self.settings(&Environment::of_this_process())?;
+        let (config, tls) = settings.into_config()?;
+        Ok(Server { config, tls, schema: self.schema.clone() })
+    }
+
+    fn settings(&self, environment: &Environment) -> Result<Settings> {
+        let mut settings = Settings::default();
+        let named = self.dbname.as_deref().unwrap_or_default();
+        if conninfo::is_one(named) {
+            settings.add_all(conninfo::parse(named)?)?;
+        } else if !named.is_empty() {
+            settings.add("dbname", named)?;
+        }
+        for (name, value) in [("host", &self.host), ("port", &self.port), ("user", &self.username)]
+        {
+            if let Some(value) = value {
+                settings.add(name, value)?;
+            }
+        }
+        settings.complete(environment)?;
+        Ok(settings)
+    }
+}
+
+impl Server {
+    /// Where leases come from.
+    pub fn fence(&self) -> Fence {
+        let fence = Fence::with_tls(self.config.clone(), self.tls.clone());
+        match &self.schema {
+            Some(schema) => fence.in_schema(schema),
+            None => fence,
+        }
+    }
+
+    /// A connection for statements of one's own.
+    pub async fn connect(&self) -> Result<Connected> {
+        let opened = self.config.connect(self.tls.clone()).await;
+        let (client, connection) = opened.map_err(Failure::of_driver)?;
+        Ok(Connected::new(client, connection, self.tls.clone()))
+    }
+
+    /// A function of the extension, as statements name it.
+    pub fn function(&self, call: &str) -> String {
+        match &self.schema {
+            Some(schema) => format!("\"{}\".{call}", schema.replace('"', "\"\"")),
+            None => call.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The service file: sections `[name]` of lines `keyword=value`.
+
+use super::conninfo::Pairs;
+use super::settings::Environment;
+use crate::failure::{Failure, Result};
+use std::fs;
+use std::path::PathBuf;
+
+/// Where Debian's libpq looks; elsewhere `PGSYSCONFDIR` says it.
+const SYSTEM: &str = "/etc/postgresql-common";
+
+/// What the section of that name says, in the user's own file or in the system's.
+pub fn find(name: &str, environment: &Environment) -> Result<Pairs> {
+    let own = environment.get("PGSERVICEFILE").map(PathBuf::from);
+    let own = own.or_else(|| environment.home().map(|home| home.join(".pg_service.conf")));
+    let system = environment.get("PGSYSCONFDIR").unwrap_or(SYSTEM);
+    let files = own.into_iter().chain([PathBuf::from(system).join("pg_service.conf")]);
+    for path in files {
+        let Ok(text) = fs::read_to_string(&path) else { continue };
+        if let Some(pairs) = section(&text, name) {
+            return pairs.map_err(|line| {
+                Failure::usage(format!("{}: \"{line}\" cannot be read", path.display()))
+            });
+        }
+    }
+    Err(Failure::usage(format!("there is no service \"{name}\" in any service file")))
+}
+
+/// The lines of the section, or the first one that is malformed; nothing where there is no such section.
+fn section<'t>(text: &'t str, name: &str) -> Option<std::result::Result<Pairs, &'t str>> {
+    let lines = text.lines().map(str::trim);
+    let mut lines = lines.skip_while(|line| *line != format!("[{name}]"));
+    lines.next()?;
+    let lines = lines.take_while(|line| !line.starts_with('['));
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    Some(lines.map(pair).collect())
+}
+
+fn pair(line: &str) -> std::result::Result<(String, String), &str> {
+    let (key, value) = line.split_once('=').ok_or(line)?;
+    Ok((key.trim().to_owned(), value.trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_section_ends_where_the_next_begins() {
+        let text = "# all\n[a]\nhost=one\n\n[b]\n # more\nhost = two\nport=5433\n[c]\nhost=three\n";
+        let b = section(text, "b").unwrap().unwrap();
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(b, [pair("host", "two"), pair("port", "5433")]);
+        assert!(section(text, "d").is_none());
+        assert_eq!(section("[a]\nhost", "a").unwrap(), Err("host"));
+    }
+}

@@ -1,0 +1,146 @@
+//! Encryption by rustls, and what of the server's certificate is checked.
+
+use crate::failure::{Failure, Result};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+/// Whose certificates are trusted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trust {
+    /// Of those in this file.
+    File(PathBuf),
+    /// Of those that the system trusts.
+    System,
+}
+
+/// What is checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Check {
+    /// Nothing: it is encrypted, to whoever answers.
+    Nothing,
+    /// That somebody we trust has signed it.
+    Issuer(Trust),
+    /// And that it is of the host that we connect to.
+    IssuerAndName(Trust),
+}
+
+/// What encrypts connections; with a client's certificate and its key, where there are such files.
+pub fn connector(check: &Check, client: Option<(&Path, &Path)>) -> Result<MakeRustlsConnect> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone());
+    let builder = builder.with_safe_default_protocol_versions().map_err(unfit)?;
+    let builder = match check {
+        Check::IssuerAndName(trust) => builder.with_root_certificates(roots(trust)?),
+        Check::Nothing => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Lenient { roots: None, provider })),
+        Check::Issuer(trust) => {
+            let roots = Some(roots(trust)?);
+            builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Lenient { roots, provider }))
+        }
+    };
+    let config = match client {
+        None => builder.with_no_client_auth(),
+        Some((certificates, key)) => {
+            let chain = certificates_in(certificates)?;
+            let key = PrivateKeyDer::from_pem_file(key).map_err(|error| unread(key, &error))?;
+            builder.with_client_auth_cert(chain, key).map_err(unfit)?
+        }
+    };
+    Ok(MakeRustlsConnect::new(config))
+}
+
+fn roots(trust: &Trust) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    match trust {
+        Trust::File(path) => {
+            for certificate in certificates_in(path)? {
+                roots.add(certificate).map_err(unfit)?;
+            }
+        }
+        // What cannot be read of them is left out, as everybody does.
+        Trust::System => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    if roots.is_empty() {
+        return Err(Failure::usage("there is no certificate to trust".to_owned()));
+    }
+    Ok(roots)
+}
+
+fn certificates_in(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    found.map_err(|error| unread(path, &error))
+}
+
+fn unread(path: &Path, error: &dyn std::fmt::Display) -> Failure {
+    Failure::usage(format!("{}: {error}", path.display()))
+}
+
+fn unfit(error: Error) -> Failure {
+    Failure::usage(format!("TLS: {error}"))
+}
+
+/// Looks at no name; without roots, at no issuer either.
+#[derive(Debug)]
+struct Lenient {
+    roots: Option<RootCertStore>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Lenient {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, Error> {
+        if let Some(roots) = &self.roots {
+            verify_server_cert_signed_by_trust_anchor(
+                &ParsedCertificate::try_from(end_entity)?,
+                roots,
+                intermediates,
+                now,
+                self.provider.signature_verification_algorithms.all,
+            )?;
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, signed, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

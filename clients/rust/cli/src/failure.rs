@@ -1,0 +1,114 @@
+//! Why the program ends otherwise than it was asked to, and the exit status of each reason.
+
+use pg_fence_client::Error;
+use std::fmt;
+use std::sync::Arc;
+
+pub type Result<T> = std::result::Result<T, Failure>;
+
+/// As `sysexits.h` numbers them, and `timeout`, `env` and shells.
+pub mod status {
+    /// The command line, or what it names, cannot be used.
+    pub const USAGE: u8 = 64;
+    /// The database cannot be reached.
+    pub const UNAVAILABLE: u8 = 69;
+    /// The lease was lost.
+    pub const LOST: u8 = 70;
+    /// The system gave no process, or no descriptor.
+    pub const SYSTEM: u8 = 71;
+    /// Somebody else has the lease.
+    pub const TAKEN: u8 = 75;
+    /// The database refuses, and would again.
+    pub const REFUSED: u8 = 78;
+    /// The command took longer than it may.
+    pub const TOO_LONG: u8 = 124;
+    /// The command cannot be executed.
+    pub const NOT_EXECUTABLE: u8 = 126;
+    /// There is no such command.
+    pub const NOT_FOUND: u8 = 127;
+    /// Added to the number of the signal that ended the command.
+    pub const SIGNAL: u8 = 128;
+}
+
+/// A message of one line, with the status to exit with.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    pub status: u8,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(status: u8, message: impl Into<String>) -> Failure {
+        Failure { status, message: message.into() }
+    }
+
+    pub fn usage(message: impl Into<String>) -> Failure {
+        Failure::new(status::USAGE, message)
+    }
+
+    pub fn system(what: &str, error: impl fmt::Display) -> Failure {
+        Failure::new(status::SYSTEM, format!("{what}: {error}"))
+    }
+
+    /// What the client says, of a call that is not about a lease lost or taken.
+    pub fn of_client(error: &Error) -> Failure {
+        let state = error.sqlstate();
+        Failure::new(status_of(state), told(error, state))
+    }
+
+    pub fn of_driver(error: tokio_postgres::Error) -> Failure {
+        // No transaction of ours was open that could be lost.
+        Failure::of_client(&Error::Postgres(Arc::new(error)))
+    }
+
+    /// Whether the same may succeed a little later.
+    pub fn is_passing(&self) -> bool {
+        self.status == status::UNAVAILABLE
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// As the clients tell what is permanent: these classes will be refused again.
+fn status_of(sqlstate: Option<&str>) -> u8 {
+    let state = sqlstate.unwrap_or_default();
+    let is_permanent = matches!(state.get(..2), Some("22" | "28" | "3D" | "3F" | "42" | "PF"))
+        || matches!(state, "0A000" | "55000");
+    if is_permanent { status::REFUSED } else { status::UNAVAILABLE }
+}
+
+/// With the cause, where the driver's own words name none, and with what may help.
+fn told(error: &Error, sqlstate: Option<&str>) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        let words = inner.to_string();
+        if !text.contains(&words) && words != "db error" {
+            text = format!("{text}: {words}");
+        }
+        cause = inner.source();
+    }
+    if sqlstate == Some("42883") {
+        text.push_str(" (is pg_fence created in this database? In a schema of its own: --schema)");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_helps_later_is_told_from_what_does_not() {
+        for state in [None, Some("08006"), Some("57P03"), Some("53300"), Some("25006")] {
+            assert_eq!(status_of(state), status::UNAVAILABLE, "{state:?}");
+        }
+        for state in ["42501", "28P01", "3D000", "22023", "55000", "42883"] {
+            assert_eq!(status_of(Some(state)), status::REFUSED, "{state}");
+        }
+    }
+}

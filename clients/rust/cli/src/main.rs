@@ -1,0 +1,84 @@
+//! The command `pg_fence`: runs a program under a lease of the PostgreSQL extension pg_fence, whose writes are then
+//! fenced, and shows leases, refused writes and ways around the fence.
+
+mod arguments;
+mod clock;
+mod connection;
+mod failure;
+mod logger;
+mod planted;
+mod run;
+mod views;
+
+use arguments::{Arguments, Command};
+use clap::{CommandFactory, Parser};
+use failure::{Failure, Result, status};
+use std::io::{Write, stderr, stdout};
+use std::process::ExitCode;
+
+/// The first argument of the process that keeps the lease of a run, before all others of that run.
+const KEEPER: &str = "keep-lease";
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    let is_keeper = arguments.get(1).is_some_and(|first| first == KEEPER);
+    if is_keeper {
+        arguments.remove(1);
+    }
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help goes to the standard output. Where that is closed nobody wants it.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { status::USAGE } else { 0 });
+        }
+    };
+    match carry_out(arguments, is_keeper) {
+        Ok(status) => ExitCode::from(status),
+        Err(Failure { status, message }) => {
+            say(&message);
+            ExitCode::from(status)
+        }
+    }
+}
+
+fn carry_out(arguments: Arguments, is_keeper: bool) -> Result<u8> {
+    let connection = &arguments.connection;
+    match arguments.command {
+        Command::Run(options) if is_keeper => run::keep(options, connection),
+        Command::Run(options) => run::run(options, connection),
+        Command::Become(options) => run::start::start(&options),
+        Command::Leases(options) => views::leases::list(&options, connection),
+        Command::Show(options) => views::leases::show(&options, connection),
+        Command::Release(options) => views::leases::release(&options, connection),
+        Command::Revoke(options) => views::leases::revoke(&options, connection),
+        Command::Refusals(options) => views::refusals::show(&options, connection),
+        Command::Audit(options) => views::audit::show(&options, connection),
+        Command::Status(options) => views::status::show(&options, connection),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "pg_fence", &mut text);
+            print(&text)
+        }
+        Command::Man { directory } => {
+            let written = clap_mangen::generate_to(Arguments::command(), directory);
+            written.map(|()| 0).map_err(|error| Failure::system("the manual pages", error))
+        }
+    }
+}
+
+/// Where the reader has gone, as `head` does, there is nothing more to do.
+fn print(text: &[u8]) -> Result<u8> {
+    let mut out = stdout();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::system("the standard output", error))
+        }
+        _ => Ok(0),
+    }
+}
+
+/// A line for people. A terminal that is gone is no reason to stop.
+fn say(text: &str) {
+    let _ = writeln!(stderr(), "pg_fence: {text}");
+}

@@ -1,0 +1,15 @@
+//! Known faults, planted to show that the tests catch each of them: a build with `--cfg planted="<name>"` has one, any
+//! other has none. (`Cargo.toml` lists the names.)
+
+/// The deadline of the lease is not looked at.
+pub const NO_DEADLINE: bool = cfg!(planted = "no-deadline");
+/// The keeper ends nothing.
+pub const NO_WATCHDOG: bool = cfg!(planted = "no-watchdog");
+/// What has left the command's process group is not looked for.
+pub const GROUP_ONLY: bool = cfg!(planted = "group-only");
+/// Nothing is killed that does not end by itself.
+pub const TERM_ONLY: bool = cfg!(planted = "term-only");
+/// The lease is given back while something of the command still runs.
+pub const RELEASE_FIRST: bool = cfg!(planted = "release-first");
+/// What the command writes presents no token.
+pub const NO_TOKEN: bool = cfg!(planted = "no-token");

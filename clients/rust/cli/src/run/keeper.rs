@@ -1,0 +1,445 @@
+//! The process that keeps the lease, on connections of its own.
+//!
+//! Signals are blocked in it, and it is in no terminal's process group: as long as the command runs the lease is
+//! renewed, whatever becomes of the supervisor. Where that is frozen or dead, it ends the command itself.
+
+use super::adopted::Adopted;
+use super::messages::{Order, Told};
+use super::times::Times;
+use super::{Options, processes};
+use crate::clock::Moment;
+use crate::connection::Server;
+use crate::failure::{Failure, Result, status};
+use crate::{logger, planted};
+use nix::sys::prctl::set_name;
+use nix::sys::signal::Signal;
+use nix::unistd::gethostname;
+use pg_fence_client::hooks::Hooks;
+use pg_fence_client::{Connected, Lease, LeaseRequest};
+use std::io::{BufRead, IsTerminal, Write, stderr, stdin, stdout};
+use std::sync::{Arc, Mutex, mpsc as std_mpsc};
+use std::time::Duration;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
+use tokio_postgres::Row;
+use tokio_postgres::types::{ToSql, Type};
+
+/// Tokio's timers stand still while the machine sleeps: each wait looks at the clock again after this.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Between two looks whether what was killed is gone.
+const DYING: Duration = Duration::from_millis(20);
+/// Between two connections, while a database that is away is waited for.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// Who waits for less is not told for whom.
+const SHOW_AFTER: Duration = Duration::from_millis(500);
+/// How long the end may take where nothing depends on it.
+const GIVING_UP: Duration = Duration::from_secs(2);
+
+pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
+    logger::start();
+    // Not as the file that it was started by, `/proc/self/exe`. It is only for people.
+    let _ = set_name(c"pg_fence");
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::system("the runtime", error))?;
+    runtime.block_on(async {
+        let said = Arc::new(Said::start());
+        let keeper = Keeper { options, times, server, orders: listen(), said: said.clone() };
+        keeper.keep().await;
+        said.finish();
+    });
+    Ok(0)
+}
+
+struct Keeper {
+    options: Options,
+    times: Times,
+    server: Server,
+    /// None is the supervisor's death.
+    orders: mpsc::UnboundedReceiver<Order>,
+    said: Arc<Said>,
+}
+
+impl Keeper {
+    async fn keep(mut self) {
+        if let Err(Failure { status, message }) = self.try_to_keep().await {
+            self.said.say(Told::Failed { status, message });
+        }
+    }
+
+    async fn try_to_keep(&mut self) -> Result<()> {
+        if let Some(token) = self.options.adopt {
+            return self.keep_adopted(token).await;
+        }
+        if let Some(lease) = self.acquire().await? {
+            self.hold(lease).await;
+        }
+        Ok(())
+    }
+
+    // For the lease
+
+    /// Nothing where the supervisor wants it no more.
+    async fn acquire(&mut self) -> Result<Option<Lease>> {
+        let until = Moment::now()? + self.options.wait.0;
+        let stop = |shown: &Option<JoinHandle<()>>| shown.iter().for_each(JoinHandle::abort);
+        let shown = self.show_who_has_it();
+        let mut request = self.request();
+        // The same is not told again and again.
+        let mut told = String::new();
+        let granted = loop {
+            let wait = until.remaining()?;
+            let acquiring = request.clone().wait(wait).try_acquire();
+            let granted = tokio::select! {
+                granted = acquiring => granted.map_err(|error| Failure::of_client(&error)),
+                // Release, or the end: nobody wants it any more.
+                _ = self.orders.recv() => {
+                    stop(&shown);
+                    until_tasks_have_ended().await;
+                    return Ok(None);
+                }
+            };
+            match granted {
+                Err(failure) if failure.is_passing() && !until.has_passed()? => {
+                    if failure.message != told {
+                        log::warn!("{failure}: it is tried again");
+                        told = failure.message;
+                    }
+                    // The answer to a grant may have been lost with the connection.
+                    request = self.reclaiming(request);
+                    tokio::time::sleep(TRY_AGAIN.min(until.remaining()?)).await;
+                }
+                granted => break granted?,
+            }
+        };
+        stop(&shown);
+        let taken = || Failure::new(status::TAKEN, format!("{} is taken", self.options.lease()));
+        granted.map(Some).ok_or_else(taken)
+    }
+
+    fn request(&self) -> LeaseRequest {
+        let options = &self.options;
+        let fence = self.server.fence().with_hooks(self.said.clone());
+        let mut request = match options.names.as_slice() {
+            [name] => fence.lease(name),
+            names => fence.lease_all(names),
+        };
+        request = request.ttl(self.times.ttl).holder(self.holder());
+        if options.shared {
+            request = request.shared();
+        }
+        if let Some(slots) = options.slots {
+            request = request.slots(slots);
+        }
+        if options.session {
+            request = request.session();
+        }
+        request
+    }
+
+    /// Only by a name that nobody else has.
+    fn reclaiming(&self, request: LeaseRequest) -> LeaseRequest {
+        let is_alone = !self.options.shared && self.options.slots.is_none();
+        let is_one = self.options.names.len() == 1;
+        match self.options.holder {
+            None if is_alone && is_one => request.reclaim(self.holder()),
+            _ => request,
+        }
+    }
+
+    fn holder(&self) -> String {
+        let unique = || {
+            let host = gethostname().unwrap_or_default();
+            format!("{}/{}", host.to_string_lossy(), self.mark())
+        };
+        self.options.holder.clone().unwrap_or_else(unique)
+    }
+
+    /// Of this run, and of no other on this machine.
+    fn mark(&self) -> String {
+        std::env::var("PG_FENCE_RUN").unwrap_or_default()
+    }
+
+    /// On a terminal, by a connection of its own: the lease's is busy with waiting.
+    fn show_who_has_it(&self) -> Option<JoinHandle<()>> {
+        let is_wanted = !self.options.quiet && !self.options.wait.0.is_zero();
+        if !is_wanted || !stderr().is_terminal() {
+            return None;
+        }
+        let (server, said) = (self.server.clone(), self.said.clone());
+        let names = self.options.names.clone();
+        Some(tokio::spawn(async move {
+            tokio::time::sleep(SHOW_AFTER).await;
+            let Ok(connected) = server.connect().await else { return };
+            while let Ok(told) = who_has(&connected, &names).await {
+                if let Some(told) = told {
+                    said.say(told);
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        }))
+    }
+
+    // With the lease
+
+    async fn hold(&mut self, lease: Lease) {
+        let Ok(since) = Moment::now() else { return };
+        let Some(mut deadline) = deadline_of(&lease) else { return };
+        self.said.say(Told::Granted { token: lease.token(), deadline: Some(deadline) });
+        let mut group = None;
+        let mut lost = std::pin::pin!(lease.lost());
+        let order = loop {
+            let enforce_at = self.times.enforce_at(deadline);
+            tokio::select! {
+                biased;
+                order = self.orders.recv() => match order {
+                    Some(Order::Started { group: started }) => group = Some(started),
+                    order => break order,
+                },
+                loss = &mut lost => {
+                    if loss.is_some() {
+                        self.said.say(Told::Lost);
+                    }
+                    let until = Moment::now().map(|now| now + self.times.patience());
+                    return self.see_it_ended(group, until.map_or(enforce_at, |at| at.min(enforce_at))).await;
+                }
+                () = self.said.renewed.notified() => {
+                    deadline = deadline_of(&lease).unwrap_or(deadline);
+                    self.said.say(Told::Renewed { deadline });
+                }
+                // The client itself tells the loss at the deadline, which is too late for this.
+                () = sleep_until(enforce_at), if !planted::NO_DEADLINE => {
+                    self.said.say(Told::Lost);
+                    return self.see_it_ended(group, enforce_at).await;
+                }
+            }
+        };
+        match order {
+            // Dropped, it would be given back.
+            Some(Order::Leave) => return std::mem::forget(lease),
+            Some(_) => {}
+            // The supervisor is dead.
+            None => {
+                let kill_at = Moment::now().map(|now| now + self.times.grace);
+                let kill_at = kill_at.map_or(deadline, |at| at.min(self.times.kill_at(deadline)));
+                if !self.end(group, Signal::SIGTERM, kill_at).await {
+                    return std::mem::forget(lease);
+                }
+            }
+        }
+        let at_least = self.options.at_least.map_or(Duration::ZERO, |at_least| at_least.0);
+        let left = (since + at_least).remaining().unwrap_or_default();
+        if !left.is_zero() && self.leave_for(&lease, left).await.is_ok() {
+            return std::mem::forget(lease);
+        }
+        // What goes wrong has been logged; then the lease ends at its ttl.
+        let _ = lease.release().await;
+    }
+
+    // With a lease that somebody else grants
+
+    /// Nothing is given back at the end: the token is theirs, and so is its end.
+    async fn keep_adopted(&mut self, token: i64) -> Result<()> {
+        let (server, name, holder) =
+            (self.server.clone(), self.options.names[0].clone(), self.holder());
+        let adopted = Adopted { server: &server, name: &name, token, holder: &holder };
+        let limit = self.times.ttl / 3;
+        if !adopted.adopt(self.options.wait.0, limit).await? {
+            return Err(Failure::new(
+                status::TAKEN,
+                format!("{name} is guarded by an older token"),
+            ));
+        }
+        self.said.say(Told::Granted { token, deadline: None });
+        let mut group = None;
+        let mut look_at = Moment::now()? + limit;
+        loop {
+            tokio::select! {
+                biased;
+                order = self.orders.recv() => match order {
+                    Some(Order::Started { group: started }) => group = Some(started),
+                    Some(_) => return Ok(()),
+                    None => {
+                        let kill_at = Moment::now()? + self.times.grace;
+                        self.end(group, Signal::SIGTERM, kill_at).await;
+                        return Ok(());
+                    }
+                },
+                () = sleep_until(look_at) => {
+                    match adopted.adopt(Duration::ZERO, limit).await {
+                        Err(failure) if !failure.is_passing() => {
+                            log::warn!("{failure}");
+                            self.said.say(Told::Lost);
+                            let by = Moment::now()? + self.times.patience();
+                            self.see_it_ended(group, by).await;
+                            return Ok(());
+                        }
+                        // The server judges what is written; its absence is no loss.
+                        Err(failure) => log::warn!("{failure}"),
+                        Ok(_) => {}
+                    }
+                    look_at = Moment::now()? + limit;
+                }
+            }
+        }
+    }
+
+    /// It is the supervisor that ends the command. Where it has not by then, it is frozen.
+    async fn see_it_ended(&mut self, mut group: Option<i32>, by: Moment) {
+        loop {
+            tokio::select! {
+                biased;
+                order = self.orders.recv() => match order {
+                    Some(Order::Started { group: started }) => group = Some(started),
+                    Some(_) => return,
+                    None => break,
+                },
+                () = sleep_until(by) => break,
+            }
+        }
+        self.end(group, Signal::SIGKILL, by).await;
+    }
+
+    /// Ends all that can be found of the command. Whether nothing is left.
+    async fn end(&self, group: Option<i32>, first: Signal, kill_at: Moment) -> bool {
+        if planted::NO_WATCHDOG {
+            return true;
+        }
+        // The supervisor may have died before it told the group.
+        let mark = format!("PG_FENCE_RUN={}", self.mark());
+        let left = || processes::of_group_or_with(group, &mark);
+        let signal = |signal| left().iter().for_each(|one| one.signal(signal));
+        signal(first);
+        signal(Signal::SIGCONT);
+        while !left().is_empty() {
+            if kill_at.has_passed().unwrap_or(true) {
+                signal(Signal::SIGKILL);
+            }
+            if (kill_at + GIVING_UP).has_passed().unwrap_or(true) {
+                log::warn!("KILL does not end all of the command: the lease is left to its ttl");
+                return false;
+            }
+            tokio::time::sleep(DYING).await;
+        }
+        true
+    }
+
+    /// Lets the lease live on for so long without anybody renewing it.
+    async fn leave_for(&self, lease: &Lease, left: Duration) -> Result<()> {
+        let connected = self.server.connect().await?;
+        let (token, ttl) = (lease.token(), format!("{} microseconds", left.as_micros()));
+        let names = self.options.names.clone();
+        let call = match names.len() {
+            1 => "lease_renew($1[1], $2, $3::interval)",
+            _ => "lease_renew_all($1, $2, $3::interval)",
+        };
+        let sql = format!("SELECT {}", self.server.function(call));
+        let arguments: [(&(dyn ToSql + Sync), Type); 3] =
+            [(&names, Type::TEXT_ARRAY), (&token, Type::INT8), (&ttl, Type::TEXT)];
+        let row = connected.query_typed_one(&sql, &arguments).await.map_err(Failure::of_driver)?;
+        match row.try_get::<_, Option<i64>>(0) {
+            Ok(Some(_)) => Ok(()),
+            _ => Err(Failure::new(status::LOST, "the lease is lost")),
+        }
+    }
+}
+
+/// Who holds up the one that waits: of several names, and several grants, the one that lasts longest.
+async fn who_has(connected: &Connected, names: &[String]) -> Result<Option<Told>> {
+    let sql = "SELECT holder, (extract(epoch FROM remaining) * 1000)::bigint FROM fence.leases \
+               WHERE name = ANY ($1) AND state IN ('held', 'uncommitted') ORDER BY remaining DESC LIMIT 1";
+    let names = names.to_vec();
+    let rows = connected.query_typed(sql, &[(&names, Type::TEXT_ARRAY)]).await;
+    let rows = rows.map_err(Failure::of_driver)?;
+    let told = |row: &Row| {
+        let (holder, remaining): (Option<String>, i64) =
+            (row.try_get(0).ok()?, row.try_get(1).ok()?);
+        Some(Told::Waiting {
+            holder: holder.unwrap_or_default(),
+            remaining_ms: remaining.try_into().unwrap_or(0),
+        })
+    };
+    Ok(rows.first().and_then(told))
+}
+
+/// What was dropped is given up in the background: by tasks of the client's.
+async fn until_tasks_have_ended() {
+    let ended = async {
+        while Handle::current().metrics().num_alive_tasks() > 0 {
+            tokio::time::sleep(DYING).await;
+        }
+    };
+    // A server that does not answer is not waited for: what it grants ends at its ttl.
+    let _ = tokio::time::timeout(GIVING_UP, ended).await;
+}
+
+async fn sleep_until(moment: Moment) {
+    while !moment.has_passed().unwrap_or(true) {
+        tokio::time::sleep(moment.remaining().unwrap_or_default().min(LOOK_AGAIN)).await;
+    }
+}
+
+/// Rounded down: the clock is read before. A freeze in between makes it earlier, and never later.
+fn deadline_of(lease: &Lease) -> Option<Moment> {
+    let now = Moment::now().ok()?;
+    Some(now + lease.remaining())
+}
+
+/// What the supervisor orders, until it is dead. A thread, since a pipe may block.
+fn listen() -> mpsc::UnboundedReceiver<Order> {
+    let (send, orders) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in stdin().lock().lines().map_while(std::io::Result::ok) {
+            let Ok(order) = serde_json::from_str(&line) else { return };
+            if send.send(order).is_err() {
+                return;
+            }
+        }
+    });
+    orders
+}
+
+/// What is told to the supervisor, by a thread: it may be stopped for hours, and then reads nothing.
+struct Said {
+    words: std_mpsc::Sender<Option<Told>>,
+    written: Mutex<std_mpsc::Receiver<()>>,
+    /// The lease has been renewed since this was looked at.
+    renewed: Notify,
+}
+
+impl Said {
+    fn start() -> Said {
+        let (words, heard) = std_mpsc::channel::<Option<Told>>();
+        let (end, written) = std_mpsc::channel();
+        std::thread::spawn(move || {
+            while let Ok(Some(told)) = heard.recv() {
+                let Ok(line) = serde_json::to_string(&told) else { return };
+                if writeln!(stdout(), "{line}").is_err() {
+                    return;
+                }
+            }
+            // Nobody waits any more where it took too long.
+            let _ = end.send(());
+        });
+        Said { words, written: Mutex::new(written), renewed: Notify::new() }
+    }
+
+    fn say(&self, told: Told) {
+        // Nobody hears it where the supervisor is dead.
+        let _ = self.words.send(Some(told));
+    }
+
+    /// Waits until all has been written, unless the supervisor is frozen and reads nothing.
+    fn finish(&self) {
+        let _ = self.words.send(None);
+        if let Ok(written) = self.written.lock() {
+            let _ = written.recv_timeout(GIVING_UP);
+        }
+    }
+}
+
+impl Hooks for Said {
+    fn renewed(&self, _token: i64, _remaining: Duration) {
+        self.renewed.notify_one();
+    }
+}

@@ -1,0 +1,123 @@
+//! The processes of a command, seen through `/proc`.
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, getsid};
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+/// A process that is alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    pub pid: i32,
+    pub name: String,
+    pub group: i32,
+    parent: i32,
+    session: i32,
+}
+
+impl Process {
+    fn read(pid: i32) -> Option<Process> {
+        Process::parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(pid: i32, stat: &str) -> Option<Process> {
+        // The name is in parentheses, and may hold some itself.
+        let (name, fields) = stat.split_once('(')?.1.rsplit_once(')')?;
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        let [state, parent, group, session, ..] = fields.as_slice() else { return None };
+        if matches!(*state, "Z" | "X") {
+            return None;
+        }
+        let number = |text: &str| text.parse().ok();
+        Some(Process {
+            pid,
+            name: name.to_owned(),
+            parent: number(parent)?,
+            group: number(group)?,
+            session: number(session)?,
+        })
+    }
+
+    /// A process that is gone already, or that is not ours to signal, is no matter here: it is looked for again.
+    pub fn signal(&self, signal: Signal) {
+        let _: Result<(), Errno> = kill(Pid::from_raw(self.pid), signal);
+    }
+
+    fn has_variable(&self, entry: &str) -> bool {
+        let environment = fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|one| one == entry.as_bytes())
+    }
+}
+
+fn all() -> Vec<Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+/// All that descends from this process, but for one child. Nothing escapes as long as it adopts orphans.
+pub fn descendants_but(not: i32) -> Vec<Process> {
+    descendants_in(all(), std::process::id() as i32, not)
+}
+
+fn descendants_in(all: Vec<Process>, ancestor: i32, not: i32) -> Vec<Process> {
+    let parents: HashMap<i32, i32> = all.iter().map(|one| (one.pid, one.parent)).collect();
+    let descends = |process: &Process| {
+        let mut pid = process.pid;
+        // A list that was read bit by bit may hold a circle.
+        let mut seen = HashSet::new();
+        while seen.insert(pid) && pid != not {
+            match parents.get(&pid) {
+                Some(parent) if *parent == ancestor => return pid != not,
+                Some(parent) => pid = *parent,
+                None => return false,
+            }
+        }
+        false
+    };
+    all.into_iter().filter(descends).collect()
+}
+
+/// All that is in the process group, or has this entry (`NAME=value`) in its environment.
+pub fn of_group_or_with(group: Option<i32>, entry: &str) -> Vec<Process> {
+    // A group of that number in another session would be another one.
+    let session = getsid(None).map_or(0, Pid::as_raw);
+    let own = std::process::id() as i32;
+    let is_one = |one: &Process| {
+        let is_of_group = Some(one.group) == group && one.session == session;
+        one.pid != own && (is_of_group || one.has_variable(entry))
+    };
+    all().into_iter().filter(is_one).collect()
+}
+
+/// How many processes are in that group.
+pub fn count_in_group(group: i32) -> usize {
+    all().iter().filter(|one| one.group == group).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, parent: i32) -> Process {
+        Process::parse(pid, &format!("{pid} (a) b)) S {parent} {pid} 1 0")).unwrap()
+    }
+
+    #[test]
+    fn a_name_may_hold_anything() {
+        assert_eq!(process(7, 1).name, "a) b)");
+        assert_eq!(Process::parse(7, "7 (x) Z 1 7 7"), None);
+    }
+
+    #[test]
+    fn descendants_are_found_through_any_number_of_parents() {
+        let all = [(2, 1), (3, 2), (4, 3), (5, 1), (6, 5), (8, 9), (9, 8)];
+        let all = all.map(|(pid, parent)| process(pid, parent)).to_vec();
+        let pids = |ancestor, not| -> Vec<i32> {
+            descendants_in(all.clone(), ancestor, not).iter().map(|one| one.pid).collect()
+        };
+        assert_eq!(pids(1, 5), [2, 3, 4]);
+        assert_eq!(pids(1, 2), [5, 6]);
+        assert_eq!(pids(2, 0), [3, 4]);
+    }
+}

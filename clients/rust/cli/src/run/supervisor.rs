@@ -1,0 +1,586 @@
+//! The process that was started as `pg_fence run`: the parent of the command.
+//!
+//! It knows nothing of PostgreSQL. It waits for three things: what the keeper tells, signals, and the next moment at
+//! which something is due. Whatever the command starts stays its descendant, for it adopts orphans (a subreaper).
+
+use super::Options;
+use super::messages::{Order, Told};
+use super::processes::{self, Process};
+use super::start::HANDLED;
+use super::terminal::Terminal;
+use super::times::Times;
+use crate::clock::Moment;
+use crate::failure::{Failure, Result, status};
+use crate::{planted, say};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::set_child_subreaper;
+use nix::sys::signal::{SigSet, Signal, kill, killpg, raise};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{ErrorKind, IsTerminal, Read, Write, stderr};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+/// This program, also where its file has been replaced since.
+const SELF: &str = "/proc/self/exe";
+/// While something is being ended: it need not be our child, so that no signal tells of its end.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How long a process may take to die of KILL. In an uninterruptible sleep it takes until that ends.
+const DYING: Duration = Duration::from_secs(2);
+
+pub struct Supervisor {
+    options: Options,
+    times: Times,
+    terminal: Terminal,
+    signals: SignalFd,
+    timer: TimerFd,
+    keeper: Keeper,
+    /// In the environment of all that the command starts.
+    mark: String,
+    phase: Phase,
+    /// Of the lease.
+    deadline: Option<Moment>,
+    command: Option<Running>,
+    is_waiting_shown: bool,
+}
+
+/// The keeper's process, and the pipes to it.
+struct Keeper {
+    pid: i32,
+    orders: Option<ChildStdin>,
+    told: ChildStdout,
+    /// The beginning of a line.
+    rest: Vec<u8>,
+    has_ended: bool,
+}
+
+enum Phase {
+    /// For the lease.
+    Waiting,
+    Running,
+    /// All that the command has started is being ended: from TERM on, with KILL from `kill_at` on.
+    Ending {
+        status: u8,
+        kill_at: Moment,
+    },
+    /// The keeper gives the lease back.
+    Releasing {
+        status: u8,
+        until: Moment,
+    },
+}
+
+struct Running {
+    group: Pid,
+    started: Moment,
+    /// Its own status, once it has ended.
+    status: Option<u8>,
+    /// By its terminal or by us, so that it is for us to continue it.
+    is_stopped: bool,
+    /// It gets the terminal whenever we have it.
+    has_terminal: bool,
+}
+
+/// The end of a run.
+struct Done(u8);
+
+impl Supervisor {
+    /// Starts the keeper.
+    pub fn start(options: Options, times: Times) -> Result<Supervisor> {
+        let system = |error| Failure::system("cannot prepare to run a command", error);
+        // What its parent ignores (as `nohup` does) the command is to ignore, too.
+        let ignored = ignored_signals();
+        if ignored & (1 << (Signal::SIGCHLD as u64 - 1)) != 0 {
+            return Err(Failure::new(
+                status::SYSTEM,
+                "SIGCHLD is ignored here: the end of the command would not be seen",
+            ));
+        }
+        let is_handled = |signal: &Signal| ignored & (1 << (*signal as u64 - 1)) == 0;
+        let mut handled: SigSet = HANDLED.iter().copied().filter(is_handled).collect();
+        handled.thread_block().map_err(system)?;
+        // It comes when we set the terminal's foreground, and is to do nothing.
+        handled.remove(Signal::SIGTTOU);
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let signals = SignalFd::with_flags(&handled, flags).map_err(system)?;
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, flags).map_err(system)?;
+        set_child_subreaper(true).map_err(system)?;
+        let mark = unique_mark();
+        let keeper = Keeper::start(&mark)?;
+        Ok(Supervisor {
+            options,
+            times,
+            terminal: Terminal::open(),
+            signals,
+            timer,
+            keeper,
+            mark,
+            phase: Phase::Waiting,
+            deadline: None,
+            command: None,
+            is_waiting_shown: false,
+        })
+    }
+
+    /// Until the end. The status to exit with.
+    pub fn run(mut self) -> Result<u8> {
+        let outcome = loop {
+            match self.step() {
+                Ok(None) => {}
+                Ok(Some(Done(status))) => break Ok(status),
+                Err(failure) => break Err(failure),
+            }
+        };
+        self.clear_waiting();
+        outcome
+    }
+
+    fn step(&mut self) -> Result<Option<Done>> {
+        self.wait()?;
+        if let Some(done) = self.hear_all()? {
+            return Ok(Some(done));
+        }
+        while let Ok(Some(signal)) = self.signals.read_signal() {
+            if let Some(done) = self.handle(signal.ssi_signo)? {
+                return Ok(Some(done));
+            }
+        }
+        self.reap()?;
+        // We may have been stopped or frozen just now, and the lease renewed meanwhile.
+        if has_passed(self.lost_at())?
+            && let Some(done) = self.hear_all()?
+        {
+            return Ok(Some(done));
+        }
+        self.go_on()
+    }
+
+    /// Until anything happens, or something is due.
+    fn wait(&mut self) -> Result<()> {
+        let system = |error| Failure::system("cannot wait", error);
+        match self.next_moment()? {
+            Some(moment) => {
+                let at = Expiration::OneShot(moment.as_timespec());
+                self.timer.set(at, TimerSetTimeFlags::TFD_TIMER_ABSTIME).map_err(system)?;
+            }
+            None => self.timer.unset().map_err(system)?,
+        }
+        let mut watched = vec![
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
+        ];
+        if !self.keeper.has_ended {
+            watched.push(PollFd::new(self.keeper.told.as_fd(), PollFlags::POLLIN));
+        }
+        match poll(&mut watched, PollTimeout::NONE) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(error) => Err(system(error)),
+        }
+    }
+
+    fn next_moment(&self) -> Result<Option<Moment>> {
+        Ok(match &self.phase {
+            Phase::Waiting => None,
+            Phase::Running => self.lost_at().into_iter().chain(self.too_long_at()).min(),
+            Phase::Ending { .. } => Some(Moment::now()? + LOOK_AGAIN),
+            Phase::Releasing { until, .. } => Some(*until),
+        })
+    }
+
+    /// Where nothing is renewed until then.
+    fn lost_at(&self) -> Option<Moment> {
+        let at = self.deadline.map(|deadline| self.times.term_at(deadline));
+        at.filter(|_| !planted::NO_DEADLINE)
+    }
+
+    fn too_long_at(&self) -> Option<Moment> {
+        Some(self.command.as_ref()?.started + self.options.at_most?.0)
+    }
+
+    // What the keeper tells
+
+    /// All that it has told by now.
+    fn hear_all(&mut self) -> Result<Option<Done>> {
+        while let Some(told) = self.keeper.next()? {
+            if let Some(done) = self.hear(told)? {
+                return Ok(Some(done));
+            }
+        }
+        Ok(None)
+    }
+
+    fn hear(&mut self, told: Told) -> Result<Option<Done>> {
+        match told {
+            Told::Waiting { holder, remaining_ms } => self.show_waiting(&holder, remaining_ms),
+            // Or it comes too late: then it is given back.
+            Told::Granted { token, deadline } if matches!(self.phase, Phase::Waiting) => {
+                self.clear_waiting();
+                self.deadline = deadline;
+                self.start_command(token)?;
+            }
+            Told::Granted { .. } => {}
+            Told::Renewed { deadline } => self.deadline = Some(deadline),
+            Told::Lost => self.lose(&format!("the lease {} is lost", self.options.lease()))?,
+            Told::Failed { status, message } => {
+                self.clear_waiting();
+                if status != status::TAKEN {
+                    return Err(Failure::new(status, message));
+                }
+                if !self.options.quiet {
+                    say(&message);
+                }
+                return Ok(Some(Done(self.options.if_taken)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn show_waiting(&mut self, holder: &str, remaining_ms: u64) {
+        if self.options.quiet || !stderr().is_terminal() {
+            return;
+        }
+        self.is_waiting_shown = true;
+        let lease = self.options.lease();
+        let left = remaining_ms / 1000;
+        // Nobody to say it to is no reason to stop.
+        let _ = write!(
+            stderr(),
+            "\r\x1b[Kpg_fence: waiting for {lease}: held by {holder}, {left} s left"
+        );
+    }
+
+    fn clear_waiting(&mut self) {
+        if std::mem::take(&mut self.is_waiting_shown) {
+            let _ = write!(stderr(), "\r\x1b[K");
+        }
+    }
+
+    // The command
+
+    fn start_command(&mut self, token: i64) -> Result<()> {
+        let has_terminal = self.terminal.is_ours_alone();
+        let mut command = Command::new(SELF);
+        command.arg0("pg_fence").args(["become", "--parent"]);
+        command.arg(std::process::id().to_string());
+        if has_terminal {
+            command.arg("--foreground");
+        }
+        let mut given = std::env::var("PGOPTIONS").unwrap_or_default();
+        if !planted::NO_TOKEN {
+            // Every program on libpq presents the token by that.
+            given.push_str(&format!(" -c pg_fence.token={token}"));
+        }
+        let (name, value) = self.mark.split_once('=').unwrap_or_default();
+        command
+            .arg("--")
+            .args(&self.options.command)
+            .env("PG_FENCE_TOKEN", token.to_string())
+            .env("PG_FENCE_LEASE", self.options.names.join(","))
+            .env("PGOPTIONS", given.trim_start())
+            .env(name, value)
+            .process_group(0);
+        let child =
+            command.spawn().map_err(|error| Failure::system("cannot start a process", error))?;
+        let group = Pid::from_raw(child.id() as i32);
+        self.keeper.tell(&Order::Started { group: group.as_raw() });
+        let started = Moment::now()?;
+        self.command =
+            Some(Running { group, started, status: None, is_stopped: false, has_terminal });
+        self.phase = Phase::Running;
+        Ok(())
+    }
+
+    /// What has ended or stopped. Orphans that we have adopted are among them.
+    fn reap(&mut self) -> Result<()> {
+        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
+        while let Ok(event) = waitpid(None, Some(flags)) {
+            match event {
+                WaitStatus::StillAlive => return Ok(()),
+                WaitStatus::Exited(pid, code) => self.has_ended(pid, code as u8),
+                WaitStatus::Signaled(pid, signal, _) => {
+                    self.has_ended(pid, status::SIGNAL + signal as u8);
+                }
+                WaitStatus::Stopped(pid, signal) => self.has_stopped(pid, signal)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn has_ended(&mut self, pid: Pid, status: u8) {
+        if let Some(command) = self.command.as_mut().filter(|command| command.group == pid) {
+            command.status = Some(status);
+            self.terminal.take_back_from(pid);
+        }
+    }
+
+    /// As a shell's jobs do: with the command we stop, too. The keeper goes on meanwhile, and so the lease is kept.
+    fn has_stopped(&mut self, pid: Pid, signal: Signal) -> Result<()> {
+        let Some(command) = self.command.as_mut().filter(|command| command.group == pid) else {
+            return Ok(());
+        };
+        let wants_terminal = match signal {
+            Signal::SIGTTIN | Signal::SIGTTOU => true,
+            Signal::SIGTSTP => false,
+            // Somebody froze it on purpose, and will thaw it.
+            _ => return Ok(()),
+        };
+        command.is_stopped = true;
+        if wants_terminal {
+            command.has_terminal = true;
+        }
+        if !(wants_terminal && self.terminal.is_ours()) {
+            self.terminal.take_back_from(pid);
+            stop_ourselves()?;
+        }
+        // It would only be stopped again where it cannot have what it wants.
+        if !wants_terminal || self.terminal.is_ours() {
+            self.continue_command();
+        }
+        Ok(())
+    }
+
+    fn continue_command(&mut self) {
+        let Some(command) = self.command.as_mut().filter(|command| command.is_stopped) else {
+            return;
+        };
+        command.is_stopped = false;
+        if command.has_terminal && self.terminal.is_ours() {
+            self.terminal.give_to(command.group);
+        }
+        self.signal_command(Signal::SIGCONT);
+    }
+
+    /// Its process group, as long as that cannot be another's.
+    fn signal_command(&self, signal: Signal) {
+        if let Some(command) = self.command.as_ref().filter(|command| command.status.is_none()) {
+            // All of them may be gone already.
+            let _ = killpg(command.group, signal);
+        }
+    }
+
+    // Signals
+
+    fn handle(&mut self, number: u32) -> Result<Option<Done>> {
+        let Ok(signal) = Signal::try_from(number as i32) else { return Ok(None) };
+        match (signal, &self.phase) {
+            (Signal::SIGCHLD, _) => {}
+            (Signal::SIGCONT, _) => self.continue_command(),
+            (Signal::SIGTSTP, Phase::Waiting | Phase::Releasing { .. }) => stop_ourselves()?,
+            (_, Phase::Running) => self.signal_command(signal),
+            (_, Phase::Waiting) => self.release(status::SIGNAL + signal as u8)?,
+            // It is ending already.
+            (_, Phase::Ending { .. }) => {}
+            // Who is in a hurry need not wait for a network that does not answer.
+            (_, Phase::Releasing { status, .. }) => return Ok(Some(Done(*status))),
+        }
+        Ok(None)
+    }
+
+    // What is due
+
+    fn go_on(&mut self) -> Result<Option<Done>> {
+        match self.phase {
+            Phase::Waiting if self.keeper.has_ended => {
+                Err(Failure::new(status::LOST, "the process that keeps the lease has died"))
+            }
+            Phase::Waiting => Ok(None),
+            Phase::Running => self.go_on_running().map(|()| None),
+            Phase::Ending { status, kill_at } => self.go_on_ending(status, kill_at).map(|()| None),
+            Phase::Releasing { status, .. } if self.keeper.has_ended => Ok(Some(Done(status))),
+            Phase::Releasing { status, until } => Ok(until.has_passed()?.then(|| {
+                // It hangs, or is frozen.
+                let _ = kill(Pid::from_raw(self.keeper.pid), Signal::SIGKILL);
+                Done(status)
+            })),
+        }
+    }
+
+    fn go_on_running(&mut self) -> Result<()> {
+        let lease = self.options.lease();
+        // First of all: a command that ended while we were frozen may have been ended by the keeper.
+        if has_passed(self.lost_at())? {
+            return self.lose(&format!("the lease {lease} could not be renewed"));
+        }
+        if let Some(status) = self.command.as_ref().and_then(|command| command.status) {
+            let left = self.descendants();
+            if left.is_empty() || planted::RELEASE_FIRST {
+                return self.release(status);
+            }
+            say(&format!("ending what the command has left behind: {}", listed(&left)));
+            return self.end(status);
+        }
+        if self.keeper.has_ended {
+            return self.lose(&format!("the process that keeps the lease {lease} has died"));
+        }
+        if has_passed(self.too_long_at())? {
+            say("the command takes longer than --at-most: it is ended");
+            return self.end(status::TOO_LONG);
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, why: &str) -> Result<()> {
+        if let Phase::Running = self.phase {
+            say(&format!("{why}: the command is ended"));
+            return self.end(status::LOST);
+        }
+        Ok(())
+    }
+
+    /// TERM to all that the command has started, and KILL after the grace, or just before the deadline.
+    fn end(&mut self, status: u8) -> Result<()> {
+        let after_grace = Moment::now()? + self.times.grace;
+        let before_deadline = self.deadline.map(|deadline| self.times.kill_at(deadline));
+        let kill_at = before_deadline.map_or(after_grace, |moment| moment.min(after_grace));
+        // One that is stopped would not hear of it.
+        self.signal_all(Signal::SIGTERM);
+        self.signal_all(Signal::SIGCONT);
+        self.phase = Phase::Ending { status, kill_at };
+        Ok(())
+    }
+
+    fn go_on_ending(&mut self, status: u8, kill_at: Moment) -> Result<()> {
+        // There may be no time to look for processes first.
+        if kill_at.has_passed()? && !planted::TERM_ONLY {
+            self.signal_all(Signal::SIGKILL);
+        }
+        let left = self.descendants();
+        if left.is_empty() {
+            return self.release(status);
+        }
+        if (kill_at + DYING).has_passed()? {
+            say(&format!("KILL does not end {}: the lease is left to its ttl", listed(&left)));
+            self.keeper.tell(&Order::Leave);
+            return self.leave(status);
+        }
+        Ok(())
+    }
+
+    /// Each once: the process group of the command, at once, and then whatever has left it.
+    fn signal_all(&self, signal: Signal) {
+        let group = self.command.as_ref().filter(|command| command.status.is_none());
+        let group = group.map(|command| command.group.as_raw());
+        self.signal_command(signal);
+        let others = self.descendants().into_iter().filter(|one| Some(one.group) != group);
+        others.for_each(|one| one.signal(signal));
+    }
+
+    fn release(&mut self, status: u8) -> Result<()> {
+        self.clear_waiting();
+        self.keeper.tell(&Order::Release);
+        self.leave(status)
+    }
+
+    /// The keeper ends by itself. After the deadline there is nothing to give back.
+    fn leave(&mut self, status: u8) -> Result<()> {
+        self.keeper.orders = None;
+        let until = self.deadline.unwrap_or(Moment::now()? + self.times.ttl);
+        self.phase = Phase::Releasing { status, until };
+        Ok(())
+    }
+
+    fn descendants(&self) -> Vec<Process> {
+        let mut all = processes::descendants_but(self.keeper.pid);
+        if planted::GROUP_ONLY {
+            let group = self.command.as_ref().map(|command| command.group.as_raw());
+            all.retain(|one| Some(one.group) == group);
+        }
+        all
+    }
+}
+
+impl Keeper {
+    /// The same program with the same arguments, in a process group of its own, which no terminal signals.
+    fn start(mark: &str) -> Result<Keeper> {
+        let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+        let (name, value) = mark.split_once('=').unwrap_or_default();
+        let mut child = Command::new(SELF)
+            .arg0("pg_fence")
+            .arg(crate::KEEPER)
+            .args(arguments)
+            .env(name, value)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .map_err(|error| Failure::system("cannot start a process", error))?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let (orders, told) = pipes.ok_or_else(|| Failure::system("there are no", "pipes"))?;
+        fcntl(&told, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+            .map_err(|error| Failure::system("a pipe", error))?;
+        let pid = child.id() as i32;
+        Ok(Keeper { pid, orders: Some(orders), told, rest: Vec::new(), has_ended: false })
+    }
+
+    fn tell(&mut self, order: &Order) {
+        let Some(orders) = &mut self.orders else { return };
+        if let Ok(line) = serde_json::to_string(order) {
+            // One that is dead is noticed by the end of what it tells.
+            let _ = writeln!(orders, "{line}");
+        }
+    }
+
+    /// What it has told by now.
+    fn next(&mut self) -> Result<Option<Told>> {
+        loop {
+            if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                let told = serde_json::from_slice(&line);
+                return told.map(Some).map_err(|error| Failure::system("the keeper", error));
+            }
+            let mut bytes = [0; 4096];
+            match self.told.read(&mut bytes) {
+                Ok(0) => {
+                    self.has_ended = true;
+                    return Ok(None);
+                }
+                Ok(count) => self.rest.extend_from_slice(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(Failure::system("the keeper", error)),
+            }
+        }
+    }
+}
+
+fn has_passed(moment: Option<Moment>) -> Result<bool> {
+    moment.map_or(Ok(false), Moment::has_passed)
+}
+
+/// As Ctrl-Z does. Where no shell would continue us the kernel lets us go on.
+fn stop_ourselves() -> Result<()> {
+    let stop: SigSet = [Signal::SIGTSTP].into_iter().collect();
+    let system = |error| Failure::system("cannot stop", error);
+    // Unblocked, it comes by the default action before `raise` returns.
+    stop.thread_unblock().map_err(system)?;
+    raise(Signal::SIGTSTP).map_err(system)?;
+    stop.thread_block().map_err(system)
+}
+
+/// A bit for each signal that this process has been told to ignore.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// By which the keeper finds what has been started, should this process be killed.
+fn unique_mark() -> String {
+    let moment = Moment::now().map(|now| format!("{:?}", now.as_timespec())).unwrap_or_default();
+    let moment: String = moment.chars().filter(char::is_ascii_digit).collect();
+    format!("PG_FENCE_RUN={}-{moment}", std::process::id())
+}
+
+fn listed(processes: &[Process]) -> String {
+    let one = |process: &Process| format!("{} ({})", process.name, process.pid);
+    processes.iter().map(one).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,88 @@
+//! When a command is ended whose lease is not renewed.
+//!
+//! ```text
+//! renewed ── ttl/3 ── next renewal ── at most ttl/3 ── it has failed ──── TERM ── grace ── KILL ── reserve ── deadline
+//! ```
+
+use crate::clock::Moment;
+use crate::failure::{Failure, Result};
+use std::time::Duration;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    pub ttl: Duration,
+    /// From TERM to KILL.
+    pub grace: Duration,
+    /// From KILL to the deadline: so long may the end of the processes take.
+    reserve: Duration,
+}
+
+impl Times {
+    /// Refuses a grace that does not fit between a renewal that has failed and the deadline.
+    pub fn new(ttl: Duration, grace: Option<Duration>) -> Result<Times> {
+        if ttl < Duration::from_millis(300) {
+            return Err(Failure::usage("--ttl is at least 300ms"));
+        }
+        let reserve = (ttl / 15).clamp(Duration::from_millis(50), Duration::from_secs(1));
+        let longest = ttl / 3 - reserve;
+        let grace = grace.unwrap_or((ttl / 6).min(Duration::from_secs(5)).min(longest));
+        if grace > longest {
+            return Err(Failure::usage(format!(
+                "--grace {} does not fit between a renewal that has failed and the end of the lease: with --ttl {} \
+                 it is at most {}",
+                humantime::format_duration(grace),
+                humantime::format_duration(ttl),
+                humantime::format_duration(longest)
+            )));
+        }
+        Ok(Times { ttl, grace, reserve })
+    }
+
+    /// When to send TERM, where nothing has been renewed.
+    pub fn term_at(&self, deadline: Moment) -> Moment {
+        self.kill_at(deadline) - self.grace
+    }
+
+    /// When to send KILL at the latest.
+    pub fn kill_at(&self, deadline: Moment) -> Moment {
+        deadline - self.reserve
+    }
+
+    /// A little later: when one process of a run does what the other should have done.
+    pub fn enforce_at(&self, deadline: Moment) -> Moment {
+        deadline - self.reserve / 2
+    }
+
+    /// How long after a loss the other one has to end the command.
+    pub fn patience(&self) -> Duration {
+        self.grace + self.reserve / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn the_command_has_ended_by_the_deadline_and_not_before_a_renewal_may_fail() {
+        for ttl in [ms(300), ms(3_000), ms(30_000), ms(3_600_000)] {
+            let times = Times::new(ttl, None).unwrap();
+            let deadline = Moment::now().unwrap() + ttl;
+            assert!(times.kill_at(deadline) < deadline);
+            assert!(times.term_at(deadline) <= times.kill_at(deadline));
+            assert!(times.term_at(deadline) >= deadline - ttl / 3, "{ttl:?}");
+        }
+    }
+
+    #[test]
+    fn a_grace_must_fit() {
+        assert_eq!(Times::new(ms(30_000), Some(ms(9_000))).unwrap().grace, ms(9_000));
+        assert!(Times::new(ms(30_000), Some(ms(9_001))).is_err());
+        assert!(Times::new(ms(299), None).is_err());
+        assert_eq!(Times::new(ms(30_000), Some(Duration::ZERO)).unwrap().grace, Duration::ZERO);
+    }
+}

@@ -1,0 +1,115 @@
+//! Leases: who has them; and giving them back, or taking them away.
+
+use super::{View, print};
+use crate::connection;
+use crate::failure::{Failure, Result, status};
+use clap::Args;
+use std::time::Duration;
+use tokio_postgres::types::Type;
+
+/// Between two looks of `--watch`.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Only names that begin with this
+    #[arg(value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    prefix: String,
+    /// Also those that nobody has
+    #[arg(short, long)]
+    all: bool,
+    /// Show them again every second, until interrupted
+    #[arg(short, long)]
+    watch: bool,
+    /// For programs: an array; with --watch one a line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct OneOptions {
+    /// The lease
+    name: String,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ReleaseOptions {
+    /// The lease
+    name: String,
+    /// A token of the grant
+    #[arg(env = "PG_FENCE_TOKEN")]
+    token: i64,
+}
+
+const LISTED: &str = "SELECT name, state, mode, holder, date_trunc('second', remaining)::text AS remaining, \
+     renewals::text, token::text, array_to_string(blocking_pids, ' ') AS blocked_by ";
+
+pub fn list(options: &Options, connection: &connection::Options) -> Result<u8> {
+    let view = View::open(connection)?;
+    let from = "FROM fence.leases WHERE starts_with(name, $1) AND ($2 OR state <> 'free') ORDER BY name, first_token";
+    loop {
+        let arguments: super::Arguments =
+            &[(&options.prefix, Type::TEXT), (&options.all, Type::BOOL)];
+        let text = if options.json {
+            view.json(&format!("SELECT * {from}"), arguments)? + "\n"
+        } else {
+            let table = view.table(&format!("{LISTED}{from}"), arguments)?;
+            if table.is_empty() { "nobody has a lease\n".to_owned() } else { table.wide() }
+        };
+        // From the top of the screen, and nothing below.
+        let clear = if options.watch && !options.json { "\x1b[H\x1b[J" } else { "" };
+        print(&format!("{clear}{text}"))?;
+        if !options.watch {
+            return Ok(0);
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+pub fn show(options: &OneOptions, connection: &connection::Options) -> Result<u8> {
+    let view = View::open(connection)?;
+    let from = format!("FROM {}", view.function("lease_info($1)"));
+    let arguments: super::Arguments = &[(&options.name, Type::TEXT)];
+    if options.json {
+        return print(&(view.json(&format!("SELECT * {from}"), arguments)? + "\n"));
+    }
+    let columns = "SELECT name, state, mode, holder, role::text, token::text, first_token::text, \
+         acquired_at::text, renewed_at::text, expires_at::text, remaining::text, renewals::text, metadata::text, \
+         array_to_string(blocking_pids, ' ') AS blocked_by ";
+    let table = view.table(&format!("{columns}{from}"), arguments)?;
+    if table.is_empty() {
+        return print(&format!("nobody has, or had of late, the lease {}\n", options.name));
+    }
+    print(&table.tall())
+}
+
+pub fn release(options: &ReleaseOptions, connection: &connection::Options) -> Result<u8> {
+    let view = View::open(connection)?;
+    let sql = format!("SELECT {}", view.function("lease_release($1, $2)"));
+    let closing =
+        view.number(&sql, &[(&options.name, Type::TEXT), (&options.token, Type::INT8)])?;
+    match closing {
+        Some(_) => Ok(0),
+        None => {
+            let lost = format!("the lease {} is not held by {}", options.name, options.token);
+            Err(Failure::new(status::LOST, lost))
+        }
+    }
+}
+
+pub fn revoke(options: &OneOptions, connection: &connection::Options) -> Result<u8> {
+    let view = View::open(connection)?;
+    let sql = format!("SELECT {}", view.function("lease_revoke($1)"));
+    let closing = view.number(&sql, &[(&options.name, Type::TEXT)])?;
+    if options.json {
+        let closing = closing.map_or("null".to_owned(), |token| token.to_string());
+        return print(&format!("{{\"closing_token\":{closing}}}\n"));
+    }
+    print(match closing {
+        Some(_) => "revoked\n",
+        None => "nobody had it\n",
+    })
+}

@@ -1,0 +1,31 @@
+//! The state of pg_fence in the database, in one row.
+
+use super::{View, print};
+use crate::connection;
+use crate::failure::Result;
+use clap::Args;
+
+#[derive(Debug, Args)]
+pub struct Options {
+    /// For programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn show(options: &Options, connection: &connection::Options) -> Result<u8> {
+    let view = View::open(connection)?;
+    let held = "(SELECT count(*) FROM fence.leases WHERE state = 'held') AS leases_held";
+    let sql = format!(
+        "SELECT s.*, t.*, {held} FROM {} AS s, fence.stats AS t",
+        view.function("fence_status()")
+    );
+    if options.json {
+        let rows = view.json(&sql, &[])?;
+        // One row: not as an array.
+        return print(&format!("{}\n", rows.trim_start_matches('[').trim_end_matches(']')));
+    }
+    let as_text = format!(
+        "SELECT e.key AS name, e.value FROM ({sql}) AS r, json_each_text(row_to_json(r)) AS e"
+    );
+    print(&view.table(&as_text, &[])?.wide())
+}

@@ -1,0 +1,100 @@
+//! The command `pg_fence`, for machines that have no server: a Debian package of its own, and a `.tar.gz`. Both have
+//! its manual pages and its completions, which it prints itself.
+
+use super::deb::{self, SOURCE};
+use super::library::remapped;
+use super::{licenses, make_executable, put, settle, tarball, tools, Release};
+use crate::extension::{self, NAME};
+use crate::process::output_of;
+use crate::setup;
+use anyhow::{ensure, Context, Result};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const DESCRIPTION: &str = "run a program under a lease of PostgreSQL
+ As flock does on one machine, for all machines of a PostgreSQL database that
+ has the extension pg_fence: a cron job, a migration, a backup runs while it
+ holds a lease, and is ended before the lease is somebody else's. What it writes
+ presents a fencing token, so that the database refuses what comes too late.";
+
+/// What lintian finds and is meant so.
+const OVERRIDES: &str = "\
+# It is not uploaded to Debian, whose list of wanted packages does not have it.
+PACKAGE: initial-upload-closes-no-bugs *
+";
+
+/// Where shells look for completions, below `share`.
+const COMPLETIONS: &[(&str, &str)] = &[
+    ("bash", "bash-completion/completions/pg_fence"),
+    ("fish", "fish/vendor_completions.d/pg_fence.fish"),
+    ("zsh", "zsh/vendor-completions/_pg_fence"),
+];
+
+/// Builds the command of a source tree below `target`, with no trace of where it was built.
+pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
+    let target = target.join("command");
+    eprintln!("building the command {NAME} for packages");
+    let status = extension::cargo()
+        .current_dir(source.join("clients/rust"))
+        .args(["build", "--release", "--locked", "--package", "pg-fence-cli"])
+        .env("CARGO_TARGET_DIR", &target)
+        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+        .env("CARGO_ENCODED_RUSTFLAGS", remapped(source, &target)?.join("\u{1f}"))
+        .env_remove("RUSTFLAGS")
+        .stdin(Stdio::null())
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "building the command failed ({status})");
+    Ok(target.join("release").join(NAME))
+}
+
+/// Writes the Debian package and the tarball of that program into `output`, and returns their paths.
+pub fn write(program: &Path, release: &Release, output: &Path) -> Result<Vec<PathBuf>> {
+    setup::ensure(&tools())?;
+    let scratch = output.join(".command");
+    let _ = fs::remove_dir_all(&scratch);
+    let usr = scratch.join("deb/usr");
+    let binary = install(program, &usr)?;
+    for page in fs::read_dir(usr.join("share/man/man1"))? {
+        deb::compress(&page?.path())?;
+    }
+    let package = deb::Package {
+        name: SOURCE,
+        depends: "",
+        description: DESCRIPTION,
+        overrides: OVERRIDES,
+        third_party: licenses::third_party_of_command()?,
+        binary,
+    };
+    let deb = package.write(release, &scratch, output, &["usr/bin/pg_fence"])?;
+
+    let name = format!("{NAME}-command-{}-linux-{}", release.version, std::env::consts::ARCH);
+    let root = scratch.join(&name);
+    install(program, &root)?;
+    put(&root.join("LICENSE"), licenses::read("LICENSE")?)?;
+    put(&root.join("README.md"), licenses::read("clients/rust/cli/README.md")?)?;
+    put(&root.join("THIRD-PARTY-LICENSES"), licenses::third_party_of_command()?)?;
+    settle(&root, release)?;
+    make_executable(&root.join("bin").join(NAME), release)?;
+    let tar = output.join(format!("{name}.tar.gz"));
+    tarball::pack(&scratch, &name, release.epoch, &tar)?;
+    fs::remove_dir_all(&scratch)?;
+    Ok(vec![deb, tar])
+}
+
+/// The program, and what it prints of itself, below `usr`.
+fn install(program: &Path, usr: &Path) -> Result<PathBuf> {
+    let prints = |arguments: &[&str]| output_of(Command::new(program).args(arguments));
+    let binary = usr.join("bin").join(NAME);
+    put(&binary, fs::read(program)?)?;
+    fs::set_permissions(&binary, fs::Permissions::from_mode(0o755))?;
+    let pages = usr.join("share/man/man1");
+    fs::create_dir_all(&pages)?;
+    prints(&["man", "--directory", &pages.display().to_string()])?;
+    for (shell, path) in COMPLETIONS {
+        put(&usr.join("share").join(path), prints(&["completions", shell])?)?;
+    }
+    Ok(binary)
+}

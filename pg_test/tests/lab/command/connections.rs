@@ -1,0 +1,166 @@
+//! Connections as users of libpq expect them: service file, password file, TLS with verification.
+
+use super::stage::Stage;
+use pg_test::process::{as_server_user, output_of};
+use pg_test::setup::{self, Package};
+use pg_test::{ensure, lab_test, Cluster, Lab, Result};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A server that asks for TLS and a password, and a directory with the certificates.
+fn guarded_server(lab: &Lab) -> Result<(Cluster, PathBuf)> {
+    setup::ensure(&[Package::new("openssl", "/usr/bin/openssl")])?;
+    let dir = lab.prefix().new_dir("certificates")?;
+    openssl(
+        &dir,
+        &[
+            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=ours",
+            "-keyout", "ca.key", "-out", "ca.crt",
+        ],
+    )?;
+    openssl(
+        &dir,
+        &[
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=other",
+            "-keyout",
+            "other.key",
+            "-out",
+            "other.crt",
+        ],
+    )?;
+    openssl(
+        &dir,
+        &[
+            "req",
+            "-new",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=server",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+            "-keyout",
+            "server.key",
+            "-out",
+            "server.csr",
+        ],
+    )?;
+    openssl(
+        &dir,
+        &[
+            "x509",
+            "-req",
+            "-in",
+            "server.csr",
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            "2",
+            "-copy_extensions",
+            "copy",
+            "-out",
+            "server.crt",
+        ],
+    )?;
+    let file = |name: &str| dir.join(name).display().to_string();
+    let cluster = lab
+        .builder()
+        .set("ssl", "on")
+        .set("ssl_cert_file", &file("server.crt"))
+        .set("ssl_key_file", &file("server.key"))
+        .create()?;
+    let rules = "host all postgres 127.0.0.1/32 trust\nhostssl all all all scram-sha-256\n";
+    fs::write(cluster.data().join("pg_hba.conf"), rules)?;
+    cluster.start()?;
+    Ok((cluster, dir))
+}
+
+fn openssl(dir: &Path, arguments: &[&str]) -> Result<()> {
+    let mut command = Command::new("openssl");
+    as_server_user(&mut command)?;
+    output_of(command.args(arguments).current_dir(dir)).map(drop)
+}
+
+#[lab_test]
+fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Result<()> {
+    let (cluster, certificates) = guarded_server(lab)?;
+    let stage = Stage::on(lab, &cluster)?;
+    let role = stage.role();
+    stage.admin()?.run(&format!("ALTER ROLE {role} PASSWORD 'it''s : a \\secret'"))?;
+    let (port, dbname) = (cluster.port(), stage.database().name());
+    let passwords = stage.dir().join("pgpass");
+    fs::write(&passwords, format!("*:{port}:{dbname}:{role}:it's \\: a \\\\secret\n"))?;
+    fs::set_permissions(&passwords, fs::Permissions::from_mode(0o600))?;
+    let services = stage.dir().join("services");
+    fs::write(
+        &services,
+        format!("[shop]\nhost=localhost\nport={port}\ndbname={dbname}\nuser={role}\n"),
+    )?;
+
+    let run = |target: &str, root: &str| -> Result<std::process::Output> {
+        let mut command = lab.rundir().command(super::stage::program()?);
+        command
+            .args(["-d", target, "run", "job", "--", "echo", "ran"])
+            .env("PGSERVICEFILE", &services)
+            .env("PGPASSFILE", &passwords)
+            .env("PGSSLROOTCERT", certificates.join(root))
+            .env("HOME", stage.dir());
+        Ok(command.output()?)
+    };
+    let runs = |target: &str, root: &str| -> Result<()> {
+        let output = run(target, root)?;
+        ensure!(
+            output.stdout == b"ran\n" && output.status.success(),
+            "{target}, {root}: {output:?}"
+        );
+        Ok(())
+    };
+    let is_refused = |target: &str, root: &str, why: &str| -> Result<()> {
+        let output = run(target, root)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.stdout.is_empty() && said.contains(why), "{target}, {root}: {output:?}");
+        Ok(())
+    };
+    runs("service=shop sslmode=verify-full", "ca.crt")?;
+    runs("service=shop", "ca.crt")?;
+    let url = format!("postgresql://{role}@127.0.0.1:{port}/{dbname}?sslmode");
+    runs(&format!("{url}=verify-ca"), "ca.crt")?;
+    runs(&format!("{url}=require"), "ca.crt")?;
+    // The certificate is of another name, or of somebody whom we do not trust; or nothing is encrypted.
+    is_refused(&format!("{url}=verify-full"), "ca.crt", "certificate")?;
+    is_refused("service=shop sslmode=verify-full", "other.crt", "certificate")?;
+    is_refused("service=shop sslmode=verify-ca", "other.crt", "certificate")?;
+    is_refused("service=shop sslmode=require", "other.crt", "certificate")?;
+    is_refused("service=shop sslmode=verify-full", "none.crt", "none.crt")?;
+    is_refused("service=shop sslmode=disable", "ca.crt", "pg_hba.conf")?;
+    is_refused("service=none", "ca.crt", "no service \"none\"")?;
+    is_refused("service=shop passfile=/dev/null", "ca.crt", "password")
+}
+
+#[lab_test]
+fn the_variables_and_the_socket_of_libpq_are_used(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let cluster = lab.cluster();
+    let run = |host: &str| -> Result<()> {
+        let mut command = lab.rundir().command(super::stage::program()?);
+        command.args(["run", "job", "--", "true"]).env("PGHOST", host);
+        command.env("PGPORT", cluster.port().to_string()).env("PGUSER", stage.role());
+        output_of(command.env("PGDATABASE", stage.database().name())).map(drop)
+    };
+    run("127.0.0.1")?;
+    run(&cluster.dir().display().to_string())
+}

@@ -1,0 +1,274 @@
+//! What a command finds when it is run, and what its end comes to.
+
+use super::stage::{pause, Run, Stage};
+use nix::sys::signal::Signal;
+use pg_test::process::{self, wait_until, PATIENCE};
+use pg_test::{ensure, lab_test, Calls, Lab, Result};
+use std::io::Write;
+use std::process::Stdio;
+
+#[lab_test]
+fn an_unchanged_psql_presents_the_token(lab: &Lab) -> Result<()> {
+    presented_by_psql(&Stage::new(lab)?)
+}
+
+pub fn presented_by_psql(stage: &Stage) -> Result<()> {
+    let script =
+        "psql -qXc \"UPDATE work SET value = 'A1'\"; echo $PG_FENCE_TOKEN $PG_FENCE_LEASE; \
+                  psql -qAtXc \"SELECT state, holder FROM lease_info('job')\"; exit 3";
+    let ended = stage.run("job --holder me", script)?.ends_with(3)?;
+    let token: i64 = stage.admin()?.one("SELECT fence FROM work", &[])?;
+    ensure!(ended.stdout == format!("{token} job\nheld|me\n"), "{ended:?}");
+    ensure!(ended.stderr.is_empty(), "{ended:?}");
+    ensure!(stage.written()? == ["A1"] && !stage.is_held()?);
+    Ok(())
+}
+
+#[lab_test]
+fn what_psql_presents_is_added_to_the_options_that_it_had(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let mut command = stage.command();
+    command.env("PGOPTIONS", "-c statement_timeout=1234").args(["run", "job", "--"]);
+    command.args([
+        "psql",
+        "-qAtXc",
+        "SHOW statement_timeout",
+        "-c",
+        "UPDATE work SET value = 'A1'",
+    ]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let ended = Run::start(command)?.ends_with(0)?;
+    ensure!(ended.stdout == "1234ms\n" && stage.written()? == ["A1"], "{ended:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_copy_that_is_restored_presents_the_token_too(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let mut admin = stage.admin()?;
+    let role = stage.role();
+    admin.run(&format!(
+        "CREATE TABLE copied (id int PRIMARY KEY, value text);
+         INSERT INTO copied SELECT g, 'x' FROM generate_series(1, 3) g;
+         GRANT SELECT, INSERT ON copied TO {role}"
+    ))?;
+    let dump = stage.dir().join("copied.dump");
+    let conninfo = stage.database().conninfo().to_string();
+    let file = format!("--file={}", dump.display());
+    lab.run("pg_dump", &["-Fc", "-a", "-t", "copied", &file, &conninfo])?;
+    admin.run("TRUNCATE copied; SELECT fence_protect('copied', lease => 'copied', events => 'insert,update')")?;
+    let restore = format!("pg_restore -a -d \"$PGDATABASE\" {}", dump.display());
+    stage.run("job", &restore)?.ends_with(1)?;
+    stage.run("copied", &restore)?.ends_with(0)?;
+    ensure!(admin.one::<bool>("SELECT count(*) = 3 AND min(fence) > 0 FROM copied", &[])?);
+    Ok(())
+}
+
+#[lab_test]
+fn the_input_is_the_command_s(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let mut command = stage.command();
+    command.args(["run", "job", "--", "cat"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut stdin = child.stdin.take().expect("it was asked for");
+    stdin.write_all(b"what is said\n")?;
+    drop(stdin);
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success() && output.stdout == b"what is said\n", "{output:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_lease_that_is_taken_has_a_status_of_its_own(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    stage.admin()?.acquire("job", "1 h")?;
+    let ended = stage.run("job", "echo ran")?.ends_with(75)?;
+    ensure!(ended.stdout.is_empty() && ended.stderr.contains("job is taken"), "{ended:?}");
+    let ended = stage.run("job --if-taken 0 --quiet", "echo ran")?.ends_with(0)?;
+    ensure!(ended.stdout.is_empty() && ended.stderr.is_empty(), "{ended:?}");
+    // Of several none is taken.
+    stage.run("free job", "echo ran")?.ends_with(75)?;
+    ensure!(stage.admin()?.token("SELECT lease_acquire('free')")?.is_some());
+    Ok(())
+}
+
+#[lab_test]
+fn several_leases_are_held_at_once(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let count =
+        "SELECT count(*) FROM fence.leases WHERE state = 'held' AND name IN ('job', 'b', 'c')";
+    let script = format!("psql -qAtXc \"{count}\"; psql -qXc \"UPDATE work SET value = 'A1'\"");
+    let ended = stage.run("b job c", &script)?.ends_with(0)?;
+    ensure!(ended.stdout == "3\n" && stage.written()? == ["A1"], "{ended:?}");
+    ensure!(stage.admin()?.one::<i64>(count, &[])? == 0);
+    Ok(())
+}
+
+#[lab_test]
+fn shared_leases_and_slots_let_several_in(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    for (options, name) in [("--shared", "readers"), ("--slots 2", "pool")] {
+        let options = format!("{name} {options} --wait 1m");
+        let both =
+            "echo in > $DIR/$ME; until [ -e $DIR/$OTHER ]; do sleep 0.05; done; rm $DIR/$OTHER";
+        let one = stage.run(&options, &format!("ME={name}1 OTHER={name}2; {both}"))?;
+        let two = stage.run(&options, &format!("ME={name}2 OTHER={name}1; {both}"))?;
+        one.ends_with(0)?;
+        two.ends_with(0)?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_command_that_cannot_be_run_is_told_as_a_shell_does(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let run = |program: &str| -> Result<Run> {
+        let mut command = stage.command();
+        command.args(["run", "job", "--", program]);
+        Run::start({
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            command
+        })
+    };
+    let ended = run("/no/such/program")?.ends_with(127)?;
+    ensure!(ended.stderr.contains("/no/such/program"), "{ended:?}");
+    run("/etc/passwd")?.ends_with(126)?;
+    ensure!(!stage.is_held()?);
+    stage.run("job", "kill -KILL $$")?.ends_with(128 + 9)?;
+    ensure!(!stage.is_held()?);
+    Ok(())
+}
+
+#[lab_test]
+fn a_database_that_is_away_is_told_from_one_that_refuses(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let nowhere = stage.conninfo().port(1);
+    let ended = stage.run_to(&nowhere, "job", "echo ran")?.ends_with(69)?;
+    ensure!(ended.stdout.is_empty() && ended.stderr.contains("refused"), "{ended:?}");
+    stage.admin()?.run(&format!("SELECT fence_revoke('{}')", stage.role()))?;
+    let ended = stage.run("job", "echo ran")?.ends_with(78)?;
+    ensure!(ended.stdout.is_empty() && ended.stderr.contains("permission"), "{ended:?}");
+    let elsewhere = lab.bare_database()?;
+    let ended = stage.run_to(&elsewhere.conninfo(), "job", "echo ran")?.ends_with(78)?;
+    ensure!(ended.stderr.contains("is pg_fence created in this database?"), "{ended:?}");
+    let ended = stage.run("job --ttl 30s --grace 10s", "echo ran")?.ends_with(64)?;
+    ensure!(ended.stderr.contains("--grace 10s does not fit"), "{ended:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn signals_go_through(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let script = "trap 'echo $NAME; exit 5' USR1 TERM; echo $$ > $DIR/pid; \
+                  while :; do sleep 0.05; done";
+    for (name, signal) in [("one", Signal::SIGUSR1), ("two", Signal::SIGTERM)] {
+        let run = stage.run("job", &format!("NAME={name}; {script}"))?;
+        stage.pid("pid")?;
+        process::signal(run.supervisor(), signal)?;
+        let ended = run.ends_with(5)?;
+        ensure!(ended.stdout == format!("{name}\n"), "{ended:?}");
+        std::fs::remove_file(stage.dir().join("pid"))?;
+    }
+    let run = stage.run("job", "echo $$ > $DIR/pid; exec sleep 600")?;
+    stage.pid("pid")?;
+    process::signal(run.supervisor(), Signal::SIGTERM)?;
+    run.ends_with(128 + 15)?;
+    ensure!(!stage.is_held()?);
+    Ok(())
+}
+
+#[lab_test]
+fn one_that_waits_leaves_the_line_when_it_is_told_to_end(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let token = stage.admin()?.acquire("job", "1 h")?;
+    for how in [Signal::SIGTERM, Signal::SIGKILL] {
+        let run = stage.run("job --wait 1h", "echo ran")?;
+        let keeper = run.keeper()?;
+        let waiting =
+            "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND state = 'active'";
+        let waits = |count| -> Result<()> {
+            let mut admin = stage.admin()?;
+            wait_until("it stands in line", PATIENCE, || {
+                admin.one::<i64>(waiting, &[&stage.role()]).is_ok_and(|now| now == count)
+            })
+        };
+        waits(1)?;
+        process::signal(run.supervisor(), how)?;
+        match how {
+            Signal::SIGTERM => run.ends_with(128 + 15).map(drop)?,
+            _ => run.ends_killed()?,
+        }
+        waits(0)?;
+        super::stage::is_gone(keeper)?;
+    }
+    stage.admin()?.run(&format!("SELECT lease_release('job', {token})"))?;
+    ensure!(stage.admin()?.token("SELECT lease_acquire('job')")?.is_some());
+    Ok(())
+}
+
+#[lab_test]
+fn what_the_command_leaves_behind_ends_before_the_lease_does(lab: &Lab) -> Result<()> {
+    left_behind(&Stage::new(lab)?)
+}
+
+pub fn left_behind(stage: &Stage) -> Result<()> {
+    // In the background, in a session of its own, and not listening.
+    let script =
+        "sh -c \"trap '' TERM HUP; echo \\$\\$ > $DIR/one; while :; do sleep 0.1; done\" & \
+                  setsid sh -c 'echo $$ > $DIR/two; exec sleep 600' & \
+                  until [ -s $DIR/one ] && [ -s $DIR/two ]; do sleep 0.05; done; exit 4";
+    let run = stage.run("job --grace 1s", script)?;
+    let (one, two) = (stage.pid("one")?, stage.pid("two")?);
+    let (_, _) = stage.taken_over()?;
+    super::stage::has_ended(one)?;
+    super::stage::has_ended(two)?;
+    let ended = run.ends_with(4)?;
+    ensure!(ended.stderr.contains("left behind"), "{ended:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_command_can_take_too_long(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let ended = stage
+        .run("job --at-most 1s --grace 0s", "trap '' TERM; sleep 600; echo $?")?
+        .ends_with(124)?;
+    ensure!(ended.stderr.contains("--at-most") && !stage.is_held()?, "{ended:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_lease_can_outlast_the_command(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    stage.run("job --at-least 1h", "true")?.ends_with(0)?;
+    let left = "SELECT remaining BETWEEN '50 min' AND '1 h' FROM lease_info('job')";
+    ensure!(stage.is_held()? && stage.admin()?.one::<bool>(left, &[])?);
+    stage.run("a b --at-least 1h", "true")?.ends_with(0)?;
+    stage.run("b", "true")?.ends_with(75)?;
+    // One that took longer gives it back at once.
+    stage.run("other --at-least 100ms", "sleep 0.3")?.ends_with(0)?;
+    ensure!(stage.admin()?.token("SELECT lease_acquire('other')")?.is_some());
+    Ok(())
+}
+
+#[lab_test]
+fn it_waits_for_the_lease_and_for_the_database(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().start()?;
+    let stage = Stage::on(lab, &cluster)?;
+    cluster.stop(pg_test::Shutdown::Fast)?;
+    let run = stage.run("job --wait 5m", "psql -qXc \"UPDATE work SET value = 'A1'\"")?;
+    pause(2);
+    cluster.start()?;
+    let ended = run.ends_with(0)?;
+    ensure!(ended.stderr.contains("tried again") && stage.written()? == ["A1"], "{ended:?}");
+    // And through a restart while it stands in line.
+    let token = stage.admin()?.acquire("job", "1 h")?;
+    let mut run = stage.run("job --wait 5m", "psql -qXc \"UPDATE work SET value = 'A2'\"")?;
+    pause(1);
+    cluster.restart()?;
+    ensure!(!run.has_ended(), "it has given up");
+    stage.admin()?.run(&format!("SELECT lease_release('job', {token})"))?;
+    run.ends_with(0)?;
+    ensure!(stage.written()? == ["A1", "A2"]);
+    Ok(())
+}

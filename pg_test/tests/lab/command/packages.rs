@@ -1,0 +1,61 @@
+//! The packages of the command: what is in them, and that it runs from them.
+
+use super::stage::program;
+use pg_test::package::{command, Release};
+use pg_test::process::output_of;
+use pg_test::{ensure, extension, lab_test, Context, Lab, Result};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn runs(program: &Path) -> Result<()> {
+    let version = output_of(Command::new(program).arg("--version"))?;
+    ensure!(version == format!("pg_fence {}\n", extension::VERSION), "{version}");
+    Ok(())
+}
+
+fn has(root: &Path, files: &[&str]) -> Result<()> {
+    for file in files {
+        let size = std::fs::metadata(root.join(file)).with_context(|| (*file).to_owned())?.len();
+        ensure!(size > 100, "{file} has {size} bytes");
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
+    let dir = lab.prefix().new_dir("packages")?;
+    // Their date is that of the commit, which a source without git does not have.
+    let release = Release { version: extension::VERSION.to_owned(), epoch: 1_700_000_000 };
+    let built = command::write(&program()?, &release, &dir)?;
+    let [deb, tar] = built.as_slice() else { pg_test::bail!("{built:?}") };
+    let ending = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    ensure!(ending(deb).is_some_and(|name| name.starts_with("pg-fence_")), "{built:?}");
+
+    let unpacked = dir.join("deb");
+    output_of(Command::new("dpkg-deb").arg("-x").arg(deb).arg(&unpacked))?;
+    runs(&unpacked.join("usr/bin/pg_fence"))?;
+    has(
+        &unpacked.join("usr/share"),
+        &[
+            "man/man1/pg_fence.1.gz",
+            "man/man1/pg_fence-run.1.gz",
+            "bash-completion/completions/pg_fence",
+            "zsh/vendor-completions/_pg_fence",
+            "fish/vendor_completions.d/pg_fence.fish",
+            "doc/pg-fence/third-party-licenses.gz",
+            "doc/pg-fence/copyright",
+        ],
+    )?;
+    let field = |name: &str| output_of(Command::new("dpkg-deb").arg("-f").arg(deb).arg(name));
+    let depends = field("Depends")?;
+    ensure!(depends.contains("libc6") && !depends.contains("postgresql"), "{depends}");
+    ensure!(field("Package")?.trim() == "pg-fence");
+
+    let unpacked = dir.join("tar");
+    std::fs::create_dir(&unpacked)?;
+    output_of(Command::new("tar").arg("-xzf").arg(tar).arg("-C").arg(&unpacked))?;
+    let name = ending(tar).context("no name")?;
+    let top = unpacked.join(name.trim_end_matches(".tar.gz"));
+    runs(&top.join("bin/pg_fence"))?;
+    has(&top, &["README.md", "LICENSE", "THIRD-PARTY-LICENSES", "share/man/man1/pg_fence.1"])
+}

@@ -1,0 +1,340 @@
+//! A database with a bound table, and runs of the command against it.
+
+use pg_test::clients::cable::Cable;
+use pg_test::clients::languages::rust;
+use pg_test::process::{self, wait_until, PATIENCE};
+use pg_test::standstill::Watch;
+use pg_test::test_case::left_out;
+use pg_test::{ensure, Calls, Cluster, Conninfo, Context, Database, Lab, Result, Session};
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// What a fresh machine has not built.
+pub fn program() -> Result<PathBuf> {
+    match rust::command()? {
+        Some(program) => Ok(program),
+        None => left_out("`cargo run -- clients rust` brings what it needs"),
+    }
+}
+
+/// A table with one row, bound to the lease `job`, and a list of what was written to it.
+const TABLES: &str = "
+    CREATE TABLE work (id int PRIMARY KEY, value text);
+    INSERT INTO work VALUES (1, 'nothing');
+    SELECT fence_protect('work', lease => 'job');
+    CREATE TABLE written (n bigint GENERATED ALWAYS AS IDENTITY, value text, token bigint);
+    CREATE FUNCTION write_down() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+        BEGIN INSERT INTO public.written (value, token) VALUES (NEW.value, NEW.fence); RETURN NULL; END $$;
+    CREATE TRIGGER write_down AFTER UPDATE ON work FOR EACH ROW EXECUTE FUNCTION write_down();
+";
+
+/// A run that fails on a machine that stood still for that long is played again: what should have been ended by then
+/// may not even have been looked at.
+const STANDSTILL: Duration = Duration::from_millis(100);
+
+/// How many times slower it is played, one after the other. The outcome of the last one counts in any case.
+const PACES: [u32; 3] = [1, 2, 4];
+
+/// Plays it on the server that tests share, with all ttls as long as the machine needs them to be.
+pub fn paced(lab: &Lab, scenario: impl Fn(&Stage) -> Result<()>) -> Result<()> {
+    let [others @ .., last] = PACES;
+    for pace in others {
+        let watch = Watch::start(lab.rundir().path())?;
+        let stage = Stage { pace, ..Stage::new(lab)? };
+        let Err(error) = scenario(&stage) else { return Ok(()) };
+        let stood_still = watch.longest();
+        if stood_still < STANDSTILL {
+            return Err(error);
+        }
+        eprintln!("the machine stood still for {stood_still:?}: again, more slowly ({error:#})");
+    }
+    scenario(&Stage { pace: last, ..Stage::new(lab)? })
+}
+
+pub struct Stage<'a> {
+    lab: &'a Lab,
+    /// How many times longer all times of the options are.
+    pace: u32,
+    program: PathBuf,
+    database: Database,
+    role: String,
+    dir: PathBuf,
+}
+
+impl<'a> Stage<'a> {
+    /// On the server that tests share.
+    pub fn new(lab: &'a Lab) -> Result<Stage<'a>> {
+        Stage::on(lab, lab.cluster())
+    }
+
+    pub fn on(lab: &'a Lab, cluster: &Cluster) -> Result<Stage<'a>> {
+        Stage::with(lab, cluster, program()?)
+    }
+
+    /// With another build of the command.
+    pub fn with(lab: &'a Lab, cluster: &Cluster, program: PathBuf) -> Result<Stage<'a>> {
+        let database = Database::with_extension(cluster.conninfo("postgres"))?;
+        let role = database.role("runner")?;
+        let mut admin = database.connect()?;
+        admin.run(TABLES)?;
+        admin.run(&format!(
+            "SELECT fence_grant('{role}'); GRANT SELECT, UPDATE ON work TO {role}"
+        ))?;
+        let dir = lab.prefix().new_dir("command")?;
+        Ok(Stage { lab, pace: 1, program, database, role, dir })
+    }
+
+    pub fn role(&self) -> &str {
+        &self.role
+    }
+
+    pub fn database(&self) -> &Database {
+        &self.database
+    }
+
+    /// As the role that runs commands.
+    pub fn conninfo(&self) -> Conninfo {
+        self.database.conninfo().user(&self.role)
+    }
+
+    pub fn admin(&self) -> Result<Session> {
+        self.database.connect()
+    }
+
+    /// A directory for a test's files.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// `pg_fence`, connecting there; what it starts finds psql and the same server in its environment.
+    pub fn command_to(&self, conninfo: &Conninfo) -> Command {
+        let mut command = self.lab.rundir().command(&self.program);
+        let path = std::env::var("PATH").unwrap_or_default();
+        let place = self.database.conninfo();
+        let (port, dbname) = place.place();
+        command
+            .arg("--dbname")
+            .arg(conninfo.to_string())
+            .env("PATH", format!("{}:{path}", self.lab.prefix().bin_dir().display()))
+            .envs([("PGHOST", "127.0.0.1"), ("PGUSER", &self.role), ("PGDATABASE", dbname)])
+            .env("PGPORT", port.to_string())
+            .env("DIR", &self.dir)
+            .env_remove("PGOPTIONS")
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn command(&self) -> Command {
+        self.command_to(&self.conninfo())
+    }
+
+    /// Starts `pg_fence run OPTIONS -- sh -c SCRIPT`.
+    pub fn run(&self, options: &str, script: &str) -> Result<Run> {
+        self.run_to(&self.conninfo(), options, script)
+    }
+
+    /// The same through a cable.
+    pub fn run_by(&self, cable: &Cable, options: &str, script: &str) -> Result<Run> {
+        self.run_to(&self.conninfo().port(cable.port()), options, script)
+    }
+
+    pub fn run_to(&self, conninfo: &Conninfo, options: &str, script: &str) -> Result<Run> {
+        let mut command = self.command_to(conninfo);
+        command
+            .arg("run")
+            .args(options.split_whitespace().map(|word| slowed_down(word, self.pace)));
+        command.args(["--", "sh", "-c", script]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Run::start(command)
+    }
+
+    /// Waits until a script has made a file of that name, and returns what is in it.
+    pub fn file(&self, name: &str) -> Result<String> {
+        let path = self.dir.join(name);
+        let mut text = String::new();
+        wait_until(&format!("{name} is there"), PATIENCE, || {
+            text = fs::read_to_string(&path).unwrap_or_default();
+            text.ends_with('\n')
+        })?;
+        Ok(text.trim().to_owned())
+    }
+
+    /// The pid that a script has written into a file.
+    pub fn pid(&self, name: &str) -> Result<i32> {
+        Ok(self.file(name)?.parse()?)
+    }
+
+    /// Has a script go on that waits for this file.
+    pub fn touch(&self, name: &str) -> Result<()> {
+        Ok(fs::write(self.dir.join(name), "\n")?)
+    }
+
+    /// All that landed, in order; tokens must never go back.
+    pub fn written(&self) -> Result<Vec<String>> {
+        let rows = self.admin()?.rows("SELECT value, token FROM written ORDER BY n")?;
+        let tokens: Vec<i64> =
+            rows.iter().filter_map(|row| row[1].as_deref()?.parse().ok()).collect();
+        ensure!(tokens.is_sorted(), "a token went back: {rows:?}");
+        Ok(rows.into_iter().filter_map(|row| row.into_iter().next().flatten()).collect())
+    }
+
+    /// Somebody else's acquire, which waits for as long as it takes.
+    pub fn taken_over(&self) -> Result<(Session, i64)> {
+        let mut other = self.admin()?;
+        let token =
+            other.granted("SELECT lease_acquire('job', 'other', '1 h', wait => '2 min')")?;
+        Ok((other, token))
+    }
+
+    pub fn is_held(&self) -> Result<bool> {
+        self.admin()?.one("SELECT EXISTS (SELECT FROM lease_info('job') WHERE state = 'held')", &[])
+    }
+
+    pub fn wait_until_free(&self) -> Result<()> {
+        wait_until("the lease is free", PATIENCE, || !self.is_held().unwrap_or(true))
+    }
+
+    /// How often the grant has been renewed.
+    pub fn renewals(&self) -> Result<i64> {
+        self.admin()?.one("SELECT coalesce(max(renewals), 0)::bigint FROM lease_info('job')", &[])
+    }
+
+    pub fn wait_for_renewal(&self) -> Result<()> {
+        let before = self.renewals()?;
+        wait_until("it is renewed", PATIENCE, || self.renewals().is_ok_and(|now| now > before))
+    }
+
+    pub fn revoke(&self) -> Result<()> {
+        self.admin()?.one::<Option<i64>>("SELECT lease_revoke('job')", &[]).map(drop)
+    }
+}
+
+/// `3s`, three times slower, is `9s`. Any other word is as it was.
+fn slowed_down(word: &str, times: u32) -> String {
+    let digits = word.chars().take_while(char::is_ascii_digit).count();
+    match (word[..digits].parse::<u32>(), &word[digits..]) {
+        (Ok(number), unit @ ("ms" | "s")) => format!("{}{unit}", number * times),
+        _ => word.to_owned(),
+    }
+}
+
+/// A run of the command.
+pub struct Run {
+    child: Child,
+}
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ended {
+    pub fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+}
+
+impl Run {
+    pub fn start(mut command: Command) -> Result<Run> {
+        let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+        Ok(Run { child })
+    }
+
+    pub fn supervisor(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// The process that keeps the lease.
+    pub fn keeper(&self) -> Result<i32> {
+        let mut found = None;
+        wait_until("there is a keeper", PATIENCE, || {
+            let children = process::children_of(self.supervisor());
+            found = children.into_iter().find(|pid| process::title(*pid).contains("keep-lease"));
+            found.is_some()
+        })?;
+        found.context("no keeper")
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits for its end.
+    pub fn ended(mut self) -> Result<Ended> {
+        let mut status = None;
+        let pid = self.supervisor();
+        wait_until("the run ends", PATIENCE, || {
+            status = self.child.try_wait().ok().flatten();
+            status.is_some()
+        })
+        .with_context(|| format!("pid {pid}"))?;
+        let mut ended = Ended {
+            status: status.context("no status")?,
+            stdout: String::new(),
+            stderr: String::new(),
+        };
+        // What the command has left behind, against all promises, would keep these open.
+        if let Some(mut stdout) = self.child.stdout.take() {
+            stdout.read_to_string(&mut ended.stdout)?;
+        }
+        if let Some(mut stderr) = self.child.stderr.take() {
+            stderr.read_to_string(&mut ended.stderr)?;
+        }
+        Ok(ended)
+    }
+
+    pub fn ends_with(self, code: i32) -> Result<Ended> {
+        let ended = self.ended()?;
+        ensure!(ended.code() == Some(code), "not {code}, but {ended:?}");
+        Ok(ended)
+    }
+
+    pub fn ends_killed(self) -> Result<()> {
+        let ended = self.ended()?;
+        ensure!(ended.status.signal() == Some(9), "{ended:?}");
+        Ok(())
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Stops a process, and waits for that.
+pub fn freeze(pid: i32) -> Result<()> {
+    process::signal(pid, nix::sys::signal::Signal::SIGSTOP)?;
+    wait_until("it is frozen", PATIENCE, || process::is_stopped(pid))
+}
+
+pub fn thaw(pid: i32) -> Result<()> {
+    process::resume(pid)
+}
+
+pub fn kill(pid: i32) -> Result<()> {
+    process::signal(pid, nix::sys::signal::Signal::SIGKILL)
+}
+
+pub fn is_gone(pid: i32) -> Result<()> {
+    wait_until(&format!("{pid} is gone"), PATIENCE, || !process::is_alive(pid))
+}
+
+/// It has ended by now: somebody else has the lease.
+pub fn has_ended(pid: i32) -> Result<()> {
+    ensure!(!process::is_alive(pid), "{pid} ({}) still runs", process::title(pid));
+    Ok(())
+}
+
+/// How long to look whether something happens that must not.
+pub fn pause(seconds: u64) {
+    std::thread::sleep(Duration::from_secs(seconds));
+}

@@ -1,0 +1,179 @@
+//! A terminal: Ctrl-C, Ctrl-Z, a pager at the end of a pipeline, and its end. `script` gives one to a program.
+
+use super::stage::{is_gone, kill, pause, Stage};
+use pg_test::process::{self, wait_until, PATIENCE};
+use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+
+struct Terminal {
+    script: Child,
+}
+
+impl Terminal {
+    /// A shell command in a terminal of its own, where `$RUN` is `pg_fence … run`.
+    fn start(stage: &Stage, line: &str) -> Result<Terminal> {
+        let mut given = stage.command();
+        given.arg("run");
+        let words: Vec<String> = std::iter::once(given.get_program())
+            .chain(given.get_args())
+            .map(|word| format!("'{}'", word.to_string_lossy().replace('\'', "'\\''")))
+            .collect();
+        let path = stage.dir().join("run");
+        std::fs::write(&path, format!("exec {} \"$@\"\n", words.join(" ")))?;
+        let mut command = Command::new("script");
+        command.args(["-qfec", line, "/dev/null"]).env("SHELL", "/bin/bash");
+        for (name, value) in given.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.env("RUN", format!("sh {}", path.display()));
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Ok(Terminal { script: command.spawn().context("cannot start script")? })
+    }
+
+    fn types(&mut self, keys: &str) -> Result<()> {
+        let stdin = self.script.stdin.as_mut().context("no keyboard")?;
+        stdin.write_all(keys.as_bytes())?;
+        Ok(stdin.flush()?)
+    }
+
+    fn ends_with(mut self, code: i32) -> Result<()> {
+        let mut status = None;
+        wait_until("it ends", PATIENCE, || {
+            status = self.script.try_wait().ok().flatten();
+            status.is_some()
+        })?;
+        ensure!(
+            status.and_then(|status| status.code()) == Some(code),
+            "not {code}, but {status:?}"
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.script.kill();
+        let _ = self.script.wait();
+    }
+}
+
+/// A shell that has job control.
+const SHELL: &str = "exec bash --norc --noprofile -i";
+
+#[lab_test]
+fn ctrl_c_reaches_the_command(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    for (line, code) in [
+        ("exec $RUN job -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'", 128 + 2),
+        ("exec $RUN job -- sh -c 'trap \"exit 9\" INT; echo $$ > $DIR/pid; while :; do sleep 0.1; done'", 9),
+        // Another process shares the process group: the terminal stays with it.
+        ("$RUN job -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'; exit $?", 128 + 2),
+    ] {
+        let mut terminal = Terminal::start(&stage, line)?;
+        let pid = stage.pid("pid")?;
+        terminal.types("\x03")?;
+        is_gone(pid)?;
+        stage.wait_until_free()?;
+        terminal.ends_with(code).context(line)?;
+        std::fs::remove_file(stage.dir().join("pid"))?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn the_command_reads_from_the_terminal(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    for line in [
+        "exec $RUN job -- sh -c 'echo $$ > $DIR/pid; read word; echo $word > $DIR/word'",
+        // Not the first to ask: then it is handed over when the command asks for it.
+        "$RUN job -- sh -c 'echo $$ > $DIR/pid; read word < /dev/tty; echo $word > $DIR/word' | cat; exit 0",
+    ] {
+        let mut terminal = Terminal::start(&stage, line)?;
+        stage.pid("pid")?;
+        terminal.types("spoken\n")?;
+        ensure!(stage.file("word")? == "spoken");
+        terminal.ends_with(0).context(line)?;
+        for file in ["pid", "word"] {
+            std::fs::remove_file(stage.dir().join(file))?;
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn ctrl_z_stops_the_command_and_keeps_the_lease(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let mut terminal = Terminal::start(&stage, SHELL)?;
+    terminal.types(
+        "$RUN job --ttl 6s -- sh -c 'echo $PPID > $DIR/run; echo $$ > $DIR/pid; read word; echo $word > $DIR/word'\n",
+    )?;
+    let (pid, supervisor) = (stage.pid("pid")?, stage.pid("run")?);
+    pause(1);
+    terminal.types("\x1a")?;
+    wait_until("both stop", PATIENCE, || {
+        process::is_stopped(pid) && process::is_stopped(supervisor)
+    })?;
+    // For longer than its ttl, so that what the supervisor knew of the deadline is long past.
+    for _ in 0..4 {
+        stage.wait_for_renewal()?;
+    }
+    ensure!(stage.admin()?.token("SELECT lease_acquire('job')")?.is_none());
+    terminal.types("fg\n")?;
+    wait_until("both go on", PATIENCE, || {
+        !process::is_stopped(pid) && !process::is_stopped(supervisor)
+    })?;
+    terminal.types("spoken\n")?;
+    ensure!(stage.file("word")? == "spoken");
+    stage.wait_until_free()?;
+    terminal.types("exit 4\n")?;
+    terminal.ends_with(4)
+}
+
+#[lab_test]
+fn in_the_background_it_runs_and_in_the_foreground_it_reads(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let mut terminal = Terminal::start(&stage, SHELL)?;
+    terminal.types(
+        "$RUN job -- sh -c 'echo $$ > $DIR/pid; sleep 1; read word; echo $word > $DIR/word' &\n",
+    )?;
+    let pid = stage.pid("pid")?;
+    wait_until("it asks for the terminal in vain", PATIENCE, || process::is_stopped(pid))?;
+    terminal.types("fg\n")?;
+    wait_until("it goes on", PATIENCE, || !process::is_stopped(pid))?;
+    terminal.types("spoken\n")?;
+    ensure!(stage.file("word")? == "spoken");
+    terminal.types("exit 0\n")?;
+    terminal.ends_with(0)
+}
+
+#[lab_test]
+fn the_terminal_is_gone_and_the_command_with_it(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let line = "exec $RUN job --ttl 10m -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'";
+    let terminal = Terminal::start(&stage, line)?;
+    let pid = stage.pid("pid")?;
+    kill(terminal.script.id() as i32)?;
+    is_gone(pid)?;
+    stage.wait_until_free()
+}
+
+#[lab_test]
+fn the_terminal_is_gone_and_a_command_that_does_not_mind_goes_on(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let line = "exec $RUN job --ttl 6s -- sh -c 'trap \"\" HUP; echo $$ > $DIR/pid; \
+                until [ -e $DIR/go ]; do sleep 0.05; done; psql -qXc \"UPDATE work SET value = 1\"'";
+    let terminal = Terminal::start(&stage, line)?;
+    let pid = stage.pid("pid")?;
+    kill(terminal.script.id() as i32)?;
+    stage.wait_for_renewal()?;
+    stage.wait_for_renewal()?;
+    stage.touch("go")?;
+    is_gone(pid)?;
+    stage.wait_until_free()?;
+    ensure!(stage.written()? == ["1"]);
+    Ok(())
+}
