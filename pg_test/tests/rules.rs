@@ -1,10 +1,10 @@
 //! Properties of the pure rules, for whatever input.
 
-use pg_fence_rules::epoch::{self, Due, Identity, Recorded, Start, CLOCK_ZERO, STRIDE};
 use pg_fence_rules::fence::{judge, Landing, Order, Verdict, Write};
 use pg_fence_rules::grant::{
     self, Acquire, Ask, ExistingGrant, Grant, Mode, Phase, Release, Tokens,
 };
+use pg_fence_rules::moves::{self, Due, Identity, Recorded, Start, CLOCK_ZERO, STRIDE};
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use proptest::collection::vec;
@@ -75,7 +75,7 @@ fn check_company(rows: &[Row], now: Instant) -> Result<(), TestCaseError> {
 fn decide(rows: &[Row], who: usize, ask: &Ask, now: Instant) -> Acquire {
     let existing =
         |row: &Row| ExistingGrant { grant: row.grant, mine: row.who == who, guarded: row.guarded };
-    grant::acquire(&rows.iter().map(existing).collect::<Vec<_>>(), ask, now)
+    grant::admit(&rows.iter().map(existing).collect::<Vec<_>>(), ask, now)
 }
 
 fn token(number: Range<i64>) -> impl Strategy<Value = Token> {
@@ -84,7 +84,16 @@ fn token(number: Range<i64>) -> impl Strategy<Value = Token> {
 
 fn grant(mode: Mode, slot: i32, token: Token, expires_at: Instant) -> Grant {
     let tokens = Tokens::new(token, &[]);
-    Grant { slot, mode, tokens, closing: None, closed_here: false, expires_at, abandoned: false }
+    Grant {
+        slot,
+        mode,
+        tokens,
+        closing: None,
+        closed_here: false,
+        expires_at,
+        abandoned: false,
+        adopted: None,
+    }
 }
 
 fn write() -> impl Strategy<Value = Write> {
@@ -311,7 +320,7 @@ proptest! {
         last in 0..(1i64 << 52), more in 0..(1i64 << 30), now in instant(0..1i64 << 60), later in span(0..1i64 << 50),
     ) {
         let target_of =
-            |last: i64, now| epoch::target(Token::from_bigint(last), now).unwrap().bigint();
+            |last: i64, now| moves::target(Token::from_bigint(last), now).unwrap().bigint();
         let target = target_of(last, now);
         prop_assert!(target >= last + STRIDE);
         let elapsed = now.since(CLOCK_ZERO).micros().max(0);
@@ -328,7 +337,7 @@ proptest! {
     ) {
         let recorded =
             Recorded { identity: Some(kept.0.mark()), start: Some(kept.1.mark()), began_at, last };
-        let due = epoch::due(&recorded, &found.0, marked.then_some(&found.1), passed);
+        let due = moves::due(&recorded, &found.0, marked.then_some(&found.1), passed);
         let began = marked && kept.1 == found.1;
         let set_back = last < passed || began && began_at > Some(last);
         prop_assert_eq!(due, match kept.0 == found.0 {

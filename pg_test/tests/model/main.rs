@@ -1,15 +1,17 @@
-//! The lease and fence protocol as a state machine, searched to its end within small bounds.
+//! The rules of leases and fences as a state machine, searched to its end within small bounds.
 //!
 //! Clients that freeze wherever they are or whose sessions end, a server that crashes with an unwritten log,
 //! standbys that are behind when they are promoted, a clock that steps back. The decisions are not a copy: the machine
-//! calls the extension's own code (`pg_test::protocol`). Each protection is then taken away, and the search
+//! calls the extension's own code (`pg_test::rules`). Each protection is then taken away, and the search
 //! must find what goes wrong without it; the path there is printed.
 //!
 //! In this machine a call has all its locks at once; `locking` is another one, in which they are taken one by one, and
-//! `snapshots` a third, whose transactions read the world of their snapshots. What all leave out, real sessions are tried
+//! `snapshots` a third, whose transactions read the world of their snapshots; `adoption` is about leases that somebody else
+//! grants. What all leave out, real sessions are tried
 //! with (`lab`: `mixed_modes`, `session_races`, `snapshots`, the specs): the order of those who wait, and how rows are
 //! seen in a table that is rewritten.
 
+mod adoption;
 mod locking;
 mod protections;
 mod requests;

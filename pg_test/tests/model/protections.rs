@@ -1,4 +1,4 @@
-//! What keeps the protocol safe, piece by piece, so that a test can take one away.
+//! What keeps leases and fences safe, piece by piece, so that a test can take one away.
 
 /// The protections, all of which the extension has.
 #[derive(Clone, Copy, Debug)]

@@ -4,11 +4,13 @@
 use crate::server::{micros, mode, Row, TTL};
 use crate::state::{Change, Early, Guarded, Op, Phase, State, Transaction, Violation};
 use crate::system::System;
-use pg_test::protocol::epoch::Due;
-use pg_test::protocol::fence::{self, Landing, Order, Verdict, Write};
-use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant, Grant, Release};
-use pg_test::protocol::locks::LockMode;
-use pg_test::protocol::{Floor, Token};
+use pg_test::rules::fence::{self, Landing, Order, Verdict, Write};
+use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Release};
+use pg_test::rules::locks::{
+    LockMode, ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, GUARD, IS_GUARDED, TAKE_SLOT,
+};
+use pg_test::rules::moves::Due;
+use pg_test::rules::{Floor, Token};
 
 impl System {
     /// Carries out a request; None where it waits, or cannot happen within the bounds.
@@ -64,7 +66,7 @@ impl System {
                 guarded: guarded(row.slot),
             };
             let existing: Vec<ExistingGrant> = rows.iter().map(as_existing).collect();
-            match grant::acquire(&existing, &ask, micros(clock)) {
+            match grant::admit(&existing, &ask, micros(clock)) {
                 Acquire::Grant { slot } => Some(slot),
                 _ => None,
             }
@@ -79,7 +81,8 @@ impl System {
         };
         let slot = if exclusive {
             let all = std::iter::once(0).chain(rows.iter().map(|r| r.slot));
-            if !all.fold(true, |had, slot| had & lock(state, &mut locks, slot, LockMode::Own)) {
+            if !all.fold(true, |had, slot| had & lock(state, &mut locks, slot, ACQUIRE_ALONE.mode))
+            {
                 return None;
             }
             // Under these locks nobody else guards anything.
@@ -88,17 +91,17 @@ impl System {
             };
             slot
         } else {
-            if !lock(state, &mut locks, 0, LockMode::Join) {
+            if !lock(state, &mut locks, 0, EXCLUDE_ALONE.mode) {
                 return None;
             }
             let guarded = |slot: i32| {
                 let is_over =
                     |r: &Row| grant_of(state, r).phase(micros(clock)) != grant::Phase::Held;
                 let over = rows.iter().any(|r| r.slot == slot && is_over(r));
-                over && !state.may_lock(c, slot, LockMode::Probe)
+                over && !state.may_lock(c, slot, IS_GUARDED.mode)
             };
             let slot = decide(state, &guarded)?;
-            if !lock(state, &mut locks, slot, LockMode::Replace) {
+            if !lock(state, &mut locks, slot, TAKE_SLOT.mode) {
                 return None;
             }
             slot
@@ -197,7 +200,7 @@ impl System {
         let Some(mut row) = self.own_row(state, &early, token) else {
             return self.refuse(state, c, None);
         };
-        if !state.may_lock(c, row.slot, LockMode::Change) {
+        if !state.may_lock(c, row.slot, CHANGE.mode) {
             return None;
         }
         let now = micros(early.clock.unwrap_or(state.clock));
@@ -228,7 +231,7 @@ impl System {
                 state.server.session_unlocked(c, Some(row.first));
             }
         }
-        let locks = vec![(row.slot, LockMode::Change)];
+        let locks = vec![(row.slot, CHANGE.mode)];
         let change = Change::Lease(row);
         let transaction = Transaction { op, locks, change, guarded: None, ends };
         state.clients[c].phase = Phase::Drawn(transaction, fresh);
@@ -279,10 +282,10 @@ impl System {
         };
         let mut locks = Vec::new();
         if self.protections.guard_lock {
-            if !state.may_lock(c, row.slot, LockMode::Guard) {
+            if !state.may_lock(c, row.slot, GUARD.mode) {
                 return None;
             }
-            locks.push((row.slot, LockMode::Guard));
+            locks.push((row.slot, GUARD.mode));
         }
         let now = micros(early.clock.unwrap_or(state.clock));
         if !self.grant(state, &early, &row).speaks(token, now, self.floor(state)) {
@@ -324,7 +327,7 @@ impl System {
             .filter(|i| held(&state.server.data.leases[*i]))
             .collect();
         let slot = |i: &usize| state.server.data.leases[*i].slot;
-        let lockable = |i: &usize| state.may_lock(nobody, slot(i), LockMode::Change);
+        let lockable = |i: &usize| state.may_lock(nobody, slot(i), CHANGE.mode);
         if live.is_empty() || !live.iter().all(lockable) {
             return None;
         }

@@ -1,9 +1,9 @@
 //! The server, as far as it matters here: rows, the sequence, what is on disk, the clock's seconds.
 
 use crate::protections::Protections;
-use pg_test::protocol::epoch::{self, Due, Identity, Recorded, Start};
-use pg_test::protocol::grant::{Grant, Mode, Tokens};
-use pg_test::protocol::{Floor, Instant, Span, Token};
+use pg_test::rules::grant::{Grant, Mode, Tokens};
+use pg_test::rules::moves::{self, Due, Identity, Recorded, Start};
+use pg_test::rules::{Floor, Instant, Span, Token};
 
 /// How many tokens beyond the drawn one a log record covers (Postgres: 32).
 const LOGGED_AHEAD: i64 = 2;
@@ -40,6 +40,7 @@ impl Row {
             closed_here: false,
             expires_at: micros(self.expires),
             abandoned,
+            adopted: None,
         }
     }
 
@@ -60,7 +61,7 @@ pub fn mode(exclusive: bool) -> Mode {
 
 /// The clock as the rules see it: some day after tokens were invented, plus seconds.
 pub fn micros(seconds: u8) -> Instant {
-    epoch::CLOCK_ZERO + Span::from_secs(1_000 + i64::from(seconds))
+    moves::CLOCK_ZERO + Span::from_secs(1_000 + i64::from(seconds))
 }
 
 /// `fence.token_seq`: what sessions see, and what the log says.
@@ -128,7 +129,7 @@ const START: Start = Start { server: Instant::from_micros(1), database: 1, file:
 impl Server {
     /// A new one, nothing drawn yet.
     pub fn new(standbys: usize) -> Server {
-        let at = epoch::target(Token::BEFORE_ALL, micros(0)).expect("far from the end");
+        let at = moves::target(Token::BEFORE_ALL, micros(0)).expect("far from the end");
         let sequence = Sequence { last: at, logged: at };
         let mut data = Data { timeline: 1, sequence, floor: Floor::at(at), ..Data::default() };
         data.identity = identity(&data).mark();
@@ -198,7 +199,7 @@ impl Server {
             began_at: self.begun.at,
             last: self.data.sequence.last,
         };
-        match epoch::due(&recorded, &identity(&self.data), Some(&START), Token::BEFORE_ALL) {
+        match moves::due(&recorded, &identity(&self.data), Some(&START), Token::BEFORE_ALL) {
             Due::Jump if !p.jump => Due::Nothing,
             Due::Move if !p.start_move => Due::Nothing,
             due => due,
@@ -224,7 +225,7 @@ impl Server {
         match self.steps.remove(0) {
             Step::Sequence => {
                 let now = if p.move_by_clock { micros(clock) } else { Instant::EARLIEST };
-                let target = epoch::target(self.data.sequence.last, now);
+                let target = moves::target(self.data.sequence.last, now);
                 let target = target.expect("far from the end");
                 self.data.sequence = Sequence { last: target, logged: target };
                 if p.durable_move {

@@ -8,10 +8,10 @@
 //! what, and which grant may be relied on, the extension's own rules decide.
 
 use crate::locking::Kind;
-use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant, Grant, Phase, Tokens};
-use pg_test::protocol::locks::*;
-use pg_test::protocol::snapshot::{age, Age};
-use pg_test::protocol::{Floor, Instant, Token};
+use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Phase, Tokens};
+use pg_test::rules::locks::*;
+use pg_test::rules::snapshot::{age, Age};
+use pg_test::rules::{Floor, Instant, Token};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use Kind::{Alone, Shared, Slots};
 
@@ -43,6 +43,7 @@ impl Row {
             closed_here: false,
             expires_at: if self.over { NOW } else { Instant::LATEST },
             abandoned: false,
+            adopted: None,
         }
     }
 
@@ -242,7 +243,7 @@ impl Lease {
             |row: &Row| ExistingGrant { grant: row.as_grant(), mine: false, guarded: guarded(row) };
         let existing: Vec<ExistingGrant> = rows.iter().map(seen).collect();
         let ask = Ask { mode: kind.mode(), reclaim: false };
-        let Acquire::Grant { slot } = grant::acquire(&existing, &ask, NOW) else { return None };
+        let Acquire::Grant { slot } = grant::admit(&existing, &ask, NOW) else { return None };
         let ended = rows.iter().zip(&existing).filter(|(_, seen)| grant::ends(&ask, seen, NOW));
         let ended: Vec<i32> = ended.map(|(row, _)| row.slot).filter(|at| *at != slot).collect();
         let steps: Vec<(LockStep, i32)> = match kind {

@@ -1,9 +1,9 @@
 //! A state of the whole system, and what may happen next.
 
 use crate::server::{Row, Server};
-use pg_test::protocol::fence::Landing;
-use pg_test::protocol::locks::LockMode;
-use pg_test::protocol::Token;
+use pg_test::rules::fence::Landing;
+use pg_test::rules::locks::LockMode;
+use pg_test::rules::Token;
 
 /// What a client asks of the server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

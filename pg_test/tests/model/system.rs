@@ -3,7 +3,7 @@
 use crate::protections::{Bounds, Protections};
 use crate::server::Server;
 use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State, Violation};
-use pg_test::protocol::Token;
+use pg_test::rules::Token;
 use stateright::{Model, Property};
 
 /// Clients, a server, its standbys and the clock.

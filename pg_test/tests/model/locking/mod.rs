@@ -1,7 +1,7 @@
 //! The locks of one lease, taken one at a time: between any two steps of a call, all others may take theirs.
 //!
 //! Exclusive, shared and slot acquires of one lease, guards, renewals, releases and prunes, with the very locks and
-//! decisions of the rules. What the model of the whole protocol takes as one event (an acquire with all its locks) is
+//! decisions of the rules. What the model of the whole takes as one event (an acquire with all its locks) is
 //! here a search that others cross. Tokens, crashes and sessions that end are left to that one.
 
 mod protections;

@@ -1,9 +1,9 @@
 //! One lease: its rows, and clients each of which is between two steps of a call.
 
 use super::protections::{Bounds, Protections};
-use pg_test::protocol::grant::{Grant, Mode, Phase, Tokens};
-use pg_test::protocol::locks::{Lock, LockMode, LockStep};
-use pg_test::protocol::{Instant, Span, Token};
+use pg_test::rules::grant::{Grant, Mode, Phase, Tokens};
+use pg_test::rules::locks::{Lock, LockMode, LockStep, SLOT_IS_BEING_TAKEN, TAKE_SLOT};
+use pg_test::rules::{Instant, Span, Token};
 
 /// How a client asks for the lease.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -60,6 +60,7 @@ impl Row {
             closed_here: false,
             expires_at: at(self.expires),
             abandoned: false,
+            adopted: None,
         }
     }
 
@@ -249,14 +250,14 @@ impl State {
         free
     }
 
-    /// Is somebody changing the grant in a slot, or relying on it, and not just putting another one in its place?
+    /// Is somebody changing the grant in a slot, or relying on it, and not just putting another one in its slot?
     pub fn is_relied_on(&self, client: usize, slot: i32) -> bool {
         self.others(client).any(|other| {
             let conflicts = |mode: LockMode| {
                 let mut on = other.locks.iter().filter(|l| (l.0, l.1) == (Lock::Grant, slot));
                 on.any(|(_, _, held)| mode.conflicts_with(*held))
             };
-            conflicts(LockMode::Replace) && !conflicts(LockMode::SeeReplacers)
+            conflicts(TAKE_SLOT.mode) && !conflicts(SLOT_IS_BEING_TAKEN.mode)
         })
     }
 

@@ -1,14 +1,14 @@
-//! What each step of a call does, in the order in which the extension takes them (`leases::place`, `leases::guard`,
-//! `leases::change`, `leases::prune`). The locks are those of the rules' table, the decisions the rules' own.
+//! What each step of a call does, in the order in which the extension takes them (`leases::free_slot`,
+//! `leases::guard`, `leases::change`, `leases::prune`). The locks are those of the rules' table, the decisions the rules' own.
 
 use super::protections::{Bounds, Protections};
 use super::state::{at, Client, Kind, Next, Row, Search, State, Violation, Write, TTL};
-use pg_test::protocol::grant::{self, Acquire, Ask, ExistingGrant};
-use pg_test::protocol::locks::{
+use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant};
+use pg_test::rules::locks::{
     ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, GUARD,
     GUARD_BESIDE_OTHERS, IS_GUARDED, PRUNE, TAKE_SLOT,
 };
-use pg_test::protocol::Floor;
+use pg_test::rules::Floor;
 
 /// One client's next step.
 pub struct Step<'a> {
@@ -67,7 +67,7 @@ impl Step<'_> {
     /// The slot for a new grant, and those of the grants that it ends.
     fn decide(&self, rows: &[Row], existing: &[ExistingGrant]) -> Option<(i32, Vec<i32>)> {
         let now = at(self.state.clock);
-        let Acquire::Grant { slot } = grant::acquire(existing, &self.ask(), now) else {
+        let Acquire::Grant { slot } = grant::admit(existing, &self.ask(), now) else {
             return None;
         };
         let both = rows.iter().zip(existing);
