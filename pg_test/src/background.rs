@@ -1,6 +1,7 @@
 //! A session in a thread of its own, to see it wait and to let it go on.
 
 use crate::client::{Conninfo, Rows, Session};
+use crate::edition;
 use crate::fault::Fault;
 use crate::process::{wait_until, PATIENCE};
 use anyhow::{ensure, Context, Result};
@@ -122,8 +123,11 @@ impl Background {
         let mut finished = false;
         wait_until("the session is blocked", PATIENCE, || {
             finished = self.is_finished();
-            let waits_for = self.waits_for().map(|(kind, _)| kind);
-            finished || matches!(waits_for.as_deref(), Some("Lock" | "Extension"))
+            let waits_for = self.waits_for();
+            let waits_for = waits_for.as_ref().map(|(kind, event)| (kind.as_str(), event.as_str()));
+            // A waiter of the lite edition sleeps between its looks.
+            let sleeps = waits_for == Some(("Timeout", "PgSleep")) && edition::is_lite();
+            finished || sleeps || matches!(waits_for, Some(("Lock" | "Extension", _)))
         })?;
         Ok(!finished)
     }

@@ -7,6 +7,7 @@ mod instructions;
 mod judge;
 mod kind;
 mod known_bugs;
+mod lock_service;
 mod maintenance;
 mod nemesis;
 mod record;
@@ -25,7 +26,9 @@ use crate::prefix::Prefix;
 use crate::rundir::RunDir;
 use anyhow::{bail, ensure, Result};
 use evidence::Evidence;
+use instructions::Leases;
 use judge::Findings;
+use kind::ADOPTED;
 use maintenance::Job;
 use nemesis::{Disturbance, Nemesis};
 use servers::Servers;
@@ -88,6 +91,7 @@ impl Summary {
         };
         wanted("grants", self.findings.grants, 30)
             .or_else(|| wanted("shared grants and slots", self.findings.multi_holder, 10))
+            .or_else(|| wanted("adoptions", self.findings.adoptions, 10))
             .or_else(|| wanted("writes", self.findings.writes, 30))
             .or_else(|| wanted("prepared writes", self.findings.prepared, 2))
             .or_else(|| wanted("disturbances", disturbances, 12))
@@ -128,6 +132,7 @@ impl fmt::Display for Summary {
         let Findings {
             grants,
             multi_holder,
+            adoptions,
             writes,
             prepared,
             refused,
@@ -150,6 +155,7 @@ impl fmt::Display for Summary {
         writeln!(f, "{tokens:>8}  tokens seen")?;
         writeln!(f, "{grants:>8}  grants acknowledged")?;
         writeln!(f, "{multi_holder:>8}    of them shared, or of slots")?;
+        writeln!(f, "{adoptions:>8}  adoptions of what a lock service has granted")?;
         writeln!(f, "{writes:>8}  writes acknowledged")?;
         writeln!(f, "{prepared:>8}  writes prepared")?;
         writeln!(f, "{refused:>8}  stale writes refused")?;
@@ -231,7 +237,8 @@ pub fn run_for(
     let servers = Servers::prepare(prefix.clone(), leases, workers, maintains)?;
     let workers = WorkerPool::new(prefix.rundir().clone(), dir.clone(), seed, workers);
     let weights = bug.map_or(nemesis::ALL, KnownBug::weights);
-    let leases = (leases, bug.is_none());
+    let adopted = if bug.is_none_or(KnownBug::is_about_adoption) { ADOPTED.len() } else { 0 };
+    let leases = Leases { exclusive: leases, multi_holder: bug.is_none(), adopted };
     let mut nemesis = Nemesis::new(servers, workers, dir.clone(), seed, weights, leases)?;
     let upkeep = nemesis.disturb(time, maintains.then(|| prefix.clone()))?;
     let mut evidence = Evidence {

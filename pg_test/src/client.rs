@@ -1,5 +1,6 @@
 //! Where to connect, and a session over the `postgres` crate.
 
+use crate::edition;
 use crate::fault::{self, Fault};
 use anyhow::{ensure, Context, Result};
 use postgres::types::{FromSql, ToSql};
@@ -145,7 +146,7 @@ impl Session {
 
     /// As [`Session::rows`], with the server's error as it came.
     pub fn try_rows(&mut self, sql: &str) -> Result<Rows, Fault> {
-        let messages = self.client.simple_query(sql)?;
+        let messages = self.client.simple_query(&edition::statements(sql))?;
         Ok(messages.iter().filter_map(row_of).map(texts).collect())
     }
 

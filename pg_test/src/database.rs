@@ -1,6 +1,7 @@
 //! A database of a test's own, with roles that no other test uses.
 
 use crate::client::{Conninfo, Session};
+use crate::edition;
 use crate::process::{wait_until, PATIENCE};
 use anyhow::Result;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,7 +26,15 @@ impl Database {
     /// Makes a database with the extension in it, in schema public.
     pub fn with_extension(admin: Conninfo) -> Result<Database> {
         let database = Database::create(admin)?;
-        database.connect()?.run("CREATE EXTENSION pg_fence")?;
+        if edition::is_lite() {
+            // As on a platform: by the owner of the database, who is no superuser.
+            let owner = database.role("lite_owner")?;
+            let name = &database.name;
+            database.connect()?.run(&format!("ALTER DATABASE {name} OWNER TO {owner}"))?;
+            database.connect_as(&owner)?.run("CREATE EXTENSION pg_fence")?;
+        } else {
+            database.connect()?.run("CREATE EXTENSION pg_fence")?;
+        }
         Ok(database)
     }
 

@@ -5,6 +5,7 @@
 //! of it has been read and found right.
 
 use crate::client::Conninfo;
+use crate::edition;
 use crate::majors;
 use crate::process;
 use crate::rundir::RunDir;
@@ -49,7 +50,11 @@ pub fn text_of(name: &str) -> Result<String> {
 
 /// Plays a spec in an empty database and compares what is printed with what is expected.
 pub fn play(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<()> {
-    let printed = output_of(rundir, conninfo, name)?;
+    let mut printed = output_of(rundir, conninfo, name)?;
+    if edition::is_lite() {
+        // It is the same JSON.
+        printed = printed.replace("{\"lease\": \"", "{\"lease\":\"");
+    }
     if let Some(directory) = std::env::var_os("PG_FENCE_SPEC_OUTPUT") {
         fs::create_dir_all(&directory)?;
         fs::write(Path::new(&directory).join(format!("{name}.out")), &printed)?;
@@ -63,9 +68,26 @@ pub fn play(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// The file of the spec. The lite edition is installed beforehand: the tester's grammar cannot hold its script.
+fn spec_of_edition(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<PathBuf> {
+    let own = directory().join(format!("specs/{name}.spec"));
+    if !edition::is_lite() {
+        return Ok(own);
+    }
+    conninfo.connect()?.run("CREATE EXTENSION pg_fence")?;
+    let text = fs::read_to_string(own)?;
+    // Each permutation begins with no lease.
+    let text = text
+        .replace("CREATE EXTENSION pg_fence;", "TRUNCATE fence.lease;")
+        .replace("DROP EXTENSION pg_fence;", "SET client_min_messages = warning;");
+    let copy = rundir.path().join(format!("{name}.spec"));
+    fs::write(&copy, text)?;
+    Ok(copy)
+}
+
 /// Runs the tester on a spec; its own failure is an error.
 fn output_of(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<String> {
-    let spec = fs::File::open(directory().join(format!("specs/{name}.spec")))?;
+    let spec = fs::File::open(spec_of_edition(rundir, conninfo, name)?)?;
     let conninfo = conninfo.clone().application("spec").to_string();
     let (tester, libraries) = tester()?;
     let output = rundir

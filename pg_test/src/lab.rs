@@ -7,7 +7,7 @@ use crate::extension::Extension;
 use crate::prefix::Prefix;
 use crate::rundir::RunDir;
 use crate::worker::Worker;
-use crate::{majors, process};
+use crate::{edition, majors, process};
 use anyhow::Result;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub struct Lab {
     rundir: Arc<RunDir>,
     prefix: Arc<Prefix>,
-    extension: Extension,
+    extension: Option<Extension>,
     cluster: Cluster,
 }
 
@@ -25,10 +25,12 @@ impl Lab {
     /// the lab's binary (`env!("CARGO_BIN_EXE_pg_test")` in a test).
     pub fn start(program: &Path) -> Result<Lab> {
         let installation = majors::chosen()?;
-        let extension = Extension::build(&installation)?;
+        // The lite edition has no library, and the server that it is judged on none either.
+        let extension =
+            if edition::is_lite() { None } else { Some(Extension::build(&installation)?) };
         let rundir = Arc::new(RunDir::create(program)?);
         let prefix = Arc::new(Prefix::copy(rundir.clone(), &installation)?);
-        prefix.install(&extension)?;
+        extension.iter().try_for_each(|extension| prefix.install(extension))?;
         let cluster = Builder::new(prefix.clone()).start()?;
         Ok(Lab { rundir, prefix, extension, cluster })
     }
@@ -67,9 +69,9 @@ impl Lab {
         &self.prefix
     }
 
-    /// The extension under test.
+    /// The extension under test. The tests that ask for it are not for the lite edition.
     pub fn extension(&self) -> &Extension {
-        &self.extension
+        self.extension.as_ref().expect("the lite edition has no library")
     }
 
     /// The directory of this run.

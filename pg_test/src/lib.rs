@@ -7,6 +7,7 @@
 //! | module | its noun |
 //! | --- | --- |
 //! | [`setup`] | the Debian packages that are needed |
+//! | [`edition`] | which edition the tests judge |
 //! | [`extension`] | the built extension: library, control file, scripts |
 //! | [`rundir`] | the run directory and the watchdog that clears it |
 //! | [`prefix`] | a private, relocated copy of PostgreSQL |
@@ -32,7 +33,7 @@
 //! | [`orm`] | libraries that map tables to objects |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
-//! | [`protocol`] | the extension's own rules, to be tested and model-checked without a server |
+//! | [`rules`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`script_rules`] | the rules for scripts of extensions |
 //! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
 //! | [`standstill`] | times for which the machine stood still |
@@ -59,6 +60,7 @@ pub mod database;
 pub mod debian_source;
 pub mod demo;
 pub mod dropped_files;
+pub mod edition;
 pub mod extension;
 pub mod fault;
 pub mod installation;
@@ -94,7 +96,7 @@ pub use database::Database;
 pub use fault::Fault;
 pub use inventory;
 pub use lab::Lab;
-pub use pg_fence_rules as protocol;
+pub use pg_fence_rules as rules;
 pub use pg_test_macros::lab_test;
 pub use test_case::TestCase;
 pub use worker::Worker;

@@ -106,7 +106,7 @@ impl Version<'_> {
     fn steps(&self, options: &Options, installation: &Installation) -> Vec<(String, Command)> {
         let mut steps = vec![("warnings".to_owned(), self.clippy(installation))];
         if options.short {
-            for tests in ["isolation_specs", "readme"] {
+            for tests in ["isolation_specs", "pages", "roles::levels"] {
                 let arguments = ["test", "--package", "pg_test", "--test", "lab", tests];
                 steps.push((tests.to_owned(), self.cargo(&arguments)));
             }

@@ -7,16 +7,19 @@
 //!
 //! The attribute hands the function to [`inventory`], which collects what is marked anywhere in the program.
 
+use crate::edition;
+use crate::extension;
 use crate::lab::Lab;
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use std::fmt;
+use std::collections::BTreeSet;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use std::{fmt, fs};
 
 /// A marked function. `#[lab_test]` fills it in.
 pub struct TestCase {
@@ -35,9 +38,21 @@ inventory::collect!(TestCase);
 
 /// Runs the tests of this program that the command line asks for. `program` is the lab's binary.
 pub fn run_all(program: &Path) -> ExitCode {
+    if let Err(error) = all_are_here() {
+        eprintln!("{error:#}");
+        return ExitCode::FAILURE;
+    }
     // So that a failure can name the line of its test.
     std::env::set_var("RUST_LIB_BACKTRACE", "1");
-    let mut arguments = Arguments::from_args();
+    let arguments = match edition::take_arguments(std::env::args()) {
+        Ok(Some(arguments)) => arguments,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut arguments = Arguments::from_iter(arguments);
     // Tests mostly wait for the server and the disk, so a few more than cores pay.
     arguments.test_threads.get_or_insert(4);
     static LAB: OnceLock<Arc<Lab>> = OnceLock::new();
@@ -62,13 +77,22 @@ pub fn run_all(program: &Path) -> ExitCode {
 }
 
 impl TestCase {
-    /// As the test runner wants it, named after its module below the crate. `lab` is called when the test runs.
+    /// The path of its module below the crate: `folder::file`.
+    fn module_below(&self) -> &'static str {
+        self.module.split_once("::").map_or(self.module, |(_, below)| below)
+    }
+
+    /// As the test runner wants it. `lab` is called when the test runs.
     fn with(&self, lab: impl Fn() -> Arc<Lab> + Send + 'static) -> Trial {
-        let module = self.module.split_once("::").map_or(self.module, |(_, below)| below);
         let run = self.run;
         let left_out = self.slow && std::env::var_os("PG_FENCE_SLOW").is_none();
         let from = self.from;
+        let name = format!("{}::{}", self.module_below(), self.name);
+        let not_for_lite = edition::reason(&name).filter(|_| edition::is_lite());
         let trial = move || {
+            if let Some(reason) = not_for_lite {
+                return Ok(Completion::ignored_with(reason));
+            }
             let lab = lab();
             // Said, and counted: a test that is left out must not look like one that has passed.
             if lab.prefix().major_number() < from {
@@ -76,8 +100,45 @@ impl TestCase {
             }
             within_limit(lab, run)
         };
-        Trial::ignorable_test(format!("{module}::{}", self.name), trial).with_ignored_flag(left_out)
+        Trial::ignorable_test(name, trial).with_ignored_flag(left_out)
     }
+}
+
+/// That every file below `pg_test/tests/lab` with a test is a module of this program. Cargo builds nothing for a file
+/// that is new, and a filter that names it would run no test and pass.
+fn all_are_here() -> Result<()> {
+    let lab = extension::source_root().join("pg_test/tests/lab");
+    let modules = inventory::iter::<TestCase>().map(TestCase::module_below).collect();
+    let missing = missing_of(&lab, Path::new(""), &modules)?;
+    ensure!(
+        missing.is_empty(),
+        "no test of {} is in this program.\n\
+         A new file: Cargo does not notice it by itself, so `touch pg_test/tests/lab/main.rs` and try again.\n\
+         A new folder: it needs a file of its name beside it, with the line `automod::dir!` of the others.",
+        missing.join(", ")
+    );
+    Ok(())
+}
+
+/// The files in a folder of `lab`, and below, that have tests and are none of the modules.
+fn missing_of(lab: &Path, folder: &Path, modules: &BTreeSet<&str>) -> Result<Vec<String>> {
+    let mut missing = Vec::new();
+    for entry in fs::read_dir(lab.join(folder))? {
+        let entry = entry?;
+        let path = folder.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            missing.extend(missing_of(lab, &path, modules)?);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            let module = path.with_extension("").to_string_lossy().replace('/', "::");
+            let text = fs::read_to_string(entry.path())?;
+            let mut lines = text.lines().map(str::trim_start);
+            if !modules.contains(&*module) && lines.any(|line| line.starts_with("#[lab_test")) {
+                missing.push(path.display().to_string());
+            }
+        }
+    }
+    missing.sort();
+    Ok(missing)
 }
 
 /// Why a test cannot be run here.
@@ -112,7 +173,10 @@ fn within_limit(lab: Arc<Lab>, run: fn(&Lab) -> Result<()>) -> Result<Completion
             Ok(Ok(())) => Ok(Completion::Completed),
             Ok(Err(error)) => match error.downcast_ref::<LeftOut>() {
                 Some(LeftOut(reason)) => Ok(Completion::ignored_with(reason)),
-                None => Err(causes_of(&error)),
+                None => match edition::refused_by_lite(&format!("{error:#}")) {
+                    Some(what) => Ok(Completion::ignored_with(what)),
+                    None => Err(causes_of(&error)),
+                },
             },
             Err(panic) => Err(message_of(panic.as_ref())),
         });
@@ -139,4 +203,25 @@ fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     format!("panicked: {}", text.unwrap_or("without a message"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_tests_that_is_no_module_is_named() {
+        let lab = extension::target_dir().join(format!("lab-{}", std::process::id()));
+        fs::create_dir_all(lab.join("guards")).unwrap();
+        for (name, text) in [
+            ("guards/locks.rs", "#[lab_test]\nfn"),
+            ("guards/new.rs", "    #[lab_test(slow)]\n    fn"),
+            ("guards/helper.rs", "// no #[lab_test]"),
+        ] {
+            fs::write(lab.join(name), text).unwrap();
+        }
+        let missing = missing_of(&lab, Path::new(""), &BTreeSet::from(["guards::locks"]));
+        fs::remove_dir_all(&lab).unwrap();
+        assert_eq!(missing.unwrap(), ["guards/new.rs"]);
+    }
 }

@@ -10,6 +10,7 @@ mod fence;
 mod growth;
 mod handover;
 mod instructions;
+mod prefixes;
 mod startup;
 mod uncontended;
 
@@ -35,6 +36,7 @@ pub const ALL: &[Subject] = &[
     subject("fence", fence::measure),
     subject("growth", growth::measure),
     subject("startup", startup::measure),
+    subject("prefixes", prefixes::measure),
     subject("instructions", instructions::measure),
     subject("counting", instructions::measure_counting),
 ];

@@ -15,16 +15,25 @@ pub enum Activity {
     Stop,
 }
 
+/// The leases that are fought for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leases {
+    /// How many exclusive ones there are.
+    pub exclusive: i32,
+    /// Whether there are leases that several may hold at once.
+    pub multi_holder: bool,
+    /// How many there are that a lock service grants.
+    pub adopted: usize,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instructions {
     /// Where the primary is.
     pub port: u16,
     /// How many failovers there were.
     pub era: u32,
-    /// How many exclusive leases there are.
-    pub leases: i32,
-    /// Whether there are leases that several may hold at once.
-    pub multi_holder: bool,
+    /// Which leases there are.
+    pub leases: Leases,
     /// What the workers are to do.
     pub activity: Activity,
 }

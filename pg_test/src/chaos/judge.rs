@@ -25,6 +25,8 @@ pub struct Findings {
     pub grants: usize,
     /// Those among them that others may live beside.
     pub multi_holder: usize,
+    /// Adoptions acknowledged.
+    pub adoptions: usize,
     /// Writes made and acknowledged.
     pub writes: usize,
     /// Writes that were prepared, whatever became of them then.
@@ -47,6 +49,7 @@ impl Findings {
             (&mut self.lost_in_failover, further.lost_in_failover),
             (&mut self.grants, further.grants),
             (&mut self.multi_holder, further.multi_holder),
+            (&mut self.adoptions, further.adoptions),
             (&mut self.writes, further.writes),
             (&mut self.prepared, further.prepared),
             (&mut self.refused, further.refused),
@@ -86,6 +89,7 @@ impl Findings {
         let what = transaction.what;
         self.prepared += usize::from(transaction.prepared.is_some());
         match &transaction.outcome {
+            Some(Outcome::Committed) if what == What::Adopt => self.adoptions += 1,
             Some(Outcome::Committed) if what.acquires() => {
                 self.grants += 1;
                 let alone = Kind::of(transaction.lease) == Kind::Exclusive

@@ -9,8 +9,12 @@ pub enum Kind {
     Shared,
     /// It has so many slots.
     Slots(usize),
+    /// A lock service grants it, and it is adopted here.
+    Adopted,
 }
 
+/// The leases that a lock service grants.
+pub const ADOPTED: [i32; 2] = [300, 301];
 /// The leases that several may hold at once. All others are below.
 pub const MULTI_HOLDER: [i32; 3] = [100, 202, 203];
 
@@ -20,7 +24,8 @@ impl Kind {
         match lease / 100 {
             0 => Kind::Exclusive,
             1 => Kind::Shared,
-            _ => Kind::Slots(lease as usize % 100),
+            2 => Kind::Slots(lease as usize % 100),
+            _ => Kind::Adopted,
         }
     }
 }
@@ -28,7 +33,7 @@ impl Kind {
 /// The row that a worker writes under a lease: where several hold it, each has one of its own.
 pub fn row_of(lease: i32, worker: u32) -> (&'static str, i32) {
     match Kind::of(lease) {
-        Kind::Exclusive => ("bound", lease),
+        Kind::Exclusive | Kind::Adopted => ("bound", lease),
         _ => ("desk", lease * 100 + worker as i32),
     }
 }

@@ -28,6 +28,8 @@ pub enum KnownBug {
     NoTableLock,
     /// A session is believed to live for ever
     SessionOutlived,
+    /// An adoption does not take the lease alone
+    NoAdoptLock,
 }
 
 impl KnownBug {
@@ -41,6 +43,7 @@ impl KnownBug {
             KnownBug::NoGuardLock => "no-guard-lock",
             KnownBug::NoTableLock => "no-table-lock",
             KnownBug::SessionOutlived => "session-outlived",
+            KnownBug::NoAdoptLock => "no-adopt-lock",
         }
     }
 
@@ -52,7 +55,7 @@ impl KnownBug {
             KnownBug::NoStartMove => &[(Disturbance::KillServer, 1)],
             KnownBug::NoJump => &[(Disturbance::FailOver, 1)],
             KnownBug::NoGuardLock => &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)],
-            KnownBug::NoTableLock => &[(Disturbance::FreezeWorker, 1)],
+            KnownBug::NoTableLock | KnownBug::NoAdoptLock => &[(Disturbance::FreezeWorker, 1)],
             KnownBug::SessionOutlived => &[(Disturbance::Terminate, 1)],
         }
     }
@@ -63,7 +66,9 @@ impl KnownBug {
             KnownBug::TokenBeforeLock => &["came Grant"],
             KnownBug::Now => &["a grant lasted"],
             KnownBug::NoStartMove | KnownBug::NoJump => &["was seen twice", "had been seen"],
-            KnownBug::NoGuardLock => &["replaced grant", "too many holders", "others had it"],
+            KnownBug::NoGuardLock | KnownBug::NoAdoptLock => {
+                &["replaced grant", "too many holders", "others had it"]
+            }
             KnownBug::SessionOutlived => &["after the end of its session"],
             KnownBug::NoTableLock => &["a standby died", "changes of dropped files"],
         }
@@ -78,6 +83,11 @@ impl KnownBug {
     /// Whether maintenance brings it to light.
     pub(super) fn is_about_maintenance(self) -> bool {
         self == KnownBug::NoTableLock
+    }
+
+    /// Whether leases that somebody else grants bring it to light.
+    pub(super) fn is_about_adoption(self) -> bool {
+        self == KnownBug::NoAdoptLock
     }
 
     /// How many leases there are to be fought for.

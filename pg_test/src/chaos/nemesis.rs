@@ -1,7 +1,7 @@
 //! What goes wrong in a run: chosen from a seed, done to real processes.
 
-use super::instructions::{Activity, Instructions};
-use super::kind::MULTI_HOLDER;
+use super::instructions::{Activity, Instructions, Leases};
+use super::kind::{Kind, ADOPTED, MULTI_HOLDER};
 use super::maintenance::{Maintenance, Upkeep};
 use super::record::now_us;
 use super::resolver::Resolver;
@@ -157,11 +157,10 @@ impl Nemesis {
         dir: PathBuf,
         seed: u64,
         weights: Weights,
-        (leases, multi_holder): (i32, bool),
+        leases: Leases,
     ) -> Result<Nemesis> {
         let port = servers.primary().port();
-        let instructions =
-            Instructions { port, era: 0, leases, multi_holder, activity: Activity::Work };
+        let instructions = Instructions { port, era: 0, leases, activity: Activity::Work };
         instructions.write(&instructions_file(&dir))?;
         let rng = StdRng::seed_from_u64(seed);
         let (freezer, clock_is_off, done) = (FrozenProcesses::new(), false, Vec::new());
@@ -312,20 +311,20 @@ impl Nemesis {
                 self.clock_is_off = seconds != 0;
             }
             Disturbance::Revoke => {
-                let multi_holder =
-                    if self.instructions.multi_holder { &MULTI_HOLDER[..] } else { &[] };
-                let among = self.instructions.leases as usize + multi_holder.len();
-                let lease = self.rng.random_range(0..among) as i32;
-                let lease = match lease - self.instructions.leases {
-                    beyond @ 0.. => multi_holder[beyond as usize],
-                    _ => lease,
-                };
+                let Leases { exclusive, multi_holder, adopted } = self.instructions.leases;
+                let multi_holder = MULTI_HOLDER.iter().filter(|_| multi_holder);
+                let leases = multi_holder.chain(&ADOPTED[..adopted]).copied();
+                let leases: Vec<i32> = (0..exclusive).chain(leases).collect();
+                let lease = leases[self.rng.random_range(0..leases.len())];
                 let mut session = self.servers.primary().connect(DATABASE)?;
                 session.run("SET statement_timeout = '2s'")?;
+                // An adopted lease is closed with its own number, which is no news.
+                let drawn = Kind::of(lease) != Kind::Adopted;
                 let revoked = session.try_rows(&format!(
                     "WITH closed AS MATERIALIZED (SELECT lease_revoke('job:{lease}') AS token),
                           next AS (UPDATE line SET n = n + 1 FROM closed
-                                    WHERE lease = {lease} AND token IS NOT NULL RETURNING n, token)
+                                    WHERE lease = {lease} AND token IS NOT NULL AND {drawn}
+                                    RETURNING n, token)
                      INSERT INTO grants (lease, n, what, token)
                      SELECT {lease}, n, 'revoke', token FROM next"
                 ));

@@ -33,6 +33,8 @@ pub enum What {
     Bound,
     /// Write the row that no lease guards.
     Free,
+    /// Make known what a lock service has granted.
+    Adopt,
     /// Draw a token without waiting for the disk.
     Lazy,
 }
@@ -40,7 +42,7 @@ pub enum What {
 impl What {
     /// Whether it makes a grant.
     pub fn acquires(self) -> bool {
-        matches!(self, What::Acquire | What::Share | What::AcquireAll)
+        matches!(self, What::Acquire | What::Share | What::AcquireAll | What::Adopt)
     }
 
     /// Whether it writes a fenced row.
@@ -96,6 +98,8 @@ pub enum Event {
     },
     /// A token was seen, committed or not.
     Token(i64),
+    /// A number of the lock service's was adopted, committed or not.
+    Adopted(i64),
     /// The lease is guarded from here on.
     Guarded,
     /// The commit is about to be sent.

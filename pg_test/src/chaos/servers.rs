@@ -1,6 +1,6 @@
 //! Where a run takes place: a primary, a standby, and the tables.
 
-use super::kind::{row_of, MULTI_HOLDER};
+use super::kind::{row_of, ADOPTED, MULTI_HOLDER};
 use super::maintenance;
 use super::worker::DATABASE;
 use crate::cassert;
@@ -54,9 +54,14 @@ impl Servers {
         session.run(&format!(
             "INSERT INTO bound SELECT i, 0 FROM generate_series(0, {last}) AS i;
              INSERT INTO free SELECT i, 0 FROM generate_series(0, {last}) AS i;
-             INSERT INTO line SELECT i, 0 FROM generate_series(0, {last}) AS i;
-             SELECT fence_protect('bound', lease => 'job:{{id}}'), fence_protect('free')"
+             INSERT INTO line SELECT i, 0 FROM generate_series(0, {last}) AS i"
         ))?;
+        for lease in ADOPTED {
+            session.run(&format!(
+                "INSERT INTO bound VALUES ({lease}, 0); INSERT INTO line VALUES ({lease}, 0)"
+            ))?;
+        }
+        session.run("SELECT fence_protect('bound', lease => 'job:{id}'), fence_protect('free')")?;
         for lease in MULTI_HOLDER {
             session.run(&format!("INSERT INTO line VALUES ({lease}, 0)"))?;
             for worker in 0..workers {

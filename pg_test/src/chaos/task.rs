@@ -22,6 +22,10 @@ impl ChaosWorker {
         let change = match (task.what, held) {
             (What::Acquire | What::Share, _) => self.acquire(task)?,
             (What::AcquireAll, _) => self.acquire_all(task)?,
+            (What::Adopt, _) => self.adopt_granted(task.lease)?,
+            (What::Release, Some(held)) if Kind::of(task.lease) == Kind::Adopted => {
+                self.release_adopted(task.lease, held)?
+            }
             (What::Renew, Some(held)) => {
                 let token = self.draw("renew", task.lease, held)?;
                 vec![(task.lease, Some(Held { token, ..held }))]
@@ -177,6 +181,9 @@ impl ChaosWorker {
 
     fn write_guarded(&mut self, lease: i32, held: Held) -> Step<Change> {
         let (table, row) = row_of(lease, self.who.worker);
+        if Kind::of(lease) == Kind::Adopted && self.rng.random_bool(0.7) {
+            self.adopt(lease, held.token)?;
+        }
         self.sql(&format!("SELECT lease_guard('job:{lease}', {})", held.token))?;
         self.write(Event::Guarded)?;
         // Only an exclusive lease keeps others from a row that was read. (A worker may have two slots, where
@@ -222,6 +229,58 @@ impl ChaosWorker {
         self.wrote(("free", lease), lease, &rows, held)
     }
 
+    /// Asks the lock service, and makes known what it has granted.
+    fn adopt_granted(&mut self, lease: i32) -> Step<Change> {
+        let number = self.service.grant(lease)?.ok_or(Stop::Lost)?;
+        // Here a freeze would have it come too late.
+        self.think();
+        self.adopt(lease, number)?;
+        Ok(vec![(lease, Some(Held { token: number, first: number, shared: false }))])
+    }
+
+    /// Makes a number known, and leaves a trace: of a new one in the order in which the lease was locked.
+    fn adopt(&mut self, lease: i32, number: i64) -> Step<()> {
+        let wait = [0, 0, 300, 1200][self.rng.random_range(0..4)];
+        let rows = self.sql(&format!(
+            "SELECT lease_adopt('job:{lease}', {number}, 'worker {}', wait => '{wait} ms')",
+            self.who.worker
+        ))?;
+        if rows[0][0].is_none() {
+            // What was ended must stay so for the next try to go on from there.
+            if self.rng.random_bool(0.7) {
+                self.sql("COMMIT")?;
+            }
+            return Err(Stop::Lost);
+        }
+        self.write(Event::Adopted(number))?;
+        self.think();
+        self.sql(&format!(
+            "WITH next AS (UPDATE line SET n = n + 1 WHERE lease = {lease} AND NOT EXISTS
+                  (SELECT FROM grants WHERE lease = {lease} AND what = 'acquire' AND first = {number})
+                  RETURNING n)
+             INSERT INTO grants SELECT {lease}, coalesce(n, 0), CASE WHEN n IS NULL THEN 'again' ELSE 'acquire' END,
+                    {number}, {number}, {}
+               FROM (SELECT 1) AS one LEFT JOIN next ON true",
+            self.id
+        ))?;
+        Ok(())
+    }
+
+    /// Gives an adopted lease back, here and then to the lock service.
+    fn release_adopted(&mut self, lease: i32, held: Held) -> Step<Change> {
+        let number = held.token;
+        let rows = self.sql(&format!("SELECT lease_release('job:{lease}', {number})"))?;
+        if rows[0][0].is_none() {
+            self.service.release(lease)?;
+            return Err(Stop::Lost);
+        }
+        self.sql(&format!(
+            "INSERT INTO grants VALUES ({lease}, 0, 'release', {number}, {number}, {})",
+            self.id
+        ))?;
+        Ok(vec![(lease, None)])
+    }
+
     /// Leaves a trace of a grant's token in the database: of an exclusive lease in the order in which it was
     /// locked.
     fn note(&mut self, lease: i32, what: &str, held: Held, asked: &Option<String>) -> Step<()> {
@@ -259,7 +318,7 @@ impl ChaosWorker {
         self.stall(0.04);
         self.think();
         let current = match Kind::of(lease) {
-            Kind::Exclusive => format!(
+            Kind::Exclusive | Kind::Adopted => format!(
                 "SELECT first FROM grants WHERE lease = {lease} AND what = 'acquire'
                   ORDER BY n DESC LIMIT 1"
             ),

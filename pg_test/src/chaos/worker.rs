@@ -1,7 +1,8 @@
 //! A worker process: it takes leases, writes fenced rows, and writes down what it asked and saw.
 
-use super::instructions::{Activity, Instructions};
-use super::kind::{Kind, MULTI_HOLDER};
+use super::instructions::{Activity, Instructions, Leases};
+use super::kind::{Kind, ADOPTED, MULTI_HOLDER};
+use super::lock_service::LockService;
 use super::record::{now_us, Event, Log, Outcome, Record, What, TTL_MS};
 use crate::client::{Conninfo, Rows, Session};
 use crate::fault::Fault;
@@ -84,6 +85,8 @@ pub(super) struct ChaosWorker {
     pub committing: bool,
     /// The first tokens of the grants that end with its session, or with the one before.
     pub session_bound: Vec<i64>,
+    /// The one that grants the leases which are adopted.
+    pub service: LockService,
     log: Log,
     session: Option<Session>,
     /// The pid of the latest session's backend.
@@ -97,6 +100,7 @@ pub fn work(who: Identity) -> Result<()> {
     let log = Log::create(&who.dir.join(format!("log/{}-{}", who.worker, who.incarnation)))?;
     let seed = who.seed ^ (u64::from(who.worker) << 40) ^ (u64::from(who.incarnation) << 20);
     let instructions_file = instructions_file(&who.dir);
+    let service = LockService::new(&who.dir, who.worker, who.incarnation);
     let mut worker = ChaosWorker {
         who,
         rng: StdRng::seed_from_u64(seed),
@@ -106,6 +110,7 @@ pub fn work(who: Identity) -> Result<()> {
         prepared_for: Vec::new(),
         committing: false,
         session_bound: Vec::new(),
+        service,
         log,
         session: None,
         backend: 0,
@@ -170,10 +175,15 @@ impl ChaosWorker {
     }
 
     fn choose(&mut self, instructions: &Instructions) -> Task {
-        let lease = if instructions.multi_holder && self.rng.random_bool(0.25) {
+        let Leases { exclusive, multi_holder, adopted } = instructions.leases;
+        // A run that is about adoption has no other leases that several fight for.
+        let adopts = if multi_holder { 0.2 } else { 0.9 };
+        let lease = if adopted > 0 && self.rng.random_bool(adopts) {
+            ADOPTED[self.rng.random_range(0..adopted)]
+        } else if multi_holder && self.rng.random_bool(0.25) {
             MULTI_HOLDER[self.rng.random_range(0..MULTI_HOLDER.len())]
         } else {
-            self.rng.random_range(0..instructions.leases)
+            self.rng.random_range(0..exclusive)
         };
         let session = self.rng.random_bool(0.4);
         let task = |what| Task { what, lease, also: None, session };
@@ -187,6 +197,8 @@ impl ChaosWorker {
             (true, _) => task(match dice {
                 0..32 => What::Guarded,
                 32..52 => What::Bound,
+                // To the lock service a heartbeat; here it may turn out to be another grant.
+                70..87 if kind == Kind::Adopted => What::Adopt,
                 52..70 => unguarded,
                 70..87 => What::Renew,
                 87..97 => What::Release,
@@ -194,10 +206,10 @@ impl ChaosWorker {
             }),
             // One that does not know that it has lost.
             (false, true) if dice < 12 => task([unguarded, What::Bound, What::Guarded][dice % 3]),
+            _ if kind == Kind::Adopted => task(What::Adopt),
             _ if kind == Kind::Shared && dice < 80 => task(What::Share),
-            _ if kind == Kind::Exclusive && instructions.leases > 1 && dice > 85 => {
-                let also =
-                    (lease + self.rng.random_range(1..instructions.leases)) % instructions.leases;
+            _ if kind == Kind::Exclusive && exclusive > 1 && dice > 85 => {
+                let also = (lease + self.rng.random_range(1..exclusive)) % exclusive;
                 Task { what: What::AcquireAll, lease, also: Some(also), session }
             }
             _ => task(What::Acquire),
@@ -217,7 +229,7 @@ impl ChaosWorker {
             }
         }
         let mut task = self.choose(instructions);
-        task.session &= task.what.acquires();
+        task.session &= task.what.acquires() && task.what != What::Adopt;
         let Task { what, lease, also, session } = task;
         self.count += 1;
         let (worker, incarnation) = (i64::from(self.who.worker), i64::from(self.who.incarnation));
@@ -234,6 +246,14 @@ impl ChaosWorker {
                     || matches!(&outcome, Outcome::Refused(state) if state == "PF004")
                 {
                     self.lose(lease);
+                }
+                let stale = |state: &String| state == "PF001" || state == "PF004";
+                if Kind::of(lease) == Kind::Adopted
+                    && matches!(&outcome, Outcome::Refused(state) if stale(state))
+                {
+                    // It was revoked, or the lock service has granted it to another meanwhile.
+                    self.lose(lease);
+                    self.service.release(lease)?;
                 }
                 outcome
             }

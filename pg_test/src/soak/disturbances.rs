@@ -52,7 +52,7 @@ pub fn disturb(shared: &Shared, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// A wait in a line that a look has shown.
+/// A wait in a queue that a look has shown.
 struct Seen {
     /// The look that showed it first. The server's own time of it may be later than its place in the line, by as
     /// long as its process is held up. None: that time was not known yet, so this look may have shown another wait.

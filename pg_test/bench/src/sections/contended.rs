@@ -11,7 +11,7 @@ use anyhow::{ensure, Context, Result};
 
 const CLIENTS: usize = 32;
 const SELECT: &str = "limit: SELECT by key";
-const CHURN: &str = "pg_fence, waiting in line";
+const CHURN: &str = "pg_fence, waiting in the queue";
 
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Leases, contended");

@@ -27,7 +27,7 @@ const PEERS: &[(&str, Prepare)] = &[
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Hand-over");
     section.note(
-        "Two clients hand one lease to and fro, each in its natural way to wait: in line, for a lock, for a \
+        "Two clients hand one lease to and fro, each in its natural way to wait: in the queue, for a lock, for a \
          notification or an event of a watch that is open already (and then a try), or by asking again. The time \
          is from just before the release is sent to the next holder's answer. A turn takes 8 to 16 ms; with \
          etcd's lock service 150 to 200 ms, since that sees a release within its first 100 ms late.",

@@ -60,7 +60,11 @@ pub fn no_more_than_may(
             .filter(|transaction| transaction.what.acquires())
             .filter_map(|by| by.token.map(|(first, seen)| Grant { by, first, seen }))
             .collect();
-        let mut holds = by_time(evidence, lease, &all, &grants);
+        let mut holds = match Kind::of(lease) {
+            // Its time is the lock service's: here only guards keep others out.
+            Kind::Adopted => Vec::new(),
+            _ => by_time(evidence, lease, &all, &grants),
+        };
         holds.extend(by_guard(evidence, &all, &grants));
         holds.sort_by_key(|hold| hold.from);
         judge_instants(lease, &holds, findings);
@@ -159,7 +163,7 @@ impl Grant<'_> {
 /// Whether such holds, of different grants each, may be at once.
 fn may_be(lease: i32, holds: &[&Hold]) -> bool {
     match Kind::of(lease) {
-        Kind::Exclusive => holds.len() <= 1,
+        Kind::Exclusive | Kind::Adopted => holds.len() <= 1,
         Kind::Shared => holds.len() <= 1 || holds.iter().all(|hold| hold.shared),
         Kind::Slots(slots) => holds.len() <= slots,
     }

@@ -37,11 +37,13 @@ pub fn tokens_rise(evidence: &Evidence, findings: &mut Findings) {
     }
 }
 
-/// The tokens of an exclusive lease rise in the order in which it was locked, and each grant lasts its time.
+/// The tokens of an exclusive lease, and the numbers that were adopted, rise in the order in which it was locked, and each grant lasts its time.
 pub fn grants_in_order(evidence: &Evidence, findings: &mut Findings) {
     for pair in evidence.grants.windows(2) {
         let [a, b] = pair else { continue };
-        if Kind::of(a.lease) != Kind::Exclusive || a.lease != b.lease {
+        let one_by_one = matches!(Kind::of(a.lease), Kind::Exclusive | Kind::Adopted);
+        // What was adopted already has no place in the order.
+        if !one_by_one || a.lease != b.lease || a.n == 0 {
             continue;
         }
         if b.n != a.n + 1 || b.token <= a.token {
@@ -106,7 +108,7 @@ pub fn writes_in_order(evidence: &Evidence, findings: &mut Findings) {
 
 fn is_replaced(write: &Write) -> bool {
     match Kind::of(write.lease) {
-        Kind::Exclusive => write.current != Some(write.first),
+        Kind::Exclusive | Kind::Adopted => write.current != Some(write.first),
         _ => write.current.is_some_and(|current| current > write.first),
     }
 }

@@ -227,6 +227,47 @@ fn nobody_is_granted_a_guarded_lease() {
     assert_eq!(with(broken, 2 * SECOND, Vec::new()), 0);
 }
 
+/// As the worker `id` adopts the number `id` of the lease 300, and as it guards it for three seconds.
+fn adopted(id: i64, asked: i64) -> Vec<Record> {
+    let mut records = acquired(id, What::Adopt, 300, asked);
+    records[1].event = Event::Adopted(id);
+    records
+}
+
+fn guarded_adopted(id: i64, first: i64) -> Vec<Record> {
+    let mut events = guarded(id, first);
+    events[0].1 = ask(What::Guarded, 300, Some(first));
+    story(id, events)
+}
+
+#[test]
+fn nobody_adopts_over_a_guard_of_an_older_number() {
+    let with = |asked| {
+        too_many(vec![adopted(1, 0), guarded_adopted(11, 1), adopted(2, asked)], Vec::new())
+    };
+    assert!(with(2 * SECOND) > 0);
+    assert_eq!(with(4 * SECOND), 0);
+    // A fellow has the same number.
+    let fellow = vec![adopted(1, 0), guarded_adopted(11, 1), guarded_adopted(12, 1)];
+    assert_eq!(too_many(fellow, Vec::new()), 0);
+    let other = vec![adopted(1, 0), adopted(2, 5), guarded_adopted(11, 1), guarded_adopted(12, 2)];
+    assert!(too_many(other, Vec::new()) > 0);
+}
+
+#[test]
+fn adopted_numbers_rise_and_are_no_tokens() {
+    let findings = |numbers: [(i64, i64); 3]| {
+        let grant = |(n, token)| Grant { lease: 300, lasts_us: None, ..grant(n, token, 1) };
+        let grants = numbers.map(grant).to_vec();
+        let records = [adopted(1, 0), adopted(1, 20)].concat();
+        judge(&Evidence { grants, records, ..Evidence::default() })
+    };
+    // Adopted already, and then by two others.
+    assert_eq!(findings([(0, 5), (1, 5), (2, 7)]).violations, Vec::<String>::new());
+    assert!(findings([(0, 5), (1, 7), (2, 5)]).violations[0].contains("came"));
+    assert_eq!(findings([(0, 5), (1, 5), (2, 7)]).tokens, 0);
+}
+
 /// Prepared after a second, and finished by somebody else after three.
 fn prepared(id: i64, first: i64, outcome: Outcome) -> Vec<Record> {
     let commit = outcome == Outcome::Committed;

@@ -87,7 +87,7 @@ pub fn all(evidence: &Evidence) -> HashMap<i64, Transaction> {
         let Some(transaction) = all.get_mut(&record.id) else { continue };
         match &record.event {
             Event::Ask { .. } | Event::Unlock | Event::SessionEnded(_) => {}
-            Event::Token(token) => {
+            Event::Token(token) | Event::Adopted(token) => {
                 transaction.token.get_or_insert((*token, at));
             }
             Event::Guarded => transaction.guarded = Some(at),

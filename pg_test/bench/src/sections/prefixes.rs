@@ -1,0 +1,134 @@
+//! What it takes to look whether a role may take a name: the same calls by a role that was given all names, and by one
+//! with ten prefixes.
+
+use super::uncontended::{find, pairs};
+use crate::peer::{Locker, Peer};
+use crate::peers::ours;
+use crate::plot::Plot;
+use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
+use crate::report::{Cell, Section, Table};
+use crate::workbench::Workbench;
+use anyhow::{ensure, Context, Result};
+use pg_test::Conninfo;
+
+const ALL_NAMES: &str = "all names";
+const TEN: &str = "ten prefixes";
+/// The least share of its rate that a role with ten prefixes is to keep.
+const KEPT: f64 = 0.97;
+/// Held throughout by somebody else.
+const TAKEN: &str = "nameless";
+
+/// A role whose clients take part.
+struct Role {
+    name: &'static str,
+    conninfo: Conninfo,
+}
+
+impl Peer for Role {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
+        ours::client(self.conninfo.connect()?, format!("client {client}"), "")
+    }
+}
+
+pub fn measure(bench: &Workbench) -> Result<Section> {
+    let mut section = Section::new("Prefixes");
+    section.note(
+        "The same calls by a role that was given all names, and by a role with ten prefixes, of which the last one is \
+         that of the names it takes.",
+    );
+    let roles = [role(bench, ALL_NAMES, &["".to_owned()])?, role(bench, TEN, &ten())?];
+    let many = bench.options.pick(4, 32);
+    let taken: i64 =
+        bench.connect()?.one("SELECT coalesce(lease_acquire($1, ttl => '1 h'), 0)", &[&TAKEN])?;
+    ensure!(taken > 0, "the lease should be free");
+    let mut plot = Vec::new();
+    for (what, clients) in [("pairs", 1), ("losing tries", many), ("guards", 1)] {
+        bench.progress(&format!("prefixes: {what}"));
+        let contenders: Vec<Contender> = roles
+            .iter()
+            .map(|role| match what {
+                "pairs" => pairs(role, clients),
+                "guards" => guards(role),
+                _ => losing(role),
+            })
+            .collect();
+        // Short turns, and many: what is looked for is small.
+        let (slice, rounds) = (bench.options.slice() / 4, bench.options.rounds() * 4);
+        let tracks = race::run(&contenders, Rules { clients, rounds, slice, warm_up: WARM_UP })?;
+        section.tables.push(table(what, clients, &tracks)?);
+        let ten = find(&tracks, TEN)?.ratio_to(find(&tracks, ALL_NAMES)?);
+        let aim = format!("{what}, ten prefixes over all names: at least {KEPT}");
+        section.at_least(&aim, ten, KEPT);
+        plot.push((what.to_owned(), ten));
+    }
+    section.plots.push(Plot {
+        file: "prefixes".to_owned(),
+        title: "a role with ten prefixes over one with all names".to_owned(),
+        bars: plot,
+    });
+    let release = format!("SELECT lease_release('{TAKEN}', {taken})");
+    bench.connect()?.run(&release)?;
+    Ok(section)
+}
+
+/// Nine that are looked at in vain, and that of the names.
+fn ten() -> Vec<String> {
+    (1..10).map(|n| format!("name_of_tenant_{n}:")).chain(["name".to_owned()]).collect()
+}
+
+fn role(bench: &Workbench, name: &'static str, prefixes: &[String]) -> Result<Role> {
+    let user = name.replace(' ', "_");
+    let mut session = bench.connect()?;
+    session.run(&format!("CREATE ROLE {user} LOGIN"))?;
+    for prefix in prefixes {
+        session.run(&format!("SELECT fence_grant('{user}', prefix => '{prefix}')"))?;
+    }
+    Ok(Role { name, conninfo: bench.conninfo().user(&user) })
+}
+
+fn losing(role: &Role) -> Contender<'_> {
+    Contender::new(role.name, move |client| {
+        let mut locker = role.join(client)?;
+        Ok(Box::new(move || {
+            ensure!(locker.acquire(TAKEN)?.is_none(), "the lease should be taken");
+            Ok(())
+        }) as Op)
+    })
+}
+
+/// Transactions that guard a lease of the role's and do nothing else.
+fn guards(role: &Role) -> Contender<'_> {
+    Contender::new(role.name, move |_| {
+        let mut session = role.conninfo.connect()?;
+        let lease = format!("name of {}", role.name);
+        let acquire = "SELECT lease_acquire($1, 'bench', '1 h', reclaim => true)";
+        let token: Option<i64> = session.one(acquire, &[&lease])?;
+        let token = token.context("it should be free, or its own")?;
+        let guard = session.prepare("SELECT lease_guard($1, $2)")?;
+        Ok(Box::new(move || {
+            session.run("BEGIN")?;
+            session.query_one(&guard, &[&lease, &token])?;
+            session.run("COMMIT")?;
+            Ok(())
+        }) as Op)
+    })
+}
+
+fn table(what: &str, clients: usize, tracks: &[Track]) -> Result<Table> {
+    let reference = find(tracks, ALL_NAMES)?;
+    let title = format!("{what}, {}", race::at_once(clients));
+    let mut table = Table::new(title, &["", "calls/s", "over all names", "p99 ms"]);
+    for track in tracks {
+        table.rows.push(vec![
+            track.name.as_str().into(),
+            Cell::Spread(track.rate(), 0),
+            Cell::Spread(track.ratio_to(reference), 3),
+            Cell::Number(track.latencies.percentile_ms(0.99), 2),
+        ]);
+    }
+    Ok(table)
+}
