@@ -1,14 +1,8 @@
 //! `fence_audit` itself: silence over a well-protected table, who may ask, and what it cannot see.
 //!
-//! What it finds is told by the modules below.
+//! The files of this folder tell what it finds.
 
-pub mod columns;
-pub mod managed;
-pub mod rights;
-pub mod settings;
-pub mod state;
-pub mod tree;
-pub mod triggers;
+automod::dir!(pub "tests/lab/audit");
 
 use crate::support::holes::{unbound, AuditedDatabase, BOUND, HOLE, LANDS, UNBOUND};
 use pg_test::{ensure, lab_test, Background, Context, Lab, Result};

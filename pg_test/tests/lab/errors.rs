@@ -1,5 +1,7 @@
 //! What a client learns from a refusal, and what it does not.
 
+automod::dir!(pub "tests/lab/errors");
+
 use crate::support::test_database::TestDatabase;
 use pg_test::{ensure, lab_test, Calls, Fault, Lab, Result};
 use serde_json::{json, Value};

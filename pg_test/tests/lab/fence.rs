@@ -1,5 +1,7 @@
 //! The trigger: what a write presents, and what comes of it.
 
+automod::dir!(pub "tests/lab/fence");
+
 use crate::support::test_database::{shows, TestDatabase, ROW};
 use pg_test::{ensure, lab_test, Background, Lab, Result};
 

@@ -1,5 +1,7 @@
 //! Guarded transactions: what `lease_guard` and a write to a bound table promise to their transaction.
 
+automod::dir!(pub "tests/lab/guards");
+
 use crate::support::test_database::{bound, granted, shows, TestDatabase, ROW};
 use pg_test::{ensure, lab_test, Background, Calls, Lab, Result, Session};
 

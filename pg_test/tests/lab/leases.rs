@@ -1,4 +1,8 @@
 //! The life of a lease, and what is shown of it, one session at a time.
+//!
+//! The files of this folder: each kind of grant, the clock, and what is refused as input.
+
+automod::dir!(pub "tests/lab/leases");
 
 use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
@@ -217,6 +221,7 @@ fn the_view_has_these_columns_and_types(lab: &Lab) -> Result<()> {
         "renewals bigint",
         "metadata jsonb",
         "blocking_pids integer[]",
+        "adopted boolean",
     ];
     ensure!(columns == expected, "{columns:?}");
     Ok(())

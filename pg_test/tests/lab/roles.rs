@@ -1,6 +1,9 @@
 //! Who may call what, and to whom a lease belongs.
 
-use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
+automod::dir!(pub "tests/lab/roles");
+
+use pg_test::client::literal;
+use pg_test::{ensure, lab_test, Background, Calls, Database, Fault, Lab, Result, Session};
 
 const BASE: [&str; 11] = [
     "SELECT lease_acquire('l')",
@@ -64,6 +67,29 @@ fn granted(db: &Database, what: &str) -> Result<String> {
     Ok(role)
 }
 
+/// A role that was given these levels, each for a prefix.
+pub fn role_of(db: &Database, what: &str, given: &[(&str, &str)]) -> Result<String> {
+    let role = db.role(what)?;
+    let mut owner = db.connect()?;
+    for (level, prefix) in given {
+        give(&mut owner, &role, level, prefix)?;
+    }
+    Ok(role)
+}
+
+/// Gives a role a level for the names that begin with a prefix; empty for all.
+pub fn give(owner: &mut Session, role: &str, level: &str, prefix: &str) -> Result<()> {
+    let prefix = if prefix.is_empty() { "NULL".to_owned() } else { literal(prefix) };
+    owner.run(&format!("SELECT fence_grant('{role}', '{level}', {prefix})"))
+}
+
+/// The call is refused for its name alone.
+pub fn not_given(session: &mut Session, call: &str) -> Result<Fault> {
+    let fault = session.refused(call, "42501")?;
+    ensure!(fault.message.ends_with(" is not for this role"), "{call}: {fault}");
+    Ok(fault)
+}
+
 #[lab_test]
 fn public_gets_the_trigger_and_its_helpers_and_nothing_else(lab: &Lab) -> Result<()> {
     let rights = public_rights(&lab.database()?)?;
@@ -100,7 +126,7 @@ fn fence_grant_lets_a_role_use_leases(lab: &Lab) -> Result<()> {
 fn fence_grant_with_admin_lets_a_role_administer_them(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = db.role("admin")?;
-    db.connect()?.run(&format!("SELECT fence_grant('{role}', admin => true)"))?;
+    db.connect()?.run(&format!("SELECT fence_grant('{role}', 'admin')"))?;
     let mut admin = db.connect_as(&role)?;
     all_allowed(&mut admin, &BASE)?;
     all_allowed(&mut admin, &ADMIN)?;
@@ -116,8 +142,8 @@ fn fence_revoke_takes_all_of_it_back(lab: &Lab) -> Result<()> {
     let role = db.role("leaver")?;
     let quiet = "SELECT count(*) FROM pg_shdepend WHERE refobjid = $1::text::regrole \
                  AND dbid = (SELECT oid FROM pg_database WHERE datname = current_database())";
-    for admin in ["false", "true"] {
-        owner.run(&format!("SELECT fence_grant('{role}', {admin})"))?;
+    for level in ["worker", "admin"] {
+        owner.run(&format!("SELECT fence_grant('{role}', '{level}')"))?;
         ensure!(owner.one::<i64>(quiet, &[&role])? > 0);
         owner.run(&format!("SELECT fence_revoke('{role}')"))?;
         ensure!(owner.one::<i64>(quiet, &[&role])? == 0, "something is left of {role}'s rights");
@@ -133,7 +159,7 @@ fn only_the_owner_of_the_extension_grants(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = db.role("admin")?;
     let friend = db.role("friend")?;
-    db.connect()?.run(&format!("SELECT fence_grant('{role}', true)"))?;
+    db.connect()?.run(&format!("SELECT fence_grant('{role}', 'admin')"))?;
     let mut admin = db.connect_as(&role)?;
     admin.refused(&format!("SELECT fence_grant('{friend}')"), "42501")?;
     admin.refused(&format!("SELECT fence_revoke('{friend}')"), "42501")?;

@@ -1,14 +1,6 @@
 //! fence.stats and fence.refusals: what the database has counted.
 
-mod crashes;
-mod judged_once;
-mod many_sessions;
-mod no_memory;
-mod refused_writes;
-mod segments;
-mod single_user;
-mod switched_off;
-mod who_may_see;
+automod::dir!(pub "tests/lab/statistics");
 
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Lab, Result, Session};
@@ -35,6 +27,21 @@ pub fn shown(session: &mut Session) -> Result<String> {
 pub fn expect(session: &mut Session, what: &str, wanted: &str) -> Result<()> {
     let counted = counted(session)?;
     ensure!(counted == wanted, "{what}: counted {counted}, not {wanted}");
+    Ok(())
+}
+
+#[lab_test]
+fn each_counter_has_its_column(lab: &Lab) -> Result<()> {
+    let source = pg_test::extension::source_root().join("src/statistics/counter.rs");
+    let source = std::fs::read_to_string(source)?;
+    let counters = source.lines().filter_map(|line| line.split_once(" = \""));
+    let mut counters: Vec<_> =
+        counters.filter_map(|(_, column)| column.strip_suffix("\",")).collect();
+    counters.sort_unstable();
+    let shown = "SELECT string_agg(key, ' ' ORDER BY key COLLATE \"C\")
+           FROM fence.stats s, jsonb_each(to_jsonb(s) - 'stats_reset') WHERE value <> 'null'";
+    let shown = lab.database()?.connect()?.text(shown)?.unwrap_or_default();
+    ensure!(shown == counters.join(" "), "{shown}, not {counters:?}");
     Ok(())
 }
 

@@ -1,5 +1,7 @@
 //! Which tokens are a grant's, when one is drawn, and that they only grow.
 
+automod::dir!(pub "tests/lab/tokens");
+
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
 #[lab_test]

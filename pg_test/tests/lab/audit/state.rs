@@ -148,6 +148,7 @@ fn who_may_write_the_state_is_found(lab: &Lab) -> Result<()> {
             found_in_all: Some(&[
                 "fence.lease|hole|PUBLIC has DELETE on TABLE fence.lease, which is for pg_fence alone",
                 "fence.lease|notice|PUBLIC has REFERENCES on TABLE fence.lease, which is for pg_fence alone",
+                "fence.lease|notice|PUBLIC has SELECT on TABLE fence.lease: leases are for the roles that fence_grant names",
             ]),
             ..hole
         },
@@ -372,9 +373,15 @@ fn a_lease_of_a_role_that_is_gone_is_found(lab: &Lab) -> Result<()> {
         let mut other = db.connect_as(&user)?;
         let rows = audit(&mut other)?;
         ensure!(rows.iter().map(|row| &row.0).eq(&wanted), "{rows:#?}");
-        // It is as it says.
+        // It is as it says. (The names stay with the old name, too.)
         let mut worker = db.connect_as(&renamed)?;
-        worker.refused(&format!("SELECT lease_renew('job', {token})"), "42501")?;
+        let renew = format!("SELECT lease_renew('job', {token})");
+        ensure!(worker.one::<Option<i64>>(&renew, &[])?.is_none());
+        admin.run(&format!("SELECT fence_grant('{renamed}')"))?;
+        worker.refused(&renew, "42501")?;
+        let kept_by_name = audit(&mut admin)?.remove(2);
+        ensure!(kept_by_name.0.contains("which is dropped or renamed"), "{kept_by_name:?}");
+        admin.run(&kept_by_name.1)?;
         // Who may not use leases sees none.
         admin.run(&format!("SELECT fence_revoke('{user}')"))?;
         ensure!(audit(&mut other)?.is_empty());
@@ -384,8 +391,10 @@ fn a_lease_of_a_role_that_is_gone_is_found(lab: &Lab) -> Result<()> {
         let rows = audit(&mut admin)?;
         ensure!(rows.iter().map(|row| &row.0).eq(&wanted[..1]), "{rows:#?}");
         admin.run(&format!("ALTER ROLE {renamed} RENAME TO {role}"))?;
+        admin.run(&format!("SELECT fence_grant('{role}')"))?;
+        admin.run(&format!("DELETE FROM fence.role_prefix WHERE role = '{renamed}'"))?;
         ensure!(audit(&mut admin)?.is_empty());
-        worker.run(&format!("SELECT lease_renew('job', {token})"))?;
+        worker.run(&renew)?;
         Ok(())
     })();
     if outcome.is_err() {

@@ -58,7 +58,7 @@ fn only_a_superuser_switches_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = db.role("worker")?;
     let mut admin = db.connect()?;
-    admin.run(&format!("SELECT fence_grant('{role}', admin => true)"))?;
+    admin.run(&format!("SELECT fence_grant('{role}', 'admin')"))?;
     let mut worker = db.connect_as(&role)?;
     // Before the library is loaded, anything can be set; it does not count.
     worker.run("SET pg_fence.statistics = off")?;

@@ -1,6 +1,6 @@
 //! Who may see and reset what was counted.
 
-use crate::restores::{dump, restore};
+use crate::failover::restores::{dump, restore};
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
 const LOOKS: [&str; 5] = [
@@ -32,7 +32,7 @@ fn a_stranger_nothing_a_worker_the_counters_an_administrator_all(lab: &Lab) -> R
     all(0, &stranger)?;
     owner.run(&format!("GRANT USAGE ON SCHEMA fence TO {stranger}"))?;
     all(0, &stranger)?;
-    owner.run(&format!("SELECT fence_grant('{worker}'), fence_grant('{admin}', true)"))?;
+    owner.run(&format!("SELECT fence_grant('{worker}'), fence_grant('{admin}', 'admin')"))?;
     all(2, &worker)?;
     all(5, &admin)?;
     owner.run(&format!("SELECT fence_revoke('{worker}'), fence_revoke('{admin}')"))?;
@@ -76,7 +76,7 @@ fn a_dump_carries_who_may_see(lab: &Lab) -> Result<()> {
     let (db, copy) = (lab.database()?, lab.bare_database()?);
     let (worker, admin) = (db.role("worker")?, db.role("admin")?);
     db.connect()?.run(&format!(
-        "SELECT fence_grant('{worker}'), fence_grant('{admin}', true), lease_acquire('a')"
+        "SELECT fence_grant('{worker}'), fence_grant('{admin}', 'admin'), lease_acquire('a')"
     ))?;
     let file = dump(lab, lab.cluster(), db.name())?;
     restore(lab, lab.cluster(), copy.name(), &file, &[])?;

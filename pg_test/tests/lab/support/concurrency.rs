@@ -1,4 +1,4 @@
-//! Several sessions at once: in line one behind the other, or all at the same instant.
+//! Several sessions at once: in the queue one behind the other, or all at the same instant.
 
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{
@@ -14,7 +14,7 @@ pub fn rounds<N: FromStr>(few: N) -> N {
     asked.and_then(|text| text.parse().ok()).unwrap_or(few)
 }
 
-/// A call that waits in line for `job`, for ten minutes at most.
+/// A call that waits in the queue for `job`, for ten minutes at most.
 pub const WAIT: &str = "SELECT lease_acquire('job', ttl => '1 h', wait => '10 min')";
 
 /// A session that runs this statement and has begun to wait.
@@ -34,7 +34,7 @@ pub fn waiting_at_most(db: &Database, sql: impl Fn(u32) -> String) -> Result<Bac
     })
 }
 
-/// The head of a line looks by itself a second after it came, and not sooner; what comes sooner was woken.
+/// The head of a queue looks by itself a second after it came, and not sooner; what comes sooner was woken.
 const LOOKS_AFTER: f64 = 0.98;
 
 /// A server on which nothing but a change of a lease wakes who waits for it: no other database's changes of catalogs,
@@ -43,7 +43,7 @@ pub fn undisturbed_server(lab: &Lab) -> Result<Cluster> {
     lab.builder().set("deadlock_timeout", "1h").set("autovacuum", "off").start()
 }
 
-/// Each round serves a waiter and says how many seconds it had been in line. In one of them it must have been woken,
+/// Each round serves a waiter and says how many seconds it had been in the queue. In one of them it must have been woken,
 /// as against having found out by itself; not in the first, for the machine may be busy.
 pub fn is_woken(mut round: impl FnMut() -> Result<f64>) -> Result<()> {
     let mut took = Vec::new();

@@ -1,0 +1,654 @@
+//! Every start of the server moves the token sequence on, before anything is drawn or judged: no token is handed
+//! out twice, whatever of the sequence was lost. Grants live on, and their tokens speak.
+
+use crate::failover::restores::{copy_dir, dump, restore};
+use crate::support::history::History;
+use crate::tokens::jumps::{by_clock, jumps, race, STRIDE};
+use nix::sys::signal::Signal;
+use pg_test::cluster::base_backup;
+use pg_test::crash_test::CrashTest;
+use pg_test::process::{is_alive, is_stopped, signal, wait_until, PATIENCE};
+use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session, Shutdown};
+use std::fs;
+use std::time::Duration;
+
+const GRANT: &str = "SELECT lease_acquire('job', 'holder', ttl => '1 hour')";
+
+/// A server with the extension, that loses nothing but what a test takes from it.
+fn server(lab: &Lab) -> Result<(Cluster, Session)> {
+    let cluster = lab.builder().start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence")?;
+    Ok((cluster, session))
+}
+
+fn last_value(session: &mut Session) -> Result<i64> {
+    session.one("SELECT last_value FROM fence.token_seq", &[])
+}
+
+fn draw(session: &mut Session) -> Result<i64> {
+    session.granted("SELECT lease_acquire(gen_random_uuid()::text)")
+}
+
+#[lab_test]
+fn a_start_moves_the_sequence_on_once_and_grants_live_on(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = server(lab)?;
+    let token = session.granted(GRANT)?;
+    for _ in 0..2 {
+        let before = last_value(&mut session)?;
+        cluster.restart()?;
+        session = cluster.connect("postgres")?;
+        // Whoever only looks writes nothing.
+        ensure!(session.last_token()? == before && session.speaks("job", token)?);
+        ensure!(last_value(&mut session)? == before, "looking has moved it on");
+        let clock = by_clock(&mut session)?;
+        let next = draw(&mut session)?;
+        ensure!(next > before + STRIDE && next > clock, "{next} after {before} at {clock}");
+        ensure!(draw(&mut session)? == next + 1, "moved on twice by one session");
+        ensure!(draw(&mut cluster.connect("postgres")?)? == next + 2, "moved on by the next one");
+        ensure!(session.speaks("job", token)?, "the grant lives on");
+        session.run(&format!("BEGIN; SELECT lease_guard('job', {token}); COMMIT"))?;
+        ensure!(jumps(&mut session)? == 0, "a start is no jump");
+    }
+    ensure!(session.release("job", token)?.is_some());
+    Ok(())
+}
+
+#[lab_test]
+fn racing_sessions_move_the_sequence_on_once(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = server(lab)?;
+    for crash in [false, true, false] {
+        let before = last_value(&mut session)?;
+        if crash {
+            cluster.kill9()?;
+            cluster.start()?;
+        } else {
+            cluster.restart()?;
+        }
+        let conninfo = cluster.conninfo("postgres");
+        let tokens =
+            race(&conninfo, 24, |_| "SELECT lease_acquire(gen_random_uuid()::text)".to_owned())?;
+        ensure!(tokens[0] > before + STRIDE, "{before}, {tokens:?}");
+        ensure!(tokens.windows(2).all(|pair| pair[1] == pair[0] + 1), "{tokens:?}");
+        session = cluster.connect("postgres")?;
+    }
+    Ok(())
+}
+
+/// As PostgreSQL up to 15.18 and 16.14 leaves them on a standby that is promoted soon after CREATE EXTENSION.
+#[lab_test]
+fn marks_that_have_lost_their_pages_are_made_anew(lab: &Lab) -> Result<()> {
+    for page in [&[0; 8192][..], &[]] {
+        let (cluster, mut session) = server(lab)?;
+        let token = session.granted(GRANT)?;
+        let files = session.rows(
+            "SELECT pg_relation_filepath(oid) FROM pg_class
+              WHERE relnamespace = 'fence'::regnamespace AND relkind = 'S' AND relpersistence = 'u'",
+        )?;
+        ensure!(files.len() == 3, "{files:?}");
+        cluster.stop(Shutdown::Fast)?;
+        for file in files.iter().flatten().flatten() {
+            // Later recoveries find no more in the other one.
+            for file in [file.clone(), format!("{file}_init")] {
+                fs::write(cluster.data().join(file), page)?;
+            }
+        }
+        for crash in [false, true] {
+            if crash {
+                cluster.kill9()?;
+            }
+            cluster.start()?;
+            let conninfo = cluster.conninfo("postgres");
+            let tokens =
+                race(&conninfo, 8, |_| "SELECT lease_acquire(gen_random_uuid()::text)".to_owned())?;
+            ensure!(tokens[0] > token + STRIDE, "{token}, {tokens:?}");
+            ensure!(tokens.windows(2).all(|pair| pair[1] == pair[0] + 1), "{tokens:?}");
+            let mut session = cluster.connect("postgres")?;
+            ensure!(session.speaks("job", token)? && jumps(&mut session)? == 0);
+            ensure!(session.granted("SELECT grants FROM fence.stats")? == 8, "nothing is counted");
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn an_open_transaction_does_not_hold_a_start_up(lab: &Lab) -> Result<()> {
+    let (cluster, _) = server(lab)?;
+    cluster.restart()?;
+    let conninfo = cluster.conninfo("postgres").set("statement_timeout", "20s");
+    let mut first = conninfo.connect()?;
+    first.run("BEGIN")?;
+    let moved = draw(&mut first)?;
+    ensure!(draw(&mut conninfo.connect()?)? == moved + 1);
+    first.run("ROLLBACK")?;
+    ensure!(draw(&mut first)? == moved + 2, "the rollback has undone it");
+    Ok(())
+}
+
+/// Kills the backend of a session, and waits until the server has noticed.
+fn kill_backend(victim: &mut Session) -> Result<()> {
+    signal(victim.pid(), Signal::SIGKILL)?;
+    wait_until("the session is gone", PATIENCE, || victim.run("SELECT 1").is_err())
+}
+
+fn started_at(session: &mut Session) -> Result<Option<String>> {
+    session.text("SELECT pg_postmaster_start_time()")
+}
+
+#[lab_test]
+fn a_crash_of_one_backend_moves_the_sequence_on(lab: &Lab) -> Result<()> {
+    let mut server = CrashTest::start(lab.builder())?;
+    let started = started_at(&mut server.cluster().connect("postgres")?)?;
+    for _ in 0..2 {
+        let open = server.session("BEGIN")?;
+        for n in 0..5 {
+            server.see(open, &format!("SELECT lease_acquire('job {n}')"))?;
+        }
+        server.see_plain(open)?;
+        let (loss, cluster) = server.crash_of_one()?;
+        ensure!(loss.plain_reissued() && !loss.reissued(), "{loss:?}");
+        ensure!(loss.next > loss.seen + STRIDE / 2, "not moved on: {loss:?}");
+        let mut session = cluster.connect("postgres")?;
+        ensure!(started_at(&mut session)? == started, "that was a start of the whole server");
+        server = CrashTest::again(cluster)?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_crash_of_one_backend_that_stops_the_server_moves_the_sequence_on(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().set("restart_after_crash", "off").start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence")?;
+    session.run("CHECKPOINT")?;
+    session.run("BEGIN")?;
+    let seen = draw(&mut session)?;
+    kill_backend(&mut session)?;
+    wait_until("the server stops", PATIENCE, || !cluster.is_running())?;
+    let _ = cluster.kill9();
+    cluster.start()?;
+    let next = draw(&mut cluster.connect("postgres")?)?;
+    ensure!(next > seen + STRIDE / 2, "{next} after {seen}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_second_crash_right_after_the_move_does_not_undo_it(lab: &Lab) -> Result<()> {
+    let mut server = CrashTest::start(lab.builder())?;
+    // Ahead of the clock, each move goes by the last value alone.
+    let admin = server.session("")?;
+    server.run(
+        admin,
+        "SELECT setval('fence.token_seq', last_value + 3600 * 1048576::bigint) FROM fence.token_seq",
+    )?;
+    for n in 0..3 {
+        // The first draw of this life, and of a transaction that will never end.
+        server = CrashTest::untouched(server.crash_only()?)?;
+        let open = server.session("BEGIN")?;
+        server.see(open, &format!("SELECT lease_acquire('job {n}')"))?;
+        server.see_plain(open)?;
+        let (loss, cluster) = server.crash()?;
+        ensure!(loss.plain_reissued() && !loss.reissued(), "{loss:?}");
+        server = CrashTest::again(cluster)?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_token_lost_in_the_crash_was_issued(lab: &Lab) -> Result<()> {
+    for judged_by in [
+        "UPDATE t SET v = 1, fence = $",
+        "INSERT INTO t VALUES (2, 1, $)",
+        "SET pg_fence.token = $; DELETE FROM t",
+    ] {
+        let mut server = CrashTest::start(lab.builder())?;
+        server.session(
+            "CREATE TABLE t (id int, v int, fence bigint); INSERT INTO t VALUES (1, 0);
+             SELECT fence_protect('t', events => 'insert,update,delete')",
+        )?;
+        server.checkpoint()?;
+        let open = server.session("BEGIN")?;
+        let mut lost = 0;
+        for n in 0..100 {
+            lost = server.see(open, &format!("SELECT lease_acquire('job {n}')"))?;
+        }
+        let cluster = server.crash_only()?;
+        let mut after = cluster.connect("postgres")?;
+        ensure!(last_value(&mut after)? < lost, "the crash lost nothing");
+        after.run(&judged_by.replace('$', &lost.to_string()))?;
+        ensure!(draw(&mut after)? > lost);
+        // What was never drawn is not issued for that.
+        let never = after.last_token()? + 1;
+        after.refused(&format!("INSERT INTO t VALUES (3, 1, {never})"), "PF003")?;
+    }
+    let mut server = CrashTest::start(lab.builder())?;
+    let open = server.session("BEGIN")?;
+    let lost = server.see(open, "SELECT lease_acquire('job')")?;
+    let cluster = server.crash_only()?;
+    let mut after = cluster.connect("postgres")?;
+    ensure!(!after.speaks("job", lost)?, "its grant is lost, too");
+    after.refused(&format!("SELECT lease_guard('job', {lost})"), "PF004")?;
+    ensure!(after.release("job", lost)?.is_none() && after.renew("job", lost)?.is_none());
+    ensure!(after.granted("SELECT lease_acquire('job')")? > lost);
+    Ok(())
+}
+
+/// Puts a copy of the data directory in its place.
+fn roll_back(cluster: &Cluster, kept: &std::path::Path) -> Result<()> {
+    cluster.kill9()?;
+    fs::remove_dir_all(cluster.data())?;
+    fs::rename(kept, cluster.data())?;
+    let _ = fs::remove_file(cluster.data().join("postmaster.pid"));
+    cluster.start()
+}
+
+#[lab_test]
+fn a_snapshot_taken_cold_and_rolled_back_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = server(lab)?;
+    let mut seen = session.granted(GRANT)?;
+    let token = seen;
+    // With the mark of this start in it.
+    cluster.stop(Shutdown::Fast)?;
+    let kept = cluster.dir().join("snapshot");
+    copy_dir(&cluster.data(), &kept)?;
+    cluster.start()?;
+    session = cluster.connect("postgres")?;
+    for _ in 0..60 {
+        seen = draw(&mut session)?;
+    }
+    roll_back(&cluster, &kept)?;
+    session = cluster.connect("postgres")?;
+    ensure!(session.speaks("job", token)?, "nothing tells this from a crash");
+    let next = draw(&mut session)?;
+    ensure!(next > seen && jumps(&mut session)? == 0, "{next} after {seen}");
+    session.run("SELECT fence_new_epoch()")?;
+    ensure!(!session.speaks("job", token)?);
+    Ok(())
+}
+
+/// Stops all processes of the server; the postmaster first, which then neither starts nor buries any.
+fn stop_all(cluster: &Cluster) -> Result<Vec<i32>> {
+    let stopped = |pid: i32| {
+        signal(pid, Signal::SIGSTOP)?;
+        wait_until("the process stands still", PATIENCE, || is_stopped(pid) || !is_alive(pid))
+    };
+    let postmaster = cluster.pid()?;
+    stopped(postmaster)?;
+    let children = cluster.processes("")?;
+    children.iter().try_for_each(|pid| stopped(*pid))?;
+    Ok(std::iter::once(postmaster).chain(children).collect())
+}
+
+#[lab_test]
+fn a_snapshot_taken_hot_and_rolled_back_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = server(lab)?;
+    session.run("CHECKPOINT")?;
+    draw(&mut session)?;
+    // A copy is as good as a snapshot while all of its processes stand still.
+    let everybody = stop_all(&cluster)?;
+    let kept = cluster.dir().join("snapshot");
+    copy_dir(&cluster.data(), &kept)?;
+    everybody.iter().try_for_each(|pid| signal(*pid, Signal::SIGCONT))?;
+    let mut seen = 0;
+    for _ in 0..60 {
+        seen = draw(&mut session)?;
+    }
+    roll_back(&cluster, &kept)?;
+    let next = draw(&mut cluster.connect("postgres")?)?;
+    ensure!(next > seen, "{next} after {seen}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_base_backup_started_as_it_is_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    for label in [true, false] {
+        let (primary, mut session) = server(lab)?;
+        let token = session.granted(GRANT)?;
+        let copy = lab.builder().create_by(|prefix, data| base_backup(prefix, &primary, data))?;
+        let mut seen = token;
+        for _ in 0..60 {
+            seen = draw(&mut session)?;
+        }
+        primary.kill9()?;
+        if !label {
+            fs::remove_file(copy.data().join("backup_label"))?;
+        }
+        copy.start()?;
+        session = copy.connect("postgres")?;
+        let next = draw(&mut session)?;
+        ensure!(next > seen && jumps(&mut session)? == 0, "{next} after {seen}");
+        ensure!(session.speaks("job", token)?, "nothing tells this from a crash");
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_mark_that_was_made_logged_tells_nothing(lab: &Lab) -> Result<()> {
+    let mut server = CrashTest::start(lab.builder())?;
+    let admin = server.session("ALTER SEQUENCE fence.server_start_seq SET LOGGED")?;
+    // Each session takes itself for the first, but only once.
+    let first = server.see(admin, "SELECT lease_acquire('a')")?;
+    ensure!(server.see(admin, "SELECT lease_acquire('b')")? == first + 1, "moved on twice");
+    let other = server.session("")?;
+    ensure!(server.see(other, "SELECT lease_acquire('c')")? > first + STRIDE);
+    server.checkpoint()?;
+    let open = server.session("BEGIN")?;
+    server.see(open, "SELECT lease_acquire('d')")?;
+    server.see_plain(open)?;
+    let (loss, _cluster) = server.crash_of_one()?;
+    ensure!(loss.plain_reissued() && !loss.reissued(), "{loss:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_mark_that_was_logged_during_a_crash_is_not_believed_later(lab: &Lab) -> Result<()> {
+    let mut server = CrashTest::start(lab.builder())?;
+    server.session("ALTER SEQUENCE fence.server_start_seq SET LOGGED")?;
+    server.checkpoint()?;
+    let open = server.session("BEGIN")?;
+    server.see(open, "SELECT lease_acquire('a')")?;
+    let seen = server.see(open, "SELECT lease_acquire('b')")?;
+    // The server's start time is the same after this crash, and the mark was not emptied.
+    let cluster = server.crash_of_one_only()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run("ALTER SEQUENCE fence.server_start_seq SET UNLOGGED")?;
+    let next = draw(&mut cluster.connect("postgres")?)?;
+    ensure!(next > seen, "{next} after {seen}");
+    // From now on it tells starts apart again.
+    ensure!(draw(&mut cluster.connect("postgres")?)? == next + 1);
+    Ok(())
+}
+
+fn template_survives_a_crash(lab: &Lab, wal_level: &str) -> Result<()> {
+    let senders = if wal_level == "minimal" { "0" } else { "10" };
+    let cluster = lab
+        .builder()
+        .set("wal_level", wal_level)
+        .set("max_wal_senders", senders)
+        .set("autovacuum", "off")
+        .start()?;
+    let mut admin = cluster.connect("postgres")?;
+    admin.run("CREATE DATABASE app")?;
+    let mut original = cluster.connect("app")?;
+    original.run("CREATE EXTENSION pg_fence")?;
+    let token = original.granted(GRANT)?;
+    drop(original);
+    for (n, strategy) in ["wal_log", "file_copy"].iter().enumerate() {
+        let name = format!("copy{n}");
+        let copy = format!("CREATE DATABASE {name} TEMPLATE app STRATEGY {strategy}");
+        wait_until("the original is free", PATIENCE, || admin.run(&copy).is_ok())?;
+        let mut seen = token;
+        // Once before anybody has looked at the copy, once after.
+        for crash in 0..2 {
+            cluster.kill9()?;
+            cluster.start()?;
+            let mut session = cluster.connect(&name)?;
+            let next = draw(&mut session)?;
+            ensure!(next > seen, "{strategy}: {next} after {seen} was seen, crash {crash}");
+            ensure!(!session.speaks("job", token)?, "{strategy}: of the original's grant");
+            ensure!(jumps(&mut session)? == 1, "{strategy}: a copy jumps once");
+            seen = draw(&mut cluster.connect(&name)?)?;
+            ensure!(seen > next);
+        }
+        admin = cluster.connect("postgres")?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_template_copied_through_the_log_survives_a_crash(lab: &Lab) -> Result<()> {
+    template_survives_a_crash(lab, "replica")
+}
+
+#[lab_test]
+fn a_template_copied_without_wal_survives_a_crash(lab: &Lab) -> Result<()> {
+    template_survives_a_crash(lab, "minimal")
+}
+
+#[lab_test]
+fn copies_made_in_one_second_differ(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    db.connect()?.run(GRANT)?;
+    // Had the original itself moved on within that second, they would all go by its last value.
+    std::thread::sleep(Duration::from_millis(1100));
+    let mut copies = Vec::new();
+    for _ in 0..3 {
+        copies.push(db.copy()?);
+    }
+    let mut seen = Vec::new();
+    for copy in &copies {
+        let mut session = copy.connect()?;
+        for _ in 0..3 {
+            seen.push(draw(&mut session)?);
+        }
+    }
+    ensure!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{seen:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn an_extension_created_anew_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let mut other = db.connect()?;
+    let mut seen = draw(&mut other)?;
+    session.run("CREATE TABLE t (id int, v int, fence bigint); INSERT INTO t VALUES (1, 0)")?;
+    for _ in 0..3 {
+        session.run("SELECT fence_protect('t')")?;
+        let token = draw(&mut session)?;
+        session.run(&format!("UPDATE t SET v = 1, fence = {token}"))?;
+        session.run("DROP EXTENSION pg_fence CASCADE; CREATE EXTENSION pg_fence")?;
+        for session in [&mut session, &mut other] {
+            let next = draw(session)?;
+            ensure!(next > seen && next > token, "{next} after {seen}, {token}");
+            seen = next;
+        }
+        ensure!(jumps(&mut session)? == 0);
+        // The old worker is refused, and who is granted a lease now may write.
+        session.run("SELECT fence_protect('t')")?;
+        session.refused(&format!("UPDATE t SET v = 2, fence = {token}"), "PF001")?;
+        session.run(&format!("UPDATE t SET v = 3, fence = {seen}"))?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn an_extension_whose_creation_was_rolled_back_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let mut session = db.connect()?;
+    let mut seen = 0;
+    for end in ["ROLLBACK", "ROLLBACK TO s; COMMIT", "COMMIT"] {
+        session.run("BEGIN; SAVEPOINT s; CREATE EXTENSION pg_fence")?;
+        for _ in 0..40 {
+            let next = draw(&mut session)?;
+            ensure!(next > seen, "{next} after {seen}");
+            seen = next;
+        }
+        session.run(end)?;
+    }
+    ensure!(draw(&mut db.connect()?)? == seen + 1);
+    Ok(())
+}
+
+#[lab_test]
+fn a_sequence_set_back_by_hand_gives_no_token_of_this_life_twice(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let began = last_value(&mut session)?;
+    let mut seen = draw(&mut session)?;
+    session.run("CREATE TABLE t (id int, v int, fence bigint); SELECT fence_protect('t', events => 'insert')")?;
+    for (n, back) in [
+        "SELECT setval('fence.token_seq', 1)".to_owned(),
+        "ALTER SEQUENCE fence.token_seq RESTART".to_owned(),
+        format!("SELECT setval('fence.token_seq', {})", began - 1),
+    ]
+    .iter()
+    .enumerate()
+    {
+        session.run(back)?;
+        if n == 1 {
+            // A token of this life that is judged first was issued all the same.
+            db.connect()?.run(&format!("INSERT INTO t VALUES (1, 1, {seen})"))?;
+        }
+        // One that knows where this life began, and one that has drawn.
+        for who in [&mut db.connect()?, &mut session] {
+            let next = draw(who)?;
+            ensure!(next > seen, "{next} after {seen}: {back}");
+            seen = next;
+        }
+    }
+    // Whoever has loaded an older sequence may have loaded older grants: it is a jump.
+    ensure!(jumps(&mut session)? == 3);
+    Ok(())
+}
+
+#[lab_test]
+fn a_restore_over_the_state_while_workers_draw_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut history = History::begin(&mut db.connect()?)?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    history.draw_more(&mut db.connect()?, 60)?;
+    for jobs in ["1", "3"] {
+        let other = lab.bare_database()?;
+        // The extension is there and works; then the old state is loaded over it.
+        restore(lab, lab.cluster(), other.name(), &file, &["--section=pre-data"])?;
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let mut sessions: Vec<Session> = (0..4).map(|_| other.connect()).collect::<Result<_>>()?;
+        let mut drawn: Vec<i64> = std::thread::scope(|scope| -> Result<Vec<i64>> {
+            let workers: Vec<_> = sessions
+                .iter_mut()
+                .enumerate()
+                .map(|(n, session)| {
+                    let (stop, other) = (&stop, &other);
+                    scope.spawn(move || -> Result<Vec<i64>> {
+                        let mut drawn = Vec::new();
+                        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                            drawn.push(draw(session)?);
+                            if n == 0 {
+                                drawn.push(draw(&mut other.connect()?)?);
+                            }
+                        }
+                        for _ in 0..10 {
+                            drawn.push(draw(session)?);
+                        }
+                        Ok(drawn)
+                    })
+                })
+                .collect();
+            let restored = restore(
+                lab,
+                lab.cluster(),
+                other.name(),
+                &file,
+                &["-j", jobs, "--section=data", "--section=post-data"],
+            );
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            let mut all = Vec::new();
+            for worker in workers {
+                all.extend(worker.join().expect("no panic")?);
+            }
+            restored.map(|()| all)
+        })?;
+        let count = drawn.len();
+        drawn.sort_unstable();
+        drawn.dedup();
+        ensure!(drawn.len() == count, "{} of {count} tokens were drawn twice", count - drawn.len());
+        ensure!(drawn[0] > history.seen, "{} after {} was seen", drawn[0], history.seen);
+        // Neither who was there before nor who comes later takes the old grants for current ones.
+        for session in &mut sessions {
+            ensure!(!session.speaks("order:7", history.token)?, "it speaks");
+            session
+                .refused(&format!("SELECT lease_guard('order:7', {})", history.token), "PF004")?;
+        }
+        history.see(drawn[count - 1]);
+        history.see(history.goes_on(&mut other.connect()?)?);
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn what_a_restore_loads_first_does_not_speak(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let history = History::begin(&mut db.connect()?)?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    let other = lab.bare_database()?;
+    restore(lab, lab.cluster(), other.name(), &file, &["--section=pre-data"])?;
+    let mut early = other.connect()?;
+    draw(&mut early)?;
+    restore(
+        lab,
+        lab.cluster(),
+        other.name(),
+        &file,
+        &["--data-only", "-t", "lease", "-n", "fence"],
+    )?;
+    for session in [&mut early, &mut other.connect()?] {
+        ensure!(
+            session.text("SELECT state FROM lease_info('order:7')")?.as_deref() == Some("held")
+        );
+        ensure!(!session.speaks("order:7", history.token)?, "it speaks");
+        let refusal = session
+            .refused(&format!("SELECT lease_guard('order:7', {})", history.token), "PF004")?;
+        let hint = refusal.hint.as_deref().unwrap_or_default();
+        ensure!(hint.contains("call lease_renew"), "{refusal}");
+    }
+    // The sequences one by one, in each order; then whoever was connected or comes later is silenced.
+    let sequences = ["token_seq", "jump_token_seq", "database_identity_seq", "jump_count_seq"];
+    for order in [[0, 1, 2, 3], [2, 0, 3, 1], [1, 2, 0, 3]] {
+        for n in order {
+            let options = ["--data-only", "-n", "fence", "-t", sequences[n]];
+            restore(lab, lab.cluster(), other.name(), &file, &options)?;
+            for session in [&mut early, &mut other.connect()?] {
+                ensure!(
+                    !session.speaks("order:7", history.token)?,
+                    "it speaks after {}",
+                    sequences[n]
+                );
+                session.refused(
+                    &format!("SELECT lease_guard('order:7', {})", history.token),
+                    "PF004",
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_clock_set_back_between_two_starts_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = server(lab)?;
+    let mut seen = draw(&mut session)?;
+    // Instead of the clock's, the sequence's place is moved: an hour ahead of what the clock says.
+    session.run(&format!("SELECT setval('fence.token_seq', {})", seen + 3600 * STRIDE))?;
+    for _ in 0..3 {
+        for _ in 0..40 {
+            seen = draw(&mut session)?;
+        }
+        cluster.kill9()?;
+        cluster.start()?;
+        session = cluster.connect("postgres")?;
+        ensure!(by_clock(&mut session)? < seen, "the clock has caught up");
+        let next = draw(&mut session)?;
+        ensure!(next > seen && next < seen + 2 * STRIDE, "{next} after {seen}");
+        seen = next;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn single_user_mode_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = server(lab)?;
+    let mut seen = draw(&mut session)?;
+    for how in [Shutdown::Fast, Shutdown::Immediate] {
+        cluster.stop(how)?;
+        let script = "SELECT lease_acquire(clock_timestamp()::text) AS token\n";
+        let shown = cluster.single_user("postgres", script)?;
+        let token = shown.split("token = \"").nth(1).and_then(|rest| rest.split('"').next());
+        let alone: i64 = token.unwrap_or_default().parse()?;
+        ensure!(alone > seen + STRIDE / 2, "{alone} after {seen}");
+        cluster.start()?;
+        seen = draw(&mut cluster.connect("postgres")?)?;
+        ensure!(seen > alone, "{seen} after {alone}");
+    }
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! Logical replication, upstream and downstream of the fence.
+//!
+//! An apply worker fires no ordinary trigger, so a subscriber takes what the publisher's fence let
+//! pass; a trigger that is enabled ALWAYS checks the order there too, and stalls what is out of it.
+
+use crate::support::history::History;
+use crate::tokens::jumps::jumps;
+use pg_test::process::{wait_until, PATIENCE};
+use pg_test::{bail, ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
+
+const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint)";
+
+/// A server that publishes and one to subscribe, both with the extension and the table `orders`.
+fn pair(lab: &Lab) -> Result<(Cluster, Cluster)> {
+    let start = || -> Result<Cluster> {
+        let cluster = lab.builder().set("wal_level", "logical").start()?;
+        cluster.connect("postgres")?.run(&format!("CREATE EXTENSION pg_fence; {TABLE}"))?;
+        Ok(cluster)
+    };
+    Ok((start()?, start()?))
+}
+
+/// Publishes and subscribes; existing rows are copied.
+fn subscribe(publisher: &Cluster, subscriber: &Cluster, what: &str) -> Result<()> {
+    publisher.connect("postgres")?.run(&format!("CREATE PUBLICATION p FOR {what}"))?;
+    subscriber.connect("postgres")?.run(&format!(
+        "CREATE SUBSCRIPTION s CONNECTION '{}' PUBLICATION p",
+        publisher.conninfo("postgres").to_string().replace('\'', "''")
+    ))
+}
+
+/// Waits until the query says true.
+fn becomes_true(session: &mut Session, query: &str) -> Result<()> {
+    wait_until(query, PATIENCE, || session.one(query, &[]).unwrap_or(false))
+}
+
+fn order_is(session: &mut Session, total: i32, fence: i64) -> Result<()> {
+    let query = format!("SELECT (total, fence) = ({total}, {fence}) FROM orders WHERE id = 7");
+    becomes_true(session, &query)
+}
+
+#[lab_test]
+fn a_subscriber_takes_what_the_publisher_s_fence_let_pass(lab: &Lab) -> Result<()> {
+    let (publisher, subscriber) = pair(lab)?;
+    let mut upstream = publisher.connect("postgres")?;
+    let mut downstream = subscriber.connect("postgres")?;
+    upstream.run(
+        "INSERT INTO orders VALUES (7, 0); SELECT fence_protect('orders', lease => 'order:{id}')",
+    )?;
+    // Of no token and no lease of the publisher does the subscriber know.
+    let drawn = downstream.last_token()?;
+    downstream.run("SELECT fence_protect('orders', lease => 'order:{id}', always => true)")?;
+    subscribe(&publisher, &subscriber, "TABLE orders")?;
+    becomes_true(&mut downstream, "SELECT count(*) = 1 FROM orders")?;
+
+    let old: i64 = upstream.one("SELECT lease_acquire('order:7')", &[])?;
+    upstream.run(&format!("UPDATE orders SET total = 1, fence = {old}"))?;
+    upstream.run("SELECT lease_revoke('order:7')")?;
+    let new: i64 = upstream.one("SELECT lease_acquire('order:7')", &[])?;
+    upstream.refused(&format!("UPDATE orders SET total = 2, fence = {old}"), "PF004")?;
+    upstream.run(&format!("UPDATE orders SET total = 3, fence = {new}"))?;
+    upstream.run(&format!("UPDATE orders SET total = 4, fence = {new}"))?;
+    order_is(&mut downstream, 4, new)?;
+    upstream.run(&format!(
+        "SET pg_fence.token = {new}; DELETE FROM orders; INSERT INTO orders VALUES (7, 5, {new})"
+    ))?;
+    order_is(&mut downstream, 5, new)?;
+    ensure!(downstream.last_token()? == drawn, "the apply worker moved the sequence on");
+    // A writer at the subscriber is judged in full.
+    downstream.refused("UPDATE orders SET total = 6", "PF002")?;
+    downstream.refused(
+        &format!("UPDATE orders SET total = 6, fence = {}", new.max(drawn) + 1),
+        "PF003",
+    )?;
+    Ok(())
+}
+
+#[lab_test]
+fn an_ordinary_trigger_does_not_see_an_apply_worker(lab: &Lab) -> Result<()> {
+    let (publisher, subscriber) = pair(lab)?;
+    let mut upstream = publisher.connect("postgres")?;
+    let mut downstream = subscriber.connect("postgres")?;
+    // The publisher has no fence at all, and so writes as it likes.
+    upstream.run("INSERT INTO orders VALUES (7, 0, 34)")?;
+    downstream.run("SELECT fence_protect('orders')")?;
+    subscribe(&publisher, &subscriber, "TABLE orders")?;
+    order_is(&mut downstream, 0, 34)?;
+    upstream.run("UPDATE orders SET total = 1, fence = 33")?;
+    order_is(&mut downstream, 1, 33)?;
+    // The audit says so, and how to mend it.
+    let findings = downstream.rows(
+        "SELECT remedy FROM fence_audit('orders') WHERE finding LIKE '%subscription%' AND remedy LIKE '%ALWAYS%'",
+    )?;
+    ensure!(!findings.is_empty(), "the audit does not tell");
+    Ok(())
+}
+
+/// The publisher draws the tokens, and its sequence may be ahead of the subscriber's for ever.
+#[lab_test]
+fn the_audit_calls_fences_that_a_subscription_brought_no_hole(lab: &Lab) -> Result<()> {
+    let (publisher, subscriber) = pair(lab)?;
+    let mut upstream = publisher.connect("postgres")?;
+    let mut downstream = subscriber.connect("postgres")?;
+    let protect = "SELECT fence_protect('orders', lease => 'order:{id}', always => true)";
+    upstream.run(&format!("INSERT INTO orders VALUES (7, 0); {protect}"))?;
+    downstream.run(protect)?;
+    subscribe(&publisher, &subscriber, "TABLE orders")?;
+    upstream.run("SELECT fence_new_epoch()")?;
+    let token: i64 = upstream.one("SELECT lease_acquire('order:7')", &[])?;
+    upstream.run(&format!("UPDATE orders SET total = 1, fence = {token}"))?;
+    order_is(&mut downstream, 1, token)?;
+    let last = downstream.last_token()?;
+    ensure!(last < token, "{token} is not above {last}");
+
+    let above = format!("rows hold fences up to {token}, above the last token drawn here, {last}");
+    for what in ["'orders'", ""] {
+        let rows = downstream
+            .rows(&format!("SELECT severity, finding, remedy FROM fence_audit({what})"))?;
+        let [row] = &rows[..] else { bail!("not one row: {rows:?}") };
+        ensure!(row[..2] == [Some("notice".into()), Some(above.clone())], "{rows:?}");
+        let remedy = row[2].as_deref().context("no remedy")?;
+        ensure!(remedy.starts_with("--") && remedy.contains("fence_new_epoch"), "{remedy}");
+        downstream.run(remedy)?;
+    }
+    // Without the subscription nobody else draws tokens.
+    downstream.run("DROP SUBSCRIPTION s")?;
+    let rows = downstream.rows("SELECT severity, finding, remedy FROM fence_audit('orders')")?;
+    let [row] = &rows[..] else { bail!("not one row: {rows:?}") };
+    ensure!(row[..2] == [Some("hole".into()), Some(above)], "{rows:?}");
+    downstream.run(row[2].as_deref().context("no remedy")?)?;
+    ensure!(downstream.rows("SELECT * FROM fence_audit('orders')")?.is_empty());
+    Ok(())
+}
+
+#[lab_test]
+fn a_trigger_enabled_always_checks_the_order_and_nothing_else(lab: &Lab) -> Result<()> {
+    // What an apply worker does is what a session does in its role.
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    session.run(&format!(
+        "{TABLE}; CREATE TABLE bills (id int PRIMARY KEY, total int, fence bigint);
+         INSERT INTO orders VALUES (7, 0, 34); INSERT INTO bills VALUES (7, 0, 34), (8, 0, NULL);
+         SELECT fence_protect('orders', always => true),
+                fence_protect('bills', lease => 'bill:{{id}}', always => true);
+         SET session_replication_role = replica"
+    ))?;
+    session.refused("UPDATE orders SET total = 1, fence = 33", "PF001")?;
+    session.refused("UPDATE bills SET total = 1, fence = 33", "PF001")?;
+    session.refused("UPDATE bills SET total = 1, fence = NULL WHERE id = 7", "PF002")?;
+    // Never issued here, no lease, no token presented otherwise: the publisher has judged that.
+    session.run("UPDATE orders SET total = 1, fence = 35; UPDATE bills SET total = 1, fence = 34 WHERE id = 7")?;
+    session.run(
+        "UPDATE bills SET total = 1, fence = 1 WHERE id = 8; INSERT INTO bills VALUES (9, 0, 2)",
+    )?;
+    session.run("DELETE FROM bills; DELETE FROM orders; TRUNCATE orders, bills")?;
+    // A trigger that is not enabled ALWAYS does not fire.
+    session.run("SELECT fence_protect('orders'); INSERT INTO orders VALUES (7, 0, 34); UPDATE orders SET fence = 33")
+}
+
+#[lab_test]
+fn a_trigger_enabled_always_stalls_what_is_out_of_order(lab: &Lab) -> Result<()> {
+    let (publisher, subscriber) = pair(lab)?;
+    let mut upstream = publisher.connect("postgres")?;
+    let mut downstream = subscriber.connect("postgres")?;
+    upstream.run("INSERT INTO orders VALUES (7, 0, 34)")?;
+    downstream.run("SELECT fence_protect('orders', always => true)")?;
+    subscribe(&publisher, &subscriber, "TABLE orders")?;
+    order_is(&mut downstream, 0, 34)?;
+    upstream.run("UPDATE orders SET total = 1, fence = 33")?;
+    becomes_true(&mut downstream, "SELECT apply_error_count > 0 FROM pg_stat_subscription_stats")?;
+    wait_until("the log tells", PATIENCE, || {
+        subscriber.log().is_ok_and(|log| log.contains("stale fencing token"))
+    })?;
+    order_is(&mut downstream, 0, 34)?;
+    // Whoever knows better lets it pass.
+    downstream.run("ALTER TABLE orders DISABLE TRIGGER fenced")?;
+    order_is(&mut downstream, 1, 33)?;
+    downstream.run("ALTER TABLE orders ENABLE ALWAYS TRIGGER fenced")
+}
+
+#[lab_test]
+fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Result<()> {
+    let start = || lab.builder().set("wal_level", "logical").start();
+    let (publisher, subscriber) = (start()?, start()?);
+    let mut upstream = publisher.connect("postgres")?;
+    let mut history = History::begin(&mut upstream)?;
+    let mut downstream = subscriber.connect("postgres")?;
+    History::begin(&mut downstream)?;
+    downstream.run(
+        "SELECT fence_unprotect('orders'), fence_unprotect('parcels'); TRUNCATE orders, parcels;
+         SELECT lease_revoke('order:7'), lease_revoke('parcel:7'), lease_prune('0')",
+    )?;
+    // Leases are rows and go along; the sequence is none and does not.
+    subscribe(&publisher, &subscriber, "ALL TABLES")?;
+    let drawn = downstream.last_token()?;
+    history.draw_more(&mut upstream, 60)?;
+    becomes_true(&mut downstream, "SELECT count(*) = 62 FROM fence.leases")?;
+    becomes_true(
+        &mut downstream,
+        "SELECT (SELECT count(*) FROM orders) = 1 AND (SELECT count(*) FROM parcels) = 1",
+    )?;
+    ensure!(downstream.last_token()? == drawn, "the sequence went along");
+    publisher.kill9()?;
+    downstream.run(
+        "ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE); DROP SUBSCRIPTION s;
+         SELECT fence_protect('orders', lease => 'order:{id}'), fence_protect('parcels');
+         SELECT fence_new_epoch()",
+    )?;
+    history.goes_on(&mut downstream)?;
+    ensure!(jumps(&mut downstream)? == 1);
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! The packages as they are released: whether they depend on where they are built, and what Debian's checker says;
+//! a directory that PostgreSQL 18 finds the extension in; and what cargo-pgrx makes of the same source.
+
+use super::{directory, files, this_release, unpacked};
+use pg_test::cluster::Builder;
+use pg_test::extension::{source_root, target_dir, Extension, VERSION};
+use pg_test::package::{self, checksums, library, Parts};
+use pg_test::prefix::Prefix;
+use pg_test::process::output_of;
+use pg_test::rundir::RunDir;
+use pg_test::setup::{self, Package};
+use pg_test::{bail, ensure, extension, lab_test, majors, Context, Lab, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+const NEWEST: &str = "18";
+
+/// The library as it is released, built once.
+pub fn released_library() -> Result<PathBuf> {
+    let pg_config = majors::chosen()?.pg_config;
+    library::build(source_root(), &pg_config, &package::directory())
+}
+
+/// Its Debian package.
+pub fn released_package(output: &Path) -> Result<PathBuf> {
+    let major = extension::major_of(&majors::chosen()?.pg_config)?;
+    let parts = Parts::new(this_release()?, &major, Extension::around(released_library()?)?);
+    let mut written = parts.write(output)?.into_iter();
+    written.find(|path| path.extension().is_some_and(|end| end == "deb")).context("no .deb")
+}
+
+/// A copy of what git knows of the source, as it stands in the working tree.
+fn source_elsewhere(to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    let list = output_of(Command::new("git").args(["ls-files"]).current_dir(source_root()))?;
+    let list: Vec<&str> = list.lines().filter(|path| source_root().join(path).exists()).collect();
+    let mut copy = Command::new("cp");
+    copy.args(["--parents", "--target-directory"]).arg(to).args(list).current_dir(source_root());
+    output_of(&mut copy).map(drop)
+}
+
+#[lab_test(slow)]
+fn built_in_another_directory_they_are_the_same_bytes(lab: &Lab) -> Result<()> {
+    let release = this_release()?;
+    let pg_config = majors::chosen()?.pg_config;
+    let dir = directory(lab, "elsewhere")?;
+    source_elsewhere(&dir.join("a/b c"))?;
+    let other = library::build(&dir.join("a/b c"), &pg_config, &dir.join("target"))?;
+    let sums = |name: &str, library: PathBuf| -> Result<String> {
+        let output = dir.join(name);
+        fs::create_dir_all(&output)?;
+        let parts = Parts::new(release.clone(), lab.prefix().major(), Extension::around(library)?);
+        parts.write(&output)?;
+        checksums(&output)
+    };
+    let (here, there) = (sums("here", released_library()?)?, sums("there", other)?);
+    ensure!(here == there && here.lines().count() == 2, "{here}{there}");
+    Ok(())
+}
+
+#[lab_test(slow)]
+fn nothing_in_the_library_tells_where_it_was_built(_: &Lab) -> Result<()> {
+    let library = fs::read(released_library()?)?;
+    let home = std::env::var("HOME").unwrap_or_default();
+    let places =
+        [source_root().display().to_string(), target_dir().display().to_string(), home + "/"];
+    for place in places {
+        let found = library.windows(place.len()).any(|bytes| bytes == place.as_bytes());
+        ensure!(place.len() < 3 || !found, "{place} is in it");
+    }
+    Ok(())
+}
+
+#[lab_test(slow)]
+fn debians_checker_finds_nothing_that_is_not_explained(lab: &Lab) -> Result<()> {
+    setup::ensure(&[Package::new("lintian", "/usr/bin/lintian")])?;
+    let package = released_package(&directory(lab, "lintian")?)?;
+    let mut lintian = Command::new("lintian");
+    lintian.args(["--fail-on", "error,warning", "--display-info", "--allow-root"]).arg(&package);
+    let said = output_of(&mut lintian)?;
+    ensure!(said.trim().is_empty(), "{said}");
+    // It looks: a package with a fault is not let through.
+    let root = unpacked(&package, directory(lab, "faulty")?)?;
+    fs::create_dir_all(root.join("DEBIAN"))?;
+    let control = output_of(Command::new("dpkg-deb").arg("--info").arg(&package).arg("control"))?;
+    fs::write(root.join("DEBIAN/control"), control)?;
+    for copyright in files(&root)?.iter().filter(|path| path.ends_with("/copyright")) {
+        fs::remove_file(root.join(copyright))?;
+    }
+    let faulty = directory(lab, "lintian")?.join("faulty.deb");
+    output_of(
+        Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(&root).arg(&faulty),
+    )?;
+    let said = Command::new("lintian")
+        .args(["--fail-on", "error", "--allow-root"])
+        .arg(&faulty)
+        .output()?;
+    ensure!(
+        !said.status.success()
+            && String::from_utf8_lossy(&said.stdout).contains("no-copyright-file")
+    );
+    Ok(())
+}
+
+#[lab_test(slow)]
+fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
+    let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
+    let installation = majors::of(NEWEST)?;
+    let extension = Extension::build(&installation)?;
+    let prefix = Prefix::copy(rundir, &installation)?;
+    let dir = directory(lab, "side")?;
+    let parts = Parts::new(this_release()?, NEWEST, extension);
+    let written = parts.write(&dir)?;
+    let tarball = written.iter().find(|path| path.to_string_lossy().ends_with(".tar.gz"));
+    let unpacked = unpacked(tarball.context("no tarball")?, dir.join("tar"))?;
+    let side = fs::read_dir(&unpacked)?.next().context("an empty tarball")??.path();
+    let (share, lib) = (side.join("share"), side.join("lib"));
+
+    // What the container file copies is what is there.
+    let containerfile = fs::read_to_string(side.join("Containerfile"))?;
+    ensure!(containerfile == "FROM scratch\nCOPY lib /lib\nCOPY share /share\n", "{containerfile}");
+
+    let prefix = Arc::new(prefix);
+    let without = Builder::new(prefix.clone()).start()?;
+    let refused = without.connect("postgres")?.try_rows("CREATE EXTENSION pg_fence");
+    ensure!(refused.is_err(), "it was there already");
+    let cluster = Builder::new(prefix)
+        .set("extension_control_path", &format!("{}:$system", share.display()))
+        .set("dynamic_library_path", &format!("{}:$libdir", lib.display()))
+        .start()?;
+    crate::project::pages::play("README.md", cluster.conninfo("postgres"))
+}
+
+/// cargo-pgrx of the version that the extension is built with.
+fn cargo_pgrx() -> Result<PathBuf> {
+    let root = target_dir().join("tools");
+    let program = root.join("bin/cargo-pgrx");
+    if !program.exists() {
+        let mut cargo = extension::cargo();
+        cargo.args(["install", "cargo-pgrx", "--version", "0.18.1", "--locked", "--root"]);
+        output_of(cargo.arg(&root).env_remove("CARGO_TARGET_DIR"))?;
+    }
+    Ok(program)
+}
+
+#[lab_test(slow)]
+fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
+    let dir = directory(lab, "pgrx")?;
+    let major = lab.prefix().major();
+    let pg_config = majors::chosen()?.pg_config;
+    let mut command = extension::cargo();
+    let path = std::env::var("PATH").unwrap_or_default();
+    let tools = cargo_pgrx()?.parent().context("no directory")?.to_owned();
+    command.env("PATH", format!("{}:{path}", tools.display()));
+    command.args(["pgrx", "package", "--package", "pg_fence", "--no-default-features"]);
+    command.args(["--features", &format!("pg{major}"), "--pg-config"]).arg(&pg_config);
+    output_of(
+        command.arg("--out-dir").arg(&dir).env("CARGO_TARGET_DIR", target_dir().join("pgrx")),
+    )?;
+
+    let made = files(&dir)?;
+    let place = |end: &str| match made.iter().find(|path| path.ends_with(end)) {
+        Some(path) => Ok(dir.join(path)),
+        None => bail!("no {end} in {made:?}"),
+    };
+    let mut updates = extension::scripts()?;
+    updates.retain(|name, _| name.matches("--").count() == 2);
+    for (name, text) in &updates {
+        ensure!(fs::read_to_string(place(name)?)? == *text, "{name}");
+    }
+    ensure!(made.len() == 3 + updates.len(), "{made:?}");
+    let script = format!("pg_fence--{VERSION}.sql");
+    let (library, control, script) =
+        (place("pg_fence.so")?, place("pg_fence.control")?, place(&script)?);
+    ensure!(fs::read(control)? == fs::read(source_root().join("pg_fence.control"))?);
+    let ours = fs::read_to_string(
+        lab.prefix().extension_dir().join(script.file_name().context("no name")?),
+    )?;
+    // pgrx says before each part where it comes from, and we that psql is not the way to load the file.
+    let statements = |text: &str| -> String {
+        let mut in_comment = false;
+        let mut is_statement = |line: &str| {
+            in_comment |= line.starts_with("/*");
+            let told = in_comment || line.starts_with("--") || line.starts_with("\\echo");
+            in_comment &= !line.trim_end().ends_with("*/");
+            !told && !line.trim().is_empty()
+        };
+        text.lines().filter(|line| is_statement(line)).collect::<Vec<_>>().join("\n")
+    };
+    let (theirs, ours) = (statements(&fs::read_to_string(script)?), statements(&ours));
+    let differs = theirs.lines().zip(ours.lines()).find(|(theirs, ours)| theirs != ours);
+    ensure!(theirs == ours, "other statements: {differs:?}");
+    let symbols = |library: &Path| -> Result<String> {
+        let text =
+            output_of(Command::new("nm").args(["--dynamic", "--defined-only"]).arg(library))?;
+        let names = text.lines().filter_map(|line| line.rsplit(' ').next());
+        Ok(names.filter(|name| !name.starts_with("__pgrx")).collect::<Vec<_>>().join("\n"))
+    };
+    ensure!(symbols(&library)? == symbols(&lab.prefix().lib_dir().join("pg_fence.so"))?);
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! The README and the pages in docs: their examples are run, their links are followed, and what they list is
+//! compared with what there is.
+
+automod::dir!(pub "tests/lab/project/pages");
+
+pub use examples::play;
+
+use pg_test::{Context, Result};
+use std::path::PathBuf;
+
+/// The text of a page, by its path below the root of the source.
+fn page(path: &str) -> Result<String> {
+    let path = pg_test::extension::source_root().join(path);
+    std::fs::read_to_string(&path).with_context(|| path.display().to_string())
+}
+
+/// The paths of all pages below the root of the source: its own, and those in docs and in docs/from.
+fn pages() -> Result<Vec<String>> {
+    let root = pg_test::extension::source_root();
+    let mut found = Vec::new();
+    for folder in ["", "docs", "docs/from"] {
+        for entry in std::fs::read_dir(root.join(folder))? {
+            let path = PathBuf::from(folder).join(entry?.file_name());
+            if path.extension().is_some_and(|ending| ending == "md") {
+                found.push(path.to_string_lossy().into_owned());
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The paths of the pages of the clients.
+fn client_pages() -> Result<Vec<String>> {
+    let mut found = vec!["clients/README.md".to_owned(), "clients/scenarios.md".to_owned()];
+    for entry in std::fs::read_dir(pg_test::extension::source_root().join("clients"))? {
+        let path = PathBuf::from("clients").join(entry?.file_name()).join("README.md");
+        if pg_test::extension::source_root().join(&path).exists() {
+            found.push(path.to_string_lossy().into_owned());
+        }
+    }
+    Ok(found)
+}
+
+/// The part of a page below a heading, up to the next heading of its level or above.
+fn section<'a>(text: &'a str, heading: &str) -> Result<&'a str> {
+    let level = heading.chars().take_while(|c| *c == '#').count();
+    let (_, below) =
+        text.split_once(&format!("\n{heading}\n")).with_context(|| format!("no {heading}"))?;
+    let next = (1..=level).filter_map(|n| below.find(&format!("\n{} ", "#".repeat(n)))).min();
+    Ok(&below[..next.unwrap_or(below.len())])
+}

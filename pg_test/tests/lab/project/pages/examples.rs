@@ -1,0 +1,231 @@
+//! Every SQL example of every page does what it says: each page is one test, on a server of its own.
+
+use super::example::{self, Step, Then};
+use super::{page, pages};
+use pg_test::background::Outcome;
+use pg_test::process::{wait_until, PATIENCE};
+use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
+use std::collections::BTreeMap;
+
+/// One test a page.
+macro_rules! pages {
+    ($($page:ident = $path:literal),* $(,)?) => {
+        const RUN: &[&str] = &[$($path),*];
+        $(
+            #[lab_test]
+            fn $page(lab: &Lab) -> Result<()> {
+                run(lab, $path)
+            }
+        )*
+    };
+}
+
+pages![
+    readme = "README.md",
+    beyond_one_machine = "docs/beyond-one-machine.md",
+    clients = "docs/clients.md",
+    command = "docs/command.md",
+    concepts = "docs/concepts.md",
+    from_advisory_locks = "docs/from/advisory-locks.md",
+    from_etcd_and_zookeeper = "docs/from/etcd-and-zookeeper.md",
+    from_lease_table = "docs/from/lease-table.md",
+    from_redis = "docs/from/redis.md",
+    from_shedlock = "docs/from/shedlock.md",
+    from_syncguard = "docs/from/syncguard.md",
+    guards_and_waiting = "docs/guards-and-waiting.md",
+    installing = "docs/installing.md",
+    job_queues = "docs/job-queues.md",
+    monitoring = "docs/monitoring.md",
+    operations = "docs/operations.md",
+    reference = "docs/reference.md",
+    security_and_audit = "docs/security-and-audit.md",
+    testing_and_migrations = "docs/testing-and-migrations.md",
+    troubleshooting = "docs/troubleshooting.md",
+    versions = "docs/versions.md",
+];
+
+/// The sessions of the workers in the examples, and what they have kept.
+struct Page {
+    path: String,
+    conninfo: Conninfo,
+    sessions: BTreeMap<String, Background>,
+    waiting: BTreeMap<String, Step>,
+    kept: BTreeMap<String, String>,
+}
+
+impl Page {
+    fn new(path: &str, conninfo: Conninfo) -> Page {
+        let (sessions, waiting, kept) = Default::default();
+        Page { path: path.to_owned(), conninfo, sessions, waiting, kept }
+    }
+
+    fn place(&self, step: &Step) -> String {
+        format!("{}:{}: {}", self.path, step.line, step.sql)
+    }
+
+    fn session(&mut self, worker: &str) -> Result<&mut Background> {
+        if !self.sessions.contains_key(worker) {
+            let session = Background::connect(&self.conninfo)?;
+            self.sessions.insert(worker.to_owned(), session);
+        }
+        self.sessions.get_mut(worker).context("just connected")
+    }
+
+    fn block(&mut self, steps: &[Step]) -> Result<()> {
+        for step in steps {
+            self.arrive(&step.worker)?;
+            let place = self.place(step);
+            self.play(step).context(place)?;
+        }
+        let waiting: Vec<String> = self.waiting.keys().cloned().collect();
+        waiting.iter().try_for_each(|worker| self.arrive(worker))
+    }
+
+    fn play(&mut self, step: &Step) -> Result<()> {
+        let sql = example::filled(&step.sql, |name| self.kept.get(name).cloned())?;
+        let session = self.session(&step.worker)?;
+        session.send(&sql)?;
+        if step.waits {
+            session.wait_until_blocked()?;
+            self.waiting.insert(step.worker.clone(), step.clone());
+            return Ok(());
+        }
+        let mut outcome = session.outcome(PATIENCE)?;
+        if outcome.as_ref().is_err_and(|fault| fault.is_disconnect()) {
+            // Another worker has ended the session: its client connects anew.
+            self.sessions.remove(&step.worker);
+            let session = self.session(&step.worker)?;
+            session.send(&sql)?;
+            outcome = session.outcome(PATIENCE)?;
+        }
+        if sql.contains("wait_event") {
+            outcome = seen_to_wait(self.session(&step.worker)?, &sql, step, outcome);
+        }
+        example::check(step, &outcome)?;
+        self.then(step, outcome.unwrap_or_default())
+    }
+
+    /// What the worker waited for must have come.
+    fn arrive(&mut self, worker: &str) -> Result<()> {
+        let Some(step) = self.waiting.remove(worker) else { return Ok(()) };
+        let outcome = self.session(worker)?.outcome(PATIENCE)?;
+        example::check(&step, &outcome).with_context(|| self.place(&step))?;
+        self.then(&step, outcome.unwrap_or_default())
+    }
+
+    fn then(&mut self, step: &Step, rows: Rows) -> Result<()> {
+        match &step.then {
+            Then::Show => {}
+            Then::Keep(name) => {
+                let [row] = &rows[..] else { bail!("\\gset: not one row: {rows:?}") };
+                let [Some(value)] = &row[..] else { bail!("\\gset: not one value: {row:?}") };
+                self.kept.insert(name.clone(), value.clone());
+            }
+            Then::Run => {
+                for sql in rows.into_iter().flatten().flatten() {
+                    self.session(&step.worker)?.run(&sql)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Who waits is awake for a moment now and then, to look: the statement is run again until it shows what the step says.
+fn seen_to_wait(session: &mut Background, sql: &str, step: &Step, first: Outcome) -> Outcome {
+    let mut outcome = first;
+    let mut fits = || {
+        let as_told = example::check(step, &outcome).is_ok();
+        if !as_told {
+            let again = session.send(sql).and_then(|()| session.outcome(PATIENCE));
+            outcome = again.unwrap_or_else(|_| outcome.clone());
+        }
+        as_told
+    };
+    // Where it never does, the check of the step says so.
+    let _ = wait_until("they are seen to wait", PATIENCE, &mut fits);
+    outcome
+}
+
+fn run(lab: &Lab, path: &str) -> Result<()> {
+    // A server of its own: the examples make roles.
+    let cluster = lab.builder().start()?;
+    // These two begin where it is not there yet.
+    if !["README.md", "docs/installing.md"].contains(&path) {
+        cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
+    }
+    play(path, cluster.conninfo("postgres"))
+}
+
+/// Plays the examples of a page in a database.
+pub fn play(path: &str, conninfo: Conninfo) -> Result<()> {
+    let version = conninfo.connect()?.text("SHOW server_version_num")?.context("no version")?;
+    let major = version.parse::<u32>()? / 10_000;
+    let blocks = example::blocks(&page(path)?, major)?;
+    ensure!(!blocks.is_empty(), "{path} has no example");
+    let mut page = Page::new(path, conninfo);
+    blocks.iter().try_for_each(|block| page.block(block))
+}
+
+#[lab_test]
+fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
+    let (mut with, mut blocks) = (Vec::new(), 0);
+    for path in pages()? {
+        let text = page(&path)?;
+        // Any other mark would hide an example from the tests.
+        let marks = text.lines().filter_map(|line| line.trim_start().strip_prefix("```"));
+        for mark in marks.step_by(2) {
+            ensure!(
+                ["sql", "sh", "text", "python", "js"].contains(&mark),
+                "{path}: a block of {mark:?}"
+            );
+        }
+        let found = example::blocks(&text, u32::MAX)?.len();
+        blocks += found;
+        if found > 0 {
+            with.push(path);
+        }
+    }
+    with.sort();
+    let mut run: Vec<&str> = RUN.to_vec();
+    run.sort_unstable();
+    ensure!(with == run, "pages with examples: {with:?}; run: {run:?}");
+    ensure!(blocks > 40, "only {blocks} blocks were found");
+    Ok(())
+}
+
+#[lab_test]
+fn a_wrong_result_in_an_example_is_seen(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let passes = |sql: &str| -> Result<bool> {
+        let blocks = example::blocks(&format!("```sql\n{sql}\n```\n"), u32::MAX)?;
+        let mut page = Page::new("these lines", db.conninfo());
+        Ok(blocks.iter().all(|block| page.block(block).is_ok()))
+    };
+    for good in [
+        "SELECT 1, NULL, ';';\n-- 1 | NULL | ;",
+        "SELECT 34 AS a \\gset\n\nSELECT :a::text || ':a';\n-- 34:a",
+        "SELECT 1 WHERE false;\n-- (0 rows)",
+        "SELECT 1/0;\n-- ERROR:  22012: division…",
+        "SELECT 'SELECT 1' \\gexec",
+        "SELECT 1;\n\n-- prose",
+        "SELECT pg_advisory_lock(7);\n\n-- worker B\nSELECT pg_advisory_lock(7)::text || 'mine';\n-- waits\n-- mine\n\n\
+         -- worker A\nSELECT pg_advisory_unlock(7);\n-- t",
+    ] {
+        ensure!(passes(good)?, "refused: {good}");
+    }
+    for bad in [
+        "SELECT 1;\n-- 2",
+        "SELECT 1;\n-- 1\n-- 1",
+        "SELECT 1;\n-- (0 rows)",
+        "SELECT 1;\n-- ERROR:  22012: division by zero",
+        "SELECT 1/0;",
+        "SELECT 1/0;\n-- ERROR:  22003: …",
+        "SELECT 1/0;\n-- ERROR:  22012: …\n-- HINT:  …",
+        "SELECT 1;\n-- waits",
+        "SELECT 'SELECT 1/0' \\gexec",
+    ] {
+        ensure!(!passes(bad)?, "accepted: {bad}");
+    }
+    Ok(())
+}

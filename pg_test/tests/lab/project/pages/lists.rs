@@ -1,0 +1,117 @@
+//! What the pages list is all that there is: errors, locks, the rooms of the source.
+
+use super::{page, section};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+/// The SQLSTATEs in a text.
+fn codes(text: &str) -> BTreeSet<String> {
+    text.split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| word.len() == 5 && word.chars().all(|c| !c.is_ascii_lowercase()))
+        .filter(|word| {
+            word.starts_with("PF")
+                || word.chars().all(|c| c.is_ascii_digit() || c == 'P' || c == 'A')
+        })
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The texts of all files in a folder of the source and in those below it.
+fn texts_below(folder: &str) -> Result<Vec<String>> {
+    let mut texts = Vec::new();
+    let mut folders = vec![pg_test::extension::source_root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let path: PathBuf = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                texts.push(std::fs::read_to_string(path)?);
+            }
+        }
+    }
+    Ok(texts)
+}
+
+#[lab_test]
+fn every_error_is_listed(_: &Lab) -> Result<()> {
+    let text = page("docs/troubleshooting.md")?;
+    let table = section(&text, "## By SQLSTATE")?;
+    let listed = codes(table);
+    let mut raised = BTreeSet::new();
+    let rust = texts_below("src")?;
+    for text in rust.iter().chain(&texts_below("sql")?) {
+        // Only what is quoted is a code.
+        let quoted = text.split(['"', '\'']).filter(|word| word.len() == 5);
+        raised.extend(quoted.flat_map(codes));
+    }
+    // By it the edition without a library leaves a block of its own: it reaches no caller.
+    raised.remove("PF000");
+    let missing: Vec<_> = raised.difference(&listed).collect();
+    ensure!(missing.is_empty(), "not listed: {missing:?}");
+    for code in listed.iter().filter(|code| code.starts_with("PF")) {
+        ensure!(raised.contains(code), "nothing raises {code}");
+    }
+    let detail = rust
+        .iter()
+        .find_map(|text| text.split_once("pub struct Detail {"))
+        .and_then(|(_, rest)| rest.split("\n}").next());
+    let keys = detail.context("no struct Detail")?.lines().filter_map(|line| {
+        line.trim().strip_prefix("pub ").and_then(|field| field.split(':').next())
+    });
+    for key in keys {
+        ensure!(text.contains(&format!("`{key}`")), "key {key} of DETAIL is not listed");
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn the_first_page_lists_the_errors_of_the_fence(_: &Lab) -> Result<()> {
+    let (first, all) = (page("README.md")?, page("docs/troubleshooting.md")?);
+    let own = |text: &str| -> BTreeSet<String> {
+        codes(text).into_iter().filter(|code| code.starts_with("PF")).collect()
+    };
+    let (first, all) = (own(section(&first, "## Errors")?), own(section(&all, "## By SQLSTATE")?));
+    ensure!(first == all && all.len() >= 5, "{first:?}, not {all:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
+    let text = page("docs/locking.md")?;
+    let table = section(&text, "## The locks")?;
+    let source = pg_test::extension::source_root().join("src/pg/locks/lock.rs");
+    let source = std::fs::read_to_string(source)?;
+    let numbers = source
+        .lines()
+        .filter_map(|line| line.split_once(" => 0x").or_else(|| line.split_once(" = 0x")));
+    let mut found = 0;
+    for (name, hex) in numbers {
+        let name = name.trim().trim_start_matches("Lock::");
+        let hex = hex.trim_end_matches(',');
+        let number = u16::from_str_radix(hex, 16)?;
+        ensure!(table.contains(&format!("| {number} (0x{hex}) | {name} | ")), "{name} = {number}");
+        found += 1;
+    }
+    let listed = table.lines().filter(|line| line.contains(" (0x")).count();
+    ensure!(found == listed && found >= 6, "{found} kinds of locks, {listed} are listed");
+    let source = pg_test::extension::source_root().join("src/pg/locks/session_lock.rs");
+    let source = std::fs::read_to_string(source)?;
+    let (_, hex) = source.split_once("const KIND: u16 = 0x").context("no KIND of session locks")?;
+    let (hex, _) = hex.split_once(';').context("no number of session locks")?;
+    let number = u16::from_str_radix(hex, 16)?;
+    let sessions = section(&text, "## Sessions")?;
+    ensure!(sessions.contains(&format!("{number} (0x{hex})")), "session locks are {number}");
+    Ok(())
+}
+
+#[lab_test]
+fn every_room_of_the_source_is_on_the_map(_: &Lab) -> Result<()> {
+    let map = page("docs/architecture.md")?;
+    for entry in std::fs::read_dir(pg_test::extension::source_root().join("src"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        ensure!(map.contains(&name), "{name} is not on the map");
+    }
+    Ok(())
+}

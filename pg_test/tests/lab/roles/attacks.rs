@@ -1,0 +1,458 @@
+//! What an unprivileged role might try, each shown to fail.
+
+use crate::roles::{public_rights, PUBLIC};
+use pg_test::{ensure, lab_test, Database, Lab, Result, Session};
+
+/// A role that may use leases and administer them: more than any application has.
+fn admin_of(db: &Database) -> Result<String> {
+    let role = db.role("admin")?;
+    db.connect()?.run(&format!("SELECT fence_grant('{role}', 'admin')"))?;
+    Ok(role)
+}
+
+#[lab_test]
+fn a_schema_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let role = db.role("early")?;
+    let mut owner = db.connect()?;
+    owner.run(&format!("GRANT CREATE ON DATABASE {} TO {role}", db.name()))?;
+    db.connect_as(&role)?.run("CREATE SCHEMA fence")?;
+    owner.refused("CREATE EXTENSION pg_fence", "42P06")?;
+    owner.refused("CREATE EXTENSION pg_fence SCHEMA fence", "42P06")?;
+    ensure!(
+        owner.one::<i64>("SELECT count(*) FROM pg_extension WHERE extname = 'pg_fence'", &[])? == 0
+    );
+    owner.run("DROP SCHEMA fence; CREATE EXTENSION pg_fence")
+}
+
+#[lab_test]
+fn a_function_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let role = db.role("early")?;
+    let mut owner = db.connect()?;
+    owner.run(&format!("GRANT CREATE ON SCHEMA public TO {role}"))?;
+    // With the very signature, it would be theirs to change if it were replaced silently.
+    db.connect_as(&role)?.run(
+        "CREATE FUNCTION public.lease_revoke(name text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+    )?;
+    owner.refused("CREATE EXTENSION pg_fence", "42723")?;
+    Ok(())
+}
+
+#[lab_test]
+fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = admin_of(&db)?;
+    // Owning the database is not owning the extension.
+    db.connect()?.run(&format!("ALTER DATABASE {} OWNER TO {role}", db.name()))?;
+    let mut admin = db.connect_as(&role)?;
+    let token: i64 = admin.one("SELECT lease_acquire('job')", &[])?;
+    for attack in [
+        "SELECT setval('fence.token_seq', 1)",
+        "SELECT setval('fence.token_seq', 1, false)",
+        "SELECT nextval('fence.token_seq')",
+        "SELECT setval('fence.database_identity_seq', 1)",
+        "SELECT setval('fence.jump_token_seq', 1)",
+        "SELECT nextval('fence.jump_count_seq')",
+        "ALTER SEQUENCE fence.token_seq RESTART",
+        "ALTER SEQUENCE fence.token_seq CACHE 10",
+        "ALTER SEQUENCE fence.token_seq OWNER TO CURRENT_USER",
+        "DROP SEQUENCE fence.token_seq CASCADE",
+        "INSERT INTO fence.lease SELECT * FROM fence.lease",
+        "INSERT INTO fence.lease (name, slot) VALUES ('x', 0)",
+        "UPDATE fence.lease SET expires_at = 'infinity'",
+        "DELETE FROM fence.lease",
+        "TRUNCATE fence.lease",
+        "COPY fence.lease FROM STDIN",
+        "MERGE INTO fence.lease l USING (VALUES (1)) v ON true WHEN MATCHED THEN DELETE",
+        "SELECT 1 FROM fence.lease FOR UPDATE",
+        "SELECT last_value FROM fence.server_start_seq",
+        "BEGIN; LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE",
+        "ALTER TABLE fence.lease DISABLE TRIGGER ALL",
+        "CREATE TRIGGER t BEFORE UPDATE ON fence.lease FOR EACH ROW \
+         EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+        "CREATE RULE r AS ON UPDATE TO fence.lease DO INSTEAD NOTHING",
+        "CREATE INDEX ON fence.lease (expires_at)",
+        "ALTER TABLE fence.lease ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY p ON fence.lease USING (false)",
+        "CREATE OR REPLACE VIEW fence.leases AS SELECT 1",
+        "CREATE TABLE fence.mine (n int)",
+        "CREATE FUNCTION fence.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "ALTER SCHEMA fence RENAME TO fence_old",
+        "ALTER FUNCTION lease_check(text, bigint) RENAME TO check_no_more",
+        "ALTER FUNCTION lease_check(text, bigint) SECURITY DEFINER",
+        "DROP FUNCTION lease_check(text, bigint)",
+        "ALTER EXTENSION pg_fence DROP TABLE fence.lease",
+    ] {
+        admin.run("ROLLBACK")?;
+        // (What belongs to the extension is protected twice, so DROP may name the extension first.)
+        let outcome = admin.try_rows(attack);
+        let Err(fault) = outcome else { pg_test::bail!("it went through: {attack}") };
+        ensure!(["42501", "2BP01"].contains(&fault.sqlstate.as_str()), "{attack}: {fault}");
+    }
+    // Whoever may use leases may dump them, and so read the table beneath the view; nobody else may.
+    admin.run("ROLLBACK; SELECT * FROM fence.lease")?;
+    let mut nobody = db.connect_as(&db.role("nobody")?)?;
+    nobody.refused("SELECT * FROM fence.lease", "42501")?;
+    nobody.refused("SELECT last_value FROM fence.token_seq", "42501")?;
+    // The view cannot be written at all, not even by a superuser.
+    for attack in ["UPDATE fence.leases SET expires_at = 'infinity'", "DELETE FROM fence.leases"] {
+        for session in [&mut admin, &mut db.connect()?] {
+            session.run("ROLLBACK")?;
+            session.refused(attack, "55000")?;
+        }
+    }
+    ensure!(admin.one::<i64>("SELECT last_token FROM fence_status()", &[])? == token);
+    ensure!(admin.one::<bool>("SELECT lease_check('job', $1)", &[&token])?);
+    ensure!(admin.one::<i64>("SELECT lease_renew('job', $1)", &[&token])? == token + 1);
+    Ok(())
+}
+
+/// Takes a lease through its life; whatever surrounds the session must not show.
+fn a_lease_lives(session: &mut Session) -> Result<()> {
+    let token: i64 = session.one("SELECT public.lease_acquire('job')", &[])?;
+    ensure!(session.one::<Option<i64>>("SELECT public.lease_acquire('job')", &[])?.is_none());
+    ensure!(session.one::<bool>("SELECT public.lease_check('job', $1)", &[&token])?);
+    let seen = session.rows("SELECT i.name, i.state, i.token FROM public.lease_info('job') i")?;
+    let expected = [["job", "held", &token.to_string()].map(|text| Some(text.to_owned()))];
+    ensure!(seen == expected, "{seen:?}");
+    ensure!(session.one::<i64>("SELECT public.lease_guard('job', $1)", &[&token])? == token);
+    let renewed: i64 = session.one("SELECT public.lease_renew('job', $1)", &[&token])?;
+    ensure!(renewed == token + 1, "{renewed} after {token}");
+    ensure!(session.one::<i64>("SELECT last_token FROM public.fence_status()", &[])? == renewed);
+    let closing: i64 = session.one("SELECT public.lease_release('job', $1)", &[&renewed])?;
+    ensure!(closing == renewed + 1, "{closing} after {renewed}");
+    ensure!(!session.one::<bool>("SELECT public.lease_check('job', $1)", &[&renewed])?);
+    Ok(())
+}
+
+#[lab_test]
+fn temporary_objects_shadow_nothing(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut admin = db.connect_as(&admin_of(&db)?)?;
+    admin.run(
+        "CREATE TEMP TABLE lease (LIKE fence.leases);
+         CREATE TEMP VIEW leases AS SELECT 'job'::text AS name;
+         CREATE TEMP SEQUENCE token_seq START 1000;
+         CREATE TEMP SEQUENCE jump_token_seq START 1000;
+         CREATE TEMP SEQUENCE database_identity_seq;
+         CREATE TEMP SEQUENCE jump_count_seq;
+         CREATE TEMP TABLE pg_class (oid oid);
+         CREATE TEMP TABLE pg_extension (extname text, extversion text);
+         CREATE TEMP TABLE pg_sequence (n int);
+         CREATE FUNCTION pg_temp.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$SELECT 'infinity'::timestamptz$$;
+         CREATE FUNCTION pg_temp.checked_name(text, bigint) RETURNS text LANGUAGE sql AS $$SELECT 'other'$$;
+         SET search_path = pg_temp, fence, public, pg_catalog",
+    )?;
+    a_lease_lives(&mut admin)?;
+    ensure!(
+        admin.one::<Option<String>>("SELECT sql_version FROM public.fence_status()", &[])?
+            == Some(pg_test::extension::VERSION.to_owned())
+    );
+    Ok(())
+}
+
+/// A schema full of traps: whatever is called of it raises an error.
+fn schema_of_traps(db: &Database, role: &str) -> Result<()> {
+    let mut owner = db.connect()?;
+    owner.run(&format!("CREATE SCHEMA evil AUTHORIZATION {role}"))?;
+    let mut session = db.connect_as(role)?;
+    session.run("SET search_path = pg_catalog")?;
+    let mut trap = |name: &str, arguments: &str, returns: &str| {
+        session.run(&format!(
+            "CREATE FUNCTION evil.{name}({arguments}) RETURNS {returns} LANGUAGE plpgsql \
+             AS 'BEGIN RAISE ''trapped in {name}''; END'"
+        ))
+    };
+    for (name, arguments, returns) in [
+        ("same", "text, text", "boolean"),
+        ("same", "name, text", "boolean"),
+        ("same", "name, name", "boolean"),
+        ("same", "oid, oid", "boolean"),
+        ("same", "smallint, smallint", "boolean"),
+        ("same", "bigint, bigint", "boolean"),
+        ("same", "\"char\", \"char\"", "boolean"),
+        ("same", "timestamptz, timestamptz", "boolean"),
+        ("less", "timestamptz, timestamptz", "boolean"),
+        ("minus", "timestamptz, timestamptz", "interval"),
+        ("joined", "text, text", "text"),
+        ("clock_timestamp", "", "timestamptz"),
+        ("now", "", "timestamptz"),
+        ("format", "text", "text"),
+        ("format", "text, VARIADIC text[]", "text"),
+        ("quote_ident", "text", "text"),
+        ("quote_ident", "name", "text"),
+        ("quote_literal", "text", "text"),
+        ("concat_ws", "text, VARIADIC text[]", "text"),
+        ("lower", "text", "text"),
+        ("cardinality", "bigint[]", "integer"),
+        ("checked_name", "text, bigint", "text"),
+        ("uncommitted", "", "bigint"),
+        ("blocking_pids", "text, integer", "integer[]"),
+        ("lease_acquire", "text", "bigint"),
+        ("lease_info", "text", "bigint"),
+        ("fenced", "", "bigint"),
+    ] {
+        trap(name, arguments, returns)?;
+    }
+    for (operator, function, left, right) in [
+        ("=", "same", "text", "text"),
+        ("=", "same", "name", "text"),
+        ("=", "same", "name", "name"),
+        ("=", "same", "oid", "oid"),
+        ("=", "same", "smallint", "smallint"),
+        ("=", "same", "bigint", "bigint"),
+        ("=", "same", "\"char\"", "\"char\""),
+        ("=", "same", "timestamptz", "timestamptz"),
+        ("<", "less", "timestamptz", "timestamptz"),
+        ("<=", "less", "timestamptz", "timestamptz"),
+        (">", "less", "timestamptz", "timestamptz"),
+        ("-", "minus", "timestamptz", "timestamptz"),
+        ("||", "joined", "text", "text"),
+        ("~", "same", "text", "text"),
+    ] {
+        session.run(&format!(
+            "CREATE OPERATOR evil.{operator} (FUNCTION = evil.{function}, LEFTARG = {left}, RIGHTARG = {right})"
+        ))?;
+    }
+    // The traps do snap.
+    let fault = session
+        .refused("SET search_path = evil, pg_catalog; SELECT 'a'::text = 'a'::text", "P0001")?;
+    ensure!(fault.message == "trapped in same", "{fault}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_search_path_with_one_s_own_operators_and_overloads_changes_nothing(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = admin_of(&db)?;
+    schema_of_traps(&db, &role)?;
+    let mut admin = db.connect_as(&role)?;
+    admin.run("SET search_path = evil, pg_catalog, public")?;
+    a_lease_lives(&mut admin)?;
+    admin.run(
+        "SELECT public.lease_acquire_all('{a,b}'); SELECT public.lease_revoke('a');
+         SELECT public.lease_prune('1 hour'); SELECT public.fence_new_epoch();
+         SELECT state, remaining, blocking_pids FROM fence.leases; SELECT public.fence_audit()",
+    )?;
+    Ok(())
+}
+
+#[lab_test]
+fn a_search_path_does_not_hijack_putting_on_the_fence(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = admin_of(&db)?;
+    schema_of_traps(&db, &role)?;
+    let mut owner = db.connect()?;
+    let friend = db.role("friend")?;
+    // Here the trap would run with a superuser's rights.
+    owner.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, total int);
+         INSERT INTO orders VALUES (7, 0);
+         SET search_path = evil, pg_catalog, public",
+    )?;
+    owner.run(
+        "SELECT public.fence_protect('public.orders', lease => 'order:{id}', verify => true)",
+    )?;
+    owner.run("SELECT public.fence_audit('public.orders')")?;
+    owner.run(&format!("SELECT public.fence_grant('{friend}', 'admin')"))?;
+    let token: i64 =
+        owner.one("SELECT public.lease_acquire('order:7'::text, holder => 'h')", &[])?;
+    owner.run(&format!("UPDATE public.orders SET total = 1, fence = {token}"))?;
+    owner.refused("UPDATE public.orders SET total = 2, fence = 0", "PF003")?;
+    owner.run(&format!("SELECT public.fence_revoke('{friend}')"))?;
+    owner.run("SELECT public.fence_unprotect('public.orders')")
+}
+
+#[lab_test]
+fn an_audit_runs_nothing_of_a_table_s_owner(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (owner, victim) = (db.role("owner")?, db.role("victim")?);
+    let mut admin = db.connect()?;
+    admin.run(&format!("GRANT CREATE ON SCHEMA public TO {owner}; CREATE TABLE public.ran (who name);
+         GRANT INSERT, SELECT ON public.ran TO PUBLIC; SELECT fence_grant('{victim}'), lease_acquire('job')"))?;
+    // Planning any query on the table folds what is said to be immutable, as whoever asks.
+    db.connect_as(&owner)?.run(
+        "CREATE TABLE trap (id int, fence bigint);
+         CREATE FUNCTION tells() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN
+            INSERT INTO public.ran VALUES (current_user);
+            RETURN true; END$$;
+         CREATE FUNCTION folded() RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$BEGIN
+            RETURN public.tells(); END$$;
+         INSERT INTO trap VALUES (1, 9000000000000000000);
+         CREATE INDEX ON trap (id) WHERE public.folded();
+         CREATE INDEX ON trap (fence) WHERE public.folded();
+         CREATE STATISTICS s ON (public.folded()), id FROM trap;
+         CREATE TRIGGER fenced BEFORE UPDATE ON trap FOR EACH ROW EXECUTE FUNCTION fenced();
+         CREATE TABLE mine (id int, fence bigint);
+         CREATE INDEX ON mine (id) WHERE public.folded();
+         GRANT SELECT ON trap TO PUBLIC",
+    )?;
+    admin.run("TRUNCATE public.ran")?;
+    let found = admin.rows("SELECT finding FROM fence_audit()")?;
+    ensure!(
+        found
+            .iter()
+            .any(|row| row[0].as_deref().is_some_and(|f| f.contains("9000000000000000000"))),
+        "{found:?}"
+    );
+    db.connect_as(&victim)?.run("SELECT fence_audit()")?;
+    admin.run("SELECT fence_protect('mine')")?;
+    admin.run("SELECT fence_unprotect('mine')")?;
+    let ran = admin.rows("SELECT who FROM public.ran")?;
+    ensure!(ran.is_empty(), "it ran as {ran:?}");
+    // The trap does snap.
+    admin.run("SELECT count(*) FROM trap WHERE id = 1")?;
+    ensure!(admin.one::<i64>("SELECT count(*) FROM public.ran", &[])? > 0);
+    Ok(())
+}
+
+#[lab_test]
+fn fenced_is_no_function_to_call(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = db.role("nobody")?;
+    let mut nobody = db.connect_as(&role)?;
+    nobody.refused("SELECT fenced()", "39P01")?;
+    nobody.refused("CALL fenced()", "42809")?;
+    nobody.run("SELECT 1")
+}
+
+#[lab_test]
+fn nobody_declares_the_c_functions_anew(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = db.role("nobody")?;
+    let mut owner = db.connect()?;
+    owner.run(&format!("GRANT CREATE ON SCHEMA public TO {role}"))?;
+    let mut nobody = db.connect_as(&role)?;
+    for symbol in ["lease_revoke", "fence_new_epoch", "fence_record_creation", "lease_prune"] {
+        nobody.refused(
+            &format!("CREATE FUNCTION mine(text) RETURNS bigint LANGUAGE c AS '$libdir/pg_fence', '{symbol}'"),
+            "42501",
+        )?;
+    }
+    nobody.refused("LOAD 'pg_fence'", "42501")?;
+    Ok(())
+}
+
+#[lab_test]
+fn default_privileges_of_the_installer_give_nothing_away(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let role = db.role("favoured")?;
+    let mut owner = db.connect()?;
+    for grantee in ["PUBLIC", &role] {
+        owner.run(&format!(
+            "ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {grantee};
+             ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO {grantee};
+             ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO {grantee};
+             ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO {grantee}"
+        ))?;
+    }
+    owner.run("CREATE EXTENSION pg_fence")?;
+    let rights = public_rights(&db)?;
+    ensure!(rights == PUBLIC, "{rights:?}");
+    owner.run("SELECT lease_acquire('job')")?;
+    let mut favoured = db.connect_as(&role)?;
+    for attack in [
+        "SELECT setval('fence.token_seq', 1)",
+        "SELECT nextval('fence.token_seq')",
+        "UPDATE fence.lease SET expires_at = 'infinity'",
+        "DELETE FROM fence.lease",
+        "TRUNCATE fence.lease",
+        "CREATE TABLE fence.mine (n int)",
+    ] {
+        favoured.refused(attack, "42501")?;
+    }
+    for call in
+        ["SELECT lease_revoke('job')", "SELECT fence_new_epoch()", "SELECT lease_acquire('x')"]
+    {
+        favoured.refused(call, "42501")?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn nothing_but_a_token_goes_into_the_setting(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = db.role("nobody")?;
+    let mut nobody = db.connect_as(&role)?;
+    // The setting is known from the first use of the library on.
+    nobody.refused("SELECT fenced()", "39P01")?;
+    for value in ["'x'", "'-1'", "'0'", "'9223372036854775808'", "'1.5'", "'1 2'", "'0x10'"] {
+        nobody.refused(&format!("SET pg_fence.token = {value}"), "22023")?;
+    }
+    nobody.run("SET pg_fence.token = '34'; SET LOCAL pg_fence.token = 35; RESET pg_fence.token")?;
+    nobody.run("SET pg_fence.token = ''")
+}
+
+/// Whoever wrote this error has told nothing of a file.
+fn without_paths(fault: &pg_test::Fault) -> Result<()> {
+    let text = fault.to_string();
+    ensure!(!text.contains(".rs") && !text.contains("src/") && !text.contains("/home"), "{text}");
+    Ok(())
+}
+
+#[lab_test]
+fn an_error_shows_no_holder_to_those_who_may_not_see_leases(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (writer, user) = (db.role("writer")?, db.role("user")?);
+    let mut owner = db.connect()?;
+    owner.run(&format!(
+        "SELECT fence_grant('{user}');
+         CREATE TABLE orders (id int PRIMARY KEY, total int);
+         INSERT INTO orders VALUES (7, 0);
+         SELECT fence_protect('orders', lease => 'order:{{id}}');
+         GRANT ALL ON orders TO {writer}, {user}"
+    ))?;
+    let old: i64 = owner.one("SELECT lease_acquire('order:7', 'secret-host')", &[])?;
+    owner.run("SELECT lease_revoke('order:7'); SELECT lease_acquire('order:7', 'secret-host')")?;
+    let write = format!("UPDATE orders SET total = 1, fence = {old}");
+    let hidden = db.connect_as(&writer)?.refused(&write, "PF004")?;
+    without_paths(&hidden)?;
+    ensure!(!hidden.to_string().contains("secret-host"), "{hidden}");
+    let detail = hidden.json()?;
+    ensure!(detail.get("holder").is_none() && detail.get("expires_at").is_none(), "{hidden}");
+    ensure!(detail["presented"] == old && detail["lease"] == "order:7", "{hidden}");
+    let shown = db.connect_as(&user)?.refused(&write, "PF004")?;
+    ensure!(shown.json()?["holder"] == "secret-host", "{shown}");
+    ensure!(shown.json()?["expires_at"].is_string(), "{shown}");
+    Ok(())
+}
+
+#[lab_test]
+fn an_error_shows_no_value_that_the_caller_may_not_read(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (blind, reader) = (db.role("blind")?, db.role("reader")?);
+    let mut owner = db.connect()?;
+    owner.run(&format!(
+        "CREATE TABLE orders (account text PRIMARY KEY, total int, fence bigint);
+         INSERT INTO orders VALUES ('secret-account', 0);
+         SELECT fence_protect('orders');
+         GRANT UPDATE ON orders TO {blind};
+         GRANT SELECT, UPDATE ON orders TO {reader}"
+    ))?;
+    let old: i64 = owner.one("SELECT lease_acquire('l')", &[])?;
+    owner.run("SELECT lease_acquire('m'), lease_acquire('n')")?;
+    let stored: i64 = owner.one("SELECT lease_acquire('o')", &[])?;
+    owner.run(&format!("UPDATE orders SET fence = {stored}"))?;
+    for write in [
+        format!("UPDATE orders SET total = 1, fence = {old}"),
+        "UPDATE orders SET total = 1".into(),
+    ] {
+        let sqlstate = if write.contains("fence") { "PF001" } else { "PF002" };
+        let hidden = db.connect_as(&blind)?.refused(&write, sqlstate)?;
+        without_paths(&hidden)?;
+        let text = hidden.to_string();
+        ensure!(!text.contains("secret-account"), "{text}");
+        ensure!(
+            !text.contains(&format!(" {stored}"))
+                && hidden.detail.as_deref().is_none_or(|d| !d.contains("stored")),
+            "{text}"
+        );
+        let shown = db.connect_as(&reader)?.refused(&write, sqlstate)?;
+        if sqlstate == "PF001" {
+            ensure!(shown.json()?["stored"] == stored, "{shown}");
+            ensure!(shown.json()?["key"]["account"] == "secret-account", "{shown}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! A dump carries levels and names; wherever it is loaded, no role has more than it had.
+
+use crate::failover::restores::{dump, restore};
+use crate::roles::{give, not_given, role_of};
+use pg_test::{ensure, lab_test, Calls, Lab, Result};
+
+const ROWS: &str = "SELECT role, prefix, level FROM fence.role_prefix ORDER BY 1, 2";
+
+#[lab_test]
+fn a_restored_database_has_the_same_roles_with_the_same_names(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role =
+        role_of(&db, "tenant", &[("monitor", ""), ("worker", "a:"), ("worker", "it's \\ % é\n")])?;
+    let admin = role_of(&db, "admin", &[("admin", "")])?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    for options in [&["-j", "2"] as &[&str], &["--no-owner", "--disable-triggers"]] {
+        let other = lab.bare_database()?;
+        restore(lab, lab.cluster(), other.name(), &file, options)?;
+        let mut owner = other.connect()?;
+        ensure!(owner.rows(ROWS)? == db.connect()?.rows(ROWS)?);
+        let mut tenant = other.connect_as(&role)?;
+        tenant.acquire("a:1", "1 h")?;
+        tenant.acquire("it's \\ % é\n1", "1 h")?;
+        not_given(&mut tenant, "SELECT lease_acquire('b:1')")?;
+        ensure!(tenant.truth("SELECT fence.is_shown('b:1')")?);
+        other.connect_as(&admin)?.run("SELECT lease_revoke('a:1')")?;
+        // Sessions there learn of a change as here.
+        owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
+        not_given(&mut tenant, "SELECT lease_acquire('a:1')")?;
+        drop(tenant);
+        // Without the rows nobody has a name; without the rights nobody calls anything.
+        let bare = lab.bare_database()?;
+        restore(lab, lab.cluster(), bare.name(), &file, &["--no-privileges"])?;
+        bare.connect_as(&role)?.refused("SELECT lease_acquire('a:1')", "42501")?;
+        give(&mut bare.connect()?, &role, "worker", "b:")?;
+        not_given(&mut bare.connect_as(&role)?, "SELECT lease_acquire('a:1')")?;
+        let bare = lab.bare_database()?;
+        restore(lab, lab.cluster(), bare.name(), &file, &["--schema-only"])?;
+        not_given(&mut bare.connect_as(&role)?, "SELECT lease_acquire('a:1')")?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_dump_loads_where_its_roles_are_missing(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = role_of(&db, "tenant", &[("worker", "a:")])?;
+    let team = role_of(&db, "team", &[("worker", "team:")])?;
+    db.connect_as(&role)?.acquire("a:1", "1 h")?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    let server = lab.builder().start()?;
+    let mut owner = server.connect("postgres")?;
+    owner.run(&format!("CREATE ROLE {team}"))?;
+    owner.run("CREATE DATABASE other")?;
+    // What was granted to a role that is not there is an error that pg_restore goes on after.
+    let conninfo = server.conninfo("other").to_string();
+    let outcome = lab.run("pg_restore", &["-d", &conninfo, &file]);
+    ensure!(
+        outcome.is_err_and(|e| format!("{e:#}").contains(&format!("\"{role}\" does not exist")))
+    );
+    let mut owner = server.connect("other")?;
+    ensure!(owner.rows(ROWS)?.len() == 2);
+    let told = owner.rows(
+        "SELECT finding, remedy FROM fence_audit() WHERE finding LIKE 'names that begin with%'",
+    )?;
+    ensure!(told.len() == 1, "{told:?}");
+    // Somebody of that name comes: with no right, and then with what is given now, and its team's.
+    owner.run(&format!("CREATE ROLE {role} LOGIN"))?;
+    let mut tenant = server.conninfo("other").user(&role).connect()?;
+    tenant.refused("SELECT lease_acquire('a:2')", "42501")?;
+    give(&mut owner, &role, "worker", "b:")?;
+    tenant.acquire("b:1", "1 h")?;
+    not_given(&mut tenant, "SELECT lease_acquire('a:2')")?;
+    // pg_restore takes all GRANTs on an object for one statement: with the missing role's the team's are lost, too.
+    owner.run(&format!("GRANT {team} TO {role}"))?;
+    not_given(&mut tenant, "SELECT lease_acquire('team:1')")?;
+    give(&mut owner, &team, "worker", "team:")?;
+    tenant.acquire("team:1", "1 h")?;
+    not_given(&mut tenant, "SELECT lease_acquire('a:2')").map(drop)
+}

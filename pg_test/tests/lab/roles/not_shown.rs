@@ -1,0 +1,283 @@
+//! What a role learns of leases outside its names: nothing. And of what it has got, whatever was taken away since.
+
+use crate::roles::{give, not_given, role_of};
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
+
+/// A worker of the names `mine:`, beside leases of another role: `theirs:old` (taken over once, renewed), `theirs:open`
+/// (not committed), `theirs:bound` (of a session), `theirs:guarded`.
+struct Neighbours {
+    db: Database,
+    role: String,
+    spy: Session,
+    them: Session,
+    open: Session,
+    tokens: Vec<i64>,
+}
+
+impl Neighbours {
+    fn new(lab: &Lab) -> Result<Neighbours> {
+        let db = lab.database()?;
+        let role = role_of(&db, "spy", &[("worker", "mine:")])?;
+        let theirs = role_of(&db, "them", &[("worker", "theirs:")])?;
+        let mut them = db.connect_as(&theirs)?;
+        let first = them.acquire("theirs:old", "1 h")?;
+        let ended = them.release("theirs:old", first)?.unwrap_or(0);
+        let live = them.acquire("theirs:old", "1 h")?;
+        let renewed = them.renew("theirs:old", live)?.unwrap_or(0);
+        let bound =
+            them.granted("SELECT lease_acquire('theirs:bound', ttl => '1 h', session => true)")?;
+        let mut open = db.connect_as(&theirs)?;
+        let guarded = open.acquire("theirs:guarded", "1 h")?;
+        open.run(&format!("BEGIN; SELECT lease_guard('theirs:guarded', {guarded})"))?;
+        let undecided = open.acquire("theirs:open", "1 h")?;
+        let mut spy = db.connect_as(&role)?;
+        spy.run("SET lock_timeout = '20 s'; SELECT lease_acquire('mine:1', ttl => '1 h')")?;
+        let tokens = vec![live, renewed, first, ended, bound, guarded, undecided];
+        Ok(Neighbours { db, role, spy, them, open, tokens })
+    }
+}
+
+/// Each of their leases, and one that nobody has.
+const NAMES: [&str; 5] =
+    ["theirs:old", "theirs:open", "theirs:bound", "theirs:guarded", "theirs:none"];
+
+#[lab_test]
+fn no_view_and_no_helper_shows_another_s_lease(lab: &Lab) -> Result<()> {
+    let mut n = Neighbours::new(lab)?;
+    for query in [
+        "SELECT DISTINCT name FROM fence.leases",
+        "SELECT name FROM fence.leases WHERE name LIKE '%'",
+        "SELECT DISTINCT name FROM fence.uncommitted_grants() UNION SELECT name FROM fence.leases",
+    ] {
+        let seen = n.spy.rows(query)?;
+        ensure!(seen == [[Some("mine:1".to_owned())]], "{query}: {seen:?}");
+    }
+    // (The administrator sees all of them.)
+    let all = "SELECT count(DISTINCT name) FROM fence.leases WHERE name LIKE 'theirs:%'";
+    ensure!(n.db.connect()?.one::<i64>(all, &[])? == 4);
+    for name in NAMES {
+        for token in n.tokens.clone() {
+            for query in [
+                format!("SELECT FROM lease_info('{name}')"),
+                format!("SELECT FROM lease_info('{name}', {token})"),
+                format!("SELECT FROM fence.leases WHERE name = '{name}' OR token = {token}"),
+                format!("SELECT FROM fence.uncommitted_grants('{name}')"),
+                format!("SELECT 1 WHERE lease_check('{name}', {token})"),
+                format!("SELECT 1 WHERE lease_check('mine:1', {token})"),
+                format!("SELECT 1 WHERE fence.blocking_pids('{name}', 0) IS NOT NULL"),
+                format!(
+                    "SELECT 1 FROM fence.as_shown('mine:1', 'x', {token}, '{{}}', NULL, 'infinity', true)
+                      WHERE state = 'held'"
+                ),
+                format!("SELECT 1 WHERE fence.is_shown('{name}')"),
+                format!(
+                    "SELECT 1 FROM fence.as_shown('{name}', 'x', {token}, '{{}}', NULL, 'infinity', true)
+                      WHERE state <> 'abandoned' OR remaining > interval '0'"
+                ),
+            ] {
+                let seen = n.spy.rows(&query)?;
+                ensure!(seen.is_empty(), "{query}: {seen:?}");
+            }
+        }
+    }
+    let refused = n.spy.refused("SELECT * FROM fence.refusals", "42501")?;
+    ensure!(!refused.to_string().contains("theirs"), "{refused}");
+    // What is counted is counted whole.
+    let mine = "SELECT grants FROM fence.stats";
+    ensure!(n.spy.one::<i64>(mine, &[])? == n.db.connect()?.one::<i64>(mine, &[])?);
+    n.open.run("ROLLBACK")?;
+    n.them.run("SELECT 1")
+}
+
+#[lab_test]
+fn a_condition_of_the_caller_s_sees_no_row_that_the_caller_may_not(lab: &Lab) -> Result<()> {
+    let mut n = Neighbours::new(lab)?;
+    n.db.connect()?.run(&format!("GRANT CREATE ON SCHEMA public TO {}", n.role))?;
+    n.spy.run(
+        "CREATE FUNCTION tells(what text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS
+             $$BEGIN RAISE NOTICE 'seen: %', what; RETURN true; END$$;
+         CREATE OPERATOR <<< (FUNCTION = tells, RIGHTARG = text)",
+    )?;
+    for condition in [
+        "WHERE tells(name)",
+        "WHERE <<< name",
+        "WHERE tells(holder) AND tells(role::text) AND tells(token::text)",
+        "l JOIN LATERAL (SELECT tells(l.name) OFFSET 0) x ON true",
+        "WHERE CASE WHEN tells(name) THEN 1 / (length(name) - 6) > 0 ELSE true END IS NULL",
+    ] {
+        n.spy.notices();
+        let outcome = n.spy.try_rows(&format!("SELECT name FROM fence.leases {condition}"));
+        let seen: Vec<String> = n.spy.notices().into_iter().map(|s| s.message.clone()).collect();
+        ensure!(!seen.is_empty(), "{condition} saw nothing at all: {outcome:?}");
+        let theirs = |text: &String| text.contains("them") || text.contains("theirs");
+        ensure!(!seen.iter().any(theirs), "{condition}: {seen:?}");
+    }
+    // It does tell, where there is more to be seen.
+    give(&mut n.db.connect()?, &n.role, "monitor", "theirs:")?;
+    n.spy.notices();
+    n.spy.run("SELECT name FROM fence.leases WHERE tells(name)")?;
+    ensure!(n.spy.notices().iter().any(|told| told.message.contains("theirs:open")));
+    Ok(())
+}
+
+/// The barrier keeps out what could tell, and not a name: one lease is looked up, not found among all.
+#[lab_test]
+fn one_lease_is_looked_up_by_its_name(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = role_of(&db, "tenant", &[("worker", "a:")])?;
+    let mut session = db.connect_as(&role)?;
+    session.run("SET enable_seqscan = off; SET enable_bitmapscan = off")?;
+    for name in ["'a:1'", "fence.checked_lease_name('a:1', 1)"] {
+        let plan =
+            session.rows(&format!("EXPLAIN SELECT * FROM fence.leases l WHERE l.name = {name}"))?;
+        let plan: Vec<String> = plan.into_iter().flatten().flatten().collect();
+        ensure!(plan.iter().any(|line| line.contains("Index Cond: (name = ")), "{plan:#?}");
+    }
+    Ok(())
+}
+
+/// What the server answers, without the numbers that were asked for.
+fn answer(session: &mut Session, call: &str, token: i64) -> String {
+    let answer = match session.try_rows(&call.replace("{}", &token.to_string())) {
+        Ok(rows) => format!("{rows:?}"),
+        Err(fault) => format!("{fault} {:?} {:?}", fault.detail, fault.hint),
+    };
+    // Whole numbers only: a role's name may have the digits, too.
+    let number = token.to_string();
+    answer
+        .split_inclusive(|c: char| !c.is_ascii_alphanumeric())
+        .map(|word| {
+            let end = word.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).len();
+            if word[..end] == number {
+                format!("{{}}{}", &word[end..])
+            } else {
+                word.to_owned()
+            }
+        })
+        .collect()
+}
+
+/// Also while another transaction has changed that very lease, which whoever may know of it would wait for.
+#[lab_test]
+fn another_s_token_is_answered_as_any_wrong_number_and_waits_for_nobody(lab: &Lab) -> Result<()> {
+    let mut n = Neighbours::new(lab)?;
+    let live = n.tokens[0];
+    let mut changing = Background::connect(&n.db.conninfo())?;
+    changing.run(&format!("BEGIN; SELECT lease_renew('theirs:old', {live})"))?;
+    let last = n.db.connect()?.last_token()?;
+    let wrong = [7, last + 1_000_000, i64::MAX];
+    let mut guesses = n.tokens.clone();
+    guesses.extend(wrong);
+    n.spy.run("SET lock_timeout = '2 s'")?;
+    for name in NAMES {
+        for call in [
+            "lease_renew('{name}', {})",
+            "lease_renew('{name}', {}, '1 us')",
+            "lease_renew('{name}', {}, '366 days')",
+            "lease_renew('{name}', {}, '1000 years')",
+            "lease_release('{name}', {})",
+            "lease_guard('{name}', {})",
+            "lease_check('{name}', {})",
+            "lease_renew_all('{{name}}', {})",
+            "lease_renew_all('{mine:1,{name}}', {})",
+            "lease_release_all('{{name}}', {})",
+            "lease_acquire('{name}')",
+            "lease_acquire('{name}', wait => '1 h')",
+            "lease_acquire_all('{mine:2,{name}}')",
+        ] {
+            let call = format!("SELECT {}", call.replace("{name}", name));
+            let first = answer(&mut n.spy, &call, wrong[0]);
+            ensure!(!first.contains("55P03"), "{call}: {first}");
+            for guess in &guesses {
+                let said = answer(&mut n.spy, &call, *guess);
+                ensure!(said == first, "{call} of {guess}: {said}\nof {}: {first}", wrong[0]);
+            }
+            let told = ["holder", "expires_at", "_them"];
+            ensure!(!told.iter().any(|word| first.contains(word)), "{call}: {first}");
+        }
+    }
+    let guard = n.spy.refused(&format!("SELECT lease_guard('theirs:old', {live})"), "PF004")?;
+    let detail = guard.json()?;
+    let keys: Vec<&String> = detail.as_object().into_iter().flat_map(|o| o.keys()).collect();
+    ensure!(keys == ["lease", "presented"], "{guard}");
+    // (It would have waited, and is told, where it may see.)
+    give(&mut n.db.connect()?, &n.role, "monitor", "theirs:")?;
+    n.spy.refused(&format!("SELECT lease_renew('theirs:old', {live})"), "55P03")?;
+    changing.run("ROLLBACK")?;
+    n.spy.refused(&format!("SELECT lease_renew('theirs:old', {live})"), "42501")?;
+    ensure!(n.them.speaks("theirs:old", live)?, "it was harmed");
+    n.open.run("COMMIT")
+}
+
+#[lab_test]
+fn a_bound_table_of_one_s_own_tells_nothing_of_names_that_are_not_shown(lab: &Lab) -> Result<()> {
+    let mut n = Neighbours::new(lab)?;
+    n.db.connect()?.run(&format!("GRANT CREATE ON SCHEMA public TO {}", n.role))?;
+    n.spy.run("CREATE TABLE own (id int, fence bigint); INSERT INTO own VALUES (1, NULL)")?;
+    let mut guesses = n.tokens.clone();
+    guesses.extend([7, n.db.connect()?.last_token()? + 1_000_000, i64::MAX]);
+    for name in ["theirs:old", "theirs:open", "theirs:bound", "theirs:guarded", "theirs:none"] {
+        for mode in ["monotonic", "strict", "managed"] {
+            n.spy.run(&format!(
+                "SELECT fence_protect('own', mode => '{mode}', lease => '{name}', verify => true)"
+            ))?;
+            for write in [
+                "INSERT INTO own VALUES (2, {})",
+                "UPDATE own SET fence = {}",
+                "SET LOCAL pg_fence.token = '{}'; UPDATE own SET id = 2",
+                "SET LOCAL pg_fence.token = '{}'; DELETE FROM own",
+            ] {
+                if mode == "managed" && !write.starts_with("SET") {
+                    continue;
+                }
+                let first = answer(&mut n.spy, write, guesses[0]);
+                ensure!(first.contains("PF004"), "{name}, {mode}: {write}: {first}");
+                ensure!(!first.contains("_them"), "{name}, {mode}: {write}: {first}");
+                for guess in &guesses {
+                    let said = answer(&mut n.spy, write, *guess);
+                    ensure!(said == first, "{name}, {mode}: {write}: {said}\nand {first}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn what_was_granted_lives_on_when_its_prefix_is_gone(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = role_of(&db, "tenant", &[("worker", "a:"), ("worker", "b:")])?;
+    let mut owner = db.connect()?;
+    owner.run(&format!(
+        "CREATE TABLE orders (id int PRIMARY KEY, v int); INSERT INTO orders VALUES (7, 0);
+         SELECT fence_protect('orders', lease => 'a:{{id}}'); GRANT ALL ON orders TO {role}"
+    ))?;
+    let mut tenant = db.connect_as(&role)?;
+    let mut token = tenant.acquire("a:7", "1 h")?;
+    let several = tenant.granted("SELECT lease_acquire_all('{a:8,a:9}', 'h', '1 h')")?;
+    owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
+    let mut fresh = db.connect_as(&role)?;
+    for (n, session) in [&mut tenant, &mut fresh].into_iter().enumerate() {
+        let n = n + 1;
+        token = session.granted(&format!("SELECT lease_renew('a:7', {token})"))?;
+        session.run(&format!("SELECT lease_guard('a:7', {token})"))?;
+        session.run(&format!("UPDATE orders SET v = {n}, fence = {token} WHERE id = 7"))?;
+        session.granted(&format!("SELECT lease_renew_all('{{a:8,a:9}}', {several})"))?;
+        // It is not shown any more.
+        ensure!(session.one::<i64>("SELECT count(*) FROM fence.leases", &[])? == 0);
+        ensure!(!session.speaks("a:7", token)?);
+        // A wrong number: no word of the lease.
+        let fault = session.refused("SELECT lease_guard('a:7', 7)", "PF004")?;
+        ensure!(fault.json()?.get("holder").is_none(), "{fault}");
+    }
+    ensure!(owner.speaks("a:7", token)?);
+    not_given(&mut tenant, "SELECT lease_acquire('a:7', 'h', reclaim => true)")?;
+    ensure!(owner.one::<i32>("SELECT v FROM orders", &[])? == 2);
+    tenant.granted(&format!(
+        "UPDATE orders SET v = 3, fence = lease_release('a:7', {token}) RETURNING fence"
+    ))?;
+    ensure!(fresh.token(&format!("SELECT lease_release_all('{{a:8,a:9}}', {several})"))?.is_some());
+    not_given(&mut tenant, "SELECT lease_acquire('a:7')")?;
+    not_given(&mut tenant, "SELECT lease_acquire_all('{b:1,a:8}')")?;
+    tenant.acquire("b:1", "1 h").map(drop)
+}

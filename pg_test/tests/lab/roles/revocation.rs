@@ -1,0 +1,249 @@
+//! A name that is given or taken away counts at once, also in sessions that have read what held before.
+
+use crate::roles::{give, not_given, role_of};
+use pg_test::client::literal;
+use pg_test::process::{wait_until, PATIENCE};
+use pg_test::{ensure, lab_test, Background, Calls, Lab, Result, Session};
+
+/// Whether the session may take names that begin with this; where it may not, that is why.
+fn may_take(session: &mut Session, prefix: &str) -> Result<bool> {
+    let name = format!("{prefix}1");
+    match session.try_rows(&format!("SELECT lease_acquire('{name}', ttl => '1 h')")) {
+        Ok(rows) => {
+            let token = rows[0][0].as_deref().map_or(Ok(0), str::parse)?;
+            ensure!(session.release(&name, token)?.is_some(), "{name} was taken");
+            Ok(true)
+        }
+        Err(fault) => {
+            ensure!(fault.message.ends_with(" is not for this role"), "{fault}");
+            Ok(false)
+        }
+    }
+}
+
+fn all_may(sessions: &mut [Session], prefix: &str, may: bool) -> Result<()> {
+    for session in sessions {
+        ensure!(may_take(session, prefix)? == may, "{prefix}: {may} was expected");
+        let shown = session.truth(&format!("SELECT fence.is_shown('{prefix}1')"))?;
+        ensure!(shown == may, "{prefix}: is shown: {shown}");
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn open_sessions_learn_at_once(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = role_of(&db, "tenant", &[("worker", "a:"), ("worker", "b:")])?;
+    let mut owner = db.connect()?;
+    let mut sessions = vec![db.connect_as(&role)?, db.connect_as(&role)?, db.connect_as(&role)?];
+    all_may(&mut sessions, "a:", true)?;
+    for _ in 0..3 {
+        owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
+        all_may(&mut sessions, "a:", false)?;
+        all_may(&mut sessions, "b:", true)?;
+        // Not before it is committed.
+        owner.run(&format!("BEGIN; SELECT fence_grant('{role}', 'worker', 'a:')"))?;
+        all_may(&mut sessions, "a:", false)?;
+        owner.run("COMMIT")?;
+        all_may(&mut sessions, "a:", true)?;
+        // Nor after it is rolled back.
+        owner.run(&format!("BEGIN; SELECT fence_revoke('{role}', 'a:'); ROLLBACK"))?;
+        all_may(&mut sessions, "a:", true)?;
+    }
+    owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
+    // A level that is given on top counts, too.
+    owner.run("SELECT lease_acquire('c:held', ttl => '1 h')")?;
+    ensure!(sessions[0].one::<i64>("SELECT count(*) FROM lease_info('c:held')", &[])? == 0);
+    give(&mut owner, &role, "monitor", "c:")?;
+    ensure!(sessions[0].one::<i64>("SELECT count(*) FROM lease_info('c:held')", &[])? == 1);
+    ensure!(!may_take(&mut sessions[0], "c:")?);
+    give(&mut owner, &role, "worker", "c:")?;
+    ensure!(may_take(&mut sessions[0], "c:2")?);
+    // However the rows go.
+    for (loss, prefix) in [
+        ("DELETE FROM fence.role_prefix WHERE prefix = 'b:'", "b:"),
+        ("UPDATE fence.role_prefix SET prefix = 'd:' WHERE prefix = 'c:'", "c:"),
+        ("TRUNCATE fence.role_prefix", "d:"),
+    ] {
+        ensure!(may_take(&mut sessions[1], prefix)? && may_take(&mut sessions[2], prefix)?);
+        owner.run(loss)?;
+        all_may(&mut sessions, prefix, false)?;
+    }
+    owner.run(&format!("INSERT INTO fence.role_prefix VALUES ('{role}', 'e:', 'worker')"))?;
+    all_may(&mut sessions, "e:", true)?;
+    // Triggers that a replication worker switches off are not those of the table.
+    owner
+        .run("SET session_replication_role = replica; DELETE FROM fence.role_prefix; RESET ALL")?;
+    all_may(&mut sessions, "e:", false)
+}
+
+/// A transaction that holds the locks of all that it looks at hears of other sessions less often: not so of this.
+#[lab_test]
+fn an_open_transaction_learns_at_once(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = role_of(&db, "tenant", &[("worker", "a:")])?;
+    let mut owner = db.connect()?;
+    let token = owner.acquire("a:theirs", "1 h")?;
+    for level in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
+        give(&mut owner, &role, "worker", "a:")?;
+        let mut session = db.connect_as(&role)?;
+        // What is prepared, and was run in this transaction, looks up nothing that it has not looked up before.
+        session.run(&format!(
+            "PREPARE seen AS SELECT count(*) FROM fence.leases WHERE name = 'a:theirs';
+             PREPARE speaks AS SELECT lease_check('a:theirs', {token});
+             PREPARE take (text) AS SELECT lease_acquire($1)"
+        ))?;
+        session.run(&format!("BEGIN ISOLATION LEVEL {level}; EXECUTE take('a:{level}')"))?;
+        session.run("SAVEPOINT s; EXECUTE take('a:theirs'); EXECUTE take('a:1')")?;
+        for _ in 0..3 {
+            ensure!(session.text("EXECUTE seen")?.as_deref() == Some("1"));
+            ensure!(session.truth("EXECUTE speaks")?);
+        }
+        owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
+        let seen = session.text("EXECUTE seen")?;
+        ensure!(seen.as_deref() == Some("0"), "{level}: it is still shown");
+        ensure!(!session.truth("EXECUTE speaks")?, "{level}: lease_check still tells");
+        not_given(&mut session, "EXECUTE take('a:2')")?;
+        session.run("ROLLBACK TO s")?;
+        not_given(&mut session, "SELECT lease_acquire_all('{a:2,a:3}')")?;
+        session.run("ROLLBACK")?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn what_is_rolled_back_counts_no_more_in_its_own_session(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = role_of(&db, "tenant", &[("worker", "a:")])?;
+    let mut owner = db.connect()?;
+    let as_role = |owner: &mut Session, wanted: &str| -> Result<()> {
+        owner.run(&format!("SET ROLE {role}"))?;
+        let shown = "SELECT concat_ws(',', CASE WHEN fence.is_shown('a:') THEN 'a' END, CASE WHEN fence.is_shown('b:') THEN 'b' END)";
+        let shown = owner.text(shown)?.unwrap_or_default();
+        owner.run("RESET ROLE")?;
+        ensure!(shown == wanted, "{shown}, not {wanted}");
+        Ok(())
+    };
+    as_role(&mut owner, "a")?;
+    owner.run("BEGIN")?;
+    let name = db.name().to_owned() + "_tenant";
+    give(&mut owner, &name, "worker", "b:")?;
+    as_role(&mut owner, "a,b")?;
+    owner.run(&format!("SAVEPOINT s; SELECT fence_revoke('{name}', 'a:')"))?;
+    as_role(&mut owner, "b")?;
+    owner.run("ROLLBACK TO s")?;
+    as_role(&mut owner, "a,b")?;
+    owner.run(&format!("SAVEPOINT s; SELECT fence_revoke('{name}', 'a:'); RELEASE s"))?;
+    as_role(&mut owner, "b")?;
+    owner.run("ROLLBACK")?;
+    as_role(&mut owner, "a")?;
+    // A prepared transaction counts when it is committed.
+    let mut open = db.connect_as(&name)?;
+    ensure!(may_take(&mut open, "a:")?);
+    let id = db.name();
+    owner
+        .run(&format!("BEGIN; SELECT fence_revoke('{name}', 'a:'); PREPARE TRANSACTION '{id}'"))?;
+    ensure!(may_take(&mut open, "a:")?);
+    as_role(&mut owner, "a")?;
+    owner.run(&format!("COMMIT PREPARED '{id}'"))?;
+    ensure!(!may_take(&mut open, "a:")?);
+    as_role(&mut owner, "")
+}
+
+#[lab_test]
+fn a_waiter_whose_prefix_goes_is_refused(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let role = role_of(&db, "tenant", &[("worker", "a:")])?;
+    let mut owner = db.connect()?;
+    let token = owner.acquire("a:1", "1 h")?;
+    let mut waiter = Background::connect(&db.conninfo().user(&role))?;
+    waiter.send("SELECT lease_acquire('a:1', wait => '1 h')")?;
+    waiter.wait_until_blocked()?;
+    owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
+    owner.release("a:1", token)?;
+    let fault = waiter.refused("42501")?;
+    ensure!(fault.message.ends_with(" is not for this role"), "{fault}");
+    // It has left no place in line behind.
+    let token = owner.acquire("a:1", "1 h")?;
+    // One whose prefix goes and comes again notices nothing.
+    give(&mut owner, &role, "worker", "a:")?;
+    waiter.send("SELECT lease_acquire('a:1', wait => '1 h')")?;
+    waiter.wait_until_blocked()?;
+    owner.run(&format!(
+        "SELECT fence_revoke('{role}', 'a:'), fence_grant('{role}', 'worker', 'a:')"
+    ))?;
+    owner.release("a:1", token)?;
+    ensure!(waiter.rows()?[0][0].is_some());
+    Ok(())
+}
+
+/// A replication worker runs no statement triggers.
+#[lab_test]
+fn what_a_subscription_changes_counts_at_once(lab: &Lab) -> Result<()> {
+    let publisher = lab.builder().set("wal_level", "logical").start()?;
+    let mut source = publisher.connect("postgres")?;
+    source.run("CREATE EXTENSION pg_fence; CREATE ROLE tenant LOGIN; SELECT fence_grant('tenant', 'worker', 'a:');
+                CREATE PUBLICATION p FOR TABLE fence.role_prefix")?;
+    let subscriber = lab.builder().start()?;
+    let mut target = subscriber.connect("postgres")?;
+    target.run("CREATE EXTENSION pg_fence; CREATE ROLE tenant LOGIN; SELECT fence_grant('tenant', 'worker', 'own:')")?;
+    let from = literal(&publisher.conninfo("postgres").to_string());
+    target.run(&format!("CREATE SUBSCRIPTION s CONNECTION {from} PUBLICATION p"))?;
+    let mut tenant = subscriber.conninfo("postgres").user("tenant").connect()?;
+    wait_until("the copy is there", PATIENCE, || may_take(&mut tenant, "a:").unwrap_or(false))?;
+    let there = "SELECT count(*) FROM fence.role_prefix WHERE prefix = 'a:'";
+    source.run("SELECT fence_revoke('tenant', 'a:')")?;
+    wait_until("the row is gone", PATIENCE, || {
+        target.one::<i64>(there, &[]).is_ok_and(|n| n == 0)
+    })?;
+    ensure!(!may_take(&mut tenant, "a:")?, "a prefix that is gone still counts");
+    give(&mut source, "tenant", "worker", "a:")?;
+    wait_until("the row is there", PATIENCE, || {
+        target.one::<i64>(there, &[]).is_ok_and(|n| n == 1)
+    })?;
+    ensure!(may_take(&mut tenant, "a:")?, "a prefix that has come does not count");
+    target.run("DROP SUBSCRIPTION s")
+}
+
+#[lab_test]
+fn a_standby_learns_with_the_log(lab: &Lab) -> Result<()> {
+    let primary = lab.builder().start()?;
+    let mut owner = primary.connect("postgres")?;
+    owner.run(
+        "CREATE EXTENSION pg_fence; CREATE ROLE tenant LOGIN; CREATE ROLE team;
+               SELECT fence_grant('tenant', 'worker', 'a:'), fence_grant('team', 'worker', 'b:')",
+    )?;
+    let token = owner.granted("SELECT lease_acquire_all('{a:1,b:1}', ttl => '1 h')")?;
+    let standby = lab.builder().standby_of(&primary)?;
+    standby.start()?;
+    standby.wait_replayed(&primary)?;
+    let mut tenant = standby.conninfo("postgres").user("tenant").connect()?;
+    let mut sees = |wanted: &str| -> Result<()> {
+        standby.wait_replayed(&primary)?;
+        let names = "SELECT coalesce(string_agg(name, ',' ORDER BY name), '') FROM fence.leases";
+        let names = tenant.text(names)?.unwrap_or_default();
+        ensure!(names == wanted, "{names}, not {wanted}");
+        for name in ["a:1", "b:1"] {
+            let shown = wanted.contains(name);
+            ensure!(tenant.speaks(name, token)? == shown, "{name}");
+            let rows = tenant.rows(&format!("SELECT FROM lease_info('{name}')"))?;
+            ensure!(rows.len() == usize::from(shown), "{name}");
+        }
+        tenant.refused("SELECT lease_acquire('b:2')", "25006")?;
+        Ok(())
+    };
+    sees("a:1")?;
+    for (change, wanted) in [
+        ("GRANT team TO tenant", "a:1,b:1"),
+        ("SELECT fence_revoke('tenant', 'a:')", "b:1"),
+        ("REVOKE team FROM tenant", ""),
+        ("SELECT fence_grant('tenant', 'monitor', 'b')", "b:1"),
+        ("TRUNCATE fence.role_prefix", ""),
+        ("ALTER ROLE tenant SUPERUSER", "a:1,b:1"),
+        ("ALTER ROLE tenant NOSUPERUSER", ""),
+    ] {
+        owner.run(change)?;
+        sees(wanted)?;
+    }
+    Ok(())
+}

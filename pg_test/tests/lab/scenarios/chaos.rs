@@ -1,0 +1,64 @@
+//! The chaos run in its short form; and that it catches each known bug.
+
+use pg_test::chaos::{self, KnownBug};
+use pg_test::{ensure, lab_test, Lab, Result};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+#[lab_test]
+fn half_a_minute_of_chaos_breaks_no_promise(lab: &Lab) -> Result<()> {
+    let seed = std::process::id().into();
+    let summary = chaos::run_until_enough_happened(lab.prefix(), Duration::from_secs(30), seed)?;
+    ensure!(summary.violations().is_empty(), "{summary}");
+    ensure!(summary.void().is_none(), "void: {:?}\n{summary}", summary.void());
+    Ok(())
+}
+
+#[lab_test(slow)]
+fn a_token_drawn_before_the_lock_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, KnownBug::TokenBeforeLock)
+}
+
+#[lab_test(slow)]
+fn the_time_of_the_transactions_start_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, KnownBug::Now)
+}
+
+#[lab_test(slow)]
+fn a_server_that_starts_without_moving_on_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, KnownBug::NoStartMove)
+}
+
+#[lab_test(slow)]
+fn a_promotion_without_a_jump_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, KnownBug::NoJump)
+}
+
+#[lab_test(slow)]
+fn a_guard_without_a_lock_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, KnownBug::NoGuardLock)
+}
+
+#[lab_test(slow)]
+fn reads_without_the_table_s_lock_are_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, KnownBug::NoTableLock)
+}
+
+#[lab_test(slow)]
+fn sessions_believed_to_live_for_ever_are_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, KnownBug::SessionOutlived)
+}
+
+#[lab_test(slow)]
+fn an_adoption_that_does_not_take_the_lease_alone_is_caught(lab: &Lab) -> Result<()> {
+    is_caught(lab, KnownBug::NoAdoptLock)
+}
+
+fn is_caught(lab: &Lab, bug: KnownBug) -> Result<()> {
+    // One after another: they are built in the same place, and a run wants the machine for itself.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let prefix = chaos::build_with(lab.rundir().program(), bug)?;
+    let seed = std::process::id().into();
+    chaos::catch(&prefix, bug, Duration::from_secs(180), seed).map(drop)
+}

@@ -1,0 +1,329 @@
+//! The metrics and alerts of docs/monitoring, with the exporter and the Prometheus of Debian.
+
+use crate::project::pages;
+use pg_test::cluster::free_port;
+use pg_test::extension::source_root;
+use pg_test::process::{self, wait_until, PATIENCE};
+use pg_test::setup::{self, Package};
+use pg_test::{bail, ensure, lab_test, Calls, Cluster, Context, Lab, Result};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+fn prometheus() -> Package {
+    Package::new("prometheus", "/usr/bin/promtool").without_service("prometheus")
+}
+
+fn exporter() -> Package {
+    let name = "prometheus-postgres-exporter";
+    Package::new(name, format!("/usr/bin/{name}")).without_service(name)
+}
+
+fn file(name: &str) -> PathBuf {
+    source_root().join("docs/monitoring").join(name)
+}
+
+fn text(name: &str) -> Result<String> {
+    Ok(fs::read_to_string(file(name))?)
+}
+
+/// The words of a text that may be names of metrics or alerts.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+fn promtool(what: &str, file: &Path) -> Result<String> {
+    process::output_of(Command::new("/usr/bin/promtool").args([what, "rules"]).arg(file))
+}
+
+#[lab_test]
+fn the_rules_pass_their_unit_tests(_: &Lab) -> Result<()> {
+    setup::ensure(&[prometheus()])?;
+    promtool("check", &file("alerts.yaml"))?;
+    promtool("test", &file("alerts_test.yaml"))?;
+    Ok(())
+}
+
+#[lab_test]
+fn the_unit_tests_miss_each_rule_that_does_not_fire(lab: &Lab) -> Result<()> {
+    setup::ensure(&[prometheus()])?;
+    let dir = lab.prefix().new_dir("rules")?;
+    fs::copy(file("alerts_test.yaml"), dir.join("alerts_test.yaml"))?;
+    let rules = text("alerts.yaml")?;
+    let page = fs::read_to_string(source_root().join("docs/monitoring.md"))?;
+    let alerts: Vec<&str> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    ensure!(alerts.len() >= 6, "only these alerts: {alerts:?}");
+    for alert in alerts {
+        ensure!(page.contains(&format!("| `{alert}` |")), "the page does not list {alert}");
+        let (before, after) = rules.split_once(&format!("alert: {alert}\n")).context("no rule")?;
+        let (expression, rest) = after.split_once('\n').context("no expression")?;
+        ensure!(expression.trim().starts_with("expr: "), "{alert}: {expression}");
+        let silent = format!("{before}alert: {alert}\n        expr: vector(0) > 1\n{rest}");
+        fs::write(dir.join("alerts.yaml"), silent)?;
+        let missed = promtool("test", &dir.join("alerts_test.yaml"));
+        ensure!(missed.is_err_and(|error| format!("{error:#}").contains(alert)), "{alert}");
+    }
+    Ok(())
+}
+
+/// A program that serves HTTP on a port of its own; it is killed when dropped.
+struct Service {
+    child: Child,
+    port: u16,
+    log: PathBuf,
+}
+
+impl Service {
+    /// Starts it, and waits until `ready` can be fetched.
+    fn start(mut command: Command, port: u16, log: PathBuf, ready: &str) -> Result<Service> {
+        let output = fs::File::create(&log)?;
+        process::as_server_user(&mut command)?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        let service = Service { child, port, log };
+        let answers = wait_until("it serves", PATIENCE, || service.get(ready).is_ok());
+        answers.with_context(|| service.log())?;
+        Ok(service)
+    }
+
+    /// postgres_exporter with our queries alone, as the role of the documentation.
+    fn exporter(lab: &Lab, cluster: &Cluster) -> Result<Service> {
+        let (dir, port) = (lab.prefix().new_dir("exporter")?, free_port()?);
+        let queries = dir.join("queries.yaml");
+        fs::write(&queries, text("queries.yaml")?)?;
+        let source = format!(
+            "host=127.0.0.1 port={} user=prometheus dbname=postgres sslmode=disable",
+            cluster.port()
+        );
+        let mut command = lab.rundir().command("/usr/bin/prometheus-postgres-exporter");
+        command.env("DATA_SOURCE_NAME", source).args([
+            "--disable-default-metrics",
+            "--disable-settings-metrics",
+            "--no-collector.database",
+            "--no-collector.bgwriter",
+            &format!("--extend.query-path={}", queries.display()),
+            &format!("--web.listen-address=127.0.0.1:{port}"),
+        ]);
+        Service::start(command, port, dir.join("log"), "/metrics")
+    }
+
+    /// Prometheus with our rules, looking at that exporter every second or two.
+    fn prometheus(lab: &Lab, exporter: &Service) -> Result<Service> {
+        let (dir, port) = (lab.prefix().new_dir("prometheus")?, free_port()?);
+        fs::write(dir.join("alerts.yaml"), text("alerts.yaml")?)?;
+        let settings = format!(
+            "global: {{scrape_interval: 2s, scrape_timeout: 2s, evaluation_interval: 1s}}\n\
+             rule_files: [alerts.yaml]\n\
+             scrape_configs:\n  - job_name: postgres\n    static_configs:\n      \
+             - targets: ['127.0.0.1:{}']\n",
+            exporter.port
+        );
+        fs::write(dir.join("prometheus.yaml"), settings)?;
+        let mut command = lab.rundir().command("/usr/bin/prometheus");
+        command.args([
+            format!("--config.file={}", dir.join("prometheus.yaml").display()),
+            format!("--storage.tsdb.path={}", dir.join("data").display()),
+            format!("--web.listen-address=127.0.0.1:{port}"),
+            "--log.level=warn".to_owned(),
+        ]);
+        Service::start(command, port, dir.join("log"), "/-/ready")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// The body of a page that is there.
+    fn get(&self, path: &str) -> Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        // In this version of HTTP the body ends with the connection.
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("no body")?;
+        let status = head.lines().next().unwrap_or_default();
+        ensure!(status.contains(" 200 "), "{path}: {status}: {body}");
+        Ok(body.to_owned())
+    }
+
+    /// What an API of Prometheus answers.
+    fn api(&self, path: &str) -> Result<Value> {
+        Ok(serde_json::from_str::<Value>(&self.get(&format!("/api/v1/{path}"))?)?["data"].take())
+    }
+
+    /// The alert of that name that fires.
+    fn firing(&self, name: &str) -> Result<Option<Value>> {
+        let data = self.api("alerts")?;
+        let alerts = data["alerts"].as_array().context("no list of alerts")?;
+        let found = |a: &&Value| a["labels"]["alertname"] == name && a["state"] == "firing";
+        Ok(alerts.iter().find(found).cloned())
+    }
+
+    /// How often Prometheus has seen the counter of refusals with that SQLSTATE.
+    fn samples(&self, sqlstate: &str) -> Result<usize> {
+        // The range selector, with what a URL does not take as it is: {sqlstate="…"}[5m]
+        let query = format!("fence_refused_total%7Bsqlstate=%22{sqlstate}%22%7D%5B5m%5D");
+        let data = self.api(&format!("query?query={query}"))?;
+        Ok(data["result"][0]["values"].as_array().map_or(0, Vec::len))
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(dir) = self.log.parent() {
+            let _ = fs::remove_dir_all(dir);
+        }
+    }
+}
+
+/// The names of the series in what an exporter shows.
+fn series(metrics: &str) -> BTreeSet<&str> {
+    metrics.lines().filter(|line| !line.starts_with('#')).filter_map(|l| words(l).next()).collect()
+}
+
+/// A server where everything is set up as the documentation says, and its exporter.
+fn monitored(lab: &Lab) -> Result<(Cluster, Service)> {
+    setup::ensure(&[prometheus(), exporter()])?;
+    let cluster = lab.builder().start()?;
+    cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
+    pages::play("docs/monitoring.md", cluster.conninfo("postgres"))?;
+    let exporter = Service::exporter(lab, &cluster)?;
+    Ok((cluster, exporter))
+}
+
+#[lab_test]
+fn every_series_is_exported_that_the_alerts_and_the_page_name(lab: &Lab) -> Result<()> {
+    let (cluster, exporter) = monitored(lab)?;
+    let mut admin = cluster.connect("postgres")?;
+    // One lease that its guard keeps from everybody after it has ended, and one whose acquire is not committed.
+    let mut holder = cluster.connect("postgres")?;
+    let token = holder.acquire("report", "1 h")?;
+    holder.run(&format!("BEGIN; SELECT lease_guard('report', {token})"))?;
+    admin.run("SELECT lease_revoke('report')")?;
+    let mut undecided = cluster.connect("postgres")?;
+    undecided.run("BEGIN; SELECT lease_acquire('import', 'worker C')")?;
+    admin.acquire_expired("forgotten")?;
+
+    let metrics = exporter.get("/metrics")?;
+    ensure!(metrics.contains("\npg_exporter_last_scrape_error 0\n"), "{}", exporter.log());
+    let exported = series(&metrics);
+    let rules = text("alerts.yaml")?;
+    let expressions = rules.lines().filter_map(|line| line.trim().strip_prefix("expr: "));
+    for name in expressions.flat_map(words).filter(|w| w.contains("fence_") || w.contains("pg_")) {
+        ensure!(exported.contains(name), "an alert asks for {name}: {exported:?}");
+    }
+    let page = fs::read_to_string(source_root().join("docs/monitoring.md"))?;
+    let ours: BTreeSet<&str> =
+        exported.iter().copied().filter(|name| name.starts_with("fence_")).collect();
+    let listed: BTreeSet<&str> = page
+        .lines()
+        .filter(|line| line.starts_with("| `fence_"))
+        .filter_map(|line| line.split('|').nth(1))
+        .flat_map(words)
+        .collect();
+    ensure!(ours == listed, "exported: {ours:?}; listed: {listed:?}");
+
+    let value = |name: &str, labels: &[&str]| -> Result<f64> {
+        let of_series = |line: &&str| {
+            line.starts_with(&format!("{name}{{")) && labels.iter().all(|l| line.contains(l))
+        };
+        let line = metrics.lines().find(of_series).with_context(|| format!("no {name}"))?;
+        Ok(line.rsplit_once(' ').context("no value")?.1.parse()?)
+    };
+    let report = ["lease=\"report\"", "state=\"free\"", &format!("pids=\"{}\"", holder.pid())];
+    ensure!(value("fence_held_up_transactions", &report)? == 1.0, "{metrics}");
+    ensure!(value("fence_held_up_seconds", &report)? >= 0.0, "{metrics}");
+    let import = ["lease=\"import\"", "state=\"uncommitted\"", "holder=\"worker C\""];
+    ensure!(value("fence_held_up_transactions", &import)? == 1.0, "{metrics}");
+    ensure!(value("fence_expired_leases", &[])? == 1.0, "{metrics}");
+    for (state, count) in
+        [("uncommitted", 1.0), ("expired", 1.0), ("abandoned", 0.0), ("held", 0.0)]
+    {
+        let state = format!("state=\"{state}\"");
+        ensure!(value("fence_leases_count", &[&state])? == count, "{state}: {metrics}");
+    }
+    let jumps: i64 = admin.granted("SELECT jumps FROM fence_status()")?;
+    ensure!(value("fence_status_jumps", &[])? == jumps as f64, "{metrics}");
+    ensure!(value("fence_status_versions_match", &[])? == 1.0, "{metrics}");
+
+    // A query that fails is told, and takes no other along.
+    admin.run("DROP MATERIALIZED VIEW monitoring.fence_audit")?;
+    let metrics = exporter.get("/metrics")?;
+    ensure!(metrics.contains("\npg_exporter_last_scrape_error 1\n"), "{metrics}");
+    ensure!(series(&metrics).contains("fence_refused_total"), "{metrics}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()> {
+    let (cluster, exporter) = monitored(lab)?;
+    let prometheus = Service::prometheus(lab, &exporter)?;
+    let told = || format!("{}\n{}", exporter.log(), prometheus.log());
+    let mut admin = cluster.connect("postgres")?;
+    admin.run(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, status text); INSERT INTO orders VALUES (7, 'new');
+         SELECT fence_protect('orders', lease => 'order:{id}'); SELECT fence_stats_reset()",
+    )?;
+    // What grows is seen only beside what was there before.
+    wait_until("Prometheus looks", PATIENCE, || prometheus.samples("PF001").is_ok_and(|n| n >= 2))
+        .with_context(told)?;
+    ensure!(prometheus.firing("FenceWriteRefused")?.is_none(), "it fires before anything happens");
+
+    let mut frozen = lab.worker("worker A", &cluster.conninfo("postgres"))?;
+    let old = frozen.number("SELECT lease_acquire('order:7', 'worker A', '1 s')")?;
+    let old = old.context("the lease is taken")?;
+    frozen.freeze()?;
+    let late = format!("UPDATE orders SET status = 'paid', fence = {old} WHERE id = 7");
+    frozen.send(&late)?;
+    admin.wait_expired("order:7")?;
+    let new = admin.granted("SELECT lease_acquire('order:7', 'worker B', '1 h')")?;
+    admin.run(&format!("UPDATE orders SET status = 'sent', fence = {new} WHERE id = 7"))?;
+    frozen.thaw()?;
+    match frozen.outcome(PATIENCE)? {
+        Err(fault) => ensure!(fault.sqlstate == "PF001", "{fault}"),
+        Ok(rows) => bail!("the late write landed: {rows:?}"),
+    }
+
+    let mut alert = None;
+    wait_until("the alert fires", PATIENCE, || {
+        alert = prometheus.firing("FenceWriteRefused").ok().flatten();
+        alert.is_some()
+    })
+    .with_context(told)?;
+    let alert = alert.context("no alert")?;
+    ensure!(alert["labels"]["sqlstate"] == "PF001", "{alert}");
+    ensure!(alert["labels"]["datname"] == "postgres", "{alert}");
+    let description = alert["annotations"]["description"].as_str().unwrap_or_default();
+    ensure!(description.contains("public.orders by worker A;"), "{alert}");
+
+    let refusals = admin.rows(
+        "SELECT sqlstate, relation, key, lease, presented, stored, holder, application_name, pid FROM fence.refusals",
+    )?;
+    let wanted = [
+        "PF001",
+        "public.orders",
+        "{\"id\": 7}",
+        "order:7",
+        &old.to_string(),
+        &new.to_string(),
+        "worker B",
+        "worker A",
+        &frozen.backend().to_string(),
+    ];
+    let wanted: Vec<_> = wanted.iter().map(|text| Some((*text).to_owned())).collect();
+    ensure!(refusals == [wanted], "{refusals:?}");
+    ensure!(admin.text("SELECT status FROM orders")?.as_deref() == Some("sent"));
+    Ok(())
+}

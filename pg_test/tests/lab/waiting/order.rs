@@ -1,0 +1,409 @@
+//! Waiting in the queue: who is served when, and what the queue looks like from outside.
+
+use crate::support::concurrency::{
+    gets_nothing, nothing_is_left, sleeps, still_wait, token_of, undisturbed_server, waiting,
+    waiting_at_most, with_time_enough, WAIT,
+};
+use nix::sys::signal::Signal;
+use pg_test::process::{self, wait_until, PATIENCE};
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result};
+use std::time::{Duration, Instant};
+
+#[lab_test]
+fn waiters_are_served_in_the_order_they_came(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    let mut token = holder.acquire("job", "1 h")?;
+    let mut queue: Vec<Background> =
+        (0..5).map(|_| waiting(&db, WAIT)).collect::<Result<Vec<_>>>()?;
+    while !queue.is_empty() {
+        ensure!(holder.release("job", token)?.is_some());
+        let mut first = queue.remove(0);
+        let next = token_of(&mut first)?;
+        ensure!(next > token);
+        token = next;
+        still_wait(&mut queue)?;
+    }
+    ensure!(holder.speaks("job", token)?);
+    nothing_is_left(&mut holder)
+}
+
+#[lab_test]
+fn nobody_overtakes_a_waiter_though_the_lease_is_free(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut holder, mut other) = (db.connect()?, db.connect()?);
+    let token = holder.acquire("job", "1 h")?;
+    let mut head = waiting(&db, WAIT)?;
+    let mut second = waiting(&db, WAIT)?;
+    // Frozen, the head cannot take what becomes free.
+    process::signal(head.pid(), Signal::SIGSTOP)?;
+    let frozen = wait_until("frozen", PATIENCE, || process::is_stopped(head.pid()));
+    let overtaken = frozen.and_then(|()| {
+        holder.release("job", token)?;
+        for call in [
+            "lease_acquire('job')",
+            "lease_acquire('job', shared => true)",
+            "lease_acquire('job', slots => 3)",
+            "lease_acquire_all('{job, free}')",
+            "lease_acquire('job', wait => '300 ms')",
+            "lease_acquire('job', wait => '1 us')",
+        ] {
+            let rows = other.rows(&format!("SELECT {call}"))?;
+            ensure!(rows.iter().all(|row| row[0].is_none()), "{call} overtook the queue: {rows:?}");
+        }
+        let third = waiting(&db, WAIT)?;
+        still_wait([&mut head, &mut second])?;
+        ensure!(other.text("SELECT state FROM lease_info('job')")?.as_deref() == Some("free"));
+        Ok(third)
+    });
+    process::signal(head.pid(), Signal::SIGCONT)?;
+    let mut third = overtaken?;
+    let first = token_of(&mut head)?;
+    still_wait([&mut second, &mut third])?;
+    holder.release("job", first)?;
+    let next = token_of(&mut second)?;
+    still_wait([&mut third])?;
+    holder.release("job", next)?;
+    token_of(&mut third)?;
+    Ok(())
+}
+
+#[lab_test]
+fn a_reclaim_goes_ahead_of_waiters(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    let first = holder.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
+    let mut head = waiting(&db, WAIT)?;
+    let mut second = waiting(&db, WAIT)?;
+    for wait in ["0", "10 min"] {
+        let again = db.connect()?.granted(&format!(
+            "SELECT lease_acquire('job', 'w1', '1 h', wait => '{wait}', reclaim => true)"
+        ))?;
+        ensure!(again > first && holder.speaks("job", again)?);
+        still_wait([&mut head, &mut second])?;
+    }
+    holder.granted("SELECT lease_revoke('job')")?;
+    token_of(&mut head)?;
+    still_wait([&mut second])
+}
+
+#[lab_test]
+fn lines_for_different_leases_do_not_disturb_each_other(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    holder.acquire("job", "1 h")?;
+    let token = holder.acquire("other", "1 h")?;
+    let mut queue = [waiting(&db, WAIT)?, waiting(&db, WAIT)?];
+    let mut other = waiting(&db, "SELECT lease_acquire('other', wait => '10 min')")?;
+    db.connect()?.acquire("third", "1 h")?;
+    holder.release("other", token)?;
+    token_of(&mut other)?;
+    still_wait(&mut queue)?;
+    // The same name in another database is another lease.
+    let elsewhere = lab.database()?;
+    elsewhere.connect()?.acquire("job", "1 h")?;
+    Ok(())
+}
+
+#[lab_test]
+fn an_administrator_sees_the_queue(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut admin = db.connect()?;
+    admin.acquire("job", "1 h")?;
+    let queue: Vec<Background> = (0..4).map(|_| waiting(&db, WAIT)).collect::<Result<Vec<_>>>()?;
+    let pids: Vec<String> = queue.iter().map(|w| w.pid().to_string()).collect();
+    // Those behind the head wait for a lock, in the order they came.
+    let behind = admin.rows(
+        "SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+         WHERE a.datname = current_database() AND NOT l.granted AND l.locktype = 'advisory' \
+         AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory' ORDER BY l.waitstart",
+    )?;
+    let behind: Vec<String> = behind.into_iter().filter_map(|row| row[0].clone()).collect();
+    ensure!(behind == pids[1..], "{behind:?} of {pids:?}");
+    // The head has the lock that they wait for, and waits in the extension.
+    let blockers: Vec<i32> = admin.one("SELECT pg_blocking_pids($1)", &[&queue[1].pid()])?;
+    ensure!(blockers == [queue[0].pid()], "{blockers:?}");
+    // But for the moments in which it looks.
+    let sleeps = format!(
+        "SELECT wait_event_type IS NOT DISTINCT FROM 'Extension' FROM pg_stat_activity \
+         WHERE state = 'active' AND pid = {}",
+        pids[0]
+    );
+    wait_until("the head waits in the extension", PATIENCE, || {
+        admin.truth(&sleeps).unwrap_or(false)
+    })
+}
+
+#[lab_test]
+fn at_most_one_of_a_queue_looks(lab: &Lab) -> Result<()> {
+    let server = undisturbed_server(lab)?;
+    let db = Database::with_extension(server.conninfo("postgres"))?;
+    let mut holder = db.connect()?;
+    let token = holder.acquire("job", "1 h")?;
+    let mut queue: Vec<Background> =
+        (0..10).map(|_| waiting(&db, WAIT)).collect::<Result<Vec<_>>>()?;
+    let not_locked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                      AND query LIKE 'SELECT lease_acquire%' AND state = 'active' \
+                      AND wait_event_type IS DISTINCT FROM 'Lock'";
+    let until = Instant::now() + Duration::from_millis(2500);
+    let mut renewed = token;
+    while Instant::now() < until {
+        let looking = holder.granted(not_locked)?;
+        ensure!(looking <= 1, "{looking} look at once");
+        // What the holder does wakes no crowd either.
+        renewed = holder.renew("job", renewed)?.expect("held");
+    }
+    still_wait(&mut queue)
+}
+
+#[lab_test]
+fn waiters_sleep(lab: &Lab) -> Result<()> {
+    let server = undisturbed_server(lab)?;
+    let db = Database::with_extension(server.conninfo("postgres"))?;
+    let (mut holder, mut guard) = (db.connect()?, db.connect()?);
+    holder.acquire("held", "1 h")?;
+    holder.granted("SELECT lease_acquire('slots', slots => 2, ttl => '1 h')")?;
+    holder.granted("SELECT lease_acquire('read', shared => true, ttl => '1 h')")?;
+    guard.run("BEGIN")?;
+    for (name, more) in [("guarded", ""), ("slots", ", slots => 2"), ("shared", ", shared => true")]
+    {
+        let call = format!("SELECT lease_acquire('{name}', ttl => '2 s'{more})");
+        let token = holder.granted(&call)?;
+        guard.run(&format!("SELECT lease_guard('{name}', {token})"))?;
+        // What is left of the grant runs out; the guard keeps the place.
+        holder.granted(&format!("SELECT lease_renew('{name}', {token}, '1 us')"))?;
+    }
+    let mut queue = Vec::new();
+    for (name, more) in [
+        ("held", ""),
+        ("held", ", shared => true"),
+        ("guarded", ""),
+        ("guarded", ""),
+        ("slots", ", slots => 2"),
+        ("slots", ", slots => 2"),
+        ("shared", ""),
+        ("read", ""),
+    ] {
+        let call = format!("SELECT lease_acquire('{name}', wait => '10 min'{more})");
+        queue.push(waiting(&db, &call)?);
+    }
+    let count =
+        |queue: &[Background]| queue.iter().map(|w| sleeps(w.pid())).collect::<Result<Vec<_>>>();
+    let (before, start) = (count(&queue)?, Instant::now());
+    std::thread::sleep(Duration::from_secs(3));
+    let (after, took) = (count(&queue)?, start.elapsed());
+    still_wait(&mut queue)?;
+    // The head looks once a second; a poll every 50 ms would be 20 times a second.
+    let woken: Vec<u64> = after.iter().zip(&before).map(|(a, b)| a - b).collect();
+    let most = 5 + 2 * took.as_secs();
+    ensure!(woken.iter().all(|&n| n <= most), "woken so often in {took:?}: {woken:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_waiter_has_no_transaction_id_and_no_row_lock(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    let token = holder.acquire("job", "1 h")?;
+    let mut queue = [waiting(&db, WAIT)?, waiting(&db, WAIT)?, waiting(&db, WAIT)?];
+    let pids: Vec<i32> = queue.iter().map(Background::pid).collect();
+    let ids: i64 = holder
+        .one("SELECT count(backend_xid) FROM pg_stat_activity WHERE pid = ANY($1)", &[&pids])?;
+    ensure!(ids == 0, "{ids} waiters have a transaction id");
+    // Nothing but the queue, the table as readers lock it, and their own virtual transactions.
+    let strong: Vec<Vec<Option<String>>> = holder.rows(&format!(
+        "SELECT locktype, mode FROM pg_locks WHERE pid = ANY('{}') AND NOT \
+         (locktype IN ('advisory', 'virtualxid') OR mode IN ('AccessShareLock', 'RowExclusiveLock'))",
+        format!("{pids:?}").replace('[', "{").replace(']', "}")
+    ))?;
+    ensure!(strong.is_empty(), "{strong:?}");
+    // So the holder's calls go on beside them.
+    holder.run("SET lock_timeout = '10 s'")?;
+    let renewed = holder.renew("job", token)?.expect("held");
+    holder.run(&format!("BEGIN; SELECT lease_guard('job', {renewed}); COMMIT"))?;
+    still_wait(&mut queue)
+}
+
+#[lab_test]
+fn the_ttl_starts_at_the_grant(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    let token = holder.acquire("job", "1 h")?;
+    // All three wait for longer than they will hold.
+    let call = "BEGIN; SELECT lease_acquire('job', ttl => '2 s', wait => '10 min')";
+    let queue = [waiting(&db, call)?, waiting(&db, call)?, waiting(&db, call)?];
+    std::thread::sleep(Duration::from_millis(2200));
+    let mut free_since = holder.text("SELECT clock_timestamp()")?.expect("a time");
+    holder.release("job", token)?;
+    for mut waiter in queue {
+        let token = token_of(&mut waiter)?;
+        // Its transaction is open, so that the next one cannot have it yet, however slow this machine is.
+        waiter.send(&format!(
+            "SELECT expires_at, expires_at - acquired_at = '2 s' AND acquired_at >= '{free_since}' \
+             AND token = {token}, i FROM lease_info('job') AS i; COMMIT"
+        ))?;
+        let rows = waiter.rows()?;
+        ensure!(rows[0][1].as_deref() == Some("t"), "{rows:?}");
+        // This one runs out.
+        free_since = rows[0][0].clone().expect("a time");
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_wait_that_elapses_ends_with_null(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    let token = holder.acquire("job", "1 h")?;
+    let drawn = holder.last_token()?;
+    let (mut queue, started, unit) = with_time_enough(|seconds| {
+        let (started, unit) = (Instant::now(), 500 * u64::from(seconds));
+        let mut queue = Vec::new();
+        for wait in [5 * unit, 3 * unit, 4 * unit, 600_000] {
+            let mut waiter = Background::connect(&db.conninfo())?;
+            waiter.send(&format!("SELECT lease_acquire('job', wait => '{wait} ms')"))?;
+            waiter.blocks_or_ends()?;
+            queue.push(waiter);
+        }
+        let all_wait = !queue.iter_mut().any(Background::is_finished);
+        Ok(all_wait.then_some((queue, started, unit)))
+    })?;
+    // Who came second, then the third, then the head.
+    for (place, least) in [(1, 3 * unit), (2, 4 * unit), (0, 5 * unit)] {
+        gets_nothing(&mut queue[place])?;
+        let waited = started.elapsed();
+        ensure!(waited >= Duration::from_millis(least), "{waited:?}, not {least} ms");
+    }
+    let mut last = queue.remove(3);
+    still_wait([&mut last])?;
+    ensure!(holder.last_token()? == drawn, "a wait in vain drew a token");
+    holder.release("job", token)?;
+    token_of(&mut last)?;
+    nothing_is_left(&mut holder)
+}
+
+#[lab_test]
+fn a_transaction_goes_on_after_a_wait_in_vain(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    holder.run("CREATE TABLE t (n int)")?;
+    holder.acquire("job", "1 h")?;
+    // As the head of the queue, then behind another.
+    let mut heads = Vec::new();
+    for number in 0..2 {
+        let mut session = db.connect()?;
+        session.run(&format!("BEGIN; INSERT INTO t VALUES ({number})"))?;
+        session.nothing("SELECT lease_acquire('job', wait => '200 ms')")?;
+        session.run("SAVEPOINT s; INSERT INTO t VALUES (100)")?;
+        session.nothing("SELECT lease_acquire('job', wait => '200 ms')")?;
+        session.run("ROLLBACK TO s; INSERT INTO t VALUES (10)")?;
+        let free = session.granted("SELECT lease_acquire('free', wait => '200 ms')")?;
+        session.run(&format!("SELECT lease_release('free', {free}); COMMIT"))?;
+        heads.push(waiting(&db, WAIT)?);
+    }
+    let sums = holder.rows("SELECT count(*), sum(n) FROM t")?;
+    ensure!(sums == [[Some("4".to_owned()), Some("21".to_owned())]], "{sums:?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_wait_in_an_exception_block_leaves_the_transaction_whole(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    holder.run(
+        "CREATE TABLE t (what text);
+         CREATE FUNCTION try(lease text, fails boolean, patience interval) RETURNS text LANGUAGE plpgsql AS $$
+         DECLARE answer text := 'NULL';
+         BEGIN
+           INSERT INTO t VALUES ('before');
+           BEGIN
+             INSERT INTO t VALUES ('in');
+             IF lease_acquire(lease, wait => patience) IS NOT NULL THEN answer := 'granted'; END IF;
+             INSERT INTO t VALUES ('after');
+             IF fails THEN RAISE division_by_zero; END IF;
+           EXCEPTION WHEN others THEN answer := SQLSTATE;
+           END;
+           RETURN answer;
+         END $$",
+    )?;
+    holder.acquire("job", "1 h")?;
+    holder.acquire("lonely", "1 h")?;
+    let _head = waiting(&db, WAIT)?;
+    for lease in ["lonely", "job", "free"] {
+        for (fails, timeout) in [(false, "0"), (true, "0"), (false, "100ms"), (false, "1h")] {
+            let mut session = db.connect()?;
+            session.run(&format!("BEGIN; SET LOCAL lock_timeout = '{timeout}'"))?;
+            let answer = match (fails, timeout, lease) {
+                (true, _, _) => "22012",
+                (_, _, "free") => "granted",
+                (_, "100ms", _) => "55P03",
+                _ => "NULL",
+            };
+            // A wait that is over is not told of a timeout that is over, too.
+            let patience = if timeout == "100ms" { "1 min" } else { "300 ms" };
+            let got = session.text(&format!("SELECT try('{lease}', {fails}, '{patience}')"))?;
+            ensure!(got.as_deref() == Some(answer), "{lease}, {fails}, {timeout}: {got:?}");
+            let undone = answer.len() == 5;
+            let rows = session.granted("SELECT count(*) FROM t")?;
+            ensure!(rows == if undone { 1 } else { 3 }, "{lease}, {answer}: {rows} rows");
+            session.run("ROLLBACK")?;
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn at_repeatable_read_what_was_waited_for_serves_the_next_transaction(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    let mut token = holder.acquire("job", "1 h")?;
+    for isolation in ["REPEATABLE READ", "SERIALIZABLE"] {
+        let begin = format!("BEGIN ISOLATION LEVEL {isolation}");
+        let mut early = Background::connect(&db.conninfo())?;
+        early.run(&begin)?;
+        early.send(WAIT)?;
+        early.wait_until_blocked()?;
+        let mut next = waiting(&db, WAIT)?;
+        holder.release("job", token)?;
+        let theirs = token_of(&mut early)?;
+        // Its snapshot is older than its grant.
+        let guard = format!("SELECT lease_guard('job', {theirs})");
+        early.run("SAVEPOINT s")?;
+        early.send(&guard)?;
+        early.refused("55000")?;
+        early.run("ROLLBACK TO s")?;
+        early.run("COMMIT")?;
+        for statement in [&begin, &guard, "COMMIT"] {
+            early.run(statement)?;
+        }
+        holder.release("job", theirs)?;
+        // The queue goes on.
+        token = token_of(&mut next)?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_circle_of_waits_ends_with_the_first_wait_to_elapse(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = Background::connect(&db.conninfo())?;
+    holder.run("CREATE TABLE t AS SELECT 1 AS id, 0 AS n")?;
+    let token = holder.run("SELECT lease_acquire('job', ttl => '1 h')")?[0][0].clone();
+    let token = token.expect("free");
+    let mut head = waiting(&db, WAIT)?;
+    // It has the row that the holder will want, and stands in the holder's queue.
+    let mut waiter = waiting_at_most(&db, |seconds| {
+        let wait = 2 * seconds;
+        format!("BEGIN; UPDATE t SET n = n + 1; SELECT lease_acquire('job', wait => '{wait} s')")
+    })?;
+    holder.send(&format!("UPDATE t SET n = n + 10; SELECT lease_release('job', {token})"))?;
+    holder.wait_until_blocked()?;
+    gets_nothing(&mut waiter)?;
+    ensure!(!holder.is_finished());
+    waiter.run("COMMIT")?;
+    token_of(&mut holder)?;
+    token_of(&mut head)?;
+    let n: i32 = db.connect()?.one("SELECT n FROM t", &[])?;
+    ensure!(n == 11, "{n}");
+    Ok(())
+}
