@@ -31,8 +31,11 @@ struct Scene<'a> {
     lab: &'a Lab,
     lease: &'static str,
     databases: Vec<Database>,
-    command: Box<dyn Fn(&[Conninfo], &Path) -> Result<Command> + 'a>,
+    command: Start<'a>,
 }
+
+/// A program for those databases, with that file as its work.
+type Start<'a> = Box<dyn Fn(&[Conninfo], &Path) -> Result<Command> + 'a>;
 
 /// A program that takes the lock, or waits for it.
 struct Holder {
@@ -194,10 +197,47 @@ fn until_the_next_holder_adopts_the_older_one_writes(scene: &Scene) -> Result<()
     scene.shows("by the next")
 }
 
-const STORIES: [fn(&Scene) -> Result<()>; 3] = [
+/// Frozen in the middle of a transaction that has written: the next one waits until that has ended.
+fn the_next_holder_waits_for_a_frozen_transaction(scene: &Scene) -> Result<()> {
+    let [mut row, mut watcher] = [scene.databases[0].connect()?, scene.databases[0].connect()?];
+    row.run("BEGIN; SELECT FROM reports FOR UPDATE")?;
+    let mut old = scene.holder()?;
+    old.is_at_work()?.reads("by the frozen one")?;
+    seen(&mut watcher, "active", "%UPDATE reports%", row.pid())?;
+    old.program.freeze()?;
+    row.run("COMMIT")?;
+    let frozen = seen(&mut watcher, "idle in transaction", "%UPDATE reports%", row.pid())?;
+    let mut new = scene.holder()?;
+    seen(&mut watcher, "active", "%lease_adopt%", frozen)?;
+    scene.shows("empty")?;
+    // As idle_in_transaction_session_timeout would.
+    watcher.run(&format!("SELECT pg_terminate_backend({frozen})"))?;
+    let to_new = new.is_at_work()?;
+    old.program.thaw()?;
+    old.program.leaves_with_failure(PATIENCE)?;
+    scene.shows("empty")?;
+    to_new.reads("by the next")?;
+    new.program.ends_well()?;
+    scene.shows("by the next")
+}
+
+/// The pid of the session whose latest statement is like that, once it is in that state.
+fn seen(watcher: &mut Session, state: &str, like: &str, but: i32) -> Result<i32> {
+    let backend = "SELECT min(pid) FROM pg_stat_activity WHERE datname = current_database()
+                      AND state = $1 AND query LIKE $2 AND pid NOT IN (pg_backend_pid(), $3)";
+    let mut pid = None;
+    wait_until(&format!("a session is {state} in {like}"), PATIENCE, || {
+        pid = watcher.one::<Option<i32>>(backend, &[&state, &like, &but]).ok().flatten();
+        pid.is_some()
+    })?;
+    pid.context("it was seen")
+}
+
+const STORIES: [fn(&Scene) -> Result<()>; 4] = [
     a_frozen_holder_writes_nothing,
     a_holder_frozen_before_it_adopts_writes_nothing,
     until_the_next_holder_adopts_the_older_one_writes,
+    the_next_holder_waits_for_a_frozen_transaction,
 ];
 
 /// A program of a page: the page, its language, its file.
@@ -259,6 +299,11 @@ fn a_scheduler_frozen_between_two_shards_writes_to_none(lab: &Lab) -> Result<()>
 #[lab_test]
 fn a_scheduler_writes_until_the_next_one_has_adopted(lab: &Lab) -> Result<()> {
     until_the_next_holder_adopts_the_older_one_writes(&schedulers(lab)?)
+}
+
+#[lab_test]
+fn the_next_scheduler_waits_for_a_frozen_transaction(lab: &Lab) -> Result<()> {
+    the_next_holder_waits_for_a_frozen_transaction(&schedulers(lab)?)
 }
 
 #[lab_test(slow)]
