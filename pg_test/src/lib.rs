@@ -35,6 +35,7 @@
 //! | [`process`] | processes of the machine |
 //! | [`rules`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`script_rules`] | the rules for scripts of extensions |
+//! | [`service`] | lock services of others |
 //! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
 //! | [`standstill`] | times for which the machine stood still |
 //! | [`mod@test_case`] | a test of the lab |
@@ -77,6 +78,7 @@ pub mod prefix;
 pub mod process;
 pub mod rundir;
 pub mod script_rules;
+pub mod service;
 pub mod setup;
 pub mod soak;
 pub mod standstill;

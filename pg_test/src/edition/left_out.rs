@@ -28,6 +28,7 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("fence::verify::", "lite has no second check behind the other triggers"),
     ("statistics::", "lite counts nothing and keeps no refusals"),
     ("audit::", "lite's audit is shorter, and has tests of its own"),
+    ("tools::adopted::", "lite adopts no leases of others"),
     ("project::", "of packages, the pages' examples and the extension's scripts"),
     (
         "guards::a_guard_that_ends_with_its_statement_is_warned_of",

@@ -22,6 +22,7 @@ macro_rules! pages {
 
 pages![
     readme = "README.md",
+    adopt = "docs/adopt/README.md",
     beyond_one_machine = "docs/beyond-one-machine.md",
     clients = "docs/clients.md",
     command = "docs/command.md",
