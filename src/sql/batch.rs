@@ -16,7 +16,7 @@ use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{Ask, Mode};
-use pg_fence_rules::Token;
+use pg_fence_rules::{Span, Token};
 
 /// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all of them, or NULL
 /// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 42501, 55000.

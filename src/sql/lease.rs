@@ -18,6 +18,7 @@ use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::{Instant, Span, Token};
+use std::time::Duration;
 
 /// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL
 /// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
@@ -40,7 +41,7 @@ pub fn is_losable(session: bool) -> bool {
     session && !commit::waits_for_standbys()
 }
 
-fn acquire_one(request: &Request, longest: Span) -> Result<Option<Token>, Refusal> {
+fn acquire_one(request: &Request, longest: Duration) -> Result<Option<Token>, Refusal> {
     if !longest.is_zero() {
         return wait::until_granted(request, longest);
     }

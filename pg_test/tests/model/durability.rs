@@ -224,7 +224,7 @@ impl Model for Durability {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        vec![Property::always(STAYS_SILENT, |_, state| !state.stale)]
+        vec![Property::always(STAYS_SILENT, |_: &Self, state: &State| !state.stale)]
     }
 }
 

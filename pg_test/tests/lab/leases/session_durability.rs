@@ -60,6 +60,7 @@ fn a_lease_of_a_session_does_not_wait_for_the_disk(lab: &Lab) -> Result<()> {
         ensure!(waited == asks, "waited: {waited}: {call}");
     }
     // After the crash they are free, and no token comes again.
+    server.run(session, "BEGIN")?;
     server.see_plain(session)?;
     let (loss, cluster) = server.crash()?;
     ensure!(loss.plain_reissued() && !loss.reissued(), "{loss:?}");
@@ -80,13 +81,13 @@ fn a_crash_brings_back_no_grant_that_a_session_s_has_replaced(lab: &Lab) -> Resu
         ("released", "", "", ACQUIRE.to_owned(), true),
         ("by a session that never waits", "SET synchronous_commit = off", "", ACQUIRE.to_owned(), true),
         ("released, then written", "", WAITS, ACQUIRE.to_owned(), false),
-        ("pruned", "", "SET synchronous_commit = off; SELECT lease_prune('0'); RESET synchronous_commit", ACQUIRE.to_owned(), false),
+        ("pruned", "", "BEGIN; SET LOCAL synchronous_commit = off; SELECT lease_prune('0'); COMMIT", ACQUIRE.to_owned(), false),
         ("live", "", "SELECT lease_acquire('job', 'h', ttl => '1 h')", RECLAIM.to_owned(), true),
         (
             "revoked by a commit that does not wait",
             "",
             "SELECT lease_acquire('job', 'h', ttl => '1 h');
-             SET synchronous_commit = off; SELECT lease_revoke('job'); RESET synchronous_commit",
+             BEGIN; SET LOCAL synchronous_commit = off; SELECT lease_revoke('job'); COMMIT",
             ACQUIRE.to_owned(),
             true,
         ),
@@ -94,9 +95,9 @@ fn a_crash_brings_back_no_grant_that_a_session_s_has_replaced(lab: &Lab) -> Resu
             "cut short by a commit that does not wait",
             "",
             "SELECT lease_acquire('job', 'h', ttl => '1 h');
-             SET synchronous_commit = off;
+             BEGIN; SET LOCAL synchronous_commit = off;
              SELECT lease_renew('job', first_token, ttl => '1 ms') FROM fence.leases WHERE name = 'job';
-             RESET synchronous_commit; SELECT pg_sleep(0.01)",
+             COMMIT; SELECT pg_sleep(0.01)",
             ACQUIRE.to_owned(),
             true,
         ),
