@@ -89,7 +89,7 @@ class OnOrders(unittest.TestCase):
         self.assertEqual(threading.active_count(), self.threads, "threads are left")
 
     def value(self, sql: str, *arguments: Any) -> Any:
-        row = self.admin.execute(sql, arguments or None).fetchone()
+        row = self.admin.execute(sql, arguments).fetchone()
         return row and row[0]
 
     def status(self) -> Any:
@@ -458,7 +458,7 @@ class OnAdopted(OnOrders):
         return self.value("SELECT status || ' ' || coalesce(fence, 0) FROM orders WHERE id = 9")
 
 
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT lease_adopt%' AND state = 'active'"
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT lease_adopt%%' AND state = 'active'"
 PAY = "UPDATE orders SET status = 'paid' WHERE id = 9"
 SEND = "UPDATE orders SET status = 'sent' WHERE id = 9"
 
@@ -639,10 +639,10 @@ class Asyncio(OnOrders, unittest.IsolatedAsyncioTestCase):
                     self.fail("it is taken")
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Extension' AND query ~ 'acquire'"
             for _ in range(200):
-                if self.value(WAITING) == 0 and threading.active_count() == self.threads + 2:
+                if self.value(waiting) == 0 and threading.active_count() == self.threads + 2:
                     break
                 await asyncio.sleep(0.05)
-            self.assertEqual(self.value(WAITING), 0)
+            self.assertEqual(self.value(waiting), 0)
 
     async def test_a_grant_that_comes_while_its_wait_is_given_up_is_given_back(self) -> None:
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_acquire%%'"
@@ -651,7 +651,7 @@ class Asyncio(OnOrders, unittest.IsolatedAsyncioTestCase):
             self.assertTrue(await first.aacquire())
             second = self.fence.lease("order:7", ttl=LONG, wait=LONG)
             waits = asyncio.create_task(second.aacquire())
-            while self.value(WAITING) == 0:
+            while self.value(waiting) == 0:
                 await asyncio.sleep(0.01)
             releases = threading.Thread(target=first.release)
             releases.start()
