@@ -439,7 +439,9 @@ class OnAdopted(OnOrders):
 
     def setUp(self) -> None:
         super().setUp()
+        self.admin.execute("SELECT fence_unprotect('orders')")
         self.admin.execute("INSERT INTO orders VALUES (9, 'new')")
+        self.admin.execute("SELECT fence_protect('orders', lease => 'order:{id}')")
 
     def tearDown(self) -> None:
         self.assertFalse(self.is_held("order:9"), "it is held still")
@@ -475,14 +477,14 @@ class AdoptedLeases(OnAdopted):
             conn.execute(PAY)
         self.assertEqual(self.order(), f"paid {2**52}")
         with self.adopt(2**52 + 1) as second:
-            with self.assertRaises(pg_fence.StaleToken) as caught, first.guard(conn):
-                self.fail("it is stale")
-            self.assertEqual(caught.exception.detail["presented"], 2**52)
             with self.assertRaises(pg_fence.NotSpeaking), first.present(conn):
                 conn.execute(SEND)
             # Refused once, it looks before it begins.
             with self.assertRaises(pg_fence.StaleToken), first.present(conn):
                 self.fail("it is stale")
+            with self.assertRaises(pg_fence.StaleToken) as caught, first.guard(conn):
+                self.fail("it is stale")
+            self.assertEqual(caught.exception.detail["presented"], 2**52)
             with self.assertRaises(pg_fence.StaleToken) as caught:
                 self.adopt(2**52)
             self.assertIsInstance(caught.exception.__cause__, psycopg.Error)
@@ -555,8 +557,7 @@ class AsyncioAdopted(OnAdopted, unittest.IsolatedAsyncioTestCase):
 
     async def test_cancelling_a_wait_leaves_nobody_waiting(self) -> None:
         async with await psycopg.AsyncConnection.connect(URL, autocommit=True) as conn:
-            older = await self.fence.aadopt("order:9", 33)
-            async with older.guard(conn):
+            async with await self.fence.aadopt("order:9", 33) as older, older.guard(conn):
                 waits = asyncio.create_task(self.fence.aadopt("order:9", 34, wait=LONG))
                 await self.comes_true(lambda: self.value(WAITING) == 1)
                 waits.cancel()

@@ -73,7 +73,8 @@ impl AdoptRequest {
             fence.hooks.clone(),
         );
         let adopted = Adopted { shared: Arc::new(shared), request: Arc::new(self) };
-        let is_known = adopted.shared.hooks.adopts_late() || adopted.adopt(adopted.request.wait).await?;
+        let is_known =
+            adopted.shared.hooks.adopts_late() || adopted.adopt(adopted.request.wait).await?;
         adopted.shared.granted(adopted.request.token, Moment::now());
         Ok(is_known.then_some(adopted))
     }

@@ -6,7 +6,9 @@
 mod observed;
 
 use observed::{Observed, RENEW_IN_WORK};
-use pg_fence_client::{Adopted, Connected, Error, Fence, Guarded, Lease, LeaseLost, classify, connect};
+use pg_fence_client::{
+    Adopted, Connected, Error, Fence, Guarded, Lease, LeaseLost, classify, connect,
+};
 use serde_json::{Value, json};
 use std::error::Error as StdError;
 use std::io::BufRead;
