@@ -110,17 +110,17 @@ test("bad input is the server's error", async () => {
   assert.equal(classify(error), undefined);
 });
 
-const PAY = "UPDATE orders SET status = 'paid' WHERE id = 9";
-const SEND = "UPDATE orders SET status = 'sent' WHERE id = 9";
+const PAY = "UPDATE orders SET status = 'paid' WHERE id = 10";
+const SEND = "UPDATE orders SET status = 'sent' WHERE id = 10";
 
 /** As a failover to a standby that has missed the adoption does. */
 async function forget(): Promise<void> {
-  await value("SELECT lease_revoke('order:9')");
-  await value("SELECT lease_forget('order:9')");
+  await value("SELECT lease_revoke('order:10')");
+  await value("SELECT lease_forget('order:10')");
 }
 
 async function adopt(token: number | bigint, options = {}): Promise<Adopted<any, any>> {
-  const adopted = await fence.adopt("order:9", token, options);
+  const adopted = await fence.adopt("order:10", token, options);
   assert.ok(adopted);
   return adopted;
 }
@@ -129,20 +129,20 @@ async function adopt(token: number | bigint, options = {}): Promise<Adopted<any,
 async function withAdopted(work: () => Promise<void>): Promise<void> {
   await admin.query(`
     SELECT fence_unprotect('orders');
-    INSERT INTO orders VALUES (9, 'new');
+    INSERT INTO orders VALUES (10, 'new');
     SELECT fence_protect('orders', lease => 'order:{id}');
   `);
   await work();
-  assert.equal(await value("SELECT count(*)::int FROM lease_info('order:9') WHERE state = 'held'"), 0);
+  assert.equal(await value("SELECT count(*)::int FROM lease_info('order:10') WHERE state = 'held'"), 0);
   await forget();
 }
 
-const order = () => value("SELECT status || ' ' || coalesce(fence, 0) FROM orders WHERE id = 9");
+const order = () => value("SELECT status || ' ' || coalesce(fence, 0) FROM orders WHERE id = 10");
 
 test("an adopted lease's number is judged", () => withAdopted(async () => {
   const number = 2n ** 60n;
   const first = await adopt(number, { holder: "it's A", metadata: { run: 7 } });
-  const shown = await value("SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info('order:9')");
+  const shown = await value("SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info('order:10')");
   assert.equal(shown, `it's A {"run": 7} true`);
   await first.guard(on, (tx) => run(tx, PAY));
   await first.present(on, (tx) => run(tx, PAY));
@@ -171,7 +171,7 @@ test("an adoption is null while an older one is guarded", () => withAdopted(asyn
   let waits: Promise<unknown> = Promise.resolve();
   await (await adopt(33)).guard(on, async (tx) => {
     await run(tx, PAY);
-    assert.equal(await fence.adopt("order:9", 34), null);
+    assert.equal(await fence.adopt("order:10", 34), null);
     const stop = new AbortController();
     const givenUp = errorOf(() => adopt(35, { wait: { minutes: 5 }, signal: stop.signal }));
     while ((await value(WAITS_TO_ADOPT)) === 0) {}
@@ -189,20 +189,23 @@ test("each transaction makes an adopted number known", () => withAdopted(async (
   for (const level of ["read committed", "repeatable read"] as const) {
     const options = `-c default_transaction_isolation=${level.replace(" ", "\\ ")}`;
     const client = new pg.Client({ connectionString: URL, options });
-    await client.connect();
     const one = postgres(URL, { max: 1, onnotice() {}, connection: { default_transaction_isolation: level } });
     const there: any = DRIVER === "pg" ? client : one;
-    const adopted = await adopt(33);
-    for (const silence of [forget, () => value("SELECT fence_new_epoch()")]) {
-      await silence();
-      await adopted.guard(there, (tx) => run(tx, PAY));
-      await silence();
-      assert.ok((await errorOf(() => adopted.present(there, (tx) => run(tx, PAY)))) instanceof NotSpeaking);
-      await adopted.present(there, (tx) => run(tx, PAY));
+    await client.connect();
+    try {
+      const adopted = await adopt(33);
+      for (const silence of [forget, () => value("SELECT fence_new_epoch()")]) {
+        await silence();
+        await adopted.guard(there, (tx) => run(tx, PAY));
+        await silence();
+        assert.ok((await errorOf(() => adopted.present(there, (tx) => run(tx, PAY)))) instanceof NotSpeaking);
+        await adopted.present(there, (tx) => run(tx, PAY));
+      }
+      await adopted.release();
+      await forget();
+    } finally {
+      await Promise.all([client.end(), one.end()]);
     }
-    await adopted.release();
-    await forget();
-    await Promise.all([client.end(), one.end()]);
   }
 }));
 
@@ -219,8 +222,8 @@ test("an adopted lease that was released is over", () => withAdopted(async () =>
 test("a name is granted here or adopted, and a number is exact", async () => {
   await using _ = await lease();
   assert.equal((await errorOf(() => fence.adopt("order:7", 33))).code, "55000");
-  await assert.rejects(fence.adopt("order:9", 2 ** 60), RangeError);
-  await assert.rejects(fence.adopt("order:9", 33, { wait: 5 as any }), TypeError);
+  await assert.rejects(fence.adopt("order:10", 2 ** 60), RangeError);
+  await assert.rejects(fence.adopt("order:10", 33, { wait: 5 as any }), TypeError);
 });
 
 const WAITING =

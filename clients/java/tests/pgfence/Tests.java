@@ -281,13 +281,13 @@ final class Tests {
         }
     }
 
-    private static final String PAY = "UPDATE orders SET status = 'paid' WHERE id = 9";
-    private static final String SEND = "UPDATE orders SET status = 'sent' WHERE id = 9";
+    private static final String PAY = "UPDATE orders SET status = 'paid' WHERE id = 10";
+    private static final String SEND = "UPDATE orders SET status = 'sent' WHERE id = 10";
 
     /** An order whose lease somebody else grants. */
     private void withAdopted(Body body) throws Exception {
         run(admin, "SELECT fence_unprotect('orders')");
-        run(admin, "INSERT INTO orders VALUES (9, 'new')");
+        run(admin, "INSERT INTO orders VALUES (10, 'new')");
         run(admin, "SELECT fence_protect('orders', lease => 'order:{id}')");
         body.run();
         forget();
@@ -295,16 +295,16 @@ final class Tests {
 
     /** As a failover to a standby that has missed the adoption does. */
     private void forget() throws SQLException {
-        value("SELECT lease_revoke('order:9')");
-        value("SELECT lease_forget('order:9')");
+        value("SELECT lease_revoke('order:10')");
+        value("SELECT lease_forget('order:10')");
     }
 
     private AdoptRequest adopt(long token) {
-        return fence.adopt("order:9", token);
+        return fence.adopt("order:10", token);
     }
 
     private String order() throws SQLException {
-        return value("SELECT status || ' ' || coalesce(fence, 0) FROM orders WHERE id = 9");
+        return value("SELECT status || ' ' || coalesce(fence, 0) FROM orders WHERE id = 10");
     }
 
     private static void nobodyComesHere(Connection on) {
@@ -316,7 +316,7 @@ final class Tests {
         withAdopted(() -> {
             try (Connection on = DriverManager.getConnection(URL)) {
                 Adopted first = adopt(number).holder("it's A").metadata("{\"run\": 7}").acquire();
-                equal(value("SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info('order:9')"),
+                equal(value("SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info('order:10')"),
                         "it's A {\"run\": 7} true");
                 first.guard(on).run(c -> run(c, PAY));
                 first.present(on).run(c -> run(c, PAY));
