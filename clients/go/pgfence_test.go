@@ -246,6 +246,23 @@ func TestEachTransactionMakesAnAdoptedNumberKnown(t *testing.T) {
 	}
 }
 
+func TestAnOlderNumberMayComeFirstAfterAFailover(t *testing.T) {
+	fence, admin, forget := adoptedTable(t)
+	conn, other := connect(t), connect(t)
+	defer conn.Close(background)
+	defer other.Close(background)
+	newer := adopt(t, fence, 34)
+	forget()
+	older := adopt(t, fence, 33)
+	must(t, pgfence.Guard(background, older, conn.Begin, func(ctx context.Context, tx pgx.Tx) error {
+		is(t, pgfence.Guard(ctx, newer, other.Begin, does(send9)), pgfence.ErrLeaseTaken)
+		return does(pay9)(ctx, tx)
+	}))
+	must(t, pgfence.Guard(background, newer, other.Begin, does(send9)))
+	must(t, newer.Release())
+	equal(t, text(t, admin, order9), "sent 34")
+}
+
 func TestAnAdoptedLeaseThatWasReleasedIsOver(t *testing.T) {
 	fence, admin, _ := adoptedTable(t)
 	conn := connect(t)

@@ -525,6 +525,19 @@ class AdoptedLeases(OnAdopted):
                         conn.execute(PAY)
             self.forget()
 
+    def test_an_older_one_may_come_first_after_a_failover(self) -> None:
+        conn, other = self.connect(autocommit=True), self.connect(autocommit=True)
+        newer = self.adopt(34)
+        self.forget()
+        with self.adopt(33).guard(conn):
+            conn.execute(PAY)
+            with self.assertRaises(pg_fence.LeaseTaken), newer.guard(other):
+                self.fail("the older one is guarded")
+        with newer.guard(other):
+            other.execute(SEND)
+        newer.release()
+        self.assertEqual(self.order(), "sent 34")
+
     def test_released_it_is_over(self) -> None:
         conn = self.connect(autocommit=True)
         adopted = self.adopt(33)

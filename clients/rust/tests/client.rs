@@ -751,6 +751,24 @@ async fn each_transaction_makes_an_adopted_number_known() {
 }
 
 #[tokio::test]
+async fn an_older_number_may_come_first_after_a_failover() {
+    let shop = Shop::new("first").await;
+    let (mut on, mut other) = (client().await, client().await);
+    let newer = shop.adopt(34).await.unwrap();
+    shop.forget().await;
+    let older = shop.adopt(33).await.unwrap();
+    let transaction = older.guard(&mut on).await.unwrap();
+    let taken = shop.guarded(&newer, &mut other).await;
+    assert!(matches!(taken, Err(Error::LeaseTaken(_))), "{taken:?}");
+    transaction.batch_execute(&shop.set("paid")).await.unwrap();
+    transaction.commit().await.unwrap();
+    shop.guarded(&newer, &mut other).await.unwrap();
+    newer.release().await.unwrap();
+    assert_eq!(shop.row().await, "paid 34");
+    shop.forget().await;
+}
+
+#[tokio::test]
 async fn an_adopted_lease_that_was_released_is_over() {
     let shop = Shop::new("once").await;
     let mut on = client().await;

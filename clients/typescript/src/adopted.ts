@@ -1,6 +1,6 @@
 import { spanMs, type Span } from "./clock.js";
 import { literal, OwnConnection } from "./connection.js";
-import { classify, LeaseLost, NotSpeaking, sqlstateIn, StaleToken, type LossReason } from "./errors.js";
+import { classify, FenceError, LeaseLost, NotSpeaking, sqlstateIn, StaleToken, type LossReason } from "./errors.js";
 import { Holding, log, type Place } from "./holding.js";
 
 /** How long a call may take beside its wait: a third of the usual ttl, for an adopted lease has none. */
@@ -51,8 +51,9 @@ export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
     const waitMs = spanMs("wait", wait);
     const sql = this.sql(this.#adoption(`'${waitMs} milliseconds'::interval`));
     const adopted = await this.#call((own) => own.cancelledBy(signal, () => own.call(LIMIT_MS + waitMs, sql)));
-    this.isInDoubt = false;
-    return (adopted ?? null) !== null;
+    const isKnown = (adopted ?? null) !== null;
+    this.isInDoubt &&= !isKnown;
+    return isKnown;
   }
 
   /** Gives it back: the number is refused from then on. No error where that fails: then it stays until a greater one
@@ -119,8 +120,11 @@ export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
   }
 
   /** @internal */
-  mend(): Promise<boolean> {
-    return this.adopt({ seconds: 0 });
+  async mend(): Promise<boolean> {
+    if (!(await this.adopt({ seconds: 0 }))) {
+      throw new FenceError(`the lease ${this.names[0]} is taken: a transaction guards an older number`);
+    }
+    return true;
   }
 
   /** @internal */

@@ -209,6 +209,20 @@ test("each transaction makes an adopted number known", () => withAdopted(async (
   }
 }));
 
+test("an older number may come first after a failover", () => withAdopted(async () => {
+  const newer = await adopt(34);
+  await forget();
+  const older = await adopt(33);
+  await older.guard(on, async (tx) => {
+    await run(tx, PAY);
+    const taken = await errorOf(() => newer.guard(on, () => assert.fail("the older one is guarded")));
+    assert.match(String(taken), /^FenceError: the lease order:10 is taken/);
+  });
+  await newer.guard(on, (tx) => run(tx, SEND));
+  await newer.release();
+  assert.equal(await order(), "sent 34");
+}));
+
 test("an adopted lease that was released is over", () => withAdopted(async () => {
   const adopted = await adopt(33);
   await adopted.guard(on, (tx) => run(tx, PAY), { release: true });

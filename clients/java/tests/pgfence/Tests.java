@@ -397,6 +397,21 @@ final class Tests {
         });
     }
 
+    public void anOlderNumberMayComeFirstAfterAFailover() throws Exception {
+        withAdopted(() -> {
+            try (Connection on = DriverManager.getConnection(URL); Connection other = DriverManager.getConnection(URL);
+                    Adopted newer = adopt(34).acquire()) {
+                forget();
+                adopt(33).acquire().guard(on).run(c -> {
+                    run(c, PAY);
+                    thrown(LeaseTaken.class, () -> newer.guard(other).run(Tests::nobodyComesHere));
+                });
+                newer.guard(other).run(c -> run(c, SEND));
+                equal(order(), "sent 34");
+            }
+        });
+    }
+
     public void anAdoptedLeaseThatWasReleasedIsOver() throws Exception {
         withAdopted(() -> {
             try (Connection on = DriverManager.getConnection(URL)) {

@@ -53,7 +53,9 @@ public class Adopted extends Holding {
     private boolean adopt(Duration wait, boolean mayGiveUp) throws SQLException, InterruptedException {
         Long adopted = call(own -> own.call(LIMIT + wait.toNanos(), fence.select(ADOPT), request.name, token,
                 request.holder, Sql.interval(wait), request.metadata), mayGiveUp);
-        isInDoubt = false;
+        if (adopted != null) {
+            isInDoubt = false;
+        }
         return adopted != null;
     }
 
