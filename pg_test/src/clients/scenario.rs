@@ -308,7 +308,7 @@ fn order_of(words: &[&str]) -> Result<Value> {
     order.insert("do".to_owned(), json!(what));
     let first = match *what {
         "acquire" => Some("names"),
-        "lead" => Some("name"),
+        "lead" | "adopt" => Some("name"),
         "update" | "write" | "unfenced" => Some("value"),
         _ => None,
     };
@@ -332,6 +332,7 @@ fn option<'a>(order: &mut Map<String, Value>, words: &'a [&'a str]) -> Result<&'
     let (key, value, rest) = match words {
         ["ttl", number, unit, rest @ ..] => ("ttl_ms", ms(number, unit)?, rest),
         ["wait", number, unit, rest @ ..] => ("wait_ms", ms(number, unit)?, rest),
+        ["token", number, rest @ ..] => ("token", json!(number.parse::<i64>()?), rest),
         ["slots", number, rest @ ..] => ("slots", json!(number.parse::<i32>()?), rest),
         [flag @ ("session" | "shared"), rest @ ..] => (*flag, json!(true), rest),
         ["presenting", rest @ ..] => ("by", json!("present"), rest),
