@@ -2,6 +2,7 @@
 
 use crate::Options;
 use anyhow::Result;
+use pg_test::cluster::Builder;
 use pg_test::{Cluster, Conninfo, Database, Lab, Session};
 use std::sync::Mutex;
 use std::time::Instant;
@@ -13,6 +14,11 @@ pub const NAMES: usize = 10_000;
 /// the middle of a slice.
 const SETTINGS: &[(&str, &str)] =
     &[("max_connections", "300"), ("max_wal_size", "8GB"), ("checkpoint_timeout", "1h")];
+
+fn server(lab: &Lab) -> Result<Cluster> {
+    let set = |builder: Builder, (name, value): &(&str, &str)| builder.set(name, value);
+    SETTINGS.iter().fold(lab.builder(), set).start()
+}
 
 /// A PostgreSQL of the bench's own, durable, its files on the disk.
 pub struct Workbench<'a> {
@@ -27,11 +33,7 @@ pub struct Workbench<'a> {
 
 impl<'a> Workbench<'a> {
     pub fn make(lab: &'a Lab, options: Options) -> Result<Workbench<'a>> {
-        let mut builder = lab.builder();
-        for (name, value) in SETTINGS {
-            builder = builder.set(name, value);
-        }
-        let cluster = builder.start()?;
+        let cluster = server(lab)?;
         cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
         let skipped = Mutex::new(Vec::new());
         Ok(Workbench { lab, options, cluster, skipped, started: Instant::now() })
@@ -41,6 +43,11 @@ impl<'a> Workbench<'a> {
     pub fn progress(&self, what: &str) {
         let seconds = self.started.elapsed().as_secs();
         eprintln!("{:>3}:{:02}  {what}", seconds / 60, seconds % 60);
+    }
+
+    /// Another server with the same settings.
+    pub fn another_server(&self) -> Result<Cluster> {
+        server(self.lab)
     }
 
     /// A database of its own on the server, with the extension.
