@@ -4,6 +4,7 @@ use crate::report::Section;
 use crate::workbench::Workbench;
 use anyhow::Result;
 
+mod citus;
 mod contended;
 pub mod death;
 mod fence;
@@ -37,6 +38,7 @@ pub const ALL: &[Subject] = &[
     subject("growth", growth::measure),
     subject("startup", startup::measure),
     subject("prefixes", prefixes::measure),
+    subject("citus", citus::measure),
     subject("instructions", instructions::measure),
     subject("counting", instructions::measure_counting),
 ];
