@@ -53,7 +53,7 @@ fn a_fence_asks_for_the_setting_and_reaches_every_shard_and_the_audit_looks_ther
     session.run("SELECT create_reference_table('kinds')")?;
     for call in ["fence_protect('docs', lease => '{id}')", "fence_protect('kinds', lease => 'kinds')"] {
         let fault = session.refused(&format!("SELECT {call}"), "55000")?;
-        let hint = fault.hint.unwrap_or_default();
+        let hint = fault.hint.clone().unwrap_or_default();
         ensure!(hint.contains("citus.enable_unsafe_triggers = on"), "{hint}");
         session.run(&format!("SET citus.enable_unsafe_triggers = on; SELECT {call}; RESET citus.enable_unsafe_triggers"))?;
     }
