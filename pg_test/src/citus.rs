@@ -34,8 +34,7 @@ impl Citus {
     /// Starts one more worker, which has no shards at first, and returns its number.
     pub fn add_worker(&mut self) -> Result<usize> {
         let worker = node(self.coordinator.prefix())?;
-        self.connect()?
-            .run(&format!("SELECT citus_add_node('127.0.0.1', {})", worker.port()))?;
+        self.connect()?.run(&format!("SELECT citus_add_node('127.0.0.1', {})", worker.port()))?;
         self.workers.push(worker);
         Ok(self.workers.len() - 1)
     }

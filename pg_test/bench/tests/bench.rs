@@ -12,7 +12,9 @@ fn every_section_of_the_bench_has_figures() -> Result<()> {
     ensure!(report.sections.len() == sections::ALL.len());
     for section in &report.sections {
         // They need what another package or another build would bring; then they are among the skipped.
-        if ["Citus", "Instructions", "Counting"].contains(&&*section.title) && section.tables.is_empty() {
+        if ["Citus", "Instructions", "Counting"].contains(&&*section.title)
+            && section.tables.is_empty()
+        {
             let name = section.title.to_lowercase();
             ensure!(report.skipped.iter().any(|line| line.starts_with(&name)), "{section}");
             continue;

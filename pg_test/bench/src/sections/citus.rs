@@ -56,7 +56,11 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     let tracks = race::run(&contenders, one)?;
     section.tables.push(table("acquire + release, 1 client", &tracks)?);
     let ratio = find(&tracks, SENT_ON)?.ratio_to(find(&tracks, DIRECT)?);
-    section.at_least("pairs by the coordinator over those on the node itself: at least 0.3", ratio, 0.3);
+    section.at_least(
+        "pairs by the coordinator over those on the node itself: at least 0.3",
+        ratio,
+        0.3,
+    );
 
     bench.progress("citus: guarded writes");
     let contenders = [
@@ -66,13 +70,20 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     let tracks = race::run(&contenders, one)?;
     section.tables.push(table("a guard and a write in a transaction, 1 client", &tracks)?);
     let ratio = find(&tracks, SENT_ON)?.ratio_to(find(&tracks, DIRECT)?);
-    section.at_least("guarded writes by the coordinator over those on the node itself: at least 0.2", ratio, 0.2);
+    section.at_least(
+        "guarded writes by the coordinator over those on the node itself: at least 0.2",
+        ratio,
+        0.2,
+    );
 
     let clients = bench.options.pick(3, 12);
     bench.progress("citus: nodes");
-    let all: Vec<Conninfo> = (0..NODES).map(|n| nodes.citus.worker(n).conninfo("postgres")).collect();
-    let spread = |name: &str, count: usize| pairs(name, all[..count].to_vec(), &nodes.names[..count]);
-    let contenders = [spread(DIRECT, 1), spread("on two nodes", 2), spread("on three nodes", NODES)];
+    let all: Vec<Conninfo> =
+        (0..NODES).map(|n| nodes.citus.worker(n).conninfo("postgres")).collect();
+    let spread =
+        |name: &str, count: usize| pairs(name, all[..count].to_vec(), &nodes.names[..count]);
+    let contenders =
+        [spread(DIRECT, 1), spread("on two nodes", 2), spread("on three nodes", NODES)];
     let tracks = race::run(&contenders, rules(bench, clients))?;
     section.tables.push(table(&format!("acquire + release, {}", race::at_once(clients)), &tracks)?);
     section.plots.push(Plot {
