@@ -132,10 +132,10 @@ fn pairs<'a>(name: &str, servers: Vec<Conninfo>, names: &'a [Vec<String>]) -> Co
         let session = servers[server].connect()?;
         let mut locker = ours::client(session, format!("client {client}"), "")?;
         // Clients of one server are as many numbers apart as there are servers.
-        let name = &names[server][client / servers.len() % NAMES];
+        let name = names[server][client / servers.len() % NAMES].clone();
         Ok(Box::new(move || {
-            let token = locker.acquire(name)?.context("it should be free")?;
-            locker.release(name, token)
+            let token = locker.acquire(&name)?.context("it should be free")?;
+            locker.release(&name, token)
         }) as Op)
     })
 }
@@ -163,18 +163,18 @@ fn adopted(coordinator: &Conninfo) -> Contender<'_> {
 }
 
 /// Transactions that guard a lease and write its row.
-fn writes<'a>(name: &str, server: &'a Conninfo, key: &'a String) -> Contender<'a> {
+fn writes<'a>(name: &str, server: &'a Conninfo, key: &'a str) -> Contender<'a> {
     Contender::new(name, move |_| {
-        let mut session = server.connect()?;
+        let (mut session, key) = (server.connect()?, key.to_owned());
         let acquire = "SELECT lease_acquire($1, 'bench', '1 h', reclaim => true)";
-        let token: Option<i64> = session.one(acquire, &[key])?;
+        let token: Option<i64> = session.one(acquire, &[&key])?;
         let token = token.context("it should be free, or its own")?;
         let guard = session.prepare("SELECT lease_guard($1, $2)")?;
         let write = session.prepare("UPDATE docs SET n = n + 1 WHERE id = $1")?;
         Ok(Box::new(move || {
             session.run("BEGIN")?;
-            session.query_one(&guard, &[key, &token])?;
-            ensure!(session.execute(&write, &[key])? == 1);
+            session.query_one(&guard, &[&key, &token])?;
+            ensure!(session.execute(&write, &[&key])? == 1);
             session.run("COMMIT")?;
             Ok(())
         }) as Op)
