@@ -75,14 +75,20 @@ impl Citus {
 
     /// A key of the table that is on that worker.
     pub fn key_on(&self, table: &str, worker: usize) -> Result<String> {
-        for n in 0..1000 {
-            let key = format!("key{n}");
-            if self.home_of(table, &key)? == worker {
-                return Ok(key);
-            }
-        }
-        ensure!(false, "worker {worker} has no shard of {table}");
-        unreachable!()
+        let keys = self.keys_on(table, worker, 1)?;
+        keys.into_iter().next().context("one was asked for")
+    }
+
+    /// So many keys of the table that are on that worker.
+    pub fn keys_on(&self, table: &str, worker: usize, count: usize) -> Result<Vec<String>> {
+        let rows = self.connect()?.rows(&format!(
+            "SELECT 'key' || n FROM generate_series(0, 999) AS n JOIN pg_dist_shard_placement AS p
+                 ON p.shardid = get_shard_id_for_distribution_column('{table}', 'key' || n)
+              WHERE p.nodeport = {} ORDER BY n LIMIT {count}",
+            self.worker(worker).port()
+        ))?;
+        ensure!(rows.len() == count, "worker {worker} has no {count} keys of {table}");
+        Ok(rows.into_iter().flatten().flatten().collect())
     }
 
     /// Moves the shard that has the row to a worker, and with it those that Citus keeps beside it.

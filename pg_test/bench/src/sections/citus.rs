@@ -100,21 +100,11 @@ impl Nodes {
         let mut session = citus.connect()?;
         session.run("CREATE TABLE docs (id text PRIMARY KEY, n int)")?;
         session.run("SELECT create_distributed_table('docs', 'id', shard_count => 12)")?;
-        session.run("INSERT INTO docs SELECT 'name' || n, 0 FROM generate_series(1, 1000) AS n")?;
+        session.run("INSERT INTO docs SELECT 'key' || n, 0 FROM generate_series(0, 999) AS n")?;
         session.run("SELECT fence_protect('docs', lease => '{id}')")?;
         citus.distribute_calls("docs")?;
-        let homes = session.rows(
-            "SELECT n.id, p.nodeport FROM (SELECT 'name' || g AS id FROM generate_series(1, 1000) AS g) AS n
-               JOIN pg_dist_shard_placement AS p
-                 ON p.shardid = get_shard_id_for_distribution_column('docs', n.id)",
-        )?;
-        let names = (0..NODES).map(|n| {
-            let port = Some(citus.worker(n).port().to_string());
-            let here = homes.iter().filter(|row| row[1] == port);
-            here.filter_map(|row| row[0].clone()).take(NAMES).collect()
-        });
-        let names: Vec<Vec<String>> = names.collect();
-        ensure!(names.iter().all(|some| some.len() == NAMES), "a node has no names");
+        let names = (0..NODES).map(|worker| citus.keys_on("docs", worker, NAMES));
+        let names = names.collect::<Result<_>>()?;
         Ok(Nodes { citus, names })
     }
 }

@@ -394,6 +394,28 @@ fn leases_of_the_coordinator_are_adopted_on_every_node(lab: &Lab) -> Result<()> 
         b.run(&sql)?;
     }
 
+    // Selected from a row, a call runs on the row's node: there it is adopted, and guarded, in the transaction.
+    b.run("SELECT fence_protect('orders', lease => 'order:{id}')")?;
+    let one = b.acquire("order:7", "1 h")?;
+    b.refused(&format!("UPDATE orders SET total = 8, fence = {one} WHERE id = 7"), "PF004")?;
+    b.run("BEGIN")?;
+    b.run(&format!("SELECT lease_guard('order:7', {one})"))?;
+    b.granted(&format!("SELECT lease_adopt('order:7', {one}) FROM orders WHERE id = 7"))?;
+    b.run(&format!("UPDATE orders SET total = 8, fence = {one} WHERE id = 7"))?;
+    b.run("COMMIT")?;
+    let two = b.granted("SELECT lease_acquire('order:8') FROM orders WHERE id = 8")?;
+    let here = b.text("SELECT count(*) FROM fence.leases WHERE name = 'order:8'")?;
+    ensure!(here.as_deref() == Some("0"), "the coordinator has granted it");
+    b.run("BEGIN")?;
+    b.granted(&format!("SELECT lease_guard('order:8', {two}) FROM orders WHERE id = 8"))?;
+    b.run("UPDATE orders SET total = 8 WHERE id = 8")?;
+    a.granted("SELECT lease_revoke('order:8') FROM orders WHERE id = 8")?;
+    a.nothing("SELECT lease_acquire('order:8') FROM orders WHERE id = 8")?;
+    b.run("COMMIT")?;
+    ensure!(a.granted("SELECT lease_acquire('order:8') FROM orders WHERE id = 8")? > two);
+    b.refused(&format!("UPDATE orders SET total = 9, fence = {two} WHERE id = 8"), "PF004")?;
+    b.run("SELECT fence_protect('orders', lease => 'the books')")?;
+
     // Another node: what its holder adopts there before shards come is known when they do.
     let added = citus.add_worker()?;
     adopt_everywhere(&mut b, "the books", new)?;
