@@ -412,17 +412,6 @@ fn a_lease_passes_on_when_its_session_has_ended() {
     assert!(!violated(&kept));
 }
 
-/// The worker `id` adopts the number `id` for an adopted lease, up to ten after `asked`.
-fn adopted(id: i64, asked: i64) -> Vec<Record> {
-    let events = vec![
-        (asked, ask(What::Adopt, 300, None)),
-        (asked + 5, Event::Adopted(id)),
-        (asked + 6, Event::Commit),
-        (asked + 10, Event::End(Outcome::Committed)),
-    ];
-    story(id, events)
-}
-
 /// The worker 33 writes under its number and sends the commit then; 34 was adopted at 110.
 fn late_write(sent: i64, end: Outcome, era: u32, synchronous: bool) -> Findings {
     let events = vec![

@@ -124,7 +124,7 @@ fn a_lease_on_the_node_of_its_row_fences_the_row(lab: &Lab) -> Result<()> {
         let key = citus.key_on("docs", worker)?;
         // As clients call it, with parameters.
         let token: i64 = session.one("SELECT lease_acquire($1, ttl => '1 h')", &[&key])?;
-        let there = on(&citus, worker, &format!("SELECT string_agg(name, ' ') FROM fence.leases"))?;
+        let there = on(&citus, worker, "SELECT string_agg(name, ' ') FROM fence.leases")?;
         ensure!(there.as_deref() == Some(&*key), "worker {worker} has {there:?}");
         let held = session.rows(&format!("SELECT state FROM lease_info('{key}')"))?;
         ensure!(held == [[Some("held".to_owned())]], "{held:?}");
