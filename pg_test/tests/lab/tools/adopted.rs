@@ -423,6 +423,32 @@ fn numbers_of_a_redis_that_has_lost_its_counter_are_refused(lab: &Lab) -> Result
     Ok(())
 }
 
+/// Redis has forgotten it before it came here: it is the present holder that is refused, and not both that write.
+#[lab_test(slow)]
+fn a_lost_grant_with_a_greater_number_ends_the_present_one(lab: &Lab) -> Result<()> {
+    let redis = service::redis(lab.rundir(), false)?;
+    redis_cli(&redis, "SET {report-writer}:number 44")?;
+    let scene = redis_lock(lab, &redis, &[])?;
+    let (mut lost, cable) = scene.kept_from(0)?;
+    lost.program.freeze()?;
+    redis_cli(&redis, "FLUSHALL")?;
+    redis_cli(&redis, "SET {report-writer}:number 40")?;
+    let mut present = scene.holder()?;
+    let to_present = present.is_at_work()?;
+    ensure!(scene.number()? == 41);
+    cable.let_through();
+    lost.program.thaw()?;
+    let to_lost = lost.is_at_work()?;
+    ensure!(scene.number()? == 45);
+    to_present.reads("by the present one")?;
+    let said = present.program.leaves_with_failure(PATIENCE)?;
+    ensure!(said.contains("PF001") && said.contains("has had 45"), "{said}");
+    scene.shows("empty")?;
+    to_lost.reads("by the lost one")?;
+    lost.program.ends_well()?;
+    scene.shows("by the lost one")
+}
+
 /// The replica has missed the last grant alone: the next holder gets the same number.
 fn two_holders_of_one_number(scene: &Scene, redis: &Service) -> Result<(Holder, Reader, Holder)> {
     redis_cli(redis, "SET {report-writer}:number 40")?;
