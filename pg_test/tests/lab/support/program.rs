@@ -72,6 +72,15 @@ impl Program {
     }
 }
 
+/// The source of a program with those changes: what it should say, and what it says instead.
+pub fn changed(mut source: String, changes: &[(&str, &str)]) -> Result<String> {
+    for (what, instead) in changes {
+        ensure!(source.contains(what), "the program does not say {what}");
+        source = source.replace(what, instead);
+    }
+    Ok(source)
+}
+
 /// A process and those that it has started.
 fn are_stopped(pid: i32) -> bool {
     process::is_stopped(pid) && process::children_of(pid).into_iter().all(are_stopped)

@@ -3,7 +3,7 @@
 
 automod::dir!(pub "tests/lab/tools/adopted");
 
-use crate::support::program::Program;
+use crate::support::program::{self, Program};
 use pg_test::clients::cable::Cable;
 use pg_test::extension::source_root;
 use pg_test::orm::{self, Runtime};
@@ -275,12 +275,23 @@ fn in_python(lab: &Lab, runtime: Runtime, program: &Path) -> Result<Command> {
     Ok(command)
 }
 
+/// A program like that of the page, but for those changes.
+fn changed(lab: &Lab, shown: Shown, changes: &[(&str, &str)]) -> Result<PathBuf> {
+    let program = lab.prefix().new_dir("changed")?.join(shown.2);
+    fs::write(&program, program::changed(fs::read_to_string(file(shown))?, changes)?)?;
+    Ok(program)
+}
+
 /// The scheduler's lease is in one database, its rows in two others. A lease ends after a second.
 fn schedulers(lab: &Lab) -> Result<Scene<'_>> {
+    schedulers_by(lab, file(SCHEDULER))
+}
+
+fn schedulers_by(lab: &Lab, program: PathBuf) -> Result<Scene<'_>> {
     let leases = lab.database()?;
     Scene::set(lab, "scheduler", 2, move |shards, work| {
         let mut command = in_shell(lab, lab.rundir().command("sh"));
-        command.arg(file(SCHEDULER)).arg(work).arg(leases.conninfo().to_string());
+        command.arg(&program).arg(work).arg(leases.conninfo().to_string());
         command.args(shards.iter().map(Conninfo::to_string)).env("LEASE_SECONDS", "1");
         Ok(command)
     })
@@ -289,6 +300,26 @@ fn schedulers(lab: &Lab) -> Result<Scene<'_>> {
 #[lab_test]
 fn a_frozen_scheduler_writes_to_no_shard(lab: &Lab) -> Result<()> {
     a_frozen_holder_writes_nothing(&schedulers(lab)?)
+}
+
+/// What all of this is for.
+#[lab_test]
+fn a_frozen_scheduler_that_adopts_nothing_writes_over_its_successor(lab: &Lab) -> Result<()> {
+    let adopts = r#"$(sql --dbname "$shard" --command "SELECT lease_adopt('scheduler', $number, wait => '1 min')")"#;
+    let guards = "SELECT lease_guard('scheduler', lease_adopt('scheduler', $number));\n";
+    let program = changed(lab, SCHEDULER, &[(adopts, "$number"), (guards, "")])?;
+    let scene = schedulers_by(lab, program)?;
+    for mut session in scene.sessions()? {
+        session.run("SELECT fence_unprotect('reports')")?;
+    }
+    let mut old = scene.holder()?;
+    let to_old = old.is_at_work()?;
+    old.program.freeze()?;
+    scene.is_done("by the next")?;
+    to_old.reads("by the frozen one")?;
+    old.program.thaw()?;
+    old.program.ends_well()?;
+    scene.shows("by the frozen one")
 }
 
 #[lab_test]
@@ -338,15 +369,8 @@ fn a_frozen_holder_of_zookeeper_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     STORIES.iter().try_for_each(|story| story(&Scene::set(lab, "report-writer", 1, command)?))
 }
 
-/// A program like that of the page, with those changes.
 fn redis_lock<'a>(lab: &'a Lab, redis: &'a Service, changes: &[(&str, &str)]) -> Result<Scene<'a>> {
-    let mut source = fs::read_to_string(file(REDIS_LOCK))?;
-    for (what, instead) in changes {
-        ensure!(source.contains(what), "it does not say {what}");
-        source = source.replace(what, instead);
-    }
-    let program = lab.prefix().new_dir("redis")?.join(REDIS_LOCK.2);
-    fs::write(&program, source)?;
+    let program = changed(lab, REDIS_LOCK, changes)?;
     Scene::set(lab, "report-writer", 1, move |databases, work| {
         let mut command = in_python(lab, REDIS, &program)?;
         command
@@ -397,6 +421,32 @@ fn numbers_of_a_redis_that_has_lost_its_counter_are_refused(lab: &Lab) -> Result
     scene.is_done("the first again")?;
     ensure!(scene.number()? == 1);
     Ok(())
+}
+
+/// Redis has forgotten it before it came here: it is the present holder that is refused, and not both that write.
+#[lab_test(slow)]
+fn a_lost_grant_with_a_greater_number_ends_the_present_one(lab: &Lab) -> Result<()> {
+    let redis = service::redis(lab.rundir(), false)?;
+    redis_cli(&redis, "SET {report-writer}:number 44")?;
+    let scene = redis_lock(lab, &redis, &[])?;
+    let (mut lost, cable) = scene.kept_from(0)?;
+    lost.program.freeze()?;
+    redis_cli(&redis, "FLUSHALL")?;
+    redis_cli(&redis, "SET {report-writer}:number 40")?;
+    let mut present = scene.holder()?;
+    let to_present = present.is_at_work()?;
+    ensure!(scene.number()? == 41);
+    cable.let_through();
+    lost.program.thaw()?;
+    let to_lost = lost.is_at_work()?;
+    ensure!(scene.number()? == 45);
+    to_present.reads("by the present one")?;
+    let said = present.program.leaves_with_failure(PATIENCE)?;
+    ensure!(said.contains("PF001") && said.contains("has had 45"), "{said}");
+    scene.shows("empty")?;
+    to_lost.reads("by the lost one")?;
+    lost.program.ends_well()?;
+    scene.shows("by the lost one")
 }
 
 /// The replica has missed the last grant alone: the next holder gets the same number.

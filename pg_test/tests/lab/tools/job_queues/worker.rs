@@ -1,11 +1,11 @@
 //! How a queue's worker is started.
 
 use super::queue::Queue;
-use crate::support::program::Program;
+use crate::support::program::{self, Program};
 use pg_test::clients::languages::typescript;
 use pg_test::extension::source_root;
 use pg_test::orm::{self, Runtime};
-use pg_test::{ensure, Database, Lab, Result};
+use pg_test::{Context, Database, Lab, Result};
 use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
@@ -37,11 +37,7 @@ impl Programs {
                 ("node".into(), vec![])
             }
         };
-        let mut source = queue.source()?;
-        for (what, instead) in changes {
-            ensure!(source.contains(what), "{} does not say {what}", queue.program);
-            source = source.replace(what, instead);
-        }
+        let source = program::changed(queue.source()?, changes).context(queue.program)?;
         // Of this run alone: another may change the same program otherwise.
         let dir = home.join("programs").join(format!("{:016x}", rand::random::<u64>()));
         fs::create_dir_all(&dir)?;
