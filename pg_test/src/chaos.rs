@@ -13,6 +13,7 @@ mod nemesis;
 mod record;
 mod resolver;
 mod servers;
+pub mod shards;
 mod task;
 mod worker;
 mod worker_pool;
@@ -28,10 +29,9 @@ use anyhow::{bail, ensure, Result};
 use evidence::Evidence;
 use instructions::Leases;
 use judge::Findings;
-use kind::ADOPTED;
 use maintenance::Job;
 use nemesis::{Disturbance, Nemesis};
-use servers::Servers;
+use servers::{Servers, Stage};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -136,6 +136,7 @@ impl fmt::Display for Summary {
             writes,
             prepared,
             refused,
+            let_pass,
             passed_on,
             tokens,
             unknown,
@@ -159,6 +160,7 @@ impl fmt::Display for Summary {
         writeln!(f, "{writes:>8}  writes acknowledged")?;
         writeln!(f, "{prepared:>8}  writes prepared")?;
         writeln!(f, "{refused:>8}  stale writes refused")?;
+        writeln!(f, "{let_pass:>8}  stale writes after an adoption that a failover had lost")?;
         writeln!(f, "{passed_on:>8}  leases passed on before their time, as a session had ended")?;
         writeln!(f, "{unknown:>8}  outcomes unknown")?;
         writeln!(f, "{lost_in_failover:>8}  transactions lost to asynchronous failovers")?;
@@ -234,10 +236,14 @@ pub fn run_for(
     let workers = 8;
     let dir = prefix.rundir().path().join(format!("chaos-{seed}"));
     std::fs::create_dir_all(dir.join("log"))?;
-    let servers = Servers::prepare(prefix.clone(), leases, workers, maintains)?;
-    let workers = WorkerPool::new(prefix.rundir().clone(), dir.clone(), seed, workers);
+    let adopted = 2;
+    let (synchronous, fenced) = (false, true);
+    let stage = Stage { leases, adopted, workers, maintains, synchronous, fenced };
+    let servers = Servers::prepare(prefix.clone(), stage)?;
+    let rundir = prefix.rundir().clone();
+    let workers = WorkerPool::new(rundir, "chaos-worker", dir.clone(), seed, workers);
     let weights = bug.map_or(nemesis::ALL, KnownBug::weights);
-    let adopted = if bug.is_none_or(KnownBug::is_about_adoption) { ADOPTED.len() } else { 0 };
+    let adopted = if bug.is_none_or(KnownBug::is_about_adoption) { adopted } else { 0 };
     let leases = Leases { exclusive: leases, multi_holder: bug.is_none(), adopted };
     let mut nemesis = Nemesis::new(servers, workers, dir.clone(), seed, weights, leases)?;
     let upkeep = nemesis.disturb(time, maintains.then(|| prefix.clone()))?;
