@@ -5,6 +5,7 @@ use crate::workbench::Workbench;
 use anyhow::Result;
 
 mod contended;
+mod databases;
 pub mod death;
 mod fence;
 mod growth;
@@ -37,6 +38,7 @@ pub const ALL: &[Subject] = &[
     subject("growth", growth::measure),
     subject("startup", startup::measure),
     subject("prefixes", prefixes::measure),
+    subject("databases", databases::measure),
     subject("instructions", instructions::measure),
     subject("counting", instructions::measure_counting),
 ];

@@ -2,7 +2,7 @@
 
 use crate::Options;
 use anyhow::{Context, Result};
-use pg_test::cluster::free_port;
+use pg_test::cluster::{free_port, Builder};
 use pg_test::rundir::RunDir;
 use pg_test::setup::{self, Package};
 use pg_test::{Cluster, Conninfo, Database, Lab, Session};
@@ -20,6 +20,11 @@ pub const NAMES: usize = 10_000;
 const SETTINGS: &[(&str, &str)] =
     &[("max_connections", "300"), ("max_wal_size", "8GB"), ("checkpoint_timeout", "1h")];
 
+fn server(lab: &Lab) -> Result<Cluster> {
+    let set = |builder: Builder, (name, value): &(&str, &str)| builder.set(name, value);
+    SETTINGS.iter().fold(lab.builder(), set).start()
+}
+
 /// A PostgreSQL of the bench's own, durable, its files on the disk.
 pub struct Workbench<'a> {
     /// The run that it belongs to.
@@ -33,11 +38,7 @@ pub struct Workbench<'a> {
 
 impl<'a> Workbench<'a> {
     pub fn make(lab: &'a Lab, options: Options) -> Result<Workbench<'a>> {
-        let mut builder = lab.builder();
-        for (name, value) in SETTINGS {
-            builder = builder.set(name, value);
-        }
-        let cluster = builder.start()?;
+        let cluster = server(lab)?;
         cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
         let skipped = Mutex::new(Vec::new());
         Ok(Workbench { lab, options, cluster, skipped, started: Instant::now() })
@@ -47,6 +48,11 @@ impl<'a> Workbench<'a> {
     pub fn progress(&self, what: &str) {
         let seconds = self.started.elapsed().as_secs();
         eprintln!("{:>3}:{:02}  {what}", seconds / 60, seconds % 60);
+    }
+
+    /// Another server with the same settings.
+    pub fn another_server(&self) -> Result<Cluster> {
+        server(self.lab)
     }
 
     /// A database of its own on the server, with the extension.
