@@ -35,6 +35,7 @@ pages![
     guards_and_waiting = "docs/guards-and-waiting.md",
     installing = "docs/installing.md",
     job_queues = "docs/job-queues.md",
+    many_databases = "docs/many-databases.md",
     monitoring = "docs/monitoring.md",
     operations = "docs/operations.md",
     reference = "docs/reference.md",
