@@ -26,9 +26,8 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let (request, longest) = arguments::acquire_request(&args)?;
     server::writable(c"lease_acquire()");
     known_bugs::draw_early(|| tokens::draw(Token::BEFORE_ALL))?;
-    let token = commit::losable(|| {
-        Ok((acquire_one(&request, longest)?, is_losable(request.session)))
-    })?;
+    let token =
+        commit::losable(|| Ok((acquire_one(&request, longest)?, is_losable(request.session))))?;
     if token.is_none() {
         statistics::count(Counter::TriesLost);
     }
