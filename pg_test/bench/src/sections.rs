@@ -4,7 +4,6 @@ use crate::report::Section;
 use crate::workbench::Workbench;
 use anyhow::Result;
 
-mod citus;
 mod contended;
 mod databases;
 pub mod death;
@@ -40,7 +39,6 @@ pub const ALL: &[Subject] = &[
     subject("startup", startup::measure),
     subject("prefixes", prefixes::measure),
     subject("databases", databases::measure),
-    subject("citus", citus::measure),
     subject("instructions", instructions::measure),
     subject("counting", instructions::measure_counting),
 ];

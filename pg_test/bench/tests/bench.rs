@@ -12,9 +12,7 @@ fn every_section_of_the_bench_has_figures() -> Result<()> {
     ensure!(report.sections.len() == sections::ALL.len());
     for section in &report.sections {
         // They need what another package or another build would bring; then they are among the skipped.
-        if ["Citus", "Instructions", "Counting"].contains(&&*section.title)
-            && section.tables.is_empty()
-        {
+        if ["Instructions", "Counting"].contains(&&*section.title) && section.tables.is_empty() {
             let name = section.title.to_lowercase();
             ensure!(report.skipped.iter().any(|line| line.starts_with(&name)), "{section}");
             continue;
@@ -28,7 +26,7 @@ fn every_section_of_the_bench_has_figures() -> Result<()> {
     }
     // Only what another package or another build would bring may be missing.
     let only_foreign = report.skipped.iter().all(|line| {
-        ["Redis", "etcd", "ZooKeeper", "C triggers", "citus", "instructions", "counting"]
+        ["Redis", "etcd", "ZooKeeper", "C triggers", "instructions", "counting"]
             .iter()
             .any(|name| line.starts_with(name))
     });

@@ -29,7 +29,7 @@ fn on(citus: &Citus, worker: usize, sql: &str) -> Result<Option<String>> {
 
 /// Has every worker know the lease of the coordinator by this number.
 fn adopt_everywhere(session: &mut Session, name: &str, token: i64) -> Result<()> {
-    let call = literal(&format!("SELECT lease_adopt({}, {token})", literal(name)));
+    let call = literal(&format!("SELECT lease_adopt({}, {token}, wait => '1 min')", literal(name)));
     let sql = format!(
         "SELECT string_agg(result, ' ') FROM run_command_on_workers({call}) WHERE NOT success OR result <> '{token}'"
     );
@@ -400,7 +400,9 @@ fn leases_of_the_coordinator_are_adopted_on_every_node(lab: &Lab) -> Result<()> 
     b.refused(&format!("UPDATE orders SET total = 8, fence = {one} WHERE id = 7"), "PF004")?;
     b.run("BEGIN")?;
     b.run(&format!("SELECT lease_guard('order:7', {one})"))?;
-    b.granted(&format!("SELECT lease_adopt('order:7', {one}) FROM orders WHERE id = 7"))?;
+    b.granted(&format!(
+        "SELECT lease_adopt('order:7', {one}, wait => '1 min') FROM orders WHERE id = 7"
+    ))?;
     b.run(&format!("UPDATE orders SET total = 8, fence = {one} WHERE id = 7"))?;
     b.run("COMMIT")?;
     let two = b.granted("SELECT lease_acquire('order:8') FROM orders WHERE id = 8")?;
