@@ -31,6 +31,7 @@
 //! | [`isolation`] | the isolation specs and the tester that plays them |
 //! | [`package`] | packages to install where there is no Rust |
 //! | [`orm`] | libraries that map tables to objects |
+//! | [`citus`] | a coordinator, and workers among which tables are spread |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
 //! | [`rules`] | the extension's own rules, to be tested and model-checked without a server |
@@ -51,6 +52,7 @@ pub mod cable;
 pub mod calls;
 pub mod cassert;
 pub mod chaos;
+pub mod citus;
 pub mod client;
 pub mod clients;
 pub mod clock;
