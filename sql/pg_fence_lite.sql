@@ -1788,14 +1788,35 @@ END
 $$;
 COMMENT ON FUNCTION fence.uninstall() IS 'takes pg_fence_lite out of the database, leases and all; refuses while a table is fenced';
 
--- Postgres lets PUBLIC execute every new function. What the triggers and fence_audit call with the rights of their callers
--- stays open; it changes nothing. The last token is no secret: PF003 tells it to whoever has a table of his own.
+-- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let others in, even to
+-- the state (Supabase has such for the roles of its API). Whoever was not let in by fence_grant goes. What the triggers and
+-- fence_audit call with the rights of their callers is then opened to all; it changes nothing. The last token is no secret:
+-- PF003 tells it to whoever has a table of his own.
 DO $close$
 DECLARE
     call regprocedure;
+    statement text;
 BEGIN
-    FOR call IN SELECT fence.calls() UNION SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = 'fence'::regnamespace LOOP
-        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', call);
+    FOR statement IN
+        WITH given AS (
+            SELECT CASE g.kind WHEN 'FUNCTION' THEN g.object::regprocedure::oid ELSE g.object::regclass::oid END AS oid, r.oid AS role
+              FROM fence.grants() AS g JOIN fence.role_prefix p ON array_position('{monitor,worker,adopter,admin}', p.level) >= g.rank
+              JOIN pg_catalog.pg_roles r ON r.rolname = p.role),
+        object AS (
+            SELECT 'SCHEMA' AS kind, n.oid, quote_ident(n.nspname) AS name, n.nspowner AS owner, n.nspacl AS acl
+              FROM pg_catalog.pg_namespace n WHERE n.nspname = 'fence'
+            UNION ALL
+            SELECT 'FUNCTION', p.oid, p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
+              FROM pg_catalog.pg_proc p WHERE p.pronamespace = 'fence'::regnamespace OR p.oid IN (SELECT c FROM fence.calls() AS c)
+            UNION ALL
+            SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid, c.oid::regclass::text, c.relowner, c.relacl
+              FROM pg_catalog.pg_class c WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'v', 'S'))
+        SELECT DISTINCT format('REVOKE ALL ON %s %s FROM %s', o.kind, o.name,
+                   CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+          FROM object o CROSS JOIN aclexplode(o.acl) AS a
+         WHERE a.grantee <> o.owner AND NOT EXISTS (SELECT FROM given g WHERE g.oid = o.oid AND g.role = a.grantee)
+    LOOP
+        EXECUTE statement;
     END LOOP;
     FOR call IN
         SELECT p.oid::regprocedure FROM pg_proc p
