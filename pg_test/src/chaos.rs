@@ -219,8 +219,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
 /// A PostgreSQL of its own; with the extension, where that is what is judged.
 fn prefix_of(program: &Path) -> Result<Arc<Prefix>> {
     let installation = majors::chosen()?;
-    let extension =
-        if edition::is_lite() { None } else { Some(Extension::build(&installation)?) };
+    let extension = if edition::is_lite() { None } else { Some(Extension::build(&installation)?) };
     let rundir = Arc::new(RunDir::create(program)?);
     let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
     extension.iter().try_for_each(|extension| prefix.install(extension))?;

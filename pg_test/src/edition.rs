@@ -141,6 +141,7 @@ pub const BUGS: &[(&str, &[Change])] = &[
         "decision-before-lock",
         &[
             ("OR NOT pg_try_advisory_xact_lock(key) THEN", "OR pg_advisory_xact_lock(key) IS NULL THEN"),
+            ("        IF old.closing_token IS NULL AND old.name IS NOT NULL THEN\n            -- Its holder", "        IF false THEN\n            -- Its holder"),
             ("            SELECT l.*, false AS is_mine INTO old FROM fence.lease l WHERE l.name = attempt.lease;\n", "            NULL;\n"),
         ],
     ),

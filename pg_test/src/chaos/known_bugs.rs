@@ -58,10 +58,11 @@ impl KnownBug {
             KnownBug::Now => ALL,
             KnownBug::NoStartMove => &[(Disturbance::KillServer, 1)],
             KnownBug::NoJump => &[(Disturbance::FailOver, 1)],
-            KnownBug::NoGuardLock => &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)],
-            KnownBug::NoTableLock | KnownBug::NoAdoptLock | KnownBug::DecisionBeforeLock => {
-                &[(Disturbance::FreezeWorker, 1)]
+            // What is revoked is fought for at once.
+            KnownBug::NoGuardLock | KnownBug::DecisionBeforeLock => {
+                &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)]
             }
+            KnownBug::NoTableLock | KnownBug::NoAdoptLock => &[(Disturbance::FreezeWorker, 1)],
             KnownBug::SessionOutlived => &[(Disturbance::Terminate, 1)],
         }
     }

@@ -169,9 +169,10 @@ impl Scenario {
     /// What it asks for that this edition has not; None where it can be played.
     pub fn lacks(&self, surface: &Surface) -> Option<&'static str> {
         let asks = |wanted: &dyn Fn(&Value) -> bool| {
-            self.steps.iter().flat_map(|step| &step.actions).any(
-                |action| matches!(action, Action::Tell { order, .. } if wanted(order)),
-            )
+            self.steps
+                .iter()
+                .flat_map(|step| &step.actions)
+                .any(|action| matches!(action, Action::Tell { order, .. } if wanted(order)))
         };
         let several = |order: &Value| order["names"].as_array().is_some_and(|all| all.len() > 1);
         [

@@ -55,7 +55,13 @@ const CHECKS: &[Check] = &[
 
 impl Check {
     /// Makes its table of so many rows, with room in each page for as many versions as `fillfactor` leaves.
-    pub fn lay(&self, session: &mut Session, prefix: &str, rows: i64, fillfactor: u32) -> Result<()> {
+    pub fn lay(
+        &self,
+        session: &mut Session,
+        prefix: &str,
+        rows: i64,
+        fillfactor: u32,
+    ) -> Result<()> {
         let table = format!("{prefix}_{}", self.table);
         session.run(&format!(
             "CREATE TABLE {table} ({COLUMNS}) WITH (fillfactor = {fillfactor});

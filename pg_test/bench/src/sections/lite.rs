@@ -82,18 +82,27 @@ const FEW: i64 = 1_000;
 /// The first statements plan, and fill the pages.
 const UNCOUNTED: usize = 10;
 
-const SIMPLE: &str = "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_simple()";
+const SIMPLE: &str =
+    "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_simple()";
 const NONE: Check = check("none", "none", "");
 const BY_TRIGGER: Check = check("plpgsql for one column", "simple", SIMPLE);
 const OF_LITE: &[Check] = &[
     NONE,
     BY_TRIGGER,
     check("pg_fence_lite, unbound", "unbound", "SELECT fence_protect('{t}')"),
-    check("pg_fence_lite, bound to one lease", "bound", "SELECT fence_protect('{t}', lease => 'lite bench')"),
+    check(
+        "pg_fence_lite, bound to one lease",
+        "bound",
+        "SELECT fence_protect('{t}', lease => 'lite bench')",
+    ),
 ];
 const OF_THE_EXTENSION: &[Check] = &[
     check("pg_fence, unbound", "unbound", "SELECT fence_protect('{t}')"),
-    check("pg_fence, bound to one lease", "bound", "SELECT fence_protect('{t}', lease => 'lite bench')"),
+    check(
+        "pg_fence, bound to one lease",
+        "bound",
+        "SELECT fence_protect('{t}', lease => 'lite bench')",
+    ),
 ];
 
 /// Updates of one table, in a session of the edition that fences it.

@@ -78,7 +78,7 @@ fn the_lite_edition_breaks_no_promise_in_chaos(lab: &Lab) -> Result<()> {
 #[lab_test(slow)]
 fn bugs_in_the_lite_edition_are_caught(lab: &Lab) -> Result<()> {
     for bug in ["no-guard-lock", "decision-before-lock"] {
-        let said = of_lite(lab, &["--minutes", "3", "--plant", bug])?;
+        let said = of_lite(lab, &["--minutes", "6", "--plant", bug])?;
         ensure!(said.contains("The planted bug was caught."), "{bug}: {said}");
     }
     Ok(())
