@@ -43,14 +43,14 @@ BEGIN
     CREATE TEMPORARY TABLE moved_fence ON COMMIT DROP AS
         SELECT t.tgrelid::regclass AS rel, t.tgname, t.tgenabled, pg_get_triggerdef(t.oid) AS definition,
                fence.trigger_arguments(t.tgargs, t.tgnargs) AS arguments,
-               t.tgnargs >= 2 AND t.tgname IN ('fence_named', 'fenced', 'fenced_truncate') AS is_protected,
+               t.tgnargs >= 2 AND t.tgname IN ('fenced', 'fenced_truncate') AS is_protected,
                (SELECT string_agg(e.name, ',') FROM (VALUES ('insert', 4), ('update', 16), ('delete', 8)) AS e (name, bit) WHERE t.tgtype & e.bit <> 0) AS events
           FROM pg_trigger t WHERE t.tgfoid = fence.trigger_function() AND t.tgparentid = 0;
     last := greatest(pg_sequence_last_value('fence.token_seq'), pg_sequence_last_value('fence.server_start_token_seq'));
     FOR item IN SELECT f.* FROM moved_fence f LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
     END LOOP;
-    calls := ARRAY (SELECT c::text FROM fence.calls() AS c);
+    calls := ARRAY (SELECT c.call::text FROM fence.calls() AS c);
     DROP SCHEMA fence CASCADE;
     FOREACH call IN ARRAY calls LOOP
         EXECUTE format('DROP FUNCTION IF EXISTS %s', call);
