@@ -38,7 +38,7 @@ BEGIN
             HINT = 'It has all that pg_fence_lite has. Nothing was changed.';
     ELSIF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = current_schema()::regnamespace
                AND p.proname ~ '^(fence[_d]|lease_)(protect|unprotect|audit|grant|revoke|status|new_epoch|stats_reset|acquire|renew|release|guard|check|info|prune|adopt|forget|$)'
-               AND p.proowner <> (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user)) THEN
+               AND p.proowner <> to_regrole(quote_ident(current_user))) THEN
         -- CREATE OR REPLACE would leave it to its owner, who could change it.
         RAISE EXCEPTION USING ERRCODE = '42723', MESSAGE = 'there is a function of somebody else''s with the name of one of these calls',
             HINT = 'Drop it, or install into another schema: SET search_path.';
@@ -46,7 +46,7 @@ BEGIN
         CREATE SCHEMA fence;
         COMMENT ON SCHEMA fence IS 'pg_fence_lite: state of leases and tokens; read fence.leases, write nothing here';
     ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'fence'
-               AND pg_has_role(n.nspowner, 'USAGE')
+               AND n.nspowner = to_regrole(quote_ident(current_user))
                AND starts_with(obj_description(n.oid, 'pg_namespace'), 'pg_fence_lite')) THEN
         RAISE EXCEPTION USING ERRCODE = '42P06', MESSAGE = 'there is a schema fence that is not pg_fence_lite''s',
             HINT = 'Rename or drop it, or install as its owner.';
@@ -138,9 +138,11 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp A
 DECLARE
     me CONSTANT name := fence.caller();
 BEGIN
-    RETURN EXISTS (SELECT FROM fence.role_prefix p WHERE starts_with(lease, p.prefix) AND fence.rank(p.level) >= least_rank
-                      AND (p.role = me OR pg_has_role(me, to_regrole(quote_ident(p.role)), 'USAGE')))
-        OR pg_has_role(me, current_user, 'USAGE');
+    -- What is recorded counts for a role that was itself given fence.leases: one made later under the same name was not.
+    RETURN pg_has_role(me, current_user, 'USAGE') OR EXISTS (
+        SELECT FROM fence.role_prefix p JOIN pg_roles r ON r.rolname = p.role
+         WHERE starts_with(lease, p.prefix) AND fence.rank(p.level) >= least_rank AND (r.rolname = me OR pg_has_role(me, r.oid, 'USAGE'))
+           AND EXISTS (SELECT FROM pg_class c CROSS JOIN aclexplode(c.relacl) AS a WHERE c.oid = 'fence.leases'::regclass AND a.grantee = r.oid));
 END
 $$;
 
@@ -153,9 +155,10 @@ CREATE OR REPLACE FUNCTION fence.quoted(text) RETURNS text LANGUAGE sql IMMUTABL
     SELECT '"' || replace(replace(replace($1, E'\n', '\n'), E'\r', '\r'), E'\t', '\t') || '"'
 $$;
 
--- As much of a text as DETAIL shows.
-CREATE OR REPLACE FUNCTION fence.cut(text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN octet_length($1) > 256 THEN left($1, 60) || '...' ELSE $1 END
+-- As much of a text as DETAIL shows: what JSON writes in so many bytes.
+CREATE OR REPLACE FUNCTION fence.cut(text, most integer DEFAULT 256) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN octet_length($1) <= most AND octet_length(to_json($1)::text) - 2 <= most THEN $1
+                ELSE (SELECT left($1, max(n)) || '...' FROM generate_series(0, most) AS n WHERE octet_length(to_json(left($1, n))::text) + 1 <= most) END
 $$;
 
 CREATE OR REPLACE FUNCTION fence.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}') RETURNS void
@@ -326,7 +329,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock(fence.lock_key('', 3));
     IF fence.has_begun() AND NOT jumps THEN
-        RAISE SQLSTATE 'PF000';
+        RAISE SQLSTATE 'PF999';
     END IF;
     jump := jumps OR fence.is_copy();
     last := greatest(pg_sequence_last_value('fence.token_seq'), above, 0);
@@ -336,7 +339,7 @@ BEGIN
     by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
     -- Two moves within a second would take the sequence ahead of the clock, and a copy made between them behind it.
     IF last + stride - by_clock BETWEEN 1 AND 2 * stride THEN
-        PERFORM pg_sleep((last + stride - by_clock)::float8 / stride + 0.000001);
+        PERFORM pg_sleep((last + stride - by_clock)::float8 * 0.00000095367431640625 + 0.000001);  -- of 1048576 in a second
         by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
     END IF;
     last := setval('fence.token_seq', greatest(last + stride, by_clock));
@@ -352,8 +355,8 @@ BEGIN
     END IF;
     -- The mark of the start comes last, for with it the rest is believed.
     PERFORM setval('fence.server_start_seq', fence.start_mark());
-    RAISE SQLSTATE 'PF000';
-EXCEPTION WHEN SQLSTATE 'PF000' THEN
+    RAISE SQLSTATE 'PF999';
+EXCEPTION WHEN SQLSTATE 'PF999' THEN
     NULL;
 END
 $$;
@@ -428,8 +431,8 @@ BEGIN
         SELECT string_agg(fence.quoted(p.prefix), ' or ' ORDER BY p.prefix) INTO prefixes FROM fence.role_prefix p
          WHERE fence.rank(p.level) >= least_rank AND pg_has_role(fence.caller(), to_regrole(quote_ident(p.role)), 'USAGE');
         PERFORM fence.refuse('42501', format('lease %s is not for this role', fence.quoted(name)),
-            coalesce(format('Role "%s" may take names that begin with %s.', fence.caller(), prefixes),
-                format('Role "%s" may take no lease yet: an administrator gives it names by fence_grant.', fence.caller())),
+            format(CASE WHEN prefixes IS NULL THEN 'Role "%s" may take no lease yet: an administrator gives it names by fence_grant.'
+                        ELSE 'Role "%s" may take names that begin with %s.' END, fence.caller(), prefixes),
             jsonb_build_object('lease', fence.cut(name), 'role', fence.caller()));
     END IF;
 END
@@ -485,13 +488,22 @@ BEGIN
     IF old.adopted_floor IS NOT NULL THEN
         PERFORM fence.refuse_adopted(lease);
     ELSIF is_held AND NOT is_mine THEN
+        IF is_head AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            -- Its snapshot shows the same for ever. Locking what has changed since is 40001.
+            BEGIN
+                PERFORM FROM fence.lease l WHERE l.name = attempt.lease FOR NO KEY UPDATE SKIP LOCKED;
+                RAISE SQLSTATE 'PF999';
+            EXCEPTION WHEN SQLSTATE 'PF999' THEN
+                NULL;
+            END;
+        END IF;
         RETURN NULL;
     END IF;
     -- Locks that are taken in vain go with the block that an error ends.
     BEGIN
         IF NOT (is_head OR is_mine) AND NOT pg_try_advisory_xact_lock_shared(fence.lock_key(lease, 2))
            OR NOT pg_try_advisory_xact_lock(fence.lock_key(lease)) THEN
-            RAISE SQLSTATE 'PF000';
+            RAISE SQLSTATE 'PF999';
         END IF;
         SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease;
         IF FOUND AND old.closing_token IS NULL THEN
@@ -500,10 +512,10 @@ BEGIN
             IF NOT FOUND OR old.first_token = fence.noted(lease) OR fence.noted(lease) = ANY (old.renewal_tokens)
                OR old.closing_token IS NULL AND old.expires_at > clock_timestamp()
                   AND NOT coalesce(reclaim AND old.holder = attempt.holder AND old.role = me, false) THEN
-                RAISE SQLSTATE 'PF000';
+                RAISE SQLSTATE 'PF999';
             END IF;
         END IF;
-    EXCEPTION WHEN SQLSTATE 'PF000' THEN
+    EXCEPTION WHEN SQLSTATE 'PF999' THEN
         RETURN NULL;
     END;
     IF old.adopted_floor IS NOT NULL THEN
@@ -576,14 +588,14 @@ BEGIN
         LOOP
             left_us := wait_us - extract(epoch FROM clock_timestamp() - began) * 1000000;
             IF left_us <= 0 AND is_head THEN
-                RAISE SQLSTATE 'PF000';
+                RAISE SQLSTATE 'PF999';
             ELSIF fence.is_out_of_patience(began) THEN
                 RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
             ELSIF NOT is_head THEN
                 PERFORM fence.wait_for(fence.lock_key(name, 2), NULL, left_us);
                 is_head := true;
             ELSE
-                PERFORM pg_sleep(least(pause, left_us::float8 / 1000000));
+                PERFORM pg_sleep(least(pause, left_us::float8 * 0.000001));
                 pause := least(pause * 1.5, 0.05);
             END IF;
             PERFORM fence.check_given(name);  -- a prefix may be taken away meanwhile
@@ -591,7 +603,7 @@ BEGIN
             EXIT WHEN token IS NOT NULL;
         END LOOP;
     EXCEPTION
-        WHEN SQLSTATE 'PF000' THEN
+        WHEN SQLSTATE 'PF999' THEN
             RETURN NULL;
         WHEN lock_not_available THEN
             IF fence.is_out_of_patience(began) THEN
@@ -705,9 +717,9 @@ BEGIN
         PERFORM pg_advisory_xact_lock_shared(fence.lock_key(name));
         closing := fence.change('lease_revoke', name, NULL, NULL);
         IF closing IS NULL THEN
-            RAISE SQLSTATE 'PF000';
+            RAISE SQLSTATE 'PF999';
         END IF;
-    EXCEPTION WHEN SQLSTATE 'PF000' THEN
+    EXCEPTION WHEN SQLSTATE 'PF999' THEN
         NULL;
     END;
     RETURN closing;
@@ -736,7 +748,7 @@ BEGIN
         -- In a block of its own the lock is the transaction's: else it would go with a cursor that calls this and fails.
         BEGIN
             PERFORM pg_advisory_xact_lock_shared(key);
-        EXCEPTION WHEN SQLSTATE 'PF000' THEN
+        EXCEPTION WHEN SQLSTATE 'PF999' THEN
             NULL;
         END;
     END IF;
@@ -789,8 +801,8 @@ BEGIN
         BEGIN
             INSERT INTO fence.lease (name, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us)
             VALUES (lease, '', '', 1, now(), now(), now(), 1);
-            RAISE SQLSTATE 'PF000';
-        EXCEPTION WHEN SQLSTATE 'PF000' THEN
+            RAISE SQLSTATE 'PF999';
+        EXCEPTION WHEN SQLSTATE 'PF999' THEN
             NULL;
         END;
     ELSIF held.closing_token IS NULL AND (held.expires_at <= clock_timestamp()
@@ -926,13 +938,13 @@ BEGIN
             IF is_changing THEN
                 is_changing := false;
                 PERFORM fence.wait_for(NULL, name, CASE WHEN finds = 'again' THEN 9e15 ELSE left_us END);
-                RAISE SQLSTATE 'PF000';
+                RAISE SQLSTATE 'PF999';
             ELSIF finds = 'again' THEN
                 -- One fellow makes it known, and the others wait for that. Guards are not held up.
                 PERFORM pg_advisory_xact_lock(fence.lock_key(name, 2));
             ELSIF relies OR left_us <= 0 AND NOT pg_try_advisory_xact_lock(fence.lock_key(name)) THEN
                 -- (A transaction does not exclude itself.)
-                RAISE SQLSTATE 'PF000';
+                RAISE SQLSTATE 'PF999';
             ELSIF left_us > 0 THEN
                 -- Who would guard the older grant meanwhile waits behind this.
                 PERFORM fence.wait_for(fence.lock_key(name), NULL, left_us);
@@ -944,7 +956,7 @@ BEGIN
                 is_changing := NOT FOUND;
             END IF;
             IF finds = 'current' OR is_changing THEN
-                RAISE SQLSTATE 'PF000';
+                RAISE SQLSTATE 'PF999';
             ELSIF finds = 'again' THEN
                 UPDATE fence.lease l SET adopted_floor = fence.floor(), renewed_at = clock_timestamp() WHERE l.name = lease_adopt.name;
             ELSE
@@ -953,7 +965,7 @@ BEGIN
             PERFORM fence.commit_durably();
             RETURN token;
         EXCEPTION
-            WHEN SQLSTATE 'PF000' THEN
+            WHEN SQLSTATE 'PF999' THEN
                 NULL;
             WHEN lock_not_available THEN
                 IF fence.is_out_of_patience(began) THEN
@@ -1140,6 +1152,21 @@ BEGIN
 END
 $$;
 
+-- Is the fence column there, and a bigint?
+CREATE OR REPLACE FUNCTION fence.check_column(relation oid, fence_column text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    type CONSTANT oid := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column AND a.attnum > 0);
+BEGIN
+    IF type IS NULL THEN
+        PERFORM fence.refuse_no_column(fence_column, relation, NULL, fence_column);
+    ELSIF type <> 'bigint'::regtype THEN
+        PERFORM fence.refuse_row('42804', relation, NULL, jsonb_build_object('column', fence_column),
+            format('column %s must be a bigint to serve the trigger fenced', fence.quoted(fence_column)),
+            'Tokens are bigint; a lease''s name is made of columns whose text no setting can change.', jsonb_build_object('column', fence_column));
+    END IF;
+END
+$$;
+
 -- The name of a row's lease.
 CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, fence_column text) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -1195,16 +1222,20 @@ DECLARE
     key_columns CONSTANT text[] := ARRAY (
         SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::smallint[])
          WHERE i.indrelid = relation AND i.indisprimary AND array_position(i.indkey::smallint[], a.attnum) < i.indnkeyatts
-         ORDER BY a.attnum LIMIT 8);
+         ORDER BY a.attnum);
+    shown CONSTANT integer := least(cardinality(key_columns), 8);
     key jsonb;
 BEGIN
     SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     IF data IS NOT NULL AND fence.may_read(relation, key_columns) THEN
-        SELECT jsonb_object_agg(k, CASE jsonb_typeof(data -> k)
-                   WHEN 'string' THEN to_jsonb(fence.cut(data ->> k)) WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
+        SELECT jsonb_object_agg(fence.cut(k, 64), CASE jsonb_typeof(data -> k)
+                   WHEN 'string' THEN to_jsonb(fence.cut(data ->> k, least(256, 512 / shown))) WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
                    WHEN 'number' THEN CASE WHEN data ->> k ~ '^-?\d{1,19}$' THEN data -> k ELSE to_jsonb(data ->> k) END
                    ELSE data -> k END)
-          INTO key FROM unnest(key_columns) AS k;
+          INTO key FROM unnest(key_columns[:8]) AS k;
+        IF cardinality(key_columns) > shown THEN
+            key := key || jsonb_build_object('...', format('%s more columns', cardinality(key_columns) - shown));
+        END IF;
     END IF;
     RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint,
         DETAIL = jsonb_strip_nulls(detail || jsonb_build_object('relation', fence.cut(format('%I.%I', place.nspname, place.relname)), 'key', key)),
@@ -1289,7 +1320,7 @@ DECLARE
 BEGIN
     -- Most writes: a greater token in column "fence" of a table that is bound to no lease.
     IF TG_OP = 'UPDATE' AND coalesce(TG_ARGV[0], 'fence') = 'fence' AND coalesce(TG_ARGV[1], 'strict') IN ('strict', 'monotonic')
-       AND coalesce(TG_ARGV[2], '') = '' AND coalesce(TG_ARGV[3], '') = '' AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
+       AND coalesce(TG_ARGV[2], '') = '' AND TG_NARGS < 4 AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
         IF NEW.fence > coalesce(OLD.fence, 0) AND pg_typeof(NEW.fence) = 'bigint'::regtype AND NEW.fence <= pg_sequence_last_value('fence.token_seq') THEN
             RETURN NEW;
         END IF;
@@ -1321,19 +1352,15 @@ BEGIN
         old_row := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END;
         new_row := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END;
     END IF;
-    IF fence_column = 'fence' THEN
-        IF pg_typeof(CASE WHEN TG_OP = 'DELETE' THEN OLD.fence ELSE NEW.fence END) <> 'bigint'::regtype THEN
-            PERFORM fence.refuse_row('42804', TG_RELID, NULL, '{"column": "fence"}',
-                'column "fence" must be a bigint to serve the trigger fenced',
-                'Tokens are bigint; a lease''s name is made of columns whose text no setting can change.', '{"column": "fence"}');
-        END IF;
-        IF TG_OP <> 'INSERT' THEN stored := OLD.fence; END IF;
-        IF TG_OP <> 'DELETE' THEN shown := NEW.fence; END IF;
-    ELSIF NOT coalesce(new_row, old_row) ? fence_column THEN
-        PERFORM fence.refuse_no_column(fence_column, TG_RELID, NULL, fence_column);
-    ELSE
+    IF fence_column <> 'fence' THEN
+        PERFORM fence.check_column(TG_RELID, fence_column);
         stored := old_row ->> fence_column;
         shown := new_row ->> fence_column;
+    ELSIF pg_typeof(CASE WHEN TG_OP = 'DELETE' THEN OLD.fence ELSE NEW.fence END) <> 'bigint'::regtype THEN
+        PERFORM fence.check_column(TG_RELID, fence_column);
+    ELSE
+        IF TG_OP <> 'INSERT' THEN stored := OLD.fence; END IF;
+        IF TG_OP <> 'DELETE' THEN shown := NEW.fence; END IF;
     END IF;
 
     IF current_setting('session_replication_role') = 'replica' THEN
@@ -1346,7 +1373,7 @@ BEGIN
         RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
     END IF;
 
-    -- The update of a row of a partition, whose DELETE here and INSERT there may follow: its token, the row, its fence.
+    -- The update of a row of a partition, whose DELETE here and INSERT there may follow: its token, the row, its fence, its lease.
     IF TG_ARGV[3] = 'partitioned' AND TG_OP <> 'UPDATE' THEN
         moving := string_to_array(nullif(current_setting('pg_fence.moving', true), ''), ' ')::bigint[];
         arrives := template IS NOT NULL AND TG_OP = 'INSERT' AND coalesce(shown = moving[3], false);
@@ -1385,6 +1412,9 @@ BEGIN
         old_lease := NULL;
     END IF;
 
+    IF arrives AND moving[4] IS DISTINCT FROM hashtext(lease) THEN
+        arrives := false;  -- it has that fence by chance
+    END IF;
     IF arrives THEN
         token := moving[1];
     ELSIF presents THEN
@@ -1421,7 +1451,7 @@ BEGIN
         PERFORM fence.settle();
         IF token NOT BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0) THEN
             -- A number of somebody else's may be adopted; and who may not see leases is told the same of each that does not speak.
-            IF lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR coalesce(fence.is_adopted(old_lease), false)) THEN
+            IF lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR old_lease IS NOT NULL AND fence.is_adopted(old_lease)) THEN
                 PERFORM fence.refuse_row('PF003', TG_RELID, to_jsonb(coalesce(OLD, NEW)), verdict,
                     format('fencing token %s was never issued by this database', token),
                     'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.',
@@ -1458,7 +1488,7 @@ BEGIN
     IF TG_OP = 'DELETE' THEN
         RETURN OLD;
     ELSIF TG_OP = 'UPDATE' AND TG_ARGV[3] = 'partitioned' THEN
-        PERFORM set_config('pg_fence.moving', token || ' ' || hashtext(OLD::text) || ' ' || fence, true);
+        PERFORM set_config('pg_fence.moving', concat_ws(' ', token, hashtext(OLD::text), fence, hashtext(lease)), true);
     END IF;
     IF fence_column = 'fence' THEN
         NEW.fence := fence;
@@ -1471,11 +1501,12 @@ $$;
 COMMENT ON FUNCTION fenced() IS
 'trigger function (fence column; mode strict, monotonic or managed; lease; verify; events): refuses a write whose token is stale, missing or never issued';
 
--- Is it adopted, as far as the caller may know?
-CREATE OR REPLACE FUNCTION fence.is_adopted(lease text) RETURNS boolean
+-- Is it adopted, as far as the caller may know? Is any?
+CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN fence.may_be_told(lease) AND EXISTS (SELECT FROM fence.lease l WHERE l.name = lease AND l.adopted_floor IS NOT NULL);
+    RETURN coalesce(fence.may_be_told(lease), true)
+       AND EXISTS (SELECT FROM fence.lease l WHERE l.name = coalesce(is_adopted.lease, l.name) AND l.adopted_floor IS NOT NULL);
 END
 $$;
 
@@ -1574,6 +1605,9 @@ BEGIN
             WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = coalesce(fence_column, 'fence'))
              AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
             THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
+        IF relation::text <> table_name THEN
+            PERFORM fence.refuse('40001', format('cannot fence %s: it was renamed meanwhile', table_name), 'Call fence_protect again.');
+        END IF;
     END LOOP;
 
     -- What the table has stays, where the call does not say otherwise. A call that binds the table, or unbinds it, takes
@@ -1891,7 +1925,8 @@ BEGIN
           FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = coalesce(nullif((fence.trigger_arguments(t.tgargs, t.tgnargs))[1], ''), 'fence')
          WHERE t.tgfoid = ours AND t.tgparentid = 0 AND t.tgrelid = coalesce(fence_audit.relation, t.tgrelid)
-           AND c.relowner = current_user::regrole  -- to read a table of somebody else's may run code of his
+           AND NOT (fence.is_adopted() AND t.tgnargs >= 3 AND (fence.trigger_arguments(t.tgargs, t.tgnargs))[2] <> 'strict')  -- adopted numbers
+           AND c.relowner = to_regrole(quote_ident(current_user))  -- to read a table of somebody else's may run code of his
     LOOP
         EXECUTE format('SELECT max(%I) FROM %s', item.attname, item.rel) INTO highest;
         IF highest > last THEN
@@ -1928,7 +1963,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT 'TABLE', 'fence.leases', 1
     UNION ALL
     SELECT 'TABLE', c.oid::regclass::text, 4 FROM pg_class c
-     WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'S') AND c.relpersistence = 'p'
+     WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'S')  -- what a dump reads
 $$;
 
 CREATE OR REPLACE FUNCTION fence.check_role(role regrole, hint text) RETURNS name LANGUAGE plpgsql STABLE AS $$
