@@ -180,79 +180,46 @@ CREATE OR REPLACE FUNCTION fence.left_out(what text) RETURNS void LANGUAGE sql A
         'The extension pg_fence has it: CREATE EXTENSION pg_fence, where its library can be installed, keeps the leases of pg_fence_lite.')
 $$;
 
--- 25006, in PostgreSQL's own words.
-CREATE OR REPLACE FUNCTION fence.check_writable(call text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF current_setting('transaction_read_only') = 'on' THEN
-        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', call,
-            CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
-    END IF;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION fence.check_name(lease text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF lease IS NULL THEN
-        PERFORM fence.refuse('22004', 'name must not be NULL', 'Pass a value.', '{"argument": "name"}');
-    ELSIF lease = '' THEN
-        PERFORM fence.bad_argument('name', 'a lease needs a name',
-            'Name what only one may do at a time, as ''invoice-run'' or ''order:7''.');
-    ELSIF octet_length(lease) > 512 THEN
-        PERFORM fence.bad_argument('name', 'the name of a lease is at most 512 bytes long', 'Use a hash of the long name.');
-    END IF;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION fence.check_token(token bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF token IS NULL THEN
-        PERFORM fence.refuse('22004', 'token must not be NULL', 'NULL often means that lease_acquire, lease_renew or '
-            'lease_release found the lease taken or lost: stop working.', '{"argument": "token"}');
-    ELSIF token < 1 THEN
-        PERFORM fence.bad_argument('token', 'a fencing token is at least 1',
-            'Pass the token that lease_acquire or lease_renew returned.');
-    END IF;
-END
-$$;
-
 -- A month counts as 30 days.
 CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS numeric LANGUAGE sql IMMUTABLE AS $$
     SELECT (extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000
 $$;
 
-CREATE OR REPLACE FUNCTION fence.checked_ttl(ttl interval) RETURNS bigint LANGUAGE plpgsql AS $$
+-- What a call is given; and whether it can write, where it does. 25006 is in PostgreSQL's own words.
+CREATE OR REPLACE FUNCTION fence.check(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
+    wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    us CONSTANT numeric := fence.microseconds(ttl);
+    ttl_us CONSTANT numeric := fence.microseconds(ttl);
+    wait_us CONSTANT numeric := fence.microseconds(wait);
 BEGIN
-    IF us <= 0 OR us > 31622400000000 THEN
+    IF name IS NULL THEN
+        PERFORM fence.refuse('22004', 'name must not be NULL', 'Pass a value.', '{"argument": "name"}');
+    ELSIF name = '' THEN
+        PERFORM fence.bad_argument('name', 'a lease needs a name', 'Name what only one may do at a time, as ''invoice-run'' or ''order:7''.');
+    ELSIF octet_length(name) > 512 THEN
+        PERFORM fence.bad_argument('name', 'the name of a lease is at most 512 bytes long', 'Use a hash of the long name.');
+    ELSIF token IS NULL THEN
+        PERFORM fence.refuse('22004', 'token must not be NULL', CASE writes
+            WHEN 'lease_adopt' THEN 'Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.'
+            ELSE 'NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.' END,
+            '{"argument": "token"}');
+    ELSIF token < 1 THEN
+        PERFORM fence.bad_argument('token', 'a fencing token is at least 1', 'Pass the token that lease_acquire or lease_renew returned.');
+    ELSIF ttl_us <= 0 OR ttl_us > 31622400000000 THEN
         PERFORM fence.bad_argument('ttl', 'ttl must be positive and at most 366 days',
             'A ttl of three to ten times the heartbeat''s interval is usual, as ''30 s''.');
-    END IF;
-    RETURN us;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION fence.checked_wait(wait interval) RETURNS numeric LANGUAGE plpgsql AS $$
-DECLARE
-    us CONSTANT numeric := coalesce(fence.microseconds(wait), 0);
-BEGIN
-    IF us < 0 OR us >= 9223372036854775807 THEN
-        PERFORM fence.bad_argument('wait', CASE WHEN us < 0 THEN 'wait must not be negative' ELSE 'wait must be finite' END,
+    ELSIF wait_us < 0 OR wait_us >= 9223372036854775807 THEN
+        PERFORM fence.bad_argument('wait', CASE WHEN wait_us < 0 THEN 'wait must not be negative' ELSE 'wait must be finite' END,
             'Zero tries once and never blocks; ''10 s'' waits in line.');
-    END IF;
-    RETURN us;
-END
-$$;
-
--- What is shown with a grant.
-CREATE OR REPLACE FUNCTION fence.check_shown(holder text, metadata jsonb) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF octet_length(holder) > 512 THEN
+    ELSIF octet_length(holder) > 512 THEN
         PERFORM fence.bad_argument('holder', 'a holder is at most 512 bytes long',
             'Name the worker, as ''invoices@host7''; what else is to be shown goes into metadata.');
     ELSIF octet_length(metadata::text) > 65536 THEN
         PERFORM fence.bad_argument('metadata', 'metadata is at most 64 kB',
             'Every renewal writes it again: keep the work''s data in a table of its own.');
+    ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
+        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', writes,
+            CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
     END IF;
 END
 $$;
@@ -444,6 +411,12 @@ CREATE OR REPLACE FUNCTION fence.refuse_adopted(lease text) RETURNS void LANGUAG
         jsonb_build_object('lease', fence.cut(lease)))
 $$;
 
+CREATE OR REPLACE FUNCTION fence.refuse_granted(lease text) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse('55000', format('lease %s is granted here, and cannot be adopted', fence.quoted(lease)),
+        'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)',
+        jsonb_build_object('lease', fence.cut(lease)))
+$$;
+
 -- Writes the row of a new grant, whose lock the caller has. NULL where it cannot be.
 CREATE OR REPLACE FUNCTION fence.put(lease text, holder text, token bigint, ttl_us bigint, metadata jsonb, adopted_floor bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
@@ -550,20 +523,17 @@ CREATE OR REPLACE FUNCTION lease_acquire(
     name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
     metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1,
     reclaim boolean DEFAULT false, session boolean DEFAULT false)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    ttl_us bigint;
-    wait_us numeric;
+    ttl_us CONSTANT bigint := fence.microseconds(coalesce(ttl, '30 s'));
+    wait_us CONSTANT numeric := fence.microseconds(coalesce(wait, '0'));
     left_us numeric;
     token bigint;
     began timestamptz;
     pause float8 := 0.005;
     is_head boolean := false;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_shown(holder, metadata);
-    ttl_us := fence.checked_ttl(coalesce(ttl, '30 s'));
-    wait_us := fence.checked_wait(wait);
+    PERFORM fence.check('lease_acquire', name, 1, ttl, wait, holder, metadata);
     IF slots < 1 THEN
         PERFORM fence.bad_argument('slots', 'slots must be at least 1', 'slots is how many grants of the lease may live together.');
     ELSIF shared AND slots > 1 THEN
@@ -574,7 +544,6 @@ BEGIN
     ELSIF shared OR slots > 1 OR session THEN
         PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN slots > 1 THEN 'slots' ELSE 'session' END);
     END IF;
-    PERFORM fence.check_writable('lease_acquire');
     PERFORM fence.check_given(name);
 
     token := fence.attempt(name, holder, ttl_us, metadata, reclaim, false);
@@ -680,25 +649,19 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    ttl_us CONSTANT bigint := fence.checked_ttl(ttl);
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_writable('lease_renew');
-    RETURN fence.change('lease_renew', name, token, ttl_us);
+    PERFORM fence.check('lease_renew', name, token, ttl);
+    RETURN fence.change('lease_renew', name, token, fence.microseconds(ttl)::bigint);
 END
 $$;
 COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
     'a new, greater token and a deadline of now + ttl; NULL when the token does not speak for the lease: stop';
 
 CREATE OR REPLACE FUNCTION lease_release(name text, token bigint)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_writable('lease_release');
+    PERFORM fence.check('lease_release', name, token);
     RETURN fence.change('lease_release', name, token, NULL);
 END
 $$;
@@ -706,12 +669,11 @@ COMMENT ON FUNCTION lease_release(text, bigint) IS
     'ends the grant: its closing token, good for a last write in this transaction (after a failover, only once renewed); NULL when the lease was lost';
 
 CREATE OR REPLACE FUNCTION lease_revoke(name text)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     closing bigint;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_writable('lease_revoke');
+    PERFORM fence.check('lease_revoke', name);
     -- Waits for an acquire in an open transaction, and lets none begin until this transaction ends. In vain, it locks nothing.
     BEGIN
         PERFORM pg_advisory_xact_lock_shared(fence.lock_key(name));
@@ -731,7 +693,7 @@ COMMENT ON FUNCTION lease_revoke(text) IS
 -- May a transaction rely on this token from now until it ends? NULL when it may, else what to refuse it with. It takes the
 -- lock that keeps everybody else from being granted the lease, and only then looks.
 CREATE OR REPLACE FUNCTION fence.verdict(lease text, token bigint)
-RETURNS jsonb LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS jsonb LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     keeps_snapshot CONSTANT boolean := current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
     guards CONSTANT text := nullif(current_setting('pg_fence.guards', true), '');
@@ -841,13 +803,11 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_guard(name text, token bigint)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     verdict jsonb;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_writable('lease_guard');
+    PERFORM fence.check('lease_guard', name, token);
     verdict := fence.verdict(name, token);
     IF verdict IS NOT NULL THEN
         PERFORM fence.refuse(verdict ->> 'code', w.message, w.hint, w.detail) FROM fence.words(verdict, name, token) AS w;
@@ -860,12 +820,11 @@ COMMENT ON FUNCTION lease_guard(text, bigint) IS
     'the token, or PF004; nobody else can be granted the lease until this transaction ends';
 
 CREATE OR REPLACE FUNCTION lease_check(name text, token bigint)
-RETURNS boolean LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     held fence.lease;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
+    PERFORM fence.check('', name, token);
     SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_check.name;
     IF NOT FOUND OR NOT fence.outlived_jump(held) OR NOT fence.may_name(name) OR NOT pg_is_in_recovery() AND NOT fence.has_begun() AND fence.is_copy() THEN
         RETURN false;
@@ -888,9 +847,7 @@ BEGIN
     IF held.name IS NULL THEN
         RETURN 'greater';
     ELSIF held.adopted_floor IS NULL THEN
-        PERFORM fence.refuse('55000', format('lease %s is granted here, and cannot be adopted', fence.quoted(lease)),
-            'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)',
-            jsonb_build_object('lease', fence.cut(lease)));
+        PERFORM fence.refuse_granted(lease);
     ELSIF held.closing_token IS NULL AND token = held.first_token THEN
         IF held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
             PERFORM fence.not_your_lease(lease, held.role);
@@ -909,25 +866,17 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_adopt(name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     began CONSTANT timestamptz := clock_timestamp();
     relies CONSTANT boolean := fence.noted(name) IS NOT NULL;
-    wait_us numeric;
+    wait_us CONSTANT numeric := fence.microseconds(coalesce(wait, '0'));
     left_us numeric;
     held fence.lease;
     finds text;
     is_changing boolean := false;  -- somebody else has changed the row, and not committed that
 BEGIN
-    PERFORM fence.check_name(name);
-    IF token IS NULL THEN
-        PERFORM fence.refuse('22004', 'token must not be NULL', 'Another lock service answers NULL, or nothing, where the lease '
-            'was not granted: adopt only what it grants.', '{"argument": "token"}');
-    END IF;
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_shown(holder, metadata);
-    wait_us := fence.checked_wait(wait);
-    PERFORM fence.check_writable('lease_adopt');
+    PERFORM fence.check('lease_adopt', name, token, NULL, wait, holder, metadata);
     PERFORM fence.settle();
     SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
     finds := fence.adopts(name, token, held);
@@ -991,15 +940,24 @@ $$;
 COMMENT ON FUNCTION lease_adopt(text, bigint, text, interval, jsonb) IS
     'makes known here what somebody else has granted: the token, or NULL while a transaction relies on an older grant (and did so for wait)';
 
--- Deletes rows of leases that ended before then: up to 1000, for each takes a lock. Who is guarding a lease, or just
+-- Deletes rows of leases that ended longer ago: up to 1000, for each takes a lock. Who is guarding a lease, or just
 -- acquiring it, has its lock; who has this lock meets no acquire.
-CREATE OR REPLACE FUNCTION fence.sweep(only_name text, adopted boolean, horizon timestamptz) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence.sweep(call text, only_name text, older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
+    horizon timestamptz;
     swept bigint;
 BEGIN
+    IF older_than IS NULL THEN
+        PERFORM fence.refuse('22004', 'older_than must not be NULL', 'Pass a value.', '{"argument": "older_than"}');
+    ELSIF older_than < interval '0' THEN
+        PERFORM fence.bad_argument('older_than', 'older_than must not be negative', '''1 day'' keeps what ended within the last day.');
+    END IF;
+    PERFORM fence.check(call, coalesce(only_name, 'any'));
+    horizon := CASE WHEN fence.microseconds(older_than) > 60000000000000000 THEN '-infinity'  -- before all time
+                    ELSE clock_timestamp() - older_than END;
     WITH over AS MATERIALIZED (
         SELECT l.name FROM fence.lease l
-         WHERE (only_name IS NULL OR l.name = only_name) AND (l.adopted_floor IS NOT NULL) = adopted
+         WHERE (only_name IS NULL OR l.name = only_name) AND (l.adopted_floor IS NOT NULL) = (call = 'lease_forget')
            AND coalesce(l.ended_at, l.expires_at) < horizon AND fence.noted(l.name) IS NULL
          LIMIT 1000),
     gone AS MATERIALIZED (
@@ -1013,53 +971,27 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence.checked_horizon(older_than interval) RETURNS timestamptz LANGUAGE plpgsql AS $$
-BEGIN
-    IF older_than < interval '0' THEN
-        PERFORM fence.bad_argument('older_than', 'older_than must not be negative', '''1 day'' keeps what ended within the last day.');
-    END IF;
-    RETURN CASE WHEN fence.microseconds(older_than) > 60000000000000000 THEN '-infinity'  -- before all time
-                ELSE clock_timestamp() - older_than END;
-END
-$$;
-
 CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    horizon CONSTANT timestamptz := fence.checked_horizon(coalesce(older_than, '1 day'));
-BEGIN
-    PERFORM fence.check_writable('lease_prune');
-    RETURN fence.sweep(NULL, false, horizon);
-END
+RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT fence.sweep('lease_prune', NULL, coalesce(older_than, '1 day'))
 $$;
 COMMENT ON FUNCTION lease_prune(interval) IS
     'deletes up to 1000 rows of grants that ended more than older_than ago (never of a guarded one), and returns how many';
 
 CREATE OR REPLACE FUNCTION lease_forget(name text)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_writable('lease_forget');
-    IF EXISTS (SELECT FROM fence.lease l WHERE l.name = lease_forget.name AND l.adopted_floor IS NULL) THEN
-        PERFORM fence.refuse('55000', format('lease %s is granted here, and cannot be adopted', fence.quoted(name)),
-            'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)',
-            jsonb_build_object('lease', fence.cut(name)));
-    END IF;
-    RETURN fence.sweep(name, true, 'infinity');
+    PERFORM fence.check('lease_forget', name);
+    PERFORM fence.refuse_granted(l.name) FROM fence.lease l WHERE l.name = lease_forget.name AND l.adopted_floor IS NULL;
+    RETURN fence.sweep('lease_forget', name, '0');
 END
 $$;
 COMMENT ON FUNCTION lease_forget(text) IS
     'deletes what is remembered of an adopted lease that is free, so that any token can be adopted again; returns how many rows';
 
 CREATE OR REPLACE FUNCTION lease_forget(older_than interval)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF older_than IS NULL THEN
-        PERFORM fence.refuse('22004', 'older_than must not be NULL', 'Pass a value.', '{"argument": "older_than"}');
-    END IF;
-    PERFORM fence.check_writable('lease_forget');
-    RETURN fence.sweep(NULL, true, fence.checked_horizon(older_than));
-END
+RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT fence.sweep('lease_forget', NULL, older_than)
 $$;
 COMMENT ON FUNCTION lease_forget(interval) IS
     'the same of up to 1000 adopted leases that have been free for longer, which no holder may come back to; returns how many';
@@ -1084,12 +1016,9 @@ SELECT l.name, 'exclusive'::text AS mode,
 COMMENT ON VIEW fence.leases IS 'one row per lease: who holds what until when, and who holds up a take-over';
 
 CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
-RETURNS SETOF fence.leases LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$
+RETURNS SETOF fence.leases LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_name(name);
-    IF token IS NOT NULL THEN
-        PERFORM fence.check_token(token);
-    END IF;
+    PERFORM fence.check('', name, coalesce(token, 1));
     RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name;
 END
 $$;
@@ -1097,9 +1026,9 @@ COMMENT ON FUNCTION lease_info(text, bigint) IS
     'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
 
 CREATE OR REPLACE FUNCTION fence_new_epoch()
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_writable('fence_new_epoch');
+    PERFORM fence.check('fence_new_epoch', 'any');
     PERFORM fence.move_on(true);
     RETURN fence.floor();
 END
@@ -1223,7 +1152,7 @@ DECLARE
         SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::smallint[])
          WHERE i.indrelid = relation AND i.indisprimary AND array_position(i.indkey::smallint[], a.attnum) < i.indnkeyatts
          ORDER BY a.attnum);
-    shown CONSTANT integer := least(cardinality(key_columns), 8);
+    shown CONSTANT integer := least(greatest(cardinality(key_columns), 1), 8);
     key jsonb;
 BEGIN
     SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
@@ -1542,6 +1471,30 @@ END;
 -- Fencing a table -----------------------------------------------------------------------------------------------------
 -- With the rights of the caller, so that PostgreSQL itself stands behind every check.
 
+-- What neither fence_protect nor fence_unprotect can do.
+CREATE OR REPLACE FUNCTION fence.refuse_table(relation regclass, doing text, code text, fault text, hint text, col text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    place record;
+BEGIN
+    SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+    RAISE EXCEPTION USING ERRCODE = code, HINT = hint, MESSAGE = format('cannot %s %s: %s', doing, coalesce(relation::text, 'a table'), fault),
+        DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', relation::text, 'column', col)),
+        SCHEMA = coalesce(place.nspname, ''), TABLE = coalesce(place.relname, ''), COLUMN = coalesce(col, '');
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, doing text) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse_table(relation, doing, r.code, r.fault, r.hint)
+      FROM (VALUES (1)) AS once
+      LEFT JOIN pg_class c ON c.oid = relation
+     CROSS JOIN LATERAL (VALUES
+        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
+        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
+        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner)))
+     ) AS r (applies, code, fault, hint) WHERE r.applies LIMIT 1
+$$;
+
 CREATE OR REPLACE FUNCTION fence_protect(
     relation     regclass,
     fence_column name    DEFAULT 'fence',
@@ -1574,15 +1527,10 @@ BEGIN
     END IF;
     -- Twice: what was seen before the lock may have changed while waiting for it.
     FOREACH is_locked IN ARRAY '{f,t}'::boolean[] LOOP
-        SELECT r.*, n.nspname, c.relname INTO refusal
-          FROM (VALUES (1)) AS once
-          LEFT JOIN pg_class c ON c.oid = relation
-          LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-         CROSS JOIN LATERAL (VALUES
-            (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
-            (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
-            (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
-            (c.oid < 16384 OR n.nspname = 'fence', '42809', 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
+        PERFORM fence.check_table(relation, 'fence');
+        PERFORM fence.refuse_table(relation, 'fence', r.code, r.fault, r.hint)
+          FROM pg_class c CROSS JOIN LATERAL (VALUES
+            (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809', 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
             (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server', 'Fence the table that stores the rows.'),
             (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.'),
             (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
@@ -1592,13 +1540,7 @@ BEGIN
             (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
              'Protect the parent; fence_audit of the parent has the statements for its children.')
          ) AS r (applies, code, fault, hint)
-         WHERE r.applies LIMIT 1;
-        IF FOUND THEN
-            RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-                MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), refusal.fault),
-                DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
-                SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
-        END IF;
+         WHERE c.oid = relation AND r.applies LIMIT 1;
         EXIT WHEN is_locked;
         -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
         EXECUTE format('LOCK TABLE %s IN %s MODE', relation, CASE
@@ -1633,9 +1575,8 @@ BEGIN
             AND ('insert' = ANY (on_events)) = (bound_to IS NOT NULL OR judged_as = 'managed'))
         THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END;
 
-    SELECT r.*, n.nspname, c.relname, c.relkind = 'p' AS is_partitioned, f.attnum IS NOT NULL AS has_column INTO refusal
+    SELECT r.*, c.relkind = 'p' AS is_partitioned, f.attnum IS NOT NULL AS has_column INTO refusal
       FROM pg_class c
-      JOIN pg_namespace n ON n.oid = c.relnamespace
       LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = col
       LEFT JOIN LATERAL (
            SELECT p.name, a.attnum, a.attgenerated FROM unnest(fence.template_columns(bound_to)) AS p (name)
@@ -1686,10 +1627,7 @@ BEGIN
         ) AS v (applies, code, fault, hint, about) WHERE v.applies LIMIT 1) AS r ON true
      WHERE c.oid = relation;
     IF refusal.code IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-            MESSAGE = format('cannot fence %s: %s', table_name, refusal.fault),
-            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', refusal.about)),
-            SCHEMA = refusal.nspname, TABLE = refusal.relname, COLUMN = coalesce(refusal.about, '');
+        PERFORM fence.refuse_table(relation, 'fence', refusal.code, refusal.fault, refusal.hint, refusal.about);
     END IF;
     is_partitioned := refusal.is_partitioned;
 
@@ -1775,31 +1713,14 @@ $$;
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
 'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again, whatever was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; in managed mode, events without insert let a row be created without its lease';
 
-CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ours CONSTANT oid := fence.trigger_function();
-    table_name CONSTANT text := relation::text;
-    refusal record;
     item record;
 BEGIN
-    SELECT r.*, n.nspname, c.relname INTO refusal
-      FROM (VALUES (1)) AS once
-      LEFT JOIN pg_class c ON c.oid = relation
-      LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-     CROSS JOIN LATERAL (VALUES
-        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
-        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
-        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
-        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours AND t.tgparentid <> 0),
-         '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(c.oid)))
-     ) AS r (applies, code, fault, hint)
-     WHERE r.applies LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-            MESSAGE = format('cannot take the fence off %s: %s', coalesce(table_name, 'a table'), refusal.fault),
-            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
-            SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
+    PERFORM fence.check_table(relation, 'take the fence off');
+    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgparentid <> 0) THEN
+        PERFORM fence.refuse_table(relation, 'take the fence off', '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(relation)));
     END IF;
     IF EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND (c.relkind = 'p' OR c.relkind = 'r'
                   AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN

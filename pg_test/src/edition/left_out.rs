@@ -172,6 +172,8 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
         SESSION_ROLE,
     ),
     ("isolation_specs::bound_snapshot", RETRY),
+    ("isolation_specs::renew_acquire", "there a renewal that comes too late answers NULL at once, and waits for nobody"),
+    ("isolation_specs::waiting_acquire", "it knows who waits by the extension's own name for that"),
     ("isolation_specs::jump_guard", "its permutations count on an extension that is created anew"),
     ("isolation_specs::maintenance_guarded", MAINTENANCE),
     ("isolation_specs::maintenance_waiting", MAINTENANCE),
