@@ -1999,15 +1999,34 @@ END
 $$;
 COMMENT ON FUNCTION fence.uninstall() IS 'takes pg_fence_lite out of the database, leases and all; refuses while a table is fenced';
 
--- Postgres lets PUBLIC execute every new function. Those of the schema fence stay so: triggers and fence_audit call them with
--- the rights of their callers, and where one runs with the owner's it changes nothing and tells only what the caller may
--- know. (The last token is no secret: PF003 tells it to whoever has a table of his own.)
+-- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let others in, even to
+-- the state (Supabase has such for the roles of its API). Whoever was not let in by fence_grant goes. The functions of the
+-- schema fence stay open: triggers and fence_audit call them with the rights of their callers, and where one runs with the
+-- owner's it changes nothing and tells only what the caller may know. (The last token is no secret: PF003 tells it to whoever
+-- has a table of his own.)
 DO $close$
 DECLARE
-    item record;
+    statement text;
 BEGIN
-    FOR item IN SELECT c.* FROM fence.calls() AS c WHERE c.rank > 0 LOOP
-        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', item.call);
+    FOR statement IN
+        WITH given AS (
+            SELECT CASE g.kind WHEN 'FUNCTION' THEN g.object::regprocedure::oid ELSE g.object::regclass::oid END AS oid, p.role
+              FROM fence.grants() AS g JOIN fence.role_prefix p ON fence.rank(p.level) >= g.rank),
+        object AS (
+            SELECT 'SCHEMA' AS kind, n.oid, n.oid::regnamespace::text AS name, n.nspowner AS owner, n.nspacl AS acl
+              FROM pg_catalog.pg_namespace n WHERE n.nspname = 'fence'
+            UNION ALL
+            SELECT 'FUNCTION', p.oid, c.call::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
+              FROM fence.calls() AS c JOIN pg_catalog.pg_proc p ON p.oid = c.call WHERE c.rank > 0
+            UNION ALL
+            SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid, c.oid::regclass::text, c.relowner, c.relacl
+              FROM pg_catalog.pg_class c WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'v', 'S'))
+        SELECT DISTINCT format('REVOKE ALL ON %s %s FROM %s', o.kind, o.name,
+                   CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+          FROM object o CROSS JOIN aclexplode(o.acl) AS a
+         WHERE a.grantee <> o.owner AND NOT EXISTS (SELECT FROM given g WHERE g.oid = o.oid AND g.role = pg_get_userbyid(a.grantee))
+    LOOP
+        EXECUTE statement;
     END LOOP;
     GRANT USAGE ON SCHEMA fence TO PUBLIC;
     GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;

@@ -10,6 +10,7 @@ mod fence;
 mod growth;
 mod handover;
 mod instructions;
+mod lite;
 mod prefixes;
 mod startup;
 mod uncontended;
@@ -37,6 +38,7 @@ pub const ALL: &[Subject] = &[
     subject("growth", growth::measure),
     subject("startup", startup::measure),
     subject("prefixes", prefixes::measure),
+    subject("lite", lite::measure),
     subject("instructions", instructions::measure),
     subject("counting", instructions::measure_counting),
 ];
