@@ -514,9 +514,18 @@ BEGIN
 END
 $$;
 
--- Is the caller's lock_timeout over, which counts for a whole call?
-CREATE OR REPLACE FUNCTION fence.is_out_of_patience(began timestamptz) RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT current_setting('lock_timeout') <> '0' AND clock_timestamp() - began >= current_setting('lock_timeout')::interval
+-- Is the caller's lock_timeout over, which counts for a whole call? (Who catches 55P03 has lost a statement_timeout that was
+-- due with it.)
+CREATE OR REPLACE FUNCTION fence.is_out_of_patience(began timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    longest CONSTANT interval := nullif(current_setting('statement_timeout'), '0');
+    patience CONSTANT interval := nullif(current_setting('lock_timeout'), '0');
+BEGIN
+    IF clock_timestamp() - statement_timestamp() >= longest THEN
+        RAISE query_canceled USING MESSAGE = 'canceling statement due to statement timeout';
+    END IF;
+    RETURN coalesce(clock_timestamp() - began >= patience, false);
+END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_acquire(

@@ -14,12 +14,23 @@ const DEPENDS: &str = "there the trigger fence_named depends on the column";
 const BY_HAND: &str = "a limit: a trigger made by hand knows less";
 const CATALOG: &str = "it names functions and relations that only the extension has";
 const MAINTENANCE: &str =
-    "a limit: a try waits while VACUUM FULL and the like work on the table of the leases";
+    "a limit: a try waits while VACUUM FULL and the like work on the table of the leases, or wait for it";
+const KEEPS_LOCK: &str =
+    "a limit: who has looked at the leases keeps the table's share lock until its transaction ends";
 const PAGES: &str = "a limit: SQL cannot mend an unlogged sequence whose page a server has lost";
 const NAMED: &str = "it compares the triggers, and lite has fence_named besides";
 
 /// A group (`file::`) or a test (`file::name`), and why it is left out.
 pub const LEFT_OUT: &[(&str, &str)] = &[
+    (
+        "maintenance::a_commit_does_not_queue_behind_maintenance",
+        KEEPS_LOCK,
+    ),
+    ("maintenance::a_try_does_not_queue_behind_maintenance_that_waits", MAINTENANCE),
+    ("maintenance::a_waiter_waits_on_while_maintenance_waits", MAINTENANCE),
+    ("maintenance::maintenance_goes_on_beside_a_waiter_and_guarded_transactions", MAINTENANCE),
+    ("maintenance::who_has_written_keeps_the_table_s_lock_and_no_other", KEEPS_LOCK),
+    ("maintenance::who_only_looks_keeps_no_lock_on_the_state", KEEPS_LOCK),
     ("state::writes::", "of how the extension writes its tables by itself: lite writes them by SQL"),
     ("attacks::an_audit_runs_nothing_of_a_table_s_owner", "lite's audit is shorter"),
     ("dumped::a_dump_loads_where_its_roles_are_missing", "lite's audit is shorter"),

@@ -443,6 +443,7 @@ fn moving_up_to_the_extension_keeps_leases_tokens_fences_and_grants(lab: &Lab) -
     let token = holder.acquire("order:1", "1 h")?;
     holder.run(&format!("UPDATE orders SET v = 1, fence = {token} WHERE id = 1"))?;
     let last = keeper.last_token()?;
+    keeper.run("SELECT lease_adopt('theirs', 33), lease_adopt('given back', 7); SELECT lease_release('given back', 7)")?;
 
     // It waits for a guarded transaction.
     holder.run(&format!("BEGIN; SELECT lease_guard('order:1', {token})"))?;
@@ -461,6 +462,9 @@ fn moving_up_to_the_extension_keeps_leases_tokens_fences_and_grants(lab: &Lab) -
     let renewed = holder.renew("order:1", token)?;
     ensure!(renewed.is_some_and(|renewed| renewed > last), "{renewed:?} after {last}");
     holder.refused("SELECT lease_acquire('other')", "42501")?;
+    ensure!(admin.speaks("theirs", 33)?, "an adopted number was silenced");
+    admin.refused("SELECT lease_adopt('theirs', 32)", "PF001")?;
+    admin.refused("SELECT lease_adopt('given back', 7)", "PF001")?;
     holder.refused("UPDATE plain SET token = 4", "PF001")?;
     holder.run("INSERT INTO by_hand VALUES (1, NULL)")?;
     holder.refused("UPDATE by_hand SET fence = NULL", "PF002")?;
