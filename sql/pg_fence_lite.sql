@@ -38,7 +38,7 @@ BEGIN
             HINT = 'It has all that pg_fence_lite has. Nothing was changed.';
     ELSIF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = current_schema()::regnamespace
                AND p.proname ~ '^(fence[_d]|lease_)(protect|unprotect|audit|grant|revoke|status|new_epoch|stats_reset|acquire|renew|release|guard|check|info|prune|adopt|forget|$)'
-               AND p.proowner <> (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user)) THEN
+               AND p.proowner <> to_regrole(quote_ident(current_user))) THEN
         -- CREATE OR REPLACE would leave it to its owner, who could change it.
         RAISE EXCEPTION USING ERRCODE = '42723', MESSAGE = 'there is a function of somebody else''s with the name of one of these calls',
             HINT = 'Drop it, or install into another schema: SET search_path.';
@@ -46,7 +46,7 @@ BEGIN
         CREATE SCHEMA fence;
         COMMENT ON SCHEMA fence IS 'pg_fence_lite: state of leases and tokens; read fence.leases, write nothing here';
     ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'fence'
-               AND pg_has_role(n.nspowner, 'USAGE')
+               AND n.nspowner = to_regrole(quote_ident(current_user))
                AND starts_with(obj_description(n.oid, 'pg_namespace'), 'pg_fence_lite')) THEN
         RAISE EXCEPTION USING ERRCODE = '42P06', MESSAGE = 'there is a schema fence that is not pg_fence_lite''s',
             HINT = 'Rename or drop it, or install as its owner.';
@@ -138,9 +138,11 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp A
 DECLARE
     me CONSTANT name := fence.caller();
 BEGIN
-    RETURN EXISTS (SELECT FROM fence.role_prefix p WHERE starts_with(lease, p.prefix) AND fence.rank(p.level) >= least_rank
-                      AND (p.role = me OR pg_has_role(me, to_regrole(quote_ident(p.role)), 'USAGE')))
-        OR pg_has_role(me, current_user, 'USAGE');
+    -- What is recorded counts for a role that was itself given fence.leases: one made later under the same name was not.
+    RETURN pg_has_role(me, current_user, 'USAGE') OR EXISTS (
+        SELECT FROM fence.role_prefix p JOIN pg_roles r ON r.rolname = p.role
+         WHERE starts_with(lease, p.prefix) AND fence.rank(p.level) >= least_rank AND (r.rolname = me OR pg_has_role(me, r.oid, 'USAGE'))
+           AND EXISTS (SELECT FROM pg_class c CROSS JOIN aclexplode(c.relacl) AS a WHERE c.oid = 'fence.leases'::regclass AND a.grantee = r.oid));
 END
 $$;
 
@@ -153,9 +155,10 @@ CREATE OR REPLACE FUNCTION fence.quoted(text) RETURNS text LANGUAGE sql IMMUTABL
     SELECT '"' || replace(replace(replace($1, E'\n', '\n'), E'\r', '\r'), E'\t', '\t') || '"'
 $$;
 
--- As much of a text as DETAIL shows.
-CREATE OR REPLACE FUNCTION fence.cut(text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN octet_length($1) > 256 THEN left($1, 60) || '...' ELSE $1 END
+-- As much of a text as DETAIL shows: what JSON writes in so many bytes.
+CREATE OR REPLACE FUNCTION fence.cut(text, most integer DEFAULT 256) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN octet_length($1) <= most AND octet_length(to_json($1)::text) - 2 <= most THEN $1
+                ELSE (SELECT left($1, max(n)) || '...' FROM generate_series(0, most) AS n WHERE octet_length(to_json(left($1, n))::text) + 1 <= most) END
 $$;
 
 CREATE OR REPLACE FUNCTION fence.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}') RETURNS void
@@ -177,79 +180,46 @@ CREATE OR REPLACE FUNCTION fence.left_out(what text) RETURNS void LANGUAGE sql A
         'The extension pg_fence has it: CREATE EXTENSION pg_fence, where its library can be installed, keeps the leases of pg_fence_lite.')
 $$;
 
--- 25006, in PostgreSQL's own words.
-CREATE OR REPLACE FUNCTION fence.check_writable(call text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF current_setting('transaction_read_only') = 'on' THEN
-        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', call,
-            CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
-    END IF;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION fence.check_name(lease text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF lease IS NULL THEN
-        PERFORM fence.refuse('22004', 'name must not be NULL', 'Pass a value.', '{"argument": "name"}');
-    ELSIF lease = '' THEN
-        PERFORM fence.bad_argument('name', 'a lease needs a name',
-            'Name what only one may do at a time, as ''invoice-run'' or ''order:7''.');
-    ELSIF octet_length(lease) > 512 THEN
-        PERFORM fence.bad_argument('name', 'the name of a lease is at most 512 bytes long', 'Use a hash of the long name.');
-    END IF;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION fence.check_token(token bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF token IS NULL THEN
-        PERFORM fence.refuse('22004', 'token must not be NULL', 'NULL often means that lease_acquire, lease_renew or '
-            'lease_release found the lease taken or lost: stop working.', '{"argument": "token"}');
-    ELSIF token < 1 THEN
-        PERFORM fence.bad_argument('token', 'a fencing token is at least 1',
-            'Pass the token that lease_acquire or lease_renew returned.');
-    END IF;
-END
-$$;
-
 -- A month counts as 30 days.
 CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS numeric LANGUAGE sql IMMUTABLE AS $$
     SELECT (extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000
 $$;
 
-CREATE OR REPLACE FUNCTION fence.checked_ttl(ttl interval) RETURNS bigint LANGUAGE plpgsql AS $$
+-- What a call is given; and whether it can write, where it does. 25006 is in PostgreSQL's own words.
+CREATE OR REPLACE FUNCTION fence.check(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
+    wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    us CONSTANT numeric := fence.microseconds(ttl);
+    ttl_us CONSTANT numeric := fence.microseconds(ttl);
+    wait_us CONSTANT numeric := fence.microseconds(wait);
 BEGIN
-    IF us <= 0 OR us > 31622400000000 THEN
+    IF name IS NULL THEN
+        PERFORM fence.refuse('22004', 'name must not be NULL', 'Pass a value.', '{"argument": "name"}');
+    ELSIF name = '' THEN
+        PERFORM fence.bad_argument('name', 'a lease needs a name', 'Name what only one may do at a time, as ''invoice-run'' or ''order:7''.');
+    ELSIF octet_length(name) > 512 THEN
+        PERFORM fence.bad_argument('name', 'the name of a lease is at most 512 bytes long', 'Use a hash of the long name.');
+    ELSIF token IS NULL THEN
+        PERFORM fence.refuse('22004', 'token must not be NULL', CASE writes
+            WHEN 'lease_adopt' THEN 'Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.'
+            ELSE 'NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.' END,
+            '{"argument": "token"}');
+    ELSIF token < 1 THEN
+        PERFORM fence.bad_argument('token', 'a fencing token is at least 1', 'Pass the token that lease_acquire or lease_renew returned.');
+    ELSIF ttl_us <= 0 OR ttl_us > 31622400000000 THEN
         PERFORM fence.bad_argument('ttl', 'ttl must be positive and at most 366 days',
             'A ttl of three to ten times the heartbeat''s interval is usual, as ''30 s''.');
-    END IF;
-    RETURN us;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION fence.checked_wait(wait interval) RETURNS numeric LANGUAGE plpgsql AS $$
-DECLARE
-    us CONSTANT numeric := coalesce(fence.microseconds(wait), 0);
-BEGIN
-    IF us < 0 OR us >= 9223372036854775807 THEN
-        PERFORM fence.bad_argument('wait', CASE WHEN us < 0 THEN 'wait must not be negative' ELSE 'wait must be finite' END,
+    ELSIF wait_us < 0 OR wait_us >= 9223372036854775807 THEN
+        PERFORM fence.bad_argument('wait', CASE WHEN wait_us < 0 THEN 'wait must not be negative' ELSE 'wait must be finite' END,
             'Zero tries once and never blocks; ''10 s'' waits in line.');
-    END IF;
-    RETURN us;
-END
-$$;
-
--- What is shown with a grant.
-CREATE OR REPLACE FUNCTION fence.check_shown(holder text, metadata jsonb) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF octet_length(holder) > 512 THEN
+    ELSIF octet_length(holder) > 512 THEN
         PERFORM fence.bad_argument('holder', 'a holder is at most 512 bytes long',
             'Name the worker, as ''invoices@host7''; what else is to be shown goes into metadata.');
     ELSIF octet_length(metadata::text) > 65536 THEN
         PERFORM fence.bad_argument('metadata', 'metadata is at most 64 kB',
             'Every renewal writes it again: keep the work''s data in a table of its own.');
+    ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
+        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', writes,
+            CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
     END IF;
 END
 $$;
@@ -326,7 +296,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock(fence.lock_key('', 3));
     IF fence.has_begun() AND NOT jumps THEN
-        RAISE SQLSTATE 'PF000';
+        RAISE SQLSTATE 'PF999';
     END IF;
     jump := jumps OR fence.is_copy();
     last := greatest(pg_sequence_last_value('fence.token_seq'), above, 0);
@@ -336,7 +306,7 @@ BEGIN
     by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
     -- Two moves within a second would take the sequence ahead of the clock, and a copy made between them behind it.
     IF last + stride - by_clock BETWEEN 1 AND 2 * stride THEN
-        PERFORM pg_sleep((last + stride - by_clock)::float8 / stride + 0.000001);
+        PERFORM pg_sleep((last + stride - by_clock)::float8 * 0.00000095367431640625 + 0.000001);  -- of 1048576 in a second
         by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
     END IF;
     last := setval('fence.token_seq', greatest(last + stride, by_clock));
@@ -352,8 +322,8 @@ BEGIN
     END IF;
     -- The mark of the start comes last, for with it the rest is believed.
     PERFORM setval('fence.server_start_seq', fence.start_mark());
-    RAISE SQLSTATE 'PF000';
-EXCEPTION WHEN SQLSTATE 'PF000' THEN
+    RAISE SQLSTATE 'PF999';
+EXCEPTION WHEN SQLSTATE 'PF999' THEN
     NULL;
 END
 $$;
@@ -428,8 +398,8 @@ BEGIN
         SELECT string_agg(fence.quoted(p.prefix), ' or ' ORDER BY p.prefix) INTO prefixes FROM fence.role_prefix p
          WHERE fence.rank(p.level) >= least_rank AND pg_has_role(fence.caller(), to_regrole(quote_ident(p.role)), 'USAGE');
         PERFORM fence.refuse('42501', format('lease %s is not for this role', fence.quoted(name)),
-            coalesce(format('Role "%s" may take names that begin with %s.', fence.caller(), prefixes),
-                format('Role "%s" may take no lease yet: an administrator gives it names by fence_grant.', fence.caller())),
+            format(CASE WHEN prefixes IS NULL THEN 'Role "%s" may take no lease yet: an administrator gives it names by fence_grant.'
+                        ELSE 'Role "%s" may take names that begin with %s.' END, fence.caller(), prefixes),
             jsonb_build_object('lease', fence.cut(name), 'role', fence.caller()));
     END IF;
 END
@@ -438,6 +408,12 @@ $$;
 CREATE OR REPLACE FUNCTION fence.refuse_adopted(lease text) RETURNS void LANGUAGE sql AS $$
     SELECT fence.refuse('55000', format('lease %s is granted by somebody else, and adopted here', fence.quoted(lease)),
         'Adopt the number that its own service grants. For leases of this database take another name.',
+        jsonb_build_object('lease', fence.cut(lease)))
+$$;
+
+CREATE OR REPLACE FUNCTION fence.refuse_granted(lease text) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse('55000', format('lease %s is granted here, and cannot be adopted', fence.quoted(lease)),
+        'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)',
         jsonb_build_object('lease', fence.cut(lease)))
 $$;
 
@@ -485,13 +461,22 @@ BEGIN
     IF old.adopted_floor IS NOT NULL THEN
         PERFORM fence.refuse_adopted(lease);
     ELSIF is_held AND NOT is_mine THEN
+        IF is_head AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            -- Its snapshot shows the same for ever. Locking what has changed since is 40001.
+            BEGIN
+                PERFORM FROM fence.lease l WHERE l.name = attempt.lease FOR NO KEY UPDATE SKIP LOCKED;
+                RAISE SQLSTATE 'PF999';
+            EXCEPTION WHEN SQLSTATE 'PF999' THEN
+                NULL;
+            END;
+        END IF;
         RETURN NULL;
     END IF;
     -- Locks that are taken in vain go with the block that an error ends.
     BEGIN
         IF NOT (is_head OR is_mine) AND NOT pg_try_advisory_xact_lock_shared(fence.lock_key(lease, 2))
            OR NOT pg_try_advisory_xact_lock(fence.lock_key(lease)) THEN
-            RAISE SQLSTATE 'PF000';
+            RAISE SQLSTATE 'PF999';
         END IF;
         SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease;
         IF FOUND AND old.closing_token IS NULL THEN
@@ -500,10 +485,10 @@ BEGIN
             IF NOT FOUND OR old.first_token = fence.noted(lease) OR fence.noted(lease) = ANY (old.renewal_tokens)
                OR old.closing_token IS NULL AND old.expires_at > clock_timestamp()
                   AND NOT coalesce(reclaim AND old.holder = attempt.holder AND old.role = me, false) THEN
-                RAISE SQLSTATE 'PF000';
+                RAISE SQLSTATE 'PF999';
             END IF;
         END IF;
-    EXCEPTION WHEN SQLSTATE 'PF000' THEN
+    EXCEPTION WHEN SQLSTATE 'PF999' THEN
         RETURN NULL;
     END;
     IF old.adopted_floor IS NOT NULL THEN
@@ -529,29 +514,35 @@ BEGIN
 END
 $$;
 
--- Is the caller's lock_timeout over, which counts for a whole call?
-CREATE OR REPLACE FUNCTION fence.is_out_of_patience(began timestamptz) RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT current_setting('lock_timeout') <> '0' AND clock_timestamp() - began >= current_setting('lock_timeout')::interval
+-- Is the caller's lock_timeout over, which counts for a whole call? (Who catches 55P03 has lost a statement_timeout that was
+-- due with it.)
+CREATE OR REPLACE FUNCTION fence.is_out_of_patience(began timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    longest CONSTANT interval := nullif(current_setting('statement_timeout'), '0');
+    patience CONSTANT interval := nullif(current_setting('lock_timeout'), '0');
+BEGIN
+    IF clock_timestamp() - statement_timestamp() >= longest THEN
+        RAISE query_canceled USING MESSAGE = 'canceling statement due to statement timeout';
+    END IF;
+    RETURN coalesce(clock_timestamp() - began >= patience, false);
+END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_acquire(
     name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
     metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1,
     reclaim boolean DEFAULT false, session boolean DEFAULT false)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    ttl_us bigint;
-    wait_us numeric;
+    ttl_us CONSTANT bigint := fence.microseconds(coalesce(ttl, '30 s'));
+    wait_us CONSTANT numeric := fence.microseconds(coalesce(wait, '0'));
     left_us numeric;
     token bigint;
     began timestamptz;
     pause float8 := 0.005;
     is_head boolean := false;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_shown(holder, metadata);
-    ttl_us := fence.checked_ttl(coalesce(ttl, '30 s'));
-    wait_us := fence.checked_wait(wait);
+    PERFORM fence.check('lease_acquire', name, 1, ttl, wait, holder, metadata);
     IF slots < 1 THEN
         PERFORM fence.bad_argument('slots', 'slots must be at least 1', 'slots is how many grants of the lease may live together.');
     ELSIF shared AND slots > 1 THEN
@@ -562,7 +553,6 @@ BEGIN
     ELSIF shared OR slots > 1 OR session THEN
         PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN slots > 1 THEN 'slots' ELSE 'session' END);
     END IF;
-    PERFORM fence.check_writable('lease_acquire');
     PERFORM fence.check_given(name);
 
     token := fence.attempt(name, holder, ttl_us, metadata, reclaim, false);
@@ -576,14 +566,14 @@ BEGIN
         LOOP
             left_us := wait_us - extract(epoch FROM clock_timestamp() - began) * 1000000;
             IF left_us <= 0 AND is_head THEN
-                RAISE SQLSTATE 'PF000';
+                RAISE SQLSTATE 'PF999';
             ELSIF fence.is_out_of_patience(began) THEN
                 RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
             ELSIF NOT is_head THEN
                 PERFORM fence.wait_for(fence.lock_key(name, 2), NULL, left_us);
                 is_head := true;
             ELSE
-                PERFORM pg_sleep(least(pause, left_us::float8 / 1000000));
+                PERFORM pg_sleep(least(pause, left_us::float8 * 0.000001));
                 pause := least(pause * 1.5, 0.05);
             END IF;
             PERFORM fence.check_given(name);  -- a prefix may be taken away meanwhile
@@ -591,7 +581,7 @@ BEGIN
             EXIT WHEN token IS NOT NULL;
         END LOOP;
     EXCEPTION
-        WHEN SQLSTATE 'PF000' THEN
+        WHEN SQLSTATE 'PF999' THEN
             RETURN NULL;
         WHEN lock_not_available THEN
             IF fence.is_out_of_patience(began) THEN
@@ -668,25 +658,19 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    ttl_us CONSTANT bigint := fence.checked_ttl(ttl);
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_writable('lease_renew');
-    RETURN fence.change('lease_renew', name, token, ttl_us);
+    PERFORM fence.check('lease_renew', name, token, ttl);
+    RETURN fence.change('lease_renew', name, token, fence.microseconds(ttl)::bigint);
 END
 $$;
 COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
     'a new, greater token and a deadline of now + ttl; NULL when the token does not speak for the lease: stop';
 
 CREATE OR REPLACE FUNCTION lease_release(name text, token bigint)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_writable('lease_release');
+    PERFORM fence.check('lease_release', name, token);
     RETURN fence.change('lease_release', name, token, NULL);
 END
 $$;
@@ -694,20 +678,19 @@ COMMENT ON FUNCTION lease_release(text, bigint) IS
     'ends the grant: its closing token, good for a last write in this transaction (after a failover, only once renewed); NULL when the lease was lost';
 
 CREATE OR REPLACE FUNCTION lease_revoke(name text)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     closing bigint;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_writable('lease_revoke');
+    PERFORM fence.check('lease_revoke', name);
     -- Waits for an acquire in an open transaction, and lets none begin until this transaction ends. In vain, it locks nothing.
     BEGIN
         PERFORM pg_advisory_xact_lock_shared(fence.lock_key(name));
         closing := fence.change('lease_revoke', name, NULL, NULL);
         IF closing IS NULL THEN
-            RAISE SQLSTATE 'PF000';
+            RAISE SQLSTATE 'PF999';
         END IF;
-    EXCEPTION WHEN SQLSTATE 'PF000' THEN
+    EXCEPTION WHEN SQLSTATE 'PF999' THEN
         NULL;
     END;
     RETURN closing;
@@ -719,7 +702,7 @@ COMMENT ON FUNCTION lease_revoke(text) IS
 -- May a transaction rely on this token from now until it ends? NULL when it may, else what to refuse it with. It takes the
 -- lock that keeps everybody else from being granted the lease, and only then looks.
 CREATE OR REPLACE FUNCTION fence.verdict(lease text, token bigint)
-RETURNS jsonb LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS jsonb LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     keeps_snapshot CONSTANT boolean := current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
     guards CONSTANT text := nullif(current_setting('pg_fence.guards', true), '');
@@ -736,7 +719,7 @@ BEGIN
         -- In a block of its own the lock is the transaction's: else it would go with a cursor that calls this and fails.
         BEGIN
             PERFORM pg_advisory_xact_lock_shared(key);
-        EXCEPTION WHEN SQLSTATE 'PF000' THEN
+        EXCEPTION WHEN SQLSTATE 'PF999' THEN
             NULL;
         END;
     END IF;
@@ -789,8 +772,8 @@ BEGIN
         BEGIN
             INSERT INTO fence.lease (name, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us)
             VALUES (lease, '', '', 1, now(), now(), now(), 1);
-            RAISE SQLSTATE 'PF000';
-        EXCEPTION WHEN SQLSTATE 'PF000' THEN
+            RAISE SQLSTATE 'PF999';
+        EXCEPTION WHEN SQLSTATE 'PF999' THEN
             NULL;
         END;
     ELSIF held.closing_token IS NULL AND (held.expires_at <= clock_timestamp()
@@ -829,13 +812,11 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_guard(name text, token bigint)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     verdict jsonb;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_writable('lease_guard');
+    PERFORM fence.check('lease_guard', name, token);
     verdict := fence.verdict(name, token);
     IF verdict IS NOT NULL THEN
         PERFORM fence.refuse(verdict ->> 'code', w.message, w.hint, w.detail) FROM fence.words(verdict, name, token) AS w;
@@ -848,12 +829,11 @@ COMMENT ON FUNCTION lease_guard(text, bigint) IS
     'the token, or PF004; nobody else can be granted the lease until this transaction ends';
 
 CREATE OR REPLACE FUNCTION lease_check(name text, token bigint)
-RETURNS boolean LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     held fence.lease;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
+    PERFORM fence.check('', name, token);
     SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_check.name;
     IF NOT FOUND OR NOT fence.outlived_jump(held) OR NOT fence.may_name(name) OR NOT pg_is_in_recovery() AND NOT fence.has_begun() AND fence.is_copy() THEN
         RETURN false;
@@ -876,9 +856,7 @@ BEGIN
     IF held.name IS NULL THEN
         RETURN 'greater';
     ELSIF held.adopted_floor IS NULL THEN
-        PERFORM fence.refuse('55000', format('lease %s is granted here, and cannot be adopted', fence.quoted(lease)),
-            'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)',
-            jsonb_build_object('lease', fence.cut(lease)));
+        PERFORM fence.refuse_granted(lease);
     ELSIF held.closing_token IS NULL AND token = held.first_token THEN
         IF held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
             PERFORM fence.not_your_lease(lease, held.role);
@@ -897,25 +875,17 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_adopt(name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     began CONSTANT timestamptz := clock_timestamp();
     relies CONSTANT boolean := fence.noted(name) IS NOT NULL;
-    wait_us numeric;
+    wait_us CONSTANT numeric := fence.microseconds(coalesce(wait, '0'));
     left_us numeric;
     held fence.lease;
     finds text;
     is_changing boolean := false;  -- somebody else has changed the row, and not committed that
 BEGIN
-    PERFORM fence.check_name(name);
-    IF token IS NULL THEN
-        PERFORM fence.refuse('22004', 'token must not be NULL', 'Another lock service answers NULL, or nothing, where the lease '
-            'was not granted: adopt only what it grants.', '{"argument": "token"}');
-    END IF;
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_shown(holder, metadata);
-    wait_us := fence.checked_wait(wait);
-    PERFORM fence.check_writable('lease_adopt');
+    PERFORM fence.check('lease_adopt', name, token, NULL, wait, holder, metadata);
     PERFORM fence.settle();
     SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
     finds := fence.adopts(name, token, held);
@@ -926,13 +896,13 @@ BEGIN
             IF is_changing THEN
                 is_changing := false;
                 PERFORM fence.wait_for(NULL, name, CASE WHEN finds = 'again' THEN 9e15 ELSE left_us END);
-                RAISE SQLSTATE 'PF000';
+                RAISE SQLSTATE 'PF999';
             ELSIF finds = 'again' THEN
                 -- One fellow makes it known, and the others wait for that. Guards are not held up.
                 PERFORM pg_advisory_xact_lock(fence.lock_key(name, 2));
             ELSIF relies OR left_us <= 0 AND NOT pg_try_advisory_xact_lock(fence.lock_key(name)) THEN
                 -- (A transaction does not exclude itself.)
-                RAISE SQLSTATE 'PF000';
+                RAISE SQLSTATE 'PF999';
             ELSIF left_us > 0 THEN
                 -- Who would guard the older grant meanwhile waits behind this.
                 PERFORM fence.wait_for(fence.lock_key(name), NULL, left_us);
@@ -944,7 +914,7 @@ BEGIN
                 is_changing := NOT FOUND;
             END IF;
             IF finds = 'current' OR is_changing THEN
-                RAISE SQLSTATE 'PF000';
+                RAISE SQLSTATE 'PF999';
             ELSIF finds = 'again' THEN
                 UPDATE fence.lease l SET adopted_floor = fence.floor(), renewed_at = clock_timestamp() WHERE l.name = lease_adopt.name;
             ELSE
@@ -953,7 +923,7 @@ BEGIN
             PERFORM fence.commit_durably();
             RETURN token;
         EXCEPTION
-            WHEN SQLSTATE 'PF000' THEN
+            WHEN SQLSTATE 'PF999' THEN
                 NULL;
             WHEN lock_not_available THEN
                 IF fence.is_out_of_patience(began) THEN
@@ -979,15 +949,24 @@ $$;
 COMMENT ON FUNCTION lease_adopt(text, bigint, text, interval, jsonb) IS
     'makes known here what somebody else has granted: the token, or NULL while a transaction relies on an older grant (and did so for wait)';
 
--- Deletes rows of leases that ended before then: up to 1000, for each takes a lock. Who is guarding a lease, or just
+-- Deletes rows of leases that ended longer ago: up to 1000, for each takes a lock. Who is guarding a lease, or just
 -- acquiring it, has its lock; who has this lock meets no acquire.
-CREATE OR REPLACE FUNCTION fence.sweep(only_name text, adopted boolean, horizon timestamptz) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence.sweep(call text, only_name text, older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
+    horizon timestamptz;
     swept bigint;
 BEGIN
+    IF older_than IS NULL THEN
+        PERFORM fence.refuse('22004', 'older_than must not be NULL', 'Pass a value.', '{"argument": "older_than"}');
+    ELSIF older_than < interval '0' THEN
+        PERFORM fence.bad_argument('older_than', 'older_than must not be negative', '''1 day'' keeps what ended within the last day.');
+    END IF;
+    PERFORM fence.check(call, coalesce(only_name, 'any'));
+    horizon := CASE WHEN fence.microseconds(older_than) > 60000000000000000 THEN '-infinity'  -- before all time
+                    ELSE clock_timestamp() - older_than END;
     WITH over AS MATERIALIZED (
         SELECT l.name FROM fence.lease l
-         WHERE (only_name IS NULL OR l.name = only_name) AND (l.adopted_floor IS NOT NULL) = adopted
+         WHERE (only_name IS NULL OR l.name = only_name) AND (l.adopted_floor IS NOT NULL) = (call = 'lease_forget')
            AND coalesce(l.ended_at, l.expires_at) < horizon AND fence.noted(l.name) IS NULL
          LIMIT 1000),
     gone AS MATERIALIZED (
@@ -1001,53 +980,27 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence.checked_horizon(older_than interval) RETURNS timestamptz LANGUAGE plpgsql AS $$
-BEGIN
-    IF older_than < interval '0' THEN
-        PERFORM fence.bad_argument('older_than', 'older_than must not be negative', '''1 day'' keeps what ended within the last day.');
-    END IF;
-    RETURN CASE WHEN fence.microseconds(older_than) > 60000000000000000 THEN '-infinity'  -- before all time
-                ELSE clock_timestamp() - older_than END;
-END
-$$;
-
 CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    horizon CONSTANT timestamptz := fence.checked_horizon(coalesce(older_than, '1 day'));
-BEGIN
-    PERFORM fence.check_writable('lease_prune');
-    RETURN fence.sweep(NULL, false, horizon);
-END
+RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT fence.sweep('lease_prune', NULL, coalesce(older_than, '1 day'))
 $$;
 COMMENT ON FUNCTION lease_prune(interval) IS
     'deletes up to 1000 rows of grants that ended more than older_than ago (never of a guarded one), and returns how many';
 
 CREATE OR REPLACE FUNCTION lease_forget(name text)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_writable('lease_forget');
-    IF EXISTS (SELECT FROM fence.lease l WHERE l.name = lease_forget.name AND l.adopted_floor IS NULL) THEN
-        PERFORM fence.refuse('55000', format('lease %s is granted here, and cannot be adopted', fence.quoted(name)),
-            'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)',
-            jsonb_build_object('lease', fence.cut(name)));
-    END IF;
-    RETURN fence.sweep(name, true, 'infinity');
+    PERFORM fence.check('lease_forget', name);
+    PERFORM fence.refuse_granted(l.name) FROM fence.lease l WHERE l.name = lease_forget.name AND l.adopted_floor IS NULL;
+    RETURN fence.sweep('lease_forget', name, '0');
 END
 $$;
 COMMENT ON FUNCTION lease_forget(text) IS
     'deletes what is remembered of an adopted lease that is free, so that any token can be adopted again; returns how many rows';
 
 CREATE OR REPLACE FUNCTION lease_forget(older_than interval)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF older_than IS NULL THEN
-        PERFORM fence.refuse('22004', 'older_than must not be NULL', 'Pass a value.', '{"argument": "older_than"}');
-    END IF;
-    PERFORM fence.check_writable('lease_forget');
-    RETURN fence.sweep(NULL, true, fence.checked_horizon(older_than));
-END
+RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT fence.sweep('lease_forget', NULL, older_than)
 $$;
 COMMENT ON FUNCTION lease_forget(interval) IS
     'the same of up to 1000 adopted leases that have been free for longer, which no holder may come back to; returns how many';
@@ -1072,12 +1025,9 @@ SELECT l.name, 'exclusive'::text AS mode,
 COMMENT ON VIEW fence.leases IS 'one row per lease: who holds what until when, and who holds up a take-over';
 
 CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
-RETURNS SETOF fence.leases LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$
+RETURNS SETOF fence.leases LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_name(name);
-    IF token IS NOT NULL THEN
-        PERFORM fence.check_token(token);
-    END IF;
+    PERFORM fence.check('', name, coalesce(token, 1));
     RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name;
 END
 $$;
@@ -1085,9 +1035,9 @@ COMMENT ON FUNCTION lease_info(text, bigint) IS
     'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
 
 CREATE OR REPLACE FUNCTION fence_new_epoch()
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_writable('fence_new_epoch');
+    PERFORM fence.check('fence_new_epoch', 'any');
     PERFORM fence.move_on(true);
     RETURN fence.floor();
 END
@@ -1137,6 +1087,21 @@ BEGIN
     PERFORM fence.refuse_row('42703', relation, data, jsonb_build_object('column', fence_column), format('the trigger fenced finds no column %s', fence.quoted(missing)),
         'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
         jsonb_build_object('column', fence.cut(missing)));
+END
+$$;
+
+-- Is the fence column there, and a bigint?
+CREATE OR REPLACE FUNCTION fence.check_column(relation oid, fence_column text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    type CONSTANT oid := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column AND a.attnum > 0);
+BEGIN
+    IF type IS NULL THEN
+        PERFORM fence.refuse_no_column(fence_column, relation, NULL, fence_column);
+    ELSIF type <> 'bigint'::regtype THEN
+        PERFORM fence.refuse_row('42804', relation, NULL, jsonb_build_object('column', fence_column),
+            format('column %s must be a bigint to serve the trigger fenced', fence.quoted(fence_column)),
+            'Tokens are bigint; a lease''s name is made of columns whose text no setting can change.', jsonb_build_object('column', fence_column));
+    END IF;
 END
 $$;
 
@@ -1195,16 +1160,20 @@ DECLARE
     key_columns CONSTANT text[] := ARRAY (
         SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::smallint[])
          WHERE i.indrelid = relation AND i.indisprimary AND array_position(i.indkey::smallint[], a.attnum) < i.indnkeyatts
-         ORDER BY a.attnum LIMIT 8);
+         ORDER BY a.attnum);
+    shown CONSTANT integer := least(greatest(cardinality(key_columns), 1), 8);
     key jsonb;
 BEGIN
     SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     IF data IS NOT NULL AND fence.may_read(relation, key_columns) THEN
-        SELECT jsonb_object_agg(k, CASE jsonb_typeof(data -> k)
-                   WHEN 'string' THEN to_jsonb(fence.cut(data ->> k)) WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
+        SELECT jsonb_object_agg(fence.cut(k, 64), CASE jsonb_typeof(data -> k)
+                   WHEN 'string' THEN to_jsonb(fence.cut(data ->> k, least(256, 512 / shown))) WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
                    WHEN 'number' THEN CASE WHEN data ->> k ~ '^-?\d{1,19}$' THEN data -> k ELSE to_jsonb(data ->> k) END
                    ELSE data -> k END)
-          INTO key FROM unnest(key_columns) AS k;
+          INTO key FROM unnest(key_columns[:8]) AS k;
+        IF cardinality(key_columns) > shown THEN
+            key := key || jsonb_build_object('...', format('%s more columns', cardinality(key_columns) - shown));
+        END IF;
     END IF;
     RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint,
         DETAIL = jsonb_strip_nulls(detail || jsonb_build_object('relation', fence.cut(format('%I.%I', place.nspname, place.relname)), 'key', key)),
@@ -1289,7 +1258,7 @@ DECLARE
 BEGIN
     -- Most writes: a greater token in column "fence" of a table that is bound to no lease.
     IF TG_OP = 'UPDATE' AND coalesce(TG_ARGV[0], 'fence') = 'fence' AND coalesce(TG_ARGV[1], 'strict') IN ('strict', 'monotonic')
-       AND coalesce(TG_ARGV[2], '') = '' AND coalesce(TG_ARGV[3], '') = '' AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
+       AND coalesce(TG_ARGV[2], '') = '' AND TG_NARGS < 4 AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
         IF NEW.fence > coalesce(OLD.fence, 0) AND pg_typeof(NEW.fence) = 'bigint'::regtype AND NEW.fence <= pg_sequence_last_value('fence.token_seq') THEN
             RETURN NEW;
         END IF;
@@ -1321,19 +1290,15 @@ BEGIN
         old_row := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END;
         new_row := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END;
     END IF;
-    IF fence_column = 'fence' THEN
-        IF pg_typeof(CASE WHEN TG_OP = 'DELETE' THEN OLD.fence ELSE NEW.fence END) <> 'bigint'::regtype THEN
-            PERFORM fence.refuse_row('42804', TG_RELID, NULL, '{"column": "fence"}',
-                'column "fence" must be a bigint to serve the trigger fenced',
-                'Tokens are bigint; a lease''s name is made of columns whose text no setting can change.', '{"column": "fence"}');
-        END IF;
-        IF TG_OP <> 'INSERT' THEN stored := OLD.fence; END IF;
-        IF TG_OP <> 'DELETE' THEN shown := NEW.fence; END IF;
-    ELSIF NOT coalesce(new_row, old_row) ? fence_column THEN
-        PERFORM fence.refuse_no_column(fence_column, TG_RELID, NULL, fence_column);
-    ELSE
+    IF fence_column <> 'fence' THEN
+        PERFORM fence.check_column(TG_RELID, fence_column);
         stored := old_row ->> fence_column;
         shown := new_row ->> fence_column;
+    ELSIF pg_typeof(CASE WHEN TG_OP = 'DELETE' THEN OLD.fence ELSE NEW.fence END) <> 'bigint'::regtype THEN
+        PERFORM fence.check_column(TG_RELID, fence_column);
+    ELSE
+        IF TG_OP <> 'INSERT' THEN stored := OLD.fence; END IF;
+        IF TG_OP <> 'DELETE' THEN shown := NEW.fence; END IF;
     END IF;
 
     IF current_setting('session_replication_role') = 'replica' THEN
@@ -1346,7 +1311,7 @@ BEGIN
         RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
     END IF;
 
-    -- The update of a row of a partition, whose DELETE here and INSERT there may follow: its token, the row, its fence.
+    -- The update of a row of a partition, whose DELETE here and INSERT there may follow: its token, the row, its fence, its lease.
     IF TG_ARGV[3] = 'partitioned' AND TG_OP <> 'UPDATE' THEN
         moving := string_to_array(nullif(current_setting('pg_fence.moving', true), ''), ' ')::bigint[];
         arrives := template IS NOT NULL AND TG_OP = 'INSERT' AND coalesce(shown = moving[3], false);
@@ -1385,6 +1350,9 @@ BEGIN
         old_lease := NULL;
     END IF;
 
+    IF arrives AND moving[4] IS DISTINCT FROM hashtext(lease) THEN
+        arrives := false;  -- it has that fence by chance
+    END IF;
     IF arrives THEN
         token := moving[1];
     ELSIF presents THEN
@@ -1421,7 +1389,7 @@ BEGIN
         PERFORM fence.settle();
         IF token NOT BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0) THEN
             -- A number of somebody else's may be adopted; and who may not see leases is told the same of each that does not speak.
-            IF lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR coalesce(fence.is_adopted(old_lease), false)) THEN
+            IF lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR old_lease IS NOT NULL AND fence.is_adopted(old_lease)) THEN
                 PERFORM fence.refuse_row('PF003', TG_RELID, to_jsonb(coalesce(OLD, NEW)), verdict,
                     format('fencing token %s was never issued by this database', token),
                     'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.',
@@ -1458,7 +1426,7 @@ BEGIN
     IF TG_OP = 'DELETE' THEN
         RETURN OLD;
     ELSIF TG_OP = 'UPDATE' AND TG_ARGV[3] = 'partitioned' THEN
-        PERFORM set_config('pg_fence.moving', token || ' ' || hashtext(OLD::text) || ' ' || fence, true);
+        PERFORM set_config('pg_fence.moving', concat_ws(' ', token, hashtext(OLD::text), fence, hashtext(lease)), true);
     END IF;
     IF fence_column = 'fence' THEN
         NEW.fence := fence;
@@ -1471,11 +1439,12 @@ $$;
 COMMENT ON FUNCTION fenced() IS
 'trigger function (fence column; mode strict, monotonic or managed; lease; verify; events): refuses a write whose token is stale, missing or never issued';
 
--- Is it adopted, as far as the caller may know?
-CREATE OR REPLACE FUNCTION fence.is_adopted(lease text) RETURNS boolean
+-- Is it adopted, as far as the caller may know? Is any?
+CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN fence.may_be_told(lease) AND EXISTS (SELECT FROM fence.lease l WHERE l.name = lease AND l.adopted_floor IS NOT NULL);
+    RETURN coalesce(fence.may_be_told(lease), true)
+       AND EXISTS (SELECT FROM fence.lease l WHERE l.name = coalesce(is_adopted.lease, l.name) AND l.adopted_floor IS NOT NULL);
 END
 $$;
 
@@ -1511,6 +1480,30 @@ END;
 -- Fencing a table -----------------------------------------------------------------------------------------------------
 -- With the rights of the caller, so that PostgreSQL itself stands behind every check.
 
+-- What neither fence_protect nor fence_unprotect can do.
+CREATE OR REPLACE FUNCTION fence.refuse_table(relation regclass, doing text, code text, fault text, hint text, col text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    place record;
+BEGIN
+    SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+    RAISE EXCEPTION USING ERRCODE = code, HINT = hint, MESSAGE = format('cannot %s %s: %s', doing, coalesce(relation::text, 'a table'), fault),
+        DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', relation::text, 'column', col)),
+        SCHEMA = coalesce(place.nspname, ''), TABLE = coalesce(place.relname, ''), COLUMN = coalesce(col, '');
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, doing text) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse_table(relation, doing, r.code, r.fault, r.hint)
+      FROM (VALUES (1)) AS once
+      LEFT JOIN pg_class c ON c.oid = relation
+     CROSS JOIN LATERAL (VALUES
+        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
+        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
+        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner)))
+     ) AS r (applies, code, fault, hint) WHERE r.applies LIMIT 1
+$$;
+
 CREATE OR REPLACE FUNCTION fence_protect(
     relation     regclass,
     fence_column name    DEFAULT 'fence',
@@ -1543,15 +1536,10 @@ BEGIN
     END IF;
     -- Twice: what was seen before the lock may have changed while waiting for it.
     FOREACH is_locked IN ARRAY '{f,t}'::boolean[] LOOP
-        SELECT r.*, n.nspname, c.relname INTO refusal
-          FROM (VALUES (1)) AS once
-          LEFT JOIN pg_class c ON c.oid = relation
-          LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-         CROSS JOIN LATERAL (VALUES
-            (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
-            (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
-            (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
-            (c.oid < 16384 OR n.nspname = 'fence', '42809', 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
+        PERFORM fence.check_table(relation, 'fence');
+        PERFORM fence.refuse_table(relation, 'fence', r.code, r.fault, r.hint)
+          FROM pg_class c CROSS JOIN LATERAL (VALUES
+            (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809', 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
             (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server', 'Fence the table that stores the rows.'),
             (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.'),
             (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
@@ -1561,19 +1549,16 @@ BEGIN
             (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
              'Protect the parent; fence_audit of the parent has the statements for its children.')
          ) AS r (applies, code, fault, hint)
-         WHERE r.applies LIMIT 1;
-        IF FOUND THEN
-            RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-                MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), refusal.fault),
-                DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
-                SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
-        END IF;
+         WHERE c.oid = relation AND r.applies LIMIT 1;
         EXIT WHEN is_locked;
         -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
         EXECUTE format('LOCK TABLE %s IN %s MODE', relation, CASE
             WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = coalesce(fence_column, 'fence'))
              AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
             THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
+        IF relation::text <> table_name THEN
+            PERFORM fence.refuse('40001', format('cannot fence %s: it was renamed meanwhile', table_name), 'Call fence_protect again.');
+        END IF;
     END LOOP;
 
     -- What the table has stays, where the call does not say otherwise. A call that binds the table, or unbinds it, takes
@@ -1599,9 +1584,8 @@ BEGIN
             AND ('insert' = ANY (on_events)) = (bound_to IS NOT NULL OR judged_as = 'managed'))
         THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END;
 
-    SELECT r.*, n.nspname, c.relname, c.relkind = 'p' AS is_partitioned, f.attnum IS NOT NULL AS has_column INTO refusal
+    SELECT r.*, c.relkind = 'p' AS is_partitioned, f.attnum IS NOT NULL AS has_column INTO refusal
       FROM pg_class c
-      JOIN pg_namespace n ON n.oid = c.relnamespace
       LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = col
       LEFT JOIN LATERAL (
            SELECT p.name, a.attnum, a.attgenerated FROM unnest(fence.template_columns(bound_to)) AS p (name)
@@ -1652,10 +1636,7 @@ BEGIN
         ) AS v (applies, code, fault, hint, about) WHERE v.applies LIMIT 1) AS r ON true
      WHERE c.oid = relation;
     IF refusal.code IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-            MESSAGE = format('cannot fence %s: %s', table_name, refusal.fault),
-            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', refusal.about)),
-            SCHEMA = refusal.nspname, TABLE = refusal.relname, COLUMN = coalesce(refusal.about, '');
+        PERFORM fence.refuse_table(relation, 'fence', refusal.code, refusal.fault, refusal.hint, refusal.about);
     END IF;
     is_partitioned := refusal.is_partitioned;
 
@@ -1741,31 +1722,14 @@ $$;
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
 'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again, whatever was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; in managed mode, events without insert let a row be created without its lease';
 
-CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ours CONSTANT oid := fence.trigger_function();
-    table_name CONSTANT text := relation::text;
-    refusal record;
     item record;
 BEGIN
-    SELECT r.*, n.nspname, c.relname INTO refusal
-      FROM (VALUES (1)) AS once
-      LEFT JOIN pg_class c ON c.oid = relation
-      LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-     CROSS JOIN LATERAL (VALUES
-        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
-        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
-        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
-        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours AND t.tgparentid <> 0),
-         '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(c.oid)))
-     ) AS r (applies, code, fault, hint)
-     WHERE r.applies LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-            MESSAGE = format('cannot take the fence off %s: %s', coalesce(table_name, 'a table'), refusal.fault),
-            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
-            SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
+    PERFORM fence.check_table(relation, 'take the fence off');
+    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgparentid <> 0) THEN
+        PERFORM fence.refuse_table(relation, 'take the fence off', '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(relation)));
     END IF;
     IF EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND (c.relkind = 'p' OR c.relkind = 'r'
                   AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN
@@ -1891,7 +1855,8 @@ BEGIN
           FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = coalesce(nullif((fence.trigger_arguments(t.tgargs, t.tgnargs))[1], ''), 'fence')
          WHERE t.tgfoid = ours AND t.tgparentid = 0 AND t.tgrelid = coalesce(fence_audit.relation, t.tgrelid)
-           AND c.relowner = current_user::regrole  -- to read a table of somebody else's may run code of his
+           AND NOT (fence.is_adopted() AND t.tgnargs >= 3 AND (fence.trigger_arguments(t.tgargs, t.tgnargs))[2] <> 'strict')  -- adopted numbers
+           AND c.relowner = to_regrole(quote_ident(current_user))  -- to read a table of somebody else's may run code of his
     LOOP
         EXECUTE format('SELECT max(%I) FROM %s', item.attname, item.rel) INTO highest;
         IF highest > last THEN
@@ -1928,7 +1893,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT 'TABLE', 'fence.leases', 1
     UNION ALL
     SELECT 'TABLE', c.oid::regclass::text, 4 FROM pg_class c
-     WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'S') AND c.relpersistence = 'p'
+     WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'S')  -- what a dump reads
 $$;
 
 CREATE OR REPLACE FUNCTION fence.check_role(role regrole, hint text) RETURNS name LANGUAGE plpgsql STABLE AS $$
