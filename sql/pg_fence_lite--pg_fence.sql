@@ -4,6 +4,7 @@
 --
 -- It waits until no transaction that has used a lease is open, and holds up new ones until it commits. What it keeps:
 -- every lease with its tokens, holders and deadlines, tokens that are never lower, fenced tables, and what fence_grant gave.
+-- The owner of pg_fence_lite, who had all calls, is made an admin of the extension, which is the superuser's.
 -- A call that is under way meanwhile may fail once, because the function that it called is gone.
 -- It fails, and changes nothing, where other objects depend on those of pg_fence_lite: drop and create them anew.
 
@@ -33,12 +34,13 @@ BEGIN
     LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE;
     CREATE TEMPORARY TABLE moved_lease ON COMMIT DROP AS SELECT * FROM fence.lease;
     CREATE TEMPORARY TABLE moved_prefix ON COMMIT DROP AS SELECT * FROM fence.role_prefix;
+    -- A record counts for a role that has the calls; and who owned the edition had all of it, without a record.
     CREATE TEMPORARY TABLE moved_role ON COMMIT DROP AS
-        SELECT DISTINCT ON (r.rolname) r.rolname AS role,
-               CASE p.proname WHEN 'lease_revoke' THEN 'admin' WHEN 'lease_adopt' THEN 'adopter' WHEN 'lease_acquire' THEN 'worker' ELSE 'monitor' END AS level
-          FROM pg_proc p CROSS JOIN aclexplode(p.proacl) AS a JOIN pg_roles r ON r.oid = a.grantee
-         WHERE p.pronamespace = home AND p.proname IN ('lease_revoke', 'lease_adopt', 'lease_acquire', 'lease_info') AND a.grantee <> p.proowner
-         ORDER BY r.rolname, array_position('{lease_revoke,lease_adopt,lease_acquire,lease_info}'::text[], p.proname::text);
+        SELECT p.role, p.level, p.prefix FROM moved_prefix p JOIN pg_roles r ON r.rolname = p.role
+         WHERE has_table_privilege(r.oid, 'fence.leases', 'SELECT')
+        UNION
+        SELECT r.rolname, 'admin', '' FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+         WHERE n.nspname = 'fence' AND NOT r.rolsuper;
     -- Those that fence_protect made are attached by it again; those made by hand as they were.
     CREATE TEMPORARY TABLE moved_fence ON COMMIT DROP AS
         SELECT t.tgrelid::regclass AS rel, t.tgname, t.tgenabled, pg_get_triggerdef(t.oid) AS definition,
@@ -91,7 +93,7 @@ BEGIN
         END IF;
     END LOOP;
 
-    FOR item IN SELECT r.role, r.level, p.prefix FROM moved_role r LEFT JOIN moved_prefix p USING (role) LOOP
+    FOR item IN SELECT r.* FROM moved_role r LOOP
         IF to_regprocedure(format('%s.fence_grant(regrole, text, text)', home)) IS NOT NULL THEN
             EXECUTE format('SELECT %s.fence_grant(%L, level => %L, prefix => %L)', home, quote_ident(item.role), item.level, nullif(item.prefix, ''));
         ELSE
