@@ -2027,6 +2027,7 @@ COMMENT ON FUNCTION fence.uninstall() IS 'takes pg_fence_lite out of the databas
 DO $close$
 DECLARE
     statement text;
+    relation regclass;
 BEGIN
     FOR statement IN
         WITH given AS (
@@ -2052,8 +2053,9 @@ BEGIN
     GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
     -- As an extension of pg_tle: a dump is to carry the state, but not the marks of a start.
     BEGIN
-        PERFORM pg_extension_config_dump(c, '')
-           FROM unnest('{fence.token_seq,fence.database_identity_seq,fence.jump_token_seq,fence.jump_count_seq,fence.lease,fence.role_prefix}'::regclass[]) AS c;
+        FOREACH relation IN ARRAY '{fence.token_seq,fence.database_identity_seq,fence.jump_token_seq,fence.jump_count_seq,fence.lease,fence.role_prefix}'::regclass[] LOOP
+            PERFORM pg_extension_config_dump(relation, '');
+        END LOOP;
     EXCEPTION WHEN feature_not_supported OR object_not_in_prerequisite_state OR insufficient_privilege THEN
         NULL;
     END;
