@@ -1256,11 +1256,22 @@ DECLARE
     moving bigint[];
     arrives boolean := false;
 BEGIN
-    -- Most writes: a greater token in column "fence" of a table that is bound to no lease.
+    -- Most writes: a greater token in column "fence". What follows would come to the same, in four times as many steps.
     IF TG_OP = 'UPDATE' AND coalesce(TG_ARGV[0], 'fence') = 'fence' AND coalesce(TG_ARGV[1], 'strict') IN ('strict', 'monotonic')
-       AND coalesce(TG_ARGV[2], '') = '' AND TG_NARGS < 4 AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
+       AND TG_NARGS < 4 AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
         IF NEW.fence > coalesce(OLD.fence, 0) AND pg_typeof(NEW.fence) = 'bigint'::regtype AND NEW.fence <= pg_sequence_last_value('fence.token_seq') THEN
-            RETURN NEW;
+            IF coalesce(TG_ARGV[2], '') = '' THEN
+                RETURN NEW;
+            END IF;
+            lease := TG_ARGV[2];
+            IF lease LIKE '%{id}%' THEN
+                lease := CASE WHEN NEW.id = OLD.id THEN replace(lease, '{id}', NEW.id::text) END;
+            END IF;
+            IF lease !~ '[{}]' AND octet_length(lease) <= 512
+               AND (current_setting('session_replication_role') = 'replica' OR fence.verdict(lease, NEW.fence) IS NULL) THEN
+                RETURN NEW;
+            END IF;
+            lease := NULL;
         END IF;
     END IF;
 
