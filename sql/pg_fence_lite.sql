@@ -10,6 +10,7 @@
 --   acquire   tries the exclusive lock of the lease's name, keeps it until its transaction ends, and looks again
 --   guard     takes the same lock shared: while its transaction is open, nobody else can be granted the lease
 --   wait      a second lock of the name is the queue: its owner alone looks, and a try that finds it taken gives up
+--   adopt     waits for the exclusive lock, so that who would guard the older grant waits behind it
 -- Renew, release and revoke go by the row's own lock. Time is clock_timestamp(), read after the lock.
 -- A new grant deletes the row and inserts another: so a transaction at REPEATABLE READ that locks the row FOR KEY SHARE
 -- gets 40001 for a newer grant, and for a mere renewal not.
@@ -21,6 +22,9 @@
 --   the caller is the role of SET ROLE, else the session's: not the owner of a SECURITY DEFINER function in between
 --   a waiter looks up to 20 times a second, and its snapshot holds back vacuum while it waits
 --   an acquire that is not committed is not shown, but in blocking_pids
+--   DISCARD ALL gives back a guard that was taken while a statement was planned (behind any other it is refused)
+--   a cancel in the very millisecond in which a wait in the queue ends is lost
+--   who has used a lease holds up VACUUM FULL, CLUSTER and REINDEX of fence.lease until its transaction ends
 --   pg_fence.token is judged when a row is written, not when it is set
 --   a data-only restore over the live state looks like no restore: call fence_new_epoch() after it
 --   tokens move on by the clock alone after a crash: a clock set back by hand across a crash can repeat tokens

@@ -11,7 +11,7 @@ use anyhow::{ensure, Context, Result};
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
-pub use left_out::{reason, LEFT_OUT};
+pub use left_out::{reason, without_a_test, LEFT_OUT};
 pub use surface::Surface;
 
 /// What is installed where a test says `CREATE EXTENSION pg_fence`.

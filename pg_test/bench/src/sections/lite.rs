@@ -9,10 +9,10 @@ use crate::race::{self, Contender, Rules, WARM_UP};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use pg_test::{Conninfo, Database, Session};
 use postgres::Statement;
-use std::time::Instant;
+use std::fs;
 
 const LITE: &str = "pg_fence_lite";
 /// What a pair may take of the time that it takes by hand.
@@ -48,6 +48,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     );
     let database = Database::with_lite(bench.conninfo())?;
     leases(bench, &database, &mut section)?;
+    work_of_pairs(bench, &database, &mut section)?;
     rows(bench, &database, &mut section)?;
     Ok(section)
 }
@@ -74,6 +75,67 @@ fn leases(bench: &Workbench, database: &Database, section: &mut Section) -> Resu
             bars: tracks.iter().map(|track| (track.name.clone(), track.rate())).collect(),
         });
     }
+    Ok(())
+}
+
+/// How long a server process has been at work, in nanoseconds: what else the machine does is not in it.
+fn work_of(session: &Session) -> Result<f64> {
+    let path = format!("/proc/{}/schedstat", session.pid());
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let word = text.split_whitespace().next().with_context(|| path.clone())?;
+    Ok(word.parse()?)
+}
+
+/// Pairs a turn.
+const PAIRS: usize = 100;
+
+/// A session that acquires and releases by these statements.
+struct Pair {
+    name: &'static str,
+    session: Session,
+    acquire: Statement,
+    release: Statement,
+    micros: Vec<f64>,
+}
+
+/// What the server works for a pair whose commits wait for nothing.
+fn work_of_pairs(bench: &Workbench, database: &Database, section: &mut Section) -> Result<()> {
+    let turns = bench.options.rounds() * bench.options.pick(2, 10);
+    bench.progress(&format!("lite: the server's work for {PAIRS} pairs, {turns} times each"));
+    let calls = ["SELECT lease_acquire($1, $2)", "SELECT lease_release($1, $2)"];
+    let by_hand = ["SELECT plpgsql_acquire($1, $2)", "SELECT plpgsql_release($1, $2)"];
+    let mut all = Vec::new();
+    for (name, conninfo, [acquire, release]) in [
+        (plpgsql::NAME, bench.conninfo(), by_hand),
+        (LITE, database.conninfo(), calls),
+        (ours::NAME, bench.conninfo(), calls),
+    ] {
+        let mut session = conninfo.set("synchronous_commit", "off").connect()?;
+        let (acquire, release) = (session.prepare(acquire)?, session.prepare(release)?);
+        all.push(Pair { name, session, acquire, release, micros: Vec::new() });
+    }
+    for turn in 0..turns + 1 {
+        for Pair { name, session, acquire, release, micros } in &mut all {
+            let start = work_of(session)?;
+            for pair in 0..PAIRS {
+                let lease = format!("name{pair}");
+                let token: Option<i64> = session.query_one(&*acquire, &[&lease, name])?.get(0);
+                session.query_one(&*release, &[&lease, &token.context("it should be free")?])?;
+            }
+            let spent = (work_of(session)? - start) / 1e3 / PAIRS as f64;
+            if turn > 0 {
+                micros.push(spent);
+            }
+        }
+    }
+    let head = ["", "µs of the server's work", "over plpgsql by hand"];
+    let mut table = Table::new("a pair by prepared statements, synchronous_commit = off", &head);
+    let by_hand = all[0].micros.clone();
+    for Pair { name, micros, .. } in &all {
+        let over = Cell::Spread(Spread::of_ratios(micros, &by_hand), 2);
+        table.rows.push(vec![(*name).into(), Cell::Spread(Spread::of(micros), 0), over]);
+    }
+    section.tables.push(table);
     Ok(())
 }
 
@@ -138,7 +200,8 @@ fn rows(bench: &Workbench, database: &Database, section: &mut Section) -> Result
     let turns = bench.options.rounds() * bench.options.pick(5, 20);
     bench.progress(&format!("lite: updates of {rows} rows, {turns} of each kind"));
     section.note(format!(
-        "Rows: {rows} a statement, {turns} statements of each kind, in turns, with synchronous_commit = off."
+        "Rows: {rows} a statement, {turns} statements of each kind, in turns, with synchronous_commit = off. Times of rows, \
+         and of a pair without the disk, are those in which the server process was at work."
     ));
     let mut sides = [
         Side::begin(database.connect()?, OF_LITE, rows)?,
@@ -160,9 +223,9 @@ fn rows(bench: &Workbench, database: &Database, section: &mut Section) -> Result
         for index in (start..all.len()).chain(0..start) {
             let Updates { name, edition, statement, nanos } = &mut all[index];
             let Side { session, token } = &mut sides[*edition];
-            let start = Instant::now();
+            let start = work_of(session)?;
             let updated = session.execute(&*statement, &[token])?;
-            let spent = start.elapsed().as_secs_f64() * 1e9 / rows as f64;
+            let spent = (work_of(session)? - start) / rows as f64;
             ensure!(updated == rows as u64, "{name}: {updated} rows");
             if turn >= UNCOUNTED {
                 nanos.push(spent);
@@ -194,7 +257,7 @@ fn report_rows(section: &mut Section, all: &[Updates], rows: i64) {
     }
     section.tables.push(table);
     for Updates { name, nanos, .. } in &all[2..OF_LITE.len()] {
-        let aim = format!("{name}: time of a row over plpgsql for one column, at most {OF_A_ROW}");
+        let aim = format!("{name}: work for a row over plpgsql for one column, at most {OF_A_ROW}");
         section.at_most(&aim, Spread::of_ratios(nanos, simple), OF_A_ROW);
     }
     let title = format!("UPDATE of {rows} rows, ns a row");

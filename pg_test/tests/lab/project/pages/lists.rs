@@ -47,7 +47,7 @@ fn every_error_is_listed(_: &Lab) -> Result<()> {
         raised.extend(quoted.flat_map(codes));
     }
     // By it the edition without a library leaves a block of its own: it reaches no caller.
-    raised.remove("PF000");
+    raised.remove("PF999");
     let missing: Vec<_> = raised.difference(&listed).collect();
     ensure!(missing.is_empty(), "not listed: {missing:?}");
     for code in listed.iter().filter(|code| code.starts_with("PF")) {
