@@ -104,7 +104,9 @@ fn played_by(
             };
             outcomes.push(outcome(client, "The first worker", runs));
         }
-        if let Some(tests) = programs.tests.as_ref().filter(|_| options.ask_for("its-own-tests")) {
+        // They ask for everything that the extension has.
+        let asked = options.ask_for("its-own-tests") && !edition::is_lite();
+        if let Some(tests) = programs.tests.as_ref().filter(|_| asked) {
             outcomes
                 .push(outcome(client, "Its own tests", || first_worker::tests_pass(lab, tests)));
         }
