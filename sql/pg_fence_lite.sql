@@ -399,7 +399,8 @@ DECLARE
     prefixes text;
 BEGIN
     IF NOT fence.may_name(name, least_rank) THEN
-        SELECT string_agg(fence.quoted(p.prefix), ' or ' ORDER BY p.prefix) INTO prefixes FROM fence.role_prefix p
+        SELECT array_to_string((array_agg(fence.quoted(p.prefix) ORDER BY p.prefix))[:10]
+                   || CASE WHEN count(*) > 10 THEN ARRAY[count(*) - 10 || ' more'] END, ' or ') INTO prefixes FROM fence.role_prefix p
          WHERE fence.rank(p.level) >= least_rank AND pg_has_role(fence.caller(), to_regrole(quote_ident(p.role)), 'USAGE');
         PERFORM fence.refuse('42501', format('lease %s is not for this role', fence.quoted(name)),
             format(CASE WHEN prefixes IS NULL THEN 'Role "%s" may take no lease yet: an administrator gives it names by fence_grant.'

@@ -77,7 +77,10 @@ pub fn is_taken_after_discard(lab: &Lab) -> Result<bool> {
 
 #[lab_test]
 fn what_discards_a_session_s_locks_leaves_its_guards(lab: &Lab) -> Result<()> {
-    ensure!(is_taken_after_discard(lab)?, "granted beside an open transaction that has written under it");
+    ensure!(
+        is_taken_after_discard(lab)?,
+        "granted beside an open transaction that has written under it"
+    );
     Ok(())
 }
 
