@@ -11,6 +11,7 @@ mod fence;
 mod growth;
 mod handover;
 mod instructions;
+mod lite;
 mod prefixes;
 mod startup;
 mod uncontended;
@@ -39,6 +40,7 @@ pub const ALL: &[Subject] = &[
     subject("startup", startup::measure),
     subject("prefixes", prefixes::measure),
     subject("databases", databases::measure),
+    subject("lite", lite::measure),
     subject("instructions", instructions::measure),
     subject("counting", instructions::measure_counting),
 ];

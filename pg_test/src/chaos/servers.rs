@@ -2,19 +2,19 @@
 
 use super::kind::{adopted, row_of, MULTI_HOLDER};
 use super::maintenance;
-use super::worker::DATABASE;
+use super::worker::{DATABASE, WORKER};
 use crate::cassert;
 use crate::client::Session;
 use crate::clock::Clock;
 use crate::cluster::{Builder, Cluster, STANDBY};
 use crate::dropped_files;
+use crate::edition;
 use crate::prefix::Prefix;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 const TABLES: &str = "
-    CREATE EXTENSION pg_fence;
     CREATE TABLE bound (id int PRIMARY KEY, version bigint NOT NULL, uid bigint);
     CREATE TABLE free (LIKE bound INCLUDING ALL);
     CREATE TABLE desk (id int PRIMARY KEY, lease int NOT NULL, version bigint NOT NULL, uid bigint);
@@ -65,6 +65,16 @@ impl Servers {
         local(&primary, "postgres")?.run(&format!("CREATE DATABASE {DATABASE}"))?;
         let last = leases - 1;
         let mut session = local(&primary, DATABASE)?;
+        if edition::is_lite() {
+            // As on a platform: by the owner of the database, who is no superuser.
+            session.run(&format!(
+                "CREATE ROLE keeper LOGIN; ALTER DATABASE {DATABASE} OWNER TO keeper; CREATE ROLE {WORKER} LOGIN"
+            ))?;
+            let keeper = primary.conninfo(DATABASE).user("keeper");
+            keeper.connect()?.run("CREATE EXTENSION pg_fence")?;
+        } else {
+            session.run("CREATE EXTENSION pg_fence")?;
+        }
         session.run(TABLES)?;
         session.run(&format!(
             "INSERT INTO bound SELECT i, 0 FROM generate_series(0, {last}) AS i;
@@ -89,17 +99,30 @@ impl Servers {
             }
         }
         session.run("SELECT fence_protect('desk', lease => 'job:{lease}')")?;
+        if edition::is_lite() {
+            session.run(&format!(
+                "SELECT fence_grant('{WORKER}', level => 'adopter');
+                 GRANT ALL ON bound, free, desk, line, grants, writes TO {WORKER}"
+            ))?;
+        }
         if stage.maintains {
             prefix.bring_repack()?;
             session.run(maintenance::PREPARATION)?;
             session.run(maintenance::FILLER)?;
             session.run(maintenance::TABLESPACE)?;
-            session.run(maintenance::SECOND_DATABASE)?;
+            if maintenance::has_second_database() {
+                session.run(maintenance::SECOND_DATABASE)?;
+            }
         }
         let (standby, ready, crashes) = (None, None, Vec::new());
         let mut servers = Servers { prefix, clock, synchronous, primary, standby, ready, crashes };
         servers.make_standby();
         Ok(servers)
+    }
+
+    /// The major version of PostgreSQL.
+    pub fn major_number(&self) -> u32 {
+        self.prefix.major_number()
     }
 
     pub fn primary(&self) -> &Arc<Cluster> {

@@ -274,7 +274,14 @@ pub fn run_for(
     let nemesis = |dir: PathBuf, stage: Stage, workers, weights, seed| -> Result<Nemesis> {
         std::fs::create_dir_all(dir.join("log"))?;
         let servers = Servers::prepare(prefix.clone(), stage)?;
-        let leases = Leases { exclusive: 0, multi_holder: false, adopted: stage.adopted };
+        let leases = Leases {
+            exclusive: 0,
+            multi_holder: false,
+            several: false,
+            sessions: false,
+            adopted: stage.adopted,
+            mostly_adopted: true,
+        };
         Nemesis::new(servers, workers, dir, seed, weights, leases)
     };
     let mut leases = nemesis(leases_dir(&dir), stage, workers, TO_LEASES, seed)?.at_ease(2);

@@ -6,6 +6,7 @@ use super::lock_service::{LockFiles, LockService};
 use super::record::{now_us, Event, Log, Outcome, Record, What, TTL_MS};
 use super::resolver;
 use crate::client::{Conninfo, Rows, Session};
+use crate::edition;
 use crate::fault::Fault;
 use anyhow::Result;
 use rand::rngs::StdRng;
@@ -17,6 +18,11 @@ use std::time::Duration;
 
 /// The database that a run works in.
 pub const DATABASE: &str = "chaos";
+
+/// The role of the servers' administrator.
+pub const ADMINISTRATOR: &str = "postgres";
+/// The role that workers of the lite edition have: there the state is another's, who is no superuser.
+pub const WORKER: &str = "worker";
 
 /// Who a worker is.
 #[derive(Debug, Clone, clap::Args)]
@@ -156,6 +162,7 @@ impl ChaosWorker {
     fn connect(&mut self, instructions: &Instructions) {
         let name = format!("worker {}", self.who.worker);
         let conninfo = Conninfo::new(instructions.port, DATABASE)
+            .user(if edition::is_lite() { WORKER } else { ADMINISTRATOR })
             .application(&name)
             .set("statement_timeout", "8s");
         self.session = Session::connect(&conninfo.to_string()).ok();
@@ -188,9 +195,9 @@ impl ChaosWorker {
     }
 
     fn choose(&mut self, instructions: &Instructions) -> Task {
-        let Leases { exclusive, multi_holder, adopted: number } = instructions.leases;
-        // A run that is about adoption has hardly any others that several fight for, or none.
-        let adopts = if multi_holder { 0.2 } else { 0.9 };
+        let Leases { exclusive, multi_holder, several, sessions, adopted: number, mostly_adopted } =
+            instructions.leases;
+        let adopts = if mostly_adopted { 0.9 } else { 0.2 };
         let adopts = if exclusive > 0 { adopts } else { 1.0 };
         let lease = if number > 0 && self.rng.random_bool(adopts) {
             // Of many, a few are fought for by all.
@@ -201,7 +208,7 @@ impl ChaosWorker {
         } else {
             self.rng.random_range(0..exclusive)
         };
-        let session = self.rng.random_bool(0.4);
+        let session = self.rng.random_bool(0.4) && sessions;
         let task = |what| Task { what, lease, also: None, session };
         if instructions.activity == Activity::Lazy {
             return task(What::Lazy);
@@ -224,7 +231,7 @@ impl ChaosWorker {
             (false, true) if dice < 12 => task([unguarded, What::Bound, What::Guarded][dice % 3]),
             _ if kind == Kind::Adopted => task(What::Adopt),
             _ if kind == Kind::Shared && dice < 80 => task(What::Share),
-            _ if kind == Kind::Exclusive && exclusive > 1 && dice > 85 => {
+            _ if kind == Kind::Exclusive && exclusive > 1 && several && dice > 85 => {
                 let also = (lease + self.rng.random_range(1..exclusive)) % exclusive;
                 Task { what: What::AcquireAll, lease, also: Some(also), session }
             }
