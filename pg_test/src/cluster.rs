@@ -267,9 +267,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until this standby has replayed all that `primary` has written so far.
+    /// Waits until this standby has replayed all that `primary` has logged so far.
     pub fn wait_replayed(&self, primary: &Cluster) -> Result<()> {
-        let written = primary.connect("postgres")?.text("SELECT pg_current_wal_lsn()")?;
+        let written = primary.connect("postgres")?.text("SELECT pg_current_wal_insert_lsn()")?;
         let target = written.context("no LSN")?;
         let mut session = self.connect("postgres")?;
         let query = format!("SELECT coalesce(pg_last_wal_replay_lsn() >= '{target}', false)");

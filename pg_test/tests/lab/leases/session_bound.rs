@@ -464,8 +464,9 @@ fn a_restart_and_a_crash_end_it(lab: &Lab) -> Result<()> {
     let db = Database::with_extension(cluster.conninfo("postgres"))?;
     for crash in [false, true] {
         let mut holder = db.connect()?;
-        let plain = holder.acquire("plain", "1 h")?;
         let token = holder.granted(ACQUIRE)?;
+        // This commit waits for the disk, so the crash leaves what was before it, too.
+        let plain = holder.acquire("plain", "1 h")?;
         if crash {
             let mut witness = db.connect()?;
             signal(holder.pid(), Signal::SIGKILL)?;
