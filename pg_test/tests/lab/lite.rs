@@ -3,6 +3,7 @@
 
 use crate::guards::pipelines::is_taken_after_discard;
 use pg_test::edition::{self, lite_script, move_up_script, with_bug};
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::test_case::left_out;
 use pg_test::{
     ensure, lab_test, Background, Calls, Cluster, Database, Lab, Result, Session, Shutdown,
@@ -270,7 +271,9 @@ fn a_waiter_at_repeatable_read_is_told_to_retry(lab: &Lab) -> Result<()> {
     let mut waits = Background::connect(&db.conninfo().user(&owner))?;
     waits.run("BEGIN ISOLATION LEVEL REPEATABLE READ")?;
     waits.send("SELECT lease_acquire('job', wait => '10 min')")?;
-    waits.wait_until_blocked()?;
+    wait_until("the waiter sleeps between its looks", PATIENCE, || {
+        waits.waits_for().is_some_and(|(_, event)| event == "PgSleep")
+    })?;
     holder.release("job", token)?;
     waits.refused("40001")?;
     waits.run("ROLLBACK")?;
