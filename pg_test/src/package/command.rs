@@ -1,5 +1,6 @@
 //! The command `pg_fence`, for machines that have no server: a Debian package of its own, and a `.tar.gz`. Both have
-//! its manual pages and its completions, which it prints itself.
+//! its manual pages and its completions, which it prints itself. The program in them is linked with nothing, so that it
+//! runs on any Linux, and alone in a container image.
 
 use super::deb::{self, SOURCE};
 use super::library::remapped;
@@ -23,7 +24,11 @@ const DESCRIPTION: &str = "run a program under a lease of PostgreSQL
 const OVERRIDES: &str = "\
 # It is not uploaded to Debian, whose list of wanted packages does not have it.
 PACKAGE: initial-upload-closes-no-bugs *
+# It is to run on any machine, in any container.
+PACKAGE: statically-linked-binary *
 ";
+
+const CONTAINERFILE: &str = "FROM scratch\nCOPY bin/pg_fence /pg_fence\nENTRYPOINT [\"/pg_fence\"]\n";
 
 /// Where shells look for completions, below `share`.
 const COMPLETIONS: &[(&str, &str)] = &[
@@ -32,22 +37,27 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("zsh", "zsh/vendor-completions/_pg_fence"),
 ];
 
-/// Builds the command of a source tree below `target`, with no trace of where it was built.
+/// Builds the command of a source tree below `target`, with no trace of where it was built, and with the C library in it.
 pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
     let target = target.join("command");
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let mut flags = remapped(source, &target)?;
+    flags.push("-Ctarget-feature=+crt-static".to_owned());
     eprintln!("building the command {NAME} for packages");
     let status = extension::cargo()
         .current_dir(source.join("clients/rust"))
         .args(["build", "--release", "--locked", "--package", "pg-fence-cli"])
+        // Said, the flags are not for what runs while it is built: procedural macros are libraries.
+        .args(["--target", &triple])
         .env("CARGO_TARGET_DIR", &target)
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
-        .env("CARGO_ENCODED_RUSTFLAGS", remapped(source, &target)?.join("\u{1f}"))
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
         .env_remove("RUSTFLAGS")
         .stdin(Stdio::null())
         .status()
         .context("cannot run cargo")?;
     ensure!(status.success(), "building the command failed ({status})");
-    Ok(target.join("release").join(NAME))
+    Ok(target.join(triple).join("release").join(NAME))
 }
 
 /// Writes the Debian package and the tarball of that program into `output`, and returns their paths.
@@ -76,6 +86,7 @@ pub fn write(program: &Path, release: &Release, output: &Path) -> Result<Vec<Pat
     put(&root.join("LICENSE"), licenses::read("LICENSE")?)?;
     put(&root.join("README.md"), licenses::read("clients/rust/cli/README.md")?)?;
     put(&root.join("THIRD-PARTY-LICENSES"), licenses::third_party_of_command()?)?;
+    put(&root.join("Containerfile"), CONTAINERFILE)?;
     settle(&root, release)?;
     make_executable(&root.join("bin").join(NAME), release)?;
     let tar = output.join(format!("{name}.tar.gz"));

@@ -1,6 +1,6 @@
 //! The packages of the command: what is in them, and that it runs from them.
 
-use super::stage::program;
+use pg_test::clients::command::stage::program;
 use pg_test::package::{command, Release};
 use pg_test::process::output_of;
 use pg_test::{ensure, extension, lab_test, Context, Lab, Result};
@@ -48,6 +48,7 @@ fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     )?;
     let field = |name: &str| output_of(Command::new("dpkg-deb").arg("-f").arg(deb).arg(name));
     let depends = field("Depends")?;
+    // That of this build: it is linked with the C library.
     ensure!(depends.contains("libc6") && !depends.contains("postgresql"), "{depends}");
     ensure!(field("Package")?.trim() == "pg-fence");
 
@@ -58,4 +59,26 @@ fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     let top = unpacked.join(name.trim_end_matches(".tar.gz"));
     runs(&top.join("bin/pg_fence"))?;
     has(&top, &["README.md", "LICENSE", "THIRD-PARTY-LICENSES", "share/man/man1/pg_fence.1"])
+}
+
+/// The program as packages have it: alone in an empty root directory, as in an image made `FROM scratch`, it finds names,
+/// a service, a password and a certificate.
+#[lab_test(slow)]
+fn the_packaged_program_is_linked_with_nothing_and_runs_alone(lab: &Lab) -> Result<()> {
+    let built = command::build(extension::source_root(), &pg_test::package::directory())?;
+    runs(&built)?;
+    let linked = Command::new("ldd").arg(&built).output()?;
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&linked.stdout),
+        String::from_utf8_lossy(&linked.stderr)
+    );
+    ensure!(said.contains("statically linked") || said.contains("not a dynamic"), "{said}");
+    let dir = lab.prefix().new_dir("static")?;
+    let release = Release { version: extension::VERSION.to_owned(), epoch: 1_700_000_000 };
+    let written = command::write(&built, &release, &dir)?;
+    let deb = written.first().context("no package")?;
+    let depends = output_of(Command::new("dpkg-deb").arg("-f").arg(deb).arg("Depends"))?;
+    ensure!(depends.trim().is_empty(), "{depends}");
+    super::connections::in_an_empty_root(lab, &built)
 }

@@ -5,6 +5,7 @@
 //! their mark.
 
 use super::processes::Process;
+use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use std::fs;
@@ -87,7 +88,7 @@ fn remove_left_behind(own: &Path) {
         let name = entry.file_name();
         let mark = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
         let pid = mark.and_then(|mark| mark.split('-').next()?.parse().ok());
-        if pid.is_some_and(|pid| kill(Pid::from_raw(pid), None).is_err()) {
+        if pid.is_some_and(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH)) {
             Cgroup(entry.path()).remove();
         }
     }
