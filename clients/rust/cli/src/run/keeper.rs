@@ -319,12 +319,17 @@ impl Keeper {
             all.extend(cgroup.iter().flat_map(Cgroup::processes));
             all
         };
-        let signal = |signal| left().iter().for_each(|one| one.signal(signal));
+        let signal = |signal| {
+            // Before all others: to look for processes takes a while on a busy machine.
+            if signal == Signal::SIGKILL {
+                cgroup.iter().for_each(Cgroup::kill);
+            }
+            left().iter().for_each(|one| one.signal(signal));
+        };
         signal(first);
         signal(Signal::SIGCONT);
         while !left().is_empty() {
             if kill_at.has_passed().unwrap_or(true) {
-                cgroup.iter().for_each(Cgroup::kill);
                 signal(Signal::SIGKILL);
             }
             if (kill_at + GIVING_UP).has_passed().unwrap_or(true) {
@@ -361,14 +366,18 @@ impl Keeper {
 /// many stand in line for the same lock before us, and we. (Its tag is that of docs/locking.md. For several names at once
 /// there is no line.)
 async fn who_has(connected: &Connected, names: &[String], own: &str) -> Result<Option<Told>> {
+    // The first in line has the lock, and asks for it once more to sleep on it.
     let sql = "WITH own AS (
-            SELECT l.* FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid)
+            SELECT locktype, database, classid, objid, objsubid, pid,
+                   bool_or(granted) AS is_first, min(waitstart) AS since
+            FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid)
             WHERE a.application_name = $2 AND a.usename = current_user AND a.datname = current_database()
               AND l.locktype = 'advisory' AND l.objsubid = 20552
+            GROUP BY locktype, l.database, classid, objid, objsubid, pid
         ), place AS (
-            SELECT nullif(count(*), 0) AS place FROM own JOIN pg_locks AS l
+            SELECT nullif(count(DISTINCT l.pid), 0) AS place FROM own JOIN pg_locks AS l
                 USING (locktype, database, classid, objid, objsubid)
-            WHERE l.granted OR l.pid = own.pid OR l.waitstart < own.waitstart
+            WHERE l.pid = own.pid OR NOT own.is_first AND (l.granted OR l.waitstart < own.since)
         )
         SELECT holder, (extract(epoch FROM remaining) * 1000)::bigint, place FROM fence.leases, place
         WHERE name = ANY ($1) AND state IN ('held', 'uncommitted') ORDER BY remaining DESC LIMIT 1";
