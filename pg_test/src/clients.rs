@@ -63,7 +63,8 @@ struct Outcome {
 /// Plays the scenarios, then each planted fault, with each client, and prints the table.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
     let asks = |name: &String| name == command::NAME;
-    let languages: Vec<String> = options.clients.iter().filter(|name| !asks(name)).cloned().collect();
+    let languages: Vec<String> =
+        options.clients.iter().filter(|name| !asks(name)).cloned().collect();
     let with_command = options.clients.is_empty() || options.clients.iter().any(asks);
     let is_command_alone = with_command && languages.is_empty() && !options.clients.is_empty();
     let clients = if is_command_alone { Vec::new() } else { chosen(&languages)? };
@@ -107,11 +108,14 @@ fn played_by(
             outcomes.push(outcome(client.name, "The first worker", runs));
         }
         if let Some(tests) = programs.tests.as_ref().filter(|_| options.ask_for("its-own-tests")) {
-            outcomes
-                .push(outcome(client.name, "Its own tests", || first_worker::tests_pass(lab, tests)));
+            outcomes.push(outcome(client.name, "Its own tests", || {
+                first_worker::tests_pass(lab, tests)
+            }));
         }
         outcomes.extend(scenarios.iter().map(|scenario| {
-            outcome(client.name, &scenario.name, || stage::play(lab, scenario, &programs.worker, None))
+            outcome(client.name, &scenario.name, || {
+                stage::play(lab, scenario, &programs.worker, None)
+            })
         }));
     }
     if !options.no_plants {

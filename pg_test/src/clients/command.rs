@@ -166,7 +166,11 @@ mod tests {
         let page = std::fs::read_to_string(source_root().join("clients/README.md")).unwrap();
         for scenario in ALL {
             if let Form::LeftOut(why) = scenario.form {
-                assert!(page.contains(&format!("| {} | {why} |", scenario.name)), "{}", scenario.name);
+                assert!(
+                    page.contains(&format!("| {} | {why} |", scenario.name)),
+                    "{}",
+                    scenario.name
+                );
             }
         }
     }

@@ -1,6 +1,9 @@
 //! The command `pg_fence`, for machines that have no server: a Debian package of its own, and a `.tar.gz`. Both have
-//! its manual pages and its completions, which it prints itself. The program in them is linked with nothing, so that it
-//! runs on any Linux, and alone in a container image.
+//! its manual pages and its completions, which it prints itself.
+//!
+//! The program is linked with the C library of the machine that it runs on. For a container image with nothing else in it
+//! the tarball has another one, with the C library in it. On a machine that one may crash: to find a name glibc loads the
+//! modules of `/etc/nsswitch.conf`, which fit only the very version that they were built with.
 
 use super::deb::{self, SOURCE};
 use super::library::remapped;
@@ -24,11 +27,10 @@ const DESCRIPTION: &str = "run a program under a lease of PostgreSQL
 const OVERRIDES: &str = "\
 # It is not uploaded to Debian, whose list of wanted packages does not have it.
 PACKAGE: initial-upload-closes-no-bugs *
-# It is to run on any machine, in any container.
-PACKAGE: statically-linked-binary *
 ";
 
-const CONTAINERFILE: &str = "FROM scratch\nCOPY bin/pg_fence /pg_fence\nENTRYPOINT [\"/pg_fence\"]\n";
+const CONTAINERFILE: &str =
+    "FROM scratch\nCOPY image/pg_fence /pg_fence\nENTRYPOINT [\"/pg_fence\"]\n";
 
 /// Where shells look for completions, below `share`.
 const COMPLETIONS: &[(&str, &str)] = &[
@@ -37,18 +39,37 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("zsh", "zsh/vendor-completions/_pg_fence"),
 ];
 
-/// Builds the command of a source tree below `target`, with no trace of where it was built, and with the C library in it.
-pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
+/// What the program finds of a C library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// That of the machine.
+    Machine,
+    /// None: it is alone in an image.
+    Image,
+}
+
+/// Builds the command of a source tree below `target`, with no trace of where it was built.
+pub fn build(source: &Path, target: &Path, place: Place) -> Result<PathBuf> {
     let target = target.join("command");
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let mut flags = remapped(source, &target)?;
-    flags.push("-Ctarget-feature=+crt-static".to_owned());
-    eprintln!("building the command {NAME} for packages");
-    let status = extension::cargo()
-        .current_dir(source.join("clients/rust"))
-        .args(["build", "--release", "--locked", "--package", "pg-fence-cli"])
+    let mut build = extension::cargo();
+    build.current_dir(source.join("clients/rust")).args([
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "pg-fence-cli",
+    ]);
+    let mut built = target.join("release");
+    if place == Place::Image {
+        flags.push("-Ctarget-feature=+crt-static".to_owned());
         // Said, the flags are not for what runs while it is built: procedural macros are libraries.
-        .args(["--target", &triple])
+        build.args(["--target", &triple]);
+        built = target.join(triple).join("release");
+    }
+    eprintln!("building the command {NAME} for packages");
+    let status = build
         .env("CARGO_TARGET_DIR", &target)
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
@@ -57,11 +78,17 @@ pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
         .status()
         .context("cannot run cargo")?;
     ensure!(status.success(), "building the command failed ({status})");
-    Ok(target.join(triple).join("release").join(NAME))
+    Ok(built.join(NAME))
 }
 
-/// Writes the Debian package and the tarball of that program into `output`, and returns their paths.
-pub fn write(program: &Path, release: &Release, output: &Path) -> Result<Vec<PathBuf>> {
+/// Writes the Debian package and the tarball of that program into `output`, and returns their paths. `alone` is the one
+/// for an image.
+pub fn write(
+    program: &Path,
+    alone: &Path,
+    release: &Release,
+    output: &Path,
+) -> Result<Vec<PathBuf>> {
     setup::ensure(&tools())?;
     let scratch = output.join(".command");
     let _ = fs::remove_dir_all(&scratch);
@@ -87,8 +114,10 @@ pub fn write(program: &Path, release: &Release, output: &Path) -> Result<Vec<Pat
     put(&root.join("README.md"), licenses::read("clients/rust/cli/README.md")?)?;
     put(&root.join("THIRD-PARTY-LICENSES"), licenses::third_party_of_command()?)?;
     put(&root.join("Containerfile"), CONTAINERFILE)?;
+    put(&root.join("image").join(NAME), fs::read(alone)?)?;
     settle(&root, release)?;
     make_executable(&root.join("bin").join(NAME), release)?;
+    make_executable(&root.join("image").join(NAME), release)?;
     let tar = output.join(format!("{name}.tar.gz"));
     tarball::pack(&scratch, &name, release.epoch, &tar)?;
     fs::remove_dir_all(&scratch)?;

@@ -26,7 +26,8 @@ fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     let dir = lab.prefix().new_dir("packages")?;
     // Their date is that of the commit, which a source without git does not have.
     let release = Release { version: extension::VERSION.to_owned(), epoch: 1_700_000_000 };
-    let built = command::write(&program()?, &release, &dir)?;
+    // The one for an image takes minutes to build: here it is the same.
+    let built = command::write(&program()?, &program()?, &release, &dir)?;
     let [deb, tar] = built.as_slice() else { pg_test::bail!("{built:?}") };
     let ending = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
     ensure!(ending(deb).is_some_and(|name| name.starts_with("pg-fence_")), "{built:?}");
@@ -48,7 +49,6 @@ fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     )?;
     let field = |name: &str| output_of(Command::new("dpkg-deb").arg("-f").arg(deb).arg(name));
     let depends = field("Depends")?;
-    // That of this build: it is linked with the C library.
     ensure!(depends.contains("libc6") && !depends.contains("postgresql"), "{depends}");
     ensure!(field("Package")?.trim() == "pg-fence");
 
@@ -58,27 +58,20 @@ fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     let name = ending(tar).context("no name")?;
     let top = unpacked.join(name.trim_end_matches(".tar.gz"));
     runs(&top.join("bin/pg_fence"))?;
-    has(&top, &["README.md", "LICENSE", "THIRD-PARTY-LICENSES", "share/man/man1/pg_fence.1"])
+    has(&top, &["README.md", "LICENSE", "THIRD-PARTY-LICENSES", "share/man/man1/pg_fence.1"])?;
+    let recipe = std::fs::read_to_string(top.join("Containerfile"))?;
+    ensure!(recipe.contains("COPY image/pg_fence "), "{recipe}");
+    runs(&top.join("image/pg_fence"))
 }
 
-/// The program as packages have it: alone in an empty root directory, as in an image made `FROM scratch`, it finds names,
-/// a service, a password and a certificate.
+/// The program for an image: alone in an empty root directory it finds names, a service, a password and a certificate.
 #[lab_test(slow)]
-fn the_packaged_program_is_linked_with_nothing_and_runs_alone(lab: &Lab) -> Result<()> {
-    let built = command::build(extension::source_root(), &pg_test::package::directory())?;
+fn the_program_for_an_image_is_linked_with_nothing_and_runs_alone(lab: &Lab) -> Result<()> {
+    let place = command::Place::Image;
+    let built = command::build(extension::source_root(), &pg_test::package::directory(), place)?;
     runs(&built)?;
     let linked = Command::new("ldd").arg(&built).output()?;
-    let said = format!(
-        "{}{}",
-        String::from_utf8_lossy(&linked.stdout),
-        String::from_utf8_lossy(&linked.stderr)
-    );
+    let said = String::from_utf8_lossy(&[linked.stdout, linked.stderr].concat()).into_owned();
     ensure!(said.contains("statically linked") || said.contains("not a dynamic"), "{said}");
-    let dir = lab.prefix().new_dir("static")?;
-    let release = Release { version: extension::VERSION.to_owned(), epoch: 1_700_000_000 };
-    let written = command::write(&built, &release, &dir)?;
-    let deb = written.first().context("no package")?;
-    let depends = output_of(Command::new("dpkg-deb").arg("-f").arg(deb).arg("Depends"))?;
-    ensure!(depends.trim().is_empty(), "{depends}");
     super::connections::in_an_empty_root(lab, &built)
 }
