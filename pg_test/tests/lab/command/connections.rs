@@ -186,7 +186,7 @@ pub fn in_an_empty_root(lab: &Lab, program: &Path) -> Result<()> {
     let (role, port) = (stage.role(), cluster.port());
     stage.admin()?.run(&format!("ALTER ROLE {role} PASSWORD 'secret'"))?;
     let root = lab.prefix().new_dir("root")?;
-    for directory in ["etc", "home", "proc"] {
+    for directory in ["etc", "home", "proc", "dev"] {
         fs::create_dir(root.join(directory))?;
     }
     fs::copy(program, root.join("pg_fence"))?;
@@ -200,8 +200,9 @@ pub fn in_an_empty_root(lab: &Lab, program: &Path) -> Result<()> {
         "home/services",
         &format!("[shop]\nhost=localhost\nport={port}\ndbname={dbname}\nuser={role}\n"),
     )?;
-    // A process of ours needs /proc; an image has it, too.
-    let script = "mount -t proc proc \"$1/proc\" && shift && exec chroot \"$@\"";
+    // A container has /proc and /dev, too.
+    let script = "mount -t proc proc \"$1/proc\" && mount --bind /dev \"$1/dev\" \
+                  && shift && exec chroot \"$@\"";
     for (target, arguments) in [
         ("service=shop sslmode=verify-full", &["leases"][..]),
         ("service=shop sslmode=verify-full", &["run", "job", "--", "/pg_fence", "--version"]),
