@@ -416,12 +416,12 @@ pub fn slow_answers(scene: &Scene) -> Result<()> {
     let cable = Cable::lay(scene.lab().cluster().port())?;
     // Longer than the reserve that a deadline leaves for dying.
     let delay = scene.time(Duration::from_millis(2000));
-    let run = stage.run_by(&cable, "job --ttl 9s", STUBBORN)?;
+    let run = stage.run_by(&cable, "job --ttl 15s", STUBBORN)?;
     let (keeper, pid, escaped) = (run.keeper()?, stage.pid("pid")?, stage.pid("escaped")?);
     cable.set(CableState::DelaysAnswers(delay));
     stage.wait_for_renewal()?;
-    // Until the answer is there; then nothing more is renewed.
-    std::thread::sleep(delay + Duration::from_millis(300));
+    // Until the answer is there, which may come in two parts; and before the next renewal.
+    std::thread::sleep(2 * delay + scene.time(Duration::from_millis(500)));
     freeze(keeper)?;
     let (_, _) = stage.taken_over()?;
     has_ended(pid)?;

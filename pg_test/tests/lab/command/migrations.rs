@@ -19,6 +19,8 @@ struct Tool {
     table: &'static str,
     /// What it says when there is nothing to do.
     has_nothing: fn(&str) -> bool,
+    /// What it says where it sees by itself that somebody else has migrated meanwhile.
+    finds_itself_late: &'static str,
 }
 
 const DJANGO: Tool = Tool {
@@ -35,6 +37,8 @@ const DJANGO: Tool = Tool {
     },
     table: "django_migrations",
     has_nothing: |said| said.contains("No migrations to apply"),
+    // It adds a row, and sees nothing.
+    finds_itself_late: "does not speak for",
 };
 
 const ALEMBIC_TOOL: Tool = Tool {
@@ -43,6 +47,8 @@ const ALEMBIC_TOOL: Tool = Tool {
     migrates_to: |revision| format!("$BIN/alembic upgrade {revision}"),
     table: "alembic_version",
     has_nothing: |said| !said.contains("Running upgrade"),
+    // It updates the row with the version that it began from.
+    finds_itself_late: "0 found",
 };
 
 #[lab_test(slow)]
@@ -99,10 +105,8 @@ fn one_migrates(lab: &Lab, tool: &Tool) -> Result<()> {
     thaw(frozen.supervisor())?;
     let ended = frozen.ended()?;
     ensure!(ended.code() != Some(0), "{ended:?}");
-    ensure!(
-        ended.stderr.contains("does not speak for") || ended.stderr.contains("stale"),
-        "{ended:?}"
-    );
+    let said = ["does not speak for", "stale", tool.finds_itself_late];
+    ensure!(said.iter().any(|words| ended.stderr.contains(words)), "{ended:?}");
     let columns = "SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute \
                    WHERE attrelid = 'shop_customer'::regclass AND attnum > 0 AND NOT attisdropped";
     ensure!(admin.text(columns)?.as_deref() == Some("id name"), "{:?}", admin.text(columns)?);
