@@ -82,6 +82,7 @@ DECLARE
     rule record;  -- the fence that the table is to have, and why it cannot
     item record;
     added text;
+    is_distributed boolean := false;
 BEGIN
     WITH
     -- The fence that the table has: by the triggers that bear the names given below and say their whole rule,
@@ -255,6 +256,20 @@ BEGIN
             COLUMN = coalesce(rule.about, '');
     END IF;
 
+    -- Citus, where it is there, puts triggers on what it has spread over nodes only where it is told to.
+    IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
+        EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1
+                    AND (p.partmethod <> ''n'' OR p.repmodel = ''t'' OR p.colocationid <> 0))'
+           INTO is_distributed USING relation;
+        IF is_distributed AND NOT coalesce(current_setting('citus.enable_unsafe_triggers', true)::boolean, false) THEN
+            RAISE EXCEPTION USING ERRCODE = '55000',
+                MESSAGE = format('cannot fence %s: Citus has distributed it, and changes triggers there only where '
+                    'citus.enable_unsafe_triggers is on', relation),
+                HINT = 'SET citus.enable_unsafe_triggers = on; then call fence_protect again.',
+                DETAIL = jsonb_build_object('relation', relation::text);
+        END IF;
+    END IF;
+
     -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
     IF NOT is_locked THEN
         EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
@@ -351,6 +366,12 @@ BEGIN
             HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.',
                 relation);
     END IF;
+    IF is_distributed THEN
+        RAISE NOTICE USING
+            MESSAGE = format('%s is distributed by Citus: each node judges its rows by the leases of its own database',
+                relation),
+            HINT = 'Take leases on the row''s own node, or adopt them there: see Citus in the documentation of pg_fence.';
+    END IF;
     FOR item IN
         SELECT a.attname FROM unnest(rule.columns) AS p (name)
           JOIN pg_attribute a ON a.attrelid = relation AND a.attname = p.name
@@ -390,6 +411,7 @@ DECLARE
     table_name CONSTANT text := relation::text;
     refusal record;
     item record;
+    is_distributed boolean;
 BEGIN
     SELECT r.*, n.nspname, c.relname INTO refusal
       FROM (VALUES (1)) AS once
@@ -412,6 +434,20 @@ BEGIN
             MESSAGE = format('cannot take the fence off %s: %s', coalesce(table_name, 'a table'), refusal.fault),
             DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
             SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
+    END IF;
+
+    -- Citus, where it is there, puts triggers on what it has spread over nodes only where it is told to.
+    IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
+        EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1
+                    AND (p.partmethod <> ''n'' OR p.repmodel = ''t'' OR p.colocationid <> 0))'
+           INTO is_distributed USING relation;
+        IF is_distributed AND NOT coalesce(current_setting('citus.enable_unsafe_triggers', true)::boolean, false) THEN
+            RAISE EXCEPTION USING ERRCODE = '55000',
+                MESSAGE = format('cannot take the fence off %s: Citus has distributed it, and changes triggers there only where '
+                    'citus.enable_unsafe_triggers is on', relation),
+                HINT = 'SET citus.enable_unsafe_triggers = on; then call fence_unprotect again.',
+                DETAIL = jsonb_build_object('relation', relation::text);
+        END IF;
     END IF;
 
     -- The lock comes first: those of pg_partition_tree would have to be raised, which invites deadlocks.

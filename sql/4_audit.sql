@@ -73,6 +73,9 @@ DECLARE
     left_out boolean := false;
     refusal record;
     answer record;
+    said text[] := '{}';
+    spread regclass[];  -- the tables that Citus has spread over nodes
+    asks_nodes boolean;
 BEGIN
     SELECT x.* INTO refusal
       FROM (VALUES (1)) AS once
@@ -967,9 +970,78 @@ BEGIN
             left_out := left_out OR last_token IS NULL;
             CONTINUE WHEN last_token IS NULL OR answer.tables IS NULL;
         END IF;
+        said := said || answer.finding;
         RETURN QUERY SELECT answer.rel, answer.severity, answer.finding, answer.remedy, answer.tables, answer.columns,
                CASE answer.severity WHEN 'hole' THEN format('SELECT %s.fence_new_epoch();', home) END;
     END LOOP;
+
+    -- The rows that Citus has spread over nodes are judged there, and so is each shard asked there. What is said of
+    -- many is one finding, and what was said of the table above is not said again. (The catalog and the functions of
+    -- Citus are in pg_catalog, where nobody else has any. On a node the schema of our functions is looked at before
+    -- one is called by its name.)
+    IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
+        EXECUTE 'SELECT array_agg(p.logicalrelid ORDER BY p.logicalrelid::text),
+                        (SELECT l.groupid = 0 FROM pg_catalog.pg_dist_local_group AS l)
+                   FROM pg_catalog.pg_dist_partition AS p JOIN pg_class AS c ON c.oid = p.logicalrelid
+                  WHERE p.logicalrelid = ANY ($1) AND pg_has_role(c.relowner, ''USAGE'')'
+           INTO spread, asks_nodes
+          USING CASE WHEN relation IS NULL THEN ARRAY(
+                    SELECT t.tgrelid FROM pg_trigger t JOIN unnest(triggers) AS a ON a.trigger = t.oid)
+                ELSE ARRAY[relation::oid] END;
+        IF spread IS NOT NULL AND NOT asks_nodes THEN
+            RAISE NOTICE USING MESSAGE = format('not looked at: the shards of %s', array_to_string(spread, ', ')),
+                HINT = 'Ask the coordinator of Citus.';
+        ELSIF spread IS NOT NULL THEN
+            RETURN QUERY EXECUTE $shards$
+                WITH shard AS (
+                    SELECT s.logicalrelid AS rel, '_' || s.shardid AS suffix, p.nodename::text, p.nodeport::integer,
+                           CASE c.relnamespace::regnamespace::text WHEN 'public' THEN 'public.' ELSE '' END
+                           || shard_name(s.logicalrelid, s.shardid) AS name
+                      FROM pg_catalog.pg_dist_shard AS s JOIN pg_catalog.pg_dist_shard_placement AS p USING (shardid)
+                      JOIN pg_class AS c ON c.oid = s.logicalrelid
+                     WHERE s.logicalrelid = ANY ($1)),
+                asked AS (
+                    SELECT s.nodename, s.nodeport, array_agg(s.name) AS names FROM shard s GROUP BY 1, 2),
+                told AS (
+                    SELECT r.* FROM (SELECT array_agg(a.nodename) AS names, array_agg(a.nodeport) AS ports,
+                                            array_agg(format($2, a.names)) AS commands FROM asked a) AS a
+                     CROSS JOIN LATERAL pg_catalog.master_run_on_worker(a.names, a.ports, a.commands, false) AS r),
+                finding AS (
+                    SELECT s.rel, s.nodename, s.nodeport, f.severity, replace(f.finding, s.suffix, '') AS finding, f.remedy
+                      FROM told t
+                     CROSS JOIN LATERAL json_to_recordset(CASE WHEN t.success THEN t.result::json END)
+                           AS f (name text, severity text, finding text, remedy text)
+                      JOIN shard s ON (s.nodename, s.nodeport, s.name) = (t.node_name, t.node_port, f.name)
+                    UNION ALL
+                    SELECT s.rel, s.nodename, s.nodeport, 'notice',
+                           'not looked at: ' || coalesce(t.result, 'pg_fence is not there'),
+                           'have the node answer, and ask again'
+                      FROM told t
+                      JOIN shard s ON (s.nodename, s.nodeport) = (t.node_name, t.node_port)
+                     WHERE t.success IS NOT TRUE OR t.result IS NULL)
+                SELECT f.rel, f.severity,
+                       format('on %s of %s shards: %s', count(*),
+                           (SELECT count(*) FROM shard s WHERE s.rel = f.rel), f.finding),
+                       format('-- on %s: %s', min(f.nodename || ':' || f.nodeport), min(f.remedy)),
+                       NULL::regclass[], NULL::integer[], NULL::text
+                  FROM finding f
+                 WHERE f.finding = ANY ($3) IS NOT TRUE
+                 -- Citus puts no such trigger on shards; who has only rights on the table is refused on every node.
+                   AND (f.severity, f.finding) <> ('notice', 'TRUNCATE not fenced')
+                 GROUP BY f.rel, f.severity, f.finding
+                 ORDER BY f.rel::text, f.severity, f.finding
+            $shards$
+            USING spread, format(
+                'SELECT CASE WHEN EXISTS (SELECT FROM pg_catalog.pg_extension AS e '
+                    'WHERE e.extname OPERATOR(pg_catalog.=) ''pg_fence'' '
+                    'AND e.extnamespace::pg_catalog.regnamespace::pg_catalog.text OPERATOR(pg_catalog.=) %1$L) '
+                'THEN (SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(''name'', s.name, '
+                        '''severity'', f.severity, ''finding'', f.finding, ''remedy'', f.remedy)), ''[]'')::pg_catalog.text '
+                    'FROM pg_catalog.unnest(%%1$L::pg_catalog.text[]) AS s (name) CROSS JOIN LATERAL '
+                         '%1$s.fence_audit(coalesce(pg_catalog.to_regclass(s.name), ''-'')) AS f) END',
+                replace(home, '%', '%%')), said;
+        END IF;
+    END IF;
 
     -- What only those see who may use leases.
     IF relation IS NULL AND last_token IS NOT NULL THEN

@@ -4,6 +4,7 @@
 --
 -- It waits until no transaction that has used a lease is open, and holds up new ones until it commits. What it keeps:
 -- every lease with its tokens, holders and deadlines, tokens that are never lower, fenced tables, and what fence_grant gave.
+-- The owner of pg_fence_lite, who had all calls, is made an admin of the extension, which is the superuser's.
 -- A call that is under way meanwhile may fail once, because the function that it called is gone.
 -- It fails, and changes nothing, where other objects depend on those of pg_fence_lite: drop and create them anew.
 
@@ -33,24 +34,25 @@ BEGIN
     LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE;
     CREATE TEMPORARY TABLE moved_lease ON COMMIT DROP AS SELECT * FROM fence.lease;
     CREATE TEMPORARY TABLE moved_prefix ON COMMIT DROP AS SELECT * FROM fence.role_prefix;
+    -- A record counts for a role that has the calls; and who owned the edition had all of it, without a record.
     CREATE TEMPORARY TABLE moved_role ON COMMIT DROP AS
-        SELECT DISTINCT ON (r.rolname) r.rolname AS role,
-               CASE p.proname WHEN 'lease_revoke' THEN 'admin' WHEN 'lease_adopt' THEN 'adopter' WHEN 'lease_acquire' THEN 'worker' ELSE 'monitor' END AS level
-          FROM pg_proc p CROSS JOIN aclexplode(p.proacl) AS a JOIN pg_roles r ON r.oid = a.grantee
-         WHERE p.pronamespace = home AND p.proname IN ('lease_revoke', 'lease_adopt', 'lease_acquire', 'lease_info') AND a.grantee <> p.proowner
-         ORDER BY r.rolname, array_position('{lease_revoke,lease_adopt,lease_acquire,lease_info}'::text[], p.proname::text);
+        SELECT p.role, p.level, p.prefix FROM moved_prefix p JOIN pg_roles r ON r.rolname = p.role
+         WHERE has_table_privilege(r.oid, 'fence.leases', 'SELECT')
+        UNION
+        SELECT r.rolname, 'admin', '' FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
+         WHERE n.nspname = 'fence' AND NOT r.rolsuper;
     -- Those that fence_protect made are attached by it again; those made by hand as they were.
     CREATE TEMPORARY TABLE moved_fence ON COMMIT DROP AS
         SELECT t.tgrelid::regclass AS rel, t.tgname, t.tgenabled, pg_get_triggerdef(t.oid) AS definition,
                fence.trigger_arguments(t.tgargs, t.tgnargs) AS arguments,
-               t.tgnargs >= 2 AND t.tgname IN ('fence_named', 'fenced', 'fenced_truncate') AS is_protected,
+               t.tgnargs >= 2 AND t.tgname IN ('fenced', 'fenced_truncate') AS is_protected,
                (SELECT string_agg(e.name, ',') FROM (VALUES ('insert', 4), ('update', 16), ('delete', 8)) AS e (name, bit) WHERE t.tgtype & e.bit <> 0) AS events
           FROM pg_trigger t WHERE t.tgfoid = fence.trigger_function() AND t.tgparentid = 0;
     last := greatest(pg_sequence_last_value('fence.token_seq'), pg_sequence_last_value('fence.server_start_token_seq'));
     FOR item IN SELECT f.* FROM moved_fence f LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
     END LOOP;
-    calls := ARRAY (SELECT c::text FROM fence.calls() AS c);
+    calls := ARRAY (SELECT c.call::text FROM fence.calls() AS c);
     DROP SCHEMA fence CASCADE;
     FOREACH call IN ARRAY calls LOOP
         EXECUTE format('DROP FUNCTION IF EXISTS %s', call);
@@ -59,15 +61,16 @@ BEGIN
     EXECUTE format('CREATE EXTENSION pg_fence SCHEMA %s', home);
     PERFORM setval('fence.token_seq', greatest(last, pg_sequence_last_value('fence.token_seq')));
     -- A new extension silences every token that is older than itself. Nobody can have been granted these leases meanwhile,
-    -- so each grant that is current is renewed once here, and its holder's tokens go on speaking.
+    -- so each grant that is current is renewed, or adopted, once more here, and its holder's tokens go on speaking.
     FOR item IN SELECT m.* FROM moved_lease m LOOP
         INSERT INTO fence.lease (name, slot, mode, slots, holder, session_label, role, first_token, renewal_tokens, closing_token,
-                                 acquired_at, renewed_at, expires_at, ended_at, ttl_us, renewals, metadata, session_bound)
+                                 acquired_at, renewed_at, expires_at, ended_at, ttl_us, renewals, metadata, session_bound, adopted_floor)
         VALUES (item.name, item.slot, item.mode, item.slots, item.holder, item.session_label, item.role, item.first_token,
-                CASE WHEN item.closing_token IS NOT NULL THEN item.renewal_tokens
+                CASE WHEN item.closing_token IS NOT NULL OR item.adopted_floor IS NOT NULL THEN item.renewal_tokens
                      ELSE item.renewal_tokens[greatest(cardinality(item.renewal_tokens) - 14, 1):] || nextval('fence.token_seq') END,
                 item.closing_token, item.acquired_at, item.renewed_at, item.expires_at, item.ended_at, item.ttl_us, item.renewals,
-                item.metadata, item.session_bound);
+                item.metadata, item.session_bound,
+                CASE WHEN item.adopted_floor IS NOT NULL THEN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0) END);
     END LOOP;
 
     FOR item IN
@@ -90,7 +93,7 @@ BEGIN
         END IF;
     END LOOP;
 
-    FOR item IN SELECT r.role, r.level, p.prefix FROM moved_role r LEFT JOIN moved_prefix p USING (role) LOOP
+    FOR item IN SELECT r.* FROM moved_role r LOOP
         IF to_regprocedure(format('%s.fence_grant(regrole, text, text)', home)) IS NOT NULL THEN
             EXECUTE format('SELECT %s.fence_grant(%L, level => %L, prefix => %L)', home, quote_ident(item.role), item.level, nullif(item.prefix, ''));
         ELSE

@@ -10,6 +10,7 @@
 --   acquire   tries the exclusive lock of the lease's name, keeps it until its transaction ends, and looks again
 --   guard     takes the same lock shared: while its transaction is open, nobody else can be granted the lease
 --   wait      a second lock of the name is the queue: its owner alone looks, and a try that finds it taken gives up
+--   adopt     waits for the exclusive lock, so that who would guard the older grant waits behind it
 -- Renew, release and revoke go by the row's own lock. Time is clock_timestamp(), read after the lock.
 -- A new grant deletes the row and inserts another: so a transaction at REPEATABLE READ that locks the row FOR KEY SHARE
 -- gets 40001 for a newer grant, and for a mere renewal not.
@@ -21,6 +22,9 @@
 --   the caller is the role of SET ROLE, else the session's: not the owner of a SECURITY DEFINER function in between
 --   a waiter looks up to 20 times a second, and its snapshot holds back vacuum while it waits
 --   an acquire that is not committed is not shown, but in blocking_pids
+--   DISCARD ALL gives back a guard that was taken while a statement was planned (behind any other it is refused)
+--   a cancel in the very millisecond in which a wait in the queue ends is lost
+--   who has used a lease holds up VACUUM FULL, CLUSTER and REINDEX of fence.lease until its transaction ends
 --   pg_fence.token is judged when a row is written, not when it is set
 --   a data-only restore over the live state looks like no restore: call fence_new_epoch() after it
 --   tokens move on by the clock alone after a crash: a clock set back by hand across a crash can repeat tokens
@@ -38,7 +42,7 @@ BEGIN
             HINT = 'It has all that pg_fence_lite has. Nothing was changed.';
     ELSIF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = current_schema()::regnamespace
                AND p.proname ~ '^(fence[_d]|lease_)(protect|unprotect|audit|grant|revoke|status|new_epoch|stats_reset|acquire|renew|release|guard|check|info|prune|adopt|forget|$)'
-               AND p.proowner <> (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user)) THEN
+               AND p.proowner <> to_regrole(quote_ident(current_user))) THEN
         -- CREATE OR REPLACE would leave it to its owner, who could change it.
         RAISE EXCEPTION USING ERRCODE = '42723', MESSAGE = 'there is a function of somebody else''s with the name of one of these calls',
             HINT = 'Drop it, or install into another schema: SET search_path.';
@@ -46,7 +50,7 @@ BEGIN
         CREATE SCHEMA fence;
         COMMENT ON SCHEMA fence IS 'pg_fence_lite: state of leases and tokens; read fence.leases, write nothing here';
     ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'fence'
-               AND pg_has_role(n.nspowner, 'USAGE')
+               AND n.nspowner = to_regrole(quote_ident(current_user))
                AND starts_with(obj_description(n.oid, 'pg_namespace'), 'pg_fence_lite')) THEN
         RAISE EXCEPTION USING ERRCODE = '42P06', MESSAGE = 'there is a schema fence that is not pg_fence_lite''s',
             HINT = 'Rename or drop it, or install as its owner.';
@@ -96,6 +100,7 @@ CREATE TABLE IF NOT EXISTS fence.lease (
     renewals    bigint NOT NULL DEFAULT 0,
     metadata    jsonb,
     session_bound boolean NOT NULL DEFAULT false,
+    adopted_floor bigint,  -- of a lease that somebody else grants: the latest jump when it was adopted
     granted_in  xid8,  -- the transaction that was granted it: at REPEATABLE READ it cannot rely on that itself
     closed_in   xid8   -- the transaction that released it, for the rest of which the closing token speaks
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
@@ -127,15 +132,21 @@ CREATE OR REPLACE FUNCTION fence.acts_for(role name) RETURNS boolean LANGUAGE sq
            AND (c.rolsuper OR r.oid IS NOT NULL AND pg_has_role(c.oid, r.oid, 'MEMBER')))
 $$;
 
--- May the caller see this lease, or (not only_see) take it? Prefixes are compared byte by byte.
-CREATE OR REPLACE FUNCTION fence.may_name(lease text, only_see boolean DEFAULT true) RETURNS boolean
+CREATE OR REPLACE FUNCTION fence.rank(level text) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+    SELECT array_position('{monitor,worker,adopter,admin}', level)
+$$;
+
+-- May the caller use this lease at that level: see it, take it, adopt it? Prefixes are compared byte by byte.
+CREATE OR REPLACE FUNCTION fence.may_name(lease text, least_rank integer DEFAULT 1) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     me CONSTANT name := fence.caller();
 BEGIN
-    RETURN EXISTS (SELECT FROM fence.role_prefix p WHERE starts_with(lease, p.prefix) AND (only_see OR p.level <> 'monitor')
-                      AND (p.role = me OR pg_has_role(me, to_regrole(quote_ident(p.role)), 'USAGE')))
-        OR pg_has_role(me, current_user, 'USAGE');
+    -- What is recorded counts for a role that was itself given fence.leases: one made later under the same name was not.
+    RETURN pg_has_role(me, current_user, 'USAGE') OR EXISTS (
+        SELECT FROM fence.role_prefix p JOIN pg_roles r ON r.rolname = p.role
+         WHERE starts_with(lease, p.prefix) AND fence.rank(p.level) >= least_rank AND (r.rolname = me OR pg_has_role(me, r.oid, 'USAGE'))
+           AND EXISTS (SELECT FROM pg_class c CROSS JOIN aclexplode(c.relacl) AS a WHERE c.oid = 'fence.leases'::regclass AND a.grantee = r.oid));
 END
 $$;
 
@@ -148,9 +159,10 @@ CREATE OR REPLACE FUNCTION fence.quoted(text) RETURNS text LANGUAGE sql IMMUTABL
     SELECT '"' || replace(replace(replace($1, E'\n', '\n'), E'\r', '\r'), E'\t', '\t') || '"'
 $$;
 
--- As much of a text as DETAIL shows.
-CREATE OR REPLACE FUNCTION fence.cut(text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN octet_length($1) > 256 THEN left($1, 60) || '...' ELSE $1 END
+-- As much of a text as DETAIL shows: what JSON writes in so many bytes.
+CREATE OR REPLACE FUNCTION fence.cut(text, most integer DEFAULT 256) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN octet_length($1) <= most AND octet_length(to_json($1)::text) - 2 <= most THEN $1
+                ELSE (SELECT left($1, max(n)) || '...' FROM generate_series(0, most) AS n WHERE octet_length(to_json(left($1, n))::text) + 1 <= most) END
 $$;
 
 CREATE OR REPLACE FUNCTION fence.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}') RETURNS void
@@ -172,55 +184,47 @@ CREATE OR REPLACE FUNCTION fence.left_out(what text) RETURNS void LANGUAGE sql A
         'The extension pg_fence has it: CREATE EXTENSION pg_fence, where its library can be installed, keeps the leases of pg_fence_lite.')
 $$;
 
--- 25006, in PostgreSQL's own words.
-CREATE OR REPLACE FUNCTION fence.check_writable(call text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF current_setting('transaction_read_only') = 'on' THEN
-        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', call,
-            CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
-    END IF;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION fence.check_name(lease text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF lease IS NULL THEN
-        PERFORM fence.refuse('22004', 'name must not be NULL', 'Pass a value.', '{"argument": "name"}');
-    ELSIF lease = '' THEN
-        PERFORM fence.bad_argument('name', 'a lease needs a name',
-            'Name what only one may do at a time, as ''invoice-run'' or ''order:7''.');
-    ELSIF octet_length(lease) > 512 THEN
-        PERFORM fence.bad_argument('name', 'the name of a lease is at most 512 bytes long', 'Use a hash of the long name.');
-    END IF;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION fence.check_token(token bigint) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF token IS NULL THEN
-        PERFORM fence.refuse('22004', 'token must not be NULL', 'NULL often means that lease_acquire, lease_renew or '
-            'lease_release found the lease taken or lost: stop working.', '{"argument": "token"}');
-    ELSIF token < 1 THEN
-        PERFORM fence.bad_argument('token', 'a fencing token is at least 1',
-            'Pass the token that lease_acquire or lease_renew returned.');
-    END IF;
-END
-$$;
-
 -- A month counts as 30 days.
 CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS numeric LANGUAGE sql IMMUTABLE AS $$
     SELECT (extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000
 $$;
 
-CREATE OR REPLACE FUNCTION fence.checked_ttl(ttl interval) RETURNS bigint LANGUAGE plpgsql AS $$
+-- What a call is given; and whether it can write, where it does. 25006 is in PostgreSQL's own words.
+CREATE OR REPLACE FUNCTION fence.check(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
+    wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    us CONSTANT numeric := fence.microseconds(ttl);
+    ttl_us CONSTANT numeric := fence.microseconds(ttl);
+    wait_us CONSTANT numeric := fence.microseconds(wait);
 BEGIN
-    IF us <= 0 OR us > 31622400000000 THEN
+    IF name IS NULL THEN
+        PERFORM fence.refuse('22004', 'name must not be NULL', 'Pass a value.', '{"argument": "name"}');
+    ELSIF name = '' THEN
+        PERFORM fence.bad_argument('name', 'a lease needs a name', 'Name what only one may do at a time, as ''invoice-run'' or ''order:7''.');
+    ELSIF octet_length(name) > 512 THEN
+        PERFORM fence.bad_argument('name', 'the name of a lease is at most 512 bytes long', 'Use a hash of the long name.');
+    ELSIF token IS NULL THEN
+        PERFORM fence.refuse('22004', 'token must not be NULL', CASE writes
+            WHEN 'lease_adopt' THEN 'Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.'
+            ELSE 'NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.' END,
+            '{"argument": "token"}');
+    ELSIF token < 1 THEN
+        PERFORM fence.bad_argument('token', 'a fencing token is at least 1', 'Pass the token that lease_acquire or lease_renew returned.');
+    ELSIF ttl_us <= 0 OR ttl_us > 31622400000000 THEN
         PERFORM fence.bad_argument('ttl', 'ttl must be positive and at most 366 days',
             'A ttl of three to ten times the heartbeat''s interval is usual, as ''30 s''.');
+    ELSIF wait_us < 0 OR wait_us >= 9223372036854775807 THEN
+        PERFORM fence.bad_argument('wait', CASE WHEN wait_us < 0 THEN 'wait must not be negative' ELSE 'wait must be finite' END,
+            'Zero tries once and never blocks; ''10 s'' waits in line.');
+    ELSIF octet_length(holder) > 512 THEN
+        PERFORM fence.bad_argument('holder', 'a holder is at most 512 bytes long',
+            'Name the worker, as ''invoices@host7''; what else is to be shown goes into metadata.');
+    ELSIF octet_length(metadata::text) > 65536 THEN
+        PERFORM fence.bad_argument('metadata', 'metadata is at most 64 kB',
+            'Every renewal writes it again: keep the work''s data in a table of its own.');
+    ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
+        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', writes,
+            CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
     END IF;
-    RETURN us;
 END
 $$;
 
@@ -296,7 +300,7 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock(fence.lock_key('', 3));
     IF fence.has_begun() AND NOT jumps THEN
-        RAISE SQLSTATE 'PF000';
+        RAISE SQLSTATE 'PF999';
     END IF;
     jump := jumps OR fence.is_copy();
     last := greatest(pg_sequence_last_value('fence.token_seq'), above, 0);
@@ -306,7 +310,7 @@ BEGIN
     by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
     -- Two moves within a second would take the sequence ahead of the clock, and a copy made between them behind it.
     IF last + stride - by_clock BETWEEN 1 AND 2 * stride THEN
-        PERFORM pg_sleep((last + stride - by_clock)::float8 / stride + 0.000001);
+        PERFORM pg_sleep((last + stride - by_clock)::float8 * 0.00000095367431640625 + 0.000001);  -- of 1048576 in a second
         by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
     END IF;
     last := setval('fence.token_seq', greatest(last + stride, by_clock));
@@ -322,13 +326,15 @@ BEGIN
     END IF;
     -- The mark of the start comes last, for with it the rest is believed.
     PERFORM setval('fence.server_start_seq', fence.start_mark());
-    RAISE SQLSTATE 'PF000';
-EXCEPTION WHEN SQLSTATE 'PF000' THEN
+    RAISE SQLSTATE 'PF999';
+EXCEPTION WHEN SQLSTATE 'PF999' THEN
     NULL;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence.begin_life() RETURNS void LANGUAGE plpgsql AS $$
+-- By this the trigger, which cannot write the sequence, has it moved on after a start.
+CREATE OR REPLACE FUNCTION fence.settle() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT fence.has_begun() THEN
         PERFORM fence.move_on(false);
@@ -377,61 +383,62 @@ CREATE OR REPLACE FUNCTION fence.noted(lease text) RETURNS bigint LANGUAGE sql S
     SELECT (nullif(current_setting('pg_fence.guards', true), '')::jsonb ->> lease)::bigint
 $$;
 
--- One try. It blocks nowhere: what somebody else has locked is taken. `is_head` is for who owns the queue's lock.
-CREATE OR REPLACE FUNCTION fence.attempt(
-    lease text, holder text, ttl_us bigint, metadata jsonb, reclaim boolean, is_head boolean) RETURNS bigint
-LANGUAGE plpgsql AS $$
+-- The latest token of a grant, but for the one that closed it.
+CREATE OR REPLACE FUNCTION fence.latest(held fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(held.renewal_tokens[cardinality(held.renewal_tokens)], held.first_token)
+$$;
+
+-- Was it granted, renewed or adopted since the latest jump?
+CREATE OR REPLACE FUNCTION fence.outlived_jump(held fence.lease) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT CASE WHEN held.adopted_floor IS NULL THEN fence.latest(held) > fence.floor() ELSE held.adopted_floor = fence.floor() END
+$$;
+
+-- 42501 where no prefix lets the caller take this lease, or (3) adopt it.
+CREATE OR REPLACE FUNCTION fence.check_given(name text, least_rank integer DEFAULT 2) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    me CONSTANT name := fence.caller();
-    key CONSTANT bigint := fence.lock_key(lease);
-    old record;
-    token bigint;
+    prefixes text;
+BEGIN
+    IF NOT fence.may_name(name, least_rank) THEN
+        SELECT array_to_string((array_agg(fence.quoted(p.prefix) ORDER BY p.prefix))[:10]
+                   || CASE WHEN count(*) > 10 THEN ARRAY[count(*) - 10 || ' more'] END, ' or ') INTO prefixes FROM fence.role_prefix p
+         WHERE fence.rank(p.level) >= least_rank AND pg_has_role(fence.caller(), to_regrole(quote_ident(p.role)), 'USAGE');
+        PERFORM fence.refuse('42501', format('lease %s is not for this role', fence.quoted(name)),
+            format(CASE WHEN prefixes IS NULL THEN 'Role "%s" may take no lease yet: an administrator gives it names by fence_grant.'
+                        ELSE 'Role "%s" may take names that begin with %s.' END, fence.caller(), prefixes),
+            jsonb_build_object('lease', fence.cut(name), 'role', fence.caller()));
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.refuse_adopted(lease text) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse('55000', format('lease %s is granted by somebody else, and adopted here', fence.quoted(lease)),
+        'Adopt the number that its own service grants. For leases of this database take another name.',
+        jsonb_build_object('lease', fence.cut(lease)))
+$$;
+
+CREATE OR REPLACE FUNCTION fence.refuse_granted(lease text) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse('55000', format('lease %s is granted here, and cannot be adopted', fence.quoted(lease)),
+        'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)',
+        jsonb_build_object('lease', fence.cut(lease)))
+$$;
+
+-- Writes the row of a new grant, whose lock the caller has. NULL where it cannot be.
+CREATE OR REPLACE FUNCTION fence.put(lease text, holder text, token bigint, ttl_us bigint, metadata jsonb, adopted_floor bigint)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
     time timestamptz;
 BEGIN
-    -- A try that loses mostly loses here, and has written nothing and locked nothing.
-    SELECT l.*, coalesce(attempt.reclaim AND l.closing_token IS NULL AND l.holder = attempt.holder AND l.role = me, false) AS is_mine
-      INTO old FROM fence.lease l WHERE l.name = attempt.lease;
-    IF old.closing_token IS NULL AND old.expires_at > clock_timestamp() AND NOT old.is_mine THEN
-        RETURN NULL;
-    END IF;
-    -- Locks that are taken in vain go with the block that an error ends.
-    BEGIN
-        IF NOT (is_head OR coalesce(old.is_mine AND old.expires_at > clock_timestamp(), false))
-           AND NOT pg_try_advisory_xact_lock_shared(fence.lock_key(lease, 2))
-           OR NOT pg_try_advisory_xact_lock(key) THEN
-            RAISE SQLSTATE 'PF000';
-        END IF;
-        IF old.closing_token IS NULL AND old.name IS NOT NULL THEN
-            -- Its holder may be about to renew it: then it is taken.
-            SELECT l.*, coalesce(attempt.reclaim AND l.closing_token IS NULL AND l.holder = attempt.holder AND l.role = me, false) AS is_mine
-              INTO old FROM fence.lease l WHERE l.name = attempt.lease FOR UPDATE SKIP LOCKED;
-            IF NOT FOUND OR old.first_token = fence.noted(lease) OR fence.noted(lease) = ANY (old.renewal_tokens) THEN
-                RAISE SQLSTATE 'PF000';
-            END IF;
-        ELSE
-            SELECT l.*, false AS is_mine INTO old FROM fence.lease l WHERE l.name = attempt.lease;
-        END IF;
-        IF old.closing_token IS NULL AND old.expires_at > clock_timestamp() AND NOT old.is_mine THEN
-            RAISE SQLSTATE 'PF000';
-        END IF;
-    EXCEPTION WHEN SQLSTATE 'PF000' THEN
-        RETURN NULL;
-    END;
-
-    token := fence.draw(greatest(old.first_token, old.renewal_tokens[cardinality(old.renewal_tokens)], old.closing_token, 0));
-    IF old.name IS NOT NULL THEN
-        DELETE FROM fence.lease l WHERE l.name = attempt.lease;
-    END IF;
+    DELETE FROM fence.lease l WHERE l.name = put.lease;
     time := clock_timestamp();
     INSERT INTO fence.lease (name, holder, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us,
-                             metadata, granted_in)
+                             metadata, adopted_floor, granted_in)
     VALUES (lease, holder, coalesce(nullif(current_setting('application_name'), ''), 'session') || '[' || pg_backend_pid() || ']',
-            me, token, time, time, time + ttl_us * interval '1 us', ttl_us, metadata, pg_current_xact_id())
+            fence.caller(), token, time, time, CASE WHEN adopted_floor IS NULL THEN time + ttl_us * interval '1 us' ELSE 'infinity' END,
+            ttl_us, metadata, adopted_floor, pg_current_xact_id())
     ON CONFLICT DO NOTHING;  -- at REPEATABLE READ that is 40001, and else cannot be
     IF NOT FOUND THEN
         RETURN NULL;
-    END IF;
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+    ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RAISE WARNING USING ERRCODE = '01000',
             MESSAGE = format('this transaction''s reads may be older than its grant of lease %s', fence.quoted(lease)),
             DETAIL = jsonb_build_object('lease', fence.cut(lease)),
@@ -442,19 +449,87 @@ BEGIN
 END
 $$;
 
--- 42501 where no prefix lets the caller take this lease.
-CREATE OR REPLACE FUNCTION fence.check_given(name text) RETURNS void LANGUAGE plpgsql AS $$
+-- One try. It blocks nowhere: what somebody else has locked is taken. `is_head` is for who owns the queue's lock.
+CREATE OR REPLACE FUNCTION fence.attempt(
+    lease text, holder text, ttl_us bigint, metadata jsonb, reclaim boolean, is_head boolean) RETURNS bigint
+LANGUAGE plpgsql AS $$
 DECLARE
-    prefixes text;
+    me CONSTANT name := fence.caller();
+    old fence.lease;
+    is_held boolean;
+    is_mine boolean;  -- to be reclaimed
 BEGIN
-    IF NOT fence.may_name(name, false) THEN
-        SELECT string_agg(fence.quoted(p.prefix), ' or ' ORDER BY p.prefix) INTO prefixes FROM fence.role_prefix p
-         WHERE p.level <> 'monitor' AND pg_has_role(fence.caller(), to_regrole(quote_ident(p.role)), 'USAGE');
-        PERFORM fence.refuse('42501', format('lease %s is not for this role', fence.quoted(name)),
-            coalesce(format('Role "%s" may take names that begin with %s.', fence.caller(), prefixes),
-                format('Role "%s" may take no lease yet: an administrator gives it names by fence_grant.', fence.caller())),
-            jsonb_build_object('lease', fence.cut(name), 'role', fence.caller()));
+    -- A try that loses mostly loses here, and has written nothing and locked nothing.
+    SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease;
+    is_held := coalesce(old.closing_token IS NULL AND old.expires_at > clock_timestamp(), false);
+    is_mine := coalesce(reclaim AND is_held AND old.holder = attempt.holder AND old.role = me, false);
+    IF old.adopted_floor IS NOT NULL THEN
+        PERFORM fence.refuse_adopted(lease);
+    ELSIF is_held AND NOT is_mine THEN
+        IF is_head AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            -- Its snapshot shows the same for ever. Locking what has changed since is 40001.
+            BEGIN
+                PERFORM FROM fence.lease l WHERE l.name = attempt.lease FOR NO KEY UPDATE SKIP LOCKED;
+                RAISE SQLSTATE 'PF999';
+            EXCEPTION WHEN SQLSTATE 'PF999' THEN
+                NULL;
+            END;
+        END IF;
+        RETURN NULL;
     END IF;
+    -- Locks that are taken in vain go with the block that an error ends.
+    BEGIN
+        IF NOT (is_head OR is_mine) AND NOT pg_try_advisory_xact_lock_shared(fence.lock_key(lease, 2))
+           OR NOT pg_try_advisory_xact_lock(fence.lock_key(lease)) THEN
+            RAISE SQLSTATE 'PF999';
+        END IF;
+        SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease;
+        IF FOUND AND old.closing_token IS NULL THEN
+            -- Its holder may be about to renew it: then it is taken. So it is where this very transaction relies on it.
+            SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease FOR UPDATE SKIP LOCKED;
+            IF NOT FOUND OR old.first_token = fence.noted(lease) OR fence.noted(lease) = ANY (old.renewal_tokens)
+               OR old.closing_token IS NULL AND old.expires_at > clock_timestamp()
+                  AND NOT coalesce(reclaim AND old.holder = attempt.holder AND old.role = me, false) THEN
+                RAISE SQLSTATE 'PF999';
+            END IF;
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'PF999' THEN
+        RETURN NULL;
+    END;
+    IF old.adopted_floor IS NOT NULL THEN
+        PERFORM fence.refuse_adopted(lease);
+    END IF;
+    RETURN fence.put(lease, holder, fence.draw(greatest(fence.latest(old), old.closing_token, 0)), ttl_us, metadata, NULL);
+END
+$$;
+
+-- Waits for a lock, or for who is changing the lease's row, and raises 55P03 when that takes longer than it may.
+CREATE OR REPLACE FUNCTION fence.wait_for(key bigint, row_of text, longest_us numeric) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    patience CONSTANT text := current_setting('lock_timeout');
+BEGIN
+    PERFORM set_config('lock_timeout', least(nullif(extract(epoch FROM patience::interval) * 1000, 0),
+        greatest(ceil(longest_us / 1000), 1), 2147483647)::integer::text, true);
+    IF key IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock(key);
+    ELSE
+        PERFORM FROM fence.lease l WHERE l.name = row_of FOR NO KEY UPDATE;
+    END IF;
+    PERFORM set_config('lock_timeout', patience, true);
+END
+$$;
+
+-- Is the caller's lock_timeout over, which counts for a whole call? (Who catches 55P03 has lost a statement_timeout that was
+-- due with it.)
+CREATE OR REPLACE FUNCTION fence.is_out_of_patience(began timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    longest CONSTANT interval := nullif(current_setting('statement_timeout'), '0');
+    patience CONSTANT interval := nullif(current_setting('lock_timeout'), '0');
+BEGIN
+    IF clock_timestamp() - statement_timestamp() >= longest THEN
+        RAISE query_canceled USING MESSAGE = 'canceling statement due to statement timeout';
+    END IF;
+    RETURN coalesce(clock_timestamp() - began >= patience, false);
 END
 $$;
 
@@ -462,30 +537,17 @@ CREATE OR REPLACE FUNCTION lease_acquire(
     name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
     metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1,
     reclaim boolean DEFAULT false, session boolean DEFAULT false)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    ttl_us bigint;
-    wait_us numeric := 0;
+    ttl_us CONSTANT bigint := fence.microseconds(coalesce(ttl, '30 s'));
+    wait_us CONSTANT numeric := fence.microseconds(coalesce(wait, '0'));
+    left_us numeric;
     token bigint;
     began timestamptz;
-    left_us numeric;
-    patience_ms CONSTANT integer := extract(epoch FROM current_setting('lock_timeout')::interval) * 1000;
     pause float8 := 0.005;
     is_head boolean := false;
 BEGIN
-    PERFORM fence.check_name(name);
-    IF octet_length(holder) > 512 THEN
-        PERFORM fence.bad_argument('holder', 'a holder is at most 512 bytes long',
-            'Name the worker, as ''invoices@host7''; what else is to be shown goes into metadata.');
-    END IF;
-    ttl_us := fence.checked_ttl(coalesce(ttl, '30 s'));
-    IF wait <> interval '0' THEN
-        wait_us := fence.microseconds(wait);
-        IF wait_us < 0 OR wait_us >= 9223372036854775807 THEN
-            PERFORM fence.bad_argument('wait', CASE WHEN wait_us < 0 THEN 'wait must not be negative' ELSE 'wait must be finite' END,
-                'Zero tries once and never blocks; ''10 s'' waits in line.');
-        END IF;
-    END IF;
+    PERFORM fence.check('lease_acquire', name, 1, ttl, wait, holder, metadata);
     IF slots < 1 THEN
         PERFORM fence.bad_argument('slots', 'slots must be at least 1', 'slots is how many grants of the lease may live together.');
     ELSIF shared AND slots > 1 THEN
@@ -495,14 +557,10 @@ BEGIN
             'Only a holder that names itself can be known again: pass holder.');
     ELSIF shared OR slots > 1 OR session THEN
         PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN slots > 1 THEN 'slots' ELSE 'session' END);
-    ELSIF octet_length(metadata::text) > 65536 THEN
-        PERFORM fence.bad_argument('metadata', 'metadata is at most 64 kB',
-            'Every renewal writes it again: keep the work''s data in a table of its own.');
     END IF;
-    PERFORM fence.check_writable('lease_acquire');
     PERFORM fence.check_given(name);
 
-    token := fence.attempt(name, holder, ttl_us, metadata, coalesce(reclaim, false), false);
+    token := fence.attempt(name, holder, ttl_us, metadata, reclaim, false);
     IF token IS NOT NULL OR wait_us = 0 THEN
         RETURN token;
     END IF;
@@ -513,28 +571,25 @@ BEGIN
         LOOP
             left_us := wait_us - extract(epoch FROM clock_timestamp() - began) * 1000000;
             IF left_us <= 0 AND is_head THEN
-                RAISE SQLSTATE 'PF000';
-            ELSIF patience_ms > 0 AND clock_timestamp() - began > patience_ms * interval '1 ms' THEN
+                RAISE SQLSTATE 'PF999';
+            ELSIF fence.is_out_of_patience(began) THEN
                 RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
             ELSIF NOT is_head THEN
-                PERFORM set_config('lock_timeout',
-                    least(nullif(patience_ms, 0), greatest(ceil(left_us / 1000), 1), 2147483647)::integer::text, true);
-                PERFORM pg_advisory_xact_lock(fence.lock_key(name, 2));
-                PERFORM set_config('lock_timeout', patience_ms::text, true);
+                PERFORM fence.wait_for(fence.lock_key(name, 2), NULL, left_us);
                 is_head := true;
             ELSE
-                PERFORM pg_sleep(least(pause, left_us::float8 / 1000000));
+                PERFORM pg_sleep(least(pause, left_us::float8 * 0.000001));
                 pause := least(pause * 1.5, 0.05);
             END IF;
             PERFORM fence.check_given(name);  -- a prefix may be taken away meanwhile
-            token := fence.attempt(name, holder, ttl_us, metadata, coalesce(reclaim, false), true);
+            token := fence.attempt(name, holder, ttl_us, metadata, reclaim, true);
             EXIT WHEN token IS NOT NULL;
         END LOOP;
     EXCEPTION
-        WHEN SQLSTATE 'PF000' THEN
+        WHEN SQLSTATE 'PF999' THEN
             RETURN NULL;
         WHEN lock_not_available THEN
-            IF patience_ms > 0 AND clock_timestamp() - began >= patience_ms * interval '1 ms' THEN
+            IF fence.is_out_of_patience(began) THEN
                 RAISE;
             END IF;
             RETURN NULL;
@@ -552,95 +607,97 @@ CREATE OR REPLACE FUNCTION fence.not_your_lease(lease text, role name) RETURNS v
      WHERE fence.may_be_told(lease)
 $$;
 
-CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- A commit that waits for the disk, whatever the session says: nobody acquires next who would make it durable.
+CREATE OR REPLACE FUNCTION fence.commit_durably() RETURNS void LANGUAGE sql AS $$
+    SELECT set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') = 'off'
+$$;
+
+-- Renews or ends the grant that the token is of; NULL where there is none. lease_revoke has no token, and means any.
+CREATE OR REPLACE FUNCTION fence.change(call text, lease text, token bigint, ttl_us bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    asked_us CONSTANT bigint := fence.checked_ttl(ttl);
     held fence.lease;
     time timestamptz;
     fresh bigint;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_writable('lease_renew');
     -- Who is too late locks nothing. Who is not waits for an open transaction that has changed the lease.
     SELECT l.* INTO held FROM fence.lease l
-     WHERE l.name = lease_renew.name AND l.closing_token IS NULL AND l.expires_at > clock_timestamp()
-       AND (l.first_token = token OR token = ANY (l.renewal_tokens))
+     WHERE l.name = change.lease
+       AND (l.closing_token IS NULL AND l.expires_at > clock_timestamp()
+            OR call = 'lease_release' AND l.closed_in = pg_current_xact_id_if_assigned())
+       AND (call = 'lease_revoke' OR token IN (l.first_token, l.closing_token) OR token = ANY (l.renewal_tokens))
        FOR NO KEY UPDATE;
     time := clock_timestamp();
-    IF NOT FOUND OR held.expires_at <= time THEN
+    IF NOT FOUND OR held.closing_token IS NULL AND held.expires_at <= time THEN
+        IF call = 'lease_renew' AND fence.may_be_told(lease)
+           AND EXISTS (SELECT FROM fence.lease l WHERE l.name = change.lease AND l.adopted_floor IS NOT NULL) THEN
+            PERFORM fence.refuse_adopted(lease);
+        END IF;
         RETURN NULL;
-    ELSIF held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
-        PERFORM fence.not_your_lease(name, held.role);
+    ELSIF call <> 'lease_revoke' AND held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
+        PERFORM fence.not_your_lease(lease, held.role);
         RETURN NULL;  -- who may not see the lease does not learn that it is a token of it
+    ELSIF held.closing_token IS NOT NULL THEN
+        RETURN held.closing_token;
+    ELSIF call = 'lease_renew' THEN
+        IF held.adopted_floor IS NOT NULL THEN
+            PERFORM fence.refuse_adopted(lease);
+        END IF;
+        fresh := fence.draw(fence.latest(held));
+        UPDATE fence.lease l
+           SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh,
+               renewals = l.renewals + 1, renewed_at = time, ttl_us = coalesce(change.ttl_us, l.ttl_us),
+               expires_at = time + coalesce(change.ttl_us, l.ttl_us) * interval '1 us'
+         WHERE l.name = change.lease;
+        RETURN fresh;
     END IF;
-    fresh := fence.draw(greatest(held.first_token, held.renewal_tokens[cardinality(held.renewal_tokens)]));
-    UPDATE fence.lease l
-       SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh,
-           renewals = l.renewals + 1, renewed_at = time, ttl_us = coalesce(asked_us, l.ttl_us),
-           expires_at = time + coalesce(asked_us, l.ttl_us) * interval '1 us'
-     WHERE l.name = lease_renew.name;
+    -- The number of an adopted lease closes it: nothing is drawn for it.
+    IF held.adopted_floor IS NULL THEN
+        fresh := fence.draw(fence.latest(held));
+    ELSE
+        fresh := held.first_token;
+        PERFORM fence.commit_durably();
+    END IF;
+    UPDATE fence.lease l SET closing_token = fresh, ended_at = time, closed_in = pg_current_xact_id() WHERE l.name = change.lease;
     RETURN fresh;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM fence.check('lease_renew', name, token, ttl);
+    RETURN fence.change('lease_renew', name, token, fence.microseconds(ttl)::bigint);
 END
 $$;
 COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
     'a new, greater token and a deadline of now + ttl; NULL when the token does not speak for the lease: stop';
 
 CREATE OR REPLACE FUNCTION lease_release(name text, token bigint)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    held fence.lease;
-    time timestamptz;
-    closing bigint;
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_writable('lease_release');
-    SELECT l.* INTO held FROM fence.lease l
-     WHERE l.name = lease_release.name AND (l.closing_token IS NULL AND l.expires_at > clock_timestamp()
-            OR l.closed_in = pg_current_xact_id_if_assigned())
-       AND (token IN (l.first_token, l.closing_token) OR token = ANY (l.renewal_tokens))
-       FOR NO KEY UPDATE;
-    time := clock_timestamp();
-    IF NOT FOUND OR held.closing_token IS NULL AND held.expires_at <= time THEN
-        RETURN NULL;
-    ELSIF held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
-        PERFORM fence.not_your_lease(name, held.role);
-        RETURN NULL;
-    ELSIF held.closing_token IS NOT NULL THEN
-        RETURN held.closing_token;
-    END IF;
-    closing := fence.draw(greatest(held.first_token, held.renewal_tokens[cardinality(held.renewal_tokens)]));
-    UPDATE fence.lease l SET closing_token = closing, ended_at = time, closed_in = pg_current_xact_id()
-     WHERE l.name = lease_release.name;
-    RETURN closing;
+    PERFORM fence.check('lease_release', name, token);
+    RETURN fence.change('lease_release', name, token, NULL);
 END
 $$;
 COMMENT ON FUNCTION lease_release(text, bigint) IS
     'ends the grant: its closing token, good for a last write in this transaction (after a failover, only once renewed); NULL when the lease was lost';
 
 CREATE OR REPLACE FUNCTION lease_revoke(name text)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    held fence.lease;
     closing bigint;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_writable('lease_revoke');
+    PERFORM fence.check('lease_revoke', name);
     -- Waits for an acquire in an open transaction, and lets none begin until this transaction ends. In vain, it locks nothing.
     BEGIN
         PERFORM pg_advisory_xact_lock_shared(fence.lock_key(name));
-        SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_revoke.name AND l.closing_token IS NULL FOR NO KEY UPDATE;
-        IF NOT FOUND OR held.expires_at <= clock_timestamp() THEN
-            RAISE SQLSTATE 'PF000';
+        closing := fence.change('lease_revoke', name, NULL, NULL);
+        IF closing IS NULL THEN
+            RAISE SQLSTATE 'PF999';
         END IF;
-    EXCEPTION WHEN SQLSTATE 'PF000' THEN
-        RETURN NULL;
+    EXCEPTION WHEN SQLSTATE 'PF999' THEN
+        NULL;
     END;
-    closing := fence.draw(greatest(held.first_token, held.renewal_tokens[cardinality(held.renewal_tokens)]));
-    UPDATE fence.lease l SET closing_token = closing, ended_at = clock_timestamp(), closed_in = pg_current_xact_id()
-     WHERE l.name = lease_revoke.name;
     RETURN closing;
 END
 $$;
@@ -650,24 +707,27 @@ COMMENT ON FUNCTION lease_revoke(text) IS
 -- May a transaction rely on this token from now until it ends? NULL when it may, else what to refuse it with. It takes the
 -- lock that keeps everybody else from being granted the lease, and only then looks.
 CREATE OR REPLACE FUNCTION fence.verdict(lease text, token bigint)
-RETURNS jsonb LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS jsonb LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     keeps_snapshot CONSTANT boolean := current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
-    noted CONSTANT bigint := fence.noted(lease);
+    guards CONSTANT text := nullif(current_setting('pg_fence.guards', true), '');
+    noted CONSTANT bigint := (guards::jsonb ->> lease)::bigint;
+    key CONSTANT bigint := fence.lock_key(lease);
     held fence.lease;
-    latest bigint;
-    is_own boolean;  -- one of the grant's tokens, and the grant neither closed nor over
+    is_own boolean;  -- a token of the grant, which is neither closed nor over
     sees boolean;
 BEGIN
     IF noted IS NULL AND NOT fence.has_begun() THEN
         PERFORM fence.move_on(false);
     END IF;
-    -- In a block of its own the lock is the transaction's: else it would go with a cursor that calls this and fails.
-    BEGIN
-        PERFORM pg_advisory_xact_lock_shared(fence.lock_key(lease));
-    EXCEPTION WHEN SQLSTATE 'PF000' THEN
-        NULL;
-    END;
+    IF noted IS DISTINCT FROM token OR NOT pg_try_advisory_xact_lock_shared(key) THEN
+        -- In a block of its own the lock is the transaction's: else it would go with a cursor that calls this and fails.
+        BEGIN
+            PERFORM pg_advisory_xact_lock_shared(key);
+        EXCEPTION WHEN SQLSTATE 'PF999' THEN
+            NULL;
+        END;
+    END IF;
     IF keeps_snapshot THEN
         BEGIN
             held := fence.grant_of_snapshot(lease, token);
@@ -677,33 +737,31 @@ BEGIN
     ELSE
         SELECT l.* INTO held FROM fence.lease l WHERE l.name = verdict.lease;
     END IF;
-    latest := coalesce(held.renewal_tokens[cardinality(held.renewal_tokens)], held.first_token);
-    is_own := CASE
-        WHEN token = held.first_token OR token = ANY (held.renewal_tokens)
-        -- A grant that this transaction guards cannot have been replaced, whatever has ended it meanwhile. (Who only pretends
-        -- to guard it has the lock now, and the row shows that nobody else was granted the lease before.)
-        THEN held.closing_token IS NULL AND held.expires_at > clock_timestamp()
-             OR coalesce(noted = held.first_token OR noted = ANY (held.renewal_tokens), false)
-        ELSE token = held.closing_token AND held.closed_in = pg_current_xact_id_if_assigned() AND held.closing_token > latest END;
-    IF is_own AND latest > fence.floor() AND (held.role = fence.caller() OR fence.acts_for(held.role)) THEN
+    -- A grant that this transaction guards cannot have been replaced, whatever has ended it meanwhile. (Who only pretends to
+    -- guard it has the lock now, and the row shows that nobody else was granted the lease before.)
+    is_own := (token = held.first_token OR token = ANY (held.renewal_tokens))
+              AND (held.closing_token IS NULL AND held.expires_at > clock_timestamp()
+                   OR coalesce(noted = held.first_token OR noted = ANY (held.renewal_tokens), false))
+           OR token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
+    IF is_own AND fence.outlived_jump(held) AND (held.role = fence.caller() OR fence.acts_for(held.role)) THEN
         IF keeps_snapshot AND held.granted_in = pg_current_xact_id_if_assigned() THEN
             RETURN '{"code": "55000"}';
         ELSIF noted IS DISTINCT FROM token THEN
             -- Of a transaction that guards very many, the latest are noted.
-            PERFORM set_config('pg_fence.guards', (coalesce(CASE WHEN length(current_setting('pg_fence.guards', true)) < 8000
-                THEN nullif(current_setting('pg_fence.guards', true), '')::jsonb END, '{}') || jsonb_build_object(lease, token))::text, true);
+            PERFORM set_config('pg_fence.guards', (coalesce(CASE WHEN length(guards) < 8000 THEN guards::jsonb END, '{}')
+                || jsonb_build_object(lease, token))::text, true);
         END IF;
         RETURN NULL;
     END IF;
     sees := fence.may_be_told(lease);
-    IF is_own AND latest > fence.floor() AND sees THEN
+    IF is_own AND fence.outlived_jump(held) AND sees THEN
         RETURN jsonb_build_object('code', '42501', 'role', held.role);
     END IF;
     RETURN jsonb_strip_nulls(jsonb_build_object('code', 'PF004',
-        'renew_first', CASE WHEN is_own AND latest <= fence.floor()
-                             AND (sees OR fence.acts_for(held.role)) THEN true END,
+        'renew_first', CASE WHEN is_own AND NOT fence.outlived_jump(held) AND (sees OR fence.acts_for(held.role)) THEN true END,
         'holder', CASE WHEN sees THEN fence.cut(coalesce(held.holder, held.session_label)) END,
-        'expires_at', CASE WHEN sees THEN to_char(held.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END));
+        'expires_at', CASE WHEN sees AND isfinite(held.expires_at)
+                           THEN to_char(held.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END));
 END
 $$;
 
@@ -719,8 +777,8 @@ BEGIN
         BEGIN
             INSERT INTO fence.lease (name, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us)
             VALUES (lease, '', '', 1, now(), now(), now(), 1);
-            RAISE SQLSTATE 'PF000';
-        EXCEPTION WHEN SQLSTATE 'PF000' THEN
+            RAISE SQLSTATE 'PF999';
+        EXCEPTION WHEN SQLSTATE 'PF999' THEN
             NULL;
         END;
     ELSIF held.closing_token IS NULL AND (held.expires_at <= clock_timestamp()
@@ -759,13 +817,11 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_guard(name text, token bigint)
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     verdict jsonb;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
-    PERFORM fence.check_writable('lease_guard');
+    PERFORM fence.check('lease_guard', name, token);
     verdict := fence.verdict(name, token);
     IF verdict IS NOT NULL THEN
         PERFORM fence.refuse(verdict ->> 'code', w.message, w.hint, w.detail) FROM fence.words(verdict, name, token) AS w;
@@ -778,16 +834,13 @@ COMMENT ON FUNCTION lease_guard(text, bigint) IS
     'the token, or PF004; nobody else can be granted the lease until this transaction ends';
 
 CREATE OR REPLACE FUNCTION lease_check(name text, token bigint)
-RETURNS boolean LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     held fence.lease;
-    latest bigint;
 BEGIN
-    PERFORM fence.check_name(name);
-    PERFORM fence.check_token(token);
+    PERFORM fence.check('', name, token);
     SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_check.name;
-    latest := coalesce(held.renewal_tokens[cardinality(held.renewal_tokens)], held.first_token);
-    IF NOT FOUND OR latest <= fence.floor() OR NOT fence.may_name(name) OR NOT pg_is_in_recovery() AND NOT fence.has_begun() AND fence.is_copy() THEN
+    IF NOT FOUND OR NOT fence.outlived_jump(held) OR NOT fence.may_name(name) OR NOT pg_is_in_recovery() AND NOT fence.has_begun() AND fence.is_copy() THEN
         RETURN false;
     ELSIF held.closing_token IS NOT NULL THEN
         RETURN token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
@@ -798,23 +851,128 @@ $$;
 COMMENT ON FUNCTION lease_check(text, bigint) IS
     'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
 
-CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- What becomes of a number that somebody else has granted, by the row of its lease: it is current, to be made known again
+-- (after a jump), or greater than all before. Else it is refused.
+CREATE OR REPLACE FUNCTION fence.adopts(lease text, token bigint, held fence.lease) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-    pruned bigint;
-    horizon timestamptz;
+    had CONSTANT bigint := greatest(held.first_token, held.closing_token);
 BEGIN
-    IF older_than < interval '0' THEN
-        PERFORM fence.bad_argument('older_than', 'older_than must not be negative',
-            '''1 day'' keeps what ended within the last day.');
+    PERFORM fence.check_given(lease, 3);  -- at each look: a prefix may be taken away while its role waits
+    IF held.name IS NULL THEN
+        RETURN 'greater';
+    ELSIF held.adopted_floor IS NULL THEN
+        PERFORM fence.refuse_granted(lease);
+    ELSIF held.closing_token IS NULL AND token = held.first_token THEN
+        IF held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
+            PERFORM fence.not_your_lease(lease, held.role);
+        END IF;
+        RETURN CASE WHEN held.adopted_floor = fence.floor() THEN 'current' ELSE 'again' END;
+    ELSIF token > held.first_token AND token >= had THEN
+        RETURN 'greater';
     END IF;
-    PERFORM fence.check_writable('lease_prune');
+    PERFORM fence.refuse('PF001',
+        CASE WHEN token < had THEN format('stale fencing token %s: lease %s has had %s', token, fence.quoted(lease), had)
+             ELSE format('stale fencing token %s: it was released or revoked', token) END,
+        CASE WHEN token < had THEN 'A newer holder has taken the lease over: stop, and do not retry with this token.'
+             ELSE 'Adopt the number of a new grant. After a mistake: lease_revoke, then lease_forget.' END,
+        jsonb_build_object('lease', fence.cut(lease), 'presented', token, 'stored', had));
+END
+$$;
+
+CREATE OR REPLACE FUNCTION lease_adopt(name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    began CONSTANT timestamptz := clock_timestamp();
+    relies CONSTANT boolean := fence.noted(name) IS NOT NULL;
+    wait_us CONSTANT numeric := fence.microseconds(coalesce(wait, '0'));
+    left_us numeric;
+    held fence.lease;
+    finds text;
+    is_changing boolean := false;  -- somebody else has changed the row, and not committed that
+BEGIN
+    PERFORM fence.check('lease_adopt', name, token, NULL, wait, holder, metadata);
+    PERFORM fence.settle();
+    SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
+    finds := fence.adopts(name, token, held);
+    WHILE finds <> 'current' LOOP
+        left_us := wait_us - extract(epoch FROM clock_timestamp() - began) * 1000000;
+        -- What is locked in vain is given back with the block.
+        BEGIN
+            IF is_changing THEN
+                is_changing := false;
+                PERFORM fence.wait_for(NULL, name, CASE WHEN finds = 'again' THEN 9e15 ELSE left_us END);
+                RAISE SQLSTATE 'PF999';
+            ELSIF finds = 'again' THEN
+                -- One fellow makes it known, and the others wait for that. Guards are not held up.
+                PERFORM pg_advisory_xact_lock(fence.lock_key(name, 2));
+            ELSIF relies OR left_us <= 0 AND NOT pg_try_advisory_xact_lock(fence.lock_key(name)) THEN
+                -- (A transaction does not exclude itself.)
+                RAISE SQLSTATE 'PF999';
+            ELSIF left_us > 0 THEN
+                -- Who would guard the older grant meanwhile waits behind this.
+                PERFORM fence.wait_for(fence.lock_key(name), NULL, left_us);
+            END IF;
+            SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
+            finds := fence.adopts(name, token, held);
+            IF finds <> 'current' AND held.name IS NOT NULL THEN
+                PERFORM FROM fence.lease l WHERE l.name = lease_adopt.name FOR UPDATE SKIP LOCKED;
+                is_changing := NOT FOUND;
+            END IF;
+            IF finds = 'current' OR is_changing THEN
+                RAISE SQLSTATE 'PF999';
+            ELSIF finds = 'again' THEN
+                UPDATE fence.lease l SET adopted_floor = fence.floor(), renewed_at = clock_timestamp() WHERE l.name = lease_adopt.name;
+            ELSE
+                PERFORM fence.put(name, holder, token, 0, metadata, fence.floor());
+            END IF;
+            PERFORM fence.commit_durably();
+            RETURN token;
+        EXCEPTION
+            WHEN SQLSTATE 'PF999' THEN
+                NULL;
+            WHEN lock_not_available THEN
+                IF fence.is_out_of_patience(began) THEN
+                    RAISE;
+                END IF;
+            WHEN serialization_failure THEN
+                PERFORM fence.refuse('40001', w.message, w.hint, w.detail) FROM fence.words('{"code": "40001"}', name, token) AS w;
+        END;
+        IF finds = 'greater' AND (relies OR left_us <= 0) THEN
+            -- The older grant is ended all the same: so guards that overlap are over some time.
+            SELECT l.* INTO held FROM fence.lease l
+             WHERE l.name = lease_adopt.name AND (l.closing_token IS NULL OR l.closing_token < token) FOR NO KEY UPDATE SKIP LOCKED;
+            IF FOUND AND fence.adopts(name, token, held) = 'greater' THEN
+                UPDATE fence.lease l SET closing_token = token, ended_at = clock_timestamp(), closed_in = NULL WHERE l.name = lease_adopt.name;
+                PERFORM fence.commit_durably();
+            END IF;
+            RETURN NULL;
+        END IF;
+    END LOOP;
+    RETURN token;
+END
+$$;
+COMMENT ON FUNCTION lease_adopt(text, bigint, text, interval, jsonb) IS
+    'makes known here what somebody else has granted: the token, or NULL while a transaction relies on an older grant (and did so for wait)';
+
+-- Deletes rows of leases that ended longer ago: up to 1000, for each takes a lock. Who is guarding a lease, or just
+-- acquiring it, has its lock; who has this lock meets no acquire.
+CREATE OR REPLACE FUNCTION fence.sweep(call text, only_name text, older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    horizon timestamptz;
+    swept bigint;
+BEGIN
+    IF older_than IS NULL THEN
+        PERFORM fence.refuse('22004', 'older_than must not be NULL', 'Pass a value.', '{"argument": "older_than"}');
+    ELSIF older_than < interval '0' THEN
+        PERFORM fence.bad_argument('older_than', 'older_than must not be negative', '''1 day'' keeps what ended within the last day.');
+    END IF;
+    PERFORM fence.check(call, coalesce(only_name, 'any'));
     horizon := CASE WHEN fence.microseconds(older_than) > 60000000000000000 THEN '-infinity'  -- before all time
-                    ELSE clock_timestamp() - coalesce(older_than, '1 day') END;
-    -- Whoever is guarding a lease, or just acquiring it, has its lock; who has this lock meets no acquire.
+                    ELSE clock_timestamp() - older_than END;
     WITH over AS MATERIALIZED (
         SELECT l.name FROM fence.lease l
-         WHERE coalesce(l.ended_at, l.expires_at) < horizon AND fence.noted(l.name) IS NULL
+         WHERE (only_name IS NULL OR l.name = only_name) AND (l.adopted_floor IS NOT NULL) = (call = 'lease_forget')
+           AND coalesce(l.ended_at, l.expires_at) < horizon AND fence.noted(l.name) IS NULL
          LIMIT 1000),
     gone AS MATERIALIZED (
         SELECT l.name FROM fence.lease l
@@ -822,24 +980,46 @@ BEGIN
            AND coalesce(l.ended_at, l.expires_at) < horizon
            FOR UPDATE SKIP LOCKED)
     DELETE FROM fence.lease l USING gone g WHERE l.name = g.name;
-    GET DIAGNOSTICS pruned = ROW_COUNT;
-    RETURN pruned;
+    GET DIAGNOSTICS swept = ROW_COUNT;
+    RETURN swept;
 END
+$$;
+
+CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
+RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT fence.sweep('lease_prune', NULL, coalesce(older_than, '1 day'))
 $$;
 COMMENT ON FUNCTION lease_prune(interval) IS
     'deletes up to 1000 rows of grants that ended more than older_than ago (never of a guarded one), and returns how many';
+
+CREATE OR REPLACE FUNCTION lease_forget(name text)
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM fence.check('lease_forget', name);
+    PERFORM fence.refuse_granted(l.name) FROM fence.lease l WHERE l.name = lease_forget.name AND l.adopted_floor IS NULL;
+    RETURN fence.sweep('lease_forget', name, '0');
+END
+$$;
+COMMENT ON FUNCTION lease_forget(text) IS
+    'deletes what is remembered of an adopted lease that is free, so that any token can be adopted again; returns how many rows';
+
+CREATE OR REPLACE FUNCTION lease_forget(older_than interval)
+RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT fence.sweep('lease_forget', NULL, older_than)
+$$;
+COMMENT ON FUNCTION lease_forget(interval) IS
+    'the same of up to 1000 adopted leases that have been free for longer, which no holder may come back to; returns how many';
 
 -- A barrier: a condition of the caller's must not see the leases that the caller may not.
 CREATE OR REPLACE VIEW fence.leases WITH (security_barrier) AS
 SELECT l.name, 'exclusive'::text AS mode,
        CASE WHEN l.closing_token IS NOT NULL THEN 'free'
             WHEN l.expires_at <= clock_timestamp() THEN 'expired' ELSE 'held' END AS state,
-       coalesce(l.holder, l.session_label) AS holder, l.role,
-       coalesce(l.closing_token, l.renewal_tokens[cardinality(l.renewal_tokens)], l.first_token) AS token,
+       coalesce(l.holder, l.session_label) AS holder, l.role, coalesce(l.closing_token, fence.latest(l)) AS token,
        l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
-       CASE WHEN l.closing_token IS NOT NULL THEN interval '0'
-            ELSE greatest(l.expires_at - clock_timestamp(), interval '0') END AS remaining,
-       l.renewals, l.metadata, coalesce(b.pids, '{}') AS blocking_pids, false AS adopted
+       CASE WHEN l.closing_token IS NOT NULL THEN interval '0' WHEN isfinite(l.expires_at)
+            THEN greatest(l.expires_at - clock_timestamp(), interval '0') END AS remaining,
+       l.renewals, l.metadata, coalesce(b.pids, '{}') AS blocking_pids, l.adopted_floor IS NOT NULL AS adopted
   FROM fence.lease l
   LEFT JOIN (SELECT (p.classid::bigint << 32) | p.objid::bigint AS key, array_agg(DISTINCT coalesce(p.pid, 0)) AS pids
                FROM pg_locks p
@@ -850,12 +1030,9 @@ SELECT l.name, 'exclusive'::text AS mode,
 COMMENT ON VIEW fence.leases IS 'one row per lease: who holds what until when, and who holds up a take-over';
 
 CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
-RETURNS SETOF fence.leases LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp AS $$
+RETURNS SETOF fence.leases LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_name(name);
-    IF token IS NOT NULL THEN
-        PERFORM fence.check_token(token);
-    END IF;
+    PERFORM fence.check('', name, coalesce(token, 1));
     RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name;
 END
 $$;
@@ -863,9 +1040,9 @@ COMMENT ON FUNCTION lease_info(text, bigint) IS
     'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
 
 CREATE OR REPLACE FUNCTION fence_new_epoch()
-RETURNS bigint LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check_writable('fence_new_epoch');
+    PERFORM fence.check('fence_new_epoch', 'any');
     PERFORM fence.move_on(true);
     RETURN fence.floor();
 END
@@ -888,16 +1065,61 @@ COMMENT ON FUNCTION fence_status() IS
 
 -- The fence -----------------------------------------------------------------------------------------------------------
 
--- The name of a row's lease. Called by whoever writes the table, with his own rights, as the next three are.
-CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, tried jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
+-- These are called by whoever writes the table, with his own rights.
+
+-- Is the trigger where it can work, and do its arguments mean something?
+CREATE OR REPLACE FUNCTION fence.check_trigger(level text, "when" text, arguments text[], n integer) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF level <> 'ROW' OR "when" <> 'BEFORE' THEN
+        PERFORM fence.refuse('39P01', CASE WHEN level <> 'ROW' THEN 'fenced() must fire FOR EACH ROW, but for TRUNCATE'
+                                           ELSE 'fenced() must fire BEFORE the write' END,
+            'CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON my_table FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.');
+    ELSIF arguments[3] = 'verify' THEN
+        PERFORM fence.left_out('verify');
+    ELSIF n > 5 OR arguments[1] NOT IN ('', 'strict', 'monotonic', 'managed') OR arguments[3] NOT IN ('', 'partitioned')
+          OR arguments[4] !~ '^((insert|update|delete|truncate)(,(?!$)|$))*$' THEN
+        PERFORM fence.refuse('22023', CASE WHEN n > 5 THEN 'fenced() takes at most 5 arguments'
+                WHEN arguments[1] NOT IN ('', 'strict', 'monotonic', 'managed') THEN format('unknown mode %s of fenced()', fence.quoted(arguments[1]))
+                WHEN arguments[3] NOT IN ('', 'partitioned') THEN 'the fourth argument of fenced() can only be verify'
+                ELSE 'the fifth argument of fenced() can only be events: insert, update, delete, truncate' END,
+            'fenced(fence_column, mode, lease): the column''s name; strict, monotonic or managed; and a lease''s name with {column} placeholders.');
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.refuse_no_column(missing text, relation oid, data jsonb, fence_column text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM fence.refuse_row('42703', relation, data, jsonb_build_object('column', fence_column), format('the trigger fenced finds no column %s', fence.quoted(missing)),
+        'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
+        jsonb_build_object('column', fence.cut(missing)));
+END
+$$;
+
+-- Is the fence column there, and a bigint?
+CREATE OR REPLACE FUNCTION fence.check_column(relation oid, fence_column text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+    type CONSTANT oid := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column AND a.attnum > 0);
+BEGIN
+    IF type IS NULL THEN
+        PERFORM fence.refuse_no_column(fence_column, relation, NULL, fence_column);
+    ELSIF type <> 'bigint'::regtype THEN
+        PERFORM fence.refuse_row('42804', relation, NULL, jsonb_build_object('column', fence_column),
+            format('column %s must be a bigint to serve the trigger fenced', fence.quoted(fence_column)),
+            'Tokens are bigint; a lease''s name is made of columns whose text no setting can change.', jsonb_build_object('column', fence_column));
+    END IF;
+END
+$$;
+
+-- The name of a row's lease.
+CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, fence_column text) RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    tried CONSTANT jsonb := jsonb_build_object('column', fence_column);
     rest text := template;
     piece text;
     name text := '';
 BEGIN
-    IF template !~ '[{}]' THEN
-        name := template;
-        rest := '';
+    IF template IS NULL OR data IS NULL THEN
+        RETURN NULL;
     END IF;
     WHILE rest <> '' LOOP
         piece := substring(rest FROM '^(?:\{\{|\}\}|\{[^{}]+\}|[^{}]+)');
@@ -917,9 +1139,7 @@ BEGIN
                     'Give it a value. Rows that have none can be mended by the table''s owner, in one transaction: fence_unprotect, UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.',
                     jsonb_build_object('column', fence.cut(piece)));
             ELSIF name IS NULL THEN
-                PERFORM fence.refuse_row('42703', relation, data, tried, format('the trigger fenced finds no column %s', fence.quoted(piece)),
-                    'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
-                    jsonb_build_object('column', fence.cut(piece)));
+                PERFORM fence.refuse_no_column(piece, relation, data, fence_column);
             END IF;
         END IF;
     END LOOP;
@@ -945,16 +1165,20 @@ DECLARE
     key_columns CONSTANT text[] := ARRAY (
         SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::smallint[])
          WHERE i.indrelid = relation AND i.indisprimary AND array_position(i.indkey::smallint[], a.attnum) < i.indnkeyatts
-         ORDER BY a.attnum LIMIT 8);
+         ORDER BY a.attnum);
+    shown CONSTANT integer := least(greatest(cardinality(key_columns), 1), 8);
     key jsonb;
 BEGIN
     SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     IF data IS NOT NULL AND fence.may_read(relation, key_columns) THEN
-        SELECT jsonb_object_agg(k, CASE jsonb_typeof(data -> k)
-                   WHEN 'string' THEN to_jsonb(fence.cut(data ->> k)) WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
+        SELECT jsonb_object_agg(fence.cut(k, 64), CASE jsonb_typeof(data -> k)
+                   WHEN 'string' THEN to_jsonb(fence.cut(data ->> k, least(256, 512 / shown))) WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
                    WHEN 'number' THEN CASE WHEN data ->> k ~ '^-?\d{1,19}$' THEN data -> k ELSE to_jsonb(data ->> k) END
                    ELSE data -> k END)
-          INTO key FROM unnest(key_columns) AS k;
+          INTO key FROM unnest(key_columns[:8]) AS k;
+        IF cardinality(key_columns) > shown THEN
+            key := key || jsonb_build_object('...', format('%s more columns', cardinality(key_columns) - shown));
+        END IF;
     END IF;
     RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint,
         DETAIL = jsonb_strip_nulls(detail || jsonb_build_object('relation', fence.cut(format('%I.%I', place.nspname, place.relname)), 'key', key)),
@@ -968,7 +1192,7 @@ CREATE OR REPLACE FUNCTION fence.refuse_token(code text, relation oid, data json
 DECLARE
     reads CONSTANT boolean := fence.may_read(relation, ARRAY[tried ->> 'column']);
     presents CONSTANT boolean := (tried ->> 'presents')::boolean;  -- by the column
-    own CONSTANT bigint := CASE WHEN tried ->> 'lease' IS NOT NULL THEN fence.noted(fence.lease_of(tried ->> 'lease', data, relation, tried)) END;
+    own CONSTANT bigint := CASE WHEN tried ->> 'lease' IS NOT NULL THEN fence.noted(fence.lease_of(tried ->> 'lease', data, relation, tried ->> 'column')) END;
     ambient CONSTANT bigint := coalesce(own, (tried ->> 'ambient')::bigint, substring(current_setting('pg_fence.token', true) FROM '^\s*(\d{1,18})\s*$')::bigint);
     stored CONSTANT bigint := CASE WHEN reads THEN tried ->> 'stored' END;
     presented CONSTANT bigint := CASE WHEN reads OR presents OR tried ->> 'ambient' IS NOT NULL THEN tried ->> 'presented' END;
@@ -1012,10 +1236,10 @@ BEGIN
 END
 $$;
 
--- fenced(fence column; strict, monotonic or managed; lease; '' or how fence_protect uses it; events).
+-- fenced(fence column; strict, monotonic or managed; lease; '' or 'partitioned'; events).
 --
 -- It runs with the rights of the writer: it makes texts of the row, and a column's type may bring code of its own. What it
--- needs of the state it asks of fence.verdict.
+-- needs of the state it asks of fence.verdict. Columns "fence" and "id" it reads as they are, others by way of JSON.
 CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     fence_column text;
@@ -1028,78 +1252,69 @@ DECLARE
     presents boolean;  -- the column itself presents it, or a NULL
     named boolean;
     fence bigint;      -- what the row's fence is to be
-    leases text[];
+    lease text;        -- of the new row
+    old_lease text;    -- of the old one; NULL where it is the same
     each text;
     verdict jsonb;
     old_row jsonb;
     new_row jsonb;
-    place jsonb;
     moving bigint[];
-    arrives boolean;
+    arrives boolean := false;
 BEGIN
-    -- Most writes: a greater token in column "fence" of a table that is bound to no lease.
+    -- Most writes: a greater token in column "fence". What follows would come to the same, in four times as many steps.
     IF TG_OP = 'UPDATE' AND coalesce(TG_ARGV[0], 'fence') = 'fence' AND coalesce(TG_ARGV[1], 'strict') IN ('strict', 'monotonic')
-       AND coalesce(TG_ARGV[2], '') = '' AND coalesce(TG_ARGV[3], '') = '' AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
+       AND TG_NARGS < 4 AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
         IF NEW.fence > coalesce(OLD.fence, 0) AND pg_typeof(NEW.fence) = 'bigint'::regtype AND NEW.fence <= pg_sequence_last_value('fence.token_seq') THEN
-            RETURN NEW;
+            IF coalesce(TG_ARGV[2], '') = '' THEN
+                RETURN NEW;
+            END IF;
+            lease := TG_ARGV[2];
+            IF lease LIKE '%{id}%' THEN
+                lease := CASE WHEN NEW.id = OLD.id THEN replace(lease, '{id}', NEW.id::text) END;
+            END IF;
+            IF lease !~ '[{}]' AND octet_length(lease) <= 512
+               AND (current_setting('session_replication_role') = 'replica' OR fence.verdict(lease, NEW.fence) IS NULL) THEN
+                RETURN NEW;
+            END IF;
+            lease := NULL;
         END IF;
-    END IF;
-
-    IF TG_OP = 'TRUNCATE' THEN
-        IF current_setting('session_replication_role') = 'replica' THEN
-            RETURN NULL;
-        END IF;
-        PERFORM fence.refuse_row('PF005', TG_RELID, NULL, '{}', 'TRUNCATE cannot be fenced: it shows no token',
-            'Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.', '{}');
-    ELSIF TG_LEVEL <> 'ROW' OR TG_WHEN <> 'BEFORE' THEN
-        PERFORM fence.refuse('39P01', CASE WHEN TG_LEVEL <> 'ROW' THEN 'fenced() must fire FOR EACH ROW, but for TRUNCATE'
-                                      ELSE 'fenced() must fire BEFORE the write' END,
-            'CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON my_table FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.');
-    ELSIF TG_NARGS > 5 OR coalesce(TG_ARGV[1], '') NOT IN ('', 'strict', 'monotonic', 'managed')
-          OR coalesce(TG_ARGV[3], '') NOT IN ('', 'named', 'partitioned')
-          OR coalesce(TG_ARGV[4], '') !~ '^((insert|update|delete|truncate)(,(?!$)|$))*$' THEN
-        IF TG_ARGV[3] = 'verify' THEN
-            PERFORM fence.left_out('verify');
-        END IF;
-        PERFORM fence.refuse('22023', CASE WHEN TG_NARGS > 5 THEN 'fenced() takes at most 5 arguments'
-                WHEN coalesce(TG_ARGV[1], '') NOT IN ('', 'strict', 'monotonic', 'managed') THEN format('unknown mode %s of fenced()', fence.quoted(TG_ARGV[1]))
-                WHEN coalesce(TG_ARGV[3], '') NOT IN ('', 'named', 'partitioned') THEN 'the fourth argument of fenced() can only be verify'
-                ELSE 'the fifth argument of fenced() can only be events: insert, update, delete, truncate' END,
-            'fenced(fence_column, mode, lease): the column''s name; strict, monotonic or managed; and a lease''s name with {column} placeholders.');
-    END IF;
-
-    -- A trigger of its own, BEFORE UPDATE OF the fence column and first of all, notes that the statement names the column.
-    IF TG_ARGV[3] = 'named' THEN
-        PERFORM set_config('pg_fence.named', TG_RELID || ' ' || pg_trigger_depth(), true);
-        RETURN NEW;
-    END IF;
-    named := TG_OP <> 'UPDATE' OR coalesce(current_setting('pg_fence.named', true) = TG_RELID || ' ' || pg_trigger_depth(), false);
-    IF named AND TG_OP = 'UPDATE' THEN
-        PERFORM set_config('pg_fence.named', '', true);
     END IF;
 
     fence_column := coalesce(nullif(TG_ARGV[0], ''), 'fence');
     mode := coalesce(nullif(TG_ARGV[1], ''), 'strict');
     template := nullif(TG_ARGV[2], '');
-    IF fence_column <> 'fence' OR template ~ '[{}]' THEN
+    IF TG_OP = 'TRUNCATE' THEN
+        IF current_setting('session_replication_role') <> 'replica' THEN
+            PERFORM fence.refuse_row('PF005', TG_RELID, NULL, '{}', 'TRUNCATE cannot be fenced: it shows no token',
+                'Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.', '{}');
+        END IF;
+        RETURN NULL;
+    ELSIF TG_LEVEL <> 'ROW' OR TG_WHEN <> 'BEFORE' OR mode NOT IN ('strict', 'monotonic', 'managed') OR TG_NARGS > 3 THEN
+        PERFORM fence.check_trigger(TG_LEVEL, TG_WHEN, TG_ARGV, TG_NARGS);
+    END IF;
+
+    IF TG_OP <> 'UPDATE' THEN
+        named := true;
+    ELSIF mode = 'managed' OR current_setting('pg_fence.named', true) IS DISTINCT FROM TG_RELID || ' ' || pg_trigger_depth() THEN
+        named := false;
+    ELSE
+        named := true;
+        PERFORM set_config('pg_fence.named', '', true);
+    END IF;
+
+    IF fence_column <> 'fence' OR template ~ '[{}]' AND template NOT LIKE '%{id}%' THEN
         old_row := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END;
         new_row := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END;
     END IF;
-    IF fence_column = 'fence' THEN
-        IF pg_typeof(CASE WHEN TG_OP = 'DELETE' THEN OLD.fence ELSE NEW.fence END) <> 'bigint'::regtype THEN
-            PERFORM fence.refuse_row('42804', TG_RELID, NULL, '{"column": "fence"}',
-                'column "fence" must be a bigint to serve the trigger fenced',
-                'Tokens are bigint; a lease''s name is made of columns whose text no setting can change.', '{"column": "fence"}');
-        END IF;
-        IF TG_OP <> 'INSERT' THEN stored := OLD.fence; END IF;
-        IF TG_OP <> 'DELETE' THEN shown := NEW.fence; END IF;
-    ELSIF NOT coalesce(new_row, old_row) ? fence_column THEN
-        PERFORM fence.refuse('42703', format('the trigger fenced finds no column %s', fence.quoted(fence_column)),
-            'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
-            jsonb_build_object('column', fence_column));
-    ELSE
+    IF fence_column <> 'fence' THEN
+        PERFORM fence.check_column(TG_RELID, fence_column);
         stored := old_row ->> fence_column;
         shown := new_row ->> fence_column;
+    ELSIF pg_typeof(CASE WHEN TG_OP = 'DELETE' THEN OLD.fence ELSE NEW.fence END) <> 'bigint'::regtype THEN
+        PERFORM fence.check_column(TG_RELID, fence_column);
+    ELSE
+        IF TG_OP <> 'INSERT' THEN stored := OLD.fence; END IF;
+        IF TG_OP <> 'DELETE' THEN shown := NEW.fence; END IF;
     END IF;
 
     IF current_setting('session_replication_role') = 'replica' THEN
@@ -1112,104 +1327,127 @@ BEGIN
         RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
     END IF;
 
-    -- The update of a row of a partition, whose DELETE here and INSERT there may follow: its token, the row, its fence.
+    -- The update of a row of a partition, whose DELETE here and INSERT there may follow: its token, the row, its fence, its lease.
     IF TG_ARGV[3] = 'partitioned' AND TG_OP <> 'UPDATE' THEN
         moving := string_to_array(nullif(current_setting('pg_fence.moving', true), ''), ' ')::bigint[];
-        arrives := template IS NOT NULL AND TG_OP = 'INSERT' AND shown = moving[3];
+        arrives := template IS NOT NULL AND TG_OP = 'INSERT' AND coalesce(shown = moving[3], false);
     END IF;
-    IF mode = 'managed' AND TG_OP = 'INSERT' AND NOT coalesce(arrives, false) AND TG_ARGV[4] <> '' AND 'insert' <> ALL (string_to_array(TG_ARGV[4], ',')) THEN
-        -- Who creates a row needs no lease here, but must not fill the column either.
-        shown := NULL;
-    ELSE
-        IF template IS NOT NULL THEN
-            -- That of the new row and that of the old one, where they differ.
-            place := jsonb_build_object('column', fence_column);
-            leases := ARRAY[fence.lease_of(template, coalesce(new_row, old_row), TG_RELID, place)];
-            IF old_row IS NOT NULL AND new_row IS NOT NULL AND fence.lease_of(template, old_row, TG_RELID, place) <> leases[1] THEN
-                leases := leases || fence.lease_of(template, old_row, TG_RELID, place);
-            END IF;
-        END IF;
-        presents := mode <> 'managed' AND CASE TG_OP WHEN 'INSERT' THEN shown IS NOT NULL
-                                                     WHEN 'UPDATE' THEN shown IS DISTINCT FROM stored ELSE false END;
-        token := CASE WHEN arrives THEN moving[1] ELSE shown END;
-        IF NOT presents AND NOT coalesce(arrives, false) THEN
-            FOREACH each IN ARRAY coalesce(leases, '{}') LOOP
-                ambient := coalesce(ambient, fence.noted(each));
-            END LOOP;
-            -- A row that leaves its partition was judged a moment ago: it presents the same token again.
-            IF TG_OP = 'DELETE' AND moving[2] = hashtext(OLD::text) THEN
-                ambient := coalesce(ambient, moving[1]);
-            END IF;
-            IF ambient IS NULL AND current_setting('pg_fence.token', true) <> '' THEN
-                IF current_setting('pg_fence.token') !~ '^\s*\d{1,19}\s*$' THEN
-                    PERFORM fence.refuse('22023', format('invalid value for parameter "pg_fence.token": %s', fence.quoted(current_setting('pg_fence.token'))),
-                        'It is a fencing token, a number from 1 on, or empty for none.');
-                END IF;
-                ambient := current_setting('pg_fence.token')::bigint;
-            END IF;
-            token := coalesce(ambient, CASE WHEN mode = 'monotonic' AND named AND TG_OP = 'UPDATE' THEN stored END);
-        END IF;
-        fence := CASE WHEN arrives THEN shown ELSE token END;
-        IF token IS NULL AND TG_OP = 'INSERT' AND mode = 'managed' AND template IS NULL THEN
-            shown := NULL;
+    presents := mode <> 'managed' AND CASE TG_OP WHEN 'INSERT' THEN shown IS NOT NULL
+                                                 WHEN 'UPDATE' THEN shown IS DISTINCT FROM stored ELSE false END;
+    IF mode = 'managed' AND TG_OP = 'INSERT' AND NOT arrives
+       AND (TG_ARGV[4] <> '' AND 'insert' <> ALL (string_to_array(TG_ARGV[4], ','))
+            OR template IS NULL AND coalesce(current_setting('pg_fence.token', true), '') = '') THEN
+        -- Who creates a row needs no token here, but must not fill the column either.
+        IF fence_column = 'fence' THEN
+            NEW.fence := NULL;
         ELSE
-            IF token IS NULL
-               OR token NOT BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0)
-               OR TG_OP <> 'INSERT' AND NOT coalesce(token > stored OR token = stored AND mode <> 'strict', true) THEN
-                -- It is refused, unless a start has lost the latest of the sequence, or the row is bound to a lease.
-                verdict := jsonb_build_object('op', TG_OP, 'column', fence_column, 'mode', mode, 'lease', template, 'stored', stored,
-                    'shown', shown, 'presented', token, 'presents', presents, 'named', named, 'ambient', ambient);
-                IF token IS NULL THEN
-                    PERFORM fence.refuse_token(CASE WHEN mode = 'strict' AND NOT presents AND named AND stored IS NOT NULL AND TG_OP = 'UPDATE'
-                        THEN 'PF001' ELSE 'PF002' END, TG_RELID, to_jsonb(coalesce(OLD, NEW)),
-                        verdict || jsonb_build_object('presented', CASE WHEN NOT presents THEN stored END));
-                END IF;
-                PERFORM fence.settle();
-                IF token NOT BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0) THEN
-                    IF template IS NOT NULL AND NOT fence.may_be_told(leases[1]) THEN
-                        fence := NULL;  -- who may not see leases is told the same of each token that does not speak
-                    ELSE
-                        PERFORM fence.refuse_row('PF003', TG_RELID, to_jsonb(coalesce(OLD, NEW)), verdict,
-                            format('fencing token %s was never issued by this database', token),
-                            'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.',
-                            jsonb_build_object('presented', token));
-                    END IF;
-                ELSIF TG_OP <> 'INSERT' AND NOT coalesce(token > stored OR token = stored AND mode <> 'strict', true) THEN
-                    IF template IS NULL OR mode = 'strict' THEN
-                        PERFORM fence.refuse_token('PF001', TG_RELID, to_jsonb(coalesce(OLD, NEW)), verdict);
-                    END IF;
-                    -- Nobody who excludes a token that speaks was granted the lease since: the row keeps the greater one.
-                    fence := stored;
-                END IF;
+            NEW := jsonb_populate_record(NEW, jsonb_build_object(fence_column, NULL));
+        END IF;
+        RETURN NEW;
+    END IF;
+
+    IF template LIKE '%{id}%' THEN
+        IF TG_OP <> 'DELETE' THEN lease := replace(template, '{id}', NEW.id::text); END IF;
+        IF TG_OP <> 'INSERT' THEN old_lease := replace(template, '{id}', OLD.id::text); END IF;
+        IF coalesce(lease, old_lease) ~ '[{}]' OR lease IS NULL AND TG_OP <> 'DELETE' OR old_lease IS NULL AND TG_OP <> 'INSERT'
+           OR octet_length(lease) > 512 OR octet_length(old_lease) > 512 THEN
+            old_row := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END;
+            new_row := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END;
+        END IF;
+    ELSE
+        lease := template;
+    END IF;
+    IF old_row IS NOT NULL OR new_row IS NOT NULL THEN
+        lease := fence.lease_of(template, new_row, TG_RELID, fence_column);
+        old_lease := fence.lease_of(template, old_row, TG_RELID, fence_column);
+    END IF;
+    IF lease IS NULL OR lease = old_lease THEN
+        lease := coalesce(lease, old_lease);
+        old_lease := NULL;
+    END IF;
+
+    IF arrives AND moving[4] IS DISTINCT FROM hashtext(lease) THEN
+        arrives := false;  -- it has that fence by chance
+    END IF;
+    IF arrives THEN
+        token := moving[1];
+    ELSIF presents THEN
+        token := shown;
+    ELSE
+        IF lease IS NOT NULL THEN
+            ambient := coalesce(fence.noted(lease), fence.noted(old_lease));
+        END IF;
+        -- A row that leaves its partition was judged a moment ago: it presents the same token again.
+        IF TG_OP = 'DELETE' AND moving[2] = hashtext(OLD::text) THEN
+            ambient := coalesce(ambient, moving[1]);
+        END IF;
+        IF ambient IS NULL AND current_setting('pg_fence.token', true) <> '' THEN
+            IF current_setting('pg_fence.token') !~ '^\s*\d{1,19}\s*$' THEN
+                PERFORM fence.refuse('22023', format('invalid value for parameter "pg_fence.token": %s', fence.quoted(current_setting('pg_fence.token'))),
+                    'It is a fencing token, a number from 1 on, or empty for none.');
             END IF;
-            FOREACH each IN ARRAY coalesce(leases, '{}') LOOP
-                verdict := fence.verdict(each, token);
-                IF verdict IS NOT NULL THEN
-                    IF stored > token AND verdict ->> 'code' = 'PF004' AND NOT verdict ? 'renew_first' THEN
-                        PERFORM fence.refuse_token('PF001', TG_RELID, to_jsonb(coalesce(OLD, NEW)), jsonb_build_object(
-                            'op', TG_OP, 'column', fence_column, 'mode', mode, 'lease', template, 'stored', stored,
-                            'shown', shown, 'presented', token, 'presents', presents, 'named', named, 'ambient', ambient));
-                    END IF;
-                    PERFORM fence.refuse_row(verdict ->> 'code', TG_RELID, to_jsonb(coalesce(OLD, NEW)), jsonb_build_object('column', fence_column),
-                        w.message, w.hint, w.detail)
-                      FROM fence.words(verdict,
-                          CASE WHEN fence.may_read(TG_RELID, fence.template_columns(template)) THEN each END,
-                          CASE WHEN presents OR ambient IS NOT NULL OR fence.may_read(TG_RELID, ARRAY[fence_column]) THEN token END) AS w;
-                END IF;
-            END LOOP;
-            IF TG_OP = 'DELETE' THEN
-                RETURN OLD;
-            ELSIF TG_OP = 'UPDATE' AND TG_ARGV[3] = 'partitioned' THEN
-                PERFORM set_config('pg_fence.moving', token || ' ' || hashtext(OLD::text) || ' ' || fence, true);
+            ambient := current_setting('pg_fence.token')::bigint;
+        END IF;
+        token := coalesce(ambient, CASE WHEN mode = 'monotonic' AND named AND TG_OP = 'UPDATE' THEN stored END);
+    END IF;
+    fence := CASE WHEN arrives THEN shown ELSE token END;
+
+    IF token IS NULL OR token > coalesce(pg_sequence_last_value('fence.token_seq'), 0) OR token < 1
+       OR TG_OP <> 'INSERT' AND (token < stored OR token = stored AND mode = 'strict') THEN
+        -- It is refused, unless a start has lost the latest of the sequence, or the row is bound to a lease.
+        verdict := jsonb_build_object('op', TG_OP, 'column', fence_column, 'mode', mode, 'lease', template, 'stored', stored,
+            'shown', shown, 'presented', token, 'presents', presents, 'named', named, 'ambient', ambient);
+        IF token IS NULL THEN
+            PERFORM fence.refuse_token(CASE WHEN mode = 'strict' AND NOT presents AND named AND stored IS NOT NULL AND TG_OP = 'UPDATE'
+                THEN 'PF001' ELSE 'PF002' END, TG_RELID, to_jsonb(coalesce(OLD, NEW)),
+                verdict || jsonb_build_object('presented', CASE WHEN NOT presents THEN stored END));
+        END IF;
+        PERFORM fence.settle();
+        IF token NOT BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0) THEN
+            -- A number of somebody else's may be adopted; and who may not see leases is told the same of each that does not speak.
+            IF lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR old_lease IS NOT NULL AND fence.is_adopted(old_lease)) THEN
+                PERFORM fence.refuse_row('PF003', TG_RELID, to_jsonb(coalesce(OLD, NEW)), verdict,
+                    format('fencing token %s was never issued by this database', token),
+                    'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.',
+                    jsonb_build_object('presented', token));
             END IF;
-            shown := fence;
+        END IF;
+        IF TG_OP <> 'INSERT' AND (token < stored OR token = stored AND mode = 'strict') THEN
+            IF lease IS NULL OR mode = 'strict' THEN
+                PERFORM fence.refuse_token('PF001', TG_RELID, to_jsonb(coalesce(OLD, NEW)), verdict);
+            END IF;
+            -- Nobody who excludes a token that speaks was granted the lease since: the row keeps the greater one.
+            fence := stored;
         END IF;
     END IF;
 
+    each := lease;
+    WHILE each IS NOT NULL LOOP
+        verdict := fence.verdict(each, token);
+        IF verdict IS NOT NULL THEN
+            IF stored > token AND verdict ->> 'code' = 'PF004' AND NOT verdict ? 'renew_first' THEN
+                PERFORM fence.refuse_token('PF001', TG_RELID, to_jsonb(coalesce(OLD, NEW)), jsonb_build_object(
+                    'op', TG_OP, 'column', fence_column, 'mode', mode, 'lease', template, 'stored', stored,
+                    'shown', shown, 'presented', token, 'presents', presents, 'named', named, 'ambient', ambient));
+            END IF;
+            PERFORM fence.refuse_row(verdict ->> 'code', TG_RELID, to_jsonb(coalesce(OLD, NEW)), jsonb_build_object('column', fence_column),
+                w.message, w.hint, w.detail)
+              FROM fence.words(verdict,
+                  CASE WHEN fence.may_read(TG_RELID, fence.template_columns(template)) THEN each END,
+                  CASE WHEN presents OR ambient IS NOT NULL OR fence.may_read(TG_RELID, ARRAY[fence_column]) THEN token END) AS w;
+        END IF;
+        each := CASE WHEN each = lease THEN old_lease END;
+    END LOOP;
+
+    IF TG_OP = 'DELETE' THEN
+        RETURN OLD;
+    ELSIF TG_OP = 'UPDATE' AND TG_ARGV[3] = 'partitioned' THEN
+        PERFORM set_config('pg_fence.moving', concat_ws(' ', token, hashtext(OLD::text), fence, hashtext(lease)), true);
+    END IF;
     IF fence_column = 'fence' THEN
-        NEW.fence := shown;
-    ELSIF (new_row ->> fence_column)::bigint IS DISTINCT FROM shown THEN
-        NEW := jsonb_populate_record(NEW, jsonb_build_object(fence_column, shown));
+        NEW.fence := fence;
+    ELSIF shown IS DISTINCT FROM fence THEN
+        NEW := jsonb_populate_record(NEW, jsonb_build_object(fence_column, fence));
     END IF;
     RETURN NEW;
 END
@@ -1217,13 +1455,21 @@ $$;
 COMMENT ON FUNCTION fenced() IS
 'trigger function (fence column; mode strict, monotonic or managed; lease; verify; events): refuses a write whose token is stale, missing or never issued';
 
--- By this the trigger, which cannot write the sequence, has it moved on after a start.
-CREATE OR REPLACE FUNCTION fence.settle() RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- Is it adopted, as far as the caller may know? Is any?
+CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT fence.has_begun() THEN
-        PERFORM fence.move_on(false);
-    END IF;
+    RETURN coalesce(fence.may_be_told(lease), true)
+       AND EXISTS (SELECT FROM fence.lease l WHERE l.name = coalesce(is_adopted.lease, l.name) AND l.adopted_floor IS NOT NULL);
+END
+$$;
+
+-- PL/pgSQL does not see which columns a statement names. This trigger, BEFORE UPDATE OF the fence column and by its name
+-- the first of all, notes that it does.
+CREATE OR REPLACE FUNCTION fence.note_named() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM set_config('pg_fence.named', TG_RELID || ' ' || pg_trigger_depth(), true);
+    RETURN NEW;
 END
 $$;
 
@@ -1249,6 +1495,30 @@ END;
 
 -- Fencing a table -----------------------------------------------------------------------------------------------------
 -- With the rights of the caller, so that PostgreSQL itself stands behind every check.
+
+-- What neither fence_protect nor fence_unprotect can do.
+CREATE OR REPLACE FUNCTION fence.refuse_table(relation regclass, doing text, code text, fault text, hint text, col text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    place record;
+BEGIN
+    SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+    RAISE EXCEPTION USING ERRCODE = code, HINT = hint, MESSAGE = format('cannot %s %s: %s', doing, coalesce(relation::text, 'a table'), fault),
+        DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', relation::text, 'column', col)),
+        SCHEMA = coalesce(place.nspname, ''), TABLE = coalesce(place.relname, ''), COLUMN = coalesce(col, '');
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, doing text) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse_table(relation, doing, r.code, r.fault, r.hint)
+      FROM (VALUES (1)) AS once
+      LEFT JOIN pg_class c ON c.oid = relation
+     CROSS JOIN LATERAL (VALUES
+        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
+        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
+        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner)))
+     ) AS r (applies, code, fault, hint) WHERE r.applies LIMIT 1
+$$;
 
 CREATE OR REPLACE FUNCTION fence_protect(
     relation     regclass,
@@ -1282,15 +1552,10 @@ BEGIN
     END IF;
     -- Twice: what was seen before the lock may have changed while waiting for it.
     FOREACH is_locked IN ARRAY '{f,t}'::boolean[] LOOP
-        SELECT r.*, n.nspname, c.relname INTO refusal
-          FROM (VALUES (1)) AS once
-          LEFT JOIN pg_class c ON c.oid = relation
-          LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-         CROSS JOIN LATERAL (VALUES
-            (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
-            (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
-            (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
-            (c.oid < 16384 OR n.nspname = 'fence', '42809', 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
+        PERFORM fence.check_table(relation, 'fence');
+        PERFORM fence.refuse_table(relation, 'fence', r.code, r.fault, r.hint)
+          FROM pg_class c CROSS JOIN LATERAL (VALUES
+            (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809', 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
             (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server', 'Fence the table that stores the rows.'),
             (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.'),
             (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
@@ -1300,19 +1565,16 @@ BEGIN
             (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
              'Protect the parent; fence_audit of the parent has the statements for its children.')
          ) AS r (applies, code, fault, hint)
-         WHERE r.applies LIMIT 1;
-        IF FOUND THEN
-            RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-                MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), refusal.fault),
-                DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
-                SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
-        END IF;
+         WHERE c.oid = relation AND r.applies LIMIT 1;
         EXIT WHEN is_locked;
         -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
         EXECUTE format('LOCK TABLE %s IN %s MODE', relation, CASE
             WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = coalesce(fence_column, 'fence'))
              AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
             THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
+        IF relation::text <> table_name THEN
+            PERFORM fence.refuse('40001', format('cannot fence %s: it was renamed meanwhile', table_name), 'Call fence_protect again.');
+        END IF;
     END LOOP;
 
     -- What the table has stays, where the call does not say otherwise. A call that binds the table, or unbinds it, takes
@@ -1338,9 +1600,8 @@ BEGIN
             AND ('insert' = ANY (on_events)) = (bound_to IS NOT NULL OR judged_as = 'managed'))
         THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END;
 
-    SELECT r.*, n.nspname, c.relname, c.relkind = 'p' AS is_partitioned, f.attnum IS NOT NULL AS has_column INTO refusal
+    SELECT r.*, c.relkind = 'p' AS is_partitioned, f.attnum IS NOT NULL AS has_column INTO refusal
       FROM pg_class c
-      JOIN pg_namespace n ON n.oid = c.relnamespace
       LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = col
       LEFT JOIN LATERAL (
            SELECT p.name, a.attnum, a.attgenerated FROM unnest(fence.template_columns(bound_to)) AS p (name)
@@ -1369,7 +1630,7 @@ BEGIN
         (EXISTS (SELECT FROM pg_partition_tree(relation) p JOIN pg_class pc ON pc.oid = p.relid
                   WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
          'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
-        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours AND t.tgname IN ('fence_named', 'fenced', 'fenced_truncate', 'fenced_verify')
+        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid NOT IN (ours, 'fence.note_named'::regproc) AND t.tgname IN ('fence_named', 'fenced', 'fenced_truncate', 'fenced_verify')
                     AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))), '42710',
          'another trigger bears the name fenced, fenced_truncate, fenced_verify or fence_named', 'Rename that trigger.', NULL),
         (f.attnum IS NULL AND c.reloftype <> 0, '42809', format('its type has no attribute "%s"', col),
@@ -1391,10 +1652,7 @@ BEGIN
         ) AS v (applies, code, fault, hint, about) WHERE v.applies LIMIT 1) AS r ON true
      WHERE c.oid = relation;
     IF refusal.code IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-            MESSAGE = format('cannot fence %s: %s', table_name, refusal.fault),
-            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', refusal.about)),
-            SCHEMA = refusal.nspname, TABLE = refusal.relname, COLUMN = coalesce(refusal.about, '');
+        PERFORM fence.refuse_table(relation, 'fence', refusal.code, refusal.fault, refusal.hint, refusal.about);
     END IF;
     is_partitioned := refusal.is_partitioned;
 
@@ -1421,7 +1679,7 @@ BEGIN
                     AND t.tgtype & e.bit <> 0 AND t.tgenabled IN ('O', 'A') AND t.tgqual IS NULL AND t.tgattr::text = ''))
          ORDER BY e.n);
     FOR item IN
-        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t WHERE t.tgfoid = ours AND t.tgparentid = 0
+        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t WHERE t.tgfoid IN (ours, 'fence.note_named'::regproc) AND t.tgparentid = 0
            AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
@@ -1429,25 +1687,23 @@ BEGIN
     -- Postgres copies a row trigger to every partition, present and future, but no statement trigger. fence_named comes
     -- before fenced by its name, and only where the column is written with the value that it has.
     FOR item IN
-        SELECT 'fence_named' AS tgname, relation AS rel,
-               format('BEFORE UPDATE OF %I ON %s FOR EACH ROW WHEN (NEW.%I IS NOT DISTINCT FROM OLD.%I)', col, relation, col, col) AS at,
-               'named' AS use
+        SELECT 'fence_named' AS tgname, relation AS rel, 'fence.note_named()' AS call,
+               format('BEFORE UPDATE OF %I ON %s FOR EACH ROW WHEN (NEW.%I IS NOT DISTINCT FROM OLD.%I)', col, relation, col, col) AS at
          WHERE on_events && '{update}' AND judged_as <> 'managed'
         UNION ALL
-        SELECT 'fenced', relation, format('BEFORE %s ON %s FOR EACH ROW', x.row_events, relation),
-               CASE WHEN is_partitioned THEN 'partitioned' ELSE '' END
-          FROM (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(on_events || CASE WHEN free_insert THEN '{insert}'::text[] END) AS e
-                 WHERE e <> 'truncate') AS x (row_events)
-         WHERE x.row_events IS NOT NULL
-        UNION ALL
-        SELECT 'fenced_truncate', part, format('BEFORE TRUNCATE ON %s FOR EACH STATEMENT', part), ''
-          FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
-         WHERE 'truncate' = ANY (on_events)
+        SELECT t.tgname, t.rel, format('%s(%s)', ours::regproc,
+                   CASE WHEN t.use <> '' OR chosen IS NOT NULL THEN format('%L, %L, %L, %L, %L', col, judged_as, coalesce(bound_to, ''), t.use, coalesce(chosen, ''))
+                        WHEN bound_to IS NOT NULL THEN format('%L, %L, %L', col, judged_as, bound_to)
+                        ELSE format('%L, %L', col, judged_as) END), t.at
+          FROM (SELECT 'fenced', relation, format('BEFORE %s ON %s FOR EACH ROW', string_agg(DISTINCT e, ' OR '), relation),
+                       CASE WHEN is_partitioned THEN 'partitioned' ELSE '' END
+                  FROM unnest(on_events || CASE WHEN free_insert THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
+                UNION ALL
+                SELECT 'fenced_truncate', part, format('BEFORE TRUNCATE ON %s FOR EACH STATEMENT', part), ''
+                  FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
+                 WHERE 'truncate' = ANY (on_events)) AS t (tgname, rel, at, use)
     LOOP
-        EXECUTE format('CREATE TRIGGER %I %s EXECUTE FUNCTION %s(%s)', item.tgname, item.at, ours::regproc,
-            CASE WHEN item.use = '' AND chosen IS NULL AND bound_to IS NULL THEN format('%L, %L', col, judged_as)
-                 WHEN item.use = '' AND chosen IS NULL THEN format('%L, %L, %L', col, judged_as, bound_to)
-                 ELSE format('%L, %L, %L, %L, %L', col, judged_as, coalesce(bound_to, ''), item.use, coalesce(chosen, '')) END);
+        EXECUTE format('CREATE TRIGGER %I %s EXECUTE FUNCTION %s', item.tgname, item.at, item.call);
         IF coalesce(always, had.fires_always) THEN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
         END IF;
@@ -1482,38 +1738,21 @@ $$;
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
 'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again, whatever was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; in managed mode, events without insert let a row be created without its lease';
 
-CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ours CONSTANT oid := fence.trigger_function();
-    table_name CONSTANT text := relation::text;
-    refusal record;
     item record;
 BEGIN
-    SELECT r.*, n.nspname, c.relname INTO refusal
-      FROM (VALUES (1)) AS once
-      LEFT JOIN pg_class c ON c.oid = relation
-      LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-     CROSS JOIN LATERAL (VALUES
-        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
-        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
-        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
-        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours AND t.tgparentid <> 0),
-         '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(c.oid)))
-     ) AS r (applies, code, fault, hint)
-     WHERE r.applies LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-            MESSAGE = format('cannot take the fence off %s: %s', coalesce(table_name, 'a table'), refusal.fault),
-            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
-            SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
+    PERFORM fence.check_table(relation, 'take the fence off');
+    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgparentid <> 0) THEN
+        PERFORM fence.refuse_table(relation, 'take the fence off', '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(relation)));
     END IF;
     IF EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND (c.relkind = 'p' OR c.relkind = 'r'
                   AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
     END IF;
     FOR item IN
-        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t WHERE t.tgfoid = ours AND t.tgparentid = 0
+        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t WHERE t.tgfoid IN (ours, 'fence.note_named'::regproc) AND t.tgparentid = 0
            AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
@@ -1555,7 +1794,7 @@ BEGIN
                a.arguments, coalesce(nullif(a.arguments[1], ''), 'fence') AS col, coalesce(nullif(a.arguments[2], ''), 'strict') AS mode,
                nullif(a.arguments[3], '') AS lease
           FROM pg_trigger t CROSS JOIN LATERAL (SELECT fence.trigger_arguments(t.tgargs, t.tgnargs)) AS a (arguments)
-         WHERE t.tgfoid = ours AND coalesce(a.arguments[4], '') <> 'named'),
+         WHERE t.tgfoid = ours),
     root AS (
         SELECT DISTINCT ON (c.oid) c.oid, c.oid::regclass AS rel, c.relowner, o.col, o.mode, o.lease, o.tgrelid IS NOT NULL AS is_fenced
           FROM pg_class c LEFT JOIN own o ON o.tgrelid = c.oid
@@ -1632,7 +1871,8 @@ BEGIN
           FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = coalesce(nullif((fence.trigger_arguments(t.tgargs, t.tgnargs))[1], ''), 'fence')
          WHERE t.tgfoid = ours AND t.tgparentid = 0 AND t.tgrelid = coalesce(fence_audit.relation, t.tgrelid)
-           AND c.relowner = current_user::regrole  -- to read a table of somebody else's may run code of his
+           AND NOT (fence.is_adopted() AND t.tgnargs >= 3 AND (fence.trigger_arguments(t.tgargs, t.tgnargs))[2] <> 'strict')  -- adopted numbers
+           AND c.relowner = to_regrole(quote_ident(current_user))  -- to read a table of somebody else's may run code of his
     LOOP
         EXECUTE format('SELECT max(%I) FROM %s', item.attname, item.rel) INTO highest;
         IF highest > last THEN
@@ -1649,21 +1889,27 @@ COMMENT ON FUNCTION fence_audit(regclass) IS
 
 -- Who may do what -----------------------------------------------------------------------------------------------------
 
--- Each call, from which level on. The audit, the triggers and fencing one's own tables are for all.
+-- The calls, and from which level on a role has them: 0 all roles, 5 the owner alone.
+CREATE OR REPLACE FUNCTION fence.calls(OUT call regprocedure, OUT rank integer) RETURNS SETOF record
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT p.oid::regprocedure, g.rank
+      FROM (VALUES (0, '{fenced,fence_protect,fence_unprotect,fence_audit}'::name[]), (1, '{lease_info,lease_check,fence_status}'),
+                   (2, '{lease_acquire,lease_renew,lease_release,lease_guard,lease_acquire_all,lease_renew_all,lease_release_all,lease_guard_all}'),
+                   (3, '{lease_adopt}'), (4, '{lease_revoke,lease_prune,lease_forget,fence_new_epoch,fence_stats_reset}'),
+                   (5, '{fence_grant,fence_revoke}')) AS g (rank, names)
+      JOIN pg_proc p ON p.proname = ANY (g.names)
+      JOIN pg_proc t ON t.oid = fence.trigger_function() AND p.pronamespace = t.pronamespace AND p.proowner = t.proowner
+$$;
+
+-- All that fence_grant gives, from which level on.
 CREATE OR REPLACE FUNCTION fence.grants(OUT kind text, OUT object text, OUT rank integer) RETURNS SETOF record
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT 'FUNCTION', p.oid::regprocedure::text, g.rank
-      FROM (VALUES ('lease_info', 1), ('lease_check', 1), ('fence_status', 1),
-                   ('lease_acquire', 2), ('lease_renew', 2), ('lease_release', 2), ('lease_guard', 2),
-                   ('lease_acquire_all', 2), ('lease_renew_all', 2), ('lease_release_all', 2), ('lease_guard_all', 2), ('lease_adopt', 3),
-                   ('lease_revoke', 4), ('lease_prune', 4), ('lease_forget', 4), ('fence_new_epoch', 4), ('fence_stats_reset', 4)) AS g (name, rank)
-      JOIN pg_proc p ON p.proname = g.name
-       AND p.pronamespace = (SELECT t.pronamespace FROM pg_proc t WHERE t.oid = fence.trigger_function())
+    SELECT 'FUNCTION', c.call::text, c.rank FROM fence.calls() AS c WHERE c.rank BETWEEN 1 AND 4
     UNION ALL
     SELECT 'TABLE', 'fence.leases', 1
     UNION ALL
     SELECT 'TABLE', c.oid::regclass::text, 4 FROM pg_class c
-     WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'S') AND c.relpersistence = 'p'
+     WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'S')  -- what a dump reads
 $$;
 
 CREATE OR REPLACE FUNCTION fence.check_role(role regrole, hint text) RETURNS name LANGUAGE plpgsql STABLE AS $$
@@ -1683,12 +1929,11 @@ CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker'
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     grantee CONSTANT name := fence.check_role(role, 'Name the role that is to use leases.');
-    levels CONSTANT text[] := '{monitor,worker,adopter,admin}';
     asked CONSTANT text := coalesce(level, 'worker');
     beginning CONSTANT text := coalesce(prefix, '');
     item record;
 BEGIN
-    IF asked <> ALL (levels) THEN
+    IF fence.rank(asked) IS NULL THEN
         PERFORM fence.bad_argument('level', format('there is no level "%s"', asked), 'A level is monitor, worker, adopter or admin.');
     ELSIF asked = 'admin' AND beginning <> '' THEN
         PERFORM fence.bad_argument('prefix', 'an admin has all names, and no prefix',
@@ -1700,8 +1945,8 @@ BEGIN
     DELETE FROM fence.role_prefix p WHERE p.role = grantee AND NOT has_table_privilege(fence_grant.role, 'fence.leases', 'SELECT');
     INSERT INTO fence.role_prefix AS p VALUES (grantee, beginning, asked)
         ON CONFLICT ON CONSTRAINT role_prefix_pkey DO UPDATE SET level = EXCLUDED.level
-        WHERE array_position(levels, p.level) < array_position(levels, EXCLUDED.level);
-    FOR item IN SELECT g.* FROM fence.grants() AS g WHERE g.rank <= array_position(levels, asked) LOOP
+        WHERE fence.rank(p.level) < fence.rank(EXCLUDED.level);
+    FOR item IN SELECT g.* FROM fence.grants() AS g WHERE g.rank <= fence.rank(asked) LOOP
         EXECUTE format('GRANT %s ON %s %s TO %I', CASE item.kind WHEN 'TABLE' THEN 'SELECT' ELSE 'EXECUTE' END, item.kind, item.object, grantee);
     END LOOP;
     FOR item IN
@@ -1738,42 +1983,33 @@ COMMENT ON FUNCTION fence_revoke(regrole, text) IS 'takes back all that fence_gr
 
 -- What is left to the extension -----------------------------------------------------------------------------------------
 
-CREATE OR REPLACE FUNCTION lease_acquire_all(names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s',
-    metadata jsonb DEFAULT NULL, session boolean DEFAULT false) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_acquire_all()'); END $$;
-CREATE OR REPLACE FUNCTION lease_renew_all(names text[], token bigint, ttl interval DEFAULT NULL) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_renew_all()'); END $$;
-CREATE OR REPLACE FUNCTION lease_release_all(names text[], token bigint) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_release_all()'); END $$;
-CREATE OR REPLACE FUNCTION lease_guard_all(names text[], token bigint) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_guard_all()'); END $$;
-CREATE OR REPLACE FUNCTION lease_adopt(name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_adopt()'); END $$;
-CREATE OR REPLACE FUNCTION lease_forget(name text) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_forget()'); END $$;
-CREATE OR REPLACE FUNCTION lease_forget(older_than interval) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('lease_forget()'); END $$;
-CREATE OR REPLACE FUNCTION fence_stats_reset() RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ BEGIN PERFORM fence.left_out('fence_stats_reset()'); END $$;
+DO $left_out$
+DECLARE
+    item record;
+BEGIN
+    FOR item IN
+        SELECT * FROM (VALUES
+            ('lease_acquire_all', 'names text[], holder text DEFAULT NULL, ttl interval DEFAULT ''30 s'', metadata jsonb DEFAULT NULL, session boolean DEFAULT false', 'bigint'),
+            ('lease_renew_all', 'names text[], token bigint, ttl interval DEFAULT NULL', 'bigint'),
+            ('lease_release_all', 'names text[], token bigint', 'bigint'),
+            ('lease_guard_all', 'names text[], token bigint', 'bigint'),
+            ('fence_stats_reset', '', 'void')) AS f (name, arguments, result)
+    LOOP
+        EXECUTE format('CREATE OR REPLACE FUNCTION %s(%s) RETURNS %s LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L',
+            item.name, item.arguments, item.result, format('BEGIN PERFORM fence.left_out(''%s()''); END', item.name));
+        EXECUTE format('COMMENT ON FUNCTION %s IS ''refused with 0A000: only the extension pg_fence has it''', item.name);
+    END LOOP;
+END
+$left_out$;
 
 
 -- Taking it away --------------------------------------------------------------------------------------------------------
-
--- Every function of the calls, in the schema where fenced() is.
-CREATE OR REPLACE FUNCTION fence.calls() RETURNS SETOF regprocedure LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_proc t ON t.oid = fence.trigger_function()
-     WHERE p.pronamespace = t.pronamespace AND p.proowner = t.proowner
-       AND p.proname IN ('fenced', 'fence_protect', 'fence_unprotect', 'fence_audit', 'fence_grant', 'fence_revoke', 'fence_status',
-           'fence_new_epoch', 'fence_stats_reset', 'lease_acquire', 'lease_renew', 'lease_release', 'lease_revoke', 'lease_guard',
-           'lease_check', 'lease_info', 'lease_prune', 'lease_acquire_all', 'lease_renew_all', 'lease_release_all',
-           'lease_guard_all', 'lease_adopt', 'lease_forget')
-$$;
 
 CREATE OR REPLACE FUNCTION fence.uninstall() RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     fenced_tables CONSTANT text := (SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ') FROM pg_trigger t
                                      WHERE t.tgfoid = fence.trigger_function() AND t.tgparentid = 0);
-    calls CONSTANT text[] := ARRAY (SELECT c::text FROM fence.calls() AS c);
+    calls CONSTANT text[] := ARRAY (SELECT c.call::text FROM fence.calls() AS c);
     call text;
 BEGIN
     IF fenced_tables IS NOT NULL THEN
@@ -1788,32 +2024,43 @@ END
 $$;
 COMMENT ON FUNCTION fence.uninstall() IS 'takes pg_fence_lite out of the database, leases and all; refuses while a table is fenced';
 
--- Postgres lets PUBLIC execute every new function. What the triggers and fence_audit call with the rights of their callers
--- stays open; it changes nothing. The last token is no secret: PF003 tells it to whoever has a table of his own.
+-- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let others in, even to
+-- the state (Supabase has such for the roles of its API). Whoever was not let in by fence_grant goes. The functions of the
+-- schema fence stay open: triggers and fence_audit call them with the rights of their callers, and where one runs with the
+-- owner's it changes nothing and tells only what the caller may know. (The last token is no secret: PF003 tells it to whoever
+-- has a table of his own.)
 DO $close$
 DECLARE
-    call regprocedure;
+    statement text;
+    relation regclass;
 BEGIN
-    FOR call IN SELECT fence.calls() UNION SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = 'fence'::regnamespace LOOP
-        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', call);
-    END LOOP;
-    FOR call IN
-        SELECT p.oid::regprocedure FROM pg_proc p
-         WHERE p.pronamespace = 'fence'::regnamespace AND p.proname IN ('caller', 'may_name', 'may_be_told', 'quoted', 'cut', 'refuse', 'bad_argument', 'left_out',
-               'check_name', 'check_token', 'lock_key', 'noted', 'verdict', 'words', 'lease_of', 'may_read', 'refuse_row', 'refuse_token', 'settle',
-               'template_columns', 'trigger_arguments', 'trigger_function')
-        UNION
-        SELECT c FROM fence.calls() AS c JOIN pg_proc p ON p.oid = c
-         WHERE p.proname IN ('fenced', 'fence_protect', 'fence_unprotect', 'fence_audit')
+    FOR statement IN
+        WITH given AS (
+            SELECT CASE g.kind WHEN 'FUNCTION' THEN g.object::regprocedure::oid ELSE g.object::regclass::oid END AS oid, p.role
+              FROM fence.grants() AS g JOIN fence.role_prefix p ON fence.rank(p.level) >= g.rank),
+        object AS (
+            SELECT 'SCHEMA' AS kind, n.oid, n.oid::regnamespace::text AS name, n.nspowner AS owner, n.nspacl AS acl
+              FROM pg_catalog.pg_namespace n WHERE n.nspname = 'fence'
+            UNION ALL
+            SELECT 'FUNCTION', p.oid, c.call::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
+              FROM fence.calls() AS c JOIN pg_catalog.pg_proc p ON p.oid = c.call WHERE c.rank > 0
+            UNION ALL
+            SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid, c.oid::regclass::text, c.relowner, c.relacl
+              FROM pg_catalog.pg_class c WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'v', 'S'))
+        SELECT DISTINCT format('REVOKE ALL ON %s %s FROM %s', o.kind, o.name,
+                   CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
+          FROM object o CROSS JOIN aclexplode(o.acl) AS a
+         WHERE a.grantee <> o.owner AND NOT EXISTS (SELECT FROM given g WHERE g.oid = o.oid AND g.role = pg_get_userbyid(a.grantee))
     LOOP
-        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', call);
+        EXECUTE statement;
     END LOOP;
     GRANT USAGE ON SCHEMA fence TO PUBLIC;
     GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
     -- As an extension of pg_tle: a dump is to carry the state, but not the marks of a start.
     BEGIN
-        PERFORM pg_extension_config_dump(c, '')
-           FROM unnest('{fence.token_seq,fence.database_identity_seq,fence.jump_token_seq,fence.jump_count_seq,fence.lease,fence.role_prefix}'::regclass[]) AS c;
+        FOREACH relation IN ARRAY '{fence.token_seq,fence.database_identity_seq,fence.jump_token_seq,fence.jump_count_seq,fence.lease,fence.role_prefix}'::regclass[] LOOP
+            PERFORM pg_extension_config_dump(relation, '');
+        END LOOP;
     EXCEPTION WHEN feature_not_supported OR object_not_in_prerequisite_state OR insufficient_privilege THEN
         NULL;
     END;

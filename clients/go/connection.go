@@ -117,6 +117,25 @@ func (o *ownConnection) cancel(ctx context.Context) {
 	}
 }
 
+// giveUp has the server end the call that is under way, and returns its answer. After the limit the call is stopped.
+func (o *ownConnection) giveUp(ctx context.Context, limit time.Duration, stop func(), answer <-chan error) error {
+	// A call that has not reached the server yet is not canceled by the first attempt. After the last one it is broken
+	// off.
+	for until := now() + limit; ; {
+		attempt, cancel := context.WithTimeout(ctx, limit)
+		o.cancel(attempt)
+		cancel()
+		if now() >= until {
+			stop()
+		}
+		select {
+		case err := <-answer:
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
 func (o *ownConnection) close() {
 	conn := o.conn
 	if conn == nil {

@@ -11,16 +11,16 @@ type leaseContext struct {
 	context.Context
 	cancel context.CancelFunc
 	parent context.Context
-	lease  *Lease
+	lease  *holding
 	once   sync.Once
 	err    error
 }
 
 // under returns a context that a loss of the lease ends. Once it is of no more use, forget it.
-func (l *Lease) under(parent context.Context) (ctx *leaseContext, forget func()) {
+func (h *holding) under(parent context.Context) (ctx *leaseContext, forget func()) {
 	inner, cancel := context.WithCancel(parent)
-	ctx = &leaseContext{Context: inner, cancel: cancel, parent: parent, lease: l}
-	leave, isLost := l.interrupts(cancel)
+	ctx = &leaseContext{Context: inner, cancel: cancel, parent: parent, lease: h}
+	leave, isLost := h.interrupts(cancel)
 	if isLost {
 		cancel()
 	}

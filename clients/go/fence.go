@@ -129,14 +129,21 @@ func (o Options) complete(names []string) (Options, error) {
 	if o.Holder == "" {
 		o.Holder = uniqueHolder()
 	}
-	if o.Metadata != nil {
-		text, err := json.Marshal(o.Metadata)
-		if err != nil {
-			return o, fmt.Errorf("pgfence: metadata: %w", err)
-		}
-		o.metadata = string(text)
+	var err error
+	o.metadata, err = asJSON(o.Metadata)
+	return o, err
+}
+
+// asJSON is a text, or nil for nothing.
+func asJSON(metadata any) (any, error) {
+	if metadata == nil {
+		return nil, nil
 	}
-	return o, nil
+	text, err := json.Marshal(metadata)
+	if err != nil {
+		return nil, fmt.Errorf("pgfence: metadata: %w", err)
+	}
+	return string(text), nil
 }
 
 func uniqueHolder() string {

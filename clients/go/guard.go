@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"sort"
-	"strconv"
 	"strings"
 )
 
@@ -22,7 +21,7 @@ const Releasing Last = true
 // begin is that of a connection or pool of pgx (conn.Begin), or SQL(db). The work's context ends with ctx and by a loss of
 // the lease; use it for every statement. An error of the work rolls back and is returned, typed where it is of pg_fence.
 func Guard[Tx any](
-	ctx context.Context, lease *Lease, begin func(context.Context) (Tx, error),
+	ctx context.Context, lease Holding, begin func(context.Context) (Tx, error),
 	work func(context.Context, Tx) error, last ...Last,
 ) error {
 	return under(ctx, &transaction{lease: lease, guards: true, isOurs: true}, begin, work, last)
@@ -31,7 +30,7 @@ func Guard[Tx any](
 // Present is as Guard, without a lock: the writes present the token, and somebody else may be granted the lease until one
 // of them is to a bound table.
 func Present[Tx any](
-	ctx context.Context, lease *Lease, begin func(context.Context) (Tx, error),
+	ctx context.Context, lease Holding, begin func(context.Context) (Tx, error),
 	work func(context.Context, Tx) error, last ...Last,
 ) error {
 	return under(ctx, &transaction{lease: lease, isOurs: true}, begin, work, last)
@@ -40,7 +39,7 @@ func Present[Tx any](
 // GuardTx is Guard in a transaction that is open: it is guarded from here on, and ended by whoever began it. At
 // REPEATABLE READ it must have begun after the lease was acquired (else 40001).
 func GuardTx[Tx any](
-	ctx context.Context, lease *Lease, tx Tx, work func(context.Context, Tx) error, last ...Last,
+	ctx context.Context, lease Holding, tx Tx, work func(context.Context, Tx) error, last ...Last,
 ) error {
 	open := func(context.Context) (Tx, error) { return tx, nil }
 	return under(ctx, &transaction{lease: lease, guards: true}, open, work, last)
@@ -48,7 +47,7 @@ func GuardTx[Tx any](
 
 // PresentTx is Present in a transaction that is open.
 func PresentTx[Tx any](
-	ctx context.Context, lease *Lease, tx Tx, work func(context.Context, Tx) error, last ...Last,
+	ctx context.Context, lease Holding, tx Tx, work func(context.Context, Tx) error, last ...Last,
 ) error {
 	open := func(context.Context) (Tx, error) { return tx, nil }
 	return under(ctx, &transaction{lease: lease}, open, work, last)
@@ -63,7 +62,7 @@ func SQL(db interface {
 
 // transaction is one under a lease.
 type transaction struct {
-	lease  *Lease
+	lease  Holding
 	guards bool
 	// isOurs: it begins and ends here.
 	isOurs bool
@@ -77,7 +76,7 @@ func under[Tx any](
 	ctx context.Context, t *transaction, begin func(context.Context) (Tx, error),
 	work func(context.Context, Tx) error, last []Last,
 ) error {
-	workCtx, forget := t.lease.under(ctx)
+	workCtx, forget := t.lease.common().under(ctx)
 	defer forget()
 	t.ctx, t.callers = workCtx, ctx
 	var tx Tx
@@ -114,19 +113,24 @@ func (t *transaction) begin(begin func() (any, error)) error {
 		if err == nil {
 			return nil
 		}
-		// After a failover no token speaks until its holder has renewed.
-		if !errors.Is(err, ErrNotSpeaking) || isMended || !t.isOurs {
+		// After a failover no token speaks until its holder has renewed, or adopted again.
+		if isMended || !t.isOurs || !t.lease.canMend(err) {
 			return err
 		}
-		if _, failed := t.lease.Renew(t.callers); failed != nil {
+		if failed := t.lease.mend(t.callers); failed != nil {
 			return failed
 		}
 	}
 }
 
 func (t *transaction) tryToBegin(begin func() (any, error)) error {
-	if err := t.lease.Check(); err != nil {
+	if err := t.lease.refuseIfOver(); err != nil {
 		return err
+	}
+	if t.lease.isInDoubt() {
+		if err := t.lease.mend(t.callers); err != nil {
+			return err
+		}
 	}
 	tx, err := begin()
 	if err != nil {
@@ -136,12 +140,12 @@ func (t *transaction) tryToBegin(begin func() (any, error)) error {
 		return err
 	}
 	// From here on a loss breaks the connection off, where it hangs, too.
-	leave, isLost := t.lease.interrupts(t.driver.breakOff)
+	leave, isLost := t.lease.common().interrupts(t.driver.breakOff)
 	t.leave = leave
 	if isLost {
-		err = t.lease.Check()
+		err = t.lease.refuseIfOver()
 	} else if err = t.speak(); err == nil {
-		err = t.lease.Check()
+		err = t.lease.refuseIfOver()
 	}
 	if err != nil {
 		err = t.failed(err)
@@ -153,16 +157,15 @@ func (t *transaction) tryToBegin(begin func() (any, error)) error {
 // speak has the transaction present the token.
 func (t *transaction) speak() error {
 	if !t.guards {
-		// As text: there is no set_config that takes a number.
-		token := strconv.FormatInt(t.lease.token, 10)
-		_, err := t.driver.value(t.ctx, "SELECT set_config('pg_fence.token', $1, true)", token)
+		query, token := t.lease.common().presenting()
+		_, err := t.driver.value(t.ctx, query, token)
 		return err
 	}
 	names := t.lease.Names()
 	sort.Strings(names)
-	query := t.lease.fence.call("lease_guard($1::text, $2::bigint)::text")
 	for _, name := range names {
-		if _, err := t.driver.value(t.ctx, query, name, t.lease.token); err != nil {
+		query, args := t.lease.guardOf(name)
+		if _, err := t.driver.value(t.ctx, query, args...); err != nil {
 			return err
 		}
 	}
@@ -186,7 +189,7 @@ func (t *transaction) commitReleasing() error {
 }
 
 func (t *transaction) release() error {
-	names, args := t.lease.Names(), []any{t.lease.token}
+	names, args := t.lease.Names(), []any{t.lease.Token()}
 	query := "lease_release($2::text, $1::bigint)::text"
 	for _, name := range names {
 		args = append(args, name)
@@ -199,10 +202,10 @@ func (t *transaction) release() error {
 		}
 		query = "lease_release_all(ARRAY[" + strings.Join(places, ", ") + "], $1::bigint)::text"
 	}
-	closing, err := t.driver.value(t.ctx, t.lease.fence.call(query), args...)
+	closing, err := t.driver.value(t.ctx, t.lease.common().fence.call(query), args...)
 	if err == nil && closing == nil {
 		t.lease.lose(Gone, nil)
-		return t.lease.Check()
+		return t.lease.refuseIfOver()
 	}
 	return err
 }
@@ -241,7 +244,7 @@ func (t *transaction) rollBack() {
 		return
 	}
 	// Also where the work's context has ended.
-	ctx, cancel := context.WithTimeout(context.Background(), t.lease.third)
+	ctx, cancel := context.WithTimeout(context.Background(), t.lease.common().limit)
 	defer cancel()
 	_ = t.driver.rollback(ctx)
 }
@@ -249,7 +252,7 @@ func (t *transaction) rollBack() {
 // told is the typed error, where it is one. A transaction that was broken off because of a loss tells the loss.
 func (t *transaction) told(err error) error {
 	isBroken := t.driver != nil && t.driver.isBroken(err)
-	if t.lease.loss.Load() != nil && (isBroken || isInterrupted(err)) {
+	if t.lease.common().loss.Load() != nil && (isBroken || isInterrupted(err)) {
 		return t.lease.lost(err)
 	}
 	found := Classify(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"pgfence/internal/hooks"
@@ -19,8 +18,7 @@ const lookAgain = time.Second
 // Two goroutines keep it: one renews it, on a connection of its own, and the other tells a loss at the deadline, so that
 // it does not matter where the first one hangs.
 type Lease struct {
-	fence   *Fence
-	names   []string
+	holding
 	options Options
 	hooks   hooks.Hooks
 	// third of the ttl: between two renewals, and how long a call may take.
@@ -38,27 +36,21 @@ type Lease struct {
 	quit    chan struct{}
 	keepers sync.WaitGroup
 
-	ctx   *leaseContext
-	token int64
-	loss  atomic.Pointer[Error]
+	ctx *leaseContext
 
-	mu       sync.Mutex
+	// These are guarded by mu.
 	quitting bool
 	// released is true once all is done after its release.
 	released bool
 	// deadline and nextBeat are times of now().
 	deadline, nextBeat time.Duration
-	// atLoss is what a loss has to interrupt.
-	atLoss map[*interruption]struct{}
 }
-
-// interruption is what a loss calls. It must not wait for anything.
-type interruption struct{ do func() }
 
 func (f *Fence) newLease(ctx context.Context, names []string, options Options) *Lease {
 	lease := &Lease{
-		fence:   f,
-		names:   names,
+		holding: holding{
+			fence: f, names: names, limit: options.TTL / 3, logTo: options.Logf, atLoss: map[*interruption]struct{}{},
+		},
 		options: options,
 		hooks:   f.hooks,
 		third:   options.TTL / 3,
@@ -66,18 +58,11 @@ func (f *Fence) newLease(ctx context.Context, names []string, options Options) *
 		turn:    make(chan struct{}, 1),
 		beatNow: make(chan struct{}, 1),
 		quit:    make(chan struct{}),
-		atLoss:  map[*interruption]struct{}{},
 	}
 	lease.calls, lease.stopCalls = context.WithCancel(context.Background())
 	lease.ctx, _ = lease.under(ctx)
 	return lease
 }
-
-// Token is the one that the acquire returned. It serves for as long as the lease is held.
-func (l *Lease) Token() int64 { return l.token }
-
-// Names are those that it is a lease of.
-func (l *Lease) Names() []string { return append([]string(nil), l.names...) }
 
 // Context ends with the lease, and with the context that it was acquired with. After a loss its Err is an *Error of the
 // kind ErrLeaseLost.
@@ -252,23 +237,8 @@ func (l *Lease) ask() (*int64, error) {
 func (l *Lease) giveUp(answer <-chan error) {
 	l.startQuitting()
 	defer l.end()
-	// A call that has not reached the server yet is not canceled by the first attempt. After the last one it is broken
-	// off.
-	for until := now() + l.third; ; {
-		ctx, cancel := context.WithTimeout(l.calls, l.third)
-		l.own.cancel(ctx)
-		cancel()
-		if now() >= until {
-			l.stopCalls()
-		}
-		select {
-		case err := <-answer:
-			if err == nil {
-				l.giveBack()
-			}
-			return
-		case <-time.After(100 * time.Millisecond):
-		}
+	if l.own.giveUp(l.calls, l.third, l.stopCalls, answer) == nil {
+		l.giveBack()
 	}
 }
 
@@ -404,10 +374,7 @@ func (l *Lease) lose(reason Reason, cause error) {
 		l.quitting = true
 		close(l.quit)
 	}
-	// The lock is kept, so that nothing is interrupted that ends meanwhile: a pool may have given its connection away.
-	for one := range l.atLoss {
-		one.do()
-	}
+	l.interrupt()
 	l.mu.Unlock()
 	l.stopCalls()
 	l.logf("%v", loss)
@@ -416,17 +383,15 @@ func (l *Lease) lose(reason Reason, cause error) {
 	}
 }
 
-// interrupts has a loss call do, until forget is called. It tells whether the lease was lost already.
-func (l *Lease) interrupts(do func()) (forget func(), isLost bool) {
-	one := &interruption{do}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.atLoss[one] = struct{}{}
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.atLoss, one)
-	}, l.loss.Load() != nil
+// For the transactions under it
+
+func (l *Lease) refuseIfOver() error { return l.Check() }
+
+func (l *Lease) canMend(err error) bool { return errors.Is(err, ErrNotSpeaking) }
+
+func (l *Lease) mend(ctx context.Context) error {
+	_, err := l.Renew(ctx)
+	return err
 }
 
 // The turn
@@ -444,25 +409,3 @@ func (l *Lease) takeTurn(ctx context.Context) error {
 }
 
 func (l *Lease) giveTurn() { <-l.turn }
-
-// Its SQL
-
-func (l *Lease) onNames(function string) string {
-	if len(l.names) > 1 {
-		return l.fence.call(function + "_all($1::text[], $2::bigint)")
-	}
-	return l.fence.call(function + "($1::text, $2::bigint)")
-}
-
-func (l *Lease) name() any {
-	if len(l.names) > 1 {
-		return l.names
-	}
-	return l.names[0]
-}
-
-func (l *Lease) logf(format string, args ...any) {
-	if l.options.Logf != nil {
-		l.options.Logf("pgfence: "+format, args...)
-	}
-}

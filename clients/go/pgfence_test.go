@@ -124,6 +124,169 @@ func acquire(t *testing.T, fence *pgfence.Fence, options pgfence.Options, names 
 	return lease
 }
 
+const (
+	pay9     = "UPDATE orders SET status = 'paid' WHERE id = 9"
+	send9    = "UPDATE orders SET status = 'sent' WHERE id = 9"
+	order9   = "SELECT status || ' ' || coalesce(fence, 0) FROM orders WHERE id = 9"
+	adopting = "SELECT count(*)::text FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_adopt%'"
+)
+
+// adoptedTable has an order whose lease somebody else grants. forget is as a failover to a standby that has missed the
+// adoption.
+func adoptedTable(t *testing.T) (fence *pgfence.Fence, admin *pgx.Conn, forget func()) {
+	t.Helper()
+	fence, admin = table(t)
+	run(t, admin, "SELECT fence_unprotect('orders')")
+	run(t, admin, "INSERT INTO orders VALUES (9, 'new')")
+	run(t, admin, "SELECT fence_protect('orders', lease => 'order:{id}')")
+	forget = func() {
+		run(t, admin, "SELECT lease_revoke('order:9')")
+		run(t, admin, "SELECT lease_forget('order:9')")
+	}
+	t.Cleanup(forget)
+	return fence, admin, forget
+}
+
+func adopt(t *testing.T, fence *pgfence.Fence, token int64) *pgfence.Adopted {
+	t.Helper()
+	adopted, err := fence.Adopt(background, "order:9", token, pgfence.AdoptOptions{})
+	must(t, err)
+	return adopted
+}
+
+// does is the work of a transaction of pgx.
+func does(statement string) func(context.Context, pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, statement)
+		return err
+	}
+}
+
+func TestAnAdoptedLeasesNumberIsJudged(t *testing.T) {
+	fence, admin, _ := adoptedTable(t)
+	conn := connect(t)
+	defer conn.Close(background)
+	const number = int64(1) << 60
+	first, err := fence.Adopt(background, "order:9", number, pgfence.AdoptOptions{
+		Holder: "it's A", Metadata: map[string]any{"run": 7},
+	})
+	must(t, err)
+	shown := text(t, admin, "SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info('order:9')")
+	equal(t, shown, `it's A {"run": 7} true`)
+	must(t, pgfence.Guard(background, first, conn.Begin, does(pay9)))
+	must(t, pgfence.Present(background, first, conn.Begin, does(pay9)))
+	equal(t, text(t, admin, order9), fmt.Sprint("paid ", number))
+	second := adopt(t, fence, number+1)
+	is(t, pgfence.Present(background, first, conn.Begin, does(send9)), pgfence.ErrNotSpeaking)
+	// Refused once, it looks before it begins.
+	is(t, pgfence.Present(background, first, conn.Begin, does("SELECT 1")), pgfence.ErrStaleToken)
+	stale := is(t, pgfence.Guard(background, first, conn.Begin, does(send9)), pgfence.ErrStaleToken)
+	equal(t, stale.Detail["presented"], number)
+	_, err = fence.Adopt(background, "order:9", number, pgfence.AdoptOptions{})
+	is(t, err, pgfence.ErrStaleToken)
+	must(t, pgfence.Guard(background, second, conn.Begin, does(send9)))
+	must(t, second.Release())
+	equal(t, is(t, first.Release(), pgfence.ErrLeaseLost).Reason, pgfence.Gone)
+	equal(t, text(t, admin, order9), fmt.Sprint("sent ", number+1))
+}
+
+func TestAnAdoptionIsTakenWhileAnOlderNumberIsGuarded(t *testing.T) {
+	fence, admin, _ := adoptedTable(t)
+	conn := connect(t)
+	defer conn.Close(background)
+	next := make(chan error, 1)
+	must(t, pgfence.Guard(background, adopt(t, fence, 33), conn.Begin, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := fence.Adopt(ctx, "order:9", 34, pgfence.AdoptOptions{})
+		is(t, err, pgfence.ErrLeaseTaken)
+		giveUp, cancel := context.WithCancel(ctx)
+		go func() {
+			comesTrue(t, "it waits", func() bool { return text(t, admin, adopting) == "1" })
+			cancel()
+		}()
+		_, err = fence.Adopt(giveUp, "order:9", 35, pgfence.AdoptOptions{Wait: 5 * time.Minute})
+		is(t, err, context.Canceled)
+		comesTrue(t, "nobody waits", func() bool { return text(t, admin, adopting) == "0" })
+		go func() {
+			adopted, err := fence.Adopt(background, "order:9", 36, pgfence.AdoptOptions{Wait: 5 * time.Minute})
+			if err == nil {
+				err = adopted.Release()
+			}
+			next <- err
+		}()
+		comesTrue(t, "it waits", func() bool { return text(t, admin, adopting) == "1" })
+		return does(pay9)(ctx, tx)
+	}))
+	must(t, <-next)
+	equal(t, text(t, admin, order9), "paid 33")
+}
+
+func TestEachTransactionMakesAnAdoptedNumberKnown(t *testing.T) {
+	fence, admin, forget := adoptedTable(t)
+	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead} {
+		for _, db := range databases(t) {
+			db := db
+			begin := func(ctx context.Context) (*sql.Tx, error) {
+				return db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
+			}
+			pays := func(ctx context.Context, tx *sql.Tx) error {
+				_, err := tx.ExecContext(ctx, pay9)
+				return err
+			}
+			adopted := adopt(t, fence, 33)
+			for _, silence := range []func(){forget, func() { run(t, admin, "SELECT fence_new_epoch()") }} {
+				silence()
+				must(t, pgfence.Guard(background, adopted, begin, pays))
+				silence()
+				is(t, pgfence.Present(background, adopted, begin, pays), pgfence.ErrNotSpeaking)
+				must(t, pgfence.Present(background, adopted, begin, pays))
+			}
+			must(t, adopted.Release())
+			forget()
+		}
+	}
+}
+
+func TestAnOlderNumberMayComeFirstAfterAFailover(t *testing.T) {
+	fence, admin, forget := adoptedTable(t)
+	conn, other := connect(t), connect(t)
+	defer conn.Close(background)
+	defer other.Close(background)
+	newer := adopt(t, fence, 34)
+	forget()
+	older := adopt(t, fence, 33)
+	must(t, pgfence.Guard(background, older, conn.Begin, func(ctx context.Context, tx pgx.Tx) error {
+		is(t, pgfence.Guard(ctx, newer, other.Begin, does(send9)), pgfence.ErrLeaseTaken)
+		return does(pay9)(ctx, tx)
+	}))
+	must(t, pgfence.Guard(background, newer, other.Begin, does(send9)))
+	must(t, newer.Release())
+	equal(t, text(t, admin, order9), "sent 34")
+}
+
+func TestAnAdoptedLeaseThatWasReleasedIsOver(t *testing.T) {
+	fence, admin, _ := adoptedTable(t)
+	conn := connect(t)
+	defer conn.Close(background)
+	adopted := adopt(t, fence, 33)
+	must(t, pgfence.Guard(background, adopted, conn.Begin, does(pay9), pgfence.Releasing))
+	over := is(t, pgfence.Guard(background, adopted, conn.Begin, does(send9)), pgfence.ErrLeaseLost)
+	equal(t, over.Reason, pgfence.Released)
+	must(t, adopted.Release())
+	_, err := fence.Adopt(background, "order:9", 33, pgfence.AdoptOptions{})
+	is(t, err, pgfence.ErrStaleToken)
+	equal(t, text(t, admin, order9), "paid 33")
+}
+
+func TestANameIsGrantedHereOrAdopted(t *testing.T) {
+	fence, _ := table(t)
+	acquire(t, fence, long, "order:7")
+	_, err := fence.Adopt(background, "order:7", 33, pgfence.AdoptOptions{})
+	var server *pgconn.PgError
+	equal(t, errors.As(err, &server) && server.Code == "55000", true)
+	_, err = fence.Adopt(background, "order:9", 33, pgfence.AdoptOptions{Wait: 5000})
+	equal(t, err != nil, true)
+}
+
 // pays is the work of a transaction of pgx.
 func pays(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, pay)

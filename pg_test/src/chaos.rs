@@ -13,13 +13,15 @@ mod nemesis;
 mod record;
 mod resolver;
 mod servers;
+pub mod shards;
 mod task;
 mod worker;
 mod worker_pool;
 
-pub use known_bugs::{build_with, catch, KnownBug};
+pub use known_bugs::{build_with, catch, plant_in_lite, KnownBug};
 pub use worker::{work, Identity};
 
+use crate::edition::{self, Surface};
 use crate::extension::{self, Extension};
 use crate::majors;
 use crate::prefix::Prefix;
@@ -28,10 +30,9 @@ use anyhow::{bail, ensure, Result};
 use evidence::Evidence;
 use instructions::Leases;
 use judge::Findings;
-use kind::ADOPTED;
 use maintenance::Job;
 use nemesis::{Disturbance, Nemesis};
-use servers::Servers;
+use servers::{Servers, Stage};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -42,6 +43,8 @@ use worker_pool::WorkerPool;
 
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
+    #[command(flatten)]
+    edition: edition::Choice,
     /// How many minutes to run
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
@@ -65,6 +68,8 @@ pub struct Summary {
     disturbances: BTreeMap<Disturbance, usize>,
     /// How often each kind of maintenance was done, and how often it could not be.
     maintenance: BTreeMap<Job, (usize, usize)>,
+    /// What workers could ask for.
+    surface: Surface,
     findings: Findings,
 }
 
@@ -89,20 +94,29 @@ impl Summary {
             let least = (self.seconds * per_minute / 60).max(1) as usize;
             (have < least).then(|| format!("{have} {name}, not {least}"))
         };
+        let where_there = |is_there: bool, name: &str, have: usize, per_minute: u64| {
+            is_there.then(|| wanted(name, have, per_minute)).flatten()
+        };
+        let Surface { multi_holder, sessions, adoption, .. } = self.surface;
         wanted("grants", self.findings.grants, 30)
-            .or_else(|| wanted("shared grants and slots", self.findings.multi_holder, 10))
-            .or_else(|| wanted("adoptions", self.findings.adoptions, 10))
+            .or_else(|| {
+                let have = self.findings.multi_holder;
+                where_there(multi_holder, "shared grants and slots", have, 10)
+            })
+            .or_else(|| where_there(adoption, "adoptions", self.findings.adoptions, 10))
             .or_else(|| wanted("writes", self.findings.writes, 30))
             .or_else(|| wanted("prepared writes", self.findings.prepared, 2))
             .or_else(|| wanted("disturbances", disturbances, 12))
             .or_else(|| wanted("stale writes refused", self.findings.refused, 2))
             .or_else(|| {
-                wanted("leases that passed on as a session ended", self.findings.passed_on, 2)
+                let have = self.findings.passed_on;
+                where_there(sessions, "leases that passed on as a session ended", have, 2)
             })
             .or_else(|| {
                 let second = self.maintained(Some(Job::Second));
-                wanted("pieces of maintenance", self.maintained(None) - second, 6)
-                    .or_else(|| wanted("DDL in the second database", second, 6))
+                wanted("pieces of maintenance", self.maintained(None) - second, 6).or_else(|| {
+                    where_there(!edition::is_lite(), "DDL in the second database", second, 6)
+                })
             })
             // In half a minute every one of them may be interrupted by a crash.
             .or_else(|| {
@@ -136,6 +150,7 @@ impl fmt::Display for Summary {
             writes,
             prepared,
             refused,
+            let_pass,
             passed_on,
             tokens,
             unknown,
@@ -144,6 +159,10 @@ impl fmt::Display for Summary {
         } = &self.findings;
         let disturbances: usize = self.disturbances.values().sum();
         writeln!(f, "seed {}, {} s", self.seed, self.seconds)?;
+        if edition::is_lite() {
+            let left_out = self.surface.left_out().join(", ");
+            writeln!(f, "the lite edition; left out, for it has none: {left_out}")?;
+        }
         writeln!(f, "{disturbances:>8}  disturbances injected")?;
         for (disturbance, count) in &self.disturbances {
             writeln!(f, "{count:>8}    {}", disturbance.name())?;
@@ -159,6 +178,7 @@ impl fmt::Display for Summary {
         writeln!(f, "{writes:>8}  writes acknowledged")?;
         writeln!(f, "{prepared:>8}  writes prepared")?;
         writeln!(f, "{refused:>8}  stale writes refused")?;
+        writeln!(f, "{let_pass:>8}  stale writes after an adoption that a failover had lost")?;
         writeln!(f, "{passed_on:>8}  leases passed on before their time, as a session had ended")?;
         writeln!(f, "{unknown:>8}  outcomes unknown")?;
         writeln!(f, "{lost_in_failover:>8}  transactions lost to asynchronous failovers")?;
@@ -172,22 +192,23 @@ impl fmt::Display for Summary {
 
 /// Runs, prints the summary, and fails where a promise was broken, or where a planted bug was not caught.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
+    options.edition.make();
     let minutes = if options.short { 0.5 } else { options.minutes };
     let time = Duration::from_secs_f64(minutes * 60.0);
     let seed = options.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
     if let Some(bug) = options.bug {
-        let prefix = known_bugs::build_with(program, bug)?;
+        let prefix = if edition::is_lite() {
+            known_bugs::plant_in_lite(bug)?;
+            prefix_of(program)?
+        } else {
+            known_bugs::build_with(program, bug)?
+        };
         let summary = known_bugs::catch(&prefix, bug, time, seed)?;
         println!("{summary}");
         println!("The planted bug was caught.");
         return Ok(());
     }
-    let installation = majors::chosen()?;
-    let extension = Extension::build(&installation)?;
-    let rundir = Arc::new(RunDir::create(program)?);
-    let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
-    prefix.install(&extension)?;
-    let summary = run_until_enough_happened(&prefix, time, seed)?;
+    let summary = run_until_enough_happened(&prefix_of(program)?, time, seed)?;
     println!("{summary}");
     let count = summary.violations().len();
     ensure!(count == 0, "{count} promises were broken");
@@ -195,6 +216,16 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
         bail!("the run is void: {why}");
     }
     Ok(())
+}
+
+/// A PostgreSQL of its own; with the extension, where that is what is judged.
+fn prefix_of(program: &Path) -> Result<Arc<Prefix>> {
+    let installation = majors::chosen()?;
+    let extension = if edition::is_lite() { None } else { Some(Extension::build(&installation)?) };
+    let rundir = Arc::new(RunDir::create(program)?);
+    let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
+    extension.iter().try_for_each(|extension| prefix.install(extension))?;
+    Ok(prefix)
 }
 
 /// For how many times the time of one run a further run may begin.
@@ -234,11 +265,24 @@ pub fn run_for(
     let workers = 8;
     let dir = prefix.rundir().path().join(format!("chaos-{seed}"));
     std::fs::create_dir_all(dir.join("log"))?;
-    let servers = Servers::prepare(prefix.clone(), leases, workers, maintains)?;
-    let workers = WorkerPool::new(prefix.rundir().clone(), dir.clone(), seed, workers);
+    let adopted = 2;
+    let (synchronous, fenced) = (false, true);
+    let stage = Stage { leases, adopted, workers, maintains, synchronous, fenced };
+    let servers = Servers::prepare(prefix.clone(), stage)?;
+    let rundir = prefix.rundir().clone();
+    let workers = WorkerPool::new(rundir, "chaos-worker", dir.clone(), seed, workers);
     let weights = bug.map_or(nemesis::ALL, KnownBug::weights);
-    let adopted = if bug.is_none_or(KnownBug::is_about_adoption) { ADOPTED.len() } else { 0 };
-    let leases = Leases { exclusive: leases, multi_holder: bug.is_none(), adopted };
+    let surface = Surface::of(&mut servers.primary().connect(DATABASE)?)?;
+    let adopts = surface.adoption && bug.is_none_or(KnownBug::is_about_adoption);
+    let leases = Leases {
+        exclusive: leases,
+        multi_holder: surface.multi_holder && bug.is_none(),
+        several: surface.several,
+        sessions: surface.sessions,
+        adopted: if adopts { adopted } else { 0 },
+        // A run that is about adoption has few others.
+        mostly_adopted: bug.is_some(),
+    };
     let mut nemesis = Nemesis::new(servers, workers, dir.clone(), seed, weights, leases)?;
     let upkeep = nemesis.disturb(time, maintains.then(|| prefix.clone()))?;
     let mut evidence = Evidence {
@@ -261,5 +305,5 @@ pub fn run_for(
         let (worked, failed) = maintenance.entry(done.job).or_default();
         *if done.failure.is_none() { worked } else { failed } += 1;
     }
-    Ok(Summary { seed, seconds: time.as_secs(), disturbances, maintenance, findings })
+    Ok(Summary { seed, seconds: time.as_secs(), disturbances, maintenance, surface, findings })
 }

@@ -20,6 +20,7 @@ pub mod servers;
 pub mod stage;
 pub mod worker;
 
+use crate::edition::{self, Surface};
 use crate::lab::Lab;
 use crate::test_case::is_left_out;
 use anyhow::{ensure, Context, Result};
@@ -32,6 +33,8 @@ use std::time::Instant;
 /// What the command takes.
 #[derive(Debug, clap::Args)]
 pub struct Options {
+    #[command(flatten)]
+    edition: edition::Choice,
     /// The clients to play with (all); one is the command
     clients: Vec<String>,
     /// Only scenarios whose name contains this (with `-` for spaces); also `the-first-worker`, `its-own-tests`
@@ -62,6 +65,7 @@ struct Outcome {
 
 /// Plays the scenarios, then each planted fault, with each client, and prints the table.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
+    options.edition.make();
     let asks = |name: &String| name == command::NAME;
     let languages: Vec<String> =
         options.clients.iter().filter(|name| !asks(name)).cloned().collect();
@@ -71,6 +75,14 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     let mut scenarios = scenario::all()?;
     scenarios.retain(|one| options.ask_for(&one.key()));
     let lab = Lab::start(program)?;
+    let surface = Surface::of(&mut lab.database()?.connect()?)?;
+    scenarios.retain(|one| match one.lacks(&surface) {
+        Some(what) => {
+            eprintln!("left out: {}: this edition has no {what}", one.name);
+            false
+        }
+        None => true,
+    });
     let mut outcomes = Vec::new();
     for client in &clients {
         let programs =
@@ -107,7 +119,9 @@ fn played_by(
             };
             outcomes.push(outcome(client.name, "The first worker", runs));
         }
-        if let Some(tests) = programs.tests.as_ref().filter(|_| options.ask_for("its-own-tests")) {
+        // They ask for everything that the extension has.
+        let asked = options.ask_for("its-own-tests") && !edition::is_lite();
+        if let Some(tests) = programs.tests.as_ref().filter(|_| asked) {
             outcomes.push(outcome(client.name, "Its own tests", || {
                 first_worker::tests_pass(lab, tests)
             }));

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 mod builder;
 
-pub use builder::{base_backup, Builder};
+pub use builder::{base_backup, Builder, STANDBY};
 
 /// How to stop a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

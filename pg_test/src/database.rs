@@ -25,16 +25,21 @@ impl Database {
 
     /// Makes a database with the extension in it, in schema public.
     pub fn with_extension(admin: Conninfo) -> Result<Database> {
-        let database = Database::create(admin)?;
         if edition::is_lite() {
-            // As on a platform: by the owner of the database, who is no superuser.
-            let owner = database.role("lite_owner")?;
-            let name = &database.name;
-            database.connect()?.run(&format!("ALTER DATABASE {name} OWNER TO {owner}"))?;
-            database.connect_as(&owner)?.run("CREATE EXTENSION pg_fence")?;
-        } else {
-            database.connect()?.run("CREATE EXTENSION pg_fence")?;
+            return Database::with_lite(admin);
         }
+        let database = Database::create(admin)?;
+        database.connect()?.run("CREATE EXTENSION pg_fence")?;
+        Ok(database)
+    }
+
+    /// Makes a database with the lite edition, whichever is judged. As on a platform it is installed by the owner of the
+    /// database, who is no superuser.
+    pub fn with_lite(admin: Conninfo) -> Result<Database> {
+        let database = Database::create(admin)?;
+        let (name, owner) = (database.name(), database.role("lite_owner")?);
+        database.connect()?.run(&format!("ALTER DATABASE {name} OWNER TO {owner}"))?;
+        database.connect_as(&owner)?.run(&edition::lite_script()?)?;
         Ok(database)
     }
 

@@ -4,16 +4,18 @@
 //! reasons, by `--edition lite --left-out`. The clients' scenarios and the chaos run read `PG_FENCE_EDITION`.
 
 mod left_out;
+mod surface;
 
 use crate::extension::source_root;
 use anyhow::{ensure, Context, Result};
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
-pub use left_out::{reason, LEFT_OUT};
+pub use left_out::{reason, without_a_test, LEFT_OUT};
+pub use surface::Surface;
 
 /// What is installed where a test says `CREATE EXTENSION pg_fence`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Edition {
     /// The extension, with its library.
     Full,
@@ -35,6 +37,25 @@ pub fn chosen() -> Edition {
         Ok("full") | Err(_) => Edition::Full,
         Ok(other) => panic!("{VARIABLE} is full or lite, not {other}"),
     })
+}
+
+/// What a command takes to choose it.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct Choice {
+    /// Which edition to judge: the extension, or sql/pg_fence_lite.sql
+    #[arg(long, value_enum)]
+    edition: Option<Edition>,
+}
+
+impl Choice {
+    /// Chooses it for this process and those that it starts; before anything asks which one it is.
+    pub fn make(self) {
+        match self.edition {
+            Some(Edition::Full) => std::env::set_var(VARIABLE, "full"),
+            Some(Edition::Lite) => std::env::set_var(VARIABLE, "lite"),
+            None => {}
+        }
+    }
 }
 
 /// Is it the lite one?
@@ -84,12 +105,15 @@ pub fn refused_by_lite(error: &str) -> Option<String> {
         .then(|| "of DROP or ALTER EXTENSION".to_owned())
 }
 
+/// The variable that plants a bug in the script for this process and those that it starts.
+pub const BUG_VARIABLE: &str = "PG_FENCE_LITE_BUG";
+
 /// The text of `sql/pg_fence_lite.sql`, or, with `PG_FENCE_LITE_BUG`, of a copy with that bug in it.
 pub fn lite_script() -> Result<String> {
     let path = source_root().join("sql/pg_fence_lite.sql");
     let text = std::fs::read_to_string(&path)
         .with_context(|| format!("cannot read {}", path.display()))?;
-    match std::env::var("PG_FENCE_LITE_BUG") {
+    match std::env::var(BUG_VARIABLE) {
         Ok(bug) => with_bug(&text, &bug),
         Err(_) => Ok(text),
     }
@@ -101,22 +125,37 @@ pub fn move_up_script() -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Bugs that tests must catch: what is taken out of the script, and what comes in its place.
-pub const BUGS: &[(&str, &str, &str)] = &[
+/// What is taken out of the script, and what comes in its place.
+type Change = (&'static str, &'static str);
+
+/// Bugs that tests must catch.
+pub const BUGS: &[(&str, &[Change])] = &[
     // A guard that excludes nobody: a take-over meanwhile is not held up.
-    ("no-guard-lock", "    PERFORM pg_advisory_xact_lock_shared(fence.lock_key(lease));\n", ""),
+    ("no-guard-lock", &[("    key CONSTANT bigint := fence.lock_key(lease);\n", "    key CONSTANT bigint := pg_backend_pid();\n")]),
     // A start of the server is not seen: tokens that a crash has lost are drawn again.
-    ("no-start-move", "IF NOT fence.has_begun() THEN\n        PERFORM fence.move_on(false);\n    END IF;\n    token :=", "token :="),
+    ("no-start-move", &[("IF NOT fence.has_begun() THEN\n        PERFORM fence.move_on(false);\n    END IF;\n    token :=", "token :=")]),
     // The time of the transaction's start decides, not that after the lock.
-    ("now", "clock_timestamp()", "now()"),
+    ("now", &[("clock_timestamp()", "now()")]),
+    // An acquire decides by what it saw before it waited for the lock: whoever had it meanwhile is forgotten.
+    (
+        "decision-before-lock",
+        &[
+            ("OR NOT pg_try_advisory_xact_lock(fence.lock_key(lease)) THEN", "OR pg_advisory_xact_lock(fence.lock_key(lease)) IS NULL THEN"),
+            ("        SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease;\n        IF FOUND AND old.closing_token IS NULL THEN\n            -- Its holder", "        IF false THEN\n            -- Its holder"),
+        ],
+    ),
 ];
 
 /// The script with one of the bugs.
 pub fn with_bug(script: &str, bug: &str) -> Result<String> {
     let known = BUGS.iter().find(|(name, ..)| *name == bug);
-    let (_, right, wrong) = known.with_context(|| format!("there is no bug {bug}"))?;
-    ensure!(script.contains(right), "the script has no place for the bug {bug}");
-    Ok(script.replace(right, wrong))
+    let (_, changes) = known.with_context(|| format!("the lite edition has no bug {bug}"))?;
+    let mut text = script.to_owned();
+    for (right, wrong) in *changes {
+        ensure!(text.contains(right), "the script has no place for the bug {bug}");
+        text = text.replace(right, wrong);
+    }
+    Ok(text)
 }
 
 /// The statements as this edition has them: in lite, `CREATE EXTENSION pg_fence` is the script.

@@ -31,17 +31,19 @@
 //! | [`isolation`] | the isolation specs and the tester that plays them |
 //! | [`package`] | packages to install where there is no Rust |
 //! | [`orm`] | libraries that map tables to objects |
+//! | [`citus`] | a coordinator, and workers among which tables are spread |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
 //! | [`rules`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`script_rules`] | the rules for scripts of extensions |
+//! | [`service`] | lock services of others |
 //! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
 //! | [`standstill`] | times for which the machine stood still |
 //! | [`mod@test_case`] | a test of the lab |
 //! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
 //! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`clients`] | the clients in other languages, and the scenarios they go through |
-//! | [`chaos`] | workers under a nemesis, and the judge |
+//! | [`chaos`] | workers under a nemesis, and the judge; with one server, or with leases on one and rows on four |
 //! | [`demo`] | the demonstration |
 //!
 //! Measurements beside what else one could take are a package of their own, `pg_test/bench`.
@@ -51,6 +53,7 @@ pub mod cable;
 pub mod calls;
 pub mod cassert;
 pub mod chaos;
+pub mod citus;
 pub mod client;
 pub mod clients;
 pub mod clock;
@@ -77,6 +80,7 @@ pub mod prefix;
 pub mod process;
 pub mod rundir;
 pub mod script_rules;
+pub mod service;
 pub mod setup;
 pub mod soak;
 pub mod standstill;

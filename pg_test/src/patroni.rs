@@ -4,19 +4,20 @@ use crate::client::{Conninfo, Session};
 use crate::cluster::free_port;
 use crate::prefix::Prefix;
 use crate::process::{self, wait_until, PATIENCE};
+use crate::service::{self, Service};
 use crate::setup::Package;
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 
 /// The packages that it needs.
 pub fn packages() -> Vec<Package> {
     vec![
         Package::new("patroni", "/usr/bin/patroni").without_service("patroni"),
-        Package::new("etcd-server", "/usr/bin/etcd").without_service("etcd"),
+        service::etcd_package(),
     ]
 }
 
@@ -24,8 +25,7 @@ pub fn packages() -> Vec<Package> {
 pub struct Patroni {
     prefix: Arc<Prefix>,
     dir: PathBuf,
-    etcd: Child,
-    etcd_port: u16,
+    etcd: Service,
     members: Vec<Member>,
 }
 
@@ -40,8 +40,8 @@ impl Patroni {
     /// Starts so many members and waits until one leads and the others follow.
     pub fn start(prefix: Arc<Prefix>, count: usize) -> Result<Patroni> {
         let dir = prefix.new_dir("patroni")?;
-        let (etcd, etcd_port) = start_etcd(&prefix, &dir)?;
-        let mut patroni = Patroni { prefix, dir, etcd, etcd_port, members: Vec::new() };
+        let etcd = service::etcd(prefix.rundir(), &["--unsafe-no-fsync"])?;
+        let mut patroni = Patroni { prefix, dir, etcd, members: Vec::new() };
         for number in 0..count {
             patroni.add(number)?;
             let seen = number + 1;
@@ -78,7 +78,7 @@ impl Patroni {
 
     /// The smallest times that Patroni allows for: it is to fail over in seconds.
     fn config(&self, name: &str, dir: &Path, port: u16) -> Result<String> {
-        let (rest, etcd, dir) = (free_port()?, self.etcd_port, dir.display());
+        let (rest, etcd, dir) = (free_port()?, self.etcd.port(), dir.display());
         let bin = self.prefix.bin_dir();
         let bin = bin.display();
         Ok(format!(
@@ -191,8 +191,6 @@ impl Drop for Patroni {
                 }
             }
         }
-        let _ = self.etcd.kill();
-        let _ = self.etcd.wait();
     }
 }
 
@@ -203,27 +201,4 @@ pub fn leader_of(conninfos: &[Conninfo]) -> Option<Session> {
         let leads: bool = session.try_one("SELECT NOT pg_is_in_recovery()", &[]).ok()?;
         leads.then_some(session)
     })
-}
-
-fn start_etcd(prefix: &Prefix, dir: &Path) -> Result<(Child, u16)> {
-    let (clients, peers) = (free_port()?, free_port()?);
-    let log = File::create(dir.join("etcd.log"))?;
-    let url = |port: u16| format!("http://127.0.0.1:{port}");
-    let mut command: Command = prefix.rundir().command("/usr/bin/etcd");
-    command
-        .arg("--data-dir")
-        .arg(dir.join("etcd"))
-        .args(["--listen-client-urls", &url(clients), "--advertise-client-urls", &url(clients)])
-        .args(["--listen-peer-urls", &url(peers), "--initial-advertise-peer-urls", &url(peers)])
-        .args(["--initial-cluster", &format!("default={}", url(peers)), "--unsafe-no-fsync"]);
-    let etcd = process::as_server_user(&mut command)?
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
-        .spawn()
-        .context("cannot start etcd")?;
-    wait_until("etcd listens", PATIENCE, || {
-        std::net::TcpStream::connect(("127.0.0.1", clients)).is_ok()
-    })?;
-    Ok((etcd, clients))
 }

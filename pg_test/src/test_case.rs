@@ -69,6 +69,12 @@ pub fn run_all(program: &Path) -> ExitCode {
     let mut tests: Vec<Trial> = inventory::iter::<TestCase>().map(|case| case.with(lab)).collect();
     // The linker keeps no order.
     tests.sort_by(|a, b| a.name().cmp(b.name()));
+    let names: Vec<String> = tests.iter().map(|test| test.name().to_owned()).collect();
+    let unknown = edition::without_a_test(&names);
+    if !unknown.is_empty() {
+        eprintln!("the lite edition leaves out what is no test: {}", unknown.join(", "));
+        return ExitCode::FAILURE;
+    }
     let conclusion = libtest_mimic::run(&arguments, tests);
     if let Some(lab) = LAB.get() {
         lab.close();

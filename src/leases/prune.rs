@@ -3,6 +3,7 @@
 use super::guard;
 use super::locks::Locked;
 use crate::pg::call::errors::Refusal;
+use crate::pg::session::commit;
 use crate::pg::state::lease_table::LeaseTable;
 use crate::pg::state::row::{Deleter, Row};
 use pg_fence_rules::locks::PRUNE;
@@ -22,5 +23,7 @@ pub fn prune_row(
     let Some(locked) = Locked::grant(table, name, slot, PRUNE, is_over)? else {
         return Ok(false);
     };
+    // Whoever is granted the lease next finds no row that tells whether the end of this grant is on disk.
+    commit::force();
     locked.then_give_back(|row| table.delete(row))
 }

@@ -5,6 +5,7 @@ use super::request::{Request, Tried};
 use super::{queue, session_leases, snapshot};
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::locks::relation_lock::IfLocked;
+use crate::pg::session::commit;
 use crate::pg::session::role;
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
@@ -12,6 +13,7 @@ use crate::pg::state::role_prefix;
 use crate::pg::state::row::{Life, NewGrant, Row};
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
+use pg_fence_rules::durability::{self, Predecessor};
 use pg_fence_rules::grant::{self, Acquire, Phase};
 use pg_fence_rules::names::Level;
 use pg_fence_rules::{Span, Token};
@@ -108,6 +110,18 @@ fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refus
     }
 }
 
+/// Has the lease a grant that a crash may bring back? Asked under the new grant's locks, before it is written.
+fn some_may_come_back(table: &LeaseTable, name: &[u8]) -> bool {
+    let now = server::now();
+    table.rows(name, AsOf::Now).iter().any(|row| {
+        durability::may_come_back(&Predecessor {
+            ends_with_session: row.ends_with_session(),
+            live: row.grant.phase(now) == Phase::Held,
+            on_disk: row.is_on_disk(),
+        })
+    })
+}
+
 /// Writes the grant into its slot.
 fn write(
     table: &LeaseTable,
@@ -118,6 +132,9 @@ fn write(
     let FreeSlot { slot, over, ended } = chosen;
     if request.session {
         session_leases::bind(table, &request.name, token)?;
+        if some_may_come_back(table, &request.name) {
+            commit::force();
+        }
     }
     let now = server::now();
     let is_over = |row: &Row| matches!(row.grant.phase(now), Phase::Expired | Phase::Abandoned);

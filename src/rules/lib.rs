@@ -7,6 +7,7 @@
 //! The ring that the latest refused writes are kept in (`ring`) is here for the same reason: tests run it without a server.
 #![forbid(unsafe_code)]
 
+pub mod durability;
 pub mod fence;
 pub mod grant;
 pub mod locks;

@@ -1,6 +1,7 @@
 //! Several leases under one token: all or none, and never a deadlock, for names are taken in their order.
 
 use super::arguments;
+use super::lease::is_losable;
 use crate::leases::change::{self, Releasable};
 use crate::leases::guard;
 use crate::leases::request::Request;
@@ -15,7 +16,7 @@ use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{Ask, Mode};
-use pg_fence_rules::Token;
+use pg_fence_rules::{Span, Token};
 
 /// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all of them, or NULL
 /// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
@@ -35,7 +36,7 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
         ask: Ask { mode: Mode::Exclusive, reclaim: false },
     };
     let requests: Vec<Request> = names.into_iter().map(request).collect();
-    let token = try_acquire_all(&requests)?;
+    let token = commit::losable(|| Ok((try_acquire_all(&requests)?, is_losable(session))))?;
     if token.is_none() {
         statistics::count(Counter::TriesLost);
     }
@@ -49,9 +50,18 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     let token = arguments::token(&args, 1)?;
     let ttl = arguments::ttl(&args, 2)?;
     server::writable(c"lease_renew_all()");
+    commit::losable(|| renew_each(&names, token, ttl))
+}
+
+/// The answer, and whether a crash may lose it.
+fn renew_each(
+    names: &[Vec<u8>],
+    token: Token,
+    ttl: Option<Span>,
+) -> Result<(Answer, bool), Refusal> {
     let table = LeaseTable::open(Access::Write)?;
     let mut found = Vec::with_capacity(names.len());
-    for name in &names {
+    for name in names {
         match change::renewable(&table, name, token)? {
             Some((locked, _)) => found.push(locked),
             // What is locked so far is given back.
@@ -72,13 +82,13 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     for row in &rows {
         change::renew(&table, row, fresh, now, ttl)?;
     }
-    Ok(fresh.into())
+    Ok((fresh.into(), is_losable(rows.iter().all(Row::ends_with_session))))
 }
 
 /// The answer to a renewal that has found one of the leases lost.
-fn lost() -> Answer {
+fn lost() -> (Answer, bool) {
     statistics::count(Counter::RenewalsLost);
-    Answer::Null
+    (Answer::Null, false)
 }
 
 /// `lease_release_all(names, token) → bigint`: the closing token of all of them, or NULL and none released.
@@ -87,7 +97,7 @@ pub fn release_all(args: Args) -> Result<Answer, Refusal> {
     let names = arguments::names(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     server::writable(c"lease_release_all()");
-    commit::release(|| release_each(&names, token))
+    commit::losable(|| Ok((release_each(&names, token)?, true)))
 }
 
 fn release_each(names: &[Vec<u8>], token: Token) -> Result<Answer, Refusal> {

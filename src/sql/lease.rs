@@ -3,7 +3,7 @@
 use super::arguments;
 use crate::leases::change::{self, Releasable};
 use crate::leases::prune::prune_row;
-use crate::leases::request::Tried;
+use crate::leases::request::{Request, Tried};
 use crate::leases::try_acquire::try_acquire;
 use crate::leases::{adopt, guard, wait};
 use crate::pg::call::args::{Answer, Args};
@@ -17,7 +17,8 @@ use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
-use pg_fence_rules::{Instant, Token};
+use pg_fence_rules::{Instant, Span, Token};
+use std::time::Duration;
 
 /// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL
 /// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
@@ -25,18 +26,28 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let (request, longest) = arguments::acquire_request(&args)?;
     server::writable(c"lease_acquire()");
     known_bugs::draw_early(|| tokens::draw(Token::BEFORE_ALL))?;
-    let token = if longest.is_zero() {
-        match try_acquire(&request, true, IfLocked::WaitForHolders)? {
-            Tried::Won(token) => Some(token),
-            Tried::Lost { .. } => None,
-        }
-    } else {
-        wait::until_granted(&request, longest)?
-    };
+    let token =
+        commit::losable(|| Ok((acquire_one(&request, longest)?, is_losable(request.session))))?;
     if token.is_none() {
         statistics::count(Counter::TriesLost);
     }
     Ok(token.into())
+}
+
+/// May a crash lose a grant or its renewal, so that its commit need not wait for the disk? `session`: it ends with its
+/// session.
+pub fn is_losable(session: bool) -> bool {
+    session && !commit::waits_for_standbys()
+}
+
+fn acquire_one(request: &Request, longest: Duration) -> Result<Option<Token>, Refusal> {
+    if !longest.is_zero() {
+        return wait::until_granted(request, longest);
+    }
+    Ok(match try_acquire(request, true, IfLocked::WaitForHolders)? {
+        Tried::Won(token) => Some(token),
+        Tried::Lost { .. } => None,
+    })
 }
 
 /// `lease_adopt(name, token, holder, wait, metadata) → bigint`: the token, which somebody else has granted; NULL when a
@@ -59,16 +70,22 @@ pub fn renew(args: Args) -> Result<Answer, Refusal> {
     let token = arguments::token(&args, 1)?;
     let ttl = arguments::ttl(&args, 2)?;
     server::writable(c"lease_renew()");
+    commit::losable(|| renew_one(&name, token, ttl))
+}
+
+/// The answer, and whether a crash may lose it.
+fn renew_one(name: &[u8], token: Token, ttl: Option<Span>) -> Result<(Answer, bool), Refusal> {
     let table = LeaseTable::open(Access::Write)?;
-    let Some((locked, now)) = change::renewable(&table, &name, token)? else {
-        arguments::check_lost_ttl(ttl, &table, &name)?;
+    let Some((locked, now)) = change::renewable(&table, name, token)? else {
+        arguments::check_lost_ttl(ttl, &table, name)?;
         statistics::count(Counter::RenewalsLost);
-        return Ok(Answer::Null);
+        return Ok((Answer::Null, false));
     };
     arguments::check_renewed_ttl(ttl, &locked.row)?;
     let fresh = tokens::draw(locked.row.grant.greatest())?;
-    change::renew(&table, &locked.keep(), fresh, now, ttl)?;
-    Ok(fresh.into())
+    let row = locked.keep();
+    change::renew(&table, &row, fresh, now, ttl)?;
+    Ok((fresh.into(), is_losable(row.ends_with_session())))
 }
 
 /// `lease_release(name, token) → bigint`: the closing token; NULL when the token is none of a current grant's.
@@ -77,7 +94,7 @@ pub fn release(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     server::writable(c"lease_release()");
-    commit::release(|| release_one(&name, token))
+    commit::losable(|| Ok((release_one(&name, token)?, true)))
 }
 
 fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {

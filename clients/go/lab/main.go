@@ -43,6 +43,7 @@ type order struct {
 	Application string
 	Names       []string
 	Name        string
+	Token       int64
 	TTL         int64 `json:"ttl_ms"`
 	Wait        int64 `json:"wait_ms"`
 	Session     bool
@@ -63,7 +64,7 @@ type worker struct {
 	work atomic.Pointer[pgx.Conn]
 
 	mu      sync.Mutex
-	lease   *pgfence.Lease
+	lease   pgfence.Holding
 	stop    context.CancelFunc
 	leading chan struct{}
 }
@@ -140,19 +141,21 @@ func (w *worker) follow(o order) error {
 		return w.connect(o)
 	case "acquire":
 		return w.acquire(o)
+	case "adopt":
+		return w.adopt(o)
 	case "check":
-		return w.with(func(lease *pgfence.Lease) error { return lease.Check() }, "held")
+		return w.with(func(lease pgfence.Holding) error { return lease.(*pgfence.Lease).Check() }, "held")
 	case "renew":
-		return w.with(func(lease *pgfence.Lease) error {
-			_, err := lease.Renew(context.Background())
+		return w.with(func(lease pgfence.Holding) error {
+			_, err := lease.(*pgfence.Lease).Renew(context.Background())
 			return err
 		}, "done")
 	case "release":
-		return w.with((*pgfence.Lease).Release, "released")
+		return w.with(pgfence.Holding.Release, "released")
 	case "write":
-		return w.with(func(lease *pgfence.Lease) error { return w.write(lease, o) }, "wrote")
+		return w.with(func(lease pgfence.Holding) error { return w.write(lease, o) }, "wrote")
 	case "truncate":
-		return w.with(func(lease *pgfence.Lease) error {
+		return w.with(func(lease pgfence.Holding) error {
 			return w.transaction(lease, "guard", func(ctx context.Context, tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, "TRUNCATE work")
 				return err
@@ -193,20 +196,20 @@ func (w *worker) connect(o order) error {
 	return nil
 }
 
-func (w *worker) held() *pgfence.Lease {
+func (w *worker) held() pgfence.Holding {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.lease
 }
 
-func (w *worker) hold(lease *pgfence.Lease) {
+func (w *worker) hold(lease pgfence.Holding) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lease = lease
 }
 
 // with does something with the lease, and says that it is done.
-func (w *worker) with(do func(*pgfence.Lease) error, event string) error {
+func (w *worker) with(do func(pgfence.Holding) error, event string) error {
 	lease := w.held()
 	if lease == nil {
 		return &pgfence.Error{Kind: pgfence.ErrLeaseLost, Reason: pgfence.Gone, Names: []string{"job"}}
@@ -246,8 +249,23 @@ func (w *worker) acquire(o order) error {
 	return nil
 }
 
+func (w *worker) adopt(o order) error {
+	options := pgfence.AdoptOptions{Wait: time.Duration(o.Wait) * time.Millisecond}
+	adopted, err := w.fence.Adopt(context.Background(), o.Name, o.Token, options)
+	if errors.Is(err, pgfence.ErrLeaseTaken) {
+		say("taken", nil)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	w.hold(adopted)
+	say("adopted", said{"token": adopted.Token()})
+	return nil
+}
+
 // write is a whole transaction; with Release, the last one.
-func (w *worker) write(lease *pgfence.Lease, o order) error {
+func (w *worker) write(lease pgfence.Holding, o order) error {
 	return w.transaction(lease, o.By, func(ctx context.Context, tx pgx.Tx) error {
 		return update(ctx, tx, o.Value)
 	}, pgfence.Last(o.Release))
@@ -255,7 +273,7 @@ func (w *worker) write(lease *pgfence.Lease, o order) error {
 
 // transaction runs one on a connection of its own.
 func (w *worker) transaction(
-	lease *pgfence.Lease, by string, work func(context.Context, pgx.Tx) error, last ...pgfence.Last,
+	lease pgfence.Holding, by string, work func(context.Context, pgx.Tx) error, last ...pgfence.Last,
 ) error {
 	conn, err := pgx.Connect(context.Background(), w.url)
 	if err != nil {
@@ -293,7 +311,7 @@ var errRolledBack = errors.New("rolled back, as told")
 // steps are a transaction of what it reads, until "commit" or "rollback".
 func (w *worker) steps(by string) error {
 	begun := map[string]string{"guard": "guarded", "present": "presented"}[by]
-	err := w.with(func(lease *pgfence.Lease) error {
+	err := w.with(func(lease pgfence.Holding) error {
 		return w.transaction(lease, by, func(ctx context.Context, tx pgx.Tx) error {
 			w.work.Store(tx.Conn())
 			defer w.work.Store(nil)
@@ -401,6 +419,10 @@ func (w *worker) hooks() (hooks.Hooks, error) {
 		}
 	case "hang-hides-loss":
 		made.Watch = func(func()) {}
+	case "adopts-late":
+		made.Adopt = func(func() (*int64, error)) (*int64, error) { return new(int64), nil }
+	case "adopts-once":
+		made.AdoptsAgain = func() bool { return false }
 	default:
 		return made, fmt.Errorf("there is no plant %q", w.plant)
 	}

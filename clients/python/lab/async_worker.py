@@ -2,17 +2,18 @@
 lease is lost."""
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 
 import pg_fence
+from pg_fence.holding import Holding
 from worker import WITHIN, Observed, ObservedFence, RenewInWork, plant, refused, say
 
 
@@ -23,7 +24,7 @@ class Ended(Exception):
 class AsyncWorker:
     def __init__(self) -> None:
         self.orders: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self.lease: Observed | None = None
+        self.lease: Holding | None = None
         self.answered = asyncio.Event()
         #: Whether what it does now has not been answered yet.
         self.owes_answer = False
@@ -47,7 +48,7 @@ class AsyncWorker:
             await self.do(order)
 
     async def do(self, order: dict[str, Any]) -> None:
-        if order["do"] in ("connect", "acquire", "census", "close", "lead", "release", "unfenced"):
+        if order["do"] in ("connect", "acquire", "adopt", "census", "close", "lead", "release", "unfenced"):
             await self.answer(order)
         elif not self.outside.is_set():
             # The block does it, unless it ends before it comes to that.
@@ -127,6 +128,24 @@ class AsyncWorker:
             if not answer.done():
                 answer.set_result(None)
 
+    async def adopt(self, name: str, token: int, wait_ms: int = 0) -> None:
+        try:
+            adopted = await self.fence.aadopt(name, token, wait=timedelta(milliseconds=wait_ms))
+        except pg_fence.LeaseTaken:
+            say("taken")
+            return
+        await self.end_block()
+        self.lease = adopted
+        say("adopted", token=adopted.token)
+        self.block = asyncio.create_task(self.under(adopted))
+        # Until it waits for orders.
+        await asyncio.sleep(0)
+
+    async def under(self, adopted: pg_fence.Adopted) -> None:
+        with contextlib.suppress(Ended, pg_fence.LeaseLost):
+            async with adopted:
+                await self.in_block()
+
     async def end(self) -> None:
         raise Ended()
 
@@ -140,15 +159,20 @@ class AsyncWorker:
         self.block = None
 
     async def release(self) -> None:
-        lease = self.held_lease()
-        lease.check()
+        lease = self.held()
+        lease.refuse_if_over()
         await self.end_block()
         say("released") if lease.loss is None else refused(lease.loss)
 
-    def held_lease(self) -> Observed:
+    def held(self) -> Holding:
         if self.lease is None:
             raise pg_fence.LeaseLost("gone", ("job",))
         return self.lease
+
+    def held_lease(self) -> Observed:
+        lease = self.held()
+        assert isinstance(lease, Observed)
+        return lease
 
     async def check(self) -> None:
         self.held_lease().check()
@@ -158,7 +182,7 @@ class AsyncWorker:
         self.held_lease().starved = True
         say("done")
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         connection = await psycopg.AsyncConnection.connect(self.conninfo, autocommit=True)
         try:
@@ -173,7 +197,7 @@ class AsyncWorker:
         await self.transaction("presented", "present")
 
     async def transaction(self, begun: str, by: str) -> None:
-        lease, loop, step = self.held_lease(), asyncio.get_running_loop(), "commit"
+        lease, loop, step = self.held(), asyncio.get_running_loop(), "commit"
         async with self.connected() as connection:
             async with getattr(lease, by)(connection):
 
@@ -209,13 +233,13 @@ class AsyncWorker:
                 say("updated")
 
     async def write(self, value: str, by: str = "guard", release: bool = False) -> None:
-        lease = self.held_lease()
+        lease = self.held()
         async with self.connected() as connection, getattr(lease, by)(connection, release=release):
             await connection.execute("UPDATE work SET value = %s WHERE id = 1", [value])
         say("wrote")
 
     async def truncate(self) -> None:
-        async with self.connected() as connection, self.held_lease().guard(connection):
+        async with self.connected() as connection, self.held().guard(connection):
             await connection.execute("TRUNCATE work")
         say("wrote")
 

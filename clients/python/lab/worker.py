@@ -16,6 +16,7 @@ import psycopg
 
 import pg_fence
 from pg_fence.connection import now, value
+from pg_fence.holding import Holding
 
 _says = threading.Lock()
 
@@ -99,6 +100,26 @@ class HangHidesLoss(Observed):
         pass
 
 
+class AdoptsLate(pg_fence.Adopted):
+    """A number is made known by the first transaction that is guarded with it."""
+
+    def adopt(self, wait: timedelta) -> None:
+        pass
+
+
+class AdoptsOnce(pg_fence.Adopted):
+    """A number is made known once, and never again."""
+
+    def _guard(self, name: str) -> tuple[str, list[Any]]:
+        return Holding._guard(self, name)
+
+    def mend(self) -> bool:
+        return False
+
+
+#: What an adopted lease is with a fault.
+ADOPTED: dict[str, type[pg_fence.Adopted]] = {"adopts-late": AdoptsLate, "adopts-once": AdoptsOnce}
+
 PLANTS = {
     "deadline-from-answer": DeadlineFromAnswer,
     "error-is-loss": ErrorIsLoss,
@@ -109,9 +130,13 @@ PLANTS = {
 
 class ObservedFence(pg_fence.Fence):
     kind: type[Observed] = Observed
+    adopted: type[pg_fence.Adopted] = pg_fence.Adopted
 
     def _make(self, *arguments: Any) -> Observed:
         return self.kind(self.open, self.sql, *arguments)
+
+    def _adopted(self, *arguments: Any) -> pg_fence.Adopted:
+        return self.adopted(self.open, self.sql, *arguments)
 
 
 #: Orders within a transaction.
@@ -120,7 +145,7 @@ WITHIN = {"update", "sleep", "commit", "rollback"}
 
 class Worker:
     def __init__(self) -> None:
-        self.lease: Observed | None = None
+        self.lease: Holding | None = None
         self.connection: psycopg.Connection[Any] | None = None
         self.leading: threading.Thread | None = None
         self.stop = threading.Event()
@@ -159,10 +184,24 @@ class Worker:
         else:
             say("taken")
 
-    def held_lease(self) -> Observed:
+    def adopt(self, name: str, token: int, wait_ms: int = 0) -> None:
+        try:
+            adopted = self.fence.adopt(name, token, wait=timedelta(milliseconds=wait_ms))
+        except pg_fence.LeaseTaken:
+            say("taken")
+            return
+        self.lease = adopted
+        say("adopted", token=adopted.token)
+
+    def held(self) -> Holding:
         if self.lease is None:
             raise pg_fence.LeaseLost("gone", ("job",))
         return self.lease
+
+    def held_lease(self) -> Observed:
+        lease = self.held()
+        assert isinstance(lease, Observed)
+        return lease
 
     def check(self) -> None:
         self.held_lease().check()
@@ -180,7 +219,7 @@ class Worker:
 
     def transaction(self, begun: str, guards: bool) -> None:
         """Until it reads `commit` or `rollback`, what it does is one transaction."""
-        lease = self.held_lease()
+        lease = self.held()
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
             step = "commit"
             with lease.guard(connection) if guards else lease.present(connection):
@@ -213,14 +252,14 @@ class Worker:
 
     def write(self, value: str, by: str = "guard", release: bool = False) -> None:
         """A whole transaction; with `release`, the last one."""
-        lease = self.held_lease()
+        lease = self.held()
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
             with getattr(lease, by)(connection, release=release):
                 connection.execute("UPDATE work SET value = %s WHERE id = 1", [value])
         say("wrote")
 
     def truncate(self) -> None:
-        with psycopg.connect(self.conninfo, autocommit=True) as connection, self.held_lease().guard(connection):
+        with psycopg.connect(self.conninfo, autocommit=True) as connection, self.held().guard(connection):
             connection.execute("TRUNCATE work")
         say("wrote")
 
@@ -235,9 +274,9 @@ class Worker:
         say("done")
 
     def release(self) -> None:
-        lease = self.held_lease()
+        lease = self.held()
         lease.release()
-        lease.check() if lease.loss else say("released")
+        lease.refuse_if_over() if lease.loss else say("released")
 
     def lead(self, name: str, ttl_ms: int) -> None:
         def work(lease: pg_fence.Lease) -> None:
@@ -272,7 +311,11 @@ class Worker:
 
 def plant() -> None:
     if "--plant" in sys.argv:
-        ObservedFence.kind = PLANTS[sys.argv[sys.argv.index("--plant") + 1]]
+        name = sys.argv[sys.argv.index("--plant") + 1]
+        if name in ADOPTED:
+            ObservedFence.adopted = ADOPTED[name]
+        else:
+            ObservedFence.kind = PLANTS[name]
 
 
 if __name__ == "__main__":

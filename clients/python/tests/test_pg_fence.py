@@ -434,6 +434,158 @@ class Leading(OnOrders):
             self.assertIsNone(self.fence.lead("order:7", lambda lease: 1, ttl=timedelta(seconds=3), stop=stop))
 
 
+class OnAdopted(OnOrders):
+    """An order whose lease somebody else grants."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.admin.execute("SELECT fence_unprotect('orders')")
+        self.admin.execute("INSERT INTO orders VALUES (9, 'new')")
+        self.admin.execute("SELECT fence_protect('orders', lease => 'order:{id}')")
+
+    def tearDown(self) -> None:
+        self.assertFalse(self.is_held("order:9"), "it is held still")
+        self.forget()
+        super().tearDown()
+
+    def forget(self) -> None:
+        """As a failover to a standby that has missed the adoption does."""
+        self.value("SELECT lease_revoke('order:9')")
+        self.value("SELECT lease_forget('order:9')")
+
+    def adopt(self, token: int, **options: Any) -> pg_fence.Adopted:
+        return self.fence.adopt("order:9", token, **options)
+
+    def order(self) -> Any:
+        return self.value("SELECT status || ' ' || coalesce(fence, 0) FROM orders WHERE id = 9")
+
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT lease_adopt%%' AND state = 'active'"
+PAY = "UPDATE orders SET status = 'paid' WHERE id = 9"
+SEND = "UPDATE orders SET status = 'sent' WHERE id = 9"
+
+
+class AdoptedLeases(OnAdopted):
+    def test_its_number_is_judged(self) -> None:
+        conn = self.connect(autocommit=True)
+        first = self.adopt(2**52, holder="A", metadata={"run": 7})
+        shown = "SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info('order:9')"
+        self.assertEqual(self.value(shown), 'A {"run": 7} true')
+        with first.guard(conn):
+            conn.execute(PAY)
+        with first.present(conn):
+            conn.execute(PAY)
+        self.assertEqual(self.order(), f"paid {2**52}")
+        with self.adopt(2**52 + 1) as second:
+            with self.assertRaises(pg_fence.NotSpeaking), first.present(conn):
+                conn.execute(SEND)
+            # Refused once, it looks before it begins.
+            with self.assertRaises(pg_fence.StaleToken), first.present(conn):
+                self.fail("it is stale")
+            with self.assertRaises(pg_fence.StaleToken) as caught, first.guard(conn):
+                self.fail("it is stale")
+            self.assertEqual(caught.exception.detail["presented"], 2**52)
+            with self.assertRaises(pg_fence.StaleToken) as caught:
+                self.adopt(2**52)
+            self.assertIsInstance(caught.exception.__cause__, psycopg.Error)
+            with second.guard(conn):
+                conn.execute(SEND)
+        with self.assertRaises(pg_fence.LeaseLost), first:
+            pass
+        self.assertEqual(self.order(), f"sent {2**52 + 1}")
+
+    def test_it_is_taken_while_an_older_one_is_guarded(self) -> None:
+        conn = self.connect(autocommit=True)
+        waits = threading.Thread(target=lambda: self.adopt(35, wait=LONG).release())
+        with self.adopt(33).guard(conn):
+            conn.execute(PAY)
+            with self.assertRaises(pg_fence.LeaseTaken):
+                self.adopt(34)
+            waits.start()
+            for _ in range(1200):
+                if self.value(WAITING) == 1:
+                    break
+                time.sleep(0.05)
+        waits.join()
+        self.assertEqual(self.order(), "paid 33")
+
+    def test_each_transaction_makes_it_known(self) -> None:
+        for level in (psycopg.IsolationLevel.READ_COMMITTED, psycopg.IsolationLevel.REPEATABLE_READ):
+            conn = self.connect(autocommit=True)
+            conn.isolation_level = level
+            with self.adopt(33) as adopted:
+                for forget in (self.forget, lambda: self.value("SELECT fence_new_epoch()")):
+                    forget()
+                    with adopted.guard(conn):
+                        conn.execute(PAY)
+                    forget()
+                    with self.assertRaises(pg_fence.NotSpeaking), adopted.present(conn):
+                        conn.execute(PAY)
+                    with adopted.present(conn):
+                        conn.execute(PAY)
+            self.forget()
+
+    def test_an_older_one_may_come_first_after_a_failover(self) -> None:
+        conn, other = self.connect(autocommit=True), self.connect(autocommit=True)
+        newer = self.adopt(34)
+        self.forget()
+        with self.adopt(33).guard(conn):
+            conn.execute(PAY)
+            with self.assertRaises(pg_fence.LeaseTaken), newer.guard(other):
+                self.fail("the older one is guarded")
+        with newer.guard(other):
+            other.execute(SEND)
+        newer.release()
+        self.assertEqual(self.order(), "sent 34")
+
+    def test_released_it_is_over(self) -> None:
+        conn = self.connect(autocommit=True)
+        adopted = self.adopt(33)
+        with adopted.guard(conn, release=True):
+            conn.execute(PAY)
+        with self.assertRaises(pg_fence.LeaseLost) as caught, adopted.guard(conn):
+            self.fail("it is released")
+        self.assertEqual(caught.exception.reason, "released")
+        adopted.release()
+        with self.assertRaises(pg_fence.StaleToken):
+            self.adopt(33)
+        self.assertEqual(self.order(), "paid 33")
+
+    def test_a_name_is_granted_here_or_adopted(self) -> None:
+        with self.fence.lease("order:7", ttl=LONG), self.assertRaises(psycopg.Error) as caught:
+            self.fence.adopt("order:7", 33)
+        self.assertEqual(caught.exception.sqlstate, "55000")
+        with self.assertRaises(TypeError):
+            self.adopt(33, wait=5)
+
+
+class AsyncioAdopted(OnAdopted, unittest.IsolatedAsyncioTestCase):
+    async def test_a_block(self) -> None:
+        async with await psycopg.AsyncConnection.connect(URL, autocommit=True) as conn:
+            async with await self.fence.aadopt("order:9", 33) as adopted:
+                self.forget()
+                async with adopted.guard(conn):
+                    await conn.execute(PAY)
+        self.assertEqual(self.order(), "paid 33")
+
+    async def test_cancelling_a_wait_leaves_nobody_waiting(self) -> None:
+        async with await psycopg.AsyncConnection.connect(URL, autocommit=True) as conn:
+            async with await self.fence.aadopt("order:9", 33) as older, older.guard(conn):
+                waits = asyncio.create_task(self.fence.aadopt("order:9", 34, wait=LONG))
+                await self.comes_true(lambda: self.value(WAITING) == 1)
+                waits.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await waits
+                await self.comes_true(lambda: self.value(WAITING) == 0 and threading.active_count() == self.threads)
+
+    async def comes_true(self, check: Any) -> None:
+        for _ in range(1200):
+            if check():
+                return
+            await asyncio.sleep(0.05)
+        self.fail("it does not come true")
+
+
 class Asyncio(OnOrders, unittest.IsolatedAsyncioTestCase):
     async def test_psycopg(self) -> None:
         async with await psycopg.AsyncConnection.connect(URL) as connection:

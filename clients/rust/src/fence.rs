@@ -1,5 +1,6 @@
 //! Where leases come from.
 
+use crate::adopted::AdoptRequest;
 use crate::connected::{Connected, Tls, open};
 use crate::error::Error;
 use crate::hooks::{Hooks, NoHooks};
@@ -71,6 +72,12 @@ impl Fence {
     /// A lease of several names at once, all or none.
     pub fn lease_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> LeaseRequest {
         LeaseRequest::new(self.clone(), names.into_iter().map(Into::into).collect())
+    }
+
+    /// A lease that somebody else has granted (etcd, ZooKeeper, Redis, another database), under the number that it has
+    /// there.
+    pub fn adopt(&self, name: impl Into<String>, token: i64) -> AdoptRequest {
+        AdoptRequest::new(self.clone(), name.into(), token)
     }
 
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {

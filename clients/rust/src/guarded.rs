@@ -2,10 +2,10 @@
 
 use crate::connected::Connected;
 use crate::error::{Error, Reason, classify};
+use crate::holding::Holding;
 use crate::keeper::call_on_names;
-use crate::lease::Lease;
-use crate::own::{Call, argument};
-use crate::state::Entered;
+use crate::own::Call;
+use crate::state::{Entered, Shared};
 use std::future::Future;
 use std::mem;
 use std::ops::{Deref, DerefMut};
@@ -71,49 +71,51 @@ pub struct Guarded<'c> {
     // Rolled back before the loss need not break it off any more.
     transaction: Transaction<'c>,
     entered: Entered,
-    lease: Lease,
+    holding: Holding,
     is_whole: bool,
 }
 
 impl<'c> Guarded<'c> {
     pub(crate) async fn begin<C: Guardable>(
-        lease: &Lease,
+        holding: Holding,
         connection: &'c mut C,
         guards: bool,
     ) -> Result<Guarded<'c>, Error> {
-        let entered = lease.shared().enter(connection.breaker());
-        let transaction = or_loss(lease, connection.begin()).await?;
-        let guarded = Guarded { transaction, entered, lease: lease.clone(), is_whole: C::IS_WHOLE };
+        let entered = holding.shared().enter(connection.breaker());
+        holding.shared().check()?;
+        holding.prepare().await?;
+        let transaction = or_loss(holding.shared(), connection.begin()).await?;
+        let guarded = Guarded { transaction, entered, holding, is_whole: C::IS_WHOLE };
         match guarded.enter(guards).await {
-            // After a failover no token speaks until its holder has renewed.
-            Err(Error::NotSpeaking(refusal)) if C::IS_WHOLE => {
+            // After a failover no token speaks until its holder has renewed, or adopted again.
+            Err(error) if C::IS_WHOLE && guarded.holding.can_mend(&error) => {
                 guarded.batch_execute("ROLLBACK").await?;
-                if lease.renew().await?.is_none() {
-                    return Err(Error::NotSpeaking(refusal));
+                if !guarded.holding.mend().await? {
+                    return Err(error);
                 }
                 guarded.batch_execute("BEGIN").await?;
                 guarded.enter(guards).await?;
-                lease.shared().was_mended();
+                guarded.shared().was_mended();
             }
             entered => entered?,
         }
         Ok(guarded)
     }
 
+    fn shared(&self) -> &Shared {
+        self.holding.shared()
+    }
+
     /// Guards each lease, or presents the token.
     async fn enter(&self, guards: bool) -> Result<(), Error> {
-        let (shared, token) = (self.lease.shared(), self.lease.token());
         if !guards {
             // As text: there is no set_config that takes a number.
             let sql = "SELECT set_config('pg_fence.token', $1, true)";
-            return self.query_typed(sql, &[(&token.to_string(), Type::TEXT)]).await.map(drop);
+            let token = self.shared().token().to_string();
+            return self.query_typed(sql, &[(&token, Type::TEXT)]).await.map(drop);
         }
-        let mut names = self.lease.names().to_vec();
-        names.sort();
-        for name in names {
-            let arguments = vec![argument(name, Type::TEXT), argument(token, Type::INT8)];
-            self.value(Call { sql: shared.select("lease_guard($1::text, $2::bigint)"), arguments })
-                .await?;
+        for call in self.holding.guard_calls() {
+            self.value(call).await?;
         }
         Ok(())
     }
@@ -126,31 +128,32 @@ impl<'c> Guarded<'c> {
         &self,
         call: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, Error> {
-        or_loss(&self.lease, call).await
+        or_loss(self.shared(), call).await
     }
 
     /// The typed error in one of the driver. One of a connection that was broken off because of a loss is the loss.
     pub fn told(&self, error: tokio_postgres::Error) -> Error {
-        told(&self.lease, error)
+        told(self.shared(), error)
     }
 
     // Its end
 
     /// Commits. An error that is [in doubt](Error::is_in_doubt) is that of a commit that was on its way.
     pub async fn commit(self) -> Result<(), Error> {
-        self.lease.check()?;
-        let Guarded { transaction, entered: _entered, lease, is_whole } = self;
+        self.shared().check()?;
+        let Guarded { transaction, entered: _entered, holding, is_whole } = self;
+        let shared = holding.shared();
         let outcome = if is_whole {
             // A COMMIT of a transaction that has failed rolls back and is no error; so something comes before it that
             // is refused then.
-            let committed = unless_lost(&lease, transaction.batch_execute("SELECT; COMMIT")).await;
+            let committed = unless_lost(shared, transaction.batch_execute("SELECT; COMMIT")).await;
             if committed.is_ok() {
                 // Its drop would send a ROLLBACK. It owns nothing.
                 mem::forget(transaction);
             }
             committed
         } else {
-            unless_lost(&lease, transaction.commit()).await
+            unless_lost(shared, transaction.commit()).await
         };
         outcome.map_err(Error::in_doubt)
     }
@@ -158,13 +161,13 @@ impl<'c> Guarded<'c> {
     /// Gives the lease back by the last write of this transaction, and commits. Dropped where it waits, both may have
     /// come to pass; the heartbeat goes on, and finds out.
     pub async fn commit_and_release(self) -> Result<(), Error> {
-        let shared = self.lease.shared().clone();
+        let shared = self.holding.shared().clone();
         // The heartbeat rests meanwhile: a renewal would wait for the end of this transaction.
-        let renewing = self.lease.run(shared.renewing.lock()).await?;
+        let renewing = shared.run(shared.renewing.lock()).await?;
         let closing = self.value(call_on_names(&shared, "lease_release")).await?;
         if closing.is_none() {
             shared.lose(Reason::Gone, None);
-            self.lease.check()?;
+            shared.check()?;
         }
         self.commit().await?;
         shared.released();
@@ -174,8 +177,8 @@ impl<'c> Guarded<'c> {
 
     /// Rolls back, and waits for that.
     pub async fn rollback(self) -> Result<(), Error> {
-        let Guarded { transaction, entered: _entered, lease, .. } = self;
-        or_loss(&lease, transaction.rollback()).await
+        let Guarded { transaction, entered: _entered, holding, .. } = self;
+        or_loss(holding.shared(), transaction.rollback()).await
     }
 
     // Statements
@@ -273,31 +276,31 @@ impl DerefMut for Guarded<'_> {
 
 /// Does not begin a call when the lease is lost.
 async fn or_loss<T>(
-    lease: &Lease,
+    shared: &Shared,
     call: impl Future<Output = Result<T, tokio_postgres::Error>>,
 ) -> Result<T, Error> {
-    lease.check()?;
-    unless_lost(lease, call).await
+    shared.check()?;
+    unless_lost(shared, call).await
 }
 
 /// What a call comes to, unless the lease is lost before: then the call is dropped where it waits. The server may
 /// have it all the same.
 async fn unless_lost<T>(
-    lease: &Lease,
+    shared: &Shared,
     call: impl Future<Output = Result<T, tokio_postgres::Error>>,
 ) -> Result<T, Error> {
-    lease.run(call).await?.map_err(|error| told(lease, error))
+    shared.run(call).await?.map_err(|error| told(shared, error))
 }
 
-fn told(lease: &Lease, error: tokio_postgres::Error) -> Error {
+fn told(shared: &Shared, error: tokio_postgres::Error) -> Error {
     let found = classify(&error);
-    match (found, lease.loss()) {
+    match (found, shared.loss()) {
         (Some(Error::TransactionLost(_)), Some(loss)) => {
             loss.shown_by(Error::unclassified(error)).into()
         }
         (Some(found), _) => {
             if matches!(found, Error::StaleToken(_) | Error::NotSpeaking(_)) {
-                lease.shared().was_refused();
+                shared.refuse();
             }
             found
         }

@@ -33,6 +33,16 @@ pub trait Hooks: Send + Sync {
         false
     }
 
+    /// Whether a number is made known only by the first transaction that is guarded with it.
+    fn adopts_late(&self) -> bool {
+        false
+    }
+
+    /// Whether a number that is known is made known again, by each transaction that is guarded with it.
+    fn adopts_again(&self) -> bool {
+        true
+    }
+
     /// Another way to renew.
     fn renews(&self, _name: &str, _token: i64) -> Option<BoxFuture<Result<Option<i64>, Error>>> {
         None

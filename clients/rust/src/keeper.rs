@@ -217,21 +217,24 @@ impl Keeper {
     // Release
 
     async fn give_back(&mut self) {
-        if !self.shared.is_held() {
-            return;
-        }
         // There is no second try.
         self.own.leave_ended();
-        match self.call_on_names("lease_release").await {
-            Ok(Some(_)) => self.shared.released(),
-            Ok(None) => self.shared.lose(Reason::Gone, None),
-            Err(error) => {
-                log::warn!(
-                    "the lease {} was not released, and ends at its ttl: {error}",
-                    self.shared.names[0]
-                );
-                self.shared.released();
-            }
+        let limit = self.limit();
+        give_back(&self.shared, &mut self.own, limit).await;
+    }
+}
+
+/// Releases what is held still.
+pub(crate) async fn give_back(shared: &Shared, own: &mut OwnConnection, limit: Duration) {
+    if !shared.is_held() {
+        return;
+    }
+    match own.call_within(limit, &call_on_names(shared, "lease_release")).await {
+        Ok(Some(_)) => shared.released(),
+        Ok(None) => shared.lose(Reason::Gone, None),
+        Err(error) => {
+            log::warn!("the lease {} was not released: {error}", shared.names[0]);
+            shared.released();
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, LeaseLost};
 use crate::guarded::{Guardable, Guarded};
+use crate::holding::Holding;
 use crate::state::Shared;
 use std::fmt;
 use std::future::Future;
@@ -81,11 +82,7 @@ impl Lease {
 
     /// What `work` comes to, unless the lease is lost before: then the work is dropped where it waits.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, LeaseLost> {
-        tokio::select! {
-            biased;
-            done = work => Ok(done),
-            Some(loss) = self.lost() => Err(loss),
-        }
+        self.shared().run(work).await
     }
 
     /// Has it renewed at once, and returns the new token, which a `strict` table asks for when a row is written again;
@@ -109,7 +106,7 @@ impl Lease {
         &self,
         connection: &'c mut impl Guardable,
     ) -> Result<Guarded<'c>, Error> {
-        Guarded::begin(self, connection, true).await
+        Guarded::begin(Holding::Lease(self.clone()), connection, true).await
     }
 
     /// As [`guard`](Lease::guard), without a lock: its writes present the token, and somebody else may be granted the
@@ -118,7 +115,7 @@ impl Lease {
         &self,
         connection: &'c mut impl Guardable,
     ) -> Result<Guarded<'c>, Error> {
-        Guarded::begin(self, connection, false).await
+        Guarded::begin(Holding::Lease(self.clone()), connection, false).await
     }
 
     /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server cannot be

@@ -22,11 +22,13 @@
 
 #![warn(missing_docs)]
 
+mod adopted;
 mod clock;
 mod connected;
 mod error;
 mod fence;
 mod guarded;
+mod holding;
 mod keeper;
 mod lease;
 mod own;
@@ -36,6 +38,7 @@ mod state;
 #[doc(hidden)]
 pub mod hooks;
 
+pub use adopted::{AdoptRequest, Adopted};
 #[doc(hidden)]
 pub use clock::Moment;
 pub use connected::{Connected, Tls, connect};

@@ -284,14 +284,14 @@ impl Acquiring {
 }
 
 /// What the view of all leases shows as the holder, unless one is named.
-fn unique_holder() -> String {
+pub(crate) fn unique_holder() -> String {
     let host = rustix::system::uname();
     let random = RandomState::new().hash_one(()) as u32;
     format!("{}/{}/{random:08x}", host.nodename().to_string_lossy(), std::process::id())
 }
 
 /// As PostgreSQL reads it. A text: the driver has no type for it.
-fn interval(span: Duration) -> String {
+pub(crate) fn interval(span: Duration) -> String {
     format!("{} microseconds", span.as_micros())
 }
 

@@ -212,6 +212,15 @@ impl Shared {
         }
     }
 
+    /// What `work` comes to, unless the lease is lost before: then the work is dropped where it waits.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, LeaseLost> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            Some(loss) = self.lost() => Err(loss),
+        }
+    }
+
     async fn until(&self, condition: impl Fn(&State) -> bool) {
         // The sender is `self`, so that it cannot be gone.
         let _ = self.state.subscribe().wait_for(|state| condition(state)).await;
@@ -248,10 +257,15 @@ impl Shared {
         self.breakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server refused a write: the next renewal tells whether the lease is lost.
-    pub fn was_refused(&self) {
+    /// The server refused a write: the next renewal, or adoption, tells whether the lease is lost.
+    pub fn refuse(&self) {
         self.refused.store(true, Ordering::Release);
         self.hurry.notify_one();
+    }
+
+    /// Whether it did so, and nothing has been mended since.
+    pub fn was_refused(&self) -> bool {
+        self.refused.load(Ordering::Acquire)
     }
 
     /// It was only that no token speaks after a failover.
@@ -261,7 +275,7 @@ impl Shared {
 
     /// Whether the work has been told that the lease is not its own.
     pub fn is_doubtful(&self) -> bool {
-        self.refused.load(Ordering::Acquire) || self.check().is_err()
+        self.was_refused() || self.check().is_err()
     }
 }
 

@@ -3,7 +3,7 @@
 //! `DATABASE_URL=postgresql://… cargo test`. The database has the extension and is otherwise of no use: each test
 //! makes a table in it.
 
-use pg_fence_client::{Connected, Error, Fence, Lease, Reason, classify, connect};
+use pg_fence_client::{Adopted, Connected, Error, Fence, Lease, Reason, classify, connect};
 use serde_json::json;
 use std::fmt;
 use std::future::{Future, pending, poll_fn};
@@ -638,4 +638,155 @@ async fn what_is_done_under_a_lease_can_be_a_task() {
     });
     assert!(task.await.unwrap().unwrap());
     assert_eq!(shop.status().await, "paid");
+}
+
+// A lease that somebody else grants
+
+impl Shop {
+    async fn adopt(&self, token: i64) -> Result<Adopted, Error> {
+        self.fence.adopt(self.order(), token).acquire().await
+    }
+
+    /// As a failover to a standby that has missed the adoption does.
+    async fn forget(&self) {
+        self.revoke().await;
+        self.admin.execute("SELECT lease_forget($1)", &[&self.order()]).await.unwrap();
+    }
+
+    async fn row(&self) -> String {
+        let sql = format!("SELECT status || ' ' || coalesce(fence, 0) FROM {}", self.name);
+        self.admin.query_one(&sql, &[]).await.unwrap().get(0)
+    }
+
+    /// How many wait to adopt.
+    async fn adopting(&self) -> i64 {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_adopt%'";
+        self.admin.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    async fn guarded(&self, adopted: &Adopted, on: &mut Connected) -> Result<(), Error> {
+        let transaction = adopted.guard(on).await?;
+        transaction.batch_execute(&self.set("paid")).await?;
+        transaction.commit().await
+    }
+
+    async fn presented(&self, adopted: &Adopted, on: &mut Connected) -> Result<(), Error> {
+        let transaction = adopted.present(on).await?;
+        transaction.batch_execute(&self.set("paid")).await?;
+        transaction.commit().await
+    }
+}
+
+#[tokio::test]
+async fn an_adopted_lease_s_number_is_judged() {
+    let shop = Shop::new("judged").await;
+    let mut on = client().await;
+    let number = 1 << 60;
+    let request = shop.fence.adopt(shop.order(), number);
+    let first = request.holder("it's A").metadata(json!({ "run": 7 })).acquire().await.unwrap();
+    let sql = "SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info($1)";
+    let shown: String = shop.admin.query_one(sql, &[&shop.order()]).await.unwrap().get(0);
+    assert_eq!(shown, r#"it's A {"run": 7} true"#);
+    shop.guarded(&first, &mut on).await.unwrap();
+    shop.presented(&first, &mut on).await.unwrap();
+    assert_eq!(shop.row().await, format!("paid {number}"));
+    let second = shop.adopt(number + 1).await.unwrap();
+    let refused = shop.presented(&first, &mut on).await;
+    assert!(matches!(refused, Err(Error::NotSpeaking(_))), "{refused:?}");
+    // Refused once, it looks before it begins.
+    let looked = first.present(&mut on).await.map(drop);
+    assert!(matches!(looked, Err(Error::StaleToken(_))), "{looked:?}");
+    let Err(Error::StaleToken(stale)) = shop.guarded(&first, &mut on).await else { panic!() };
+    assert_eq!(stale.detail()["presented"], number);
+    let again = shop.adopt(number).await;
+    assert!(matches!(again, Err(Error::StaleToken(_))), "{again:?}");
+    shop.guarded(&second, &mut on).await.unwrap();
+    second.release().await.unwrap();
+    assert_eq!(first.release().await.unwrap_err().reason(), Reason::Gone);
+    assert_eq!(shop.row().await, format!("paid {}", number + 1));
+    shop.forget().await;
+}
+
+#[tokio::test]
+async fn an_adoption_is_none_while_an_older_number_is_guarded() {
+    let shop = Shop::new("older").await;
+    let mut on = client().await;
+    let first = shop.adopt(33).await.unwrap();
+    let transaction = first.guard(&mut on).await.unwrap();
+    transaction.batch_execute(&shop.set("paid")).await.unwrap();
+    assert!(shop.fence.adopt(shop.order(), 34).try_acquire().await.unwrap().is_none());
+    assert!(matches!(shop.adopt(34).await, Err(Error::LeaseTaken(_))));
+    let waiting = |token| shop.fence.adopt(shop.order(), token).wait(LONG).acquire();
+    {
+        let mut given_up = pin!(waiting(35));
+        let polled = tokio::time::timeout(Duration::ZERO, &mut given_up).await;
+        assert!(polled.is_err(), "it does not wait");
+        wait_until("it waits", async || shop.adopting().await == 1).await;
+    }
+    wait_until("nobody waits", async || shop.adopting().await == 0).await;
+    let next = tokio::spawn(waiting(36));
+    wait_until("it waits", async || shop.adopting().await == 1).await;
+    transaction.commit().await.unwrap();
+    next.await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(shop.row().await, "paid 33");
+    shop.forget().await;
+}
+
+#[tokio::test]
+async fn each_transaction_makes_an_adopted_number_known() {
+    let shop = Shop::new("known").await;
+    for level in ["read committed", "repeatable read"] {
+        let mut on = client().await;
+        on.batch_execute(&format!("SET default_transaction_isolation = '{level}'")).await.unwrap();
+        let adopted = shop.adopt(33).await.unwrap();
+        shop.forget().await;
+        shop.guarded(&adopted, &mut on).await.unwrap();
+        shop.forget().await;
+        let refused = shop.presented(&adopted, &mut on).await;
+        assert!(matches!(refused, Err(Error::NotSpeaking(_))), "{refused:?}");
+        shop.presented(&adopted, &mut on).await.unwrap();
+        adopted.release().await.unwrap();
+        shop.forget().await;
+    }
+}
+
+#[tokio::test]
+async fn an_older_number_may_come_first_after_a_failover() {
+    let shop = Shop::new("first").await;
+    let (mut on, mut other) = (client().await, client().await);
+    let newer = shop.adopt(34).await.unwrap();
+    shop.forget().await;
+    let older = shop.adopt(33).await.unwrap();
+    let transaction = older.guard(&mut on).await.unwrap();
+    let taken = shop.guarded(&newer, &mut other).await;
+    assert!(matches!(taken, Err(Error::LeaseTaken(_))), "{taken:?}");
+    transaction.batch_execute(&shop.set("paid")).await.unwrap();
+    transaction.commit().await.unwrap();
+    shop.guarded(&newer, &mut other).await.unwrap();
+    newer.release().await.unwrap();
+    assert_eq!(shop.row().await, "paid 34");
+    shop.forget().await;
+}
+
+#[tokio::test]
+async fn an_adopted_lease_that_was_released_is_over() {
+    let shop = Shop::new("once").await;
+    let mut on = client().await;
+    let adopted = shop.adopt(33).await.unwrap();
+    let transaction = adopted.guard(&mut on).await.unwrap();
+    transaction.batch_execute(&shop.set("paid")).await.unwrap();
+    transaction.commit_and_release().await.unwrap();
+    assert_eq!(lost_by(&shop.guarded(&adopted, &mut on).await.unwrap_err()), Reason::Released);
+    adopted.release().await.unwrap();
+    assert!(matches!(shop.adopt(33).await, Err(Error::StaleToken(_))));
+    assert_eq!(shop.row().await, "paid 33");
+    shop.forget().await;
+}
+
+#[tokio::test]
+async fn a_name_is_granted_here_or_adopted() {
+    let shop = Shop::new("here").await;
+    let lease = shop.lease().await;
+    assert_eq!(shop.adopt(33).await.unwrap_err().sqlstate(), Some("55000"));
+    lease.release().await.unwrap();
 }

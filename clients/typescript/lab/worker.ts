@@ -8,12 +8,14 @@
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 
+import { Adopted, type AdoptSpec } from "../dist/adopted.js";
 import { now } from "../dist/clock.js";
 import { valueOf, type Driver } from "../dist/connection.js";
 import {
   CannotBeFenced, classify, LeaseLost, NeverIssued, NoToken, NotSpeaking, StaleToken, TransactionLost,
 } from "../dist/index.js";
 import { Fence } from "../dist/fence.js";
+import type { Holding } from "../dist/holding.js";
 import { Lease, type Spec } from "../dist/lease.js";
 
 type Order = Record<string, any>;
@@ -103,6 +105,24 @@ class HangHidesLoss extends Observed {
   protected override watch(): void {}
 }
 
+/** A number is made known by the first transaction that is guarded with it. */
+class AdoptsLate extends Adopted<any, any> {
+  override async adopt(): Promise<boolean> {
+    return true;
+  }
+}
+
+/** A number is made known once, and never again. */
+class AdoptsOnce extends Adopted<any, any> {
+  protected override guardOf(name: string): string {
+    return `SELECT lease_guard('${name}', ${this.token})`;
+  }
+
+  override async mend(): Promise<boolean> {
+    return false;
+  }
+}
+
 const PLANTS: Record<string, typeof Observed> = {
   "deadline-from-answer": DeadlineFromAnswer,
   "error-is-loss": ErrorIsLoss,
@@ -110,15 +130,24 @@ const PLANTS: Record<string, typeof Observed> = {
   "hang-hides-loss": HangHidesLoss,
 };
 
-const plant = argument("--plant");
-const Kind = plant === undefined ? Observed : PLANTS[plant];
-if (Kind === undefined) {
+/** What an adopted lease is with a fault. */
+const ADOPTED: Record<string, typeof AdoptsLate | typeof AdoptsOnce> = {
+  "adopts-late": AdoptsLate,
+  "adopts-once": AdoptsOnce,
+};
+
+const plant = argument("--plant") ?? "";
+if (plant !== "" && !(plant in PLANTS) && !(plant in ADOPTED)) {
   throw new Error(`no such plant: ${plant}`);
 }
 
 class ObservedFence extends Fence<any, any> {
   protected override make(spec: Spec<any, any>): Observed {
-    return new Kind!(spec);
+    return new (PLANTS[plant] ?? Observed)(spec);
+  }
+
+  protected override makeAdopted(spec: AdoptSpec<any, any>): Adopted<any, any> {
+    return new (ADOPTED[plant] ?? Adopted)(spec);
   }
 }
 
@@ -187,7 +216,7 @@ const ROLLBACK = new Error("rollback");
 const UPDATE = (value: string) => `UPDATE work SET value = '${value}' WHERE id = 1`;
 
 class Worker {
-  lease: Observed | undefined;
+  lease: Holding<any, any> | undefined;
   /** What is run in the transaction that is open. */
   run: Run | undefined;
   #side!: Side;
@@ -227,20 +256,33 @@ class Worker {
     say("acquired", { token: lease.token, deadline: lease.until() });
   }
 
-  #held(): Observed {
+  async adopt({ name, token, wait_ms = 0 }: Order): Promise<void> {
+    const adopted = await this.#fence.adopt(name, token, { wait: { milliseconds: wait_ms } });
+    if (adopted === null) {
+      return say("taken");
+    }
+    this.lease = adopted;
+    say("adopted", { token });
+  }
+
+  #held(): Holding<any, any> {
     if (this.lease === undefined) {
       throw new LeaseLost("gone", ["job"]);
     }
     return this.lease;
   }
 
+  #heldLease(): Observed {
+    return this.#held() as Observed;
+  }
+
   check(): void {
-    this.#held().check();
+    this.#heldLease().check();
     say("held");
   }
 
   async renew(): Promise<void> {
-    await this.#held().renew();
+    await this.#heldLease().renew();
     say("done");
   }
 
@@ -313,7 +355,7 @@ class Worker {
   }
 
   starve(): void {
-    this.#held().isStarved = true;
+    this.#heldLease().isStarved = true;
     say("done");
   }
 
@@ -321,7 +363,7 @@ class Worker {
     const lease = this.#held();
     await lease.release();
     if (lease.loss !== undefined) {
-      lease.check();
+      lease.refuseIfOver();
     }
     say("released");
   }
@@ -329,8 +371,8 @@ class Worker {
   lead({ name, ttl_ms }: Order): void {
     const { signal } = (this.#stop = new AbortController());
     const work = async (lease: Lease<any, any>, ends: AbortSignal) => {
-      this.lease = lease as Observed;
-      say("leading", { token: lease.token, deadline: this.lease.until() });
+      this.lease = lease;
+      say("leading", { token: lease.token, deadline: (lease as Observed).until() });
       await new Promise((_, reject) => ends.addEventListener("abort", () => reject(ends.reason)));
     };
     this.#leading = this.#fence.lead(name, work, { ttl: { milliseconds: ttl_ms }, signal }).then(

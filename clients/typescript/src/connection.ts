@@ -72,6 +72,9 @@ export function sendCancel(socket: Socket, pid: number, secret: number): void {
 /** What a setting in milliseconds holds: the server refuses more. */
 const LONGEST_TIMEOUT_MS = 2 ** 31 - 1;
 
+/** How long a statement that was cancelled may take to end. */
+const CANCEL_AGAIN_MS = 1000;
+
 /** A lease's own connection: opened when it is needed, again after it was broken off. */
 export class OwnConnection {
   #connection: Connection | undefined;
@@ -142,6 +145,26 @@ export class OwnConnection {
     if (this.#isCancellable) {
       this.#isCancelled = true;
       this.#connection?.cancel();
+    }
+  }
+
+  /** Does `work`, whose `call` the server is asked to end once the signal is aborted, the reason of which is thrown. */
+  async cancelledBy<T>(signal: AbortSignal | undefined, work: () => Promise<T>): Promise<T> {
+    let again: NodeJS.Timeout | undefined;
+    const giveUp = () => {
+      this.cancel();
+      // A request that comes before the statement does is lost, hence more than one.
+      again = setTimeout(giveUp, CANCEL_AGAIN_MS);
+    };
+    signal?.throwIfAborted();
+    signal?.addEventListener("abort", giveUp);
+    try {
+      return await work();
+    } catch (error) {
+      throw signal?.aborted ? signal.reason : error;
+    } finally {
+      clearTimeout(again);
+      signal?.removeEventListener("abort", giveUp);
     }
   }
 

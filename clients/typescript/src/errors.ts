@@ -102,8 +102,12 @@ export function transactionLost(error: unknown, sqlstate?: string, message = Str
 
 /** Whether a heartbeat that failed so will fail again, so that there is nothing to wait for. */
 export function isPermanent(error: unknown): boolean {
-  const sqlstate = [...chain(error)].map(({ one }) => sqlstateOf(one)).find((found) => found !== undefined);
-  return /^(22|28|3D|3F|42|0A000$|55000$)/.test(sqlstate ?? "");
+  return /^(22|28|3D|3F|42|0A000$|55000$)/.test(sqlstateIn(error) ?? "");
+}
+
+/** That of the server, however deep it is wrapped. */
+export function sqlstateIn(error: unknown): string | undefined {
+  return [...chain(error)].map(({ one }) => sqlstateOf(one)).find((found) => found !== undefined);
 }
 
 interface Link {

@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from "node:timers/promises";
 
+import { Adopted, type AdoptOptions, type AdoptSpec } from "./adopted.js";
 import { spanMs, type Span } from "./clock.js";
 import type { Driver } from "./connection.js";
 import { classify, isPermanent, LeaseLost, NotSpeaking, StaleToken } from "./errors.js";
@@ -48,6 +49,24 @@ export class Fence<On, Tx> {
 
   protected make(spec: Spec<On, Tx>): Lease<On, Tx> {
     return new Lease(spec);
+  }
+
+  /**
+   * Makes a lease known that somebody else has granted (etcd, ZooKeeper, Redis, another database), under the number
+   * that it has there. Null: a transaction guards an older one, and did so for as long as we waited; then that one has
+   * ended all the same, and it is to be tried again.
+   *
+   * Throws StaleToken where the name has had a greater number, or this one was released.
+   */
+  async adopt(name: string, token: number | bigint, options: AdoptOptions = {}): Promise<Adopted<On, Tx> | null> {
+    const { holder = uniqueHolder(), metadata, wait = { seconds: 0 }, signal } = options;
+    const place = { names: [name], driver: this.#driver, schema: this.#schema };
+    const adopted = this.makeAdopted({ ...place, token, holder, metadata });
+    return (await adopted.adopt(wait, signal)) ? adopted : null;
+  }
+
+  protected makeAdopted(spec: AdoptSpec<On, Tx>): Adopted<On, Tx> {
+    return new Adopted(spec);
   }
 
   /**

@@ -1,6 +1,6 @@
 import { valueOf, type Transaction } from "./connection.js";
 import { classify, LeaseLost, NotSpeaking, StaleToken, TransactionLost } from "./errors.js";
-import type { Lease } from "./lease.js";
+import type { Holding } from "./holding.js";
 
 /** Runs a query in a transaction that is open already, as an ORM does it. */
 export type Query = (sql: string) => PromiseLike<unknown>;
@@ -30,7 +30,7 @@ export function openTransaction<Tx>(query: Query): Transaction<Tx> {
 
 /** Runs `work` in a transaction under the lease. */
 export async function run<On, Tx, T>(
-  lease: Lease<On, Tx>,
+  lease: Holding<On, Tx>,
   transaction: Transaction<Tx>,
   kind: Kind,
   release: boolean,
@@ -66,7 +66,7 @@ export async function run<On, Tx, T>(
 }
 
 async function begin<On, Tx>(
-  lease: Lease<On, Tx>,
+  lease: Holding<On, Tx>,
   transaction: Transaction<Tx>,
   kind: Kind,
   cut: () => void,
@@ -75,14 +75,17 @@ async function begin<On, Tx>(
     // From here on a loss breaks the connection off, where it hangs, too.
     lease.enter(cut);
     try {
+      if (lease.isInDoubt) {
+        await lease.mend();
+      }
       const tx = await transaction.begin(lease.firstOf(kind));
-      lease.check();
+      lease.refuseIfOver();
       return tx;
     } catch (error) {
       const told = await rolledBack(lease, transaction, error);
-      // After a failover no token speaks until its holder has renewed.
-      const mayMend = told instanceof NotSpeaking && transaction.isOurs && !isMended;
-      if (!mayMend || (await lease.renew()) === null) {
+      // After a failover no token speaks until its holder has renewed, or adopted again.
+      const mayMend = transaction.isOurs && !isMended && lease.canMend(told);
+      if (!mayMend || !(await lease.mend())) {
         throw told;
       }
     }
@@ -90,13 +93,13 @@ async function begin<On, Tx>(
 }
 
 /** Rolls back, and returns what is to be told. */
-async function rolledBack<On, Tx>(lease: Lease<On, Tx>, transaction: Transaction<Tx>, error: unknown): Promise<unknown> {
+async function rolledBack<On, Tx>(lease: Holding<On, Tx>, transaction: Transaction<Tx>, error: unknown): Promise<unknown> {
   // The error that led here is the one to tell, not that of a rollback.
   await transaction.rollback().catch(() => {});
   return toldBy(lease, transaction, error);
 }
 
-async function commit<On, Tx>(lease: Lease<On, Tx>, transaction: Transaction<Tx>): Promise<void> {
+async function commit<On, Tx>(lease: Holding<On, Tx>, transaction: Transaction<Tx>): Promise<void> {
   try {
     await transaction.commit();
   } catch (error) {
@@ -109,7 +112,7 @@ async function commit<On, Tx>(lease: Lease<On, Tx>, transaction: Transaction<Tx>
 }
 
 /** The typed error, where it is one. A connection that was broken off because of a loss tells the loss. */
-function toldBy<On, Tx>(lease: Lease<On, Tx>, transaction: Transaction<Tx>, error: unknown): unknown {
+function toldBy<On, Tx>(lease: Holding<On, Tx>, transaction: Transaction<Tx>, error: unknown): unknown {
   let found = classify(error);
   if (found instanceof TransactionLost && found.sqlstate === undefined) {
     if (transaction.showsConnection && transaction.broken === undefined) {

@@ -4,6 +4,7 @@
  *
  * @module
  */
+export type { Adopted, AdoptOptions } from "./adopted.js";
 export type { Span } from "./clock.js";
 export {
   CannotBeFenced,
@@ -19,4 +20,5 @@ export {
 } from "./errors.js";
 export type { FenceOptions, LeadOptions } from "./fence.js";
 export type { Query } from "./guarded.js";
-export type { Ending, Lease, LeaseOptions } from "./lease.js";
+export type { Ending, Holding } from "./holding.js";
+export type { Lease, LeaseOptions } from "./lease.js";

@@ -1,18 +1,11 @@
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
-import { debuglog } from "node:util";
 
 import { LONGEST_TIMER_MS, LOOK_AGAIN_MS, now, spanMs, type Span } from "./clock.js";
-import { literal, OwnConnection, type Driver } from "./connection.js";
-import { isPermanent, LeaseLost, type LossReason } from "./errors.js";
-import { openTransaction, run, type Kind, type Query } from "./guarded.js";
-
-/** NODE_DEBUG=pg_fence shows it. */
-const log = debuglog("pg_fence");
-
-/** How long a statement that was cancelled may take to end. */
-const CANCEL_AGAIN_MS = 1000;
+import { literal, OwnConnection } from "./connection.js";
+import { isPermanent, LeaseLost, NotSpeaking, type LossReason } from "./errors.js";
+import { Holding, log, type Place } from "./holding.js";
 
 /** How a lease is asked for. */
 export interface LeaseOptions {
@@ -34,19 +27,8 @@ export interface LeaseOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
-/** How a transaction under a lease ends. */
-export interface Ending {
-  /** Its last statement gives the lease back. */
-  readonly release?: boolean;
-}
-
 /** What a lease is made from. */
-export interface Spec<On, Tx> extends LeaseOptions {
-  readonly names: readonly string[];
-  readonly driver: Driver<On, Tx>;
-  /** In front of the name of a function. */
-  readonly schema: string;
-}
+export interface Spec<On, Tx> extends LeaseOptions, Place<On, Tx> {}
 
 /** What the view of all leases shows as the holder, unless one is named. */
 export function uniqueHolder(): string {
@@ -56,14 +38,9 @@ export function uniqueHolder(): string {
 /**
  * A lease that is kept by a connection of its own, until it is released or lost. `Fence.lease` makes it.
  */
-export class Lease<On = never, Tx = never> implements AsyncDisposable {
-  readonly names: readonly string[];
+export class Lease<On = never, Tx = never> extends Holding<On, Tx> {
   /** The token that the acquire returned; it serves for as long as the lease is held. */
   token = 0;
-  /** Why the lease was lost, once it was. */
-  loss: LeaseLost | undefined;
-  /** @internal Somebody was refused with the loss. */
-  isTold = false;
   protected readonly own: OwnConnection;
   /** On the clock of `now`. */
   protected deadline = -Infinity;
@@ -87,8 +64,8 @@ export class Lease<On = never, Tx = never> implements AsyncDisposable {
   #isReleased = false;
 
   constructor(spec: Spec<On, Tx>) {
+    super(spec);
     this.#spec = spec;
-    this.names = spec.names;
     this.#ttlMs = spanMs("ttl", spec.ttl ?? { seconds: 30 });
     this.#waitMs = spanMs("wait", spec.wait ?? { seconds: 0 });
     if (this.#ttlMs <= 0 || this.#waitMs < 0) {
@@ -125,14 +102,6 @@ export class Lease<On = never, Tx = never> implements AsyncDisposable {
     }
   }
 
-  /** @internal The loss, to be told. */
-  lost(cause?: unknown): LeaseLost {
-    this.isTold = true;
-    const reason = this.loss?.reason ?? "released";
-    // A new one each time: an error keeps the trace of where it was made.
-    return new LeaseLost(reason, this.names, cause ?? this.loss?.cause);
-  }
-
   /** Sleeps; throws LeaseLost as soon as the lease is lost. */
   async wait(span: Span): Promise<void> {
     const end = now() + spanMs("a wait", span);
@@ -158,46 +127,10 @@ export class Lease<On = never, Tx = never> implements AsyncDisposable {
     return this.#renewed;
   }
 
-  /**
-   * A transaction during which nobody else is granted the lease, and whose writes present its token. It does not begin
-   * when the lease is lost. With `release`, its end releases the lease.
-   *
-   * Where a transaction is open already on that connection, it is guarded from here on, and its end is left to whoever
-   * began it; a function runs a query in a transaction that an ORM has opened.
-   */
-  guard<T>(on: On, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T>;
-  guard<T>(on: Query, work: () => Promise<T>, options?: Ending): Promise<T>;
-  guard<T>(on: On | Query, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T> {
-    return this.#transact("guard", on, work, options);
-  }
-
-  /**
-   * As `guard`, without a lock: its writes present the token, and somebody else may be granted the lease until one of
-   * them is to a bound table.
-   */
-  present<T>(on: On, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T>;
-  present<T>(on: Query, work: () => Promise<T>, options?: Ending): Promise<T>;
-  present<T>(on: On | Query, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T> {
-    return this.#transact("present", on, work, options);
-  }
-
-  #transact<T>(kind: Kind, on: On | Query, work: (tx: Tx) => Promise<T>, options: Ending = {}): Promise<T> {
-    const transaction = isQuery(on) ? openTransaction<Tx>(on) : this.#spec.driver.transaction(on);
-    return run(this, transaction, kind, options.release ?? false, work);
-  }
-
   /** Gives it back. No error where that fails: then it ends at its ttl. */
   release(): Promise<void> {
     this.isEnding = true;
     return (this.#releasing ??= this.#giveBack());
-  }
-
-  /** Releases, and throws LeaseLost where the block would otherwise end in good order after a loss. */
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.release();
-    if (this.loss !== undefined && !this.isTold) {
-      throw this.lost();
-    }
   }
 
   // Acquire
@@ -205,28 +138,19 @@ export class Lease<On = never, Tx = never> implements AsyncDisposable {
   /** @internal Whether the lease could be had. */
   async acquire(): Promise<boolean> {
     const signal = this.#spec.signal;
-    let again: NodeJS.Timeout | undefined;
-    const giveUp = () => {
-      this.own.cancel();
-      // A request that comes before the statement does is lost, hence more than one.
-      again = setTimeout(giveUp, CANCEL_AGAIN_MS);
-    };
-    signal?.throwIfAborted();
-    signal?.addEventListener("abort", giveUp);
     try {
-      const taken = await this.#take();
-      if (signal?.aborted) {
-        // The grant came all the same.
-        await this.release();
-        throw signal.reason;
-      }
-      return taken;
+      return await this.own.cancelledBy(signal, async () => {
+        const taken = await this.#take();
+        if (signal?.aborted) {
+          // The grant came all the same.
+          await this.release();
+          throw signal.reason;
+        }
+        return taken;
+      });
     } catch (error) {
       await this.own.close(this.#thirdMs);
-      throw signal?.aborted ? signal.reason : error;
-    } finally {
-      clearTimeout(again);
-      signal?.removeEventListener("abort", giveUp);
+      throw error;
     }
   }
 
@@ -257,13 +181,13 @@ export class Lease<On = never, Tx = never> implements AsyncDisposable {
     if (this.names.length === 1) {
       const wait = `'${this.#waitMs} milliseconds'::interval`;
       const kind = `${shared}, ${slots}, ${reclaim}, ${session}`;
-      const call = `lease_acquire(${this.#name()}, ${holder}, ${ttl}, ${wait}, ${json}::jsonb, ${kind})`;
-      return this.own.call(this.#thirdMs + this.#waitMs, this.#sql(call));
+      const call = `lease_acquire(${this.nameInSql()}, ${holder}, ${ttl}, ${wait}, ${json}::jsonb, ${kind})`;
+      return this.own.call(this.#thirdMs + this.#waitMs, this.sql(call));
     }
-    const call = `lease_acquire_all(${this.#name()}, ${holder}, ${ttl}, ${json}::jsonb, ${session})`;
+    const call = `lease_acquire_all(${this.nameInSql()}, ${holder}, ${ttl}, ${json}::jsonb, ${session})`;
     const until = now() + this.#waitMs;
     for (;;) {
-      const token = await this.own.call(this.#thirdMs, this.#sql(call));
+      const token = await this.own.call(this.#thirdMs, this.sql(call));
       if (token !== null || now() >= until) {
         return token;
       }
@@ -329,7 +253,7 @@ export class Lease<On = never, Tx = never> implements AsyncDisposable {
   }
 
   protected async askToRenew(): Promise<number | null> {
-    return tokenOf(await this.own.callWithin(this.#thirdMs, this.#onNames("lease_renew")));
+    return tokenOf(await this.own.callWithin(this.#thirdMs, this.onNames("lease_renew")));
   }
 
   /** Granted or renewed by a call that was begun at `before`: from there the ttl counts. */
@@ -370,7 +294,7 @@ export class Lease<On = never, Tx = never> implements AsyncDisposable {
     await this.#beating;
     if (this.#isHeld && this.loss === undefined && !this.#isReleased) {
       try {
-        if ((await this.own.callWithin(this.#thirdMs, this.#onNames("lease_release"))) === null) {
+        if ((await this.own.callWithin(this.#thirdMs, this.onNames("lease_release"))) === null) {
           this.lose("gone");
         }
       } catch (error) {
@@ -382,81 +306,57 @@ export class Lease<On = never, Tx = never> implements AsyncDisposable {
     await this.own.close(this.#thirdMs);
   }
 
-  // Its SQL
-
-  #sql(call: string): string {
-    return `SELECT ${this.#spec.schema}${call}`;
-  }
-
-  #name(): string {
-    const names = this.names.map(literal);
-    return names.length > 1 ? `ARRAY[${names.join(", ")}]::text[]` : `${names[0]}::text`;
-  }
-
-  #onNames(call: "lease_renew" | "lease_release"): string {
-    const all = this.names.length > 1 ? "_all" : "";
-    return this.#sql(`${call}${all}(${this.#name()}, ${this.token}::bigint)`);
-  }
-
-  /** @internal What a transaction of that kind begins with. */
-  firstOf(kind: Kind): string[] {
-    if (kind === "present") {
-      // As text: there is no set_config that takes a number.
-      return [`SELECT set_config('pg_fence.token', '${this.token}', true)`];
-    }
-    const guard = (name: string) => this.#sql(`lease_guard(${literal(name)}::text, ${this.token}::bigint)`);
-    return [...this.names].sort().map(guard);
-  }
-
   // For the transactions under it
 
-  /** @internal From here on a loss calls `cut`. Throws LeaseLost. */
-  enter(cut: () => void): void {
+  /** @internal */
+  refuseIfOver(): void {
     this.check();
+  }
+
+  /** @internal */
+  canMend(error: unknown): boolean {
+    return error instanceof NotSpeaking;
+  }
+
+  /** @internal */
+  async mend(): Promise<boolean> {
+    return (await this.renew()) !== null;
+  }
+
+  /** @internal */
+  override enter(cut: () => void): void {
+    super.enter(cut);
     this.#cuts.add(cut);
   }
 
   /** @internal */
-  leave(cut: () => void): void {
+  override leave(cut: () => void): void {
     this.#cuts.delete(cut);
   }
 
-  /** @internal The server refused a write: the next renewal tells whether the lease is lost. */
+  /** @internal */
   beatSoon(): void {
     this.#nextBeat = -Infinity;
     this.#plan();
   }
 
-  /** @internal Waits for a renewal that is under way, and has no other begin: it would wait for the release. */
-  async pause(): Promise<void> {
+  /** @internal */
+  override async pause(): Promise<void> {
     this.#pauses += 1;
     await this.#beating;
   }
 
   /** @internal */
-  goOn(): void {
+  override goOn(): void {
     this.#pauses -= 1;
     this.#plan();
   }
 
-  /** @internal Releases it in a transaction of its holder's. */
-  async releaseBy(value: (sql: string) => Promise<unknown>): Promise<void> {
-    if (((await value(this.#onNames("lease_release"))) ?? null) === null) {
-      this.lose("gone");
-      this.check();
-    }
-  }
-
-  /** @internal That transaction was committed. */
+  /** @internal */
   async hasBeenReleased(): Promise<void> {
     this.#isReleased = true;
     await this.release();
   }
-}
-
-function isQuery(on: unknown): on is Query {
-  // The `sql` of postgres is a function, too.
-  return typeof on === "function" && !("unsafe" in on);
 }
 
 /** Tokens stay below 2^53 for longer than anybody will care: a number is exact. */

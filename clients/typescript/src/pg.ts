@@ -7,6 +7,7 @@ import { connect } from "node:net";
 import type { Duplex } from "node:stream";
 import pg from "pg";
 
+import type { Adopted as AnyAdopted } from "./adopted.js";
 import { sendCancel, valueOf, type Connection, type Driver, type Transaction } from "./connection.js";
 import { Fence as AnyFence, type FenceOptions } from "./fence.js";
 import type { Lease as AnyLease } from "./lease.js";
@@ -19,6 +20,8 @@ export type Source = string | pg.ClientConfig | pg.Pool;
 export type On = pg.Pool | pg.ClientBase;
 /** A lease of this driver's. */
 export type Lease = AnyLease<On, pg.ClientBase>;
+/** An adopted one. */
+export type Adopted = AnyAdopted<On, pg.ClientBase>;
 
 /** Where leases come from. */
 export class Fence extends AnyFence<On, pg.ClientBase> {

@@ -6,6 +6,7 @@
 import { connect, type Socket } from "node:net";
 import postgres from "postgres";
 
+import type { Adopted as AnyAdopted } from "./adopted.js";
 import { sendCancel, valueOf, type Connection, type Driver, type Transaction } from "./connection.js";
 import { Fence as AnyFence, type FenceOptions } from "./fence.js";
 import type { Lease as AnyLease } from "./lease.js";
@@ -21,6 +22,8 @@ export type Source = string | postgres.Options<any> | Sql;
 export type On = Sql | TransactionSql;
 /** A lease of this driver's. */
 export type Lease = AnyLease<On, TransactionSql>;
+/** An adopted one. */
+export type Adopted = AnyAdopted<On, TransactionSql>;
 
 /** Where leases come from. */
 export class Fence extends AnyFence<On, TransactionSql> {

@@ -45,9 +45,15 @@ async function switches(query: Query, tables: readonly string[] | undefined): Pr
               FROM pg_trigger t
               JOIN pg_class c ON c.oid = t.tgrelid
               JOIN pg_namespace n ON n.oid = c.relnamespace
-              JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = t.tgfoid AND d.deptype = 'e'
-              JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND e.oid = d.refobjid
-             WHERE e.extname = 'pg_fence' AND t.tgparentid = 0 AND t.tgenabled <> 'D' AND ${only}) AS triggers`));
+              JOIN pg_proc p ON p.oid = t.tgfoid
+             WHERE t.tgparentid = 0 AND t.tgenabled <> 'D' AND ${only}
+               AND (EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_fence'
+                             WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+                               AND d.refclassid = 'pg_extension'::regclass)
+                    -- pg_fence_lite, which is no extension
+                    OR p.proname = 'fenced' AND EXISTS (SELECT FROM pg_namespace f
+                             WHERE f.nspname = 'fence' AND f.nspowner = p.proowner
+                               AND starts_with(obj_description(f.oid, 'pg_namespace'), 'pg_fence_lite')))) AS triggers`));
   return JSON.parse(String(found)) as [string[], string[]];
 }
 

@@ -17,7 +17,9 @@ import postgres from "postgres";
 import { DataTypes, Sequelize } from "sequelize";
 import { DataSource, EntitySchema } from "typeorm";
 
-import { classify, FenceError, LeaseLost, NoToken, NotSpeaking, TransactionLost, type Lease } from "../dist/index.js";
+import {
+  classify, FenceError, LeaseLost, NoToken, NotSpeaking, StaleToken, TransactionLost, type Adopted, type Lease,
+} from "../dist/index.js";
 import * as onPg from "../dist/pg.js";
 import * as onPostgres from "../dist/postgres.js";
 import { unfenced } from "../dist/testing.js";
@@ -106,6 +108,136 @@ test("bad input is the server's error", async () => {
   const error = await errorOf(() => fence.lease(""));
   assert.equal(error.code, "22023");
   assert.equal(classify(error), undefined);
+});
+
+const PAY = "UPDATE orders SET status = 'paid' WHERE id = 10";
+const SEND = "UPDATE orders SET status = 'sent' WHERE id = 10";
+
+/** As a failover to a standby that has missed the adoption does. */
+async function forget(): Promise<void> {
+  await value("SELECT lease_revoke('order:10')");
+  await value("SELECT lease_forget('order:10')");
+}
+
+async function adopt(token: number | bigint, options = {}): Promise<Adopted<any, any>> {
+  const adopted = await fence.adopt("order:10", token, options);
+  assert.ok(adopted);
+  return adopted;
+}
+
+/** With an order whose lease somebody else grants. */
+async function withAdopted(work: () => Promise<void>): Promise<void> {
+  await admin.query(`
+    SELECT fence_unprotect('orders');
+    INSERT INTO orders VALUES (10, 'new');
+    SELECT fence_protect('orders', lease => 'order:{id}');
+  `);
+  await work();
+  assert.equal(await value("SELECT count(*)::int FROM lease_info('order:10') WHERE state = 'held'"), 0);
+  await forget();
+}
+
+const order = () => value("SELECT status || ' ' || coalesce(fence, 0) FROM orders WHERE id = 10");
+
+test("an adopted lease's number is judged", () => withAdopted(async () => {
+  const number = 2n ** 60n;
+  const first = await adopt(number, { holder: "it's A", metadata: { run: 7 } });
+  const shown = await value("SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info('order:10')");
+  assert.equal(shown, `it's A {"run": 7} true`);
+  await first.guard(on, (tx) => run(tx, PAY));
+  await first.present(on, (tx) => run(tx, PAY));
+  assert.equal(await order(), `paid ${number}`);
+  {
+    await using second = await adopt(number + 1n);
+    assert.ok((await errorOf(() => first.present(on, (tx) => run(tx, SEND)))) instanceof NotSpeaking);
+    // Refused once, it looks before it begins.
+    assert.ok((await errorOf(() => first.present(on, () => assert.fail("it is stale")))) instanceof StaleToken);
+    const stale = await errorOf(() => first.guard(on, () => assert.fail("it is stale")));
+    assert.ok(stale instanceof StaleToken && stale.hint !== undefined);
+    assert.ok((await errorOf(() => adopt(number))) instanceof StaleToken);
+    await second.guard(on, (tx) => run(tx, SEND));
+  }
+  const lost = await errorOf(async () => {
+    await using _ = first;
+  });
+  assert.ok(lost instanceof LeaseLost && lost.reason === "gone");
+  assert.equal(await order(), `sent ${number + 1n}`);
+}));
+
+const WAITS_TO_ADOPT =
+  "SELECT count(*)::int FROM pg_stat_activity WHERE query LIKE 'SELECT lease_adopt%' AND state = 'active'";
+
+test("an adoption is null while an older one is guarded", () => withAdopted(async () => {
+  let waits: Promise<unknown> = Promise.resolve();
+  await (await adopt(33)).guard(on, async (tx) => {
+    await run(tx, PAY);
+    assert.equal(await fence.adopt("order:10", 34), null);
+    const stop = new AbortController();
+    const givenUp = errorOf(() => adopt(35, { wait: { minutes: 5 }, signal: stop.signal }));
+    while ((await value(WAITS_TO_ADOPT)) === 0) {}
+    stop.abort();
+    assert.equal(await givenUp, stop.signal.reason);
+    assert.equal(await value(WAITS_TO_ADOPT), 0);
+    waits = adopt(36, { wait: { minutes: 5 } }).then((adopted) => adopted.release());
+    while ((await value(WAITS_TO_ADOPT)) === 0) {}
+  });
+  await waits;
+  assert.equal(await order(), "paid 33");
+}));
+
+test("each transaction makes an adopted number known", () => withAdopted(async () => {
+  for (const level of ["read committed", "repeatable read"] as const) {
+    const options = `-c default_transaction_isolation=${level.replace(" ", "\\ ")}`;
+    const client = new pg.Client({ connectionString: URL, options });
+    const one = postgres(URL, { max: 1, onnotice() {}, connection: { default_transaction_isolation: level } });
+    const there: any = DRIVER === "pg" ? client : one;
+    await client.connect();
+    try {
+      const adopted = await adopt(33);
+      for (const silence of [forget, () => value("SELECT fence_new_epoch()")]) {
+        await silence();
+        await adopted.guard(there, (tx) => run(tx, PAY));
+        await silence();
+        assert.ok((await errorOf(() => adopted.present(there, (tx) => run(tx, PAY)))) instanceof NotSpeaking);
+        await adopted.present(there, (tx) => run(tx, PAY));
+      }
+      await adopted.release();
+      await forget();
+    } finally {
+      await Promise.all([client.end(), one.end()]);
+    }
+  }
+}));
+
+test("an older number may come first after a failover", () => withAdopted(async () => {
+  const newer = await adopt(34);
+  await forget();
+  const older = await adopt(33);
+  await older.guard(on, async (tx) => {
+    await run(tx, PAY);
+    const taken = await errorOf(() => newer.guard(on, () => assert.fail("the older one is guarded")));
+    assert.match(String(taken), /^FenceError: the lease order:10 is taken/);
+  });
+  await newer.guard(on, (tx) => run(tx, SEND));
+  await newer.release();
+  assert.equal(await order(), "sent 34");
+}));
+
+test("an adopted lease that was released is over", () => withAdopted(async () => {
+  const adopted = await adopt(33);
+  await adopted.guard(on, (tx) => run(tx, PAY), { release: true });
+  const over = await errorOf(() => adopted.guard(on, () => assert.fail("it is released")));
+  assert.ok(over instanceof LeaseLost && over.reason === "released");
+  await adopted.release();
+  assert.ok((await errorOf(() => adopt(33))) instanceof StaleToken);
+  assert.equal(await order(), "paid 33");
+}));
+
+test("a name is granted here or adopted, and a number is exact", async () => {
+  await using _ = await lease();
+  assert.equal((await errorOf(() => fence.adopt("order:7", 33))).code, "55000");
+  await assert.rejects(fence.adopt("order:10", 2 ** 60), RangeError);
+  await assert.rejects(fence.adopt("order:10", 33, { wait: 5 as any }), TypeError);
 });
 
 const WAITING =

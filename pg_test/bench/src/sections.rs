@@ -5,11 +5,13 @@ use crate::workbench::Workbench;
 use anyhow::Result;
 
 mod contended;
+mod databases;
 pub mod death;
 mod fence;
 mod growth;
 mod handover;
 mod instructions;
+mod lite;
 mod prefixes;
 mod startup;
 mod uncontended;
@@ -37,6 +39,8 @@ pub const ALL: &[Subject] = &[
     subject("growth", growth::measure),
     subject("startup", startup::measure),
     subject("prefixes", prefixes::measure),
+    subject("databases", databases::measure),
+    subject("lite", lite::measure),
     subject("instructions", instructions::measure),
     subject("counting", instructions::measure_counting),
 ];

@@ -1,16 +1,11 @@
 //! The server that is measured, and what stands beside it.
 
 use crate::Options;
-use anyhow::{Context, Result};
-use pg_test::cluster::free_port;
-use pg_test::rundir::RunDir;
-use pg_test::setup::{self, Package};
+use anyhow::Result;
+use pg_test::cluster::Builder;
 use pg_test::{Cluster, Conninfo, Database, Lab, Session};
-use std::net::TcpStream;
-use std::path::PathBuf;
-use std::process::{Child, Stdio};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
+use std::time::Instant;
 
 /// How many names the uncontended races spread over.
 pub const NAMES: usize = 10_000;
@@ -19,6 +14,11 @@ pub const NAMES: usize = 10_000;
 /// the middle of a slice.
 const SETTINGS: &[(&str, &str)] =
     &[("max_connections", "300"), ("max_wal_size", "8GB"), ("checkpoint_timeout", "1h")];
+
+fn server(lab: &Lab) -> Result<Cluster> {
+    let set = |builder: Builder, (name, value): &(&str, &str)| builder.set(name, value);
+    SETTINGS.iter().fold(lab.builder(), set).start()
+}
 
 /// A PostgreSQL of the bench's own, durable, its files on the disk.
 pub struct Workbench<'a> {
@@ -33,11 +33,7 @@ pub struct Workbench<'a> {
 
 impl<'a> Workbench<'a> {
     pub fn make(lab: &'a Lab, options: Options) -> Result<Workbench<'a>> {
-        let mut builder = lab.builder();
-        for (name, value) in SETTINGS {
-            builder = builder.set(name, value);
-        }
-        let cluster = builder.start()?;
+        let cluster = server(lab)?;
         cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
         let skipped = Mutex::new(Vec::new());
         Ok(Workbench { lab, options, cluster, skipped, started: Instant::now() })
@@ -47,6 +43,11 @@ impl<'a> Workbench<'a> {
     pub fn progress(&self, what: &str) {
         let seconds = self.started.elapsed().as_secs();
         eprintln!("{:>3}:{:02}  {what}", seconds / 60, seconds % 60);
+    }
+
+    /// Another server with the same settings.
+    pub fn another_server(&self) -> Result<Cluster> {
+        server(self.lab)
     }
 
     /// A database of its own on the server, with the extension.
@@ -106,51 +107,5 @@ impl<'a> Workbench<'a> {
                 self.options.slice().as_millis()
             ),
         ])
-    }
-}
-
-/// A server of another kind: started on loopback, with its files in the run directory. It ends
-/// with this value, and with the run at the latest.
-pub struct Daemon {
-    child: Child,
-    /// The port on 127.0.0.1.
-    pub port: u16,
-}
-
-impl Daemon {
-    /// Installs the package if it is missing and starts `program` with what `arguments` makes of
-    /// a directory and a port.
-    pub fn start(
-        rundir: &Arc<RunDir>,
-        package: Package,
-        program: &str,
-        arguments: impl Fn(&PathBuf, u16) -> Vec<String>,
-    ) -> Result<Daemon> {
-        setup::ensure(&[package])?;
-        let port = free_port()?;
-        let dir = rundir.path().join(format!("peer-{port}"));
-        std::fs::create_dir(&dir)?;
-        let log = std::fs::File::create(dir.join("log"))?;
-        let child = rundir
-            .command(program)
-            .args(arguments(&dir, port))
-            .current_dir(&dir)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("cannot start {program}"))?;
-        let daemon = Daemon { child, port };
-        pg_test::process::wait_until(program, Duration::from_secs(20), || {
-            TcpStream::connect(("127.0.0.1", port)).is_ok()
-        })?;
-        Ok(daemon)
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

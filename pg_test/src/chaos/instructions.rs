@@ -22,8 +22,14 @@ pub struct Leases {
     pub exclusive: i32,
     /// Whether there are leases that several may hold at once.
     pub multi_holder: bool,
+    /// Whether two are acquired at once.
+    pub several: bool,
+    /// Whether grants end with their session.
+    pub sessions: bool,
     /// How many there are that a lock service grants.
     pub adopted: usize,
+    /// Whether it is mostly these that are fought for.
+    pub mostly_adopted: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

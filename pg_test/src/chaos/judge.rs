@@ -4,9 +4,10 @@ mod holds;
 mod losses;
 mod order;
 mod sessions;
+pub(super) mod stale;
 #[cfg(test)]
 mod tests;
-mod transaction;
+pub(super) mod transaction;
 
 use super::evidence::Evidence;
 use super::kind::Kind;
@@ -33,6 +34,8 @@ pub struct Findings {
     pub prepared: usize,
     /// Writes refused because their token was stale or did not speak.
     pub refused: usize,
+    /// Writes by an older number than one that a failover, which may lose what was committed, has lost.
+    pub let_pass: usize,
     /// Leases that passed on before their time because a session had ended.
     pub passed_on: usize,
     /// Transactions whose outcome nobody knows.
@@ -53,6 +56,7 @@ impl Findings {
             (&mut self.writes, further.writes),
             (&mut self.prepared, further.prepared),
             (&mut self.refused, further.refused),
+            (&mut self.let_pass, further.let_pass),
             (&mut self.passed_on, further.passed_on),
             (&mut self.unknown, further.unknown),
             (&mut self.tokens, further.tokens),
@@ -74,6 +78,7 @@ pub fn judge(evidence: &Evidence) -> Findings {
     order::writes_in_order(evidence, &mut findings);
     losses::nothing_lost(evidence, &transactions, &mut findings);
     holds::no_more_than_may(evidence, &transactions, &mut findings);
+    stale::none_commits(evidence, &transactions, &mut findings);
     sessions::end_their_grants(evidence, &transactions, &mut findings);
     findings.violations.extend_from_slice(&evidence.upkeep.findings);
     findings.violations.extend_from_slice(&evidence.crashes);

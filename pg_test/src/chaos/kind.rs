@@ -1,5 +1,7 @@
 //! What a lease of a run is for, which its number says.
 
+use std::ops::Range;
+
 /// A kind of lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -13,8 +15,11 @@ pub enum Kind {
     Adopted,
 }
 
-/// The leases that a lock service grants.
-pub const ADOPTED: [i32; 2] = [300, 301];
+/// So many leases that a lock service grants.
+pub fn adopted(number: usize) -> Range<i32> {
+    300..300 + number as i32
+}
+
 /// The leases that several may hold at once. All others are below.
 pub const MULTI_HOLDER: [i32; 3] = [100, 202, 203];
 

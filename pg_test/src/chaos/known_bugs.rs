@@ -2,8 +2,9 @@
 
 use super::nemesis::{Disturbance, Weights, ALL};
 use super::{run_for, Summary};
+use crate::edition;
 use crate::prefix::Prefix;
-use anyhow::{bail, Result};
+use anyhow::{bail, ensure, Result};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ pub enum KnownBug {
     SessionOutlived,
     /// An adoption does not take the lease alone
     NoAdoptLock,
+    /// An acquire decides by what it saw before the lock (of the lite edition only)
+    DecisionBeforeLock,
 }
 
 impl KnownBug {
@@ -44,6 +47,7 @@ impl KnownBug {
             KnownBug::NoTableLock => "no-table-lock",
             KnownBug::SessionOutlived => "session-outlived",
             KnownBug::NoAdoptLock => "no-adopt-lock",
+            KnownBug::DecisionBeforeLock => "decision-before-lock",
         }
     }
 
@@ -54,7 +58,10 @@ impl KnownBug {
             KnownBug::Now => ALL,
             KnownBug::NoStartMove => &[(Disturbance::KillServer, 1)],
             KnownBug::NoJump => &[(Disturbance::FailOver, 1)],
-            KnownBug::NoGuardLock => &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)],
+            // What is revoked is fought for at once.
+            KnownBug::NoGuardLock | KnownBug::DecisionBeforeLock => {
+                &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)]
+            }
             KnownBug::NoTableLock | KnownBug::NoAdoptLock => &[(Disturbance::FreezeWorker, 1)],
             KnownBug::SessionOutlived => &[(Disturbance::Terminate, 1)],
         }
@@ -66,7 +73,7 @@ impl KnownBug {
             KnownBug::TokenBeforeLock => &["came Grant"],
             KnownBug::Now => &["a grant lasted"],
             KnownBug::NoStartMove | KnownBug::NoJump => &["was seen twice", "had been seen"],
-            KnownBug::NoGuardLock | KnownBug::NoAdoptLock => {
+            KnownBug::NoGuardLock | KnownBug::NoAdoptLock | KnownBug::DecisionBeforeLock => {
                 &["replaced grant", "too many holders", "others had it"]
             }
             KnownBug::SessionOutlived => &["after the end of its session"],
@@ -93,7 +100,7 @@ impl KnownBug {
     /// How many leases there are to be fought for.
     pub(super) fn leases(self) -> i32 {
         match self {
-            KnownBug::TokenBeforeLock | KnownBug::NoGuardLock => 1,
+            KnownBug::TokenBeforeLock | KnownBug::NoGuardLock | KnownBug::DecisionBeforeLock => 1,
             _ => 3,
         }
     }
@@ -101,7 +108,14 @@ impl KnownBug {
 
 /// A PostgreSQL of its own with the extension that has the bug. `program` is the lab's binary.
 pub fn build_with(program: &Path, bug: KnownBug) -> Result<Arc<Prefix>> {
+    ensure!(bug != KnownBug::DecisionBeforeLock, "it is a bug of the lite edition: --edition lite");
     Prefix::with_bug(program, bug.name())
+}
+
+/// Has the lite edition installed with the bug, in this process and those that it starts.
+pub fn plant_in_lite(bug: KnownBug) -> Result<()> {
+    std::env::set_var(edition::BUG_VARIABLE, bug.name());
+    edition::lite_script().map(drop)
 }
 
 /// Runs again and again with that extension, until the bug is seen to break a promise; returns what shows it.

@@ -1,5 +1,5 @@
-//! A lock service that is none of the database's: a file for each lease, with a number that grows with every grant. What it
-//! knows outlives every server of the run; of its holders it hears nothing once they are frozen.
+//! Lock services that are none of the database's. That of the chaos run has a file for each lease, with a number that grows
+//! with every grant. What it knows outlives every server of the run; of its holders it hears nothing once they are frozen.
 
 use super::record::{now_us, TTL_MS};
 use anyhow::{Context, Result};
@@ -18,21 +18,24 @@ struct Grant {
     until: i64,
 }
 
-/// The service, as a worker uses it.
-pub struct LockService {
+/// A service that grants leases under numbers that grow, as a worker uses it.
+pub trait LockService {
+    /// Grants the lease for a while, or for a while longer: its number, or None where another one has it.
+    fn grant(&self, lease: i32) -> Result<Option<i64>>;
+
+    /// Gives it back, where the caller has it: the next grant has another number.
+    fn release(&self, lease: i32) -> Result<()>;
+}
+
+/// A service that is a directory of files.
+pub struct LockFiles {
     dir: PathBuf,
     /// Who asks.
     holder: (u32, u32),
 }
 
-impl LockService {
-    /// That of the run in this directory.
-    pub fn new(dir: &Path, worker: u32, incarnation: u32) -> LockService {
-        LockService { dir: dir.to_owned(), holder: (worker, incarnation) }
-    }
-
-    /// Grants the lease for a while, or for a while longer: its number, or None where another one has it.
-    pub fn grant(&self, lease: i32) -> Result<Option<i64>> {
+impl LockService for LockFiles {
+    fn grant(&self, lease: i32) -> Result<Option<i64>> {
         let mine = |number| Grant { number, holder: self.holder, until: now_us() + TTL_MS * 1000 };
         self.change(lease, |latest| {
             let next = match latest {
@@ -47,12 +50,18 @@ impl LockService {
         })
     }
 
-    /// Gives it back, where the caller has it: the next grant has another number.
-    pub fn release(&self, lease: i32) -> Result<()> {
+    fn release(&self, lease: i32) -> Result<()> {
         self.change(lease, |latest| {
             let own = latest.filter(|grant| grant.holder == self.holder);
             (own.map(|grant| Grant { until: 0, ..grant }), ())
         })
+    }
+}
+
+impl LockFiles {
+    /// Those of the run in this directory.
+    pub fn new(dir: &Path, worker: u32, incarnation: u32) -> LockFiles {
+        LockFiles { dir: dir.to_owned(), holder: (worker, incarnation) }
     }
 
     /// Changes what is known of a lease, one caller after the other.
@@ -93,14 +102,14 @@ mod tests {
     fn numbers_grow_with_every_grant_and_with_nothing_else() -> Result<()> {
         let dir = std::env::temp_dir().join(format!("lock-service-{}", std::process::id()));
         std::fs::create_dir_all(&dir)?;
-        let (a, b) = (LockService::new(&dir, 1, 0), LockService::new(&dir, 2, 0));
+        let (a, b) = (LockFiles::new(&dir, 1, 0), LockFiles::new(&dir, 2, 0));
         assert_eq!((a.grant(300)?, a.grant(300)?, b.grant(300)?), (Some(1), Some(1), None));
         b.release(300)?;
         assert_eq!(b.grant(300)?, None);
         a.release(300)?;
         assert_eq!((b.grant(300)?, a.grant(300)?), (Some(2), None));
         // Its next incarnation knows of nothing.
-        assert_eq!(LockService::new(&dir, 2, 1).grant(300)?, None);
+        assert_eq!(LockFiles::new(&dir, 2, 1).grant(300)?, None);
         assert!(a.grant(301)? > Some(1 << 40));
         std::fs::remove_dir_all(&dir)?;
         Ok(())

@@ -8,6 +8,7 @@ use super::instructions::Instructions;
 use super::record::now_us;
 use super::worker::DATABASE;
 use crate::client::{Conninfo, Session};
+use crate::edition;
 use crate::fault::Fault;
 use crate::prefix::Prefix;
 use anyhow::{Context, Result};
@@ -26,7 +27,8 @@ pub const PREPARATION: &str = "
     CREATE EXTENSION pg_repack;
     CREATE SCHEMA upkeep;
     CREATE TABLE upkeep.change (n bigserial PRIMARY KEY, relation regclass, old jsonb, new jsonb);
-    CREATE FUNCTION upkeep.capture() RETURNS trigger LANGUAGE plpgsql AS $$
+    -- Who writes the state may be a role of its own.
+    CREATE FUNCTION upkeep.capture() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
     BEGIN
         INSERT INTO upkeep.change (relation, old, new)
         VALUES (tg_relid, CASE WHEN tg_op <> 'INSERT' THEN to_jsonb(old) END,
@@ -38,9 +40,9 @@ pub const PREPARATION: &str = "
 pub const FILLER: &str = "DO $$
     BEGIN
         FOR batch IN 1..20 LOOP
-            PERFORM lease_acquire_all(
-                ARRAY(SELECT format('filler:%s:%s', batch, n) FROM generate_series(1, 500) AS n),
-                ttl => '1 ms');
+            FOR n IN 1..500 LOOP
+                PERFORM lease_acquire(format('filler:%s:%s', batch, n), ttl => '1 ms');
+            END LOOP;
             COMMIT;
         END LOOP;
     END$$";
@@ -49,6 +51,11 @@ pub const FILLER: &str = "DO $$
 pub const TABLESPACE: &str = "CREATE TABLESPACE aside LOCATION ''";
 
 pub use second_database::{CREATE as SECOND_DATABASE, NAME as SECOND};
+
+/// Whether there is a second database: what is done there, only an extension can be.
+pub fn has_second_database() -> bool {
+    !edition::is_lite()
+}
 
 /// A kind of maintenance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,9 +152,12 @@ impl Maintenance {
     pub fn start(prefix: Arc<Prefix>, instructions: PathBuf, seed: u64) -> Maintenance {
         let (over, beside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         let waits = Arc::new(AtomicBool::new(false));
-        second_database::work(&instructions, &beside, &waits);
+        if has_second_database() {
+            second_database::work(&instructions, &beside, &waits);
+        }
         slow_standby::answer(instructions.clone(), beside.clone(), waits, seed);
-        let threads = [JOBS, SECOND_JOBS].map(|jobs| {
+        let all = [Some(JOBS), has_second_database().then_some(SECOND_JOBS)];
+        let threads = all.into_iter().flatten().map(|jobs| {
             let told = over.clone();
             let mut round = Round {
                 prefix: prefix.clone(),
@@ -166,7 +176,7 @@ impl Maintenance {
                 Ok(round.upkeep)
             })
         });
-        Maintenance { threads: threads.into(), over, beside }
+        Maintenance { threads: threads.collect(), over, beside }
     }
 
     /// Has it begin nothing more.
@@ -480,7 +490,7 @@ fn indexes(session: &mut Session, which: &str) -> Answer<Vec<Index>> {
                 concat_ws(' AND ', pg_get_expr(indpred, indrelid),
                           pg_get_indexdef(indexrelid, 1, true) || ' IS NOT NULL'),
                 (SELECT string_agg(pg_get_indexdef(p.indexrelid, n, true), ', ' ORDER BY n)
-                   FROM pg_index p, generate_series(1, 2) AS n
+                   FROM pg_index p, generate_series(1, p.indnkeyatts) AS n
                   WHERE p.indrelid = i.indrelid AND p.indisprimary)
            FROM pg_index i JOIN pg_class c ON c.oid = indexrelid
            JOIN pg_namespace s ON s.oid = c.relnamespace JOIN pg_am ON pg_am.oid = c.relam

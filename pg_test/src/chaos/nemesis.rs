@@ -1,13 +1,14 @@
 //! What goes wrong in a run: chosen from a seed, done to real processes.
 
 use super::instructions::{Activity, Instructions, Leases};
-use super::kind::{Kind, ADOPTED, MULTI_HOLDER};
+use super::kind::{adopted, Kind, MULTI_HOLDER};
 use super::maintenance::{Maintenance, Upkeep};
 use super::record::now_us;
 use super::resolver::Resolver;
 use super::servers::Servers;
 use super::worker::{instructions_file, DATABASE};
 use super::worker_pool::WorkerPool;
+use crate::edition;
 use crate::prefix::Prefix;
 use crate::process::{self, PATIENCE};
 use anyhow::Result;
@@ -145,6 +146,9 @@ pub struct Nemesis {
     dir: PathBuf,
     instructions: Instructions,
     freezer: FrozenProcesses,
+    resolver: Option<Resolver>,
+    /// How many times as long as usual it pauses between two disturbances.
+    ease: u32,
     clock_is_off: bool,
     done: Vec<Disturbed>,
 }
@@ -173,23 +177,50 @@ impl Nemesis {
             dir,
             instructions,
             freezer,
+            resolver: None,
+            ease: 1,
             clock_is_off,
             done,
         })
     }
 
+    /// One of several, who pauses so many times as long.
+    pub fn at_ease(self, ease: u32) -> Nemesis {
+        Nemesis { ease, ..self }
+    }
+
     /// Lets the workers work, and does one thing after another until the time is over. Maintenance is done
     /// meanwhile, where a PostgreSQL is given whose programs can do it.
     pub fn disturb(&mut self, time: Duration, upkeep: Option<Arc<Prefix>>) -> Result<Upkeep> {
-        let end = Instant::now() + time;
-        let (instructions, log) = (instructions_file(&self.dir), self.dir.join("log/resolver"));
-        let mut resolver = Resolver::start(instructions, &log, self.seed)?;
         let instructions = instructions_file(&self.dir);
         let maintenance = upkeep.map(|prefix| Maintenance::start(prefix, instructions, self.seed));
-        self.workers.start()?;
+        self.begin()?;
+        self.strike_for(time)?;
+        if let Some(maintenance) = &maintenance {
+            maintenance.tell_to_end();
+        }
+        self.end()?;
+        let upkeep = match maintenance {
+            Some(maintenance) => maintenance.end(&mut self.servers.primary().connect(DATABASE)?)?,
+            None => Upkeep::default(),
+        };
+        self.servers.see_standby_through()?;
+        Ok(upkeep)
+    }
+
+    /// Lets the workers work.
+    pub fn begin(&mut self) -> Result<()> {
+        let (instructions, log) = (instructions_file(&self.dir), self.dir.join("log/resolver"));
+        self.resolver = Some(Resolver::start(instructions, &log, self.seed)?);
+        self.workers.start()
+    }
+
+    /// Does one thing after another until the time is over.
+    pub fn strike_for(&mut self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
         while Instant::now() < end {
-            let pause = Duration::from_millis(self.rng.random_range(80..500));
-            self.rest(pause);
+            let pause = Duration::from_millis(self.rng.random_range(80..500)) * self.ease;
+            self.rest(pause.min(end.saturating_duration_since(Instant::now())));
             self.servers.tend_standby();
             let total: u32 = self.weights.iter().map(|(_, weight)| weight).sum();
             let mut dice = self.rng.random_range(0..total);
@@ -216,17 +247,7 @@ impl Nemesis {
                 Err(error) => return Err(error),
             }
         }
-        if let Some(maintenance) = &maintenance {
-            maintenance.tell_to_end();
-        }
-        self.end()?;
-        resolver.end()?;
-        let upkeep = match maintenance {
-            Some(maintenance) => maintenance.end(&mut self.servers.primary().connect(DATABASE)?)?,
-            None => Upkeep::default(),
-        };
-        self.servers.see_standby_through()?;
-        Ok(upkeep)
+        Ok(())
     }
 
     pub fn done(&self) -> &[Disturbed] {
@@ -249,6 +270,11 @@ impl Nemesis {
 
     pub fn servers(&self) -> &Servers {
         &self.servers
+    }
+
+    /// Once everybody has stopped: the standby, where there is one, replays all that it was sent.
+    pub fn see_standby_through(&mut self) -> Result<()> {
+        self.servers.see_standby_through()
     }
 
     /// Lets time pass; workers that died meanwhile are started again.
@@ -290,6 +316,7 @@ impl Nemesis {
             }
             Disturbance::KillBackend => {
                 let Some(pid) = self.backend(false)? else { return Ok(None) };
+                self.prepare_for_start()?;
                 process::signal(pid, Signal::SIGKILL)?;
                 self.rest(Duration::from_millis(300));
                 self.servers.primary().wait_ready(Duration::from_secs(60))?;
@@ -311,10 +338,11 @@ impl Nemesis {
                 self.clock_is_off = seconds != 0;
             }
             Disturbance::Revoke => {
-                let Leases { exclusive, multi_holder, adopted } = self.instructions.leases;
-                let multi_holder = MULTI_HOLDER.iter().filter(|_| multi_holder);
-                let leases = multi_holder.chain(&ADOPTED[..adopted]).copied();
-                let leases: Vec<i32> = (0..exclusive).chain(leases).collect();
+                let Leases { exclusive, multi_holder, adopted: number, .. } =
+                    self.instructions.leases;
+                let multi_holder = MULTI_HOLDER.into_iter().filter(|_| multi_holder);
+                let leases: Vec<i32> =
+                    (0..exclusive).chain(multi_holder).chain(adopted(number)).collect();
                 let lease = leases[self.rng.random_range(0..leases.len())];
                 let mut session = self.servers.primary().connect(DATABASE)?;
                 session.run("SET statement_timeout = '2s'")?;
@@ -359,7 +387,19 @@ impl Nemesis {
         self.instructions.write(&instructions_file(&self.dir))
     }
 
+    /// Where tokens move on by the clock alone, it is right when a server starts: the lite edition says so of servers on
+    /// which it cannot have the log written.
+    fn prepare_for_start(&mut self) -> Result<()> {
+        let by_clock_alone = edition::is_lite() && self.servers.major_number() < 17;
+        if by_clock_alone {
+            self.set_clock_right()
+        } else {
+            Ok(())
+        }
+    }
+
     fn kill_server(&mut self) -> Result<()> {
+        self.prepare_for_start()?;
         let primary = self.servers.primary().clone();
         let asleep = self.rng.random_bool(0.7);
         if asleep {
@@ -421,13 +461,14 @@ impl Nemesis {
         self.freezer.forget_all_but(&self.workers.pids());
     }
 
-    /// The end: everyone wakes up and stops.
-    fn end(&mut self) -> Result<()> {
+    /// The end: everyone wakes up and stops; what was left prepared is finished.
+    pub fn end(&mut self) -> Result<()> {
         self.freezer.thaw_all();
         self.set_clock_right()?;
         self.servers.settle();
         self.tell(Activity::Stop)?;
         self.workers.dismiss(Duration::from_secs(20));
-        self.servers.primary().wait_ready(Duration::from_secs(60))
+        self.servers.primary().wait_ready(Duration::from_secs(60))?;
+        self.resolver.take().map_or(Ok(()), |mut resolver| resolver.end())
     }
 }

@@ -1,19 +1,20 @@
 //! Where a run takes place: a primary, a standby, and the tables.
 
-use super::kind::{row_of, ADOPTED, MULTI_HOLDER};
+use super::kind::{adopted, row_of, MULTI_HOLDER};
 use super::maintenance;
-use super::worker::DATABASE;
+use super::worker::{DATABASE, WORKER};
 use crate::cassert;
+use crate::client::Session;
 use crate::clock::Clock;
-use crate::cluster::{Builder, Cluster};
+use crate::cluster::{Builder, Cluster, STANDBY};
 use crate::dropped_files;
+use crate::edition;
 use crate::prefix::Prefix;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 const TABLES: &str = "
-    CREATE EXTENSION pg_fence;
     CREATE TABLE bound (id int PRIMARY KEY, version bigint NOT NULL, uid bigint);
     CREATE TABLE free (LIKE bound INCLUDING ALL);
     CREATE TABLE desk (id int PRIMARY KEY, lease int NOT NULL, version bigint NOT NULL, uid bigint);
@@ -26,10 +27,28 @@ const TABLES: &str = "
     CREATE TABLE writes (relation text, id int, lease int, version bigint, token bigint, first bigint,
                          uid bigint, current bigint);";
 
+/// What a run takes place on.
+#[derive(Debug, Clone, Copy)]
+pub struct Stage {
+    /// How many exclusive leases have a row to write.
+    pub leases: i32,
+    /// How many leases that a lock service grants have one.
+    pub adopted: usize,
+    /// How many workers have rows of their own, under the leases that several may hold at once; none: no such rows.
+    pub workers: u32,
+    /// Whether tables are maintained meanwhile.
+    pub maintains: bool,
+    /// Whether what is committed waits for the standby, also where there is none.
+    pub synchronous: bool,
+    /// Whether the rows are fenced. A run without must be found to be wrong.
+    pub fenced: bool,
+}
+
 /// The primary, the standby that is made or follows it, and the clock of both.
 pub struct Servers {
     prefix: Arc<Prefix>,
     clock: Clock,
+    synchronous: bool,
     primary: Arc<Cluster>,
     standby: Option<JoinHandle<Result<Cluster>>>,
     ready: Option<Cluster>,
@@ -38,31 +57,41 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts a primary with rows to write for so many leases and workers, and begins to make a standby.
-    pub fn prepare(
-        prefix: Arc<Prefix>,
-        leases: i32,
-        workers: u32,
-        maintains: bool,
-    ) -> Result<Servers> {
-        let clock = Clock::new(&prefix.rundir().path().join("clock"))?;
-        let primary = Arc::new(builder(&prefix, &clock).start()?);
-        primary.connect("postgres")?.run(&format!("CREATE DATABASE {DATABASE}"))?;
+    /// Starts a primary with rows to write, and begins to make a standby.
+    pub fn prepare(prefix: Arc<Prefix>, stage: Stage) -> Result<Servers> {
+        let Stage { leases, workers, synchronous, .. } = stage;
+        let clock = Clock::new(&prefix.new_dir("clock")?.join("clock"))?;
+        let primary = Arc::new(builder(&prefix, &clock, synchronous).start()?);
+        local(&primary, "postgres")?.run(&format!("CREATE DATABASE {DATABASE}"))?;
         let last = leases - 1;
-        let mut session = primary.connect(DATABASE)?;
+        let mut session = local(&primary, DATABASE)?;
+        if edition::is_lite() {
+            // As on a platform: by the owner of the database, who is no superuser.
+            session.run(&format!(
+                "CREATE ROLE keeper LOGIN; ALTER DATABASE {DATABASE} OWNER TO keeper; CREATE ROLE {WORKER} LOGIN"
+            ))?;
+            let keeper = primary.conninfo(DATABASE).user("keeper");
+            keeper.connect()?.run("CREATE EXTENSION pg_fence")?;
+        } else {
+            session.run("CREATE EXTENSION pg_fence")?;
+        }
         session.run(TABLES)?;
         session.run(&format!(
             "INSERT INTO bound SELECT i, 0 FROM generate_series(0, {last}) AS i;
              INSERT INTO free SELECT i, 0 FROM generate_series(0, {last}) AS i;
              INSERT INTO line SELECT i, 0 FROM generate_series(0, {last}) AS i"
         ))?;
-        for lease in ADOPTED {
+        for lease in adopted(stage.adopted) {
             session.run(&format!(
                 "INSERT INTO bound VALUES ({lease}, 0); INSERT INTO line VALUES ({lease}, 0)"
             ))?;
         }
-        session.run("SELECT fence_protect('bound', lease => 'job:{id}'), fence_protect('free')")?;
-        for lease in MULTI_HOLDER {
+        match stage.fenced {
+            true => session.run("SELECT fence_protect('bound', lease => 'job:{id}')")?,
+            false => session.run("ALTER TABLE bound ADD fence bigint")?,
+        }
+        session.run("SELECT fence_protect('free')")?;
+        for lease in MULTI_HOLDER.into_iter().filter(|_| workers > 0) {
             session.run(&format!("INSERT INTO line VALUES ({lease}, 0)"))?;
             for worker in 0..workers {
                 let (_, row) = row_of(lease, worker);
@@ -70,17 +99,30 @@ impl Servers {
             }
         }
         session.run("SELECT fence_protect('desk', lease => 'job:{lease}')")?;
-        if maintains {
+        if edition::is_lite() {
+            session.run(&format!(
+                "SELECT fence_grant('{WORKER}', level => 'adopter');
+                 GRANT ALL ON bound, free, desk, line, grants, writes TO {WORKER}"
+            ))?;
+        }
+        if stage.maintains {
             prefix.bring_repack()?;
             session.run(maintenance::PREPARATION)?;
             session.run(maintenance::FILLER)?;
             session.run(maintenance::TABLESPACE)?;
-            session.run(maintenance::SECOND_DATABASE)?;
+            if maintenance::has_second_database() {
+                session.run(maintenance::SECOND_DATABASE)?;
+            }
         }
         let (standby, ready, crashes) = (None, None, Vec::new());
-        let mut servers = Servers { prefix, clock, primary, standby, ready, crashes };
+        let mut servers = Servers { prefix, clock, synchronous, primary, standby, ready, crashes };
         servers.make_standby();
         Ok(servers)
+    }
+
+    /// The major version of PostgreSQL.
+    pub fn major_number(&self) -> u32 {
+        self.prefix.major_number()
     }
 
     pub fn primary(&self) -> &Arc<Cluster> {
@@ -110,7 +152,8 @@ impl Servers {
 
     /// Begins to make a standby.
     fn make_standby(&mut self) {
-        let (builder, primary) = (builder(&self.prefix, &self.clock), self.primary.clone());
+        let builder = builder(&self.prefix, &self.clock, self.synchronous);
+        let primary = self.primary.clone();
         self.standby = Some(std::thread::spawn(move || {
             let standby = builder.standby_of(&primary)?;
             standby.start()?;
@@ -203,8 +246,7 @@ impl Servers {
         self.crashes = self.crashes();
         self.primary = Arc::new(standby);
         // The first draw jumps; so does none of a standby that is made from here.
-        let mut session = self.primary.connect(DATABASE)?;
-        session.run("SELECT lease_acquire('failover', ttl => '1 ms')")?;
+        local(&self.primary, DATABASE)?.run("SELECT lease_acquire('failover', ttl => '1 ms')")?;
         self.make_standby();
         Ok(true)
     }
@@ -215,7 +257,12 @@ fn died(line: &str) -> bool {
     line.contains("was terminated by signal") && !line.contains("by signal 9")
 }
 
-fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {
+/// A session that waits for no standby.
+fn local(primary: &Cluster, database: &str) -> Result<Session> {
+    primary.conninfo(database).set("synchronous_commit", "local").connect()
+}
+
+fn builder(prefix: &Arc<Prefix>, clock: &Clock, synchronous: bool) -> Builder {
     // A killed process loses nothing of what the kernel has, so syncing would only cost time.
     let builder = Builder::new(prefix.clone()).without_fsync();
     // The log tells of processes that died of themselves, and of SQLSTATEs. Maintenance writes much, and a standby that is still
@@ -223,8 +270,12 @@ fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {
     let builder = builder.set("log_line_prefix", "%m [%p] %e %d ").set("log_checkpoints", "off");
     // A tablespace of that kind is in the data directory, so that a standby on the same machine has one of its own.
     let builder = builder.set("allow_in_place_tablespaces", "on").set("wal_log_hints", "on");
-    // For maintenance, which waits for it: what its commit drops is then known to the log long before other sessions.
-    let builder =
-        builder.set("synchronous_standby_names", "slow").set("synchronous_commit", "local");
+    let (name, commit) = match synchronous {
+        true => (STANDBY, "on"),
+        // For maintenance, which waits for it: what its commit drops is then known to the log long before other sessions.
+        false => ("slow", "local"),
+    };
+    let builder = builder.set("synchronous_standby_names", name).set("synchronous_commit", commit);
+    let builder = builder.set("wal_retrieve_retry_interval", "200ms");
     clock.give(builder.set("wal_keep_size", "1GB").set("max_connections", "60"))
 }

@@ -46,8 +46,7 @@ impl ChaosWorker {
             return self.end_in_two_phases(task.lease);
         }
         self.write(Event::Commit)?;
-        self.committing = true;
-        self.sql("COMMIT")?;
+        self.end("COMMIT")?;
         for (lease, held) in change {
             match held {
                 Some(held) => {
@@ -81,8 +80,7 @@ impl ChaosWorker {
         let held = (self.held.remove(&lease), self.lost.remove(&lease));
         self.prepared_for.push(lease);
         self.write(Event::Prepare)?;
-        self.committing = true;
-        self.sql(&format!("PREPARE TRANSACTION '{}'", resolver::gid_of(id)))?;
+        self.end(&format!("PREPARE TRANSACTION '{}'", resolver::gid_of(id)))?;
         self.write(Event::Prepared)?;
         if self.rng.random_bool(0.3) {
             return Ok(Outcome::Prepared);

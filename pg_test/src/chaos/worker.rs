@@ -1,20 +1,28 @@
 //! A worker process: it takes leases, writes fenced rows, and writes down what it asked and saw.
 
 use super::instructions::{Activity, Instructions, Leases};
-use super::kind::{Kind, ADOPTED, MULTI_HOLDER};
-use super::lock_service::LockService;
+use super::kind::{adopted, Kind, MULTI_HOLDER};
+use super::lock_service::{LockFiles, LockService};
 use super::record::{now_us, Event, Log, Outcome, Record, What, TTL_MS};
+use super::resolver;
 use crate::client::{Conninfo, Rows, Session};
+use crate::edition;
 use crate::fault::Fault;
 use anyhow::Result;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// The database that a run works in.
 pub const DATABASE: &str = "chaos";
+
+/// The role of the servers' administrator.
+pub const ADMINISTRATOR: &str = "postgres";
+/// The role that workers of the lite edition have: there the state is another's, who is no superuser.
+pub const WORKER: &str = "worker";
 
 /// Who a worker is.
 #[derive(Debug, Clone, clap::Args)]
@@ -42,6 +50,8 @@ pub(super) enum Stop {
     Fault(Fault),
     /// NULL where a token was hoped for.
     Lost,
+    /// It is committed, or prepared, here and perhaps nowhere else: the wait for a synchronous standby was given up.
+    NotReplicated,
     RolledBack,
     /// The worker itself cannot go on.
     Failed(anyhow::Error),
@@ -86,7 +96,7 @@ pub(super) struct ChaosWorker {
     /// The first tokens of the grants that end with its session, or with the one before.
     pub session_bound: Vec<i64>,
     /// The one that grants the leases which are adopted.
-    pub service: LockService,
+    pub service: Rc<dyn LockService>,
     log: Log,
     session: Option<Session>,
     /// The pid of the latest session's backend.
@@ -97,41 +107,10 @@ pub(super) struct ChaosWorker {
 
 /// Works until the instructions say to stop: what the worker process does.
 pub fn work(who: Identity) -> Result<()> {
-    let log = Log::create(&who.dir.join(format!("log/{}-{}", who.worker, who.incarnation)))?;
-    let seed = who.seed ^ (u64::from(who.worker) << 40) ^ (u64::from(who.incarnation) << 20);
-    let instructions_file = instructions_file(&who.dir);
-    let service = LockService::new(&who.dir, who.worker, who.incarnation);
-    let mut worker = ChaosWorker {
-        who,
-        rng: StdRng::seed_from_u64(seed),
-        id: 0,
-        held: HashMap::new(),
-        lost: HashMap::new(),
-        prepared_for: Vec::new(),
-        committing: false,
-        session_bound: Vec::new(),
-        service,
-        log,
-        session: None,
-        backend: 0,
-        era: 0,
-        count: 0,
-    };
-    loop {
-        let instructions = Instructions::read(&instructions_file)?;
-        if instructions.activity == Activity::Stop {
-            return Ok(());
-        }
-        if worker.session.is_none() || worker.era != instructions.era {
-            worker.connect(&instructions);
-            worker.see_the_session_before_gone()?;
-        }
-        if worker.session.is_none() {
-            std::thread::sleep(Duration::from_millis(30));
-            continue;
-        }
-        worker.transaction(&instructions)?;
-    }
+    let service = Rc::new(LockFiles::new(&who.dir, who.worker, who.incarnation));
+    let mut worker = ChaosWorker::new(who, service)?;
+    while worker.turn()? {}
+    Ok(())
 }
 
 /// Where workers read their instructions.
@@ -140,9 +119,50 @@ pub fn instructions_file(dir: &Path) -> PathBuf {
 }
 
 impl ChaosWorker {
+    /// One that has not done anything yet.
+    pub fn new(who: Identity, service: Rc<dyn LockService>) -> Result<ChaosWorker> {
+        let log = Log::create(&who.dir.join(format!("log/{}-{}", who.worker, who.incarnation)))?;
+        let seed = who.seed ^ (u64::from(who.worker) << 40) ^ (u64::from(who.incarnation) << 20);
+        Ok(ChaosWorker {
+            who,
+            rng: StdRng::seed_from_u64(seed),
+            id: 0,
+            held: HashMap::new(),
+            lost: HashMap::new(),
+            prepared_for: Vec::new(),
+            committing: false,
+            session_bound: Vec::new(),
+            service,
+            log,
+            session: None,
+            backend: 0,
+            era: 0,
+            count: 0,
+        })
+    }
+
+    /// One transaction, or a try to connect; false: the instructions say to stop.
+    pub fn turn(&mut self) -> Result<bool> {
+        let instructions = Instructions::read(&instructions_file(&self.who.dir))?;
+        if instructions.activity == Activity::Stop {
+            return Ok(false);
+        }
+        if self.session.is_none() || self.era != instructions.era {
+            self.connect(&instructions);
+            self.see_the_session_before_gone()?;
+        }
+        if self.session.is_none() {
+            std::thread::sleep(Duration::from_millis(30));
+        } else {
+            self.transaction(&instructions)?;
+        }
+        Ok(true)
+    }
+
     fn connect(&mut self, instructions: &Instructions) {
         let name = format!("worker {}", self.who.worker);
         let conninfo = Conninfo::new(instructions.port, DATABASE)
+            .user(if edition::is_lite() { WORKER } else { ADMINISTRATOR })
             .application(&name)
             .set("statement_timeout", "8s");
         self.session = Session::connect(&conninfo.to_string()).ok();
@@ -175,17 +195,20 @@ impl ChaosWorker {
     }
 
     fn choose(&mut self, instructions: &Instructions) -> Task {
-        let Leases { exclusive, multi_holder, adopted } = instructions.leases;
-        // A run that is about adoption has no other leases that several fight for.
-        let adopts = if multi_holder { 0.2 } else { 0.9 };
-        let lease = if adopted > 0 && self.rng.random_bool(adopts) {
-            ADOPTED[self.rng.random_range(0..adopted)]
+        let Leases { exclusive, multi_holder, several, sessions, adopted: number, mostly_adopted } =
+            instructions.leases;
+        let adopts = if mostly_adopted { 0.9 } else { 0.2 };
+        let adopts = if exclusive > 0 { adopts } else { 1.0 };
+        let lease = if number > 0 && self.rng.random_bool(adopts) {
+            // Of many, a few are fought for by all.
+            let place = self.rng.random::<f64>().powi(if exclusive > 0 { 1 } else { 3 });
+            adopted(number).start + (place * number as f64) as i32
         } else if multi_holder && self.rng.random_bool(0.25) {
             MULTI_HOLDER[self.rng.random_range(0..MULTI_HOLDER.len())]
         } else {
             self.rng.random_range(0..exclusive)
         };
-        let session = self.rng.random_bool(0.4);
+        let session = self.rng.random_bool(0.4) && sessions;
         let task = |what| Task { what, lease, also: None, session };
         if instructions.activity == Activity::Lazy {
             return task(What::Lazy);
@@ -208,7 +231,7 @@ impl ChaosWorker {
             (false, true) if dice < 12 => task([unguarded, What::Bound, What::Guarded][dice % 3]),
             _ if kind == Kind::Adopted => task(What::Adopt),
             _ if kind == Kind::Shared && dice < 80 => task(What::Share),
-            _ if kind == Kind::Exclusive && exclusive > 1 && dice > 85 => {
+            _ if kind == Kind::Exclusive && exclusive > 1 && several && dice > 85 => {
                 let also = (lease + self.rng.random_range(1..exclusive)) % exclusive;
                 Task { what: What::AcquireAll, lease, also: Some(also), session }
             }
@@ -280,6 +303,7 @@ impl ChaosWorker {
                 Outcome::Refused(fault.sqlstate.clone())
             }
             Stop::Fault(_) if self.committing => Outcome::Unknown,
+            Stop::NotReplicated => Outcome::Unknown,
             Stop::Fault(_) => Outcome::Broken,
             Stop::RolledBack | Stop::Failed(_) => Outcome::RolledBack,
         };
@@ -301,6 +325,17 @@ impl ChaosWorker {
 
     pub fn sql(&mut self, sql: &str) -> std::result::Result<Rows, Fault> {
         self.session().try_rows(sql)
+    }
+
+    /// Commits, or prepares.
+    pub fn end(&mut self, sql: &str) -> Step<()> {
+        self.committing = true;
+        self.session().notices();
+        self.sql(sql)?;
+        if resolver::is_here_alone(self.session()) {
+            return Err(Stop::NotReplicated);
+        }
+        Ok(())
     }
 
     /// Sleeps a little, sometimes; rarely for longer than a grant lasts.

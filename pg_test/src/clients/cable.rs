@@ -22,6 +22,8 @@ struct Shared {
     swallows_requests: AtomicBool,
     swallows_answers: AtomicBool,
     delay_ms: AtomicU64,
+    holds: AtomicBool,
+    is_holding: AtomicBool,
     gone: AtomicBool,
     /// How many connections there have been, and how often an answer followed a request.
     opened: AtomicU64,
@@ -49,6 +51,11 @@ impl Cable {
         let behind = shared.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
+                while behind.holds.load(SeqCst) && !behind.gone.load(SeqCst) {
+                    behind.is_holding.store(true, SeqCst);
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                behind.is_holding.store(false, SeqCst);
                 if behind.gone.load(SeqCst) {
                     return;
                 }
@@ -90,6 +97,21 @@ impl Cable {
             }
             CableState::Mended => self.mend(),
         }
+    }
+
+    /// From now on nobody gets through who connects: the client waits for the server's first word.
+    pub fn hold(&self) {
+        self.shared.holds.store(true, SeqCst);
+    }
+
+    /// Whether somebody has connected who does not get through.
+    pub fn is_holding(&self) -> bool {
+        self.shared.is_holding.load(SeqCst)
+    }
+
+    /// Lets those through who wait, and whoever comes.
+    pub fn let_through(&self) {
+        self.shared.holds.store(false, SeqCst);
     }
 
     fn mend(&self) {

@@ -67,6 +67,14 @@ pub const ALL: &[Scenario] = &[
     played("Several holders and several leases", plain::several_holders_and_leases),
     played("A wait in line uses up the deadline", plain::a_wait_in_line_uses_up_the_deadline),
     played("Frozen in the middle of a write", lost::all_of_it_is_frozen_and_writes_when_it_goes_on),
+    left_out(
+        "Frozen in the middle of a write, under an adopted token",
+        "the token is presented as a granted one; `--adopt` has tests of its own",
+    ),
+    left_out(
+        "Frozen in a guarded transaction, under an adopted token",
+        "a program that guards adopts by itself",
+    ),
     played("Frozen in a guarded transaction", lost::frozen_in_a_guarded_transaction),
     played("The session ends under a transaction", lost::the_program_s_session_ends),
     played("Killed", lost::both_are_killed_at_once_and_the_command_with_them),
@@ -84,6 +92,10 @@ pub const ALL: &[Scenario] = &[
     played("Renewals are nobody else's business", lost::renewed_beside_an_open_transaction),
     played("The server is restarted", lost::the_server_is_restarted_and_the_command_goes_on),
     played("The server fails over", lost::the_server_fails_over_and_the_command_goes_on),
+    left_out(
+        "The server fails over, with an adopted token",
+        "it adopts again at each heartbeat; not tried over a failover",
+    ),
     played(
         "A pooler in between",
         lost::through_a_pooler_the_lease_is_kept_and_writes_need_the_token_set,

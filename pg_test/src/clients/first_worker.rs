@@ -13,14 +13,18 @@ const LINES: usize = 20;
 
 /// Runs it against a table as the README wants it.
 pub fn runs(lab: &Lab, first_worker: &Program) -> Result<()> {
-    let database = lab.database()?;
+    runs_in(&lab.database()?, lab, first_worker)
+}
+
+/// The same in this database, which has either edition.
+pub fn runs_in(database: &Database, lab: &Lab, first_worker: &Program) -> Result<()> {
     let mut admin = database.connect()?;
     admin.run(
         "CREATE TABLE orders (id bigint PRIMARY KEY, status text);
          INSERT INTO orders VALUES (7, 'new');
          SELECT fence_protect('orders', lease => 'order:{id}')",
     )?;
-    let said = output_of(first_worker.command(lab).arg(url(&database)))?;
+    let said = output_of(first_worker.command(lab).arg(url(database)))?;
     let done: bool = admin.one(
         "SELECT status = 'paid' AND fence > 0 AND NOT EXISTS (SELECT FROM lease_info('order:7') \
          WHERE state = 'held') FROM orders",

@@ -1,5 +1,6 @@
 //! The scenarios of `clients/scenarios.md`, read into steps.
 
+use crate::edition::Surface;
 use crate::extension::source_root;
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Map, Value};
@@ -171,6 +172,25 @@ fn scenario(section: &str) -> Result<Scenario> {
 }
 
 impl Scenario {
+    /// What it asks for that this edition has not; None where it can be played.
+    pub fn lacks(&self, surface: &Surface) -> Option<&'static str> {
+        let asks = |wanted: &dyn Fn(&Value) -> bool| {
+            self.steps
+                .iter()
+                .flat_map(|step| &step.actions)
+                .any(|action| matches!(action, Action::Tell { order, .. } if wanted(order)))
+        };
+        let several = |order: &Value| order["names"].as_array().is_some_and(|all| all.len() > 1);
+        [
+            (surface.sessions, asks(&|order| order["session"] == true), "session => true"),
+            (surface.multi_holder, asks(&|order| order["shared"] == true), "shared grants"),
+            (surface.multi_holder, asks(&|order| order["slots"].is_u64()), "slots"),
+            (surface.several, asks(&several), "several leases at once"),
+        ]
+        .into_iter()
+        .find_map(|(is_there, is_asked, what)| (is_asked && !is_there).then_some(what))
+    }
+
     /// As it is called on the command line.
     pub fn key(&self) -> String {
         key_of(&self.name)
@@ -313,7 +333,7 @@ fn order_of(words: &[&str]) -> Result<Value> {
     order.insert("do".to_owned(), json!(what));
     let first = match *what {
         "acquire" => Some("names"),
-        "lead" => Some("name"),
+        "lead" | "adopt" => Some("name"),
         "update" | "write" | "unfenced" => Some("value"),
         _ => None,
     };
@@ -337,6 +357,7 @@ fn option<'a>(order: &mut Map<String, Value>, words: &'a [&'a str]) -> Result<&'
     let (key, value, rest) = match words {
         ["ttl", number, unit, rest @ ..] => ("ttl_ms", ms(number, unit)?, rest),
         ["wait", number, unit, rest @ ..] => ("wait_ms", ms(number, unit)?, rest),
+        ["token", number, rest @ ..] => ("token", json!(number.parse::<i64>()?), rest),
         ["slots", number, rest @ ..] => ("slots", json!(number.parse::<i32>()?), rest),
         [flag @ ("session" | "shared"), rest @ ..] => (*flag, json!(true), rest),
         ["presenting", rest @ ..] => ("by", json!("present"), rest),

@@ -48,7 +48,7 @@ impl<'a> Servers<'a> {
         let mut admin = database.connect()?;
         admin.run(TABLES)?;
         admin.run(&format!(
-            "SELECT fence_grant('{role}'); GRANT SELECT, UPDATE, TRUNCATE ON work TO {role}"
+            "SELECT fence_grant('{role}', 'adopter'); GRANT SELECT, UPDATE, TRUNCATE ON work TO {role}"
         ))?;
         for (name, value) in &scenario.role_settings {
             admin.run(&format!("ALTER ROLE {role} SET {name} = '{value}'"))?;

@@ -9,6 +9,9 @@ use std::path::Path;
 use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, Mutex};
 
+/// What a standby is called where its primary waits for it.
+pub const STANDBY: &str = "standby";
+
 /// Settings for a new cluster. Durable by default, as users run it.
 pub struct Builder {
     prefix: Arc<Prefix>,
@@ -102,7 +105,7 @@ impl Builder {
 
     /// Makes a streaming standby of `primary`, without starting it.
     pub fn standby_of(self, primary: &Cluster) -> Result<Cluster> {
-        let from = primary.conninfo("postgres").application("standby").to_string();
+        let from = primary.conninfo("postgres").application(STANDBY).to_string();
         let standby = self.create_by(|prefix, data| base_backup(prefix, primary, data))?;
         standby
             .configure(&[("primary_conninfo", &from), ("recovery_target_timeline", "latest")])?;

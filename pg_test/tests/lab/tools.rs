@@ -1,5 +1,5 @@
-//! Beside the tools of others: poolers, object mappers, job queues, test suites, auditing, partitions that are
-//! maintained, backups.
+//! Beside the tools of others: poolers, object mappers, job queues, lock services, test suites, auditing, partitions
+//! that are maintained, backups.
 //!
 //! Those of Debian's packages run with Debian's PostgreSQL, whatever version the other tests run on.
 

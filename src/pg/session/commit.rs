@@ -1,4 +1,6 @@
-//! The commit of a transaction that has done nothing but release leases: it need not wait for the disk.
+//! The commit of a transaction whose work a crash may lose without harm: it need not wait for the disk.
+//!
+//! Which work that is, the rules say (`durability`). All that the transaction writes must be such work.
 
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -13,29 +15,34 @@ struct Relaxed {
 }
 
 thread_local! {
-    /// End of the WAL that this transaction has written, as long as it has written nothing but releases.
-    static ONLY_RELEASES: Cell<u64> = const { Cell::new(0) };
+    /// End of the WAL that this transaction has written, as long as a crash may lose all of it.
+    static ONLY_LOSABLE: Cell<u64> = const { Cell::new(0) };
     static RELAXED: Cell<Option<Relaxed>> = const { Cell::new(None) };
-    /// Whether this transaction's commit is to wait, come what may.
-    static FORCED: Cell<bool> = const { Cell::new(false) };
+    /// Whether this transaction's commit is to wait as its session asked.
+    static AS_ASKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does a release, whose commit need not wait for the disk where the transaction writes nothing else: WAL
-/// is in order, so whoever acquires next makes it durable too, and losing it in a crash only leaves the lease
-/// taken until its deadline. (The closing token is not drawn again: the start moves the sequence on.)
-pub fn release<R>(work: impl FnOnce() -> R) -> R {
+/// Does work, and is told with its result whether a crash may lose it: then the commit need not wait for the disk where
+/// the transaction writes nothing else. (No token is drawn again: the start moves the sequence on.)
+pub fn losable<R, E>(work: impl FnOnce() -> Result<(R, bool), E>) -> Result<R, E> {
     // SAFETY: reads where this transaction's last WAL record ends; 0 when there is none.
     let end = || unsafe { pg_sys::XactLastRecEnd };
-    let alone = end() == 0 || end() == ONLY_RELEASES.get();
-    let result = work();
-    ONLY_RELEASES.set(if alone && !FORCED.get() { end() } else { 0 });
-    result
+    let alone = end() == 0 || end() == ONLY_LOSABLE.get();
+    let outcome = work();
+    let is_losable = matches!(outcome, Ok((_, true)));
+    ONLY_LOSABLE.set(if alone && is_losable { end() } else { 0 });
+    outcome.map(|(result, _)| result)
+}
+
+/// Lets the commit of this transaction wait as `synchronous_commit` says, whatever else it has done.
+pub fn wait_as_asked() {
+    AS_ASKED.set(true);
 }
 
 /// Lets the commit of this transaction wait for the disk, whatever `synchronous_commit` says; and for synchronous standbys
-/// where that says so, also if it has done nothing but release.
+/// where that says so.
 pub fn force() {
-    FORCED.set(true);
+    wait_as_asked();
     // SAFETY: sets a flag of this transaction.
     unsafe { pg_sys::ForceSyncCommit() };
 }
@@ -46,12 +53,24 @@ fn records() -> i64 {
     unsafe { pg_sys::pgWalUsage.wal_records }
 }
 
-/// Called before the commit record is written: lets a commit of releases alone not wait.
+/// Does the session wait for synchronous standbys? Then so does a grant: a primary that was cut off must not go on
+/// answering. (A release that is lost leaves the lease taken, so it need not wait for them.)
+pub fn waits_for_standbys() -> bool {
+    // SAFETY: settings, read on this thread; the names are NULL or NUL-terminated.
+    unsafe {
+        let names = pg_sys::SyncRepStandbyNames;
+        pg_sys::synchronous_commit > pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_LOCAL_FLUSH as i32
+            && !names.is_null()
+            && *names != 0
+    }
+}
+
+/// Called before the commit record is written: lets a commit of losable work alone not wait.
 pub(in crate::pg) fn relax() {
-    let only = ONLY_RELEASES.take();
+    let only = ONLY_LOSABLE.take();
     // SAFETY: an int that the commit reads on this thread; put back by `restore`, whatever comes of the commit.
     unsafe {
-        if only != 0 && only == pg_sys::XactLastRecEnd {
+        if only != 0 && only == pg_sys::XactLastRecEnd && !AS_ASKED.get() {
             let setting = pg_sys::synchronous_commit;
             RELAXED.set(Some(Relaxed { setting, records: records() }));
             pg_sys::synchronous_commit = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32;
@@ -62,8 +81,8 @@ pub(in crate::pg) fn relax() {
 /// Puts the setting back when the transaction is over. Another extension may have written something in the same
 /// commit, after `relax`: then there is more than the commit's own record, and it is waited for now.
 pub(in crate::pg) fn restore(committed: bool) {
-    ONLY_RELEASES.set(0);
-    FORCED.set(false);
+    ONLY_LOSABLE.set(0);
+    AS_ASKED.set(false);
     let Some(before) = RELAXED.take() else { return };
     // SAFETY: as above; the commit's record is one that this session has written.
     unsafe {

@@ -65,6 +65,20 @@ pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
     }
 }
 
+/// Is the commit of the transaction that has written this row version known to be on disk? The server notes the place in
+/// the log of each commit that has not waited, for it asks the same before it marks a row as committed.
+///
+/// # Safety
+/// The tuple must be valid, and its writer committed or the running transaction.
+pub unsafe fn is_on_disk(tuple: pg_sys::HeapTuple) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let xmin = HeapTupleHeaderGetXmin((*tuple).t_data);
+        !raw::TransactionIdIsCurrentTransactionId(xmin)
+            && !pg_sys::XLogNeedsFlush(pg_sys::TransactionIdGetCommitLSN(xmin))
+    }
+}
+
 /// May a savepoint be begun, and a sequence be set?
 pub fn may_begin_savepoint() -> bool {
     // SAFETY: reads transaction state.

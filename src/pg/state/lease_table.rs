@@ -8,6 +8,7 @@ use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::raw;
+use crate::pg::session::commit;
 use crate::pg::session::xact;
 use crate::pg::state::executor;
 use crate::pg::state::opened::Opened;
@@ -268,6 +269,10 @@ impl LeaseTable {
     /// after any statement.
     fn keep_locks(&self) {
         self.table.keep_lock();
+        if self.has_triggers() {
+            // What they write may be of more worth than a lease.
+            commit::wait_as_asked();
+        }
     }
 
     /// May a trigger suppress or change what is written? (Not relhastriggers, which stays set until the next VACUUM

@@ -407,6 +407,12 @@ impl Row {
         unsafe { xact::is_own(self.tuple) }
     }
 
+    /// Is this version known to be on disk, so that no crash loses it?
+    pub fn is_on_disk(&self) -> bool {
+        // SAFETY: a copied tuple.
+        unsafe { xact::is_on_disk(self.tuple) }
+    }
+
     /// Was this version written by another transaction, which is open?
     pub fn is_others_uncommitted(&self) -> bool {
         // SAFETY: a copied tuple.

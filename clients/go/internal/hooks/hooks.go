@@ -16,6 +16,10 @@ type Hooks struct {
 	Renew func(renew func() (*int64, error), name string, token int64) (*int64, error)
 	// Watch tells a loss at the deadline.
 	Watch func(watch func())
+	// Adopt is the call to the server that makes a number known.
+	Adopt func(adopt func() (*int64, error)) (*int64, error)
+	// AdoptsAgain tells whether later transactions make it known once more.
+	AdoptsAgain func() bool
 }
 
 // None leaves everything as it is.
@@ -26,5 +30,8 @@ func None() Hooks {
 		Beat:       func(beat func(), _ <-chan struct{}) { beat() },
 		Renew:      func(renew func() (*int64, error), _ string, _ int64) (*int64, error) { return renew() },
 		Watch:      func(watch func()) { watch() },
+
+		Adopt:       func(adopt func() (*int64, error)) (*int64, error) { return adopt() },
+		AdoptsAgain: func() bool { return true },
 	}
 }

@@ -33,7 +33,7 @@ final class Worker {
             TransactionLost.class, "transaction-lost");
 
     private static final Set<String> PLANTS =
-            Set.of("deadline-from-answer", "error-is-loss", "renew-in-work", "hang-hides-loss");
+            Set.of("deadline-from-answer", "error-is-loss", "renew-in-work", "hang-hides-loss", "adopts-late", "adopts-once");
 
     private static final BufferedReader LINES = new BufferedReader(new InputStreamReader(System.in));
     private static String plant = "";
@@ -42,7 +42,7 @@ final class Worker {
 
     private final String url;
     private final Fence fence;
-    private volatile Observed lease;
+    private volatile Holding lease;
     private Thread leading;
 
     public static void main(String[] arguments) throws IOException {
@@ -75,6 +75,15 @@ final class Worker {
                     case "renew-in-work" -> new RenewInWork(request);
                     case "hang-hides-loss" -> new HangHidesLoss(request);
                     default -> new Observed(request);
+                };
+            }
+
+            @Override
+            Adopted make(AdoptRequest request) {
+                return switch (plant) {
+                    case "adopts-late" -> new AdoptsLate(request);
+                    case "adopts-once" -> new AdoptsOnce(request);
+                    default -> new Adopted(request);
                 };
             }
         };
@@ -130,12 +139,13 @@ final class Worker {
     private void follow(Order order) throws Exception {
         switch (order.text("do")) {
             case "acquire" -> acquire(order);
+            case "adopt" -> adopt(order);
             case "check" -> {
-                held().check();
+                heldLease().check();
                 say("held");
             }
             case "renew" -> {
-                held().renew();
+                heldLease().renew();
                 say("done");
             }
             case "release" -> release();
@@ -145,7 +155,7 @@ final class Worker {
             case "unfenced" -> unfenced(order.text("value"));
             case "truncate" -> truncate();
             case "starve" -> {
-                held().starved = true;
+                heldLease().starved = true;
                 say("done");
             }
             case "lead" -> lead(order);
@@ -157,11 +167,15 @@ final class Worker {
         }
     }
 
-    private Observed held() {
+    private Holding held() {
         if (lease == null) {
             throw new LeaseLost(Reason.GONE, List.of("job"), null);
         }
         return lease;
+    }
+
+    private Observed heldLease() {
+        return (Observed) held();
     }
 
     @SuppressWarnings("unchecked")
@@ -187,22 +201,34 @@ final class Worker {
             say("taken");
             return;
         }
-        lease = (Observed) taken.get();
-        say("acquired", "token", lease.token(), "deadline", lease.until());
+        lease = taken.get();
+        say("acquired", "token", lease.token(), "deadline", heldLease().until());
+    }
+
+    private void adopt(Order order) throws Exception {
+        Optional<Adopted> adopted = fence.adopt(order.text("name"), order.number("token"))
+                .waiting(Duration.ofMillis(order.number("wait_ms")))
+                .tryAcquire();
+        if (adopted.isEmpty()) {
+            say("taken");
+            return;
+        }
+        lease = adopted.get();
+        say("adopted", "token", lease.token());
     }
 
     private void release() {
-        Observed releasing = held();
+        Holding releasing = held();
         releasing.release();
         if (releasing.loss() != null) {
-            releasing.check();
+            releasing.refuseIfOver();
         }
         say("released");
     }
 
     /** A whole transaction; with {@code release}, the last one. */
     private void write(Order order) throws Exception {
-        Observed held = held();
+        Holding held = held();
         try (Connection on = DriverManager.getConnection(url)) {
             Guarded guarded = "present".equals(order.text("by")) ? held.present(on) : held.guard(on);
             (order.is("release") ? guarded.releasing() : guarded).run(c -> update(c, order.text("value")));
@@ -211,7 +237,7 @@ final class Worker {
     }
 
     private void truncate() throws Exception {
-        Observed held = held();
+        Holding held = held();
         try (Connection on = DriverManager.getConnection(url)) {
             held.guard(on).run(c -> execute(c, "TRUNCATE work"));
         }
@@ -238,7 +264,7 @@ final class Worker {
 
     /** Until it reads {@code commit} or {@code rollback}, what it does is one transaction. */
     private void transaction(String begun, boolean guards) throws Exception {
-        Observed held = held();
+        Holding held = held();
         try (Connection on = DriverManager.getConnection(url)) {
             Guarded guarded = guards ? held.guard(on) : held.present(on);
             guarded.run(c -> {
@@ -285,8 +311,8 @@ final class Worker {
         leading = new Thread(() -> {
             try {
                 fence.lead(order.text("name"), ttl, leads -> {
-                    lease = (Observed) leads;
-                    say("leading", "token", lease.token(), "deadline", lease.until());
+                    lease = leads;
+                    say("leading", "token", lease.token(), "deadline", heldLease().until());
                     while (true) {
                         leads.sleep(Duration.ofSeconds(60));
                     }
@@ -401,5 +427,34 @@ final class Worker {
 
         @Override
         void watch() {}
+    }
+
+    /** A number is made known by the first transaction that is guarded with it. */
+    private static final class AdoptsLate extends Adopted {
+        AdoptsLate(AdoptRequest request) {
+            super(request);
+        }
+
+        @Override
+        boolean adopt() {
+            return true;
+        }
+    }
+
+    /** A number is made known once, and never again. */
+    private static final class AdoptsOnce extends Adopted {
+        AdoptsOnce(AdoptRequest request) {
+            super(request);
+        }
+
+        @Override
+        void guardOne(Connection on, String name) throws SQLException {
+            Sql.value(on, "SELECT lease_guard(?, ?)", name, token());
+        }
+
+        @Override
+        boolean mend() {
+            return false;
+        }
     }
 }

@@ -43,6 +43,10 @@ final class Tests {
                     throw new AssertionError(method.getName(), error.getCause());
                 }
                 equal(tests.value("SELECT count(*) FROM fence.leases WHERE state = 'held'"), "0");
+                // A refused acquire is answered before its threads have ended.
+                for (int round = 0; round < 1200 && Thread.activeCount() != threads; round++) {
+                    Thread.sleep(50);
+                }
                 if (Thread.activeCount() != threads) {
                     throw new AssertionError(method.getName() + " leaves " + Thread.getAllStackTraces());
                 }
@@ -278,6 +282,158 @@ final class Tests {
             comesTrue(() -> value(WAITING).equals("0"));
             // The threads of that acquire end, too; those of the other lease are there.
             comesTrue(() -> Thread.activeCount() == threads + 2);
+        }
+    }
+
+    private static final String PAY = "UPDATE orders SET status = 'paid' WHERE id = 10";
+    private static final String SEND = "UPDATE orders SET status = 'sent' WHERE id = 10";
+
+    /** An order whose lease somebody else grants. */
+    private void withAdopted(Body body) throws Exception {
+        run(admin, "SELECT fence_unprotect('orders')");
+        run(admin, "INSERT INTO orders VALUES (10, 'new')");
+        run(admin, "SELECT fence_protect('orders', lease => 'order:{id}')");
+        body.run();
+        forget();
+    }
+
+    /** As a failover to a standby that has missed the adoption does. */
+    private void forget() throws SQLException {
+        value("SELECT lease_revoke('order:10')");
+        value("SELECT lease_forget('order:10')");
+    }
+
+    private AdoptRequest adopt(long token) {
+        return fence.adopt("order:10", token);
+    }
+
+    private String order() throws SQLException {
+        return value("SELECT status || ' ' || coalesce(fence, 0) FROM orders WHERE id = 10");
+    }
+
+    private static void nobodyComesHere(Connection on) {
+        throw new AssertionError("it has begun");
+    }
+
+    public void anAdoptedLeasesNumberIsJudged() throws Exception {
+        long number = 1L << 60;
+        withAdopted(() -> {
+            try (Connection on = DriverManager.getConnection(URL)) {
+                Adopted first = adopt(number).holder("it's A").metadata("{\"run\": 7}").acquire();
+                equal(value("SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info('order:10')"),
+                        "it's A {\"run\": 7} true");
+                first.guard(on).run(c -> run(c, PAY));
+                first.present(on).run(c -> run(c, PAY));
+                equal(order(), "paid " + number);
+                try (Adopted second = adopt(number + 1).acquire()) {
+                    thrown(NotSpeaking.class, () -> first.present(on).run(c -> run(c, SEND)));
+                    // Refused once, it looks before it begins.
+                    thrown(StaleToken.class, () -> first.present(on).run(Tests::nobodyComesHere));
+                    StaleToken stale = thrown(StaleToken.class, () -> first.guard(on).run(Tests::nobodyComesHere));
+                    equal(stale.detail().get("presented"), number);
+                    thrown(StaleToken.class, () -> adopt(number).acquire());
+                    second.guard(on).run(c -> run(c, SEND));
+                }
+                equal(thrown(LeaseLost.class, first::close).reason(), Reason.GONE);
+                equal(order(), "sent " + (number + 1));
+            }
+        });
+    }
+
+    private static final String ADOPTING =
+            "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_adopt%'";
+
+    public void anAdoptionIsEmptyWhileAnOlderNumberIsGuarded() throws Exception {
+        int threads = Thread.activeCount();
+        withAdopted(() -> {
+            try (Connection on = DriverManager.getConnection(URL)) {
+                Thread[] waits = new Thread[1];
+                adopt(33).acquire().guard(on).run(c -> {
+                    run(c, PAY);
+                    equal(adopt(34).tryAcquire(), Optional.empty());
+                    thrown(LeaseTaken.class, () -> adopt(34).acquire());
+                    Thread main = Thread.currentThread();
+                    Thread interrupts = new Thread(() -> {
+                        try {
+                            comesTrue(() -> value(ADOPTING).equals("1"));
+                        } catch (Exception error) {
+                            throw new IllegalStateException(error);
+                        } finally {
+                            main.interrupt();
+                        }
+                    });
+                    interrupts.start();
+                    thrown(InterruptedException.class, () -> adopt(35).waiting(LONG).acquire());
+                    interrupts.join();
+                    comesTrue(() -> value(ADOPTING).equals("0"));
+                    waits[0] = new Thread(() -> {
+                        try {
+                            adopt(36).waiting(LONG).acquire().release();
+                        } catch (SQLException | InterruptedException error) {
+                            throw new IllegalStateException(error);
+                        }
+                    });
+                    waits[0].start();
+                    comesTrue(() -> value(ADOPTING).equals("1"));
+                });
+                waits[0].join();
+                equal(order(), "paid 33");
+            }
+        });
+        comesTrue(() -> Thread.activeCount() == threads);
+    }
+
+    public void eachTransactionMakesAnAdoptedNumberKnown() throws Exception {
+        withAdopted(() -> {
+            for (int level : new int[] {Connection.TRANSACTION_READ_COMMITTED, Connection.TRANSACTION_REPEATABLE_READ}) {
+                try (Connection on = DriverManager.getConnection(URL); Adopted adopted = adopt(33).acquire()) {
+                    on.setTransactionIsolation(level);
+                    for (Body silence : new Body[] {this::forget, () -> value("SELECT fence_new_epoch()")}) {
+                        silence.run();
+                        adopted.guard(on).run(c -> run(c, PAY));
+                        silence.run();
+                        thrown(NotSpeaking.class, () -> adopted.present(on).run(c -> run(c, PAY)));
+                        adopted.present(on).run(c -> run(c, PAY));
+                    }
+                }
+                forget();
+            }
+        });
+    }
+
+    public void anOlderNumberMayComeFirstAfterAFailover() throws Exception {
+        withAdopted(() -> {
+            try (Connection on = DriverManager.getConnection(URL); Connection other = DriverManager.getConnection(URL);
+                    Adopted newer = adopt(34).acquire()) {
+                forget();
+                adopt(33).acquire().guard(on).run(c -> {
+                    run(c, PAY);
+                    thrown(LeaseTaken.class, () -> newer.guard(other).run(Tests::nobodyComesHere));
+                });
+                newer.guard(other).run(c -> run(c, SEND));
+                equal(order(), "sent 34");
+            }
+        });
+    }
+
+    public void anAdoptedLeaseThatWasReleasedIsOver() throws Exception {
+        withAdopted(() -> {
+            try (Connection on = DriverManager.getConnection(URL)) {
+                Adopted adopted = adopt(33).acquire();
+                adopted.guard(on).releasing().run(c -> run(c, PAY));
+                LeaseLost over = thrown(LeaseLost.class, () -> adopted.guard(on).run(Tests::nobodyComesHere));
+                equal(over.reason(), Reason.RELEASED);
+                adopted.release();
+                thrown(StaleToken.class, () -> adopt(33).acquire());
+                equal(order(), "paid 33");
+            }
+        });
+    }
+
+    public void aNameIsGrantedHereOrAdopted() throws Exception {
+        try (Lease lease = lease("order:7")) {
+            SQLException error = thrown(SQLException.class, () -> fence.adopt("order:7", 33).acquire());
+            equal(error.getSQLState(), "55000");
         }
     }
 

@@ -9,6 +9,7 @@
 each one's SQL, is said once for the clients of all languages, in the README of the directory `clients`.
 """
 
+from .adopted import Adopted
 from .errors import (
     CannotBeFenced,
     FenceError,
@@ -23,13 +24,16 @@ from .errors import (
 )
 from .fence import Fence
 from .guarded import Guarded
+from .holding import Holding
 from .lease import Lease
 
 __all__ = [
+    "Adopted",
     "CannotBeFenced",
     "Fence",
     "FenceError",
     "Guarded",
+    "Holding",
     "Lease",
     "LeaseLost",
     "LeaseTaken",

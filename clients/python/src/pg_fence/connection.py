@@ -26,6 +26,9 @@ def now() -> float:
 #: Waits do not count the time that the machine slept; so they look at the clock again after so many seconds.
 LOOK_AGAIN = 1.0
 
+#: How long a statement that was cancelled may take to end, in seconds.
+CANCEL_AGAIN = 1.0
+
 #: What a setting in milliseconds holds: the server refuses more.
 LONGEST_TIMEOUT_MS = 2**31 - 1
 
@@ -124,6 +127,37 @@ class OwnConnection:
                 self._is_cancelled = True
                 with contextlib.suppress(psycopg.Error):
                     self._cancellable.cancel_safe(timeout=5)
+
+    def cancel_until(self, is_over: Callable[[], bool]) -> None:
+        """The same, until that comes true, of which the lock is notified."""
+        over = False
+        while not over:
+            self.cancel()
+            with self._lock:
+                # A request that comes before the statement does is lost, hence more than one.
+                over = self._lock.wait_for(is_over, CANCEL_AGAIN)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Breaks off what takes too long in this block: for a lease that has no watch of its own."""
+        is_over = False
+
+        def watch() -> None:
+            with self._lock:
+                while not is_over:
+                    if now() >= self.cut_at:
+                        self.cut()
+                    self._lock.wait(max(0.0, min(self.cut_at - now(), LOOK_AGAIN)))
+
+        thread = threading.Thread(target=watch, name="pg_fence watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                is_over = True
+                self._lock.notify_all()
+            thread.join()
 
     def close(self) -> None:
         with self._lock:

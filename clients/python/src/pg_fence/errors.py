@@ -110,6 +110,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = inner if isinstance(inner, BaseException) else error.__cause__
 
 
+def sqlstate_of(error: BaseException) -> str | None:
+    """That of the server, however deep it is wrapped."""
+    return next(filter(None, map(_sqlstate, _chain(error))), None)
+
+
 def _sqlstate(error: BaseException) -> str | None:
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return state if isinstance(state, str) else None
@@ -124,5 +129,5 @@ def _is_broken_connection(error: BaseException, state: str | None) -> bool:
 
 def is_permanent(error: BaseException) -> bool:
     """Whether a heartbeat that failed so will fail again, so that there is nothing to wait for."""
-    state = next(filter(None, map(_sqlstate, _chain(error))), None)
+    state = sqlstate_of(error)
     return state is not None and (state[:2] in {"22", "28", "3D", "3F", "42"} or state in {"0A000", "55000"})

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import conninfo
 
+from .adopted import Adopted
 from .errors import LeaseLost, LeaseTaken, NotSpeaking, StaleToken, is_permanent
 from .lease import Lease, unique_holder
 
@@ -56,6 +57,42 @@ class Fence:
 
     def _make(self, *arguments: Any) -> Lease:
         return Lease(self.open, self.sql, *arguments)
+
+    def adopt(
+        self,
+        name: str,
+        token: int,
+        *,
+        wait: timedelta = timedelta(0),
+        holder: str | None = None,
+        metadata: Any = None,
+    ) -> Adopted:
+        """Makes a lease known that somebody else has granted (etcd, ZooKeeper, Redis, another database), under the
+        number that it has there.
+
+        Raises StaleToken where the name has had a greater number, or this one was released; and LeaseTaken where a
+        transaction guards an older one, and did so for `wait`: then that one has ended all the same, and it is to be
+        tried again."""
+        adopted = self._adopted(name, token, holder or unique_holder(), metadata)
+        adopted.adopt(_span("wait", wait))
+        return adopted
+
+    async def aadopt(
+        self,
+        name: str,
+        token: int,
+        *,
+        wait: timedelta = timedelta(0),
+        holder: str | None = None,
+        metadata: Any = None,
+    ) -> Adopted:
+        """As `adopt`, in asyncio."""
+        adopted = self._adopted(name, token, holder or unique_holder(), metadata)
+        await adopted.aadopt(_span("wait", wait))
+        return adopted
+
+    def _adopted(self, *arguments: Any) -> Adopted:
+        return Adopted(self.open, self.sql, *arguments)
 
     def lead(
         self,

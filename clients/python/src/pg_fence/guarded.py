@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import psycopg
@@ -14,17 +14,17 @@ from .connection import Handle, in_thread, value
 from .errors import LeaseLost, NotSpeaking, StaleToken, TransactionLost, classify
 
 if TYPE_CHECKING:
-    from .lease import Lease
+    from .holding import Holding
 
 _log = logging.getLogger("pg_fence")
 _T = TypeVar("_T")
 
 
 class Guarded:
-    """A transaction under a lease: what `Lease.guard` and `Lease.present` return, to be entered by `with` or
+    """A transaction under a lease, or an adopted one: what `guard` and `present` return, to be entered by `with` or
     `async with` as its connection asks."""
 
-    def __init__(self, lease: Lease, connection: Any, guards: bool, release: bool):
+    def __init__(self, lease: Holding, connection: Any, guards: bool, release: bool):
         self.lease = lease
         self._way = _way_of(connection)
         self._guards = guards
@@ -52,14 +52,16 @@ class Guarded:
     async def _begin(self) -> Any:
         mended = False
         while True:
-            self.lease.check()
+            self.lease.refuse_if_over()
             try:
+                if self.lease.in_doubt:
+                    await self._way.blocking(self.lease.mend)
                 return await self._try_to_begin()
             except Exception as error:
                 told = self._told(error)
-                # After a failover no token speaks until its holder has renewed.
-                mend = isinstance(told, NotSpeaking) and not mended
-                if mend and await self._way.blocking(self.lease.renew) is not None:
+                # After a failover no token speaks until its holder has renewed, or adopted again.
+                mend = not mended and self.lease.can_mend(told)
+                if mend and await self._way.blocking(self.lease.mend):
                     mended = True
                     continue
                 if told is error:
@@ -69,7 +71,7 @@ class Guarded:
     async def _try_to_begin(self) -> Any:
         try:
             await self._way.begin(self._register)
-            for sql, arguments in self._calls():
+            for sql, arguments in self.lease.begins_with(self._guards):
                 await self._way.value(sql, arguments)
         except BaseException as error:
             with contextlib.suppress(Exception):
@@ -82,15 +84,6 @@ class Guarded:
         """From here on a loss breaks the connection off, where it hangs, too."""
         self._handle = Handle(driver)
         self.lease.enter(self._handle)
-
-    def _calls(self) -> Iterator[tuple[str, list[Any]]]:
-        lease = self.lease
-        if self._guards:
-            for name in sorted(lease.names):
-                yield lease.sql("lease_guard(%s, %s)"), [name, lease.token]
-        else:
-            # As text: there is no set_config that takes a number.
-            yield "SELECT set_config('pg_fence.token', %s, true)", [str(lease.token)]
 
     async def _finish(self, error: BaseException | None) -> bool:
         """Whether the error has done its part: psycopg.Rollback only rolls back."""

@@ -18,13 +18,10 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from .connection import LOOK_AGAIN, Handle, OwnConnection, in_thread, now
-from .errors import LeaseLost, LeaseTaken, is_permanent
-from .guarded import Guarded
+from .errors import LeaseLost, LeaseTaken, NotSpeaking, is_permanent
+from .holding import Holding
 
 _log = logging.getLogger("pg_fence")
-
-#: How long a statement that was cancelled may take to end, in seconds.
-CANCEL_AGAIN = 1.0
 
 
 def unique_holder() -> str:
@@ -32,7 +29,7 @@ def unique_holder() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
 
 
-class Lease:
+class Lease(Holding):
     """A lease that is kept by a thread and a connection of its own, until it is released or lost.
 
     Enter it by `with` or `async with`; `Fence.lease` makes it.
@@ -53,13 +50,8 @@ class Lease:
         kind: dict[str, Any],
         on_lost: Callable[[LeaseLost], None] | None,
     ):
-        self.names = names
+        super().__init__(sql, names)
         self.ttl = ttl
-        #: The token that the acquire returned; it serves for as long as the lease is held.
-        self.token: int | None = None
-        #: Why the lease was lost, once it was.
-        self.loss: LeaseLost | None = None
-        self.sql = sql
         self._wait = wait
         self._holder = holder or unique_holder()
         self._metadata = None if metadata is None else Jsonb(metadata)
@@ -115,11 +107,6 @@ class Lease:
         if not self._held:
             raise LeaseLost("released", self.names)
 
-    def _lost(self) -> LeaseLost:
-        # A new one each time: a raised exception keeps the trace of where it was raised first.
-        assert self.loss is not None
-        return LeaseLost(self.loss.reason, self.names, self.loss.__cause__)
-
     def wait(self, span: timedelta) -> None:
         """Sleeps; raises LeaseLost as soon as the lease is lost."""
         end = now() + span.total_seconds()
@@ -141,19 +128,6 @@ class Lease:
             renewed = self._renewed
         self.check()
         return renewed
-
-    def guard(self, connection: Any, *, release: bool = False) -> Guarded:
-        """A transaction during which nobody else is granted the lease, and whose writes present its token. It does
-        not begin when the lease is lost. With `release`, its end releases the lease.
-
-        `connection` is psycopg's (also async), SQLAlchemy's connection or session (also async), or Django's. One
-        that is in a transaction is guarded from here on, and its end is left to whoever began it."""
-        return Guarded(self, connection, guards=True, release=release)
-
-    def present(self, connection: Any, *, release: bool = False) -> Guarded:
-        """As `guard`, without a lock: its writes present the token, and somebody else may be granted the lease
-        until one of them is to a bound table."""
-        return Guarded(self, connection, guards=False, release=release)
 
     # Acquire and release
 
@@ -177,11 +151,6 @@ class Lease:
         if not self.acquire():
             raise LeaseTaken(f"the lease {', '.join(self.names)} is taken")
         return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        self.release()
-        if error is None and self.loss is not None:
-            raise self._lost()
 
     async def aacquire(self) -> bool:
         """As `acquire`, in asyncio."""
@@ -279,15 +248,9 @@ class Lease:
         self._given_up = True
         self._end()
         # The keeper waits for the answer: some poolers do not survive a client that cancels and hangs up.
-        threading.Thread(target=self._cancel, name=f"pg_fence cancel {self.names[0]}", daemon=True).start()
-
-    def _cancel(self) -> None:
-        answered = False
-        while not answered:
-            self._own.cancel()
-            with self._lock:
-                # A request that comes before the statement does is lost, hence more than one.
-                answered = self._lock.wait_for(lambda: self._answered, CANCEL_AGAIN)
+        answered = lambda: self._answered  # noqa: E731
+        name = f"pg_fence cancel {self.names[0]}"
+        threading.Thread(target=self._own.cancel_until, args=[answered], name=name, daemon=True).start()
 
     def _join(self) -> None:
         for thread in self._threads:
@@ -402,11 +365,6 @@ class Lease:
         token: int | None = self._own.call_within(self._limit, *self._on_names("lease_renew"))
         return token
 
-    def _on_names(self, function: str) -> tuple[str, list[Any]]:
-        if len(self.names) > 1:
-            return self.sql(f"{function}_all(%s::text[], %s)"), [list(self.names), self.token]
-        return self.sql(f"{function}(%s, %s)"), [self.names[0], self.token]
-
     def _counts_from(self, before: float, token: int) -> None:
         """Granted or renewed by a call that was begun at `before`: from there the ttl counts."""
         self._deadline = before + self.ttl.total_seconds()
@@ -455,8 +413,16 @@ class Lease:
 
     # For the transactions under it
 
+    def refuse_if_over(self) -> None:
+        self.check()
+
+    def can_mend(self, error: BaseException) -> bool:
+        return isinstance(error, NotSpeaking)
+
+    def mend(self) -> bool:
+        return self.renew() is not None
+
     def enter(self, handle: Handle) -> None:
-        """From here on a loss breaks off the connection of `handle`. Raises LeaseLost."""
         with self._lock:
             self._guards.add(handle)
         self.check()
@@ -464,21 +430,18 @@ class Lease:
     def leave(self, handle: Handle) -> None:
         with self._lock:
             self._guards.discard(handle)
-        handle.close()
+        super().leave(handle)
 
     def beat_soon(self) -> None:
-        """The server refused a write: the next renewal tells whether the lease is lost."""
         with self._lock:
             self._next_beat = -math.inf
             self._lock.notify_all()
 
     def pause(self) -> None:
-        """Has no renewal begin: it would wait for the transaction that releases."""
         with self._lock:
             self._pauses += 1
 
     def wait_for_heartbeat(self) -> None:
-        """Waits for the end of a renewal that is under way."""
         with self._lock:
             self._lock.wait_for(lambda: not self._beating or self._finished)
 
@@ -487,14 +450,7 @@ class Lease:
             self._pauses -= 1
             self._lock.notify_all()
 
-    async def release_by(self, value: Callable[[str, list[Any]], Any]) -> None:
-        """Releases it in a transaction of its holder's."""
-        if await value(*self._on_names("lease_release")) is None:
-            self._lose("gone")
-            self.check()
-
     def has_been_released(self) -> None:
-        """That transaction was committed."""
         with self._lock:
             self._released, self._held = True, False
         self._end()

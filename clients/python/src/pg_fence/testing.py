@@ -17,9 +17,15 @@ _TRIGGERS = """
       FROM pg_trigger t
       JOIN pg_class c ON c.oid = t.tgrelid
       JOIN pg_namespace n ON n.oid = c.relnamespace
-      JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = t.tgfoid AND d.deptype = 'e'
-      JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND e.oid = d.refobjid AND e.extname = 'pg_fence'
+      JOIN pg_proc p ON p.oid = t.tgfoid
      WHERE t.tgparentid = 0 AND t.tgenabled <> 'D'
+       AND (EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_fence'
+                     WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+                       AND d.refclassid = 'pg_extension'::regclass)
+            -- pg_fence_lite, which is no extension
+            OR p.proname = 'fenced' AND EXISTS (SELECT FROM pg_namespace f
+                     WHERE f.nspname = 'fence' AND f.nspowner = p.proowner
+                       AND starts_with(obj_description(f.oid, 'pg_namespace'), 'pg_fence_lite')))
        AND (%(tables)s::text[] IS NULL
             OR EXISTS (SELECT FROM unnest(%(tables)s::regclass[]) AS one
                         WHERE t.tgrelid = one OR t.tgrelid IN (SELECT relid FROM pg_partition_tree(one))))

@@ -6,7 +6,9 @@
 mod observed;
 
 use observed::{Observed, RENEW_IN_WORK};
-use pg_fence_client::{Error, Fence, Guarded, Lease, classify, connect};
+use pg_fence_client::{
+    Adopted, Connected, Error, Fence, Guarded, Lease, LeaseLost, classify, connect,
+};
 use serde_json::{Value, json};
 use std::error::Error as StdError;
 use std::io::BufRead;
@@ -108,6 +110,36 @@ impl std::fmt::Display for Nothing {
 
 impl StdError for Nothing {}
 
+/// What it writes under.
+#[derive(Clone)]
+enum Held {
+    Lease(Lease),
+    Adopted(Adopted),
+}
+
+impl Held {
+    async fn guard<'c>(&self, connection: &'c mut Connected) -> Result<Guarded<'c>, Error> {
+        match self {
+            Held::Lease(lease) => lease.guard(connection).await,
+            Held::Adopted(adopted) => adopted.guard(connection).await,
+        }
+    }
+
+    async fn present<'c>(&self, connection: &'c mut Connected) -> Result<Guarded<'c>, Error> {
+        match self {
+            Held::Lease(lease) => lease.present(connection).await,
+            Held::Adopted(adopted) => adopted.present(connection).await,
+        }
+    }
+
+    async fn release(&self) -> Result<(), LeaseLost> {
+        match self {
+            Held::Lease(lease) => lease.release().await,
+            Held::Adopted(adopted) => adopted.release().await,
+        }
+    }
+}
+
 // What it is told
 
 struct Worker {
@@ -115,7 +147,7 @@ struct Worker {
     fence: Fence,
     observed: Arc<Observed>,
     /// That of whoever leads, too.
-    lease: Arc<Mutex<Option<Lease>>>,
+    held: Arc<Mutex<Option<Held>>>,
     leading: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -131,31 +163,34 @@ impl Worker {
             part("application")
         );
         let fence = Fence::new(&url)?.with_hooks(observed.clone());
-        Ok(Worker { url, fence, observed, lease: Arc::default(), leading: None })
+        Ok(Worker { url, fence, observed, held: Arc::default(), leading: None })
     }
 
     async fn follow(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
         match order["do"].as_str().unwrap_or_default() {
             "acquire" => return self.acquire(order).await,
+            "adopt" => return self.adopt(order).await,
             "check" => {
-                self.held()?.check()?;
+                self.held_lease()?.check()?;
                 say("held", json!({}));
             }
             "renew" => {
-                self.held()?.renew().await?;
+                self.held_lease()?.renew().await?;
                 say("done", json!({}));
             }
             "release" => {
-                self.held()?.check()?;
+                if let Held::Lease(lease) = self.held()? {
+                    lease.check()?;
+                }
                 self.held()?.release().await?;
                 say("released", json!({}));
             }
             "write" => return self.write(order).await,
             "guard" | "present" => return self.transaction(order, orders).await,
             "truncate" => {
-                let lease = self.held()?;
+                let held = self.held()?;
                 let mut client = connect(&self.url, NoTls).await?;
-                let guarded = lease.guard(&mut client).await?;
+                let guarded = held.guard(&mut client).await?;
                 guarded.batch_execute("TRUNCATE work").await?;
                 guarded.commit().await?;
                 say("wrote", json!({}));
@@ -178,8 +213,15 @@ impl Worker {
         Ok(())
     }
 
-    fn held(&self) -> Result<Lease, Nothing> {
-        lock(&self.lease).clone().ok_or(Nothing)
+    fn held(&self) -> Result<Held, Nothing> {
+        lock(&self.held).clone().ok_or(Nothing)
+    }
+
+    fn held_lease(&self) -> Result<Lease, Nothing> {
+        match self.held()? {
+            Held::Lease(lease) => Ok(lease),
+            Held::Adopted(_) => Err(Nothing),
+        }
     }
 
     async fn acquire(&mut self, order: &Value) -> Outcome {
@@ -203,8 +245,21 @@ impl Worker {
         match request.try_acquire().await? {
             Some(lease) => {
                 say_granted("acquired", &lease);
-                *lock(&self.lease) = Some(lease);
+                *lock(&self.held) = Some(Held::Lease(lease));
                 self.observed.acquired();
+            }
+            None => say("taken", json!({})),
+        }
+        Ok(())
+    }
+
+    async fn adopt(&mut self, order: &Value) -> Outcome {
+        let name = order["name"].as_str().unwrap_or_default();
+        let request = self.fence.adopt(name, order["token"].as_i64().unwrap_or_default());
+        match request.wait(ms(&order["wait_ms"])).try_acquire().await? {
+            Some(adopted) => {
+                say("adopted", json!({ "token": adopted.token() }));
+                *lock(&self.held) = Some(Held::Adopted(adopted));
             }
             None => say("taken", json!({})),
         }
@@ -213,11 +268,11 @@ impl Worker {
 
     /// A whole transaction; with `release`, the last one.
     async fn write(&mut self, order: &Value) -> Outcome {
-        let lease = self.held()?;
+        let held = self.held()?;
         let mut client = connect(&self.url, NoTls).await?;
         let guarded = match order["by"].as_str() {
-            Some("present") => lease.present(&mut client).await?,
-            _ => lease.guard(&mut client).await?,
+            Some("present") => held.present(&mut client).await?,
+            _ => held.guard(&mut client).await?,
         };
         guarded.batch_execute(&update(order)).await?;
         if order["release"] == true {
@@ -232,14 +287,14 @@ impl Worker {
 
     /// Until it reads `commit` or `rollback`, what it does is one transaction.
     async fn transaction(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
-        let lease = self.held()?;
+        let held = self.held()?;
         let mut client = connect(&self.url, NoTls).await?;
         let guarded = if order["do"] == "guard" {
-            let guarded = lease.guard(&mut client).await?;
+            let guarded = held.guard(&mut client).await?;
             say("guarded", json!({}));
             guarded
         } else {
-            let guarded = lease.present(&mut client).await?;
+            let guarded = held.present(&mut client).await?;
             say("presented", json!({}));
             guarded
         };
@@ -260,11 +315,11 @@ impl Worker {
         let request =
             self.fence.lease(order["name"].as_str().unwrap_or_default()).ttl(ms(&order["ttl_ms"]));
         let (stop, stopped) = oneshot::channel::<()>();
-        let (place, observed) = (self.lease.clone(), self.observed.clone());
+        let (place, observed) = (self.held.clone(), self.observed.clone());
         let leading = tokio::spawn(async move {
             let work = async |lease: Lease| {
                 say_granted("leading", &lease);
-                *lock(&place) = Some(lease);
+                *lock(&place) = Some(Held::Lease(lease));
                 observed.acquired();
                 std::future::pending::<Result<(), Error>>().await
             };
@@ -288,10 +343,10 @@ impl Worker {
     }
 
     async fn give_back(&mut self) {
-        let lease = lock(&self.lease).take();
-        if let Some(lease) = lease {
+        let held = lock(&self.held).take();
+        if let Some(held) = held {
             // Whoever closes has been told of a loss before.
-            let _ = lease.release().await;
+            let _ = held.release().await;
         }
     }
 }

@@ -24,6 +24,8 @@ enum Plant {
     ErrorIsLoss,
     RenewInWork,
     HangHidesLoss,
+    AdoptsLate,
+    AdoptsOnce,
 }
 
 pub struct Observed {
@@ -41,6 +43,8 @@ impl Observed {
             Some("error-is-loss") => Plant::ErrorIsLoss,
             Some("renew-in-work") => Plant::RenewInWork,
             Some("hang-hides-loss") => Plant::HangHidesLoss,
+            Some("adopts-late") => Plant::AdoptsLate,
+            Some("adopts-once") => Plant::AdoptsOnce,
             Some(other) => return Err(format!("there is no plant {other}")),
         };
         Ok(Observed { plant, starved: AtomicBool::new(false), work: Mutex::default() })
@@ -91,6 +95,14 @@ impl Hooks for Observed {
 
     fn takes_failure_for_loss(&self) -> bool {
         self.plant == Plant::ErrorIsLoss
+    }
+
+    fn adopts_late(&self) -> bool {
+        self.plant == Plant::AdoptsLate
+    }
+
+    fn adopts_again(&self) -> bool {
+        self.plant != Plant::AdoptsOnce
     }
 
     fn renews(

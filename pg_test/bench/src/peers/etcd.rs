@@ -8,12 +8,10 @@
 //! turns, which the watch that is open already does not have.
 
 use crate::peer::{poll, Locker, Peer, TTL};
-use crate::workbench::{Daemon, Workbench};
+use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
-use pg_test::process::wait_until;
 use pg_test::rundir::RunDir;
-use pg_test::setup::Package;
-use std::sync::Arc;
+use pg_test::service::{self, Service};
 use std::time::Duration;
 use wire::{Connection, Kind, Revision, Watch};
 
@@ -31,7 +29,7 @@ pub const NAME_LOCK: &str = "etcd, lock service";
 
 /// An etcd that was started for the bench and ends with it.
 pub struct Etcd {
-    daemon: Daemon,
+    server: Service,
     way: Way,
 }
 
@@ -59,7 +57,7 @@ pub fn prepare_watch(bench: &Workbench) -> Result<Box<dyn Peer>> {
 }
 
 /// As [`prepare_watch`], in any run directory.
-pub fn watched(rundir: &Arc<RunDir>) -> Result<Etcd> {
+pub fn watched(rundir: &RunDir) -> Result<Etcd> {
     start(rundir, Way::Watched)
 }
 
@@ -68,32 +66,8 @@ pub fn prepare_lock(bench: &Workbench) -> Result<Box<dyn Peer>> {
     Ok(Box::new(start(bench.lab.rundir(), Way::Locked)?))
 }
 
-/// What brings the server.
-pub fn package() -> Package {
-    Package::new("etcd-server", "/usr/bin/etcd").without_service("etcd")
-}
-
-fn start(rundir: &Arc<RunDir>, way: Way) -> Result<Etcd> {
-    let other = pg_test::cluster::free_port()?;
-    let daemon = Daemon::start(rundir, package(), "etcd", |dir, port| {
-        let (clients, peers) =
-            (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{other}"));
-        let option = |name: &str, value: &str| format!("--{name}={value}");
-        vec![
-            option("name", "bench"),
-            option("data-dir", &dir.join("data").to_string_lossy()),
-            option("listen-client-urls", &clients),
-            option("advertise-client-urls", &clients),
-            option("listen-peer-urls", &peers),
-            option("initial-advertise-peer-urls", &peers),
-            option("initial-cluster", &format!("bench={peers}")),
-            option("log-level", "error"),
-        ]
-    })?;
-    wait_until("etcd has a leader", Duration::from_secs(20), || {
-        Connection::open(daemon.port).is_ok_and(|mut etcd| etcd.grant(TTL).is_ok())
-    })?;
-    Ok(Etcd { daemon, way })
+fn start(rundir: &RunDir, way: Way) -> Result<Etcd> {
+    Ok(Etcd { server: service::etcd(rundir, &[])?, way })
 }
 
 impl Peer for Etcd {
@@ -109,7 +83,8 @@ impl Peer for Etcd {
 
     fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
         let session = Duration::from_secs(3600);
-        let client = Client::open(self.daemon.port, format!("client {client}"), self.way, session)?;
+        let client =
+            Client::open(self.server.port(), format!("client {client}"), self.way, session)?;
         Ok(Box::new(client))
     }
 
@@ -121,7 +96,7 @@ impl Peer for Etcd {
 impl Etcd {
     /// Where it listens.
     pub fn port(&self) -> u16 {
-        self.daemon.port
+        self.server.port()
     }
 }
 

@@ -3,10 +3,10 @@
 //! settings, or with an append-only file that is flushed with each command.
 
 use crate::peer::{Locker, Peer, TTL};
-use crate::workbench::{Daemon, Workbench};
+use crate::workbench::Workbench;
 use ::redis::{Connection, Script};
 use anyhow::{ensure, Result};
-use pg_test::setup::Package;
+use pg_test::service::{self, Service};
 use std::time::Duration;
 
 /// Its names in the report.
@@ -16,7 +16,7 @@ pub const NAME_DURABLE: &str = "Redis, appendfsync always";
 
 /// A Redis that was started for the bench and ends with it.
 pub struct Redis {
-    daemon: Daemon,
+    server: Service,
     durable: bool,
 }
 
@@ -32,18 +32,7 @@ pub fn prepare_durable(bench: &Workbench) -> Result<Box<dyn Peer>> {
 
 /// Starts a server, `durable` or not.
 pub fn start(bench: &Workbench, durable: bool) -> Result<Redis> {
-    let package =
-        Package::new("redis-server", "/usr/bin/redis-server").without_service("redis-server");
-    let daemon = Daemon::start(bench.lab.rundir(), package, "redis-server", |dir, port| {
-        let mut arguments = vec!["--bind", "127.0.0.1", "--port"];
-        let (port, dir) = (port.to_string(), dir.to_string_lossy().into_owned());
-        arguments.extend([port.as_str(), "--dir", dir.as_str()]);
-        if durable {
-            arguments.extend(["--appendonly", "yes", "--appendfsync", "always"]);
-        }
-        arguments.into_iter().map(str::to_owned).collect()
-    })?;
-    Ok(Redis { daemon, durable })
+    Ok(Redis { server: service::redis(bench.lab.rundir(), durable)?, durable })
 }
 
 const ACQUIRE: &str = "
@@ -64,7 +53,7 @@ impl Peer for Redis {
     }
 
     fn join(&self, index: usize) -> Result<Box<dyn Locker>> {
-        client(self.daemon.port, format!("client {index}"), TTL)
+        client(self.server.port(), format!("client {index}"), TTL)
     }
 
     fn is_postgres(&self) -> bool {
@@ -75,7 +64,7 @@ impl Peer for Redis {
 impl Redis {
     /// Where it listens.
     pub fn port(&self) -> u16 {
-        self.daemon.port
+        self.server.port()
     }
 }
 

@@ -3,9 +3,9 @@
 //! It takes part where its Java library and a Java are installed: the lab does not install those itself.
 
 use crate::peer::{Locker, Peer};
-use crate::workbench::{Daemon, Workbench};
+use crate::workbench::Workbench;
 use anyhow::{bail, ensure, Context, Result};
-use pg_test::process::wait_until;
+use pg_test::service::{self, Service};
 use pg_test::setup::Package;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,11 +13,11 @@ use std::time::Duration;
 
 /// Its name in the report.
 pub const NAME: &str = "ZooKeeper";
-const JAR: &str = "/usr/share/java/zookeeper.jar";
-const JAVA: &str = "/usr/bin/java";
+/// As it has when nothing else is said.
+const TICK: Duration = Duration::from_secs(2);
 
 /// A ZooKeeper that was started for the bench and ends with it.
-pub struct ZooKeeper(Daemon);
+pub struct ZooKeeper(Service);
 
 /// Starts a server with its built-in settings.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
@@ -29,26 +29,10 @@ pub fn start(bench: &Workbench) -> Result<ZooKeeper> {
     if bench.options.short {
         bail!("left out of the short form, as Java starts slowly");
     }
-    if ![JAR, JAVA].iter().all(|file| Package::new("", *file).is_installed()) {
+    if !service::zookeeper_packages().iter().all(Package::is_installed) {
         bail!("the package libzookeeper-java, or a Java, is not installed");
     }
-    let package = Package::new("libzookeeper-java", JAR);
-    let daemon = Daemon::start(bench.lab.rundir(), package, JAVA, |dir, port| {
-        let file = dir.join("zoo.cfg");
-        let settings = format!(
-            "tickTime=2000\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\n\
-             maxClientCnxns=0\nadmin.enableServer=false\n",
-            dir.join("data").display()
-        );
-        // If it cannot be written, the server does not start, which is told.
-        let _ = std::fs::write(&file, settings);
-        let main = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
-        ["-cp", JAR, main, &file.to_string_lossy()].map(str::to_owned).to_vec()
-    })?;
-    wait_until("ZooKeeper serves", Duration::from_secs(60), || {
-        Client::open(daemon.port, TIMEOUT).is_ok()
-    })?;
-    Ok(ZooKeeper(daemon))
+    Ok(ZooKeeper(service::zookeeper(bench.lab.rundir(), TICK)?))
 }
 
 impl Peer for ZooKeeper {
@@ -57,7 +41,7 @@ impl Peer for ZooKeeper {
     }
 
     fn join(&self, _client: usize) -> Result<Box<dyn Locker>> {
-        client(self.0.port, TIMEOUT)
+        client(self.0.port(), TIMEOUT)
     }
 
     fn is_postgres(&self) -> bool {
@@ -68,7 +52,7 @@ impl Peer for ZooKeeper {
 impl ZooKeeper {
     /// Where it listens.
     pub fn port(&self) -> u16 {
-        self.0.port
+        self.0.port()
     }
 }
 

@@ -27,8 +27,8 @@ const UNBOUND: &str = "pg_fence, unbound";
 const BOUND: &str = "pg_fence, bound to one lease";
 
 /// A check of a table's fence.
-struct Check {
-    name: &'static str,
+pub struct Check {
+    pub name: &'static str,
     /// What the names of its tables end with.
     table: &'static str,
     /// Puts it on a table, `{t}`.
@@ -37,7 +37,8 @@ struct Check {
     condition: Option<&'static str>,
 }
 
-const fn check(name: &'static str, table: &'static str, sql: &'static str) -> Check {
+/// One that asks for nothing beside.
+pub const fn check(name: &'static str, table: &'static str, sql: &'static str) -> Check {
     Check { name, table, sql, condition: None }
 }
 
@@ -54,7 +55,13 @@ const CHECKS: &[Check] = &[
 
 impl Check {
     /// Makes its table of so many rows, with room in each page for as many versions as `fillfactor` leaves.
-    fn lay(&self, session: &mut Session, prefix: &str, rows: i64, fillfactor: u32) -> Result<()> {
+    pub fn lay(
+        &self,
+        session: &mut Session,
+        prefix: &str,
+        rows: i64,
+        fillfactor: u32,
+    ) -> Result<()> {
         let table = format!("{prefix}_{}", self.table);
         session.run(&format!(
             "CREATE TABLE {table} ({COLUMNS}) WITH (fillfactor = {fillfactor});
@@ -66,7 +73,7 @@ impl Check {
     }
 
     /// An UPDATE of that table, of the rows that a further condition names.
-    fn update(&self, prefix: &str, rows: Option<&str>) -> String {
+    pub fn update(&self, prefix: &str, rows: Option<&str>) -> String {
         let conditions: Vec<&str> = rows.into_iter().chain(self.condition).collect();
         let word = if conditions.is_empty() { "" } else { " WHERE " };
         let (table, conditions) = (self.table, conditions.join(" AND "));

@@ -13,7 +13,7 @@ use pg_test::setup::Package;
 use pg_test::{majors, process, Cluster, Shutdown};
 use std::process::Command;
 use std::sync::Arc;
-use steps::{chosen, Course, Kind, COUNTING, LOOP, MINIMAL, NONE, ONE, STEPS};
+use steps::{chosen, Course, Kind, ADOPTING, COUNTING, LOOP, MINIMAL, NONE, ONE, STEPS};
 
 mod count;
 mod steps;
@@ -61,6 +61,33 @@ pub fn measure_counting(bench: &Workbench) -> Result<Section> {
         }
     }
     Ok(section)
+}
+
+/// Counts what adopting takes beside a guard alone and beside calls of leases granted here, where valgrind is installed.
+pub fn count_adopting(bench: &Workbench, section: &mut Section) {
+    if !is_possible(bench, "instructions of adopting") {
+        return;
+    }
+    let is_shown =
+        |place: &usize| ADOPTING.iter().any(|(kind, name)| STEPS[*place].is(*kind, name));
+    let places: Vec<usize> = (0..STEPS.len()).filter(is_shown).collect();
+    let counts = lay(bench).and_then(|(cluster, course)| count(bench, &cluster, &course, &places));
+    let counts = match counts {
+        Ok(counts) => counts,
+        Err(why) => return bench.skip("instructions of adopting", &why),
+    };
+    let mut table = Table::new("instructions (see the section of that name)", &["", "all", "ours"]);
+    for (kind, name) in ADOPTING {
+        if let Some(count) = counts.iter().find(|c| STEPS[c.place].is(*kind, name)) {
+            let title = format!("{name}, {}", kind.unit());
+            table.rows.push(vec![
+                title.as_str().into(),
+                Cell::Number(count.all, 0),
+                Cell::Number(count.ours, 0),
+            ]);
+        }
+    }
+    section.tables.push(table);
 }
 
 fn is_possible(bench: &Workbench, what: &str) -> bool {

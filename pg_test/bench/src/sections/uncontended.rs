@@ -45,7 +45,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         let tracks = race::run(&contenders, rules)?;
         let limit = find(&tracks, two_updates::NAME)?;
         let ours = find(&tracks, ours::NAME)?;
-        section.tables.push(table(clients, &tracks, limit));
+        section.tables.push(table(clients, &tracks, limit, "over two updates"));
         let goal = if clients == 1 { 1.05 } else { 1.2 };
         let aim = format!("pairs over two updates, {at_once}: at least {goal}");
         section.at_least(&aim, ours.ratio_to(limit), goal);
@@ -103,9 +103,10 @@ pub fn pairs(peer: &dyn Peer, clients: usize) -> Contender<'_> {
     })
 }
 
-fn table(clients: usize, tracks: &[Track], limit: &Track) -> Table {
+/// Pairs of acquire and release, beside those of one of the tracks.
+pub fn table(clients: usize, tracks: &[Track], limit: &Track, over: &str) -> Table {
     let title = format!("acquire + release, {}", race::at_once(clients));
-    let head = ["", "pairs/s", "over two updates", "p50 ms", "p99 ms"];
+    let head = ["", "pairs/s", over, "p50 ms", "p99 ms"];
     let mut table = Table::new(title, &head);
     for track in tracks {
         table.rows.push(vec![

@@ -87,8 +87,12 @@ fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Gran
         }
         let mut until = acquired.asked + TTL_MS * 1000;
         let relying = relying.get(&grant.first).map_or(&[][..], Vec::as_slice);
+        // A clock that went back meanwhile may let a grant be renewed that had expired: it was free for a while.
+        let without_gap = |t: &Transaction| !stepped(evidence, acquired.asked, t.ended);
         for renewed in relying.iter().filter(|t| t.what == What::Renew && committed(t)) {
-            until = until.max(renewed.asked + TTL_MS * 1000);
+            if without_gap(renewed) {
+                until = until.max(renewed.asked + TTL_MS * 1000);
+            }
         }
         // Whatever the outcome, a release may have been carried out.
         let releases = relying.iter().filter(|t| t.what == What::Release).map(|t| t.asked);

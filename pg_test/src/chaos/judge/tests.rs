@@ -411,3 +411,44 @@ fn a_lease_passes_on_when_its_session_has_ended() {
     }
     assert!(!violated(&kept));
 }
+
+/// The worker 33 writes under its number and sends the commit then; 34 was adopted at 110.
+fn late_write(sent: i64, end: Outcome, era: u32, synchronous: bool) -> Findings {
+    let events = vec![
+        (50, ask(What::Bound, 300, Some(33))),
+        (60, Event::Guarded),
+        (sent, Event::Commit),
+        (sent + 1, Event::End(end)),
+    ];
+    let mut write = story(33 << 8, events);
+    for record in &mut write {
+        (record.worker, record.era) = (33, era);
+    }
+    let mut records = [adopted(33, 0), adopted(34, 100), write].concat();
+    records.sort_by_key(|record| record.at);
+    judge(&Evidence { records, era, synchronous, ..Evidence::default() })
+}
+
+#[test]
+fn a_write_by_an_older_number_is_stale_once_a_newer_one_was_adopted() {
+    let stale = |findings: &Findings| {
+        findings.violations.iter().filter(|v| v.contains("a stale write")).count()
+    };
+    let late = late_write(111, Outcome::Committed, 0, false);
+    assert_eq!((stale(&late), late.let_pass), (1, 0), "{late:?}");
+    // Its commit may have come before that of the adoption, or it has not landed.
+    assert_eq!(stale(&late_write(109, Outcome::Committed, 0, false)), 0);
+    assert_eq!(stale(&late_write(111, Outcome::Refused("PF004".to_owned()), 0, false)), 0);
+    // A failover in between has lost the adoption, unless a standby had it.
+    let after = late_write(111, Outcome::Committed, 1, false);
+    assert_eq!((stale(&after), after.let_pass), (0, 1), "{after:?}");
+    assert_eq!(stale(&late_write(111, Outcome::Committed, 1, true)), 1);
+}
+
+#[test]
+fn a_failover_to_a_synchronous_standby_loses_nothing() {
+    let mut evidence = good();
+    (evidence.era, evidence.synchronous) = (1, true);
+    evidence.grants.pop();
+    assert!(judge(&evidence).violations[0].contains("acknowledged, and lost"));
+}

@@ -15,7 +15,10 @@ fn a_greater_token_ends_the_command_of_the_smaller_one(lab: &Lab) -> Result<()> 
     stage.run("job --adopt 200", &format!("ME=B1; {script}"))?.ends_with(0)?;
     let ended = old.ends_with(70)?;
     has_ended(pid)?;
-    ensure!(ended.stderr.contains("100 is no token of job any more"), "{ended:?}");
+    ensure!(
+        ended.stderr.contains("stale fencing token 100: lease \"job\" has had 200"),
+        "{ended:?}"
+    );
     // Nothing was given back: the same token goes on to serve, and an older one does not.
     stage.run("job --adopt 200", &format!("ME=B1; {script}"))?.ends_with(0)?;
     let ended = stage.run("job --adopt 150", "echo ran")?.ends_with(70)?;

@@ -14,11 +14,11 @@ fn page(path: &str) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 
-/// The paths of all pages below the root of the source: its own, and those in docs and in docs/from.
+/// The paths of all pages below the root of the source: its own, and those in docs and in its folders.
 fn pages() -> Result<Vec<String>> {
     let root = pg_test::extension::source_root();
     let mut found = Vec::new();
-    for folder in ["", "docs", "docs/from"] {
+    for folder in ["", "docs", "docs/adopt", "docs/from"] {
         for entry in std::fs::read_dir(root.join(folder))? {
             let path = PathBuf::from(folder).join(entry?.file_name());
             if path.extension().is_some_and(|ending| ending == "md") {

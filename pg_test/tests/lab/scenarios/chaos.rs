@@ -1,6 +1,7 @@
 //! The chaos run in its short form; and that it catches each known bug.
 
 use pg_test::chaos::{self, KnownBug};
+use pg_test::process::output_of;
 use pg_test::{ensure, lab_test, Lab, Result};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -61,4 +62,24 @@ fn is_caught(lab: &Lab, bug: KnownBug) -> Result<()> {
     let prefix = chaos::build_with(lab.rundir().program(), bug)?;
     let seed = std::process::id().into();
     chaos::catch(&prefix, bug, Duration::from_secs(180), seed).map(drop)
+}
+
+/// The edition without a library, by the command.
+fn of_lite(lab: &Lab, arguments: &[&str]) -> Result<String> {
+    let mut program = lab.rundir().command(lab.rundir().program());
+    output_of(program.args(["chaos", "--edition", "lite"]).args(arguments))
+}
+
+#[lab_test(slow)]
+fn the_lite_edition_breaks_no_promise_in_chaos(lab: &Lab) -> Result<()> {
+    of_lite(lab, &["--short"]).map(drop)
+}
+
+#[lab_test(slow)]
+fn bugs_in_the_lite_edition_are_caught(lab: &Lab) -> Result<()> {
+    for bug in ["no-guard-lock", "decision-before-lock"] {
+        let said = of_lite(lab, &["--minutes", "6", "--plant", bug])?;
+        ensure!(said.contains("The planted bug was caught."), "{bug}: {said}");
+    }
+    Ok(())
 }

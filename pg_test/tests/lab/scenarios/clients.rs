@@ -4,7 +4,8 @@
 use pg_test::clients::languages::{Language, ALL};
 use pg_test::clients::{first_worker, scenario, stage};
 use pg_test::extension::source_root;
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::process::output_of;
+use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
 
 /// Those that are quick, one for each: a day without trouble, a late write, a cable that is cut.
 const SHORT: &[&str] =
@@ -100,5 +101,24 @@ fn a_planted_fault_is_caught(lab: &Lab) -> Result<()> {
         let text = caught.err().map(|error| format!("{error:#}")).unwrap_or_default();
         ensure!(text.contains("longer than the server does"), "not caught, but: {text}");
         Ok(())
+    })
+}
+
+/// Against the edition without a library, too, they are as their READMEs show them.
+#[lab_test]
+fn the_first_workers_do_their_work_without_a_library(lab: &Lab) -> Result<()> {
+    of_those_there(|client| {
+        let database = Database::with_lite(lab.cluster().conninfo("postgres"))?;
+        first_worker::runs_in(&database, lab, &(client.prepare)()?.first_worker)
+    })
+}
+
+/// All scenarios that it has the calls for.
+#[lab_test(slow)]
+fn the_clients_go_through_the_scenarios_without_a_library(lab: &Lab) -> Result<()> {
+    of_those_there(|client| {
+        let mut program = lab.rundir().command(lab.rundir().program());
+        program.args(["clients", client.name, "--edition", "lite", "--no-plants"]);
+        output_of(&mut program).map(drop)
     })
 }

@@ -1,6 +1,6 @@
 //! A database with leases and fenced rows, and what must hold when it lives on as something else.
 
-use pg_test::{edition, ensure, Context, Fault, Result, Session};
+use pg_test::{edition, ensure, Calls, Context, Fault, Result, Session};
 
 /// What clients have seen of it.
 pub struct History {
@@ -19,9 +19,11 @@ fn says_to_renew(refusal: &Fault) -> bool {
 impl History {
     /// Installs the extension where it is missing, and gives the database a history.
     pub fn begin(session: &mut Session) -> Result<History> {
+        if !session.truth("SELECT to_regproc('fence_status') IS NOT NULL")? {
+            session.run("CREATE EXTENSION pg_fence")?;
+        }
         session.run(
             "SET client_min_messages = warning;
-             CREATE EXTENSION IF NOT EXISTS pg_fence;
              CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint);
              CREATE TABLE parcels (id int PRIMARY KEY, total int, fence bigint);
              INSERT INTO orders VALUES (7, 0);

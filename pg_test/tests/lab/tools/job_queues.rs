@@ -3,12 +3,13 @@
 
 automod::dir!(pub "tests/lab/tools/job_queues");
 
+use crate::support::program::Program;
 use office::Office;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Context, Database, Lab, Result, Session};
 use queue::{Queue, GRAPHILE_WORKER, PG_BOSS, PROCRASTINATE};
 use std::time::Duration;
-use worker::{Programs, Worker};
+use worker::Programs;
 
 /// The results. The queue's own tables are left alone.
 const TABLE: &str = "
@@ -40,12 +41,12 @@ impl<'a> Scene<'a> {
         Ok(scene)
     }
 
-    fn worker(&self, arguments: &[&str]) -> Result<Worker> {
-        Worker::start(self.lab, &self.programs, &self.database, arguments)
+    fn worker(&self, arguments: &[&str]) -> Result<Program> {
+        self.programs.start(self.lab, &self.database, arguments)
     }
 
     /// Puts a job into the queue and returns the worker that is in the middle of it.
-    fn in_the_middle(&mut self) -> Result<(Worker, office::Request)> {
+    fn in_the_middle(&mut self) -> Result<(Program, office::Request)> {
         let worker = self.worker(&[])?;
         wait_until("the queue is there", PATIENCE, || self.admin.rows(self.queue.job).is_ok())?;
         self.worker(&[&self.office.url()])?.ends_well()?;
@@ -59,7 +60,7 @@ impl<'a> Scene<'a> {
     }
 
     /// A worker that has been given the job of the frozen one, and is in the middle of it.
-    fn next_worker(&mut self) -> Result<(Worker, office::Request)> {
+    fn next_worker(&mut self) -> Result<(Program, office::Request)> {
         let mut worker = self.worker(&[])?;
         let mut request = None;
         wait_until("the queue gives the job to another worker", PATIENCE, || {

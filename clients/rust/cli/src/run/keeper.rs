@@ -3,7 +3,7 @@
 //! Signals are blocked in it, and it is in no terminal's process group: as long as the command runs the lease is
 //! renewed, whatever becomes of the supervisor. Where that is frozen or dead, it ends the command itself.
 
-use super::adopted::Adopted;
+use super::adopted::adopt;
 use super::cgroup::Cgroup;
 use super::messages::{Order, Told};
 use super::times::Times;
@@ -246,11 +246,10 @@ impl Keeper {
 
     /// Nothing is given back at the end: the token is theirs, and so is its end.
     async fn keep_adopted(&mut self, token: i64) -> Result<()> {
-        let (server, name, holder) =
-            (self.server.clone(), self.options.names[0].clone(), self.holder());
-        let adopted = Adopted { server: &server, name: &name, token, holder: &holder };
+        let name = self.options.names[0].clone();
+        let request = self.server.fence().adopt(&name, token).holder(self.holder());
         let limit = self.times.ttl / 3;
-        if !adopted.adopt(self.options.wait.0, limit).await? {
+        if !adopt(request.clone(), self.options.wait.0, limit).await? {
             return Err(Failure::new(
                 status::TAKEN,
                 format!("{name} is guarded by an older token"),
@@ -272,7 +271,7 @@ impl Keeper {
                     }
                 },
                 () = sleep_until(look_at) => {
-                    match adopted.adopt(Duration::ZERO, limit).await {
+                    match adopt(request.clone(), Duration::ZERO, limit).await {
                         Err(failure) if !failure.is_passing() => {
                             log::warn!("{failure}");
                             self.said.say(Told::Lost);

@@ -29,7 +29,7 @@ impl Peer for Alone {
     }
 
     fn join(&self, _client: usize) -> Result<Box<dyn Locker>> {
-        let mut etcd = Connection::open(self.etcd.daemon.port)?;
+        let mut etcd = Connection::open(self.etcd.port())?;
         let watch = etcd.watch(KEY)?;
         Ok(Box::new(Watcher { etcd, watch, taken: self.taken.clone() }))
     }

@@ -44,6 +44,20 @@ pub const COUNTING: &[(Kind, &str, Option<f64>)] = &[
     (Kind::OneRow, "pg_fence, bound to one lease", None),
 ];
 
+/// What adopting takes is set beside these.
+pub const ADOPTING: &[(Kind, &str)] = &[
+    (Kind::Calls, "pg_fence, guard, lease known"),
+    (Kind::Calls, "adopted, guard, lease known"),
+    (Kind::Calls, "adopted, adopt + guard, lease known"),
+    (Kind::Calls, "pg_fence, guard"),
+    (Kind::Calls, "adopted, guard"),
+    (Kind::Calls, "adopted, adopt + guard"),
+    (Kind::Statements, "update of a row"),
+    (Kind::Statements, "pg_fence, acquire"),
+    (Kind::Statements, "pg_fence, release"),
+    (Kind::Statements, "adopted, a greater number"),
+];
+
 /// Something that is counted.
 pub struct Step {
     /// In which table it is shown.
@@ -62,6 +76,11 @@ impl Step {
     /// Is it the one of that kind and name?
     pub fn is(&self, kind: Kind, name: &str) -> bool {
         self.kind == kind && self.name == name
+    }
+
+    /// Are its leases adopted, and not granted here?
+    fn is_of_adopted(&self) -> bool {
+        self.name.starts_with("adopted")
     }
 }
 
@@ -107,6 +126,13 @@ pub const STEPS: &[Step] = &[
     call("pg_fence, renew", "count(lease_renew(name, token))"),
     call("pg_fence, release", "count(lease_release(name, token))"),
     call("pg_fence, guard", "count(lease_guard(name, token))"),
+    call_on_known("adopted, guard, lease known", "count(lease_guard(name, token))"),
+    call_on_known(
+        "adopted, adopt + guard, lease known",
+        "count(lease_guard(name, lease_adopt(name, token)))",
+    ),
+    call("adopted, guard", "count(lease_guard(name, token))"),
+    call("adopted, adopt + guard", "count(lease_guard(name, lease_adopt(name, token)))"),
     statement(ONE, "SELECT 1", ""),
     statement("select of a row", "SELECT n FROM two WHERE name = $1", "'NAME'"),
     statement("update of a row", "UPDATE two SET n = n + 1 WHERE name = $1 RETURNING n", "'NAME'"),
@@ -115,6 +141,7 @@ pub const STEPS: &[Step] = &[
     statement("pg_fence, acquire", "SELECT lease_acquire($1, 'other')", "'NAME'"),
     statement("pg_fence, renew", "SELECT lease_renew($1, $2)", "'NAME', TOKEN"),
     statement("pg_fence, release", "SELECT lease_release($1, $2)", "'NAME', TOKEN"),
+    statement("adopted, a greater number", "SELECT lease_adopt($1, $2)", "'NAME', TOKEN + 1"),
     rows(NONE, "i_none"),
     rows("empty C trigger", "i_empty"),
     rows(MINIMAL, "i_check"),
@@ -135,7 +162,7 @@ pub fn chosen(short: bool) -> Vec<usize> {
         [ONE, "update of a row", "pg_fence, renew", NONE, MINIMAL, "pg_fence, unbound"];
     let wanted = |step: &Step| match short {
         true => matches!(step.kind, Kind::Statements | Kind::Rows) && SHORT.contains(&step.name),
-        false => true,
+        false => !step.is_of_adopted(),
     };
     (0..STEPS.len()).filter(|&index| wanted(&STEPS[index])).collect()
 }
@@ -193,10 +220,18 @@ impl Course {
                  INSERT INTO {table} SELECT i, 0, 0 FROM generate_series(0, {numbers} - 1) i; {sql}"
             ))?;
         }
+        let of_adopted = STEPS.iter().enumerate().filter(|(_, step)| step.is_of_adopted());
+        let is_adopted: Vec<String> = of_adopted
+            .map(|(index, _)| numbers_of(index, calls))
+            .map(|Range { start, end }| format!("i BETWEEN {start} AND {end} - 1"))
+            .collect();
+        let is_adopted = is_adopted.join(" OR ");
         // A lock a lease until the transaction ends, so not all at once.
         for first in (0..numbers).step_by(1_500) {
             session.run(&format!(
-                "INSERT INTO lease_of SELECT i, 'lease' || i, lease_acquire('lease' || i, 'bench', '300 days')
+                "INSERT INTO lease_of SELECT i, 'lease' || i,
+                        CASE WHEN {is_adopted} THEN lease_adopt('lease' || i, 34, 'bench')
+                             ELSE lease_acquire('lease' || i, 'bench', '300 days') END
                    FROM generate_series({first}, least({first} + 1500, {numbers}) - 1) i"
             ))?;
         }

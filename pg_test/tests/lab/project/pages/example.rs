@@ -118,7 +118,9 @@ fn ended(text: &str) -> Result<Option<(String, Then)>> {
         r"\gexec" => Then::Run,
         r"\gset" => {
             let (_, name) = sql.rsplit_once(" AS ").context("\\gset needs AS and a name")?;
-            Then::Keep(name.trim().to_owned())
+            // What it is selected from may follow.
+            let name = name.split_whitespace().next().context("AS needs a name")?;
+            Then::Keep(name.to_owned())
         }
         other => bail!("one statement a line, please: {other}"),
     };

@@ -1,7 +1,7 @@
 //! What the pages list is all that there is: errors, locks, the rooms of the source.
 
 use super::{page, section};
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::{bail, edition, ensure, inventory, lab_test, Context, Lab, Result, TestCase};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -47,7 +47,7 @@ fn every_error_is_listed(_: &Lab) -> Result<()> {
         raised.extend(quoted.flat_map(codes));
     }
     // By it the edition without a library leaves a block of its own: it reaches no caller.
-    raised.remove("PF000");
+    raised.remove("PF999");
     let missing: Vec<_> = raised.difference(&listed).collect();
     ensure!(missing.is_empty(), "not listed: {missing:?}");
     for code in listed.iter().filter(|code| code.starts_with("PF")) {
@@ -113,5 +113,45 @@ fn every_room_of_the_source_is_on_the_map(_: &Lab) -> Result<()> {
         let name = entry?.file_name().to_string_lossy().into_owned();
         ensure!(map.contains(&name), "{name} is not on the map");
     }
+    Ok(())
+}
+
+/// What a table calls a test: all of a file or folder (`guards::`), or one.
+fn is_there(name: &str, tests: &BTreeSet<String>) -> bool {
+    match name.strip_suffix("::") {
+        Some(_) => tests.iter().any(|test| test.starts_with(name)),
+        None => tests.contains(name),
+    }
+}
+
+/// A table that says which edition keeps which promise, and names tests. Each is there; and where the edition without a
+/// library is said to keep a promise, one of them at least is run against it.
+#[lab_test]
+fn the_tests_that_show_the_promises_of_each_edition_are_there(_: &Lab) -> Result<()> {
+    let text = page("docs/lite.md")?;
+    let table = section(&text, "## Promises, and the tests that show them")?;
+    let tests: BTreeSet<String> = inventory::iter::<TestCase>()
+        .map(|case| {
+            let (_, below) = case.module.split_once("::").unwrap_or(("", case.module));
+            format!("{below}::{}", case.name)
+        })
+        .collect();
+    let mut promises = 0;
+    for row in table.lines().filter(|line| line.starts_with("| ") && line.contains("::")) {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [promise, _, lite, shown_by] = cells[..] else { bail!("four cells: {row}") };
+        let named: Vec<&str> =
+            shown_by.split('`').skip(1).step_by(2).filter(|word| word.contains("::")).collect();
+        for name in &named {
+            ensure!(is_there(name, &tests), "{promise}: there is no test {name}");
+        }
+        let is_run = |name: &&str| name.starts_with("lite::") || edition::reason(name).is_none();
+        ensure!(
+            !lite.starts_with("kept") || named.iter().any(is_run),
+            "{promise}: no test of it is run against the edition without a library"
+        );
+        promises += 1;
+    }
+    ensure!(promises > 15, "only {promises} promises were found");
     Ok(())
 }

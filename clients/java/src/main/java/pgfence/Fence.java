@@ -49,8 +49,20 @@ public class Fence {
         return new LeaseRequest(this, List.of(names));
     }
 
+    /**
+     * Makes a lease known that somebody else has granted (etcd, ZooKeeper, Redis, another database), under the number
+     * that it has there.
+     */
+    public final AdoptRequest adopt(String name, long token) {
+        return new AdoptRequest(this, name, token);
+    }
+
     Lease make(LeaseRequest request) {
         return new Lease(request);
+    }
+
+    Adopted make(AdoptRequest request) {
+        return new Adopted(request);
     }
 
     /** What is done while leading. A loss shows at its next step under the lease. */

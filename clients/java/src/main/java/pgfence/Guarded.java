@@ -11,18 +11,18 @@ import pgfence.FenceException.StaleToken;
 import pgfence.FenceException.TransactionLost;
 
 /**
- * A transaction under a lease: what {@link Lease#guard} and {@link Lease#present} return.
+ * A transaction under a lease: what {@link Holding#guard} and {@link Holding#present} return.
  *
  * <p>Where the connection is in autocommit, the transaction begins and ends here. Where it is not, whoever has taken
  * it out of autocommit (an ORM, a transaction manager) commits or rolls back.
  */
 public final class Guarded {
-    private final Lease lease;
+    private final Holding lease;
     private final Connection connection;
     private final boolean guards;
     private final boolean releases;
 
-    Guarded(Lease lease, Connection connection, boolean guards, boolean releases) {
+    Guarded(Holding lease, Connection connection, boolean guards, boolean releases) {
         this.lease = lease;
         this.connection = connection;
         this.guards = guards;
@@ -80,18 +80,21 @@ public final class Guarded {
     private void begin(boolean isOurs) throws SQLException {
         for (boolean isMended = false; ; isMended = true) {
             try {
+                if (lease.isInDoubt()) {
+                    lease.mend();
+                }
                 if (isOurs) {
                     connection.setAutoCommit(false);
                 }
                 lease.begin(connection, guards);
-                lease.check();
+                lease.refuseIfOver();
                 return;
             } catch (SQLException | RuntimeException error) {
                 rollBack(isOurs);
                 Throwable told = told(error);
-                // After a failover no token speaks until its holder has renewed.
-                boolean mayMend = told instanceof NotSpeaking && isOurs && !isMended;
-                if (!mayMend || lease.renew().isEmpty()) {
+                // After a failover no token speaks until its holder has renewed, or adopted again.
+                boolean mayMend = isOurs && !isMended && lease.canMend(told);
+                if (!mayMend || !lease.mend()) {
                     throw Guarded.<RuntimeException>as(told);
                 }
             }
@@ -130,7 +133,7 @@ public final class Guarded {
                 connection.rollback();
             }
         } catch (SQLException failure) {
-            Lease.LOG.log(System.Logger.Level.DEBUG, "the rollback failed", failure);
+            Holding.LOG.log(System.Logger.Level.DEBUG, "the rollback failed", failure);
         }
     }
 
@@ -140,7 +143,7 @@ public final class Guarded {
                 connection.setAutoCommit(true);
             }
         } catch (SQLException failure) {
-            Lease.LOG.log(System.Logger.Level.DEBUG, "the connection is of no more use", failure);
+            Holding.LOG.log(System.Logger.Level.DEBUG, "the connection is of no more use", failure);
         }
     }
 

@@ -1,6 +1,5 @@
 package pgfence;
 
-import java.lang.System.Logger;
 import java.lang.System.Logger.Level;
 import java.sql.Connection;
 import java.sql.SQLException;
@@ -10,30 +9,24 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.OptionalLong;
 import java.util.Set;
-import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
 import pgfence.FenceException.LeaseLost;
+import pgfence.FenceException.NotSpeaking;
 import pgfence.FenceException.Reason;
 
 /**
  * A lease that is kept by a thread and a connection of its own, until it is closed or lost. {@link LeaseRequest}
  * acquires it; use it in a try-with-resources statement.
  */
-public class Lease implements AutoCloseable {
-    static final Logger LOG = System.getLogger("pgfence");
-
-    /** How long a statement that was cancelled may take to end. */
-    private static final long CANCEL_AGAIN = TimeUnit.SECONDS.toNanos(1);
-
+public class Lease extends Holding {
     // Two threads: the keeper acquires, renews and releases; the watch tells a loss at the deadline and breaks off
     // calls that take too long, so that it does not matter where the keeper hangs. The lock guards what they share.
 
     final LeaseRequest request;
     final OwnConnection own;
-    private final List<String> names;
     private final long ttl;
     /** Between two renewals, and how long a call may take. */
     private final long third;
@@ -42,8 +35,6 @@ public class Lease implements AutoCloseable {
     final List<Consumer<LeaseLost>> onLost;
     private final List<Thread> threads = new ArrayList<>();
     private final Set<Connection> guarded = new HashSet<>();
-    private volatile long token;
-    private volatile LeaseLost loss;
     // Where it stands: answered (the acquire), held, ending (the holder wants it to end), finished (the keeper).
     private boolean answered;
     private boolean held;
@@ -62,8 +53,8 @@ public class Lease implements AutoCloseable {
     private Long renewed;
 
     Lease(LeaseRequest request) {
+        super(request.fence, request.names);
         this.request = request;
-        names = request.names;
         ttl = request.ttl.toNanos();
         third = ttl / 3;
         onLost = new ArrayList<>(request.onLost);
@@ -71,21 +62,6 @@ public class Lease implements AutoCloseable {
     }
 
     // What its holder asks
-
-    /** Those that it is a lease of. */
-    public final List<String> names() {
-        return names;
-    }
-
-    /** The token that the acquire returned; it serves for as long as the lease is held. */
-    public final long token() {
-        return token;
-    }
-
-    /** Why the lease was lost, or null. */
-    public final LeaseLost loss() {
-        return loss;
-    }
 
     /** Whether it is ours at this moment, by our own clock. */
     public final boolean isHeld() {
@@ -108,15 +84,6 @@ public class Lease implements AutoCloseable {
         if (locked(() -> loss != null || !held)) {
             throw lost(null);
         }
-    }
-
-    /** The loss, to be thrown: a new one each time, for it keeps the trace of where it was made. */
-    final LeaseLost lost(SQLException cause) {
-        LeaseLost known = loss;
-        if (known == null) {
-            return new LeaseLost(Reason.RELEASED, names, cause);
-        }
-        return new LeaseLost(known.reason(), names, cause != null ? cause : (SQLException) known.getCause());
     }
 
     /** Sleeps; throws LeaseLost as soon as the lease is lost. */
@@ -151,38 +118,14 @@ public class Lease implements AutoCloseable {
         return token == null ? OptionalLong.empty() : OptionalLong.of(token);
     }
 
-    /**
-     * A transaction during which nobody else is granted the lease, and whose writes present its token. It does not
-     * begin when the lease is lost.
-     */
-    public final Guarded guard(Connection connection) {
-        return new Guarded(this, connection, true, false);
-    }
-
-    /**
-     * As {@link #guard}, without a lock: its writes present the token, and somebody else may be granted the lease
-     * until one of them is to a bound table.
-     */
-    public final Guarded present(Connection connection) {
-        return new Guarded(this, connection, false, false);
-    }
-
     /** Gives it back. No error where that fails: then it ends at its ttl. */
+    @Override
     public final void release() {
         end();
         // A renewal, then the release, and opening a connection may take two seconds.
         long limit = Clock.now() + 3 * third + 3_000_000_000L;
         locked(() -> awaitUninterruptibly(limit, () -> finished || threads.contains(Thread.currentThread())));
-        threads.stream().filter(one -> one != Thread.currentThread()).forEach(Lease::join);
-    }
-
-    /** Releases it, and throws LeaseLost after a loss; beside another exception of the block that is a suppressed one. */
-    @Override
-    public final void close() {
-        release();
-        if (loss != null) {
-            throw lost(null);
-        }
+        threads.stream().filter(one -> one != Thread.currentThread()).forEach(Sql::join);
     }
 
     // Acquire
@@ -191,7 +134,7 @@ public class Lease implements AutoCloseable {
     final boolean acquire() throws SQLException, InterruptedException {
         for (Runnable runnable : List.<Runnable>of(this::keep, this::watch)) {
             // One that hangs in the resolver must not keep the process from ending.
-            threads.add(Sql.daemon("pg_fence " + names.get(0), runnable));
+            threads.add(Sql.daemon("pg_fence " + names().get(0), runnable));
         }
         threads.forEach(Thread::start);
         // Not interruptibly: nothing may be thrown from here on without giving up.
@@ -224,7 +167,7 @@ public class Lease implements AutoCloseable {
         while (!isOver) {
             own.cancel();
             // A request that comes before the statement does is lost, hence more than one.
-            isOver = locked(() -> awaitUninterruptibly(Clock.now() + CANCEL_AGAIN, () -> answered));
+            isOver = locked(() -> awaitUninterruptibly(Clock.now() + OwnConnection.CANCEL_AGAIN, () -> answered));
         }
     }
 
@@ -317,14 +260,14 @@ public class Lease implements AutoCloseable {
     }
 
     private Long ask() throws SQLException {
-        String ttl = interval(request.ttl);
-        if (names.size() == 1) {
+        String ttl = Sql.interval(request.ttl);
+        if (names().size() == 1) {
             String call = "lease_acquire(?, ?, ?::interval, ?::interval, ?::jsonb, ?, ?, ?, ?)";
-            return own.call(third + request.wait.toNanos(), request.fence.select(call),
-                    names.get(0), request.holder, ttl, interval(request.wait), request.metadata,
+            return own.call(third + request.wait.toNanos(), fence.select(call),
+                    names().get(0), request.holder, ttl, Sql.interval(request.wait), request.metadata,
                     request.shared, request.slots, request.reclaim, request.session);
         }
-        String call = request.fence.select("lease_acquire_all(?, ?, ?::interval, ?::jsonb, ?)");
+        String call = fence.select("lease_acquire_all(?, ?, ?::interval, ?::jsonb, ?)");
         long until = Clock.now() + request.wait.toNanos();
         while (true) {
             Long token = own.call(third, call, name(), request.holder, ttl, request.metadata, request.session);
@@ -403,7 +346,7 @@ public class Lease implements AutoCloseable {
 
     /** No loss yet where trying again can help: the deadline tells. */
     private void heartbeatFailed(SQLException error) {
-        LOG.log(Level.WARNING, "the lease {0} was not renewed: {1}", names.get(0), error.getMessage());
+        LOG.log(Level.WARNING, "the lease {0} was not renewed: {1}", names().get(0), error.getMessage());
         if (FenceException.isPermanent(error)) {
             lose(Reason.DENIED, error);
         } else if (request.session && !own.isOpen()) {
@@ -420,15 +363,16 @@ public class Lease implements AutoCloseable {
                     lose(Reason.GONE, null);
                 }
             } catch (SQLException error) {
-                LOG.log(Level.WARNING, "the lease {0} was not released, and ends at its ttl: {1}", names.get(0),
+                LOG.log(Level.WARNING, "the lease {0} was not released, and ends at its ttl: {1}", names().get(0),
                         error.getMessage());
             }
         }
         locked(() -> held = false);
     }
 
+    @Override
     final void lose(Reason reason, SQLException cause) {
-        LeaseLost lost = new LeaseLost(reason, names, cause);
+        LeaseLost lost = new LeaseLost(reason, names(), cause);
         boolean isFirst = locked(() -> {
             if (!held || loss != null) {
                 return false;
@@ -456,36 +400,26 @@ public class Lease implements AutoCloseable {
         }
     }
 
-    // Its SQL
-
-    private static String interval(Duration span) {
-        return TimeUnit.NANOSECONDS.toMicros(span.toNanos()) + " microseconds";
-    }
-
-    private String onNames(String function) {
-        return request.fence.select(function + (names.size() > 1 ? "_all" : "") + "(?, ?)");
-    }
-
-    private Object name() {
-        return names.size() > 1 ? names.toArray(String[]::new) : names.get(0);
-    }
-
     // For the transactions under it
 
-    /** Begins what a transaction is under: a guard, or the token alone. */
-    final void begin(Connection connection, boolean guards) throws SQLException {
-        if (!guards) {
-            Sql.set(connection, "pg_fence.token", Long.toString(token));
-            return;
-        }
-        for (String name : names.stream().sorted().toList()) {
-            Sql.value(connection, request.fence.select("lease_guard(?, ?)"), name, token);
-        }
+    @Override
+    final void refuseIfOver() {
+        check();
     }
 
-    /** From here on a loss breaks that connection off. Throws LeaseLost. */
+    @Override
+    final boolean canMend(Throwable error) {
+        return error instanceof NotSpeaking;
+    }
+
+    @Override
+    final boolean mend() {
+        return renew().isPresent();
+    }
+
+    @Override
     final void enter(Connection connection) {
-        check();
+        super.enter(connection);
         locked(() -> guarded.add(connection));
         if (loss != null) {
             // It came in between.
@@ -494,11 +428,12 @@ public class Lease implements AutoCloseable {
         }
     }
 
+    @Override
     final void leave(Connection connection) {
         locked(() -> guarded.remove(connection));
     }
 
-    /** The server refused a write: the next renewal tells whether the lease is lost. */
+    @Override
     final void beatSoon() {
         locked(() -> {
             nextBeat = Clock.now();
@@ -507,7 +442,7 @@ public class Lease implements AutoCloseable {
         });
     }
 
-    /** Waits for a renewal that is under way, and has no other begin: it would wait for the release. */
+    @Override
     final void pause() {
         locked(() -> {
             pauses++;
@@ -515,6 +450,7 @@ public class Lease implements AutoCloseable {
         });
     }
 
+    @Override
     final void goOn() {
         locked(() -> {
             pauses--;
@@ -523,15 +459,7 @@ public class Lease implements AutoCloseable {
         });
     }
 
-    /** Releases it in a transaction of its holder's. */
-    final void releaseBy(Connection connection) throws SQLException {
-        if (Sql.value(connection, onNames("lease_release"), name(), token) == null) {
-            lose(Reason.GONE, null);
-            check();
-        }
-    }
-
-    /** That transaction was committed. */
+    @Override
     final void hasBeenReleased() {
         locked(() -> {
             released = true;
@@ -596,14 +524,6 @@ public class Lease implements AutoCloseable {
             if (wasInterrupted) {
                 Thread.currentThread().interrupt();
             }
-        }
-    }
-
-    private static void join(Thread thread) {
-        try {
-            thread.join(5000);
-        } catch (InterruptedException later) {
-            Thread.currentThread().interrupt();
         }
     }
 }

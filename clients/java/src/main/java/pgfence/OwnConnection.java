@@ -15,6 +15,9 @@ import java.util.concurrent.locks.ReentrantLock;
 final class OwnConnection {
     static final long NEVER = Long.MAX_VALUE;
 
+    /** How long a statement that was cancelled may take to end. */
+    static final long CANCEL_AGAIN = TimeUnit.SECONDS.toNanos(1);
+
     /** What a setting in milliseconds holds: the server refuses more. */
     private static final long LONGEST_TIMEOUT = Integer.MAX_VALUE;
 
@@ -40,6 +43,13 @@ final class OwnConnection {
         this.opener = opener;
         this.lock = lock;
         this.changed = changed;
+    }
+
+    /** One that nobody watches but by {@link #cutIfLate}. */
+    OwnConnection(Opener opener) {
+        this.opener = opener;
+        lock = new ReentrantLock();
+        changed = lock.newCondition();
     }
 
     boolean isOpen() {
@@ -144,6 +154,18 @@ final class OwnConnection {
     void cut() {
         cutAt = NEVER;
         Sql.breakOff(connection);
+    }
+
+    /** Ends what takes longer than it may. */
+    void cutIfLate() {
+        lock.lock();
+        try {
+            if (Clock.now() >= cutAt) {
+                cut();
+            }
+        } finally {
+            lock.unlock();
+        }
     }
 
     /** Asks the server to end the {@code call} that is under way, whose answer then comes. */

@@ -4,6 +4,8 @@ import java.sql.Connection;
 import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
+import java.time.Duration;
+import java.util.concurrent.TimeUnit;
 import org.postgresql.PGStatement;
 
 /** Statements, as JDBC wants them. */
@@ -44,6 +46,11 @@ final class Sql {
         return statement;
     }
 
+    /** As PostgreSQL reads a span of time. */
+    static String interval(Duration span) {
+        return TimeUnit.NANOSECONDS.toMicros(span.toNanos()) + " microseconds";
+    }
+
     /** Until the end of the transaction. As text: there is no set_config that takes a number. */
     static void set(Connection connection, String setting, String value) throws SQLException {
         try (PreparedStatement statement = prepare(connection, "SELECT set_config(?, ?, true)", setting, value)) {
@@ -68,6 +75,15 @@ final class Sql {
         Thread thread = new Thread(work, name);
         thread.setDaemon(true);
         return thread;
+    }
+
+    /** Waits for one that is about to end. */
+    static void join(Thread thread) {
+        try {
+            thread.join(5000);
+        } catch (InterruptedException later) {
+            Thread.currentThread().interrupt();
+        }
     }
 
     static void closeQuietly(Connection connection) {

@@ -1,0 +1,115 @@
+//! Citus on servers of its own: a coordinator, and workers among which tables are spread. No package has it: it is used
+//! where somebody has built and installed it beside the PostgreSQL that the tests run on.
+
+use crate::client::Session;
+use crate::cluster::{Builder, Cluster};
+use crate::prefix::Prefix;
+use crate::test_case::left_out;
+use anyhow::{ensure, Context, Result};
+use std::sync::Arc;
+
+/// A coordinator with its workers, in whose database `postgres` both extensions are.
+pub struct Citus {
+    coordinator: Cluster,
+    workers: Vec<Cluster>,
+}
+
+impl Citus {
+    /// Starts so many workers. Where there is no Citus, the test is left out.
+    pub fn start(prefix: &Arc<Prefix>, workers: usize) -> Result<Citus> {
+        if !prefix.extension_dir().join("citus.control").exists() {
+            return left_out("no Citus is installed beside this PostgreSQL");
+        }
+        let mut citus = Citus { coordinator: node(prefix)?, workers: Vec::new() };
+        let port = citus.coordinator.port();
+        citus.connect()?.run(&format!("SELECT citus_set_coordinator_host('127.0.0.1', {port})"))?;
+        for _ in 0..workers {
+            citus.add_worker()?;
+        }
+        // Citus has it created on the workers, too.
+        citus.connect()?.run("CREATE EXTENSION pg_fence")?;
+        Ok(citus)
+    }
+
+    /// Starts one more worker, which has no shards at first, and returns its number.
+    pub fn add_worker(&mut self) -> Result<usize> {
+        let worker = node(self.coordinator.prefix())?;
+        self.connect()?.run(&format!("SELECT citus_add_node('127.0.0.1', {})", worker.port()))?;
+        self.workers.push(worker);
+        Ok(self.workers.len() - 1)
+    }
+
+    pub fn coordinator(&self) -> &Cluster {
+        &self.coordinator
+    }
+
+    pub fn worker(&self, number: usize) -> &Cluster {
+        &self.workers[number]
+    }
+
+    /// A session with the coordinator, which may put triggers on distributed tables.
+    pub fn connect(&self) -> Result<Session> {
+        let conninfo = self.coordinator.conninfo("postgres");
+        conninfo.set("citus.enable_unsafe_triggers", "on").connect()
+    }
+
+    /// Has Citus send the calls on a lease to the node of the row whose key is the lease's name.
+    pub fn distribute_calls(&self, table: &str) -> Result<()> {
+        self.connect()?.run(&format!(
+            "SELECT create_distributed_function(p.oid::regprocedure, 'name', colocate_with => '{table}', force_delegation => true)
+               FROM pg_proc AS p JOIN pg_extension AS e ON e.extnamespace = p.pronamespace
+              WHERE e.extname = 'pg_fence' AND p.proname LIKE 'lease\\_%' AND p.proargnames[1] = 'name'"
+        ))
+    }
+
+    /// Which worker has the row with this key.
+    pub fn home_of(&self, table: &str, key: &str) -> Result<usize> {
+        let port: i32 = self.connect()?.one(
+            "SELECT nodeport::integer FROM pg_dist_shard_placement
+              WHERE shardid = get_shard_id_for_distribution_column($1::text::regclass, $2::text)",
+            &[&table, &key],
+        )?;
+        let number = self.workers.iter().position(|worker| i32::from(worker.port()) == port);
+        number.with_context(|| format!("{table} {key} is on port {port}, which is no worker's"))
+    }
+
+    /// A key of the table that is on that worker.
+    pub fn key_on(&self, table: &str, worker: usize) -> Result<String> {
+        let keys = self.keys_on(table, worker, 1)?;
+        keys.into_iter().next().context("one was asked for")
+    }
+
+    /// So many keys of the table that are on that worker.
+    pub fn keys_on(&self, table: &str, worker: usize, count: usize) -> Result<Vec<String>> {
+        let rows = self.connect()?.rows(&format!(
+            "SELECT 'key' || n FROM generate_series(0, 999) AS n JOIN pg_dist_shard_placement AS p
+                 ON p.shardid = get_shard_id_for_distribution_column('{table}', 'key' || n)
+              WHERE p.nodeport = {} ORDER BY n LIMIT {count}",
+            self.worker(worker).port()
+        ))?;
+        ensure!(rows.len() == count, "worker {worker} has no {count} keys of {table}");
+        Ok(rows.into_iter().flatten().flatten().collect())
+    }
+
+    /// Moves the shard that has the row to a worker, and with it those that Citus keeps beside it.
+    pub fn move_shard(&self, table: &str, key: &str, to: usize) -> Result<()> {
+        let (from, to) = (self.worker(self.home_of(table, key)?).port(), self.worker(to).port());
+        self.connect()?.run(&format!(
+            "SELECT citus_move_shard_placement(get_shard_id_for_distribution_column('{table}', '{key}'::text),
+                    '127.0.0.1', {from}, '127.0.0.1', {to}, 'block_writes')"
+        ))
+    }
+}
+
+fn node(prefix: &Arc<Prefix>) -> Result<Cluster> {
+    let node = Builder::new(prefix.clone())
+        .own_identity()
+        .set("shared_preload_libraries", "citus")
+        // Nodes reach each other on loopback, where there are no certificates.
+        .set("citus.node_conninfo", "sslmode=prefer")
+        .set("citus.shard_count", "4")
+        .set("wal_level", "logical")
+        .start()?;
+    node.connect("postgres")?.run("CREATE EXTENSION citus")?;
+    Ok(node)
+}

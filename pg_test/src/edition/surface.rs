@@ -1,0 +1,61 @@
+//! What the edition that is judged has of what workers may ask for. Nobody keeps a list of it: the server is asked.
+
+use super::is_lite;
+use crate::client::Session;
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+/// What there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Surface {
+    /// Shared grants, and slots.
+    pub multi_holder: bool,
+    /// Several leases in one call.
+    pub several: bool,
+    /// Grants that end with their session.
+    pub sessions: bool,
+    /// Leases that somebody else grants.
+    pub adoption: bool,
+}
+
+impl Surface {
+    const WHOLE: Surface =
+        Surface { multi_holder: true, several: true, sessions: true, adoption: true };
+
+    /// Asks the server. The extension has all, so that nothing is left out by mistake.
+    pub fn of(session: &mut Session) -> Result<Surface> {
+        if !is_lite() {
+            return Ok(Surface::WHOLE);
+        }
+        let mut has = |call: &str| -> Result<bool> {
+            match session.try_rows(&format!("BEGIN; SELECT {call}")) {
+                Err(fault) if fault.sqlstate == "0A000" => {
+                    session.run("ROLLBACK")?;
+                    Ok(false)
+                }
+                Err(fault) => Err(fault.into()),
+                Ok(_) => session.run("ROLLBACK").map(|()| true),
+            }
+        };
+        Ok(Surface {
+            multi_holder: has("lease_acquire('surface', shared => true)")?
+                && has("lease_acquire('surface', slots => 2)")?,
+            several: has("lease_acquire_all('{surface,below}')")?,
+            sessions: has("lease_acquire('surface', session => true)")?,
+            adoption: has("lease_adopt('surface', 1)")?,
+        })
+    }
+
+    /// What it has not, in words.
+    pub fn left_out(&self) -> Vec<&'static str> {
+        [
+            (self.multi_holder, "shared grants and slots"),
+            (self.several, "several leases at once"),
+            (self.sessions, "grants that end with their session"),
+            (self.adoption, "adoptions"),
+        ]
+        .into_iter()
+        .filter_map(|(is_there, what)| (!is_there).then_some(what))
+        .collect()
+    }
+}

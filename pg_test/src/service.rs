@@ -1,0 +1,152 @@
+//! Lock services of others, each a private process on loopback: etcd, Redis, ZooKeeper.
+
+use crate::cluster::free_port;
+use crate::process::{wait_until, PATIENCE};
+use crate::rundir::RunDir;
+use crate::setup::{self, Package};
+use anyhow::{Context, Result};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+/// A server of another kind, with its files in the run directory. It ends with this value, and with the run at the
+/// latest.
+pub struct Service {
+    child: Child,
+    port: u16,
+}
+
+/// What brings etcd.
+pub fn etcd_package() -> Package {
+    Package::new("etcd-server", "/usr/bin/etcd").without_service("etcd")
+}
+
+/// What brings ZooKeeper: its library, which holds the server, and a Java.
+pub fn zookeeper_packages() -> [Package; 2] {
+    [
+        Package::new("libzookeeper-java", ZOOKEEPER),
+        Package::new("default-jre-headless", "/usr/bin/java"),
+    ]
+}
+
+const ZOOKEEPER: &str = "/usr/share/java/zookeeper.jar";
+
+/// Starts an etcd of one member, which leads when this returns. `more` are further options.
+pub fn etcd(rundir: &RunDir, more: &[&str]) -> Result<Service> {
+    let other = free_port()?;
+    let etcd = Service::start(rundir, &[etcd_package()], "/usr/bin/etcd", |dir, port| {
+        let (clients, peers) =
+            (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{other}"));
+        let option = |name: &str, value: &str| format!("--{name}={value}");
+        let mut options = vec![
+            option("name", "alone"),
+            option("data-dir", &dir.join("data").to_string_lossy()),
+            option("listen-client-urls", &clients),
+            option("advertise-client-urls", &clients),
+            option("listen-peer-urls", &peers),
+            option("initial-advertise-peer-urls", &peers),
+            option("initial-cluster", &format!("alone={peers}")),
+            option("log-level", "error"),
+        ];
+        options.extend(more.iter().map(|option| option.to_string()));
+        Ok(options)
+    })?;
+    etcd.wait_until_it_says("GET /health HTTP/1.0\r\n\r\n", r#""health":"true""#)?;
+    Ok(etcd)
+}
+
+/// Starts a Redis with its built-in settings, or one that flushes each write.
+pub fn redis(rundir: &RunDir, durable: bool) -> Result<Service> {
+    let package =
+        Package::new("redis-server", "/usr/bin/redis-server").without_service("redis-server");
+    Service::start(rundir, &[package], "/usr/bin/redis-server", |dir, port| {
+        let (port, dir) = (port.to_string(), dir.to_string_lossy().into_owned());
+        let mut options = vec!["--bind", "127.0.0.1", "--port", &port, "--dir", &dir];
+        if durable {
+            options.extend(["--appendonly", "yes", "--appendfsync", "always"]);
+        }
+        Ok(options.into_iter().map(str::to_owned).collect())
+    })
+}
+
+/// Starts a ZooKeeper of one server. A session cannot time out sooner than after two of its ticks.
+pub fn zookeeper(rundir: &RunDir, tick: Duration) -> Result<Service> {
+    let packages = zookeeper_packages();
+    let zookeeper = Service::start(rundir, &packages, "/usr/bin/java", |dir, port| {
+        let file = dir.join("zoo.cfg");
+        let settings = format!(
+            "tickTime={}\ndataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\n\
+             maxClientCnxns=0\nadmin.enableServer=false\n",
+            tick.as_millis(),
+            dir.join("data").display()
+        );
+        fs::write(&file, settings)?;
+        let main = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
+        Ok(["-cp", ZOOKEEPER, main, &file.to_string_lossy()].map(str::to_owned).to_vec())
+    })?;
+    zookeeper.wait_until_it_says("srvr", "Mode: ")?;
+    Ok(zookeeper)
+}
+
+impl Service {
+    /// The port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Installs the packages that are missing and starts `program` with what `arguments` makes of a directory and a port.
+    fn start(
+        rundir: &RunDir,
+        packages: &[Package],
+        program: &str,
+        arguments: impl FnOnce(&Path, u16) -> Result<Vec<String>>,
+    ) -> Result<Service> {
+        setup::ensure(packages)?;
+        let port = free_port()?;
+        let dir = rundir.path().join(format!("service-{port}"));
+        fs::create_dir(&dir)?;
+        let log = File::create(dir.join("log"))?;
+        let child = rundir
+            .command(program)
+            .args(arguments(&dir, port)?)
+            .current_dir(&dir)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {program}"))?;
+        let service = Service { child, port };
+        wait_until(&format!("{program} listens"), PATIENCE, || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        })
+        .with_context(|| fs::read_to_string(dir.join("log")).unwrap_or_default())?;
+        Ok(service)
+    }
+
+    /// Asks over a new connection each time, until what it says holds that.
+    fn wait_until_it_says(&self, question: &str, answer: &str) -> Result<()> {
+        wait_until(&format!("the service says {answer:?}"), PATIENCE, || {
+            self.says(question).is_ok_and(|said| said.contains(answer))
+        })
+    }
+
+    fn says(&self, question: &str) -> Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        // What connects while it still starts may never be answered: that must not use up the whole wait.
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(question.as_bytes())?;
+        let mut said = String::new();
+        stream.read_to_string(&mut said)?;
+        Ok(said)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
