@@ -9,8 +9,10 @@
 //! | [`servers`] | the servers of a scenario, and what happens to them |
 //! | [`first_worker`] | the example of a client's README |
 //! | [`stage`] | one run of one scenario with one client |
+//! | [`command`] | the command `pg_fence`, as one more of them |
 
 pub mod cable;
+pub mod command;
 pub mod first_worker;
 pub mod languages;
 pub mod scenario;
@@ -20,6 +22,7 @@ pub mod worker;
 
 use crate::edition::{self, Surface};
 use crate::lab::Lab;
+use crate::test_case::is_left_out;
 use anyhow::{ensure, Context, Result};
 use languages::{Language, Program, Programs};
 use scenario::Scenario;
@@ -32,7 +35,7 @@ use std::time::Instant;
 pub struct Options {
     #[command(flatten)]
     edition: edition::Choice,
-    /// The clients to play with (all)
+    /// The clients to play with (all); one is the command
     clients: Vec<String>,
     /// Only scenarios whose name contains this (with `-` for spaces); also `the-first-worker`, `its-own-tests`
     #[arg(long, value_name = "NAME")]
@@ -56,12 +59,19 @@ struct Outcome {
     what: String,
     client: &'static str,
     fault: Option<String>,
+    /// Why it cannot be asked of this client.
+    left_out: Option<String>,
 }
 
 /// Plays the scenarios, then each planted fault, with each client, and prints the table.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
     options.edition.make();
-    let clients = chosen(&options.clients)?;
+    let asks = |name: &String| name == command::NAME;
+    let languages: Vec<String> =
+        options.clients.iter().filter(|name| !asks(name)).cloned().collect();
+    let with_command = options.clients.is_empty() || options.clients.iter().any(asks);
+    let is_command_alone = with_command && languages.is_empty() && !options.clients.is_empty();
+    let clients = if is_command_alone { Vec::new() } else { chosen(&languages)? };
     let mut scenarios = scenario::all()?;
     scenarios.retain(|one| options.ask_for(&one.key()));
     let lab = Lab::start(program)?;
@@ -79,8 +89,13 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
             (client.prepare)().with_context(|| format!("{} cannot be had", client.name))?;
         outcomes.extend(played_by(&lab, client, &programs, &scenarios, options));
     }
+    let mut names: Vec<&str> = clients.iter().map(|client| client.name).collect();
+    if with_command {
+        outcomes.extend(played_by_command(&lab, options)?);
+        names.push(command::NAME);
+    }
     lab.close();
-    print_table(&clients, &outcomes);
+    print_table(&names, &outcomes);
     ensure!(!outcomes.is_empty(), "there is no such scenario");
     let bad = outcomes.iter().filter(|outcome| outcome.fault.is_some()).count();
     ensure!(bad == 0, "{bad} of {} went otherwise", outcomes.len());
@@ -102,16 +117,19 @@ fn played_by(
                 first_worker::is_shown(client)?;
                 first_worker::runs(lab, &programs.first_worker)
             };
-            outcomes.push(outcome(client, "The first worker", runs));
+            outcomes.push(outcome(client.name, "The first worker", runs));
         }
         // They ask for everything that the extension has.
         let asked = options.ask_for("its-own-tests") && !edition::is_lite();
         if let Some(tests) = programs.tests.as_ref().filter(|_| asked) {
-            outcomes
-                .push(outcome(client, "Its own tests", || first_worker::tests_pass(lab, tests)));
+            outcomes.push(outcome(client.name, "Its own tests", || {
+                first_worker::tests_pass(lab, tests)
+            }));
         }
         outcomes.extend(scenarios.iter().map(|scenario| {
-            outcome(client, &scenario.name, || stage::play(lab, scenario, &programs.worker, None))
+            outcome(client.name, &scenario.name, || {
+                stage::play(lab, scenario, &programs.worker, None)
+            })
         }));
     }
     if !options.no_plants {
@@ -120,6 +138,43 @@ fn played_by(
         outcomes.extend(plants.iter().map(planted));
     }
     outcomes
+}
+
+/// The same of the command, whose scenarios have forms of their own.
+fn played_by_command(lab: &Lab, options: &Options) -> Result<Vec<Outcome>> {
+    let program = command::built(None).context("the command cannot be had")?;
+    let mut outcomes = Vec::new();
+    if options.plant.is_none() {
+        for scenario in command::ALL {
+            if !options.ask_for(&scenario::key_of(scenario.name)) {
+                continue;
+            }
+            outcomes.push(match scenario.form {
+                command::Form::Played(form) => outcome(command::NAME, scenario.name, || {
+                    command::stage::play(lab, &program, form)
+                }),
+                command::Form::LeftOut(why) => Outcome {
+                    what: scenario.name.to_owned(),
+                    client: command::NAME,
+                    fault: None,
+                    left_out: Some(format!("left out: {why}")),
+                },
+            });
+        }
+    }
+    let is_asked = |plant: &&str| match (&options.plant, &options.scenario) {
+        (Some(only), _) => only == plant,
+        (None, None) => !options.no_plants,
+        // Its scenarios catch faults with names of their own: they are asked for by name.
+        (None, Some(_)) => false,
+    };
+    let plants: BTreeSet<&str> = command::faults().filter(is_asked).collect();
+    outcomes.extend(plants.into_iter().map(|plant| {
+        outcome(command::NAME, &format!("planted: {plant}"), || {
+            command::catch(lab, plant, &command::built(Some(plant))?)
+        })
+    }));
+    Ok(outcomes)
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static Language>> {
@@ -138,14 +193,20 @@ fn plants_of(scenarios: &[Scenario], only: Option<&str>) -> BTreeSet<String> {
     all.filter(|plant| only.is_none_or(|only| only == plant)).collect()
 }
 
-fn outcome(client: &Language, what: &str, run: impl FnOnce() -> Result<()>) -> Outcome {
+fn outcome(client: &'static str, what: &str, run: impl FnOnce() -> Result<()>) -> Outcome {
     let started = Instant::now();
-    let fault = run().err().map(|error| format!("{error:#}"));
-    match &fault {
-        None => eprintln!("{}: {what} ({} s)", client.name, started.elapsed().as_secs()),
-        Some(fault) => eprintln!("{}: {what}: FAILED: {fault}", client.name),
+    let error = run().err();
+    if let Some(error) = error.as_ref().filter(|error| is_left_out(error)) {
+        eprintln!("{client}: {what}: {error:#}");
+        let why = Some(format!("{error:#}"));
+        return Outcome { what: what.to_owned(), client, fault: None, left_out: why };
     }
-    Outcome { what: what.to_owned(), client: client.name, fault }
+    let fault = error.map(|error| format!("{error:#}"));
+    match &fault {
+        None => eprintln!("{client}: {what} ({} s)", started.elapsed().as_secs()),
+        Some(fault) => eprintln!("{client}: {what}: FAILED: {fault}"),
+    }
+    Outcome { what: what.to_owned(), client, fault, left_out: None }
 }
 
 /// Each scenario that catches the fault must fail with it.
@@ -173,11 +234,10 @@ fn planted(
             }
         }
     }
-    Outcome { what: format!("planted: {plant}"), client: client.name, fault }
+    Outcome { what: format!("planted: {plant}"), client: client.name, fault, left_out: None }
 }
 
-fn print_table(clients: &[&Language], outcomes: &[Outcome]) {
-    let names: Vec<&str> = clients.iter().map(|client| client.name).collect();
+fn print_table(names: &[&str], outcomes: &[Outcome]) {
     println!("| | {} |\n| --- |{}", names.join(" | "), " --- |".repeat(names.len()));
     let mut rows: Vec<&str> = Vec::new();
     for outcome in outcomes {
@@ -189,9 +249,18 @@ fn print_table(clients: &[&Language], outcomes: &[Outcome]) {
         let good = if row.starts_with("planted") { "caught" } else { "holds" };
         let of = |name: &&str| {
             let outcome = outcomes.iter().find(|one| one.what == row && one.client == *name);
-            outcome.map_or("", |one| if one.fault.is_none() { good } else { "FAILS" })
+            outcome.map_or("", |one| match one {
+                Outcome { left_out: Some(_), .. } => "left out",
+                Outcome { fault: None, .. } => good,
+                _ => "FAILS",
+            })
         };
         let cells: Vec<&str> = names.iter().map(of).collect();
         println!("| {row} | {} |", cells.join(" | "));
+    }
+    for outcome in outcomes {
+        if let Some(why) = &outcome.left_out {
+            println!("{}: \"{}\": {why}", outcome.client, outcome.what);
+        }
     }
 }

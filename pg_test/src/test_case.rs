@@ -164,6 +164,11 @@ pub fn left_out<T>(reason: &str) -> Result<T> {
     Err(LeftOut(reason.to_owned()).into())
 }
 
+/// Whether that is what happened.
+pub fn is_left_out(error: &anyhow::Error) -> bool {
+    error.is::<LeftOut>()
+}
+
 fn limit() -> Duration {
     let seconds = std::env::var("PG_FENCE_TEST_TIMEOUT").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(600))

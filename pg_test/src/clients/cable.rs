@@ -25,6 +25,11 @@ struct Shared {
     holds: AtomicBool,
     is_holding: AtomicBool,
     gone: AtomicBool,
+    /// How many connections there have been, and how often an answer followed a request.
+    opened: AtomicU64,
+    round_trips: AtomicU64,
+    /// What came last was a request.
+    is_asked: AtomicBool,
     connections: Mutex<Vec<Arc<Connection>>>,
 }
 
@@ -64,6 +69,16 @@ impl Cable {
     /// Where the worker connects.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// How many connections there have been.
+    pub fn connections(&self) -> u64 {
+        self.shared.opened.load(SeqCst)
+    }
+
+    /// How often an answer has followed a request, of one connection at a time.
+    pub fn round_trips(&self) -> u64 {
+        self.shared.round_trips.load(SeqCst)
     }
 
     /// New connections lead there.
@@ -128,6 +143,15 @@ impl Shared {
     }
 }
 
+impl Shared {
+    fn count(&self, way: Way) {
+        let was_asked = self.is_asked.swap(way == Way::Requests, SeqCst);
+        if was_asked && way == Way::Answers {
+            self.round_trips.fetch_add(1, SeqCst);
+        }
+    }
+}
+
 impl Connection {
     fn end(&self) {
         let _ = self.client.shutdown(Shutdown::Both);
@@ -141,6 +165,7 @@ fn connect(shared: &Arc<Shared>, client: TcpStream) -> Result<()> {
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let connection = Arc::new(Connection { client, server, is_broken: AtomicBool::new(false) });
+    shared.opened.fetch_add(1, SeqCst);
     shared.connections().push(connection.clone());
     for way in [Way::Requests, Way::Answers] {
         let (shared, connection) = (shared.clone(), connection.clone());
@@ -158,6 +183,9 @@ fn carry(shared: &Shared, connection: &Connection, way: Way) {
     let mut bytes = [0; 16 * 1024];
     loop {
         let count = from.read(&mut bytes).unwrap_or(0);
+        if count > 0 {
+            shared.count(way);
+        }
         if way == Way::Answers {
             std::thread::sleep(Duration::from_millis(shared.delay_ms.load(SeqCst)));
         }

@@ -10,7 +10,7 @@ use anyhow::{bail, ensure, Context, Result};
 use std::time::Duration;
 
 /// What the workers work on, and who else writes down what they wrote.
-const TABLES: &str = "
+pub const TABLES: &str = "
     CREATE TABLE work (id int PRIMARY KEY, value text);
     INSERT INTO work VALUES (1, 'nothing');
     SELECT fence_protect('work', lease => 'job');

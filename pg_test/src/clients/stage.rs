@@ -18,10 +18,10 @@ use std::time::Duration;
 const SLACK_MS: i64 = 1500;
 
 /// A scenario that fails on a machine that stood still for that long is played again.
-const STANDSTILL: Duration = Duration::from_millis(100);
+pub const STANDSTILL: Duration = Duration::from_millis(100);
 
 /// How many times slower a scenario is played, one after the other. The outcome of the last one counts in any case.
-const PACES: [u32; 3] = [1, 2, 4];
+pub const PACES: [u32; 3] = [1, 2, 4];
 
 /// Why a scenario could not even begin, in an error's chain. A fault that was planted is not caught by that.
 #[derive(Debug, Clone, Copy)]

@@ -1,5 +1,9 @@
 //! The command `pg_fence`, for machines that have no server: a Debian package of its own, and a `.tar.gz`. Both have
 //! its manual pages and its completions, which it prints itself.
+//!
+//! The program is linked with the C library of the machine that it runs on. For a container image with nothing else in it
+//! the tarball has another one, with the C library in it. On a machine that one may crash: to find a name glibc loads the
+//! modules of `/etc/nsswitch.conf`, which fit only the very version that they were built with.
 
 use super::deb::{self, SOURCE};
 use super::library::remapped;
@@ -25,6 +29,9 @@ const OVERRIDES: &str = "\
 PACKAGE: initial-upload-closes-no-bugs *
 ";
 
+const CONTAINERFILE: &str =
+    "FROM scratch\nCOPY image/pg_fence /pg_fence\nENTRYPOINT [\"/pg_fence\"]\n";
+
 /// Where shells look for completions, below `share`.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("bash", "bash-completion/completions/pg_fence"),
@@ -32,26 +39,56 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("zsh", "zsh/vendor-completions/_pg_fence"),
 ];
 
+/// What the program finds of a C library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// That of the machine.
+    Machine,
+    /// None: it is alone in an image.
+    Image,
+}
+
 /// Builds the command of a source tree below `target`, with no trace of where it was built.
-pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
+pub fn build(source: &Path, target: &Path, place: Place) -> Result<PathBuf> {
     let target = target.join("command");
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let mut flags = remapped(source, &target)?;
+    let mut build = extension::cargo();
+    build.current_dir(source.join("clients/rust")).args([
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "pg-fence-cli",
+    ]);
+    let mut built = target.join("release");
+    if place == Place::Image {
+        flags.push("-Ctarget-feature=+crt-static".to_owned());
+        // Said, the flags are not for what runs while it is built: procedural macros are libraries.
+        build.args(["--target", &triple]);
+        built = target.join(triple).join("release");
+    }
     eprintln!("building the command {NAME} for packages");
-    let status = extension::cargo()
-        .current_dir(source.join("clients/rust"))
-        .args(["build", "--release", "--locked", "--package", "pg-fence-cli"])
+    let status = build
         .env("CARGO_TARGET_DIR", &target)
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
-        .env("CARGO_ENCODED_RUSTFLAGS", remapped(source, &target)?.join("\u{1f}"))
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
         .env_remove("RUSTFLAGS")
         .stdin(Stdio::null())
         .status()
         .context("cannot run cargo")?;
     ensure!(status.success(), "building the command failed ({status})");
-    Ok(target.join("release").join(NAME))
+    Ok(built.join(NAME))
 }
 
-/// Writes the Debian package and the tarball of that program into `output`, and returns their paths.
-pub fn write(program: &Path, release: &Release, output: &Path) -> Result<Vec<PathBuf>> {
+/// Writes the Debian package and the tarball of that program into `output`, and returns their paths. `alone` is the one
+/// for an image.
+pub fn write(
+    program: &Path,
+    alone: &Path,
+    release: &Release,
+    output: &Path,
+) -> Result<Vec<PathBuf>> {
     setup::ensure(&tools())?;
     let scratch = output.join(".command");
     let _ = fs::remove_dir_all(&scratch);
@@ -76,8 +113,11 @@ pub fn write(program: &Path, release: &Release, output: &Path) -> Result<Vec<Pat
     put(&root.join("LICENSE"), licenses::read("LICENSE")?)?;
     put(&root.join("README.md"), licenses::read("clients/rust/cli/README.md")?)?;
     put(&root.join("THIRD-PARTY-LICENSES"), licenses::third_party_of_command()?)?;
+    put(&root.join("Containerfile"), CONTAINERFILE)?;
+    put(&root.join("image").join(NAME), fs::read(alone)?)?;
     settle(&root, release)?;
     make_executable(&root.join("bin").join(NAME), release)?;
+    make_executable(&root.join("image").join(NAME), release)?;
     let tar = output.join(format!("{name}.tar.gz"));
     tarball::pack(&scratch, &name, release.epoch, &tar)?;
     fs::remove_dir_all(&scratch)?;

@@ -116,7 +116,11 @@ impl Package<'_> {
             Command::new("du").args(["--summarize", "--apparent-size", "--block-size=1K"]).arg(usr),
         )?;
         let size = size.split_whitespace().next().context("du says nothing")?.to_owned();
-        let (name, depends, description) = (self.name, self.depends, self.description);
+        let (name, description) = (self.name, self.description);
+        let depends = match format!("{}{libraries}", self.depends) {
+            none if none.is_empty() => none,
+            some => format!("Depends: {some}\n"),
+        };
         // The package of that name is the source's own.
         let source = if name == SOURCE { String::new() } else { format!("Source: {SOURCE}\n") };
         Ok(format!(
@@ -125,8 +129,7 @@ impl Package<'_> {
 Architecture: {}
 Maintainer: {}
 Installed-Size: {size}
-Depends: {depends}{libraries}
-Section: database
+{depends}Section: database
 Priority: optional
 Description: {description}
 ",
@@ -186,6 +189,10 @@ fn needed_libraries(library: &Path, scratch: &Path, package: &str) -> Result<Str
     let mut tool = Command::new("dpkg-shlibdeps");
     let text =
         output_of(tool.arg("-O").arg(format!("-e{}", library.display())).current_dir(scratch))?;
+    // It says nothing of one that is linked with nothing.
+    if text.trim().is_empty() {
+        return Ok(String::new());
+    }
     let needed = text.trim().strip_prefix("shlibs:Depends=");
     Ok(needed.with_context(|| format!("no dependencies in {text:?}"))?.to_owned())
 }

@@ -7,6 +7,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+const C_LIBRARY: &str = "\
+In the program for an image only: glibc: LGPL-2.1-or-later; libgcc: GPL-3.0-or-later with the GCC Runtime Library Exception
+
+They are those of Debian, whose source packages glibc and gcc have the text of their licences. The command's own source
+and its lock file are what it takes to link it with others: cargo build --release, in clients/rust.
+";
+
 /// A file of the source tree.
 pub fn read(path: &str) -> Result<String> {
     fs::read_to_string(source_root().join(path)).with_context(|| path.to_owned())
@@ -31,7 +38,10 @@ pub fn third_party(major: &str) -> Result<String> {
 /// The same of the command.
 pub fn third_party_of_command() -> Result<String> {
     let manifest = "clients/rust/Cargo.toml";
-    notices_of(&format!("The command {NAME}"), manifest, "pg-fence-cli", &[])
+    let mut text = notices_of(&format!("The command {NAME}"), manifest, "pg-fence-cli", &[])?;
+    // The one for an image has the C library in it, too.
+    text.push_str(&format!("\n{}\n{C_LIBRARY}", "=".repeat(72)));
+    Ok(text)
 }
 
 fn notices_of(what: &str, manifest: &str, package: &str, of_build: &[&str]) -> Result<String> {

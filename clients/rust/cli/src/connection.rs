@@ -80,6 +80,18 @@ impl Server {
         }
     }
 
+    /// The same, whose connections are called that, where nobody has named them.
+    pub fn called(mut self, name: &str) -> Server {
+        if self.application_name() == settings::APPLICATION_NAME {
+            self.config.application_name(name);
+        }
+        self
+    }
+
+    pub fn application_name(&self) -> &str {
+        self.config.get_application_name().unwrap_or_default()
+    }
+
     /// A connection for statements of one's own.
     pub async fn connect(&self) -> Result<Connected> {
         let opened = self.config.connect(self.tls.clone()).await;

@@ -52,6 +52,9 @@ impl Failure {
 
     /// What the client says, of a call that is not about a lease lost or taken.
     pub fn of_client(error: &Error) -> Failure {
+        if causes(error).any(|cause| cause.to_string() == PASSWORD_MISSING) {
+            return Failure::new(status::REFUSED, NO_PASSWORD);
+        }
         let state = error.sqlstate();
         Failure::new(status_of(state), told(error, state))
     }
@@ -73,6 +76,18 @@ impl fmt::Display for Failure {
     }
 }
 
+/// The driver's words where the server asks for a password and it has none. It has no type for that.
+const PASSWORD_MISSING: &str = "password missing";
+
+/// Nobody is asked for one: who renews a lease at night has nobody to ask.
+const NO_PASSWORD: &str = "the server asks for a password, and there is none: it comes from ~/.pgpass (readable for its \
+     owner alone) or PGPASSWORD, and is not asked for";
+
+/// An error's causes, from the outside in.
+fn causes(error: &Error) -> impl Iterator<Item = &dyn std::error::Error> {
+    std::iter::successors(std::error::Error::source(error), |cause| cause.source())
+}
+
 /// As the clients tell what is permanent: these classes will be refused again.
 fn status_of(sqlstate: Option<&str>) -> u8 {
     let state = sqlstate.unwrap_or_default();
@@ -84,13 +99,11 @@ fn status_of(sqlstate: Option<&str>) -> u8 {
 /// With the cause, where the driver's own words name none, and with what may help.
 fn told(error: &Error, sqlstate: Option<&str>) -> String {
     let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        let words = inner.to_string();
+    for cause in causes(error) {
+        let words = cause.to_string();
         if !text.contains(&words) && words != "db error" {
             text = format!("{text}: {words}");
         }
-        cause = inner.source();
     }
     if sqlstate == Some("42883") {
         text.push_str(" (is pg_fence created in this database? In a schema of its own: --schema)");

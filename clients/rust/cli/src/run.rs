@@ -11,6 +11,7 @@
 //! of this program, which becomes the command.
 
 mod adopted;
+mod cgroup;
 mod keeper;
 mod messages;
 mod processes;
@@ -66,6 +67,9 @@ pub struct Options {
     /// How long after TERM the command is killed; by default a sixth of the ttl, at most 5s
     #[arg(long, value_name = "TIME")]
     grace: Option<Duration>,
+    /// Make no cgroup for the command, also where that can be
+    #[arg(long)]
+    no_cgroup: bool,
     /// The exit status where somebody else has the lease
     #[arg(long, value_name = "STATUS", default_value_t = status::TAKEN)]
     if_taken: u8,
@@ -88,7 +92,8 @@ pub fn run(options: Options, connection: &connection::Options) -> Result<u8> {
 /// The other process of a run. It was started with the same arguments.
 pub fn keep(options: Options, connection: &connection::Options) -> Result<u8> {
     let times = options.times()?;
-    keeper::keep(options, times, connection.server()?)
+    let server = connection.server()?.called(&keeper::application_name());
+    keeper::keep(options, times, server)
 }
 
 impl Options {

@@ -1,6 +1,6 @@
 //! A lease that somebody else grants, under a token of theirs.
 
-use super::stage::{has_ended, Stage};
+use pg_test::clients::command::stage::{has_ended, Stage};
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Lab, Result};
 
@@ -35,7 +35,7 @@ fn the_supervisor_of_an_adopted_lease_is_killed(lab: &Lab) -> Result<()> {
         "trap '' TERM; setsid sleep 600 & echo $! > $DIR/escaped; while :; do sleep 0.1; done";
     let run = stage.run("job --adopt 100 --grace 500ms", script)?;
     let escaped = stage.pid("escaped")?;
-    super::stage::kill(run.supervisor())?;
+    pg_test::clients::command::stage::kill(run.supervisor())?;
     wait_until("all of it has ended", PATIENCE, || !pg_test::process::is_alive(escaped))?;
     run.ends_killed()
 }

@@ -1,9 +1,10 @@
 //! Connections as users of libpq expect them: service file, password file, TLS with verification.
 
-use super::stage::Stage;
+use pg_test::clients::command::stage::Stage;
 use pg_test::process::{as_server_user, output_of};
 use pg_test::setup::{self, Package};
-use pg_test::{ensure, lab_test, Cluster, Lab, Result};
+use pg_test::test_case::left_out;
+use pg_test::{ensure, lab_test, Cluster, Context, Lab, Result};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -112,7 +113,7 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
     )?;
 
     let run = |target: &str, root: &str| -> Result<std::process::Output> {
-        let mut command = lab.rundir().command(super::stage::program()?);
+        let mut command = lab.rundir().command(pg_test::clients::command::stage::program()?);
         command
             .args(["-d", target, "run", "job", "--", "echo", "ran"])
             .env("PGSERVICEFILE", &services)
@@ -148,7 +149,17 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
     is_refused("service=shop sslmode=verify-full", "none.crt", "none.crt")?;
     is_refused("service=shop sslmode=disable", "ca.crt", "pg_hba.conf")?;
     is_refused("service=none", "ca.crt", "no service \"none\"")?;
-    is_refused("service=shop passfile=/dev/null", "ca.crt", "password")
+    is_refused("service=shop passfile=/dev/null", "ca.crt", "~/.pgpass")?;
+    // It is no matter of time, and nobody is asked.
+    let mut command = lab.rundir().command(pg_test::clients::command::stage::program()?);
+    command
+        .args(["-d", "service=shop passfile=/dev/null", "run", "job", "--wait", "1h", "--", "true"])
+        .env("PGSERVICEFILE", &services)
+        .env("PGSSLROOTCERT", certificates.join("ca.crt"))
+        .env("HOME", stage.dir());
+    let output = command.output()?;
+    ensure!(output.status.code() == Some(78), "{output:?}");
+    Ok(())
 }
 
 #[lab_test]
@@ -156,11 +167,58 @@ fn the_variables_and_the_socket_of_libpq_are_used(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
     let cluster = lab.cluster();
     let run = |host: &str| -> Result<()> {
-        let mut command = lab.rundir().command(super::stage::program()?);
+        let mut command = lab.rundir().command(pg_test::clients::command::stage::program()?);
         command.args(["run", "job", "--", "true"]).env("PGHOST", host);
         command.env("PGPORT", cluster.port().to_string()).env("PGUSER", stage.role());
         output_of(command.env("PGDATABASE", stage.database().name())).map(drop)
     };
     run("127.0.0.1")?;
     run(&cluster.dir().display().to_string())
+}
+
+/// All of it where there is nothing but the program and the files that it is told of.
+pub fn in_an_empty_root(lab: &Lab, program: &Path) -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        return left_out("chroot takes root");
+    }
+    let (cluster, certificates) = guarded_server(lab)?;
+    let stage = Stage::with(lab, &cluster, program.to_owned())?;
+    let (role, port) = (stage.role(), cluster.port());
+    stage.admin()?.run(&format!("ALTER ROLE {role} PASSWORD 'secret'"))?;
+    let root = lab.prefix().new_dir("root")?;
+    for directory in ["etc", "home", "proc", "dev"] {
+        fs::create_dir(root.join(directory))?;
+    }
+    fs::copy(program, root.join("pg_fence"))?;
+    fs::copy(certificates.join("ca.crt"), root.join("home/ca.crt"))?;
+    let write = |name: &str, text: &str| fs::write(root.join(name), text);
+    write("etc/hosts", "127.0.0.1 localhost db.internal\n")?;
+    write("home/pgpass", &format!("*:*:*:{role}:secret\n"))?;
+    fs::set_permissions(root.join("home/pgpass"), fs::Permissions::from_mode(0o600))?;
+    let dbname = stage.database().name();
+    write(
+        "home/services",
+        &format!("[shop]\nhost=localhost\nport={port}\ndbname={dbname}\nuser={role}\n"),
+    )?;
+    // A container has /proc and /dev, too.
+    let script = "mount -t proc proc \"$1/proc\" && mount --bind /dev \"$1/dev\" \
+                  && shift && exec chroot \"$@\"";
+    for (target, arguments) in [
+        ("service=shop sslmode=verify-full", &["leases"][..]),
+        ("service=shop sslmode=verify-full", &["run", "job", "--", "/pg_fence", "--version"]),
+        ("service=shop host=db.internal sslmode=verify-ca", &["leases"]),
+    ] {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "alone"]).arg(&root).arg(&root);
+        command.args(["/pg_fence", "-d", target]).args(arguments).env_clear();
+        command.env("PATH", std::env::var("PATH").unwrap_or_default());
+        command.envs([
+            ("HOME", "/home"),
+            ("PGSERVICEFILE", "/home/services"),
+            ("PGPASSFILE", "/home/pgpass"),
+            ("PGSSLROOTCERT", "/home/ca.crt"),
+        ]);
+        output_of(&mut command).with_context(|| format!("{target} {arguments:?}"))?;
+    }
+    Ok(())
 }

@@ -1,45 +1,21 @@
 //! Many at once: in line for one lease, and as the cron jobs of several machines.
 
-use super::stage::{Run, Stage};
 use nix::sys::signal::Signal;
+use pg_test::clients::command::plain;
+use pg_test::clients::command::stage::{play, program, Run, Stage};
 use pg_test::process::{self, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
 use rand::RngExt;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-/// How many stand in line.
-const CROWD: usize = 200;
 
 /// How many machines run the same job.
 const MACHINES: u64 = 4;
 
 #[lab_test]
 fn two_hundred_wait_in_line_and_run_one_after_the_other_in_their_order(lab: &Lab) -> Result<()> {
-    let cluster = lab.builder().set("max_connections", "260").start()?;
-    let stage = Stage::on(lab, &cluster)?;
-    let mut admin = stage.admin()?;
-    let token = admin.acquire("job", "1 h")?;
-    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND state = 'active' AND query LIKE '%lease_acquire%'";
-    let mut runs = Vec::new();
-    for number in 0..CROWD {
-        // Two that ran at once would mix up what they write.
-        let script = format!("echo begin {number} >> $DIR/order; echo end {number} >> $DIR/order");
-        runs.push(stage.run("job --wait 1h", &script)?);
-        wait_until("it stands in line", PATIENCE, || {
-            admin.one::<i64>(waiting, &[&stage.role()]).is_ok_and(|now| now == number as i64 + 1)
-        })?;
-    }
-    admin.run(&format!("SELECT lease_release('job', {token})"))?;
-    for run in runs {
-        let ended = run.ends_with(0)?;
-        ensure!(ended.stderr.is_empty(), "{ended:?}");
-    }
-    let wanted: String = (0..CROWD).map(|n| format!("begin {n}\nend {n}\n")).collect();
-    let order = std::fs::read_to_string(stage.dir().join("order"))?;
-    ensure!(order == wanted, "{order}");
-    Ok(())
+    play(lab, &program()?, plain::two_hundred_in_line)
 }
 
 /// Reads, takes its time, and writes what it has read and one more: two that overlap would lose one.
@@ -107,6 +83,7 @@ fn machine(stage: &Stage, stop: &AtomicBool, freezes: &AtomicU64, runs: &AtomicU
         let mut run = Run::start(command)?;
         runs.fetch_add(1, Ordering::Relaxed);
         let is_keeper = |pid: &i32| process::title(*pid).contains("keep-lease");
+        let is_command = |pid: i32| process::title(pid).starts_with("sh ");
         let mut keeper = None;
         let mut frozen = Vec::new();
         // Mostly while it holds the lease.
@@ -114,7 +91,7 @@ fn machine(stage: &Stage, stop: &AtomicBool, freezes: &AtomicU64, runs: &AtomicU
         let _ = wait_until("its command runs", patience, || {
             let children = process::children_of(run.supervisor());
             keeper = children.iter().copied().find(is_keeper);
-            children.len() > 1 || run.has_ended()
+            children.iter().any(|pid| is_command(*pid)) || run.has_ended()
         });
         std::thread::sleep(Duration::from_millis(random.random_range(0..700)));
         if random.random_range(0..3) > 0 {

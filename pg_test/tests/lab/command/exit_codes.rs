@@ -1,7 +1,8 @@
 //! What a command finds when it is run, and what its end comes to.
 
-use super::stage::{pause, Run, Stage};
 use nix::sys::signal::Signal;
+use pg_test::clients::command::plain;
+use pg_test::clients::command::stage::{pause, play, program, Run, Stage};
 use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 use std::io::Write;
@@ -9,19 +10,7 @@ use std::process::Stdio;
 
 #[lab_test]
 fn an_unchanged_psql_presents_the_token(lab: &Lab) -> Result<()> {
-    presented_by_psql(&Stage::new(lab)?)
-}
-
-pub fn presented_by_psql(stage: &Stage) -> Result<()> {
-    let script =
-        "psql -qXc \"UPDATE work SET value = 'A1'\"; echo $PG_FENCE_TOKEN $PG_FENCE_LEASE; \
-                  psql -qAtXc \"SELECT state, holder FROM lease_info('job')\"; exit 3";
-    let ended = stage.run("job --holder me", script)?.ends_with(3)?;
-    let token: i64 = stage.admin()?.one("SELECT fence FROM work", &[])?;
-    ensure!(ended.stdout == format!("{token} job\nheld|me\n"), "{ended:?}");
-    ensure!(ended.stderr.is_empty(), "{ended:?}");
-    ensure!(stage.written()? == ["A1"] && !stage.is_held()?);
-    Ok(())
+    play(lab, &program()?, plain::presented_by_psql)
 }
 
 #[lab_test]
@@ -199,7 +188,7 @@ fn one_that_waits_leaves_the_line_when_it_is_told_to_end(lab: &Lab) -> Result<()
             _ => run.ends_killed()?,
         }
         waits(0)?;
-        super::stage::is_gone(keeper)?;
+        pg_test::clients::command::stage::is_gone(keeper)?;
     }
     stage.admin()?.run(&format!("SELECT lease_release('job', {token})"))?;
     ensure!(stage.admin()?.token("SELECT lease_acquire('job')")?.is_some());
@@ -208,23 +197,7 @@ fn one_that_waits_leaves_the_line_when_it_is_told_to_end(lab: &Lab) -> Result<()
 
 #[lab_test]
 fn what_the_command_leaves_behind_ends_before_the_lease_does(lab: &Lab) -> Result<()> {
-    left_behind(&Stage::new(lab)?)
-}
-
-pub fn left_behind(stage: &Stage) -> Result<()> {
-    // In the background, in a session of its own, and not listening.
-    let script =
-        "sh -c \"trap '' TERM HUP; echo \\$\\$ > $DIR/one; while :; do sleep 0.1; done\" & \
-                  setsid sh -c 'echo $$ > $DIR/two; exec sleep 600' & \
-                  until [ -s $DIR/one ] && [ -s $DIR/two ]; do sleep 0.05; done; exit 4";
-    let run = stage.run("job --grace 1s", script)?;
-    let (one, two) = (stage.pid("one")?, stage.pid("two")?);
-    let (_, _) = stage.taken_over()?;
-    super::stage::has_ended(one)?;
-    super::stage::has_ended(two)?;
-    let ended = run.ends_with(4)?;
-    ensure!(ended.stderr.contains("left behind"), "{ended:?}");
-    Ok(())
+    play(lab, &program()?, plain::left_behind)
 }
 
 #[lab_test]

@@ -1,6 +1,6 @@
 //! The packages of the command: what is in them, and that it runs from them.
 
-use super::stage::program;
+use pg_test::clients::command::stage::program;
 use pg_test::package::{command, Release};
 use pg_test::process::output_of;
 use pg_test::{ensure, extension, lab_test, Context, Lab, Result};
@@ -26,7 +26,8 @@ fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     let dir = lab.prefix().new_dir("packages")?;
     // Their date is that of the commit, which a source without git does not have.
     let release = Release { version: extension::VERSION.to_owned(), epoch: 1_700_000_000 };
-    let built = command::write(&program()?, &release, &dir)?;
+    // The one for an image takes minutes to build: here it is the same.
+    let built = command::write(&program()?, &program()?, &release, &dir)?;
     let [deb, tar] = built.as_slice() else { pg_test::bail!("{built:?}") };
     let ending = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
     ensure!(ending(deb).is_some_and(|name| name.starts_with("pg-fence_")), "{built:?}");
@@ -57,5 +58,20 @@ fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     let name = ending(tar).context("no name")?;
     let top = unpacked.join(name.trim_end_matches(".tar.gz"));
     runs(&top.join("bin/pg_fence"))?;
-    has(&top, &["README.md", "LICENSE", "THIRD-PARTY-LICENSES", "share/man/man1/pg_fence.1"])
+    has(&top, &["README.md", "LICENSE", "THIRD-PARTY-LICENSES", "share/man/man1/pg_fence.1"])?;
+    let recipe = std::fs::read_to_string(top.join("Containerfile"))?;
+    ensure!(recipe.contains("COPY image/pg_fence "), "{recipe}");
+    runs(&top.join("image/pg_fence"))
+}
+
+/// The program for an image: alone in an empty root directory it finds names, a service, a password and a certificate.
+#[lab_test(slow)]
+fn the_program_for_an_image_is_linked_with_nothing_and_runs_alone(lab: &Lab) -> Result<()> {
+    let place = command::Place::Image;
+    let built = command::build(extension::source_root(), &pg_test::package::directory(), place)?;
+    runs(&built)?;
+    let linked = Command::new("ldd").arg(&built).output()?;
+    let said = String::from_utf8_lossy(&[linked.stdout, linked.stderr].concat()).into_owned();
+    ensure!(said.contains("statically linked") || said.contains("not a dynamic"), "{said}");
+    super::connections::in_an_empty_root(lab, &built)
 }

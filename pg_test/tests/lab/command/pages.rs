@@ -1,7 +1,7 @@
 //! What the pages of the command promise: their command lines run, and what they say of migrations and of a second
 //! database is so.
 
-use super::stage::{freeze, is_gone, program, thaw, Stage};
+use pg_test::clients::command::stage::{freeze, is_gone, program, thaw, Stage};
 use pg_test::extension::source_root;
 use pg_test::process::{output_of, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Context, Database, Lab, Result};

@@ -1,65 +1,10 @@
-//! A terminal: Ctrl-C, Ctrl-Z, a pager at the end of a pipeline, and its end. `script` gives one to a program.
+//! A terminal: Ctrl-C, Ctrl-Z, a pager at the end of a pipeline, and its end.
 
-use super::stage::{is_gone, kill, pause, Stage};
+use pg_test::clients::command::plain;
+use pg_test::clients::command::stage::{is_gone, pause, play, program, Stage};
+use pg_test::clients::command::terminal::{Terminal, SHOWN};
 use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
-use std::io::Write;
-use std::process::{Child, Command, Stdio};
-
-struct Terminal {
-    script: Child,
-}
-
-impl Terminal {
-    /// A shell command in a terminal of its own, where `$RUN` is `pg_fence … run`.
-    fn start(stage: &Stage, line: &str) -> Result<Terminal> {
-        let mut given = stage.command();
-        given.arg("run");
-        let words: Vec<String> = std::iter::once(given.get_program())
-            .chain(given.get_args())
-            .map(|word| format!("'{}'", word.to_string_lossy().replace('\'', "'\\''")))
-            .collect();
-        let path = stage.dir().join("run");
-        std::fs::write(&path, format!("exec {} \"$@\"\n", words.join(" ")))?;
-        let mut command = Command::new("script");
-        command.args(["-qfec", line, "/dev/null"]).env("SHELL", "/bin/bash");
-        for (name, value) in given.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.env("RUN", format!("sh {}", path.display()));
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Terminal { script: command.spawn().context("cannot start script")? })
-    }
-
-    fn types(&mut self, keys: &str) -> Result<()> {
-        let stdin = self.script.stdin.as_mut().context("no keyboard")?;
-        stdin.write_all(keys.as_bytes())?;
-        Ok(stdin.flush()?)
-    }
-
-    fn ends_with(mut self, code: i32) -> Result<()> {
-        let mut status = None;
-        wait_until("it ends", PATIENCE, || {
-            status = self.script.try_wait().ok().flatten();
-            status.is_some()
-        })?;
-        ensure!(
-            status.and_then(|status| status.code()) == Some(code),
-            "not {code}, but {status:?}"
-        );
-        Ok(())
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.script.kill();
-        let _ = self.script.wait();
-    }
-}
 
 /// A shell that has job control.
 const SHELL: &str = "exec bash --norc --noprofile -i";
@@ -152,13 +97,7 @@ fn in_the_background_it_runs_and_in_the_foreground_it_reads(lab: &Lab) -> Result
 
 #[lab_test]
 fn the_terminal_is_gone_and_the_command_with_it(lab: &Lab) -> Result<()> {
-    let stage = Stage::new(lab)?;
-    let line = "exec $RUN job --ttl 10m -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'";
-    let terminal = Terminal::start(&stage, line)?;
-    let pid = stage.pid("pid")?;
-    kill(terminal.script.id() as i32)?;
-    is_gone(pid)?;
-    stage.wait_until_free()
+    play(lab, &program()?, plain::the_terminal_is_gone)
 }
 
 #[lab_test]
@@ -168,7 +107,7 @@ fn the_terminal_is_gone_and_a_command_that_does_not_mind_goes_on(lab: &Lab) -> R
                 until [ -e $DIR/go ]; do sleep 0.05; done; psql -qXc \"UPDATE work SET value = 1\"'";
     let terminal = Terminal::start(&stage, line)?;
     let pid = stage.pid("pid")?;
-    kill(terminal.script.id() as i32)?;
+    terminal.is_torn_away()?;
     stage.wait_for_renewal()?;
     stage.wait_for_renewal()?;
     stage.touch("go")?;
@@ -176,4 +115,30 @@ fn the_terminal_is_gone_and_a_command_that_does_not_mind_goes_on(lab: &Lab) -> R
     stage.wait_until_free()?;
     ensure!(stage.written()? == ["1"]);
     Ok(())
+}
+
+#[lab_test]
+fn who_waits_is_told_for_whom_and_at_which_place(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let mut admin = stage.admin()?;
+    let token = admin.granted("SELECT lease_acquire('job', 'web-3', '1 h')")?;
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND state = 'active' AND query LIKE '%lease_acquire%'";
+    let first = stage.run("job --wait 1h", "true")?;
+    wait_until("it stands in line", PATIENCE, || {
+        admin.one::<i64>(waiting, &[&stage.role()]).is_ok_and(|now| now == 1)
+    })?;
+    let terminal = Terminal::start(&stage, "exec $RUN job --wait 1h -- sh -c 'exit 3'")?;
+    let shows = |words: &str| -> Result<()> {
+        let shown = || std::fs::read(stage.dir().join(SHOWN)).unwrap_or_default();
+        wait_until(words, PATIENCE, || String::from_utf8_lossy(&shown()).contains(words))
+            .with_context(|| String::from_utf8_lossy(&shown()).into_owned())
+    };
+    shows("waiting for job: held by web-3, 35")?;
+    shows(" s left, second in line")?;
+    // Who leaves the line makes room.
+    process::signal(first.supervisor(), nix::sys::signal::Signal::SIGTERM)?;
+    first.ends_with(128 + 15)?;
+    shows(" s left, first in line")?;
+    admin.run(&format!("SELECT lease_release('job', {token})"))?;
+    terminal.ends_with(3)
 }

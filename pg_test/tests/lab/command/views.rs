@@ -1,6 +1,6 @@
 //! What the command shows, to people and to programs.
 
-use super::stage::Stage;
+use pg_test::clients::command::stage::Stage;
 use pg_test::process::output_of;
 use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
 use serde_json::Value;
@@ -80,7 +80,7 @@ fn an_extension_in_a_schema_of_its_own_is_found_by_name(lab: &Lab) -> Result<()>
         .connect()?
         .run("CREATE SCHEMA \"in here\"; CREATE EXTENSION pg_fence SCHEMA \"in here\"")?;
     let run = |arguments: &[&str]| -> Result<Output> {
-        let mut command = lab.rundir().command(super::stage::program()?);
+        let mut command = lab.rundir().command(pg_test::clients::command::stage::program()?);
         command.args(["-d", &database.conninfo().to_string()]);
         Ok(command.args(arguments).args(["run", "job", "--", "true"]).output()?)
     };

@@ -55,6 +55,9 @@ const WITHOUT_EFFECT: &[&str] = &[
     "sslsni",
 ];
 
+/// What connections are called where nobody has named them.
+pub const APPLICATION_NAME: &str = "pg_fence";
+
 /// Where servers of this machine have their sockets: Debian's place, and PostgreSQL's own.
 const SOCKETS: &[&str] = &["/var/run/postgresql", "/tmp"];
 
@@ -129,7 +132,7 @@ impl Settings {
         self.default_to("port", "5432");
         let user = self.get("user").unwrap_or_default().to_owned();
         self.default_to("dbname", &user);
-        self.default_to("application_name", "pg_fence");
+        self.default_to("application_name", APPLICATION_NAME);
         if self.get("host").is_none() && self.get("hostaddr").is_none() {
             let socket = format!(".s.PGSQL.{}", self.get("port").unwrap_or_default());
             let has_it = |place: &&&str| Path::new(place).join(&socket).exists();

@@ -4,6 +4,7 @@
 //! renewed, whatever becomes of the supervisor. Where that is frozen or dead, it ends the command itself.
 
 use super::adopted::adopt;
+use super::cgroup::Cgroup;
 use super::messages::{Order, Told};
 use super::times::Times;
 use super::{Options, processes};
@@ -15,7 +16,7 @@ use nix::sys::prctl::set_name;
 use nix::sys::signal::Signal;
 use nix::unistd::gethostname;
 use pg_fence_client::hooks::Hooks;
-use pg_fence_client::{Connected, Lease, LeaseRequest};
+use pg_fence_client::{Connected, Lease, LeaseRequest, Moment as ClientMoment};
 use std::io::{BufRead, IsTerminal, Write, stderr, stdin, stdout};
 use std::sync::{Arc, Mutex, mpsc as std_mpsc};
 use std::time::Duration;
@@ -49,6 +50,16 @@ pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
         said.finish();
     });
     Ok(0)
+}
+
+/// Of this run, and of no other on this machine.
+fn mark() -> String {
+    std::env::var("PG_FENCE_RUN").unwrap_or_default()
+}
+
+/// By which a run finds itself among those that stand in line.
+pub fn application_name() -> String {
+    format!("pg_fence run {}", mark())
 }
 
 struct Keeper {
@@ -150,14 +161,9 @@ impl Keeper {
     fn holder(&self) -> String {
         let unique = || {
             let host = gethostname().unwrap_or_default();
-            format!("{}/{}", host.to_string_lossy(), self.mark())
+            format!("{}/{}", host.to_string_lossy(), mark())
         };
         self.options.holder.clone().unwrap_or_else(unique)
-    }
-
-    /// Of this run, and of no other on this machine.
-    fn mark(&self) -> String {
-        std::env::var("PG_FENCE_RUN").unwrap_or_default()
     }
 
     /// On a terminal, by a connection of its own: the lease's is busy with waiting.
@@ -171,7 +177,7 @@ impl Keeper {
         Some(tokio::spawn(async move {
             tokio::time::sleep(SHOW_AFTER).await;
             let Ok(connected) = server.connect().await else { return };
-            while let Ok(told) = who_has(&connected, &names).await {
+            while let Ok(told) = who_has(&connected, &names, server.application_name()).await {
                 if let Some(told) = told {
                     said.say(told);
                 }
@@ -305,9 +311,20 @@ impl Keeper {
             return true;
         }
         // The supervisor may have died before it told the group.
-        let mark = format!("PG_FENCE_RUN={}", self.mark());
-        let left = || processes::of_group_or_with(group, &mark);
-        let signal = |signal| left().iter().for_each(|one| one.signal(signal));
+        let variable = format!("PG_FENCE_RUN={}", mark());
+        let cgroup = Cgroup::find(&mark());
+        let left = || {
+            let mut all = processes::of_group_or_with(group, &variable);
+            all.extend(cgroup.iter().flat_map(Cgroup::processes));
+            all
+        };
+        let signal = |signal| {
+            // Before all others: to look for processes takes a while on a busy machine.
+            if signal == Signal::SIGKILL {
+                cgroup.iter().for_each(Cgroup::kill);
+            }
+            left().iter().for_each(|one| one.signal(signal));
+        };
         signal(first);
         signal(Signal::SIGCONT);
         while !left().is_empty() {
@@ -320,6 +337,7 @@ impl Keeper {
             }
             tokio::time::sleep(DYING).await;
         }
+        cgroup.iter().for_each(Cgroup::remove);
         true
     }
 
@@ -343,12 +361,29 @@ impl Keeper {
     }
 }
 
-/// Who holds up the one that waits: of several names, and several grants, the one that lasts longest.
-async fn who_has(connected: &Connected, names: &[String]) -> Result<Option<Told>> {
-    let sql = "SELECT holder, (extract(epoch FROM remaining) * 1000)::bigint FROM fence.leases \
-               WHERE name = ANY ($1) AND state IN ('held', 'uncommitted') ORDER BY remaining DESC LIMIT 1";
+/// Who holds up the one that waits: of several names, and several grants, the one that lasts longest. And our place: how
+/// many stand in line for the same lock before us, and we. (Its tag is that of docs/locking.md. For several names at once
+/// there is no line.)
+async fn who_has(connected: &Connected, names: &[String], own: &str) -> Result<Option<Told>> {
+    // The first in line has the lock, and asks for it once more to sleep on it.
+    let sql = "WITH own AS (
+            SELECT locktype, database, classid, objid, objsubid, pid,
+                   bool_or(granted) AS is_first, min(waitstart) AS since
+            FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid)
+            WHERE a.application_name = $2 AND a.usename = current_user AND a.datname = current_database()
+              AND l.locktype = 'advisory' AND l.objsubid = 20552
+            GROUP BY locktype, l.database, classid, objid, objsubid, pid
+        ), place AS (
+            SELECT nullif(count(DISTINCT l.pid), 0) AS place FROM own JOIN pg_locks AS l
+                USING (locktype, database, classid, objid, objsubid)
+            WHERE l.pid = own.pid OR NOT own.is_first AND (l.granted OR l.waitstart < own.since)
+        )
+        SELECT holder, (extract(epoch FROM remaining) * 1000)::bigint, place FROM fence.leases, place
+        WHERE name = ANY ($1) AND state IN ('held', 'uncommitted') ORDER BY remaining DESC LIMIT 1";
     let names = names.to_vec();
-    let rows = connected.query_typed(sql, &[(&names, Type::TEXT_ARRAY)]).await;
+    let arguments: [(&(dyn ToSql + Sync), Type); 2] =
+        [(&names, Type::TEXT_ARRAY), (&own, Type::TEXT)];
+    let rows = connected.query_typed(sql, &arguments).await;
     let rows = rows.map_err(Failure::of_driver)?;
     let told = |row: &Row| {
         let (holder, remaining): (Option<String>, i64) =
@@ -356,6 +391,7 @@ async fn who_has(connected: &Connected, names: &[String]) -> Result<Option<Told>
         Some(Told::Waiting {
             holder: holder.unwrap_or_default(),
             remaining_ms: remaining.try_into().unwrap_or(0),
+            place: row.try_get(2).ok()?,
         })
     };
     Ok(rows.first().and_then(told))
@@ -440,5 +476,13 @@ impl Said {
 impl Hooks for Said {
     fn renewed(&self, _token: i64, _remaining: Duration) {
         self.renewed.notify_one();
+    }
+
+    fn counts_from(&self, before: ClientMoment) -> ClientMoment {
+        if planted::DEADLINE_FROM_ANSWER { ClientMoment::now() } else { before }
+    }
+
+    fn takes_failure_for_loss(&self) -> bool {
+        planted::ERROR_IS_LOSS
     }
 }

@@ -17,7 +17,7 @@ pub struct Process {
 }
 
 impl Process {
-    fn read(pid: i32) -> Option<Process> {
+    pub fn read(pid: i32) -> Option<Process> {
         Process::parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 

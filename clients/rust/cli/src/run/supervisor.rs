@@ -1,29 +1,31 @@
 //! The process that was started as `pg_fence run`: the parent of the command.
 //!
 //! It knows nothing of PostgreSQL. It waits for three things: what the keeper tells, signals, and the next moment at
-//! which something is due. Whatever the command starts stays its descendant, for it adopts orphans (a subreaper).
+//! which something is due. Whatever the command starts stays its descendant, for it adopts orphans (a subreaper), and in
+//! a cgroup where there may be one.
 
 use super::Options;
+use super::cgroup::Cgroup;
 use super::messages::{Order, Told};
 use super::processes::{self, Process};
-use super::start::HANDLED;
+use super::start::{Go, HANDLED};
 use super::terminal::Terminal;
 use super::times::Times;
 use crate::clock::Moment;
 use crate::failure::{Failure, Result, status};
 use crate::{planted, say};
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::{SigSet, Signal, kill, killpg, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, pipe2};
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{ErrorKind, IsTerminal, Read, Write, stderr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -42,8 +44,9 @@ pub struct Supervisor {
     signals: SignalFd,
     timer: TimerFd,
     keeper: Keeper,
-    /// In the environment of all that the command starts.
-    mark: String,
+    /// Of all that the command starts.
+    cgroup: Option<Cgroup>,
+    starting: Option<Starting>,
     phase: Phase,
     /// Of the lease.
     deadline: Option<Moment>,
@@ -59,6 +62,12 @@ struct Keeper {
     /// The beginning of a line.
     rest: Vec<u8>,
     has_ended: bool,
+}
+
+/// The process that is to become the command, and how it is told to.
+struct Starting {
+    pid: Pid,
+    go: File,
 }
 
 enum Phase {
@@ -115,6 +124,10 @@ impl Supervisor {
         set_child_subreaper(true).map_err(system)?;
         let mark = unique_mark();
         let keeper = Keeper::start(&mark)?;
+        let is_wanted = !options.no_cgroup && !planted::GROUP_ONLY && !planted::NO_CGROUP;
+        let cgroup = is_wanted.then(|| Cgroup::make(mark_in(&mark))).flatten();
+        // While the keeper asks for the lease.
+        let starting = Some(Starting::start(&options, &mark, cgroup.as_ref())?);
         Ok(Supervisor {
             options,
             times,
@@ -122,7 +135,8 @@ impl Supervisor {
             signals,
             timer,
             keeper,
-            mark,
+            cgroup,
+            starting,
             phase: Phase::Waiting,
             deadline: None,
             command: None,
@@ -140,6 +154,9 @@ impl Supervisor {
             }
         };
         self.clear_waiting();
+        // What has not become the command ends with this.
+        drop(self.starting.take());
+        self.cgroup.iter().for_each(Cgroup::remove);
         outcome
     }
 
@@ -219,7 +236,9 @@ impl Supervisor {
 
     fn hear(&mut self, told: Told) -> Result<Option<Done>> {
         match told {
-            Told::Waiting { holder, remaining_ms } => self.show_waiting(&holder, remaining_ms),
+            Told::Waiting { holder, remaining_ms, place } => {
+                self.show_waiting(&holder, remaining_ms, place);
+            }
             // Or it comes too late: then it is given back.
             Told::Granted { token, deadline } if matches!(self.phase, Phase::Waiting) => {
                 self.clear_waiting();
@@ -243,17 +262,18 @@ impl Supervisor {
         Ok(None)
     }
 
-    fn show_waiting(&mut self, holder: &str, remaining_ms: u64) {
+    fn show_waiting(&mut self, holder: &str, remaining_ms: u64, place: Option<i64>) {
         if self.options.quiet || !stderr().is_terminal() {
             return;
         }
         self.is_waiting_shown = true;
         let lease = self.options.lease();
         let left = remaining_ms / 1000;
+        let place = place.map(|place| format!(", {} in line", ordinal(place))).unwrap_or_default();
         // Nobody to say it to is no reason to stop.
         let _ = write!(
             stderr(),
-            "\r\x1b[Kpg_fence: waiting for {lease}: held by {holder}, {left} s left"
+            "\r\x1b[Kpg_fence: waiting for {lease}: held by {holder}, {left} s left{place}"
         );
     }
 
@@ -267,29 +287,22 @@ impl Supervisor {
 
     fn start_command(&mut self, token: i64) -> Result<()> {
         let has_terminal = self.terminal.is_ours_alone();
-        let mut command = Command::new(SELF);
-        command.arg0("pg_fence").args(["become", "--parent"]);
-        command.arg(std::process::id().to_string());
-        if has_terminal {
-            command.arg("--foreground");
-        }
         let mut given = std::env::var("PGOPTIONS").unwrap_or_default();
         if !planted::NO_TOKEN {
             // Every program on libpq presents the token by that.
             given.push_str(&format!(" -c pg_fence.token={token}"));
         }
-        let (name, value) = self.mark.split_once('=').unwrap_or_default();
-        command
-            .arg("--")
-            .args(&self.options.command)
-            .env("PG_FENCE_TOKEN", token.to_string())
-            .env("PG_FENCE_LEASE", self.options.names.join(","))
-            .env("PGOPTIONS", given.trim_start())
-            .env(name, value)
-            .process_group(0);
-        let child =
-            command.spawn().map_err(|error| Failure::system("cannot start a process", error))?;
-        let group = Pid::from_raw(child.id() as i32);
+        let variables = [
+            ("PG_FENCE_TOKEN", token.to_string()),
+            ("PG_FENCE_LEASE", self.options.names.join(",")),
+            ("PGOPTIONS", given.trim_start().to_owned()),
+        ];
+        let environment = variables.map(|(name, value)| (name.to_owned(), value)).to_vec();
+        let system = |error| Failure::system("cannot start the command", error);
+        let starting = self.starting.take();
+        let starting = starting.ok_or_else(|| system(ErrorKind::NotFound.into()))?;
+        let group = starting.pid;
+        starting.go(&Go { environment, foreground: has_terminal }).map_err(system)?;
         self.keeper.tell(&Order::Started { group: group.as_raw() });
         let started = Moment::now()?;
         self.command =
@@ -467,6 +480,9 @@ impl Supervisor {
 
     /// Each once: the process group of the command, at once, and then whatever has left it.
     fn signal_all(&self, signal: Signal) {
+        if let (Some(cgroup), Signal::SIGKILL) = (&self.cgroup, signal) {
+            cgroup.kill();
+        }
         let group = self.command.as_ref().filter(|command| command.status.is_none());
         let group = group.map(|command| command.group.as_raw());
         self.signal_command(signal);
@@ -490,11 +506,40 @@ impl Supervisor {
 
     fn descendants(&self) -> Vec<Process> {
         let mut all = processes::descendants_but(self.keeper.pid);
+        // One that was started by a descendant of ours is one, unless we were frozen for its birth and its parent's end.
+        let in_cgroup = self.cgroup.iter().flat_map(Cgroup::processes);
+        let others: Vec<Process> = in_cgroup.filter(|one| !all.contains(one)).collect();
+        all.extend(others);
         if planted::GROUP_ONLY {
             let group = self.command.as_ref().map(|command| command.group.as_raw());
             all.retain(|one| Some(one.group) == group);
         }
         all
+    }
+}
+
+impl Starting {
+    /// It does all that can be done before there is a lease, and waits.
+    fn start(options: &Options, mark: &str, cgroup: Option<&Cgroup>) -> Result<Starting> {
+        let system = |error| Failure::system("cannot start a process", error);
+        let (read, write) = pipe2(OFlag::O_CLOEXEC).map_err(|error| system(error.into()))?;
+        fcntl(&read, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|error| system(error.into()))?;
+        let mut command = Command::new(SELF);
+        command.arg0("pg_fence").args(["become", "--parent"]);
+        command.arg(std::process::id().to_string());
+        command.arg("--go").arg(read.as_raw_fd().to_string());
+        if let Some(cgroup) = cgroup {
+            command.arg("--cgroup").arg(cgroup.path());
+        }
+        let (name, value) = mark.split_once('=').unwrap_or_default();
+        command.arg("--").args(&options.command).env(name, value).process_group(0);
+        let child = command.spawn().map_err(system)?;
+        Ok(Starting { pid: Pid::from_raw(child.id() as i32), go: File::from(write) })
+    }
+
+    fn go(mut self, go: &Go) -> std::io::Result<()> {
+        let line = serde_json::to_string(go)?;
+        self.go.write_all(format!("{line}\n").as_bytes())
     }
 }
 
@@ -580,7 +625,40 @@ fn unique_mark() -> String {
     format!("PG_FENCE_RUN={}-{moment}", std::process::id())
 }
 
+/// Without the variable's name.
+fn mark_in(entry: &str) -> &str {
+    entry.split_once('=').map_or(entry, |(_, mark)| mark)
+}
+
 fn listed(processes: &[Process]) -> String {
     let one = |process: &Process| format!("{} ({})", process.name, process.pid);
     processes.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// As people count.
+fn ordinal(number: i64) -> String {
+    match number {
+        1 => "first".to_owned(),
+        2 => "second".to_owned(),
+        3 => "third".to_owned(),
+        _ if (11..=13).contains(&(number % 100)) => format!("{number}th"),
+        _ => match number % 10 {
+            1 => format!("{number}st"),
+            2 => format!("{number}nd"),
+            3 => format!("{number}rd"),
+            _ => format!("{number}th"),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ordinal;
+
+    #[test]
+    fn places_in_line_are_said_as_people_say_them() {
+        let said = [1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 111, 121].map(ordinal);
+        let wanted = "first second third 4th 11th 12th 13th 21st 22nd 23rd 111th 121st";
+        assert_eq!(said.join(" "), wanted);
+    }
 }

@@ -1,11 +1,14 @@
 //! A database with a bound table, and runs of the command against it.
 
-use pg_test::clients::cable::Cable;
-use pg_test::clients::languages::rust;
-use pg_test::process::{self, wait_until, PATIENCE};
-use pg_test::standstill::Watch;
-use pg_test::test_case::left_out;
-use pg_test::{ensure, Calls, Cluster, Conninfo, Context, Database, Lab, Result, Session};
+use crate::clients::cable::Cable;
+use crate::clients::languages::rust;
+use crate::clients::servers::TABLES;
+use crate::clients::stage::{NotReady, PACES, STANDSTILL};
+use crate::process::{self, wait_until, PATIENCE};
+use crate::standstill::Watch;
+use crate::test_case::left_out;
+use crate::{Calls, Cluster, Conninfo, Database, Lab, Session};
+use anyhow::{ensure, Context, Result};
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -21,44 +24,70 @@ pub fn program() -> Result<PathBuf> {
     }
 }
 
-/// A table with one row, bound to the lease `job`, and a list of what was written to it.
-const TABLES: &str = "
-    CREATE TABLE work (id int PRIMARY KEY, value text);
-    INSERT INTO work VALUES (1, 'nothing');
-    SELECT fence_protect('work', lease => 'job');
-    CREATE TABLE written (n bigint GENERATED ALWAYS AS IDENTITY, value text, token bigint);
-    CREATE FUNCTION write_down() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
-        BEGIN INSERT INTO public.written (value, token) VALUES (NEW.value, NEW.fence); RETURN NULL; END $$;
-    CREATE TRIGGER write_down AFTER UPDATE ON work FOR EACH ROW EXECUTE FUNCTION write_down();
-";
+/// What a scenario is played with.
+pub struct Scene<'a> {
+    lab: &'a Lab,
+    program: PathBuf,
+    /// How many times longer all times of the options are.
+    pace: u32,
+    /// Further options of all runs.
+    options: &'static str,
+}
 
-/// A run that fails on a machine that stood still for that long is played again: what should have been ended by then
-/// may not even have been looked at.
-const STANDSTILL: Duration = Duration::from_millis(100);
+impl<'a> Scene<'a> {
+    pub fn lab(&self) -> &'a Lab {
+        self.lab
+    }
 
-/// How many times slower it is played, one after the other. The outcome of the last one counts in any case.
-const PACES: [u32; 3] = [1, 2, 4];
+    /// On the server that all share.
+    pub fn stage(&self) -> Result<Stage<'a>> {
+        self.stage_on(self.lab.cluster())
+    }
 
-/// Plays it on the server that tests share, with all ttls as long as the machine needs them to be.
-pub fn paced(lab: &Lab, scenario: impl Fn(&Stage) -> Result<()>) -> Result<()> {
+    pub fn stage_on(&self, cluster: &Cluster) -> Result<Stage<'a>> {
+        let stage = Stage::with(self.lab, cluster, self.program.clone()).context(NotReady)?;
+        Ok(Stage { pace: self.pace, options: self.options, ..stage })
+    }
+
+    /// So long at this pace.
+    pub fn time(&self, time: Duration) -> Duration {
+        time * self.pace
+    }
+}
+
+/// Plays a scenario with that build of the command. A run that fails on a machine that stood still is played again, more
+/// slowly: what should have been ended by then may not even have been looked at.
+pub fn play(lab: &Lab, program: &Path, scenario: impl Fn(&Scene) -> Result<()>) -> Result<()> {
+    play_with("", lab, program, scenario)
+}
+
+/// The same, with further options of all runs.
+pub fn play_with(
+    options: &'static str,
+    lab: &Lab,
+    program: &Path,
+    scenario: impl Fn(&Scene) -> Result<()>,
+) -> Result<()> {
     let [others @ .., last] = PACES;
+    let scene = |pace| Scene { lab, program: program.to_owned(), pace, options };
     for pace in others {
         let watch = Watch::start(lab.rundir().path())?;
-        let stage = Stage { pace, ..Stage::new(lab)? };
-        let Err(error) = scenario(&stage) else { return Ok(()) };
+        let Err(error) = scenario(&scene(pace)) else { return Ok(()) };
         let stood_still = watch.longest();
         if stood_still < STANDSTILL {
             return Err(error);
         }
         eprintln!("the machine stood still for {stood_still:?}: again, more slowly ({error:#})");
     }
-    scenario(&Stage { pace: last, ..Stage::new(lab)? })
+    scenario(&scene(last))
 }
 
 pub struct Stage<'a> {
     lab: &'a Lab,
     /// How many times longer all times of the options are.
     pace: u32,
+    /// Further options of all runs.
+    options: &'static str,
     program: PathBuf,
     database: Database,
     role: String,
@@ -66,7 +95,7 @@ pub struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// On the server that tests share.
+    /// On the server that all share.
     pub fn new(lab: &'a Lab) -> Result<Stage<'a>> {
         Stage::on(lab, lab.cluster())
     }
@@ -85,7 +114,7 @@ impl<'a> Stage<'a> {
             "SELECT fence_grant('{role}'); GRANT SELECT, UPDATE ON work TO {role}"
         ))?;
         let dir = lab.prefix().new_dir("command")?;
-        Ok(Stage { lab, pace: 1, program, database, role, dir })
+        Ok(Stage { lab, pace: 1, options: "", program, database, role, dir })
     }
 
     pub fn role(&self) -> &str {
@@ -146,6 +175,7 @@ impl<'a> Stage<'a> {
         let mut command = self.command_to(conninfo);
         command
             .arg("run")
+            .args(self.options.split_whitespace())
             .args(options.split_whitespace().map(|word| slowed_down(word, self.pace)));
         command.args(["--", "sh", "-c", script]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -337,4 +367,22 @@ pub fn has_ended(pid: i32) -> Result<()> {
 /// How long to look whether something happens that must not.
 pub fn pause(seconds: u64) {
     std::thread::sleep(Duration::from_secs(seconds));
+}
+
+/// Whether a process may make a cgroup here, by which the kernel can kill.
+pub fn cgroups_are_at_hand() -> bool {
+    let (Ok(mounts), Ok(own)) =
+        (fs::read_to_string("/proc/self/mounts"), fs::read_to_string("/proc/self/cgroup"))
+    else {
+        return false;
+    };
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"));
+    let mount = mount.and_then(|line| line.split(' ').nth(1));
+    let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
+    let (Some(mount), Some(own)) = (mount, own) else { return false };
+    let probe = Path::new(mount).join(own).join(format!("probe-{}", std::process::id()));
+    let made = fs::create_dir(&probe).is_ok();
+    let kills = made && probe.join("cgroup.kill").exists();
+    let _ = fs::remove_dir(&probe);
+    kills
 }

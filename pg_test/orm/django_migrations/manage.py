@@ -1,0 +1,14 @@
+"""A project with one app, whose database is that of the PG* variables."""
+
+import sys
+
+from django.conf import settings
+from django.core.management import execute_from_command_line
+
+settings.configure(
+    INSTALLED_APPS=["shop"],
+    # What is not said here libpq takes from the environment: PGOPTIONS, too.
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {"service": ""}, "NAME": None}},
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+)
+execute_from_command_line(sys.argv)

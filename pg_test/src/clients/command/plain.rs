@@ -1,0 +1,147 @@
+//! What happens on every day, without any trouble.
+
+use super::stage::{has_ended, is_gone, Scene};
+use crate::process::{wait_until, PATIENCE};
+use crate::Calls;
+use anyhow::{ensure, Result};
+use std::time::Duration;
+
+/// Who stands in line at once.
+const CROWD: usize = 200;
+
+pub fn day(scene: &Scene) -> Result<()> {
+    let stage = &scene.stage()?;
+    let script = "psql -qXc \"UPDATE work SET value = 'A1'\"; echo $$ > $DIR/pid; \
+                  until [ -e $DIR/go ]; do sleep 0.05; done; psql -qXc \"UPDATE work SET value = 'A2'\"; exit 3";
+    let run = stage.run("job --ttl 3s", script)?;
+    stage.pid("pid")?;
+    let taken = stage.run("job", "echo ran")?.ends_with(75)?;
+    ensure!(taken.stdout.is_empty(), "{taken:?}");
+    stage.wait_for_renewal()?;
+    stage.touch("go")?;
+    run.ends_with(3)?;
+    ensure!(!stage.is_held()?);
+    stage.run("job", "psql -qXc \"UPDATE work SET value = 'B1'\"")?.ends_with(0)?;
+    ensure!(stage.written()? == ["A1", "A2", "B1"], "{:?}", stage.written()?);
+    Ok(())
+}
+
+pub fn presented_by_psql(scene: &Scene) -> Result<()> {
+    let stage = &scene.stage()?;
+    let script =
+        "psql -qXc \"UPDATE work SET value = 'A1'\"; echo $PG_FENCE_TOKEN $PG_FENCE_LEASE; \
+                  psql -qAtXc \"SELECT state, holder FROM lease_info('job')\"; exit 3";
+    let ended = stage.run("job --holder me", script)?.ends_with(3)?;
+    let token: i64 = stage.admin()?.one("SELECT fence FROM work", &[])?;
+    ensure!(ended.stdout == format!("{token} job\nheld|me\n"), "{ended:?}");
+    ensure!(ended.stderr.is_empty(), "{ended:?}");
+    ensure!(stage.written()? == ["A1"] && !stage.is_held()?);
+    Ok(())
+}
+
+pub fn several_holders_and_leases(scene: &Scene) -> Result<()> {
+    let stage = &scene.stage()?;
+    let script = "echo $$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.05; done; \
+                  psql -qXc \"UPDATE work SET value = 'A1'\"";
+    let run = stage.run("a job --ttl 3s", script)?;
+    stage.pid("pid")?;
+    stage.run("a", "true")?.ends_with(75)?;
+    stage.run("b a", "true")?.ends_with(75)?;
+    stage.wait_for_renewal()?;
+    stage.touch("go")?;
+    run.ends_with(0)?;
+    // Two that wait for each other are both in.
+    for (options, third) in [("readers --shared", "readers"), ("pool --slots 2", "pool --slots 2")]
+    {
+        let meets = "echo in > $DIR/$ME; until [ -e $DIR/$OTHER ]; do sleep 0.05; done; \
+                     until [ -e $DIR/$END ]; do sleep 0.05; done";
+        let name = third.split(' ').next().unwrap_or_default();
+        let one = |me: u8, other: u8| {
+            stage.run(
+                &format!("{options} --wait 1m"),
+                &format!("ME={name}{me} OTHER={name}{other} END={name}-end; {meets}"),
+            )
+        };
+        let (one, two) = (one(1, 2)?, one(2, 1)?);
+        stage.file(&format!("{name}1"))?;
+        stage.file(&format!("{name}2"))?;
+        stage.run(third, "true")?.ends_with(75)?;
+        stage.touch(&format!("{name}-end"))?;
+        one.ends_with(0)?;
+        two.ends_with(0)?;
+    }
+    ensure!(stage.written()? == ["A1"]);
+    Ok(())
+}
+
+/// The server counts from the grant, the client from before its call: who has waited for long renews at once.
+pub fn a_wait_in_line_uses_up_the_deadline(scene: &Scene) -> Result<()> {
+    let stage = &scene.stage()?;
+    let mut admin = stage.admin()?;
+    let token = admin.acquire("job", "1 h")?;
+    let script = "psql -qXc \"UPDATE work SET value = 'A1'\"; echo $$ > $DIR/pid; \
+                  until [ -e $DIR/go ]; do sleep 0.05; done; psql -qXc \"UPDATE work SET value = 'A2'\"";
+    let run = stage.run("job --ttl 3s --wait 10m", script)?;
+    std::thread::sleep(scene.time(Duration::from_secs(4)));
+    admin.run(&format!("SELECT lease_release('job', {token})"))?;
+    stage.pid("pid")?;
+    stage.wait_for_renewal()?;
+    stage.touch("go")?;
+    run.ends_with(0)?;
+    ensure!(stage.written()? == ["A1", "A2"]);
+    Ok(())
+}
+
+pub fn left_behind(scene: &Scene) -> Result<()> {
+    let stage = &scene.stage()?;
+    // In the background, in a session of its own, and not listening.
+    let script =
+        "sh -c \"trap '' TERM HUP; echo \\$\\$ > $DIR/one; while :; do sleep 0.1; done\" & \
+                  setsid sh -c 'echo $$ > $DIR/two; exec sleep 600' & \
+                  until [ -s $DIR/one ] && [ -s $DIR/two ]; do sleep 0.05; done; exit 4";
+    let run = stage.run("job --grace 1s", script)?;
+    let (one, two) = (stage.pid("one")?, stage.pid("two")?);
+    let (_, _) = stage.taken_over()?;
+    has_ended(one)?;
+    has_ended(two)?;
+    let ended = run.ends_with(4)?;
+    ensure!(ended.stderr.contains("left behind"), "{ended:?}");
+    Ok(())
+}
+
+pub fn two_hundred_in_line(scene: &Scene) -> Result<()> {
+    let cluster = scene.lab().builder().set("max_connections", "260").start()?;
+    let stage = &scene.stage_on(&cluster)?;
+    let mut admin = stage.admin()?;
+    let token = admin.acquire("job", "1 h")?;
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND state = 'active' AND query LIKE '%lease_acquire%'";
+    let mut runs = Vec::new();
+    for number in 0..CROWD {
+        // Two that ran at once would mix up what they write.
+        let script = format!("echo begin {number} >> $DIR/order; echo end {number} >> $DIR/order");
+        runs.push(stage.run("job --wait 1h", &script)?);
+        wait_until("it stands in line", PATIENCE, || {
+            admin.one::<i64>(waiting, &[&stage.role()]).is_ok_and(|now| now == number as i64 + 1)
+        })?;
+    }
+    admin.run(&format!("SELECT lease_release('job', {token})"))?;
+    for run in runs {
+        let ended = run.ends_with(0)?;
+        ensure!(ended.stderr.is_empty(), "{ended:?}");
+    }
+    let wanted: String = (0..CROWD).map(|n| format!("begin {n}\nend {n}\n")).collect();
+    let order = std::fs::read_to_string(stage.dir().join("order"))?;
+    ensure!(order == wanted, "{order}");
+    Ok(())
+}
+
+/// It gets HUP, as without the command.
+pub fn the_terminal_is_gone(scene: &Scene) -> Result<()> {
+    let stage = &scene.stage()?;
+    let line = "exec $RUN job --ttl 10m -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'";
+    let terminal = super::terminal::Terminal::start(stage, line)?;
+    let pid = stage.pid("pid")?;
+    terminal.is_torn_away()?;
+    is_gone(pid)?;
+    stage.wait_until_free()
+}

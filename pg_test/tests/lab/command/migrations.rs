@@ -1,0 +1,114 @@
+//! Migration tools as they are, under the command: one migrates, the others wait and find nothing to do, and one that was
+//! frozen is refused, together with its DDL.
+
+use pg_test::clients::command::stage::{freeze, is_gone, thaw, Stage};
+use pg_test::extension::source_root;
+use pg_test::orm::{self, Runtime, PYTHON};
+use pg_test::{ensure, lab_test, Lab, Result};
+
+const ALEMBIC: Runtime =
+    Runtime::Python(&["alembic==1.20.1", "sqlalchemy==2.1.9", "psycopg[binary]==3.3.9"]);
+
+/// A tool, and where it writes down what it has done.
+struct Tool {
+    libraries: Runtime,
+    /// Below `orm`, where its project is.
+    project: &'static str,
+    /// Called with a revision, from the directory of the libraries' programs.
+    migrates_to: fn(&str) -> String,
+    table: &'static str,
+    /// What it says when there is nothing to do.
+    has_nothing: fn(&str) -> bool,
+    /// What it says where it sees by itself that somebody else has migrated meanwhile.
+    finds_itself_late: &'static str,
+}
+
+const DJANGO: Tool = Tool {
+    libraries: PYTHON,
+    project: "django_migrations",
+    migrates_to: |revision| {
+        format!(
+            "$BIN/python manage.py migrate shop {}",
+            match revision {
+                "first" => "0001",
+                _ => "0002",
+            }
+        )
+    },
+    table: "django_migrations",
+    has_nothing: |said| said.contains("No migrations to apply"),
+    // It adds a row, and sees nothing.
+    finds_itself_late: "does not speak for",
+};
+
+const ALEMBIC_TOOL: Tool = Tool {
+    libraries: ALEMBIC,
+    project: "alembic_migrations",
+    migrates_to: |revision| format!("$BIN/alembic upgrade {revision}"),
+    table: "alembic_version",
+    has_nothing: |said| !said.contains("Running upgrade"),
+    // It updates the row with the version that it began from.
+    finds_itself_late: "0 found",
+};
+
+#[lab_test(slow)]
+fn of_djangos_one_migrates_and_a_frozen_one_is_refused(lab: &Lab) -> Result<()> {
+    one_migrates(lab, &DJANGO)
+}
+
+#[lab_test(slow)]
+fn of_alembics_one_migrates_and_a_frozen_one_is_refused(lab: &Lab) -> Result<()> {
+    one_migrates(lab, &ALEMBIC_TOOL)
+}
+
+fn one_migrates(lab: &Lab, tool: &Tool) -> Result<()> {
+    let libraries = orm::fetch(tool.libraries)?;
+    let stage = Stage::new(lab)?;
+    let mut admin = stage.admin()?;
+    admin.run(&format!("GRANT ALL ON SCHEMA public TO {}", stage.role()))?;
+    let orm = source_root().join("pg_test/orm");
+    let script = |variables: &str, revision: &str| {
+        format!(
+            "cd {}; export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={} BIN={}/bin {variables}; exec {}",
+            orm.join(tool.project).display(),
+            orm.display(),
+            libraries.display(),
+            (tool.migrates_to)(revision),
+        )
+    };
+    stage.run("migrations --ttl 1m --wait 5m", &script("", "first"))?.ends_with(0)?;
+    admin.run(&format!("SELECT fence_protect('{}', lease => 'migrations')", tool.table))?;
+    // Without the command nothing is written down, and so nothing is done.
+    let bare = format!("unset PGOPTIONS; {}", script("COLUMN=bare", "second"));
+    let ended = stage.run("other", &bare)?.ended()?;
+    ensure!(ended.code() != Some(0) && ended.stderr.contains("fence"), "{ended:?}");
+
+    let frozen =
+        stage.run("migrations --ttl 3s", &script("STANDS=stands COLUMN=late", "second"))?;
+    let (keeper, pid) = (frozen.keeper()?, stage.pid("stands")?);
+    for one in [frozen.supervisor(), keeper, pid] {
+        freeze(one)?;
+    }
+    let others =
+        [(); 2].map(|()| stage.run("migrations --ttl 1m --wait 5m", &script("", "second")));
+    let mut nothing = 0;
+    for other in others {
+        let ended = other?.ends_with(0)?;
+        nothing += i32::from((tool.has_nothing)(&format!("{}{}", ended.stdout, ended.stderr)));
+    }
+    ensure!(nothing == 1, "{nothing} of two found nothing to do");
+    // The program first: it is in the middle of its transaction, and goes on to the end of it.
+    stage.touch("go")?;
+    thaw(pid)?;
+    is_gone(pid)?;
+    thaw(keeper)?;
+    thaw(frozen.supervisor())?;
+    let ended = frozen.ended()?;
+    ensure!(ended.code() != Some(0), "{ended:?}");
+    let said = ["does not speak for", "stale", tool.finds_itself_late];
+    ensure!(said.iter().any(|words| ended.stderr.contains(words)), "{ended:?}");
+    let columns = "SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute \
+                   WHERE attrelid = 'shop_customer'::regclass AND attnum > 0 AND NOT attisdropped";
+    ensure!(admin.text(columns)?.as_deref() == Some("id name"), "{:?}", admin.text(columns)?);
+    Ok(())
+}
