@@ -2,6 +2,7 @@
 //!
 //! Which work that is, the rules say (`durability`). All that the transaction writes must be such work.
 
+use crate::pg::session::xact;
 use pgrx::pg_sys;
 use std::cell::Cell;
 
@@ -27,7 +28,8 @@ thread_local! {
 pub fn losable<R, E>(work: impl FnOnce() -> Result<(R, bool), E>) -> Result<R, E> {
     // SAFETY: reads where this transaction's last WAL record ends; 0 when there is none.
     let end = || unsafe { pg_sys::XactLastRecEnd };
-    let alone = end() == 0 || end() == ONLY_LOSABLE.get();
+    // What was logged without a transaction id, as the pruning of a page that was read, no commit waits for.
+    let alone = !xact::has_written() || end() == ONLY_LOSABLE.get();
     let outcome = work();
     let is_losable = matches!(outcome, Ok((_, true)));
     ONLY_LOSABLE.set(if alone && is_losable { end() } else { 0 });

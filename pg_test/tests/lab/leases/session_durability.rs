@@ -5,7 +5,7 @@ use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
 
 /// A commit that waits: all before it is on disk.
-const WAITS: &str = "CREATE TABLE flushed (); DROP TABLE flushed";
+const WAITS: &str = "SELECT pg_logical_emit_message(true, 'test', 'flushed')";
 const HOUR: &str = "ttl => '1 h'";
 
 /// A lasting grant that was released by a commit which has not waited. Gives its token.
