@@ -200,10 +200,11 @@ impl Cluster {
             process::is_stopped(postmaster) || !process::is_alive(postmaster)
         })?;
         let family = process::children_of(postmaster);
-        let _ = process::signal(postmaster, Signal::SIGKILL);
+        // It goes last: a backend that sees its end may still tell other servers to roll back, as Citus does.
         for &pid in &family {
             let _ = process::signal(pid, Signal::SIGKILL);
         }
+        let _ = process::signal(postmaster, Signal::SIGKILL);
         child.wait()?;
         // The next start refuses while one of them still has the shared memory.
         wait_until("all backends are gone", PATIENCE, || {
