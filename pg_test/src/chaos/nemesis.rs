@@ -441,8 +441,31 @@ impl Nemesis {
         Ok(())
     }
 
+    /// Waits until the clock has passed what the tokens have reached: a server that started while the clock was ahead
+    /// drew from ahead. Where the standby misses such a start, only a clock that has passed it leads to greater tokens.
+    /// False where that takes too long.
+    fn let_clock_pass_tokens(&mut self) -> Result<bool> {
+        // The next start takes at least a second's worth of tokens after the last one.
+        const PASSED: &str = "
+            SELECT (last_value >> 20) + 2
+                   < extract(epoch FROM clock_timestamp() - '2026-01-01 00:00Z'::timestamptz)
+              FROM fence.token_seq";
+        let mut session = self.servers.primary().connect(DATABASE)?;
+        let end = Instant::now() + Duration::from_secs(10);
+        while !session.one::<bool>(PASSED, &[])? {
+            if Instant::now() > end {
+                return Ok(false);
+            }
+            self.rest(Duration::from_millis(50));
+        }
+        Ok(true)
+    }
+
     fn fail_over(&mut self) -> Result<bool> {
         self.set_clock_right()?;
+        if !self.let_clock_pass_tokens()? {
+            return Ok(false);
+        }
         // What the primary commits from now on, the standby never hears of.
         self.servers.primary().freeze("walsender")?;
         let activity = if self.rng.random_bool(0.5) { Activity::Lazy } else { Activity::Work };
