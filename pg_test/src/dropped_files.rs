@@ -4,7 +4,7 @@
 use crate::cluster::Cluster;
 use anyhow::{ensure, Context, Result};
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::process::Stdio;
 
 /// The records in a server's log, from `start` (an LSN) on, that change a file whose drop was logged before.
@@ -13,7 +13,7 @@ pub fn changed(cluster: &Cluster, timeline: i32, start: &str) -> Result<Vec<Stri
     program.args(["--timeline", &timeline.to_string(), "--start", start, "--path"]);
     program.arg(cluster.data().join("pg_wal")).stdin(Stdio::null());
     // Its last word is always an error: the log ends.
-    let mut child = program.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let output = BufReader::new(child.stdout.take().context("no output")?);
     let (mut dropped, mut changed, mut records) = (HashSet::new(), Vec::new(), 0);
     for line in output.lines() {
@@ -24,8 +24,10 @@ pub fn changed(cluster: &Cluster, timeline: i32, start: &str) -> Result<Vec<Stri
         }
         dropped.extend(files_dropped_by(&line));
     }
+    let last_word = io::read_to_string(child.stderr.take().context("no errors")?)?;
     child.wait()?;
-    ensure!(records > 0, "pg_waldump finds nothing from {start} of timeline {timeline} on");
+    let nothing = "pg_waldump finds nothing";
+    ensure!(records > 0, "{nothing} from {start} of timeline {timeline} on: {last_word}");
     Ok(changed)
 }
 

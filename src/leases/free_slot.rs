@@ -8,7 +8,7 @@ use super::guard;
 use super::locks::Locks;
 use super::request::{Request, Tried};
 use crate::pg::call::errors::{self, Refusal};
-use crate::pg::locks::lock::LockTag;
+use crate::pg::locks::lock::{InTheWay, LockTag};
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::{Deleter, Row};
@@ -171,6 +171,8 @@ enum Locking {
     SlotIsBusy,
     /// Somebody relies on a grant that would have to go, or ends it at the same time.
     Lost,
+    /// Who was in the way has finished: choose anew.
+    Changed,
 }
 
 /// What the rows look like once the locks are had.
@@ -203,6 +205,10 @@ impl BesideOthers<'_> {
                 Locking::Lost => return Ok(Tried::BY_ANOTHER),
                 Locking::SlotIsBusy => {
                     self.busy.push(chosen.slot);
+                    continue;
+                }
+                Locking::Changed => {
+                    locks.give_back_all_but(before);
                     continue;
                 }
             }
@@ -260,9 +266,13 @@ impl BesideOthers<'_> {
         if !locks.take(TAKE_SLOT, chosen.slot)? {
             // Of another mode, and over by the clock: its holder may just be renewing it.
             let excludes = chosen.over.is_some_and(|row| self.is_of_another_mode(&row));
-            return Ok(match excludes && self.is_relied_on_by_others(chosen.slot) {
-                true => Locking::Lost,
-                false => Locking::SlotIsBusy,
+            if !excludes {
+                return Ok(Locking::SlotIsBusy);
+            }
+            return Ok(match self.in_the_way(chosen.slot) {
+                InTheWay::Takers => Locking::SlotIsBusy,
+                InTheWay::Relying => Locking::Lost,
+                InTheWay::Gone => Locking::Changed,
             });
         }
         let mut ended = Vec::with_capacity(chosen.ended.len());
@@ -270,11 +280,15 @@ impl BesideOthers<'_> {
             let slot = row.grant.slot;
             if locks.take(TAKE_SLOT, slot)? {
                 ended.push(row);
-            } else if !self.is_of_another_mode(&row) || self.is_relied_on_by_others(slot) {
-                // Another one of this mode may be ending it, or taking its slot.
-                return Ok(Locking::Lost);
+                continue;
             }
-            // One of another mode that somebody just replaces needs no ending.
+            match self.in_the_way(slot) {
+                // One of another mode that somebody just replaces needs no ending.
+                InTheWay::Takers if self.is_of_another_mode(&row) => {}
+                InTheWay::Gone => return Ok(Locking::Changed),
+                // Another one of this mode may be ending it, or taking its slot.
+                InTheWay::Takers | InTheWay::Relying => return Ok(Locking::Lost),
+            }
         }
         chosen.ended = ended;
         Ok(Locking::Done)
@@ -284,9 +298,9 @@ impl BesideOthers<'_> {
         row.grant.mode != self.request.ask.mode
     }
 
-    /// Is somebody changing the grant, or relying on it, and not just putting another one in its slot?
-    fn is_relied_on_by_others(&self, slot: i32) -> bool {
-        LockTag::new(Lock::Grant, &self.request.name, slot).is_relied_on()
+    /// Who keeps a slot from being locked.
+    fn in_the_way(&self, slot: i32) -> InTheWay {
+        LockTag::new(Lock::Grant, &self.request.name, slot).in_the_way()
     }
 
     /// Reads the rows again under the locks. Who held one of them until now may have put a grant there, renewed, or

@@ -48,6 +48,17 @@ impl PartialEq for LockTag {
 
 impl Eq for LockTag {}
 
+/// Who keeps a slot of a lease from being taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum InTheWay {
+    /// Only who puts another grant into it; or nobody any more.
+    Takers,
+    /// Somebody who relies on the grant in it, or changes it.
+    Relying,
+    /// Who did one or the other has finished meanwhile.
+    Gone,
+}
+
 /// As long as this lives, locks are taken for the transaction or its innermost savepoint, to which also belongs
 /// what is written under them. (Within a cursor they would be the cursor's, and go when that fails in a later
 /// savepoint, or stay when an earlier one is rolled back.)
@@ -192,13 +203,20 @@ impl LockTag {
         }
     }
 
-    /// Is somebody changing the grant, or relying on it, and not just putting another one in its slot?
-    pub fn is_relied_on(&self) -> bool {
-        let who = |vxid: &pg_sys::VirtualTransactionId| compat::parts(vxid);
-        // In this order: who has finished in between is taken for one that relies on it.
-        let all: Vec<_> = self.conflicts(TAKE_SLOT.mode).iter().map(who).collect();
-        let making: Vec<_> = self.conflicts(SLOT_IS_BEING_TAKEN.mode).iter().map(who).collect();
-        all.iter().any(|one| !making.contains(one))
+    /// Who keeps a slot from being taken.
+    pub fn in_the_way(&self) -> InTheWay {
+        let who = |mode| -> Vec<_> { self.conflicts(mode).iter().map(compat::parts).collect() };
+        let all = who(TAKE_SLOT.mode);
+        let takers = who(SLOT_IS_BEING_TAKEN.mode);
+        let others: Vec<_> = all.into_iter().filter(|one| !takers.contains(one)).collect();
+        if others.is_empty() {
+            return InTheWay::Takers;
+        }
+        // One of them may have been a taker that finished between the two looks.
+        match who(TAKE_SLOT.mode).iter().any(|one| others.contains(one)) {
+            true => InTheWay::Relying,
+            false => InTheWay::Gone,
+        }
     }
 
     /// The process ids behind `conflicts`; 0 for a prepared transaction.
