@@ -8,21 +8,33 @@ use postgres::Statement;
 
 /// Its name in the report.
 pub const NAME: &str = "pg_fence";
+/// With leases that end with their session.
+pub const NAME_SESSION: &str = "pg_fence, session => true";
 
 /// The extension's functions, called by prepared statements.
-pub struct Ours(Conninfo);
+pub struct Ours {
+    conninfo: Conninfo,
+    name: &'static str,
+    /// Further arguments of an acquire.
+    arguments: &'static str,
+}
 
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(Ours(bench.conninfo())))
+    Ok(Box::new(Ours { conninfo: bench.conninfo(), name: NAME, arguments: "" }))
+}
+
+pub fn prepare_session(bench: &Workbench) -> Result<Box<dyn Peer>> {
+    let arguments = ", session => true";
+    Ok(Box::new(Ours { conninfo: bench.conninfo(), name: NAME_SESSION, arguments }))
 }
 
 impl Peer for Ours {
     fn name(&self) -> String {
-        NAME.to_owned()
+        self.name.to_owned()
     }
 
     fn join(&self, index: usize) -> Result<Box<dyn Locker>> {
-        client(self.0.connect()?, format!("client {index}"), "")
+        client(self.conninfo.connect()?, format!("client {index}"), self.arguments)
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 const PEERS: &[(&str, Prepare)] = &[
     (ours::NAME, ours::prepare),
+    (ours::NAME_SESSION, ours::prepare_session),
     (advisory::NAME, advisory::prepare),
     (notify::NAME_ALONE, notify::prepare_alone),
     (notify::NAME, notify::prepare),
@@ -72,6 +73,12 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
                 section.at_most(&format!("hand-over, p50 over {other}: below 1"), ratio, 1.0);
             }
         }
+    }
+    if let (Some(ours), Some(bare)) = (median(ours::NAME_SESSION), median(notify::NAME_ALONE)) {
+        let ratio = Spread::of_ratios(ours, bare);
+        let aim =
+            format!("hand-over of a session's lease, p50 over {}: at most 1.2", notify::NAME_ALONE);
+        section.at_most(&aim, ratio, 1.2);
     }
     section.plots.push(Plot {
         file: "handover".to_owned(),

@@ -14,6 +14,7 @@ const PEERS: &[(&str, Prepare)] = &[
     (limits::UPDATE, limits::prepare_update),
     (two_updates::NAME, two_updates::prepare),
     (ours::NAME, ours::prepare),
+    (ours::NAME_SESSION, ours::prepare_session),
     (update_first::NAME, update_first::prepare),
     (insert_first::NAME, insert_first::prepare),
     (plpgsql::NAME, plpgsql::prepare),
@@ -49,6 +50,16 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         let goal = if clients == 1 { 1.05 } else { 1.2 };
         let aim = format!("pairs over two updates, {at_once}: at least {goal}");
         section.at_least(&aim, ours.ratio_to(limit), goal);
+        let session = find(&tracks, ours::NAME_SESSION)?;
+        let goal = if clients == 1 { 1.8 } else { 2.3 };
+        let aim = format!(
+            "pairs with a session's lease over a lasting one's, {at_once}: at least {goal}"
+        );
+        section.at_least(&aim, session.ratio_to(ours), goal);
+        if let (Ok(default), 1) = (find(&tracks, redis::NAME), clients) {
+            let aim = format!("pairs with a session's lease over Redis, {at_once}: at least 0.6");
+            section.at_least(&aim, session.ratio_to(default), 0.6);
+        }
         if let Ok(durable) = find(&tracks, redis::NAME_DURABLE) {
             let aim = format!("pairs over durable Redis, {at_once}: above 1");
             section.at_least(&aim, ours.ratio_to(durable), 1.0);
