@@ -4,6 +4,7 @@ use crate::report::Section;
 use crate::workbench::Workbench;
 use anyhow::Result;
 
+mod capacity;
 mod contended;
 mod databases;
 pub mod death;
@@ -38,6 +39,7 @@ pub const ALL: &[Subject] = &[
     subject("fence", fence::measure),
     subject("growth", growth::measure),
     subject("startup", startup::measure),
+    subject("capacity", capacity::measure),
     subject("prefixes", prefixes::measure),
     subject("databases", databases::measure),
     subject("lite", lite::measure),

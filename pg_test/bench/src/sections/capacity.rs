@@ -1,0 +1,301 @@
+//! What one more of each costs the server: a call, a worker, a lease, a waiter; and how many leases it carries.
+
+use crate::plot::Plot;
+use crate::race::{self, Contender, Op, Rules, WARM_UP};
+use crate::report::{Cell, Section, Table};
+use crate::spread::Spread;
+use crate::workbench::Workbench;
+use anyhow::{ensure, Context, Result};
+use pg_test::{process, Conninfo, Session};
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+const UPDATE: &str = "update of a plain row";
+const HEARTBEAT: &str = "heartbeat: lease_renew";
+const HEARTBEATS: &str = "heartbeat of 100 leases in one statement, each";
+const HELD: &str = "capacity held";
+/// Leases that one statement renews.
+const BATCH: usize = 100;
+
+/// What is called many times; `$1` is a name, `$2` a token of it.
+struct Call {
+    name: &'static str,
+    /// The statements of one call; a refusal is what some of them are about.
+    sql: &'static [&'static str],
+    refused: bool,
+}
+
+const fn call(name: &'static str, sql: &'static [&'static str]) -> Call {
+    Call { name, sql, refused: false }
+}
+
+/// `TOKEN` is the lease's, which the session holds throughout; `STALE` was another's before it.
+const CALLS: &[Call] = &[
+    call("SELECT 1", &["SELECT 1"]),
+    call(UPDATE, &["UPDATE capacity_plain SET v = v + 1 WHERE id = 1"]),
+    call(HEARTBEAT, &["SELECT lease_renew('capacity held', TOKEN)"]),
+    call(
+        "acquire + release",
+        &["SELECT set_config('capacity.token', lease_acquire('capacity', 'bench')::text, false)", RELEASE],
+    ),
+    call(
+        "the same with session => true",
+        &[
+            "SELECT set_config('capacity.token', lease_acquire('capacity', 'bench', session => true)::text, false)",
+            RELEASE,
+        ],
+    ),
+    call("losing try", &["SELECT lease_acquire('capacity held', 'another')"]),
+    call(
+        "guarded write: BEGIN, guard, update of a bound row, COMMIT",
+        &[
+            "BEGIN",
+            "SELECT lease_guard('capacity held', TOKEN)",
+            "UPDATE capacity_bound SET v = v + 1, fence = TOKEN WHERE id = 1",
+            "COMMIT",
+        ],
+    ),
+    Call {
+        name: "refused write",
+        sql: &["UPDATE capacity_bound SET v = v + 1, fence = STALE WHERE id = 1"],
+        refused: true,
+    },
+];
+
+const RELEASE: &str = "SELECT lease_release('capacity', current_setting('capacity.token')::bigint)";
+
+pub fn measure(bench: &Workbench) -> Result<Section> {
+    let mut section = Section::new("Capacity");
+    section.note(
+        "What one more of each costs the server, one client at a time. Work is the time that all processes of the server \
+         were on a processor; WAL is what they wrote of it.",
+    );
+    let mut session = bench.connect()?;
+    let stale: i64 = session.one("SELECT lease_acquire($1, 'before')", &[&HELD])?;
+    session.run(&format!("SELECT lease_release('{HELD}', {stale})"))?;
+    let token: i64 = session.one("SELECT lease_acquire($1, 'bench', '1 day')", &[&HELD])?;
+    session.run(
+        "CREATE TABLE capacity_plain (id int PRIMARY KEY, v bigint NOT NULL) WITH (fillfactor = 50);
+         CREATE TABLE capacity_bound (id int PRIMARY KEY, v bigint NOT NULL, fence bigint) WITH (fillfactor = 50);
+         INSERT INTO capacity_plain VALUES (1, 0); INSERT INTO capacity_bound VALUES (1, 0, 0)",
+    )?;
+    session.run(&format!("SELECT fence_protect('capacity_bound', lease => '{HELD}')"))?;
+    calls(bench, &mut section, token, stale)?;
+    waiters(bench, &mut section)?;
+    locks(bench, &mut section, token)?;
+    carried(bench, &mut section)?;
+    session.run(&format!("SELECT lease_release('{HELD}', {token})"))?;
+    Ok(section)
+}
+
+/// What the server has done up to now.
+#[derive(Clone, Copy)]
+struct Done {
+    nanos: f64,
+    wal: i64,
+}
+
+impl Done {
+    fn now(bench: &Workbench, looks: &mut Session) -> Result<Done> {
+        let wal: i64 = looks.one("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint", &[])?;
+        Ok(Done { nanos: work(bench, looks.pid())?, wal })
+    }
+}
+
+/// How long the server's processes have been at work, in nanoseconds, but for this one.
+fn work(bench: &Workbench, but: i32) -> Result<f64> {
+    let mut nanos = 0.0;
+    for pid in process::children_of(bench.cluster().pid()?) {
+        if pid != but {
+            let path = format!("/proc/{pid}/schedstat");
+            let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+            let word = text.split_whitespace().next().with_context(|| path.clone())?;
+            nanos += word.parse::<f64>()?;
+        }
+    }
+    Ok(nanos)
+}
+
+fn calls(bench: &Workbench, section: &mut Section, token: i64, stale: i64) -> Result<()> {
+    let (rounds, times) = (bench.options.rounds(), bench.options.pick(20, 1_000));
+    bench.progress(&format!("capacity: {times} of each call, {rounds} times"));
+    let mut looks = bench.connect()?;
+    let mut spent: Vec<Vec<f64>> = vec![Vec::new(); CALLS.len()];
+    let mut wal = spent.clone();
+    let tokens =
+        |sql: &&str| sql.replace("TOKEN", &token.to_string()).replace("STALE", &stale.to_string());
+    for _ in 0..rounds {
+        for (at, call) in CALLS.iter().enumerate() {
+            let mut session = bench.connect()?;
+            let statements: Vec<String> = call.sql.iter().map(tokens).collect();
+            let prepared =
+                statements.iter().map(|sql| session.prepare(sql)).collect::<Result<Vec<_>, _>>()?;
+            let mut once = || -> Result<()> {
+                for statement in &prepared {
+                    let refused = session.execute(statement, &[]).is_err();
+                    ensure!(refused == call.refused, "{}: refused: {refused}", call.name);
+                }
+                Ok(())
+            };
+            (0..WARM_UP).try_for_each(|_| once())?;
+            let before = Done::now(bench, &mut looks)?;
+            (0..times).try_for_each(|_| once())?;
+            let after = Done::now(bench, &mut looks)?;
+            let each = |difference: f64| difference / times as f64;
+            spent[at].push(each(after.nanos - before.nanos) / 1e3);
+            wal[at].push(each((after.wal - before.wal) as f64));
+        }
+    }
+    let head = ["", "µs of the server's work", "over an update", "bytes of WAL"];
+    let mut table = Table::new("one more call", &head);
+    let place = |name| CALLS.iter().position(|call| call.name == name).unwrap_or(0);
+    let update = &spent[place(UPDATE)];
+    for (at, call) in CALLS.iter().enumerate() {
+        table.rows.push(vec![
+            call.name.into(),
+            Cell::Spread(Spread::of(&spent[at]), 0),
+            Cell::Spread(Spread::of_ratios(&spent[at], update), 2),
+            Cell::Spread(Spread::of(&wal[at]), 0),
+        ]);
+    }
+    section.tables.push(table);
+    let ratio = Spread::of_ratios(&spent[place(HEARTBEAT)], update);
+    section.at_most("a heartbeat's work over an update's: at most 1.2", ratio, 1.2);
+    Ok(())
+}
+
+/// What sessions that wait for a lease take, which nobody gives back.
+fn waiters(bench: &Workbench, section: &mut Section) -> Result<()> {
+    let (number, seconds) = (bench.options.pick(4, 50), bench.options.pick(1, 20));
+    bench.progress(&format!("capacity: {number} waiters for {seconds} s"));
+    let waiting = bench.conninfo().application("capacity waiter");
+    let threads: Vec<thread::JoinHandle<Result<()>>> = (0..number)
+        .map(|_| {
+            let waiting: Conninfo = waiting.clone();
+            thread::spawn(move || {
+                let mut session = waiting.connect()?;
+                // Ended from outside.
+                let _ = session
+                    .run(&format!("SELECT lease_acquire('{HELD}', 'waiter', wait => '1 h')"));
+                Ok(())
+            })
+        })
+        .collect();
+    let mut looks = bench.connect()?;
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'capacity waiter'
+                  AND state = 'active' AND wait_event IS NOT NULL";
+    process::wait_until("they wait", Duration::from_secs(60), || {
+        looks.one::<i64>(count, &[]).is_ok_and(|waiting| waiting == number)
+    })?;
+    let of_waiters = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+                       WHERE application_name = 'capacity waiter' AND locktype <> 'virtualxid'";
+    let locks: i64 = looks.one(of_waiters, &[])?;
+    let before = work(bench, looks.pid())?;
+    thread::sleep(Duration::from_secs(seconds));
+    let spent = work(bench, looks.pid())? - before;
+    looks.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'capacity waiter'",
+    )?;
+    for thread in threads {
+        thread.join().ok().context("a waiter panicked")??;
+    }
+    let share = spent / 1e9 / seconds as f64 / number as f64;
+    let title = format!("one more waiter, of {number} in one queue");
+    let mut table = Table::new(title, &["", "a waiter"]);
+    let rows = [
+        ("µs of the server's work, a second of waiting", share * 1e6, 0),
+        ("entries of the lock table", locks as f64 / number as f64, 1),
+    ];
+    for (what, value, digits) in rows {
+        table.rows.push(vec![what.into(), Cell::Number(value, digits)]);
+    }
+    section.tables.push(table);
+    let aim = "a waiter's share of a processor: at most 0.001";
+    section.at_most(aim, Spread::of(&[share]), 0.001);
+    Ok(())
+}
+
+/// What is in the lock table for as long as something lasts.
+fn locks(bench: &Workbench, section: &mut Section, token: i64) -> Result<()> {
+    let mut looks = bench.connect()?;
+    let mut table = Table::new("entries of the lock table", &["", "entries"]);
+    for (what, sql) in [
+        ("a lease that is held, no transaction open", "SELECT lease_acquire('capacity lock', 'lasting')".to_owned()),
+        (
+            "a lease of a session, no transaction open",
+            "SELECT lease_acquire('capacity lock', 'session', session => true)".to_owned(),
+        ),
+        (
+            "ten leases of one session",
+            "SELECT lease_acquire('capacity lock ' || i, 'session', session => true) FROM generate_series(1, 10) i".to_owned(),
+        ),
+        ("a transaction with a guard", format!("BEGIN; SELECT lease_guard('{HELD}', {token})")),
+    ] {
+        let mut session = bench.connect()?;
+        session.run(&sql)?;
+        let entries: i64 = looks.one(
+            "SELECT count(*) FROM pg_locks WHERE pid = $1 AND locktype <> 'virtualxid'",
+            &[&session.pid()],
+        )?;
+        table.rows.push(vec![what.into(), Cell::Number(entries as f64, 0)]);
+        session.run("ROLLBACK; SELECT lease_revoke(name) FROM fence.leases WHERE name LIKE 'capacity lock%'")?;
+    }
+    section.tables.push(table);
+    Ok(())
+}
+
+/// How many leases can be kept alive: by the rate at which eight clients renew, each a commit of its own; or a hundred
+/// in a statement.
+fn carried(bench: &Workbench, section: &mut Section) -> Result<()> {
+    let clients = bench.options.pick(2, 8);
+    bench.progress("capacity: heartbeats");
+    let rules = Rules {
+        clients,
+        rounds: bench.options.rounds(),
+        slice: bench.options.slice(),
+        warm_up: WARM_UP,
+    };
+    let contenders = [renewing(bench, HEARTBEAT, 1), renewing(bench, HEARTBEATS, BATCH)];
+    let tracks = race::run(&contenders, rules)?;
+    let head = ["", "heartbeats/s", "ttl 10 s", "ttl 30 s", "ttl 60 s"];
+    let title = format!("leases that half of the machine keeps alive, {clients} clients, a heartbeat each third of the ttl");
+    let mut table = Table::new(title, &head);
+    let mut bars = Vec::new();
+    for (track, batch) in tracks.iter().zip([1, BATCH]) {
+        let rate = track.rate().times(batch as f64);
+        let leases = |ttl: f64| rate.times(ttl / 3.0 / 2.0);
+        let cells = [10.0, 30.0, 60.0].map(|ttl| Cell::Number(leases(ttl).median, 0));
+        let name = Cell::from(track.name.as_str());
+        table.rows.push([name, Cell::Spread(rate, 0)].into_iter().chain(cells).collect());
+        bars.push((format!("{}, ttl 30 s", track.name), leases(30.0)));
+    }
+    section.tables.push(table);
+    section.plots.push(Plot {
+        file: "capacity".to_owned(),
+        title: "leases that half of the machine keeps alive".to_owned(),
+        bars,
+    });
+    Ok(())
+}
+
+/// Renews so many leases a statement.
+fn renewing<'a>(bench: &'a Workbench, name: &'static str, batch: usize) -> Contender<'a> {
+    Contender::new(name, move |client| {
+        let mut session = bench.connect()?;
+        let names: Vec<String> = (0..batch).map(|i| format!("beat {client} {i:03}")).collect();
+        let tokens: Vec<i64> = session
+            .query("SELECT lease_acquire(name, 'bench', '1 h', reclaim => true) FROM unnest($1::text[]) name", &[&names])?
+            .iter()
+            .map(|row| row.get(0))
+            .collect();
+        let renew = session.prepare(
+            "SELECT count(lease_renew(name, token)) FROM unnest($1::text[], $2::bigint[]) AS l(name, token)",
+        )?;
+        Ok(Box::new(move || {
+            let renewed: i64 = session.query_one(&renew, &[&names, &tokens])?.get(0);
+            ensure!(renewed == names.len() as i64, "{renewed} of {} were renewed", names.len());
+            Ok(())
+        }) as Op)
+    })
+}
