@@ -8,6 +8,7 @@ use super::resolver::Resolver;
 use super::servers::Servers;
 use super::worker::{instructions_file, DATABASE};
 use super::worker_pool::WorkerPool;
+use crate::cluster::Cluster;
 use crate::edition;
 use crate::prefix::Prefix;
 use crate::process::{self, PATIENCE};
@@ -17,7 +18,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{mpsc, Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A kind of disturbance.
@@ -136,6 +137,18 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether the server writes its log. It does not where its walwriter was frozen amid that.
+fn can_commit(primary: &Arc<Cluster>) -> bool {
+    let conninfo = primary.conninfo(DATABASE).set("synchronous_commit", "local");
+    let (answer, answered) = mpsc::channel();
+    std::thread::spawn(move || {
+        let logs = "SELECT pg_logical_emit_message(true, 'chaos', '')";
+        let logged = conninfo.connect().and_then(|mut session| session.run(logs));
+        let _ = answer.send(logged.is_ok());
+    });
+    answered.recv_timeout(Duration::from_secs(1)) == Ok(true)
+}
+
 /// The one that does it.
 pub struct Nemesis {
     servers: Servers,
@@ -150,6 +163,8 @@ pub struct Nemesis {
     /// How many times as long as usual it pauses between two disturbances.
     ease: u32,
     clock_is_off: bool,
+    /// The primary's walwriter, while it is held.
+    walwriter: Vec<i32>,
     done: Vec<Disturbed>,
 }
 
@@ -180,6 +195,7 @@ impl Nemesis {
             resolver: None,
             ease: 1,
             clock_is_off,
+            walwriter: Vec::new(),
             done,
         })
     }
@@ -212,6 +228,7 @@ impl Nemesis {
     pub fn begin(&mut self) -> Result<()> {
         let (instructions, log) = (instructions_file(&self.dir), self.dir.join("log/resolver"));
         self.resolver = Some(Resolver::start(instructions, &log, self.seed)?);
+        self.may_hold_walwriter()?;
         self.workers.start()
     }
 
@@ -319,6 +336,8 @@ impl Nemesis {
                 self.prepare_for_start()?;
                 process::signal(pid, Signal::SIGKILL)?;
                 self.rest(Duration::from_millis(300));
+                // Else the server would wait for it before it recovers.
+                self.let_walwriter_go();
                 self.servers.primary().wait_ready(Duration::from_secs(60))?;
             }
             Disturbance::KillServer => self.kill_server()?,
@@ -415,7 +434,31 @@ impl Nemesis {
         }
         primary.kill9()?;
         primary.start()?;
+        self.may_hold_walwriter()?;
         self.tell(Activity::Work)
+    }
+
+    /// Holds the walwriter in every other life of a primary: then a crash loses all commits that did not wait for the
+    /// disk, and that no other has flushed.
+    fn may_hold_walwriter(&mut self) -> Result<()> {
+        self.walwriter.clear();
+        let tries = if self.rng.random_bool(0.5) { 5 } else { 0 };
+        for _ in 0..tries {
+            let primary = self.servers.primary();
+            let held = primary.freeze("walwriter")?;
+            if can_commit(primary) {
+                self.walwriter = held;
+                break;
+            }
+            primary.thaw(&held)?;
+        }
+        Ok(())
+    }
+
+    fn let_walwriter_go(&mut self) {
+        for pid in self.walwriter.drain(..) {
+            let _ = process::signal(pid, Signal::SIGCONT);
+        }
     }
 
     /// What is drawn after it has to be logged again. Whether it is over when the server dies is left to chance.
@@ -474,6 +517,7 @@ impl Nemesis {
         self.rest(Duration::from_millis(ms));
         self.thaw_backends();
         let failed_over = self.servers.fail_over()?;
+        self.may_hold_walwriter()?;
         self.instructions.era += u32::from(failed_over);
         self.tell(Activity::Work)?;
         Ok(failed_over)
@@ -487,6 +531,7 @@ impl Nemesis {
     /// The end: everyone wakes up and stops; what was left prepared is finished.
     pub fn end(&mut self) -> Result<()> {
         self.freezer.thaw_all();
+        self.let_walwriter_go();
         self.set_clock_right()?;
         self.servers.settle();
         self.tell(Activity::Stop)?;
