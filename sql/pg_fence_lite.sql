@@ -479,7 +479,7 @@ BEGIN
     VALUES (lease, holder, coalesce(nullif(current_setting('application_name'), ''), 'session') || '[' || pg_backend_pid() || ']',
             fence.caller(), token, time, time, CASE WHEN adopted_floor IS NULL THEN time + ttl_us * interval '1 us' ELSE 'infinity' END,
             ttl_us, metadata, adopted_floor, pg_current_xact_id())
-    ON CONFLICT (name) DO NOTHING;  -- at REPEATABLE READ that is 40001, and else cannot be
+    ON CONFLICT DO NOTHING;  -- at REPEATABLE READ that is 40001, and else cannot be
     IF NOT FOUND THEN
         RETURN NULL;
     ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
