@@ -40,7 +40,7 @@ BEGIN
     ELSIF EXISTS (SELECT FROM pg_catalog.pg_extension e WHERE e.extname = 'pg_fence') THEN
         RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = 'the extension pg_fence is installed here already',
             HINT = 'It has all that pg_fence_lite has. Nothing was changed.';
-    ELSIF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = current_schema()::regnamespace
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident(current_schema()))
                AND p.proname ~ '^(fence[_d]|lease_)(protect|unprotect|audit|grant|revoke|status|new_epoch|stats_reset|acquire|renew|release|guard|check|info|prune|adopt|forget|$)'
                AND p.proowner <> to_regrole(quote_ident(current_user))) THEN
         -- CREATE OR REPLACE would leave it to its owner, who could change it.
@@ -100,12 +100,34 @@ CREATE TABLE IF NOT EXISTS fence.lease (
     renewals    bigint NOT NULL DEFAULT 0,
     metadata    jsonb,
     session_bound boolean NOT NULL DEFAULT false,
-    adopted_floor bigint,  -- of a lease that somebody else grants: the latest jump when it was adopted
-    granted_in  xid8,  -- the transaction that was granted it: at REPEATABLE READ it cannot rely on that itself
-    closed_in   xid8   -- the transaction that released it, for the rest of which the closing token speaks
+    adopted_floor bigint,
+    granted_in  xid8,
+    closed_in   xid8
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS
     'one row per lease: its latest grant; written by the functions of pg_fence_lite only, read through fence.leases';
+COMMENT ON COLUMN fence.lease.name IS 'the lease';
+COMMENT ON COLUMN fence.lease.slot IS 'always 0 here: number among the grants of the lease in the extension';
+COMMENT ON COLUMN fence.lease.mode IS 'always x here, for exclusive';
+COMMENT ON COLUMN fence.lease.slots IS 'always 0 here';
+COMMENT ON COLUMN fence.lease.holder IS 'as the caller named itself; NULL where it did not';
+COMMENT ON COLUMN fence.lease.session_label IS 'application_name and process id of the session that acquired it';
+COMMENT ON COLUMN fence.lease.role IS 'the role that acquired it, by name: oids mean other roles elsewhere';
+COMMENT ON COLUMN fence.lease.first_token IS 'the token of the grant';
+COMMENT ON COLUMN fence.lease.renewal_tokens IS 'those of its latest 16 renewals';
+COMMENT ON COLUMN fence.lease.closing_token IS 'the one that ended it; NULL while it is current';
+COMMENT ON COLUMN fence.lease.acquired_at IS 'when it was granted';
+COMMENT ON COLUMN fence.lease.renewed_at IS 'when it was granted, renewed or adopted last';
+COMMENT ON COLUMN fence.lease.expires_at IS 'its deadline';
+COMMENT ON COLUMN fence.lease.ended_at IS 'when it was released or revoked';
+COMMENT ON COLUMN fence.lease.ttl_us IS 'its ttl in microseconds';
+COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
+COMMENT ON COLUMN fence.lease.metadata IS 'as the caller gave it';
+COMMENT ON COLUMN fence.lease.session_bound IS 'always false here';
+COMMENT ON COLUMN fence.lease.adopted_floor IS 'of a lease that somebody else grants: the latest jump when it was adopted';
+COMMENT ON COLUMN fence.lease.granted_in IS 'the transaction that was granted it: at REPEATABLE READ it cannot rely on that itself';
+COMMENT ON COLUMN fence.lease.closed_in IS 'the transaction that released it, for the rest of which the closing token speaks';
+COMMENT ON INDEX fence.lease_pkey IS 'finds the grant of a lease';
 
 CREATE TABLE IF NOT EXISTS fence.role_prefix (
     role   name NOT NULL,
@@ -115,15 +137,19 @@ CREATE TABLE IF NOT EXISTS fence.role_prefix (
 );
 COMMENT ON TABLE fence.role_prefix IS
     'which names of leases a role may see and take: those that begin with a prefix; written by fence_grant and fence_revoke';
+COMMENT ON COLUMN fence.role_prefix.role IS 'the role, by name';
+COMMENT ON COLUMN fence.role_prefix.prefix IS 'what the names begin with; empty for all names';
+COMMENT ON COLUMN fence.role_prefix.level IS 'what the role may do with them: monitor, worker, adopter or admin';
+COMMENT ON INDEX fence.role_prefix_pkey IS 'one level for each prefix of a role';
 
 
 -- Who calls, and how a refusal is raised ------------------------------------------------------------------------------
 
 -- Inside SECURITY DEFINER current_user is the owner of pg_fence_lite, so the caller is told from the session.
-CREATE OR REPLACE FUNCTION fence.caller() RETURNS name LANGUAGE sql STABLE AS $$
-    SELECT CASE pg_catalog.current_setting('role') WHEN 'none' THEN session_user
-           ELSE pg_catalog.current_setting('role')::name END
-$$;
+CREATE OR REPLACE FUNCTION fence.caller() RETURNS name LANGUAGE sql STABLE BEGIN ATOMIC
+    SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END;
+END;
+COMMENT ON FUNCTION fence.caller IS 'the role that calls: that of SET ROLE, else that of the session';
 
 CREATE OR REPLACE FUNCTION fence.acts_for(role name) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT fence.caller() = acts_for.role OR EXISTS (
@@ -131,12 +157,14 @@ CREATE OR REPLACE FUNCTION fence.acts_for(role name) RETURNS boolean LANGUAGE sq
          WHERE c.rolname = fence.caller()
            AND (c.rolsuper OR r.oid IS NOT NULL AND pg_has_role(c.oid, r.oid, 'MEMBER')))
 $$;
+COMMENT ON FUNCTION fence.acts_for IS
+    'may the caller use the grants of this role: is it that role, a member of it or a superuser?';
 
 CREATE OR REPLACE FUNCTION fence.rank(level text) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
     SELECT array_position('{monitor,worker,adopter,admin}', level)
 $$;
+COMMENT ON FUNCTION fence.rank IS 'the levels of fence_grant in their order; NULL for another word';
 
--- May the caller use this lease at that level: see it, take it, adopt it? Prefixes are compared byte by byte.
 CREATE OR REPLACE FUNCTION fence.may_name(lease text, least_rank integer DEFAULT 1) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -149,21 +177,25 @@ BEGIN
            AND EXISTS (SELECT FROM pg_class c CROSS JOIN aclexplode(c.relacl) AS a WHERE c.oid = 'fence.leases'::regclass AND a.grantee = r.oid));
 END
 $$;
+COMMENT ON FUNCTION fence.may_name IS
+    'may the caller use this lease at that level: see it, take it, adopt it? Prefixes are compared byte by byte';
 
--- May an error tell the caller of this lease?
 CREATE OR REPLACE FUNCTION fence.may_be_told(lease text) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT has_table_privilege(fence.caller(), 'fence.leases', 'SELECT') AND fence.may_name(lease)
 $$;
+COMMENT ON FUNCTION fence.may_be_told IS 'may an error tell the caller of this lease?';
 
 CREATE OR REPLACE FUNCTION fence.quoted(text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT '"' || replace(replace(replace($1, E'\n', '\n'), E'\r', '\r'), E'\t', '\t') || '"'
 $$;
+COMMENT ON FUNCTION fence.quoted IS 'a name as a message shows it: in quotes, on one line';
 
--- As much of a text as DETAIL shows: what JSON writes in so many bytes.
-CREATE OR REPLACE FUNCTION fence.cut(text, most integer DEFAULT 256) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN octet_length($1) <= most AND octet_length(to_json($1)::text) - 2 <= most THEN $1
-                ELSE (SELECT left($1, max(n)) || '...' FROM generate_series(0, most) AS n WHERE octet_length(to_json(left($1, n))::text) + 1 <= most) END
+CREATE OR REPLACE FUNCTION fence.cut(text, most integer DEFAULT 256) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN octet_length(convert_to(to_json($1)::text, 'UTF8')) - 2 <= most THEN $1
+                ELSE (SELECT left($1, max(n)) || '...' FROM generate_series(0, most) AS n
+                       WHERE octet_length(convert_to(to_json(left($1, n))::text, 'UTF8')) + 1 <= most) END
 $$;
+COMMENT ON FUNCTION fence.cut IS 'as much of a text as DETAIL shows: what JSON writes in so many bytes';
 
 CREATE OR REPLACE FUNCTION fence.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql AS $$
@@ -174,22 +206,24 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = jsonb_strip_nulls(detail);
 END
 $$;
+COMMENT ON FUNCTION fence.refuse IS 'raises an error with DETAIL in JSON';
 
 CREATE OR REPLACE FUNCTION fence.bad_argument(argument text, message text, hint text) RETURNS void LANGUAGE sql AS $$
     SELECT fence.refuse('22023', message, hint, jsonb_build_object('argument', argument))
 $$;
+COMMENT ON FUNCTION fence.bad_argument IS 'refuses an argument (22023)';
 
 CREATE OR REPLACE FUNCTION fence.left_out(what text) RETURNS void LANGUAGE sql AS $$
     SELECT fence.refuse('0A000', what || ' is not in pg_fence_lite',
         'The extension pg_fence has it: CREATE EXTENSION pg_fence, where its library can be installed, keeps the leases of pg_fence_lite.')
 $$;
+COMMENT ON FUNCTION fence.left_out IS 'refuses what only the extension has (0A000)';
 
--- A month counts as 30 days.
 CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS numeric LANGUAGE sql IMMUTABLE AS $$
     SELECT (extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000
 $$;
+COMMENT ON FUNCTION fence.microseconds IS 'an interval in microseconds; a month counts as 30 days';
 
--- What a call is given; and whether it can write, where it does. 25006 is in PostgreSQL's own words.
 CREATE OR REPLACE FUNCTION fence.check(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
     wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -227,11 +261,12 @@ BEGIN
     END IF;
 END
 $$;
+COMMENT ON FUNCTION fence.check IS 'refuses bad arguments, and a call that writes where nothing can be written';
 
--- A second kind of lock on the same name: the queue of those who wait.
-CREATE OR REPLACE FUNCTION fence.lock_key(lease text, kind bigint DEFAULT 1) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT pg_catalog.hashtextextended(lease, 7382 + kind)
-$$;
+CREATE OR REPLACE FUNCTION fence.lock_key(lease text, kind bigint DEFAULT 1) RETURNS bigint LANGUAGE sql IMMUTABLE BEGIN ATOMIC
+    SELECT hashtextextended(lease, 7382 + kind);
+END;
+COMMENT ON FUNCTION fence.lock_key IS 'the advisory lock of a leases name; kind 2 is the queue of those who wait';
 
 
 -- Tokens --------------------------------------------------------------------------------------------------------------
@@ -239,6 +274,7 @@ $$;
 CREATE OR REPLACE FUNCTION fence.positive(hash bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(hash & 9223372036854775807, 1)
 $$;
+COMMENT ON FUNCTION fence.positive IS 'a hash as a value of a sequence: at least 1';
 
 -- This start of the server, in this database. The path of the file has the oid of the database in it; with the oids of
 -- both sequences, marks that a dump has loaded are not taken for this database's own; with the latest jump, a jump that
@@ -249,8 +285,8 @@ CREATE OR REPLACE FUNCTION fence.start_mark() RETURNS bigint LANGUAGE sql VOLATI
         || ' ' || coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)
         || ' ' || extract(epoch FROM pg_postmaster_start_time()), 0))
 $$;
+COMMENT ON FUNCTION fence.start_mark IS 'this start of the server, in this database';
 
--- What tells this database from a copy of it. Where a platform does not let an ordinary role ask, 0 stands for it.
 CREATE OR REPLACE FUNCTION fence.identity(OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -273,20 +309,24 @@ BEGIN
         coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)), 0));
 END
 $$;
+COMMENT ON FUNCTION fence.identity IS
+    'what tells this database from a copy of it. Where a platform does not let an ordinary role ask, 0 stands for it';
 
--- Has this life begun? That is all that a draw asks; the rest is asked once for each start.
 CREATE OR REPLACE FUNCTION fence.has_begun() RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark()
        AND pg_sequence_last_value('fence.token_seq') >= pg_sequence_last_value('fence.server_start_token_seq'), false)
 $$;
+COMMENT ON FUNCTION fence.has_begun IS
+    'has this life begun? That is all that a draw asks; the rest is asked once for each start';
 
--- Is this another database than the one that drew last, or an older one? Then no earlier token speaks until renewed.
 CREATE OR REPLACE FUNCTION fence.is_copy() RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM i.mark
         OR coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark()
                     AND pg_sequence_last_value('fence.token_seq') < pg_sequence_last_value('fence.server_start_token_seq'), false)
       FROM fence.identity() AS i
 $$;
+COMMENT ON FUNCTION fence.is_copy IS
+    'is this another database than the one that drew last, or an older one? Then no earlier token speaks until renewed';
 
 -- Moves the sequence on to the greater of its last value + 2^20 and the clock. What is set of a sequence stays set when a
 -- transaction is rolled back; so the lock is given back at once, by an error that is caught here.
@@ -331,8 +371,8 @@ EXCEPTION WHEN SQLSTATE 'PF999' THEN
     NULL;
 END
 $$;
+COMMENT ON FUNCTION fence.move_on IS 'moves the sequence on to the greater of its last value + 2^20 and the clock';
 
--- By this the trigger, which cannot write the sequence, has it moved on after a start.
 CREATE OR REPLACE FUNCTION fence.settle() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -341,8 +381,8 @@ BEGIN
     END IF;
 END
 $$;
+COMMENT ON FUNCTION fence.settle IS 'by this the trigger, which cannot write the sequence, has it moved on after a start';
 
--- The next token. The caller holds the lease's lock; `above` is the greatest token that the lease has had.
 CREATE OR REPLACE FUNCTION fence.draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     token bigint;
@@ -368,11 +408,13 @@ BEGIN
     RETURN token;
 END
 $$;
+COMMENT ON FUNCTION fence.draw IS
+    'the next token. The caller holds the lease''s lock; `above` is the greatest token that the lease has had';
 
--- Where the latest jump went to. No earlier grant's tokens speak until it is renewed.
 CREATE OR REPLACE FUNCTION fence.floor() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)
 $$;
+COMMENT ON FUNCTION fence.floor IS 'where the latest jump went to. No earlier grant''s tokens speak until it is renewed';
 
 
 -- Leases --------------------------------------------------------------------------------------------------------------
@@ -382,18 +424,18 @@ $$;
 CREATE OR REPLACE FUNCTION fence.noted(lease text) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT (nullif(current_setting('pg_fence.guards', true), '')::jsonb ->> lease)::bigint
 $$;
+COMMENT ON FUNCTION fence.noted IS 'the token by which this transaction guards a lease, as the setting says: no proof';
 
--- The latest token of a grant, but for the one that closed it.
 CREATE OR REPLACE FUNCTION fence.latest(held fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(held.renewal_tokens[cardinality(held.renewal_tokens)], held.first_token)
 $$;
+COMMENT ON FUNCTION fence.latest IS 'the latest token of a grant, but for the one that closed it';
 
--- Was it granted, renewed or adopted since the latest jump?
 CREATE OR REPLACE FUNCTION fence.outlived_jump(held fence.lease) RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT CASE WHEN held.adopted_floor IS NULL THEN fence.latest(held) > fence.floor() ELSE held.adopted_floor = fence.floor() END
 $$;
+COMMENT ON FUNCTION fence.outlived_jump IS 'was it granted, renewed or adopted since the latest jump?';
 
--- 42501 where no prefix lets the caller take this lease, or (3) adopt it.
 CREATE OR REPLACE FUNCTION fence.check_given(name text, least_rank integer DEFAULT 2) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     prefixes text;
@@ -409,20 +451,22 @@ BEGIN
     END IF;
 END
 $$;
+COMMENT ON FUNCTION fence.check_given IS '42501 where no prefix lets the caller take this lease, or (3) adopt it';
 
 CREATE OR REPLACE FUNCTION fence.refuse_adopted(lease text) RETURNS void LANGUAGE sql AS $$
     SELECT fence.refuse('55000', format('lease %s is granted by somebody else, and adopted here', fence.quoted(lease)),
         'Adopt the number that its own service grants. For leases of this database take another name.',
         jsonb_build_object('lease', fence.cut(lease)))
 $$;
+COMMENT ON FUNCTION fence.refuse_adopted IS 'refuses an acquire, or a renewal, of a lease that somebody else grants';
 
 CREATE OR REPLACE FUNCTION fence.refuse_granted(lease text) RETURNS void LANGUAGE sql AS $$
     SELECT fence.refuse('55000', format('lease %s is granted here, and cannot be adopted', fence.quoted(lease)),
         'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)',
         jsonb_build_object('lease', fence.cut(lease)))
 $$;
+COMMENT ON FUNCTION fence.refuse_granted IS 'refuses an adoption of a lease that is granted here';
 
--- Writes the row of a new grant, whose lock the caller has. NULL where it cannot be.
 CREATE OR REPLACE FUNCTION fence.put(lease text, holder text, token bigint, ttl_us bigint, metadata jsonb, adopted_floor bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -448,8 +492,8 @@ BEGIN
     RETURN token;
 END
 $$;
+COMMENT ON FUNCTION fence.put IS 'writes the row of a new grant, whose lock the caller has. NULL where it cannot be';
 
--- One try. It blocks nowhere: what somebody else has locked is taken. `is_head` is for who owns the queue's lock.
 CREATE OR REPLACE FUNCTION fence.attempt(
     lease text, holder text, ttl_us bigint, metadata jsonb, reclaim boolean, is_head boolean) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -502,8 +546,9 @@ BEGIN
     RETURN fence.put(lease, holder, fence.draw(greatest(fence.latest(old), old.closing_token, 0)), ttl_us, metadata, NULL);
 END
 $$;
+COMMENT ON FUNCTION fence.attempt IS
+    'one try. It blocks nowhere: what somebody else has locked is taken. `is_head` is for who owns the queue''s lock';
 
--- Waits for a lock, or for who is changing the lease's row, and raises 55P03 when that takes longer than it may.
 CREATE OR REPLACE FUNCTION fence.wait_for(key bigint, row_of text, longest_us numeric) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     patience CONSTANT text := current_setting('lock_timeout');
@@ -518,6 +563,8 @@ BEGIN
     PERFORM set_config('lock_timeout', patience, true);
 END
 $$;
+COMMENT ON FUNCTION fence.wait_for IS
+    'waits for a lock, or for who is changing the lease''s row, and raises 55P03 when that takes longer than it may';
 
 -- Is the caller's lock_timeout over, which counts for a whole call? (Who catches 55P03 has lost a statement_timeout that was
 -- due with it.)
@@ -532,6 +579,7 @@ BEGIN
     RETURN coalesce(clock_timestamp() - began >= patience, false);
 END
 $$;
+COMMENT ON FUNCTION fence.is_out_of_patience IS 'is the caller''s lock_timeout over, which counts for a whole call?';
 
 CREATE OR REPLACE FUNCTION lease_acquire(
     name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
@@ -539,7 +587,7 @@ CREATE OR REPLACE FUNCTION lease_acquire(
     reclaim boolean DEFAULT false, session boolean DEFAULT false)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    ttl_us CONSTANT bigint := fence.microseconds(coalesce(ttl, '30 s'));
+    ttl_us CONSTANT numeric := fence.microseconds(coalesce(ttl, '30 s'));
     wait_us CONSTANT numeric := fence.microseconds(coalesce(wait, '0'));
     left_us numeric;
     token bigint;
@@ -560,7 +608,7 @@ BEGIN
     END IF;
     PERFORM fence.check_given(name);
 
-    token := fence.attempt(name, holder, ttl_us, metadata, reclaim, false);
+    token := fence.attempt(name, holder, ttl_us::bigint, metadata, reclaim, false);
     IF token IS NOT NULL OR wait_us = 0 THEN
         RETURN token;
     END IF;
@@ -582,7 +630,7 @@ BEGIN
                 pause := least(pause * 1.5, 0.05);
             END IF;
             PERFORM fence.check_given(name);  -- a prefix may be taken away meanwhile
-            token := fence.attempt(name, holder, ttl_us, metadata, reclaim, true);
+            token := fence.attempt(name, holder, ttl_us::bigint, metadata, reclaim, true);
             EXIT WHEN token IS NOT NULL;
         END LOOP;
     EXCEPTION
@@ -606,13 +654,14 @@ CREATE OR REPLACE FUNCTION fence.not_your_lease(lease text, role name) RETURNS v
         jsonb_build_object('lease', fence.cut(lease), 'role', CASE WHEN fence.may_be_told(lease) THEN role END))
      WHERE fence.may_be_told(lease)
 $$;
+COMMENT ON FUNCTION fence.not_your_lease IS 'refuses a grant of another role, where the caller may be told of it';
 
--- A commit that waits for the disk, whatever the session says: nobody acquires next who would make it durable.
 CREATE OR REPLACE FUNCTION fence.commit_durably() RETURNS void LANGUAGE sql AS $$
     SELECT set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') = 'off'
 $$;
+COMMENT ON FUNCTION fence.commit_durably IS
+    'a commit that waits for the disk, whatever the session says: nobody acquires next who would make it durable';
 
--- Renews or ends the grant that the token is of; NULL where there is none. lease_revoke has no token, and means any.
 CREATE OR REPLACE FUNCTION fence.change(call text, lease text, token bigint, ttl_us bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     held fence.lease;
@@ -661,6 +710,8 @@ BEGIN
     RETURN fresh;
 END
 $$;
+COMMENT ON FUNCTION fence.change IS
+    'renews or ends the grant that the token is of; NULL where there is none. lease_revoke has no token, and means any';
 
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -746,7 +797,9 @@ BEGIN
     IF is_own AND fence.outlived_jump(held) AND (held.role = fence.caller() OR fence.acts_for(held.role)) THEN
         IF keeps_snapshot AND held.granted_in = pg_current_xact_id_if_assigned() THEN
             RETURN '{"code": "55000"}';
-        ELSIF noted IS DISTINCT FROM token THEN
+        END IF;
+        PERFORM set_config('pg_fence.relied', token || ' ' || lease, true);
+        IF noted IS DISTINCT FROM token THEN
             -- Of a transaction that guards very many, the latest are noted.
             PERFORM set_config('pg_fence.guards', (coalesce(CASE WHEN length(guards) < 8000 THEN guards::jsonb END, '{}')
                 || jsonb_build_object(lease, token))::text, true);
@@ -764,6 +817,25 @@ BEGIN
                            THEN to_char(held.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END));
 END
 $$;
+COMMENT ON FUNCTION fence.verdict IS 'may a transaction rely on this token from now until it ends?';
+
+-- (As a statement of its own it looks after the lock was taken.)
+CREATE OR REPLACE FUNCTION fence.is_granted(lease text, token bigint) RETURNS boolean LANGUAGE sql SECURITY DEFINER BEGIN ATOMIC
+    SELECT true FROM fence.lease l
+     WHERE l.name = is_granted.lease AND (l.first_token = token OR token = ANY (l.renewal_tokens)) AND l.closing_token IS NULL
+       AND l.expires_at > clock_timestamp() AND l.role = fence.caller();
+END;
+COMMENT ON FUNCTION fence.is_granted IS 'does the callers token speak for the lease by its row? For who has its lock already';
+
+-- The same for the next row, at READ COMMITTED: where fence.verdict was content a moment ago it is enough that the lock is had
+-- and the grant still there. Who sets pg_fence.relied himself is spared no more than the question whether this database is
+-- a copy, and that is for his own good: he might as well renew.
+CREATE OR REPLACE FUNCTION fence.still_relies(lease text, token bigint) RETURNS boolean LANGUAGE sql BEGIN ATOMIC
+    SELECT CASE WHEN current_setting('pg_fence.relied', true) = token || ' ' || lease
+                 AND current_setting('transaction_isolation') = 'read committed'
+                THEN CASE WHEN pg_try_advisory_xact_lock_shared(fence.lock_key(lease)) THEN fence.is_granted(lease, token) END END;
+END;
+COMMENT ON FUNCTION fence.still_relies IS 'true where fence.verdict was content with this a moment ago, and still would be';
 
 -- At REPEATABLE READ and above a plain read shows an old grant. A new one deletes the row that the snapshot has, so that
 -- locking it raises 40001; a renewal does not. A token that the snapshot does not know may be a renewal's: 40001 then, too.
@@ -788,8 +860,8 @@ BEGIN
     RETURN held;
 END
 $$;
+COMMENT ON FUNCTION fence.grant_of_snapshot IS 'the row of a lease at REPEATABLE READ; 40001 or 23505 where the snapshot lacks the latest grant';
 
--- The words of a verdict; `named` is the lease where the caller may know its name.
 CREATE OR REPLACE FUNCTION fence.words(verdict jsonb, named text, token bigint, OUT message text, OUT hint text, OUT detail jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -815,6 +887,7 @@ BEGIN
     END CASE;
 END
 $$;
+COMMENT ON FUNCTION fence.words IS 'the words of a verdict; `named` is the lease where the caller may know its name';
 
 CREATE OR REPLACE FUNCTION lease_guard(name text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -878,6 +951,7 @@ BEGIN
         jsonb_build_object('lease', fence.cut(lease), 'presented', token, 'stored', had));
 END
 $$;
+COMMENT ON FUNCTION fence.adopts IS 'what becomes of a number that somebody else has granted: greater, again or current; else it is refused';
 
 CREATE OR REPLACE FUNCTION lease_adopt(name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -984,6 +1058,7 @@ BEGIN
     RETURN swept;
 END
 $$;
+COMMENT ON FUNCTION fence.sweep IS 'deletes rows of leases that ended longer ago, up to 1000, and tells how many';
 
 CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
 RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1067,7 +1142,6 @@ COMMENT ON FUNCTION fence_status() IS
 
 -- These are called by whoever writes the table, with his own rights.
 
--- Is the trigger where it can work, and do its arguments mean something?
 CREATE OR REPLACE FUNCTION fence.check_trigger(level text, "when" text, arguments text[], n integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF level <> 'ROW' OR "when" <> 'BEFORE' THEN
@@ -1086,6 +1160,7 @@ BEGIN
     END IF;
 END
 $$;
+COMMENT ON FUNCTION fence.check_trigger IS 'is the trigger where it can work, and do its arguments mean something?';
 
 CREATE OR REPLACE FUNCTION fence.refuse_no_column(missing text, relation oid, data jsonb, fence_column text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -1094,8 +1169,8 @@ BEGIN
         jsonb_build_object('column', fence.cut(missing)));
 END
 $$;
+COMMENT ON FUNCTION fence.refuse_no_column IS 'refuses a row whose table lacks a column that the trigger needs (42703)';
 
--- Is the fence column there, and a bigint?
 CREATE OR REPLACE FUNCTION fence.check_column(relation oid, fence_column text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     type CONSTANT oid := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column AND a.attnum > 0);
@@ -1109,8 +1184,8 @@ BEGIN
     END IF;
 END
 $$;
+COMMENT ON FUNCTION fence.check_column IS 'is the fence column there, and a bigint?';
 
--- The name of a row's lease.
 CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, fence_column text) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     tried CONSTANT jsonb := jsonb_build_object('column', fence_column);
@@ -1149,15 +1224,16 @@ BEGIN
     RETURN name;
 END
 $$;
+COMMENT ON FUNCTION fence.lease_of IS 'the name of a row''s lease';
 
--- May the caller read these columns in every row? The current user and the session's role both must.
 CREATE OR REPLACE FUNCTION fence.may_read(relation oid, columns text[]) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT NOT row_security_active(relation) AND NOT EXISTS (
         SELECT FROM unnest(columns) AS c (name), (VALUES (current_user), (fence.caller())) AS u (role)
          WHERE NOT has_column_privilege(u.role, relation, c.name, 'SELECT'))
 $$;
+COMMENT ON FUNCTION fence.may_read IS
+    'may the caller read these columns in every row? The current user and the session''s role both must';
 
--- Refuses a row. `tried` has what the statement did: op, column, mode, lease, stored, presented, shown, named.
 CREATE OR REPLACE FUNCTION fence.refuse_row(code text, relation oid, data jsonb, tried jsonb, message text, hint text, detail jsonb)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -1185,6 +1261,8 @@ BEGIN
         SCHEMA = place.nspname, TABLE = place.relname, COLUMN = coalesce(tried ->> 'column', '');
 END
 $$;
+COMMENT ON FUNCTION fence.refuse_row IS
+    'refuses a row. `tried` has what the statement did: op, column, mode, lease, stored, presented, shown, named';
 
 -- PF001 and PF002. A client that writes every column back must not be told that a newer holder is at work when it has
 -- only written its own older value.
@@ -1235,6 +1313,7 @@ BEGIN
         jsonb_build_object('stored', stored));
 END
 $$;
+COMMENT ON FUNCTION fence.refuse_token IS 'refuses a row for a token that is stale (PF001) or missing (PF002)';
 
 -- fenced(fence column; strict, monotonic or managed; lease; '' or 'partitioned'; events).
 --
@@ -1265,15 +1344,14 @@ BEGIN
     IF TG_OP = 'UPDATE' AND coalesce(TG_ARGV[0], 'fence') = 'fence' AND coalesce(TG_ARGV[1], 'strict') IN ('strict', 'monotonic')
        AND TG_NARGS < 4 AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
         IF NEW.fence > coalesce(OLD.fence, 0) AND pg_typeof(NEW.fence) = 'bigint'::regtype AND NEW.fence <= pg_sequence_last_value('fence.token_seq') THEN
-            IF coalesce(TG_ARGV[2], '') = '' THEN
+            lease := coalesce(TG_ARGV[2], '');
+            IF lease = '' THEN
                 RETURN NEW;
-            END IF;
-            lease := TG_ARGV[2];
-            IF lease LIKE '%{id}%' THEN
+            ELSIF lease LIKE '%{id}%' THEN
                 lease := CASE WHEN NEW.id = OLD.id THEN replace(lease, '{id}', NEW.id::text) END;
             END IF;
-            IF lease !~ '[{}]' AND octet_length(lease) <= 512
-               AND (current_setting('session_replication_role') = 'replica' OR fence.verdict(lease, NEW.fence) IS NULL) THEN
+            IF lease = translate(lease, '{}', '') AND (fence.still_relies(lease, NEW.fence)
+                    OR current_setting('session_replication_role') = 'replica' OR fence.verdict(lease, NEW.fence) IS NULL) THEN
                 RETURN NEW;
             END IF;
             lease := NULL;
@@ -1423,7 +1501,7 @@ BEGIN
 
     each := lease;
     WHILE each IS NOT NULL LOOP
-        verdict := fence.verdict(each, token);
+        verdict := CASE WHEN fence.still_relies(each, token) THEN NULL ELSE fence.verdict(each, token) END;
         IF verdict IS NOT NULL THEN
             IF stored > token AND verdict ->> 'code' = 'PF004' AND NOT verdict ? 'renew_first' THEN
                 PERFORM fence.refuse_token('PF001', TG_RELID, to_jsonb(coalesce(OLD, NEW)), jsonb_build_object(
@@ -1455,7 +1533,6 @@ $$;
 COMMENT ON FUNCTION fenced() IS
 'trigger function (fence column; mode strict, monotonic or managed; lease; verify; events): refuses a write whose token is stale, missing or never issued';
 
--- Is it adopted, as far as the caller may know? Is any?
 CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1463,6 +1540,7 @@ BEGIN
        AND EXISTS (SELECT FROM fence.lease l WHERE l.name = coalesce(is_adopted.lease, l.name) AND l.adopted_floor IS NOT NULL);
 END
 $$;
+COMMENT ON FUNCTION fence.is_adopted IS 'is it adopted, as far as the caller may know? Is any?';
 
 -- PL/pgSQL does not see which columns a statement names. This trigger, BEFORE UPDATE OF the fence column and by its name
 -- the first of all, notes that it does.
@@ -1472,31 +1550,32 @@ BEGIN
     RETURN NEW;
 END
 $$;
+COMMENT ON FUNCTION fence.note_named IS 'notes that the statement names the fence column, which PL/pgSQL does not see';
 
--- The columns that the name of a lease is made of; NULL where its braces do not pair.
 CREATE OR REPLACE FUNCTION fence.template_columns(template text) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN template ~ '^(\{\{|\}\}|\{[^{}]+\}|[^{}])*$' THEN ARRAY (
         SELECT m[1] FROM regexp_matches(template, '\{\{|\}\}|\{([^{}]+)\}|[^{}]+', 'g') AS m WHERE m[1] IS NOT NULL) END
 $$;
+COMMENT ON FUNCTION fence.template_columns IS
+    'the columns that the name of a lease is made of; NULL where its braces do not pair';
 
--- The arguments of a trigger, between which pg_trigger has zero bytes.
 CREATE OR REPLACE FUNCTION fence.trigger_arguments(tgargs bytea, tgnargs smallint) RETURNS text[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY (SELECT convert_from(decode(replace(x.part, ' ', ''), 'hex'), getdatabaseencoding())
                     FROM unnest(string_to_array(regexp_replace(encode(tgargs, 'hex'), '(..)', '\1 ', 'g'), '00 '))
                          WITH ORDINALITY AS x (part, n)
                    WHERE x.n <= tgnargs ORDER BY x.n)
 $$;
+COMMENT ON FUNCTION fence.trigger_arguments IS 'the arguments of a trigger, between which pg_trigger has zero bytes';
 
--- fenced(), wherever the calls are.
 CREATE OR REPLACE FUNCTION fence.trigger_function() RETURNS regproc LANGUAGE sql STABLE BEGIN ATOMIC
     SELECT 'fenced'::regproc;
 END;
+COMMENT ON FUNCTION fence.trigger_function IS 'fenced(), wherever the calls are';
 
 
 -- Fencing a table -----------------------------------------------------------------------------------------------------
 -- With the rights of the caller, so that PostgreSQL itself stands behind every check.
 
--- What neither fence_protect nor fence_unprotect can do.
 CREATE OR REPLACE FUNCTION fence.refuse_table(relation regclass, doing text, code text, fault text, hint text, col text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -1508,6 +1587,7 @@ BEGIN
         SCHEMA = coalesce(place.nspname, ''), TABLE = coalesce(place.relname, ''), COLUMN = coalesce(col, '');
 END
 $$;
+COMMENT ON FUNCTION fence.refuse_table IS 'what neither fence_protect nor fence_unprotect can do';
 
 CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, doing text) RETURNS void LANGUAGE sql AS $$
     SELECT fence.refuse_table(relation, doing, r.code, r.fault, r.hint)
@@ -1519,6 +1599,7 @@ CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, doing text) RETU
         (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner)))
      ) AS r (applies, code, fault, hint) WHERE r.applies LIMIT 1
 $$;
+COMMENT ON FUNCTION fence.check_table IS 'refuses a table that is not there or not the callers';
 
 CREATE OR REPLACE FUNCTION fence_protect(
     relation     regclass,
@@ -1770,6 +1851,7 @@ DO $type$
 BEGIN
     IF to_regtype('fence.audit_finding') IS NULL THEN
         CREATE TYPE fence.audit_finding AS (relation regclass, severity text, finding text, remedy text);
+        COMMENT ON TYPE fence.audit_finding IS 'what fence_audit finds, and the statement that mends it';
     END IF;
 END
 $type$;
@@ -1889,7 +1971,6 @@ COMMENT ON FUNCTION fence_audit(regclass) IS
 
 -- Who may do what -----------------------------------------------------------------------------------------------------
 
--- The calls, and from which level on a role has them: 0 all roles, 5 the owner alone.
 CREATE OR REPLACE FUNCTION fence.calls(OUT call regprocedure, OUT rank integer) RETURNS SETOF record
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p.oid::regprocedure, g.rank
@@ -1900,8 +1981,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       JOIN pg_proc p ON p.proname = ANY (g.names)
       JOIN pg_proc t ON t.oid = fence.trigger_function() AND p.pronamespace = t.pronamespace AND p.proowner = t.proowner
 $$;
+COMMENT ON FUNCTION fence.calls IS 'the calls, and from which level on a role has them: 0 all roles, 5 the owner alone';
 
--- All that fence_grant gives, from which level on.
 CREATE OR REPLACE FUNCTION fence.grants(OUT kind text, OUT object text, OUT rank integer) RETURNS SETOF record
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT 'FUNCTION', c.call::text, c.rank FROM fence.calls() AS c WHERE c.rank BETWEEN 1 AND 4
@@ -1911,6 +1992,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT 'TABLE', c.oid::regclass::text, 4 FROM pg_class c
      WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'S')  -- what a dump reads
 $$;
+COMMENT ON FUNCTION fence.grants IS 'all that fence_grant gives, from which level on';
 
 CREATE OR REPLACE FUNCTION fence.check_role(role regrole, hint text) RETURNS name LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -1924,6 +2006,7 @@ BEGIN
     RETURN name;
 END
 $$;
+COMMENT ON FUNCTION fence.check_role IS 'the name of a role; refuses NULL and what is none';
 
 CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -130,6 +130,72 @@ fn a_foreign_advisory_lock_is_a_nuisance_and_never_a_stale_write(lab: &Lab) -> R
     Ok(())
 }
 
+/// What the trigger remembers of the row before is in a setting, which anybody can set: it is not believed.
+#[lab_test]
+fn what_a_session_says_of_its_own_guards_is_not_believed(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut keeper, role) = (db.connect_as(&owner)?, db.role("stranger")?);
+    keeper.run(ORDERS)?;
+    keeper.run(&format!("GRANT ALL ON orders TO {role}; SELECT fence_grant('{role}')"))?;
+    let mut stranger = db.connect_as(&role)?;
+    let pretend = |token: i64| {
+        format!(
+            "SELECT set_config('pg_fence.relied', '{token} order:1', true),
+                    set_config('pg_fence.guards', '{{\"order:1\": {token}}}', true)"
+        )
+    };
+    let write = |token: i64| format!("UPDATE orders SET v = 9, fence = {token} WHERE id = 1");
+
+    // It was his, until he gave the guard back with a savepoint.
+    let old = stranger.acquire("order:1", "1 h")?;
+    stranger.run("BEGIN; SAVEPOINT s")?;
+    stranger.run(&write(old))?;
+    stranger.run("ROLLBACK TO s")?;
+    keeper.run("SELECT lease_revoke('order:1')")?;
+    let new = keeper.acquire("order:1", "1 h")?;
+    // His own of before, and that of the keeper.
+    for (token, code) in [(old, "PF004"), (new, "42501")] {
+        stranger.run("SAVEPOINT t")?;
+        stranger.run(&pretend(token))?;
+        stranger.refused(&write(token), code)?;
+        stranger.run("ROLLBACK TO t")?;
+    }
+    stranger.run("COMMIT")?;
+    keeper.run(&format!("SELECT lease_release('order:1', {new})"))?;
+
+    // The snapshot of a transaction shows his grant, which is another's meanwhile.
+    let old = stranger.acquire("order:1", "1 h")?;
+    stranger.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")?;
+    keeper.run("SELECT lease_revoke('order:1')")?;
+    keeper.acquire("order:1", "1 h")?;
+    stranger.run(&pretend(old))?;
+    stranger.refused(&write(old), "40001")?;
+    stranger.run("ROLLBACK")?;
+    ensure!(keeper.granted("SELECT v FROM orders WHERE id = 1")? == 0);
+    Ok(())
+}
+
+#[lab_test]
+fn every_object_has_a_comment(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let bare = db.connect_as(&owner)?.rows(
+        "SELECT p.oid::regprocedure::text FROM pg_proc p WHERE p.proowner = current_user::regrole
+            AND obj_description(p.oid, 'pg_proc') IS NULL
+         UNION ALL
+         SELECT c.oid::regclass::text FROM pg_class c
+          WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind <> 'c' AND obj_description(c.oid, 'pg_class') IS NULL
+         UNION ALL
+         SELECT format('%s.%s', a.attrelid::regclass, a.attname) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+          WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
+            AND col_description(c.oid, a.attnum) IS NULL
+         UNION ALL
+         SELECT t.oid::regtype::text FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid
+          WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind = 'c' AND obj_description(t.oid, 'pg_type') IS NULL",
+    )?;
+    ensure!(bare.is_empty(), "{bare:?}");
+    Ok(())
+}
+
 /// Inside SECURITY DEFINER the caller is the role of SET ROLE, else the session's: not the function's owner.
 #[lab_test]
 fn the_caller_is_the_role_of_the_session(lab: &Lab) -> Result<()> {

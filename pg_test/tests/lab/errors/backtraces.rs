@@ -146,7 +146,7 @@ fn a_wait_that_is_given_up_shows_no_path(lab: &Lab) -> Result<()> {
     session.run(&format!("SELECT lease_release('order:1', {token})"))
 }
 
-/// Cancels the statement once it waits.
+/// Cancels the statement once it waits: for a lock, in the extension, or asleep between two looks of the lite edition.
 fn cancelled(cluster: &Cluster, waiter: &mut Session, sql: &str) -> Result<()> {
     let pid = waiter.pid();
     std::thread::scope(|scope| {
@@ -154,7 +154,7 @@ fn cancelled(cluster: &Cluster, waiter: &mut Session, sql: &str) -> Result<()> {
         let mut other = cluster.connect("postgres")?;
         let blocked = format!(
             "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND state = 'active' \
-             AND wait_event_type IN ('Lock', 'Extension')"
+             AND (wait_event_type IN ('Lock', 'Extension') OR wait_event = 'PgSleep')"
         );
         let seen = wait_until("it waits", PATIENCE, || {
             shown(&mut other, &blocked).is_ok_and(|count| count == "1")

@@ -1,6 +1,6 @@
 //! Databases that are not in UTF-8: names, holders, metadata and errors.
 
-use pg_test::{ensure, lab_test, Calls, Conninfo, Lab, Result, Session};
+use pg_test::{edition, ensure, lab_test, Calls, Conninfo, Lab, Result, Session};
 
 /// A database in another encoding with the extension, dropped at the end.
 pub struct Encoded {
@@ -129,6 +129,10 @@ fn a_euc_database_counts_bytes(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn a_long_name_is_cut_between_letters_in_every_encoding(lab: &Lab) -> Result<()> {
     for (encoding, letter) in [("LATIN1", "'é'"), ("EUC_JP", "'締'"), ("SQL_ASCII", r"E'\xe9'")] {
+        if encoding == "SQL_ASCII" && edition::is_lite() {
+            // PostgreSQL makes no JSON of bytes in no encoding: 22021, and refused all the same.
+            continue;
+        }
         let db = Encoded::create(lab, &format!("enc_cut_{}", encoding.to_lowercase()), encoding)?;
         let mut session = db.connect()?;
         // Out of step with what is cut: by letters of one byte, two or three.

@@ -169,7 +169,8 @@ fn a_waiting_client_holds_a_connection(lab: &Lab) -> Result<()> {
 /// Waits until so many pooled connections wait.
 fn in_line(direct: &mut Session, count: i64) -> Result<()> {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
-               AND application_name = 'pooled' AND wait_event_type IN ('Lock', 'Extension')";
+               AND application_name = 'pooled' \
+               AND (wait_event_type IN ('Lock', 'Extension') OR wait_event = 'PgSleep')";
     wait_until("they wait in the queue", PATIENCE, || direct.granted(sql).unwrap_or(-1) == count)
 }
 
@@ -188,7 +189,7 @@ fn a_cancelled_wait_gives_the_connection_back(lab: &Lab) -> Result<()> {
         // By the server: PgBouncer 1.18.0 itself dies of a cancelling client that hangs up early.
         direct.run(
             "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
-             WHERE datname = current_database() AND wait_event_type = 'Extension'",
+             WHERE datname = current_database() AND application_name = 'pooled' AND state = 'active'",
         )?;
         ensure!(waiting.join().expect("it does not panic")? == 1);
         ensure!(client(&pooler, &db)?.granted("SELECT 2")? == 2);
