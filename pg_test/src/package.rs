@@ -54,9 +54,8 @@ pub fn run(options: &Options) -> Result<()> {
         let library = library::build(extension::source_root(), &pg_config, &directory())?;
         Parts::new(release.clone(), &major, Extension::around(library)?).write(&output)?;
     }
-    let built = |place| command::build(extension::source_root(), &directory(), place);
-    let (program, alone) = (built(command::Place::Machine)?, built(command::Place::Image)?);
-    command::write(&program, &alone, &release, &output)?;
+    let program = command::build(extension::source_root(), &directory())?;
+    command::write(&program, &release, &output)?;
     pgxn::archive(&release, &output)?;
     print!("{}", checksums(&output)?);
     println!("in {}", output.display());

@@ -1,16 +1,16 @@
 //! The command `pg_fence`, for machines that have no server: a Debian package of its own, and a `.tar.gz`. Both have
 //! its manual pages and its completions, which it prints itself.
 //!
-//! The program is linked with the C library of the machine that it runs on. For a container image with nothing else in it
-//! the tarball has another one, with the C library in it. On a machine that one may crash: to find a name glibc loads the
-//! modules of `/etc/nsswitch.conf`, which fit only the very version that they were built with.
+//! The program is linked with nothing: musl, a C library, is in it. So it runs on any Linux and alone in a container image.
+//! (glibc cannot be taken in so: to find a name it loads the modules of `/etc/nsswitch.conf`, which fit only the very
+//! version that they were built with.)
 
 use super::deb::{self, SOURCE};
 use super::library::remapped;
 use super::{licenses, make_executable, put, settle, tarball, tools, Release};
 use crate::extension::{self, NAME};
 use crate::process::output_of;
-use crate::setup;
+use crate::setup::{self, Package};
 use anyhow::{ensure, Context, Result};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -27,10 +27,12 @@ const DESCRIPTION: &str = "run a program under a lease of PostgreSQL
 const OVERRIDES: &str = "\
 # It is not uploaded to Debian, whose list of wanted packages does not have it.
 PACKAGE: initial-upload-closes-no-bugs *
+# So that one program is right in packages, tarballs and images.
+PACKAGE: statically-linked-binary *
 ";
 
 const CONTAINERFILE: &str =
-    "FROM scratch\nCOPY image/pg_fence /pg_fence\nENTRYPOINT [\"/pg_fence\"]\n";
+    "FROM scratch\nCOPY bin/pg_fence /pg_fence\nENTRYPOINT [\"/pg_fence\"]\n";
 
 /// Where shells look for completions, below `share`.
 const COMPLETIONS: &[(&str, &str)] = &[
@@ -39,56 +41,41 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("zsh", "zsh/vendor-completions/_pg_fence"),
 ];
 
-/// What the program finds of a C library.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// That of the machine.
-    Machine,
-    /// None: it is alone in an image.
-    Image,
-}
-
 /// Builds the command of a source tree below `target`, with no trace of where it was built.
-pub fn build(source: &Path, target: &Path, place: Place) -> Result<PathBuf> {
+pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
     let target = target.join("command");
-    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let mut flags = remapped(source, &target)?;
-    let mut build = extension::cargo();
-    build.current_dir(source.join("clients/rust")).args([
-        "build",
-        "--release",
-        "--locked",
-        "--package",
-        "pg-fence-cli",
-    ]);
-    let mut built = target.join("release");
-    if place == Place::Image {
-        flags.push("-Ctarget-feature=+crt-static".to_owned());
-        // Said, the flags are not for what runs while it is built: procedural macros are libraries.
-        build.args(["--target", &triple]);
-        built = target.join(triple).join("release");
-    }
+    let triple = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    // Some crates have parts in C.
+    setup::ensure(&[Package::new("musl-tools", "/usr/bin/musl-gcc")])?;
+    ensure_target(&triple)?;
     eprintln!("building the command {NAME} for packages");
-    let status = build
+    let status = extension::cargo()
+        .current_dir(source.join("clients/rust"))
+        .args(["build", "--release", "--locked", "--package", "pg-fence-cli", "--target", &triple])
         .env("CARGO_TARGET_DIR", &target)
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
-        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
+        .env("CARGO_ENCODED_RUSTFLAGS", remapped(source, &target)?.join("\u{1f}"))
         .env_remove("RUSTFLAGS")
         .stdin(Stdio::null())
         .status()
         .context("cannot run cargo")?;
     ensure!(status.success(), "building the command failed ({status})");
-    Ok(built.join(NAME))
+    Ok(target.join(triple).join("release").join(NAME))
 }
 
-/// Writes the Debian package and the tarball of that program into `output`, and returns their paths. `alone` is the one
-/// for an image.
-pub fn write(
-    program: &Path,
-    alone: &Path,
-    release: &Release,
-    output: &Path,
-) -> Result<Vec<PathBuf>> {
+/// Rust's own library for that target: rustup fetches it where it is missing.
+fn ensure_target(triple: &str) -> Result<()> {
+    let directory =
+        output_of(Command::new("rustc").args(["--print", "target-libdir", "--target", triple]))?;
+    if !Path::new(directory.trim()).exists() {
+        output_of(Command::new("rustup").args(["target", "add", triple]))
+            .with_context(|| format!("needed: rustup target add {triple}"))?;
+    }
+    Ok(())
+}
+
+/// Writes the Debian package and the tarball of that program into `output`, and returns their paths.
+pub fn write(program: &Path, release: &Release, output: &Path) -> Result<Vec<PathBuf>> {
     setup::ensure(&tools())?;
     let scratch = output.join(".command");
     let _ = fs::remove_dir_all(&scratch);
@@ -114,10 +101,8 @@ pub fn write(
     put(&root.join("README.md"), licenses::read("clients/rust/cli/README.md")?)?;
     put(&root.join("THIRD-PARTY-LICENSES"), licenses::third_party_of_command()?)?;
     put(&root.join("Containerfile"), CONTAINERFILE)?;
-    put(&root.join("image").join(NAME), fs::read(alone)?)?;
     settle(&root, release)?;
     make_executable(&root.join("bin").join(NAME), release)?;
-    make_executable(&root.join("image").join(NAME), release)?;
     let tar = output.join(format!("{name}.tar.gz"));
     tarball::pack(&scratch, &name, release.epoch, &tar)?;
     fs::remove_dir_all(&scratch)?;

@@ -8,10 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const C_LIBRARY: &str = "\
-In the program for an image only: glibc: LGPL-2.1-or-later; libgcc: GPL-3.0-or-later with the GCC Runtime Library Exception
+musl: MIT
 
-They are those of Debian, whose source packages glibc and gcc have the text of their licences. The command's own source
-and its lock file are what it takes to link it with others: cargo build --release, in clients/rust.
+Copyright © 2005-2020 Rich Felker, et al.
+Source, with the text of the licence and all who wrote it: https://musl.libc.org
 ";
 
 /// A file of the source tree.
@@ -39,7 +39,7 @@ pub fn third_party(major: &str) -> Result<String> {
 pub fn third_party_of_command() -> Result<String> {
     let manifest = "clients/rust/Cargo.toml";
     let mut text = notices_of(&format!("The command {NAME}"), manifest, "pg-fence-cli", &[])?;
-    // The one for an image has the C library in it, too.
+    // The packages' has a C library in it, too.
     text.push_str(&format!("\n{}\n{C_LIBRARY}", "=".repeat(72)));
     Ok(text)
 }

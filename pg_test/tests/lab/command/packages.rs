@@ -26,8 +26,8 @@ fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     let dir = lab.prefix().new_dir("packages")?;
     // Their date is that of the commit, which a source without git does not have.
     let release = Release { version: extension::VERSION.to_owned(), epoch: 1_700_000_000 };
-    // The one for an image takes minutes to build: here it is the same.
-    let built = command::write(&program()?, &program()?, &release, &dir)?;
+    // The packages' own takes minutes to build: here it is the tests'.
+    let built = command::write(&program()?, &release, &dir)?;
     let [deb, tar] = built.as_slice() else { pg_test::bail!("{built:?}") };
     let ending = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
     ensure!(ending(deb).is_some_and(|name| name.starts_with("pg-fence_")), "{built:?}");
@@ -60,15 +60,14 @@ fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     runs(&top.join("bin/pg_fence"))?;
     has(&top, &["README.md", "LICENSE", "THIRD-PARTY-LICENSES", "share/man/man1/pg_fence.1"])?;
     let recipe = std::fs::read_to_string(top.join("Containerfile"))?;
-    ensure!(recipe.contains("COPY image/pg_fence "), "{recipe}");
-    runs(&top.join("image/pg_fence"))
+    ensure!(recipe.contains("COPY bin/pg_fence "), "{recipe}");
+    Ok(())
 }
 
-/// The program for an image: alone in an empty root directory it finds names, a service, a password and a certificate.
+/// Alone in an empty root directory the packages' program finds names, a service, a password and a certificate.
 #[lab_test(slow)]
-fn the_program_for_an_image_is_linked_with_nothing_and_runs_alone(lab: &Lab) -> Result<()> {
-    let place = command::Place::Image;
-    let built = command::build(extension::source_root(), &pg_test::package::directory(), place)?;
+fn the_program_of_the_packages_is_linked_with_nothing_and_runs_alone(lab: &Lab) -> Result<()> {
+    let built = command::build(extension::source_root(), &pg_test::package::directory())?;
     runs(&built)?;
     let linked = Command::new("ldd").arg(&built).output()?;
     let said = String::from_utf8_lossy(&[linked.stdout, linked.stderr].concat()).into_owned();
