@@ -1,5 +1,6 @@
 """A project with one app, whose database is that of the PG* variables."""
 
+import os
 import sys
 
 from django.conf import settings
@@ -7,8 +8,8 @@ from django.core.management import execute_from_command_line
 
 settings.configure(
     INSTALLED_APPS=["shop"],
-    # What is not said here libpq takes from the environment: PGOPTIONS, too.
-    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {"service": ""}, "NAME": None}},
+    # What is not said here libpq takes from the environment: PGOPTIONS, too. Without a name Django takes "postgres".
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": os.environ["PGDATABASE"]}},
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
 )
 execute_from_command_line(sys.argv)
