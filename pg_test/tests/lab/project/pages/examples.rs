@@ -24,6 +24,7 @@ pages![
     readme = "README.md",
     adopt = "docs/adopt/README.md",
     beyond_one_machine = "docs/beyond-one-machine.md",
+    capacity = "docs/capacity.md",
     clients = "docs/clients.md",
     command = "docs/command.md",
     concepts = "docs/concepts.md",
