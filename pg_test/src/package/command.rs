@@ -27,8 +27,8 @@ const DESCRIPTION: &str = "run a program under a lease of PostgreSQL
 const OVERRIDES: &str = "\
 # It is not uploaded to Debian, whose list of wanted packages does not have it.
 PACKAGE: initial-upload-closes-no-bugs *
-# So that one program is right in packages, tarballs and images.
-PACKAGE: statically-linked-binary *
+# It is linked with nothing, so that one program is right in packages, tarballs and images.
+PACKAGE: shared-library-lacks-prerequisites *
 ";
 
 const CONTAINERFILE: &str =
