@@ -16,7 +16,7 @@
 -- gets 40001 for a newer grant, and for a mere renewal not.
 -- Tokens come from fence.token_seq. Each start of the server, and each copy of the database, moves it on to the clock.
 --
--- What is weaker than in the extension, which docs/lite.md explains, each with the test that shows it:
+-- What is weaker than in the extension, which docs/reference/lite.md explains, each with the test that shows it:
 --   any role can take advisory locks, and so hold up an acquire or a guard. A stale write never lands by that
 --   the owner of the schema fence can write the state: let applications use other roles
 --   the caller is the role of SET ROLE, else the session's: not the owner of a SECURITY DEFINER function in between

@@ -279,7 +279,10 @@ fn a_data_only_restore_needs_a_new_epoch(lab: &Lab) -> Result<()> {
     let seen = session.acquire("after the dump", "1 h")?;
     session.run("TRUNCATE fence.lease, fence.role_prefix")?;
     restore(lab, &db, &owner, &dump)?;
-    ensure!(session.acquire("again", "1 h")? <= seen, "no limit: then say so in docs/lite.md");
+    ensure!(
+        session.acquire("again", "1 h")? <= seen,
+        "no limit: then say so in docs/reference/lite.md"
+    );
     session.run("SELECT fence_new_epoch()")?;
     ensure!(session.acquire("then", "1 h")? > seen);
     Ok(())
@@ -354,7 +357,7 @@ fn discard_all_gives_back_only_a_guard_that_planning_took(lab: &Lab) -> Result<(
     if !edition::is_lite() {
         return left_out("it is shown with --edition lite");
     }
-    ensure!(!is_taken_after_discard(lab)?, "no limit: then say so in docs/lite.md");
+    ensure!(!is_taken_after_discard(lab)?, "no limit: then say so in docs/reference/lite.md");
     Ok(())
 }
 

@@ -8,7 +8,8 @@ use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-const PAGES: &[&str] = &["docs/command.md", "docs/from/flock.md", "clients/rust/cli/README.md"];
+const PAGES: &[&str] =
+    &["docs/reference/command.md", "docs/recipes/from/flock.md", "clients/rust/cli/README.md"];
 
 /// The command lines of a page's shell examples.
 fn command_lines(page: &str) -> Result<Vec<String>> {

@@ -14,15 +14,18 @@ fn page(path: &str) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 
-/// The paths of all pages below the root of the source: its own, and those in docs and in its folders.
+/// The paths of all pages below the root of the source: its own, and those in docs and in the folders there.
 fn pages() -> Result<Vec<String>> {
     let root = pg_test::extension::source_root();
     let mut found = Vec::new();
-    for folder in ["", "docs", "docs/adopt", "docs/from"] {
-        for entry in std::fs::read_dir(root.join(folder))? {
-            let path = PathBuf::from(folder).join(entry?.file_name());
+    let mut folders = vec![PathBuf::new(), PathBuf::from("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(root.join(&folder))? {
+            let path = folder.join(entry?.file_name());
             if path.extension().is_some_and(|ending| ending == "md") {
                 found.push(path.to_string_lossy().into_owned());
+            } else if folder.starts_with("docs") && root.join(&path).is_dir() {
+                folders.push(path);
             }
         }
     }

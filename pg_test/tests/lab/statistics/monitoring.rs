@@ -1,4 +1,4 @@
-//! The metrics and alerts of docs/monitoring, with the exporter and the Prometheus of Debian.
+//! The metrics and alerts of docs/operations/monitoring, with the exporter and the Prometheus of Debian.
 
 use crate::project::pages;
 use pg_test::cluster::free_port;
@@ -24,7 +24,7 @@ fn exporter() -> Package {
 }
 
 fn file(name: &str) -> PathBuf {
-    source_root().join("docs/monitoring").join(name)
+    source_root().join("docs/operations/monitoring").join(name)
 }
 
 fn text(name: &str) -> Result<String> {
@@ -54,7 +54,7 @@ fn the_unit_tests_miss_each_rule_that_does_not_fire(lab: &Lab) -> Result<()> {
     let dir = lab.prefix().new_dir("rules")?;
     fs::copy(file("alerts_test.yaml"), dir.join("alerts_test.yaml"))?;
     let rules = text("alerts.yaml")?;
-    let page = fs::read_to_string(source_root().join("docs/monitoring.md"))?;
+    let page = fs::read_to_string(source_root().join("docs/operations/monitoring.md"))?;
     let alerts: Vec<&str> =
         rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     ensure!(alerts.len() >= 6, "only these alerts: {alerts:?}");
@@ -198,7 +198,7 @@ fn monitored(lab: &Lab) -> Result<(Cluster, Service)> {
     setup::ensure(&[prometheus(), exporter()])?;
     let cluster = lab.builder().start()?;
     cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
-    pages::play("docs/monitoring.md", cluster.conninfo("postgres"))?;
+    pages::play("docs/operations/monitoring.md", cluster.conninfo("postgres"))?;
     let exporter = Service::exporter(lab, &cluster)?;
     Ok((cluster, exporter))
 }
@@ -224,7 +224,7 @@ fn every_series_is_exported_that_the_alerts_and_the_page_name(lab: &Lab) -> Resu
     for name in expressions.flat_map(words).filter(|w| w.contains("fence_") || w.contains("pg_")) {
         ensure!(exported.contains(name), "an alert asks for {name}: {exported:?}");
     }
-    let page = fs::read_to_string(source_root().join("docs/monitoring.md"))?;
+    let page = fs::read_to_string(source_root().join("docs/operations/monitoring.md"))?;
     let ours: BTreeSet<&str> =
         exported.iter().copied().filter(|name| name.starts_with("fence_")).collect();
     let listed: BTreeSet<&str> = page

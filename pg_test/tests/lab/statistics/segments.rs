@@ -195,7 +195,7 @@ fn with_files(lab: &Lab) -> Result<Cluster> {
     lab.builder().without_fsync().set("dynamic_shared_memory_type", "mmap").start()
 }
 
-/// How many segments of ours it has; the server's own are smaller. The size is what docs/monitoring.md says.
+/// How many segments of ours it has; the server's own are smaller. The size is what docs/operations/monitoring.md says.
 fn segments(cluster: &Cluster) -> Result<usize> {
     let files = std::fs::read_dir(cluster.data().join("pg_dynshmem"))?;
     // One may be given back just now.

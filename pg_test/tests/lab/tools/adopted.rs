@@ -1,5 +1,5 @@
 //! Locks that others grant, adopted here: etcd's, ZooKeeper's, Redis's, and a lease of another pg_fence. A real holder is
-//! frozen until its lock has passed on, and comes back. The programs are those of the pages in `docs/adopt`.
+//! frozen until its lock has passed on, and comes back. The programs are those of the pages in `docs/recipes/adopt`.
 
 automod::dir!(pub "tests/lab/tools/adopted");
 
@@ -255,9 +255,9 @@ fn file(shown: Shown) -> PathBuf {
 #[lab_test]
 fn the_pages_show_the_programs_that_run(_: &Lab) -> Result<()> {
     for shown @ (page, language, name) in [ETCD, REDIS_LOCK, ZOOKEEPER, SCHEDULER] {
-        let text = fs::read_to_string(source_root().join("docs/adopt").join(page))?;
+        let text = fs::read_to_string(source_root().join("docs/recipes/adopt").join(page))?;
         let block = format!("```{language}\n{}```\n", fs::read_to_string(file(shown))?);
-        ensure!(text.contains(&block), "docs/adopt/{page} shows another {name}");
+        ensure!(text.contains(&block), "docs/recipes/adopt/{page} shows another {name}");
     }
     Ok(())
 }

@@ -41,7 +41,10 @@ fn adopt_everywhere(session: &mut Session, name: &str, token: i64) -> Result<()>
 #[lab_test(slow)]
 fn the_page_does_what_it_says(lab: &Lab) -> Result<()> {
     let citus = Citus::start(lab.prefix(), 2)?;
-    crate::project::pages::play("docs/citus.md", citus.coordinator().conninfo("postgres"))
+    crate::project::pages::play(
+        "docs/operations/citus.md",
+        citus.coordinator().conninfo("postgres"),
+    )
 }
 
 #[lab_test(slow)]

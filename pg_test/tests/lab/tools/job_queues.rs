@@ -1,5 +1,5 @@
 //! Job queues as they are, with workers that lease each job and fence its result: a worker that froze in the middle
-//! of a job, and whose job the queue gave to another, comes back. `docs/job-queues.md` shows the workers.
+//! of a job, and whose job the queue gave to another, comes back. `docs/recipes/job-queues.md` shows the workers.
 
 automod::dir!(pub "tests/lab/tools/job_queues");
 
@@ -262,11 +262,16 @@ fn every_queue_s_worker_leaves_when_its_lease_is_revoked(lab: &Lab) -> Result<()
 
 #[lab_test]
 fn the_page_shows_the_workers_that_run(_: &Lab) -> Result<()> {
-    let page =
-        std::fs::read_to_string(pg_test::extension::source_root().join("docs/job-queues.md"))?;
+    let page = std::fs::read_to_string(
+        pg_test::extension::source_root().join("docs/recipes/job-queues.md"),
+    )?;
     for queue in [&GRAPHILE_WORKER, &PG_BOSS, &PROCRASTINATE] {
         let block = format!("```{}\n{}```\n", queue.language, queue.source()?);
-        ensure!(page.contains(&block), "docs/job-queues.md shows another {}", queue.program);
+        ensure!(
+            page.contains(&block),
+            "docs/recipes/job-queues.md shows another {}",
+            queue.program
+        );
     }
     Ok(())
 }

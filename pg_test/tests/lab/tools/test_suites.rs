@@ -1,4 +1,4 @@
-//! Test suites, fixtures and migrations of fenced tables: `docs/testing-and-migrations.md` says what to do.
+//! Test suites, fixtures and migrations of fenced tables: `docs/recipes/testing-and-migrations.md` says what to do.
 
 use pg_test::extension::source_root;
 use pg_test::orm::{self, PYTHON};
@@ -49,7 +49,7 @@ fn shows(page: &str, file: &str) -> Result<bool> {
 #[lab_test]
 fn the_page_shows_what_the_suite_runs(_: &Lab) -> Result<()> {
     let read = |path: &str| std::fs::read_to_string(source_root().join(path));
-    let page = read("docs/testing-and-migrations.md")?;
+    let page = read("docs/recipes/testing-and-migrations.md")?;
     let cases = read("pg_test/orm/django_suite/shop/testcases.py")?;
     ensure!(shows(&page, &cases)?, "another test case");
     let fixture = read("pg_test/orm/django_suite/shop/tests.py")?;

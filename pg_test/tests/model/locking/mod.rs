@@ -239,7 +239,7 @@ const HOLDERS: Bounds = Bounds { guards: true, renewals: true, rollbacks: 0, ..R
 const PRUNED: Bounds = Bounds { prunes: true, guards: true, ..READERS };
 /// The clock is set back. One client of each kind: where two of a kind come upon a grant of another kind that is over,
 /// one leaves it to the other to end it, and that one may be rolled back. Then a clock that is set back makes the grant
-/// current again, which is one of the things that are not promised (`docs/concepts.md`, Clocks).
+/// current again, which is one of the things that are not promised (`docs/tutorial/concepts.md`, Clocks).
 const STEPS_BACK: Bounds =
     Bounds { kinds: &[Shared, Slots(2)], steps_back: 1, calls: 5, ..READERS };
 

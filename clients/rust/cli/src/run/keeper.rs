@@ -362,7 +362,7 @@ impl Keeper {
 }
 
 /// Who holds up the one that waits: of several names, and several grants, the one that lasts longest. And our place: how
-/// many stand in line for the same lock before us, and we. (Its tag is that of docs/locking.md. For several names at once
+/// many stand in line for the same lock before us, and we. (Its tag is that of docs/internals/locking.md. For several names at once
 /// there is no line.)
 async fn who_has(connected: &Connected, names: &[String], own: &str) -> Result<Option<Told>> {
     // The first in line has the lock, and asks for it once more to sleep on it.

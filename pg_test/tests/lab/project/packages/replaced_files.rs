@@ -107,7 +107,7 @@ fn the_tarball_s_own_commands_update_it_under_sessions_that_use_it(lab: &Lab) ->
     let install = fs::read_to_string(top.join("INSTALL"))?;
     let commands = commands(&install);
     ensure!(commands.len() == 3, "{install}");
-    let page = fs::read_to_string(source_root().join("docs/installing.md"))?;
+    let page = fs::read_to_string(source_root().join("docs/operations/installing.md"))?;
     ensure!(page.contains(&commands.join("\n")), "the page says something else than {install}");
 
     goes_on_while(lab, |prefix| {

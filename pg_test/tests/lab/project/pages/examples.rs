@@ -22,33 +22,33 @@ macro_rules! pages {
 
 pages![
     readme = "README.md",
-    adopt = "docs/adopt/README.md",
-    beyond_one_machine = "docs/beyond-one-machine.md",
-    capacity = "docs/capacity.md",
-    clients = "docs/clients.md",
-    command = "docs/command.md",
-    concepts = "docs/concepts.md",
-    from_advisory_locks = "docs/from/advisory-locks.md",
-    from_etcd_and_zookeeper = "docs/from/etcd-and-zookeeper.md",
-    from_lease_table = "docs/from/lease-table.md",
-    from_redis = "docs/from/redis.md",
-    from_shedlock = "docs/from/shedlock.md",
-    from_syncguard = "docs/from/syncguard.md",
-    guards_and_waiting = "docs/guards-and-waiting.md",
-    installing = "docs/installing.md",
-    job_queues = "docs/job-queues.md",
-    many_databases = "docs/many-databases.md",
-    monitoring = "docs/monitoring.md",
-    operations = "docs/operations.md",
-    reference = "docs/reference.md",
-    security_and_audit = "docs/security-and-audit.md",
-    testing_and_migrations = "docs/testing-and-migrations.md",
-    troubleshooting = "docs/troubleshooting.md",
-    versions = "docs/versions.md",
+    adopt = "docs/recipes/adopt/README.md",
+    beyond_one_machine = "docs/operations/beyond-one-machine.md",
+    capacity = "docs/operations/capacity.md",
+    clients = "docs/tutorial/orms-and-poolers.md",
+    command = "docs/reference/command.md",
+    concepts = "docs/tutorial/concepts.md",
+    from_advisory_locks = "docs/recipes/from/advisory-locks.md",
+    from_etcd_and_zookeeper = "docs/recipes/from/etcd-and-zookeeper.md",
+    from_lease_table = "docs/recipes/from/lease-table.md",
+    from_redis = "docs/recipes/from/redis.md",
+    from_shedlock = "docs/recipes/from/shedlock.md",
+    from_syncguard = "docs/recipes/from/syncguard.md",
+    guards_and_waiting = "docs/tutorial/guards-and-waiting.md",
+    installing = "docs/operations/installing.md",
+    job_queues = "docs/recipes/job-queues.md",
+    many_databases = "docs/recipes/many-databases.md",
+    monitoring = "docs/operations/monitoring.md",
+    operations = "docs/operations/operations.md",
+    reference = "docs/reference/sql.md",
+    security_and_audit = "docs/operations/security-and-audit.md",
+    testing_and_migrations = "docs/recipes/testing-and-migrations.md",
+    troubleshooting = "docs/reference/errors.md",
+    versions = "docs/reference/versions.md",
 ];
 
 /// Those whose examples need more than a server; tests of the tools beside which they run play them.
-const RUN_ELSEWHERE: &[&str] = &["docs/citus.md"];
+const RUN_ELSEWHERE: &[&str] = &["docs/operations/citus.md"];
 
 /// The sessions of the workers in the examples, and what they have kept.
 struct Page {
@@ -157,7 +157,7 @@ fn run(lab: &Lab, path: &str) -> Result<()> {
     // A server of its own: the examples make roles.
     let cluster = lab.builder().start()?;
     // These two begin where it is not there yet.
-    if !["README.md", "docs/installing.md"].contains(&path) {
+    if !["README.md", "docs/operations/installing.md"].contains(&path) {
         cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
     }
     play(path, cluster.conninfo("postgres"))

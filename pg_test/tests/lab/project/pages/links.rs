@@ -23,14 +23,19 @@ fn every_link_has_a_target(_: &Lab) -> Result<()> {
 
 #[lab_test]
 fn a_wrong_link_is_seen(_: &Lab) -> Result<()> {
-    for good in ["LICENSE", "docs", "#install", "docs/concepts.md#how-it-works"] {
+    for good in ["LICENSE", "docs", "#install", "docs/tutorial/concepts.md#how-it-works"] {
         follow("README.md", good).context(good)?;
     }
-    follow("docs/concepts.md", "../README.md#install")?;
-    for bad in ["LICENCE", "#no-such-section", "docs/concepts.md#install", "docs#install", "/etc"] {
+    follow("docs/tutorial/concepts.md", "../../README.md#install")?;
+    for bad in
+        ["LICENCE", "#no-such-section", "docs/tutorial/concepts.md#install", "docs#install", "/etc"]
+    {
         ensure!(follow("README.md", bad).is_err(), "followed: {bad}");
     }
-    ensure!(follow("docs/concepts.md", "docs/concepts.md").is_err(), "links start at their page");
+    ensure!(
+        follow("docs/tutorial/concepts.md", "docs/tutorial/concepts.md").is_err(),
+        "links start at their page"
+    );
     let text = "[a](b)\n```sql\nSELECT '[c](d)';\n```\n`[e](f)` [`g`](h#i)\n[j\nk](l)";
     ensure!(links(text) == ["b", "h#i", "l"], "{:?}", links(text));
     let titles = anchors("# A `b_c`, d\n## E\n```sh\n# no title\n```\n## E\n");

@@ -36,7 +36,7 @@ fn texts_below(folder: &str) -> Result<Vec<String>> {
 
 #[lab_test]
 fn every_error_is_listed(_: &Lab) -> Result<()> {
-    let text = page("docs/troubleshooting.md")?;
+    let text = page("docs/reference/errors.md")?;
     let table = section(&text, "## By SQLSTATE")?;
     let listed = codes(table);
     let mut raised = BTreeSet::new();
@@ -68,7 +68,7 @@ fn every_error_is_listed(_: &Lab) -> Result<()> {
 
 #[lab_test]
 fn the_first_page_lists_the_errors_of_the_fence(_: &Lab) -> Result<()> {
-    let (first, all) = (page("README.md")?, page("docs/troubleshooting.md")?);
+    let (first, all) = (page("README.md")?, page("docs/reference/errors.md")?);
     let own = |text: &str| -> BTreeSet<String> {
         codes(text).into_iter().filter(|code| code.starts_with("PF")).collect()
     };
@@ -79,7 +79,7 @@ fn the_first_page_lists_the_errors_of_the_fence(_: &Lab) -> Result<()> {
 
 #[lab_test]
 fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
-    let text = page("docs/locking.md")?;
+    let text = page("docs/internals/locking.md")?;
     let table = section(&text, "## The locks")?;
     let source = pg_test::extension::source_root().join("src/pg/locks/lock.rs");
     let source = std::fs::read_to_string(source)?;
@@ -108,7 +108,7 @@ fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
 
 #[lab_test]
 fn every_room_of_the_source_is_on_the_map(_: &Lab) -> Result<()> {
-    let map = page("docs/architecture.md")?;
+    let map = page("docs/internals/architecture.md")?;
     for entry in std::fs::read_dir(pg_test::extension::source_root().join("src"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         ensure!(map.contains(&name), "{name} is not on the map");
@@ -128,7 +128,7 @@ fn is_there(name: &str, tests: &BTreeSet<String>) -> bool {
 /// library is said to keep a promise, one of them at least is run against it.
 #[lab_test]
 fn the_tests_that_show_the_promises_of_each_edition_are_there(_: &Lab) -> Result<()> {
-    let text = page("docs/lite.md")?;
+    let text = page("docs/reference/lite.md")?;
     let table = section(&text, "## Promises, and the tests that show them")?;
     let tests: BTreeSet<String> = inventory::iter::<TestCase>()
         .map(|case| {

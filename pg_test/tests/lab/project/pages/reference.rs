@@ -4,7 +4,7 @@ use super::{page, section};
 use pg_test::{bail, ensure, lab_test, Context, Lab, Result, Session};
 use std::collections::BTreeSet;
 
-const PAGE: &str = "docs/reference.md";
+const PAGE: &str = "docs/reference/sql.md";
 
 /// What must be in a section, and whether it is: all that is not is told at once.
 #[derive(Default)]
@@ -186,7 +186,7 @@ fn the_first_page_names_every_function(_: &Lab) -> Result<()> {
     let (first, text) = (page("README.md")?, page(PAGE)?);
     let table = section(&first, "## Functions")?;
     for name in headings(&text).iter().filter(|name| !name.contains('.')) {
-        ensure!(table.contains(&format!("[`{name}`](docs/reference.md#{name})")), "no {name}");
+        ensure!(table.contains(&format!("[`{name}`](docs/reference/sql.md#{name})")), "no {name}");
     }
     Ok(())
 }
