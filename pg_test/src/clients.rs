@@ -22,9 +22,10 @@ pub mod worker;
 
 use crate::edition::{self, Surface};
 use crate::lab::Lab;
+use crate::process::output_of;
 use crate::test_case::is_left_out;
 use anyhow::{ensure, Context, Result};
-use languages::{Language, Program, Programs};
+use languages::{Check, Language, Program, Programs};
 use scenario::Scenario;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -37,7 +38,7 @@ pub struct Options {
     edition: edition::Choice,
     /// The clients to play with (all); one is the command
     clients: Vec<String>,
-    /// Only scenarios whose name contains this (with `-` for spaces); also `the-first-worker`, `its-own-tests`
+    /// Only scenarios whose name contains this (with `-` for spaces); also `the-first-worker`, `its-own-tests`, `its-checks`
     #[arg(long, value_name = "NAME")]
     scenario: Option<String>,
     /// Only with this known fault planted: the scenarios must catch it
@@ -119,6 +120,12 @@ fn played_by(
             };
             outcomes.push(outcome(client.name, "The first worker", runs));
         }
+        if options.ask_for("its-checks") {
+            match (client.checks)() {
+                Ok(checks) if checks.is_empty() => {}
+                checks => outcomes.push(outcome(client.name, "Its checks", || pass(checks?))),
+            }
+        }
         // They ask for everything that the extension has.
         let asked = options.ask_for("its-own-tests") && !edition::is_lite();
         if let Some(tests) = programs.tests.as_ref().filter(|_| asked) {
@@ -138,6 +145,19 @@ fn played_by(
         outcomes.extend(plants.iter().map(planted));
     }
     outcomes
+}
+
+/// All of them, and what each says where it finds something.
+fn pass(checks: Vec<Check>) -> Result<()> {
+    let found: Vec<String> = checks
+        .into_iter()
+        .filter_map(|mut check| {
+            let error = output_of(&mut check.command).err()?;
+            Some(format!("{}: {error:#}", check.name))
+        })
+        .collect();
+    ensure!(found.is_empty(), "{}", found.join("\n"));
+    Ok(())
 }
 
 /// The same of the command, whose scenarios have forms of their own.

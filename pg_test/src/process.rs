@@ -87,6 +87,16 @@ pub fn is_stopped(pid: i32) -> bool {
     stat(pid).is_some_and(|stat| stat.state == 'T')
 }
 
+/// How long the living threads of a process have run on a processor.
+pub fn cpu_time(pid: i32) -> Duration {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let nanoseconds = tasks.filter_map(|task| {
+        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(nanoseconds.sum())
+}
+
 /// When the process started, in the kernel's ticks; with the pid it names a process for good.
 pub fn started_at(pid: i32) -> Option<u64> {
     stat(pid).map(|stat| stat.started)

@@ -44,6 +44,8 @@ pub enum Form {
     LeftOut(&'static str),
 }
 
+const ONE_LEASE: &str = "a run holds one lease";
+
 const fn played(name: &'static str, form: fn(&Scene) -> Result<()>) -> Scenario {
     Scenario { name, form: Form::Played(form), catches: &[] }
 }
@@ -108,6 +110,23 @@ pub const ALL: &[Scenario] = &[
         lost::a_frozen_command_that_ignores_term_ends_when_its_lease_is_revoked,
     ),
     played("A heartbeat that can never succeed", lost::denied),
+    left_out("One of fifty is lost", ONE_LEASE),
+    left_out("One of fifty is locked", ONE_LEASE),
+    left_out("One of fifty is locked, and let go in time", ONE_LEASE),
+    left_out("The cable is cut, with a hundred held", ONE_LEASE),
+    left_out("A cut that is mended in time, with a hundred held", ONE_LEASE),
+    left_out("A thousand leases on one connection", ONE_LEASE),
+    left_out("One connection for all", ONE_LEASE),
+    left_out(
+        "The session of a session lease ends, long before a heartbeat",
+        "its keeper finds it out at its next renewal",
+    ),
+    left_out("Handed over to another process", "a run holds its lease from its acquire to its end"),
+    left_out("Two claim at once", ONE_LEASE),
+    left_out("Guarded by several", ONE_LEASE),
+    left_out("Held at most", "a run ends its program; `timeout` bounds it"),
+    left_out("Held at least", "a run gives its lease back when its program has ended"),
+    left_out("Who leads", "`pg_fence leases` shows it to people"),
     left_out("Leading", "a run does one thing once; what starts it again is cron or systemd"),
     played("An unchanged psql presents the token", plain::presented_by_psql).catches(&["no-token"]),
     played("Only the program is frozen", lost::the_command_alone_is_frozen_and_keeps_its_lease),

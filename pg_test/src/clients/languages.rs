@@ -40,6 +40,18 @@ impl Program {
     }
 }
 
+/// What a linter, or a tool of the registry, says of a client.
+pub struct Check {
+    pub name: &'static str,
+    /// It ends with another status than 0 where something is wrong, and prints what.
+    pub command: Command,
+}
+
+/// Those of a client whose other way has them already.
+pub fn no_checks() -> Result<Vec<Check>> {
+    Ok(Vec::new())
+}
+
 /// A client, or one of its ways: on another driver, asynchronous.
 pub struct Language {
     /// As the command line calls it.
@@ -48,6 +60,9 @@ pub struct Language {
     pub directory: &'static str,
     /// Brings what is missing and builds what is to be built, below the target directory.
     pub prepare: fn() -> Result<Programs>,
+    /// Its linters, and what its registry asks of a package; asked for after `prepare`. Brings these tools, in versions
+    /// that are pinned, below the target directory.
+    pub checks: fn() -> Result<Vec<Check>>,
     /// The file with the example of its README.
     pub first_worker: &'static str,
     /// Whether `prepare` would bring nothing.

@@ -59,6 +59,17 @@ pub enum Event {
     DeniesLeases,
     /// Another session sees that the lease was renewed.
     ShowsRenewal(String),
+    /// Another session keeps a transaction open that has renewed the lease.
+    Locks(String),
+    /// That transaction is rolled back.
+    Unlocks,
+    /// So many leases are held.
+    Holds(i64),
+    /// A worker has so many sessions, or will have.
+    Sees {
+        sessions: i64,
+        worker: String,
+    },
 }
 
 /// One line of a scenario.
@@ -80,6 +91,26 @@ pub enum Action {
         event: String,
         any_of: Vec<String>,
     },
+    /// It tells the losses of so many leases.
+    Loses {
+        worker: String,
+        count: usize,
+        any_of: Vec<String>,
+        /// Of a lease that was taken by `hold` or `claim`.
+        name: Option<String>,
+        /// As soon as the last thing happened, and not at a deadline.
+        at_once: bool,
+    },
+    /// What its workers have claimed are so many leases, each claimed by one of them.
+    Claimed {
+        workers: Vec<String>,
+        count: usize,
+    },
+    /// What it costs to keep its leases, for so long; it has one session meanwhile.
+    Measure {
+        worker: String,
+        time: Duration,
+    },
     Befalls {
         worker: String,
         fate: Fate,
@@ -98,13 +129,13 @@ impl Action {
     fn slow_down(&mut self, times: u32) {
         match self {
             Action::Tell { order: Value::Object(order), .. } => {
-                for key in ["ttl_ms", "wait_ms", "ms"] {
+                for key in ["ttl_ms", "wait_ms", "ms", "hold_at_most_ms", "hold_at_least_ms"] {
                     if let Some(ms) = order.get(key).and_then(Value::as_u64) {
                         order.insert(key.to_owned(), json!(ms * u64::from(times)));
                     }
                 }
             }
-            Action::Pause(time) => *time *= times,
+            Action::Pause(time) | Action::Measure { time, .. } => *time *= times,
             // A delayed answer stays as it is: drivers have timeouts of their own for the time that a connect takes.
             _ => {}
         }
@@ -180,7 +211,9 @@ impl Scenario {
                 .flat_map(|step| &step.actions)
                 .any(|action| matches!(action, Action::Tell { order, .. } if wanted(order)))
         };
-        let several = |order: &Value| order["names"].as_array().is_some_and(|all| all.len() > 1);
+        let several = |order: &Value| {
+            order["do"] == "acquire" && order["names"].as_array().is_some_and(|all| all.len() > 1)
+        };
         [
             (surface.sessions, asks(&|order| order["session"] == true), "session => true"),
             (surface.multi_holder, asks(&|order| order["shared"] == true), "shared grants"),
@@ -261,6 +294,18 @@ fn actions(line: &str) -> Result<Vec<Action>> {
         ["freeze", worker] => actions.push(befalls(worker, Fate::Frozen)),
         ["thaw", worker] => actions.push(befalls(worker, Fate::Thawed)),
         ["kill", worker] => actions.push(befalls(worker, Fate::Killed)),
+        [worker, "says", count, "lost", how @ ..] => {
+            actions.push(loses(worker, count.parse()?, how)?);
+        }
+        [worker, "says", "lost", how @ ..] => actions.push(loses(worker, 1, how)?),
+        [one, "and", other, "claimed", count] => {
+            let workers = vec![(*one).to_owned(), (*other).to_owned()];
+            actions.push(Action::Claimed { workers, count: count.parse()? });
+        }
+        [worker, "is", "measured", "for", time @ ..] => {
+            let time = duration(time)?;
+            actions.push(Action::Measure { worker: (*worker).to_owned(), time });
+        }
         [worker, "says", event, how @ ..] => {
             let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
             let (worker, event) = ((*worker).to_owned(), (*event).to_owned());
@@ -282,6 +327,18 @@ fn actions(line: &str) -> Result<Vec<Action>> {
 
 fn befalls(worker: &str, fate: Fate) -> Action {
     Action::Befalls { worker: worker.to_owned(), fate }
+}
+
+/// `deadline|gone`, `gone w7`, `session at once`
+fn loses(worker: &str, count: usize, how: &[&str]) -> Result<Action> {
+    let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
+    let (name, at_once) = match how {
+        [] | [_] => (None, false),
+        [_, "at", "once"] => (None, true),
+        [_, name] => (Some((*name).to_owned()), false),
+        _ => bail!("what is {how:?}?"),
+    };
+    Ok(Action::Loses { worker: worker.to_owned(), count, any_of, name, at_once })
 }
 
 fn alternatives(words: &str) -> Vec<String> {
@@ -310,6 +367,12 @@ fn server_event(words: &[&str]) -> Result<Event> {
         ["revokes", name] => Event::Revokes((*name).to_owned()),
         ["terminates", worker] => Event::Terminates((*worker).to_owned()),
         ["denies", "leases"] => Event::DeniesLeases,
+        ["locks", name] => Event::Locks((*name).to_owned()),
+        ["unlocks"] => Event::Unlocks,
+        ["holds", leases] => Event::Holds(leases.parse()?),
+        ["sees", sessions, "sessions" | "session", "of", worker] => {
+            Event::Sees { sessions: sessions.parse()?, worker: (*worker).to_owned() }
+        }
         ["shows", "a", "renewal", "of", name] => Event::ShowsRenewal((*name).to_owned()),
         _ => bail!("the server does what?"),
     })
@@ -332,19 +395,15 @@ fn order_of(words: &[&str]) -> Result<Value> {
     let mut order = Map::new();
     order.insert("do".to_owned(), json!(what));
     let first = match *what {
-        "acquire" => Some("names"),
-        "lead" | "adopt" => Some("name"),
+        "acquire" | "hold" | "claim" => Some("names"),
+        "lead" | "adopt" | "resume" | "observe" => Some("name"),
         "update" | "write" | "unfenced" => Some("value"),
         _ => None,
     };
     if let Some(first) = first {
         let (value, others) = rest.split_first().context("of what?")?;
         rest = others;
-        let value = if first == "names" {
-            json!(value.split(',').collect::<Vec<_>>())
-        } else {
-            json!(value)
-        };
+        let value = if first == "names" { json!(names(value)?) } else { json!(value) };
         order.insert(first.to_owned(), value);
     }
     while !rest.is_empty() {
@@ -353,12 +412,32 @@ fn order_of(words: &[&str]) -> Result<Value> {
     Ok(Value::Object(order))
 }
 
+/// `a,b`, and `w1..50` for `w1` to `w50`.
+fn names(list: &str) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for one in list.split(',') {
+        let Some((first, last)) = one.split_once("..") else {
+            names.push(one.to_owned());
+            continue;
+        };
+        let word = first.trim_end_matches(|c: char| c.is_ascii_digit());
+        let range = first[word.len()..].parse::<u32>()?..=last.parse::<u32>()?;
+        names.extend(range.map(|number| format!("{word}{number}")));
+    }
+    Ok(names)
+}
+
 fn option<'a>(order: &mut Map<String, Value>, words: &'a [&'a str]) -> Result<&'a [&'a str]> {
     let (key, value, rest) = match words {
         ["ttl", number, unit, rest @ ..] => ("ttl_ms", ms(number, unit)?, rest),
         ["wait", number, unit, rest @ ..] => ("wait_ms", ms(number, unit)?, rest),
         ["token", number, rest @ ..] => ("token", json!(number.parse::<i64>()?), rest),
         ["slots", number, rest @ ..] => ("slots", json!(number.parse::<i32>()?), rest),
+        ["at-most", number, unit, rest @ ..] => ("hold_at_most_ms", ms(number, unit)?, rest),
+        ["at-least", number, unit, rest @ ..] => ("hold_at_least_ms", ms(number, unit)?, rest),
+        ["n", number, rest @ ..] => ("n", json!(number.parse::<i32>()?), rest),
+        // The token that this worker has had; put in when the order is sent.
+        ["of", worker, rest @ ..] => ("token_of", json!(worker), rest),
         [flag @ ("session" | "shared"), rest @ ..] => (*flag, json!(true), rest),
         ["presenting", rest @ ..] => ("by", json!("present"), rest),
         ["releasing", rest @ ..] => ("release", json!(true), rest),

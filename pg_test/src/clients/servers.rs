@@ -4,10 +4,11 @@ use super::scenario::{Event, Need, Scenario};
 use crate::clock::Clock;
 use crate::lab::Lab;
 use crate::pooler::Pooler;
-use crate::process::{wait_until, PATIENCE};
+use crate::process::{cpu_time, wait_until, PATIENCE};
 use crate::{Cluster, Database, Session};
 use anyhow::{bail, ensure, Context, Result};
-use std::time::Duration;
+use std::fmt;
+use std::time::{Duration, Instant};
 
 /// What the workers work on, and who else writes down what they wrote.
 pub const TABLES: &str = "
@@ -20,6 +21,22 @@ pub const TABLES: &str = "
     CREATE TRIGGER write_down AFTER UPDATE ON work FOR EACH ROW EXECUTE FUNCTION write_down();
 ";
 
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let a_beat = |total: f64| total / self.beats.max(1.0);
+        let ms = |time: Duration| a_beat(time.as_secs_f64() * 1000.0);
+        write!(
+            f,
+            "{} leases, {:.1} beats; a beat: {:.1} commits, {:.1} ms of the client's processor, {:.1} ms of the server's",
+            self.leases,
+            self.beats,
+            a_beat(self.commits as f64),
+            ms(self.client),
+            ms(self.server),
+        )
+    }
+}
+
 /// The servers. Dropped, they are gone.
 pub struct Servers<'a> {
     lab: &'a Lab,
@@ -30,6 +47,19 @@ pub struct Servers<'a> {
     standby: Option<Cluster>,
     clock: Option<Clock>,
     pooler: Option<Pooler>,
+    /// A transaction that has renewed a lease, and stays open.
+    locker: Option<Session>,
+}
+
+/// What it cost a worker and the server to keep its leases.
+#[derive(Debug)]
+pub struct Cost {
+    pub leases: i64,
+    /// How often each was renewed meanwhile.
+    pub beats: f64,
+    pub commits: i64,
+    pub client: Duration,
+    pub server: Duration,
 }
 
 impl<'a> Servers<'a> {
@@ -65,7 +95,7 @@ impl<'a> Servers<'a> {
             started.admit(&role)?;
             pooler = Some(started);
         }
-        Ok(Servers { lab, database, role, own, standby, clock, pooler })
+        Ok(Servers { lab, database, role, own, standby, clock, pooler, locker: None })
     }
 
     fn cluster(&self) -> &Cluster {
@@ -120,12 +150,78 @@ impl<'a> Servers<'a> {
             Event::DeniesLeases => {
                 self.admin()?.run(&format!("SELECT fence_revoke('{}')", self.role))
             }
+            Event::Locks(name) => {
+                let mut session = self.admin()?;
+                session.run("BEGIN")?;
+                let sql = "SELECT count(lease_renew(name, token)) FROM lease_info($1)";
+                ensure!(session.one::<i64>(sql, &[name])? == 1, "{name} is not held");
+                self.locker = Some(session);
+                Ok(())
+            }
+            Event::Unlocks => self.locker.take().context("nothing is locked")?.run("ROLLBACK"),
+            Event::Holds(leases) => {
+                let sql = "SELECT count(*) FROM fence.leases WHERE state = 'held'";
+                let held: i64 = self.admin()?.one(sql, &[])?;
+                ensure!(held == *leases, "the server holds {held}");
+                Ok(())
+            }
+            Event::Sees { sessions, worker } => {
+                let mut admin = self.admin()?;
+                let mut seen = 0;
+                let as_many = wait_until("as many sessions", PATIENCE, || {
+                    seen =
+                        self.sessions_of(&mut admin, worker).map_or(-1, |pids| pids.len() as i64);
+                    seen == *sessions
+                });
+                as_many.with_context(|| format!("{worker} has {seen} sessions"))
+            }
             Event::ShowsRenewal(name) => {
                 let sql = "SELECT coalesce(max(renewals), 0)::bigint FROM lease_info($1)";
                 ensure!(self.admin()?.one::<i64>(sql, &[name])? > 0, "no other session sees one");
                 Ok(())
             }
         }
+    }
+
+    fn sessions_of(&self, admin: &mut Session, worker: &str) -> Result<Vec<i32>> {
+        let sql = "SELECT coalesce(string_agg(pid::text, ' '), '') FROM pg_stat_activity \
+                   WHERE application_name = $1 AND usename = $2";
+        let pids: String = admin.one(sql, &[&worker, &self.role])?;
+        pids.split_whitespace().map(|pid| Ok(pid.parse()?)).collect()
+    }
+
+    /// What it costs to keep a worker's leases for so long, by one session.
+    pub fn measure(&self, worker: &str, process: i32, time: Duration) -> Result<Cost> {
+        let leases =
+            "SELECT count(*), sum(renewals)::bigint FROM fence.leases WHERE state = 'held'";
+        let leases = || -> Result<(i64, i64)> {
+            let row = self.admin()?.rows(leases)?.into_iter().next().context("no row")?;
+            let number = |column: usize| -> Result<i64> {
+                Ok(row[column].as_deref().unwrap_or("0").parse()?)
+            };
+            Ok((number(0)?, number(1)?))
+        };
+        // From another database, whose commits are counted there.
+        let mut aside = self.cluster().connect("postgres")?;
+        let commits = "SELECT xact_commit FROM pg_stat_database WHERE datname = $1";
+        let (_, renewals_before) = leases()?;
+        // Time for the session that has just asked to end, and to be counted.
+        std::thread::sleep(Duration::from_millis(500));
+        let pids = self.sessions_of(&mut aside, worker)?;
+        let [session] = pids[..] else { bail!("{worker} has {} sessions", pids.len()) };
+        let commits_before: i64 = aside.one(commits, &[&self.dbname()])?;
+        let (client, server) = (cpu_time(process), cpu_time(session));
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            std::thread::sleep(Duration::from_millis(100));
+            let pids = self.sessions_of(&mut aside, worker)?;
+            ensure!(pids == [session], "{worker} has had the session {session}, and has {pids:?}");
+        }
+        let (client, server) = (cpu_time(process) - client, cpu_time(session) - server);
+        let commits = aside.one::<i64>(commits, &[&self.dbname()])? - commits_before;
+        let (leases, renewals) = leases()?;
+        let beats = (renewals - renewals_before) as f64 / leases as f64;
+        Ok(Cost { leases, beats, commits, client, server })
     }
 
     fn fail_over(&mut self) -> Result<()> {

@@ -9,8 +9,8 @@ use crate::lab::Lab;
 use crate::process::PATIENCE;
 use crate::standstill::Watch;
 use anyhow::{ensure, Context, Result};
-use serde_json::json;
-use std::collections::BTreeMap;
+use serde_json::{json, Value};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -19,6 +19,9 @@ const SLACK_MS: i64 = 1500;
 
 /// A scenario that fails on a machine that stood still for that long is played again.
 pub const STANDSTILL: Duration = Duration::from_millis(100);
+
+/// How many threads or tasks a client may have for its leases, however many these are.
+const FEW_TASKS: i64 = 12;
 
 /// How many times slower a scenario is played, one after the other. The outcome of the last one counts in any case.
 pub const PACES: [u32; 3] = [1, 2, 4];
@@ -64,7 +67,8 @@ fn play_at(
     let scenario = scenario.slowed_down(pace);
     let servers = Servers::start(lab, &scenario).context(NotReady)?;
     let slack_ms = SLACK_MS * i64::from(pace);
-    let mut stage = Stage { servers, program, plant, slack_ms, workers: BTreeMap::new() };
+    let (workers, disturbed_at) = (BTreeMap::new(), unix_ms());
+    let mut stage = Stage { servers, program, plant, slack_ms, workers, disturbed_at };
     for step in &scenario.steps {
         for action in &step.actions {
             stage.act(action).with_context(|| format!("at \"{}\"", step.text))?;
@@ -79,16 +83,29 @@ struct Stage<'a> {
     plant: Option<&'a str>,
     slack_ms: i64,
     workers: BTreeMap<String, Worker>,
+    /// When the last thing happened to a worker, a cable or the server, in milliseconds since 1970.
+    disturbed_at: i64,
 }
 
 impl Stage<'_> {
     fn act(&mut self, action: &Action) -> Result<()> {
         match action {
-            Action::Tell { worker, order } => self.worker(worker)?.tell(order),
+            Action::Tell { worker, order } => self.tell(worker, order),
             Action::Answer { worker, any_of } => self.answer(worker, any_of),
             Action::Says { worker, event, any_of } => self.says(worker, event, any_of),
-            Action::Befalls { worker, fate } => self.befall(worker, *fate),
+            Action::Loses { worker, count: 1, any_of, name: None, at_once: false } => {
+                self.says_lost(worker, any_of)
+            }
+            Action::Loses { worker, count, any_of, name, at_once } => (0..*count)
+                .try_for_each(|_| self.says_one_lost(worker, any_of, name.as_deref(), *at_once)),
+            Action::Claimed { workers, count } => self.claimed(workers, *count),
+            Action::Measure { worker, time } => self.measure(worker, *time),
+            Action::Befalls { worker, fate } => {
+                self.disturbed_at = unix_ms();
+                self.befall(worker, *fate)
+            }
             Action::Cable { worker, state } => {
+                self.disturbed_at = unix_ms();
                 self.worker(worker)?.cable.set(*state);
                 Ok(())
             }
@@ -122,9 +139,32 @@ impl Stage<'_> {
         self.workers.get_mut(name).context("just started")
     }
 
+    fn tell(&mut self, name: &str, order: &Value) -> Result<()> {
+        let mut order = order.clone();
+        if let Some(whose) = order["token_of"].as_str().map(str::to_owned) {
+            order["token"] = json!(self.worker(&whose)?.token.context("it has had none")?);
+            order.as_object_mut().map(|order| order.remove("token_of"));
+        }
+        let worker = self.worker(name)?;
+        if order["do"] == "hold" || order["do"] == "claim" {
+            worker.crowd_ttl_ms = order["ttl_ms"].as_i64().unwrap_or_default();
+        }
+        if order["do"] == "hold" {
+            let names = order["names"].as_array().into_iter().flatten();
+            worker.crowd.extend(names.filter_map(Value::as_str).map(str::to_owned));
+        }
+        worker.tell(&order)
+    }
+
     fn answer(&mut self, name: &str, any_of: &[String]) -> Result<()> {
         let said = self.worker(name)?.answer()?;
         ensure!(any_of.contains(&said.words()), "{name} answers \"{}\": {said:?}", said.words());
+        if let Some(names) = &said.names {
+            self.worker(name)?.crowd.extend(names.iter().cloned());
+        }
+        if said.event == "detached" {
+            self.worker(name)?.token = said.token;
+        }
         if let (Some(token), Some(_)) = (said.token, said.deadline) {
             self.worker(name)?.token = Some(token);
         }
@@ -137,7 +177,19 @@ impl Stage<'_> {
                 let said = self.worker(name)?.renewal()?;
                 self.note_deadline(name, &said)
             }
-            "lost" => self.says_lost(name, any_of),
+            "leader" => {
+                let said = self.worker(name)?.says(PATIENCE)?;
+                ensure!(said.event == event, "{name} says {said:?}");
+                let token = said.holder.as_ref().and(said.token);
+                let is = |who: &String| match who.as_str() {
+                    "nobody" => token.is_none(),
+                    who => {
+                        token.is_some() && self.workers.get(who).is_some_and(|w| w.token == token)
+                    }
+                };
+                ensure!(any_of.iter().any(is), "{name} says {said:?}");
+                Ok(())
+            }
             _ => {
                 let said = self.worker(name)?.says(PATIENCE)?;
                 ensure!(said.event == event, "{name} says {said:?}");
@@ -191,6 +243,60 @@ impl Stage<'_> {
         Ok(())
     }
 
+    /// One of many leases is lost, or a lease because its session has ended. Nobody tells their renewals: the last one
+    /// was in order when the last thing happened.
+    fn says_one_lost(
+        &mut self,
+        name: &str,
+        any_of: &[String],
+        lease: Option<&str>,
+        at_once: bool,
+    ) -> Result<()> {
+        let (slack_ms, disturbed_at) = (self.slack_ms, self.disturbed_at);
+        let worker = self.worker(name)?;
+        let ttl_ms = if at_once { 0 } else { worker.crowd_ttl_ms };
+        let due = (disturbed_at + ttl_ms).max(worker.thawed_at.unwrap_or(i64::MIN)) + slack_ms;
+        let said = worker.says(Duration::from_millis((due - unix_ms()).max(0) as u64 + 3000))?;
+        ensure!(said.event == "lost", "{name} says {said:?}");
+        let reason = said.reason.clone().unwrap_or_default();
+        ensure!(any_of.is_empty() || any_of.contains(&reason), "{name} says {said:?}");
+        ensure!(lease.is_none() || said.name.as_deref() == lease, "{name} says {said:?}");
+        ensure!(said.at <= due, "{name} says it {} ms too late", said.at - due + slack_ms);
+        // It was renewed within the last third of its ttl before that.
+        let early = disturbed_at + ttl_ms / 2 - said.at;
+        ensure!(reason != "deadline" || early < 0, "{name} gives it up long before its deadline");
+        if !at_once {
+            let lost = said.name.unwrap_or_default();
+            ensure!(worker.crowd.remove(&lost), "{name} has lost {lost:?}, which it did not hold");
+        }
+        Ok(())
+    }
+
+    /// Each has some of them, and none has another's.
+    fn claimed(&mut self, workers: &[String], count: usize) -> Result<()> {
+        let mut all = BTreeSet::new();
+        let mut sum = 0;
+        for name in workers {
+            let crowd = &self.worker(name)?.crowd;
+            sum += crowd.len();
+            all.extend(crowd.iter().cloned());
+        }
+        ensure!(all.len() == sum, "some are claimed by two of them: {sum}, of which {}", all.len());
+        ensure!(sum == count, "they have {sum}");
+        Ok(())
+    }
+
+    fn measure(&mut self, name: &str, time: Duration) -> Result<()> {
+        let worker = self.worker(name)?;
+        let tasks = worker.tasks()?;
+        ensure!(tasks <= FEW_TASKS, "{name} has {tasks} threads or tasks more than at its start");
+        let process = worker.pid();
+        let cost = self.servers.measure(name, process, time)?;
+        eprintln!("{name}, measured for {time:?}: {cost}");
+        ensure!(cost.beats > 1.0, "it has renewed too little");
+        Ok(())
+    }
+
     fn befall(&mut self, name: &str, fate: Fate) -> Result<()> {
         match fate {
             Fate::Frozen => self.worker(name)?.freeze(),
@@ -206,6 +312,9 @@ impl Stage<'_> {
     }
 
     fn server(&mut self, event: &Event) -> Result<()> {
+        if !matches!(event, Event::Holds(_) | Event::Sees { .. } | Event::ShowsRenewal(_)) {
+            self.disturbed_at = unix_ms();
+        }
         self.servers.befall(event)?;
         let port = self.servers.port();
         self.workers.values().for_each(|worker| worker.cable.lead_to(port));

@@ -9,6 +9,7 @@ use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
 use serde::Deserialize;
 use serde_json::{json, Value};
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Stdio};
@@ -29,6 +30,14 @@ pub struct Said {
     pub error: Option<String>,
     /// Why a lease was lost.
     pub reason: Option<String>,
+    /// Which lease was lost, or whose holder has changed.
+    pub name: Option<String>,
+    /// Who holds the lease that is observed; None: nobody.
+    pub holder: Option<String>,
+    /// How many leases are held.
+    pub count: Option<i64>,
+    /// Which were claimed.
+    pub names: Option<Vec<String>>,
     pub tasks: Option<i64>,
     pub sqlstate: Option<String>,
     pub message: Option<String>,
@@ -37,7 +46,8 @@ pub struct Said {
 impl Said {
     /// As scenarios put it.
     pub fn words(&self) -> String {
-        match self.error.as_ref().or(self.reason.as_ref()) {
+        let how = self.error.clone().or_else(|| self.reason.clone());
+        match how.or_else(|| self.count.map(|count| count.to_string())) {
             Some(how) => format!("{} {how}", self.event),
             None => self.event.clone(),
         }
@@ -56,6 +66,9 @@ pub struct Worker {
     renewals: Receiver<Said>,
     /// It was said last that the lease is lost.
     is_lost: bool,
+    /// The leases that it took by `hold` or `claim`, and for how long at a time.
+    pub crowd: BTreeSet<String>,
+    pub crowd_ttl_ms: i64,
     complaints: Arc<Mutex<String>>,
     /// The token of its grant, and the latest deadline that it spoke of.
     pub token: Option<i64>,
@@ -116,6 +129,8 @@ impl Worker {
             unasked,
             renewals,
             is_lost: false,
+            crowd: BTreeSet::new(),
+            crowd_ttl_ms: 0,
             complaints,
             token: None,
             deadline: None,
@@ -174,6 +189,9 @@ impl Worker {
     }
 
     fn note(&mut self, said: &Said) {
+        if said.name.as_ref().is_some_and(|name| self.crowd.contains(name)) {
+            return;
+        }
         self.is_lost = said.event == "lost";
         if said.event == "renewed" {
             self.deadline = said.deadline.max(self.deadline);
@@ -258,6 +276,15 @@ impl Worker {
         Ok(())
     }
 
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// How many threads and tasks it has beside those of its start.
+    pub fn tasks(&mut self) -> Result<i64> {
+        Ok(self.census()? - self.tasks)
+    }
+
     fn census(&mut self) -> Result<i64> {
         self.tell(&order("census", &Value::Null))?;
         self.expect("census")?.tasks.context("a census without a number")
@@ -294,7 +321,7 @@ fn listen(stdout: impl Read + Send + 'static) -> (Receiver<Said>, Receiver<Said>
             }
             let to = match said.event.as_str() {
                 "renewed" => &renewal_to,
-                "lost" | "leading" | "stopped" => &unasked_to,
+                "lost" | "leading" | "leader" | "stopped" => &unasked_to,
                 _ => &answer_to,
             };
             if to.send(said).is_err() {

@@ -16,6 +16,7 @@ pub const LANGUAGE: Language = Language {
     name: "go",
     directory: "go",
     prepare,
+    checks: super::no_checks,
     first_worker: "examples/first/main.go",
     is_there: || packages().iter().all(Package::is_installed),
 };

@@ -15,6 +15,7 @@ pub const LANGUAGE: Language = Language {
     name: "java",
     directory: "java",
     prepare,
+    checks: super::no_checks,
     first_worker: "examples/FirstWorker.java",
     is_there: || packages().iter().all(Package::is_installed),
 };

@@ -10,13 +10,18 @@ pub const LANGUAGE: Language = Language {
     name: "python",
     directory: "python",
     prepare,
+    checks: super::no_checks,
     first_worker: FIRST_WORKER,
     is_there: || orm::is_there(PYTHON),
 };
 
 /// The same with asyncio.
-pub const ASYNCIO: Language =
-    Language { name: "python-asyncio", prepare: prepare_asyncio, ..LANGUAGE };
+pub const ASYNCIO: Language = Language {
+    name: "python-asyncio",
+    prepare: prepare_asyncio,
+    checks: super::no_checks,
+    ..LANGUAGE
+};
 
 const FIRST_WORKER: &str = "examples/first_worker.py";
 

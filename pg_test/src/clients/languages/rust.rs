@@ -11,6 +11,7 @@ pub const LANGUAGE: Language = Language {
     name: "rust",
     directory: "rust",
     prepare,
+    checks: super::no_checks,
     first_worker: "examples/first_worker.rs",
     // To fetch and build what it stands on takes a minute.
     is_there: || built().join("worker").exists(),

@@ -16,6 +16,7 @@ pub const ON_PG: Language = Language {
     name: "typescript",
     directory: "typescript",
     prepare: || prepare("pg", "examples/first_worker.js"),
+    checks: super::no_checks,
     first_worker: "examples/first_worker.ts",
     is_there: || orm::is_there(LIBRARIES),
 };
@@ -24,6 +25,7 @@ pub const ON_POSTGRES: Language = Language {
     name: "typescript-postgres",
     directory: "typescript",
     prepare: || prepare("postgres", "examples/first_worker_postgres.js"),
+    checks: super::no_checks,
     first_worker: "examples/first_worker.ts",
     is_there: || orm::is_there(LIBRARIES),
 };
