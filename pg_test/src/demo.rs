@@ -3,13 +3,13 @@
 use crate::client::Conninfo;
 use crate::stories::{self, Story};
 use crate::story_run::StoryRun;
-use crate::timeline::Timeline;
+use crate::timeline::{picture, Timeline};
 use crate::Lab;
 use anyhow::{ensure, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-#[derive(Debug, Clone, Copy, Default, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
     /// Leave the server running afterwards, and say how to connect
     #[arg(long)]
@@ -17,6 +17,9 @@ pub struct Options {
     /// Leave every fence and guard out, and see the stories end badly
     #[arg(long)]
     without_fence: bool,
+    /// Draw the first story, as it happened, into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 /// Plays the demonstration. An error tells that a promise was not kept, or that without the fence a story ended
@@ -27,7 +30,7 @@ pub fn run(program: &Path, options: Options) -> Result<()> {
     let conninfo = lab.cluster().conninfo("demo");
     let timeline = Timeline::on_stdout();
     let stories = if options.without_fence { &stories::TELLING[..] } else { &stories::ALL };
-    let broken = play_all(&lab, &conninfo, &timeline, stories, options.without_fence)?;
+    let broken = play_all(&lab, &conninfo, &timeline, stories, &options)?;
     let (kept, all) = (stories.len() - broken, stories.len());
     if options.without_fence {
         timeline.line(format_args!(
@@ -54,7 +57,7 @@ fn play_all(
     conninfo: &Conninfo,
     timeline: &Timeline,
     stories: &[Story],
-    without_fence: bool,
+    options: &Options,
 ) -> Result<usize> {
     let mut session = conninfo.connect()?;
     session.run("CREATE EXTENSION pg_fence")?;
@@ -64,7 +67,7 @@ fn play_all(
          Workers A, B, C... are processes of their own, frozen and killed for real.",
         crate::extension::VERSION
     ));
-    if without_fence {
+    if options.without_fence {
         timeline.line("This time without any fence or guard: leases only.");
     }
     let mut broken = 0;
@@ -74,10 +77,13 @@ fn play_all(
         let mut run = StoryRun::new(lab, conninfo.clone(), timeline);
         run.ttl = Duration::from_secs(1);
         run.rounds = 50;
-        if without_fence {
+        if options.without_fence {
             run = run.without_protection();
         }
         let outcome = run.play(story);
+        if let (0, Some(file), Ok(end)) = (index, &options.svg, &outcome) {
+            std::fs::write(file, picture::draw(story.title, &timeline.told(), end))?;
+        }
         run.counted()?;
         match outcome {
             Ok(outcome) => timeline.conclude(true, &outcome),

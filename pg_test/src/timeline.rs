@@ -6,6 +6,8 @@ use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
 use std::time::Instant;
 
+pub mod picture;
+
 /// What happened, in a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
@@ -61,17 +63,41 @@ const BLUE: &str = "\x1b[1;34m";
 /// A colour for each worker, by its name's first letter.
 const COLOURS: [&str; 4] = ["\x1b[36m", "\x1b[35m", "\x1b[33m", "\x1b[32m"];
 
+/// One thing that was told.
+#[derive(Debug, Clone)]
+pub struct Told {
+    /// Since the story began.
+    pub seconds: f64,
+    /// Whose doing it was; empty for nobody's.
+    pub actor: String,
+    pub mark: Mark,
+    /// A refusal has a second line, the error.
+    pub text: String,
+}
+
+impl Told {
+    fn lines(&self) -> usize {
+        self.text.lines().count().max(1)
+    }
+}
+
 /// Prints what happens, or keeps silent (in a test).
 pub struct Timeline {
     loud: bool,
     colour: bool,
     zero: Mutex<Instant>,
+    told: Mutex<Vec<Told>>,
 }
 
 impl Timeline {
     /// One that prints nothing.
     pub fn silent() -> Timeline {
-        Timeline { loud: false, colour: false, zero: Mutex::new(Instant::now()) }
+        Timeline {
+            loud: false,
+            colour: false,
+            zero: Mutex::new(Instant::now()),
+            told: Mutex::default(),
+        }
     }
 
     /// One that prints to standard output: in colour if that is a terminal and nobody minds.
@@ -79,20 +105,28 @@ impl Timeline {
         let minds = std::env::var_os("NO_COLOR").is_some_and(|text| !text.is_empty())
             || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let colour = std::io::stdout().is_terminal() && !minds;
-        Timeline { loud: true, colour, zero: Mutex::new(Instant::now()) }
+        Timeline { loud: true, colour, zero: Mutex::new(Instant::now()), told: Mutex::default() }
     }
 
     /// Time starts again at zero.
     pub fn restart(&self) {
         *self.zero.lock().unwrap_or_else(|e| e.into_inner()) = Instant::now();
+        self.told.lock().unwrap_or_else(|e| e.into_inner()).clear();
+    }
+
+    /// What was told since the last restart.
+    pub fn told(&self) -> Vec<Told> {
+        self.told.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
     /// Something happened. Further lines of `text` are indented below the first.
     pub fn tell(&self, actor: &str, mark: Mark, text: impl Display) {
         let zero = *self.zero.lock().unwrap_or_else(|e| e.into_inner());
-        let time = format!("{:>6.2} s", zero.elapsed().as_secs_f64());
+        let seconds = zero.elapsed().as_secs_f64();
+        let time = format!("{seconds:>6.2} s");
         let letter = usize::from(actor.bytes().next().unwrap_or(b'D').to_ascii_uppercase() - b'A');
         let text = text.to_string();
+        self.remember(Told { seconds, actor: actor.to_owned(), mark, text: text.clone() });
         let mut lines = text.lines();
         self.line(format_args!(
             "  {}  {}  {}  {}",
@@ -106,10 +140,17 @@ impl Timeline {
         }
     }
 
+    fn remember(&self, told: Told) {
+        self.told.lock().unwrap_or_else(|e| e.into_inner()).push(told);
+    }
+
     /// The server refused something, and how it said so.
     pub fn refused(&self, actor: &str, sql: &str, fault: &Fault) {
         self.tell(actor, Mark::Refused, sql);
         let error = format!("{} {}: {}", fault.severity, fault.sqlstate, fault.message);
+        if let Some(last) = self.told.lock().unwrap_or_else(|e| e.into_inner()).last_mut() {
+            last.text = format!("{sql}\n{error}");
+        }
         self.line(format_args!("{:28}{}", "", self.paint(RED, &error)));
     }
 

@@ -40,6 +40,7 @@ pages![
     many_databases = "docs/recipes/many-databases.md",
     monitoring = "docs/operations/monitoring.md",
     operations = "docs/operations/operations.md",
+    recipes = "docs/recipes/README.md",
     reference = "docs/reference/sql.md",
     security_and_audit = "docs/operations/security-and-audit.md",
     testing_and_migrations = "docs/recipes/testing-and-migrations.md",

@@ -1,0 +1,157 @@
+//! A story as a picture (SVG): a line for each thing that was told, beside it a lane for each worker.
+
+use super::{Mark, Told};
+use std::fmt::Write;
+
+const LINE: usize = 24;
+const TOP: usize = 58;
+const FIRST_LANE: usize = 92;
+const BETWEEN_LANES: usize = 40;
+const WIDTH: usize = 920;
+
+/// The picture of a story: its title, what was told from the first grant on, and how it ended.
+pub fn draw(title: &str, told: &[Told], end: &str) -> String {
+    let first = told.iter().position(|one| one.mark == Mark::Holds).unwrap_or(0);
+    let told = &told[first..];
+    let mut actors: Vec<&str> = Vec::new();
+    for one in told.iter().filter(|one| !one.actor.is_empty()) {
+        if !actors.contains(&one.actor.as_str()) {
+            actors.push(&one.actor);
+        }
+    }
+    let text_at = FIRST_LANE + BETWEEN_LANES * actors.len() - 8;
+    let height = TOP + LINE * told.iter().map(Told::lines).sum::<usize>() + 44;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
+         role=\"img\" aria-labelledby=\"title\">\n<title id=\"title\">{}</title>\n<style>{STYLE}</style>\n\
+         <rect class=\"panel\" x=\"1\" y=\"1\" width=\"{}\" height=\"{}\" rx=\"8\"/>\n",
+        escaped(title),
+        WIDTH - 2,
+        height - 2
+    );
+    let bottom = height - 44;
+    for (n, actor) in actors.iter().enumerate() {
+        let x = FIRST_LANE + BETWEEN_LANES * n;
+        add(
+            &mut svg,
+            &format!("<text class=\"name\" x=\"{x}\" y=\"30\">{}</text>", escaped(actor)),
+        );
+        add(&mut svg, &format!("<path class=\"lane\" d=\"M{x} 42V{bottom}\"/>"));
+        for (class, from, to) in spans(actor, told, bottom) {
+            add(&mut svg, &format!("<path class=\"{class}\" d=\"M{x} {from}V{to}\"/>"));
+        }
+    }
+    for (one, y) in told.iter().zip(heights(told)) {
+        let class = class(one.mark);
+        add(
+            &mut svg,
+            &format!("<text class=\"time\" x=\"66\" y=\"{}\">{:.2} s</text>", y + 4, one.seconds),
+        );
+        if let Some(n) = actors.iter().position(|actor| *actor == one.actor) {
+            let x = FIRST_LANE + BETWEEN_LANES * n;
+            add(
+                &mut svg,
+                &format!("<circle class=\"dot {class}\" cx=\"{x}\" cy=\"{y}\" r=\"5\"/>"),
+            );
+        }
+        let word =
+            if one.mark == Mark::Note { String::new() } else { format!("{} ", one.mark.word()) };
+        for (n, line) in one.text.lines().enumerate() {
+            let y = y + 4 + LINE * n;
+            let word = if n == 0 { word.as_str() } else { "" };
+            let word = if word.is_empty() {
+                String::new()
+            } else {
+                format!("<tspan class=\"word\">{word}</tspan>")
+            };
+            add(
+                &mut svg,
+                &format!(
+                    "<text class=\"{class}\" x=\"{text_at}\" y=\"{y}\">{word}{}</text>",
+                    escaped(line)
+                ),
+            );
+        }
+    }
+    add(
+        &mut svg,
+        &format!("<text class=\"end\" x=\"18\" y=\"{}\">{}</text>", height - 16, escaped(end)),
+    );
+    svg + "</svg>\n"
+}
+
+/// Where each line is.
+fn heights(told: &[Told]) -> Vec<usize> {
+    told.iter()
+        .scan(TOP, |next, one| {
+            let y = *next;
+            *next += LINE * one.lines();
+            Some(y)
+        })
+        .collect()
+}
+
+/// The parts of a worker's lane in which it holds its lease, and in which it stands still.
+fn spans(actor: &str, told: &[Told], bottom: usize) -> Vec<(&'static str, usize, usize)> {
+    let mut spans = Vec::new();
+    let (mut holds, mut frozen) = (None, None);
+    for (one, y) in told.iter().zip(heights(told)) {
+        let own = one.actor == actor;
+        match one.mark {
+            Mark::Holds if own => holds = Some(y),
+            // Another one is granted the lease: this grant has ended before.
+            Mark::Holds => spans.extend(holds.take().map(|from| ("holds", from, y - LINE))),
+            Mark::Ended if own => spans.extend(holds.take().map(|from| ("holds", from, y))),
+            Mark::Frozen if own => frozen = Some(y),
+            Mark::Wakes if own => spans.extend(frozen.take().map(|from| ("frozen", from, y))),
+            _ => {}
+        }
+    }
+    spans.extend(holds.map(|from| ("holds", from, bottom)));
+    spans
+}
+
+fn class(mark: Mark) -> &'static str {
+    match mark {
+        Mark::Holds => "good",
+        Mark::Taken | Mark::Ended => "ended",
+        Mark::Writes => "plain",
+        Mark::Refused | Mark::Killed => "bad",
+        Mark::Frozen | Mark::Wakes => "still",
+        Mark::Note => "note",
+    }
+}
+
+fn add(svg: &mut String, line: &str) {
+    // Writing into a String cannot fail.
+    let _ = writeln!(svg, "{line}");
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace("-&gt;", "→")
+}
+
+const STYLE: &str = r#"
+text { font: 12px ui-monospace, SFMono-Regular, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #1f2328 }
+.panel { fill: #f6f8fa; stroke: #d0d7de }
+.name { font-weight: 700; font-size: 15px; text-anchor: middle }
+.time { text-anchor: end; fill: #57606a }
+.word { font-weight: 700 }
+.end { font-weight: 700; font-size: 12.5px }
+.lane { stroke: #d0d7de; stroke-width: 2 }
+.holds { stroke: #2da44e; stroke-width: 8; stroke-linecap: round }
+.frozen { stroke: #54aeff; stroke-width: 4; stroke-dasharray: 3 4 }
+.note { fill: #57606a }
+text.good, .good { fill: #1a7f37 } text.bad, .bad { fill: #cf222e } text.still, .still { fill: #0969da }
+text.ended, .ended { fill: #9a6700 } .dot { stroke: #f6f8fa; stroke-width: 1.5 }
+.dot.note { fill: #8c959f } .dot.plain { fill: #1f2328 }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3 }
+.panel { fill: #161b22; stroke: #30363d }
+.time, .note { fill: #9da7b3 }
+.lane { stroke: #30363d }
+.holds { stroke: #2ea043 } .frozen { stroke: #58a6ff }
+text.good, .good { fill: #56d364 } text.bad, .bad { fill: #ff7b72 } text.still, .still { fill: #79c0ff }
+text.ended, .ended { fill: #e3b341 } .dot { stroke: #161b22 } .dot.plain { fill: #e6edf3 }
+}
+"#;

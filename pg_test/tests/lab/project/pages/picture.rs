@@ -1,0 +1,37 @@
+//! The picture on the first page is of the demonstration as it is today.
+
+use super::page;
+use pg_test::story_run::StoryRun;
+use pg_test::timeline::{picture, Timeline};
+use pg_test::{ensure, lab_test, stories, Context, Lab, Result};
+use std::time::Duration;
+
+const PICTURE: &str = "docs/images/demonstration.svg";
+
+#[lab_test]
+fn the_picture_shows_the_demonstration(lab: &Lab) -> Result<()> {
+    ensure!(page("README.md")?.contains(PICTURE), "the first page does not show it");
+    let story = stories::ALL.first().context("no story")?;
+    let (db, timeline) = (lab.database()?, Timeline::silent());
+    let mut run = StoryRun::new(lab, db.conninfo(), &timeline);
+    // Other tests keep the machine busy.
+    run.ttl = Duration::from_secs(3);
+    let end = run.play(story)?;
+    let drawn = picture::draw(story.title, &timeline.told(), &end);
+    // What was told before a lease ran out early on a slow machine is no part of the picture.
+    ensure!(
+        without_numbers(&page(PICTURE)?) == without_numbers(&drawn) || drawn.contains("too slow"),
+        "draw it again: cargo run -- demo --svg {PICTURE}\n{drawn}"
+    );
+    Ok(())
+}
+
+/// Times, tokens and processes are other ones each time.
+fn without_numbers(text: &str) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for part in text.split_inclusive(|c: char| !c.is_ascii_digit()) {
+        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
+        words.push(if rest.len() < part.len() { format!("#{rest}") } else { part.to_owned() });
+    }
+    words.concat()
+}
