@@ -5,6 +5,7 @@
 //! | module | what is there |
 //! | --- | --- |
 //! | `sql` | the functions that SQL calls, and their arguments; the SQL objects themselves are in `sql/` |
+//! | `transaction_end` | what happens when a transaction commits or ends otherwise, in order |
 //! | `leases`, `fence` | granting, changing, guarding and waiting; the trigger |
 //! | `tokens` | where tokens come from, and when the sequence moves on |
 //! | `statistics` | what is counted, and where all sessions see it |
@@ -25,17 +26,11 @@ mod pg;
 mod sql;
 mod statistics;
 mod tokens;
+mod transaction_end;
 
 ::pgrx::pg_module_magic!(name, version);
 
-pg::load::on_load!(register);
-
-/// What is kept for as long as a transaction, registered from above.
-fn register() {
-    statistics::register();
-    fence::register();
-    leases::register();
-}
+pg::load::on_load!(transaction_end::TransactionEnd);
 
 // The parts of the install script, for `cargo pgrx`.
 ::pgrx::extension_sql_file!("../sql/1_schema.sql", name = "schema");

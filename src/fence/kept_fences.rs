@@ -1,7 +1,7 @@
 //! Rows that this transaction has written and that kept a greater fence than the token they were written with: what the check
 //! behind the other triggers knows them by.
 
-use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
 use pg_fence_rules::fence::Landing;
 use pg_fence_rules::Token;
 use pgrx::pg_sys::Oid;
@@ -15,6 +15,9 @@ struct Kept(BTreeSet<(u32, Token, Token)>);
 thread_local! {
     static KEPT: RefCell<Kept> = RefCell::default();
 }
+
+/// Those of this transaction, which go with it.
+pub const KEPT_FENCES: &dyn Follower = &KEPT;
 
 /// Remembers what a row of the table has landed with.
 pub fn note(table: Oid, landing: Landing) {
@@ -46,9 +49,4 @@ impl OfTransaction for Kept {
     fn transaction_ended(&mut self, _: Ending) {
         self.0.clear();
     }
-}
-
-/// Follows transactions.
-pub fn register() {
-    scope::follow(&KEPT);
 }

@@ -12,10 +12,6 @@ mod row_moves;
 mod trigger;
 
 pub use declared::{audit, protect};
+pub use kept_fences::KEPT_FENCES;
+pub use row_moves::ROW_MOVES;
 pub use trigger::{fenced, lands_again};
-
-/// Follows transactions; called once, when the library is loaded.
-pub fn register() {
-    kept_fences::register();
-    row_moves::register();
-}

@@ -2,7 +2,7 @@
 //! The UPDATE has been judged, so its two halves are known again and let pass.
 
 use crate::pg::fenced_table::trigger::RowId;
-use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::xact;
 use pg_fence_rules::fence::Landing;
 use std::cell::RefCell;
@@ -12,6 +12,9 @@ thread_local! {
     /// partition deletes that very version next, before another row of that statement is looked at.
     static ACCEPTED: RefCell<Vec<Accepted>> = const { RefCell::new(Vec::new()) };
 }
+
+/// Those of this transaction, which go with it.
+pub const ROW_MOVES: &dyn Follower = &ACCEPTED;
 
 /// What was accepted at one depth of triggers.
 #[derive(Clone, Copy, Default)]
@@ -93,9 +96,4 @@ impl OfTransaction for Vec<Accepted> {
     fn transaction_ended(&mut self, _: Ending) {
         self.clear();
     }
-}
-
-/// Follows transactions.
-pub fn register() {
-    scope::follow(&ACCEPTED);
 }

@@ -11,9 +11,7 @@ use crate::pg::call::raise;
 use crate::pg::encoding;
 use crate::pg::hash::Quick;
 use crate::pg::locks::relation_lock::IfLocked;
-use crate::pg::session::scope::{
-    self, BeforeCommit, Ending, OfSavepoint, OfTransaction, SavepointId,
-};
+use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::server;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
@@ -51,6 +49,9 @@ thread_local! {
     static GUARDS: RefCell<Guards> = RefCell::default();
 }
 
+/// Those of this transaction, which go with it.
+pub const TRANSACTION_GUARDS: &dyn Follower = &GUARDS;
+
 /// A session keeps room for so many leases that a transaction guards.
 const MOST_KEPT: usize = 16;
 
@@ -71,12 +72,16 @@ fn guarded_nothing() -> Option<Vec<u8>> {
     (alone && !xact::has_written()).then_some(name)
 }
 
-/// Warns who has guarded nothing.
-fn before_commit(_prepares: bool) -> Result<(), Refusal> {
+/// May the transaction have guarded nothing?
+pub fn is_perhaps_in_vain() -> bool {
+    GUARDS.with_borrow(|g| g.outside_block.is_some())
+}
+
+/// Warns a caller whose transaction ends now and has guarded nothing.
+pub fn warn_if_in_vain() {
     if let Some(name) = guarded_nothing() {
         raise::warn(errors::guarded_nothing(&name));
     }
-    Ok(())
 }
 
 /// Who asks for a guard, and what an error may show to it.
@@ -250,13 +255,6 @@ impl OfTransaction for Guards {
         }
         self.outside_block = None;
     }
-}
-
-/// Follows transactions; called once, when the library is loaded.
-pub fn register() {
-    scope::follow(&GUARDS);
-    let is_due = || GUARDS.with_borrow(|g| g.outside_block.is_some());
-    scope::before_commit(BeforeCommit { is_due, work: before_commit });
 }
 
 /// Does somebody else grant the lease, so that its tokens are none of the sequence?

@@ -16,10 +16,3 @@ pub mod session_leases;
 mod snapshot;
 pub mod try_acquire;
 pub mod wait;
-
-/// Follows transactions; called once, when the library is loaded.
-pub fn register() {
-    session_leases::register();
-    guard::register();
-    queue::register();
-}

@@ -6,7 +6,7 @@
 //! visible and its own locks are gone.
 
 use crate::pg::locks::lock::LockTag;
-use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::xact;
 use pg_fence_rules::locks::{HEAD_OF_QUEUE, SOMEBODY_WAITS};
 use std::cell::RefCell;
@@ -15,6 +15,9 @@ thread_local! {
     /// Leases that this transaction has changed or guarded.
     static CHANGED: RefCell<Vec<Changed>> = const { RefCell::new(Vec::new()) };
 }
+
+/// Those of this transaction, which go when its locks are gone.
+pub const CHANGED_LEASES: &dyn Follower = &CHANGED;
 
 /// A session keeps room for so many of them.
 const MOST_KEPT: usize = 16;
@@ -66,22 +69,21 @@ impl OfSavepoint for Changed {
 impl OfTransaction for Vec<Changed> {
     /// The locks are still held: heads are woken when they are gone.
     fn transaction_ended(&mut self, _: Ending) {}
+}
 
-    fn locks_gone(&mut self, transaction_is_over: bool) {
-        self.retain(|changed| {
+/// Wakes the heads of the queues of leases whose locks are gone: with the transaction, or with a savepoint that was rolled
+/// back.
+pub fn wake_heads(transaction_is_over: bool) {
+    CHANGED.with_borrow_mut(|all| {
+        all.retain(|changed| {
             let tell = changed.undone || transaction_is_over;
             if tell {
                 changed.queue.wake(HEAD_OF_QUEUE.mode);
             }
             !tell
         });
-        if transaction_is_over && self.capacity() > MOST_KEPT {
-            *self = Vec::new();
+        if transaction_is_over && all.capacity() > MOST_KEPT {
+            *all = Vec::new();
         }
-    }
-}
-
-/// Follows transactions; called once, when the library is loaded.
-pub fn register() {
-    scope::follow(&CHANGED);
+    });
 }

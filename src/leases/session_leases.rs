@@ -9,9 +9,7 @@ use super::queue;
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
-use crate::pg::session::scope::{
-    self, BeforeCommit, Ending, OfSavepoint, OfTransaction, SavepointId,
-};
+use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::server;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
@@ -38,11 +36,12 @@ thread_local! {
     static LEASES: RefCell<SessionLeases> = const { RefCell::new(SessionLeases(Vec::new())) };
 }
 
-/// Follows transactions; called once, when the library is loaded.
-pub fn register() {
-    scope::follow(&LEASES);
-    let is_due = || LEASES.with_borrow(|leases| !leases.0.is_empty());
-    scope::before_commit(BeforeCommit { is_due, work: before_commit });
+/// Those of this session, which hear of the ends of its transactions.
+pub const SESSION_LEASES: &dyn Follower = &LEASES;
+
+/// Has this session any?
+pub fn are_there() -> bool {
+    LEASES.with_borrow(|leases| !leases.0.is_empty())
 }
 
 /// Binds a grant that is about to be written to this session. Several leases acquired under one token share a lock.
@@ -74,7 +73,7 @@ pub fn grant_ended(name: &[u8], first: Token) {
 
 /// Refuses to prepare a transaction that has acquired one (0A000): what ends with a session cannot be left to
 /// whichever session commits the prepared transaction.
-fn before_commit(prepares: bool) -> Result<(), Refusal> {
+pub fn check_prepare(prepares: bool) -> Result<(), Refusal> {
     let acquired = |leases: &SessionLeases| leases.0.iter().any(|l| l.acquired_in.is_some());
     if prepares && LEASES.with_borrow(acquired) {
         Err(errors::session_lease_prepared())

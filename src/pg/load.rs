@@ -1,13 +1,12 @@
 //! What happens when the library is loaded into a backend.
 
-use crate::pg::locks::lock_count;
 use crate::pg::session::role;
-use crate::pg::session::scope;
+use crate::pg::session::scope::{self, Ends};
 use crate::pg::session::settings;
 use crate::pg::state::relation;
 
-/// Makes `pg` ready; `above` then registers what the modules above it keep for as long as a transaction.
-pub fn load(above: fn()) {
+/// Makes `pg` ready; what is done when a transaction ends, it is told.
+pub fn load<E: Ends>() {
     // Where backtraces are on, pgrx puts one, with file paths, into the DETAIL of every error that passes
     // through Rust. No thread but this one exists.
     std::env::remove_var("RUST_BACKTRACE");
@@ -16,21 +15,19 @@ pub fn load(above: fn()) {
     settings::declare();
     relation::register();
     role::register();
-    lock_count::register();
-    above();
-    scope::register();
+    scope::register::<E>();
 }
 
 /// Defines the function that Postgres calls when it loads the library.
 macro_rules! on_load {
-    ($above:path) => {
+    ($ends:ty) => {
         /// # Safety
         /// For Postgres to call, once for each backend.
         #[no_mangle]
         #[doc(hidden)]
         #[allow(unsafe_code)]
         pub unsafe extern "C-unwind" fn _PG_init() {
-            $crate::pg::load::load($above);
+            $crate::pg::load::load::<$ends>();
         }
     };
 }

@@ -15,7 +15,6 @@ pub use refused_write::{refused, Known, RefusedWrite};
 
 use self::counter::COUNTERS;
 use crate::known_bugs;
-use crate::pg::session::scope;
 use crate::pg::session::settings;
 use pg_fence_rules::Instant;
 use std::cell::Cell;
@@ -110,7 +109,7 @@ fn leave_queue() {
 }
 
 /// Adds what is pending to the segment; called at the end of each transaction, when nothing may fail any more.
-fn flush() {
+pub fn flush() {
     if CALLS.load(Ordering::Relaxed) & Counter::Waits.bit() != 0 {
         leave_queue();
     }
@@ -188,11 +187,4 @@ pub fn reset() {
     segment::open(segment::Missing::IsMade);
     flush();
     segment::with(|segment| segment.reset());
-}
-
-/// Follows transactions; called once, when the library is loaded.
-pub fn register() {
-    if !known_bugs::NO_COUNTING {
-        scope::when_over(flush);
-    }
 }

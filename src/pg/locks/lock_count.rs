@@ -7,7 +7,7 @@
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::hash::Quick;
-use crate::pg::session::scope::{self, Ending, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::xact;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -30,6 +30,9 @@ thread_local! {
     /// Entries that the session keeps beyond the transaction.
     static SESSION: Cell<usize> = const { Cell::new(0) };
 }
+
+/// The entries of this transaction, which go with it.
+pub const TAKEN_ENTRIES: &dyn Follower = &TAKEN;
 
 /// Room for so many is kept from one transaction to the next.
 const KEPT: usize = 64;
@@ -110,9 +113,4 @@ impl OfTransaction for HashMap<Entry, Taken, Quick> {
         self.clear();
         self.shrink_to(KEPT);
     }
-}
-
-/// Follows transactions; called once, when the library is loaded.
-pub fn register() {
-    scope::follow(&TAKEN);
 }

@@ -2,6 +2,7 @@
 //!
 //! Which work that is, the rules say (`durability`). All that the transaction writes must be such work.
 
+use crate::pg::session::scope::Ending;
 use crate::pg::session::xact;
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -68,7 +69,7 @@ pub fn waits_for_standbys() -> bool {
 }
 
 /// Called before the commit record is written: lets a commit of losable work alone not wait.
-pub(in crate::pg) fn relax() {
+pub fn relax() {
     let only = ONLY_LOSABLE.take();
     // SAFETY: an int that the commit reads on this thread; put back by `restore`, whatever comes of the commit.
     unsafe {
@@ -82,7 +83,7 @@ pub(in crate::pg) fn relax() {
 
 /// Puts the setting back when the transaction is over. Another extension may have written something in the same
 /// commit, after `relax`: then there is more than the commit's own record, and it is waited for now.
-pub(in crate::pg) fn restore(committed: bool) {
+pub fn restore(ending: Ending) {
     ONLY_LOSABLE.set(0);
     AS_ASKED.set(false);
     let Some(before) = RELAXED.take() else { return };
@@ -90,7 +91,7 @@ pub(in crate::pg) fn restore(committed: bool) {
     unsafe {
         pg_sys::synchronous_commit = before.setting;
         let off = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32;
-        if committed && before.setting > off && records() > before.records + 1 {
+        if ending == Ending::Committed && before.setting > off && records() > before.records + 1 {
             let commit = pg_sys::XactLastCommitEnd;
             pg_sys::XLogFlush(commit);
             pg_sys::SyncRepWaitForLSN(commit, true);

@@ -1,16 +1,14 @@
 //! What lasts as long as a transaction, or a savepoint of it: one mechanism for all that is kept that long.
 //!
-//! Whoever keeps something implements `OfTransaction` for it and registers it once (`follow`), when the library is loaded. Then
-//! it is told when a savepoint is released or rolled back, when the transaction ends, and when the locks are gone.
+//! A module that keeps something implements `OfTransaction` for it. `crate::transaction_end` lists all of them, and what
+//! else is done when a transaction ends, in order; it is called from here.
 
 use crate::pg::call::errors::Refusal;
 use crate::pg::call::raise;
-use crate::pg::session::commit;
 use pgrx::pg_sys;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::OnceLock;
 use std::thread::LocalKey;
 
 /// A savepoint (or the transaction itself), by number.
@@ -68,152 +66,119 @@ impl<K, T: OfSavepoint, S> OfSavepoint for HashMap<K, T, S> {
     }
 }
 
-/// Something that lasts as long as the transaction. Nothing here may raise: Postgres is past the point where it
-/// could stop.
+/// Something that lasts as long as the transaction.
 pub trait OfTransaction: OfSavepoint {
-    /// The transaction is over, or prepared; its locks are still held.
+    /// The transaction is over, or prepared; its locks are still held. Nothing here may raise: Postgres is past the point
+    /// where it could stop.
     fn transaction_ended(&mut self, ending: Ending);
-
-    /// The locks of the transaction are gone, or, where it goes on, those of the savepoint that was rolled back.
-    fn locks_gone(&mut self, _transaction_is_over: bool) {}
 }
 
-/// Something that is kept, in a thread-local of the module that keeps it. It is asked in every transaction, so each of
-/// these is one call.
-trait Registered {
-    fn savepoint_released(&self, savepoint: SavepointId, parent: SavepointId);
-    fn savepoint_rolled_back(&self, savepoint: SavepointId);
-    fn transaction_ended(&self, ending: Ending);
-    fn locks_gone(&self, transaction_is_over: bool);
+/// Something that is kept, in a thread-local of the module that keeps it.
+pub trait Follower: Sync {
+    /// As of `OfSavepoint`.
+    fn savepoint_released(&'static self, savepoint: SavepointId, parent: SavepointId);
+    /// As `OfSavepoint::survives_rollback`.
+    fn savepoint_rolled_back(&'static self, savepoint: SavepointId);
+    /// As of `OfTransaction`.
+    fn transaction_ended(&'static self, ending: Ending);
 }
 
-impl<T: OfTransaction> Registered for &'static LocalKey<RefCell<T>> {
-    fn savepoint_released(&self, savepoint: SavepointId, parent: SavepointId) {
+impl<T: OfTransaction + 'static> Follower for LocalKey<RefCell<T>> {
+    fn savepoint_released(&'static self, savepoint: SavepointId, parent: SavepointId) {
         self.with_borrow_mut(|kept| kept.savepoint_released(savepoint, parent));
     }
 
-    fn savepoint_rolled_back(&self, savepoint: SavepointId) {
+    fn savepoint_rolled_back(&'static self, savepoint: SavepointId) {
         self.with_borrow_mut(|kept| {
             kept.survives_rollback(savepoint);
         });
     }
 
-    fn transaction_ended(&self, ending: Ending) {
+    fn transaction_ended(&'static self, ending: Ending) {
         self.with_borrow_mut(|kept| kept.transaction_ended(ending));
     }
-
-    fn locks_gone(&self, transaction_is_over: bool) {
-        self.with_borrow_mut(|kept| kept.locks_gone(transaction_is_over));
-    }
 }
 
-/// What is done before a commit, and before a PREPARE TRANSACTION (then it is passed true).
-#[derive(Clone, Copy)]
-pub struct BeforeCommit {
-    /// Is there something to do? Most transactions end without.
-    pub is_due: fn() -> bool,
-    /// The work, done where some such work is due.
-    pub work: fn(bool) -> Result<(), Refusal>,
-}
+/// What is done at the ends of transactions and savepoints. Only `before_commit` may raise: later Postgres is past the
+/// point where it could stop.
+pub trait Ends {
+    /// Is there something to do before a commit? Most transactions end without.
+    fn is_due() -> bool;
 
-thread_local! {
-    static REGISTERED: RefCell<Vec<Box<dyn Registered>>> = const { RefCell::new(Vec::new()) };
-    static BEFORE_COMMIT: RefCell<Vec<BeforeCommit>> = const { RefCell::new(Vec::new()) };
-}
+    /// The last moment at which a transaction can still write, or refuse to commit, or to be prepared.
+    fn before_commit(prepares: bool) -> Result<(), Refusal>;
 
-/// Tells this of the ends of transactions and savepoints; called once for each, when the library is loaded.
-pub fn follow<T: OfTransaction + 'static>(follower: &'static LocalKey<RefCell<T>>) {
-    REGISTERED.with_borrow_mut(|all| all.push(Box::new(follower)));
-}
+    /// The commit's record is written next.
+    fn commit_begins();
 
-/// Has work done at the last moment at which a transaction can still write, or refuse to commit; called once for
-/// each, when the library is loaded. The first is done first.
-pub fn before_commit(work: BeforeCommit) {
-    BEFORE_COMMIT.with_borrow_mut(|before| before.push(work));
-}
+    /// The transaction is over, or prepared: its changes are visible, its locks are still held.
+    fn ended(ending: Ending);
 
-/// What is done whenever a transaction is over, or prepared, however it ended.
-static WHEN_OVER: OnceLock<fn()> = OnceLock::new();
+    /// The locks of the transaction are gone, or, where it goes on, those of the savepoint that was rolled back.
+    fn locks_gone(transaction_is_over: bool);
 
-/// Has work done whenever a transaction is over, or prepared: after its changes are visible, before its locks go.
-/// Nothing in it may raise. Called once, when the library is loaded.
-pub fn when_over(work: fn()) {
-    let first = WHEN_OVER.set(work);
-    assert!(first.is_ok(), "there is room for one");
-}
+    /// A savepoint was released: what belongs to it belongs to its parent now.
+    fn savepoint_released(savepoint: SavepointId, parent: SavepointId);
 
-fn each_follower(work: impl Fn(&dyn Registered)) {
-    REGISTERED.with_borrow(|all| all.iter().for_each(|follower| work(&**follower)));
+    /// A savepoint was rolled back; its locks go next.
+    fn savepoint_rolled_back(savepoint: SavepointId);
 }
 
 /// Listens to the ends of transactions and savepoints; called once, when the library is loaded.
-pub fn register() {
+pub fn register<E: Ends>() {
     // SAFETY: registered once; the functions raise only where a transaction can still fail.
     unsafe {
-        pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
-        pg_sys::RegisterSubXactCallback(Some(savepoint_event), std::ptr::null_mut());
-        pg_sys::RegisterResourceReleaseCallback(Some(release_event), std::ptr::null_mut());
+        pg_sys::RegisterXactCallback(Some(transaction_event::<E>), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(savepoint_event::<E>), std::ptr::null_mut());
+        pg_sys::RegisterResourceReleaseCallback(Some(release_event::<E>), std::ptr::null_mut());
     }
 }
 
-unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _: *mut c_void) {
-    use pg_sys::XactEvent as E;
+unsafe extern "C-unwind" fn transaction_event<E: Ends>(
+    event: pg_sys::XactEvent::Type,
+    _: *mut c_void,
+) {
+    use pg_sys::XactEvent as X;
     match event {
-        E::XACT_EVENT_COMMIT
-        | E::XACT_EVENT_PARALLEL_COMMIT
-        | E::XACT_EVENT_ABORT
-        | E::XACT_EVENT_PARALLEL_ABORT
-        | E::XACT_EVENT_PREPARE => {
-            let committed = event == E::XACT_EVENT_COMMIT;
-            commit::restore(committed);
-            if let Some(work) = WHEN_OVER.get() {
-                work();
-            }
-            let ending = if committed { Ending::Committed } else { Ending::Other };
-            each_follower(|follower| follower.transaction_ended(ending));
+        X::XACT_EVENT_PRE_COMMIT => {
+            do_before_commit::<E>(false);
+            E::commit_begins();
         }
-        E::XACT_EVENT_PRE_COMMIT => {
-            do_before_commit(false);
-            commit::relax();
-        }
-        E::XACT_EVENT_PRE_PREPARE => do_before_commit(true),
+        X::XACT_EVENT_PRE_PREPARE => do_before_commit::<E>(true),
+        X::XACT_EVENT_COMMIT => E::ended(Ending::Committed),
+        X::XACT_EVENT_PARALLEL_COMMIT
+        | X::XACT_EVENT_ABORT
+        | X::XACT_EVENT_PARALLEL_ABORT
+        | X::XACT_EVENT_PREPARE => E::ended(Ending::Other),
         _ => {}
     }
 }
 
 /// Raises what the work refuses: an error here aborts the transaction, as one of a deferred trigger would.
-fn do_before_commit(prepares: bool) {
-    if !BEFORE_COMMIT.with_borrow(|all| all.iter().any(|before| (before.is_due)())) {
+fn do_before_commit<E: Ends>(prepares: bool) {
+    if !E::is_due() {
         return;
     }
-    // Not borrowed while the work is done: triggers may fire in it.
-    let nth = |n: usize| BEFORE_COMMIT.with_borrow(|all| all.get(n).copied());
-    let mut all = (0..).map_while(nth);
-    let outcome = raise::caught(|| all.try_for_each(|before| (before.work)(prepares)));
-    if let Err(error) = outcome {
+    if let Err(error) = raise::caught(|| E::before_commit(prepares)) {
         // SAFETY: nothing is left to drop when it leaves.
         unsafe { raise::throw(error) }
     }
 }
 
-unsafe extern "C-unwind" fn savepoint_event(
+unsafe extern "C-unwind" fn savepoint_event<E: Ends>(
     event: pg_sys::SubXactEvent::Type,
     mine: SavepointId,
     parent: SavepointId,
     _: *mut c_void,
 ) {
     match event {
-        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
-            each_follower(|follower| follower.savepoint_released(mine, parent))
-        }
-        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
-            each_follower(|follower| follower.savepoint_rolled_back(mine))
-        }
+        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => E::savepoint_released(mine, parent),
+        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => E::savepoint_rolled_back(mine),
         _ => {}
     }
 }
 
-unsafe extern "C-unwind" fn release_event(
+unsafe extern "C-unwind" fn release_event<E: Ends>(
     phase: pg_sys::ResourceReleasePhase::Type,
     commit: bool,
     top_level: bool,
@@ -222,6 +187,6 @@ unsafe extern "C-unwind" fn release_event(
     // A commit's change is visible and its locks are gone only now; a released savepoint's pass to its parent.
     let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
     if after && (top_level || !commit) {
-        each_follower(|follower| follower.locks_gone(top_level));
+        E::locks_gone(top_level);
     }
 }
