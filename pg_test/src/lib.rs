@@ -23,6 +23,7 @@
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`crash_test`] | a server that crashes with as little on disk as possible |
 //! | [`majors`] | PostgreSQL of each major version, from where it is to be had |
+//! | [`markdown`] | the pages, taken apart |
 //! | [`matrix`] | the whole suite on each of them |
 //! | [`dropped_files`] | what the log says of files that are gone |
 //! | [`debian_source`] | programs built from Debian's source packages |
@@ -34,6 +35,7 @@
 //! | [`citus`] | a coordinator, and workers among which tables are spread |
 //! | [`patroni`] | a cluster that fails over by itself |
 //! | [`process`] | processes of the machine |
+//! | [`promises`] | what is promised, and the tests that show it |
 //! | [`rules`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`script_rules`] | the rules for scripts of extensions |
 //! | [`service`] | lock services of others |
@@ -71,6 +73,7 @@ pub mod isolation;
 pub mod killed_server;
 mod lab;
 pub mod majors;
+pub mod markdown;
 pub mod matrix;
 pub mod orm;
 pub mod package;
@@ -78,6 +81,7 @@ pub mod patroni;
 pub mod pooler;
 pub mod prefix;
 pub mod process;
+pub mod promises;
 pub mod rundir;
 pub mod script_rules;
 pub mod service;

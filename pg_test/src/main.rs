@@ -6,7 +6,8 @@ use pg_test::extension::{self, Extension, NAME};
 use pg_test::installation::Installation;
 use pg_test::majors;
 use pg_test::{
-    cassert, chaos, clients, demo, matrix, package, process, rundir, script_rules, soak, worker,
+    cassert, chaos, clients, demo, matrix, package, process, promises, rundir, script_rules, soak,
+    worker,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
@@ -36,6 +37,8 @@ enum Command {
         #[arg(long, value_name = "DIRECTORY")]
         destdir: Option<PathBuf>,
     },
+    /// Print what is promised, and the tests that show it
+    Promises,
     /// Look over the install and upgrade scripts with pgspot
     Pgspot,
     /// Build packages: for Debian, .tar.gz, for PGXN
@@ -81,6 +84,7 @@ fn main() -> Result<()> {
         }
         Command::Setup => majors::chosen().map(drop),
         Command::Install { pg_config, destdir } => install(pg_config, destdir.as_deref()),
+        Command::Promises => promises::run(),
         Command::Pgspot => script_rules::run(),
         Command::Package(options) => package::run(&options),
         Command::Chaos(options) => chaos::run(&program, &options),

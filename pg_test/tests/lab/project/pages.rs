@@ -4,6 +4,7 @@
 automod::dir!(pub "tests/lab/project/pages");
 
 pub use examples::play;
+use pg_test::markdown::section;
 
 use pg_test::{Context, Result};
 use std::path::PathBuf;
@@ -43,13 +44,4 @@ fn client_pages() -> Result<Vec<String>> {
         }
     }
     Ok(found)
-}
-
-/// The part of a page below a heading, up to the next heading of its level or above.
-fn section<'a>(text: &'a str, heading: &str) -> Result<&'a str> {
-    let level = heading.chars().take_while(|c| *c == '#').count();
-    let (_, below) =
-        text.split_once(&format!("\n{heading}\n")).with_context(|| format!("no {heading}"))?;
-    let next = (1..=level).filter_map(|n| below.find(&format!("\n{} ", "#".repeat(n)))).min();
-    Ok(&below[..next.unwrap_or(below.len())])
 }

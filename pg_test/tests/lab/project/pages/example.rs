@@ -5,6 +5,7 @@
 //! later statement lets it go. `…` stands for anything. `-- worker B` goes on in another session. All other
 //! comments are prose. A block that begins with `-- From PostgreSQL 17 on` is for that version and newer.
 
+use pg_test::markdown;
 use pg_test::{bail, ensure, Context, Fault, Result, Rows};
 
 /// A statement and what it must answer.
@@ -35,30 +36,17 @@ pub enum Then {
 }
 
 /// The blocks of the text that are marked as SQL and are for that major version.
-pub fn blocks(markdown: &str, major: u32) -> Result<Vec<Vec<Step>>> {
-    let mut blocks = Vec::new();
-    let mut lines = markdown.lines().enumerate();
-    while let Some((_, line)) = lines.next() {
-        if line.trim_start() != "```sql" {
-            continue;
-        }
-        let indent = line.len() - line.trim_start().len();
-        let mut block = Vec::new();
-        loop {
-            let (n, line) = lines.next().context("a block has no end")?;
-            let line = line.get(indent..).unwrap_or("").trim_end();
-            if line == "```" {
-                break;
-            }
-            block.push((n + 1, line));
-        }
-        let of_block = steps(&block)?;
-        if block.first().and_then(|(_, line)| first_version(line)).is_none_or(|from| from <= major)
-        {
-            blocks.push(of_block);
+pub fn blocks(text: &str, major: u32) -> Result<Vec<Vec<Step>>> {
+    let mut found = Vec::new();
+    for block in markdown::blocks(text).into_iter().filter(|block| block.mark == "sql") {
+        let lines = block.code.lines().map(str::trim_end);
+        let of_block = steps(&(block.line..).zip(lines).collect::<Vec<_>>())?;
+        let from = block.code.lines().next().and_then(first_version);
+        if from.is_none_or(|from| from <= major) {
+            found.push(of_block);
         }
     }
-    Ok(blocks)
+    Ok(found)
 }
 
 /// `-- From PostgreSQL 17 on`

@@ -3,6 +3,7 @@
 use super::example::{self, Step, Then};
 use super::{page, pages};
 use pg_test::background::Outcome;
+use pg_test::markdown;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
 use std::collections::BTreeMap;
@@ -180,10 +181,9 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
     for path in pages()? {
         let text = page(&path)?;
         // Any other mark would hide an example from the tests.
-        let marks = text.lines().filter_map(|line| line.trim_start().strip_prefix("```"));
-        for mark in marks.step_by(2) {
+        for mark in markdown::blocks(&text).into_iter().map(|block| block.mark) {
             ensure!(
-                ["sql", "sh", "text", "python", "js"].contains(&mark),
+                ["sql", "sh", "text", "python", "js"].contains(&&*mark),
                 "{path}: a block of {mark:?}"
             );
         }

@@ -1,8 +1,8 @@
 //! Every link of every page leads somewhere: to a file, or to a section of a page.
 
 use super::{client_pages, page, pages};
+use pg_test::markdown::{anchors, links};
 use pg_test::{ensure, lab_test, Context, Lab, Result};
-use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 #[lab_test]
@@ -36,10 +36,6 @@ fn a_wrong_link_is_seen(_: &Lab) -> Result<()> {
         follow("docs/tutorial/concepts.md", "docs/tutorial/concepts.md").is_err(),
         "links start at their page"
     );
-    let text = "[a](b)\n```sql\nSELECT '[c](d)';\n```\n`[e](f)` [`g`](h#i)\n[j\nk](l)";
-    ensure!(links(text) == ["b", "h#i", "l"], "{:?}", links(text));
-    let titles = anchors("# A `b_c`, d\n## E\n```sh\n# no title\n```\n## E\n");
-    ensure!(titles == ["a-b_c-d", "e", "e-1"].map(str::to_owned).into(), "{titles:?}");
     Ok(())
 }
 
@@ -78,46 +74,4 @@ fn beside(from: &str, path: &str) -> Result<PathBuf> {
         }
     }
     Ok(target)
-}
-
-/// Where the links of a page lead to: not those in code.
-fn links(text: &str) -> Vec<String> {
-    let prose = prose(text).join("\n");
-    // Within a line of prose, each second piece between backticks is code.
-    let plain: String = prose.split('`').step_by(2).collect::<Vec<_>>().join("");
-    plain
-        .split("](")
-        .skip(1)
-        .filter_map(|rest| rest.split_once(')').map(|(link, _)| link.to_owned()))
-        .collect()
-}
-
-/// The names by which a page's sections can be linked to, as GitHub makes them.
-fn anchors(text: &str) -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
-    for line in prose(text) {
-        let title = line.trim_start_matches('#');
-        if title.len() == line.len() || !title.starts_with(' ') {
-            continue;
-        }
-        let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
-        let name: String = title.trim().chars().filter(kept).collect();
-        let name = name.to_lowercase().replace(' ', "-");
-        let same = (1..).map(|n| format!("{name}-{n}"));
-        let free = std::iter::once(name.clone()).chain(same).find(|name| !names.contains(name));
-        names.extend(free);
-    }
-    names
-}
-
-/// The lines of a page that are not in a block of code.
-fn prose(text: &str) -> Vec<&str> {
-    let mut in_code = false;
-    text.lines()
-        .filter(|line| {
-            let fence = line.trim_start().starts_with("```");
-            in_code ^= fence;
-            !in_code && !fence
-        })
-        .collect()
 }

@@ -1,7 +1,8 @@
 //! What the pages list is all that there is: errors, locks, the rooms of the source.
 
 use super::{page, section};
-use pg_test::{bail, edition, ensure, inventory, lab_test, Context, Lab, Result, TestCase};
+use pg_test::{bail, edition, ensure, inventory, lab_test, markdown, promises};
+use pg_test::{Context, Lab, Result, TestCase};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -124,34 +125,49 @@ fn is_there(name: &str, tests: &BTreeSet<String>) -> bool {
     }
 }
 
+/// The names of all tests of this program.
+fn tests() -> BTreeSet<String> {
+    let name = |case: &TestCase| {
+        let (_, below) = case.module.split_once("::").unwrap_or(("", case.module));
+        format!("{below}::{}", case.name)
+    };
+    inventory::iter::<TestCase>().map(name).collect()
+}
+
+/// Each promise names tests, and each of them is there: those of this program as it was built, the others by their source.
+#[lab_test]
+fn the_tests_that_show_each_promise_are_there(_: &Lab) -> Result<()> {
+    let (promises, tests) = (promises::all()?, tests());
+    for promise in &promises {
+        for name in &promise.tests {
+            promises::place(name).with_context(|| promise.text.clone())?;
+            let elsewhere = ["model::", "rules::"].iter().any(|program| name.starts_with(program));
+            ensure!(elsewhere || is_there(name, &tests), "{}: no test {name}", promise.text);
+        }
+    }
+    ensure!(promises.len() > 150, "only {} promises were found", promises.len());
+    Ok(())
+}
+
 /// A table that says which edition keeps which promise, and names tests. Each is there; and where the edition without a
 /// library is said to keep a promise, one of them at least is run against it.
 #[lab_test]
 fn the_tests_that_show_the_promises_of_each_edition_are_there(_: &Lab) -> Result<()> {
     let text = page("docs/reference/lite.md")?;
-    let table = section(&text, "## Promises, and the tests that show them")?;
-    let tests: BTreeSet<String> = inventory::iter::<TestCase>()
-        .map(|case| {
-            let (_, below) = case.module.split_once("::").unwrap_or(("", case.module));
-            format!("{below}::{}", case.name)
-        })
-        .collect();
-    let mut promises = 0;
-    for row in table.lines().filter(|line| line.starts_with("| ") && line.contains("::")) {
-        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
-        let [promise, _, lite, shown_by] = cells[..] else { bail!("four cells: {row}") };
-        let named: Vec<&str> =
-            shown_by.split('`').skip(1).step_by(2).filter(|word| word.contains("::")).collect();
-        for name in &named {
+    let (table, tests) =
+        (markdown::rows(section(&text, "## Promises, and the tests that show them")?), tests());
+    for row in &table {
+        let [promise, _, lite, shown_by] = &row[..] else { bail!("four cells: {row:?}") };
+        let promise = &promise.text;
+        for name in &shown_by.codes {
             ensure!(is_there(name, &tests), "{promise}: there is no test {name}");
         }
-        let is_run = |name: &&str| name.starts_with("lite::") || edition::reason(name).is_none();
+        let is_run = |name: &String| name.starts_with("lite::") || edition::reason(name).is_none();
         ensure!(
-            !lite.starts_with("kept") || named.iter().any(is_run),
+            !lite.text.starts_with("kept") || shown_by.codes.iter().any(is_run),
             "{promise}: no test of it is run against the edition without a library"
         );
-        promises += 1;
     }
-    ensure!(promises > 15, "only {promises} promises were found");
+    ensure!(table.len() > 15, "only {} promises were found", table.len());
     Ok(())
 }

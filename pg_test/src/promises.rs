@@ -1,0 +1,125 @@
+//! What is promised, and the tests that show it: `pg_test/promises.md`, with the place of each test.
+
+use crate::extension::source_root;
+use crate::markdown::{self, Cell};
+use anyhow::{ensure, Context, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The page that lists them.
+pub const PAGE: &str = "pg_test/promises.md";
+
+/// A promise, and what shows that it is kept.
+#[derive(Debug)]
+pub struct Promise {
+    pub text: String,
+    /// Tests by name; one that ends in `::` means all of a file or folder.
+    pub tests: Vec<String>,
+}
+
+/// All promises of the page. That one has no test is an error.
+pub fn all() -> Result<Vec<Promise>> {
+    of(&fs::read_to_string(source_root().join(PAGE))?)
+}
+
+fn of(page: &str) -> Result<Vec<Promise>> {
+    let promise = |row: Vec<Cell>| {
+        let [text, tests]: [Cell; 2] = row.try_into().ok().context("a row has two cells")?;
+        ensure!(!tests.codes.is_empty(), "no test shows it: {}", text.text);
+        Ok(Promise { text: text.text, tests: tests.codes })
+    };
+    markdown::rows(page).into_iter().map(promise).collect()
+}
+
+/// Where a test is: the file, and, of one test, its line.
+pub fn place(name: &str) -> Result<String> {
+    let (folder, below) = name.split_once("::").context("a test is named folder::file::test")?;
+    match (folder, below.rsplit_once("::")) {
+        // Programs of their own.
+        ("model", _) => line_with(&["pg_test/tests/model"], below),
+        ("rules", _) => line_with(&["pg_test/tests/rules.rs", "src/rules"], below),
+        (_, Some((file, ""))) => module(&format!("{folder}::{file}")),
+        (_, None) if below.is_empty() => module(folder),
+        (_, Some((file, test))) => line_with(&[&module(&format!("{folder}::{file}"))?], test),
+        (_, None) => line_with(&[&module(folder)?], below),
+    }
+    .with_context(|| format!("there is no test {name}"))
+}
+
+/// The file of a module of the lab; its folder, where it has no tests of its own.
+fn module(path: &str) -> Result<String> {
+    let path = format!("pg_test/tests/lab/{}", path.replace("::", "/"));
+    let file = format!("{path}.rs");
+    ensure!(source_root().join(&file).exists(), "there is no {file}");
+    let has_tests = fs::read_to_string(source_root().join(&file))?.contains("fn ");
+    Ok(if has_tests { file } else { path })
+}
+
+/// The line that makes a test, in these files and those of these folders: most are functions, some are made by a macro from
+/// their names, or from the name of a spec.
+fn line_with(places: &[&str], test: &str) -> Result<String> {
+    ensure!(!test.is_empty(), "it has no name");
+    let is_made = |line: &str| {
+        let line = line.trim();
+        let named =
+            |rest: &str| rest.strip_prefix(test).is_some_and(|end| !end.starts_with(is_word));
+        line.strip_prefix("fn ").is_some_and(named) || named(line)
+    };
+    for file in places.iter().flat_map(|place| files(Path::new(place))) {
+        let text = fs::read_to_string(source_root().join(&file))?;
+        if let Some(n) = text.lines().position(is_made) {
+            return Ok(format!("{}:{}", file.display(), n + 1));
+        }
+    }
+    anyhow::bail!("no line in {places:?} makes it")
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// The file itself, or the files of a folder and those below it.
+fn files(path: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(source_root().join(path)) else { return vec![path.to_owned()] };
+    let mut names: Vec<_> = entries.flatten().map(|entry| path.join(entry.file_name())).collect();
+    names.sort();
+    names
+        .iter()
+        .flat_map(|name| files(name))
+        .filter(|name| name.extension() == Some("rs".as_ref()))
+        .collect()
+}
+
+/// Prints the table: each promise with the tests that show it, and where they are.
+pub fn run() -> Result<()> {
+    println!("| promise | shown by |\n| --- | --- |");
+    for promise in all()? {
+        let places = promise.tests.iter().map(|test| Ok(format!("`{test}` ({})", place(test)?)));
+        println!("| {} | {} |", promise.text, places.collect::<Result<Vec<_>>>()?.join(", "));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_promise_without_a_test_is_an_error() {
+        let page =
+            |tests: &str| format!("| promise | shown by |\n| - | - |\n| it holds | {tests} |\n");
+        assert_eq!(of(&page("`rules::shared_and_slots`")).unwrap().len(), 1);
+        assert!(of(&page("somebody has looked")).is_err());
+    }
+
+    #[test]
+    fn a_test_that_is_not_there_has_no_place() {
+        let promised = place("rules::shared_and_slots").unwrap();
+        assert!(promised.starts_with("src/rules/grant.rs:"), "{promised}");
+        for name in
+            ["rules::shared_and", "model::", "leases::no_such_test", "no_such_folder::", "leases"]
+        {
+            assert!(place(name).is_err(), "{name}");
+        }
+    }
+}
