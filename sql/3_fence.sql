@@ -4,9 +4,9 @@
 -- behind every check made here. Their search_path holds Postgres's own objects only: a bare name
 -- below is one of those, whatever the caller has created.
 --
--- fence_protect and fence_audit, which all may call, are C functions. Each calls the function of the schema fence that
--- does the work, which nobody else may call, and tells it what the library alone knows: what the arguments of triggers
--- say, what the template of a lease stands for, which columns are fit for it.
+-- fence_protect, fence_unprotect and fence_audit, which all may call, are C functions. Each calls the function of the
+-- schema fence that does the work, which nobody else may call, and tells it what the library alone knows: what fenced()
+-- is, what the arguments of triggers say, what the template of a lease stands for, which columns are fit for it.
 --
 -- No body here calls a function of the extension, or reads a relation of it, by name. ALTER SCHEMA ... RENAME leaves the
 -- name behind for whoever may create a schema, and his code would run with the rights of the caller. What is needed comes
@@ -82,7 +82,6 @@ DECLARE
     rule record;  -- the fence that the table is to have, and why it cannot
     item record;
     added text;
-    is_distributed boolean := false;
 BEGIN
     WITH
     -- The fence that the table has: by the triggers that bear the names given below and say their whole rule,
@@ -256,20 +255,6 @@ BEGIN
             COLUMN = coalesce(rule.about, '');
     END IF;
 
-    -- Citus, where it is there, puts triggers on what it has spread over nodes only where it is told to.
-    IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
-        EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1
-                    AND (p.partmethod <> ''n'' OR p.repmodel = ''t'' OR p.colocationid <> 0))'
-           INTO is_distributed USING relation;
-        IF is_distributed AND NOT coalesce(current_setting('citus.enable_unsafe_triggers', true)::boolean, false) THEN
-            RAISE EXCEPTION USING ERRCODE = '55000',
-                MESSAGE = format('cannot fence %s: Citus has distributed it, and changes triggers there only where '
-                    'citus.enable_unsafe_triggers is on', relation),
-                HINT = 'SET citus.enable_unsafe_triggers = on; then call fence_protect again.',
-                DETAIL = jsonb_build_object('relation', relation::text);
-        END IF;
-    END IF;
-
     -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
     IF NOT is_locked THEN
         EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
@@ -366,12 +351,6 @@ BEGIN
             HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.',
                 relation);
     END IF;
-    IF is_distributed THEN
-        RAISE NOTICE USING
-            MESSAGE = format('%s is distributed by Citus: each node judges its rows by the leases of its own database',
-                relation),
-            HINT = 'Take leases on the row''s own node, or adopt them there: see Citus in the documentation of pg_fence.';
-    END IF;
     FOR item IN
         SELECT a.attname FROM unnest(rule.columns) AS p (name)
           JOIN pg_attribute a ON a.attrelid = relation AND a.attname = p.name
@@ -398,20 +377,20 @@ COMMENT ON FUNCTION fence.protect_table(
 
 
 CREATE FUNCTION fence_unprotect(relation regclass) RETURNS void
+LANGUAGE c AS 'MODULE_PATHNAME', 'fence_unprotect';
+
+COMMENT ON FUNCTION fence_unprotect(regclass) IS
+'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
+
+
+CREATE FUNCTION fence.unprotect_table(relation regclass, ours oid) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
-AS $fence_unprotect$
+AS $unprotect_table$
 DECLARE
-    -- fenced(), as the library finds it: a member of the extension, by what it is there.
-    ours CONSTANT oid := (
-        SELECT p.oid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid JOIN pg_proc p ON p.oid = d.objid
-         WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
-           AND d.classid = 'pg_proc'::regclass
-           AND p.prosrc = 'fenced' AND p.prolang = (SELECT l.oid FROM pg_language l WHERE l.lanname = 'c'));
     table_name CONSTANT text := relation::text;
     refusal record;
     item record;
-    is_distributed boolean;
 BEGIN
     SELECT r.*, n.nspname, c.relname INTO refusal
       FROM (VALUES (1)) AS once
@@ -419,8 +398,6 @@ BEGIN
       LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
      CROSS JOIN LATERAL (VALUES
         (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
-        (ours IS NULL, '55000', 'pg_fence finds no function fenced() of its own',
-         'It was taken out of the extension: ALTER EXTENSION pg_fence ADD FUNCTION puts it back.'),
         (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
         (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
          format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
@@ -434,20 +411,6 @@ BEGIN
             MESSAGE = format('cannot take the fence off %s: %s', coalesce(table_name, 'a table'), refusal.fault),
             DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
             SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
-    END IF;
-
-    -- Citus, where it is there, puts triggers on what it has spread over nodes only where it is told to.
-    IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
-        EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1
-                    AND (p.partmethod <> ''n'' OR p.repmodel = ''t'' OR p.colocationid <> 0))'
-           INTO is_distributed USING relation;
-        IF is_distributed AND NOT coalesce(current_setting('citus.enable_unsafe_triggers', true)::boolean, false) THEN
-            RAISE EXCEPTION USING ERRCODE = '55000',
-                MESSAGE = format('cannot take the fence off %s: Citus has distributed it, and changes triggers there only where '
-                    'citus.enable_unsafe_triggers is on', relation),
-                HINT = 'SET citus.enable_unsafe_triggers = on; then call fence_unprotect again.',
-                DETAIL = jsonb_build_object('relation', relation::text);
-        END IF;
     END IF;
 
     -- The lock comes first: those of pg_partition_tree would have to be raised, which invites deadlocks.
@@ -466,7 +429,48 @@ BEGIN
         RAISE NOTICE '% is not fenced', relation;
     END IF;
 END
-$fence_unprotect$;
+$unprotect_table$;
 
-COMMENT ON FUNCTION fence_unprotect(regclass) IS
-'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
+COMMENT ON FUNCTION fence.unprotect_table(regclass, oid) IS
+'what fence_unprotect does, with the rights of its caller; called by that alone';
+
+
+-- Citus, where it is there, changes triggers on what it has spread over nodes only where it is told to. The owner is told
+-- before anything is done; anybody else is refused anyway.
+CREATE FUNCTION fence.check_distributed(relation regclass, function text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $check_distributed$
+DECLARE
+    is_distributed boolean;
+BEGIN
+    IF to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN
+        RETURN;
+    END IF;
+    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p JOIN pg_catalog.pg_class AS c
+                ON c.oid = p.logicalrelid WHERE c.oid = $1 AND pg_catalog.pg_has_role(c.relowner, ''USAGE'')
+                AND (p.partmethod <> ''n'' OR p.repmodel = ''t'' OR p.colocationid <> 0))'
+       INTO is_distributed USING relation;
+    IF NOT is_distributed THEN
+        RETURN;
+    END IF;
+    IF NOT coalesce(current_setting('citus.enable_unsafe_triggers', true)::boolean, false) THEN
+        RAISE EXCEPTION USING ERRCODE = '55000',
+            MESSAGE = format('cannot %s %s: Citus has distributed it, and changes triggers there only where '
+                'citus.enable_unsafe_triggers is on',
+                CASE function WHEN 'fence_protect' THEN 'fence' ELSE 'take the fence off' END, relation),
+            HINT = format('SET citus.enable_unsafe_triggers = on; then call %s again.', function),
+            DETAIL = jsonb_build_object('relation', relation::text);
+    END IF;
+    IF function = 'fence_protect' THEN
+        RAISE NOTICE USING
+            MESSAGE = format('%s is distributed by Citus: each node judges its rows by the leases of its own database',
+                relation),
+            HINT = 'Take leases on the row''s own node, or adopt them there: see Citus in the documentation of pg_fence.';
+    END IF;
+END
+$check_distributed$;
+
+COMMENT ON FUNCTION fence.check_distributed(regclass, text) IS
+'refuses to fence, or to take a fence off, what Citus has distributed, where that lets nobody change triggers; called by '
+'fence_protect and fence_unprotect alone';

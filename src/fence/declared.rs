@@ -1,4 +1,4 @@
-//! `fence_protect` and `fence_audit`: PL/pgSQL functions of the schema `fence`, which get from here what the triggers
+//! `fence_protect`, `fence_unprotect` and `fence_audit`: PL/pgSQL functions of the schema `fence`, which get from here what the triggers
 //! of tables say. So what an argument, a placeholder or a brace means is known to the trigger's own code alone.
 
 use crate::leases::adopt;
@@ -33,6 +33,7 @@ const AUDIT: usize = 1;
 pub fn protect(args: Args) -> Result<Answer, Refusal> {
     let function = StateFunction::find(c"protect_table", PROTECT + Declared::ARGUMENTS + 1)?;
     let fenced = state_function::fenced()?;
+    check_distributed(args, "fence_protect")?;
     for is_locked in [false, true] {
         // Without a table there are no triggers to look at, and no lock: it is refused.
         let triggers =
@@ -42,6 +43,22 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
             .call(args, &declared.arguments(&function, args, PROTECT, &[Some(is_locked.into())]));
     }
     Ok(Answer::Null)
+}
+
+/// `fence_unprotect(relation)`.
+pub fn unprotect(args: Args) -> Result<Answer, Refusal> {
+    let function = StateFunction::find(c"unprotect_table", 2)?;
+    let fenced = state_function::fenced()?;
+    check_distributed(args, "fence_unprotect")?;
+    function.call(args, &[args.datum(0), Some(fenced.into())]);
+    Ok(Answer::Null)
+}
+
+/// Refuses what Citus would not let the function do.
+fn check_distributed(args: Args, function: &str) -> Result<(), Refusal> {
+    let check = StateFunction::find(c"check_distributed", 2)?;
+    check.call(args, &[args.datum(0), Some(text_datum(function.as_bytes()))]);
+    Ok(())
 }
 
 /// `fence_audit(relation)`: a row for each way around the fence of that table, or of all.

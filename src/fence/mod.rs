@@ -11,7 +11,7 @@ mod plan;
 mod row_moves;
 mod trigger;
 
-pub use declared::{audit, protect};
+pub use declared::{audit, protect, unprotect};
 pub use kept_fences::KEPT_FENCES;
 pub use row_moves::ROW_MOVES;
 pub use trigger::{fenced, lands_again};

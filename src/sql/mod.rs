@@ -37,6 +37,7 @@ sql_functions! {
     fence_read_refusals, pg_finfo_fence_read_refusals => statistics::read_refusals;
     fence_stats_reset, pg_finfo_fence_stats_reset => statistics::reset;
     fence_protect, pg_finfo_fence_protect => fence::protect;
+    fence_unprotect, pg_finfo_fence_unprotect => fence::unprotect;
     fence_audit, pg_finfo_fence_audit => fence::audit;
     fenced, pg_finfo_fenced => fence::fenced, quickly fence::lands_again;
 }

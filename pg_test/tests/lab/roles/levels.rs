@@ -62,6 +62,8 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("record_creation", Nobody, ""),
     ("role_prefix_changed", Nobody, ""),
     ("protect_table", Nobody, ""),
+    ("unprotect_table", Nobody, ""),
+    ("check_distributed", Nobody, ""),
     ("audit_tables", Nobody, ""),
     ("lease_findings", Nobody, ""),
     ("name_findings", Nobody, ""),
