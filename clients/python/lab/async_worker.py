@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,14 @@ import psycopg
 
 import pg_fence
 from pg_fence.holding import Holding
-from worker import WITHIN, Observed, ObservedFence, RenewInWork, plant, refused, say
+from worker import WITHIN, Observed, ObservedFence, RenewInWork, claim_of, plant, refused, say, spans, tell_leader
+
+
+#: Orders that are not for the block of a lease.
+OUTSIDE = {
+    *("connect", "acquire", "adopt", "census", "close", "lead", "release", "unfenced", "resume", "detach", "hold"),
+    *("claim", "holding", "release-all", "observe"),
+}
 
 
 class Ended(Exception):
@@ -32,6 +39,8 @@ class AsyncWorker:
         #: Nobody is in the block of a lease.
         self.outside = asyncio.Event()
         self.outside.set()
+        self.many: list[Observed] = []
+        self.observers: list[pg_fence.Observer] = []
         #: What the block is to do.
         self.inner: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -48,7 +57,11 @@ class AsyncWorker:
             await self.do(order)
 
     async def do(self, order: dict[str, Any]) -> None:
-        if order["do"] in ("connect", "acquire", "adopt", "census", "close", "lead", "release", "unfenced"):
+        if order["do"] == "guard-all" and self.outside.is_set():
+            # It reads what is to be done, as the block of a lease does.
+            self.block = asyncio.create_task(self.without_a_lease())
+            await asyncio.sleep(0)
+        if order["do"] in OUTSIDE:
             await self.answer(order)
         elif not self.outside.is_set():
             # The block does it, unless it ends before it comes to that.
@@ -70,7 +83,10 @@ class AsyncWorker:
         try:
             if do in WITHIN:
                 raise pg_fence.LeaseLost("released", ("its transaction has ended",))
-            await getattr(self, do)(**arguments)
+            call = getattr(self, do.replace("-", "_"), None)
+            if call is None:
+                raise ValueError("unknown order")
+            await call(**arguments)
         except asyncio.CancelledError as error:
             # Between two orders of a transaction there is nothing to refuse.
             if self.owes_answer:
@@ -100,18 +116,21 @@ class AsyncWorker:
         self.fence = ObservedFence(self.conninfo)
         say("connected")
 
-    async def acquire(self, names: list[str], ttl_ms: int, wait_ms: int = 0, **kind: Any) -> None:
+    async def acquire(self, names: list[str], **options: Any) -> None:
+        await self.take(self.fence.lease(*names, **spans(options)))
+
+    async def resume(self, name: str, token: int, **options: Any) -> None:
+        await self.take(self.fence.resume(name, token, **spans(options)))
+
+    async def take(self, lease: pg_fence.Lease) -> None:
         await self.end_block()
-        lease = self.fence.lease(
-            *names, ttl=timedelta(milliseconds=ttl_ms), wait=timedelta(milliseconds=wait_ms), **kind
-        )
         assert isinstance(lease, Observed)
         self.lease = None
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.block = asyncio.create_task(self.hold(lease, answer))
+        self.block = asyncio.create_task(self.in_lease(lease, answer))
         await answer
 
-    async def hold(self, lease: Observed, answer: asyncio.Future[None]) -> None:
+    async def in_lease(self, lease: Observed, answer: asyncio.Future[None]) -> None:
         try:
             async with lease:
                 self.lease = lease
@@ -120,8 +139,12 @@ class AsyncWorker:
                 await self.in_block()
         except pg_fence.LeaseTaken:
             say("taken")
-        except (Ended, pg_fence.LeaseLost):
+        except Ended:
             pass
+        except pg_fence.LeaseLost as loss:
+            # One that was to be resumed, and is over.
+            if not answer.done():
+                refused(loss)
         except Exception as error:
             refused(error)
         finally:
@@ -145,6 +168,51 @@ class AsyncWorker:
         with contextlib.suppress(Ended, pg_fence.LeaseLost):
             async with adopted:
                 await self.in_block()
+
+    async def detach(self) -> None:
+        lease = self.held_lease()
+        token = await lease.adetach()
+        await self.end_block()
+        say("detached", token=token)
+
+    async def hold(self, names: list[str], ttl_ms: int) -> None:
+        leases = [self.fence.lease(name, ttl=timedelta(milliseconds=ttl_ms)) for name in names]
+        for lease in leases:
+            assert isinstance(lease, Observed)
+            lease.is_one_of_many = True
+            self.many.append(lease)
+        if all(await asyncio.gather(*(lease.aacquire() for lease in leases))):
+            await self.holding()
+        else:
+            say("taken")
+
+    async def claim(self, names: list[str], n: int, ttl_ms: int) -> None:
+        claimed = await self.fence.aclaim(**claim_of(names, n, ttl_ms))
+        for lease in claimed:
+            assert isinstance(lease, Observed)
+            lease.is_one_of_many = True
+            self.many.append(lease)
+        say("claimed", names=[lease.names[0] for lease in claimed])
+
+    async def holding(self) -> None:
+        say("holding", count=sum(lease.held for lease in self.many))
+
+    async def release_all(self) -> None:
+        await self.let_go()
+        say("released")
+
+    async def let_go(self) -> None:
+        for lease in self.many:
+            await lease.arelease()
+        self.many = []
+
+    async def observe(self, name: str) -> None:
+        say("done")
+        self.observers.append(self.fence.observe(name, tell_leader))
+
+    async def without_a_lease(self) -> None:
+        with contextlib.suppress(Ended):
+            await self.in_block()
 
     async def end(self) -> None:
         raise Ended()
@@ -191,15 +259,18 @@ class AsyncWorker:
             await connection.close()
 
     async def guard(self) -> None:
-        await self.transaction("guarded", "guard")
+        await self.transaction("guarded", self.held().guard)
+
+    async def guard_all(self) -> None:
+        await self.transaction("guarded", lambda connection: self.fence.guard(connection, self.many))
 
     async def present(self) -> None:
-        await self.transaction("presented", "present")
+        await self.transaction("presented", self.held().present)
 
-    async def transaction(self, begun: str, by: str) -> None:
-        lease, loop, step = self.held(), asyncio.get_running_loop(), "commit"
+    async def transaction(self, begun: str, by: Callable[[Any], pg_fence.Guarded]) -> None:
+        loop, step = asyncio.get_running_loop(), "commit"
         async with self.connected() as connection:
-            async with getattr(lease, by)(connection):
+            async with by(connection):
 
                 async def value(sql: str, arguments: list[Any]) -> Any:
                     row = await (await connection.execute(sql, arguments)).fetchone()
@@ -270,6 +341,9 @@ class AsyncWorker:
 
     async def close(self) -> None:
         await self.end_block()
+        await self.let_go()
+        for observer in self.observers:
+            observer.close()
         self.lease = None
         say("closed")
 

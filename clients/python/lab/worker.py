@@ -5,6 +5,7 @@ What it is told and what it says is the same for the clients of all languages, a
 """
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -15,8 +16,11 @@ from typing import Any
 import psycopg
 
 import pg_fence
-from pg_fence.connection import now, value
+from pg_fence.connection import OwnConnection, now, value
 from pg_fence.holding import Holding
+from pg_fence.keeper import Keeper
+from pg_fence.lease import Asked
+from pg_fence.watch import Watch
 
 _says = threading.Lock()
 
@@ -47,10 +51,13 @@ def refused(error: BaseException) -> None:
 class Observed(pg_fence.Lease):
     """A lease that says when it was renewed and lost, and whose heartbeat can be starved."""
 
+    starved = False
+    #: Of many, nobody tells that they are renewed.
+    is_one_of_many = False
+
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.starved = False
-        self._on_lost.append(lambda loss: say("lost", reason=loss.reason))
+        self._on_lost.append(lambda loss: say("lost", name=self.names[0], reason=loss.reason))
 
     def deadline(self) -> int:
         wall = time.time()
@@ -58,14 +65,11 @@ class Observed(pg_fence.Lease):
 
     def _counts_from(self, before: float, token: int) -> None:
         super()._counts_from(before, token)
-        if self._answered:
+        if self._answered and not self.is_one_of_many:
             say("renewed", token=token, deadline=self.deadline())
 
-    def _beat(self) -> None:
-        while self.starved and self.loss is None and not self._ending:
-            time.sleep(0.02)
-        if not self.starved:
-            super()._beat()
+    def _is_due(self, at: float) -> bool:
+        return not self.starved and super()._is_due(at)
 
 
 class DeadlineFromAnswer(Observed):
@@ -73,31 +77,51 @@ class DeadlineFromAnswer(Observed):
         super()._counts_from(now(), token)
 
 
-class ErrorIsLoss(Observed):
-    def _renew(self) -> int | None:
+class ErrorIsLoss(Keeper):
+    def _ask(self, own: OwnConnection, batch: list[pg_fence.Lease]) -> dict[int | None, int | None]:
         try:
-            return super()._renew()
+            return super()._ask(own, batch)
         except Exception as error:
-            self._lose("denied", error)
+            for lease in batch:
+                lease._lose("denied", error)
             raise
 
 
-class RenewInWork(Observed):
+class RenewInWork(Keeper):
     #: Runs a statement in the transaction that is open, if one is.
     work: Callable[[str, list[Any]], Any] | None = None
 
-    def _renew(self) -> int | None:
+    def _ask(self, own: OwnConnection, batch: list[pg_fence.Lease]) -> dict[int | None, int | None]:
         if RenewInWork.work is None:
-            return super()._renew()
-        token: int | None = RenewInWork.work(*self._on_names("lease_renew"))
-        return token
+            return super()._ask(own, batch)
+        return {lease.token: RenewInWork.work(*lease._on_names("lease_renew")) for lease in batch}
 
 
-class HangHidesLoss(Observed):
+class NoWatch(Watch):
+    def _run(self, ours: socket.socket, theirs: socket.socket) -> None:
+        ours.close()
+        theirs.close()
+
+
+class HangHidesLoss(Keeper):
     """The deadline is looked at by the heartbeat only."""
 
-    def _watch(self) -> None:
-        pass
+    def _reset(self) -> None:
+        super()._reset()
+        self.watch = NoWatch()
+        self._changed = threading.Condition(self.watch.lock)
+
+
+class OneNullLosesAll(Keeper):
+    def _ask(self, own: OwnConnection, batch: list[pg_fence.Lease]) -> dict[int | None, int | None]:
+        answers = super()._ask(own, batch)
+        return {} if None in answers.values() else answers
+
+
+class OneLockStopsAll(Keeper):
+    def _refused(self, own: OwnConnection, batch: list[pg_fence.Lease], error: Exception) -> None:
+        for lease in batch:
+            lease._beat_failed(error)
 
 
 class AdoptsLate(pg_fence.Adopted):
@@ -110,8 +134,8 @@ class AdoptsLate(pg_fence.Adopted):
 class AdoptsOnce(pg_fence.Adopted):
     """A number is made known once, and never again."""
 
-    def _guard(self, name: str) -> tuple[str, list[Any]]:
-        return Holding._guard(self, name)
+    def _guard(self) -> tuple[str, list[Any]]:
+        return Holding._guard(self)
 
     def mend(self) -> bool:
         return False
@@ -120,23 +144,46 @@ class AdoptsOnce(pg_fence.Adopted):
 #: What an adopted lease is with a fault.
 ADOPTED: dict[str, type[pg_fence.Adopted]] = {"adopts-late": AdoptsLate, "adopts-once": AdoptsOnce}
 
-PLANTS = {
-    "deadline-from-answer": DeadlineFromAnswer,
+KEEPERS: dict[str, type[Keeper]] = {
     "error-is-loss": ErrorIsLoss,
     "renew-in-work": RenewInWork,
     "hang-hides-loss": HangHidesLoss,
+    "one-null-loses-all": OneNullLosesAll,
+    "one-lock-stops-all": OneLockStopsAll,
 }
+
+LEASES: dict[str, type[Observed]] = {"deadline-from-answer": DeadlineFromAnswer}
 
 
 class ObservedFence(pg_fence.Fence):
     kind: type[Observed] = Observed
+    keeper: type[Keeper] = Keeper
     adopted: type[pg_fence.Adopted] = pg_fence.Adopted
 
-    def _make(self, *arguments: Any) -> Observed:
-        return self.kind(self.open, self.sql, *arguments)
+    def _make_keeper(self) -> Keeper:
+        return self.keeper(self._open, self._prefix)
+
+    def _make(self, asked: Asked) -> Observed:
+        return self.kind(self._keeper, asked)
 
     def _adopted(self, *arguments: Any) -> pg_fence.Adopted:
-        return self.adopted(self.open, self.sql, *arguments)
+        return self.adopted(self._keeper, *arguments)
+
+
+def spans(milliseconds: dict[str, Any]) -> dict[str, Any]:
+    """What is in milliseconds, as the client wants it."""
+    return {
+        key.removesuffix("_ms"): timedelta(milliseconds=value) if key.endswith("_ms") else value
+        for key, value in milliseconds.items()
+    }
+
+
+def claim_of(names: list[str], n: int, ttl_ms: int) -> dict[str, Any]:
+    return {"query": "SELECT unnest(%s::text[])", "parameters": [names], "n": n, "ttl": timedelta(milliseconds=ttl_ms)}
+
+
+def tell_leader(leader: pg_fence.Leader) -> None:
+    say("leader", name=leader.name, holder=leader.holder, token=leader.token)
 
 
 #: Orders within a transaction.
@@ -149,6 +196,8 @@ class Worker:
         self.connection: psycopg.Connection[Any] | None = None
         self.leading: threading.Thread | None = None
         self.stop = threading.Event()
+        self.many: list[Observed] = []
+        self.observers: list[pg_fence.Observer] = []
 
     def serve(self) -> None:
         for line in sys.stdin:
@@ -159,7 +208,10 @@ class Worker:
         try:
             if do in WITHIN:
                 raise pg_fence.LeaseLost("released", ("its transaction has ended",))
-            getattr(self, do)(**order)
+            call = getattr(self, do.replace("-", "_"), None)
+            if call is None:
+                raise ValueError("unknown order")
+            call(**order)
         except Exception as error:
             refused(error)
 
@@ -170,19 +222,60 @@ class Worker:
         self.fence = ObservedFence(self.conninfo)
         say("connected")
 
-    def acquire(self, names: list[str], ttl_ms: int, wait_ms: int = 0, **kind: Any) -> None:
+    def acquire(self, names: list[str], **options: Any) -> None:
+        self.take(self.fence.lease(*names, **spans(options)))
+
+    def resume(self, name: str, token: int, **options: Any) -> None:
+        self.take(self.fence.resume(name, token, **spans(options)))
+
+    def take(self, lease: pg_fence.Lease) -> None:
         if self.lease is not None:
             self.lease.release()
         self.lease = None
-        lease = self.fence.lease(
-            *names, ttl=timedelta(milliseconds=ttl_ms), wait=timedelta(milliseconds=wait_ms), **kind
-        )
         assert isinstance(lease, Observed)
         if lease.acquire():
             self.lease = lease
             say("acquired", token=lease.token, deadline=lease.deadline())
         else:
             say("taken")
+
+    def detach(self) -> None:
+        say("detached", token=self.held_lease().detach())
+
+    def hold(self, names: list[str], ttl_ms: int) -> None:
+        for name in names:
+            lease = self.fence.lease(name, ttl=timedelta(milliseconds=ttl_ms))
+            assert isinstance(lease, Observed)
+            lease.is_one_of_many = True
+            if not lease.acquire():
+                say("taken")
+                return
+            self.many.append(lease)
+        self.holding()
+
+    def claim(self, names: list[str], n: int, ttl_ms: int) -> None:
+        claimed = self.fence.claim(**claim_of(names, n, ttl_ms))
+        for lease in claimed:
+            assert isinstance(lease, Observed)
+            lease.is_one_of_many = True
+            self.many.append(lease)
+        say("claimed", names=[lease.names[0] for lease in claimed])
+
+    def holding(self) -> None:
+        say("holding", count=sum(lease.held for lease in self.many))
+
+    def release_all(self) -> None:
+        self.let_go()
+        say("released")
+
+    def let_go(self) -> None:
+        for lease in self.many:
+            lease.release()
+        self.many = []
+
+    def observe(self, name: str) -> None:
+        say("done")
+        self.observers.append(self.fence.observe(name, tell_leader))
 
     def adopt(self, name: str, token: int, wait_ms: int = 0) -> None:
         try:
@@ -212,17 +305,19 @@ class Worker:
         say("done")
 
     def guard(self) -> None:
-        self.transaction("guarded", guards=True)
+        self.transaction("guarded", self.held().guard)
+
+    def guard_all(self) -> None:
+        self.transaction("guarded", lambda connection: self.fence.guard(connection, self.many))
 
     def present(self) -> None:
-        self.transaction("presented", guards=False)
+        self.transaction("presented", self.held().present)
 
-    def transaction(self, begun: str, guards: bool) -> None:
+    def transaction(self, begun: str, by: Callable[[Any], pg_fence.Guarded]) -> None:
         """Until it reads `commit` or `rollback`, what it does is one transaction."""
-        lease = self.held()
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
             step = "commit"
-            with lease.guard(connection) if guards else lease.present(connection):
+            with by(connection):
                 self.connection = connection
                 RenewInWork.work = lambda *call: value(connection, *call)
                 try:
@@ -305,6 +400,9 @@ class Worker:
             self.leading.join()
         if self.lease is not None:
             self.lease.release()
+        self.let_go()
+        for observer in self.observers:
+            observer.close()
         self.lease = self.leading = None
         say("closed")
 
@@ -312,10 +410,11 @@ class Worker:
 def plant() -> None:
     if "--plant" in sys.argv:
         name = sys.argv[sys.argv.index("--plant") + 1]
-        if name in ADOPTED:
-            ObservedFence.adopted = ADOPTED[name]
-        else:
-            ObservedFence.kind = PLANTS[name]
+        ObservedFence.adopted = ADOPTED.get(name, pg_fence.Adopted)
+        ObservedFence.kind = LEASES.get(name, Observed)
+        ObservedFence.keeper = KEEPERS.get(name, Keeper)
+        if name not in {*ADOPTED, *LEASES, *KEEPERS}:
+            raise ValueError(f"there is no fault called {name}")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,16 @@ each one's SQL, is said once for the clients of all languages, in the README of 
 """
 
 from .adopted import Adopted
+from .claimed import Claimed
 from .errors import (
+    AcquireTimeout,
     CannotBeFenced,
     FenceError,
     LeaseLost,
     LeaseTaken,
     NeverIssued,
     NoToken,
+    NotInstalled,
     NotSpeaking,
     StaleToken,
     TransactionLost,
@@ -26,21 +29,30 @@ from .fence import Fence
 from .guarded import Guarded
 from .holding import Holding
 from .lease import Lease
+from .observer import Leader, Observer
+from .presenting import attach, options
 
 __all__ = [
+    "AcquireTimeout",
     "Adopted",
     "CannotBeFenced",
+    "Claimed",
     "Fence",
     "FenceError",
     "Guarded",
     "Holding",
+    "Leader",
     "Lease",
     "LeaseLost",
     "LeaseTaken",
     "NeverIssued",
     "NoToken",
+    "NotInstalled",
     "NotSpeaking",
+    "Observer",
     "StaleToken",
     "TransactionLost",
+    "attach",
     "classify",
+    "options",
 ]

@@ -15,6 +15,7 @@ import psycopg
 from .connection import OwnConnection, in_thread
 from .errors import LeaseLost, LeaseTaken, NotSpeaking, StaleToken, classify, sqlstate_of
 from .holding import Holding
+from .keeper import Keeper
 
 _log = logging.getLogger("pg_fence")
 
@@ -35,19 +36,19 @@ class Adopted(Holding):
 
     def __init__(
         self,
-        open: Callable[[float], psycopg.Connection[Any]],
-        sql: Callable[[str], str],
+        keeper: Keeper,
         name: str,
         token: int,
         holder: str,
         metadata: Any,
     ):
-        super().__init__(sql, (name,))
+        super().__init__(keeper.prefix, (name,))
         self.token = token
         self._holder = holder
         self._metadata = None if metadata is None else json.dumps(metadata)
         self._lock = threading.Condition()
-        self._own = OwnConnection(open, LIMIT, self._lock)
+        self._keeper = keeper
+        self._own = keeper.connection(LIMIT)
         #: Taken by whoever uses it: transactions may be begun by several threads.
         self._turn = threading.Lock()
         self._released = False
@@ -58,7 +59,7 @@ class Adopted(Holding):
         sql, arguments = self._adoption("%s")
         arguments.insert(3, wait)
         try:
-            adopted = self._call(lambda own: own.call(LIMIT + wait.total_seconds(), self.sql(sql), arguments))
+            adopted = self._aside(lambda own: own.call(LIMIT + wait.total_seconds(), self.call(sql), arguments))
         except psycopg.Error as error:
             told = classify(error)
             if isinstance(told, StaleToken):
@@ -85,7 +86,7 @@ class Adopted(Holding):
             await in_thread(adopt)
         except asyncio.CancelledError:
             # One that comes all the same stays: the service has granted the lease.
-            cancel = threading.Thread(target=self._own.cancel_until, args=[lambda: is_over], daemon=True)
+            cancel = threading.Thread(target=self._own.cancel_until, args=[lambda: is_over, self._lock], daemon=True)
             cancel.start()
             raise
 
@@ -97,7 +98,7 @@ class Adopted(Holding):
         if is_over:
             return
         try:
-            if self._call(lambda own: own.call_within(LIMIT, *self._on_names("lease_release"))) is None:
+            if self._aside(lambda own: own.value(LIMIT, LIMIT, *self._on_names("lease_release"))) is None:
                 self._lose("gone")
         except psycopg.Error as error:
             _log.warning("the lease %s was not released: %s", self.names[0], error)
@@ -117,16 +118,17 @@ class Adopted(Holding):
         if error is None and self.loss is not None:
             raise self._lost()
 
-    def _call(self, call: Callable[[OwnConnection], Any]) -> Any:
-        with self._turn, self._own.watched():
+    def _aside(self, call: Callable[[OwnConnection], Any]) -> Any:
+        with self._turn:
             try:
                 return call(self._own)
             finally:
                 self._own.close()
+                self._keeper.settle()
 
     def _adoption(self, wait: str) -> tuple[str, list[Any]]:
         # The JSON as text: in a transaction it is for whichever driver.
-        call = f"lease_adopt(%s, %s, %s, {wait}, %s::text::jsonb)"
+        call = f"lease_adopt(%s::text, %s::bigint, %s::text, {wait}, %s::text::jsonb)"
         return call, [self.names[0], self.token, self._holder, self._metadata]
 
     def _lose(self, reason: str, cause: BaseException | None = None) -> None:
@@ -142,10 +144,10 @@ class Adopted(Holding):
         if self._released:
             raise LeaseLost("released", self.names)
 
-    def _guard(self, name: str) -> tuple[str, list[Any]]:
+    def _guard(self) -> tuple[str, list[Any]]:
         # Each transaction makes the number known: a failover may have lost it, and then silences it in any case.
         adopt, arguments = self._adoption("NULL")
-        return self.sql(f"lease_guard(%s, ({self.sql(adopt)}))"), [name, *arguments]
+        return self.call(f"lease_guard(%s::text, ({self.call(adopt)}))"), [self.names[0], *arguments]
 
     def can_mend(self, error: BaseException) -> bool:
         return isinstance(error, NotSpeaking) or sqlstate_of(error) in _MENDABLE

@@ -9,10 +9,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
+
+from .errors import not_installed
+
+if TYPE_CHECKING:
+    from .watch import Watch
 
 _T = TypeVar("_T")
 
@@ -23,9 +28,6 @@ def now() -> float:
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
-#: Waits do not count the time that the machine slept; so they look at the clock again after so many seconds.
-LOOK_AGAIN = 1.0
-
 #: How long a statement that was cancelled may take to end, in seconds.
 CANCEL_AGAIN = 1.0
 
@@ -33,12 +35,17 @@ CANCEL_AGAIN = 1.0
 LONGEST_TIMEOUT_MS = 2**31 - 1
 
 
+def milliseconds(seconds: float) -> str:
+    """As a setting of the server has it."""
+    return str(min(max(1, int(seconds * 1000)), LONGEST_TIMEOUT_MS))
+
+
 class Handle:
     """A second handle on a connection's socket, to end what hangs on it from another thread."""
 
     def __init__(self, connection: Any):
         # A handle of its own: the number of the connection's may be another file's by the time of the cut.
-        self._socket = socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM)
+        self._socket = socket.fromfd(_fileno(connection), socket.AF_INET, socket.SOCK_STREAM)
 
     def cut(self) -> None:
         with contextlib.suppress(OSError):
@@ -48,21 +55,27 @@ class Handle:
         self._socket.close()
 
 
-class OwnConnection:
-    """A lease's own connection: opened when it is needed, used by one thread. Another thread breaks it off when a
-    call takes longer than it may. `lock` is notified when there is a new time to do so. To open it may take
-    `open_limit` seconds."""
+def _fileno(connection: Any) -> int:
+    if hasattr(connection, "fileno"):
+        return int(connection.fileno())
+    # asyncpg shows its socket nowhere else.
+    return int(connection._transport.get_extra_info("socket").fileno())
 
-    def __init__(
-        self, open: Callable[[float], psycopg.Connection[Any]], open_limit: float, lock: threading.Condition
-    ):
+
+class OwnConnection:
+    """A connection of the client's own: opened when it is needed, used by one thread. The watch breaks a call off that
+    takes longer than it may. To open it may take `open_limit` seconds."""
+
+    def __init__(self, open: Callable[[float], psycopg.Connection[Any]], open_limit: float, watch: Watch):
         self._open = open
-        self._open_limit = open_limit
-        self._lock = lock
+        self.open_limit = open_limit
+        self._watch = watch
+        self._lock = threading.Lock()
         self._connection: psycopg.Connection[Any] | None = None
         self._handle: Handle | None = None
-        #: When the call that is under way is to be broken off.
+        #: When the call that is under way is to be broken off, and whether the last one was.
         self.cut_at = math.inf
+        self.was_cut = False
         # Held while the server is asked to cancel: the connection must not be closed meanwhile.
         self._cancelling = threading.Lock()
         self._cancellable: psycopg.Connection[Any] | None = None
@@ -85,40 +98,71 @@ class OwnConnection:
                 # A request that is late would hit the next statement: the release of a grant that came all the same.
                 self.close()
 
-    def call_within(self, limit: float, sql: str, arguments: list[Any]) -> Any:
-        """The same, where the server does not let it go on for ever either."""
+    def rows(self, limit: float, lock_limit: float, sql: str, arguments: list[Any]) -> list[tuple[Any, ...]]:
+        """A transaction of one statement. The server ends it, too, where it takes longer than `limit`, or waits longer
+        for a lock than `lock_limit`."""
         with self._connected(limit) as connection, connection.transaction():
             # For this transaction only: behind a pooler the session is others', too.
-            timeout = str(min(max(1, int(limit * 1000)), LONGEST_TIMEOUT_MS))
-            value(connection, "SELECT set_config('statement_timeout', %s, true)", [timeout])
-            return value(connection, sql, arguments)
+            timeouts = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
+            with connection.cursor(row_factory=tuple_row) as cursor:
+                cursor.execute(timeouts, [milliseconds(limit), milliseconds(lock_limit)])
+                # What a claim is asked for is the caller's text.
+                return cursor.execute(sql, arguments).fetchall()  # type: ignore[arg-type]
+
+    def value(self, limit: float, lock_limit: float, sql: str, arguments: list[Any]) -> Any:
+        """The same; the only value of its only row."""
+        return self.rows(limit, lock_limit, sql, arguments)[0][0]
 
     @contextlib.contextmanager
     def _connected(self, limit: float) -> Iterator[psycopg.Connection[Any]]:
+        self.was_cut = False
         if self._connection is None:
-            connection = self._open(self._open_limit)
+            connection = self._open(self.open_limit)
             with self._lock:
                 self._connection, self._handle = connection, Handle(connection)
         connection = self._connection
         assert connection is not None
         try:
-            with self._lock:
-                self.cut_at = now() + limit
-                self._lock.notify_all()
+            self.cut_at = now() + limit
+            self._watch.add_call(self)
             yield connection
+        except psycopg.Error as error:
+            if connection.closed or connection.broken:
+                self.close()
+            told = not_installed(error)
+            if told is not None:
+                raise told from error
+            raise
         except BaseException:
             if connection.closed or connection.broken:
                 self.close()
             raise
         finally:
-            with self._lock:
-                self.cut_at = math.inf
+            self.cut_at = math.inf
+            self._watch.remove_call(self)
 
     def cut(self) -> None:
-        """Ends what hangs on it. The lock is held."""
-        self.cut_at = math.inf
-        if self._handle is not None:
-            self._handle.cut()
+        """Ends what hangs on it."""
+        with self._lock:
+            self.cut_at, self.was_cut = math.inf, True
+            if self._handle is not None:
+                self._handle.cut()
+
+    def has_ended(self) -> bool:
+        """Reads what the server has sent unasked. Whether the session is over; nobody else uses it."""
+        connection = self._connection
+        if connection is None or connection.closed:
+            return True
+        try:
+            connection.pgconn.consume_input()
+        except psycopg.Error:
+            return True
+        return False
+
+    def fileno(self) -> int:
+        """That of its socket; -1 where it is closed."""
+        connection = self._connection
+        return -1 if connection is None or connection.closed else connection.fileno()
 
     def cancel(self) -> None:
         """Asks the server to end the `call` that is under way, whose answer then comes."""
@@ -128,36 +172,14 @@ class OwnConnection:
                 with contextlib.suppress(psycopg.Error):
                     self._cancellable.cancel_safe(timeout=5)
 
-    def cancel_until(self, is_over: Callable[[], bool]) -> None:
+    def cancel_until(self, is_over: Callable[[], bool], lock: threading.Condition) -> None:
         """The same, until that comes true, of which the lock is notified."""
         over = False
         while not over:
             self.cancel()
-            with self._lock:
+            with lock:
                 # A request that comes before the statement does is lost, hence more than one.
-                over = self._lock.wait_for(is_over, CANCEL_AGAIN)
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Breaks off what takes too long in this block: for a lease that has no watch of its own."""
-        is_over = False
-
-        def watch() -> None:
-            with self._lock:
-                while not is_over:
-                    if now() >= self.cut_at:
-                        self.cut()
-                    self._lock.wait(max(0.0, min(self.cut_at - now(), LOOK_AGAIN)))
-
-        thread = threading.Thread(target=watch, name="pg_fence watch", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            with self._lock:
-                is_over = True
-                self._lock.notify_all()
-            thread.join()
+                over = lock.wait_for(is_over, CANCEL_AGAIN)
 
     def close(self) -> None:
         with self._lock:
@@ -167,6 +189,11 @@ class OwnConnection:
             handle.close()
         if connection is not None:
             connection.close()
+
+    def abandon(self) -> None:
+        """In a process that was forked: the session is the parent's, and goes on."""
+        self._lock, self._cancelling = threading.Lock(), threading.Lock()
+        self._connection = self._handle = self._cancellable = None
 
 
 def value(connection: psycopg.Connection[Any], sql: Any, arguments: list[Any]) -> Any:

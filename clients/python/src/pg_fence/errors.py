@@ -52,6 +52,15 @@ class TransactionLost(FenceError):
     """The session has ended under the transaction. The lease may well be held still."""
 
 
+class NotInstalled(FenceError):
+    """42883, 3F000: the extension is not in this database, or in a schema that is not on the `search_path`: name it,
+    `Fence(…, schema=…)`."""
+
+
+class AcquireTimeout(FenceError, TimeoutError):
+    """The server has not answered an acquire in time. A grant that it made all the same ends at its ttl."""
+
+
 class LeaseTaken(FenceError):
     """Somebody else has the lease, and kept it for as long as we waited."""
 
@@ -125,6 +134,26 @@ def _is_broken_connection(error: BaseException, state: str | None) -> bool:
     module = type(error).__module__.partition(".")[0]
     names = {"OperationalError", "InterfaceError"}
     return state is None and module in {"psycopg", "psycopg2", "asyncpg"} and type(error).__name__ in names
+
+
+def not_installed(error: BaseException) -> NotInstalled | None:
+    """What a call of ours that the database does not know means."""
+    state = sqlstate_of(error)
+    if state not in {"42883", "3F000"}:
+        return None
+    told = NotInstalled(
+        "pg_fence is not installed in this database, or not on the search_path: CREATE EXTENSION pg_fence, or name the "
+        f"schema that it is in, Fence(…, schema=…) ({error})".strip()
+    )
+    told.sqlstate = state
+    return told
+
+
+def concerns_all(error: BaseException) -> bool:
+    """Whether a statement for several leases failed for all of them, and not because of one: read-only, out of
+    something, shutting down, not installed."""
+    state = sqlstate_of(error) or ""
+    return isinstance(error, NotInstalled) or state[:2] in {"08", "25", "53", "58"} or state[:3] == "57P"
 
 
 def is_permanent(error: BaseException) -> bool:

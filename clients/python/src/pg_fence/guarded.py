@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from . import telemetry
 from .connection import Handle, in_thread, value
-from .errors import LeaseLost, NotSpeaking, StaleToken, TransactionLost, classify
+from .errors import (
+    FenceError,
+    LeaseLost,
+    NotSpeaking,
+    StaleToken,
+    TransactionLost,
+    classify,
+    sqlstate_of,
+)
 
 if TYPE_CHECKING:
     from .holding import Holding
@@ -21,22 +33,24 @@ _T = TypeVar("_T")
 
 
 class Guarded:
-    """A transaction under a lease, or an adopted one: what `guard` and `present` return, to be entered by `with` or
+    """A transaction under one lease, or several: what `guard` and `present` return, to be entered by `with` or
     `async with` as its connection asks."""
 
-    def __init__(self, lease: Holding, connection: Any, guards: bool, release: bool):
-        self.lease = lease
-        self._way = _way_of(connection)
+    def __init__(self, leases: Sequence[Holding], connection: Any, guards: bool, release: bool):
+        self.leases = leases
+        self._way = way_of(connection)
         self._guards = guards
         self._release = release
-        self._handle: Handle | None = None
+        self._handles: list[tuple[Holding, Handle]] = []
+        names = tuple(name for lease in leases for name in lease.names)
+        self._span = telemetry.span("guard" if guards else "present", names)
 
     def __enter__(self) -> Any:
         self._expect(is_async=False)
-        return _at_once(self._begin())
+        return at_once(self._begin())
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        return _at_once(self._finish(error))
+        return at_once(self._finish(error))
 
     async def __aenter__(self) -> Any:
         self._expect(is_async=True)
@@ -50,28 +64,45 @@ class Guarded:
             raise TypeError("`async with` for an asynchronous connection, `with` for any other")
 
     async def _begin(self) -> Any:
+        self._span.__enter__()
+        try:
+            return await self._begin_or_mend()
+        except BaseException as error:
+            self._span.__exit__(*_raised(error))
+            raise
+
+    async def _begin_or_mend(self) -> Any:
         mended = False
         while True:
-            self.lease.refuse_if_over()
+            for lease in self.leases:
+                lease.refuse_if_over()
             try:
-                if self.lease.in_doubt:
-                    await self._way.blocking(self.lease.mend)
+                for lease in self.leases:
+                    if lease.in_doubt:
+                        await self._way.blocking(lease.mend)
                 return await self._try_to_begin()
             except Exception as error:
                 told = self._told(error)
                 # After a failover no token speaks until its holder has renewed, or adopted again.
-                mend = not mended and self.lease.can_mend(told)
-                if mend and await self._way.blocking(self.lease.mend):
+                if not mended and await self._mend(told):
                     mended = True
                     continue
                 if told is error:
                     raise
                 raise told from error
 
+    async def _mend(self, told: BaseException) -> bool:
+        if not all(lease.can_mend(told) for lease in self.leases):
+            return False
+        for lease in self.leases:
+            if not await self._way.blocking(lease.mend):
+                return False
+        return True
+
     async def _try_to_begin(self) -> Any:
         try:
             await self._way.begin(self._register)
-            for sql, arguments in self.lease.begins_with(self._guards):
+            for sql, arguments in self._first_statements():
                 await self._way.value(sql, arguments)
         except BaseException as error:
             with contextlib.suppress(Exception):
@@ -80,29 +111,53 @@ class Guarded:
             raise
         return self._way.connection
 
+    def _first_statements(self) -> Iterator[tuple[str, list[Any]]]:
+        if len(self.leases) == 1:
+            yield from self.leases[0].begins_with(self._guards)
+            return
+        # Whoever guards several does so in the same order, so that no two wait for each other.
+        pairs = sorted((name.encode(), name, lease.token) for lease in self.leases for name in lease.names)
+        guard = f"{self.leases[0].prefix}lease_guard(x.name, x.token)"
+        sql = f"SELECT count({guard}) FROM unnest(%s::text[], %s::bigint[]) AS x(name, token)"
+        yield sql, [[name for _, name, _ in pairs], [token for _, _, token in pairs]]
+
     def _register(self, driver: Any) -> None:
         """From here on a loss breaks the connection off, where it hangs, too."""
-        self._handle = Handle(driver)
-        self.lease.enter(self._handle)
+        for lease in self.leases:
+            handle = Handle(driver)
+            self._handles.append((lease, handle))
+            lease.enter(handle)
 
     async def _finish(self, error: BaseException | None) -> bool:
         """Whether the error has done its part: psycopg.Rollback only rolls back."""
+        told = error
         try:
             if error is not None:
                 return await self._roll_back(error)
             if self._release:
-                self.lease.pause()
-                try:
-                    await self._way.blocking(self.lease.wait_for_heartbeat)
-                    await self._commit_with(self.lease.release_by)
-                    self.lease.has_been_released()
-                finally:
-                    self.lease.go_on()
+                await self._release_and_commit()
             else:
-                await self._commit_with(None)
+                await self._commit()
             return False
+        except BaseException as raised:
+            told = raised
+            raise
         finally:
             self._unregister()
+            self._span.__exit__(*_raised(told))
+
+    async def _release_and_commit(self) -> None:
+        for lease in self.leases:
+            lease.pause()
+        try:
+            for lease in self.leases:
+                await self._way.blocking(lease.wait_for_heartbeat)
+            await self._commit(releases=True)
+            for lease in self.leases:
+                lease.has_been_released()
+        finally:
+            for lease in self.leases:
+                lease.go_on()
 
     async def _roll_back(self, error: BaseException) -> bool:
         done = False
@@ -116,13 +171,15 @@ class Guarded:
             raise told from error
         return done
 
-    async def _commit_with(self, last: Callable[[Any], Any] | None) -> None:
-        if last is not None:
-            try:
-                await last(self._way.value)
-            except BaseException as error:
-                await self._roll_back(error)
-                raise
+    async def _commit(self, releases: bool = False) -> None:
+        try:
+            await self._refuse_if_failed()
+            if releases:
+                for lease in self.leases:
+                    await lease.release_by(self._way.value)
+        except BaseException as error:
+            await self._roll_back(error)
+            raise
         try:
             await self._way.end(None)
         except Exception as failure:
@@ -133,22 +190,37 @@ class Guarded:
                 raise
             raise told from failure
 
+    async def _refuse_if_failed(self) -> None:
+        """The work may have swallowed an error: then the commit would roll back, and say nothing."""
+        state = await self._way.state()
+        if state is State.FAILED:
+            raise TransactionLost("a statement of the transaction has failed: all of it is rolled back")
+        if state is State.ENDED:
+            told = TransactionLost("the work has ended the transaction itself: what it did after that was not guarded")
+            told.in_doubt = True
+            raise told
+
     def _told(self, error: BaseException) -> BaseException:
         """The typed error, where it is one. A connection that was broken off because of a loss tells the loss."""
         found = classify(error)
-        if isinstance(found, TransactionLost) and self.lease.loss is not None:
-            return LeaseLost(self.lease.loss.reason, self.lease.names, error)
+        if isinstance(found, TransactionLost):
+            for lease in self.leases:
+                if lease.loss is not None:
+                    return LeaseLost(lease.loss.reason, lease.names, error)
+        if isinstance(found, FenceError) and (found.sqlstate or "").startswith("PF"):
+            telemetry.refused(found)
         if isinstance(found, (StaleToken, NotSpeaking)):
-            self.lease.beat_soon()
+            for lease in self.leases:
+                lease.beat_soon()
         return error if found is None else found
 
     def _unregister(self) -> None:
-        if self._handle is not None:
-            self.lease.leave(self._handle)
-            self._handle = None
+        handles, self._handles = self._handles, []
+        for lease, handle in handles:
+            lease.leave(handle)
 
 
-def _at_once(work: Coroutine[Any, Any, _T]) -> _T:
+def at_once(work: Coroutine[Any, Any, _T]) -> _T:
     """Runs what never waits, because its connection does not either."""
     try:
         work.send(None)
@@ -159,7 +231,13 @@ def _at_once(work: Coroutine[Any, Any, _T]) -> _T:
     raise RuntimeError("a synchronous connection waited")
 
 
-class _Way:
+class State(enum.Enum):
+    """Where a transaction is when its block ends."""
+
+    OPEN, FAILED, ENDED = range(3)
+
+
+class Way:
     """How one kind of connection begins and ends a transaction and runs a statement; this one is psycopg's. All are
     coroutines; those of a synchronous connection never wait."""
 
@@ -187,15 +265,29 @@ class _Way:
     async def value(self, sql: str, arguments: list[Any]) -> Any:
         return value(self.connection, sql, arguments)
 
+    async def state(self) -> State:
+        """Where the transaction is now."""
+        return _state_of(self.connection)
+
     async def blocking(self, call: Callable[[], _T]) -> _T:
         return call()
+
+
+def _state_of(driver: Any) -> State:
+    """As libpq has it, in psycopg 3 and 2."""
+    if hasattr(driver, "get_transaction_status"):
+        status = driver.get_transaction_status()
+    else:
+        status = getattr(getattr(driver, "info", None), "transaction_status", TransactionStatus.INTRANS)
+    states = {TransactionStatus.INERROR: State.FAILED, TransactionStatus.IDLE: State.ENDED}
+    return states.get(status, State.OPEN)
 
 
 def _raised(error: BaseException | None) -> tuple[Any, Any, Any]:
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-class _AsyncWay(_Way):
+class _AsyncWay(Way):
     is_async = True
 
     async def begin(self, register: Callable[[Any], None]) -> None:
@@ -221,7 +313,24 @@ class _AsyncWay(_Way):
         return await in_thread(call)
 
 
-class _SQLAlchemy(_Way):
+class _Asyncpg(_AsyncWay):
+    async def value(self, sql: str, arguments: list[Any]) -> Any:
+        numbers = iter(range(1, len(arguments) + 1))
+        return await self.connection.fetchval(re.sub("%s", lambda _: f"${next(numbers)}", sql), *arguments)
+
+    async def state(self) -> State:
+        if not self.connection.is_in_transaction():
+            return State.ENDED
+        try:
+            await self.connection.execute("SELECT 1")
+        except Exception as error:
+            if sqlstate_of(error) == "25P02":
+                return State.FAILED
+            raise
+        return State.OPEN
+
+
+class _SQLAlchemy(Way):
     """A Connection, or a Session."""
 
     async def begin(self, register: Callable[[Any], None]) -> None:
@@ -230,7 +339,9 @@ class _SQLAlchemy(_Way):
             self._enter(self.connection.begin())
         elif _began_by_itself(self.connection):
             self._enter(_Begun(self.connection))
-        register(self._inner().connection.driver_connection)
+        self._driver = self._inner().connection.driver_connection
+        self._root = self.connection.get_transaction()
+        register(self._driver)
 
     def _inner(self) -> Any:
         return self.connection.connection() if hasattr(self.connection, "get_bind") else self.connection
@@ -238,20 +349,48 @@ class _SQLAlchemy(_Way):
     async def value(self, sql: str, arguments: list[Any]) -> Any:
         return self._inner().exec_driver_sql(sql, tuple(arguments)).scalar()
 
+    async def state(self) -> State:
+        return _state_in(self.connection, self._root, self._driver)
+
 
 class _AsyncSQLAlchemy(_AsyncWay):
     async def begin(self, register: Callable[[Any], None]) -> None:
         if not self.connection.in_transaction():
             await self._aenter(self.connection.begin())
-        elif _began_by_itself(getattr(self.connection, "sync_session", self.connection)):
+        elif _began_by_itself(self._sync):
             await self._aenter(_Begun(self.connection))
-        register((await (await self._inner()).get_raw_connection()).driver_connection)
+        self._driver = (await (await self._inner()).get_raw_connection()).driver_connection
+        self._root = self._sync.get_transaction()
+        register(self._driver)
+
+    @property
+    def _sync(self) -> Any:
+        return getattr(self.connection, "sync_session", None) or self.connection.sync_connection
 
     async def _inner(self) -> Any:
         return await self.connection.connection() if hasattr(self.connection, "get_bind") else self.connection
 
     async def value(self, sql: str, arguments: list[Any]) -> Any:
-        return (await (await self._inner()).exec_driver_sql(sql, tuple(arguments))).scalar()
+        from sqlalchemy import text
+
+        # As SQLAlchemy writes it, for its drivers differ.
+        names = [f"a{number}" for number in range(len(arguments))]
+        parts = iter(names)
+        bound = re.sub("%s", lambda _: f":{next(parts)}", sql.replace("::", "\\:\\:"))
+        return (await (await self._inner()).execute(text(bound), dict(zip(names, arguments)))).scalar()
+
+    async def state(self) -> State:
+        state = _state_in(self._sync, self._root, self._driver)
+        if state is State.OPEN and type(self._driver).__module__.startswith("asyncpg"):
+            return await _Asyncpg(self._driver).state()
+        return state
+
+
+def _state_in(connection: Any, root: Any, driver: Any) -> State:
+    now = connection.get_transaction()
+    if now is not root:
+        return State.ENDED
+    return _state_of(driver) if root.is_active else State.FAILED
 
 
 def _began_by_itself(session: Any) -> bool:
@@ -279,7 +418,7 @@ class _Begun:
         await (self._session.commit() if error is None else self._session.rollback())
 
 
-class _Django(_Way):
+class _Django(Way):
     async def begin(self, register: Callable[[Any], None]) -> None:
         from django.db import transaction
 
@@ -295,17 +434,33 @@ class _Django(_Way):
             cursor.execute(sql, arguments)
             return cursor.fetchone()[0]
 
+    async def state(self) -> State:
+        if self.connection.needs_rollback:
+            return State.FAILED
+        return _state_of(self.connection.connection)
 
-def _way_of(connection: Any) -> _Way:
+
+_TAKEN = "a connection of psycopg 3, asyncpg or Django, or a connection or session of SQLAlchemy"
+
+
+def way_of(connection: Any) -> Way:
+    """How that kind of connection does it. Raises TypeError where it is none."""
     if isinstance(connection, psycopg.AsyncConnection):
         return _AsyncWay(connection)
     if isinstance(connection, psycopg.Connection):
-        return _Way(connection)
+        return Way(connection)
     modules = [kind.__module__ for kind in type(connection).__mro__]
-    if any(module.startswith("sqlalchemy.ext.asyncio") for module in modules):
-        return _AsyncSQLAlchemy(connection)
-    if any(module.startswith("sqlalchemy.") for module in modules):
-        return _SQLAlchemy(connection)
-    if any(module.startswith("django.") for module in modules):
-        return _Django(connection)
-    raise TypeError(f"not a connection of psycopg 3, SQLAlchemy or Django: {type(connection)}")
+    for package, way, attribute in _WAYS:
+        # A pool, an engine or a maker of sessions has none of these.
+        if any(module.startswith(package) for module in modules) and hasattr(connection, attribute):
+            return way(connection)
+    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    raise TypeError(f"this takes {_TAKEN}, and no {kind}; of a pool or an engine, take a connection first")
+
+
+_WAYS: list[tuple[str, type[Way], str]] = [
+    ("asyncpg.", _Asyncpg, "is_in_transaction"),
+    ("sqlalchemy.ext.asyncio", _AsyncSQLAlchemy, "in_transaction"),
+    ("sqlalchemy.", _SQLAlchemy, "in_transaction"),
+    ("django.", _Django, "ensure_connection"),
+]

@@ -14,26 +14,31 @@ from .guarded import Guarded
 class Holding(ABC):
     """A lease that somebody holds, under a token that its transactions present: `Lease` or `Adopted`."""
 
-    def __init__(self, sql: Callable[[str], str], names: tuple[str, ...]):
+    def __init__(self, prefix: str, names: tuple[str, ...]):
+        #: The extension's schema and a dot, where it is named.
+        self.prefix = prefix
         self.names = names
         #: The token that its transactions present; it serves for as long as the lease is held.
         self.token: int | None = None
         #: Why the lease was lost, once it was.
         self.loss: LeaseLost | None = None
-        self.sql = sql
+
+    def call(self, call: str) -> str:
+        """A statement that calls a function of the extension."""
+        return f"SELECT {self.prefix}{call}"
 
     def guard(self, connection: Any, *, release: bool = False) -> Guarded:
         """A transaction during which nobody else is granted the lease, and whose writes present its token. It does
         not begin when the lease is lost. With `release`, its end releases the lease.
 
-        `connection` is psycopg's (also async), SQLAlchemy's connection or session (also async), or Django's. One
-        that is in a transaction is guarded from here on, and its end is left to whoever began it."""
-        return Guarded(self, connection, guards=True, release=release)
+        `connection` is psycopg's (also async), asyncpg's, SQLAlchemy's connection or session (also async), or Django's.
+        One that is in a transaction is guarded from here on, and its end is left to whoever began it."""
+        return Guarded([self], connection, guards=True, release=release)
 
     def present(self, connection: Any, *, release: bool = False) -> Guarded:
         """As `guard`, without a lock: its writes present the token, and somebody else may be granted the lease
         until one of them is to a bound table."""
-        return Guarded(self, connection, guards=False, release=release)
+        return Guarded([self], connection, guards=False, release=release)
 
     @abstractmethod
     def release(self) -> None:
@@ -62,14 +67,13 @@ class Holding(ABC):
     def begins_with(self, guards: bool) -> Iterator[tuple[str, list[Any]]]:
         """The first statements of a transaction under it, with their arguments."""
         if guards:
-            for name in sorted(self.names):
-                yield self._guard(name)
+            yield self._guard()
         else:
             # As text: there is no set_config that takes a number.
             yield "SELECT set_config('pg_fence.token', %s, true)", [str(self.token)]
 
-    def _guard(self, name: str) -> tuple[str, list[Any]]:
-        return self.sql("lease_guard(%s, %s)"), [name, self.token]
+    def _guard(self) -> tuple[str, list[Any]]:
+        return self._on_names("lease_guard")
 
     #: Whether a transaction was refused, so that the next one mends before it begins.
     in_doubt = False
@@ -102,12 +106,16 @@ class Holding(ABC):
 
     def _on_names(self, function: str) -> tuple[str, list[Any]]:
         if len(self.names) > 1:
-            return self.sql(f"{function}_all(%s::text[], %s)"), [list(self.names), self.token]
-        return self.sql(f"{function}(%s, %s)"), [self.names[0], self.token]
+            return self.call(f"{function}_all(%s::text[], %s::bigint)"), [list(self.names), self.token]
+        return self.call(f"{function}(%s::text, %s::bigint)"), [self.names[0], self.token]
+
+    def _last_call(self) -> tuple[str, list[Any]]:
+        """What gives it back; NULL: it is lost."""
+        return self._on_names("lease_release")
 
     async def release_by(self, value: Callable[[str, list[Any]], Any]) -> None:
         """Releases it in a transaction of its holder's."""
-        if await value(*self._on_names("lease_release")) is None:
+        if await value(*self._last_call()) is None:
             self._lose("gone")
             self.refuse_if_over()
 

@@ -8,18 +8,24 @@ import logging
 import math
 import os
 import socket
+import sys
 import threading
 import uuid
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
 
-from .connection import LOOK_AGAIN, Handle, OwnConnection, in_thread, now
-from .errors import LeaseLost, LeaseTaken, NotSpeaking, is_permanent
+from . import telemetry
+from .connection import Handle, OwnConnection, in_thread, now
+from .errors import AcquireTimeout, FenceError, LeaseLost, LeaseTaken, NotSpeaking, is_permanent, sqlstate_of
 from .holding import Holding
+from .keeper import Keeper
+from .watch import LOOK_AGAIN
 
 _log = logging.getLogger("pg_fence")
 
@@ -29,51 +35,67 @@ def unique_holder() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
 
 
-class Lease(Holding):
-    """A lease that is kept by a thread and a connection of its own, until it is released or lost.
+@dataclass
+class Asked:
+    """What an acquire asks for. Spans are in seconds but for those that are sent."""
 
-    Enter it by `with` or `async with`; `Fence.lease` makes it.
+    names: tuple[str, ...]
+    ttl: timedelta
+    wait: timedelta = timedelta(0)
+    holder: str | None = None
+    metadata: Any = None
+    shared: bool = False
+    slots: int = 1
+    session: bool = False
+    reclaim: bool = False
+    on_lost: Callable[[LeaseLost], None] | None = None
+    hold_at_most: timedelta | None = None
+    hold_at_least: timedelta | None = None
+    #: The token of a lease that is held already, by another process so far.
+    token: int | None = None
+
+
+class Lease(Holding):
+    """A lease that is kept until it is released or lost, by the heartbeat of its fence. `Fence.lease` makes it.
+
+    Enter it by `with` or `async with`.
     """
 
-    # Two threads: the keeper acquires, renews and releases; the watch tells a loss at the deadline and breaks off
-    # calls that take too long, so that it does not matter where the keeper hangs. _lock guards what they share.
-
-    def __init__(
-        self,
-        open: Callable[[float], psycopg.Connection[Any]],
-        sql: Callable[[str], str],
-        names: tuple[str, ...],
-        ttl: timedelta,
-        wait: timedelta,
-        holder: str | None,
-        metadata: Any,
-        kind: dict[str, Any],
-        on_lost: Callable[[LeaseLost], None] | None,
-    ):
-        super().__init__(sql, names)
-        self.ttl = ttl
-        self._wait = wait
-        self._holder = holder or unique_holder()
-        self._metadata = None if metadata is None else Jsonb(metadata)
-        self._kind = kind
-        self._on_lost: list[Callable[[LeaseLost], None]] = [on_lost] if on_lost else []
+    def __init__(self, keeper: Keeper, asked: Asked):
+        super().__init__(keeper.prefix, asked.names)
+        self.ttl = asked.ttl
+        #: The row of the query that it was claimed by: a tuple, whose first value is the lease's name.
+        self.row: tuple[Any, ...] | None = None
+        self._keeper = keeper
+        self._asked = asked
+        self._holder = asked.holder or unique_holder()
+        self._metadata = None if asked.metadata is None else Jsonb(asked.metadata)
+        #: What is told of a loss at once, and must not block.
+        self._on_lost: list[Callable[[LeaseLost], None]] = []
+        self._telling: threading.Thread | None = None
         self._on_answer: Callable[[], object] = lambda: None
-        #: Between two renewals, and how long a call may take, in seconds.
-        self._beat_pause = self._limit = ttl.total_seconds() / 3
+        #: Its ttl, and how long a call may take.
+        self._seconds = asked.ttl.total_seconds()
+        self._limit = self._seconds / 3
         self._lock = threading.Condition()
-        self._own = OwnConnection(open, self._limit, self._lock)
-        self._threads: list[threading.Thread] = []
-        # Where it stands: answered (the acquire), held, ending (the holder wants it to end), finished (the keeper).
-        self._answered = self._held = self._ending = self._finished = False
-        #: Its release was part of a transaction of the holder's.
-        self._released = False
+        # Where it stands: started, answered (the acquire), held, ending (its holder wants it to end), over.
+        self._started = self._answered = self._held = self._ending = self._over = False
+        #: Its holder is to stop: it is over for the holder, but for the transactions that are under way.
+        self._stopping = False
         #: Nobody waits for its acquire.
         self._given_up = False
         self._failure: BaseException | None = None
-        self._deadline = self._next_beat = -math.inf
-        self._beating = False
+        self._granted_at = self._next_beat = -math.inf
+        self._deadline = math.inf
+        self._is_beating = False
+        #: A renewal of it alone was refused: it is renewed by itself until one succeeds.
+        self._stands_apart = False
         self._beats = self._pauses = 0
-        self._renewed: int | None = None
+        self._latest: int | None = None
+        #: The connection that a session lease is bound to, and one that an acquire waits on.
+        self._session: OwnConnection | None = None
+        self._waits_on: OwnConnection | None = None
+        self._taker: threading.Thread | None = None
         self._guards: set[Handle] = set()
         self._task: asyncio.Task[Any] | None = None
         self._task_cancelled = False
@@ -84,14 +106,17 @@ class Lease(Holding):
     def held(self) -> bool:
         """Whether it is ours at this moment, by our own clock."""
         with self._lock:
-            return self._held and self.loss is None and now() < self._deadline
+            return self._is_ours() and now() < self._deadline
 
     @property
     def remaining(self) -> timedelta:
         """How long it is ours if no renewal comes through any more."""
         with self._lock:
-            left = self._deadline - now() if self._held and self.loss is None else 0.0
+            left = self._deadline - now() if self._is_ours() else 0.0
             return timedelta(seconds=max(0.0, left))
+
+    def _is_ours(self) -> bool:
+        return self._held and self.loss is None and not self._stopping
 
     def check(self) -> None:
         """Raises LeaseLost when it is ours no more. For long steps between transactions, and before each call to
@@ -104,51 +129,86 @@ class Lease(Holding):
             self._lose("deadline")
         if self.loss is not None:
             raise self._lost()
-        if not self._held:
+        if not self._is_ours():
             raise LeaseLost("released", self.names)
 
     def wait(self, span: timedelta) -> None:
         """Sleeps; raises LeaseLost as soon as the lease is lost."""
         end = now() + span.total_seconds()
         with self._lock:
-            while self.loss is None and now() < end:
+            while self.loss is None and not self._stopping and now() < end:
                 self._lock.wait(max(0.0, min(end - now(), LOOK_AGAIN)))
         self.check()
 
     def renew(self) -> int | None:
         """Has it renewed at once, and returns the new token, which a `strict` table asks for when a row is written
-        again; None when the renewal failed, which is no loss yet. Raises LeaseLost."""
+        again; None when the renewal failed, which is no loss yet, and after `hold_at_most`. Raises LeaseLost."""
         self.check()
         with self._lock:
-            seen, self._renewed, self._next_beat = self._beats, None, -math.inf
-            self._lock.notify_all()
-            # Opening a connection may take two seconds beside the call itself.
-            limit = 2 * self._limit + 3
-            self._lock.wait_for(lambda: self._beats > seen or self._finished or self.loss is not None, limit)
-            renewed = self._renewed
+            seen, self._latest = self._beats, None
+        self.beat_soon()
+        with self._lock:
+            # Opening a connection may take two seconds beside the call itself; and it waits for a call under way.
+            limit = 3 * self._limit + 3
+            self._lock.wait_for(
+                lambda: self._beats > seen or self._over or self.loss is not None or not self._can_beat, limit
+            )
+            latest = self._latest
         self.check()
-        return renewed
+        return latest
+
+    def detach(self) -> int:
+        """Keeps it no more, and does not release it: returns the token, which is handed to another process, whose
+        `Fence.resume` goes on with it before the ttl is over. Raises LeaseLost."""
+        self.check()
+        if self._asked.session:
+            raise ValueError("a session lease ends with its session: it cannot be handed over")
+        self.pause()
+        self.wait_for_heartbeat()
+        with self._lock:
+            if self._guards:
+                self._pauses -= 1
+                raise RuntimeError("a transaction is open under the lease")
+        self.check()
+        self._finish()
+        self._keeper.settle()
+        assert self.token is not None
+        return self.token
+
+    async def adetach(self) -> int:
+        """As `detach`, in asyncio."""
+        return await in_thread(self.detach)
 
     # Acquire and release
 
     def acquire(self) -> bool:
-        """Whether the lease could be had."""
-        self._start()
-        try:
-            with self._lock:
-                self._lock.wait_for(lambda: self._answered)
-        except BaseException:
-            self._give_up()
-            raise
-        return self._outcome()
+        """Whether the lease could be had. Raises AcquireTimeout where the server did not answer in time, LeaseLost
+        where a token that is to be resumed is over."""
+        with telemetry.span("acquire", self.names):
+            self._start()
+            try:
+                with self._lock:
+                    self._lock.wait_for(lambda: self._answered)
+            except BaseException:
+                self._give_up()
+                raise
+            if self._taker is not None:
+                self._taker.join()
+            return self._outcome()
 
     def release(self) -> None:
         """Gives it back. No error where that fails: then it ends at its ttl."""
         self._end()
-        self._join()
+        with self._lock:
+            # A call under way, then the release, and opening a connection may take two seconds.
+            self._lock.wait_for(lambda: self._over or not self._started, 3 * self._limit + 3)
+        self._keeper.settle()
+        telling = self._telling
+        if telling is not None and telling is not threading.current_thread():
+            telling.join(self._limit)
 
     def __enter__(self) -> Lease:
-        if not self.acquire():
+        if not self._held and not self.acquire():
             raise LeaseTaken(f"the lease {', '.join(self.names)} is taken")
         return self
 
@@ -161,19 +221,24 @@ class Lease(Holding):
             if not answer.done():
                 answer.set_result(None)
 
-        self._on_answer = lambda: loop.call_soon_threadsafe(answered)
-        self._start()
-        try:
-            await answer
-        except asyncio.CancelledError:
-            self._give_up()
-            raise
-        return self._outcome()
+        def tell() -> None:
+            # The loop may be closed by then.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(answered)
+
+        with telemetry.span("acquire", self.names):
+            self._on_answer = tell
+            self._start()
+            try:
+                await answer
+            except asyncio.CancelledError:
+                self._give_up()
+                raise
+            return self._outcome()
 
     async def arelease(self) -> None:
         """As `release`, in asyncio."""
-        self._end()
-        await in_thread(self._join)
+        await in_thread(self.release)
 
     async def __aenter__(self) -> Lease:
         self._task = asyncio.current_task()
@@ -186,7 +251,7 @@ class Lease(Holding):
 
         self._on_lost.append(cancel_task)
         try:
-            granted = await self.aacquire()
+            granted = self._held or await self.aacquire()
         except asyncio.CancelledError:
             task, self._task = self._task, None
             # Lost before its block could begin.
@@ -216,18 +281,41 @@ class Lease(Holding):
         if self.loss is not None and (error is None or by_us):
             raise self._lost() from error
 
-    # The threads
+    def __del__(self) -> None:
+        if not getattr(self, "_held", False) or self.loss is not None or sys.is_finalizing():
+            return
+        warnings.warn(f"the lease {', '.join(self.names)} was forgotten, and not released", ResourceWarning, source=self)
+        session, (sql, arguments) = self._session, self._on_names("lease_release")
+        limit = self._limit
+
+        def release(own: OwnConnection) -> None:
+            with contextlib.suppress(psycopg.Error, FenceError):
+                own.value(limit, limit, sql, arguments)
+            if session is not None:
+                session.close()
+
+        self._keeper.forget(release)
+
+    # The acquire
 
     def _start(self) -> None:
-        if self._threads:
-            raise RuntimeError("a lease is acquired once: ask the fence for another")
-        for target, what in [(self._keep, "keeper"), (self._watch, "watch")]:
-            # Daemons: one that hangs in the resolver must not keep the process from ending.
-            thread = threading.Thread(target=target, name=f"pg_fence {what} {self.names[0]}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        with self._lock:
+            if self._started:
+                raise RuntimeError("a lease is acquired once: ask the fence for another")
+            self._started = True
+        if self._asked.session or self._asked.wait:
+            # The keeper has others to renew meanwhile.
+            self._waits_on = self._keeper.connection(self._limit)
+            aside = [self._waits_on]
+            self._taker = threading.Thread(target=self._take_aside, args=aside, name="pg_fence acquire", daemon=True)
+            self._taker.start()
+        else:
+            give_up_at = now() + self._limit
+            self._keeper.do(lambda own: self._take(own, give_up_at))
 
     def _outcome(self) -> bool:
+        if not self._held and self.loss is None:
+            self._keeper.settle()
         if self._failure is not None:
             raise self._failure
         return self._held or self.loss is not None
@@ -235,163 +323,205 @@ class Lease(Holding):
     def _answer(self, failure: BaseException | None = None) -> None:
         with self._lock:
             self._failure, self._answered = failure, True
+            self._over = self._over or not self._held
             self._lock.notify_all()
         self._on_answer()
 
-    def _end(self) -> None:
-        with self._lock:
-            self._ending = True
-            self._lock.notify_all()
-
-    def _give_up(self) -> None:
-        """Nobody waits for the acquire any more. A grant that comes all the same is given back."""
-        self._given_up = True
-        self._end()
-        # The keeper waits for the answer: some poolers do not survive a client that cancels and hangs up.
-        answered = lambda: self._answered  # noqa: E731
-        name = f"pg_fence cancel {self.names[0]}"
-        threading.Thread(target=self._own.cancel_until, args=[answered], name=name, daemon=True).start()
-
-    def _join(self) -> None:
-        for thread in self._threads:
-            if thread is threading.current_thread():
-                continue
-            # A renewal, then the release, and opening a connection may take two seconds.
-            thread.join(3 * self._limit + 3)
-
-    def _watch(self) -> None:
-        while True:
-            with self._lock:
-                if self._finished:
-                    return
-                if now() >= self._own.cut_at:
-                    self._own.cut()
-                deadline = self._deadline if self._held and self.loss is None else math.inf
-                if now() < deadline:
-                    pause = min(self._own.cut_at, deadline) - now()
-                    self._lock.wait(max(0.0, min(pause, LOOK_AGAIN)))
-                    continue
-            self._lose("deadline")
-
-    def _keep(self) -> None:
-        try:
-            if self._take():
-                self._renew_until_the_end()
-                self._give_back()
-        finally:
-            self._own.close()
-            with self._lock:
-                self._finished = True
-                self._lock.notify_all()
-
-    def _take(self) -> bool:
-        try:
-            before = now()
-            token = self.token = self._acquire()
-            # After a wait in line the server counts from a later moment than we do: a renewal mends that.
-            while token is not None and now() >= before + self._beat_pause and not self._ending:
-                before = now()
-                token = self._renew()
-        except Exception as error:
-            self.token = None
-            self._answer(error)
-            return False
-        if token is None:
-            self.token = None
+    def _take(self, own: OwnConnection, give_up_at: float) -> float | None:
+        """By the keeper's connection. When it is to be tried again, because somebody's open transaction has changed the
+        lease that is to be resumed."""
+        if self._given_up:
             self._answer()
-            return False
-        with self._lock:
-            self._held = True
-            self._counts_from(before, token)
-        self._answer()
-        return True
+            return None
+        reuses_connection = own.is_open
+        try:
+            try:
+                granted = self._ask(own)
+            except psycopg.Error:
+                if not reuses_connection or own.is_open or own.was_cut or not self._is_own_holder():
+                    raise
+                # The connection had ended unseen. A grant whose answer was lost is ours, by its holder.
+                self._asked.reclaim = self._asked.reclaim or len(self.names) == 1
+                granted = self._ask(own)
+        except Exception as error:
+            if sqlstate_of(error) == "55P03" and now() < give_up_at:
+                return now() + self._limit / 12
+            self._answer(self._told(own, error))
+            return None
+        self._had(own, granted)
+        return None
 
-    def _acquire(self) -> int | None:
-        if len(self.names) > 1:
-            return self._acquire_all(now() + self._wait.total_seconds())
-        call = self.sql("lease_acquire(%s, %s, %s, %s, %s, %s, %s, %s, %s)")
-        one = [self.names[0], self._holder, self.ttl, self._wait, self._metadata]
-        kind = [self._kind[what] for what in ("shared", "slots", "reclaim", "session")]
-        token: int | None = self._own.call(self._limit + self._wait.total_seconds(), call, one + kind)
-        return token
+    def _is_own_holder(self) -> bool:
+        return self._asked.holder is None and self._asked.token is None
 
-    def _acquire_all(self, until: float) -> int | None:
-        call = self.sql("lease_acquire_all(%s::text[], %s, %s, %s, %s)")
-        arguments = [list(self.names), self._holder, self.ttl, self._metadata, self._kind["session"]]
+    def _take_aside(self, own: OwnConnection) -> None:
+        """By a connection of its own, which may wait. That of a session lease stays."""
+        try:
+            try:
+                granted = self._ask_until_the_end_of_the_wait(own)
+                # After a wait in line the server counts from a later moment than we do: a renewal mends that.
+                while granted is not None and now() >= granted[0] + self._limit and not self._ending:
+                    before = now()
+                    self.token = granted[1]
+                    renewed = own.value(self._limit, self._limit, *self._on_names("lease_renew"))
+                    granted = None if renewed is None else (before, granted[1])
+            except Exception as error:
+                self.token = None
+                self._answer(self._told(own, error))
+                return
+            if self._asked.session and granted is not None and not self._given_up:
+                self._session = own
+            self._had(own, granted)
+        finally:
+            if self._session is not own:
+                own.close()
+
+    def _ask_until_the_end_of_the_wait(self, own: OwnConnection) -> tuple[float, int] | None:
+        until = now() + self._asked.wait.total_seconds()
         while True:
-            token: int | None = self._own.call(self._limit, call, arguments)
-            if token is not None or now() >= until:
-                return token
+            granted = self._ask(own)
+            if granted is not None or len(self.names) == 1 or now() >= until:
+                return granted
             with self._lock:
                 # The server has no line to wait in for several at once.
                 if self._lock.wait_for(lambda: self._ending, min(0.25, max(0.0, until - now()))):
                     return None
 
-    def _renew_until_the_end(self) -> None:
-        while True:
-            with self._lock:
-                while not self._ending and self.loss is None and (self._pauses or now() < self._next_beat):
-                    self._lock.wait(max(0.0, min(self._next_beat - now(), LOOK_AGAIN)) if not self._pauses else None)
-                if self._ending or self.loss is not None:
-                    return
-                self._beating = True
-            try:
-                self._beat()
-            finally:
-                with self._lock:
-                    self._beating = False
-                    self._beats += 1
-                    self._lock.notify_all()
+    def _ask(self, own: OwnConnection) -> tuple[float, int] | None:
+        """The token, and the time from which its ttl counts; None: it is taken."""
+        limit, asked, before = self._keeper.limit(self._seconds), self._asked, now()
+        if self._waits_on is not None:
+            limit = self._limit + asked.wait.total_seconds()
+        if asked.token is not None:
+            return self._resume(own, before)
+        common = [self._holder, self.ttl]
+        if len(self.names) > 1:
+            call = self.call("lease_acquire_all(%s::text[], %s, %s, %s, %s)")
+            arguments = [list(self.names), *common, self._metadata, asked.session]
+        else:
+            call = self.call("lease_acquire(%s, %s, %s, %s, %s, %s, %s, %s, %s)")
+            kind = [asked.shared, asked.slots, asked.reclaim, asked.session]
+            arguments = [self.names[0], *common, asked.wait, self._metadata, *kind]
+        token = own.call(limit, call, arguments)
+        return None if token is None else (before, token)
 
-    def _beat(self) -> None:
-        reuses_connection = self._own.is_open
-        before = now()
-        try:
-            token = self._renew()
-        except Exception as error:
-            if reuses_connection and not self._own.is_open and not self._kind["session"]:
-                # The connection had ended unseen since the last time: a new one may do at once.
-                self._beat()
-            else:
-                self._heartbeat_failed(error)
-            return
-        if token is None:
-            self._lose("gone")
-            return
-        with self._lock:
+    def _resume(self, own: OwnConnection, before: float) -> tuple[float, int]:
+        # A renewal's token serves for 16 more renewals, the acquire's for as long as the grant lives.
+        (name,), given = self.names, self._asked.token
+        sql = (
+            f"SELECT r.token, i.first_token FROM {self.prefix}lease_renew(%s, %s, %s) AS r(token)"
+            f" LEFT JOIN LATERAL {self.prefix}lease_info(%s, r.token) AS i ON i.token = r.token"
+        )
+        limits = self._keeper.limit(self._seconds), self._keeper.lock_limit(self._seconds)
+        ((latest, first),) = own.rows(*limits, sql, [name, given, self.ttl, name])
+        if latest is None:
+            raise LeaseLost("gone", self.names)
+        return before, first or given
+
+    def _had(self, own: OwnConnection, granted: tuple[float, int] | None) -> None:
+        """What the acquire has brought."""
+        if granted is not None and not self._is_granted(*granted):
+            # Its connection may have been cancelled, so that this is on a new one.
+            self.token = granted[1]
+            with contextlib.suppress(psycopg.Error, FenceError):
+                own.value(self._limit, self._limit, *self._on_names("lease_release"))
+        self._answer()
+
+    def _is_granted(self, before: float, token: int) -> bool:
+        """From now on it is kept; False: nobody waits for it any more."""
+        with self._keeper.watch.lock, self._lock:
+            if self._given_up:
+                return False
+            self.token, self._granted_at = token, before
             self._counts_from(before, token)
+            self._started = self._held = self._answered = True
+            self._keeper.keep(self)
+            return True
 
-    def _renew(self) -> int | None:
-        token: int | None = self._own.call_within(self._limit, *self._on_names("lease_renew"))
-        return token
+    def _told(self, own: OwnConnection, error: Exception) -> Exception:
+        if not own.was_cut:
+            return error
+        told = AcquireTimeout(f"the server has not answered in time whether the lease {', '.join(self.names)} can be had")
+        told.__cause__ = error
+        return told
 
-    def _counts_from(self, before: float, token: int) -> None:
-        """Granted or renewed by a call that was begun at `before`: from there the ttl counts."""
-        self._deadline = before + self.ttl.total_seconds()
-        self._next_beat = before + self._beat_pause
-        self._renewed = token
-        self._lock.notify_all()
+    # Its end
 
-    def _heartbeat_failed(self, error: Exception) -> None:
-        """No loss yet where trying again can help: the deadline tells."""
-        _log.warning("the lease %s was not renewed: %s", self.names[0], error)
-        if is_permanent(error):
-            self._lose("denied", error)
-        elif self._kind["session"] and not self._own.is_open:
-            self._lose("session", error)
+    def _end(self) -> None:
         with self._lock:
-            self._next_beat = now() + self._beat_pause / 4
+            if self._ending:
+                return
+            self._ending = True
+            self._lock.notify_all()
+            if not self._started or self._over:
+                return
+            is_answered, is_lost = self._answered, self.loss is not None
+        if not is_answered:
+            self._give_up()
+        elif is_lost:
+            self._finish()
+        else:
+            give_up_at = now() + self._limit
+            self._keeper.do(lambda own: self._give_back(own, give_up_at))
 
-    def _give_back(self) -> None:
-        if self.loss is None and not self._released:
+    def _give_up(self) -> None:
+        """Nobody waits for the acquire any more. A grant that comes all the same is given back."""
+        with self._lock:
+            self._given_up = self._ending = True
+            came = self._answered and self._held and not self._over
+            self._lock.notify_all()
+        if came:
+            # At that very moment.
+            give_up_at = now() + self._limit
+            self._keeper.do(lambda own: self._give_back(own, give_up_at))
+        elif self._waits_on is not None:
+            # The thread waits for the answer: some poolers do not survive a client that cancels and hangs up.
+            cancel = [lambda: self._answered, self._lock]
+            name = "pg_fence cancel"
+            threading.Thread(target=self._waits_on.cancel_until, args=cancel, name=name, daemon=True).start()
+
+    def _give_back(self, own: OwnConnection, give_up_at: float) -> float | None:
+        """When it is to be tried again, because somebody's open transaction has changed the lease."""
+        if self.loss is None:
+            reuses_connection = own.is_open
             try:
-                closing = self._own.call_within(self._limit, *self._on_names("lease_release"))
-                if closing is None and not self._given_up:
+                try:
+                    answer = self._call_back(own)
+                except psycopg.Error:
+                    if not reuses_connection or own.is_open:
+                        raise
+                    answer = self._call_back(own)
+                if answer is None and not self._given_up:
                     self._lose("gone")
             except Exception as error:
+                if sqlstate_of(error) == "55P03" and now() < give_up_at:
+                    return now() + self._limit / 12
                 _log.warning("the lease %s was not released, and ends at its ttl: %s", self.names[0], error)
+        self._finish()
+        return None
+
+    def _call_back(self, own: OwnConnection) -> Any:
+        limits = self._keeper.limit(self._seconds), self._keeper.lock_limit(self._seconds)
+        return own.value(*limits, *self._last_call())
+
+    def _last_call(self) -> tuple[str, list[Any]]:
+        """Releases it; or has it end by itself, where it is to be held for longer."""
+        at_least = self._asked.hold_at_least
+        remains = 0.0 if at_least is None else self._granted_at + at_least.total_seconds() - now()
+        if remains <= 0:
+            return self._on_names("lease_release")
+        sql, arguments = self._on_names("lease_renew")
+        # Never longer than the server keeps it without that.
+        return sql.replace("::bigint)", "::bigint, %s::interval)"), [*arguments, timedelta(seconds=remains)]
+
+    def _finish(self) -> None:
         with self._lock:
-            self._held = False
+            self._held, self._ending, self._over = False, True, True
+            session, self._session = self._session, None
+            self._lock.notify_all()
+        self._keeper.drop(self)
+        if session is not None:
+            session.close()
 
     def _lose(self, reason: str, cause: BaseException | None = None) -> None:
         with self._lock:
@@ -401,15 +531,93 @@ class Lease(Holding):
             # What still works under it ends here, wherever it hangs.
             for handle in self._guards:
                 handle.cut()
-            if reason == "deadline":
-                self._own.cut()
+            session, self._session = self._session, None
             self._lock.notify_all()
+        self._keeper.drop(self)
+        if session is not None:
+            session.close()
         _log.warning("%s", self.loss)
+        telemetry.lost(self.names, reason)
         for tell in self._on_lost:
-            try:
-                tell(self.loss)
-            except Exception:
-                _log.exception("on_lost failed")
+            tell(self.loss)
+        if self._asked.on_lost is not None:
+            # It may take its time, and others are to be renewed.
+            self._telling = threading.Thread(target=self._tell, args=[self.loss], name="pg_fence on_lost", daemon=True)
+            self._telling.start()
+
+    def _tell(self, loss: LeaseLost) -> None:
+        try:
+            assert self._asked.on_lost is not None
+            self._asked.on_lost(loss)
+        except Exception:
+            _log.exception("on_lost failed")
+
+    def _stop(self) -> None:
+        """Its holder is to stop: a wait ends; a lease that is held is over for the holder, and is released when no
+        transaction is open under it."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify_all()
+            self._lock.wait_for(lambda: not self._guards or self._over or self.loss is not None)
+        self.release()
+
+    def _abandon(self) -> None:
+        """In a process that was forked: it is the parent's."""
+        self._lock = threading.Condition()
+        self._held, self._ending, self._over = False, True, True
+        if self._session is not None:
+            self._session.abandon()
+            self._session = None
+
+    # Its heartbeat, as the keeper sees it
+
+    @property
+    def _can_beat(self) -> bool:
+        at_most = self._asked.hold_at_most
+        return at_most is None or now() < self._granted_at + at_most.total_seconds()
+
+    def _is_due(self, at: float) -> bool:
+        is_kept = self._held and not self._ending and self.loss is None and not self._pauses
+        return is_kept and self._next_beat <= at and self._can_beat
+
+    def _begin_beat(self) -> bool:
+        with self._lock:
+            self._is_beating = self._held and not self._ending and self.loss is None and not self._pauses
+            return self._is_beating
+
+    def _end_beat(self) -> None:
+        with self._lock:
+            self._is_beating = False
+            self._beats += 1
+            self._lock.notify_all()
+
+    def _renewed(self, before: float, token: int | None) -> None:
+        """The answer to a renewal that was begun at `before`."""
+        self._stands_apart = False
+        if token is None:
+            self._lose("gone")
+        else:
+            with self._lock:
+                self._counts_from(before, token)
+            self._keeper.beat_by(self._next_beat)
+        self._is_beating = False
+
+    def _counts_from(self, before: float, token: int) -> None:
+        """Granted or renewed by a call that was begun at `before`: from there the ttl counts."""
+        if self.loss is not None:
+            return
+        self._deadline = before + self._seconds
+        self._next_beat = before + self._limit
+        self._latest = token
+
+    def _beat_failed(self, error: Exception) -> None:
+        """No loss yet where trying again can help: the deadline tells."""
+        _log.warning("the lease %s was not renewed: %s", self.names[0], error)
+        if is_permanent(error):
+            self._lose("denied", error)
+        self._is_beating = False
+        self._next_beat = now() + self._limit / 4
+        self._keeper.beat_by(self._next_beat)
 
     # For the transactions under it
 
@@ -423,6 +631,7 @@ class Lease(Holding):
         return self.renew() is not None
 
     def enter(self, handle: Handle) -> None:
+        self.check()
         with self._lock:
             self._guards.add(handle)
         self.check()
@@ -430,12 +639,12 @@ class Lease(Holding):
     def leave(self, handle: Handle) -> None:
         with self._lock:
             self._guards.discard(handle)
+            self._lock.notify_all()
         super().leave(handle)
 
     def beat_soon(self) -> None:
-        with self._lock:
-            self._next_beat = -math.inf
-            self._lock.notify_all()
+        self._next_beat = -math.inf
+        self._keeper.beat_by(self._next_beat)
 
     def pause(self) -> None:
         with self._lock:
@@ -443,14 +652,12 @@ class Lease(Holding):
 
     def wait_for_heartbeat(self) -> None:
         with self._lock:
-            self._lock.wait_for(lambda: not self._beating or self._finished)
+            self._lock.wait_for(lambda: not self._is_beating or self._over)
 
     def go_on(self) -> None:
         with self._lock:
             self._pauses -= 1
-            self._lock.notify_all()
+        self._keeper.beat_by(self._next_beat)
 
     def has_been_released(self) -> None:
-        with self._lock:
-            self._released, self._held = True, False
-        self._end()
+        self._finish()

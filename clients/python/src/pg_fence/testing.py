@@ -9,7 +9,7 @@ from typing import Any
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier
 
-from .guarded import _at_once, _way_of
+from .guarded import at_once, way_of
 
 #: Each trigger of a fence that is on: its table, its name, and how it was switched on. Partitions have some of their own.
 _TRIGGERS = """
@@ -42,11 +42,11 @@ def unfenced(connection: Any, *tables: str) -> Iterator[Any]:
     For all others the fences stay as they are: until the transaction ends, nobody else can write to these tables. A
     transaction that is open already goes on after it, with the fences on again.
     """
-    way = _way_of(connection)
+    way = way_of(connection)
     if way.is_async:
         raise TypeError("this takes a connection that is not asynchronous")
     drivers: list[Any] = []
-    _at_once(way.begin(drivers.append))
+    at_once(way.begin(drivers.append))
     if way.transaction is None:
         # SQLAlchemy's, which somebody else ends.
         way._enter(connection.begin_nested())
@@ -69,7 +69,7 @@ def unfenced(connection: Any, *tables: str) -> Iterator[Any]:
         error = raised
         raise
     finally:
-        _at_once(way.end(error))
+        at_once(way.end(error))
 
 
 def _switched(how: str, schema: str, table: str, trigger: str) -> Any:
