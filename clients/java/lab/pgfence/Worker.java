@@ -8,11 +8,13 @@ import java.sql.DriverManager;
 import java.sql.SQLException;
 import java.sql.Statement;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
 import java.util.stream.Collectors;
 import pgfence.FenceException.*;
 
@@ -43,7 +45,11 @@ final class Worker {
     private final String url;
     private final Fence fence;
     private volatile Holding lease;
-    private Thread leading;
+    private volatile boolean isStarved;
+    private final List<Lease> holding = new ArrayList<>();
+    private final List<Observation> observations = new ArrayList<>();
+    private Leadership leading;
+    private Thread leads;
 
     public static void main(String[] arguments) throws IOException {
         if (arguments.length == 2 && arguments[0].equals("--plant")) {
@@ -68,14 +74,8 @@ final class Worker {
                 place.text("application"));
         fence = new Fence(url) {
             @Override
-            Lease make(LeaseRequest request) {
-                return switch (plant) {
-                    case "deadline-from-answer" -> new DeadlineFromAnswer(request);
-                    case "error-is-loss" -> new ErrorIsLoss(request);
-                    case "renew-in-work" -> new RenewInWork(request);
-                    case "hang-hides-loss" -> new HangHidesLoss(request);
-                    default -> new Observed(request);
-                };
+            Keeper newKeeper() {
+                return new Observed(this);
             }
 
             @Override
@@ -97,10 +97,17 @@ final class Worker {
         for (int index = 0; index < more.length; index += 2) {
             Object value = more[index + 1];
             line.append(", \"").append(more[index]).append("\": ");
-            line.append(value instanceof String text ? quoted(text) : value);
+            line.append(written(value));
         }
         System.out.println(line.append('}'));
         System.out.flush();
+    }
+
+    private static Object written(Object value) {
+        if (value instanceof List<?> values) {
+            return values.stream().map(one -> written(one).toString()).collect(Collectors.joining(", ", "[", "]"));
+        }
+        return value instanceof String text ? quoted(text) : value;
     }
 
     private static String quoted(String text) {
@@ -127,6 +134,15 @@ final class Worker {
             return (Long) parts.getOrDefault(key, 0L);
         }
 
+        Duration span(String key) {
+            return Duration.ofMillis(number(key));
+        }
+
+        @SuppressWarnings("unchecked")
+        List<String> names() {
+            return (List<String>) parts.get("names");
+        }
+
         boolean is(String key) {
             return (Boolean) parts.getOrDefault(key, false);
         }
@@ -150,14 +166,25 @@ final class Worker {
             }
             case "release" -> release();
             case "write" -> write(order);
-            case "guard" -> transaction("guarded", true);
-            case "present" -> transaction("presented", false);
+            case "guard" -> transaction(held()::guard, "guarded");
+            case "present" -> transaction(held()::present, "presented");
             case "unfenced" -> unfenced(order.text("value"));
             case "truncate" -> truncate();
             case "starve" -> {
-                heldLease().starved = true;
+                isStarved = true;
                 say("done");
             }
+            case "hold" -> hold(order);
+            case "holding" -> say("holding", "count", holding.stream().filter(Lease::isHeld).count());
+            case "release-all" -> {
+                releaseAll();
+                say("released");
+            }
+            case "resume" -> resume(order);
+            case "detach" -> detach();
+            case "claim" -> claim(order);
+            case "guard-all" -> transaction(on -> fence.guard(on, holding), "guarded");
+            case "observe" -> observe(order.text("name"));
             case "lead" -> lead(order);
             case "census" -> say("census", "tasks", Thread.activeCount());
             case "close" -> close();
@@ -174,19 +201,31 @@ final class Worker {
         return lease;
     }
 
-    private Observed heldLease() {
-        return (Observed) held();
+    private Lease heldLease() {
+        return (Lease) held();
     }
 
-    @SuppressWarnings("unchecked")
+    /** Until when it believes to be held, in milliseconds since 1970. */
+    private static long until(Lease lease) {
+        long wall = System.currentTimeMillis();
+        return wall + TimeUnit.NANOSECONDS.toMillis(lease.remaining().toNanos());
+    }
+
     private void acquire(Order order) throws Exception {
         if (lease != null) {
             lease.release();
             lease = null;
         }
-        LeaseRequest request = fence.lease(((List<String>) order.parts().get("names")).toArray(String[]::new))
-                .ttl(Duration.ofMillis(order.number("ttl_ms")))
-                .waiting(Duration.ofMillis(order.number("wait_ms")));
+        LeaseRequest request = fence.lease(order.names())
+                .ttl(order.span("ttl_ms"))
+                .waiting(order.span("wait_ms"))
+                .onLost(Worker::lost);
+        if (order.number("hold_at_most_ms") > 0) {
+            request.holdAtMost(order.span("hold_at_most_ms"));
+        }
+        if (order.number("hold_at_least_ms") > 0) {
+            request.holdAtLeast(order.span("hold_at_least_ms"));
+        }
         if (order.is("session")) {
             request.session();
         }
@@ -201,13 +240,60 @@ final class Worker {
             say("taken");
             return;
         }
-        lease = taken.get();
-        say("acquired", "token", lease.token(), "deadline", heldLease().until());
+        takes(taken.get(), "acquired");
+    }
+
+    private void takes(Lease taken, String event) {
+        lease = taken;
+        say(event, "token", taken.token(), "deadline", until(taken));
+    }
+
+    private void resume(Order order) throws Exception {
+        takes(fence.lease(order.text("name")).ttl(order.span("ttl_ms")).onLost(Worker::lost).resume(order.number("token")),
+                "acquired");
+    }
+
+    private void detach() {
+        long token = heldLease().detach();
+        lease = null;
+        say("detached", "token", token);
+    }
+
+    private void hold(Order order) throws Exception {
+        for (String name : order.names()) {
+            holding.add(fence.lease(name).ttl(order.span("ttl_ms")).onLost(Worker::lost).acquire());
+        }
+        say("holding", "count", (long) holding.size());
+    }
+
+    private void claim(Order order) throws Exception {
+        List<Lease> claimed = fence.claim("SELECT name FROM unnest(?) WITH ORDINALITY AS x(name, number) ORDER BY number",
+                (Object) order.names().toArray(String[]::new))
+                .ttl(order.span("ttl_ms"))
+                .onLost(Worker::lost)
+                .acquire((int) order.number("n"));
+        holding.addAll(claimed);
+        say("claimed", "names", claimed.stream().flatMap(one -> one.names().stream()).toList());
+    }
+
+    private void releaseAll() {
+        holding.forEach(Lease::release);
+        holding.clear();
+    }
+
+    private void observe(String name) {
+        observations.add(fence.observe(name, leader -> say("leader",
+                "holder", leader.map(Leader::holder).orElse(null), "token", leader.map(Leader::token).orElse(null))));
+        say("done");
+    }
+
+    private static void lost(LeaseLost loss) {
+        say("lost", "reason", loss.reason().toString(), "name", loss.names().get(0));
     }
 
     private void adopt(Order order) throws Exception {
         Optional<Adopted> adopted = fence.adopt(order.text("name"), order.number("token"))
-                .waiting(Duration.ofMillis(order.number("wait_ms")))
+                .waiting(order.span("wait_ms"))
                 .tryAcquire();
         if (adopted.isEmpty()) {
             say("taken");
@@ -263,11 +349,9 @@ final class Worker {
     }
 
     /** Until it reads {@code commit} or {@code rollback}, what it does is one transaction. */
-    private void transaction(String begun, boolean guards) throws Exception {
-        Holding held = held();
+    private void transaction(Function<Connection, Guarded> under, String begun) throws Exception {
         try (Connection on = DriverManager.getConnection(url)) {
-            Guarded guarded = guards ? held.guard(on) : held.present(on);
-            guarded.run(c -> {
+            under.apply(on).run(c -> {
                 connection = c;
                 try {
                     say(begun);
@@ -307,126 +391,102 @@ final class Worker {
     }
 
     private void lead(Order order) {
-        Duration ttl = Duration.ofMillis(order.number("ttl_ms"));
-        leading = new Thread(() -> {
+        leading = fence.leadership(order.text("name")).ttl(order.span("ttl_ms"));
+        leads = new Thread(() -> {
             try {
-                fence.lead(order.text("name"), ttl, leads -> {
-                    lease = leads;
-                    say("leading", "token", lease.token(), "deadline", heldLease().until());
-                    while (true) {
-                        leads.sleep(Duration.ofSeconds(60));
+                leading.run(taken -> {
+                    // A loss ends its sleep, and is told there.
+                    takes(taken, "leading");
+                    try {
+                        while (true) {
+                            taken.sleep(Duration.ofSeconds(60));
+                        }
+                    } catch (LeaseLost loss) {
+                        if (taken.loss() != null) {
+                            lost(loss);
+                        }
+                        throw loss;
                     }
                 });
-            } catch (InterruptedException asked) {
-                return;
             } catch (Exception error) {
                 say("stopped", "message", error.toString());
             }
         });
-        leading.start();
+        leads.start();
         say("done");
     }
 
     private void close() throws InterruptedException {
         if (leading != null) {
-            leading.interrupt();
-            leading.join();
+            leading.stop();
+            leads.join();
             leading = null;
         }
         if (lease != null) {
             lease.release();
             lease = null;
         }
+        releaseAll();
+        observations.forEach(Observation::close);
+        observations.clear();
         say("closed");
     }
 
-    /** A lease that says when it was renewed and lost, and whose heartbeat can be starved. */
-    private static class Observed extends Lease {
-        volatile boolean starved;
-        private volatile boolean acquired;
-
-        Observed(LeaseRequest request) {
-            super(request);
-            onLost.add(loss -> say("lost", "reason", loss.reason().toString()));
-        }
-
-        /** Until when it believes to be held, in milliseconds since 1970. */
-        long until() {
-            long wall = System.currentTimeMillis();
-            return wall + TimeUnit.NANOSECONDS.toMillis(remaining().toNanos());
+    /** A keeper that says what it renews, and can be starved. It has the fault that is planted. */
+    private final class Observed extends Keeper {
+        Observed(Fence fence) {
+            super(fence);
         }
 
         @Override
-        void countsFrom(long before, long token) {
-            super.countsFrom(before, token);
-            if (acquired) {
-                say("renewed", "token", token, "deadline", until());
+        void countsFrom(Kept kept, long before, long token) {
+            super.countsFrom(kept, plant.equals("deadline-from-answer") ? Clock.now() : before, token);
+            Lease known = kept.handle.get();
+            if (known == lease) {
+                say("renewed", "token", token, "deadline", until(known));
             }
-            acquired = true;
         }
 
         @Override
-        void beat() {
-            while (starved && !isEnding()) {
+        boolean beat(OwnConnection own, List<Kept> batch) {
+            while (isStarved && batch.stream().anyMatch(Kept::isRenewed)) {
                 try {
                     Thread.sleep(20);
                 } catch (InterruptedException nobodyDoes) {
                     Thread.currentThread().interrupt();
                 }
             }
-            if (!starved) {
-                super.beat();
+            return super.beat(own, batch);
+        }
+
+        @Override
+        Long[] renew(OwnConnection own, List<Kept> batch, long limit, long lockLimit) throws SQLException {
+            Connection work = connection;
+            if (plant.equals("renew-in-work") && work != null) {
+                Long[] tokens = new Long[batch.size()];
+                for (int index = 0; index < tokens.length; index++) {
+                    Kept kept = batch.get(index);
+                    tokens[index] = Sql.value(work, "SELECT lease_renew(?, ?)", kept.names.get(0), kept.token);
+                }
+                return tokens;
             }
-        }
-    }
-
-    private static final class DeadlineFromAnswer extends Observed {
-        DeadlineFromAnswer(LeaseRequest request) {
-            super(request);
-        }
-
-        @Override
-        void countsFrom(long before, long token) {
-            super.countsFrom(Clock.now(), token);
-        }
-    }
-
-    private static final class ErrorIsLoss extends Observed {
-        ErrorIsLoss(LeaseRequest request) {
-            super(request);
-        }
-
-        @Override
-        Long askToRenew() throws SQLException {
             try {
-                return super.askToRenew();
+                return super.renew(own, batch, limit, lockLimit);
             } catch (SQLException error) {
-                lose(Reason.DENIED, error);
+                if (plant.equals("error-is-loss")) {
+                    batch.forEach(kept -> lose(kept, Reason.DENIED, error));
+                }
                 throw error;
             }
         }
-    }
-
-    private static final class RenewInWork extends Observed {
-        RenewInWork(LeaseRequest request) {
-            super(request);
-        }
 
         @Override
-        Long askToRenew() throws SQLException {
-            Connection work = connection;
-            return work == null ? super.askToRenew() : Sql.value(work, "SELECT lease_renew(?, ?)", names().get(0), token());
+        void watch(Run run) {
+            // Else the deadline is looked at by the heartbeat only.
+            if (!plant.equals("hang-hides-loss")) {
+                super.watch(run);
+            }
         }
-    }
-
-    /** The deadline is looked at by the heartbeat only. */
-    private static final class HangHidesLoss extends Observed {
-        HangHidesLoss(LeaseRequest request) {
-            super(request);
-        }
-
-        @Override
-        void watch() {}
     }
 
     /** A number is made known by the first transaction that is guarded with it. */
@@ -448,8 +508,8 @@ final class Worker {
         }
 
         @Override
-        void guardOne(Connection on, String name) throws SQLException {
-            Sql.value(on, "SELECT lease_guard(?, ?)", name, token());
+        void beginGuarding(Connection on) throws SQLException {
+            Sql.value(on, "SELECT lease_guard(?, ?)", names().get(0), token());
         }
 
         @Override

@@ -12,7 +12,7 @@ public final class AdoptRequest {
     final String name;
     final long token;
     Duration wait = Duration.ZERO;
-    String holder = LeaseRequest.uniqueHolder();
+    String holder = Attempt.uniqueHolder();
     String metadata;
 
     AdoptRequest(Fence fence, String name, long token) {

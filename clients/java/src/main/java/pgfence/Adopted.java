@@ -6,10 +6,7 @@ import java.sql.SQLException;
 import java.time.Duration;
 import java.util.List;
 import java.util.Set;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import pgfence.FenceException.LeaseLost;
 import pgfence.FenceException.LeaseTaken;
@@ -23,7 +20,7 @@ import pgfence.FenceException.StaleToken;
  * <p>There is no heartbeat, no deadline, no thread and no connection: nothing has to be closed. In a try-with-resources
  * statement it is released at the end; the same number is refused from then on.
  */
-public class Adopted extends Holding {
+public non-sealed class Adopted extends Holding {
     /** How long a call may take beside its wait: a third of the usual ttl, for an adopted lease has none. */
     private static final long LIMIT = TimeUnit.SECONDS.toNanos(10);
 
@@ -38,11 +35,25 @@ public class Adopted extends Holding {
     private final AdoptRequest request;
     private final AtomicBoolean isOver = new AtomicBoolean();
     private volatile boolean isInDoubt;
+    private volatile LeaseLost loss;
 
     Adopted(AdoptRequest request) {
         super(request.fence, List.of(request.name));
         this.request = request;
-        token = request.token;
+    }
+
+    @Override
+    public final long token() {
+        return request.token;
+    }
+
+    @Override
+    public final LeaseLost loss() {
+        return loss;
+    }
+
+    private String name() {
+        return request.name;
     }
 
     /** Makes the number known; false where an older one is guarded still. An interrupt gives up. */
@@ -51,12 +62,21 @@ public class Adopted extends Holding {
     }
 
     private boolean adopt(Duration wait, boolean mayGiveUp) throws SQLException, InterruptedException {
-        Long adopted = call(own -> own.call(LIMIT + wait.toNanos(), fence.select(ADOPT), request.name, token,
-                request.holder, Sql.interval(wait), request.metadata), mayGiveUp);
-        if (adopted != null) {
-            isInDoubt = false;
+        // One that comes all the same after its caller has given up stays: the service has granted the lease.
+        Separate<Long> call = new Separate<>(fence, (own, self) -> own.value(LIMIT + Clock.nanos(wait),
+                fence.select(ADOPT), name(), token(), request.holder, Sql.interval(wait), request.metadata));
+        try {
+            Long adopted = mayGiveUp ? call.get() : call.getUninterruptibly();
+            if (adopted != null) {
+                isInDoubt = false;
+            }
+            return adopted != null;
+        } catch (SQLException error) {
+            if (FenceException.ofOwnCall(error) instanceof FenceException typed) {
+                throw typed;
+            }
+            throw error;
         }
-        return adopted != null;
     }
 
     /** Gives it back: the number is refused from then on. No error where that fails: then it stays until a greater one. */
@@ -65,101 +85,26 @@ public class Adopted extends Holding {
         if (isOver.getAndSet(true)) {
             return;
         }
+        Separate<Long> call = new Separate<>(fence, (own, self) -> own.transaction(LIMIT, LIMIT,
+                on -> Sql.value(on, fence.select("lease_release(?, ?)"), name(), token())));
         try {
-            if (call(own -> own.callWithin(LIMIT, onNames("lease_release"), name(), token), false) == null) {
-                lose(Reason.GONE, null);
+            if (call.getUninterruptibly() == null) {
+                loss = new LeaseLost(Reason.GONE, names(), null);
+                LOG.log(Level.WARNING, loss.getMessage());
+                fence.telemetry().lost(loss);
             }
-        } catch (SQLException | InterruptedException error) {
-            LOG.log(Level.WARNING, "the lease {0} was not released: {1}", request.name, error.getMessage());
-        }
-    }
-
-    @Override
-    final void lose(Reason reason, SQLException cause) {
-        loss = new LeaseLost(reason, names(), cause);
-        LOG.log(Level.WARNING, loss.getMessage());
-    }
-
-    // Its calls
-
-    @FunctionalInterface
-    private interface Call {
-        Long on(OwnConnection own) throws SQLException;
-    }
-
-    /** Does it in a thread of its own, so that it can be given up, and broken off where it takes too long. */
-    private Long call(Call call, boolean mayGiveUp) throws SQLException, InterruptedException {
-        OwnConnection own = new OwnConnection(fence::open);
-        FutureTask<Long> task = new FutureTask<>(() -> {
-            try {
-                return call.on(own);
-            } finally {
-                own.close();
-            }
-        });
-        Thread thread = Sql.daemon("pg_fence " + request.name, task);
-        thread.start();
-        boolean wasInterrupted = false;
-        while (!task.isDone()) {
-            try {
-                task.get(Clock.LOOK_AGAIN, TimeUnit.NANOSECONDS);
-            } catch (TimeoutException later) {
-                own.cutIfLate();
-            } catch (ExecutionException failed) {
-                break;
-            } catch (InterruptedException givenUp) {
-                if (mayGiveUp) {
-                    // One that comes all the same stays: the service has granted the lease.
-                    Sql.daemon("pg_fence cancel", () -> cancel(own, task)).start();
-                    throw givenUp;
-                }
-                wasInterrupted = true;
-            }
-        }
-        Sql.join(thread);
-        if (wasInterrupted) {
-            Thread.currentThread().interrupt();
-        }
-        return outcome(task);
-    }
-
-    private static void cancel(OwnConnection own, FutureTask<Long> task) {
-        while (!task.isDone()) {
-            own.cancel();
-            try {
-                // A request that comes before the statement does is lost, hence more than one.
-                task.get(OwnConnection.CANCEL_AGAIN, TimeUnit.NANOSECONDS);
-            } catch (TimeoutException again) {
-                own.cutIfLate();
-            } catch (ExecutionException | InterruptedException ended) {
-                return;
-            }
-        }
-    }
-
-    private static Long outcome(FutureTask<Long> task) throws SQLException {
-        try {
-            return task.get();
-        } catch (ExecutionException failed) {
-            Throwable error = failed.getCause();
-            if (FenceException.classify(error).orElse(null) instanceof StaleToken stale) {
-                throw stale;
-            } else if (error instanceof SQLException sql) {
-                throw sql;
-            }
-            throw new IllegalStateException(error);
-        } catch (InterruptedException itIsDone) {
-            throw new IllegalStateException(itIsDone);
+        } catch (SQLException error) {
+            LOG.log(Level.WARNING, "the lease {0} was not released: {1}", name(), error.getMessage());
         }
     }
 
     // For the transactions under it
 
     @Override
-    void guardOne(Connection connection, String name) throws SQLException {
+    void beginGuarding(Connection connection) throws SQLException {
         // Each transaction makes the number known: a failover may have lost it, and then silences it in any case.
         String guard = fence.select("lease_guard(?, (" + fence.select(ADOPT) + "))");
-        Sql.value(connection, guard, name, name, token, request.holder, null, request.metadata);
+        Sql.value(connection, guard, name(), name(), token(), request.holder, null, request.metadata);
     }
 
     @Override
@@ -194,6 +139,14 @@ public class Adopted extends Holding {
     @Override
     final void beatSoon() {
         isInDoubt = true;
+    }
+
+    @Override
+    final void releaseBy(Connection connection) throws SQLException {
+        if (Sql.value(connection, fence.select("lease_release(?, ?)"), name(), token()) == null) {
+            loss = new LeaseLost(Reason.GONE, names(), null);
+            throw lost(null);
+        }
     }
 
     @Override

@@ -4,126 +4,273 @@ import java.sql.Connection;
 import java.sql.DriverManager;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.Collection;
 import java.util.List;
 import java.util.Optional;
 import java.util.Properties;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
 import javax.sql.DataSource;
 import org.postgresql.PGConnection;
 import org.postgresql.PGProperty;
-import pgfence.FenceException.LeaseLost;
-import pgfence.FenceException.NotSpeaking;
-import pgfence.FenceException.StaleToken;
 
-/** Where leases come from. Each has one connection of its own while it is held. */
+/**
+ * Where leases come from. One connection and two threads keep all leases of a Fence, however many; they begin with the
+ * first lease and end with the last. So have one Fence for a process.
+ */
 public class Fence {
+    private static final String TAKES = "a Fence takes a URL, jdbc:postgresql:…, or a DataSource of PostgreSQL's driver";
+
     private final OwnConnection.Opener opener;
     private final String schema;
+    private final Telemetry telemetry;
+    private Keeper keeper;
 
-    /** {@code jdbc:postgresql:…}, or without {@code jdbc:}. */
+    /**
+     * On connections that it opens by this URL.
+     *
+     * @param url {@code jdbc:postgresql:…}, or without {@code jdbc:}
+     */
     public Fence(String url) {
         this(url, new Properties());
     }
 
+    /**
+     * On connections that it opens by this URL.
+     *
+     * @param url {@code jdbc:postgresql:…}, or without {@code jdbc:}
+     * @param properties of the driver: {@code user}, {@code password}…
+     */
     public Fence(String url, Properties properties) {
-        this(limit -> connect(url, properties, limit), "");
+        this(opener(url, properties), "", Telemetry.NONE);
     }
 
-    /** How long its connections may take to open is the data source's own business. */
+    /**
+     * On connections of a data source. How long they may take to open is its own business; a pool gives one away for as
+     * long as a lease is held.
+     *
+     * @param source of PostgreSQL's driver, or a pool of its connections
+     */
     public Fence(DataSource source) {
-        this(limit -> source.getConnection(), "");
+        this(limit -> source.getConnection(), "", Telemetry.NONE);
+        if (source == null) {
+            throw new IllegalArgumentException(TAKES);
+        }
     }
 
-    private Fence(OwnConnection.Opener opener, String schema) {
+    private Fence(OwnConnection.Opener opener, String schema, Telemetry telemetry) {
         this.opener = opener;
         this.schema = schema;
+        this.telemetry = telemetry;
     }
 
-    /** The same, for an extension in a schema that is not in the search path. */
+    /**
+     * The same, for an extension in a schema that is not on the search path.
+     *
+     * @param schema its name
+     * @return a Fence with leases of its own
+     */
     public final Fence inSchema(String schema) {
-        return new Fence(opener, '"' + schema.replace("\"", "\"\"") + "\".");
+        return new Fence(opener, '"' + schema.replace("\"", "\"\"") + "\".", telemetry);
     }
 
-    /** A lease of one name, or of several at once, all or none. */
+    /**
+     * The same, with somebody who is told what it does.
+     *
+     * @param telemetry for traces and metrics
+     * @return a Fence with leases of its own
+     */
+    public final Fence telemetry(Telemetry telemetry) {
+        return new Fence(opener, schema, telemetry);
+    }
+
+    /**
+     * A lease of one name, or of several at once, all or none.
+     *
+     * @param names from 1 to 1000
+     * @return to be acquired
+     */
     public final LeaseRequest lease(String... names) {
         return new LeaseRequest(this, List.of(names));
     }
 
     /**
+     * A lease of several names at once, all or none.
+     *
+     * @param names from 1 to 1000
+     * @return to be acquired
+     */
+    public final LeaseRequest lease(Collection<String> names) {
+        return new LeaseRequest(this, List.copyOf(names));
+    }
+
+    /**
+     * Goes on with a lease that another process has handed over: {@link LeaseRequest#resume}.
+     *
+     * @param name of the lease
+     * @param token what the other process had
+     * @param ttl how long it is held without a renewal
+     * @return the lease
+     * @throws FenceException.LeaseLost where the token no longer speaks for it
+     * @throws SQLException where the server refuses, or cannot be reached
+     * @throws InterruptedException if interrupted
+     */
+    public final Lease resume(String name, long token, Duration ttl) throws SQLException, InterruptedException {
+        return lease(name).ttl(ttl).resume(token);
+    }
+
+    /**
+     * Leases for the first free rows of a query, whose first column is the name of the lease.
+     *
+     * @param query a SELECT, with {@code ?} for its parameters
+     * @param parameters in their order
+     * @return to be acquired
+     */
+    public final ClaimRequest claim(String query, Object... parameters) {
+        return new ClaimRequest(this, query, parameters.clone());
+    }
+
+    /**
      * Makes a lease known that somebody else has granted (etcd, ZooKeeper, Redis, another database), under the number
      * that it has there.
+     *
+     * @param name of the lease
+     * @param token the number
+     * @return to be acquired
      */
     public final AdoptRequest adopt(String name, long token) {
         return new AdoptRequest(this, name, token);
     }
 
-    Lease make(LeaseRequest request) {
-        return new Lease(request);
+    /**
+     * A transaction under several leases, guarded by one statement, in the order of their names: all of it lands, or
+     * nothing.
+     *
+     * @param connection of the work's own, to PostgreSQL
+     * @param leases of this Fence
+     * @return to be run
+     */
+    public final Guarded guard(Connection connection, Collection<Lease> leases) {
+        if (leases.isEmpty()) {
+            throw new IllegalArgumentException("a guard takes at least one lease");
+        }
+        return new Guarded(List.copyOf(leases), connection, true, false);
+    }
+
+    /**
+     * As the other, for a few.
+     *
+     * @param connection of the work's own, to PostgreSQL
+     * @param leases of this Fence
+     * @return to be run
+     */
+    public final Guarded guard(Connection connection, Lease... leases) {
+        return guard(connection, List.of(leases));
+    }
+
+    /**
+     * Tells who has a lease now, and each change, by looking each second.
+     *
+     * @param name of the lease
+     * @param tell called from another thread; empty where nobody has it
+     * @return to be closed
+     */
+    public final Observation observe(String name, Consumer<Optional<Leader>> tell) {
+        return new Observation(this, name, tell);
+    }
+
+    /**
+     * What is done while leading. A loss shows at its next step under the lease.
+     *
+     * @param <T> what it returns
+     * @param <E> what it may throw
+     */
+    @FunctionalInterface
+    public interface Leading<T, E extends Exception> {
+        /**
+         * The work.
+         *
+         * @param lease of who leads
+         * @return what {@link Leadership#run} is to return
+         * @throws E where it failed
+         * @throws InterruptedException if interrupted
+         */
+        T under(Lease lease) throws E, InterruptedException;
+    }
+
+    /**
+     * How to lead, where more is to be said than {@link #lead} takes.
+     *
+     * @param name of the lease
+     * @return to be run
+     */
+    public final Leadership leadership(String name) {
+        return new Leadership(this, name);
+    }
+
+    /**
+     * Does {@code work} while leading, again after each loss. An interrupt ends it.
+     *
+     * @param <T> what the work returns
+     * @param <E> what it may throw
+     * @param name of the lease
+     * @param ttl how long it is held without a renewal
+     * @param work what is done while leading
+     * @return what it returned once it came to its end
+     * @throws E from the work, where it was no loss
+     * @throws SQLException where the lease cannot be had, for good
+     * @throws InterruptedException if interrupted
+     */
+    public final <T, E extends Exception> T lead(String name, Duration ttl, Leading<T, E> work)
+            throws E, SQLException, InterruptedException {
+        return leadership(name).ttl(ttl).run(work);
+    }
+
+    /**
+     * For a connection that presents a token from its beginning: the driver's property {@code options}.
+     *
+     * @param token of a lease
+     * @return {@code -c pg_fence.token=34}
+     */
+    public static String options(long token) {
+        return "-c pg_fence.token=" + token;
+    }
+
+    // For the client itself
+
+    /** One for all leases. */
+    final synchronized Keeper keeper() {
+        if (keeper == null) {
+            keeper = newKeeper();
+        }
+        return keeper;
+    }
+
+    Keeper newKeeper() {
+        return new Keeper(this);
     }
 
     Adopted make(AdoptRequest request) {
         return new Adopted(request);
     }
 
-    /** What is done while leading. A loss shows at its next step under the lease. */
-    @FunctionalInterface
-    public interface Leading<T, E extends Exception> {
-        T under(Lease lease) throws E, InterruptedException;
+    final Telemetry telemetry() {
+        return telemetry;
     }
 
-    /**
-     * Does {@code work} while leading, again after each loss, and returns what it returned once it came to its end. An
-     * interrupt ends it.
-     */
-    public final <T, E extends Exception> T lead(String name, Duration ttl, Leading<T, E> work)
-            throws E, SQLException, InterruptedException {
-        // Whoever never saw the answer to an acquire takes the grant over by its own unique name.
-        LeaseRequest request = lease(name).ttl(ttl).waiting(portionOf(ttl)).reclaim(LeaseRequest.uniqueHolder());
-        while (true) {
-            Optional<Lease> taken = Optional.empty();
-            try {
-                taken = request.tryAcquire();
-            } catch (SQLException error) {
-                if (FenceException.isPermanent(error)) {
-                    throw error;
-                }
-                Thread.sleep(ttl.dividedBy(12).toMillis());
-            }
-            if (taken.isEmpty()) {
-                continue;
-            }
-            Lease lease = taken.get();
-            try (lease) {
-                return work.under(lease);
-            } catch (Exception error) {
-                if (error instanceof InterruptedException || !goesOn(lease, error)) {
-                    throw error;
-                }
-                Thread.sleep(ttl.dividedBy(12).toMillis());
-            }
-        }
-    }
-
-    private static Duration portionOf(Duration ttl) {
-        return Duration.ofMillis(Math.min(Math.max(ttl.toMillis() / 3, 1000), 10_000));
-    }
-
-    /** Whether whoever leads tries again. */
-    private static boolean goesOn(Lease lease, Exception error) {
-        FenceException told = FenceException.classify(error).orElse(null);
-        return lease.loss() != null
-                || told instanceof LeaseLost
-                || told instanceof StaleToken
-                || told instanceof NotSpeaking;
+    /** A function of the extension. */
+    final String named(String call) {
+        return schema + call;
     }
 
     final String select(String call) {
-        return "SELECT " + schema + call;
+        return "SELECT " + named(call);
     }
 
-    /** A connection of a lease's own. */
+    /** A connection of the client's own. */
     final Connection open(long limit) throws SQLException {
         Connection connection = opener.open(limit);
+        refuseForeign(connection);
         if (connection.isWrapperFor(PGConnection.class)) {
             // A pooler in transaction mode hands each transaction to a server that may not know the statement; the
             // driver prepares even COMMIT.
@@ -133,6 +280,30 @@ public class Fence {
         return connection;
     }
 
+    /** Of another database, or none at all. */
+    static void refuseForeign(Connection connection) throws SQLException {
+        if (connection == null) {
+            throw new IllegalArgumentException("no connection: " + TAKES);
+        }
+        String product = connection.getMetaData().getDatabaseProductName();
+        if (!"PostgreSQL".equals(product)) {
+            String what = product + " (" + connection.getClass().getName() + ")";
+            throw new IllegalArgumentException("a connection to " + what + ": it takes one to PostgreSQL, and " + TAKES);
+        }
+    }
+
+    private static OwnConnection.Opener opener(String url, Properties properties) {
+        String full = url != null && url.startsWith("postgresql:") ? "jdbc:" + url : url;
+        if (full == null || !full.startsWith("jdbc:postgresql:")) {
+            // Not all of it: it may have a password.
+            String begin = full == null ? "null" : full.substring(0, Math.max(0, full.indexOf(':')));
+            throw new IllegalArgumentException("\"" + begin + ":…\" is no URL of PostgreSQL's driver: " + TAKES);
+        }
+        Properties copy = new Properties();
+        copy.putAll(properties);
+        return limit -> connect(full, copy, limit);
+    }
+
     private static Connection connect(String url, Properties properties, long limit) throws SQLException {
         Properties all = new Properties();
         all.putAll(properties);
@@ -140,7 +311,7 @@ public class Fence {
         String seconds = Long.toString(Math.min(TimeUnit.NANOSECONDS.toSeconds(limit) + 1, Integer.MAX_VALUE / 1000));
         all.putIfAbsent(PGProperty.CONNECT_TIMEOUT.getName(), seconds);
         all.putIfAbsent(PGProperty.SOCKET_TIMEOUT.getName(), seconds);
-        Connection connection = DriverManager.getConnection(url.startsWith("jdbc:") ? url : "jdbc:" + url, all);
+        Connection connection = DriverManager.getConnection(url, all);
         // From here on the watch breaks off what takes too long, and a wait in line may take longer.
         connection.setNetworkTimeout(Runnable::run, 0);
         return connection;

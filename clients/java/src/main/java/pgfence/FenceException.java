@@ -46,6 +46,11 @@ public abstract sealed class FenceException extends RuntimeException {
         return inDoubt;
     }
 
+    /** Whether the server has refused a write or a guard. */
+    final boolean isRefusal() {
+        return sqlState != null && sqlState.startsWith("PF");
+    }
+
     void setInDoubt() {
         inDoubt = true;
     }
@@ -89,6 +94,21 @@ public abstract sealed class FenceException extends RuntimeException {
     public static final class TransactionLost extends FenceException {
         TransactionLost(SQLException cause) {
             super("the session ended under the transaction: " + messageOf(cause), cause);
+        }
+    }
+
+    /** An acquire was not answered in time: within a third of the ttl, beside its wait. */
+    public static final class AcquireTimeout extends FenceException {
+        AcquireTimeout(List<String> names, SQLException cause) {
+            super("no answer to the acquire of " + String.join(", ", names) + " within a third of its ttl", cause);
+        }
+    }
+
+    /** The database has no pg_fence, or has it in a schema where it is not found. */
+    public static final class NotInstalled extends FenceException {
+        NotInstalled(SQLException cause) {
+            super("the extension pg_fence is not installed in this database (CREATE EXTENSION pg_fence), or its schema is "
+                    + "not on the search_path (new Fence(…).inSchema(schema)): " + messageOf(cause), cause);
         }
     }
 
@@ -189,6 +209,16 @@ public abstract sealed class FenceException extends RuntimeException {
             case "PF004" -> new NotSpeaking(error);
             case "PF005" -> new CannotBeFenced(error);
             default -> ENDED.contains(state) || state.startsWith("08") ? new TransactionLost(error) : null;
+        };
+    }
+
+    /** The typed error of a call of the client's own, or the error itself. */
+    static Exception ofOwnCall(SQLException error) {
+        String state = error.getSQLState() == null ? "" : error.getSQLState();
+        return switch (state) {
+            case "42883", "3F000" -> new NotInstalled(error);
+            case "PF001" -> new StaleToken(error);
+            default -> error;
         };
     }
 

@@ -2,6 +2,8 @@ package pgfence;
 
 import java.sql.Connection;
 import java.sql.SQLException;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Optional;
 import org.postgresql.core.BaseConnection;
 import org.postgresql.core.TransactionState;
@@ -11,30 +13,42 @@ import pgfence.FenceException.StaleToken;
 import pgfence.FenceException.TransactionLost;
 
 /**
- * A transaction under a lease: what {@link Holding#guard} and {@link Holding#present} return.
+ * A transaction under a lease, or several: what {@link Holding#guard}, {@link Holding#present} and {@link Fence#guard}
+ * return.
  *
  * <p>Where the connection is in autocommit, the transaction begins and ends here. Where it is not, whoever has taken
  * it out of autocommit (an ORM, a transaction manager) commits or rolls back.
  */
 public final class Guarded {
-    private final Holding lease;
+    private final List<Holding> leases;
     private final Connection connection;
     private final boolean guards;
     private final boolean releases;
 
-    Guarded(Holding lease, Connection connection, boolean guards, boolean releases) {
-        this.lease = lease;
+    Guarded(List<Holding> leases, Connection connection, boolean guards, boolean releases) {
+        this.leases = leases;
         this.connection = connection;
         this.guards = guards;
         this.releases = releases;
     }
 
-    /** With this, the last write gives the lease back. */
+    /**
+     * With this, the last write gives the lease back.
+     *
+     * @return to be run
+     */
     public Guarded releasing() {
-        return new Guarded(lease, connection, guards, true);
+        return new Guarded(leases, connection, guards, true);
     }
 
-    /** Does it. Errors of pg_fence come out as {@link FenceException}; whatever comes out has rolled it back. */
+    /**
+     * Does it. Errors of pg_fence come out as {@link FenceException}; whatever comes out has rolled it back.
+     *
+     * @param <E> what the step may throw
+     * @param step the work
+     * @throws E from the step
+     * @throws SQLException where the transaction cannot begin or commit, or a statement of it had failed
+     */
     public <E extends Exception> void run(Work.Step<E> step) throws E, SQLException {
         Work<Void, E> work = on -> {
             step.on(on);
@@ -43,20 +57,55 @@ public final class Guarded {
         call(work);
     }
 
-    /** As {@link #run}, for a result. */
+    /**
+     * As {@link #run}, for a result.
+     *
+     * @param <T> the result's type
+     * @param <E> what the work may throw
+     * @param work the work
+     * @return what it returned, once that is committed
+     * @throws E from the work
+     * @throws SQLException where the transaction cannot begin or commit, or a statement of it had failed
+     */
     public <T, E extends Exception> T call(Work<T, E> work) throws E, SQLException {
-        boolean isOurs = connection.getAutoCommit();
-        boolean isPaused = false;
-        lease.enter(connection);
+        Fence.refuseForeign(connection);
+        List<String> names = leases.stream().flatMap(lease -> lease.names().stream()).toList();
+        Telemetry telemetry = leases.get(0).fence.telemetry();
+        Telemetry.Span span = telemetry.begin(guards ? "guard" : "present", names);
+        Throwable failure = null;
         try {
+            return transaction(work);
+        } catch (Throwable error) {
+            failure = error;
+            if (error instanceof FenceException refusal && refusal.isRefusal()) {
+                telemetry.refused(refusal);
+            }
+            throw Guarded.<RuntimeException>as(error);
+        } finally {
+            span.end(failure);
+        }
+    }
+
+    private <T, E extends Exception> T transaction(Work<T, E> work) throws E, SQLException {
+        boolean isOurs = connection.getAutoCommit();
+        List<Holding> entered = new ArrayList<>();
+        List<Holding> paused = new ArrayList<>();
+        try {
+            for (Holding lease : leases) {
+                lease.enter(connection);
+                entered.add(lease);
+            }
             begin(isOurs);
             T result;
             try {
                 result = work.on(connection);
+                refuseFailed(isOurs);
                 if (releases) {
-                    isPaused = true;
-                    lease.pause();
-                    lease.releaseBy(connection);
+                    for (Holding lease : leases) {
+                        paused.add(lease);
+                        lease.pause();
+                        lease.releaseBy(connection);
+                    }
                 }
             } catch (Throwable error) {
                 // The error that led here is the one to tell.
@@ -65,14 +114,12 @@ public final class Guarded {
             }
             commit(isOurs);
             if (releases) {
-                lease.hasBeenReleased();
+                leases.forEach(Holding::hasBeenReleased);
             }
             return result;
         } finally {
-            if (isPaused) {
-                lease.goOn();
-            }
-            lease.leave(connection);
+            paused.forEach(Holding::goOn);
+            entered.forEach(lease -> lease.leave(connection));
             leaveTransaction(isOurs);
         }
     }
@@ -80,25 +127,45 @@ public final class Guarded {
     private void begin(boolean isOurs) throws SQLException {
         for (boolean isMended = false; ; isMended = true) {
             try {
-                if (lease.isInDoubt()) {
-                    lease.mend();
+                for (Holding lease : leases) {
+                    if (lease.isInDoubt()) {
+                        lease.mend();
+                    }
                 }
                 if (isOurs) {
                     connection.setAutoCommit(false);
                 }
-                lease.begin(connection, guards);
-                lease.refuseIfOver();
+                beginUnder();
+                leases.forEach(Holding::refuseIfOver);
                 return;
             } catch (SQLException | RuntimeException error) {
                 rollBack(isOurs);
-                Throwable told = told(error);
+                Throwable told = told(error instanceof SQLException sql ? FenceException.ofOwnCall(sql) : error);
                 // After a failover no token speaks until its holder has renewed, or adopted again.
-                boolean mayMend = isOurs && !isMended && lease.canMend(told);
-                if (!mayMend || !lease.mend()) {
+                if (!isOurs || isMended || !mend(told)) {
                     throw Guarded.<RuntimeException>as(told);
                 }
             }
         }
+    }
+
+    private void beginUnder() throws SQLException {
+        if (leases.size() > 1) {
+            Lease.beginGuarding(connection, leases);
+        } else if (guards) {
+            leases.get(0).beginGuarding(connection);
+        } else {
+            leases.get(0).beginPresenting(connection);
+        }
+    }
+
+    private boolean mend(Throwable told) throws SQLException {
+        for (Holding lease : leases) {
+            if (!lease.canMend(told) || !lease.mend()) {
+                return false;
+            }
+        }
+        return true;
     }
 
     private void commit(boolean isOurs) throws SQLException {
@@ -106,7 +173,6 @@ public final class Guarded {
             return;
         }
         try {
-            refuseFailed();
             connection.commit();
         } catch (SQLException error) {
             Throwable told = told(error);
@@ -119,11 +185,20 @@ public final class Guarded {
         }
     }
 
-    /** A commit would quietly roll back where the work has swallowed the error of a statement. */
-    private void refuseFailed() throws SQLException {
-        if (connection.isWrapperFor(BaseConnection.class)
-                && connection.unwrap(BaseConnection.class).getTransactionState() == TransactionState.FAILED) {
+    /**
+     * Nothing would be committed, quietly, where the work has swallowed the error of a statement, or has rolled back by
+     * itself.
+     */
+    private void refuseFailed(boolean isOurs) throws SQLException {
+        if (!connection.isWrapperFor(BaseConnection.class)) {
+            return;
+        }
+        TransactionState state = connection.unwrap(BaseConnection.class).getTransactionState();
+        if (state == TransactionState.FAILED) {
             throw new SQLException("a statement of the transaction had failed, so it is rolled back", "25P02");
+        }
+        if (isOurs && state == TransactionState.IDLE) {
+            throw new SQLException("the work has itself ended the transaction that it was in", "25P01");
         }
     }
 
@@ -154,14 +229,16 @@ public final class Guarded {
             return error;
         }
         if (found.get() instanceof TransactionLost lost) {
-            if (lease.loss() != null) {
-                return lease.lost(lost.getCause() instanceof SQLException cause ? cause : null);
+            for (Holding lease : leases) {
+                if (lease.loss() != null) {
+                    return lease.lost(lost.getCause() instanceof SQLException cause ? cause : null);
+                }
             }
             // Another connection of the work's broke, but not this one: that is its own business.
             return lost.sqlState().startsWith("08") && isSound() ? error : lost;
         }
         if (found.get() instanceof StaleToken || found.get() instanceof NotSpeaking) {
-            lease.beatSoon();
+            leases.forEach(Holding::beatSoon);
         }
         return found.get();
     }

@@ -4,52 +4,86 @@ import java.lang.System.Logger;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.util.List;
+import javax.sql.DataSource;
 import pgfence.FenceException.LeaseLost;
 import pgfence.FenceException.Reason;
 
 /** A lease that somebody holds, under a token that its transactions present: {@link Lease} or {@link Adopted}. */
-public abstract class Holding implements AutoCloseable {
+public abstract sealed class Holding implements AutoCloseable permits Lease, Adopted {
     static final Logger LOG = System.getLogger("pgfence");
 
     final Fence fence;
     private final List<String> names;
-    volatile long token;
-    volatile LeaseLost loss;
 
     Holding(Fence fence, List<String> names) {
         this.fence = fence;
         this.names = names;
     }
 
-    /** Those that it is a lease of. */
+    /**
+     * The names that it is a lease of.
+     *
+     * @return one, or several
+     */
     public final List<String> names() {
         return names;
     }
 
-    /** The token that its transactions present; it serves for as long as the lease is held. */
-    public final long token() {
-        return token;
-    }
+    /**
+     * The token that its transactions present.
+     *
+     * @return a positive number
+     */
+    public abstract long token();
 
-    /** Why the lease was lost, or null. */
-    public final LeaseLost loss() {
-        return loss;
-    }
+    /**
+     * Why the lease was lost.
+     *
+     * @return null where it was not
+     */
+    public abstract LeaseLost loss();
 
     /**
      * A transaction during which nobody else is granted the lease, and whose writes present its token. It does not
      * begin when the lease is lost.
+     *
+     * @param connection of the work's own, to PostgreSQL
+     * @return to be run
      */
     public final Guarded guard(Connection connection) {
-        return new Guarded(this, connection, true, false);
+        return new Guarded(List.of(this), connection, true, false);
     }
 
     /**
      * As {@link #guard}, without a lock: its writes present the token, and somebody else may be granted the lease
      * until one of them is to a bound table.
+     *
+     * @param connection of the work's own, to PostgreSQL
+     * @return to be run
      */
     public final Guarded present(Connection connection) {
-        return new Guarded(this, connection, false, false);
+        return new Guarded(List.of(this), connection, false, false);
+    }
+
+    /**
+     * The same data source, for code that knows nothing of fences: every transaction on its connections presents the
+     * token, also one that is a single statement. They refuse to work once the lease is lost.
+     *
+     * @param source of connections to PostgreSQL
+     * @return what the code is to use in its place
+     */
+    public final DataSource presenting(DataSource source) {
+        return new Presenting(this, source);
+    }
+
+    /**
+     * For a connection that presents the token from its beginning: the driver's property {@code options}. Not through a
+     * pooler in transaction mode.
+     *
+     * @return {@code -c pg_fence.token=34}
+     */
+    public final String options() {
+        return Fence.options(token());
     }
 
     /** Gives it back. */
@@ -59,49 +93,29 @@ public abstract class Holding implements AutoCloseable {
     @Override
     public final void close() {
         release();
-        if (loss != null) {
+        if (loss() != null) {
             throw lost(null);
         }
     }
 
     /** The loss, to be thrown: a new one each time, for it keeps the trace of where it was made. */
     final LeaseLost lost(SQLException cause) {
-        LeaseLost known = loss;
+        LeaseLost known = loss();
         if (known == null) {
             return new LeaseLost(Reason.RELEASED, names, cause);
         }
         return new LeaseLost(known.reason(), names, cause != null ? cause : (SQLException) known.getCause());
     }
 
-    /** Tells a loss, once. */
-    abstract void lose(Reason reason, SQLException cause);
-
-    // Its SQL
-
-    final String onNames(String function) {
-        return fence.select(function + (names.size() > 1 ? "_all" : "") + "(?, ?)");
-    }
-
-    final Object name() {
-        return names.size() > 1 ? names.toArray(String[]::new) : names.get(0);
-    }
-
     // For the transactions under it
 
-    /** Begins what a transaction is under: a guard, or the token alone. */
-    final void begin(Connection connection, boolean guards) throws SQLException {
-        if (!guards) {
-            Sql.set(connection, "pg_fence.token", Long.toString(token));
-            return;
-        }
-        for (String name : names.stream().sorted().toList()) {
-            guardOne(connection, name);
-        }
+    /** Presents the token until the transaction's end. */
+    final void beginPresenting(Connection connection) throws SQLException {
+        Sql.set(connection, "pg_fence.token", Long.toString(token()));
     }
 
-    void guardOne(Connection connection, String name) throws SQLException {
-        Sql.value(connection, fence.select("lease_guard(?, ?)"), name, token);
-    }
+    /** Begins to guard it. */
+    abstract void beginGuarding(Connection connection) throws SQLException;
 
     /** Throws LeaseLost when it is known to be ours no more. */
     abstract void refuseIfOver();
@@ -132,13 +146,8 @@ public abstract class Holding implements AutoCloseable {
 
     void goOn() {}
 
-    /** Releases it in a transaction of its holder's. */
-    final void releaseBy(Connection connection) throws SQLException {
-        if (Sql.value(connection, onNames("lease_release"), name(), token) == null) {
-            lose(Reason.GONE, null);
-            refuseIfOver();
-        }
-    }
+    /** Releases it in a transaction of its holder's. Throws LeaseLost where it is gone. */
+    abstract void releaseBy(Connection connection) throws SQLException;
 
     /** That transaction was committed. */
     abstract void hasBeenReleased();

@@ -5,21 +5,13 @@ import java.sql.PreparedStatement;
 import java.sql.SQLException;
 import java.sql.Statement;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.locks.Condition;
-import java.util.concurrent.locks.ReentrantLock;
 
 /**
- * A lease's own connection: opened when it is needed, used by one thread. Another thread breaks it off when a call
- * takes longer than it may.
+ * A connection of the client's own: opened when it is needed, used by one thread. Another thread breaks it off when a
+ * call takes longer than it may.
  */
 final class OwnConnection {
     static final long NEVER = Long.MAX_VALUE;
-
-    /** How long a statement that was cancelled may take to end. */
-    static final long CANCEL_AGAIN = TimeUnit.SECONDS.toNanos(1);
-
-    /** What a setting in milliseconds holds: the server refuses more. */
-    private static final long LONGEST_TIMEOUT = Integer.MAX_VALUE;
 
     /** Opens a connection, within so many nanoseconds as far as it can. */
     @FunctionalInterface
@@ -27,165 +19,139 @@ final class OwnConnection {
         Connection open(long limit) throws SQLException;
     }
 
-    private final Opener opener;
-    private final ReentrantLock lock;
-    /** Signalled when there is a new time to break a call off. */
-    private final Condition changed;
-    private volatile Connection connection;
-    /** Held while the server is asked to cancel: no other statement may begin meanwhile. */
-    private final Object cancelling = new Object();
-    private Statement cancellable;
-    private boolean isCancelled;
-    /** When the call that is under way is to be broken off; under the lock. */
-    private long cutAt = NEVER;
-
-    OwnConnection(Opener opener, ReentrantLock lock, Condition changed) {
-        this.opener = opener;
-        this.lock = lock;
-        this.changed = changed;
+    @FunctionalInterface
+    interface Call<T> {
+        T on(Connection connection) throws SQLException;
     }
 
-    /** One that nobody watches but by {@link #cutIfLate}. */
-    OwnConnection(Opener opener) {
+    /** The call took longer than it may, and we ended it. */
+    @SuppressWarnings("serial")
+    static final class BrokenOff extends SQLException {
+        BrokenOff(long limit, SQLException cause) {
+            super("no answer within " + TimeUnit.NANOSECONDS.toMillis(limit) + " ms: broken off", "08006", cause);
+        }
+    }
+
+    private final Opener opener;
+    /** Told that there is a new time to break a call off. */
+    private final Runnable watch;
+    private volatile Connection connection;
+    private volatile long cutAt = NEVER;
+    private volatile boolean isCut;
+    private Statement cancellable;
+
+    OwnConnection(Opener opener, Runnable watch) {
         this.opener = opener;
-        lock = new ReentrantLock();
-        changed = lock.newCondition();
+        this.watch = watch;
     }
 
     boolean isOpen() {
         return connection != null;
     }
 
-    /** The only value of one statement, in a transaction of its own; null is NULL. It can be cancelled. */
-    Long call(long limit, String sql, Object... arguments) throws SQLException {
+    /** In autocommit. */
+    <T> T call(long limit, Call<T> call) throws SQLException {
+        if (connection == null) {
+            connection = opener.open(limit);
+        }
+        isCut = false;
+        cutAt = Clock.now() + limit;
+        watch.run();
         try {
-            return bounded(limit, () -> {
-                try (PreparedStatement prepared = Sql.prepare(connection, sql, arguments)) {
-                    setCancellable(prepared);
-                    return Sql.value(prepared);
-                } finally {
-                    setCancellable(null);
-                }
-            });
-        } finally {
-            if (wasCancelled()) {
-                // A request that is late would hit the next statement: the release of a grant that came all the same.
+            return call.on(connection);
+        } catch (SQLException error) {
+            if (isCut) {
+                close();
+                throw new BrokenOff(limit, error);
+            }
+            if (connection.isClosed() || FenceException.isEnd(error)) {
                 close();
             }
+            throw error;
+        } finally {
+            cutAt = NEVER;
         }
     }
 
-    private void setCancellable(Statement running) {
-        synchronized (cancelling) {
-            cancellable = running;
-        }
+    /** The only value of one statement in autocommit; null is NULL. {@link #cancel} ends it. */
+    Long value(long limit, String sql, Object... arguments) throws SQLException {
+        return call(limit, on -> {
+            try (PreparedStatement prepared = Sql.prepare(on, sql, arguments)) {
+                setCancellable(prepared);
+                return Sql.value(prepared);
+            } finally {
+                setCancellable(null);
+            }
+        });
     }
 
-    private boolean wasCancelled() {
-        synchronized (cancelling) {
-            boolean was = isCancelled;
-            isCancelled = false;
-            return was;
-        }
-    }
-
-    /** The same, where the server does not let it go on for ever either. */
-    Long callWithin(long limit, String sql, Object... arguments) throws SQLException {
-        return bounded(limit, () -> {
-            connection.setAutoCommit(false);
+    /** In a transaction, which the server does not let go on for ever either, nor wait for a lock. */
+    <T> T transaction(long limit, long lockLimit, Call<T> call) throws SQLException {
+        return call(limit, on -> {
+            on.setAutoCommit(false);
             try {
-                // For this transaction only: behind a pooler the session is others', too.
-                long timeout = Math.max(1, Math.min(TimeUnit.NANOSECONDS.toMillis(limit), LONGEST_TIMEOUT));
-                Sql.set(connection, "statement_timeout", Long.toString(timeout));
-                Long value = Sql.value(connection, sql, arguments);
-                connection.commit();
+                Sql.setTimeouts(on, limit, lockLimit);
+                T value = call.on(on);
+                on.commit();
                 return value;
             } catch (SQLException error) {
-                if (!connection.isClosed()) {
-                    connection.rollback();
-                }
+                rollBack(on, error);
                 throw error;
             } finally {
-                if (!connection.isClosed()) {
-                    connection.setAutoCommit(true);
+                if (!on.isClosed()) {
+                    on.setAutoCommit(true);
                 }
             }
         });
     }
 
-    @FunctionalInterface
-    private interface Call {
-        Long call() throws SQLException;
-    }
-
-    private Long bounded(long limit, Call call) throws SQLException {
-        if (connection == null) {
-            connection = opener.open(limit);
-        }
-        cutAt(Clock.now() + limit);
+    private static void rollBack(Connection on, SQLException why) {
         try {
-            return call.call();
-        } catch (SQLException error) {
-            if (connection == null || connection.isClosed() || FenceException.isEnd(error)) {
-                close();
+            if (!on.isClosed()) {
+                on.rollback();
             }
-            throw error;
-        } finally {
-            cutAt(NEVER);
+        } catch (SQLException broken) {
+            why.addSuppressed(broken);
         }
     }
 
-    private void cutAt(long time) {
-        lock.lock();
+    private synchronized void setCancellable(Statement running) {
+        cancellable = running;
+    }
+
+    /** Asks the server to end the {@code value} that is under way, whose answer then comes. */
+    synchronized void cancel() {
         try {
-            cutAt = time;
-            changed.signalAll();
-        } finally {
-            lock.unlock();
+            if (cancellable != null) {
+                cancellable.cancel();
+            }
+        } catch (SQLException unreachable) {
+            // Then the call ends at its limit.
         }
     }
 
-    /** The lock is held. */
+    /** When the call that is under way is to be broken off. */
     long cutAt() {
         return cutAt;
     }
 
-    /** Ends what hangs on it. The lock is held. */
-    void cut() {
-        cutAt = NEVER;
-        Sql.breakOff(connection);
-    }
-
     /** Ends what takes longer than it may. */
     void cutIfLate() {
-        lock.lock();
-        try {
-            if (Clock.now() >= cutAt) {
-                cut();
-            }
-        } finally {
-            lock.unlock();
+        if (Clock.now() >= cutAt) {
+            cutAt = NEVER;
+            isCut = true;
+            Sql.breakOff(connection);
         }
     }
 
-    /** Asks the server to end the {@code call} that is under way, whose answer then comes. */
-    void cancel() {
-        synchronized (cancelling) {
-            if (cancellable == null) {
-                return;
-            }
-            isCancelled = true;
-            try {
-                cancellable.cancel();
-            } catch (SQLException unreachable) {
-                // Then the call ends at its limit.
-            }
-        }
+    /** Hands the connection over, which is from then on its taker's to close. */
+    Connection take() {
+        Connection taken = connection;
+        connection = null;
+        return taken;
     }
 
     void close() {
-        Connection closing = connection;
-        connection = null;
-        Sql.closeQuietly(closing);
+        Sql.closeQuietly(take());
     }
 }

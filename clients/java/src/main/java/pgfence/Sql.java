@@ -1,23 +1,32 @@
 package pgfence;
 
+import java.nio.charset.StandardCharsets;
 import java.sql.Connection;
 import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.time.Duration;
+import java.util.Arrays;
+import java.util.Comparator;
 import java.util.concurrent.TimeUnit;
 import org.postgresql.PGStatement;
 
 /** Statements, as JDBC wants them. */
 final class Sql {
+    /** The order in which the server locks names: that of their bytes. */
+    static final Comparator<String> BY_BYTES = (one, other) ->
+            Arrays.compareUnsigned(one.getBytes(StandardCharsets.UTF_8), other.getBytes(StandardCharsets.UTF_8));
+
+    /** What a setting in milliseconds holds: the server refuses more. */
+    private static final long LONGEST_TIMEOUT = Integer.MAX_VALUE;
+
     private Sql() {}
 
     /** The only value of the only row. JDBC reads NULL, which is a lost try, as 0. */
     static Long value(PreparedStatement statement) throws SQLException {
         try (ResultSet rows = statement.executeQuery()) {
             rows.next();
-            long value = rows.getLong(1);
-            return rows.wasNull() ? null : value;
+            return number(rows, 1);
         }
     }
 
@@ -25,6 +34,11 @@ final class Sql {
         try (PreparedStatement statement = prepare(connection, sql, arguments)) {
             return value(statement);
         }
+    }
+
+    static Long number(ResultSet rows, int column) throws SQLException {
+        long value = rows.getLong(column);
+        return rows.wasNull() ? null : value;
     }
 
     static PreparedStatement prepare(Connection connection, String sql, Object... arguments) throws SQLException {
@@ -37,6 +51,8 @@ final class Sql {
             Object argument = arguments[index];
             if (argument instanceof String[] names) {
                 statement.setArray(index + 1, connection.createArrayOf("text", names));
+            } else if (argument instanceof Long[] tokens) {
+                statement.setArray(index + 1, connection.createArrayOf("int8", tokens));
             } else if (argument == null) {
                 statement.setString(index + 1, null);
             } else {
@@ -48,7 +64,7 @@ final class Sql {
 
     /** As PostgreSQL reads a span of time. */
     static String interval(Duration span) {
-        return TimeUnit.NANOSECONDS.toMicros(span.toNanos()) + " microseconds";
+        return span.toSeconds() + " seconds " + span.toNanosPart() / 1000 + " microseconds";
     }
 
     /** Until the end of the transaction. As text: there is no set_config that takes a number. */
@@ -56,6 +72,18 @@ final class Sql {
         try (PreparedStatement statement = prepare(connection, "SELECT set_config(?, ?, true)", setting, value)) {
             statement.executeQuery().close();
         }
+    }
+
+    /** For this transaction only: behind a pooler the session is others', too. */
+    static void setTimeouts(Connection connection, long limit, long lockLimit) throws SQLException {
+        String sql = "SELECT set_config('statement_timeout', ?, true), set_config('lock_timeout', ?, true)";
+        try (PreparedStatement statement = prepare(connection, sql, milliseconds(limit), milliseconds(lockLimit))) {
+            statement.executeQuery().close();
+        }
+    }
+
+    private static String milliseconds(long span) {
+        return Long.toString(Math.max(1, Math.min(TimeUnit.NANOSECONDS.toMillis(span), LONGEST_TIMEOUT)));
     }
 
     /** Closes its socket, from any thread, whatever hangs on it. */
@@ -75,15 +103,6 @@ final class Sql {
         Thread thread = new Thread(work, name);
         thread.setDaemon(true);
         return thread;
-    }
-
-    /** Waits for one that is about to end. */
-    static void join(Thread thread) {
-        try {
-            thread.join(5000);
-        } catch (InterruptedException later) {
-            Thread.currentThread().interrupt();
-        }
     }
 
     static void closeQuietly(Connection connection) {
