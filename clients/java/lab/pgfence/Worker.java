@@ -9,6 +9,7 @@ import java.sql.SQLException;
 import java.sql.Statement;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -34,8 +35,8 @@ final class Worker {
             LeaseLost.class, "lost",
             TransactionLost.class, "transaction-lost");
 
-    private static final Set<String> PLANTS =
-            Set.of("deadline-from-answer", "error-is-loss", "renew-in-work", "hang-hides-loss", "adopts-late", "adopts-once");
+    private static final Set<String> PLANTS = Set.of("deadline-from-answer", "error-is-loss", "renew-in-work",
+            "hang-hides-loss", "adopts-late", "adopts-once", "one-null-loses-all", "one-lock-stops-all");
 
     private static final BufferedReader LINES = new BufferedReader(new InputStreamReader(System.in));
     private static String plant = "";
@@ -120,7 +121,7 @@ final class Worker {
         Optional<FenceException> told = FenceException.classify(error);
         String kind = told.map(found -> KINDS.get(found.getClass())).orElse("other");
         String state = told.map(FenceException::sqlState).orElse(error instanceof SQLException sql ? sql.getSQLState() : null);
-        say("refused", "error", kind, "sqlstate", state, "message", error.toString());
+        say("refused", "error", kind, "sqlstate", state, "message", error.getMessage());
     }
 
     // What it is told
@@ -190,7 +191,7 @@ final class Worker {
             case "close" -> close();
             case "update", "sleep", "commit", "rollback" ->
                 throw new LeaseLost(Reason.RELEASED, List.of("its transaction has ended"), null);
-            default -> throw new IllegalArgumentException("what?");
+            default -> throw new IllegalArgumentException("unknown order");
         }
     }
 
@@ -261,7 +262,12 @@ final class Worker {
 
     private void hold(Order order) throws Exception {
         for (String name : order.names()) {
-            holding.add(fence.lease(name).ttl(order.span("ttl_ms")).onLost(Worker::lost).acquire());
+            Optional<Lease> taken = fence.lease(name).ttl(order.span("ttl_ms")).onLost(Worker::lost).tryAcquire();
+            if (taken.isEmpty()) {
+                say("taken");
+                return;
+            }
+            holding.add(taken.get());
         }
         say("holding", "count", (long) holding.size());
     }
@@ -282,7 +288,7 @@ final class Worker {
     }
 
     private void observe(String name) {
-        observations.add(fence.observe(name, leader -> say("leader",
+        observations.add(fence.observe(name, leader -> say("leader", "name", name,
                 "holder", leader.map(Leader::holder).orElse(null), "token", leader.map(Leader::token).orElse(null))));
         say("done");
     }
@@ -471,10 +477,15 @@ final class Worker {
                 return tokens;
             }
             try {
-                return super.renew(own, batch, limit, lockLimit);
+                Long[] tokens = super.renew(own, batch, limit, lockLimit);
+                boolean isOneNull = Arrays.asList(tokens).contains(null);
+                return plant.equals("one-null-loses-all") && isOneNull ? new Long[tokens.length] : tokens;
             } catch (SQLException error) {
                 if (plant.equals("error-is-loss")) {
                     batch.forEach(kept -> lose(kept, Reason.DENIED, error));
+                }
+                if (plant.equals("one-lock-stops-all") && own.isOpen()) {
+                    throw new IllegalStateException(error);
                 }
                 throw error;
             }

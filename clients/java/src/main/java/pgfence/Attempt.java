@@ -82,7 +82,10 @@ final class Attempt {
             failure = error instanceof OwnConnection.BrokenOff || isLate
                     ? new AcquireTimeout(kept.names, error)
                     : FenceException.ofOwnCall(error);
-            throw failure instanceof SQLException sql ? sql : (FenceException) failure;
+            if (failure instanceof FenceException typed) {
+                throw typed;
+            }
+            throw error;
         } catch (RuntimeException | InterruptedException error) {
             failure = error;
             throw error;
