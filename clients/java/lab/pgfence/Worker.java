@@ -455,7 +455,7 @@ final class Worker {
 
         @Override
         boolean beat(OwnConnection own, List<Kept> batch) {
-            while (isStarved && batch.stream().anyMatch(Kept::isRenewed)) {
+            while (isStarved && batch.stream().anyMatch(kept -> kept.isRenewed(Clock.now()))) {
                 try {
                     Thread.sleep(20);
                 } catch (InterruptedException nobodyDoes) {

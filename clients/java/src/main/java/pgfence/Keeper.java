@@ -185,7 +185,7 @@ class Keeper {
     /** Renews at once; the new token, or null. */
     Long renew(Kept kept) {
         return locked(() -> {
-            if (!kept.isRenewed()) {
+            if (!kept.isRenewed(Clock.now())) {
                 return null;
             }
             // The one that is under way may have been judged before what the caller knows.
@@ -420,9 +420,10 @@ class Keeper {
         }
 
         private long nextTime() {
+            long now = Clock.now();
             long next = OwnConnection.NEVER;
             for (Kept kept : leases) {
-                next = Math.min(next, kept.beatsAt());
+                next = Math.min(next, kept.beatsAt(now));
             }
             for (Job<?> job : jobs) {
                 next = Math.min(next, job.notBefore);
@@ -436,11 +437,11 @@ class Keeper {
         /** Those to be renewed; with one, all that soon will, so that they go together from then on. */
         private List<Kept> due() {
             long now = Clock.now();
-            if (leases.stream().noneMatch(kept -> !kept.isApart && kept.beatsAt() <= now)) {
+            if (leases.stream().noneMatch(kept -> !kept.isApart && kept.beatsAt(now) <= now)) {
                 return List.of();
             }
             long soon = now + shortestTtl() / 12;
-            List<Kept> due = leases.stream().filter(kept -> !kept.isApart && kept.beatsAt() <= soon).toList();
+            List<Kept> due = leases.stream().filter(kept -> !kept.isApart && kept.beatsAt(now) <= soon).toList();
             due.forEach(kept -> kept.isBeating = true);
             return due;
         }
@@ -448,7 +449,7 @@ class Keeper {
         private Runnable apart() {
             long now = Clock.now();
             for (Kept kept : leases) {
-                if (kept.isApart && kept.beatsAt() <= now) {
+                if (kept.isApart && kept.beatsAt(now) <= now) {
                     kept.isBeating = true;
                     wasApart = true;
                     return () -> beatAll(List.of(kept));
@@ -539,12 +540,12 @@ class Keeper {
     }
 
     private boolean beat(OwnConnection own, List<Kept> all, long lockLimit, boolean mayReconnect) {
-        List<Kept> batch = locked(() -> all.stream().filter(Kept::isRenewed).toList());
+        long before = Clock.now();
+        List<Kept> batch = locked(() -> all.stream().filter(kept -> kept.isRenewed(before)).toList());
         if (batch.isEmpty()) {
             return true;
         }
         boolean reusesConnection = own.isOpen();
-        long before = Clock.now();
         try {
             Long[] tokens = renew(own, batch, shortestTtl(batch) / 3, lockLimit);
             renewed(batch, before, tokens);
@@ -582,16 +583,16 @@ class Keeper {
     }
 
     private void tryLater(List<Kept> batch) {
-        locked(() -> batch.forEach(kept -> kept.nextBeat = Clock.now() + kept.ttl / 12));
+        long now = Clock.now();
+        locked(() -> batch.forEach(kept -> kept.nextBeat = now + kept.ttl / 12));
     }
 
     private void renewed(List<Kept> batch, long before, Long[] tokens) {
         for (int index = 0; index < tokens.length; index++) {
-            Kept kept = batch.get(index);
             if (tokens[index] == null) {
-                lose(kept, Reason.GONE, null);
+                lose(batch.get(index), Reason.GONE, null);
             } else {
-                countsFrom(kept, before, tokens[index]);
+                countsFrom(batch.get(index), before, tokens[index]);
             }
         }
     }

@@ -54,13 +54,13 @@ final class Kept {
     }
 
     /** Whether it is to be renewed any more at all. */
-    boolean isRenewed() {
-        return isHeld && !isEnding && !isForgotten && Clock.now() - acquiredAt < holdAtMost;
+    boolean isRenewed(long now) {
+        return isHeld && !isEnding && !isForgotten && now - acquiredAt < holdAtMost;
     }
 
     /** When it is to be renewed next. */
-    long beatsAt() {
-        return isRenewed() && pauses == 0 && !isBeating ? nextBeat : OwnConnection.NEVER;
+    long beatsAt(long now) {
+        return isRenewed(now) && pauses == 0 && !isBeating ? nextBeat : OwnConnection.NEVER;
     }
 
     /** How long it must stay taken yet, were it released now. */
