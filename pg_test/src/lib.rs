@@ -30,6 +30,7 @@
 //! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
+//! | [`book`] | the pages as a book |
 //! | [`package`] | packages to install where there is no Rust |
 //! | [`orm`] | libraries that map tables to objects |
 //! | [`citus`] | a coordinator, and workers among which tables are spread |
@@ -51,6 +52,7 @@
 //! Measurements beside what else one could take are a package of their own, `pg_test/bench`.
 
 pub mod background;
+pub mod book;
 pub mod cable;
 pub mod calls;
 pub mod cassert;

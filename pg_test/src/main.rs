@@ -6,8 +6,8 @@ use pg_test::extension::{self, Extension, NAME};
 use pg_test::installation::Installation;
 use pg_test::majors;
 use pg_test::{
-    cassert, chaos, clients, demo, matrix, package, process, promises, rundir, script_rules, soak,
-    worker,
+    book, cassert, chaos, clients, demo, matrix, package, process, promises, rundir, script_rules,
+    soak, worker,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
@@ -41,6 +41,8 @@ enum Command {
     Promises,
     /// Look over the install and upgrade scripts with pgspot
     Pgspot,
+    /// Build the pages as a book, with mdBook
+    Book,
     /// Build packages: for Debian, .tar.gz, for PGXN
     Package(package::Options),
     /// Let many workers fight for leases while everything fails
@@ -86,6 +88,10 @@ fn main() -> Result<()> {
         Command::Install { pg_config, destdir } => install(pg_config, destdir.as_deref()),
         Command::Promises => promises::run(),
         Command::Pgspot => script_rules::run(),
+        Command::Book => {
+            println!("{}", book::build()?.display());
+            Ok(())
+        }
         Command::Package(options) => package::run(&options),
         Command::Chaos(options) => chaos::run(&program, &options),
         Command::Clients(options) => clients::run(&program, &options),

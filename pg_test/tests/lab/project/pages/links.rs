@@ -8,7 +8,8 @@ use std::path::{Component, Path, PathBuf};
 #[lab_test]
 fn every_link_has_a_target(_: &Lab) -> Result<()> {
     let (mut followed, mut broken) = (0, Vec::new());
-    for path in pages()?.into_iter().chain(client_pages()?) {
+    let report = "pg_test/bench/report.md".to_owned();
+    for path in pages()?.into_iter().chain(client_pages()?).chain([report]) {
         for link in links(&page(&path)?) {
             followed += 1;
             if let Err(error) = follow(&path, &link) {
@@ -45,6 +46,16 @@ fn the_first_page_is_short(_: &Lab) -> Result<()> {
     let lines = page("README.md")?.lines().count();
     ensure!(lines <= 300, "README.md has {lines} lines");
     Ok(())
+}
+
+/// The files that a page links to, below the root of the source.
+pub fn links_of(path: &str) -> Result<Vec<String>> {
+    let links = links(&page(path)?).into_iter().filter(|link| !link.starts_with("https://"));
+    let files = links.filter_map(|link| link.split('#').next().map(str::to_owned));
+    files
+        .filter(|file| !file.is_empty())
+        .map(|file| Ok(beside(path, &file)?.to_string_lossy().into_owned()))
+        .collect()
 }
 
 fn follow(from: &str, link: &str) -> Result<()> {

@@ -1,0 +1,69 @@
+//! The pages as a book: those of `docs/SUMMARY.md`, where they are, with what they link to, built by mdBook.
+
+use crate::extension::source_root;
+use anyhow::{ensure, Context, Result};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::process::Command;
+
+const SUMMARY: &str = "docs/SUMMARY.md";
+
+/// The paths of the book's pages, below the root of the source.
+pub fn pages() -> Result<Vec<PathBuf>> {
+    let summary = fs::read_to_string(source_root().join(SUMMARY))?;
+    Ok(links(&summary).map(|link| beside(Path::new(SUMMARY), link)).collect())
+}
+
+/// Where the links of a Markdown text lead to, but for those to other hosts and within the page.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+    links.filter(|link| !link.is_empty() && !link.contains(':'))
+}
+
+/// The path that a link of a page means.
+fn beside(page: &Path, link: &str) -> PathBuf {
+    let mut target = page.parent().map(Path::to_path_buf).unwrap_or_default();
+    for part in Path::new(link).components() {
+        match part {
+            Component::ParentDir => drop(target.pop()),
+            Component::Normal(name) => target.push(name),
+            _ => {}
+        }
+    }
+    target
+}
+
+/// Builds the book below `target/book`, and returns where it begins.
+pub fn build() -> Result<PathBuf> {
+    let root = source_root();
+    let book = root.join("target/book");
+    let _ = fs::remove_dir_all(&book);
+    let put = |path: &Path, text: &[u8]| -> Result<()> {
+        let target = book.join("src").join(path);
+        fs::create_dir_all(target.parent().context("a path below the book")?)?;
+        Ok(fs::write(target, text)?)
+    };
+    for page in pages()? {
+        let text =
+            fs::read_to_string(root.join(&page)).with_context(|| page.display().to_string())?;
+        put(&page, text.as_bytes())?;
+        // Pictures, programs, specifications: as they are.
+        for link in links(&text) {
+            let target = beside(&page, link);
+            if root.join(&target).is_file()
+                && target.extension().is_none_or(|ending| ending != "md")
+            {
+                put(&target, &fs::read(root.join(&target))?)?;
+            }
+        }
+    }
+    // mdBook wants it at the top.
+    let summary = fs::read_to_string(root.join(SUMMARY))?;
+    let summary =
+        summary.replace("](../", "](@").replace("](", "](docs/").replace("](docs/@", "](");
+    put(Path::new("SUMMARY.md"), summary.as_bytes())?;
+    let built = Command::new("mdbook").args(["build"]).arg(&root).status();
+    let built = built.context("mdbook does not run: cargo install mdbook --locked")?;
+    ensure!(built.success(), "mdbook: {built}");
+    Ok(book.join("html/index.html"))
+}
