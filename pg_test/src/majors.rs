@@ -15,6 +15,16 @@ use std::sync::Mutex;
 /// Those that the extension is made for.
 pub const ALL: [&str; 4] = ["15", "16", "17", "18"];
 
+/// The newest of them.
+pub const NEWEST: &str = ALL[ALL.len() - 1];
+
+/// What stands for one of them in an argument: its number, or `newest`.
+pub fn parse(text: &str) -> Result<String> {
+    let major = if text == "newest" { NEWEST } else { text };
+    ensure!(ALL.contains(&major), "{} or newest", ALL.join(", "));
+    Ok(major.to_owned())
+}
+
 /// Names the `pg_config` of any other PostgreSQL.
 pub const PG_CONFIG_VARIABLE: &str = "PG_FENCE_PG_CONFIG";
 

@@ -16,8 +16,8 @@ use std::time::Instant;
 
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
-    /// Which major versions
-    #[arg(long, value_delimiter = ',', default_values = majors::ALL, value_parser = majors::ALL)]
+    /// Which major versions; `newest` is one of them
+    #[arg(long, value_delimiter = ',', default_values = majors::ALL, value_parser = majors::parse)]
     majors: Vec<String>,
     /// Only build, without a warning, and play the isolation specs and the pages' examples
     #[arg(long)]

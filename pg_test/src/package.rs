@@ -30,8 +30,11 @@ pub use release::Release;
 pub struct Options {
     /// Build for these major versions, which are fetched or built where the machine has them not. Without this and
     /// --pg-config: for each of Debian's that has its headers
-    #[arg(long, value_delimiter = ',', value_parser = majors::ALL)]
+    #[arg(long, value_delimiter = ',', value_parser = majors::parse)]
     majors: Vec<String>,
+    /// Build for each major version that pg_fence is for
+    #[arg(long, conflicts_with = "majors")]
+    all_majors: bool,
     /// Build for the PostgreSQL with this pg_config
     #[arg(long, value_name = "PATH")]
     pg_config: Vec<PathBuf>,
@@ -65,7 +68,8 @@ pub fn run(options: &Options) -> Result<()> {
 impl Options {
     fn pg_configs(&self) -> Result<Vec<PathBuf>> {
         let mut all = self.pg_config.clone();
-        for major in &self.majors {
+        let every: Vec<String> = majors::ALL.map(str::to_owned).into();
+        for major in if self.all_majors { &every } else { &self.majors } {
             all.push(majors::of(major)?.pg_config);
         }
         if all.is_empty() {

@@ -1,4 +1,7 @@
 //! What pgrx does not bind, or what differs between major versions.
+//!
+//! Where it differs, the older versions are named: a new one is taken for the newest, and stands here only where something
+//! changes with it.
 
 use crate::pg::raw;
 use pgrx::pg_sys;
@@ -48,7 +51,7 @@ extern "C-unwind" {
 /// USER_TIMEOUT of utils/timeout.h: by this, `RegisterTimeout` is asked for a number.
 #[cfg(any(feature = "pg15", feature = "pg16"))]
 pub const USER_TIMEOUT: u32 = 12;
-#[cfg(any(feature = "pg17", feature = "pg18"))]
+#[cfg(not(any(feature = "pg15", feature = "pg16")))]
 pub const USER_TIMEOUT: u32 = 13;
 
 /// May `member` act as `role`: has it that role's rights, or may it become it (`SET ROLE`)? Until 15 every member
@@ -131,9 +134,9 @@ pub unsafe fn attribute(
 ) -> *const pg_sys::FormData_pg_attribute {
     // SAFETY: the columns follow the fixed part; from 18 on, behind as many compact ones.
     unsafe {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         let first = (*columns).attrs.as_ptr();
-        #[cfg(feature = "pg18")]
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         let first = (*columns)
             .compact_attrs
             .as_ptr()
@@ -152,9 +155,9 @@ pub unsafe fn attribute(
 pub unsafe fn fixed_offset(columns: pg_sys::TupleDesc, n: usize) -> Option<usize> {
     // SAFETY: the caller's promise.
     unsafe {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         let offset = (*attribute(columns, n)).attcacheoff;
-        #[cfg(feature = "pg18")]
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         let offset = (*(*columns).compact_attrs.as_ptr().add(n)).attcacheoff;
         usize::try_from(offset).ok()
     }
@@ -165,7 +168,7 @@ pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PG
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     // SAFETY: looks up shared memory under its own lock; an id out of range gives NULL.
     let process = unsafe { (vxid.backendId > 0).then(|| BackendIdGetProc(vxid.backendId)) };
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
     // SAFETY: as above.
     let process =
         unsafe { (vxid.procNumber >= 0).then(|| pg_sys::ProcNumberGetProc(vxid.procNumber)) };
@@ -180,7 +183,7 @@ pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PG
 pub fn parts(vxid: &pg_sys::VirtualTransactionId) -> (i32, u32) {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     return (vxid.backendId, vxid.localTransactionId);
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
     return (vxid.procNumber, vxid.localTransactionId);
 }
 
@@ -191,7 +194,7 @@ unsafe fn local_transaction(process: *mut pg_sys::PGPROC) -> pg_sys::LocalTransa
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         return (*process).lxid;
-        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
         return (*process).vxid.lxid;
     }
 }
@@ -225,7 +228,7 @@ pub fn lock_held_by_me(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         return pg_sys::LockHeldByMe(tag, mode);
-        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
         return pg_sys::LockHeldByMe(tag, mode, false);
     }
 }
@@ -235,9 +238,9 @@ pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
     let none = std::ptr::null_mut();
     // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
     let result = unsafe {
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         let result = pg_sys::LockAcquireExtended(tag, mode, false, true, false, none);
-        #[cfg(feature = "pg18")]
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         let result = pg_sys::LockAcquireExtended(tag, mode, false, true, false, none, false);
         result
     };
@@ -261,7 +264,7 @@ pub unsafe fn rows_inserted(table: pg_sys::Relation) -> i64 {
 }
 
 /// Can a wait have a name of our own in `pg_stat_activity`?
-pub const NAMES_WAIT_EVENTS: bool = cfg!(any(feature = "pg17", feature = "pg18"));
+pub const NAMES_WAIT_EVENTS: bool = cfg!(not(any(feature = "pg15", feature = "pg16")));
 
 /// The number by which `pg_stat_activity` knows a wait of an extension; it has the name where that can be. Raises where
 /// the server has too many such names.
@@ -271,7 +274,7 @@ pub fn wait_event(name: &CStr) -> u32 {
         let _ = name;
         pg_sys::PG_WAIT_EXTENSION
     };
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
     // SAFETY: gives each name of the server one number.
     let number = unsafe { pg_sys::WaitEventExtensionNew(name.as_ptr()) };
     number
@@ -303,9 +306,9 @@ pub unsafe fn init_range_table(
         {
             let mut rights = std::ptr::null_mut();
             (*pg_sys::addRTEPermissionInfo(&mut rights, entry)).updatedCols = updated;
-            #[cfg(not(feature = "pg18"))]
+            #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
             pg_sys::ExecInitRangeTable(state, entries, rights);
-            #[cfg(feature = "pg18")]
+            #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
             pg_sys::ExecInitRangeTable(state, entries, rights, pg_sys::bms_make_singleton(1));
         }
     }

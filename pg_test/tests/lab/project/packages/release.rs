@@ -15,8 +15,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-const NEWEST: &str = "18";
-
 /// The library as it is released, built once.
 pub fn released_library() -> Result<PathBuf> {
     let pg_config = majors::chosen()?.pg_config;
@@ -107,11 +105,11 @@ fn debians_checker_finds_nothing_that_is_not_explained(lab: &Lab) -> Result<()> 
 #[lab_test(slow)]
 fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
-    let installation = majors::of(NEWEST)?;
+    let installation = majors::of(majors::NEWEST)?;
     let extension = Extension::build(&installation)?;
     let prefix = Prefix::copy(rundir, &installation)?;
     let dir = directory(lab, "side")?;
-    let parts = Parts::new(this_release()?, NEWEST, extension);
+    let parts = Parts::new(this_release()?, majors::NEWEST, extension);
     let written = parts.write(&dir)?;
     let tarball = written.iter().find(|path| path.to_string_lossy().ends_with(".tar.gz"));
     let unpacked = unpacked(tarball.context("no tarball")?, dir.join("tar"))?;
