@@ -9,7 +9,7 @@
 -- is, what the arguments of triggers say, what the template of a lease stands for, which columns are fit for it.
 --
 -- No body here calls a function of the extension, or reads a relation of it, by name. ALTER SCHEMA ... RENAME leaves the
--- name behind for whoever may create a schema, and his code would run with the rights of the caller. What is needed comes
+-- name behind for any role that may create a schema, and his code would run with the rights of the caller. What is needed comes
 -- from the library, or is found by what depends on the extension, whose name nobody can take. A name that stands in a
 -- statement to be run is made of the oid just before, and what has come of it is looked at after.
 

@@ -68,7 +68,7 @@ DECLARE
           LEFT JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
          WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
            AND (d.classid = 'pg_namespace'::regclass OR p.proname = 'fence_status'));
-    -- It is for those who may use leases; whoever may not is told what was left out.
+    -- It is for those who may use leases; the others are told what was left out.
     last_token CONSTANT bigint := CASE WHEN uses_leases THEN drawn END;
     left_out boolean := false;
     refusal record;
@@ -230,7 +230,7 @@ BEGIN
              WHERE r.is_fenced),
 
         -- The tables where a row is created without its lease although its key may be that of a row deleted before,
-        -- because whoever inserts chooses it. (What is inserted by way of the root takes its key from there.)
+        -- because the client chooses it. (What is inserted by way of the root takes its key from there.)
         key_at_will AS (
             SELECT m.root, m.oid
               FROM root r JOIN member m USING (root)
@@ -243,7 +243,7 @@ BEGIN
                           ) AS x (acl) CROSS JOIN aclexplode(x.acl) AS a
                     WHERE a.privilege_type = 'INSERT' AND a.grantee <> m.relowner))),
 
-        -- `protect` is one statement that repairs all that attaching anew can repair, so that remedies agree.
+        -- `protect` is one statement that repairs all that attaching again can repair, so that remedies agree.
         fence AS (
             SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
                    x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
@@ -354,7 +354,7 @@ BEGIN
              WHERE s.relowner <> s.root_owner),
 
         -- A column that was renamed has all that the rows had seen. Of one that was dropped, nothing is left:
-        -- no write can pass, and whoever brings it back empty lets every token of the past write once more. The
+        -- no write can pass, and brought back empty it lets every token of the past write once more. The
         -- remedy fills it with the last token, so that none of those may.
         column_missing AS (
             SELECT s.root_n, s.member_n, 1, s.rel, CASE WHEN marked.name IS NULL THEN 'hole' ELSE 'notice' END,
@@ -389,7 +389,7 @@ BEGIN
               FROM spot s
              WHERE s.filled IS NOT NULL AND (s.is_root OR NOT s.root_filled)),
 
-        -- Dropped and made anew: the column lacks the mark that fence_protect left on it when it made that trigger,
+        -- Dropped and made again: the column lacks the mark that fence_protect left on it when it made that trigger,
         -- and one like it is gone. The rows that are still empty get the last token, so that no older one may write.
         column_anew AS (
             SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
@@ -629,7 +629,7 @@ BEGIN
                     WHERE c.attrelid IN (f.root, d.oid) AND c.attnum > 0 AND NOT c.attisdropped
                     GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)),
 
-        -- No finding yet, but what to read for one: the extension was created anew, or an older backup restored,
+        -- No finding yet, but what to read for one: the extension was created again, or an older backup restored,
         -- where rows hold fences above every token drawn. They are read with the caller's rights, where he has
         -- them. The remedy is for fences too high for any jump: down to where no token drawn so far may write. Where a
         -- subscription brings the rows, their fences are the publisher's, and nothing is wrong. Where leases
@@ -715,7 +715,7 @@ BEGIN
               JOIN grantee g ON g.oid = a.grantee
              WHERE p.parname = 'session_replication_role' AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
 
-        -- The findings on the state of pg_fence itself, for whoever asks for all tables ------------------------
+        -- The findings on the state of pg_fence itself, where all tables are asked for ------------------------
 
         -- What its tables and sequences should be: this list is the only place that says so.
         expected (relname, persistence, key) AS (
@@ -1122,7 +1122,7 @@ BEGIN ATOMIC
          WHERE p.level OPERATOR(pg_catalog.<>) 'monitor' AND NOT r.rolsuper),
 
     finding (step, rel, finding, remedy) AS (
-        -- Whoever writes the table has to take its leases; whoever does not can only keep its writers out.
+        -- Who writes the table has to take its leases; others can only keep its writers out.
         SELECT 1, t.tgrelid::pg_catalog.regclass,
                pg_catalog.format('role "%s" may take leases that this table is bound to ("%s"), and so keep out '
                    'those who write it; it does not write it itself', k.role, l.lease),

@@ -167,7 +167,7 @@ COMMENT ON FUNCTION fence_revoke(regrole, text) IS
 
 
 -- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let
--- others in, even to the state. Whoever is not the owner goes; then the four are given.
+-- others in, even to the state. All but the owner go; then the four are given.
 DO $closed$
 DECLARE
     script_path CONSTANT text := pg_catalog.current_setting('search_path');

@@ -193,7 +193,7 @@ impl BuildPlace {
         if ours.exists() && fs::read(&ours)? == fs::read(&shared)? {
             return Ok(());
         }
-        // Without it cargo links anew.
+        // Without it cargo links again.
         fs::remove_file(&shared)?;
         if ours.exists() {
             fs::copy(&ours, &shared)?;
@@ -203,7 +203,7 @@ impl BuildPlace {
 
     /// Has a cargo build there.
     pub fn tell<'a>(&self, cargo: &'a mut Command) -> &'a mut Command {
-        // Before 1.91 cargo knows no build directory: then each version builds all of it anew.
+        // Before 1.91 cargo knows no build directory: then each version builds all of it again.
         cargo.env("CARGO_TARGET_DIR", &self.target).env("CARGO_BUILD_BUILD_DIR", &self.build)
     }
 }

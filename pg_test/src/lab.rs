@@ -79,7 +79,7 @@ impl Lab {
         &self.rundir
     }
 
-    /// Ends the run: kills what still runs and removes the directory, whoever still holds a part.
+    /// Ends the run: kills what still runs and removes the directory, though some still hold a part.
     pub fn close(&self) {
         self.cluster.report_failed_assertions();
         self.rundir.close();

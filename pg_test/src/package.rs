@@ -144,7 +144,7 @@ pub fn checksums(dir: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The shell commands that put the library and the other files in place. Whoever overwrites a library crashes the
+/// The shell commands that put the library and the other files in place. Overwriting a library crashes the
 /// sessions that have it loaded, and one that is put there bit by bit is not whole for those that begin meanwhile: so
 /// it is put beside the old one, and then given its name.
 pub fn commands(library: &str, lib: &str, others: &str, extension: &str) -> [String; 3] {

@@ -173,7 +173,7 @@ impl<'a> StoryRun<'a> {
         Ok(rows)
     }
 
-    /// Begins to count anew, so that `counted` is about this run.
+    /// Counts from zero, so that `counted` is about this run.
     pub fn begin_counting(&self) -> Result<()> {
         self.run("SELECT fence_stats_reset()")
     }

@@ -270,7 +270,7 @@ pub fn serve(conninfo: &str) -> Result<()> {
     Ok(())
 }
 
-/// Renews, with the token of the grant: it serves for as long as the grant lives. Whoever cannot
+/// Renews, with the token of the grant: it serves for as long as the grant lives. A worker that cannot
 /// renew has nothing left to do here.
 fn renew(session: &mut Session, lease: &str, token: i64) -> Result<()> {
     let renew = format!("lease_renew({}, {token})", literal(lease));

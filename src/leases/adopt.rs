@@ -3,7 +3,7 @@
 //!
 //! A greater number ends the older grant for good. It is answered once no open transaction relies on the older grant: the
 //! lock that it takes excludes guards, and who would guard meanwhile waits behind it. Where that takes too long, the older
-//! grant is ended all the same and the answer is "not yet": from that commit on nobody guards it anew, so that even guards
+//! grant is ended all the same and the answer is "not yet": from that commit on nobody guards it again, so that even guards
 //! that overlap without end are over soon.
 
 use super::change::check_role;
@@ -160,7 +160,7 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
     Ok(true)
 }
 
-/// Ends the older grant, where nobody else is changing it: from the commit on nobody guards it anew.
+/// Ends the older grant, where nobody else is changing it: from the commit on nobody guards it again.
 fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<(), Refusal> {
     let is_there = |row: &Row| row.deleter() == Deleter::None;
     let Some(locked) = Locked::grant(table, &adoption.name, 0, END_OLDER, is_there)? else {
@@ -195,7 +195,7 @@ fn write(
         life: Life::Adopted(floor),
         metadata: adoption.metadata,
     };
-    // Whoever is told of it may write on another server, or tell somebody who does.
+    // The caller may then write on another server, or tell another that does.
     commit::force();
     table.grant(&new, over)?;
     snapshot::grant_made(&adoption.name);

@@ -199,7 +199,7 @@ pub fn has_token(row: &Row, token: Token) -> bool {
     row.grant.tokens.contains(token) || row.grant.closing == Some(token)
 }
 
-/// May the caller learn that there is such a grant? Whoever may not is answered as if the token were any number.
+/// May the caller learn that there is such a grant? A caller that may not is answered as if the token were any number.
 pub fn may_know_of(row: &Row, in_trigger: bool) -> bool {
     role::acts_for(row.role(), in_trigger) || role_prefix::may_be_told(row.name())
 }

@@ -2,7 +2,7 @@
 //!
 //! An exclusive acquire locks every slot of the lease and then looks (`exclusive_slot`). A shared one, and one of several
 //! slots, goes beside others who do the same at the same time; what it looks at may change under it, so it
-//! takes one slot, looks whether that is still what it chose, and else begins anew (`BesideOthers`).
+//! takes one slot, looks whether that is still what it chose, and else begins again (`BesideOthers`).
 
 use super::guard;
 use super::locks::Locks;
@@ -171,7 +171,7 @@ enum Locking {
     SlotIsBusy,
     /// Somebody relies on a grant that would have to go, or ends it at the same time.
     Lost,
-    /// Who was in the way has finished: choose anew.
+    /// Who was in the way has finished: choose again.
     Changed,
 }
 
@@ -179,7 +179,7 @@ enum Locking {
 enum Settled {
     /// As when the choice was made.
     Same,
-    /// Otherwise, for now: choose anew.
+    /// Otherwise, for now: choose again.
     Changed,
     /// A prune is deleting the row of the slot: another slot may do.
     SlotIsPruned,

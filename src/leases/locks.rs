@@ -1,4 +1,4 @@
-//! Holding the locks of a lease: what is not kept is given back, and whoever waits in the queue looks again.
+//! Holding the locks of a lease: what is not kept is given back, and the head of the queue looks again.
 //!
 //! Which locks there are, and who takes which, is told in `pg_fence_rules::locks`. Every decision about a lease runs
 //! through here: lock, read the row again under the lock, decide, and `keep` the locks or let them go.
@@ -36,7 +36,7 @@ impl<'a> Locks<'a> {
         Ok(taken)
     }
 
-    /// Takes one, waiting for whoever is in the way; false where that takes too long. Who asks for a lock that this one
+    /// Takes one, waiting for the one that is in the way; false where that takes too long. Who asks for a lock that this one
     /// excludes waits behind it. Errors: 53200, and those of a wait that is broken off.
     pub fn take_within(
         &mut self,

@@ -23,7 +23,7 @@ pub fn prune_row(
     let Some(locked) = Locked::grant(table, name, slot, PRUNE, is_over)? else {
         return Ok(false);
     };
-    // Whoever is granted the lease next finds no row that tells whether the end of this grant is on disk.
+    // The next acquire finds no row that tells whether the end of this grant is on disk.
     commit::force();
     locked.then_give_back(|row| table.delete(row))
 }

@@ -1,7 +1,7 @@
 //! The queue of those who wait for a lease: who is in it, and when its head is woken.
 //!
 //! The queue is the lock manager's own: waiters ask for one lock per lease and are served in the order they
-//! came. Whoever has that lock is the head, the only one who looks; it sleeps until something can have
+//! came. The holder of that lock is the head, the only one who looks; it sleeps until something can have
 //! changed. A transaction that changed the lease finds the head by the lock and wakes it once its change is
 //! visible and its own locks are gone.
 

@@ -146,7 +146,7 @@ impl OfTransaction for SessionLeases {
 }
 
 impl SessionLeases {
-    /// `DISCARD ALL` and `pg_advisory_unlock_all()` give back all of the session's locks: whoever waits is told.
+    /// `DISCARD ALL` and `pg_advisory_unlock_all()` give back all of the session's locks: the waiters are told.
     /// Looking at the oldest is enough, for they go together.
     fn notice_unlocked(&mut self) {
         if self.0.first().is_none_or(|oldest| SessionLock::of(oldest.first).is_mine()) {
@@ -188,7 +188,7 @@ impl SessionLeases {
     }
 }
 
-/// The session has ended, and its locks are gone: whoever waits for one of its leases is told.
+/// The session has ended, and its locks are gone: those who wait for its leases are told.
 fn session_ended() {
     for lease in LEASES.take().0 {
         queue::wake(&lease.name);

@@ -55,7 +55,7 @@ pub const USER_TIMEOUT: u32 = 12;
 pub const USER_TIMEOUT: u32 = 13;
 
 /// May `member` act as `role`: has it that role's rights, or may it become it (`SET ROLE`)? Until 15 every member
-/// may; from 16 on a role can be granted without either. So it is to whoever created it with CREATEROLE, who may
+/// may; from 16 on a role can be granted without either. So it is to the role that created it with CREATEROLE, which may
 /// only administer it.
 ///
 /// # Safety

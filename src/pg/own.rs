@@ -1,6 +1,6 @@
 //! What belongs to the extension, found by what depends on it.
 //!
-//! The name of a schema, a table or a function can change hands: a superuser renames it, and whoever may create one makes
+//! The name of a schema, a table or a function can change hands: a superuser renames it, and a role that may create one makes
 //! another of the old name. The name of the extension cannot. There is no statement that renames it, and only a superuser
 //! may create one of this name. What depends on it as a member is ours, whatever it is called now.
 

@@ -3,7 +3,7 @@
 //! The log is in order: what is on disk has all before it. So work may be left to a later flush where a crash that loses
 //! it leaves no older grant alive that somebody was told is over.
 //!
-//! * A release: its loss leaves the lease taken until its deadline, and whoever is granted the lease next waits.
+//! * A release: its loss leaves the lease taken until its deadline, and the next holder's acquire waits.
 //! * A grant that ends with its session: a crash ends it anyway, and a row that its holder writes is behind it in the log.
 //!   But the loss must not bring back the grant before it.
 

@@ -135,7 +135,7 @@ pub fn judge(write: &Write, order: Order, bound: bool, issued: impl Fn(Token) ->
 #[inline]
 pub fn judge_managed(write: &Write, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
     let Some(token) = write.ambient else {
-        // Whoever creates a row takes it from nobody; a lease, though, is somebody's.
+        // A new row is taken from nobody; a lease, though, is somebody's.
         let creates = write.old.is_none() && !bound;
         return if creates { Verdict::LandWithout } else { Verdict::Unfenced };
     };

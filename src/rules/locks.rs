@@ -1,7 +1,7 @@
 //! The locks that protect a lease: what each is on, what conflicts with what, who takes which in which order.
 //!
 //! A decision about a lease is made like this: look at its rows without a lock, lock, read the rows again, read the
-//! clock, decide, then draw a token and write, or give the locks back and wake whoever waits. Without the second
+//! clock, decide, then draw a token and write, or give the locks back and wake the waiters. Without the second
 //! look two callers could both find the lease free; without the clock after the lock a caller that waited could
 //! use a grant that has expired meanwhile.
 //!
@@ -12,7 +12,7 @@
 /// taken without waiting may come at any point.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lock {
-    /// The queue of those who wait for a lease: whoever holds it is the head of the queue, the only one that looks.
+    /// The queue of those who wait for a lease: its holder is the head of the queue, the only one that looks.
     Queue,
     /// A grant: a lease's name and a slot. Guards, changes and take-overs meet here.
     Grant,
@@ -89,7 +89,7 @@ pub struct LockStep {
     pub lock: Lock,
     /// The mode, which decides whom it excludes.
     pub mode: LockMode,
-    /// Whether the step waits for whoever is in the way; else it is given up.
+    /// Whether the step waits for the one that is in the way; else it is given up.
     pub waits: bool,
 }
 
@@ -115,17 +115,17 @@ pub const EXCLUDE_SLOTS: LockStep = at_once(Lock::SharedOrSlots, LockMode::Share
 pub const EXCLUDE_SHARED: LockStep = at_once(Lock::SharedOrSlots, LockMode::RowExclusive);
 /// Then it takes the slot that it found, and those of the grants that it ends.
 pub const TAKE_SLOT: LockStep = at_once(Lock::Grant, LockMode::Exclusive);
-/// Never taken: whoever conflicts with it is putting a grant into the slot.
+/// Never taken: a session that conflicts with it is putting a grant into the slot.
 pub const SLOT_IS_BEING_TAKEN: LockStep = at_once(Lock::Grant, LockMode::RowShare);
 /// Renew, release and revoke, until the transaction ends.
 pub const CHANGE: LockStep = waiting(Lock::Grant, LockMode::ShareUpdateExclusive);
 /// A guard, until the transaction ends; taken before it decides, so that nobody overlooks it from then on.
 pub const GUARD: LockStep = waiting(Lock::Grant, LockMode::RowExclusive);
 /// The same, of a grant that others may live beside. They look for a slot of their own and must not be misled by a
-/// renewal of this one. A grant that was given to one alone needs none: whoever would live beside it once it is over
+/// renewal of this one. A grant that was given to one alone needs none: a grant that would live beside it once it is over
 /// takes its slot first (`TAKE_SLOT`), and meets the guard there.
 pub const GUARD_BESIDE_OTHERS: LockStep = waiting(Lock::Guarded, LockMode::RowExclusive);
-/// Whoever finds a shared grant, or one of several slots, over asks whether an open transaction still relies on it.
+/// An acquire that finds a shared grant, or one of several slots, over asks whether an open transaction still relies on it.
 pub const IS_GUARDED: LockStep = at_once(Lock::Guarded, LockMode::Share);
 /// An adoption takes the lease alone, at once or after a wait: nobody relies on a grant of an older token then, and who
 /// would rely on one waits behind it.

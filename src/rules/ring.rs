@@ -1,9 +1,9 @@
 //! A ring of the latest entries in memory that several processes share, without a lock.
 //!
-//! Each entry belongs to somebody, and whoever has more than a quarter of a full ring writes over entries of its own: a
+//! Each entry belongs to somebody, and a role with more than a quarter of a full ring writes over entries of its own: a
 //! crowd of entries by one does not drive out those of others.
 //!
-//! Whoever writes draws a ticket, which says how new its entry is, looks for a cell and marks it as being written:
+//! A writer draws a ticket, which says how new its entry is, looks for a cell and marks it as being written:
 //! nobody else writes there meanwhile, and a reader that finds the mark changed while it copied throws its copy away. A
 //! process that is stopped in the middle keeps nobody up: others do without that one cell.
 

@@ -1,6 +1,6 @@
 //! At REPEATABLE READ and above: may a transaction rely on a grant, although it reads the world of its snapshot?
 //!
-//! It may where the snapshot shows the grant: whoever had the lease before has then committed all of its guarded work
+//! It may where the snapshot shows the grant: the holder before has then committed all of its guarded work
 //! before that snapshot. For a grant is made under a lock that every guard of the predecessor excludes until its
 //! transaction has ended and its work is visible, and a snapshot that shows the grant was taken later still. It is the
 //! grant that must be shown, not its latest token: a renewal is no new grant.

@@ -49,7 +49,7 @@ pub fn read_refusals(args: Args) -> Result<Answer, Refusal> {
     Ok(composite::value_rows(args, rows))
 }
 
-/// `fence_stats_reset()`: begins to count anew. Errors: 25006.
+/// `fence_stats_reset()`: counts from zero. Errors: 25006.
 pub fn reset(_: Args) -> Result<Answer, Refusal> {
     server::writable(c"fence_stats_reset()");
     statistics::reset();

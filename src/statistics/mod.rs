@@ -182,7 +182,7 @@ pub fn refusals() -> Vec<RefusedWrite> {
     entries.unwrap_or_default().iter().filter_map(|entry| RefusedWrite::read(entry)).collect()
 }
 
-/// Begins to count anew.
+/// Counts from zero.
 pub fn reset() {
     segment::open(segment::Missing::IsMade);
     flush();

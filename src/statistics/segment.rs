@@ -2,7 +2,7 @@
 //!
 //! Its handle is the last value of an unlogged sequence, which is set without a transaction and which any recovery
 //! empties. After a clean stop the handle is still there, and so it is in a copy of the database: so the segment
-//! itself says which database, which sequence (the extension may be dropped and created anew) and which start of
+//! itself says which database, which sequence (the extension may be dropped and created again) and which start of
 //! the server it is for.
 
 use super::counter::COUNTERS;
@@ -122,7 +122,7 @@ impl<'a> Segment<'a> {
         self.ring().entries()
     }
 
-    /// Begins to count anew.
+    /// Counts from zero.
     pub fn reset(&self) {
         let tickets = self.ring().tickets();
         self.word(Word::TicketsAtReset).store(tickets, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use anyhow::{anyhow, Context, Result};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// Calls of a client before the clock starts: PostgreSQL plans a prepared statement anew for the first five.
+/// Calls of a client before the clock starts: PostgreSQL plans a prepared statement again for each of the first five.
 pub const WARM_UP: usize = 7;
 
 /// One call of a client.

@@ -39,7 +39,7 @@ impl<'a> Workbench<'a> {
         Ok(Workbench { lab, options, cluster, skipped, started: Instant::now() })
     }
 
-    /// Tells whoever waits how far the run is.
+    /// Tells the waiting how far the run is.
     pub fn progress(&self, what: &str) {
         let seconds = self.started.elapsed().as_secs();
         eprintln!("{:>3}:{:02}  {what}", seconds / 60, seconds % 60);

@@ -126,7 +126,7 @@ impl Evidence {
         Ok(())
     }
 
-    /// Writes all of it down, a line each, for whoever wants to see what led to these violations.
+    /// Writes all of it down, a line each, for those who want to see what led to these violations.
     pub fn write(&self, path: &Path, violations: &[String]) -> Result<()> {
         let mut file = BufWriter::new(File::create(path)?);
         for violation in violations {

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 /// The name of the source that Debian's packages of all major versions come from.
 pub const SOURCE: &str = "pg-fence";
 
-/// Who is asked about the package. Debian wants an address, and there is none yet: whoever publishes a package names
+/// Who is asked about the package. Debian wants an address, and there is none yet: the publisher of a package names
 /// theirs in the environment, as Debian's own tools read it.
 const MAINTAINER: (&str, &str) = ("The pg_fence authors", "pg_fence@example.org");
 

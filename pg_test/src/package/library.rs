@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-/// Builds the library of a source tree below `target`, apart from other builds: its flags build all crates anew.
+/// Builds the library of a source tree below `target`, apart from other builds: its flags build all crates again.
 pub fn build(source: &Path, pg_config: &Path, target: &Path) -> Result<PathBuf> {
     let major = extension::major_of(pg_config)?;
     let output = target.join(format!("pg{major}"));

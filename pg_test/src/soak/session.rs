@@ -162,7 +162,7 @@ impl SoakSession<'_> {
             self.token(&format!("SELECT lease_renew('{name}', {token})"))?;
         }
         if !hasty {
-            // Whoever was cancelled while writing still gives back what it has.
+            // A session that was cancelled while writing still gives back what it has.
             self.recover(&outcome)?;
             self.release(name, token)?;
         }
@@ -259,7 +259,7 @@ impl SoakSession<'_> {
         let lists: [&[usize]; 4] = [&[2, 1, 0], &[0, 2], &[1, 0], &[2, 1, 2]];
         let list = lists[self.chance.random_range(0..lists.len())];
         let names = list.iter().map(|&i| EXCLUSIVE[i]).collect::<Vec<_>>().join(", ");
-        // It does not wait, and whoever waits comes first: so it tries for a while.
+        // It does not wait, and waiters come first: so it tries for a while.
         for _ in 0..10 {
             self.safe_until = Instant::now() + Duration::from_secs(20);
             let sql = format!("SELECT lease_acquire_all('{{{names}}}', ttl => '20 s')");

@@ -1,4 +1,4 @@
-//! A batch of payouts, each to be paid once, whoever freezes on the way.
+//! A batch of payouts, each to be paid once, whichever worker freezes.
 
 use super::Story;
 use crate::story_run::StoryRun;

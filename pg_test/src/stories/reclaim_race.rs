@@ -8,7 +8,7 @@ use crate::worker::Worker;
 use anyhow::{ensure, Context, Result};
 use std::time::Instant;
 
-/// One winner, whoever asks and however many.
+/// One winner, however many ask.
 pub const RECLAIM_RACE: Story = Story {
     title: "The reclaim race",
     plot: "64 worker processes race for one expired lease, again and again.",

@@ -63,7 +63,7 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Whoever has another lease can write it before the remedy, and cannot after.
+/// The holder of another lease can write it before the remedy, and cannot after.
 #[lab_test]
 fn a_table_that_is_not_bound_is_found(lab: &Lab) -> Result<()> {
     const STALE: &str = "UPDATE orders SET v = 33, fence = lease_acquire('another')";

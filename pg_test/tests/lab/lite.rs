@@ -109,7 +109,7 @@ fn a_foreign_advisory_lock_is_a_nuisance_and_never_a_stale_write(lab: &Lab) -> R
     ensure!(holder.renew("order:1", old)?.is_some(), "a renewal goes by the row alone");
     stranger.run("SELECT pg_advisory_unlock_all()")?;
 
-    // Whoever has the lock, and says that he guards the lease, has not got the lease.
+    // Who has the lock, and says that it guards the lease, has not got the lease.
     holder.run("SELECT lease_revoke('order:1')")?;
     let new = holder.acquire("order:1", "1 h")?;
     stranger.run(&format!(

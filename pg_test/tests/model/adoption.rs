@@ -128,7 +128,7 @@ enum Action {
     /// Deletes the row of what is over (which no prune does).
     Prune,
     Jump,
-    /// The log is written up to its end, whoever waits for that.
+    /// The log is written up to its end.
     WriteLog,
     Crash,
     /// The standby learns all that is on disk.
@@ -793,7 +793,7 @@ const GUARD_EXCLUDES: &str = "a guard excludes an adoption";
 const NO_STALE_WRITE: &str = "no older number writes after an adoption";
 /// A smaller, released or revoked number never wins; so those that race end with the greatest.
 const NEVER_RETURNS: &str = "what is over is not adopted";
-/// Nor is it guarded anew.
+/// Nor is it guarded again.
 const NEVER_SPEAKS: &str = "what is over is not guarded";
 /// Guards that overlap without end keep nobody out.
 const OLDER_ENDS: &str = "an adoption that is refused ends the older grant";

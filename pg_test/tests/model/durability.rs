@@ -1,8 +1,8 @@
 //! Grants that end with their session do not wait for the disk: does a crash ever let an older grant speak again, after
 //! somebody was told of a newer one?
 //!
-//! One lease, whose row each transaction writes anew; a log that is on disk up to some record; a server that crashes at any
-//! moment. Whoever was granted the lease keeps its token and goes on trying. The decision is the extension's own
+//! One lease, whose row each transaction writes again; a log that is on disk up to some record; a server that crashes at any
+//! moment. A holder keeps its token and goes on trying. The decision is the extension's own
 //! (`rules::durability`).
 
 use pg_test::rules::durability::{may_come_back, Predecessor};

@@ -1,4 +1,4 @@
-//! Snapshots: a transaction at REPEATABLE READ that relies on a grant sees all guarded work of whoever had the lease
+//! Snapshots: a transaction at REPEATABLE READ that relies on a grant sees all guarded work of the one that had the lease
 //! before.
 //!
 //! Sessions whose snapshots are taken at any moment; guarded transactions that commit at any moment which the locks
@@ -207,7 +207,7 @@ struct Lease {
     guard_lock: bool,
     /// Locks stay until the transaction's work is visible, not only until its commit is sure.
     locks_until_visible: bool,
-    /// Numbers are somebody else's (an adopted lease's): once all rows are deleted, they begin anew.
+    /// Numbers are somebody else's (an adopted lease's): once all rows are deleted, they start over.
     numbers_recur: bool,
     /// Besides acquires and guards: renewals, savepoints, prunes.
     all_else: bool,

@@ -44,7 +44,7 @@ pub enum Action {
     MoveOn,
     /// The log is written up to its end.
     WriteLog,
-    /// A standby has replayed what is on disk (or is made anew).
+    /// A standby has replayed what is on disk (or is made again).
     Ship(usize),
     Crash,
     Promote(usize),

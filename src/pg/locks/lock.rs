@@ -228,7 +228,7 @@ impl LockTag {
             .collect()
     }
 
-    /// Wakes whoever holds a lock that conflicts with this mode.
+    /// Wakes the session that holds a lock that conflicts with this mode.
     pub fn wake(&self, mode: LockMode) {
         for vxid in self.conflicts(mode) {
             if let Some(process) = compat::process_of(&vxid) {

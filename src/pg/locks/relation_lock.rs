@@ -12,7 +12,7 @@ use std::ffi::c_int;
 /// What to do about a lock that cannot be had at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum IfLocked {
-    /// Queue for it, behind whoever came first.
+    /// Queue for it, behind those that came first.
     Queue,
     /// Wait for those who have one that conflicts; give up where there are only such as wait for one.
     WaitForHolders,

@@ -1,7 +1,7 @@
 //! An end to a wait in the lock manager, by which no cancel and no timeout is lost.
 //!
 //! Postgres leaves such a wait early only by an error. That of `lock_timeout` stands for all that has come by then: a
-//! cancel or `statement_timeout` raises none beside it, and whoever catches it has lost them. So the time is kept by
+//! cancel or `statement_timeout` raises none beside it, and code that catches it has lost them. So the time is kept by
 //! a timeout of our own, which ends the wait as a cancel does, but without a signal. Whatever else ends a statement
 //! sends this process SIGINT. That is noted on its way to Postgres's handler, and never caught.
 

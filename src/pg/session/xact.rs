@@ -118,7 +118,7 @@ impl Savepoint {
     }
 
     fn restore(self) {
-        // SAFETY: both outlive the savepoint; whoever uses one puts them back.
+        // SAFETY: both outlive the savepoint; each use of one puts them back.
         unsafe {
             pg_sys::MemoryContextSwitchTo(self.context);
             pg_sys::CurrentResourceOwner = self.owner;

@@ -303,7 +303,7 @@ impl Row {
         row
     }
 
-    /// Has the session ended that the grant was to end with? Asked at each look: whoever decides has looked at the row
+    /// Has the session ended that the grant was to end with? Asked at each look: the one that decides has looked at the row
     /// after taking the grant's lock.
     fn is_abandoned(&self) -> bool {
         self.grant.closing.is_none()

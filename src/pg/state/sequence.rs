@@ -53,7 +53,7 @@ pub struct Definition {
     pub increment: i64,
     /// How many values a session takes at once: above 1, sessions draw out of order.
     pub cache: i64,
-    /// It begins anew at its end, and so gives values twice.
+    /// It starts over at its end, and so gives values twice.
     pub cycle: bool,
     /// It was rewritten by this transaction, which may yet be rolled back, and its values with it.
     pub rewritten_here: bool,
@@ -62,7 +62,7 @@ pub struct Definition {
 /// Reads the page of a sequence: no permission, no transaction id, no WAL. Waits for nobody but who is changing its
 /// definition.
 pub fn read(oid: pg_sys::Oid) -> State {
-    // Not kept: maintenance of the sequence would wait for whoever has only looked.
+    // Not kept: maintenance of the sequence would wait for a session that has only looked.
     read_page(&Opened::queued(oid, pg_sys::AccessShareLock))
 }
 
@@ -88,7 +88,7 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
     read_unlogged_page(&Opened::queued(oid, pg_sys::AccessShareLock))
 }
 
-/// As `read_unlogged`, without waiting for whoever has locked the sequence: then it is None altogether.
+/// As `read_unlogged`, without waiting for a lock on the sequence: then it is None altogether.
 pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
     let sequence = Opened::open(oid, pg_sys::AccessShareLock, IfLocked::GiveUp)?;
     Some(read_unlogged_page(&sequence))
@@ -166,7 +166,7 @@ unsafe fn data_of(page: pg_sys::Page) -> *mut SequenceData {
     }
 }
 
-/// Takes the lock that `set` takes, without waiting for whoever has locked the sequence.
+/// Takes the lock that `set` takes, without waiting for a lock on the sequence.
 pub fn try_lock(oid: pg_sys::Oid) -> bool {
     relation_lock::take(oid, pg_sys::RowExclusiveLock as i32, IfLocked::GiveUp)
 }

@@ -4,7 +4,7 @@
 //! client keeps open, and a transaction when it shows that the key was deleted; or etcd's own lock service.
 //!
 //! That service watches from a revision of the past. etcd brings such watches up to date only every 100 ms,
-//! so whoever asks for a lock that is released sooner than that waits for up to 100 ms: an effect of short
+//! so a client that asks for a lock that is released sooner than that waits for up to 100 ms: an effect of short
 //! turns, which the watch that is open already does not have.
 
 use crate::peer::{poll, Locker, Peer, TTL};

@@ -57,7 +57,7 @@ fn losing(bench: &Workbench, section: &mut Section) -> Result<()> {
     let mut written = vec![(0.0, 0.0); contenders.len()];
     for _ in 0..bench.options.rounds() {
         for (index, contender) in contenders.iter().enumerate() {
-            // Held anew each time: the ttl is 30 s.
+            // Taken again each time: the ttl is 30 s.
             let mut held = None;
             if let Some(peer) = index.checked_sub(1).map(|index| &peers[index]) {
                 let mut holder = peer.join(CLIENTS)?;

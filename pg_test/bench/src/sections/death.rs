@@ -90,7 +90,7 @@ impl Holder {
         let mut locker = self.way.client(&self.address, true)?;
         locker.acquire(NAME)?.context("the lease is taken")?;
         println!("held");
-        // Whoever has started it keeps the other end open for as long as it lives.
+        // The process that has started it keeps the other end open for as long as it lives.
         std::io::stdin().lines().for_each(drop);
         Ok(())
     }

@@ -42,7 +42,7 @@ pub struct Attempt {
     era: u32,
     pub asked: i64,
     ended: i64,
-    /// None: whoever tried it was killed.
+    /// None: the worker that tried it was killed.
     outcome: Option<Outcome>,
 }
 

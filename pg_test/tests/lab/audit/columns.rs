@@ -116,7 +116,7 @@ fn a_fence_column_made_anew_is_found(lab: &Lab) -> Result<()> {
             audited.close_all(&[Hole { table, fence, built, found: ANEW, ..HOLE }])?;
         }
     }
-    // Who has it written with the fence off, and then fences it anew, knows what he does.
+    // Who has it written with the fence off, and then fences it again, knows what he does.
     audited.stage(HOLE.table, "")?;
     audited.owner.run(&format!("{built}; SELECT fence_protect('orders')"))?;
     ensure!(audited.other_findings("")?.is_empty());

@@ -128,7 +128,7 @@ fn an_altered_sequence_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Takes the lease away from whoever has it, and writes.
+/// Takes the lease away from its holder, and writes.
 const ROB: &str =
     "DELETE FROM fence.lease; UPDATE orders SET v = 33, fence = lease_acquire('order:1')";
 
@@ -152,7 +152,7 @@ fn who_may_write_the_state_is_found(lab: &Lab) -> Result<()> {
             ]),
             ..hole
         },
-        // A right passed on goes with that of whoever did.
+        // A right passed on goes with that of the role that did.
         Hole {
             built: "GRANT DELETE ON fence.lease TO :owner WITH GRANT OPTION; \
                     SET ROLE :owner; GRANT DELETE ON fence.lease TO :writer; RESET ROLE",
@@ -440,7 +440,7 @@ fn an_index_that_was_left_invalid_is_found(lab: &Lab) -> Result<()> {
         "REINDEX TABLE CONCURRENTLY fence.lease",
         "CREATE INDEX CONCURRENTLY by_role ON fence.lease (role)",
     ] {
-        // It waits for whoever has the table, and is cancelled.
+        // It waits for the session that has the table, and is cancelled.
         let mut holder = db.connect()?;
         holder.run("BEGIN; SELECT lease_acquire('any')")?;
         let mut builder = Background::connect(&db.conninfo())?;

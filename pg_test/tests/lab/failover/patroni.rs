@@ -17,7 +17,7 @@ struct Seen {
     tokens: BTreeMap<i32, Vec<i64>>,
 }
 
-/// Clients that take, renew and release leases, whoever leads.
+/// Clients that take, renew and release leases, whichever node leads.
 struct Load {
     seen: Arc<Mutex<Seen>>,
     over: Arc<AtomicBool>,

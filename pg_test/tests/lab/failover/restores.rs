@@ -151,7 +151,7 @@ fn a_dump_restored_in_place_goes_on(lab: &Lab) -> Result<()> {
     let mut history = History::begin(&mut session)?;
     let file = dump(lab, lab.cluster(), db.name())?;
     history.draw_more(&mut session, 60)?;
-    // Sessions stay connected while everything is dropped and made anew under them.
+    // Sessions stay connected while everything is dropped and made again under them.
     restore(lab, lab.cluster(), db.name(), &file, &["--clean", "--if-exists"])?;
     history.goes_on(&mut session)?;
     ensure!(jumps(&mut db.connect()?)? == 1);

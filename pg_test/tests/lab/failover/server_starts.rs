@@ -38,7 +38,7 @@ fn a_start_moves_the_sequence_on_once_and_grants_live_on(lab: &Lab) -> Result<()
         let before = last_value(&mut session)?;
         cluster.restart()?;
         session = cluster.connect("postgres")?;
-        // Whoever only looks writes nothing.
+        // A session that only looks writes nothing.
         ensure!(session.last_token()? == before && session.speaks("job", token)?);
         ensure!(last_value(&mut session)? == before, "looking has moved it on");
         let clock = by_clock(&mut session)?;
@@ -497,7 +497,7 @@ fn a_sequence_set_back_by_hand_gives_no_token_of_this_life_twice(lab: &Lab) -> R
             seen = next;
         }
     }
-    // Whoever has loaded an older sequence may have loaded older grants: it is a jump.
+    // With an older sequence, older grants may have been loaded: it is a jump.
     ensure!(jumps(&mut session)? == 3);
     Ok(())
 }
@@ -592,7 +592,7 @@ fn what_a_restore_loads_first_does_not_speak(lab: &Lab) -> Result<()> {
         let hint = refusal.hint.as_deref().unwrap_or_default();
         ensure!(hint.contains("call lease_renew"), "{refusal}");
     }
-    // The sequences one by one, in each order; then whoever was connected or comes later is silenced.
+    // The sequences one by one, in each order; then all tokens of before are silenced.
     let sequences = ["token_seq", "jump_token_seq", "database_identity_seq", "jump_count_seq"];
     for order in [[0, 1, 2, 3], [2, 0, 3, 1], [1, 2, 0, 3]] {
         for n in order {

@@ -140,7 +140,7 @@ fn every_path_to_a_bound_row_presents_its_guard_or_the_setting(lab: &Lab) -> Res
 fn a_row_is_created_without_a_token_only_where_no_lease_guards_it(lab: &Lab) -> Result<()> {
     let mut db = TestDatabase::orders(lab, MANAGED)?;
     let rows = "SELECT id, fence FROM orders WHERE id > 1 ORDER BY id";
-    // Not even somebody else's token gets in, so that whoever comes first may write the row.
+    // Not even somebody else's token gets in, so that the first to come may write the row.
     let mixed = format!("INSERT INTO orders VALUES (2, 0, NULL), (3, 0, {HUGE}), (4, 0, 1)");
     db.comes_to(&mixed, rows, "2|- 3|- 4|-")?;
     db.run(&mixed)?;

@@ -371,7 +371,7 @@ fn binding_and_unbinding_change_what_depends_on_the_lease(lab: &Lab) -> Result<(
     db.protect("")?;
     db.refused(&format!("UPDATE orders SET fence = {foreign}"), "PF004")?;
     db.run(&format!("UPDATE orders SET fence = {token}"))?;
-    // Without a lease, monotonic would let pass whoever writes back what it has read.
+    // Without a lease, monotonic would let a client pass that writes back what it has read.
     db.protect("lease => ''")?;
     let strict = "O fenced BEFORE INSERT OR DELETE OR UPDATE \
                   ('fence', 'strict', '', '', 'delete,insert,truncate,update')";

@@ -172,7 +172,7 @@ fn a_trigger_enabled_always_stalls_what_is_out_of_order(lab: &Lab) -> Result<()>
         subscriber.log().is_ok_and(|log| log.contains("stale fencing token"))
     })?;
     order_is(&mut downstream, 0, 34)?;
-    // Whoever knows better lets it pass.
+    // An administrator who knows better lets it pass.
     downstream.run("ALTER TABLE orders DISABLE TRIGGER fenced")?;
     order_is(&mut downstream, 1, 33)?;
     downstream.run("ALTER TABLE orders ENABLE ALWAYS TRIGGER fenced")

@@ -6,7 +6,7 @@ use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Sessio
 
 const KEEPING: [&str; 2] = ["REPEATABLE READ", "SERIALIZABLE"];
 
-/// Rows that are bound to their leases: of each, one that the predecessor writes, and one for whoever relies on it then.
+/// Rows that are bound to their leases: of each, one that the predecessor writes, and one for the transaction that relies on it then.
 const TABLE: &str =
     "CREATE TABLE t (lease text, part int, v int DEFAULT 0, PRIMARY KEY (lease, part));
     SELECT fence_protect('t', lease => '{lease}', events => 'update')";

@@ -211,7 +211,7 @@ fn an_adopter_that_is_cancelled_or_killed_leaves_nothing(lab: &Lab) -> Result<()
         admin.run(setting)?;
         admin.refused(sql, sqlstate)?;
         admin.run("RESET lock_timeout; RESET statement_timeout")?;
-        // Whoever comes next does not wait behind it.
+        // The next one does not wait behind it.
         admin.run("SELECT lease_guard('job', 33)")?;
         old.run("COMMIT")?;
     }

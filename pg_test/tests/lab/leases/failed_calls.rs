@@ -29,7 +29,7 @@ fn acquire(holder: &mut Session, kind: &str, ttl: &str) -> Result<i64> {
 }
 
 /// For each two kinds: an open transaction on a grant of the first, past its deadline, which `opens` makes, with a
-/// session beside it if need be; and whoever asks for the second meanwhile.
+/// session beside it if need be; and one that asks for the second meanwhile.
 fn past_its_deadline(
     lab: &Lab,
     opens: fn(&mut Session, &mut Session, &str) -> Result<()>,

@@ -78,7 +78,7 @@ fn a_reclaim_is_for_the_same_role_only(lab: &Lab) -> Result<()> {
     admin.nothing(RECLAIM)?;
     ensure!(a.speaks("job", token)?);
     ensure!(b.renew("job", token)?.is_some() && admin.renew("job", token)?.is_some());
-    // But whoever acts as that role.
+    // But a role that acts as that one.
     b.run(&format!("SET ROLE {one}"))?;
     let again = b.granted(RECLAIM)?;
     ensure!(again > token && !a.speaks("job", token)?);

@@ -174,7 +174,7 @@ fn what_gives_back_advisory_locks_ends_it(lab: &Lab) -> Result<()> {
     ensure!(state(&mut admin, "other")? == "abandoned" && !admin.speaks("other", other)?);
     ensure!(!holder.speaks("other", other)?, "its own session is no exception");
     holder.run("COMMIT")?;
-    // The session may acquire anew.
+    // The session may acquire again.
     let again = holder.granted("SELECT lease_acquire('other', session => true)")?;
     ensure!(admin.speaks("other", again)? && state(&mut admin, "other")? == "held");
     // Other advisory locks of users are none of ours.

@@ -39,7 +39,7 @@ fn a_function_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// In lite whoever owns a schema may drop what is in it, and a dump reads the marks.
+/// In lite the owner of a schema may drop what is in it, and a dump reads the marks.
 const NOT_LITE: [&str; 3] = ["DROP FUNCTION", "EXTENSION", "server_start_seq"];
 
 #[lab_test]
@@ -96,7 +96,7 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         let Err(fault) = outcome else { pg_test::bail!("it went through: {attack}") };
         ensure!(["42501", "2BP01"].contains(&fault.sqlstate.as_str()), "{attack}: {fault}");
     }
-    // Whoever may use leases may dump them, and so read the table beneath the view; nobody else may.
+    // A role that may use leases may dump them, and so read the table beneath the view; nobody else may.
     admin.run("ROLLBACK; SELECT * FROM fence.lease")?;
     let mut nobody = db.connect_as(&db.role("nobody")?)?;
     nobody.refused("SELECT * FROM fence.lease", "42501")?;
@@ -279,7 +279,7 @@ fn an_audit_runs_nothing_of_a_table_s_owner(lab: &Lab) -> Result<()> {
     let mut admin = db.connect()?;
     admin.run(&format!("GRANT CREATE ON SCHEMA public TO {owner}; CREATE TABLE public.ran (who name);
          GRANT INSERT, SELECT ON public.ran TO PUBLIC; SELECT fence_grant('{victim}'), lease_acquire('job')"))?;
-    // Planning any query on the table folds what is said to be immutable, as whoever asks.
+    // Planning any query on the table folds what is said to be immutable, as the role that asks.
     db.connect_as(&owner)?.run(
         "CREATE TABLE trap (id int, fence bigint);
          CREATE FUNCTION tells() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN
@@ -392,7 +392,7 @@ fn nothing_but_a_token_goes_into_the_setting(lab: &Lab) -> Result<()> {
     nobody.run("SET pg_fence.token = ''")
 }
 
-/// Whoever wrote this error has told nothing of a file.
+/// The code that raised this error has told nothing of a file.
 fn without_paths(fault: &pg_test::Fault) -> Result<()> {
     let text = fault.to_string();
     ensure!(!text.contains(".rs") && !text.contains("src/") && !text.contains("/home"), "{text}");

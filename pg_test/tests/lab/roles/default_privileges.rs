@@ -3,7 +3,7 @@
 use pg_test::edition::lite_script;
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
-/// Those of whoever installs the edition without a library, and installs it again.
+/// Those of the role that installs the edition without a library, and installs it again.
 #[lab_test]
 fn they_give_nothing_of_the_lite_edition_away(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;

@@ -63,7 +63,7 @@ fn rows_that_cannot_be_meant_give_nobody_anything(lab: &Lab) -> Result<()> {
              ('no such role', '', 'admin'), ('', '', 'admin'), ('public', '', 'admin'), ('{role}', 'a:', 'worker')"
     ))?;
     w.has_its_names()?;
-    // Nor to whoever looks.
+    // Nor to those who look.
     for query in ["SELECT * FROM fence.leases", "SELECT lease_info('b:1')", "SELECT fence_audit()"]
     {
         w.asks(query)?.context(query)?;

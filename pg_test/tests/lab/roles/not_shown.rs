@@ -157,7 +157,7 @@ fn answer(session: &mut Session, call: &str, token: i64) -> String {
         .collect()
 }
 
-/// Also while another transaction has changed that very lease, which whoever may know of it would wait for.
+/// Also while another transaction has changed that very lease, which a role that may know of it would wait for.
 #[lab_test]
 fn another_s_token_is_answered_as_any_wrong_number_and_waits_for_nobody(lab: &Lab) -> Result<()> {
     let mut n = Neighbours::new(lab)?;

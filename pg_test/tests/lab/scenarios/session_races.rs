@@ -385,7 +385,7 @@ fn renewals_by_many_sessions_all_count(lab: &Lab) -> Result<()> {
     ensure!(distinct.len() == 16 * each, "a token was handed out twice");
     let counted = judge.granted("SELECT renewals FROM lease_info('job')")?;
     ensure!(counted == 16 * each as i64, "{counted} of {} renewals counted", 16 * each);
-    // The latest sixteen speak, whoever drew them.
+    // The latest sixteen speak, whichever session drew them.
     let latest: Vec<i64> = distinct.iter().rev().copied().collect();
     for (n, token) in latest.iter().enumerate() {
         ensure!(judge.speaks("job", *token)? == (n < 16), "number {n} from the end");

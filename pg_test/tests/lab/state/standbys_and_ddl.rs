@@ -1,4 +1,4 @@
-//! Whoever looks at the state of leases holds the lock of what it looks at. The commit of a DDL that drops a file is in
+//! A session that looks at the state of leases holds the lock of what it looks at. The commit of a DDL that drops a file is in
 //! the log before other sessions hear of it: one that then changes a page of that file without a lock (a prune, a hint
 //! bit) kills every standby, for good. So each DDL is stopped right there, while all calls are made.
 

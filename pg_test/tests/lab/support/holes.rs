@@ -8,7 +8,7 @@ use pg_test::{ensure, Conninfo, Context, Database, Lab, Result, Session};
 pub const LANDS: &str = "lands";
 /// A late write by a worker whose lease was taken over.
 pub const LATE: &str = "UPDATE orders SET v = 33, fence = :old";
-/// A write by whoever has the lease now.
+/// A write by the present holder of the lease.
 pub const FRESH: &str = "UPDATE orders SET v = 35, fence = :new";
 /// The arguments that bind the table to its leases.
 pub const BOUND: &str = ", lease => 'order:{id}'";

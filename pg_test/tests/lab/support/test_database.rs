@@ -33,7 +33,7 @@ impl TestDatabase {
         Ok(db)
     }
 
-    /// Fences `orders`, anew if it was.
+    /// Fences `orders`, again if it was.
     pub fn protect(&mut self, arguments: &str) -> Result<()> {
         let comma = if arguments.is_empty() { "" } else { ", " };
         self.run(&format!("SELECT fence_protect('orders'{comma}{arguments})"))

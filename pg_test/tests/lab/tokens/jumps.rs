@@ -89,7 +89,7 @@ fn a_lease_outlives_a_jump_no_longer_than_its_deadline(lab: &Lab) -> Result<()> 
     })?;
     let next: i64 = session.one("SELECT lease_acquire('job', wait => '2 min')", &[])?;
     ensure!(next > old);
-    // Granted anew, it was not before the deadline of the old grant.
+    // Granted again, it was not before the deadline of the old grant.
     ensure!(session.one::<Option<i64>>("SELECT lease_renew('job', $1)", &[&old])?.is_none());
     ensure!(session.one::<bool>("SELECT lease_check('job', $1)", &[&next])?);
     Ok(())

@@ -131,7 +131,7 @@ fn a_lease_on_the_node_of_its_row_fences_the_row(lab: &Lab) -> Result<()> {
         ensure!(there.as_deref() == Some(&*key), "worker {worker} has {there:?}");
         let held = session.rows(&format!("SELECT state FROM lease_info('{key}')"))?;
         ensure!(held == [[Some("held".to_owned())]], "{held:?}");
-        // Whoever asks, wherever.
+        // On each node, for each role.
         for place in [citus.coordinator(), citus.worker(0), citus.worker(1)] {
             let mut other = place.connect("postgres")?;
             other.nothing(&format!("SELECT lease_acquire('{key}')"))?;

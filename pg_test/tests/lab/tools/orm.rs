@@ -1,5 +1,5 @@
 //! Libraries that map tables to objects, on managed tables: the rightful holder saves as often as it likes,
-//! and whoever has merely read, or lost its lease, is refused, refreshed or not.
+//! and a client that has merely read, or lost its lease, is refused, refreshed or not.
 
 use pg_test::orm::{self, Runtime, PYTHON};
 use pg_test::{ensure, lab_test, Lab, Result};

@@ -37,7 +37,7 @@ fn pg_partman_makes_fenced_partitions_and_moves_rows_with_a_token(lab: &Lab) -> 
     ))?;
     ensure!(session.one::<i64>("SELECT count(*) FROM events_default", &[])? == 1);
 
-    // Moving rows deletes and inserts them: whoever does that presents a token like anybody else.
+    // Moving rows deletes and inserts them: the one that does it presents a token like anybody else.
     let fault = session.refused("SELECT partman.partition_data_time('public.events')", "PF002");
     let refused = match fault {
         Ok(fault) => fault,

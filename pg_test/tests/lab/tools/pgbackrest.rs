@@ -70,7 +70,7 @@ fn a_backup_restored_by_pgbackrest_jumps_and_one_without_recovery_takes_it_by_ha
     drop(session);
     cluster.stop(Shutdown::Fast)?;
 
-    // It always leaves a signal. Whoever takes that away has a start like any other: no token recurs, and the jump
+    // It always leaves a signal. Without it, it is a start like any other: no token recurs, and the jump
     // is for the administrator to make.
     run(&cluster, &dir, &["restore", "--delta", "--type=none", "--archive-mode=off"])?;
     fs::remove_file(cluster.data().join("recovery.signal"))?;

@@ -73,7 +73,7 @@ fn a_fenced_database_moves_to_a_newer_major_version(lab: &Lab) -> Result<()> {
     downstream.run("DROP SUBSCRIPTION s")?;
     downstream.run("SELECT fence_new_epoch()")?;
 
-    // The new database has the rows and their fences; leases are taken anew, with greater tokens.
+    // The new database has the rows and their fences; leases are taken again, with greater tokens.
     ensure!(downstream.one::<i64>("SELECT last_token FROM fence_status()", &[])? > history.seen);
     let holes = downstream.rows(
         "SELECT finding FROM fence_audit() WHERE severity = 'hole' AND finding LIKE '%above%'",

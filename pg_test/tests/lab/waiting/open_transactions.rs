@@ -162,7 +162,7 @@ fn a_lease_that_changes_hands_during_the_wait_is_lost(lab: &Lab) -> Result<()> {
     let mut admin = db.connect()?;
     for call in ["lease_renew", "lease_release"] {
         let token = admin.acquire("job", "1 h")?;
-        // Revoked and granted anew in one transaction.
+        // Revoked and granted again in one transaction.
         first.run("BEGIN")?;
         first.granted("SELECT lease_revoke('job')")?;
         let next = first.acquire("job", "1 h")?;

@@ -158,7 +158,7 @@ fn a_losing_try_writes_no_wal(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn under_checksums_a_losing_try_writes_no_more_than_a_select_would(lab: &Lab) -> Result<()> {
-    // With them whoever first reads a row after its commit, and first since a checkpoint touches its page, writes
+    // With them the first to read a row after its commit, and first since a checkpoint touches its page, writes
     // an image of that page. From PostgreSQL 18 on it is what a new cluster has.
     let cluster = quiet(lab.builder())
         .create_by(|prefix, data| prefix.initdb_with(data, &["--data-checksums"]))?;

@@ -23,7 +23,7 @@ impl Sessions {
         Sessions::of(lab.database()?, None)
     }
 
-    /// On a server of their own: the ends of other tests' databases wake whoever waits on the shared one.
+    /// On a server of their own: the ends of other tests' databases wake the waiters on the shared one.
     fn undisturbed(lab: &Lab) -> Result<Sessions> {
         let server = undisturbed_server(lab)?;
         Sessions::of(Database::with_extension(server.conninfo("postgres"))?, Some(server))

@@ -31,7 +31,7 @@ fn use_it(session: &mut Session, row: usize) -> Result<()> {
     ))
 }
 
-/// Sessions that use the library, some all the while, some anew each time; returns how often they have done so.
+/// Sessions that use the library, some all the while, some a new one each time; returns how often they have done so.
 fn work(conninfo: &Conninfo, row: usize, stop: &AtomicBool) -> Result<usize> {
     let mut same = session(conninfo)?;
     let mut turns = 0;

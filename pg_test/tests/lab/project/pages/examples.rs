@@ -100,7 +100,7 @@ impl Page {
         }
         let mut outcome = session.outcome(PATIENCE)?;
         if outcome.as_ref().is_err_and(|fault| fault.is_disconnect()) {
-            // Another worker has ended the session: its client connects anew.
+            // Another worker has ended the session: its client connects again.
             self.sessions.remove(&step.worker);
             let session = self.session(&step.worker)?;
             session.send(&sql)?;

@@ -135,7 +135,7 @@ fn update_amid(
         let (from, begun) = (admin.granted(n)?, Instant::now());
         while admin.granted(n)? < from + more && !stop.load(Ordering::Relaxed) {
             ensure!(begun.elapsed() < PATIENCE, "the workers stand still");
-            // Whoever guards keeps the others out none the less.
+            // A guard keeps the others out none the less.
             admin.run("SELECT lease_revoke('row:' || id) FROM load")?;
             std::thread::sleep(Duration::from_millis(20));
         }

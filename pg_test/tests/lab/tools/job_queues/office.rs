@@ -55,7 +55,7 @@ impl Request {
             body.len()
         );
         match self.0.write_all(format!("{head}{body}").as_bytes()) {
-            // Whoever asked has gone.
+            // The one that asked has gone.
             Err(error)
                 if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
             {
