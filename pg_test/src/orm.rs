@@ -22,8 +22,13 @@ pub enum Runtime {
 }
 
 /// All that the programs in Python use.
-pub const PYTHON: Runtime =
-    Runtime::Python(&["django==5.2.19", "sqlalchemy[asyncio]==2.1.9", "psycopg[binary]==3.3.9"]);
+pub const PYTHON: Runtime = Runtime::Python(&[
+    "django==5.2.19",
+    "sqlalchemy[asyncio]==2.1.9",
+    "psycopg[binary]==3.3.9",
+    "asyncpg==0.32.0",
+    "opentelemetry-sdk==1.45.2",
+]);
 
 /// Runs a program of `orm/` against a database, and returns what it prints.
 pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<String> {

@@ -192,8 +192,13 @@ class OwnConnection:
 
     def abandon(self) -> None:
         """In a process that was forked: the session is the parent's, and goes on."""
+        _of_the_parent.append((self._connection, self._handle))
         self._lock, self._cancelling = threading.Lock(), threading.Lock()
         self._connection = self._handle = self._cancellable = None
+
+
+#: Kept, so that nobody closes them in a process that was forked.
+_of_the_parent: list[Any] = []
 
 
 def value(connection: psycopg.Connection[Any], sql: Any, arguments: list[Any]) -> Any:

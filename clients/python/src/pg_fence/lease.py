@@ -12,6 +12,7 @@ import sys
 import threading
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -286,15 +287,20 @@ class Lease(Holding):
             return
         warnings.warn(f"the lease {', '.join(self.names)} was forgotten, and not released", ResourceWarning, source=self)
         session, (sql, arguments) = self._session, self._on_names("lease_release")
-        limit = self._limit
+        limit, keeper, itself = self._limit, self._keeper, weakref.ref(self)
 
         def release(own: OwnConnection) -> None:
+            # The warning may have kept it.
+            lease = itself()
+            if lease is not None:
+                keeper.drop(lease)
             with contextlib.suppress(psycopg.Error, FenceError):
                 own.value(limit, limit, sql, arguments)
             if session is not None:
                 session.close()
 
-        self._keeper.forget(release)
+        self._held, self._over = False, True
+        keeper.forget(release)
 
     # The acquire
 
@@ -439,7 +445,7 @@ class Lease(Holding):
             return True
 
     def _told(self, own: OwnConnection, error: Exception) -> Exception:
-        if not own.was_cut:
+        if not own.was_cut and not isinstance(error, psycopg.errors.ConnectionTimeout):
             return error
         told = AcquireTimeout(f"the server has not answered in time whether the lease {', '.join(self.names)} can be had")
         told.__cause__ = error

@@ -31,7 +31,7 @@ def attach(to: Any, lease: Holding) -> Iterator[Any]:
     modules = [kind.__module__ for kind in type(engine).__mro__]
     if any(module.startswith("sqlalchemy.engine") for module in modules) and hasattr(engine, "dispose"):
         attached = _to_engine(engine, lease)
-    elif any(module.startswith("django.db") for module in modules) and hasattr(engine, "execute_wrapper"):
+    elif any(module.startswith("django.") for module in modules) and hasattr(engine, "execute_wrapper"):
         attached = _to_django(engine, lease)
     else:
         kind = f"{type(to).__module__}.{type(to).__qualname__}"
