@@ -11,11 +11,11 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import make_conninfo
+from worker import WITHIN, Observed, ObservedFence, RenewInWork, claim_of, plant, refused, say, spans, tell_leader
 
 import pg_fence
 from pg_fence.holding import Holding
-from worker import WITHIN, Observed, ObservedFence, RenewInWork, claim_of, plant, refused, say, spans, tell_leader
-
 
 #: Orders that are not for the block of a lease.
 OUTSIDE = {
@@ -95,7 +95,7 @@ class AsyncWorker:
             raise
         except Ended:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             if self.owes_answer:
                 refused(error)
         finally:
@@ -110,7 +110,7 @@ class AsyncWorker:
             self.outside.set()
 
     async def connect(self, host: str, port: int, user: str, dbname: str, application: str) -> None:
-        self.conninfo = psycopg.conninfo.make_conninfo(
+        self.conninfo = make_conninfo(
             host=host, port=port, user=user, dbname=dbname, application_name=application
         )
         self.fence = ObservedFence(self.conninfo)
@@ -145,7 +145,7 @@ class AsyncWorker:
             # One that was to be resumed, and is over.
             if not answer.done():
                 refused(loss)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             refused(error)
         finally:
             if not answer.done():
@@ -269,21 +269,20 @@ class AsyncWorker:
 
     async def transaction(self, begun: str, by: Callable[[Any], pg_fence.Guarded]) -> None:
         loop, step = asyncio.get_running_loop(), "commit"
-        async with self.connected() as connection:
-            async with by(connection):
+        async with self.connected() as connection, by(connection):
 
-                async def value(sql: str, arguments: list[Any]) -> Any:
-                    row = await (await connection.execute(sql, arguments)).fetchone()
-                    return row and row[0]
+            async def value(sql: str, arguments: list[Any]) -> Any:
+                row = await (await connection.execute(sql.encode(), arguments)).fetchone()
+                return row and row[0]
 
-                RenewInWork.work = lambda *call: asyncio.run_coroutine_threadsafe(value(*call), loop).result()
-                try:
-                    say(begun)
-                    step = await self.steps(connection)
-                    if step == "rollback":
-                        raise psycopg.Rollback()
-                finally:
-                    RenewInWork.work = None
+            RenewInWork.work = lambda *call: asyncio.run_coroutine_threadsafe(value(*call), loop).result()
+            try:
+                say(begun)
+                step = await self.steps(connection)
+                if step == "rollback":
+                    raise psycopg.Rollback()
+            finally:
+                RenewInWork.work = None
         say("committed" if step == "commit" else "rolled-back")
 
     async def steps(self, connection: psycopg.AsyncConnection[Any]) -> str:

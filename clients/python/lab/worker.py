@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 import pg_fence
 from pg_fence.connection import OwnConnection, now, value
@@ -166,8 +167,8 @@ class ObservedFence(pg_fence.Fence):
     def _make(self, asked: Asked) -> Observed:
         return self.kind(self._keeper, asked)
 
-    def _adopted(self, *arguments: Any) -> pg_fence.Adopted:
-        return self.adopted(self._keeper, *arguments)
+    def _adopted(self, name: str, token: int, holder: str, metadata: Any) -> pg_fence.Adopted:
+        return self.adopted(self._keeper, name, token, holder, metadata)
 
 
 def spans(milliseconds: dict[str, Any]) -> dict[str, Any]:
@@ -212,11 +213,11 @@ class Worker:
             if call is None:
                 raise ValueError("unknown order")
             call(**order)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             refused(error)
 
     def connect(self, host: str, port: int, user: str, dbname: str, application: str) -> None:
-        self.conninfo = psycopg.conninfo.make_conninfo(
+        self.conninfo = make_conninfo(
             host=host, port=port, user=user, dbname=dbname, application_name=application
         )
         self.fence = ObservedFence(self.conninfo)
@@ -348,9 +349,11 @@ class Worker:
     def write(self, value: str, by: str = "guard", release: bool = False) -> None:
         """A whole transaction; with `release`, the last one."""
         lease = self.held()
-        with psycopg.connect(self.conninfo, autocommit=True) as connection:
-            with getattr(lease, by)(connection, release=release):
-                connection.execute("UPDATE work SET value = %s WHERE id = 1", [value])
+        with (
+            psycopg.connect(self.conninfo, autocommit=True) as connection,
+            getattr(lease, by)(connection, release=release),
+        ):
+            connection.execute("UPDATE work SET value = %s WHERE id = 1", [value])
         say("wrote")
 
     def truncate(self) -> None:

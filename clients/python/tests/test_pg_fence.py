@@ -43,7 +43,8 @@ settings.configure(
 )
 django.setup()
 
-from django.db import connection as django_connection, models  # noqa: E402
+from django.db import connection as django_connection
+from django.db import models
 
 
 class DjangoOrder(models.Model):

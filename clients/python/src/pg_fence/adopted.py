@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 
@@ -107,13 +107,13 @@ class Adopted(Holding):
         """As `release`, in asyncio."""
         await in_thread(self.release)
 
-    def __enter__(self) -> Adopted:
+    def __enter__(self) -> Self:
         return self
 
-    async def __aenter__(self) -> Adopted:
+    async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         await self.arelease()
         if error is None and self.loss is not None:
             raise self._lost()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 from psycopg.types.json import Jsonb
 
@@ -23,13 +23,13 @@ class Claimed(list[Lease]):
         for lease in self:
             lease.release()
 
-    def __enter__(self) -> Claimed:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    async def __aenter__(self) -> Claimed:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -225,7 +225,7 @@ async def in_thread(call: Callable[[], _T]) -> _T:
         result, error = None, None
         try:
             result = call()
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001
             error = raised
         # The loop may be closed by then.
         with contextlib.suppress(RuntimeError):

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -150,7 +150,7 @@ class Fence:
         Raises StaleToken where the name has had a greater number, or this one was released; and LeaseTaken where a
         transaction guards an older one, and did so for `wait`: then that one has ended all the same, and it is to be
         tried again."""
-        adopted = self._adopted(*_names((name,)), token, holder or unique_holder(), metadata)
+        adopted = self._adopted(_name(name), token, holder or unique_holder(), metadata)
         adopted.adopt(_span("wait", wait))
         return adopted
 
@@ -164,14 +164,14 @@ class Fence:
         metadata: Any = None,
     ) -> Adopted:
         """As `adopt`, in asyncio."""
-        adopted = self._adopted(*_names((name,)), token, holder or unique_holder(), metadata)
+        adopted = self._adopted(_name(name), token, holder or unique_holder(), metadata)
         await adopted.aadopt(_span("wait", wait))
         return adopted
 
     def observe(self, name: str, on_leader: Callable[[Leader], None]) -> Observer:
         """Tells who holds a lease, now and whenever that changes, by looking each second. `on_leader` is called in a
         thread of its own, until the observer is closed (`close`, or the end of its block)."""
-        return Observer(self._keeper, *_names((name,)), on_leader)
+        return Observer(self._keeper, _name(name), on_leader)
 
     def lead(
         self,
@@ -279,6 +279,10 @@ def _names(given: Sequence[str | Sequence[str]]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _name(name: str) -> str:
+    return _names((name,))[0]
+
+
 def _span(what: str, span: timedelta) -> timedelta:
     if not isinstance(span, timedelta):
         raise TypeError(f"{what} is a timedelta, for a bare number has no unit: not {span!r}")
@@ -292,7 +296,7 @@ def _ttl(ttl: timedelta) -> timedelta:
 
 
 @contextlib.contextmanager
-def _stopped_by(stop: threading.Event, lease: Lease) -> Any:
+def _stopped_by(stop: threading.Event, lease: Lease) -> Iterator[None]:
     """Ends the lease, or its wait, when `stop` is set within this block."""
     is_over = threading.Event()
 

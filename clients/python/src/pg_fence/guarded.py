@@ -49,14 +49,14 @@ class Guarded:
         self._expect(is_async=False)
         return at_once(self._begin())
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         return at_once(self._finish(error))
 
     async def __aenter__(self) -> Any:
         self._expect(is_async=True)
         return await self._begin()
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         return await self._finish(error)
 
     def _expect(self, is_async: bool) -> None:
@@ -163,7 +163,7 @@ class Guarded:
         done = False
         try:
             done = bool(await self._way.end(error))
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001
             # The error that led here is the one to tell.
             _log.debug("the rollback failed: %s", failure)
         told = self._told(error)
@@ -408,13 +408,13 @@ class _Begun:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         self._session.commit() if error is None else self._session.rollback()
 
     async def __aenter__(self) -> None:
         pass
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         await (self._session.commit() if error is None else self._session.rollback())
 
 

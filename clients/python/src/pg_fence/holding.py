@@ -44,7 +44,7 @@ class Holding(ABC):
     def release(self) -> None:
         """Gives it back."""
 
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         self.release()
         if error is None and self.loss is not None:
             raise self._lost()
@@ -105,9 +105,10 @@ class Holding(ABC):
         """Renewals may begin again."""
 
     def _on_names(self, function: str) -> tuple[str, list[Any]]:
-        if len(self.names) > 1:
+        name, *others = self.names
+        if others:
             return self.call(f"{function}_all(%s::text[], %s::bigint)"), [list(self.names), self.token]
-        return self.call(f"{function}(%s::text, %s::bigint)"), [self.names[0], self.token]
+        return self.call(f"{function}(%s::text, %s::bigint)"), [name, self.token]
 
     def _last_call(self) -> tuple[str, list[Any]]:
         """What gives it back; NULL: it is lost."""

@@ -170,7 +170,7 @@ class Keeper:
     def _do(self, own: OwnConnection, job: Job) -> None:
         try:
             again_at = job(own)
-        except Exception:
+        except Exception:  # noqa: BLE001
             _log.exception("this should not happen")
             return
         if again_at is not None:
@@ -209,7 +209,7 @@ class Keeper:
                     raise
                 # The connection had ended unseen since the last time: a new one may do at once.
                 self._renew(own, [lease for lease in batch if lease._is_beating])
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             for lease in batch:
                 if lease._is_beating:
                     lease._beat_failed(error)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -208,7 +208,7 @@ class Lease(Holding):
         if telling is not None and telling is not threading.current_thread():
             telling.join(self._limit)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         if not self._held and not self.acquire():
             raise LeaseTaken(f"the lease {', '.join(self.names)} is taken")
         return self
@@ -241,7 +241,7 @@ class Lease(Holding):
         """As `release`, in asyncio."""
         await in_thread(self.release)
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
 
@@ -268,7 +268,7 @@ class Lease(Holding):
             self._task_cancelled = True
             self._task.cancel()
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
         task, self._task = self._task, None
         asked_by_others = False
         if self._task_cancelled and task is not None:
@@ -349,7 +349,7 @@ class Lease(Holding):
                 # The connection had ended unseen. A grant whose answer was lost is ours, by its holder.
                 self._asked.reclaim = self._asked.reclaim or len(self.names) == 1
                 granted = self._ask(own)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             if sqlstate_of(error) == "55P03" and now() < give_up_at:
                 return now() + self._limit / 12
             self._answer(self._told(own, error))
@@ -371,7 +371,7 @@ class Lease(Holding):
                     self.token = granted[1]
                     renewed = own.value(self._limit, self._limit, *self._on_names("lease_renew"))
                     granted = None if renewed is None else (before, granted[1])
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 self.token = None
                 self._answer(self._told(own, error))
                 return
@@ -401,19 +401,20 @@ class Lease(Holding):
         if asked.token is not None:
             return self._resume(own, before)
         common = [self._holder, self.ttl]
-        if len(self.names) > 1:
+        name, *others = self.names
+        if others:
             call = self.call("lease_acquire_all(%s::text[], %s, %s, %s, %s)")
             arguments = [list(self.names), *common, self._metadata, asked.session]
         else:
             call = self.call("lease_acquire(%s, %s, %s, %s, %s, %s, %s, %s, %s)")
             kind = [asked.shared, asked.slots, asked.reclaim, asked.session]
-            arguments = [self.names[0], *common, asked.wait, self._metadata, *kind]
+            arguments = [name, *common, asked.wait, self._metadata, *kind]
         token = own.call(limit, call, arguments)
         return None if token is None else (before, token)
 
     def _resume(self, own: OwnConnection, before: float) -> tuple[float, int]:
         # A renewal's token serves for 16 more renewals, the acquire's for as long as the grant lives.
-        (name,), given = self.names, self._asked.token
+        name, given = self.names[0], self._asked.token
         sql = (
             f"SELECT r.token, i.first_token FROM {self.prefix}lease_renew(%s, %s, %s) AS r(token)"
             f" LEFT JOIN LATERAL {self.prefix}lease_info(%s, r.token) AS i ON i.token = r.token"
@@ -422,7 +423,7 @@ class Lease(Holding):
         ((latest, first),) = own.rows(*limits, sql, [name, given, self.ttl, name])
         if latest is None:
             raise LeaseLost("gone", self.names)
-        return before, first or given
+        return before, int(first or given or 0)
 
     def _had(self, own: OwnConnection, granted: tuple[float, int] | None) -> None:
         """What the acquire has brought."""
@@ -499,7 +500,7 @@ class Lease(Holding):
                     answer = self._call_back(own)
                 if answer is None and not self._given_up:
                     self._lose("gone")
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 if sqlstate_of(error) == "55P03" and now() < give_up_at:
                     return now() + self._limit / 12
                 _log.warning("the lease %s was not released, and ends at its ttl: %s", self.names[0], error)
@@ -555,7 +556,7 @@ class Lease(Holding):
         try:
             assert self._asked.on_lost is not None
             self._asked.on_lost(loss)
-        except Exception:
+        except Exception:  # noqa: BLE001
             _log.exception("on_lost failed")
 
     def _stop(self) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Self
 
 import psycopg
 
@@ -49,7 +50,7 @@ class Observer:
             self._thread.join(2 * LIMIT)
         self._keeper.settle()
 
-    def __enter__(self) -> Observer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,5 +81,5 @@ class Observer:
     def _tell(self, leader: Leader) -> None:
         try:
             self._on_leader(leader)
-        except Exception:
+        except Exception:  # noqa: BLE001
             _log.exception("on_leader failed")

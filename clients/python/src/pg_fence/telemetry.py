@@ -14,7 +14,8 @@ from .errors import FenceError
 _metrics: Any
 _trace: Any
 try:
-    from opentelemetry import metrics as _metrics, trace as _trace
+    from opentelemetry import metrics as _metrics
+    from opentelemetry import trace as _trace
 except ImportError:
     _metrics = _trace = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, LiteralString
 
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier
@@ -31,7 +31,7 @@ _TRIGGERS = """
                         WHERE t.tgrelid = one OR t.tgrelid IN (SELECT relid FROM pg_partition_tree(one))))
      ORDER BY 1, 2, 3"""
 
-_ON = {"O": "ENABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
+_ON: dict[str, LiteralString] = {"O": "ENABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 
 
 @contextlib.contextmanager
@@ -72,6 +72,6 @@ def unfenced(connection: Any, *tables: str) -> Iterator[Any]:
         at_once(way.end(error))
 
 
-def _switched(how: str, schema: str, table: str, trigger: str) -> Any:
+def _switched(how: LiteralString, schema: str, table: str, trigger: str) -> Any:
     names = Identifier(schema, table), Identifier(trigger)
     return SQL("ALTER TABLE {} {} TRIGGER {}").format(names[0], SQL(how), names[1])

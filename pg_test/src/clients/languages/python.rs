@@ -1,16 +1,19 @@
 //! The client in Python, on psycopg 3.
 
-use super::{Language, Program, Programs};
-use crate::extension::source_root;
-use crate::orm::{self, PYTHON};
+use super::{Check, Language, Program, Programs};
+use crate::extension::{source_root, target_dir};
+use crate::orm::{self, Runtime, PYTHON};
+use crate::process::output_of;
 use anyhow::Result;
+use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 pub const LANGUAGE: Language = Language {
     name: "python",
     directory: "python",
     prepare,
-    checks: super::no_checks,
+    checks,
     first_worker: FIRST_WORKER,
     is_there: || orm::is_there(PYTHON),
 };
@@ -22,6 +25,18 @@ pub const ASYNCIO: Language = Language {
     checks: super::no_checks,
     ..LANGUAGE
 };
+
+/// What lints it, builds the package, and looks at it as PyPI does.
+const TOOLS: Runtime = Runtime::Python(&[
+    "ruff==0.17.6",
+    "build==1.6.1",
+    "setuptools==84.2.1",
+    "twine==7.0.0",
+    "check-wheel-contents==0.6.3",
+]);
+
+/// Its types, with its own rules as they are.
+const PYRIGHT: Runtime = Runtime::Node(&["pyright@1.1.414"]);
 
 const FIRST_WORKER: &str = "examples/first_worker.py";
 
@@ -40,6 +55,48 @@ fn prepare() -> Result<Programs> {
 fn prepare_asyncio() -> Result<Programs> {
     with_worker("lab/async_worker.py")
 }
+
+fn checks() -> Result<Vec<Check>> {
+    let tools = orm::fetch(TOOLS)?.join("bin");
+    let tool = |name: &'static str, arguments: &[&str]| {
+        let mut command = Command::new(tools.join(name));
+        command.args(arguments).env("PYTHONDONTWRITEBYTECODE", "1");
+        Check { name, command }
+    };
+    let mut ruff = tool("ruff", &["check", "--no-cache"]);
+    ruff.command.arg(client());
+    let mut pyright = Command::new("node");
+    pyright.arg(orm::fetch(PYRIGHT)?.join("node_modules/pyright/index.js"));
+    pyright.arg("--pythonpath").arg(orm::fetch(PYTHON)?.join("bin/python"));
+    pyright.arg("--project").arg(client());
+    // What builds it leaves files beside the source.
+    let home = target_dir().join("clients/python");
+    if home.exists() {
+        fs::remove_dir_all(&home)?;
+    }
+    fs::create_dir_all(&home)?;
+    output_of(Command::new("cp").arg("-r").arg(client()).arg(home.join("source")))?;
+    let dist = home.join("dist");
+    let mut build = tool("python", &["-m", "build", "--no-isolation", "--outdir"]);
+    output_of(build.command.arg(&dist).arg(home.join("source")))?;
+    let built = fs::read_dir(&dist)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    let mut twine = tool("twine", &["check", "--strict"]);
+    twine.command.args(&built);
+    let mut contents = tool("check-wheel-contents", &[]);
+    contents.command.arg(&dist);
+    let mut licence = tool("python", &["-c", HAS_LICENCE]);
+    licence.command.args(&built).arg(source_root().join("LICENSE"));
+    Ok(vec![ruff, Check { name: "pyright", command: pyright }, twine, contents, licence])
+}
+
+/// The wheel has the project's licence.
+const HAS_LICENCE: &str = "
+import sys, zipfile
+(wheel,) = [path for path in sys.argv if path.endswith('.whl')]
+files = zipfile.ZipFile(wheel)
+(name,) = [name for name in files.namelist() if name.endswith('licenses/LICENSE')]
+assert files.read(name) == open(sys.argv[-1], 'rb').read(), 'another licence'
+";
 
 fn with_worker(worker: &str) -> Result<Programs> {
     Ok(Programs { worker: program(worker)?, first_worker: program(FIRST_WORKER)?, tests: None })
