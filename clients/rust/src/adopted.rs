@@ -1,17 +1,17 @@
 //! A lease that somebody else grants.
 
+use crate::calls::{closing, interval};
 use crate::clock::Moment;
-use crate::error::{Error, LeaseLost, LeaseTaken, classify};
+use crate::error::{Error, LeaseLost, LeaseTaken, Reason, classify};
 use crate::fence::Fence;
 use crate::guarded::{Guardable, Guarded};
 use crate::holding::Holding;
-use crate::keeper::give_back;
-use crate::own::{Call, OwnConnection, argument};
-use crate::request::{interval, unique_holder};
-use crate::state::Shared;
+use crate::own::{Call, Limits, OwnConnection, argument, only_value};
+use crate::request::unique_holder;
+use crate::state::{Shared, Terms};
 use serde_json::Value;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio_postgres::types::Type;
@@ -68,9 +68,10 @@ impl AdoptRequest {
         // Without a ttl its deadline never comes.
         let shared = Shared::new(
             [self.name.clone()].into(),
-            Duration::MAX,
+            Terms::of(Duration::MAX),
             fence.schema.clone(),
-            fence.hooks.clone(),
+            fence.keeping.hooks.clone(),
+            Weak::new(),
         );
         let adopted = Adopted { shared: Arc::new(shared), request: Arc::new(self) };
         let is_known =
@@ -111,7 +112,7 @@ impl Adopted {
         &self,
         connection: &'c mut impl Guardable,
     ) -> Result<Guarded<'c>, Error> {
-        Guarded::begin(Holding::Adopted(self.clone()), connection, true).await
+        Guarded::begin(vec![Holding::Adopted(self.clone())], connection, true).await
     }
 
     /// As [`guard`](Adopted::guard), without a lock: its writes present the number, and a greater one may be adopted until
@@ -120,18 +121,32 @@ impl Adopted {
         &self,
         connection: &'c mut impl Guardable,
     ) -> Result<Guarded<'c>, Error> {
-        Guarded::begin(Holding::Adopted(self.clone()), connection, false).await
+        Guarded::begin(vec![Holding::Adopted(self.clone())], connection, false).await
     }
 
     /// Gives it back: the number is refused from then on. Fails only where the lease had been lost: when the server cannot
     /// be reached, it stays until a greater number is adopted.
     pub async fn release(&self) -> Result<(), LeaseLost> {
-        let mut own = self.connection();
         // A transaction that releases is waited for.
-        let turn = self.shared.renewing.lock().await;
-        give_back(&self.shared, &mut own, LIMIT).await;
+        let turn = self.shared.rest().await;
+        if self.shared.is_held() {
+            let mut own = self.connection();
+            let limits = Limits { call: LIMIT, lock: LIMIT };
+            match own
+                .call_within(limits, &closing(&self.shared))
+                .await
+                .map(|rows| only_value(&rows))
+            {
+                Ok(Ok(None)) => self.shared.lose(Reason::Gone, None),
+                Ok(_) => drop(self.shared.released()),
+                Err(error) => {
+                    log::warn!("the lease {} was not released: {error}", self.request.name);
+                    self.shared.released();
+                }
+            }
+            own.close().await;
+        }
         drop(turn);
-        own.close().await;
         self.shared.loss().map_or(Ok(()), Err)
     }
 
@@ -140,7 +155,7 @@ impl Adopted {
     }
 
     fn connection(&self) -> OwnConnection {
-        OwnConnection::new(self.request.fence.open.clone(), LIMIT)
+        OwnConnection::new(self.request.fence.keeping.open.clone())
     }
 
     /// Makes the number known; false where an older one is guarded still.
@@ -149,17 +164,17 @@ impl Adopted {
         let mut own = self.connection();
         let (mut answer, adopted) = oneshot::channel();
         // A task of its own, so that the server hears of it where nobody waits any more.
-        self.request.fence.spawn(async move {
+        self.request.fence.keeping.spawn(async move {
             let outcome = own.call(LIMIT.saturating_add(wait), &call, answer.closed()).await;
             own.close().await;
             let _ = answer.send(outcome);
         });
         let outcome = adopted.await.unwrap_or_else(|gone| Err(Error::other(gone)));
         match outcome {
-            Ok(token) => Ok(token.is_some()),
+            Ok(rows) => Ok(only_value(&rows).map_err(Error::unclassified)?.is_some()),
             Err(error) => Err(match classify(&error) {
                 Some(stale @ Error::StaleToken(_)) => stale,
-                _ => error,
+                _ => error.of_acquire(&self.shared.names),
             }),
         }
     }
@@ -185,8 +200,18 @@ impl Adopted {
 
     /// Makes the number known in each transaction: a failover may have lost it, and then silences it in any case.
     pub(crate) fn guard_call(&self) -> Call {
-        let adoption = self.adoption("NULL");
-        self.call(&self.shared.select(&format!("lease_guard($1::text, ({adoption}))")), None)
+        self.call(&self.guard_sql(), None)
+    }
+
+    fn guard_sql(&self) -> String {
+        self.shared.select(&format!("lease_guard($1::text, ({}))", self.adoption("NULL")))
+    }
+
+    /// The same, its holder and its metadata, for another driver.
+    #[cfg(feature = "sqlx")]
+    pub(crate) fn guard_text(&self) -> (String, Option<String>, Option<String>) {
+        let request = &self.request;
+        (self.guard_sql(), request.holder.clone(), request.metadata.as_ref().map(Value::to_string))
     }
 
     /// A guard that cannot begin may after an adoption in a transaction of its own. Its own was NULL (22004), or cannot be

@@ -5,7 +5,7 @@ use std::ops::Add;
 use std::time::Duration;
 
 /// A moment on a clock that nobody can set, and that goes on while the machine sleeps where there is such a one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(Duration);
 
 /// Tokio's timers stand still while the machine sleeps; so each wait looks at the clock again after this.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio_postgres::error::{DbError, SqlState};
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 /// Everything that pg_fence and its client refuse or tell, and whatever else goes wrong.
 #[derive(Debug, Clone)]
@@ -26,10 +26,17 @@ pub enum Error {
     LeaseLost(LeaseLost),
     /// Somebody else has the lease, and kept it for as long as we waited.
     LeaseTaken(LeaseTaken),
+    /// The server did not answer an acquire in time. Where it was granted all the same, it ends at its ttl.
+    AcquireTimeout(AcquireTimeout),
+    /// pg_fence is not created in this database, or not in a schema of the search path.
+    NotInstalled(NotInstalled),
     /// The session has ended under the transaction. The lease may well be held still.
     TransactionLost(TransactionLost),
     /// Another error of the server or of the driver, which is no business of pg_fence.
     Postgres(Arc<tokio_postgres::Error>),
+    /// The same of sqlx.
+    #[cfg(feature = "sqlx")]
+    Sqlx(Arc<sqlx::Error>),
     /// Anything else: what opened a connection has failed, or a call took longer than it may.
     Other(Arc<dyn StdError + Send + Sync>),
 }
@@ -44,8 +51,14 @@ impl Error {
     pub fn sqlstate(&self) -> Option<&str> {
         match self {
             Error::TransactionLost(lost) => lost.sqlstate(),
+            Error::NotInstalled(missing) => missing.cause.sqlstate(),
             Error::Postgres(error) => error.code().map(SqlState::code),
-            _ => self.refusal().map(|refusal| refusal.0.code().code()),
+            #[cfg(feature = "sqlx")]
+            Error::Sqlx(error) => {
+                let told = error.as_database_error()?;
+                Some(told.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()?.code())
+            }
+            _ => self.refusal().map(|refusal| refusal.0.sqlstate.as_str()),
         }
     }
 
@@ -91,6 +104,41 @@ impl Error {
         matches!(class, "22" | "28" | "3D" | "3F" | "42") || matches!(state, "0A000" | "55000")
     }
 
+    /// Whether the statement was refused, so that another one may succeed on the same server.
+    pub(crate) fn is_of_statement(&self) -> bool {
+        let is_of_server = matches!(self.sqlstate(), Some("25006" | "53100" | "57P03"));
+        let Error::Postgres(error) = self else { return self.refusal().is_some() };
+        let severity = error.as_db_error().and_then(DbError::parsed_severity);
+        severity == Some(Severity::Error) && !is_of_server && !self.is_end_of_session()
+    }
+
+    /// As an acquire of these names tells it.
+    pub(crate) fn of_acquire(self, names: &Arc<[String]>) -> Error {
+        match &self {
+            Error::Other(cause) => match cause.downcast_ref::<TimedOut>() {
+                Some(TimedOut(after)) => {
+                    Error::AcquireTimeout(AcquireTimeout { names: names.clone(), after: *after })
+                }
+                None => self,
+            },
+            _ => self.of_extension(),
+        }
+    }
+
+    /// As a call of a function of the extension tells it.
+    pub(crate) fn of_extension(self) -> Error {
+        let is_missing = match self.sqlstate() {
+            // The name of the function is in it, in whichever language.
+            Some("42883") => self.to_string().contains("lease_"),
+            Some("3F000") => true,
+            _ => false,
+        };
+        match is_missing {
+            true => Error::NotInstalled(NotInstalled { cause: Arc::new(self) }),
+            false => self,
+        }
+    }
+
     /// Whether it says that the session has ended.
     pub(crate) fn is_end_of_session(&self) -> bool {
         matches!(classify(self), Some(Error::TransactionLost(_)))
@@ -99,28 +147,37 @@ impl Error {
 
 /// What the server refused.
 #[derive(Debug, Clone)]
-pub struct Refusal(Arc<DbError>);
+pub struct Refusal(Arc<Refused>);
+
+#[derive(Debug)]
+struct Refused {
+    sqlstate: String,
+    message: String,
+    hint: Option<String>,
+    detail: String,
+    /// The driver's own; there is none to keep where it cannot be cloned.
+    cause: Option<DbError>,
+}
 
 impl Refusal {
     /// One line for people.
     pub fn message(&self) -> &str {
-        self.0.message()
+        &self.0.message
     }
 
     /// What to do.
     pub fn hint(&self) -> Option<&str> {
-        self.0.hint()
+        self.0.hint.as_deref()
     }
 
     /// For programs: `presented`, `stored`, `lease`, `holder`, `expires_at`, `relation`, `key`, as they apply.
     pub fn detail(&self) -> Map<String, Value> {
-        let detail = self.0.detail().unwrap_or_default();
-        serde_json::from_str(detail).unwrap_or_default()
+        serde_json::from_str(&self.0.detail).unwrap_or_default()
     }
 
-    /// The driver's error.
-    pub fn db_error(&self) -> &DbError {
-        &self.0
+    /// The error of tokio-postgres, where it is one.
+    pub fn db_error(&self) -> Option<&DbError> {
+        self.0.cause.as_ref()
     }
 }
 
@@ -206,10 +263,42 @@ impl LeaseTaken {
     }
 }
 
+/// The server did not answer an acquire in time, and its connection was broken off.
+#[derive(Debug, Clone)]
+pub struct AcquireTimeout {
+    names: Arc<[String]>,
+    after: Duration,
+}
+
+impl AcquireTimeout {
+    /// What was to be acquired.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// How long it was waited for: a third of the ttl, beside the wait in line.
+    pub fn after(&self) -> Duration {
+        self.after
+    }
+}
+
+/// The functions of pg_fence are not found.
+#[derive(Debug, Clone)]
+pub struct NotInstalled {
+    cause: Arc<Error>,
+}
+
+impl NotInstalled {
+    /// As the server said it.
+    pub fn cause(&self) -> &Error {
+        &self.cause
+    }
+}
+
 /// The session has ended under the transaction: nothing of it has landed, unless it was the commit that failed.
 #[derive(Debug, Clone)]
 pub struct TransactionLost {
-    sqlstate: Option<SqlState>,
+    sqlstate: Option<String>,
     message: String,
     in_doubt: bool,
 }
@@ -217,7 +306,7 @@ pub struct TransactionLost {
 impl TransactionLost {
     /// What the server said last, if it did.
     pub fn sqlstate(&self) -> Option<&str> {
-        self.sqlstate.as_ref().map(SqlState::code)
+        self.sqlstate.as_deref()
     }
 
     /// Whether it was the commit that failed.
@@ -242,11 +331,15 @@ impl fmt::Display for Error {
             Error::LeaseLost(lost) => lost.fmt(f),
             Error::LeaseTaken(taken) => taken.fmt(f),
             Error::TransactionLost(lost) => lost.fmt(f),
+            Error::AcquireTimeout(timeout) => timeout.fmt(f),
+            Error::NotInstalled(missing) => missing.fmt(f),
             // Of its own it says no more than "db error".
             Error::Postgres(error) => match error.as_db_error() {
                 Some(told) => told.fmt(f),
                 None => error.fmt(f),
             },
+            #[cfg(feature = "sqlx")]
+            Error::Sqlx(error) => error.fmt(f),
             Error::Other(error) => error.fmt(f),
             _ => f.write_str(self.refusal().map_or("", Refusal::message)),
         }
@@ -265,6 +358,24 @@ impl fmt::Display for LeaseTaken {
     }
 }
 
+impl fmt::Display for AcquireTimeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (names, after) = (self.names.join(", "), self.after);
+        write!(f, "the server did not answer within {after:?} whether the lease {names} is granted")
+    }
+}
+
+impl fmt::Display for NotInstalled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "pg_fence is not created in this database, or not in a schema of the search_path \
+             (CREATE EXTENSION pg_fence, or Fence::in_schema): {}",
+            self.cause
+        )
+    }
+}
+
 impl fmt::Display for TransactionLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the session ended under the transaction: {}", self.message)
@@ -275,10 +386,13 @@ impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Error::LeaseLost(lost) => lost.source(),
-            Error::LeaseTaken(_) | Error::TransactionLost(_) => None,
+            Error::LeaseTaken(_) | Error::TransactionLost(_) | Error::AcquireTimeout(_) => None,
+            Error::NotInstalled(missing) => missing.cause.source(),
             Error::Postgres(error) => Some(error.as_ref()),
+            #[cfg(feature = "sqlx")]
+            Error::Sqlx(error) => Some(error.as_ref()),
             Error::Other(error) => error.source(),
-            _ => self.refusal().map(|refusal| refusal.db_error() as _),
+            _ => Some(self.refusal()?.db_error()?),
         }
     }
 }
@@ -290,6 +404,8 @@ impl StdError for LeaseLost {
 }
 
 impl StdError for LeaseTaken {}
+impl StdError for AcquireTimeout {}
+impl StdError for NotInstalled {}
 impl StdError for TransactionLost {}
 impl StdError for TimedOut {}
 
@@ -311,6 +427,13 @@ impl From<tokio_postgres::Error> for Error {
     }
 }
 
+#[cfg(feature = "sqlx")]
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Error {
+        classify(&error).unwrap_or_else(|| Error::Sqlx(Arc::new(error)))
+    }
+}
+
 /// The typed error in what the driver, a pool or the work returned, however deep it is wrapped. None: it is no
 /// business of pg_fence.
 pub fn classify(error: &(dyn StdError + 'static)) -> Option<Error> {
@@ -326,7 +449,12 @@ pub fn classify(error: &(dyn StdError + 'static)) -> Option<Error> {
 
 fn known(error: &(dyn StdError + 'static)) -> Option<Error> {
     if let Some(ours) = error.downcast_ref::<Error>() {
-        let is_typed = !matches!(ours, Error::Postgres(_) | Error::Other(_));
+        let is_typed = match ours {
+            Error::Postgres(_) | Error::Other(_) => false,
+            #[cfg(feature = "sqlx")]
+            Error::Sqlx(_) => false,
+            _ => true,
+        };
         return is_typed.then(|| ours.clone());
     }
     if let Some(lost) = error.downcast_ref::<LeaseLost>() {
@@ -334,6 +462,10 @@ fn known(error: &(dyn StdError + 'static)) -> Option<Error> {
     }
     if let Some(taken) = error.downcast_ref::<LeaseTaken>() {
         return Some(taken.clone().into());
+    }
+    #[cfg(feature = "sqlx")]
+    if let Some(error) = error.downcast_ref::<sqlx::Error>() {
+        return typed_of_sqlx(error);
     }
     error.downcast_ref::<tokio_postgres::Error>().and_then(typed)
 }
@@ -349,23 +481,56 @@ fn typed(error: &tokio_postgres::Error) -> Option<Error> {
             in_doubt: false,
         }));
     };
-    let kind = match told.code().code() {
+    told_by_server(told.code().code(), told.message(), || Refused {
+        sqlstate: told.code().code().to_owned(),
+        message: told.message().to_owned(),
+        hint: told.hint().map(str::to_owned),
+        detail: told.detail().unwrap_or_default().to_owned(),
+        cause: Some(told.clone()),
+    })
+}
+
+#[cfg(feature = "sqlx")]
+fn typed_of_sqlx(error: &sqlx::Error) -> Option<Error> {
+    use sqlx::postgres::PgDatabaseError;
+    let told = match error {
+        sqlx::Error::Database(told) => told.try_downcast_ref::<PgDatabaseError>()?,
+        sqlx::Error::Io(_) | sqlx::Error::WorkerCrashed => {
+            return Some(Error::TransactionLost(TransactionLost {
+                sqlstate: None,
+                message: error.to_string(),
+                in_doubt: false,
+            }));
+        }
+        _ => return None,
+    };
+    told_by_server(told.code(), told.message(), || Refused {
+        sqlstate: told.code().to_owned(),
+        message: told.message().to_owned(),
+        hint: told.hint().map(str::to_owned),
+        detail: told.detail().unwrap_or_default().to_owned(),
+        cause: None,
+    })
+}
+
+fn told_by_server(state: &str, message: &str, refused: impl FnOnce() -> Refused) -> Option<Error> {
+    let kind = match state {
         "PF001" => Error::StaleToken,
         "PF002" => Error::NoToken,
         "PF003" => Error::NeverIssued,
         "PF004" => Error::NotSpeaking,
         "PF005" => Error::CannotBeFenced,
-        state => {
+        _ => {
             return ends_session(state).then(|| {
                 Error::TransactionLost(TransactionLost {
-                    sqlstate: Some(told.code().clone()),
-                    message: told.message().to_owned(),
+                    sqlstate: Some(state.to_owned()),
+                    message: message.to_owned(),
                     in_doubt: false,
                 })
             });
         }
     };
-    Some(kind(Refusal(Arc::new(told.clone()))))
+    Some(kind(Refusal(Arc::new(refused()))))
 }
 
 /// idle_in_transaction_session_timeout, transaction_timeout, terminated, crashed, idle_session_timeout, and what

@@ -1,11 +1,11 @@
 //! Transactions under a lease.
 
+use crate::calls::closing;
 use crate::connected::Connected;
-use crate::error::{Error, Reason, classify};
-use crate::holding::Holding;
-use crate::keeper::call_on_names;
-use crate::own::Call;
-use crate::state::{Entered, Shared};
+use crate::error::{Error, Reason};
+use crate::holding::{Holding, Under};
+use crate::lease::Lease;
+use crate::own::{Call, argument};
 use std::future::Future;
 use std::mem;
 use std::ops::{Deref, DerefMut};
@@ -70,115 +70,120 @@ mod sealed {
 pub struct Guarded<'c> {
     // Rolled back before the loss need not break it off any more.
     transaction: Transaction<'c>,
-    entered: Entered,
-    holding: Holding,
+    under: Under,
     is_whole: bool,
+}
+
+/// A transaction that guards several leases at once, by one statement. It ends, or is lost, with all of them.
+///
+/// As [`Lease::guard`] otherwise.
+pub async fn guard_all<'c, 'l>(
+    leases: impl IntoIterator<Item = &'l Lease>,
+    connection: &'c mut impl Guardable,
+) -> Result<Guarded<'c>, Error> {
+    let holdings: Vec<_> = leases.into_iter().map(|lease| Holding::Lease(lease.clone())).collect();
+    if holdings.is_empty() {
+        return Err(Error::other("there is no lease to guard"));
+    }
+    Guarded::begin(holdings, connection, true).await
 }
 
 impl<'c> Guarded<'c> {
     pub(crate) async fn begin<C: Guardable>(
-        holding: Holding,
+        holdings: Vec<Holding>,
         connection: &'c mut C,
         guards: bool,
     ) -> Result<Guarded<'c>, Error> {
-        let entered = holding.shared().enter(connection.breaker());
-        holding.shared().check()?;
-        holding.prepare().await?;
-        let transaction = or_loss(holding.shared(), connection.begin()).await?;
-        let guarded = Guarded { transaction, entered, holding, is_whole: C::IS_WHOLE };
+        let under = Under::enter(holdings, connection.breaker());
+        under.prepare().await?;
+        let transaction = under.or_loss(connection.begin()).await?;
+        let guarded = Guarded { transaction, under, is_whole: C::IS_WHOLE };
         match guarded.enter(guards).await {
             // After a failover no token speaks until its holder has renewed, or adopted again.
-            Err(error) if C::IS_WHOLE && guarded.holding.can_mend(&error) => {
+            Err(error) if C::IS_WHOLE && guarded.under.can_mend(&error) => {
                 guarded.batch_execute("ROLLBACK").await?;
-                if !guarded.holding.mend().await? {
+                if !guarded.under.mend().await? {
                     return Err(error);
                 }
                 guarded.batch_execute("BEGIN").await?;
                 guarded.enter(guards).await?;
-                guarded.shared().was_mended();
+                guarded.under.was_mended();
             }
             entered => entered?,
         }
         Ok(guarded)
     }
 
-    fn shared(&self) -> &Shared {
-        self.holding.shared()
-    }
-
     /// Guards each lease, or presents the token.
     async fn enter(&self, guards: bool) -> Result<(), Error> {
-        if !guards {
-            // As text: there is no set_config that takes a number.
-            let sql = "SELECT set_config('pg_fence.token', $1, true)";
-            let token = self.shared().token().to_string();
-            return self.query_typed(sql, &[(&token, Type::TEXT)]).await.map(drop);
-        }
-        for call in self.holding.guard_calls() {
-            self.value(call).await?;
-        }
-        Ok(())
+        let call = if guards { self.under.guard_call() } else { presents(self.under.token()) };
+        self.value(call).await.map(drop).map_err(Error::of_extension)
     }
 
     async fn value(&self, call: Call) -> Result<Option<i64>, Error> {
-        self.or_loss(call.value(self.transaction.client())).await
+        let rows = self.or_loss(call.rows(self.transaction.client())).await?;
+        Ok(rows.first().and_then(|row| row.try_get(0).ok()))
     }
 
     async fn or_loss<T>(
         &self,
         call: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, Error> {
-        or_loss(self.shared(), call).await
+        self.under.or_loss(call).await
     }
 
     /// The typed error in one of the driver. One of a connection that was broken off because of a loss is the loss.
     pub fn told(&self, error: tokio_postgres::Error) -> Error {
-        told(self.shared(), error)
+        self.under.told(error)
     }
 
     // Its end
 
     /// Commits. An error that is [in doubt](Error::is_in_doubt) is that of a commit that was on its way.
+    ///
+    /// It refuses where the transaction has failed (25P02), or has been ended by the work itself (25P01), which
+    /// PostgreSQL takes for a success.
     pub async fn commit(self) -> Result<(), Error> {
-        self.shared().check()?;
-        let Guarded { transaction, entered: _entered, holding, is_whole } = self;
-        let shared = holding.shared();
+        self.under.check()?;
+        let Guarded { transaction, under, is_whole } = self;
         let outcome = if is_whole {
-            // A COMMIT of a transaction that has failed rolls back and is no error; so something comes before it that
-            // is refused then.
-            let committed = unless_lost(shared, transaction.batch_execute("SELECT; COMMIT")).await;
+            let committed = under.unless_lost(transaction.batch_execute(COMMIT)).await;
             if committed.is_ok() {
                 // Its drop would send a ROLLBACK. It owns nothing.
                 mem::forget(transaction);
             }
             committed
         } else {
-            unless_lost(shared, transaction.commit()).await
+            under.unless_lost(transaction.commit()).await
         };
         outcome.map_err(Error::in_doubt)
     }
 
-    /// Gives the lease back by the last write of this transaction, and commits. Dropped where it waits, both may have
+    /// Gives the leases back by the last write of this transaction, and commits. Dropped where it waits, both may have
     /// come to pass; the heartbeat goes on, and finds out.
     pub async fn commit_and_release(self) -> Result<(), Error> {
-        let shared = self.holding.shared().clone();
+        let all: Vec<_> = self.under.all_shared().cloned().collect();
         // The heartbeat rests meanwhile: a renewal would wait for the end of this transaction.
-        let renewing = shared.run(shared.renewing.lock()).await?;
-        let closing = self.value(call_on_names(&shared, "lease_release")).await?;
-        if closing.is_none() {
-            shared.lose(Reason::Gone, None);
-            shared.check()?;
+        let mut resting = Vec::new();
+        for shared in &all {
+            resting.push(shared.run(shared.rest()).await?);
+            if self.value(closing(shared)).await?.is_none() {
+                shared.lose(Reason::Gone, None);
+                shared.check()?;
+            }
         }
         self.commit().await?;
-        shared.released();
-        drop(renewing);
+        for shared in &all {
+            shared.released();
+        }
+        drop(resting);
         Ok(())
     }
 
     /// Rolls back, and waits for that.
     pub async fn rollback(self) -> Result<(), Error> {
-        let Guarded { transaction, entered: _entered, holding, .. } = self;
-        or_loss(holding.shared(), transaction.rollback()).await
+        let Guarded { transaction, under, .. } = self;
+        under.or_loss(transaction.rollback()).await
     }
 
     // Statements
@@ -274,36 +279,14 @@ impl DerefMut for Guarded<'_> {
     }
 }
 
-/// Does not begin a call when the lease is lost.
-async fn or_loss<T>(
-    shared: &Shared,
-    call: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, Error> {
-    shared.check()?;
-    unless_lost(shared, call).await
-}
+/// A COMMIT of a transaction that has failed rolls back and is no error, and one without any transaction is a warning; so
+/// something comes before it that is refused in both cases.
+pub(crate) const COMMIT: &str = "SAVEPOINT pg_fence_commits; COMMIT";
 
-/// What a call comes to, unless the lease is lost before: then the call is dropped where it waits. The server may
-/// have it all the same.
-async fn unless_lost<T>(
-    shared: &Shared,
-    call: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, Error> {
-    shared.run(call).await?.map_err(|error| told(shared, error))
-}
-
-fn told(shared: &Shared, error: tokio_postgres::Error) -> Error {
-    let found = classify(&error);
-    match (found, shared.loss()) {
-        (Some(Error::TransactionLost(_)), Some(loss)) => {
-            loss.shown_by(Error::unclassified(error)).into()
-        }
-        (Some(found), _) => {
-            if matches!(found, Error::StaleToken(_) | Error::NotSpeaking(_)) {
-                shared.refuse();
-            }
-            found
-        }
-        (None, _) => Error::unclassified(error),
+/// As text: there is no set_config that takes a number.
+pub(crate) fn presents(token: i64) -> Call {
+    Call {
+        sql: "SELECT set_config('pg_fence.token', $1, true)::bigint".to_owned(),
+        arguments: vec![argument(token.to_string(), Type::TEXT)],
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Told of what happens to a lease. What answers something is for planting faults.
 pub trait Hooks: Send + Sync {
     /// The heartbeat has renewed, and the lease is ours for so long.
-    fn renewed(&self, _token: i64, _remaining: Duration) {}
+    fn renewed(&self, _names: &[String], _token: i64, _remaining: Duration) {}
 
     /// The loss is told.
     fn lost(&self, _loss: &LeaseLost) {}
@@ -31,6 +31,16 @@ pub trait Hooks: Send + Sync {
     /// Whether a renewal that failed is a loss already.
     fn takes_failure_for_loss(&self) -> bool {
         false
+    }
+
+    /// Whether one lease of a batch that is gone is taken for the loss of all.
+    fn takes_one_for_all(&self) -> bool {
+        false
+    }
+
+    /// Whether a batch whose statement was refused is divided.
+    fn divides(&self) -> bool {
+        true
     }
 
     /// Whether a number is made known only by the first transaction that is guarded with it.

@@ -1,263 +1,352 @@
-//! The task that keeps a lease: acquires, renews and releases it, on a connection of its own.
+//! The task that tries, renews and releases all leases of a fence, on one connection.
 
+use crate::calls::{LOCK, has_ended_unseen, release, renewal};
 use crate::clock::{self, Moment};
 use crate::error::{Error, Reason};
-use crate::lease::Renewal;
-use crate::own::{Call, Opener, OwnConnection, argument, is_timeout};
-use crate::request::LeaseRequest;
+use crate::keeping::{Keeping, Try};
+use crate::own::{Call, Limits, OwnConnection, only_value};
 use crate::state::Shared;
+use std::collections::VecDeque;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
-use tokio_postgres::types::Type;
+use tokio::sync::OwnedMutexGuard;
 
-/// There is no line to wait in for several names at once: they are tried again after this.
-const TRY_AGAIN: Duration = Duration::from_millis(250);
+/// As many are renewed by one statement. Each takes locks of the server's table.
+const BATCH: usize = 500;
+/// Between two looks whether a heartbeat is starved still.
+const STARVED: Duration = Duration::from_millis(20);
+/// Without anything that is held there is nothing to hurry for.
+const UNHURRIED: Duration = Duration::from_secs(10);
 
 pub(crate) struct Keeper {
-    shared: Arc<Shared>,
+    keeping: Arc<Keeping>,
     own: OwnConnection,
-    /// Who waits for a renewal.
-    asked: mpsc::UnboundedReceiver<Renewal>,
-    acquire: Call,
-    wait: Duration,
-    session: bool,
-    next_beat: Moment,
+    /// Nothing is left to do, as against a runtime that is gone.
+    has_ended: bool,
 }
 
-/// What a renewal came to: a new token, or none where it failed or the lease is lost.
-type Renewed = Option<i64>;
+/// What is to be done next.
+enum Next {
+    Renew(Vec<Arc<Shared>>),
+    Release(Arc<Shared>),
+    Try(Try),
+    /// Until then there is nothing.
+    Wait(Moment),
+    End,
+}
 
 impl Keeper {
-    pub fn new(
-        request: &LeaseRequest,
-        shared: Arc<Shared>,
-        open: Opener,
-        asked: mpsc::UnboundedReceiver<Renewal>,
-    ) -> Keeper {
-        // The plant of a heartbeat that hangs has calls without a limit.
-        let open_limit = if shared.hooks.watches() { shared.third() } else { Duration::MAX };
-        Keeper {
-            own: OwnConnection::new(open, open_limit),
-            asked,
-            acquire: request.call(&shared),
-            wait: request.wait,
-            session: request.session,
-            next_beat: Moment::now(),
-            shared,
+    pub fn new(keeping: Arc<Keeping>) -> Keeper {
+        let own = OwnConnection::new(keeping.open.clone());
+        Keeper { keeping, own, has_ended: false }
+    }
+
+    pub async fn keep(mut self) {
+        loop {
+            self.take_spare();
+            let (over, next) = self.next();
+            if !over.is_empty() && matches!(next, Next::End) {
+                // Whoever waits for the end of the last one finds no connection left.
+                self.close().await;
+            }
+            over.iter().for_each(|lease| lease.finish());
+            match next {
+                Next::Renew(due) => self.beat(due).await,
+                Next::Release(lease) => self.release(&lease).await,
+                Next::Try(one) => self.attempt(one).await,
+                Next::Wait(until) => {
+                    tokio::select! {
+                        () = self.keeping.until_woken() => {}
+                        () = clock::sleep_until(until) => {}
+                    }
+                }
+                Next::End => {
+                    self.close().await;
+                    if self.ends() {
+                        return;
+                    }
+                }
+            }
         }
     }
 
-    pub async fn keep(mut self, answer: oneshot::Sender<Result<bool, Error>>) {
-        let granted = self.take().await;
-        let is_granted = matches!(granted, Ok(true));
-        if is_granted && self.shared.hooks.watches() {
-            // A task of its own: it does not matter where this one hangs, or whether it has died.
-            let shared = self.shared.clone();
-            tokio::spawn(async move { shared.watch().await });
+    /// Those that are over, and what comes next: renewals that are due go first.
+    fn next(&self) -> (Vec<Arc<Shared>>, Next) {
+        let now = Moment::now();
+        let mut state = self.keeping.state();
+        let mut over = Vec::new();
+        state.leases.retain(|_, lease| {
+            let is_held = lease.is_held();
+            if !is_held {
+                over.push(lease.clone());
+            }
+            is_held
+        });
+        if !over.is_empty() {
+            self.keeping.deadlines_have_changed();
+        }
+        let mut wait = now + Duration::from_secs(3600);
+        let mut due = Vec::new();
+        let mut ending = None;
+        let starves = self.keeping.hooks.starves();
+        for lease in state.leases.values() {
+            let schedule = lease.schedule();
+            let is_ending = lease.is_ending();
+            let at = schedule.at(is_ending);
+            match at <= now {
+                _ if !is_ending && lease.is_left_to_its_deadline() => {}
+                // By its own session.
+                _ if is_ending && lease.terms.session => {}
+                true if is_ending => ending = ending.or(Some(lease.clone())),
+                true if starves => wait = wait.min(now + STARVED),
+                true => due.push((at, lease.clone())),
+                // Renewed along in the second half of its time: so leases come to beat together.
+                false if !is_ending && !schedule.is_apart && at <= now + lease.third() / 2 => {
+                    due.push((at, lease.clone()));
+                    wait = wait.min(at);
+                }
+                false => wait = wait.min(at),
+            }
+        }
+        let next = if due.iter().any(|(at, _)| *at <= now) {
+            Next::Renew(due.into_iter().map(|(_, lease)| lease).collect())
+        } else if let Some(lease) = ending {
+            Next::Release(lease)
+        } else if let Some(one) = state.tries.pop_front() {
+            Next::Try(one)
+        } else if state.leases.is_empty() {
+            Next::End
+        } else {
+            Next::Wait(wait)
+        };
+        (over, next)
+    }
+
+    /// Unless there is something to do again.
+    fn ends(&mut self) -> bool {
+        let mut state = self.keeping.state();
+        self.has_ended = state.leases.is_empty() && state.tries.is_empty();
+        state.is_keeping = !self.has_ended;
+        self.has_ended
+    }
+
+    async fn close(&mut self) {
+        self.own.close().await;
+        let spare = self.keeping.state().spare.take();
+        if let Some(spare) = spare {
+            spare.close().await;
+        }
+    }
+
+    // Calls
+
+    /// None may hold up the renewals of what is held.
+    fn limits(&self, own: Duration) -> Limits {
+        if !self.keeping.hooks.watches() {
+            return Limits { call: Duration::MAX, lock: Duration::MAX };
+        }
+        let smallest = self.keeping.state().smallest_ttl();
+        let call = smallest.map_or(own, |ttl| own.min(ttl / 3));
+        let lock = smallest.map_or(own.min(UNHURRIED), |ttl| (ttl / 240).max(LOCK));
+        Limits { call, lock: lock.min(call) }
+    }
+
+    /// That of one that has waited; it is dropped where it is not needed.
+    fn take_spare(&mut self) {
+        self.own.leave_ended();
+        let spare = self.keeping.state().spare.take();
+        self.own.take_over(spare.filter(|spare| !spare.has_ended()));
+    }
+
+    /// Whether a call that fails at once may only have found a connection that had ended unseen.
+    fn reuses_connection(&mut self) -> bool {
+        self.take_spare();
+        self.own.is_open()
+    }
+
+    // Tries
+
+    async fn attempt(&mut self, one: Try) {
+        let Try { shared, call, again, answer } = one;
+        let outcome =
+            if shared.is_ending() { Ok(None) } else { self.grant(&shared, &call, again).await };
+        let outcome = outcome.map(|granted| {
+            let Some((token, before)) = granted else { return false };
+            shared.granted(token, shared.hooks.counts_from(before));
+            self.keeping.keep(shared.clone(), None);
+            true
+        });
+        if !matches!(outcome, Ok(true)) {
+            shared.finish();
         }
         // Nobody hears it who has given up; then the lease is ending.
-        let _ = answer.send(granted);
-        if is_granted {
-            self.renew_until_the_end().await;
-            self.give_back().await;
-        }
-        self.own.close().await;
+        let _ = answer.send(outcome.map_err(|error| error.of_acquire(&shared.names)));
     }
 
-    // Acquire
-
-    async fn take(&mut self) -> Result<bool, Error> {
+    async fn grant(
+        &mut self,
+        shared: &Shared,
+        call: &Call,
+        again: Option<Call>,
+    ) -> Result<Option<(i64, Moment)>, Error> {
+        let limit = self.limits(shared.third()).call;
+        let reuses_connection = self.reuses_connection();
+        // The time that this takes is none of the lease's.
+        self.own.connect(limit).await?;
         let mut before = Moment::now();
-        let Some(token) = self.ask().await? else { return Ok(false) };
-        self.shared.granted(token, self.shared.hooks.counts_from(before));
-        self.next_beat = before + self.shared.third();
-        // After a wait in line the server counts from a later moment than we do: a renewal mends that.
-        while self.next_beat.has_passed() && !self.shared.is_ending() {
-            before = Moment::now();
-            match self.call_renew().await {
-                Ok(Some(_)) => self.shared.granted(token, self.shared.hooks.counts_from(before)),
-                Ok(None) => {
-                    self.shared.released();
-                    return Ok(false);
-                }
-                Err(error) => {
-                    self.give_back().await;
-                    return Err(error);
-                }
-            }
-            self.next_beat = before + self.shared.third();
-        }
-        Ok(true)
-    }
-
-    async fn ask(&mut self) -> Result<Option<i64>, Error> {
-        let until = Moment::now() + self.wait;
-        let has_line = self.shared.names.len() == 1;
-        let limit = self.limit().saturating_add(if has_line { self.wait } else { Duration::ZERO });
-        loop {
-            let given_up = self.shared.until_ending();
-            let token = self.own.call(limit, &self.acquire, given_up).await?;
-            if token.is_some() || has_line || until.has_passed() || self.shared.is_ending() {
-                return Ok(token);
-            }
-            let _ =
-                clock::within(TRY_AGAIN.min(until.remaining()), self.shared.until_ending()).await;
-        }
-    }
-
-    // Renew
-
-    async fn renew_until_the_end(&mut self) {
-        let mut waiting: Vec<Renewal> = Vec::new();
-        loop {
-            let session_ended = async {
-                match self.session {
-                    true => self.own.until_ended().await,
-                    false => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                () = self.shared.until_over() => return,
-                () = session_ended => {
-                    self.own.break_off();
-                    return self.shared.lose(Reason::Session, None);
-                }
-                asked = self.asked.recv() => waiting.extend(asked),
-                () = self.shared.hurry.notified() => {}
-                () = clock::sleep_until(self.next_beat) => {}
-            }
-            let shared = self.shared.clone();
-            // A transaction that releases is waited for.
-            let _renewing = tokio::select! {
-                biased;
-                () = shared.until_over() => return,
-                renewing = shared.renewing.lock() => renewing,
-            };
-            while shared.hooks.starves() {
-                if clock::within(Duration::from_millis(20), shared.until_over()).await.is_some() {
-                    return;
-                }
-            }
-            let renewed = tokio::select! {
-                biased;
-                renewed = self.beat() => renewed,
-                // Its caller need not wait for an answer that nobody wants any more.
-                () = shared.until_not_held(), if shared.hooks.watches() => None,
-            };
-            for asked in waiting.drain(..) {
-                // Who has given up waiting hears nothing.
-                let _ = asked.send(renewed);
-            }
-        }
-    }
-
-    async fn beat(&mut self) -> Renewed {
-        let reuses_connection = self.own.is_open();
-        let mut outcome = self.renew().await;
-        // The connection had ended unseen since the last time: a new one may do at once.
-        let is_stale = |error: &Error| error.is_end_of_session() && !is_timeout(error);
-        if reuses_connection && !self.session && outcome.as_ref().is_err_and(is_stale) {
-            outcome = self.renew().await;
-        }
-        match outcome {
-            Ok(Some(token)) => return Some(token),
-            Ok(None) => self.shared.lose(Reason::Gone, None),
-            Err(error) => self.has_failed(error),
-        }
-        None
-    }
-
-    async fn renew(&mut self) -> Result<Renewed, Error> {
-        let before = Moment::now();
-        let outcome = self.call_renew().await;
-        match &outcome {
-            Ok(Some(token)) => {
-                self.next_beat = before + self.shared.third();
-                self.shared.renewed(*token, self.shared.hooks.counts_from(before));
-            }
-            Err(error) if self.shared.hooks.takes_failure_for_loss() => {
-                self.shared.lose(Reason::Denied, Some(error.clone()));
-            }
-            _ => {}
-        }
-        outcome
-    }
-
-    /// No loss yet where trying again can help: the deadline tells.
-    fn has_failed(&mut self, error: Error) {
-        log::warn!("the lease {} was not renewed: {error}", self.shared.names[0]);
-        if error.is_permanent() {
-            self.shared.lose(Reason::Denied, Some(error));
-        } else if self.session && !self.own.is_open() {
-            self.shared.lose(Reason::Session, Some(error));
-        }
-        self.next_beat = Moment::now() + self.shared.third() / 4;
-    }
-
-    async fn call_renew(&mut self) -> Result<Renewed, Error> {
-        if let Some(otherwise) =
-            self.shared.hooks.renews(&self.shared.names[0], self.shared.token())
+        let mut outcome = self.own.call(limit, call, pending()).await;
+        if reuses_connection
+            && outcome.as_ref().is_err_and(has_ended_unseen)
+            && let Some(again) = again
         {
-            return otherwise.await;
+            before = Moment::now();
+            outcome = self.own.call(limit, &again, pending()).await;
         }
-        self.call_on_names("lease_renew").await
+        let token = only_value(&outcome?).map_err(Error::unclassified)?;
+        Ok(token.map(|token| (token, before)))
     }
 
-    async fn call_on_names(&mut self, function: &str) -> Result<Option<i64>, Error> {
-        let limit = self.limit();
-        self.own.call_within(limit, &call_on_names(&self.shared, function)).await
+    // Renewals
+
+    async fn beat(&mut self, due: Vec<Arc<Shared>>) {
+        // A transaction that releases is not waited for.
+        let mut renewing = Vec::new();
+        let (mut plain, mut alone) = (Vec::new(), VecDeque::new());
+        for lease in due {
+            match lease.begin_renewal() {
+                None => continue,
+                Some(guard) => renewing.push(guard),
+            }
+            if lease.schedule().is_apart
+                || lease.names.len() > 1
+                || self.is_renewed_otherwise(&lease)
+            {
+                alone.push_back(vec![lease]);
+            } else {
+                plain.push(lease);
+            }
+        }
+        plain.sort_by(|a, b| a.names.cmp(&b.names));
+        let mut batches: VecDeque<Vec<Arc<Shared>>> =
+            plain.chunks(BATCH).map(<[_]>::to_vec).collect();
+        batches.append(&mut alone);
+        self.renew_all(batches).await;
+        drop::<Vec<OwnedMutexGuard<()>>>(renewing);
     }
 
-    fn limit(&self) -> Duration {
-        if self.shared.hooks.watches() { self.shared.third() } else { Duration::MAX }
+    fn is_renewed_otherwise(&self, lease: &Shared) -> bool {
+        self.keeping.hooks.renews(&lease.names[0], lease.token()).is_some()
     }
 
-    // Release
-
-    async fn give_back(&mut self) {
-        // There is no second try.
-        self.own.leave_ended();
-        let limit = self.limit();
-        give_back(&self.shared, &mut self.own, limit).await;
+    async fn renew_all(&mut self, mut batches: VecDeque<Vec<Arc<Shared>>>) {
+        let mut may_reconnect = self.reuses_connection();
+        while let Some(mut batch) = batches.pop_front() {
+            batch.retain(|lease| lease.is_held());
+            if batch.is_empty() {
+                continue;
+            }
+            let error = match self.renew(&batch).await {
+                Ok(()) => continue,
+                Err(error) => error,
+            };
+            if self.keeping.hooks.takes_failure_for_loss() {
+                batch.iter().for_each(|lease| lease.lose(Reason::Denied, Some(error.clone())));
+            } else if has_ended_unseen(&error) && std::mem::take(&mut may_reconnect) {
+                // A new one may do at once.
+                batches.push_front(batch);
+            } else if !error.is_of_statement() || !self.keeping.hooks.divides() {
+                // No other would do better.
+                batch
+                    .into_iter()
+                    .chain(batches.drain(..).flatten())
+                    .for_each(|lease| has_failed(&lease, &error));
+            } else if batch.len() > 1 {
+                // Until the culprit stands alone.
+                let rest = batch.split_off(batch.len() / 2);
+                batches.push_front(rest);
+                batches.push_front(batch);
+            } else {
+                batch[0].schedule().is_apart = true;
+                has_failed(&batch[0], &error);
+            }
+        }
     }
-}
 
-/// Releases what is held still.
-pub(crate) async fn give_back(shared: &Shared, own: &mut OwnConnection, limit: Duration) {
-    if !shared.is_held() {
-        return;
+    /// By one statement, each with an answer of its own.
+    async fn renew(&mut self, batch: &[Arc<Shared>]) -> Result<(), Error> {
+        let before = Moment::now();
+        let tokens = self.call_renew(batch).await?;
+        let all_are_lost = tokens.contains(&None) && self.keeping.hooks.takes_one_for_all();
+        for (lease, token) in batch.iter().zip(tokens) {
+            let Some(token) = token.filter(|_| !all_are_lost) else {
+                lease.lose(Reason::Gone, None);
+                continue;
+            };
+            let asked = {
+                let mut schedule = lease.schedule();
+                schedule.next = before + lease.third();
+                schedule.is_apart = false;
+                std::mem::take(&mut schedule.asked)
+            };
+            lease.renewed(token, lease.hooks.counts_from(before));
+            for one in asked {
+                // Who has given up waiting hears nothing.
+                let _ = one.send(token);
+            }
+        }
+        Ok(())
     }
-    match own.call_within(limit, &call_on_names(shared, "lease_release")).await {
-        Ok(Some(_)) => shared.released(),
-        Ok(None) => shared.lose(Reason::Gone, None),
-        Err(error) => {
-            log::warn!("the lease {} was not released: {error}", shared.names[0]);
-            shared.released();
+
+    async fn call_renew(&mut self, batch: &[Arc<Shared>]) -> Result<Vec<Option<i64>>, Error> {
+        let lease = &batch[0];
+        if let Some(otherwise) = self.keeping.hooks.renews(&lease.names[0], lease.token()) {
+            return otherwise.await.map(|token| vec![token]);
+        }
+        let limits = self.limits(lease.third());
+        let rows = self.own.call_within(limits, &renewal(batch)).await?;
+        rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(Error::unclassified)
+    }
+
+    // Releases
+
+    async fn release(&mut self, lease: &Shared) {
+        let limits = self.limits(lease.third());
+        self.take_spare();
+        if let Some(pause) = release(&mut self.own, lease, limits, true).await {
+            lease.schedule().release = Moment::now() + pause;
         }
     }
 }
 
 impl Drop for Keeper {
-    /// At its end, or because its runtime is gone: then nobody renews any more, and nobody watches the deadline.
+    /// Where its runtime is gone nobody renews any more, and nobody watches the deadline.
     fn drop(&mut self) {
-        self.shared.lose(Reason::Deadline, None);
-        self.shared.finish();
+        if self.has_ended {
+            return;
+        }
+        let (leases, tries) = {
+            let mut state = self.keeping.state();
+            state.is_keeping = false;
+            state.spare = None;
+            (std::mem::take(&mut state.leases), std::mem::take(&mut state.tries))
+        };
+        for lease in leases.values().chain(tries.iter().map(|one| &one.shared)) {
+            lease.lose(Reason::Deadline, None);
+            lease.finish();
+        }
     }
 }
 
-/// A function of the lease's names and its token.
-pub(crate) fn call_on_names(shared: &Shared, function: &str) -> Call {
-    let token = argument(shared.token(), Type::INT8);
-    match &*shared.names {
-        [name] => Call {
-            sql: shared.select(&format!("{function}($1::text, $2::bigint)")),
-            arguments: vec![argument(name.clone(), Type::TEXT), token],
-        },
-        names => Call {
-            sql: shared.select(&format!("{function}_all($1::text[], $2::bigint)")),
-            arguments: vec![argument(names.to_vec(), Type::TEXT_ARRAY), token],
-        },
+/// No loss yet where trying again can help: the deadline tells.
+fn has_failed(lease: &Shared, error: &Error) {
+    log::warn!("the lease {} was not renewed: {error}", lease.names[0]);
+    {
+        let mut schedule = lease.schedule();
+        schedule.asked.clear();
+        schedule.next = Moment::now() + lease.twelfth();
+    }
+    if error.is_permanent() {
+        lease.lose(Reason::Denied, Some(error.clone()));
     }
 }

@@ -3,17 +3,21 @@
 use crate::error::{Error, LeaseLost};
 use crate::guarded::{Guardable, Guarded};
 use crate::holding::Holding;
+use crate::options::presenting;
 use crate::state::Shared;
+use crate::telemetry;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
+use tokio_postgres::Config;
 
-/// Whoever waits for a renewal.
-pub(crate) type Renewal = oneshot::Sender<Option<i64>>;
+/// Who waits for a renewal.
+pub(crate) type Renewal = oneshot::Sender<i64>;
 
-/// A lease that is kept by a task and a connection of its own, until it is released or lost.
+/// A lease that is kept until it is released or lost, by the heartbeat that all leases of a [`Fence`](crate::Fence)
+/// share.
 ///
 /// Clones are the same lease, for other tasks. It ends with [`release`](Lease::release), which waits until it is
 /// given back. Dropping the last clone does not wait: the heartbeat stops, and the lease is given back in the
@@ -23,24 +27,21 @@ pub struct Lease {
     holder: Arc<Holder>,
 }
 
-struct Holder {
-    shared: Arc<Shared>,
-    renewals: mpsc::UnboundedSender<Renewal>,
-}
+struct Holder(Arc<Shared>);
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        self.shared.end();
+        self.0.end();
     }
 }
 
 impl Lease {
-    pub(crate) fn new(shared: Arc<Shared>, renewals: mpsc::UnboundedSender<Renewal>) -> Lease {
-        Lease { holder: Arc::new(Holder { shared, renewals }) }
+    pub(crate) fn new(shared: Arc<Shared>) -> Lease {
+        Lease { holder: Arc::new(Holder(shared)) }
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.holder.shared
+        &self.holder.0
     }
 
     /// What it is a lease of.
@@ -86,13 +87,17 @@ impl Lease {
     }
 
     /// Has it renewed at once, and returns the new token, which a `strict` table asks for when a row is written again;
-    /// None when the renewal failed, which is no loss yet.
+    /// None when the renewal failed, which is no loss yet, or when it is held for its [longest
+    /// time](crate::LeaseRequest::hold_at_most).
     pub async fn renew(&self) -> Result<Option<i64>, LeaseLost> {
         self.check()?;
+        if self.shared().is_left_to_its_deadline() {
+            return Ok(None);
+        }
         let (renewal, renewed) = oneshot::channel();
-        // A keeper that is gone drops it, which is an answer, too.
-        let _ = self.holder.renewals.send(renewal);
-        let token = self.run(renewed).await?.ok().flatten();
+        // Of one that has failed it is dropped, which is an answer, too.
+        self.shared().hurry(Some(renewal));
+        let token = self.run(renewed).await?.ok();
         self.check()?;
         Ok(token)
     }
@@ -106,7 +111,8 @@ impl Lease {
         &self,
         connection: &'c mut impl Guardable,
     ) -> Result<Guarded<'c>, Error> {
-        Guarded::begin(Holding::Lease(self.clone()), connection, true).await
+        let begins = Guarded::begin(vec![Holding::Lease(self.clone())], connection, true);
+        telemetry::guard(self.names(), begins).await
     }
 
     /// As [`guard`](Lease::guard), without a lock: its writes present the token, and somebody else may be granted the
@@ -115,15 +121,35 @@ impl Lease {
         &self,
         connection: &'c mut impl Guardable,
     ) -> Result<Guarded<'c>, Error> {
-        Guarded::begin(Holding::Lease(self.clone()), connection, false).await
+        Guarded::begin(vec![Holding::Lease(self.clone())], connection, false).await
     }
 
     /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server cannot be
     /// reached, the lease ends at its ttl. Dropped while it waits, it goes on in the background.
     pub async fn release(&self) -> Result<(), LeaseLost> {
         self.shared().end();
-        self.shared().until_finished().await;
+        self.shared().until_over().await;
         self.loss().map_or(Ok(()), Err)
+    }
+
+    /// Stops keeping it without giving it back, for another process that [resumes](crate::Fence::resume) it by the
+    /// token that this answers, before the ttl is over. Clones answer as after a release.
+    pub fn detach(self) -> Result<i64, Error> {
+        self.check()?;
+        if self.shared().terms.session {
+            return Err(Error::other("detach: a session lease ends with its session"));
+        }
+        match self.shared().released() {
+            true => Ok(self.token()),
+            false => Err(self.check().err().map_or_else(|| Error::other("detach"), Error::from)),
+        }
+    }
+
+    /// The same place to connect to, where every transaction presents the token: code that knows nothing of fences is
+    /// fenced by its connection alone. Not through a pooler, which takes no options. On a loss such connections are not
+    /// broken off; the server refuses what they write once somebody else has the lease.
+    pub fn options(&self, config: &Config) -> Config {
+        presenting(self.token(), config)
     }
 
     pub(crate) fn is_doubtful(&self) -> bool {

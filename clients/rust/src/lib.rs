@@ -21,8 +21,11 @@
 //! project's directory `clients`.
 
 #![warn(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod adopted;
+mod calls;
+mod claim;
 mod clock;
 mod connected;
 mod error;
@@ -30,20 +33,40 @@ mod fence;
 mod guarded;
 mod holding;
 mod keeper;
+mod keeping;
+mod lead;
 mod lease;
+mod names;
+mod observe;
+mod options;
 mod own;
 mod request;
+#[cfg(feature = "sqlx")]
+mod sqlx;
 mod state;
+mod telemetry;
+#[cfg(feature = "rustls")]
+pub mod tls;
+mod waiting;
 
 #[doc(hidden)]
 pub mod hooks;
 
 pub use adopted::{AdoptRequest, Adopted};
+pub use claim::{ClaimRequest, Claimed};
 #[doc(hidden)]
 pub use clock::Moment;
 pub use connected::{Connected, Tls, connect};
-pub use error::{Error, LeaseLost, LeaseTaken, Reason, Refusal, TransactionLost, classify};
+pub use error::{
+    AcquireTimeout, Error, LeaseLost, LeaseTaken, NotInstalled, Reason, Refusal, TransactionLost,
+    classify,
+};
 pub use fence::Fence;
-pub use guarded::{Guardable, Guarded};
+pub use guarded::{Guardable, Guarded, guard_all};
 pub use lease::Lease;
+pub use names::Names;
+pub use observe::{Leader, Observer};
+pub use options::options;
 pub use request::LeaseRequest;
+#[cfg(feature = "sqlx")]
+pub use sqlx::SqlxGuarded;

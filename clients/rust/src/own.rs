@@ -1,4 +1,4 @@
-//! A lease's own connection: opened when it is needed, broken off when a call takes longer than it may.
+//! A connection of the client's own: opened when it is needed, broken off when a call takes longer than it may.
 
 use crate::clock;
 use crate::connected::{BoxFuture, Connected};
@@ -7,8 +7,8 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row};
 
 pub(crate) type Opener = Arc<dyn Fn() -> BoxFuture<Result<Connected, Error>> + Send + Sync>;
 
@@ -25,36 +25,48 @@ pub(crate) fn argument(value: impl ToSql + Sync + Send + 'static, kind: Type) ->
 }
 
 impl Call {
-    /// The only value of the only row.
-    pub async fn value(&self, client: &Client) -> Result<Option<i64>, tokio_postgres::Error> {
+    pub async fn rows(&self, client: &Client) -> Result<Vec<Row>, tokio_postgres::Error> {
         let arguments: Vec<(&(dyn ToSql + Sync), Type)> = self
             .arguments
             .iter()
             .map(|(value, kind)| (value.as_ref() as _, kind.clone()))
             .collect();
-        let row = client.query_typed_one(&self.sql, &arguments).await?;
-        row.try_get(0)
+        client.query_typed(&self.sql, &arguments).await
     }
 
-    /// The same in a transaction of its own, where the server does not let it go on for ever either.
-    async fn value_within(&self, client: &Client, limit: Duration) -> Result<Option<i64>, Error> {
+    /// The same in a transaction of its own, where the server does not let it go on, or wait, for ever either.
+    async fn rows_within(&self, client: &Client, limits: Limits) -> Result<Vec<Row>, Error> {
         // More than an int holds is refused.
-        let timeout = limit.as_millis().clamp(1, i32::MAX as u128).to_string();
-        let timeout: [(&(dyn ToSql + Sync), Type); 1] = [(&timeout, Type::TEXT)];
+        let text = |limit: Duration| limit.as_millis().clamp(1, i32::MAX as u128).to_string();
+        let (call, lock) = (text(limits.call), text(limits.lock));
+        let limits: [(&(dyn ToSql + Sync), Type); 2] = [(&call, Type::TEXT), (&lock, Type::TEXT)];
+        // For this transaction only: behind a pooler the session is others', too.
+        let set = "SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $2, true)";
         // All of it is on its way at once: the first poll of each sends.
-        let (begun, set, value, committed) = tokio::join!(
+        let (begun, set, rows, committed) = tokio::join!(
             biased;
             client.batch_execute("BEGIN"),
-            // For this transaction only: behind a pooler the session is others', too.
-            client.query_typed("SELECT set_config('statement_timeout', $1, true)", &timeout),
-            self.value(client),
+            client.query_typed(set, &limits),
+            self.rows(client),
             client.batch_execute("COMMIT"),
         );
         begun.and(set.map(drop)).map_err(Error::unclassified)?;
-        let value = value.map_err(Error::unclassified)?;
+        let rows = rows.map_err(Error::unclassified)?;
         committed.map_err(Error::unclassified)?;
-        Ok(value)
+        Ok(rows)
     }
+}
+
+/// How long a call may take, and how long of that it may wait for somebody's lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub call: Duration,
+    pub lock: Duration,
+}
+
+/// The only value of the only row.
+pub(crate) fn only_value(rows: &[Row]) -> Result<Option<i64>, tokio_postgres::Error> {
+    rows.first().map_or(Ok(None), |row| row.try_get(0))
 }
 
 /// How long a statement that was cancelled may take to end.
@@ -62,18 +74,26 @@ const CANCEL_AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) struct OwnConnection {
     open: Opener,
-    open_limit: Duration,
     connected: Option<Connected>,
 }
 
 impl OwnConnection {
-    pub fn new(open: Opener, open_limit: Duration) -> OwnConnection {
-        OwnConnection { open, open_limit, connected: None }
+    pub fn new(open: Opener) -> OwnConnection {
+        OwnConnection { open, connected: None }
     }
 
     /// Whether it has been opened. It may have ended since, which the next call shows.
     pub fn is_open(&self) -> bool {
         self.connected.is_some()
+    }
+
+    /// Uses that one, where it has none.
+    pub fn take_over(&mut self, spare: Option<Connected>) {
+        self.connected = self.connected.take().or(spare);
+    }
+
+    pub fn hand_over(&mut self) -> Option<Connected> {
+        self.connected.take()
     }
 
     /// Has the next call open another where this one has ended.
@@ -89,21 +109,21 @@ impl OwnConnection {
         limit: Duration,
         call: &Call,
         given_up: impl Future<Output = ()>,
-    ) -> Result<Option<i64>, Error> {
-        let connected = self.connect().await?;
+    ) -> Result<Vec<Row>, Error> {
+        let connected = self.connect(limit).await?;
         let mut is_cancelled = false;
         let outcome = clock::within(limit, async {
-            let mut value = pin!(call.value(connected));
+            let mut rows = pin!(call.rows(connected));
             tokio::select! {
                 biased;
-                value = &mut value => return value,
+                rows = &mut rows => return rows,
                 () = given_up => is_cancelled = true,
             }
             loop {
                 // A request that comes before the statement does is lost, hence more than one. The answer is waited
                 // for: some poolers do not survive a client that cancels and hangs up.
                 tokio::select! {
-                    value = &mut value => return value,
+                    rows = &mut rows => return rows,
                     () = async { tokio::join!(connected.cancel(), clock::sleep(CANCEL_AGAIN)); } => {}
                 }
             }
@@ -116,21 +136,18 @@ impl OwnConnection {
         self.settle(outcome, limit)
     }
 
-    /// The same, where the server does not let it go on for ever either.
-    pub async fn call_within(
-        &mut self,
-        limit: Duration,
-        call: &Call,
-    ) -> Result<Option<i64>, Error> {
-        let connected = self.connect().await?;
-        let outcome = clock::within(limit, call.value_within(connected, limit)).await;
-        self.settle(outcome, limit)
+    /// In a transaction of its own, where the server does not let it go on for ever either.
+    pub async fn call_within(&mut self, limits: Limits, call: &Call) -> Result<Vec<Row>, Error> {
+        let connected = self.connect(limits.call).await?;
+        let outcome = clock::within(limits.call, call.rows_within(connected, limits)).await;
+        self.settle(outcome, limits.call)
     }
 
-    async fn connect(&mut self) -> Result<&Connected, Error> {
+    /// Opens it, if it is not open.
+    pub async fn connect(&mut self, limit: Duration) -> Result<&Connected, Error> {
         if !self.is_open() {
-            let opened = clock::within(self.open_limit, (self.open)()).await;
-            self.connected = Some(opened.ok_or_else(|| Error::other(TimedOut(self.open_limit)))??);
+            let opened = clock::within(limit, (self.open)()).await;
+            self.connected = Some(opened.ok_or_else(|| Error::other(TimedOut(limit)))??);
         }
         self.connected.as_ref().ok_or_else(|| Error::other("there is no connection"))
     }
@@ -138,9 +155,9 @@ impl OwnConnection {
     /// A connection whose call did not come to an end, or whose session did, serves no more.
     fn settle(
         &mut self,
-        outcome: Option<Result<Option<i64>, Error>>,
+        outcome: Option<Result<Vec<Row>, Error>>,
         limit: Duration,
-    ) -> Result<Option<i64>, Error> {
+    ) -> Result<Vec<Row>, Error> {
         let outcome = outcome.unwrap_or_else(|| Err(Error::other(TimedOut(limit))));
         if outcome.as_ref().is_err_and(|error| is_timeout(error) || error.is_end_of_session()) {
             self.break_off();

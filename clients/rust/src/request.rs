@@ -1,57 +1,73 @@
 //! How a lease is asked for.
 
-use crate::clock;
+use crate::calls::interval;
 use crate::error::{Error, LeaseTaken};
 use crate::fence::Fence;
-use crate::keeper::Keeper;
+use crate::keeping::Try;
+use crate::lead::OnLeader;
 use crate::lease::Lease;
+use crate::names::Names;
 use crate::own::{Call, argument};
-use crate::state::Shared;
+use crate::state::{Shared, Terms};
+use crate::telemetry;
+use crate::waiting::Waiting;
 use serde_json::Value;
-use std::convert::Infallible;
-use std::future::{Future, pending};
+use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio_postgres::types::Type;
+
+/// A ttl that is shorter is refused: a renewal would hardly come in time.
+const SHORTEST: Duration = Duration::from_millis(100);
 
 /// How a lease is asked for: `fence.lease("order:7").ttl(Duration::from_secs(30)).acquire()`.
 #[derive(Clone)]
 #[must_use = "a lease is not acquired before `acquire`, `try_acquire`, `hold` or `lead`"]
 pub struct LeaseRequest {
-    fence: Fence,
+    pub(crate) fence: Fence,
     pub(crate) names: Arc<[String]>,
-    pub(crate) ttl: Duration,
+    pub(crate) terms: Terms,
     pub(crate) wait: Duration,
-    holder: Option<String>,
-    metadata: Option<Value>,
-    shared: bool,
-    slots: i32,
-    reclaim: bool,
-    pub(crate) session: bool,
+    pub(crate) holder: Option<String>,
+    pub(crate) metadata: Option<Value>,
+    pub(crate) shared: bool,
+    pub(crate) slots: i32,
+    pub(crate) reclaim: bool,
+    pub(crate) on_leader: Option<OnLeader>,
 }
 
 impl LeaseRequest {
-    pub(crate) fn new(fence: Fence, names: Vec<String>) -> LeaseRequest {
+    pub(crate) fn new(fence: Fence, names: Names) -> LeaseRequest {
         LeaseRequest {
             fence,
-            names: names.into(),
-            ttl: Duration::from_secs(30),
+            names: names.0,
+            terms: Terms::of(Duration::from_secs(30)),
             wait: Duration::ZERO,
             holder: None,
             metadata: None,
             shared: false,
             slots: 1,
             reclaim: false,
-            session: false,
+            on_leader: None,
         }
     }
 
-    /// How long it is held without a renewal: 30 s unless said otherwise.
+    /// How long it is held without a renewal: 30 s unless said otherwise, at least 100 ms.
     pub fn ttl(self, ttl: Duration) -> Self {
-        LeaseRequest { ttl, ..self }
+        LeaseRequest { terms: Terms { ttl, ..self.terms }, ..self }
+    }
+
+    /// After so long it is not renewed any more, and is lost at its deadline: for work that might go round for ever.
+    pub fn hold_at_most(self, at_most: Duration) -> Self {
+        LeaseRequest { terms: Terms { at_most: Some(at_most), ..self.terms }, ..self }
+    }
+
+    /// Nobody else is granted it before so long, also when it is released before: for schedulers whose clocks differ.
+    /// It is then left to itself until that time, and not to be renewed or released any more.
+    pub fn hold_at_least(self, at_least: Duration) -> Self {
+        LeaseRequest { terms: Terms { at_least, ..self.terms }, ..self }
     }
 
     /// How long to wait in line for it: not at all unless said otherwise.
@@ -81,7 +97,7 @@ impl LeaseRequest {
 
     /// It ends with its session, too. Not through a pooler.
     pub fn session(self) -> Self {
-        LeaseRequest { session: true, ..self }
+        LeaseRequest { terms: Terms { session: true, ..self.terms }, ..self }
     }
 
     /// Where that holder has it already, it gets a new grant at once.
@@ -99,7 +115,7 @@ impl LeaseRequest {
 
     /// As [`acquire`](LeaseRequest::acquire); None where it is taken.
     pub async fn try_acquire(self) -> Result<Option<Lease>, Error> {
-        self.start()?.granted().await
+        telemetry::acquire(&self.names, async { self.start()?.granted().await }).await
     }
 
     /// Does `work` under the lease, and releases it. On a loss the work is dropped where it waits, and the answer is
@@ -118,94 +134,28 @@ impl LeaseRequest {
         Ok(done)
     }
 
-    /// Does `work` while leading, again after each loss, and returns what it comes to.
-    ///
-    /// On a loss the work is dropped where it waits. An error of the work that is no loss ends it, and so does an
-    /// error of the server that will not go away. Dropped, it ends, and gives the lease back in the background; to
-    /// have it end in good order, [`lead_until`](LeaseRequest::lead_until).
-    pub async fn lead<T, E, W>(self, work: impl FnMut(Lease) -> W) -> Result<T, E>
-    where
-        W: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        match self.lead_or(pending::<Infallible>(), work).await? {
-            Led::Done(done) => Ok(done),
-            Led::Stopped(never) => match never {},
+    /// Has it tried by the keeper, or waited for by a task of its own.
+    pub(crate) fn start(&self) -> Result<Acquiring, Error> {
+        self.check()?;
+        let keeping = &self.fence.keeping;
+        let shared = self.fence.shared(self.names.clone(), self.terms);
+        let holder = self.holder.clone().unwrap_or_else(unique_holder);
+        let call = self.call(&shared, &holder, self.reclaim);
+        let (answer, granted) = oneshot::channel();
+        if self.terms.session || !self.wait.is_zero() {
+            let waiting =
+                Waiting { keeping: keeping.clone(), shared: shared.clone(), call, wait: self.wait };
+            keeping.spawn(waiting.wait(answer));
+        } else {
+            let is_own = self.reclaim || self.holder.is_none();
+            let again =
+                (is_own && self.names.len() == 1).then(|| self.call(&shared, &holder, true));
+            keeping.queue(Try { shared: shared.clone(), call, again, answer });
         }
+        Ok(Acquiring { lease: Lease::new(shared), granted })
     }
 
-    /// As [`lead`](LeaseRequest::lead), until `stop` resolves: then the work is dropped where it waits, the lease is
-    /// given back, and the answer is None.
-    pub async fn lead_until<T, E, W>(
-        self,
-        stop: impl Future<Output = ()>,
-        work: impl FnMut(Lease) -> W,
-    ) -> Result<Option<T>, E>
-    where
-        W: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        match self.lead_or(stop, work).await? {
-            Led::Done(done) => Ok(Some(done)),
-            Led::Stopped(()) => Ok(None),
-        }
-    }
-
-    async fn lead_or<T, E, S, W>(
-        mut self,
-        stop: impl Future<Output = S>,
-        mut work: impl FnMut(Lease) -> W,
-    ) -> Result<Led<T, S>, E>
-    where
-        W: Future<Output = Result<T, E>>,
-        E: From<Error>,
-    {
-        // Whoever never saw the answer to an acquire takes the grant over by its own name.
-        self.holder.get_or_insert_with(unique_holder);
-        self.reclaim = true;
-        // In portions, so that a connection that hangs is noticed.
-        self.wait = (self.ttl / 3).clamp(Duration::from_secs(1), Duration::from_secs(10));
-        let mut stop = pin!(stop);
-        loop {
-            let acquiring = self.start()?;
-            let lease = acquiring.lease.clone();
-            let granted = tokio::select! {
-                biased;
-                stopped = &mut stop => {
-                    let _ = lease.release().await;
-                    return Ok(Led::Stopped(stopped));
-                }
-                granted = acquiring.granted() => granted,
-            };
-            match granted {
-                Ok(None) => continue,
-                Ok(Some(_)) => {
-                    let outcome = tokio::select! {
-                        biased;
-                        stopped = &mut stop => Ok(Ok(Led::Stopped(stopped))),
-                        outcome = lease.run(work(lease.clone())) => outcome.map(|done| done.map(Led::Done)),
-                    };
-                    let is_doubtful = lease.is_doubtful();
-                    let _ = lease.release().await;
-                    match outcome {
-                        Ok(Ok(led)) => return Ok(led),
-                        Ok(Err(error)) if !is_doubtful => return Err(error),
-                        Ok(Err(_)) | Err(_) => log::info!("leading {} again", self.names[0]),
-                    }
-                }
-                Err(error) if error.is_permanent() => return Err(error.into()),
-                Err(error) => log::warn!("leading {} is tried again: {error}", self.names[0]),
-            }
-            tokio::select! {
-                biased;
-                stopped = &mut stop => return Ok(Led::Stopped(stopped)),
-                () = clock::sleep(self.ttl / 12) => {}
-            }
-        }
-    }
-
-    /// Has a task acquire it.
-    fn start(&self) -> Result<Acquiring, Error> {
+    fn check(&self) -> Result<(), Error> {
         let is_plain = !self.shared && self.slots == 1 && !self.reclaim;
         match self.names.len() {
             0 => return Err(Error::other("a lease needs a name")),
@@ -217,19 +167,13 @@ impl LeaseRequest {
                 ));
             }
         }
-        let fence = &self.fence;
-        let shared =
-            Shared::new(self.names.clone(), self.ttl, fence.schema.clone(), fence.hooks.clone());
-        let shared = Arc::new(shared);
-        let (renewals, asked) = mpsc::unbounded_channel();
-        let (answer, granted) = oneshot::channel();
-        let keeper = Keeper::new(self, shared.clone(), fence.open.clone(), asked);
-        fence.spawn(keeper.keep(answer));
-        Ok(Acquiring { lease: Lease::new(shared, renewals), granted })
+        if self.terms.session && !self.terms.at_least.is_zero() {
+            return Err(Error::other("hold_at_least: a session lease ends with its session"));
+        }
+        checked_ttl(self.terms.ttl)
     }
 
-    pub(crate) fn call(&self, shared: &Shared) -> Call {
-        let holder = self.holder.clone().unwrap_or_else(unique_holder);
+    fn call(&self, shared: &Shared, holder: &str, reclaim: bool) -> Call {
         let metadata = self.metadata.as_ref().map(Value::to_string);
         if let [name] = &*self.names {
             let function = "lease_acquire($1::text, $2::text, $3::interval, $4::interval, $5::jsonb, \
@@ -238,14 +182,14 @@ impl LeaseRequest {
                 sql: shared.select(function),
                 arguments: vec![
                     argument(name.clone(), Type::TEXT),
-                    argument(holder, Type::TEXT),
-                    argument(interval(self.ttl), Type::TEXT),
+                    argument(holder.to_owned(), Type::TEXT),
+                    argument(interval(self.terms.ttl), Type::TEXT),
                     argument(interval(self.wait), Type::TEXT),
                     argument(metadata, Type::TEXT),
                     argument(self.shared, Type::BOOL),
                     argument(self.slots, Type::INT4),
-                    argument(self.reclaim, Type::BOOL),
-                    argument(self.session, Type::BOOL),
+                    argument(reclaim, Type::BOOL),
+                    argument(self.terms.session, Type::BOOL),
                 ],
             };
         }
@@ -255,28 +199,23 @@ impl LeaseRequest {
             sql: shared.select(function),
             arguments: vec![
                 argument(self.names.to_vec(), Type::TEXT_ARRAY),
-                argument(holder, Type::TEXT),
-                argument(interval(self.ttl), Type::TEXT),
+                argument(holder.to_owned(), Type::TEXT),
+                argument(interval(self.terms.ttl), Type::TEXT),
                 argument(metadata, Type::TEXT),
-                argument(self.session, Type::BOOL),
+                argument(self.terms.session, Type::BOOL),
             ],
         }
     }
 }
 
-enum Led<T, S> {
-    Done(T),
-    Stopped(S),
-}
-
 /// A lease that has been asked for.
-struct Acquiring {
-    lease: Lease,
+pub(crate) struct Acquiring {
+    pub lease: Lease,
     granted: oneshot::Receiver<Result<bool, Error>>,
 }
 
 impl Acquiring {
-    async fn granted(self) -> Result<Option<Lease>, Error> {
+    pub async fn granted(self) -> Result<Option<Lease>, Error> {
         // A keeper that is gone without an answer went with its runtime.
         let granted = self.granted.await.unwrap_or_else(|gone| Err(Error::other(gone)))?;
         Ok(granted.then_some(self.lease))
@@ -290,9 +229,12 @@ pub(crate) fn unique_holder() -> String {
     format!("{}/{}/{random:08x}", host.nodename().to_string_lossy(), std::process::id())
 }
 
-/// As PostgreSQL reads it. A text: the driver has no type for it.
-pub(crate) fn interval(span: Duration) -> String {
-    format!("{} microseconds", span.as_micros())
+/// A heartbeat needs a little time.
+pub(crate) fn checked_ttl(ttl: Duration) -> Result<(), Error> {
+    match ttl < SHORTEST {
+        true => Err(Error::other(format!("ttl: {ttl:?} is too short, at least {SHORTEST:?}"))),
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]

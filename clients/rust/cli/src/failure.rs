@@ -98,6 +98,11 @@ fn status_of(sqlstate: Option<&str>) -> u8 {
 
 /// With the cause, where the driver's own words name none, and with what may help.
 fn told(error: &Error, sqlstate: Option<&str>) -> String {
+    // The client's words are for programs that are written with it.
+    let error = match error {
+        Error::NotInstalled(missing) => missing.cause(),
+        error => error,
+    };
     let mut text = error.to_string();
     for cause in causes(error) {
         let words = cause.to_string();
@@ -105,7 +110,7 @@ fn told(error: &Error, sqlstate: Option<&str>) -> String {
             text = format!("{text}: {words}");
         }
     }
-    if sqlstate == Some("42883") {
+    if matches!(sqlstate, Some("42883" | "3F000")) {
         text.push_str(" (is pg_fence created in this database? In a schema of its own: --schema)");
     }
     text

@@ -7,7 +7,7 @@ mod observed;
 
 use observed::{Observed, RENEW_IN_WORK};
 use pg_fence_client::{
-    Adopted, Connected, Error, Fence, Guarded, Lease, LeaseLost, classify, connect,
+    Adopted, Connected, Error, Fence, Guarded, Lease, LeaseLost, classify, connect, guard_all,
 };
 use serde_json::{Value, json};
 use std::error::Error as StdError;
@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_postgres::NoTls;
+use tokio_postgres::types::Type;
 
 type Outcome = Result<(), Box<dyn StdError>>;
 type Orders = mpsc::UnboundedReceiver<Value>;
@@ -149,6 +150,9 @@ struct Worker {
     /// That of whoever leads, too.
     held: Arc<Mutex<Option<Held>>>,
     leading: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    /// Of `hold` and `claim`.
+    crowd: Vec<Lease>,
+    observing: Option<JoinHandle<()>>,
 }
 
 impl Worker {
@@ -163,12 +167,31 @@ impl Worker {
             part("application")
         );
         let fence = Fence::new(&url)?.with_hooks(observed.clone());
-        Ok(Worker { url, fence, observed, held: Arc::default(), leading: None })
+        let (held, crowd) = (Arc::default(), Vec::new());
+        Ok(Worker { url, fence, observed, held, leading: None, crowd, observing: None })
     }
 
     async fn follow(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
         match order["do"].as_str().unwrap_or_default() {
             "acquire" => return self.acquire(order).await,
+            "resume" => return self.resume(order).await,
+            "detach" => {
+                let lease = self.held_lease()?;
+                *lock(&self.held) = None;
+                say("detached", json!({ "token": lease.detach()? }));
+            }
+            "hold" => return self.hold(order).await,
+            "claim" => return self.claim(order).await,
+            "holding" => {
+                let held = self.crowd.iter().filter(|lease| lease.held()).count();
+                say("holding", json!({ "count": held }));
+            }
+            "release-all" => {
+                self.release_all().await;
+                say("released", json!({}));
+            }
+            "guard-all" => return self.guard_all(orders).await,
+            "observe" => self.observe(order),
             "adopt" => return self.adopt(order).await,
             "check" => {
                 self.held_lease()?.check()?;
@@ -208,7 +231,7 @@ impl Worker {
             "census" => say("census", json!({ "tasks": census() })),
             "close" => self.close().await,
             "update" | "sleep" | "commit" | "rollback" => return Err(Nothing.into()),
-            _ => return Err("what?".into()),
+            _ => return Err("unknown order".into()),
         }
         Ok(())
     }
@@ -226,12 +249,7 @@ impl Worker {
 
     async fn acquire(&mut self, order: &Value) -> Outcome {
         self.give_back().await;
-        let names = order["names"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let names: Vec<&str> = names.collect();
-        let mut request = match names.as_slice() {
-            [name] => self.fence.lease(*name),
-            names => self.fence.lease_all(names.iter().copied()),
-        };
+        let mut request = self.fence.lease(names(order));
         request = request.ttl(ms(&order["ttl_ms"])).wait(ms(&order["wait_ms"]));
         if order["session"] == true {
             request = request.session();
@@ -242,15 +260,85 @@ impl Worker {
         if let Some(slots) = order["slots"].as_i64() {
             request = request.slots(slots.try_into()?);
         }
+        if order["hold_at_most_ms"].is_u64() {
+            request = request.hold_at_most(ms(&order["hold_at_most_ms"]));
+        }
+        if order["hold_at_least_ms"].is_u64() {
+            request = request.hold_at_least(ms(&order["hold_at_least_ms"]));
+        }
         match request.try_acquire().await? {
-            Some(lease) => {
-                say_granted("acquired", &lease);
-                *lock(&self.held) = Some(Held::Lease(lease));
-                self.observed.acquired();
-            }
+            Some(lease) => self.acquired(lease),
             None => say("taken", json!({})),
         }
         Ok(())
+    }
+
+    fn acquired(&self, lease: Lease) {
+        self.observed.acquired(lease.names());
+        say_granted("acquired", &lease);
+        *lock(&self.held) = Some(Held::Lease(lease));
+    }
+
+    async fn resume(&mut self, order: &Value) -> Outcome {
+        self.give_back().await;
+        let name = order["name"].as_str().unwrap_or_default();
+        let token = order["token"].as_i64().unwrap_or_default();
+        let lease = self.fence.resume(name, token, ms(&order["ttl_ms"])).await?;
+        self.acquired(lease);
+        Ok(())
+    }
+
+    // Many leases
+
+    async fn hold(&mut self, order: &Value) -> Outcome {
+        for name in names(order) {
+            let request = self.fence.lease(name).ttl(ms(&order["ttl_ms"]));
+            let Some(lease) = request.try_acquire().await? else {
+                say("taken", json!({}));
+                return Ok(());
+            };
+            self.crowd.push(lease);
+        }
+        say("holding", json!({ "count": self.crowd.len() }));
+        Ok(())
+    }
+
+    async fn claim(&mut self, order: &Value) -> Outcome {
+        let limit = order["n"].as_u64().unwrap_or_default().try_into()?;
+        let claim = self.fence.claim("SELECT unnest($1::text[])", limit);
+        let claim = claim.bind(names(order), Type::TEXT_ARRAY).ttl(ms(&order["ttl_ms"]));
+        let claimed = claim.acquire().await?;
+        let leases: Vec<Lease> = claimed.into_iter().map(|claimed| claimed.lease).collect();
+        let names: Vec<&String> = leases.iter().flat_map(Lease::names).collect();
+        say("claimed", json!({ "names": names }));
+        self.crowd.extend(leases);
+        Ok(())
+    }
+
+    async fn release_all(&mut self) {
+        for lease in self.crowd.drain(..) {
+            // A loss has been told before.
+            let _ = lease.release().await;
+        }
+    }
+
+    async fn guard_all(&mut self, orders: &mut Orders) -> Outcome {
+        let mut client = connect(&self.url, NoTls).await?;
+        let guarded = guard_all(&self.crowd, &mut client).await?;
+        say("guarded", json!({}));
+        self.until_its_end(guarded, orders).await
+    }
+
+    fn observe(&mut self, order: &Value) {
+        let name = order["name"].as_str().unwrap_or_default().to_owned();
+        let mut observer = self.fence.observe(name.as_str());
+        self.observing = Some(tokio::spawn(async move {
+            while let Ok(leader) = observer.changed().await {
+                let (holder, token) = (leader.holder, leader.token);
+                say("leader", json!({ "name": name, "holder": holder, "token": token }));
+            }
+        }));
+        say("done", json!({}));
     }
 
     async fn adopt(&mut self, order: &Value) -> Outcome {
@@ -298,6 +386,10 @@ impl Worker {
             say("presented", json!({}));
             guarded
         };
+        self.until_its_end(guarded, orders).await
+    }
+
+    async fn until_its_end(&self, guarded: Guarded<'_>, orders: &mut Orders) -> Outcome {
         let mut renewals = self.observed.transaction_is_open();
         let commits = steps(&guarded, orders, &mut renewals).await;
         self.observed.transaction_has_ended();
@@ -318,9 +410,9 @@ impl Worker {
         let (place, observed) = (self.held.clone(), self.observed.clone());
         let leading = tokio::spawn(async move {
             let work = async |lease: Lease| {
+                observed.acquired(lease.names());
                 say_granted("leading", &lease);
                 *lock(&place) = Some(Held::Lease(lease));
-                observed.acquired();
                 std::future::pending::<Result<(), Error>>().await
             };
             let told = async { drop(stopped.await) };
@@ -338,7 +430,12 @@ impl Worker {
             drop(stop);
             let _ = leading.await;
         }
+        if let Some(observing) = self.observing.take() {
+            observing.abort();
+            let _ = observing.await;
+        }
         self.give_back().await;
+        self.release_all().await;
         say("closed", json!({}));
     }
 
@@ -390,6 +487,11 @@ fn update(order: &Value) -> String {
         "UPDATE work SET value = '{}' WHERE id = 1",
         order["value"].as_str().unwrap_or_default()
     )
+}
+
+fn names(order: &Value) -> Vec<String> {
+    let names = order["names"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    names.map(str::to_owned).collect()
 }
 
 fn ms(value: &Value) -> Duration {

@@ -24,6 +24,8 @@ enum Plant {
     ErrorIsLoss,
     RenewInWork,
     HangHidesLoss,
+    OneNullLosesAll,
+    OneLockStopsAll,
     AdoptsLate,
     AdoptsOnce,
 }
@@ -31,6 +33,8 @@ enum Plant {
 pub struct Observed {
     plant: Plant,
     starved: AtomicBool,
+    /// The lease of `acquire`, `resume` or `lead`, whose renewals are told.
+    told: Mutex<Vec<String>>,
     /// The transaction that is open.
     work: Mutex<Option<mpsc::UnboundedSender<Renewal>>>,
 }
@@ -43,11 +47,14 @@ impl Observed {
             Some("error-is-loss") => Plant::ErrorIsLoss,
             Some("renew-in-work") => Plant::RenewInWork,
             Some("hang-hides-loss") => Plant::HangHidesLoss,
+            Some("one-null-loses-all") => Plant::OneNullLosesAll,
+            Some("one-lock-stops-all") => Plant::OneLockStopsAll,
             Some("adopts-late") => Plant::AdoptsLate,
             Some("adopts-once") => Plant::AdoptsOnce,
             Some(other) => return Err(format!("there is no plant {other}")),
         };
-        Ok(Observed { plant, starved: AtomicBool::new(false), work: Mutex::default() })
+        let starved = AtomicBool::new(false);
+        Ok(Observed { plant, starved, told: Mutex::default(), work: Mutex::default() })
     }
 
     /// From now on the heartbeat sends nothing.
@@ -55,8 +62,9 @@ impl Observed {
         self.starved.store(true, Ordering::Relaxed);
     }
 
-    /// Another lease has another heartbeat.
-    pub fn acquired(&self) {
+    /// From now on that one's renewals are told; none but its own have been starved.
+    pub fn acquired(&self, names: &[String]) {
+        *lock(&self.told) = names.to_vec();
         self.starved.store(false, Ordering::Relaxed);
     }
 
@@ -72,13 +80,15 @@ impl Observed {
 }
 
 impl Hooks for Observed {
-    fn renewed(&self, token: i64, remaining: Duration) {
+    fn renewed(&self, names: &[String], token: i64, remaining: Duration) {
         let wall = now_ms();
-        say("renewed", json!({ "token": token, "deadline": until(wall, remaining) }));
+        if *lock(&self.told) == names {
+            say("renewed", json!({ "token": token, "deadline": until(wall, remaining) }));
+        }
     }
 
     fn lost(&self, loss: &LeaseLost) {
-        say("lost", json!({ "reason": loss.reason().as_str() }));
+        say("lost", json!({ "name": loss.names()[0], "reason": loss.reason().as_str() }));
     }
 
     fn starves(&self) -> bool {
@@ -95,6 +105,14 @@ impl Hooks for Observed {
 
     fn takes_failure_for_loss(&self) -> bool {
         self.plant == Plant::ErrorIsLoss
+    }
+
+    fn takes_one_for_all(&self) -> bool {
+        self.plant == Plant::OneNullLosesAll
+    }
+
+    fn divides(&self) -> bool {
+        self.plant != Plant::OneLockStopsAll
     }
 
     fn adopts_late(&self) -> bool {

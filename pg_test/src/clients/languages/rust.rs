@@ -1,6 +1,6 @@
 //! The client in Rust, on tokio-postgres.
 
-use super::{Language, Program, Programs};
+use super::{Check, Language, Program, Programs};
 use crate::extension::{cargo, source_root, target_dir};
 use crate::process::output_of;
 use anyhow::{Context, Result};
@@ -11,7 +11,7 @@ pub const LANGUAGE: Language = Language {
     name: "rust",
     directory: "rust",
     prepare,
-    checks: super::no_checks,
+    checks,
     first_worker: "examples/first_worker.rs",
     // To fetch and build what it stands on takes a minute.
     is_there: || built().join("worker").exists(),
@@ -22,7 +22,7 @@ fn prepare() -> Result<Programs> {
     let program = |path: &str| Program { program: built().join(path).into(), ..Program::default() };
     let tests = Program {
         program: "cargo".into(),
-        arguments: ["test", "--locked", "--workspace", "--manifest-path"]
+        arguments: ["test", "--locked", "--workspace", "--all-features", "--manifest-path"]
             .map(Into::into)
             .into_iter()
             .chain([manifest().into()])
@@ -41,6 +41,32 @@ fn build() -> Result<()> {
     build.args(["build", "--locked", "--workspace", "--bins", "--examples", "--manifest-path"]);
     build.arg(manifest()).env("CARGO_TARGET_DIR", home());
     output_of(&mut build).context("the client in Rust cannot be built").map(drop)
+}
+
+/// The last one builds what a registry would be sent, from that alone.
+fn checks() -> Result<Vec<Check>> {
+    let check = |name, words: &str| {
+        let mut command = cargo();
+        let (words, of_tool) = words.split_once(" -- ").unwrap_or((words, ""));
+        command.args(words.split(' ')).arg("--manifest-path").arg(manifest());
+        command.env("CARGO_TARGET_DIR", home()).env("RUSTDOCFLAGS", "-D warnings");
+        if !of_tool.is_empty() {
+            command.arg("--").args(of_tool.split(' '));
+        }
+        Check { name, command }
+    };
+    Ok(vec![
+        check("rustfmt", "fmt --all --check"),
+        check(
+            "clippy",
+            "clippy --locked --workspace --all-targets --all-features -- -D warnings",
+        ),
+        check("rustdoc", "doc --locked --no-deps --all-features --package pg-fence-client"),
+        check(
+            "cargo publish",
+            "publish --dry-run --locked --allow-dirty --package pg-fence-client --package pg-fence-cli",
+        ),
+    ])
 }
 
 /// The command `pg_fence`, which stands on this client. None where nothing of it was ever built on this machine.

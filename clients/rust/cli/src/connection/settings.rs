@@ -1,10 +1,10 @@
 //! The settings of a connection, by libpq's keywords, and what the driver makes of them.
 
 use super::conninfo::Pairs;
-use super::tls::{Check, Trust, connector};
 use super::{passfile, service};
 use crate::failure::{Failure, Result};
 use nix::unistd::{User, geteuid};
+use pg_fence_client::tls::{Check, MakeRustlsConnect, Trust, connector};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -13,7 +13,6 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{
     ChannelBinding, LoadBalanceHosts, SslMode, SslNegotiation, TargetSessionAttrs,
 };
-use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// libpq's keywords that mean something here, and the variable of each.
 const KNOWN: &[(&str, &str)] = &[
@@ -191,7 +190,8 @@ impl Settings {
         let (mode, check) = self.encryption()?;
         config.ssl_mode(mode);
         let client = self.client_certificate()?;
-        Ok((config, connector(&check, client.as_ref().map(|(cert, key)| (&**cert, &**key)))?))
+        let tls = connector(&check, client.as_ref().map(|(cert, key)| (&**cert, &**key)));
+        Ok((config, tls.map_err(|error| Failure::usage(error.to_string()))?))
     }
 
     fn places(&self, config: &mut Config) -> Result<()> {

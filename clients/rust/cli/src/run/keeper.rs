@@ -131,10 +131,7 @@ impl Keeper {
     fn request(&self) -> LeaseRequest {
         let options = &self.options;
         let fence = self.server.fence().with_hooks(self.said.clone());
-        let mut request = match options.names.as_slice() {
-            [name] => fence.lease(name),
-            names => fence.lease_all(names),
-        };
+        let mut request = fence.lease(options.names.as_slice());
         request = request.ttl(self.times.ttl).holder(self.holder());
         if options.shared {
             request = request.shared();
@@ -144,6 +141,9 @@ impl Keeper {
         }
         if options.session {
             request = request.session();
+        }
+        if let Some(at_least) = &options.at_least {
+            request = request.hold_at_least(at_least.0);
         }
         request
     }
@@ -189,7 +189,6 @@ impl Keeper {
     // With the lease
 
     async fn hold(&mut self, lease: Lease) {
-        let Ok(since) = Moment::now() else { return };
         let Some(mut deadline) = deadline_of(&lease) else { return };
         self.said.say(Told::Granted { token: lease.token(), deadline: Some(deadline) });
         let mut group = None;
@@ -232,11 +231,6 @@ impl Keeper {
                     return std::mem::forget(lease);
                 }
             }
-        }
-        let at_least = self.options.at_least.map_or(Duration::ZERO, |at_least| at_least.0);
-        let left = (since + at_least).remaining().unwrap_or_default();
-        if !left.is_zero() && self.leave_for(&lease, left).await.is_ok() {
-            return std::mem::forget(lease);
         }
         // What goes wrong has been logged; then the lease ends at its ttl.
         let _ = lease.release().await;
@@ -339,25 +333,6 @@ impl Keeper {
         }
         cgroup.iter().for_each(Cgroup::remove);
         true
-    }
-
-    /// Lets the lease live on for so long without anybody renewing it.
-    async fn leave_for(&self, lease: &Lease, left: Duration) -> Result<()> {
-        let connected = self.server.connect().await?;
-        let (token, ttl) = (lease.token(), format!("{} microseconds", left.as_micros()));
-        let names = self.options.names.clone();
-        let call = match names.len() {
-            1 => "lease_renew($1[1], $2, $3::interval)",
-            _ => "lease_renew_all($1, $2, $3::interval)",
-        };
-        let sql = format!("SELECT {}", self.server.function(call));
-        let arguments: [(&(dyn ToSql + Sync), Type); 3] =
-            [(&names, Type::TEXT_ARRAY), (&token, Type::INT8), (&ttl, Type::TEXT)];
-        let row = connected.query_typed_one(&sql, &arguments).await.map_err(Failure::of_driver)?;
-        match row.try_get::<_, Option<i64>>(0) {
-            Ok(Some(_)) => Ok(()),
-            _ => Err(Failure::new(status::LOST, "the lease is lost")),
-        }
     }
 }
 
@@ -474,7 +449,7 @@ impl Said {
 }
 
 impl Hooks for Said {
-    fn renewed(&self, _token: i64, _remaining: Duration) {
+    fn renewed(&self, _names: &[String], _token: i64, _remaining: Duration) {
         self.renewed.notify_one();
     }
 

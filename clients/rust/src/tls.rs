@@ -1,16 +1,28 @@
-//! Encryption by rustls, and what of the server's certificate is checked.
+//! Encryption by rustls (feature `rustls`), and what of the server's certificate is checked.
+//!
+//! ```no_run
+//! # fn fence() -> Result<(), Box<dyn std::error::Error>> {
+//! use pg_fence_client::Fence;
+//! use pg_fence_client::tls::{Check, Trust, connector};
+//! let tls = connector(&Check::IssuerAndName(Trust::System), None)?;
+//! let fence = Fence::with_tls("host=db.example.org sslmode=require".parse()?, tls);
+//! # Ok(())
+//! # }
+//! ```
 
-use crate::failure::{Failure, Result};
+use crate::error::Error;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio_postgres_rustls::MakeRustlsConnect;
+pub use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// Whose certificates are trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,8 +44,12 @@ pub enum Check {
     IssuerAndName(Trust),
 }
 
-/// What encrypts connections; with a client's certificate and its key, where there are such files.
-pub fn connector(check: &Check, client: Option<(&Path, &Path)>) -> Result<MakeRustlsConnect> {
+/// What encrypts connections; with a client's certificate and its key, where there are such files (PEM). Fails where one of
+/// them cannot be read, or nobody is trusted.
+pub fn connector(
+    check: &Check,
+    client: Option<(&Path, &Path)>,
+) -> Result<MakeRustlsConnect, Error> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());
     let builder = builder.with_safe_default_protocol_versions().map_err(unfit)?;
@@ -60,7 +76,7 @@ pub fn connector(check: &Check, client: Option<(&Path, &Path)>) -> Result<MakeRu
     Ok(MakeRustlsConnect::new(config))
 }
 
-fn roots(trust: &Trust) -> Result<RootCertStore> {
+fn roots(trust: &Trust) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     match trust {
         Trust::File(path) => {
@@ -74,22 +90,22 @@ fn roots(trust: &Trust) -> Result<RootCertStore> {
         }
     }
     if roots.is_empty() {
-        return Err(Failure::usage("there is no certificate to trust".to_owned()));
+        return Err(Error::other("there is no certificate to trust"));
     }
     Ok(roots)
 }
 
-fn certificates_in(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+fn certificates_in(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
     found.map_err(|error| unread(path, &error))
 }
 
-fn unread(path: &Path, error: &dyn std::fmt::Display) -> Failure {
-    Failure::usage(format!("{}: {error}", path.display()))
+fn unread(path: &Path, error: &dyn std::fmt::Display) -> Error {
+    Error::other(format!("{}: {error}", path.display()))
 }
 
-fn unfit(error: Error) -> Failure {
-    Failure::usage(format!("TLS: {error}"))
+fn unfit(error: TlsError) -> Error {
+    Error::other(format!("TLS: {error}"))
 }
 
 /// Looks at no name; without roots, at no issuer either.
@@ -107,7 +123,7 @@ impl ServerCertVerifier for Lenient {
         _: &ServerName<'_>,
         _: &[u8],
         now: UnixTime,
-    ) -> std::result::Result<ServerCertVerified, Error> {
+    ) -> Result<ServerCertVerified, TlsError> {
         if let Some(roots) = &self.roots {
             verify_server_cert_signed_by_trust_anchor(
                 &ParsedCertificate::try_from(end_entity)?,
@@ -125,7 +141,7 @@ impl ServerCertVerifier for Lenient {
         message: &[u8],
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, Error> {
+    ) -> Result<HandshakeSignatureValid, TlsError> {
         let algorithms = &self.provider.signature_verification_algorithms;
         verify_tls12_signature(message, cert, signed, algorithms)
     }
@@ -135,7 +151,7 @@ impl ServerCertVerifier for Lenient {
         message: &[u8],
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, Error> {
+    ) -> Result<HandshakeSignatureValid, TlsError> {
         let algorithms = &self.provider.signature_verification_algorithms;
         verify_tls13_signature(message, cert, signed, algorithms)
     }

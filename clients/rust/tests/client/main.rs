@@ -13,6 +13,12 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle};
 use tokio_postgres::{Client, NoTls};
 
+mod many;
+mod slips;
+#[cfg(feature = "sqlx")]
+mod sqlx;
+mod verbs;
+
 const LONG: Duration = Duration::from_secs(300);
 /// Tells what hangs for ever from what does not.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -152,8 +158,8 @@ async fn bad_input_is_the_servers_error() {
     let error = shop.fence.lease("").acquire().await.unwrap_err();
     assert_eq!(error.sqlstate(), Some("22023"), "{error}");
     assert!(classify(&error).is_none());
-    assert!(shop.fence.lease_all(["a", "b"]).shared().acquire().await.is_err());
-    assert!(shop.fence.lease_all(Vec::<String>::new()).acquire().await.is_err());
+    assert!(shop.fence.lease(["a", "b"]).shared().acquire().await.is_err());
+    assert!(shop.fence.lease(Vec::<String>::new()).acquire().await.is_err());
 }
 
 #[tokio::test]
@@ -474,7 +480,7 @@ async fn a_broken_session_is_no_loss() {
 #[tokio::test]
 async fn several_leases() {
     let shop = Shop::new("several").await;
-    let lease = shop.fence.lease_all(["several:8", "several:7"]).ttl(LONG).acquire().await.unwrap();
+    let lease = shop.fence.lease(["several:8", "several:7"]).ttl(LONG).acquire().await.unwrap();
     let mut client = client().await;
     let guarded = lease.guard(&mut client).await.unwrap();
     guarded.execute(&shop.set("paid"), &[]).await.unwrap();
@@ -483,7 +489,7 @@ async fn several_leases() {
     let wait = Duration::from_millis(600);
     assert!(
         shop.fence
-            .lease_all(["several:7", "several:9"])
+            .lease(["several:7", "several:9"])
             .wait(wait)
             .try_acquire()
             .await
