@@ -26,6 +26,7 @@
 //! | [`markdown`] | the pages, taken apart |
 //! | [`matrix`] | the whole suite on each of them |
 //! | [`dropped_files`] | what the log says of files that are gone |
+//! | [`debian_releases`] | packages of other releases of Debian than the machine's own |
 //! | [`debian_source`] | programs built from Debian's source packages |
 //! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
@@ -64,6 +65,7 @@ pub mod clock;
 pub mod cluster;
 pub mod crash_test;
 pub mod database;
+pub mod debian_releases;
 pub mod debian_source;
 pub mod demo;
 pub mod dropped_files;

@@ -3,7 +3,8 @@
 //! That of the machine's own Debian is installed by its packages. The others lie in the target directory, ready
 //! after the first use: 16 is fetched (see [`wheel`]), the rest is built from Debian's sources.
 
-use crate::debian_source::{self, madison, Flavour};
+use crate::debian_releases::madison;
+use crate::debian_source::{self, Flavour};
 use crate::extension;
 use crate::installation::Installation;
 use crate::setup::{self, Package};

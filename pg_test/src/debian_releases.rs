@@ -1,0 +1,265 @@
+//! What other releases of Debian have than the machine's own, by lists and settings of apt's that are the lab's own: the
+//! packages that the system has, and those that its apt knows of, stay as they are.
+
+use crate::process::output_of;
+use anyhow::Result;
+use std::cmp::Ordering;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where a package may be that the machine's own release does not have, or not in that version.
+const RELEASES: [&str; 4] = ["bookworm", "trixie", "forky", "sid"];
+
+/// What of a package is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// What it is built from.
+    Source,
+    /// What would be installed.
+    Binary,
+}
+
+impl Kind {
+    /// As apt's lists call it.
+    fn word(self) -> &'static str {
+        match self {
+            Kind::Source => "deb-src",
+            Kind::Binary => "deb",
+        }
+    }
+}
+
+/// Apt with lists of its own, which go with this.
+#[derive(Debug)]
+pub struct Releases {
+    apt: PathBuf,
+}
+
+impl Drop for Releases {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.apt);
+    }
+}
+
+impl Releases {
+    /// Learns in `dir` what there is.
+    pub fn of(kind: Kind, dir: &Path) -> Result<Releases> {
+        let releases = Releases { apt: dir.join("apt") };
+        let apt = &releases.apt;
+        let _ = fs::remove_dir_all(apt);
+        for empty in ["parts", "lists/partial", "archives/partial"] {
+            fs::create_dir_all(apt.join(empty))?;
+        }
+        // It is in every release, so that its places are the mirrors.
+        let mirrored = || madison(Command::new("apt-cache"), "postgresql-common");
+        let mut known = mirrored()?;
+        if known.is_empty() {
+            // Fresh images come without any list of packages.
+            crate::setup::update()?;
+            known = mirrored()?;
+        }
+        let places: Vec<&str> =
+            known.iter().filter_map(|(_, place)| place.split(' ').next()).collect();
+        write_lists(kind, Path::new("/etc/apt"), apt, &places)?;
+        // A mirror may lack one of the releases: what counts is whether a package is found.
+        let updated = output_of(releases.apt("apt-get").arg("update"));
+        let is_there = !releases.versions("postgresql-common")?.is_empty();
+        match updated {
+            Err(error) if !is_there => Err(error),
+            _ => Ok(releases),
+        }
+    }
+
+    /// One of apt's programs, with these lists.
+    pub fn apt(&self, program: &str) -> Command {
+        let at = |name: &str| self.apt.join(name).display().to_string();
+        let mut command = Command::new(program);
+        command
+            .args(["-o", &format!("Dir::Etc::sourcelist={}", at("list"))])
+            .args(["-o", &format!("Dir::Etc::sourceparts={}", at("parts"))])
+            .args(["-o", &format!("Dir::State::lists={}", at("lists"))])
+            .args(["-o", &format!("Dir::Cache={}", self.apt.display())])
+            .args(["-o", "Acquire::Languages=none"])
+            .args(["-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false"])
+            // Root's apt would fetch as somebody who may not be able to reach the target directory.
+            .args(["-o", "APT::Sandbox::User=root", "--quiet"]);
+        command
+    }
+
+    /// The versions of a package, the newest first.
+    pub fn versions(&self, package: &str) -> Result<Vec<String>> {
+        let known = madison(self.apt("apt-cache"), package)?;
+        let mut versions: Vec<String> = known.into_iter().map(|(version, _)| version).collect();
+        // Apt names them in the order of its lists, and some twice.
+        versions.sort_by(|one, other| by_age(other, one));
+        versions.dedup();
+        Ok(versions)
+    }
+
+    /// Unpacks packages below `root` as they would be installed below `/`, without running anything of them.
+    pub fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
+        let archives = self.apt.join("archives");
+        packages.iter().try_for_each(|package| self.download(package, &archives))?;
+        fs::create_dir_all(root)?;
+        for file in fs::read_dir(&archives)?.flatten().map(|entry| entry.path()) {
+            if file.extension().is_some_and(|end| end == "deb") {
+                output_of(Command::new("dpkg-deb").arg("-x").arg(file).arg(root))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The newest version that can be had: archives drop old ones, and a mirror may lack a new one.
+    fn download(&self, package: &str, to: &Path) -> Result<()> {
+        let mut failure = None;
+        for version in self.versions(package)? {
+            eprintln!("fetching {package} {version}");
+            let mut get = self.apt("apt-get");
+            get.args(["download", &format!("{package}={version}")]).current_dir(to);
+            match output_of(&mut get) {
+                Ok(_) => return Ok(()),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| anyhow::anyhow!("apt knows no {package}")))
+    }
+}
+
+/// Which of two of Debian's versions is older.
+fn by_age(one: &str, other: &str) -> Ordering {
+    let is = |relation: &str| {
+        let mut dpkg = Command::new("dpkg");
+        dpkg.args(["--compare-versions", one, relation, other]);
+        dpkg.status().is_ok_and(|status| status.success())
+    };
+    match (is("lt"), is("gt")) {
+        (true, _) => Ordering::Less,
+        (_, true) => Ordering::Greater,
+        _ => Ordering::Equal,
+    }
+}
+
+/// The versions of a package that apt knows of, each with the place where it is: `postgresql-15 | 15.18-0 |
+/// http://deb.debian.org/debian bookworm/main amd64 Packages`.
+pub fn madison(mut apt_cache: Command, package: &str) -> Result<Vec<(String, String)>> {
+    let text = output_of(apt_cache.args(["madison", package]))?;
+    let fields = |line: &str| {
+        let mut fields = line.split('|').map(str::trim).skip(1);
+        Some((fields.next()?.to_owned(), fields.next()?.to_owned()))
+    };
+    Ok(text.lines().filter_map(fields).collect())
+}
+
+/// Makes lists of packages of that kind in `to` out of the lists of packages in `from`, of those archives only that
+/// are at one of `places`: of the release that is named there, and of the others. Whatever else is said there,
+/// as who has signed an archive, stays said.
+fn write_lists(kind: Kind, from: &Path, to: &Path, places: &[&str]) -> Result<()> {
+    let mut files = vec![from.join("sources.list")];
+    files.extend(
+        fs::read_dir(from.join("sources.list.d")).into_iter().flatten().flatten().map(|e| e.path()),
+    );
+    let mut lines = String::new();
+    for (number, file) in files.iter().enumerate() {
+        let Ok(text) = fs::read_to_string(file) else { continue };
+        let is_at_one = |text: &str| {
+            let mut words = text.split_whitespace().map(|word| word.trim_end_matches('/'));
+            words.any(|word| places.iter().any(|place| word == place.trim_end_matches('/')))
+        };
+        if file.extension().is_some_and(|end| end == "sources") {
+            let paragraphs: Vec<String> = text
+                .split("\n\n")
+                .filter(|text| is_at_one(text))
+                .map(|text| of_sources(kind, text))
+                .collect();
+            fs::write(to.join(format!("parts/{number}.sources")), paragraphs.join("\n\n"))?;
+        } else {
+            let of_packages = |line: &&str| line.starts_with("deb ") || line.starts_with("deb\t");
+            for line in text.lines().filter(of_packages).filter(|line| is_at_one(line)) {
+                lines += &of_list(kind, line, places);
+            }
+        }
+    }
+    Ok(fs::write(to.join("list"), lines)?)
+}
+
+/// A paragraph about packages, as one about all releases.
+fn of_sources(kind: Kind, paragraph: &str) -> String {
+    let line = |line: &str| match line.split_once(':') {
+        Some((field, _)) if field.eq_ignore_ascii_case("types") => {
+            format!("Types: {}\n", kind.word())
+        }
+        Some((field, suites)) if field.eq_ignore_ascii_case("suites") => {
+            let own = suites.split_whitespace().filter(|suite| !RELEASES.contains(suite));
+            let suites: Vec<&str> = match suites.contains("-security") {
+                true => suites.split_whitespace().collect(),
+                false => own.chain(RELEASES).collect(),
+            };
+            format!("Suites: {}\n", suites.join(" "))
+        }
+        _ => format!("{line}\n"),
+    };
+    paragraph.lines().map(line).collect()
+}
+
+/// The same for the older form, in which a line is an archive: `deb [options] place suite components`.
+fn of_list(kind: Kind, line: &str, places: &[&str]) -> String {
+    let of_kind = format!("{}{}\n", kind.word(), &line[3..]);
+    let mut words = line.split_whitespace();
+    let at_place = |word: &&str| {
+        places.iter().any(|place| place.trim_end_matches('/') == word.trim_end_matches('/'))
+    };
+    let suite = words.by_ref().find(at_place).and_then(|_| words.next()).unwrap_or_default();
+    let is_release = RELEASES.contains(&suite);
+    let others = RELEASES.iter().filter(|release| is_release && **release != suite);
+    let other =
+        |release: &&str| of_kind.replacen(&format!(" {suite} "), &format!(" {release} "), 1);
+    let others: String = others.map(other).collect();
+    of_kind + &others
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_debian_does() {
+        assert_eq!(by_age("1.4.8-1+deb12u1", "1.5.2-1"), Ordering::Less);
+        assert_eq!(by_age("1.10-1", "1.9-1"), Ordering::Greater);
+        assert_eq!(by_age("17.11-0+deb13u1", "17.11-0+deb13u1"), Ordering::Equal);
+    }
+
+    #[test]
+    fn lists_keep_who_signed_leave_out_other_archives_and_name_all_releases() {
+        let dir = std::env::temp_dir().join(format!("pg_fence_apt-{}", std::process::id()));
+        for part in ["etc/sources.list.d", "own/parts"] {
+            fs::create_dir_all(dir.join(part)).unwrap();
+        }
+        let list = "# deb http://a.org/debian x main\n\
+            deb [signed-by=/k] http://a.org/debian bookworm main\n\
+            deb http://a.org/debian bookworm-updates main\n\
+            deb http://a.org/debian-security bookworm-security main\n\
+            deb http://b.org y z\n";
+        fs::write(dir.join("etc/sources.list"), list).unwrap();
+        let sources = "Types: deb\nURIs: http://a.org/debian/\nSuites: trixie trixie-updates\n\
+            Signed-By: /k\n\nTypes: deb\nURIs: http://b.org\n";
+        fs::write(dir.join("etc/sources.list.d/c.sources"), sources).unwrap();
+        write_lists(Kind::Source, &dir.join("etc"), &dir.join("own"), &["http://a.org/debian"])
+            .unwrap();
+        let written = |file: &str| fs::read_to_string(dir.join("own").join(file)).unwrap();
+        assert_eq!(
+            written("list"),
+            "deb-src [signed-by=/k] http://a.org/debian bookworm main\n\
+             deb-src [signed-by=/k] http://a.org/debian trixie main\n\
+             deb-src [signed-by=/k] http://a.org/debian forky main\n\
+             deb-src [signed-by=/k] http://a.org/debian sid main\n\
+             deb-src http://a.org/debian bookworm-updates main\n"
+        );
+        assert_eq!(
+            written("parts/1.sources"),
+            "Types: deb-src\nURIs: http://a.org/debian/\n\
+             Suites: trixie-updates bookworm trixie forky sid\nSigned-By: /k\n"
+        );
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
