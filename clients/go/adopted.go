@@ -46,8 +46,8 @@ func (f *Fence) Adopt(ctx context.Context, name string, token int64, options Ado
 	if f.err != nil {
 		return nil, f.err
 	}
-	if options.Wait < 0 || options.Wait > 0 && options.Wait < shortestWait {
-		return nil, fmt.Errorf("pgfence: a wait of %v is too short; is it a number without its unit?", options.Wait)
+	if err := checkWait(options.Wait); err != nil {
+		return nil, err
 	}
 	if options.Holder == "" {
 		options.Holder = uniqueHolder()
@@ -74,7 +74,7 @@ func (a *Adopted) adopt(ctx context.Context, wait time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	own := &ownConnection{config: a.fence.config}
+	own := &connection{config: &a.fence.config.Config}
 	calls, stop := context.WithCancel(context.Background())
 	answer := make(chan error, 1)
 	go func() {
@@ -92,12 +92,13 @@ func (a *Adopted) adopt(ctx context.Context, wait time.Duration) error {
 	select {
 	case err := <-answer:
 		if told := Classify(err); told != nil && told.Kind == ErrStaleToken {
+			a.fence.telemetry.Refused(told.Kind)
 			return told
 		}
 		if err == nil {
 			a.doubtful.Store(false)
 		}
-		return err
+		return asked(err, a.names)
 	case <-ctx.Done():
 		// An adoption that comes all the same stays: the service has granted the lease.
 		go func() { _ = own.giveUp(calls, a.limit, stop, answer) }()
@@ -119,8 +120,9 @@ func (a *Adopted) adoption(wait string) (string, []any) {
 // context, so that it works after one has ended.
 func (a *Adopted) Release() error {
 	if !a.isOver.Swap(true) {
-		own := &ownConnection{config: a.fence.config}
-		closing, err := own.callWithin(context.Background(), a.limit, a.onNames("lease_release"), a.name(), a.token)
+		own := &connection{config: &a.fence.config.Config}
+		query, args := a.releasing()
+		closing, err := number(own.rows(context.Background(), bounds{limit: a.limit}, query, args...))
 		own.close()
 		if err != nil {
 			a.logf("the lease %s was not released: %v", a.names[0], err)
@@ -141,6 +143,7 @@ func (a *Adopted) lose(reason Reason, cause error) {
 		a.interrupt()
 		a.mu.Unlock()
 		a.logf("%v", loss)
+		a.fence.telemetry.Lost(reason)
 	}
 }
 
@@ -163,13 +166,19 @@ func (a *Adopted) refuseIfOver() error {
 	return nil
 }
 
-// guardOf makes the number known in each transaction: a failover may have lost it, and then silences it in any case.
-func (a *Adopted) guardOf(name string) (string, []any) {
+func (a *Adopted) each() []holder { return []holder{a} }
+
+// guarding makes the number known in each transaction: a failover may have lost it, and then silences it in any case.
+func (a *Adopted) guarding() (string, []any) {
 	if !a.fence.hooks.AdoptsAgain() {
-		return a.holding.guardOf(name)
+		return a.holding.guarding()
 	}
 	adoption, args := a.adoption("NULL")
-	return a.fence.call("lease_guard($1::text, (" + a.fence.call(adoption) + "))::text"), args
+	return a.fence.call("lease_guard($1::text, (" + a.fence.call(adoption) + "))"), args
+}
+
+func (a *Adopted) releasing() (string, []any) {
+	return a.onNames("lease_release"), []any{a.name(), a.token}
 }
 
 func (a *Adopted) isInDoubt() bool { return a.doubtful.Load() && a.fence.hooks.AdoptsAgain() }

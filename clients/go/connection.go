@@ -2,71 +2,85 @@ package pgfence
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"net"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgconn"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ownConnection is a lease's own: opened when it is needed, used by one goroutine at a time. Every call is bounded by
-// its context, whatever hangs. Arguments go as text with the statement, and nothing is prepared under a name: behind a
-// pooler the next transaction may run in another session.
-type ownConnection struct {
+// connection is opened when it is needed, and used by one goroutine at a time. Every call is bounded by its context,
+// whatever hangs. Arguments go as text with the statement, and nothing is prepared under a name: behind a pooler the next
+// transaction may run in another session.
+type connection struct {
 	config *pgconn.Config
 	conn   *pgconn.PgConn
+	// mayDial: the driver would have the server cancel whatever it breaks off, over a new connection, and that may hang,
+	// too.
+	mayDial *atomic.Bool
 	// mu guards what canceling from another goroutine looks at: the connection of a call that is under way.
 	mu         sync.Mutex
 	cancelable *pgconn.PgConn
 	isCanceled bool
 }
 
-func (o *ownConnection) isOpen() bool { return o.conn != nil }
+func (c *connection) isOpen() bool { return c.conn != nil }
+
+// bounds are what the server is told for a transaction.
+type bounds struct {
+	// limit is for each statement, and for the whole call on this side.
+	limit time.Duration
+	// lock is for each lock; 0 is none.
+	lock time.Duration
+}
 
 // call runs one statement in autocommit, and returns its only value; nil is NULL. It can be canceled.
-func (o *ownConnection) call(ctx context.Context, limit time.Duration, sql string, args ...any) (*int64, error) {
-	value, err := o.bounded(ctx, limit, func(ctx context.Context) (*int64, error) {
-		o.setCancelable(o.conn)
-		result := o.conn.ExecParams(ctx, sql, texts(args), nil, nil, nil).Read()
-		return number(result, result.Err)
+func (c *connection) call(ctx context.Context, limit time.Duration, sql string, args ...any) (*int64, error) {
+	rows, err := c.bounded(ctx, limit, func(ctx context.Context) ([][][]byte, error) {
+		c.setCancelable(c.conn)
+		result := c.conn.ExecParams(ctx, sql, texts(args), nil, nil, nil).Read()
+		return result.Rows, result.Err
 	})
-	if o.setCancelable(nil) {
+	if c.setCancelable(nil) {
 		// A request that is late would hit the next statement: the release of a grant that came all the same.
-		o.close()
+		c.close()
 	}
-	return value, err
+	return number(rows, err)
 }
 
 // setCancelable tells whether the call before was canceled.
-func (o *ownConnection) setCancelable(conn *pgconn.PgConn) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	wasCanceled := o.isCanceled
-	o.cancelable, o.isCanceled = conn, false
+func (c *connection) setCancelable(conn *pgconn.PgConn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	wasCanceled := c.isCanceled
+	c.cancelable, c.isCanceled = conn, false
 	return wasCanceled
 }
 
-// callWithin runs it in a transaction that the server ends at the limit, too, with one round trip.
-func (o *ownConnection) callWithin(ctx context.Context, limit time.Duration, sql string, args ...any) (*int64, error) {
-	return o.bounded(ctx, limit, func(ctx context.Context) (*int64, error) {
-		timeout := strconv.FormatInt(settable(limit), 10)
+// rows runs a statement in a transaction that the server bounds, too, with one round trip.
+func (c *connection) rows(ctx context.Context, within bounds, sql string, args ...any) ([][][]byte, error) {
+	return c.bounded(ctx, within.limit, func(ctx context.Context) ([][][]byte, error) {
+		limits := []any{settable(within.limit), settable(within.lock)}
+		const set = "SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $2, true)"
 		batch := &pgconn.Batch{}
 		batch.ExecParams("BEGIN", nil, nil, nil, nil)
-		batch.ExecParams("SELECT set_config('statement_timeout', $1, true)", texts([]any{timeout}), nil, nil, nil)
+		batch.ExecParams(set, texts(limits), nil, nil, nil)
 		batch.ExecParams(sql, texts(args), nil, nil, nil)
 		batch.ExecParams("COMMIT", nil, nil, nil, nil)
-		results, err := o.conn.ExecBatch(ctx, batch).ReadAll()
+		results, err := c.conn.ExecBatch(ctx, batch).ReadAll()
 		if err != nil {
-			if !o.conn.IsClosed() {
-				_, _ = o.conn.Exec(ctx, "ROLLBACK").ReadAll()
+			if !c.conn.IsClosed() {
+				_, _ = c.conn.Exec(ctx, "ROLLBACK").ReadAll()
 			}
 			return nil, err
 		}
-		return number(results[2], nil)
+		return results[2].Rows, nil
 	})
 }
 
@@ -78,52 +92,64 @@ func settable(span time.Duration) int64 {
 	return math.MaxInt32
 }
 
-func (o *ownConnection) bounded(
-	ctx context.Context, limit time.Duration, call func(context.Context) (*int64, error),
-) (*int64, error) {
-	if o.conn == nil {
-		if err := o.open(ctx, limit); err != nil {
+func (c *connection) bounded(
+	ctx context.Context, limit time.Duration, call func(context.Context) ([][][]byte, error),
+) ([][][]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if c.conn == nil {
+		if err := c.open(ctx); err != nil {
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	value, err := call(ctx)
-	if o.conn.IsClosed() {
-		o.close()
+	rows, err := call(ctx)
+	if c.conn.IsClosed() {
+		c.close()
 	}
-	return value, err
+	return rows, err
 }
 
-func (o *ownConnection) open(ctx context.Context, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	conn, err := pgconn.ConnectConfig(ctx, o.config)
+func (c *connection) open(ctx context.Context) error {
+	config := c.config.Copy()
+	mayDial := &atomic.Bool{}
+	mayDial.Store(true)
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if !mayDial.Load() {
+			return nil, net.ErrClosed
+		}
+		return c.config.DialFunc(ctx, network, address)
+	}
+	conn, err := pgconn.ConnectConfig(ctx, config)
+	mayDial.Store(false)
 	if err == nil {
-		o.conn = conn
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.conn, c.mayDial = conn, mayDial
 	}
 	return err
 }
 
 // cancel asks the server to end the call that is under way, whose answer then comes.
-func (o *ownConnection) cancel(ctx context.Context) {
-	o.mu.Lock()
-	conn := o.cancelable
-	o.isCanceled = conn != nil
-	o.mu.Unlock()
+func (c *connection) cancel(ctx context.Context) {
+	c.mu.Lock()
+	conn, mayDial := c.cancelable, c.mayDial
+	c.isCanceled = conn != nil
+	c.mu.Unlock()
 	if conn != nil {
 		// Where the server cannot be reached the call ends at its limit.
+		mayDial.Store(true)
 		_ = conn.CancelRequest(ctx)
+		mayDial.Store(false)
 	}
 }
 
 // giveUp has the server end the call that is under way, and returns its answer. After the limit the call is stopped.
-func (o *ownConnection) giveUp(ctx context.Context, limit time.Duration, stop func(), answer <-chan error) error {
+func (c *connection) giveUp(ctx context.Context, limit time.Duration, stop func(), answer <-chan error) error {
 	// A call that has not reached the server yet is not canceled by the first attempt. After the last one it is broken
 	// off.
 	for until := now() + limit; ; {
 		attempt, cancel := context.WithTimeout(ctx, limit)
-		o.cancel(attempt)
+		c.cancel(attempt)
 		cancel()
 		if now() >= until {
 			stop()
@@ -136,14 +162,23 @@ func (o *ownConnection) giveUp(ctx context.Context, limit time.Duration, stop fu
 	}
 }
 
-func (o *ownConnection) close() {
-	conn := o.conn
+// untilItEnds returns when the connection has ended, or the context.
+func (c *connection) untilItEnds(ctx context.Context) error {
+	for {
+		if err := c.conn.WaitForNotification(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *connection) close() {
+	conn := c.conn
 	if conn == nil {
 		return
 	}
-	o.conn = nil
+	c.conn = nil
 	if conn.IsClosed() {
-		// The driver first tries to have the server cancel what ran, and closes the socket only then.
+		// The driver closes the socket in its own time.
 		breakOff(conn.Conn())
 		return
 	}
@@ -155,18 +190,23 @@ func (o *ownConnection) close() {
 // breakOff ends what hangs on a socket, from any goroutine, without waiting for anything.
 func breakOff(socket net.Conn) {
 	_ = socket.SetDeadline(time.Unix(1, 0))
-	// Some wait here: TLS for saying goodbye, a tunnel, and those of pgx 5.0 to 5.3 for the very read that is to end.
+	// Some wait here: TLS for saying goodbye, and a tunnel.
 	go func() { _ = socket.Close() }()
 }
 
-func number(result *pgconn.Result, err error) (*int64, error) {
+// number is the only value of the only row.
+func number(rows [][][]byte, err error) (*int64, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(result.Rows) != 1 || len(result.Rows[0]) != 1 {
-		return nil, fmt.Errorf("pgfence: the server answers %d rows instead of one value", len(result.Rows))
+	if len(rows) != 1 || len(rows[0]) != 1 {
+		return nil, fmt.Errorf("pgfence: the server answers %d rows instead of one value", len(rows))
 	}
-	text := result.Rows[0][0]
+	return whole(rows[0][0])
+}
+
+// whole reads a bigint; nil is NULL.
+func whole(text []byte) (*int64, error) {
 	if text == nil {
 		return nil, nil
 	}
@@ -181,17 +221,38 @@ func texts(args []any) [][]byte {
 		switch arg := arg.(type) {
 		case nil:
 		case time.Duration:
-			values[index] = []byte(strconv.FormatInt(arg.Microseconds(), 10) + " microseconds")
+			values[index] = []byte(interval(arg))
 		case []string:
-			quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-			quoted := make([]string, len(arg))
-			for index, element := range arg {
-				quoted[index] = `"` + quote.Replace(element) + `"`
+			values[index] = []byte(arrayOf(arg))
+		case []int64:
+			numbers := make([]string, len(arg))
+			for index, number := range arg {
+				numbers[index] = strconv.FormatInt(number, 10)
 			}
-			values[index] = []byte("{" + strings.Join(quoted, ",") + "}")
+			values[index] = []byte("{" + strings.Join(numbers, ",") + "}")
 		default:
 			values[index] = []byte(fmt.Sprint(arg))
 		}
 	}
 	return values
+}
+
+func interval(span time.Duration) string {
+	return strconv.FormatInt(span.Microseconds(), 10) + " microseconds"
+}
+
+var arrayQuotes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+
+// arrayOf is a text[] as PostgreSQL reads it.
+func arrayOf(elements []string) string {
+	quoted := make([]string, len(elements))
+	for index, element := range elements {
+		quoted[index] = `"` + arrayQuotes.Replace(element) + `"`
+	}
+	return "{" + strings.Join(quoted, ",") + "}"
+}
+
+// isOverdue tells that a call took longer than it may, and was broken off.
+func isOverdue(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded)
 }

@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"reflect"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // driverTx is a transaction of pgx or of database/sql.
 type driverTx interface {
 	// value is the only value of a statement's only row; nil is NULL.
-	value(ctx context.Context, query string, args ...any) (*string, error)
+	value(ctx context.Context, query string, args ...any) (any, error)
+	// goesOn returns an error where the transaction was rolled back, or ended, under its work.
+	goesOn(ctx context.Context) error
 	commit(ctx context.Context) error
 	rollback(ctx context.Context) error
 	// isBroken tells, after that error, whether its session has ended.
@@ -21,18 +24,28 @@ type driverTx interface {
 	breakOff()
 }
 
-// row is what all drivers return for one.
-type row interface{ Scan(into ...any) error }
-
 func driverOf(tx any) (driverTx, error) {
 	switch tx := tx.(type) {
 	case sqlTransaction:
 		return &sqlTx{tx: tx}, nil
-	case pgxTransaction:
-		return newPgxTx(tx)
+	case pgx.Tx:
+		conn := tx.Conn()
+		return &pgxTx{Tx: tx, conn: conn, socket: conn.PgConn().Conn()}, nil
 	default:
-		return nil, fmt.Errorf("pgfence: %T is no transaction of pgx or database/sql", tx)
+		return nil, fmt.Errorf("pgfence: %T is no transaction: begin is conn.Begin or pool.Begin of pgx 5, pgfence.SQL(db), "+
+			"or returns a pgx.Tx, an *sql.Tx, or what embeds one", tx)
 	}
+}
+
+// errRolledBack is for work that goes on after a statement of its own has failed, or after a ROLLBACK of its own.
+var errRolledBack = errors.New("it was rolled back, or ended, under its work")
+
+func rolledBack(cause error) error {
+	lost := fromServer(ErrTransactionLost, errRolledBack, "", nil)
+	if cause != nil {
+		lost.cause = cause
+	}
+	return lost
 }
 
 // sqlTransaction is sql.Tx, or what wraps it (sqlx.Tx, bun.Tx).
@@ -48,8 +61,22 @@ type sqlTx struct {
 	broken bool
 }
 
-func (t *sqlTx) value(ctx context.Context, query string, args ...any) (*string, error) {
-	return scan(t.tx.QueryRowContext(ctx, query, args...))
+func (t *sqlTx) value(ctx context.Context, query string, args ...any) (value any, err error) {
+	err = t.tx.QueryRowContext(ctx, query, args...).Scan(&value)
+	return value, err
+}
+
+// goesOn asks the server: the token was set for that transaction alone.
+func (t *sqlTx) goesOn(ctx context.Context) error {
+	var isThere bool
+	err := t.tx.QueryRowContext(ctx, "SELECT coalesce(current_setting('pg_fence.token', true), '') <> ''").Scan(&isThere)
+	state, _ := sqlState(err)
+	switch {
+	case state == "25P02", err == nil && !isThere:
+		return rolledBack(err)
+	default:
+		return err
+	}
 }
 
 func (t *sqlTx) commit(ctx context.Context) error {
@@ -77,41 +104,24 @@ func (t *sqlTx) isBroken(err error) bool {
 
 func (t *sqlTx) breakOff() {}
 
-// pgxTransaction is the part of pgx.Tx that does not name types of its version.
-type pgxTransaction interface {
-	Commit(ctx context.Context) error
-	Rollback(ctx context.Context) error
-}
-
-// pgxTx calls the rest by name. The versions of pgx are different types to Go, and alike in what is called here.
 type pgxTx struct {
-	pgxTransaction
-	queryRow reflect.Value
-	conn     interface{ IsClosed() bool }
-	socket   net.Conn
+	pgx.Tx
+	conn   *pgx.Conn
+	socket net.Conn
 	// hasEnded: the connection may be somebody else's by now, so what was known of it then counts.
 	hasEnded, broken bool
 }
 
-func newPgxTx(tx pgxTransaction) (*pgxTx, error) {
-	made := &pgxTx{pgxTransaction: tx, queryRow: reflect.ValueOf(tx).MethodByName("QueryRow")}
-	conn := reflect.ValueOf(tx).MethodByName("Conn")
-	if !made.queryRow.IsValid() || !conn.IsValid() {
-		return nil, fmt.Errorf("pgfence: %T is no transaction of pgx or database/sql", tx)
-	}
-	pgxConn := conn.Call(nil)[0]
-	pgConn := pgxConn.MethodByName("PgConn").Call(nil)[0]
-	made.conn = pgxConn.Interface().(interface{ IsClosed() bool })
-	made.socket = pgConn.Interface().(interface{ Conn() net.Conn }).Conn()
-	return made, nil
+func (t *pgxTx) value(ctx context.Context, query string, args ...any) (value any, err error) {
+	err = t.QueryRow(ctx, query, args...).Scan(&value)
+	return value, err
 }
 
-func (t *pgxTx) value(ctx context.Context, query string, args ...any) (*string, error) {
-	in := []reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(query)}
-	for _, arg := range args {
-		in = append(in, reflect.ValueOf(arg))
+func (t *pgxTx) goesOn(context.Context) error {
+	if !t.conn.IsClosed() && t.conn.PgConn().TxStatus() != 'T' {
+		return rolledBack(nil)
 	}
-	return scan(t.queryRow.Call(in)[0].Interface().(row))
+	return nil
 }
 
 func (t *pgxTx) commit(ctx context.Context) error {
@@ -138,9 +148,3 @@ func (t *pgxTx) isBroken(error) bool {
 }
 
 func (t *pgxTx) breakOff() { breakOff(t.socket) }
-
-func scan(from row) (*string, error) {
-	var value *string
-	err := from.Scan(&value)
-	return value, err
-}

@@ -32,8 +32,13 @@ const (
 	ErrLeaseLost Kind = "lease lost"
 	// ErrLeaseTaken: somebody else has the lease, and kept it for as long as we waited.
 	ErrLeaseTaken Kind = "lease taken"
-	// ErrTransactionLost: the session has ended under the transaction. The lease may well be held still.
+	// ErrTransactionLost: the session has ended under the transaction, or the transaction was rolled back under its work,
+	// which went on all the same. The lease may well be held still.
 	ErrTransactionLost Kind = "transaction lost"
+	// ErrAcquireTimeout: the server did not answer in time, and was waited for no longer.
+	ErrAcquireTimeout Kind = "acquire timed out"
+	// ErrNotInstalled: the extension is not in this database, or its schema is not on the search_path.
+	ErrNotInstalled Kind = "pg_fence is not installed"
 )
 
 // Reason is why a lease was lost.
@@ -79,7 +84,9 @@ func (e *Error) Error() string {
 	case e.Kind == ErrLeaseTaken:
 		return "the lease " + names + " is taken"
 	case e.Kind == ErrTransactionLost:
-		return "the session ended under the transaction: " + e.Message
+		return "the transaction is lost: " + e.Message
+	case e.Kind == ErrAcquireTimeout:
+		return "the server did not answer in time whether the lease " + names + " is granted"
 	default:
 		return e.Message
 	}
@@ -119,6 +126,18 @@ var kinds = map[string]Kind{
 	"PF005": ErrCannotBeFenced,
 }
 
+// installed is the error of a call of pg_fence's functions: where there are none, it says that.
+func installed(err error) error {
+	state, server := sqlState(err)
+	if state == "42883" || state == "3F000" {
+		told := fromServer(ErrNotInstalled, err, state, server)
+		told.Message = "pg_fence is not installed in this database, or its schema is not on the search_path: " + told.Message
+		told.Hint = "Run CREATE EXTENSION pg_fence there, or name its schema: fence.InSchema(\"…\")."
+		return told
+	}
+	return err
+}
+
 // isEnd tells the SQLSTATEs of a session, and with it of a transaction, that has ended:
 // idle_in_transaction_session_timeout, transaction_timeout, terminated, crashed, idle_session_timeout; all of class 08.
 func isEnd(state string) bool {
@@ -147,7 +166,7 @@ func isPermanent(err error) bool {
 	return state == "0A000" || state == "55000"
 }
 
-// sqlState also returns the error that has it: that of pgx (of any version) or of lib/pq.
+// sqlState also returns the error that has it: that of pgx or of lib/pq.
 func sqlState(err error) (string, error) {
 	var server interface {
 		error

@@ -4,9 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
-	"sort"
-	"strings"
+	"strconv"
 )
 
 // Last is an option of the last transaction under a lease.
@@ -15,16 +13,54 @@ type Last bool
 // Releasing gives the lease back in the transaction, after its work.
 const Releasing Last = true
 
+// Leases are several at once, for one transaction: Guard(ctx, pgfence.Leases{one, other}, …). They are guarded by one
+// statement, in the order of their names, and the transaction ends with the first that is lost.
+type Leases []*Lease
+
+// Token is that of the last one: every one of them speaks for its own lease where a transaction is guarded.
+func (l Leases) Token() int64 {
+	if len(l) == 0 {
+		return 0
+	}
+	return l[len(l)-1].Token()
+}
+
+// Names are those of all of them.
+func (l Leases) Names() (names []string) {
+	for _, lease := range l {
+		names = append(names, lease.names...)
+	}
+	return names
+}
+
+// Release gives all of them back, and returns the first error.
+func (l Leases) Release() (first error) {
+	for _, lease := range l {
+		if err := lease.Release(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func (l Leases) each() (each []holder) {
+	for _, lease := range l {
+		each = append(each, lease)
+	}
+	return each
+}
+
 // Guard does work in a transaction during which nobody else is granted the lease, and whose writes present its token. It
 // does not begin when the lease is lost.
 //
 // begin is that of a connection or pool of pgx (conn.Begin), or SQL(db). The work's context ends with ctx and by a loss of
-// the lease; use it for every statement. An error of the work rolls back and is returned, typed where it is of pg_fence.
+// the lease; use it for every statement. An error of the work rolls back and is returned, typed where it is of pg_fence. A
+// transaction that was rolled back under its work is an error, too, where the work has none.
 func Guard[Tx any](
 	ctx context.Context, lease Holding, begin func(context.Context) (Tx, error),
 	work func(context.Context, Tx) error, last ...Last,
 ) error {
-	return under(ctx, &transaction{lease: lease, guards: true, isOurs: true}, begin, work, last)
+	return under(ctx, &transaction{leases: lease.each(), guards: true, isOurs: true}, begin, work, last)
 }
 
 // Present is as Guard, without a lock: the writes present the token, and somebody else may be granted the lease until one
@@ -33,7 +69,7 @@ func Present[Tx any](
 	ctx context.Context, lease Holding, begin func(context.Context) (Tx, error),
 	work func(context.Context, Tx) error, last ...Last,
 ) error {
-	return under(ctx, &transaction{lease: lease, isOurs: true}, begin, work, last)
+	return under(ctx, &transaction{leases: lease.each(), isOurs: true}, begin, work, last)
 }
 
 // GuardTx is Guard in a transaction that is open: it is guarded from here on, and ended by whoever began it. At
@@ -42,7 +78,7 @@ func GuardTx[Tx any](
 	ctx context.Context, lease Holding, tx Tx, work func(context.Context, Tx) error, last ...Last,
 ) error {
 	open := func(context.Context) (Tx, error) { return tx, nil }
-	return under(ctx, &transaction{lease: lease, guards: true}, open, work, last)
+	return under(ctx, &transaction{leases: lease.each(), guards: true}, open, work, last)
 }
 
 // PresentTx is Present in a transaction that is open.
@@ -50,7 +86,7 @@ func PresentTx[Tx any](
 	ctx context.Context, lease Holding, tx Tx, work func(context.Context, Tx) error, last ...Last,
 ) error {
 	open := func(context.Context) (Tx, error) { return tx, nil }
-	return under(ctx, &transaction{lease: lease}, open, work, last)
+	return under(ctx, &transaction{leases: lease.each()}, open, work, last)
 }
 
 // SQL begins transactions of database/sql: it takes an sql.DB or an sql.Conn.
@@ -60,27 +96,44 @@ func SQL(db interface {
 	return func(ctx context.Context) (*sql.Tx, error) { return db.BeginTx(ctx, nil) }
 }
 
-// transaction is one under a lease.
+// transaction is one under a lease, or several.
 type transaction struct {
-	lease  Holding
+	leases []holder
 	guards bool
 	// isOurs: it begins and ends here.
 	isOurs bool
 	// ctx is the work's, and callers what it was made from.
 	ctx, callers context.Context
 	driver       driverTx
-	leave        func()
+	// leave has a loss break it off no more.
+	leave []func()
 }
 
 func under[Tx any](
 	ctx context.Context, t *transaction, begin func(context.Context) (Tx, error),
 	work func(context.Context, Tx) error, last []Last,
-) error {
-	workCtx, forget := t.lease.common().under(ctx)
-	defer forget()
-	t.ctx, t.callers = workCtx, ctx
+) (err error) {
+	if len(t.leases) == 0 {
+		return errors.New("pgfence: a transaction under no lease")
+	}
+	ctx, end := t.fence().telemetry.Start(ctx, "pg_fence.guard", t.names())
+	defer func() {
+		countRefused(t.fence().telemetry, err)
+		end(err)
+	}()
+	t.callers = ctx
+	workCtx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	t.ctx = workCtx
+	for _, lease := range t.leases {
+		forget, isLost := lease.common().interrupts(func() { cancel(lease.common().loss.Load()) })
+		defer forget()
+		if isLost {
+			cancel(lease.lost(nil))
+		}
+	}
 	var tx Tx
-	err := t.begin(func() (any, error) {
+	err = t.begin(func() (any, error) {
 		var err error
 		tx, err = begin(workCtx)
 		return tx, err
@@ -88,7 +141,7 @@ func under[Tx any](
 	if err != nil {
 		return err
 	}
-	defer t.leave()
+	defer t.forget()
 	isDone := false
 	defer func() {
 		if !isDone {
@@ -101,35 +154,73 @@ func under[Tx any](
 	if err != nil {
 		return t.failed(err)
 	}
+	if err := t.driver.goesOn(workCtx); err != nil {
+		return t.failed(err)
+	}
 	if len(last) > 0 && bool(last[0]) {
 		return t.commitReleasing()
 	}
 	return t.commit()
 }
 
+func (t *transaction) fence() *Fence { return t.leases[0].common().fence }
+
+func (t *transaction) last() holder { return t.leases[len(t.leases)-1] }
+
+func (t *transaction) names() (names []string) {
+	for _, lease := range t.leases {
+		names = append(names, lease.common().names...)
+	}
+	return names
+}
+
+func (t *transaction) forget() {
+	for _, leave := range t.leave {
+		leave()
+	}
+	t.leave = nil
+}
+
+func (t *transaction) refuseIfOver() error {
+	for _, lease := range t.leases {
+		if err := lease.refuseIfOver(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (t *transaction) begin(begin func() (any, error)) error {
 	for isMended := false; ; isMended = true {
 		err := t.tryToBegin(begin)
-		if err == nil {
-			return nil
-		}
-		// After a failover no token speaks until its holder has renewed, or adopted again.
-		if isMended || !t.isOurs || !t.lease.canMend(err) {
+		if err == nil || isMended || !t.isOurs {
 			return err
 		}
-		if failed := t.lease.mend(t.callers); failed != nil {
-			return failed
+		// After a failover no token speaks until its holder has renewed, or adopted again.
+		mends := false
+		for _, lease := range t.leases {
+			if lease.canMend(err) {
+				mends = true
+				if failed := lease.mend(t.callers); failed != nil {
+					return failed
+				}
+			}
+		}
+		if !mends {
+			return err
 		}
 	}
 }
 
 func (t *transaction) tryToBegin(begin func() (any, error)) error {
-	if err := t.lease.refuseIfOver(); err != nil {
+	if err := t.refuseIfOver(); err != nil {
 		return err
 	}
-	if t.lease.isInDoubt() {
-		if err := t.lease.mend(t.callers); err != nil {
-			return err
+	for _, lease := range t.leases {
+		if lease.isInDoubt() {
+			if err := lease.mend(t.callers); err != nil {
+				return err
+			}
 		}
 	}
 	tx, err := begin()
@@ -140,74 +231,74 @@ func (t *transaction) tryToBegin(begin func() (any, error)) error {
 		return err
 	}
 	// From here on a loss breaks the connection off, where it hangs, too.
-	leave, isLost := t.lease.common().interrupts(t.driver.breakOff)
-	t.leave = leave
-	if isLost {
-		err = t.lease.refuseIfOver()
-	} else if err = t.speak(); err == nil {
-		err = t.lease.refuseIfOver()
+	for _, lease := range t.leases {
+		leave, _ := lease.common().interrupts(t.driver.breakOff)
+		t.leave = append(t.leave, leave)
+	}
+	if err = t.refuseIfOver(); err == nil {
+		if err = t.speak(); err == nil {
+			err = t.refuseIfOver()
+		}
 	}
 	if err != nil {
 		err = t.failed(err)
-		leave()
+		t.forget()
 	}
 	return err
 }
 
 // speak has the transaction present the token.
 func (t *transaction) speak() error {
-	if !t.guards {
-		query, token := t.lease.common().presenting()
-		_, err := t.driver.value(t.ctx, query, token)
-		return err
+	query, args := t.last().common().presenting()
+	if t.guards && len(t.leases) == 1 {
+		query, args = t.leases[0].guarding()
+	} else if t.guards {
+		query, args = t.each("lease_guard", "ORDER BY x.name")
 	}
-	names := t.lease.Names()
-	sort.Strings(names)
-	for _, name := range names {
-		query, args := t.lease.guardOf(name)
-		if _, err := t.driver.value(t.ctx, query, args...); err != nil {
-			return err
+	_, err := t.driver.value(t.ctx, query, args...)
+	return err
+}
+
+// each is a statement that calls a function for every name of several leases. It answers NULL where one of the calls does.
+func (t *transaction) each(function, order string) (string, []any) {
+	var names, tokens []string
+	for _, lease := range t.leases {
+		for _, name := range lease.common().names {
+			names = append(names, name)
+			tokens = append(tokens, strconv.FormatInt(lease.common().token, 10))
 		}
 	}
-	return nil
+	query := "SELECT nullif(bool_and(" + t.fence().schema + function + "(x.name, x.token::bigint) IS NOT NULL), false) FROM " +
+		"(SELECT * FROM unnest($1::text::text[], $2::text::text[]) AS x (name, token) " + order + ") AS x"
+	return query, []any{arrayOf(names), arrayOf(tokens)}
 }
 
 // commitReleasing gives the lease back with the transaction. The heartbeat rests meanwhile: a renewal would wait for it.
 func (t *transaction) commitReleasing() error {
-	if err := t.lease.takeTurn(t.ctx); err != nil {
-		return t.failed(err)
+	for _, lease := range t.leases {
+		if err := lease.takeTurn(t.ctx); err != nil {
+			return t.failed(err)
+		}
+		defer lease.giveTurn()
 	}
-	defer t.lease.giveTurn()
-	if err := t.release(); err != nil {
-		return t.failed(err)
+	for _, lease := range t.leases {
+		query, args := lease.releasing()
+		closing, err := t.driver.value(t.ctx, query, args...)
+		if err == nil && closing == nil {
+			lease.lose(Gone, nil)
+			err = lease.refuseIfOver()
+		}
+		if err != nil {
+			return t.failed(err)
+		}
 	}
 	if err := t.commit(); err != nil {
 		return err
 	}
-	t.lease.hasBeenReleased()
+	for _, lease := range t.leases {
+		lease.hasBeenReleased()
+	}
 	return nil
-}
-
-func (t *transaction) release() error {
-	names, args := t.lease.Names(), []any{t.lease.Token()}
-	query := "lease_release($2::text, $1::bigint)::text"
-	for _, name := range names {
-		args = append(args, name)
-	}
-	if len(names) > 1 {
-		// One by one: drivers disagree on how an array is to be given.
-		places := make([]string, len(names))
-		for index := range names {
-			places[index] = fmt.Sprintf("$%d::text", index+2)
-		}
-		query = "lease_release_all(ARRAY[" + strings.Join(places, ", ") + "], $1::bigint)::text"
-	}
-	closing, err := t.driver.value(t.ctx, t.lease.common().fence.call(query), args...)
-	if err == nil && closing == nil {
-		t.lease.lose(Gone, nil)
-		return t.lease.refuseIfOver()
-	}
-	return err
 }
 
 func (t *transaction) commit() error {
@@ -244,7 +335,7 @@ func (t *transaction) rollBack() {
 		return
 	}
 	// Also where the work's context has ended.
-	ctx, cancel := context.WithTimeout(context.Background(), t.lease.common().limit)
+	ctx, cancel := context.WithTimeout(context.Background(), t.leases[0].common().limit)
 	defer cancel()
 	_ = t.driver.rollback(ctx)
 }
@@ -252,12 +343,14 @@ func (t *transaction) rollBack() {
 // told is the typed error, where it is one. A transaction that was broken off because of a loss tells the loss.
 func (t *transaction) told(err error) error {
 	isBroken := t.driver != nil && t.driver.isBroken(err)
-	if t.lease.common().loss.Load() != nil && (isBroken || isInterrupted(err)) {
-		return t.lease.lost(err)
-	}
 	found := Classify(err)
-	if found != nil && (found.Kind == ErrStaleToken || found.Kind == ErrNotSpeaking) {
-		t.lease.beatSoon()
+	for _, lease := range t.leases {
+		if lease.common().loss.Load() != nil && (isBroken || isInterrupted(err)) {
+			return lease.lost(err)
+		}
+		if found != nil && (found.Kind == ErrStaleToken || found.Kind == ErrNotSpeaking) {
+			lease.beatSoon()
+		}
 	}
 	var typed *Error
 	switch {

@@ -3,12 +3,14 @@ package pgfence
 import (
 	"context"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Holding is a lease that somebody holds, under a token that its transactions present: a [*Lease], or an [*Adopted] one.
+// Holding is a lease that somebody holds, under a token that its transactions present: a [*Lease], an [*Adopted] one, or
+// several [Leases].
 type Holding interface {
 	// Token is what its transactions present. It serves for as long as the lease is held.
 	Token() int64
@@ -17,12 +19,20 @@ type Holding interface {
 	// Release gives it back, and returns an error of the kind ErrLeaseLost where it was lost before.
 	Release() error
 
+	// each is what it consists of.
+	each() []holder
+}
+
+// holder is a lease, or an adopted one, to the transactions under it.
+type holder interface {
 	// common is what all of them have.
 	common() *holding
 	// refuseIfOver returns an error of the kind ErrLeaseLost when it is known to be ours no more.
 	refuseIfOver() error
-	// guardOf is the statement that a transaction guards it by, with its arguments.
-	guardOf(name string) (query string, args []any)
+	// guarding is the statement that a transaction guards it by, with its arguments.
+	guarding() (query string, args []any)
+	// releasing is the statement that gives it back, with its arguments; NULL is that it was lost.
+	releasing() (query string, args []any)
 	// isInDoubt tells whether a transaction was refused, so that the next one mends before it begins.
 	isInDoubt() bool
 	// canMend tells whether mend may help where a transaction could not begin because of that.
@@ -69,14 +79,14 @@ func (h *holding) common() *holding { return h }
 
 func (h *holding) isInDoubt() bool { return false }
 
-func (h *holding) guardOf(name string) (string, []any) {
-	return h.fence.call("lease_guard($1::text, $2::bigint)::text"), []any{name, h.token}
+func (h *holding) guarding() (string, []any) {
+	return h.onNames("lease_guard"), []any{h.name(), h.token}
 }
 
 // presenting is the statement that a transaction presents the token by.
-func (h *holding) presenting() (string, string) {
+func (h *holding) presenting() (string, []any) {
 	// As text: there is no set_config that takes a number.
-	return "SELECT set_config('pg_fence.token', $1, true)", strconv.FormatInt(h.token, 10)
+	return "SELECT set_config('pg_fence.token', $1, true)", []any{strconv.FormatInt(h.token, 10)}
 }
 
 // interrupts has a loss call do, until forget is called. It tells whether the lease was lost already.
@@ -100,16 +110,22 @@ func (h *holding) interrupt() {
 	}
 }
 
-func (h *holding) onNames(function string) string {
+// onNames calls a function, or its sibling for several names, with name(), the token and more.
+func (h *holding) onNames(function string, more ...string) string {
+	args := "($1::text::"
 	if len(h.names) > 1 {
-		return h.fence.call(function + "_all($1::text[], $2::bigint)")
+		function += "_all"
+		args += "text[]"
+	} else {
+		args += "text"
 	}
-	return h.fence.call(function + "($1::text, $2::bigint)")
+	return h.fence.call(function + strings.Join(append([]string{args, "$2::bigint"}, more...), ", ") + ")")
 }
 
-func (h *holding) name() any {
+// name is the argument that says which: an array as text, for drivers disagree on how one is to be given.
+func (h *holding) name() string {
 	if len(h.names) > 1 {
-		return h.names
+		return arrayOf(h.names)
 	}
 	return h.names[0]
 }

@@ -3,47 +3,50 @@ package pgfence
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"time"
-
-	"pgfence/internal/hooks"
 )
-
-// lookAgain is after how long a wait looks at the clock again: Go's timers do not count the time that the machine
-// slept.
-const lookAgain = time.Second
 
 // Lease is held until it is released or lost. Its methods may be called from any goroutine.
 //
-// Two goroutines keep it: one renews it, on a connection of its own, and the other tells a loss at the deadline, so that
-// it does not matter where the first one hangs.
+// All leases of a [Fence] are kept by the same two goroutines, on one connection. Only one with Options.Session has a
+// connection of its own, which is its session, and a goroutine that waits for that to end.
 type Lease struct {
 	holding
 	options Options
-	hooks   hooks.Hooks
-	// third of the ttl: between two renewals, and how long a call may take.
-	third time.Duration
-
-	own ownConnection
-	// turn is taken by whoever uses own.
+	// row is that of the query which it was claimed by.
+	row map[string]any
+	// turn is taken by the keeper while it renews the lease, and by a transaction that releases it.
 	turn chan struct{}
-	// calls is the context of what own does.
-	calls     context.Context
-	stopCalls context.CancelFunc
-	// beatNow has the heartbeat look again when its next time is.
-	beatNow chan struct{}
-	// quit is closed when the lease is lost, or its release begins: the keepers end.
-	quit    chan struct{}
-	keepers sync.WaitGroup
+	// quit is closed when the lease is lost, or its release begins.
+	quit chan struct{}
+	// released is closed once all is done after its release.
+	released chan struct{}
+	// session is that of a lease which is bound to it.
+	session *session
 
-	ctx *leaseContext
+	ctx    context.Context
+	cancel context.CancelCauseFunc
 
 	// These are guarded by mu.
 	quitting bool
-	// released is true once all is done after its release.
-	released bool
-	// deadline and nextBeat are times of now().
-	deadline, nextBeat time.Duration
+	// isApart: its renewal failed while those of others did not.
+	isApart bool
+	// deadline and nextBeat are times of now(), as acquiredAt; from renewUntil on it is not renewed any more.
+	deadline, nextBeat, acquiredAt, renewUntil time.Duration
+	// asked are those who wait for the next renewal.
+	asked []chan<- renewal
+
+	leaving sync.Once
+	// keeperOver is closed when the keeper has ended, if this was its last lease.
+	keeperOver <-chan struct{}
+}
+
+// renewal is the outcome of one.
+type renewal struct {
+	token int64
+	err   error
 }
 
 func (f *Fence) newLease(ctx context.Context, names []string, options Options) *Lease {
@@ -51,22 +54,22 @@ func (f *Fence) newLease(ctx context.Context, names []string, options Options) *
 		holding: holding{
 			fence: f, names: names, limit: options.TTL / 3, logTo: options.Logf, atLoss: map[*interruption]struct{}{},
 		},
-		options: options,
-		hooks:   f.hooks,
-		third:   options.TTL / 3,
-		own:     ownConnection{config: f.config},
-		turn:    make(chan struct{}, 1),
-		beatNow: make(chan struct{}, 1),
-		quit:    make(chan struct{}),
+		options:    options,
+		turn:       make(chan struct{}, 1),
+		quit:       make(chan struct{}),
+		released:   make(chan struct{}),
+		renewUntil: math.MaxInt64,
 	}
-	lease.calls, lease.stopCalls = context.WithCancel(context.Background())
-	lease.ctx, _ = lease.under(ctx)
+	lease.ctx, lease.cancel = context.WithCancelCause(ctx)
 	return lease
 }
 
-// Context ends with the lease, and with the context that it was acquired with. After a loss its Err is an *Error of the
-// kind ErrLeaseLost.
+// Context ends with the lease, and with the context that it was acquired with. After a loss context.Cause tells it: an
+// *Error of the kind ErrLeaseLost.
 func (l *Lease) Context() context.Context { return l.ctx }
+
+// Row is what a query of [Fence.Claim] has said beside the name, by column; nil for any other lease.
+func (l *Lease) Row() map[string]any { return l.row }
 
 // Held tells whether it is ours at this moment, by our own clock.
 func (l *Lease) Held() bool { return l.Remaining() > 0 }
@@ -75,29 +78,22 @@ func (l *Lease) Held() bool { return l.Remaining() > 0 }
 func (l *Lease) Remaining() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	left := l.deadline - now()
-	if left < 0 || l.quitting {
+	if l.quitting {
 		return 0
 	}
-	return left
+	return max(l.deadline-now(), 0)
 }
 
 // Check returns an error of the kind ErrLeaseLost when the lease is ours no more. Call it in long steps between
 // transactions, and before each call to the outside.
 func (l *Lease) Check() error {
-	if l.isOver() {
+	if now() >= l.endsAt() {
 		l.lose(Deadline, nil)
 	}
 	if lost := l.lost(nil); lost != nil {
 		return lost
 	}
 	return nil
-}
-
-func (l *Lease) isOver() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return now() >= l.deadline && !l.quitting
 }
 
 // lost is the loss, to be told with what has shown it; nil while the lease is held.
@@ -119,34 +115,80 @@ func (l *Lease) Renew(ctx context.Context) (int64, error) {
 	if err := l.Check(); err != nil {
 		return 0, err
 	}
-	if err := l.takeTurn(ctx); err != nil {
-		return 0, err
+	answer := make(chan renewal, 1)
+	l.mu.Lock()
+	if now() >= l.renewUntil {
+		l.mu.Unlock()
+		return 0, errors.New("pgfence: the lease is not renewed any more: it has been held for as long as it was to be at most")
 	}
-	token, err := l.renew()
-	l.giveTurn()
-	if lost := l.Check(); lost != nil {
-		return 0, lost
+	l.asked = append(l.asked, answer)
+	l.nextBeat = 0
+	l.mu.Unlock()
+	l.fence.kept.wake()
+	select {
+	case told := <-answer:
+		if lost := l.Check(); lost != nil {
+			return 0, lost
+		}
+		return told.token, told.err
+	case <-l.quit:
+		return 0, l.Check()
+	case <-ctx.Done():
+		return 0, ctx.Err()
 	}
-	return token, err
 }
 
 // Release gives it back, and returns an error of the kind ErrLeaseLost where it was lost before. Otherwise it fails
 // silently: the lease then ends at its ttl. It takes no context, so that it works after one has ended, and returns within
 // two thirds of the ttl.
 func (l *Lease) Release() error {
-	isFirst := l.startQuitting()
-	// A renewal that is under way ends in time.
-	l.turn <- struct{}{}
-	if isFirst && l.loss.Load() == nil && !l.giveBack() {
-		l.lose(Gone, nil)
+	if l.startQuitting() {
+		if !l.giveBack() {
+			l.lose(Gone, nil)
+		}
+		l.end()
 	}
-	l.end()
-	l.giveTurn()
-	l.keepers.Wait()
+	l.untilNothingIsLeft()
 	if loss := l.loss.Load(); loss != nil {
 		return loss.copyOf(nil)
 	}
 	return nil
+}
+
+// Detach stops keeping the lease without releasing it, and returns the token by which another process may go on: see
+// [Fence.Resume]. What remains of its ttl is the time for that.
+func (l *Lease) Detach() (int64, error) {
+	if l.session != nil {
+		return 0, errors.New("pgfence: a lease that ends with its session cannot be handed over")
+	}
+	if err := l.Check(); err != nil {
+		return 0, err
+	}
+	// A renewal that is under way ends in time.
+	if err := l.takeTurn(context.Background()); err != nil {
+		return 0, err
+	}
+	l.giveTurn()
+	if l.startQuitting() {
+		l.end()
+	}
+	l.untilNothingIsLeft()
+	if loss := l.loss.Load(); loss != nil {
+		return 0, loss.copyOf(nil)
+	}
+	return l.token, nil
+}
+
+// untilNothingIsLeft returns when no goroutine and no connection is there because of this lease.
+func (l *Lease) untilNothingIsLeft() {
+	if l.loss.Load() == nil {
+		<-l.released
+	}
+	l.leave()
+	<-l.keeperOver
+	if l.session != nil {
+		<-l.session.over
+	}
 }
 
 func (l *Lease) startQuitting() bool {
@@ -160,204 +202,142 @@ func (l *Lease) startQuitting() bool {
 	return true
 }
 
-// giveBack tells whether it was still there, as far as it knows.
+// giveBack tells whether it was still there, as far as it knows. What somebody else's open transaction holds up is tried
+// again, so that it holds up no other lease.
 func (l *Lease) giveBack() bool {
-	closing, err := l.own.callWithin(l.calls, l.third, l.onNames("lease_release"), l.name(), l.token)
-	if err != nil {
-		l.logf("the lease %s was not released, and ends at its ttl: %v", l.names[0], err)
-		return true
-	}
-	return closing != nil
+	until := now() + 2*l.limit
+	answer := make(chan bool, 1)
+	mayBeDone := false
+	l.fence.kept.enqueue(&job{do: func(k *keeper) (time.Duration, func()) {
+		for mayRepeat := k.own.isOpen(); ; mayRepeat = false {
+			query, args := l.releasing()
+			closing, err := number(k.rows(l.options.TTL, query, args...))
+			if err == nil {
+				return 0, func() { answer <- closing != nil || mayBeDone }
+			}
+			mayBeDone = mayBeDone || !k.own.isOpen()
+			state, _ := sqlState(err)
+			switch again := l.options.TTL / 12; {
+			case mayRepeat && !k.own.isOpen() && !isPermanent(err) && !isOverdue(err):
+				continue
+			case state == "55P03" && now()+again < until:
+				return again, nil
+			}
+			l.logf("the lease %s was not released, and ends at its ttl: %v", l.names[0], err)
+			return 0, func() { answer <- true }
+		}
+	}})
+	return <-answer
 }
 
-// end leaves nothing behind. The caller has the turn.
-func (l *Lease) end() {
+// releasing is the statement that ends it, with its arguments: at once, or when it has been held for as long as it is to be
+// at least.
+func (l *Lease) releasing() (string, []any) {
 	l.mu.Lock()
-	l.released = true
+	rest := l.acquiredAt + l.options.HoldAtLeast - now()
 	l.mu.Unlock()
-	l.stopCalls()
-	l.ctx.cancel()
-	l.own.close()
+	if rest > 0 {
+		return l.onNames("lease_renew", "$3::text::interval"), []any{l.name(), l.token, interval(rest)}
+	}
+	return l.onNames("lease_release"), []any{l.name(), l.token}
+}
+
+// end leaves nothing behind.
+func (l *Lease) end() {
+	l.cancel(nil)
+	l.leave()
+	close(l.released)
+}
+
+func (l *Lease) leave() {
+	l.leaving.Do(func() {
+		l.keeperOver = l.fence.kept.leave(l)
+		if l.session != nil {
+			l.session.stop()
+		}
+	})
 }
 
 // hasBeenReleased by a transaction of its holder's. The caller has the turn.
 func (l *Lease) hasBeenReleased() {
-	l.startQuitting()
-	l.end()
-}
-
-// Acquire
-
-// take acquires it. The caller is the only one to know of it yet.
-func (l *Lease) take() error {
-	before := now()
-	token, err := l.ask()
-	if err == nil && token != nil {
-		l.token = *token
-		// After a wait in line the server counts from a later moment than we do: a renewal mends that.
-		for err == nil && token != nil && now() >= before+l.third {
-			before = now()
-			token, err = l.askToRenew()
-		}
-	}
-	if err != nil {
-		return err
-	}
-	if token == nil {
-		return &Error{Kind: ErrLeaseTaken, Names: l.names}
-	}
-	l.countsFrom(before)
-	return nil
-}
-
-func (l *Lease) ask() (*int64, error) {
-	o := l.options
-	if len(l.names) == 1 {
-		const call = "lease_acquire($1::text, $2::text, $3::interval, $4::interval, $5::jsonb, " +
-			"$6::boolean, $7::integer, $8::boolean, $9::boolean)"
-		return l.own.call(l.calls, l.third+o.Wait, l.fence.call(call), l.names[0], o.Holder, o.TTL, o.Wait,
-			o.metadata, o.Shared, o.Slots, o.Reclaim, o.Session)
-	}
-	const call = "lease_acquire_all($1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)"
-	for until := now() + o.Wait; ; {
-		token, err := l.own.call(l.calls, l.third, l.fence.call(call), l.names, o.Holder, o.TTL, o.metadata, o.Session)
-		if err != nil || token != nil || now() >= until {
-			return token, err
-		}
-		// The server has no line to wait in for several at once.
-		select {
-		case <-time.After(250 * time.Millisecond):
-		case <-l.quit:
-			return nil, context.Canceled
-		}
+	if l.startQuitting() {
+		l.end()
 	}
 }
 
-// giveUp ends an acquire whose answer nobody waits for any more. A grant that comes all the same is given back.
-func (l *Lease) giveUp(answer <-chan error) {
-	l.startQuitting()
-	defer l.end()
-	if l.own.giveUp(l.calls, l.third, l.stopCalls, answer) == nil {
-		l.giveBack()
-	}
-}
+// For the keeper
 
-// The goroutines that keep it
-
-func (l *Lease) start() {
-	l.keepers.Add(2)
-	go func() {
-		defer l.keepers.Done()
-		for l.waitUntil(&l.nextBeat) {
-			l.hooks.Beat(l.beat, l.quit)
-		}
-		l.turn <- struct{}{}
-		l.own.close()
-		l.giveTurn()
-	}()
-	go func() {
-		defer l.keepers.Done()
-		l.hooks.Watch(func() {
-			if l.waitUntil(&l.deadline) {
-				l.lose(Deadline, nil)
-			}
-		})
-	}()
-}
-
-// waitUntil tells whether that time, which may change meanwhile, has come before the end.
-func (l *Lease) waitUntil(due *time.Duration) bool {
-	for {
-		l.mu.Lock()
-		left, isOver := *due-now(), l.quitting
-		l.mu.Unlock()
-		if left <= 0 || isOver {
-			return !isOver
-		}
-		if left > lookAgain {
-			left = lookAgain
-		}
-		timer := time.NewTimer(left)
-		select {
-		case <-timer.C:
-		case <-l.beatNow:
-		case <-l.quit:
-		}
-		timer.Stop()
-	}
-}
-
-// beat is what the heartbeat does when it is time.
-func (l *Lease) beat() {
-	if l.takeTurn(context.Background()) != nil {
-		return
-	}
-	defer l.giveTurn()
+// endsAt is its deadline.
+func (l *Lease) endsAt() time.Duration {
 	l.mu.Lock()
-	isDue := now() >= l.nextBeat && !l.quitting
-	l.mu.Unlock()
-	if isDue {
-		_, _ = l.renew()
+	defer l.mu.Unlock()
+	if l.quitting {
+		return math.MaxInt64
+	}
+	return l.deadline
+}
+
+// beatsAt is when it is to be renewed. One that stands apart does not come with others before its time.
+func (l *Lease) beatsAt(window time.Duration) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.quitting || now() >= l.renewUntil || len(l.turn) > 0:
+		return math.MaxInt64
+	case l.isApart:
+		return l.nextBeat + window
+	default:
+		return l.nextBeat
 	}
 }
 
-// renew does so once, or twice where the first attempt only showed that the connection had ended unseen since the last
-// time. The caller has the turn.
-func (l *Lease) renew() (int64, error) {
-	for mayRepeat := l.own.isOpen() && !l.options.Session; ; mayRepeat = false {
-		before := now()
-		token, err := l.askToRenew()
-		switch {
-		case err == nil && token == nil:
-			l.lose(Gone, nil)
-			return 0, l.Check()
-		case err == nil:
-			l.countsFrom(before)
-			l.hooks.Renewed(*token, l.Remaining)
-			return *token, nil
-		case mayRepeat && !l.own.isOpen() && !isPermanent(err) && !errors.Is(err, context.DeadlineExceeded):
-			continue
-		}
-		l.renewalFailed(err)
-		return 0, err
-	}
-}
-
-func (l *Lease) askToRenew() (*int64, error) {
-	return l.hooks.Renew(func() (*int64, error) {
-		return l.own.callWithin(l.calls, l.third, l.onNames("lease_renew"), l.name(), l.token)
-	}, l.names[0], l.token)
+func (l *Lease) standsApart() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.isApart
 }
 
 // countsFrom counts the ttl from before the call that granted or renewed.
 func (l *Lease) countsFrom(before time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.deadline = l.hooks.CountsFrom(before, now()) + l.options.TTL
-	l.nextBeat = before + l.third
+	l.deadline = l.fence.hooks.CountsFrom(before, now()) + l.options.TTL
+	l.nextBeat = before + l.limit
+	l.isApart = false
 }
 
-// renewalFailed is no loss where trying again can help: the deadline tells.
-func (l *Lease) renewalFailed(err error) {
+// wasRenewed by a call that began then; nil is that it is lost.
+func (l *Lease) wasRenewed(before time.Duration, token *int64) {
+	if token == nil {
+		l.lose(Gone, nil)
+		l.answer(renewal{})
+		return
+	}
+	l.countsFrom(before)
+	l.fence.hooks.Renewed(l.names[0], *token, l.Remaining)
+	l.answer(renewal{token: *token})
+}
+
+// wasNotRenewed is no loss where trying again can help: the deadline tells.
+func (l *Lease) wasNotRenewed(err error, isApart bool) {
 	l.logf("the lease %s was not renewed: %v", l.names[0], err)
 	if isPermanent(err) {
 		l.lose(Denied, err)
-	} else if l.options.Session && !l.own.isOpen() {
-		l.lose(Session, err)
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.nextBeat = now() + l.third/4
+	l.nextBeat = now() + l.options.TTL/12
+	l.isApart = isApart
+	l.mu.Unlock()
+	l.answer(renewal{err: installed(err)})
 }
 
-// beatSoon is called where the server refused a write: the next renewal tells whether the lease is lost.
-func (l *Lease) beatSoon() {
+func (l *Lease) answer(told renewal) {
 	l.mu.Lock()
-	l.nextBeat = 0
+	asked := l.asked
+	l.asked = nil
 	l.mu.Unlock()
-	select {
-	case l.beatNow <- struct{}{}:
-	default:
+	for _, one := range asked {
+		one <- told
 	}
 }
 
@@ -365,7 +345,13 @@ func (l *Lease) beatSoon() {
 func (l *Lease) lose(reason Reason, cause error) {
 	loss := &Error{Kind: ErrLeaseLost, Reason: reason, Names: l.names, cause: cause}
 	l.mu.Lock()
-	if l.released || l.loss.Load() != nil {
+	isReleased := false
+	select {
+	case <-l.released:
+		isReleased = true
+	default:
+	}
+	if isReleased || l.loss.Load() != nil {
 		l.mu.Unlock()
 		return
 	}
@@ -376,14 +362,18 @@ func (l *Lease) lose(reason Reason, cause error) {
 	}
 	l.interrupt()
 	l.mu.Unlock()
-	l.stopCalls()
+	l.cancel(loss)
+	l.leave()
 	l.logf("%v", loss)
+	l.fence.telemetry.Lost(reason)
 	if l.options.OnLost != nil {
 		go l.options.OnLost(loss)
 	}
 }
 
 // For the transactions under it
+
+func (l *Lease) each() []holder { return []holder{l} }
 
 func (l *Lease) refuseIfOver() error { return l.Check() }
 
@@ -394,9 +384,17 @@ func (l *Lease) mend(ctx context.Context) error {
 	return err
 }
 
+// beatSoon is called where the server refused a write: the next renewal tells whether the lease is lost.
+func (l *Lease) beatSoon() {
+	l.mu.Lock()
+	l.nextBeat = 0
+	l.mu.Unlock()
+	l.fence.kept.wake()
+}
+
 // The turn
 
-// takeTurn waits for whoever uses the lease's own connection, whose calls end in time.
+// takeTurn waits for a renewal that is under way.
 func (l *Lease) takeTurn(ctx context.Context) error {
 	select {
 	case l.turn <- struct{}{}:
@@ -408,4 +406,43 @@ func (l *Lease) takeTurn(ctx context.Context) error {
 	}
 }
 
-func (l *Lease) giveTurn() { <-l.turn }
+func (l *Lease) triesTurn() bool {
+	select {
+	case l.turn <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *Lease) giveTurn() {
+	<-l.turn
+	l.fence.kept.wake()
+}
+
+// session is the connection that a lease is bound to.
+type session struct {
+	own  connection
+	ctx  context.Context
+	stop context.CancelFunc
+	over chan struct{}
+}
+
+// newSession takes the connection over.
+func newSession(own *connection) *session {
+	made := &session{over: make(chan struct{})}
+	made.ctx, made.stop = context.WithCancel(context.Background())
+	made.own.config, made.own.conn, made.own.mayDial = own.config, own.conn, own.mayDial
+	own.conn = nil
+	return made
+}
+
+// watch waits for its end: the socket tells it, and no heartbeat has to.
+func (s *session) watch(l *Lease) {
+	err := s.own.untilItEnds(s.ctx)
+	if s.ctx.Err() == nil {
+		l.lose(Session, err)
+	}
+	s.own.close()
+	close(s.over)
+}

@@ -16,13 +16,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgconn"
-	"github.com/jackc/pgx/v4"
-	"github.com/jackc/pgx/v4/pgxpool"
-	_ "github.com/jackc/pgx/v4/stdlib"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
 
-	"pgfence"
+	"pgfence.example/pgfence"
 )
 
 // What the scenarios of all clients do not show: the kinds of transactions, and what is Go's own. DATABASE_URL names a
@@ -106,7 +106,7 @@ func is(t *testing.T, err, target error) *pgfence.Error {
 
 func comesTrue(t *testing.T, what string, check func() bool) {
 	t.Helper()
-	for round := 0; round < 600; round++ {
+	for range 600 {
 		if check() {
 			return
 		}
@@ -224,7 +224,6 @@ func TestEachTransactionMakesAnAdoptedNumberKnown(t *testing.T) {
 	fence, admin, forget := adoptedTable(t)
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead} {
 		for _, db := range databases(t) {
-			db := db
 			begin := func(ctx context.Context) (*sql.Tx, error) {
 				return db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
 			}
@@ -328,7 +327,7 @@ func TestBadInputIsRefused(t *testing.T) {
 func TestSeveralAreAllThereOrNone(t *testing.T) {
 	fence, admin := table(t)
 	one := acquire(t, fence, long, "order:8")
-	names := []string{"order:9", `"o\dd`, "order:7", "order:8"}
+	names := []string{"order:6", `"o\dd`, "order:7", "order:8"}
 	_, err := fence.AcquireAll(background, names, pgfence.Options{Wait: 300 * time.Millisecond})
 	is(t, err, pgfence.ErrLeaseTaken)
 	must(t, one.Release())
@@ -376,7 +375,7 @@ func TestATransactionEndsAsItsWorkDoes(t *testing.T) {
 		equal(t, err != nil, true)
 		return nil
 	}
-	is(t, pgfence.Guard(background, lease, admin.Begin, swallows), pgx.ErrTxCommitRollback)
+	is(t, pgfence.Guard(background, lease, admin.Begin, swallows), pgfence.ErrTransactionLost)
 	equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
 }
 
@@ -516,8 +515,8 @@ func TestContextsEndWithTheLossAndSayIt(t *testing.T) {
 	run(t, admin, "SELECT lease_revoke('order:7')")
 	<-child.Done()
 	for _, ctx := range []context.Context{lease.Context(), child} {
-		equal(t, is(t, ctx.Err(), pgfence.ErrLeaseLost).Reason, pgfence.Gone)
-		is(t, ctx.Err(), context.Canceled)
+		equal(t, is(t, context.Cause(ctx), pgfence.ErrLeaseLost).Reason, pgfence.Gone)
+		equal(t, ctx.Err(), context.Canceled)
 	}
 	_, err := lease.Renew(background)
 	is(t, err, pgfence.ErrLeaseLost)
@@ -539,7 +538,7 @@ func TestALossBreaksTheConnectionOff(t *testing.T) {
 	equal(t, conn.IsClosed(), true)
 }
 
-// waitsInClose is a socket whose Close waits for a Read that is under way, as those of pgx 5.0 to 5.3 did.
+// waitsInClose is a socket whose Close waits for a Read that is under way, as a tunnel's may.
 type waitsInClose struct {
 	net.Conn
 	reading sync.Mutex
@@ -580,7 +579,7 @@ func TestAPoolOfOneConnectionIsEnoughAndGetsItBack(t *testing.T) {
 	fence, admin := table(t)
 	config, err := pgxpool.ParseConfig(url + "&pool_max_conns=1")
 	must(t, err)
-	pool, err := pgxpool.ConnectConfig(background, config)
+	pool, err := pgxpool.NewWithConfig(background, config)
 	must(t, err)
 	defer pool.Close()
 	lease := acquire(t, fence, pgfence.Options{TTL: time.Second}, "order:7")
@@ -596,7 +595,7 @@ func TestAPoolOfOneConnectionIsEnoughAndGetsItBack(t *testing.T) {
 		_ = fails(ctx, tx)
 		return nil
 	}
-	for round := 0; round < 3; round++ {
+	for range 3 {
 		for _, work := range []func(context.Context, pgx.Tx) error{ends, fails, swallows} {
 			equal(t, pgfence.Guard(background, lease, pool.Begin, work) != nil, true)
 		}
@@ -676,7 +675,7 @@ func (c *lateCancel) Close() error {
 // The request to cancel must not hit the release.
 func TestAGrantThatNobodyWaitsForIsGivenBackWhereACancelIsLate(t *testing.T) {
 	_, admin := table(t)
-	config, err := pgconn.ParseConfig(url)
+	config, err := pgx.ParseConfig(url)
 	must(t, err)
 	dial := config.DialFunc
 	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -690,7 +689,7 @@ func givesUp(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn) {
 	t.Helper()
 	options := long
 	options.Wait = 5 * time.Minute
-	for round := 0; round < 40; round++ {
+	for range 40 {
 		holder, err := fence.Acquire(background, "order:7", options)
 		must(t, err)
 		ctx, cancel := context.WithCancel(background)
@@ -764,7 +763,7 @@ func TestWhatDriversSendForArguments(t *testing.T) {
 		{"SELECT set_config('pg_fence.token', $1::bigint::text, true)", int64(1), true, true},
 	} {
 		var value string
-		err := admin.BeginFunc(background, func(tx pgx.Tx) error {
+		err := pgx.BeginFunc(background, admin, func(tx pgx.Tx) error {
 			if err := tx.QueryRow(background, one.query, one.arg).Scan(&value); err != nil {
 				return err
 			}

@@ -12,15 +12,16 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgconn"
-	"github.com/jackc/pgx/v4"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
-	"pgfence"
-	"pgfence/internal/hooks"
+	"pgfence.example/pgfence"
+	"pgfence.example/pgfence/internal/hooks"
 )
 
 var kinds = map[pgfence.Kind]string{
@@ -46,6 +47,9 @@ type order struct {
 	Token       int64
 	TTL         int64 `json:"ttl_ms"`
 	Wait        int64 `json:"wait_ms"`
+	AtMost      int64 `json:"hold_at_most_ms"`
+	AtLeast     int64 `json:"hold_at_least_ms"`
+	N           int
 	Session     bool
 	Shared      bool
 	Slots       int
@@ -63,14 +67,20 @@ type worker struct {
 	// work is the connection of the transaction that is open.
 	work atomic.Pointer[pgx.Conn]
 
-	mu      sync.Mutex
-	lease   pgfence.Holding
-	stop    context.CancelFunc
-	leading chan struct{}
+	// background is of what leads and observes, until close.
+	background sync.WaitGroup
+	stop       context.CancelFunc
+	ctx        context.Context
+
+	mu    sync.Mutex
+	lease pgfence.Holding
+	// crowd are those of hold and claim.
+	crowd pgfence.Leases
 }
 
 func main() {
 	w := &worker{}
+	w.ctx, w.stop = context.WithCancel(context.Background())
 	if len(os.Args) == 3 && os.Args[1] == "--plant" {
 		w.plant = os.Args[2]
 	}
@@ -143,6 +153,21 @@ func (w *worker) follow(o order) error {
 		return w.acquire(o)
 	case "adopt":
 		return w.adopt(o)
+	case "resume":
+		return w.resume(o)
+	case "detach":
+		return w.detach()
+	case "hold":
+		return w.holdAll(o)
+	case "claim":
+		return w.claim(o)
+	case "holding":
+		w.sayHolding()
+	case "release-all":
+		w.releaseAll()
+		say("released", nil)
+	case "observe":
+		w.observe(o)
 	case "check":
 		return w.with(func(lease pgfence.Holding) error { return lease.(*pgfence.Lease).Check() }, "held")
 	case "renew":
@@ -164,7 +189,9 @@ func (w *worker) follow(o order) error {
 	case "unfenced":
 		return w.unfenced(o.Value)
 	case "guard", "present":
-		return w.steps(o.Do)
+		return w.with(func(lease pgfence.Holding) error { return w.steps(lease, o.Do) }, "")
+	case "guard-all":
+		return w.steps(w.crowd, "guard")
 	case "starve":
 		w.starved.Store(true)
 		say("done", nil)
@@ -179,13 +206,13 @@ func (w *worker) follow(o order) error {
 			Kind: pgfence.ErrLeaseLost, Reason: pgfence.Released, Names: []string{"its transaction has ended"},
 		}
 	default:
-		return fmt.Errorf("what is %q?", o.Do)
+		return errors.New("unknown order")
 	}
 	return nil
 }
 
 func (w *worker) connect(o order) error {
-	w.url = fmt.Sprintf("postgresql://%s@%s:%d/%s?application_name=%s&statement_cache_capacity=0",
+	w.url = fmt.Sprintf("postgresql://%s@%s:%d/%s?application_name=%s&default_query_exec_mode=exec",
 		o.User, o.Host, o.Port, o.Dbname, o.Application)
 	with, err := w.hooks()
 	if err != nil {
@@ -217,11 +244,15 @@ func (w *worker) with(do func(pgfence.Holding) error, event string) error {
 	if err := do(lease); err != nil {
 		return err
 	}
-	say(event, nil)
+	if event != "" {
+		say(event, nil)
+	}
 	return nil
 }
 
-func told(loss *pgfence.Error) { say("lost", said{"reason": loss.Reason}) }
+func told(loss *pgfence.Error) { say("lost", said{"reason": loss.Reason, "name": loss.Names[0]}) }
+
+func ms(number int64) time.Duration { return time.Duration(number) * time.Millisecond }
 
 func (w *worker) acquire(o order) error {
 	if lease := w.held(); lease != nil {
@@ -230,12 +261,14 @@ func (w *worker) acquire(o order) error {
 	}
 	w.starved.Store(false)
 	lease, err := w.fence.AcquireAll(context.Background(), o.Names, pgfence.Options{
-		TTL:     time.Duration(o.TTL) * time.Millisecond,
-		Wait:    time.Duration(o.Wait) * time.Millisecond,
-		Session: o.Session,
-		Shared:  o.Shared,
-		Slots:   o.Slots,
-		OnLost:  told,
+		TTL:         ms(o.TTL),
+		Wait:        ms(o.Wait),
+		Session:     o.Session,
+		Shared:      o.Shared,
+		Slots:       o.Slots,
+		HoldAtMost:  ms(o.AtMost),
+		HoldAtLeast: ms(o.AtLeast),
+		OnLost:      told,
 	})
 	if errors.Is(err, pgfence.ErrLeaseTaken) {
 		say("taken", nil)
@@ -244,13 +277,84 @@ func (w *worker) acquire(o order) error {
 	if err != nil {
 		return err
 	}
-	w.hold(lease)
-	say("acquired", said{"token": lease.Token(), "deadline": until(lease.Remaining)})
+	w.isAcquired(lease)
 	return nil
 }
 
+func (w *worker) isAcquired(lease *pgfence.Lease) {
+	w.hold(lease)
+	say("acquired", said{"token": lease.Token(), "deadline": until(lease.Remaining)})
+}
+
+func (w *worker) resume(o order) error {
+	options := pgfence.Options{TTL: ms(o.TTL), OnLost: told}
+	lease, err := w.fence.Resume(context.Background(), o.Name, o.Token, options)
+	if err == nil {
+		w.isAcquired(lease)
+	}
+	return err
+}
+
+func (w *worker) detach() error {
+	return w.with(func(lease pgfence.Holding) error {
+		token, err := lease.(*pgfence.Lease).Detach()
+		if err == nil {
+			say("detached", said{"token": token})
+		}
+		return err
+	}, "")
+}
+
+// The leases of hold and claim
+
+func (w *worker) holdAll(o order) error {
+	for _, name := range o.Names {
+		lease, err := w.fence.Acquire(context.Background(), name, pgfence.Options{TTL: ms(o.TTL), OnLost: told})
+		if errors.Is(err, pgfence.ErrLeaseTaken) {
+			say("taken", nil)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		w.crowd = append(w.crowd, lease)
+	}
+	w.sayHolding()
+	return nil
+}
+
+func (w *worker) claim(o order) error {
+	options := pgfence.Options{TTL: ms(o.TTL), OnLost: told}
+	leases, err := w.fence.Claim(context.Background(), "SELECT unnest($1::text[])", []any{o.Names}, o.N, options)
+	if err != nil {
+		return err
+	}
+	w.crowd = append(w.crowd, leases...)
+	names := pgfence.Leases(leases).Names()
+	if names == nil {
+		names = []string{}
+	}
+	say("claimed", said{"names": names})
+	return nil
+}
+
+func (w *worker) sayHolding() {
+	count := 0
+	for _, lease := range w.crowd {
+		if lease.Held() {
+			count++
+		}
+	}
+	say("holding", said{"count": count})
+}
+
+func (w *worker) releaseAll() {
+	_ = w.crowd.Release()
+	w.crowd = nil
+}
+
 func (w *worker) adopt(o order) error {
-	options := pgfence.AdoptOptions{Wait: time.Duration(o.Wait) * time.Millisecond}
+	options := pgfence.AdoptOptions{Wait: ms(o.Wait)}
 	adopted, err := w.fence.Adopt(context.Background(), o.Name, o.Token, options)
 	if errors.Is(err, pgfence.ErrLeaseTaken) {
 		say("taken", nil)
@@ -300,7 +404,7 @@ func (w *worker) unfenced(value string) error {
 	defer conn.Close(context.Background())
 	// Outside of a transaction a pooler may have what is prepared and what is executed meet two servers.
 	const write = "UPDATE work SET value = $1 WHERE id = 1"
-	if _, err = conn.Exec(context.Background(), write, pgx.QuerySimpleProtocol(true), value); err == nil {
+	if _, err = conn.Exec(context.Background(), write, pgx.QueryExecModeSimpleProtocol, value); err == nil {
 		say("wrote", nil)
 	}
 	return err
@@ -309,23 +413,24 @@ func (w *worker) unfenced(value string) error {
 var errRolledBack = errors.New("rolled back, as told")
 
 // steps are a transaction of what it reads, until "commit" or "rollback".
-func (w *worker) steps(by string) error {
+func (w *worker) steps(lease pgfence.Holding, by string) error {
 	begun := map[string]string{"guard": "guarded", "present": "presented"}[by]
-	err := w.with(func(lease pgfence.Holding) error {
-		return w.transaction(lease, by, func(ctx context.Context, tx pgx.Tx) error {
-			w.work.Store(tx.Conn())
-			defer w.work.Store(nil)
-			say(begun, nil)
-			for {
-				if isDone, err := step(ctx, tx); isDone || err != nil {
-					return err
-				}
+	err := w.transaction(lease, by, func(ctx context.Context, tx pgx.Tx) error {
+		w.work.Store(tx.Conn())
+		defer w.work.Store(nil)
+		say(begun, nil)
+		for {
+			if isDone, err := step(ctx, tx); isDone || err != nil {
+				return err
 			}
-		})
-	}, "committed")
-	if errors.Is(err, errRolledBack) {
+		}
+	})
+	switch {
+	case errors.Is(err, errRolledBack):
 		say("rolled-back", nil)
 		return nil
+	case err == nil:
+		say("committed", nil)
 	}
 	return err
 }
@@ -351,71 +456,92 @@ func step(ctx context.Context, tx pgx.Tx) (isDone bool, err error) {
 }
 
 func (w *worker) lead(o order) {
-	ctx, stop := context.WithCancel(context.Background())
-	w.stop, w.leading = stop, make(chan struct{})
-	options := pgfence.Options{TTL: time.Duration(o.TTL) * time.Millisecond, OnLost: told}
-	go func() {
-		defer close(w.leading)
-		err := w.fence.Lead(ctx, o.Name, options, func(ctx context.Context, lease *pgfence.Lease) error {
+	options := pgfence.Options{TTL: ms(o.TTL), OnLost: told}
+	w.background.Go(func() {
+		err := w.fence.Lead(w.ctx, o.Name, options, func(ctx context.Context, lease *pgfence.Lease) error {
 			w.hold(lease)
 			say("leading", said{"token": lease.Token(), "deadline": until(lease.Remaining)})
 			<-ctx.Done()
 			return ctx.Err()
 		})
-		if ctx.Err() == nil {
+		if w.ctx.Err() == nil {
 			say("stopped", said{"message": fmt.Sprint(err)})
 		}
-	}()
+	})
+	say("done", nil)
+}
+
+func (w *worker) observe(o order) {
+	w.background.Go(func() {
+		_ = w.fence.Observe(w.ctx, o.Name, func(leader pgfence.Leader) {
+			if leader.Token == 0 {
+				say("leader", said{"name": o.Name, "holder": nil, "token": nil})
+			} else {
+				say("leader", said{"name": o.Name, "holder": leader.Holder, "token": leader.Token})
+			}
+		})
+	})
 	say("done", nil)
 }
 
 func (w *worker) close() {
-	if w.stop != nil {
-		w.stop()
-		<-w.leading
-		w.stop = nil
-	}
+	w.stop()
+	w.background.Wait()
 	if lease := w.held(); lease != nil {
 		_ = lease.Release()
 		w.hold(nil)
 	}
+	w.releaseAll()
 	say("closed", nil)
 }
 
 // hooks watch the leases, and build in what is planted.
 func (w *worker) hooks() (hooks.Hooks, error) {
 	made := hooks.None()
-	made.Renewed = func(token int64, remaining func() time.Duration) {
-		say("renewed", said{"token": token, "deadline": until(remaining)})
-	}
-	made.Beat = func(beat func(), quit <-chan struct{}) {
-		if w.starved.Load() {
-			<-quit
-			return
+	made.Renewed = func(name string, token int64, remaining func() time.Duration) {
+		// Those of hold and claim are not told.
+		if lease := w.held(); lease != nil && lease.Names()[0] == name {
+			say("renewed", said{"token": token, "deadline": until(remaining)})
 		}
-		beat()
 	}
+	made.IsStarved = w.starved.Load
 	switch w.plant {
 	case "":
 	case "deadline-from-answer":
 		made.CountsFrom = func(_, after time.Duration) time.Duration { return after }
 	case "error-is-loss":
-		made.Renew = func(renew func() (*int64, error), _ string, _ int64) (*int64, error) {
-			token, err := renew()
+		made.Renew = func(renew func() ([]*int64, error), _ []string, _ []int64) ([]*int64, error) {
+			tokens, err := renew()
 			if err != nil {
 				return nil, &pgconn.PgError{Code: "42501", Message: err.Error()}
 			}
-			return token, nil
+			return tokens, nil
 		}
 	case "renew-in-work":
-		made.Renew = func(renew func() (*int64, error), name string, token int64) (*int64, error) {
+		made.Renew = func(renew func() ([]*int64, error), names []string, tokens []int64) ([]*int64, error) {
 			conn := w.work.Load()
 			if conn == nil {
 				return renew()
 			}
 			var renewed *int64
-			err := conn.QueryRow(context.Background(), "SELECT lease_renew($1, $2)", name, token).Scan(&renewed)
-			return renewed, err
+			err := conn.QueryRow(context.Background(), "SELECT lease_renew($1, $2)", names[0], tokens[0]).Scan(&renewed)
+			return []*int64{renewed}, err
+		}
+	case "one-null-loses-all":
+		made.Renew = func(renew func() ([]*int64, error), _ []string, _ []int64) ([]*int64, error) {
+			tokens, err := renew()
+			if slices.Contains(tokens, nil) {
+				clear(tokens)
+			}
+			return tokens, err
+		}
+	case "one-lock-stops-all":
+		made.Renew = func(renew func() ([]*int64, error), _ []string, _ []int64) ([]*int64, error) {
+			tokens, err := renew()
+			if err != nil {
+				err = errors.New(err.Error())
+			}
+			return tokens, err
 		}
 	case "hang-hides-loss":
 		made.Watch = func(func()) {}

@@ -1,14 +1,15 @@
-//! The client in Go, on pgx.
+//! The client in Go, on pgx 5.
+//!
+//! Go and pgx come from newer releases of Debian than the machine's own may be, unpacked below the target directory:
+//! no registry of Go's is asked.
 
-use super::{Language, Program, Programs};
+use super::{Check, Language, Program, Programs};
+use crate::debian_releases::{Kind, Releases};
 use crate::extension::{source_root, target_dir};
 use crate::process::output_of;
-use crate::setup::{self, Package};
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use std::fs;
-use std::io::ErrorKind;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
 
@@ -16,25 +17,23 @@ pub const LANGUAGE: Language = Language {
     name: "go",
     directory: "go",
     prepare,
-    checks: super::no_checks,
+    checks,
     first_worker: "examples/first/main.go",
-    is_there: || packages().iter().all(Package::is_installed),
+    is_there: || Tools::new().is_ready(),
 };
 
-/// Where Debian's packages put the sources of libraries.
-const DEBIAN_LIBRARIES: &str = "/usr/share/gocode";
-
-fn packages() -> [Package; 3] {
-    let library = |path: &str| format!("{DEBIAN_LIBRARIES}/src/github.com/{path}");
-    [
-        Package::new("golang-go", "/usr/bin/go"),
-        Package::new("golang-github-jackc-pgx-v4-dev", library("jackc/pgx/v4")),
-        Package::new("golang-github-lib-pq-dev", library("lib/pq")),
-    ]
-}
+/// The libraries, as Go and as Debian calls them.
+const LIBRARIES: [(&str, &str); 7] = [
+    ("github.com/jackc/pgpassfile", "golang-github-jackc-pgpassfile-dev"),
+    ("github.com/jackc/pgservicefile", "golang-github-jackc-pgservicefile-dev"),
+    ("github.com/jackc/pgx/v5", "golang-github-jackc-pgx-v5-dev"),
+    ("github.com/jackc/puddle/v2", "golang-github-jackc-puddle-v2-dev"),
+    ("github.com/lib/pq", "golang-github-lib-pq-dev"),
+    ("golang.org/x/sync", "golang-golang-x-sync-dev"),
+    ("golang.org/x/text", "golang-golang-x-text-dev"),
+];
 
 fn prepare() -> Result<Programs> {
-    setup::ensure(&packages())?;
     let programs = build().context("the client in Go cannot be built")?;
     let program =
         |name: &str| Program { program: programs.join(name).into(), ..Program::default() };
@@ -45,37 +44,133 @@ fn prepare() -> Result<Programs> {
     })
 }
 
+fn checks() -> Result<Vec<Check>> {
+    let tools = Tools::new();
+    let check = |name, program: &str, arguments: &[&str]| {
+        let mut command = tools.command(program);
+        command.args(arguments);
+        Check { name, command }
+    };
+    // Where a file is formatted otherwise it says so, and is content.
+    let gofmt = "found=$(gofmt -l .) && echo \"$found\" && test -z \"$found\"";
+    Ok(vec![
+        check("gofmt", "/bin/sh", &["-c", gofmt]),
+        check("go vet", "go", &["vet", "./..."]),
+        check("staticcheck", &tools.staticcheck(), &["-checks", "all", "./..."]),
+    ])
+}
+
 /// The directory with the worker, the example and the tests.
 fn build() -> Result<PathBuf> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-    let home = target_dir().join("clients/go");
-    link(&source_root().join("clients/go"), &home.join("src/pgfence"))?;
-    let programs = home.join("programs");
+    let tools = Tools::new();
+    tools.bring()?;
+    let programs = tools.home.join("programs");
     let out = |name: &str| programs.join(name).display().to_string();
     // Go itself knows what has changed since the last time.
-    go(&home, &["vet", "pgfence", "pgfence/lab", "pgfence/examples/first"])?;
-    go(&home, &["build", "-o", &out("worker"), "pgfence/lab"])?;
-    go(&home, &["build", "-o", &out("first_worker"), "pgfence/examples/first"])?;
-    go(&home, &["test", "-c", "-o", &out("tests"), "pgfence"])?;
+    tools.go(&["build", "-o", &out("worker"), "./lab"])?;
+    tools.go(&["build", "-o", &out("first_worker"), "./examples/first"])?;
+    tools.go(&["test", "-c", "-o", &out("tests"), "."])?;
     Ok(programs)
 }
 
-/// Debian's libraries are no modules but a GOPATH, to which this client is added.
-fn go(home: &Path, arguments: &[&str]) -> Result<()> {
-    let mut go = Command::new("go");
-    go.args(arguments)
-        .env("GO111MODULE", "off")
-        .env("GOFLAGS", "")
-        .env("GOPATH", format!("{}:{DEBIAN_LIBRARIES}", home.display()))
-        .env("GOCACHE", home.join("cache"));
-    output_of(&mut go).map(drop)
+/// Go, its libraries and its linter.
+struct Tools {
+    /// Below the target directory.
+    home: PathBuf,
+    /// Where Debian's packages are unpacked, as if it were `/`.
+    debian: PathBuf,
 }
 
-fn link(to: &Path, at: &Path) -> Result<()> {
-    fs::create_dir_all(at.parent().context("no parent")?)?;
-    match fs::remove_file(at) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
-        _ => symlink(to, at).with_context(|| at.display().to_string()),
+impl Tools {
+    fn new() -> Tools {
+        let home = target_dir().join("clients/go");
+        Tools { debian: home.join("debian"), home }
     }
+
+    /// The directory of Go itself, once it is there.
+    fn root(&self) -> PathBuf {
+        self.debian.join("usr/lib/go")
+    }
+
+    fn staticcheck(&self) -> String {
+        self.debian.join("usr/bin/go-staticcheck").display().to_string()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.root().exists()
+    }
+
+    fn bring(&self) -> Result<()> {
+        if !self.is_ready() {
+            let _ = fs::remove_dir_all(&self.debian);
+            fs::create_dir_all(&self.home)?;
+            let releases = Releases::of(Kind::Binary, &self.home)?;
+            // "2:1.27~1" depends on golang-1.27-go.
+            let versions = releases.versions("golang-go")?;
+            let newest = versions.first().context("apt knows no golang-go")?;
+            let version = newest.trim_start_matches("2:").split('~').next().unwrap_or_default();
+            let mut packages =
+                vec![format!("golang-{version}-go"), format!("golang-{version}-src")];
+            packages.push("go-staticcheck".to_owned());
+            packages.extend(LIBRARIES.map(|(_, package)| package.to_owned()));
+            releases.unpack(&packages, &self.debian)?;
+            std::os::unix::fs::symlink(format!("go-{version}"), self.root())?;
+        }
+        self.write_module()
+    }
+
+    /// The client's go.mod, with each library where Debian has put it. Some of them ask for a newer Go than the client
+    /// does.
+    fn write_module(&self) -> Result<()> {
+        let go = fs::read_link(self.root())?.display().to_string().replace("go-", "go ");
+        let own = fs::read_to_string(client().join("go.mod"))?;
+        let line = |line: &str| if line.starts_with("go ") { go.clone() } else { line.to_owned() };
+        let mut text = own.lines().map(|text| line(text) + "\n").collect::<String>();
+        for (module, _) in LIBRARIES {
+            let at = self.debian.join("usr/share/gocode/src").join(module);
+            ensure!(at.join("go.mod").exists(), "{} is no module", at.display());
+            text += &format!("replace {module} => {}\n", at.display());
+        }
+        // For tests of the libraries' own, of which none are compiled.
+        const TESTIFY: &str = "github.com/stretchr/testify";
+        let testify = self.home.join("testify");
+        fs::create_dir_all(&testify)?;
+        fs::write(testify.join("go.mod"), format!("module {TESTIFY}\n"))?;
+        text += &format!("replace {TESTIFY} => {}\n", testify.display());
+        Ok(fs::write(self.module(), text)?)
+    }
+
+    fn module(&self) -> PathBuf {
+        self.home.join("go.mod")
+    }
+
+    /// Runs Go in the client's directory.
+    fn go(&self, arguments: &[&str]) -> Result<()> {
+        output_of(self.command("go").args(arguments)).map(drop)
+    }
+
+    /// In the client's directory, in which it writes nothing.
+    fn command(&self, program: &str) -> Command {
+        // One with a path of its own stays as it is.
+        let mut command = Command::new(self.root().join("bin").join(program));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command
+            .current_dir(client())
+            .env("PATH", format!("{}:{path}", self.root().join("bin").display()))
+            .env("GOROOT", self.root())
+            .env("GOPATH", self.home.join("path"))
+            .env("GOCACHE", self.home.join("cache"))
+            .env("GOENV", "off")
+            .env("GOPROXY", "off")
+            .env("GOTOOLCHAIN", "local")
+            .env("CGO_ENABLED", "0")
+            .env("GOFLAGS", format!("-mod=mod -modfile={}", self.module().display()));
+        command
+    }
+}
+
+fn client() -> PathBuf {
+    source_root().join("clients/go")
 }
