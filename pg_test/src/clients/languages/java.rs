@@ -1,6 +1,6 @@
 //! The client in Java, on JDBC.
 
-use super::{Language, Program, Programs};
+use super::{Check, Language, Program, Programs};
 use crate::extension::{source_root, target_dir};
 use crate::process::output_of;
 use crate::setup::{self, Package};
@@ -15,9 +15,9 @@ pub const LANGUAGE: Language = Language {
     name: "java",
     directory: "java",
     prepare,
-    checks: super::no_checks,
+    checks,
     first_worker: "examples/FirstWorker.java",
-    is_there: || packages().iter().all(Package::is_installed),
+    is_there: || packages().iter().chain(&maven()).all(Package::is_installed),
 };
 
 /// Debian's JDBC driver.
@@ -29,6 +29,54 @@ fn packages() -> [Package; 2] {
         Package::new("libpostgresql-jdbc-java", DRIVER),
     ]
 }
+
+/// Maven, and the plugins that the client's pom.xml names, from Debian: no other repository is asked.
+fn maven() -> [Package; 7] {
+    let plugin = |name: &str, version: &str| {
+        let dir = format!("{REPOSITORY}/org/apache/maven/plugins/maven-{name}-plugin/{version}");
+        Package::new(format!("libmaven-{name}-plugin-java"), dir)
+    };
+    let surefire = format!("{REPOSITORY}/org/apache/maven/plugins/maven-surefire-plugin");
+    [
+        Package::new("maven", "/usr/bin/mvn"),
+        plugin("resources", "3.3.0"),
+        plugin("compiler", "3.10.1"),
+        plugin("jar", "3.3.0"),
+        plugin("source", "3.2.1"),
+        plugin("javadoc", "3.4.1"),
+        Package::new("libsurefire-java", surefire),
+    ]
+}
+
+const REPOSITORY: &str = "/usr/share/maven-repo";
+
+/// Builds what Maven Central would be given: compiler and javadoc refuse every warning. Then looks into it.
+fn checks() -> Result<Vec<Check>> {
+    setup::ensure(&maven())?;
+    let package = target_dir().join("clients/java/package");
+    if package.exists() {
+        fs::remove_dir_all(&package)?;
+    }
+    let mut mvn = Command::new("mvn");
+    mvn.args(["--offline", "--batch-mode", "--quiet", "--file"])
+        .arg(source_root().join("clients/java/pom.xml"))
+        .arg(format!("-Dmaven.repo.local={REPOSITORY}"))
+        .arg(format!("-Dpgfence.target={}", package.display()))
+        .args(["-Dmaven.test.skip=true", "package"]);
+    let mut jars = Command::new("sh");
+    jars.args(["-ec", LOOK]).arg(package);
+    Ok(vec![
+        Check { name: "mvn package", command: mvn },
+        Check { name: "what the jars hold", command: jars },
+    ])
+}
+
+const LOOK: &str = r#"
+cd "$0"
+jar --describe-module --file pg_fence-*[0-9].jar | grep "^pgfence@.* automatic"
+jar --list --file pg_fence-*[0-9].jar | grep --line-regexp META-INF/LICENSE
+jar --list --file pg_fence-*-sources.jar | grep --line-regexp pgfence/Fence.java
+jar --list --file pg_fence-*-javadoc.jar | grep --line-regexp pgfence/Fence.html"#;
 
 /// Where Java finds the client, built, and its driver.
 pub fn class_path() -> Result<OsString> {

@@ -16,8 +16,10 @@ import org.postgresql.util.ServerErrorMessage;
 /** Everything that pg_fence and its client refuse or tell. */
 @SuppressWarnings("serial")
 public abstract sealed class FenceException extends RuntimeException {
+    /** The server's, or null. */
     private final String sqlState;
     private final transient ServerErrorMessage server;
+    /** Whether it was the commit that failed. */
     private boolean inDoubt;
 
     private FenceException(String message, SQLException cause) {
@@ -26,22 +28,38 @@ public abstract sealed class FenceException extends RuntimeException {
         server = cause instanceof PSQLException told ? told.getServerErrorMessage() : null;
     }
 
-    /** Null where the server has not said it. */
+    /**
+     * The SQLSTATE.
+     *
+     * @return null where the server has not said it
+     */
     public String sqlState() {
         return sqlState;
     }
 
-    /** What the server said beside: {@code presented}, {@code stored}, {@code lease}, {@code holder}… */
+    /**
+     * What the server said beside: {@code presented}, {@code stored}, {@code lease}, {@code holder}…
+     *
+     * @return empty where it said nothing
+     */
     public Map<String, Object> detail() {
         return Json.object(server == null ? null : server.getDetail());
     }
 
-    /** What to do, or null. */
+    /**
+     * What to do.
+     *
+     * @return null where the server has not said it
+     */
     public String hint() {
         return server == null ? null : server.getHint();
     }
 
-    /** Whether it was the commit that failed: then the transaction may have landed all the same. */
+    /**
+     * Whether it was the commit that failed: then the transaction may have landed all the same.
+     *
+     * @return false where nothing of it has landed
+     */
     public boolean inDoubt() {
         return inDoubt;
     }
@@ -121,7 +139,9 @@ public abstract sealed class FenceException extends RuntimeException {
 
     /** The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by now. */
     public static final class LeaseLost extends FenceException {
+        /** Why. */
         private final Reason reason;
+        /** Of the lease. */
         private final List<String> names;
 
         LeaseLost(Reason reason, List<String> names, SQLException cause) {
@@ -130,10 +150,20 @@ public abstract sealed class FenceException extends RuntimeException {
             this.names = names;
         }
 
+        /**
+         * Why it is lost.
+         *
+         * @return never null
+         */
         public Reason reason() {
             return reason;
         }
 
+        /**
+         * The names of the lease.
+         *
+         * @return one, or several
+         */
         public List<String> names() {
             return names;
         }
@@ -167,8 +197,10 @@ public abstract sealed class FenceException extends RuntimeException {
     private static final Set<String> PERMANENT = Set.of("22", "28", "3D", "3F", "42");
 
     /**
-     * The typed error in what JDBC, Hibernate, Spring or jOOQ threw, however deep it is wrapped. Empty: it is no
-     * business of pg_fence.
+     * The typed error in what JDBC, Hibernate, Spring or jOOQ threw, however deep it is wrapped.
+     *
+     * @param error whatever was caught
+     * @return empty where it is no business of pg_fence
      */
     public static Optional<FenceException> classify(Throwable error) {
         Set<Throwable> seen = Collections.newSetFromMap(new IdentityHashMap<>());

@@ -220,6 +220,8 @@ class Keeper {
         }
         locked(() -> awaitUninterruptibly(Clock.now() + patience(kept), () -> !kept.isHeld));
         forget(kept);
+        // Who is told of a loss is told before its holder goes on.
+        kept.teller.await();
         awaitEnd();
     }
 
@@ -347,11 +349,12 @@ class Keeper {
     /** The lock is held. */
     private void begin() {
         if (run == null) {
-            run = new Run();
+            Run begun = new Run();
             // One that hangs in the resolver must not keep the process from ending.
-            run.threads.add(Sql.daemon("pg_fence keeper", run::keep));
-            run.threads.add(Sql.daemon("pg_fence watch", () -> watch(run)));
-            run.threads.forEach(Thread::start);
+            begun.threads.add(Sql.daemon("pg_fence keeper", begun::keep));
+            begun.threads.add(Sql.daemon("pg_fence watch", () -> watch(begun)));
+            begun.threads.forEach(Thread::start);
+            run = begun;
         }
         changed.signalAll();
     }
