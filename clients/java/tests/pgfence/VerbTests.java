@@ -3,7 +3,9 @@ package pgfence;
 import java.sql.Connection;
 import java.sql.DriverManager;
 import java.sql.PreparedStatement;
+import java.sql.ResultSet;
 import java.sql.SQLException;
+import java.sql.Statement;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -215,7 +217,11 @@ final class VerbTests extends Case {
                 on.commit();
                 on.setAutoCommit(true);
             }
-            equal(value(on, "SELECT count(*) FROM orders"), "1");
+            try (Statement many = on.createStatement()) {
+                many.setFetchSize(1);
+                ResultSet rows = many.executeQuery("SELECT generate_series(1, 3)");
+                equal(rows.next() && rows.next() && rows.next() && !rows.next(), true);
+            }
         }
     }
 

@@ -443,7 +443,7 @@ class Keeper {
             if (leases.stream().noneMatch(kept -> !kept.isApart && kept.beatsAt(now) <= now)) {
                 return List.of();
             }
-            long soon = now + shortestTtl() / 12;
+            long soon = now + shortestTtl() / 6;
             List<Kept> due = leases.stream().filter(kept -> !kept.isApart && kept.beatsAt(now) <= soon).toList();
             due.forEach(kept -> kept.isBeating = true);
             return due;
@@ -638,6 +638,7 @@ class Keeper {
     void watch(Run run) {
         while (true) {
             List<Kept> over = new ArrayList<>();
+            List<Kept> forgotten = new ArrayList<>();
             lock.lock();
             try {
                 if (run.isOver) {
@@ -646,22 +647,18 @@ class Keeper {
                 run.own.cutIfLate();
                 long now = Clock.now();
                 leases.stream().filter(kept -> kept.deadline <= now).forEach(over::add);
-                leases.forEach(Keeper::noteForgotten);
-                if (over.isEmpty()) {
+                leases.stream().filter(Kept::becomesForgotten).forEach(forgotten::add);
+                if (over.isEmpty() && forgotten.isEmpty()) {
                     pauseUntil(() -> leases.stream().mapToLong(kept -> kept.deadline).reduce(run.own.cutAt(), Math::min));
                 }
             } finally {
                 lock.unlock();
             }
             over.forEach(kept -> lose(kept, Reason.DEADLINE, null));
-        }
-    }
-
-    private static void noteForgotten(Kept kept) {
-        if (!kept.isForgotten && kept.handle.get() == null) {
-            kept.isForgotten = true;
-            Holding.LOG.log(Level.WARNING, "the lease {0} was never released, and nothing has its Lease any more: it is "
-                    + "renewed no more, and ends at its ttl", String.join(", ", kept.names));
+            for (Kept kept : forgotten) {
+                Holding.LOG.log(Level.WARNING, "the lease {0} was never released, and nothing has its Lease any more: it is "
+                        + "renewed no more, and ends at its ttl", String.join(", ", kept.names));
+            }
         }
     }
 

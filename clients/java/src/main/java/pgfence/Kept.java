@@ -58,6 +58,13 @@ final class Kept {
         return isHeld && !isEnding && !isForgotten && now - acquiredAt < holdAtMost;
     }
 
+    /** Whether its holder has just now lost sight of it. */
+    boolean becomesForgotten() {
+        boolean becomes = !isForgotten && handle.get() == null;
+        isForgotten |= becomes;
+        return becomes;
+    }
+
     /** When it is to be renewed next. */
     long beatsAt(long now) {
         return isRenewed(now) && pauses == 0 && !isBeating ? nextBeat : OwnConnection.NEVER;

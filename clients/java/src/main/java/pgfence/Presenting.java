@@ -9,6 +9,7 @@ import java.sql.Connection;
 import java.sql.SQLException;
 import java.sql.SQLFeatureNotSupportedException;
 import java.sql.Statement;
+import java.util.Set;
 import java.util.logging.Logger;
 import javax.sql.DataSource;
 import org.postgresql.core.BaseConnection;
@@ -71,6 +72,7 @@ final class Presenting implements DataSource {
         public Object invoke(Object self, Method method, Object[] arguments) throws Throwable {
             switch (method.getName()) {
                 case "close", "abort" -> lease.leave(connection);
+                case "createStatement", "prepareStatement", "prepareCall" -> lease.refuseIfOver();
                 case "equals" -> {
                     return self == arguments[0];
                 }
@@ -86,20 +88,43 @@ final class Presenting implements DataSource {
             return result;
         }
 
-        /** A statement: in a transaction that presents the token, which in autocommit begins and ends here. */
+        /** In a transaction that presents the token, which in autocommit begins and ends here. */
         Object execute(Statement statement, Method method, Object[] arguments) throws Throwable {
-            lease.refuseIfOver();
-            if (!connection.getAutoCommit()) {
-                beginPresenting();
-                return Presenting.invoke(statement, method, arguments);
+            try {
+                lease.refuseIfOver();
+                if (lease.isInDoubt()) {
+                    lease.mend();
+                }
+                return connection.getAutoCommit()
+                        ? executeAlone(statement, method, arguments)
+                        : executeWithin(statement, method, arguments);
+            } catch (SQLException error) {
+                if (lease.loss() != null) {
+                    throw lease.lost(error);
+                }
+                if (Set.of("PF001", "PF004").contains(String.valueOf(error.getSQLState()))) {
+                    lease.beatSoon();
+                }
+                throw error;
             }
+        }
+
+        private Object executeWithin(Statement statement, Method method, Object[] arguments) throws Throwable {
+            beginPresenting();
+            return Presenting.invoke(statement, method, arguments);
+        }
+
+        private Object executeAlone(Statement statement, Method method, Object[] arguments) throws Throwable {
+            // The driver would leave rows for later, which the end of the transaction takes away.
+            int fetchSize = statement.getFetchSize();
+            statement.setFetchSize(0);
             connection.setAutoCommit(false);
             try {
                 lease.beginPresenting(connection);
                 Object result = Presenting.invoke(statement, method, arguments);
                 connection.commit();
                 return result;
-            } catch (SQLException error) {
+            } catch (Throwable error) {
                 if (!connection.isClosed()) {
                     connection.rollback();
                 }
@@ -107,6 +132,9 @@ final class Presenting implements DataSource {
             } finally {
                 if (!connection.isClosed()) {
                     connection.setAutoCommit(true);
+                }
+                if (!statement.isClosed()) {
+                    statement.setFetchSize(fetchSize);
                 }
             }
         }
