@@ -76,7 +76,7 @@ cd "$0"
 jar --describe-module --file pg_fence-*[0-9].jar | grep "^pgfence@.* automatic"
 jar --list --file pg_fence-*[0-9].jar | grep --line-regexp META-INF/LICENSE
 jar --list --file pg_fence-*-sources.jar | grep --line-regexp pgfence/Fence.java
-jar --list --file pg_fence-*-javadoc.jar | grep --line-regexp pgfence/Fence.html"#;
+jar --list --file pg_fence-*-javadoc.jar | grep "pgfence/Fence.html$""#;
 
 /// Where Java finds the client, built, and its driver.
 pub fn class_path() -> Result<OsString> {

@@ -316,8 +316,10 @@ class Keeper {
         });
         if (isFirst) {
             Holding.LOG.log(Level.WARNING, loss.getMessage());
-            fence.telemetry().lost(loss);
             // Not on a thread of ours: what is told may block.
+            if (fence.telemetry() != Telemetry.NONE) {
+                kept.teller.tell(() -> fence.telemetry().lost(loss));
+            }
             kept.onLost.forEach(tell -> kept.teller.tell(() -> tell.accept(loss)));
         }
     }

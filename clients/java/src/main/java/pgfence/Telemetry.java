@@ -4,8 +4,8 @@ import java.util.List;
 import pgfence.FenceException.LeaseLost;
 
 /**
- * Told what the client does, for traces and metrics: {@code new Fence(url).telemetry(…)}. It is called on threads that
- * must go on, so it may neither wait nor throw.
+ * Told what the client does, for traces and metrics: {@code new Fence(url).telemetry(…)}. Spans and refusals are told on
+ * the thread of the work, losses on one of their own. It may not throw.
  */
 public interface Telemetry {
     /** Where nothing is told. */
