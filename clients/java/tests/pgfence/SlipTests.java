@@ -192,6 +192,19 @@ final class SlipTests extends Case {
         }
     }
 
+    public void aRenewalThatIsAskedForDuringAnotherIsNotForgotten() throws Exception {
+        try (Lease lease = lease("order:7"); Connection other = DriverManager.getConnection(URL)) {
+            other.setAutoCommit(false);
+            value(other, "SELECT lease_renew('order:7', " + lease.token() + ")");
+            lease.beatSoon();
+            comesTrue(() -> value("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'").equals("1"));
+            Thread renews = started(lease::renew);
+            comesTrue(() -> renews.getState() == Thread.State.TIMED_WAITING);
+            other.rollback();
+            comesTrue(() -> !renews.isAlive());
+        }
+    }
+
     public void aReleaseThatMustWaitHoldsUpNoOther() throws Exception {
         try (Connection other = DriverManager.getConnection(URL)) {
             Lease waits = lease("order:7");

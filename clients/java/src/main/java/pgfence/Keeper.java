@@ -200,6 +200,7 @@ class Keeper {
     void beatNow(Kept kept) {
         locked(() -> {
             kept.nextBeat = Clock.now();
+            kept.beatsAgain = kept.isBeating;
             changed.signalAll();
         });
     }
@@ -516,6 +517,9 @@ class Keeper {
                         batch.forEach(kept -> {
                             kept.isBeating = false;
                             kept.beats++;
+                            if (kept.beatsAgain) {
+                                beatNow(kept);
+                            }
                         });
                         changed.signalAll();
                     });

@@ -36,6 +36,8 @@ final class Kept {
     /** Its last renewal failed by itself: it is renewed alone, so that it holds up no other. */
     boolean isApart;
     boolean isBeating;
+    /** It was asked for while another one was under way. */
+    boolean beatsAgain;
     int pauses;
     long acquiredAt;
     long deadline;
