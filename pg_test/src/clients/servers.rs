@@ -217,7 +217,8 @@ impl<'a> Servers<'a> {
             let pids = self.sessions_of(&mut aside, worker)?;
             ensure!(pids == [session], "{worker} has had the session {session}, and has {pids:?}");
         }
-        let (client, server) = (cpu_time(process) - client, cpu_time(session) - server);
+        let client = cpu_time(process).saturating_sub(client);
+        let server = cpu_time(session).saturating_sub(server);
         let commits = aside.one::<i64>(commits, &[&self.dbname()])? - commits_before;
         let (leases, renewals) = leases()?;
         let beats = (renewals - renewals_before) as f64 / leases as f64;
