@@ -204,8 +204,10 @@ impl<'a> Servers<'a> {
         // From another database, whose commits are counted there.
         let mut aside = self.cluster().connect("postgres")?;
         let commits = "SELECT xact_commit FROM pg_stat_database WHERE datname = $1";
+        // Time for the session that has just asked to end, and for what the client did before to be counted: a session
+        // reports when it commits, a second after it has reported last.
+        std::thread::sleep(time / 3);
         let (_, renewals_before) = leases()?;
-        // Time for the session that has just asked to end, and to be counted.
         std::thread::sleep(Duration::from_millis(500));
         let pids = self.sessions_of(&mut aside, worker)?;
         let [session] = pids[..] else { bail!("{worker} has {} sessions", pids.len()) };

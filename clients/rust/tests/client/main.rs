@@ -17,6 +17,8 @@ mod many;
 mod slips;
 #[cfg(feature = "sqlx")]
 mod sqlx;
+#[cfg(feature = "tracing")]
+mod telemetry;
 mod verbs;
 
 const LONG: Duration = Duration::from_secs(300);
