@@ -158,7 +158,7 @@ async fn who_leads_is_told() {
     saw(1).await;
     first.release().await.unwrap();
     assert!(leads.await.unwrap().unwrap().is_none());
-    let seen = seen.lock().unwrap();
+    let seen = seen.lock().unwrap().clone();
     assert_eq!((seen[0].holder.as_deref(), seen[0].token), (Some("first"), Some(token)));
     assert!(seen[0].since.is_some());
     assert_eq!(seen.last().unwrap().holder.as_deref(), Some("second"));
