@@ -1,4 +1,6 @@
-//! The Debian package, named as Debian names those of extensions: `postgresql-15-pg-fence`.
+//! The Debian package, named as Debian names those of extensions: `postgresql-15-pg-fence`. By hand,
+//! but for what dpkg-deb and dpkg-shlibdeps do: cargo-deb and nFPM would take the same lists in files of their own, a
+//! major version each, and would have to be built or fetched first.
 
 use super::{install, licenses, put, settle, Parts, Release};
 use crate::extension::NAME;

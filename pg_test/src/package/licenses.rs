@@ -1,4 +1,5 @@
-//! The licences: our own, and those of the crates that are linked into the library, or into the command.
+//! The licences: our own, and those of the crates that are linked into the library, or into the command. By hand: cargo-about would
+//! have to be built first wherever a package is made or tested, for what `cargo tree` and the crates' own files say.
 
 use crate::extension::{self, source_root, NAME};
 use crate::process::output_of;
