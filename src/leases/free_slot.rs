@@ -7,12 +7,12 @@
 use super::guard;
 use super::locks::Locks;
 use super::request::{Request, Tried};
-use crate::pg::call::errors::{self, Refusal};
+use crate::pg::call::errors::Refusal;
 use crate::pg::locks::lock::{InTheWay, LockTag};
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::{Deleter, Row};
-use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Mode, Phase};
+use pg_fence_rules::grant::{self, ExistingGrant, Mode, Phase};
 use pg_fence_rules::locks::{
     Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, IS_GUARDED, TAKE_SLOT,
 };
@@ -60,8 +60,7 @@ pub fn find<'a>(
     match found {
         // It may yet be rolled back.
         Tried::Won(_) if other_number(table, request).is_some() => Ok(Tried::BY_ANOTHER),
-        Tried::Won(chosen) => Ok(Tried::Won(LockedSlot { chosen, locks })),
-        Tried::Lost { until } => Ok(Tried::Lost { until }),
+        found => Ok(found.map(|chosen| LockedSlot { chosen, locks })),
     }
 }
 
@@ -90,20 +89,14 @@ fn decide(
     existing: &[ExistingGrant],
 ) -> Result<Tried<FreeSlot>, Refusal> {
     let now = server::now();
-    match grant::admit(existing, &request.ask, now) {
-        Acquire::Taken { until } => Ok(Tried::Lost { until }),
-        Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
-        Acquire::Adopted => Err(errors::adopted_name(&request.name)),
-        Acquire::Grant { slot } => {
-            let is_ended = |row: &Row, seen: &ExistingGrant| {
-                row.grant.slot != slot && grant::ends(&request.ask, seen, now)
-            };
-            let both = rows.iter().zip(existing);
-            let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row);
-            let (ended, over) = (ended.collect(), in_slot(rows, slot).copied());
-            Ok(Tried::Won(FreeSlot { slot, over, ended }))
-        }
-    }
+    Ok(request.admit(existing, now)?.map(|slot| {
+        let is_ended = |row: &Row, seen: &ExistingGrant| {
+            row.grant.slot != slot && grant::ends(&request.ask, seen, now)
+        };
+        let both = rows.iter().zip(existing);
+        let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row).collect();
+        FreeSlot { slot, over: in_slot(rows, slot).copied(), ended }
+    }))
 }
 
 fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {

@@ -3,7 +3,7 @@
 use crate::pg::call::errors::{self, Refusal};
 use crate::pg::session::role;
 use crate::pg::state::row::Row;
-use pg_fence_rules::grant::{Ask, ExistingGrant, Mode};
+use pg_fence_rules::grant::{self, Acquire, Ask, ExistingGrant, Mode};
 use pg_fence_rules::{Instant, Span};
 
 /// Who asks for what.
@@ -37,6 +37,14 @@ pub enum Tried<T> {
 impl<T> Tried<T> {
     /// Only something that committed since we looked, or an open transaction, can be in the way.
     pub const BY_ANOTHER: Tried<T> = Tried::Lost { until: None };
+
+    /// With what was won made into something else.
+    pub fn map<U>(self, make: impl FnOnce(T) -> U) -> Tried<U> {
+        match self {
+            Tried::Won(won) => Tried::Won(make(won)),
+            Tried::Lost { until } => Tried::Lost { until },
+        }
+    }
 }
 
 impl Request {
@@ -54,6 +62,16 @@ impl Request {
             guarded: guarded(row.grant.slot),
         };
         rows.iter().map(existing).collect()
+    }
+
+    /// Which slot the rules give to the request beside the grants that are there. Errors: 22023, 55000.
+    pub fn admit(&self, existing: &[ExistingGrant], now: Instant) -> Result<Tried<i32>, Refusal> {
+        match grant::admit(existing, &self.ask, now) {
+            Acquire::Grant { slot } => Ok(Tried::Won(slot)),
+            Acquire::Taken { until } => Ok(Tried::Lost { until }),
+            Acquire::SlotsDiffer { live } => Err(self.slots_differ(live)),
+            Acquire::Adopted => Err(errors::adopted_name(&self.name)),
+        }
     }
 
     /// The refusal where another number of slots is in force.

@@ -3,7 +3,7 @@
 use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{Request, Tried};
 use super::{queue, session_leases, snapshot};
-use crate::pg::call::errors::{self, Refusal};
+use crate::pg::call::errors::Refusal;
 use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::session::commit;
 use crate::pg::session::role;
@@ -14,7 +14,7 @@ use crate::pg::state::row::{Life, NewGrant, Row};
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::durability::{self, Predecessor};
-use pg_fence_rules::grant::{self, Acquire, Phase};
+use pg_fence_rules::grant::Phase;
 use pg_fence_rules::names::Level;
 use pg_fence_rules::{Span, Token};
 
@@ -99,15 +99,9 @@ fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refus
     let seen = table.rows(&request.name, AsOf::Now);
     let existing = request.existing(&seen, |_| false);
     let now = server::now();
-    match grant::admit(&existing, &request.ask, now) {
-        Acquire::Grant { .. } => {
-            let reclaims = existing.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held);
-            Ok(Tried::Won(LooksFree { reclaims }))
-        }
-        Acquire::Taken { until } => Ok(Tried::Lost { until }),
-        Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
-        Acquire::Adopted => Err(errors::adopted_name(&request.name)),
-    }
+    Ok(request.admit(&existing, now)?.map(|_| LooksFree {
+        reclaims: existing.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held),
+    }))
 }
 
 /// Has the lease a grant that a crash may bring back? Asked under the new grant's locks, before it is written.

@@ -174,7 +174,7 @@ fn waiting_readers_are_granted_together_when_their_turn_comes(lab: &Lab) -> Resu
 }
 
 #[lab_test]
-fn places_of_readers_are_used_again(lab: &Lab) -> Result<()> {
+fn slots_of_readers_are_used_again(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holders = sessions(&db, 8)?;
     for _ in 0..10 {

@@ -141,7 +141,7 @@ fn two_numbers_at_one_instant_never_both_count(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn one_slot_that_runs_out_makes_one_place(lab: &Lab) -> Result<()> {
+fn one_slot_that_runs_out_is_one_to_be_had(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
     let a = session.granted(&slot(2))?;
@@ -155,7 +155,7 @@ fn one_slot_that_runs_out_makes_one_place(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn an_uncommitted_grant_has_its_place(lab: &Lab) -> Result<()> {
+fn an_uncommitted_grant_has_its_slot(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut one, mut two, mut other) = (db.connect()?, db.connect()?, db.connect()?);
     other.run("SET lock_timeout = '10 s'")?;
@@ -213,7 +213,7 @@ fn a_holder_of_a_slot_reclaims_it_though_all_are_taken(lab: &Lab) -> Result<()> 
 }
 
 #[lab_test]
-fn a_guard_on_an_expired_slot_keeps_its_place(lab: &Lab) -> Result<()> {
+fn a_guard_on_an_expired_slot_keeps_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut session, mut guard) = (db.connect()?, db.connect()?);
     session.run("SET lock_timeout = '10 s'")?;

@@ -88,7 +88,7 @@ fn a_reclaim_goes_ahead_of_waiters(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn lines_for_different_leases_do_not_disturb_each_other(lab: &Lab) -> Result<()> {
+fn queues_of_different_leases_do_not_disturb_each_other(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
     holder.acquire("job", "1 h")?;
