@@ -14,13 +14,13 @@ pub fn read_stats(args: Args) -> Result<Answer, Refusal> {
         if column == "stats_reset" {
             return seen.reset_at.map(|at| at.micros().into());
         }
-        match Counter::ALL.iter().find(|counter| counter.column() == column)? {
+        match Counter::of_column(column)? {
             // In milliseconds. A double precision is passed as its bits.
             Counter::WaitTime => {
                 let wait_ms = seen.get(Counter::WaitTime) as f64 / 1_000.0;
                 Some(Datum::from(wait_ms.to_bits()))
             }
-            counter => Some(Datum::from(seen.get(*counter) as i64)),
+            counter => Some(Datum::from(seen.get(counter) as i64)),
         }
     };
     Ok(composite::row_by_names(args, value))

@@ -45,6 +45,11 @@ counters! {
 }
 
 impl Counter {
+    /// The one with this column.
+    pub fn of_column(column: &str) -> Option<Counter> {
+        Counter::ALL.iter().copied().find(|counter| counter.column() == column)
+    }
+
     /// Its bit among those of all counters.
     pub const fn bit(self) -> u32 {
         1 << self as u32

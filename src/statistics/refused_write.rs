@@ -61,15 +61,9 @@ pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     });
 }
 
+/// Each SQLSTATE of the fence has a counter of its name.
 fn counter(sqlstate: SqlState) -> Option<Counter> {
-    match sqlstate {
-        SqlState::StaleToken => Some(Counter::RefusedPf001),
-        SqlState::NoToken => Some(Counter::RefusedPf002),
-        SqlState::TokenNeverIssued => Some(Counter::RefusedPf003),
-        SqlState::TokenDoesNotSpeak => Some(Counter::RefusedPf004),
-        SqlState::CannotBeFenced => Some(Counter::RefusedPf005),
-        _ => None,
-    }
+    Counter::of_column(&format!("refused_{}", sqlstate.code().to_ascii_lowercase()))
 }
 
 fn describe(refusal: &Refusal, known: Known) -> RefusedWrite {
