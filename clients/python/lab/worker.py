@@ -69,8 +69,9 @@ class Observed(pg_fence.Lease):
         if self._answered and not self.is_one_of_many:
             say("renewed", token=token, deadline=self.deadline())
 
-    def _is_due(self, at: float) -> bool:
-        return not self.starved and super()._is_due(at)
+    @property
+    def _is_kept(self) -> bool:
+        return not self.starved and super()._is_kept
 
 
 class DeadlineFromAnswer(Observed):

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import socket
 import threading
 import time
 import unittest
@@ -201,6 +202,12 @@ class RefusedByName(Patient):
             self.assertIsInstance(raised.exception, TimeoutError)
             self.assertIsInstance(raised.exception.__cause__, psycopg.Error)
         self.value("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query ~ '^SELECT pg_sleep.600'")
+
+    def test_a_server_that_accepts_and_says_nothing(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            fence = pg_fence.Fence(f"host=127.0.0.1 port={server.getsockname()[1]} dbname=shop user=nobody")
+            with self.assertRaises(pg_fence.AcquireTimeout):
+                fence.lease("order:7", ttl=SHORT).acquire()
 
     def test_stop_ends_a_leader_that_works(self) -> None:
         stop, begun = threading.Event(), threading.Event()

@@ -150,10 +150,12 @@ def not_installed(error: BaseException) -> NotInstalled | None:
 
 
 def concerns_all(error: BaseException) -> bool:
-    """Whether a statement for several leases failed for all of them, and not because of one: read-only, out of
-    something, shutting down, not installed."""
+    """Whether a statement for several leases failed for all of them, and not because of one, or because they are many
+    (53200, the table of locks): read-only, out of something, shutting down, not installed."""
     state = sqlstate_of(error) or ""
-    return isinstance(error, NotInstalled) or state[:2] in {"08", "25", "53", "58"} or state[:3] == "57P"
+    if isinstance(error, NotInstalled):
+        return True
+    return state != "53200" and (state[:2] in {"08", "25", "53", "58"} or state[:3] == "57P")
 
 
 def is_permanent(error: BaseException) -> bool:

@@ -183,20 +183,19 @@ class Keeper:
         at = now()
         if at < self._beats_at:
             return []
-        leases = list(self.watch.leases)
-        together: list[Lease] = []
+        kept = [lease for lease in self.watch.leases if lease._is_kept]
         batches: list[list[Lease]] = []
-        if any(lease._is_due(at) and not lease._stands_apart for lease in leases):
-            near = [one for one in leases if not one._stands_apart and one._is_due(at + one._seconds / 12)]
+        if any(one._next_beat <= at and not one._stands_apart for one in kept):
+            near = [one for one in kept if not one._stands_apart and one._next_beat <= at + one._seconds / 12]
             together = sorted((one for one in near if len(one.names) == 1), key=lambda one: one.names[0].encode())
             batches = [together[first : first + BATCH] for first in range(0, len(together), BATCH)]
             batches += [[one] for one in near if len(one.names) > 1]
-        apart = [one for one in leases if one._stands_apart and one._is_due(at)]
+        apart = [one for one in kept if one._stands_apart and one._next_beat <= at]
         if apart:
             batches.append([min(apart, key=lambda one: one._next_beat)])
         due = [[one for one in batch if one._begin_beat()] for batch in batches]
         taken = {one for batch in batches for one in batch}
-        self._beats_at = min((one._next_beat for one in leases if one not in taken and one._can_beat), default=math.inf)
+        self._beats_at = min((one._next_beat for one in kept if one not in taken), default=math.inf)
         return [batch for batch in due if batch]
 
     def _beat(self, own: OwnConnection, batch: list[Lease]) -> None:

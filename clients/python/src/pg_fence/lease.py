@@ -195,6 +195,7 @@ class Lease(Holding):
                 raise
             if self._taker is not None:
                 self._taker.join()
+            self._keeper.settle()
             return self._outcome()
 
     def release(self) -> None:
@@ -235,6 +236,8 @@ class Lease(Holding):
             except asyncio.CancelledError:
                 self._give_up()
                 raise
+            if not self._held:
+                await in_thread(self._keeper.settle)
             return self._outcome()
 
     async def arelease(self) -> None:
@@ -294,6 +297,7 @@ class Lease(Holding):
             lease = itself()
             if lease is not None:
                 keeper.drop(lease)
+            own.open_limit = limit
             with contextlib.suppress(psycopg.Error, FenceError):
                 own.value(limit, limit, sql, arguments)
             if session is not None:
@@ -320,8 +324,6 @@ class Lease(Holding):
             self._keeper.do(lambda own: self._take(own, give_up_at))
 
     def _outcome(self) -> bool:
-        if not self._held and self.loss is None:
-            self._keeper.settle()
         if self._failure is not None:
             raise self._failure
         return self._held or self.loss is not None
@@ -395,9 +397,10 @@ class Lease(Holding):
 
     def _ask(self, own: OwnConnection) -> tuple[float, int] | None:
         """The token, and the time from which its ttl counts; None: it is taken."""
-        limit, asked, before = self._keeper.limit(self._seconds), self._asked, now()
+        own.open_limit = limit = self._keeper.limit(self._seconds)
+        asked, before = self._asked, now()
         if self._waits_on is not None:
-            limit = self._limit + asked.wait.total_seconds()
+            own.open_limit, limit = self._limit, self._limit + asked.wait.total_seconds()
         if asked.token is not None:
             return self._resume(own, before)
         common = [self._holder, self.ttl]
@@ -509,6 +512,7 @@ class Lease(Holding):
 
     def _call_back(self, own: OwnConnection) -> Any:
         limits = self._keeper.limit(self._seconds), self._keeper.lock_limit(self._seconds)
+        own.open_limit = limits[0]
         return own.value(*limits, *self._last_call())
 
     def _last_call(self) -> tuple[str, list[Any]]:
@@ -583,13 +587,14 @@ class Lease(Holding):
         at_most = self._asked.hold_at_most
         return at_most is None or now() < self._granted_at + at_most.total_seconds()
 
-    def _is_due(self, at: float) -> bool:
-        is_kept = self._held and not self._ending and self.loss is None and not self._pauses
-        return is_kept and self._next_beat <= at and self._can_beat
+    @property
+    def _is_kept(self) -> bool:
+        """Whether it is renewed at all."""
+        return self._held and not self._ending and self.loss is None and not self._pauses and self._can_beat
 
     def _begin_beat(self) -> bool:
         with self._lock:
-            self._is_beating = self._held and not self._ending and self.loss is None and not self._pauses
+            self._is_beating = self._is_kept
             return self._is_beating
 
     def _end_beat(self) -> None:
