@@ -506,6 +506,17 @@ class OnAsyncpg(Patient, unittest.IsolatedAsyncioTestCase):
             self.assertFalse(self.is_held("order:7"))
         self.assertEqual(self.status(), "last")
 
+    async def test_what_asyncpg_sends_for_arguments(self) -> None:
+        """As the table of drivers on the clients' common page has it."""
+        connection = await self.connected()
+        acquire = "SELECT lease_acquire('order:7', ttl => $1, metadata => $2)"
+        with self.assertRaises(asyncpg.DataError):
+            await connection.fetchval("SELECT set_config('pg_fence.token', $1, true)", 34)
+        with self.assertRaises(asyncpg.DataError):
+            await connection.fetchval(acquire, LONG, {"run": 7})
+        token = await connection.fetchval(acquire, LONG, '{"run": 7}')
+        self.assertIsNotNone(await connection.fetchval("SELECT lease_release('order:7', $1)", token))
+
     async def test_a_pool_s_connection(self) -> None:
         async with asyncpg.create_pool(URL, min_size=1) as pool, self.fence.lease("order:7", ttl=LONG) as lease:
             async with pool.acquire() as connection, lease.guard(connection):

@@ -18,7 +18,7 @@ from .adopted import Adopted
 from .claimed import Claimed, claim
 from .connection import in_thread
 from .errors import LeaseLost, LeaseTaken, NotSpeaking, StaleToken, is_permanent
-from .guarded import Guarded
+from .guarded import Guarded, kind_of
 from .keeper import Keeper
 from .lease import Asked, Lease, unique_holder
 from .observer import Leader, Observer
@@ -33,14 +33,14 @@ SHORTEST_TTL = timedelta(milliseconds=100)
 class Fence:
     """Where leases come from: a connection string, or a function that opens a psycopg connection.
 
-    All its leases are kept by one thread, on one connection, while there are any. A session lease has one more connection,
-    and so has an acquire while it waits. `schema` is the extension's, where that is not in the search path.
+    All its leases are kept by one thread, on one connection, while there are any. A session lease has one more
+    connection, and so has an acquire while it waits. `schema` is the extension's, where that is not in the search path.
     """
 
     def __init__(self, connect: str | Callable[[], psycopg.Connection[Any]], *, schema: str | None = None):
         if not isinstance(connect, str) and not callable(connect):
-            kind = f"{type(connect).__module__}.{type(connect).__qualname__}"
-            raise TypeError(f"a fence takes a connection string, or a function that opens a psycopg.Connection, and no {kind}")
+            takes = "a fence takes a connection string, or a function that opens a psycopg.Connection"
+            raise TypeError(f"{takes}, and no {kind_of(connect)}")
         self._source = connect
         self._prefix = "" if schema is None else '"' + schema.replace('"', '""') + '".'
         self._keeper = self._make_keeper()
@@ -73,9 +73,9 @@ class Fence:
     ) -> Lease:
         """A lease of one name, or of several at once (also as one list), to be entered by `with` or `async with`.
 
-        `hold_at_most`: so long after the acquire it is renewed no more, and lost at its deadline: for a loop that may be
-        stuck. `hold_at_least`: a release before that lets it end by itself then. `on_lost` is called in a thread of its
-        own, at the deadline at the latest."""
+        `hold_at_most`: so long after the acquire it is renewed no more, and lost at its deadline: for a loop that may
+        be stuck. `hold_at_least`: a release before that lets it end by itself then. `on_lost` is called in a thread of
+        its own, at the deadline at the latest."""
         all_names = _names(names)
         if len(all_names) > 1 and (shared or slots != 1 or reclaim):
             raise ValueError("several names at once are exclusive: no shared, slots or reclaim")
@@ -253,8 +253,8 @@ class Fence:
         if callable(self._source):
             connection = self._source()
             if not isinstance(connection, psycopg.Connection):
-                kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
-                raise TypeError(f"a fence takes a function that opens a psycopg.Connection, and this one returns a {kind}")
+                takes = "a fence takes a function that opens a psycopg.Connection"
+                raise TypeError(f"{takes}, and this one returns a {kind_of(connection)}")
             connection.autocommit = True
         else:
             options: dict[str, Any] = dict(conninfo.conninfo_to_dict(self._source))

@@ -454,8 +454,13 @@ def way_of(connection: Any) -> Way:
         # A pool, an engine or a maker of sessions has none of these.
         if any(module.startswith(package) for module in modules) and hasattr(connection, attribute):
             return way(connection)
-    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
-    raise TypeError(f"this takes {_TAKEN}, and no {kind}; of a pool or an engine, take a connection first")
+    told = f"this takes {_TAKEN}, and no {kind_of(connection)}"
+    raise TypeError(f"{told}; of a pool or an engine, take a connection first")
+
+
+def kind_of(thing: object) -> str:
+    """Its type, for an error."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
 _WAYS: list[tuple[str, type[Way], str]] = [

@@ -288,7 +288,8 @@ class Lease(Holding):
     def __del__(self) -> None:
         if not getattr(self, "_held", False) or self.loss is not None or sys.is_finalizing():
             return
-        warnings.warn(f"the lease {', '.join(self.names)} was forgotten, and not released", ResourceWarning, source=self)
+        told = f"the lease {', '.join(self.names)} was forgotten, and not released"
+        warnings.warn(told, ResourceWarning, source=self)
         session, (sql, arguments) = self._session, self._on_names("lease_release")
         limit, keeper, itself = self._limit, self._keeper, weakref.ref(self)
 
@@ -451,7 +452,7 @@ class Lease(Holding):
     def _told(self, own: OwnConnection, error: Exception) -> Exception:
         if not own.was_cut and not isinstance(error, psycopg.errors.ConnectionTimeout):
             return error
-        told = AcquireTimeout(f"the server has not answered in time whether the lease {', '.join(self.names)} can be had")
+        told = AcquireTimeout(f"no answer in time: can the lease {', '.join(self.names)} be had?")
         told.__cause__ = error
         return told
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .guarded import kind_of
 from .holding import Holding
 
 
@@ -34,8 +35,7 @@ def attach(to: Any, lease: Holding) -> Iterator[Any]:
     elif any(module.startswith("django.") for module in modules) and hasattr(engine, "execute_wrapper"):
         attached = _to_django(engine, lease)
     else:
-        kind = f"{type(to).__module__}.{type(to).__qualname__}"
-        raise TypeError(f"this takes an engine of SQLAlchemy or a connection of Django, and no {kind}")
+        raise TypeError(f"this takes an engine of SQLAlchemy or a connection of Django, and no {kind_of(to)}")
     with attached:
         yield to
 

@@ -1,7 +1,7 @@
 """Spans and counters for OpenTelemetry, where its API is installed; nothing otherwise.
 
-Spans `pg_fence acquire` and `pg_fence guard`; counters `pg_fence.leases.lost`, by reason, and `pg_fence.writes.refused`,
-by SQLSTATE. A span names its leases; a counter does not, for there may be many.
+Spans `pg_fence acquire`, `pg_fence claim`, `pg_fence guard` and `pg_fence present`; counters `pg_fence.leases.lost`, by
+reason, and `pg_fence.writes.refused`, by SQLSTATE. A span names its leases; a counter does not, for there may be many.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ def span(what: str, names: tuple[str, ...]) -> contextlib.AbstractContextManager
     """A span around what takes its time."""
     if _trace is None:
         return contextlib.nullcontext()
-    attributes = {"pg_fence.leases": names}
-    tracer = _trace.get_tracer("pg_fence")
-    opened: contextlib.AbstractContextManager[Any] = tracer.start_as_current_span(f"pg_fence {what}", attributes=attributes)
-    return opened
+    tracer: Any = _trace.get_tracer("pg_fence")
+    return tracer.start_as_current_span(f"pg_fence {what}", attributes={"pg_fence.leases": names})
 
 
 def lost(names: tuple[str, ...], reason: str) -> None:

@@ -82,9 +82,9 @@ class Watch:
                     if not self.leases and not self._calls:
                         self._thread = self._waker = None
                         return
-                    sessions = {
-                        lease._session.fileno(): weakref.ref(lease) for lease in self.leases if lease._session is not None
-                    }
+                    bound = [(lease._session, lease) for lease in self.leases if lease._session is not None]
+                    sessions = {session.fileno(): weakref.ref(lease) for session, lease in bound}
+                    del bound
                     pause = self._next_look() - now()
                     self._looks_at = now() + pause
                 for fd in _readable([theirs.fileno(), *sessions], max(0.0, pause)):
