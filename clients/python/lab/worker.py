@@ -17,10 +17,10 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 import pg_fence
+from pg_fence.acquiring import Asked
 from pg_fence.connection import OwnConnection, now, value
 from pg_fence.holding import Holding
 from pg_fence.keeper import Keeper
-from pg_fence.lease import Asked
 from pg_fence.watch import Watch
 
 _says = threading.Lock()

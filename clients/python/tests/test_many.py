@@ -1,7 +1,6 @@
 """What is asked of leases beside `test_pg_fence`: many of one fence, verbs, and what is refused by name."""
 
 import asyncio
-import gc
 import os
 import socket
 import threading
@@ -116,7 +115,6 @@ class Many(Patient):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             del lease
-            gc.collect()
         self.assertEqual([one.category for one in told], [ResourceWarning])
         self.comes_true(lambda: not self.is_held("order:7") and threading.active_count() == self.threads)
 

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import conninfo
 
+from .acquiring import Asked, unique_holder
 from .adopted import Adopted
 from .claimed import Claimed, claim
 from .connection import in_thread
 from .errors import LeaseLost, LeaseTaken, NotSpeaking, StaleToken, is_permanent
 from .guarded import Guarded, kind_of
 from .keeper import Keeper
-from .lease import Asked, Lease, unique_holder
+from .lease import Lease
 from .observer import Leader, Observer
 
 _log = logging.getLogger("pg_fence")

@@ -6,54 +6,25 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import socket
 import sys
 import threading
-import uuid
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from . import telemetry
+from .acquiring import Acquire, Asked
 from .connection import Handle, OwnConnection, in_thread, now
-from .errors import AcquireTimeout, FenceError, LeaseLost, LeaseTaken, NotSpeaking, is_permanent, sqlstate_of
+from .errors import FenceError, LeaseLost, LeaseTaken, NotSpeaking, is_permanent, sqlstate_of
 from .holding import Holding
 from .keeper import Keeper
 from .watch import LOOK_AGAIN
 
 _log = logging.getLogger("pg_fence")
-
-
-def unique_holder() -> str:
-    """What the view of all leases shows as the holder, unless one is named."""
-    return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-
-
-@dataclass
-class Asked:
-    """What an acquire asks for. Spans are in seconds but for those that are sent."""
-
-    names: tuple[str, ...]
-    ttl: timedelta
-    wait: timedelta = timedelta(0)
-    holder: str | None = None
-    metadata: Any = None
-    shared: bool = False
-    slots: int = 1
-    session: bool = False
-    reclaim: bool = False
-    on_lost: Callable[[LeaseLost], None] | None = None
-    hold_at_most: timedelta | None = None
-    hold_at_least: timedelta | None = None
-    #: The token of a lease that is held already, by another process so far.
-    token: int | None = None
 
 
 class Lease(Holding):
@@ -69,8 +40,8 @@ class Lease(Holding):
         self.row: tuple[Any, ...] | None = None
         self._keeper = keeper
         self._asked = asked
-        self._holder = asked.holder or unique_holder()
-        self._metadata = None if asked.metadata is None else Jsonb(asked.metadata)
+        #: The acquire, until it has an answer.
+        self._attempt: Acquire | None = None
         #: What is told of a loss at once, and must not block.
         self._on_lost: list[Callable[[LeaseLost], None]] = []
         self._telling: threading.Thread | None = None
@@ -93,10 +64,8 @@ class Lease(Holding):
         self._stands_apart = False
         self._beats = self._pauses = 0
         self._latest: int | None = None
-        #: The connection that a session lease is bound to, and one that an acquire waits on.
+        #: The connection that a session lease is bound to.
         self._session: OwnConnection | None = None
-        self._waits_on: OwnConnection | None = None
-        self._taker: threading.Thread | None = None
         self._guards: set[Handle] = set()
         self._task: asyncio.Task[Any] | None = None
         self._task_cancelled = False
@@ -186,15 +155,14 @@ class Lease(Holding):
         """Whether the lease could be had. Raises AcquireTimeout where the server did not answer in time, LeaseLost
         where a token that is to be resumed is over."""
         with telemetry.span("acquire", self.names):
-            self._start()
+            attempt = self._start()
             try:
                 with self._lock:
                     self._lock.wait_for(lambda: self._answered)
             except BaseException:
                 self._give_up()
                 raise
-            if self._taker is not None:
-                self._taker.join()
+            attempt.join()
             self._keeper.settle()
             return self._outcome()
 
@@ -307,154 +275,39 @@ class Lease(Holding):
         self._held, self._over = False, True
         keeper.forget(release)
 
-    # The acquire
+    # As the acquire sees it
 
-    def _start(self) -> None:
+    def _start(self) -> Acquire:
         with self._lock:
             if self._started:
                 raise RuntimeError("a lease is acquired once: ask the fence for another")
             self._started = True
-        if self._asked.session or self._asked.wait:
-            # The keeper has others to renew meanwhile.
-            self._waits_on = self._keeper.connection(self._limit)
-            aside = [self._waits_on]
-            self._taker = threading.Thread(target=self._take_aside, args=aside, name="pg_fence acquire", daemon=True)
-            self._taker.start()
-        else:
-            give_up_at = now() + self._limit
-            self._keeper.do(lambda own: self._take(own, give_up_at))
+            attempt = self._attempt = Acquire(self, self._keeper, self._asked)
+        attempt.start()
+        return attempt
 
-    def _outcome(self) -> bool:
-        if self._failure is not None:
-            raise self._failure
-        return self._held or self.loss is not None
-
-    def _answer(self, failure: BaseException | None = None) -> None:
-        with self._lock:
-            self._failure, self._answered = failure, True
-            self._over = self._over or not self._held
-            self._lock.notify_all()
-        self._on_answer()
-
-    def _take(self, own: OwnConnection, give_up_at: float) -> float | None:
-        """By the keeper's connection. When it is to be tried again, because somebody's open transaction has changed the
-        lease that is to be resumed."""
-        if self._given_up:
-            self._answer()
-            return None
-        reuses_connection = own.is_open
-        try:
-            try:
-                granted = self._ask(own)
-            except psycopg.Error:
-                if not reuses_connection or own.is_open or own.was_cut or not self._is_own_holder():
-                    raise
-                # The connection had ended unseen. A grant whose answer was lost is ours, by its holder.
-                self._asked.reclaim = self._asked.reclaim or len(self.names) == 1
-                granted = self._ask(own)
-        except Exception as error:  # noqa: BLE001
-            if sqlstate_of(error) == "55P03" and now() < give_up_at:
-                return now() + self._limit / 12
-            self._answer(self._told(own, error))
-            return None
-        self._had(own, granted)
-        return None
-
-    def _is_own_holder(self) -> bool:
-        return self._asked.holder is None and self._asked.token is None
-
-    def _take_aside(self, own: OwnConnection) -> None:
-        """By a connection of its own, which may wait. That of a session lease stays."""
-        try:
-            try:
-                granted = self._ask_until_the_end_of_the_wait(own)
-                # After a wait in line the server counts from a later moment than we do: a renewal mends that.
-                while granted is not None and now() >= granted[0] + self._limit and not self._ending:
-                    before = now()
-                    self.token = granted[1]
-                    renewed = own.value(self._limit, self._limit, *self._on_names("lease_renew"))
-                    granted = None if renewed is None else (before, granted[1])
-            except Exception as error:  # noqa: BLE001
-                self.token = None
-                self._answer(self._told(own, error))
-                return
-            if self._asked.session and granted is not None and not self._given_up:
-                self._session = own
-            self._had(own, granted)
-        finally:
-            if self._session is not own:
-                own.close()
-
-    def _ask_until_the_end_of_the_wait(self, own: OwnConnection) -> tuple[float, int] | None:
-        until = now() + self._asked.wait.total_seconds()
-        while True:
-            granted = self._ask(own)
-            if granted is not None or len(self.names) == 1 or now() >= until:
-                return granted
-            with self._lock:
-                # The server has no line to wait in for several at once.
-                if self._lock.wait_for(lambda: self._ending, min(0.25, max(0.0, until - now()))):
-                    return None
-
-    def _ask(self, own: OwnConnection) -> tuple[float, int] | None:
-        """The token, and the time from which its ttl counts; None: it is taken."""
-        own.open_limit = limit = self._keeper.limit(self._seconds)
-        asked, before = self._asked, now()
-        if self._waits_on is not None:
-            own.open_limit, limit = self._limit, self._limit + asked.wait.total_seconds()
-        if asked.token is not None:
-            return self._resume(own, before)
-        common = [self._holder, self.ttl]
-        name, *others = self.names
-        if others:
-            call = self.call("lease_acquire_all(%s::text[], %s, %s, %s, %s)")
-            arguments = [list(self.names), *common, self._metadata, asked.session]
-        else:
-            call = self.call("lease_acquire(%s, %s, %s, %s, %s, %s, %s, %s, %s)")
-            kind = [asked.shared, asked.slots, asked.reclaim, asked.session]
-            arguments = [name, *common, asked.wait, self._metadata, *kind]
-        token = own.call(limit, call, arguments)
-        return None if token is None else (before, token)
-
-    def _resume(self, own: OwnConnection, before: float) -> tuple[float, int]:
-        # A renewal's token serves for 16 more renewals, the acquire's for as long as the grant lives.
-        name, given = self.names[0], self._asked.token
-        sql = (
-            f"SELECT r.token, i.first_token FROM {self.prefix}lease_renew(%s, %s, %s) AS r(token)"
-            f" LEFT JOIN LATERAL {self.prefix}lease_info(%s, r.token) AS i ON i.token = r.token"
-        )
-        limits = self._keeper.limit(self._seconds), self._keeper.lock_limit(self._seconds)
-        ((latest, first),) = own.rows(*limits, sql, [name, given, self.ttl, name])
-        if latest is None:
-            raise LeaseLost("gone", self.names)
-        return before, int(first or given or 0)
-
-    def _had(self, own: OwnConnection, granted: tuple[float, int] | None) -> None:
-        """What the acquire has brought."""
-        if granted is not None and not self._is_granted(*granted):
-            # Its connection may have been cancelled, so that this is on a new one.
-            self.token = granted[1]
-            with contextlib.suppress(psycopg.Error, FenceError):
-                own.value(self._limit, self._limit, *self._on_names("lease_release"))
-        self._answer()
-
-    def _is_granted(self, before: float, token: int) -> bool:
+    def _is_granted(self, before: float, token: int, session: OwnConnection | None = None) -> bool:
         """From now on it is kept; False: nobody waits for it any more."""
         with self._keeper.watch.lock, self._lock:
             if self._given_up:
                 return False
-            self.token, self._granted_at = token, before
+            self.token, self._granted_at, self._session = token, before, session
             self._counts_from(before, token)
             self._started = self._held = self._answered = True
             self._keeper.keep(self)
             return True
 
-    def _told(self, own: OwnConnection, error: Exception) -> Exception:
-        if not own.was_cut and not isinstance(error, psycopg.errors.ConnectionTimeout):
-            return error
-        told = AcquireTimeout(f"no answer in time: can the lease {', '.join(self.names)} be had?")
-        told.__cause__ = error
-        return told
+    def _answer(self, failure: BaseException | None = None) -> None:
+        with self._lock:
+            self._failure, self._answered, self._attempt = failure, True, None
+            self._over = self._over or not self._held
+            self._lock.notify_all()
+        self._on_answer()
+
+    def _outcome(self) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        return self._held or self.loss is not None
 
     # Its end
 
@@ -479,17 +332,14 @@ class Lease(Holding):
         """Nobody waits for the acquire any more. A grant that comes all the same is given back."""
         with self._lock:
             self._given_up = self._ending = True
-            came = self._answered and self._held and not self._over
+            came, attempt = self._answered and self._held and not self._over, self._attempt
             self._lock.notify_all()
         if came:
             # At that very moment.
             give_up_at = now() + self._limit
             self._keeper.do(lambda own: self._give_back(own, give_up_at))
-        elif self._waits_on is not None:
-            # The thread waits for the answer: some poolers do not survive a client that cancels and hangs up.
-            cancel = [lambda: self._answered, self._lock]
-            name = "pg_fence cancel"
-            threading.Thread(target=self._waits_on.cancel_until, args=cancel, name=name, daemon=True).start()
+        elif attempt is not None:
+            attempt.cancel()
 
     def _give_back(self, own: OwnConnection, give_up_at: float) -> float | None:
         """When it is to be tried again, because somebody's open transaction has changed the lease."""
