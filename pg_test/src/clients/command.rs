@@ -1,7 +1,7 @@
 //! The command `pg_fence` among the clients: the same scenarios, in the form that they have for a program that cannot be
 //! changed, with planted faults of its own.
 //!
-//! A scenario of `clients/scenarios.md` either has its form here, or cannot be asked of a command; clients/README.md says
+//! A scenario of `clients/scenarios.md` either has its form here, or cannot be asked of a command; clients/new-language.md says
 //! why. Those that only a command can go through follow it.
 //!
 //! | module | its noun |
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_clients_page_says_what_cannot_be_asked_of_a_command() {
-        let page = std::fs::read_to_string(source_root().join("clients/README.md")).unwrap();
+        let page = std::fs::read_to_string(source_root().join("clients/new-language.md")).unwrap();
         for scenario in ALL {
             if let Form::LeftOut(why) = scenario.form {
                 assert!(

@@ -389,7 +389,7 @@ fn cable_state(words: &[&str]) -> Result<CableState> {
     })
 }
 
-/// What is sent to the worker: see clients/README.md.
+/// What is sent to the worker: see clients/new-language.md.
 fn order_of(words: &[&str]) -> Result<Value> {
     let (what, mut rest) = words.split_first().context("no order")?;
     let mut order = Map::new();

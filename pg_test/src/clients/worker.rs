@@ -1,5 +1,5 @@
 //! A worker process in some language: it does what it is told, and says what became of it. What the two say to each
-//! other is written down in clients/README.md.
+//! other is written down in clients/new-language.md.
 
 use super::cable::Cable;
 use super::languages::Program;

@@ -36,7 +36,8 @@ fn pages() -> Result<Vec<String>> {
 
 /// The paths of the pages of the clients.
 fn client_pages() -> Result<Vec<String>> {
-    let mut found = vec!["clients/README.md".to_owned(), "clients/scenarios.md".to_owned()];
+    let shared = ["clients/README.md", "clients/scenarios.md", "clients/new-language.md"];
+    let mut found = shared.map(str::to_owned).to_vec();
     for entry in std::fs::read_dir(pg_test::extension::source_root().join("clients"))? {
         let path = PathBuf::from("clients").join(entry?.file_name()).join("README.md");
         if pg_test::extension::source_root().join(&path).exists() {
