@@ -218,14 +218,7 @@ class Fence:
     ) -> _T:
         """As `lead`, in asyncio: on a loss the work is cancelled. Cancel the caller to end it."""
         again = self._leadership(name, ttl)
-        loop = asyncio.get_running_loop()
-
-        def tell(leader: Leader) -> None:
-            # The loop may be closed by then.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(on_leader or print, leader)
-
-        observer = None if on_leader is None else self.observe(name, tell)
+        observer = None if on_leader is None else self.observe(name, _in_loop(on_leader))
         try:
             while True:
                 lease = again()
@@ -315,6 +308,18 @@ def _stopped_by(stop: threading.Event, lease: Lease) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
+
+
+def _in_loop(on_leader: Callable[[Leader], None]) -> Callable[[Leader], None]:
+    """The same, from another thread."""
+    loop = asyncio.get_running_loop()
+
+    def tell(leader: Leader) -> None:
+        # The loop may be closed by then.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(on_leader, leader)
+
+    return tell
 
 
 def _goes_on(lease: Lease, error: Exception) -> bool:

@@ -178,25 +178,29 @@ class Keeper:
                 heapq.heappush(self._jobs, (again_at, next(self._order), job))
 
     def _due(self) -> list[list[Lease]]:
-        """What is to be renewed now, in statements. Leases that are nearly due come along, so that they stay together;
-        one that stands apart is alone, and there is one of these at a time."""
+        """What is to be renewed now, in statements. Leases with as short a ttl come along, and from then on beat together;
+        so do those that are nearly due. One that stands apart is alone, and there is one of these at a time."""
         at = now()
         if at < self._beats_at:
             return []
         kept = [lease for lease in self.watch.leases if lease._is_kept]
         batches: list[list[Lease]] = []
-        if any(one._next_beat <= at and not one._stands_apart for one in kept):
-            near = [one for one in kept if not one._stands_apart and one._next_beat <= at + one._seconds / 12]
-            together = sorted((one for one in near if len(one.names) == 1), key=lambda one: one.names[0].encode())
-            batches = [together[first : first + BATCH] for first in range(0, len(together), BATCH)]
+        together = [one for one in kept if not one._stands_apart]
+        due = [one for one in together if one._next_beat <= at]
+        if due:
+            # One that is to be renewed at once, out of turn, brings no others.
+            longest = max((one._seconds for one in due if one._next_beat > -math.inf), default=0.0)
+            near = [one for one in together if one._next_beat <= at + one._seconds / 12 or one._seconds <= longest]
+            single = sorted((one for one in near if len(one.names) == 1), key=lambda one: one.names[0].encode())
+            batches = [single[first : first + BATCH] for first in range(0, len(single), BATCH)]
             batches += [[one] for one in near if len(one.names) > 1]
         apart = [one for one in kept if one._stands_apart and one._next_beat <= at]
         if apart:
             batches.append([min(apart, key=lambda one: one._next_beat)])
-        due = [[one for one in batch if one._begin_beat()] for batch in batches]
+        begun = [[one for one in batch if one._begin_beat()] for batch in batches]
         taken = {one for batch in batches for one in batch}
         self._beats_at = min((one._next_beat for one in kept if one not in taken), default=math.inf)
-        return [batch for batch in due if batch]
+        return [batch for batch in begun if batch]
 
     def _beat(self, own: OwnConnection, batch: list[Lease]) -> None:
         reuses_connection = own.is_open
