@@ -116,7 +116,7 @@ fn played_by(
         if options.ask_for("the-first-worker") {
             let runs = || {
                 first_worker::is_shown(client)?;
-                first_worker::runs(lab, &programs.first_worker)
+                first_worker::runs(lab, &programs.first_worker)?.tells_them_apart()
             };
             outcomes.push(outcome(client.name, "The first worker", runs));
         }

@@ -11,33 +11,50 @@ use std::fs;
 /// How many lines a newcomer should have to read.
 const LINES: usize = 25;
 
-/// Runs it against a table as the README wants it.
-pub fn runs(lab: &Lab, first_worker: &Program) -> Result<()> {
+/// What it printed while another one had the lease, and when it had the lease itself.
+pub struct Printed {
+    refused: String,
+    done: String,
+}
+
+impl Printed {
+    /// A newcomer sees which of the two it was.
+    pub fn tells_them_apart(&self) -> Result<()> {
+        for said in [&self.refused, &self.done] {
+            ensure!(!said.trim().is_empty(), "it says nothing of what it did");
+        }
+        ensure!(self.refused != self.done, "it says the same in both cases: {}", self.done);
+        Ok(())
+    }
+}
+
+/// Runs it against a table as the README wants it: twice at once, and alone.
+pub fn runs(lab: &Lab, first_worker: &Program) -> Result<Printed> {
     runs_in(&lab.database()?, lab, first_worker)
 }
 
 /// The same in this database, which has either edition.
-pub fn runs_in(database: &Database, lab: &Lab, first_worker: &Program) -> Result<()> {
+pub fn runs_in(database: &Database, lab: &Lab, first_worker: &Program) -> Result<Printed> {
     let mut admin = database.connect()?;
     admin.run(
         "CREATE TABLE orders (id bigint PRIMARY KEY, status text);
          INSERT INTO orders VALUES (7, 'new');
          SELECT fence_protect('orders', lease => 'order:{id}')",
     )?;
-    // Twice at once: the other one has the lease, and this one says so.
+    // The other one has the lease.
     admin.run("SELECT lease_acquire('order:7', ttl => '1 hour')")?;
     let refused = output_of(first_worker.command(lab).arg(url(database)))?;
     let left_alone: bool = admin.one("SELECT status = 'new' FROM orders", &[])?;
     ensure!(left_alone, "it has paid the order beside another worker: {refused}");
     admin.run("SELECT lease_revoke('order:7')")?;
-    let said = output_of(first_worker.command(lab).arg(url(database)))?;
-    let done: bool = admin.one(
+    let done = output_of(first_worker.command(lab).arg(url(database)))?;
+    let is_paid: bool = admin.one(
         "SELECT status = 'paid' AND fence > 0 AND NOT EXISTS (SELECT FROM lease_info('order:7') \
          WHERE state = 'held') FROM orders",
         &[],
     )?;
-    ensure!(done, "the order is not paid, or its lease is still held: {said}");
-    Ok(())
+    ensure!(is_paid, "the order is not paid, or its lease is still held: {done}");
+    Ok(Printed { refused, done })
 }
 
 /// Runs the client's own tests.

@@ -45,7 +45,7 @@ fn the_clients_have_the_version_of_the_extension(_: &Lab) -> Result<()> {
 
 #[lab_test]
 fn the_first_workers_do_their_work(lab: &Lab) -> Result<()> {
-    of_those_there(|client| first_worker::runs(lab, &(client.prepare)()?.first_worker))
+    of_those_there(|client| first_worker::runs(lab, &(client.prepare)()?.first_worker).map(drop))
 }
 
 #[lab_test]
@@ -109,7 +109,7 @@ fn a_planted_fault_is_caught(lab: &Lab) -> Result<()> {
 fn the_first_workers_do_their_work_without_a_library(lab: &Lab) -> Result<()> {
     of_those_there(|client| {
         let database = Database::with_lite(lab.cluster().conninfo("postgres"))?;
-        first_worker::runs_in(&database, lab, &(client.prepare)()?.first_worker)
+        first_worker::runs_in(&database, lab, &(client.prepare)()?.first_worker).map(drop)
     })
 }
 
