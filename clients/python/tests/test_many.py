@@ -25,6 +25,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from test_pg_fence import ALCHEMY, LONG, URL, OnOrders, Order, django_connection
 
 import pg_fence
+from pg_fence.connection import OwnConnection
+from pg_fence.keeper import Keeper
 
 SHORT = timedelta(seconds=2)
 
@@ -96,6 +98,30 @@ class Many(Patient):
             with self.assertRaises(psycopg.OperationalError):
                 fence.lease("order:7", ttl=LONG, holder="mine").acquire()
             self.terminate("ended") if self.sessions("ended") else None
+
+    def test_a_renewal_that_is_asked_for_during_another_is_not_forgotten(self) -> None:
+        answered, may_go_on = threading.Event(), threading.Event()
+
+        class Slow(Keeper):
+            def _ask(self, own: OwnConnection, batch: list[pg_fence.Lease]) -> dict[int | None, int | None]:
+                answers = super()._ask(own, batch)
+                answered.set()
+                may_go_on.wait(60)
+                return answers
+
+        class SlowFence(pg_fence.Fence):
+            def _make_keeper(self) -> Keeper:
+                return Slow(self._open, self._prefix)
+
+        lease = SlowFence(URL).lease("order:7", ttl=LONG)
+        self.assertTrue(lease.acquire())
+        lease.beat_soon()
+        self.assertTrue(answered.wait(60))
+        self.value("SELECT lease_revoke('order:7')")
+        lease.beat_soon()
+        may_go_on.set()
+        self.comes_true(lambda: lease.loss is not None)
+        lease.release()
 
     def test_a_release_waits_for_nobody_s_transaction_at_others_cost(self) -> None:
         with self.fence.lease("other", ttl=SHORT) as other, self.fence.lease("order:7", ttl=LONG) as lease:

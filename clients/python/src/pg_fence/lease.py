@@ -58,6 +58,8 @@ class Lease(Holding):
         self._given_up = False
         self._failure: BaseException | None = None
         self._granted_at = self._next_beat = -math.inf
+        #: When a renewal out of turn was asked for last.
+        self._asked_soon_at = -math.inf
         self._deadline = math.inf
         self._is_beating = False
         #: A renewal of it alone was refused: it is renewed by itself until one succeeds.
@@ -115,7 +117,8 @@ class Lease(Holding):
         again; None when the renewal failed, which is no loss yet, and after `hold_at_most`. Raises LeaseLost."""
         self.check()
         with self._lock:
-            seen, self._latest = self._beats, None
+            # One that is under way has begun before.
+            seen, self._latest = self._beats + self._is_beating, None
         self.beat_soon()
         with self._lock:
             # Opening a connection may take two seconds beside the call itself; and it waits for a call under way.
@@ -470,7 +473,7 @@ class Lease(Holding):
         if self.loss is not None:
             return
         self._deadline = before + self._seconds
-        self._next_beat = before + self._limit
+        self._next_beat = -math.inf if self._asked_soon_at > before else before + self._limit
         self._latest = token
 
     def _beat_failed(self, error: Exception) -> None:
@@ -506,7 +509,8 @@ class Lease(Holding):
         super().leave(handle)
 
     def beat_soon(self) -> None:
-        self._next_beat = -math.inf
+        with self._lock:
+            self._asked_soon_at, self._next_beat = now(), -math.inf
         self._keeper.beat_by(self._next_beat)
 
     def pause(self) -> None:
