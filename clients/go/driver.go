@@ -37,15 +37,19 @@ func driverOf(tx any) (driverTx, error) {
 	}
 }
 
-// errRolledBack is for work that goes on after a statement of its own has failed, or after a ROLLBACK of its own.
-var errRolledBack = errors.New("it was rolled back, or ended, under its work")
+var (
+	errFailed = errors.New("a statement of its work has failed, and it is rolled back")
+	errEnded  = errors.New("it was ended by its work")
+)
 
-func rolledBack(cause error) error {
-	lost := fromServer(ErrTransactionLost, errRolledBack, "", nil)
-	if cause != nil {
-		lost.cause = cause
-	}
-	return lost
+// failedInside is for work that goes on after a statement of its own has failed.
+func failedInside() error { return fromServer(ErrTransactionLost, errFailed, "", nil) }
+
+// endedInside is for work that has ended its transaction itself, by ROLLBACK or COMMIT.
+func endedInside() error {
+	ended := fromServer(ErrTransactionLost, errEnded, "", nil)
+	ended.InDoubt = true
+	return ended
 }
 
 // sqlTransaction is sql.Tx, or what wraps it (sqlx.Tx, bun.Tx).
@@ -72,8 +76,10 @@ func (t *sqlTx) goesOn(ctx context.Context) error {
 	err := t.tx.QueryRowContext(ctx, "SELECT coalesce(current_setting('pg_fence.token', true), '') <> ''").Scan(&isThere)
 	state, _ := sqlState(err)
 	switch {
-	case state == "25P02", err == nil && !isThere:
-		return rolledBack(err)
+	case state == "25P02":
+		return failedInside()
+	case err == nil && !isThere:
+		return endedInside()
 	default:
 		return err
 	}
@@ -118,10 +124,17 @@ func (t *pgxTx) value(ctx context.Context, query string, args ...any) (value any
 }
 
 func (t *pgxTx) goesOn(context.Context) error {
-	if !t.conn.IsClosed() && t.conn.PgConn().TxStatus() != 'T' {
-		return rolledBack(nil)
+	if t.conn.IsClosed() {
+		return nil
 	}
-	return nil
+	switch t.conn.PgConn().TxStatus() {
+	case 'E':
+		return failedInside()
+	case 'I':
+		return endedInside()
+	default:
+		return nil
+	}
 }
 
 func (t *pgxTx) commit(ctx context.Context) error {

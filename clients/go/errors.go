@@ -65,7 +65,8 @@ type Error struct {
 	// Reason and Names are those of a lost lease; Names those of a taken one, too.
 	Reason Reason
 	Names  []string
-	// InDoubt: it was the commit that failed, so the transaction may have landed all the same.
+	// InDoubt: it was the commit that failed, or the work has ended the transaction itself, so that it may have landed all the
+	// same.
 	InDoubt bool
 	// SQLState is empty where the server has not said it, as the following.
 	SQLState string

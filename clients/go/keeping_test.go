@@ -204,7 +204,8 @@ func TestWorkThatSwallowsAnErrorHasFailed(t *testing.T) {
 			_, _ = tx.Exec(ctx, statement)
 			return nil
 		}
-		is(t, pgfence.Guard(background, lease, conn.Begin, swallows), pgfence.ErrTransactionLost)
+		lost := is(t, pgfence.Guard(background, lease, conn.Begin, swallows), pgfence.ErrTransactionLost)
+		equal(t, lost.InDoubt, statement == "ROLLBACK")
 		is(t, pgfence.Present(background, lease, conn.Begin, swallows, pgfence.Releasing), pgfence.ErrTransactionLost)
 		tx, err := conn.Begin(background)
 		must(t, err)
@@ -353,14 +354,15 @@ func TestWhoLeadsIsToldAtEachChange(t *testing.T) {
 	is(t, <-ended, context.Canceled)
 }
 
-// Work that does not look at its context has what remains of the ttl.
+// What work goes on to do that does not look at its context is refused.
 func TestLeadingThatIsStoppedEndsTheLease(t *testing.T) {
-	fence, _ := table(t)
+	fence, admin := table(t)
 	ctx, cancel := context.WithCancel(background)
-	err := fence.Lead(ctx, "chief", pgfence.Options{TTL: time.Second}, func(_ context.Context, lease *pgfence.Lease) error {
+	err := fence.Lead(ctx, "chief", long, func(_ context.Context, lease *pgfence.Lease) error {
 		cancel()
-		comesTrue(t, "it is lost", func() bool { return lease.Check() != nil })
-		return nil
+		comesTrue(t, "it is over", func() bool { return lease.Check() != nil })
+		comesTrue(t, "it is given back", func() bool { return text(t, admin, held) == "0" })
+		return pgfence.Guard(background, lease, admin.Begin, pays)
 	})
 	is(t, err, context.Canceled)
 	// While it waits.

@@ -37,8 +37,8 @@ func (l *Lease) during(work func(context.Context, *Lease) error) error {
 }
 
 // Lead does work while leading, and again after each loss. It ends when the work returns nil or an error that is no
-// loss, when the server refuses for good, or with the context. From then on the lease is renewed no more, and what remains
-// of its ttl is the time that work may take which does not look at its context. Options need no Holder, Wait or Reclaim.
+// loss, when the server refuses for good, or with the context. Then the lease is given back at once, so that what work goes on
+// to do that does not look at its context is refused. Options need no Holder, Wait or Reclaim.
 func (f *Fence) Lead(
 	ctx context.Context, name string, options Options, work func(context.Context, *Lease) error,
 ) error {
@@ -61,7 +61,7 @@ func (f *Fence) Lead(
 	for {
 		lease, err := f.Acquire(ctx, name, options)
 		if err == nil {
-			forget := context.AfterFunc(ctx, lease.letEnd)
+			forget := context.AfterFunc(ctx, func() { _ = lease.Release() })
 			err = lease.during(work)
 			forget()
 			if !errors.Is(err, ErrLeaseLost) && lease.loss.Load() == nil && !isStale(err) {
@@ -77,13 +77,6 @@ func (f *Fence) Lead(
 			pause(ctx, options.TTL/12)
 		}
 	}
-}
-
-// letEnd has the lease be renewed no more.
-func (l *Lease) letEnd() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.renewUntil = 0
 }
 
 func isStale(err error) bool {
