@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -90,6 +91,75 @@ func TestAConnectionThatEndedUnseenIsNoFailure(t *testing.T) {
 	must(t, pgfence.Leases{first, second, several}.Release())
 	equal(t, text(t, admin, held), "0")
 	equal(t, int(all.Load()), 4)
+}
+
+// swallows is a socket that can lose the next answer, and its connection.
+type swallows struct {
+	net.Conn
+	next *atomic.Bool
+}
+
+func (c *swallows) Read(into []byte) (int, error) {
+	n, err := c.Conn.Read(into)
+	if err == nil && c.next.CompareAndSwap(true, false) {
+		_ = c.Conn.Close()
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// What was granted, renewed or released by a call whose answer is lost is our own.
+func TestAnAnswerThatIsLostIsNoFailure(t *testing.T) {
+	_, admin := table(t)
+	config, err := pgx.ParseConfig(url + "&sslmode=disable")
+	must(t, err)
+	dial, next := config.DialFunc, &atomic.Bool{}
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return &swallows{Conn: conn, next: next}, err
+	}
+	fence := pgfence.NewConfig(config)
+	first := acquire(t, fence, long, "a")
+	next.Store(true)
+	second := acquire(t, fence, long, "b")
+	equal(t, next.Load(), false)
+	must(t, pgfence.Guard(background, second, admin.Begin, does("SELECT 1")))
+	next.Store(true)
+	_, err = first.Renew(background)
+	must(t, err)
+	equal(t, next.Load(), false)
+	next.Store(true)
+	must(t, first.Release())
+	equal(t, next.Load(), false)
+	equal(t, text(t, admin, held), "1")
+	// With a holder of the caller's own it would be another's, for all we know.
+	options := pgfence.Options{TTL: time.Second, Holder: "me"}
+	next.Store(true)
+	_, err = fence.Acquire(background, "c", options)
+	equal(t, err != nil && !errors.Is(err, pgfence.ErrLeaseTaken), true)
+	next.Store(true)
+	_, err = fence.AcquireAll(background, []string{"d", "e"}, pgfence.Options{TTL: time.Second})
+	equal(t, err != nil && !errors.Is(err, pgfence.ErrLeaseTaken), true)
+}
+
+// Whoever gives up while the keeper is busy leaves nothing behind.
+func TestATryThatNobodyWaitsForIsGivenBack(t *testing.T) {
+	fence, admin := table(t)
+	acquire(t, fence, long, "a")
+	for round := range 200 {
+		ctx, cancel := context.WithCancel(background)
+		time.AfterFunc(time.Duration(round)*10*time.Microsecond, cancel)
+		lease, err := fence.Acquire(ctx, "b", long)
+		if err == nil {
+			err = lease.Release()
+		}
+		// The grant of the round before may not have been given back yet.
+		if err != nil && !errors.Is(err, pgfence.ErrLeaseTaken) {
+			is(t, err, context.Canceled)
+		}
+		cancel()
+	}
+	comesTrue(t, "all are given back", func() bool { return text(t, admin, held) == "1" })
 }
 
 // A release that waits for somebody's open transaction holds up no other lease.
