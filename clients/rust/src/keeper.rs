@@ -14,6 +14,8 @@ use tokio::sync::OwnedMutexGuard;
 
 /// As many are renewed by one statement. Each takes locks of the server's table.
 const BATCH: usize = 500;
+/// The shortest wait for a lock that there is. Where many leases are locked, the waits for each of them add up.
+const NO_WAIT: Duration = Duration::from_millis(1);
 /// Between two looks whether a heartbeat is starved still.
 const STARVED: Duration = Duration::from_millis(20);
 /// Without anything that is held there is nothing to hurry for.
@@ -24,6 +26,13 @@ pub(crate) struct Keeper {
     own: OwnConnection,
     /// Nothing is left to do, as against a runtime that is gone.
     has_ended: bool,
+}
+
+/// What one statement renews.
+struct Batch {
+    leases: Vec<Arc<Shared>>,
+    /// For somebody's transaction. What has waited in vain once does not.
+    waits: bool,
 }
 
 /// What is to be done next.
@@ -222,14 +231,15 @@ impl Keeper {
                 || lease.names.len() > 1
                 || self.is_renewed_otherwise(&lease)
             {
-                alone.push_back(vec![lease]);
+                let waits = !lease.schedule().is_apart;
+                alone.push_back(Batch { leases: vec![lease], waits });
             } else {
                 plain.push(lease);
             }
         }
         plain.sort_by(|a, b| a.names.cmp(&b.names));
-        let mut batches: VecDeque<Vec<Arc<Shared>>> =
-            plain.chunks(BATCH).map(<[_]>::to_vec).collect();
+        let batch = |leases: &[_]| Batch { leases: leases.to_vec(), waits: true };
+        let mut batches: VecDeque<Batch> = plain.chunks(BATCH).map(batch).collect();
         batches.append(&mut alone);
         self.renew_all(batches).await;
         drop::<Vec<OwnedMutexGuard<()>>>(renewing);
@@ -239,14 +249,14 @@ impl Keeper {
         self.keeping.hooks.renews(&lease.names[0], lease.token()).is_some()
     }
 
-    async fn renew_all(&mut self, mut batches: VecDeque<Vec<Arc<Shared>>>) {
+    async fn renew_all(&mut self, mut batches: VecDeque<Batch>) {
         let mut may_reconnect = self.reuses_connection();
-        while let Some(mut batch) = batches.pop_front() {
+        while let Some(Batch { leases: mut batch, waits }) = batches.pop_front() {
             batch.retain(|lease| lease.is_held());
             if batch.is_empty() {
                 continue;
             }
-            let error = match self.renew(&batch).await {
+            let error = match self.renew(&batch, waits).await {
                 Ok(()) => continue,
                 Err(error) => error,
             };
@@ -254,18 +264,18 @@ impl Keeper {
                 batch.iter().for_each(|lease| lease.lose(Reason::Denied, Some(error.clone())));
             } else if has_ended_unseen(&error) && std::mem::take(&mut may_reconnect) {
                 // A new one may do at once.
-                batches.push_front(batch);
+                batches.push_front(Batch { leases: batch, waits });
             } else if !error.is_of_statement() || !self.keeping.hooks.divides() {
                 // No other would do better.
                 batch
                     .into_iter()
-                    .chain(batches.drain(..).flatten())
+                    .chain(batches.drain(..).flat_map(|one| one.leases))
                     .for_each(|lease| has_failed(&lease, &error));
             } else if batch.len() > 1 {
                 // Until the culprit stands alone.
                 let rest = batch.split_off(batch.len() / 2);
-                batches.push_front(rest);
-                batches.push_front(batch);
+                batches.push_front(Batch { leases: rest, waits: false });
+                batches.push_front(Batch { leases: batch, waits: false });
             } else {
                 batch[0].schedule().is_apart = true;
                 has_failed(&batch[0], &error);
@@ -274,9 +284,9 @@ impl Keeper {
     }
 
     /// By one statement, each with an answer of its own.
-    async fn renew(&mut self, batch: &[Arc<Shared>]) -> Result<(), Error> {
+    async fn renew(&mut self, batch: &[Arc<Shared>], waits: bool) -> Result<(), Error> {
         let before = Moment::now();
-        let tokens = self.call_renew(batch).await?;
+        let tokens = self.call_renew(batch, waits).await?;
         let all_are_lost = tokens.contains(&None) && self.keeping.hooks.takes_one_for_all();
         for (lease, token) in batch.iter().zip(tokens) {
             let Some(token) = token.filter(|_| !all_are_lost) else {
@@ -298,12 +308,19 @@ impl Keeper {
         Ok(())
     }
 
-    async fn call_renew(&mut self, batch: &[Arc<Shared>]) -> Result<Vec<Option<i64>>, Error> {
+    async fn call_renew(
+        &mut self,
+        batch: &[Arc<Shared>],
+        waits: bool,
+    ) -> Result<Vec<Option<i64>>, Error> {
         let lease = &batch[0];
         if let Some(otherwise) = self.keeping.hooks.renews(&lease.names[0], lease.token()) {
             return otherwise.await.map(|token| vec![token]);
         }
-        let limits = self.limits(lease.third());
+        let mut limits = self.limits(lease.third());
+        if !waits {
+            limits.lock = limits.lock.min(NO_WAIT);
+        }
         let rows = self.own.call_within(limits, &renewal(batch)).await?;
         rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(Error::unclassified)
     }

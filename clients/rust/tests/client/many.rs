@@ -110,6 +110,28 @@ async fn what_somebody_s_transaction_holds_up_holds_up_nobody_else() {
     }
 }
 
+#[tokio::test]
+async fn many_that_are_locked_hold_up_no_other() {
+    let shop = Shop::new("many_locked").await;
+    let mut leases = Vec::new();
+    for number in 0..300 {
+        let request = shop.fence.lease(format!("many_locked:{number}")).ttl(Duration::from_secs(6));
+        leases.push(request.acquire().await.unwrap());
+    }
+    let names: Vec<String> = (0..150).map(|number| format!("many_locked:{}", 2 * number)).collect();
+    let locks = locked(&names.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    for number in (0..300).step_by(2) {
+        let lost = tokio::time::timeout(PATIENCE, leases[number].lost()).await.unwrap();
+        assert_eq!(lost.unwrap().reason(), Reason::Deadline);
+    }
+    let lost = (0..300).filter(|number| number % 2 == 1 && !leases[*number].held()).count();
+    assert_eq!(lost, 0);
+    locks.batch_execute("ROLLBACK").await.unwrap();
+    for lease in leases {
+        let _ = lease.release().await;
+    }
+}
+
 /// Which are the first two to be lost, in their order.
 async fn futures_of(leases: &[Lease]) -> Vec<usize> {
     let mut lost = Vec::new();
