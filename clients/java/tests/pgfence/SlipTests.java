@@ -205,6 +205,26 @@ final class SlipTests extends Case {
         }
     }
 
+    public void manyThatAreLockedHoldUpNoOther() throws Exception {
+        List<Lease> free = new ArrayList<>();
+        List<Lease> locked = new ArrayList<>();
+        for (int number = 0; number < 300; number++) {
+            (number % 3 == 0 ? free : locked).add(fence.lease("many:" + number).ttl(Duration.ofSeconds(6)).acquire());
+        }
+        try (Connection other = DriverManager.getConnection(URL)) {
+            other.setAutoCommit(false);
+            for (Lease lease : locked) {
+                value(other, "SELECT lease_renew('" + lease.names().get(0) + "', " + lease.token() + ")");
+            }
+            for (Lease lease : locked) {
+                comesTrue(() -> lease.loss() != null);
+            }
+            free.get(0).sleep(Duration.ofSeconds(3));
+        }
+        free.forEach(Lease::close);
+        comesTrue(() -> value("SELECT count(*) FROM fence.leases WHERE state = 'held'").equals("0"));
+    }
+
     public void aReleaseThatMustWaitHoldsUpNoOther() throws Exception {
         try (Connection other = DriverManager.getConnection(URL)) {
             Lease waits = lease("order:7");

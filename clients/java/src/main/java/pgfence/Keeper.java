@@ -2,22 +2,14 @@ package pgfence;
 
 import java.lang.System.Logger.Level;
 import java.sql.Connection;
-import java.sql.PreparedStatement;
-import java.sql.ResultSet;
 import java.sql.SQLException;
-import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
-import java.util.Comparator;
 import java.util.Deque;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.locks.Condition;
-import java.util.concurrent.locks.ReentrantLock;
-import java.util.function.BooleanSupplier;
-import java.util.function.LongSupplier;
 import java.util.function.Supplier;
 import org.postgresql.PGConnection;
 import pgfence.FenceException.AcquireTimeout;
@@ -29,63 +21,14 @@ import pgfence.FenceException.Reason;
  * watch tells a loss at the deadline and breaks off calls that take too long, so that it does not matter where the
  * keeper hangs. They begin with the first lease and end with the last.
  */
-class Keeper {
-    /** So many leases are renewed by one statement: each takes locks until its end. */
-    private static final int BATCH = 500;
-
-    private static final long SHORTEST_LOCK_LIMIT = TimeUnit.MILLISECONDS.toNanos(10);
-
-    private static final String LOCK_NOT_AVAILABLE = "55P03";
-
-    private final Fence fence;
-    /** Guards everything here, and in each {@link Kept}. */
-    private final ReentrantLock lock = new ReentrantLock();
-    private final Condition changed = lock.newCondition();
-    private final Set<Kept> leases = new LinkedHashSet<>();
+class Keeper extends Renewals {
     private final Set<Observation> observations = new LinkedHashSet<>();
     private final Deque<Job<?>> jobs = new ArrayDeque<>();
     /** While there is something to do. */
     private Run run;
 
     Keeper(Fence fence) {
-        this.fence = fence;
-    }
-
-    /** Something that the keeper's thread does by its connection. */
-    @FunctionalInterface
-    interface Step<T> {
-        T on(OwnConnection own) throws SQLException;
-    }
-
-    private static final class Job<T> {
-        final Step<T> step;
-        /** Until then it is tried again where somebody's open transaction is in its way. */
-        final long until;
-        long notBefore;
-        T value;
-        Exception failure;
-        boolean isDone;
-        boolean isGivenUp;
-
-        Job(Step<T> step, long until) {
-            this.step = step;
-            this.until = until;
-        }
-
-        void run(OwnConnection own) {
-            try {
-                value = step.on(own);
-                failure = null;
-            } catch (SQLException | RuntimeException error) {
-                failure = error;
-            }
-        }
-
-        boolean mustWait() {
-            return failure instanceof SQLException error
-                    && LOCK_NOT_AVAILABLE.equals(error.getSQLState())
-                    && Clock.now() < until;
-        }
+        super(fence);
     }
 
     // What leases ask
@@ -134,7 +77,7 @@ class Keeper {
         if (job.isGivenUp) {
             throw new AcquireTimeout(kept.names, null);
         }
-        return outcome(job);
+        return job.outcome();
     }
 
     private boolean take(OwnConnection own, Kept kept, Attempt attempt, Job<?> job) throws SQLException {
@@ -197,14 +140,6 @@ class Keeper {
         });
     }
 
-    void beatNow(Kept kept) {
-        locked(() -> {
-            kept.nextBeat = Clock.now();
-            kept.beatsAgain = kept.isBeating;
-            changed.signalAll();
-        });
-    }
-
     /** Gives it back. No error where that fails: then it ends at its ttl. */
     void release(Kept kept) {
         boolean isFirst = locked(() -> {
@@ -240,7 +175,7 @@ class Keeper {
                 releaseBy(own, kept, tries + 1);
                 return;
             }
-            if (LOCK_NOT_AVAILABLE.equals(error.getSQLState())) {
+            if (Job.isLocked(error)) {
                 throw error;
             }
             failure = error;
@@ -303,7 +238,8 @@ class Keeper {
     }
 
     /** A loss, told once. */
-    void lose(Kept kept, Reason reason, SQLException cause) {
+    @Override
+    final void lose(Kept kept, Reason reason, SQLException cause) {
         LeaseLost loss = new LeaseLost(reason, kept.names, cause);
         boolean isFirst = locked(() -> {
             boolean first = kept.isHeld;
@@ -528,118 +464,6 @@ class Keeper {
         }
     }
 
-    /** In the order of the names. A lease of several names has a statement of its own. */
-    private static List<List<Kept>> batches(List<Kept> due) {
-        List<Kept> ordered = due.stream()
-                .filter(kept -> !kept.isOfSeveral())
-                .sorted(Comparator.comparing(kept -> kept.names.get(0), Sql.BY_BYTES))
-                .toList();
-        List<List<Kept>> batches = new ArrayList<>();
-        for (int begin = 0; begin < ordered.size(); begin += BATCH) {
-            batches.add(ordered.subList(begin, Math.min(begin + BATCH, ordered.size())));
-        }
-        due.stream().filter(Kept::isOfSeveral).map(List::of).forEach(batches::add);
-        return batches;
-    }
-
-    /** Renews them; whether the server could be reached. */
-    boolean beat(OwnConnection own, List<Kept> batch) {
-        long ttl = shortestTtl(batch);
-        return beat(own, batch, lockLimit(ttl), true);
-    }
-
-    private boolean beat(OwnConnection own, List<Kept> all, long lockLimit, boolean mayReconnect) {
-        long before = Clock.now();
-        List<Kept> batch = locked(() -> all.stream().filter(kept -> kept.isRenewed(before)).toList());
-        if (batch.isEmpty()) {
-            return true;
-        }
-        boolean reusesConnection = own.isOpen();
-        try {
-            Long[] tokens = renew(own, batch, shortestTtl(batch) / 3, lockLimit);
-            renewed(batch, before, tokens);
-            return true;
-        } catch (SQLException error) {
-            if (!own.isOpen()) {
-                // It may have ended unseen since the last time: a new one may do at once.
-                if (reusesConnection && mayReconnect) {
-                    return beat(own, batch, lockLimit, false);
-                }
-                Holding.LOG.log(Level.WARNING, "{0} leases were not renewed: {1}", batch.size(), error.getMessage());
-                tryLater(batch);
-                return false;
-            }
-            if (batch.size() > 1) {
-                // One of them fails all: halves find it. Many that are locked must not use up the time of the others.
-                int half = batch.size() / 2;
-                long shorter = Math.max(lockLimit / 10, SHORTEST_LOCK_LIMIT);
-                return beat(own, batch.subList(0, half), shorter, mayReconnect)
-                        && beat(own, batch.subList(half, batch.size()), shorter, mayReconnect);
-            }
-            failedAlone(batch.get(0), error);
-            return true;
-        }
-    }
-
-    /** No loss yet where trying again can help: the deadline tells. */
-    private void failedAlone(Kept kept, SQLException error) {
-        Holding.LOG.log(Level.WARNING, "the lease {0} was not renewed: {1}", kept.names.get(0), error.getMessage());
-        if (FenceException.isPermanent(error)) {
-            lose(kept, Reason.DENIED, error);
-        }
-        locked(() -> kept.isApart = true);
-        tryLater(List.of(kept));
-    }
-
-    private void tryLater(List<Kept> batch) {
-        long now = Clock.now();
-        locked(() -> batch.forEach(kept -> kept.nextBeat = now + kept.ttl / 12));
-    }
-
-    private void renewed(List<Kept> batch, long before, Long[] tokens) {
-        for (int index = 0; index < tokens.length; index++) {
-            if (tokens[index] == null) {
-                lose(batch.get(index), Reason.GONE, null);
-            } else {
-                countsFrom(batch.get(index), before, tokens[index]);
-            }
-        }
-    }
-
-    /** Renews them by one statement. For each its new token, or null where it is gone. */
-    Long[] renew(OwnConnection own, List<Kept> batch, long limit, long lockLimit) throws SQLException {
-        Kept first = batch.get(0);
-        if (first.isOfSeveral()) {
-            String all = fence.select("lease_renew_all(?, ?)");
-            return own.transaction(limit, lockLimit, on -> new Long[] {Sql.value(on, all, first.name(), first.token)});
-        }
-        String[] names = batch.stream().map(kept -> kept.names.get(0)).toArray(String[]::new);
-        Long[] tokens = batch.stream().map(kept -> kept.token).toArray(Long[]::new);
-        String each = "SELECT x.number, " + fence.named("lease_renew(x.name, x.token)")
-                + " FROM unnest(?, ?) WITH ORDINALITY AS x(name, token, number)";
-        return own.transaction(limit, lockLimit, on -> {
-            Long[] renewed = new Long[names.length];
-            try (PreparedStatement statement = Sql.prepare(on, each, names, tokens);
-                    ResultSet rows = statement.executeQuery()) {
-                while (rows.next()) {
-                    renewed[rows.getInt(1) - 1] = Sql.number(rows, 2);
-                }
-            }
-            return renewed;
-        });
-    }
-
-    /** Granted or renewed by a call that was begun at {@code before}: from there the ttl counts. */
-    void countsFrom(Kept kept, long before, long token) {
-        locked(() -> {
-            kept.deadline = before + kept.ttl;
-            kept.nextBeat = before + kept.third;
-            kept.renewed = token;
-            kept.isApart = false;
-            changed.signalAll();
-        });
-    }
-
     /** Tells losses at their deadlines, and breaks off a call that takes too long. */
     void watch(Run run) {
         while (true) {
@@ -690,94 +514,8 @@ class Keeper {
         return Math.min(kept.third, shortestTtl() / 3);
     }
 
-    private long shortestTtl() {
-        return locked(() -> shortestTtl(leases));
-    }
-
-    private static long shortestTtl(Iterable<Kept> leases) {
-        long shortest = Clock.nanos(Duration.ofDays(366));
-        for (Kept kept : leases) {
-            shortest = Math.min(shortest, kept.ttl);
-        }
-        return shortest;
-    }
-
-    /** How long a statement waits for somebody's open transaction, while other leases wait for it. */
-    private static long lockLimit(long ttl) {
-        return Math.max(ttl / 240, SHORTEST_LOCK_LIMIT);
-    }
-
     /** What a caller waits for the keeper: a call for it after another's, and opening a connection. */
     private static long patience(Kept kept) {
         return 3 * kept.third + 3_000_000_000L;
-    }
-
-    // The lock
-
-    private void wake() {
-        locked(changed::signalAll);
-    }
-
-    private <T> T outcome(Job<T> job) throws SQLException {
-        if (job.failure instanceof SQLException sql) {
-            throw sql;
-        } else if (job.failure instanceof RuntimeException other) {
-            throw other;
-        }
-        return job.value;
-    }
-
-    private <T> T locked(Supplier<T> work) {
-        lock.lock();
-        try {
-            return work.get();
-        } finally {
-            lock.unlock();
-        }
-    }
-
-    private void locked(Runnable work) {
-        lock.lock();
-        try {
-            work.run();
-        } finally {
-            lock.unlock();
-        }
-    }
-
-    /** Waits for that time, or a change, or for a second. The lock is held. */
-    private void pauseUntil(LongSupplier time) {
-        try {
-            changed.awaitNanos(Math.max(0, Math.min(time.getAsLong() - Clock.now(), Clock.LOOK_AGAIN)));
-        } catch (InterruptedException nobodyDoes) {
-            Thread.currentThread().interrupt();
-        }
-    }
-
-    /** Whether it came true by then. The lock is held. */
-    private boolean await(long until, BooleanSupplier comesTrue) throws InterruptedException {
-        while (!comesTrue.getAsBoolean()) {
-            long left = until - Clock.now();
-            if (left <= 0) {
-                return false;
-            }
-            changed.awaitNanos(Math.min(left, Clock.LOOK_AGAIN));
-        }
-        return true;
-    }
-
-    private void awaitUninterruptibly(long until, BooleanSupplier comesTrue) {
-        boolean wasInterrupted = false;
-        while (true) {
-            try {
-                await(until, comesTrue);
-                break;
-            } catch (InterruptedException later) {
-                wasInterrupted = true;
-            }
-        }
-        if (wasInterrupted) {
-            Thread.currentThread().interrupt();
-        }
     }
 }
