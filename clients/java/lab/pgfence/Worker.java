@@ -438,6 +438,10 @@ final class Worker {
         say("closed");
     }
 
+    /** A batch that is not divided, and waits for its next turn. */
+    @SuppressWarnings("serial")
+    private static final class Refused extends RuntimeException {}
+
     /** A keeper that says what it renews, and can be starved. It has the fault that is planted. */
     private final class Observed extends Keeper {
         Observed(Fence fence) {
@@ -462,7 +466,12 @@ final class Worker {
                     Thread.currentThread().interrupt();
                 }
             }
-            return super.beat(own, batch);
+            try {
+                return super.beat(own, batch);
+            } catch (Refused whole) {
+                batch.forEach(kept -> kept.nextBeat = Clock.now() + kept.third);
+                return true;
+            }
         }
 
         @Override
@@ -485,7 +494,7 @@ final class Worker {
                     batch.forEach(kept -> lose(kept, Reason.DENIED, error));
                 }
                 if (plant.equals("one-lock-stops-all") && own.isOpen()) {
-                    throw new IllegalStateException(error);
+                    throw new Refused();
                 }
                 throw error;
             }

@@ -156,7 +156,7 @@ final class Attempt {
         if (!isWanted) {
             // On a new connection: a cancel that is late would end the release.
             own.close();
-            own.transaction(kept.third, kept.third, on -> keeper.giveBack(on, kept));
+            keeper.giveBackUnwanted(own, kept, kept.third);
         }
         return isWanted;
     }

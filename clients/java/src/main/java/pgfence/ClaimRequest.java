@@ -56,9 +56,7 @@ public final class ClaimRequest extends LeaseTerms<ClaimRequest> {
             }
             Keeper keeper = fence.keeper();
             if (!self.deliver(() -> kept.forEach(lease -> keeper.keep(lease, before, lease.token, null)))) {
-                for (Kept lease : kept) {
-                    own.transaction(limit, limit, on -> keeper.giveBack(on, lease));
-                }
+                kept.forEach(lease -> keeper.giveBackUnwanted(own, lease, limit));
             }
             return null;
         });

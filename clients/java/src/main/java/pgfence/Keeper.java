@@ -97,7 +97,7 @@ class Keeper extends Renewals {
         });
         if (!isWanted) {
             kept.token = token;
-            own.transaction(bound(kept), lockLimit(kept.ttl), on -> giveBack(on, kept));
+            giveBackUnwanted(own, kept, bound(kept));
         }
         return isWanted;
     }
@@ -184,6 +184,15 @@ class Keeper extends Renewals {
             warnOfRelease(kept, failure);
         }
         forget(kept);
+    }
+
+    /** Gives back a grant that came after its caller had given up. */
+    void giveBackUnwanted(OwnConnection own, Kept kept, long limit) {
+        try {
+            own.transaction(limit, limit, on -> giveBack(on, kept));
+        } catch (SQLException error) {
+            warnOfRelease(kept, error);
+        }
     }
 
     private static void warnOfRelease(Kept kept, Exception failure) {

@@ -39,7 +39,7 @@ final class Kept {
     /** It was asked for while another one was under way. */
     boolean beatsAgain;
     int pauses;
-    long acquiredAt;
+    long acquiredAt = Long.MIN_VALUE / 4;
     long deadline;
     long nextBeat;
     /** How many renewals were tried, and what the latest brought. */

@@ -33,8 +33,7 @@ public final class Leadership {
      * @return this
      */
     public Leadership ttl(Duration ttl) {
-        fence.lease(name).ttl(ttl);
-        this.ttl = ttl;
+        this.ttl = LeaseTerms.checked(ttl);
         return this;
     }
 

@@ -42,10 +42,7 @@ public abstract sealed class LeaseTerms<T extends LeaseTerms<T>> permits LeaseRe
      * @return this
      */
     public final T ttl(Duration ttl) {
-        if (ttl.compareTo(SHORTEST) < 0) {
-            throw new IllegalArgumentException("a ttl of " + ttl.toMillis() + " ms: it takes at least 100 ms");
-        }
-        this.ttl = ttl;
+        this.ttl = checked(ttl);
         return self();
     }
 
@@ -123,6 +120,13 @@ public abstract sealed class LeaseTerms<T extends LeaseTerms<T>> permits LeaseRe
     public final T onLost(Consumer<LeaseLost> tell) {
         onLost.add(Objects.requireNonNull(tell, "onLost"));
         return self();
+    }
+
+    static Duration checked(Duration ttl) {
+        if (ttl.compareTo(SHORTEST) < 0) {
+            throw new IllegalArgumentException("a ttl of " + ttl.toMillis() + " ms: it takes at least 100 ms");
+        }
+        return ttl;
     }
 
     static Duration positive(String what, Duration span) {
