@@ -99,12 +99,15 @@ final class VerbTests extends Case {
     }
 
     public void aClaimThatIsInterruptedLeavesNothing() throws Exception {
-        Thread claims = started(() -> thrown(InterruptedException.class,
-                () -> fence.claim("SELECT 'job:' || id FROM generate_series(1, 3) AS id, pg_sleep(1)").acquire(3)));
-        comesTrue(() -> value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'").equals("1"));
+        String query = "SELECT 'late:' || id FROM generate_series(1, 3) AS id WHERE pg_advisory_xact_lock(7)::text = ''";
+        String waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+        value("SELECT pg_advisory_lock(7)");
+        Thread claims = started(() -> thrown(InterruptedException.class, () -> fence.claim(query).ttl(LONG).acquire(3)));
+        comesTrue(() -> value(waiting).equals("1"));
         claims.interrupt();
         claims.join();
-        comesTrue(() -> value("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'").equals("0"));
+        value("SELECT pg_advisory_unlock(7)");
+        comesTrue(() -> value("SELECT count(*) FROM lease_info('late:3') WHERE state = 'free'").equals("1"));
         comesTrue(() -> value(HELD).equals("0"));
     }
 
