@@ -106,7 +106,7 @@ impl Under {
         Error: From<Told<E>>,
     {
         let error = Error::from(Told(error));
-        telemetry::refused(&error);
+        telemetry::refused(&self.holdings[0].shared().names, &error);
         let loss = self.all_shared().find_map(|shared| shared.loss());
         match (&error, loss) {
             (Error::TransactionLost(_), Some(loss)) => loss.shown_by(error).into(),

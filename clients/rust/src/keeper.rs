@@ -163,7 +163,10 @@ impl Keeper {
 
     /// That of one that has waited; it is dropped where it is not needed.
     fn take_spare(&mut self) {
-        self.own.leave_ended();
+        // The plant takes what such a connection answers for a loss.
+        if !self.keeping.hooks.takes_failure_for_loss() {
+            self.own.leave_ended();
+        }
         let spare = self.keeping.state().spare.take();
         self.own.take_over(spare.filter(|spare| !spare.has_ended()));
     }
@@ -293,14 +296,14 @@ impl Keeper {
                 lease.lose(Reason::Gone, None);
                 continue;
             };
-            let asked = {
+            let begun = {
                 let mut schedule = lease.schedule();
                 schedule.next = before + lease.third();
                 schedule.is_apart = false;
-                std::mem::take(&mut schedule.asked)
+                std::mem::take(&mut schedule.begun)
             };
             lease.renewed(token, lease.hooks.counts_from(before));
-            for one in asked {
+            for one in begun {
                 // Who has given up waiting hears nothing.
                 let _ = one.send(token);
             }
@@ -360,7 +363,7 @@ fn has_failed(lease: &Shared, error: &Error) {
     log::warn!("the lease {} was not renewed: {error}", lease.names[0]);
     {
         let mut schedule = lease.schedule();
-        schedule.asked.clear();
+        schedule.begun.clear();
         schedule.next = Moment::now() + lease.twelfth();
     }
     if error.is_permanent() {

@@ -81,11 +81,14 @@ pub(crate) struct Schedule {
     /// It has failed alone, and is tried alone until it succeeds.
     pub is_apart: bool,
     pub asked: Vec<Renewal>,
+    /// By those who had asked before the renewal that is under way began.
+    pub begun: Vec<Renewal>,
 }
 
 impl Schedule {
     fn new(now: Moment) -> Schedule {
-        Schedule { next: now, hurries: false, release: now, is_apart: false, asked: Vec::new() }
+        let (asked, begun) = (Vec::new(), Vec::new());
+        Schedule { next: now, hurries: false, release: now, is_apart: false, asked, begun }
     }
 
     /// When there is something to do.
@@ -300,7 +303,7 @@ impl Shared {
     }
 
     pub fn finish(&self) {
-        self.schedule().asked.clear();
+        *self.schedule() = Schedule::new(Moment::now());
         self.state.send_modify(|state| state.finished = true);
     }
 
@@ -320,20 +323,23 @@ impl Shared {
         self.wake();
     }
 
-    /// None where a transaction releases it: then it is tried again later.
-    pub fn begin_renewal(&self) -> Option<OwnedMutexGuard<()>> {
-        self.schedule().hurries = false;
-        let renewing = self.renewing.clone().try_lock_owned().ok();
-        if renewing.is_none() {
-            self.schedule().next = Moment::now() + self.twelfth();
-        }
-        renewing
-    }
-
     fn wake(&self) {
         if let Some(keeping) = self.keeping.upgrade() {
             keeping.wake();
         }
+    }
+
+    /// None where a transaction releases it: then it is tried again later.
+    pub fn begin_renewal(&self) -> Option<OwnedMutexGuard<()>> {
+        let renewing = self.renewing.clone().try_lock_owned().ok();
+        let mut schedule = self.schedule();
+        schedule.hurries = false;
+        if renewing.is_some() {
+            schedule.begun = std::mem::take(&mut schedule.asked);
+        } else {
+            schedule.next = Moment::now() + self.twelfth();
+        }
+        renewing
     }
 
     /// Until that is dropped nothing is renewed.

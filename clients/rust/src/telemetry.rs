@@ -23,9 +23,10 @@ pub(crate) fn lost(loss: &LeaseLost) {
 }
 
 #[cfg(feature = "tracing")]
-pub(crate) fn refused(error: &Error) {
+pub(crate) fn refused(names: &[String], error: &Error) {
     if error.refusal().is_some() {
-        tracing::warn!(monotonic_counter.pg_fence.refused = 1_u64, sqlstate = error.sqlstate());
+        let (lease, sqlstate) = (names.join(", "), error.sqlstate());
+        tracing::warn!(monotonic_counter.pg_fence.refused = 1_u64, lease, sqlstate);
     }
 }
 
@@ -43,4 +44,4 @@ pub(crate) async fn guard<T>(_: &[String], work: impl Future<Output = T>) -> T {
 pub(crate) fn lost(_: &LeaseLost) {}
 
 #[cfg(not(feature = "tracing"))]
-pub(crate) fn refused(_: &Error) {}
+pub(crate) fn refused(_: &[String], _: &Error) {}

@@ -111,6 +111,32 @@ async fn what_somebody_s_transaction_holds_up_holds_up_nobody_else() {
 }
 
 #[tokio::test]
+async fn a_renewal_asked_for_during_another_is_one_of_its_own() {
+    let shop = Shop::new("asked_twice").await;
+    let fence = shop.fence_called("asked_twice");
+    let lease = fence.lease(shop.order()).ttl(LONG).acquire().await.unwrap();
+    let locks = locked(&[&shop.order()]).await;
+    let renews = || {
+        let lease = lease.clone();
+        tokio::spawn(async move { lease.renew().await.unwrap() })
+    };
+    let first = renews();
+    let sql = "SELECT count(*) FROM pg_stat_activity
+               WHERE application_name = 'asked_twice' AND wait_event_type = 'Lock'";
+    wait_until("it waits", async || {
+        shop.admin.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1
+    })
+    .await;
+    let second = renews();
+    // It has asked by now.
+    tokio::task::yield_now().await;
+    locks.batch_execute("ROLLBACK").await.unwrap();
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    assert!(first.is_some() && second > first, "{first:?} {second:?}");
+    lease.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn many_that_are_locked_hold_up_no_other() {
     let shop = Shop::new("many_locked").await;
     let mut leases = Vec::new();
