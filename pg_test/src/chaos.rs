@@ -154,6 +154,8 @@ impl fmt::Display for Summary {
             passed_on,
             tokens,
             unknown,
+            explained,
+            too_many,
             lost_in_failover,
             violations,
         } = &self.findings;
@@ -181,6 +183,7 @@ impl fmt::Display for Summary {
         writeln!(f, "{let_pass:>8}  stale writes after an adoption that a failover had lost")?;
         writeln!(f, "{passed_on:>8}  leases passed on before their time, as a session had ended")?;
         writeln!(f, "{unknown:>8}  outcomes unknown")?;
+        writeln!(f, "{explained:>8}  calls explained by an order ({too_many} too many to try)")?;
         writeln!(f, "{lost_in_failover:>8}  transactions lost to asynchronous failovers")?;
         write!(f, "{:>8}  violations", violations.len())?;
         for violation in violations.iter().take(10) {

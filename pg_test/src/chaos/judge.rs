@@ -1,6 +1,7 @@
 //! Judges a run by its evidence.
 
 mod holds;
+mod linear;
 mod losses;
 mod order;
 mod sessions;
@@ -40,6 +41,9 @@ pub struct Findings {
     pub passed_on: usize,
     /// Transactions whose outcome nobody knows.
     pub unknown: usize,
+    /// Calls of which an order was found that explains them, and those that were too many to try.
+    pub explained: usize,
+    pub too_many: usize,
     /// Tokens that some client has seen.
     pub tokens: usize,
 }
@@ -59,6 +63,8 @@ impl Findings {
             (&mut self.let_pass, further.let_pass),
             (&mut self.passed_on, further.passed_on),
             (&mut self.unknown, further.unknown),
+            (&mut self.explained, further.explained),
+            (&mut self.too_many, further.too_many),
             (&mut self.tokens, further.tokens),
         ] {
             *all += more;
@@ -80,6 +86,7 @@ pub fn judge(evidence: &Evidence) -> Findings {
     holds::no_more_than_may(evidence, &transactions, &mut findings);
     stale::none_commits(evidence, &transactions, &mut findings);
     sessions::end_their_grants(evidence, &transactions, &mut findings);
+    linear::some_order_explains_all(evidence, &transactions, &mut findings);
     findings.violations.extend_from_slice(&evidence.upkeep.findings);
     findings.violations.extend_from_slice(&evidence.crashes);
     findings
