@@ -62,7 +62,7 @@ pub fn build() -> Result<PathBuf> {
     let summary =
         summary.replace("](../", "](@").replace("](", "](docs/").replace("](docs/@", "](");
     put(Path::new("SUMMARY.md"), summary.as_bytes())?;
-    let built = Command::new("mdbook").args(["build"]).arg(&root).status();
+    let built = Command::new("mdbook").args(["build"]).arg(root).status();
     let built = built.context("mdbook does not run: cargo install mdbook --locked")?;
     ensure!(built.success(), "mdbook: {built}");
     Ok(book.join("html/index.html"))
