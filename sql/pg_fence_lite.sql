@@ -68,6 +68,7 @@ CREATE SEQUENCE IF NOT EXISTS fence.jump_token_seq AS bigint MINVALUE 1 CACHE 1 
 CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.verdict_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.token_seq IS
     'every fencing token of this database, moved on by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending';
 COMMENT ON SEQUENCE fence.database_identity_seq IS
@@ -80,6 +81,8 @@ COMMENT ON SEQUENCE fence.server_start_seq IS
     'mark of the start of the server for which the tokens were moved on; must stay unlogged, so that any recovery empties it';
 COMMENT ON SEQUENCE fence.server_start_token_seq IS
     'where the tokens were moved on to at that start: a token sequence below it is an older one that was loaded over it';
+COMMENT ON SEQUENCE fence.verdict_seq IS
+    'what a session remembers, by its own currval, of the grant that it relied on last; the value itself means nothing';
 
 CREATE TABLE IF NOT EXISTS fence.lease (
     name        text COLLATE "C" PRIMARY KEY,
@@ -145,6 +148,9 @@ COMMENT ON INDEX fence.role_prefix_pkey IS 'one level for each prefix of a role'
 
 -- Who calls, and how a refusal is raised ------------------------------------------------------------------------------
 
+-- A function with BEGIN ATOMIC means the operators that it was made with, whatever search_path its caller has; one that is a
+-- single expression becomes a part of the statement that calls it, and costs no call.
+
 -- Inside SECURITY DEFINER current_user is the owner of pg_fence_lite, so the caller is told from the session.
 CREATE OR REPLACE FUNCTION fence.caller() RETURNS name LANGUAGE sql STABLE BEGIN ATOMIC
     SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END;
@@ -152,13 +158,10 @@ END;
 COMMENT ON FUNCTION fence.caller IS 'the role that calls: that of SET ROLE, else that of the session';
 
 CREATE OR REPLACE FUNCTION fence.acts_for(role name) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT fence.caller() = acts_for.role OR EXISTS (
-        SELECT FROM pg_roles c LEFT JOIN pg_roles r ON r.rolname = acts_for.role
-         WHERE c.rolname = fence.caller()
-           AND (c.rolsuper OR r.oid IS NOT NULL AND pg_has_role(c.oid, r.oid, 'MEMBER')))
+    SELECT EXISTS (SELECT FROM pg_roles c LEFT JOIN pg_roles r ON r.rolname = acts_for.role
+                    WHERE c.rolname = fence.caller() AND (c.rolsuper OR r.oid IS NOT NULL AND pg_has_role(c.oid, r.oid, 'MEMBER')))
 $$;
-COMMENT ON FUNCTION fence.acts_for IS
-    'may the caller use the grants of this role: is it that role, a member of it or a superuser?';
+COMMENT ON FUNCTION fence.acts_for IS 'may the caller, who is another role, use the grants of this one: is it a member of it or a superuser?';
 
 CREATE OR REPLACE FUNCTION fence.rank(level text) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
     SELECT array_position('{monitor,worker,adopter,admin}', level)
@@ -167,14 +170,16 @@ COMMENT ON FUNCTION fence.rank IS 'the levels of fence_grant in their order; NUL
 
 CREATE OR REPLACE FUNCTION fence.may_name(lease text, least_rank integer DEFAULT 1) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    me CONSTANT name := fence.caller();
 BEGIN
+    IF pg_has_role(fence.caller(), current_user, 'USAGE') THEN
+        RETURN true;
+    END IF;
     -- What is recorded counts for a role that was itself given fence.leases: one made later under the same name was not.
-    RETURN pg_has_role(me, current_user, 'USAGE') OR EXISTS (
-        SELECT FROM fence.role_prefix p JOIN pg_roles r ON r.rolname = p.role
-         WHERE starts_with(lease, p.prefix) AND fence.rank(p.level) >= least_rank AND (r.rolname = me OR pg_has_role(me, r.oid, 'USAGE'))
-           AND EXISTS (SELECT FROM pg_class c CROSS JOIN aclexplode(c.relacl) AS a WHERE c.oid = 'fence.leases'::regclass AND a.grantee = r.oid));
+    PERFORM FROM fence.role_prefix p
+       JOIN aclexplode((SELECT c.relacl FROM pg_class c WHERE c.oid = 'fence.leases'::regclass)) AS a
+         ON a.grantee <> 0 AND pg_get_userbyid(a.grantee) = p.role
+      WHERE starts_with(lease, p.prefix) AND fence.rank(p.level) >= least_rank AND pg_has_role(fence.caller(), a.grantee, 'USAGE');
+    RETURN FOUND;
 END
 $$;
 COMMENT ON FUNCTION fence.may_name IS
@@ -208,10 +213,10 @@ END
 $$;
 COMMENT ON FUNCTION fence.refuse IS 'raises an error with DETAIL in JSON';
 
-CREATE OR REPLACE FUNCTION fence.bad_argument(argument text, message text, hint text) RETURNS void LANGUAGE sql AS $$
-    SELECT fence.refuse('22023', message, hint, jsonb_build_object('argument', argument))
+CREATE OR REPLACE FUNCTION fence.bad_argument(argument text, message text, hint text, code text DEFAULT '22023') RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse(code, message, hint, jsonb_build_object('argument', argument))
 $$;
-COMMENT ON FUNCTION fence.bad_argument IS 'refuses an argument (22023)';
+COMMENT ON FUNCTION fence.bad_argument IS 'refuses an argument';
 
 CREATE OR REPLACE FUNCTION fence.left_out(what text) RETURNS void LANGUAGE sql AS $$
     SELECT fence.refuse('0A000', what || ' is not in pg_fence_lite',
@@ -224,30 +229,37 @@ CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS numeric LAN
 $$;
 COMMENT ON FUNCTION fence.microseconds IS 'an interval in microseconds; a month counts as 30 days';
 
+CREATE OR REPLACE FUNCTION fence.fits(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
+    wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT coalesce(octet_length(name) BETWEEN 1 AND 512 AND token >= 1, false)
+       AND (ttl IS NULL OR ttl > '0' AND ttl <= '366 days') AND (wait IS NULL OR wait >= '0' AND wait < '290000 years')
+       AND (holder IS NULL OR octet_length(holder) <= 512) AND (metadata IS NULL OR octet_length(metadata::text) <= 65536)
+       AND (writes = '' OR current_setting('transaction_read_only') = 'off')
+$$;
+COMMENT ON FUNCTION fence.fits IS 'are the arguments good, and may this transaction write?';
+
 CREATE OR REPLACE FUNCTION fence.check(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
     wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    ttl_us CONSTANT numeric := fence.microseconds(ttl);
-    wait_us CONSTANT numeric := fence.microseconds(wait);
 BEGIN
-    IF name IS NULL THEN
-        PERFORM fence.refuse('22004', 'name must not be NULL', 'Pass a value.', '{"argument": "name"}');
+    IF fence.fits(writes, name, token, ttl, wait, holder, metadata) THEN
+        RETURN;
+    ELSIF name IS NULL THEN
+        PERFORM fence.bad_argument('name', 'name must not be NULL', 'Pass a value.', '22004');
     ELSIF name = '' THEN
         PERFORM fence.bad_argument('name', 'a lease needs a name', 'Name what only one may do at a time, as ''invoice-run'' or ''order:7''.');
     ELSIF octet_length(name) > 512 THEN
         PERFORM fence.bad_argument('name', 'the name of a lease is at most 512 bytes long', 'Use a hash of the long name.');
     ELSIF token IS NULL THEN
-        PERFORM fence.refuse('22004', 'token must not be NULL', CASE writes
+        PERFORM fence.bad_argument('token', 'token must not be NULL', CASE writes
             WHEN 'lease_adopt' THEN 'Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.'
-            ELSE 'NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.' END,
-            '{"argument": "token"}');
+            ELSE 'NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.' END, '22004');
     ELSIF token < 1 THEN
         PERFORM fence.bad_argument('token', 'a fencing token is at least 1', 'Pass the token that lease_acquire or lease_renew returned.');
-    ELSIF ttl_us <= 0 OR ttl_us > 31622400000000 THEN
+    ELSIF ttl <= '0' OR ttl > '366 days' THEN
         PERFORM fence.bad_argument('ttl', 'ttl must be positive and at most 366 days',
             'A ttl of three to ten times the heartbeat''s interval is usual, as ''30 s''.');
-    ELSIF wait_us < 0 OR wait_us >= 9223372036854775807 THEN
-        PERFORM fence.bad_argument('wait', CASE WHEN wait_us < 0 THEN 'wait must not be negative' ELSE 'wait must be finite' END,
+    ELSIF wait < '0' OR wait >= '290000 years' THEN
+        PERFORM fence.bad_argument('wait', CASE WHEN wait < '0' THEN 'wait must not be negative' ELSE 'wait must be finite' END,
             'Zero tries once and never blocks; ''10 s'' waits in line.');
     ELSIF octet_length(holder) > 512 THEN
         PERFORM fence.bad_argument('holder', 'a holder is at most 512 bytes long',
@@ -255,13 +267,17 @@ BEGIN
     ELSIF octet_length(metadata::text) > 65536 THEN
         PERFORM fence.bad_argument('metadata', 'metadata is at most 64 kB',
             'Every renewal writes it again: keep the work''s data in a table of its own.');
-    ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
-        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', writes,
-            CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
     END IF;
+    RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', writes,
+        CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
 END
 $$;
 COMMENT ON FUNCTION fence.check IS 'refuses bad arguments, and a call that writes where nothing can be written';
+
+CREATE OR REPLACE FUNCTION fence.keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE BEGIN ATOMIC
+    SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
+END;
+COMMENT ON FUNCTION fence.keeps_snapshot IS 'is this transaction at REPEATABLE READ or above?';
 
 CREATE OR REPLACE FUNCTION fence.lock_key(lease text, kind bigint DEFAULT 1) RETURNS bigint LANGUAGE sql IMMUTABLE BEGIN ATOMIC
     SELECT hashtextextended(lease, 7382 + kind);
@@ -271,21 +287,16 @@ COMMENT ON FUNCTION fence.lock_key IS 'the advisory lock of a leases name; kind 
 
 -- Tokens --------------------------------------------------------------------------------------------------------------
 
-CREATE OR REPLACE FUNCTION fence.positive(hash bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT greatest(hash & 9223372036854775807, 1)
-$$;
-COMMENT ON FUNCTION fence.positive IS 'a hash as a value of a sequence: at least 1';
-
--- This start of the server, in this database. The path of the file has the oid of the database in it; with the oids of
--- both sequences, marks that a dump has loaded are not taken for this database's own; with the latest jump, a jump that
--- was loaded over a later one is noticed.
+-- A hash as a value of a sequence is at least 1. The path of the file has the oid of the database in it, and changes with
+-- each ALTER SEQUENCE. With the oids of both sequences, marks that a dump has loaded are not taken for this database's own;
+-- with the latest jump, a jump that was loaded over a later one is noticed.
 CREATE OR REPLACE FUNCTION fence.start_mark() RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT fence.positive(hashtextextended(pg_relation_filepath('fence.server_start_seq'::regclass)
+    SELECT greatest(1, 9223372036854775807 & hashtextextended(pg_relation_filepath('fence.token_seq'::regclass)
         || ' ' || 'fence.server_start_seq'::regclass::oid || ' ' || 'fence.token_seq'::regclass::oid
         || ' ' || coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)
         || ' ' || extract(epoch FROM pg_postmaster_start_time()), 0))
 $$;
-COMMENT ON FUNCTION fence.start_mark IS 'this start of the server, in this database';
+COMMENT ON FUNCTION fence.start_mark IS 'this start of the server, in this database, with this sequence';
 
 CREATE OR REPLACE FUNCTION fence.identity(OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
 LANGUAGE plpgsql STABLE AS $$
@@ -304,7 +315,7 @@ BEGIN
     EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
         timeline := 0;
     END;
-    mark := fence.positive(hashtextextended(concat_ws(' ', timeline, system_identifier,
+    mark := greatest(1, 9223372036854775807 & hashtextextended(concat_ws(' ', timeline, system_identifier,
         (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid,
         coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)), 0));
 END
@@ -317,36 +328,41 @@ CREATE OR REPLACE FUNCTION fence.has_begun() RETURNS boolean LANGUAGE sql VOLATI
        AND pg_sequence_last_value('fence.token_seq') >= pg_sequence_last_value('fence.server_start_token_seq'), false)
 $$;
 COMMENT ON FUNCTION fence.has_begun IS
-    'has this life begun? That is all that a draw asks; the rest is asked once for each start';
+    'has this life begun, and has nobody altered the sequence since? That is all that a draw asks';
 
 CREATE OR REPLACE FUNCTION fence.is_copy() RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM i.mark
-        OR coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark()
-                    AND pg_sequence_last_value('fence.token_seq') < pg_sequence_last_value('fence.server_start_token_seq'), false)
+        OR coalesce(pg_sequence_last_value('fence.token_seq') < pg_sequence_last_value('fence.server_start_token_seq'), false)
       FROM fence.identity() AS i
 $$;
 COMMENT ON FUNCTION fence.is_copy IS
     'is this another database than the one that drew last, or an older one? Then no earlier token speaks until renewed';
 
--- Moves the sequence on to the greater of its last value + 2^20 and the clock. What is set of a sequence stays set when a
--- transaction is rolled back; so the lock is given back at once, by an error that is caught here.
+-- What is set of a sequence stays set when a transaction is rolled back; so the lock is given back at once, by an error that
+-- is caught here.
 CREATE OR REPLACE FUNCTION fence.move_on(jumps boolean, above bigint DEFAULT 0) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     stride CONSTANT bigint := 1048576;
     zero CONSTANT timestamptz := '2026-01-01 00:00:00+00';
+    fault text;
+    jump boolean;
     last bigint;
     by_clock bigint;
-    jump boolean := jumps;
 BEGIN
     PERFORM pg_advisory_xact_lock(fence.lock_key('', 3));
     IF fence.has_begun() AND NOT jumps THEN
         RAISE SQLSTATE 'PF999';
     END IF;
-    jump := jumps OR fence.is_copy();
-    last := greatest(pg_sequence_last_value('fence.token_seq'), above, 0);
-    IF pg_sequence_last_value('fence.server_start_seq') = fence.start_mark() THEN
-        last := greatest(last, pg_sequence_last_value('fence.server_start_token_seq'));
+    SELECT CASE WHEN c.relpersistence <> 'p' THEN 'is not logged' WHEN s.seqincrement < 1 THEN 'does not ascend'
+                WHEN s.seqcache <> 1 THEN 'has a CACHE above 1' WHEN s.seqcycle THEN 'may CYCLE' END INTO fault
+      FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid WHERE s.seqrelid = 'fence.token_seq'::regclass;
+    IF fault IS NOT NULL THEN
+        PERFORM fence.refuse('55000', format('fence.token_seq %s, so its values are no fencing tokens', fault),
+            'Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE fence.token_seq '
+            'SET LOGGED where it is unlogged. Commit that first.');
     END IF;
+    jump := jumps OR fence.is_copy();
+    last := greatest(pg_sequence_last_value('fence.token_seq'), pg_sequence_last_value('fence.server_start_token_seq'), above, 0);
     by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
     -- Two moves within a second would take the sequence ahead of the clock, and a copy made between them behind it.
     IF last + stride - by_clock BETWEEN 1 AND 2 * stride THEN
@@ -383,30 +399,20 @@ END
 $$;
 COMMENT ON FUNCTION fence.settle IS 'by this the trigger, which cannot write the sequence, has it moved on after a start';
 
-CREATE OR REPLACE FUNCTION fence.draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    token bigint;
-    fault text;
+CREATE OR REPLACE FUNCTION fence.draw_behind(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT CASE WHEN c.relpersistence <> 'p' THEN 'is not logged' WHEN s.seqincrement < 1 THEN 'does not ascend'
-                WHEN s.seqcache <> 1 THEN 'has a CACHE above 1' WHEN s.seqcycle THEN 'may CYCLE' END INTO fault
-      FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid WHERE s.seqrelid = 'fence.token_seq'::regclass;
-    IF fault IS NOT NULL THEN
-        PERFORM fence.refuse('55000', format('fence.token_seq %s, so its values are no fencing tokens', fault),
-            'Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE fence.token_seq '
-            'SET LOGGED where it is unlogged. Commit that first.');
+    PERFORM fence.settle();
+    IF pg_sequence_last_value('fence.token_seq') < above THEN
+        PERFORM fence.move_on(true, above);  -- somebody has set it back
     END IF;
-    IF NOT fence.has_begun() THEN
-        PERFORM fence.move_on(false);
-    END IF;
-    token := nextval('fence.token_seq');
-    IF token <= above THEN
-        -- Somebody has set it back.
-        PERFORM fence.move_on(true, above);
-        token := nextval('fence.token_seq');
-    END IF;
-    RETURN token;
+    RETURN nextval('fence.token_seq');
 END
+$$;
+COMMENT ON FUNCTION fence.draw_behind IS 'the next token, after the sequence was moved on';
+
+CREATE OR REPLACE FUNCTION fence.draw(above bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT CASE WHEN fence.has_begun() AND pg_sequence_last_value('fence.token_seq') >= above THEN nextval('fence.token_seq')
+                ELSE fence.draw_behind(above) END
 $$;
 COMMENT ON FUNCTION fence.draw IS
     'the next token. The caller holds the lease''s lock; `above` is the greatest token that the lease has had';
@@ -421,68 +427,60 @@ COMMENT ON FUNCTION fence.floor IS 'where the latest jump went to. No earlier gr
 
 -- The tokens by which this transaction guards leases, {"name": token}, in a setting, which goes with a savepoint as its
 -- locks do. It is no proof, for anybody may set it: what it shows is judged like any other token.
-CREATE OR REPLACE FUNCTION fence.noted(lease text) RETURNS bigint LANGUAGE sql STABLE AS $$
-    SELECT (nullif(current_setting('pg_fence.guards', true), '')::jsonb ->> lease)::bigint
-$$;
+CREATE OR REPLACE FUNCTION fence.noted(lease text) RETURNS bigint LANGUAGE sql STABLE BEGIN ATOMIC
+    SELECT (nullif(current_setting('pg_fence.guards', true), '')::jsonb ->> lease)::bigint;
+END;
 COMMENT ON FUNCTION fence.noted IS 'the token by which this transaction guards a lease, as the setting says: no proof';
 
-CREATE OR REPLACE FUNCTION fence.latest(held fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(held.renewal_tokens[cardinality(held.renewal_tokens)], held.first_token)
+CREATE OR REPLACE FUNCTION fence.latest(first_token bigint, renewal_tokens bigint[]) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(renewal_tokens[cardinality(renewal_tokens)], first_token)
 $$;
 COMMENT ON FUNCTION fence.latest IS 'the latest token of a grant, but for the one that closed it';
 
-CREATE OR REPLACE FUNCTION fence.outlived_jump(held fence.lease) RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT CASE WHEN held.adopted_floor IS NULL THEN fence.latest(held) > fence.floor() ELSE held.adopted_floor = fence.floor() END
+CREATE OR REPLACE FUNCTION fence.outlived_jump(adopted_floor bigint, latest bigint) RETURNS boolean LANGUAGE sql VOLATILE AS $$
+    SELECT CASE WHEN adopted_floor IS NULL THEN latest > fence.floor() ELSE adopted_floor = fence.floor() END
 $$;
-COMMENT ON FUNCTION fence.outlived_jump IS 'was it granted, renewed or adopted since the latest jump?';
+COMMENT ON FUNCTION fence.outlived_jump IS 'was a grant made, renewed or adopted since the latest jump?';
 
-CREATE OR REPLACE FUNCTION fence.check_given(name text, least_rank integer DEFAULT 2) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence.check_given(name text, least_rank integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     prefixes text;
 BEGIN
-    IF NOT fence.may_name(name, least_rank) THEN
-        SELECT array_to_string((array_agg(fence.quoted(p.prefix) ORDER BY p.prefix))[:10]
-                   || CASE WHEN count(*) > 10 THEN ARRAY[count(*) - 10 || ' more'] END, ' or ') INTO prefixes FROM fence.role_prefix p
-         WHERE fence.rank(p.level) >= least_rank AND pg_has_role(fence.caller(), to_regrole(quote_ident(p.role)), 'USAGE');
-        PERFORM fence.refuse('42501', format('lease %s is not for this role', fence.quoted(name)),
-            format(CASE WHEN prefixes IS NULL THEN 'Role "%s" may take no lease yet: an administrator gives it names by fence_grant.'
-                        ELSE 'Role "%s" may take names that begin with %s.' END, fence.caller(), prefixes),
-            jsonb_build_object('lease', fence.cut(name), 'role', fence.caller()));
+    IF fence.may_name(name, least_rank) THEN
+        RETURN;
     END IF;
+    SELECT array_to_string((array_agg(fence.quoted(p.prefix) ORDER BY p.prefix))[:10]
+               || CASE WHEN count(*) > 10 THEN ARRAY[count(*) - 10 || ' more'] END, ' or ') INTO prefixes FROM fence.role_prefix p
+     WHERE fence.rank(p.level) >= least_rank AND pg_has_role(fence.caller(), to_regrole(quote_ident(p.role)), 'USAGE');
+    PERFORM fence.refuse('42501', format('lease %s is not for this role', fence.quoted(name)),
+        format(CASE WHEN prefixes IS NULL THEN 'Role "%s" may take no lease yet: an administrator gives it names by fence_grant.'
+                    ELSE 'Role "%s" may take names that begin with %s.' END, fence.caller(), prefixes),
+        jsonb_build_object('lease', fence.cut(name), 'role', fence.caller()));
 END
 $$;
-COMMENT ON FUNCTION fence.check_given IS '42501 where no prefix lets the caller take this lease, or (3) adopt it';
+COMMENT ON FUNCTION fence.check_given IS '42501 where no prefix lets the caller take this lease (2), or adopt it (3)';
 
-CREATE OR REPLACE FUNCTION fence.refuse_adopted(lease text) RETURNS void LANGUAGE sql AS $$
-    SELECT fence.refuse('55000', format('lease %s is granted by somebody else, and adopted here', fence.quoted(lease)),
-        'Adopt the number that its own service grants. For leases of this database take another name.',
+CREATE OR REPLACE FUNCTION fence.refuse_kind(lease text, is_adopted boolean) RETURNS void LANGUAGE sql AS $$
+    SELECT fence.refuse('55000',
+        format(CASE WHEN is_adopted THEN 'lease %s is granted by somebody else, and adopted here'
+                    ELSE 'lease %s is granted here, and cannot be adopted' END, fence.quoted(lease)),
+        CASE WHEN is_adopted THEN 'Adopt the number that its own service grants. For leases of this database take another name.'
+             ELSE 'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)' END,
         jsonb_build_object('lease', fence.cut(lease)))
 $$;
-COMMENT ON FUNCTION fence.refuse_adopted IS 'refuses an acquire, or a renewal, of a lease that somebody else grants';
-
-CREATE OR REPLACE FUNCTION fence.refuse_granted(lease text) RETURNS void LANGUAGE sql AS $$
-    SELECT fence.refuse('55000', format('lease %s is granted here, and cannot be adopted', fence.quoted(lease)),
-        'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)',
-        jsonb_build_object('lease', fence.cut(lease)))
-$$;
-COMMENT ON FUNCTION fence.refuse_granted IS 'refuses an adoption of a lease that is granted here';
+COMMENT ON FUNCTION fence.refuse_kind IS 'refuses a call for a lease that is granted here, or that somebody else grants (55000)';
 
 CREATE OR REPLACE FUNCTION fence.put(lease text, holder text, token bigint, ttl_us bigint, metadata jsonb, adopted_floor bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    time timestamptz;
+    time CONSTANT timestamptz := clock_timestamp();
 BEGIN
-    DELETE FROM fence.lease l WHERE l.name = put.lease;
-    time := clock_timestamp();
     INSERT INTO fence.lease (name, holder, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us,
                              metadata, adopted_floor, granted_in)
     VALUES (lease, holder, coalesce(nullif(current_setting('application_name'), ''), 'session') || '[' || pg_backend_pid() || ']',
             fence.caller(), token, time, time, CASE WHEN adopted_floor IS NULL THEN time + ttl_us * interval '1 us' ELSE 'infinity' END,
-            ttl_us, metadata, adopted_floor, pg_current_xact_id())
-    ON CONFLICT DO NOTHING;  -- at REPEATABLE READ that is 40001, and else cannot be
-    IF NOT FOUND THEN
-        RETURN NULL;
-    ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            ttl_us, metadata, adopted_floor, pg_current_xact_id());
+    IF fence.keeps_snapshot() THEN
         RAISE WARNING USING ERRCODE = '01000',
             MESSAGE = format('this transaction''s reads may be older than its grant of lease %s', fence.quoted(lease)),
             DETAIL = jsonb_build_object('lease', fence.cut(lease)),
@@ -492,13 +490,11 @@ BEGIN
     RETURN token;
 END
 $$;
-COMMENT ON FUNCTION fence.put IS 'writes the row of a new grant, whose lock the caller has. NULL where it cannot be';
+COMMENT ON FUNCTION fence.put IS 'writes the row of a new grant, whose lock the caller has, and whose old row is gone';
 
 CREATE OR REPLACE FUNCTION fence.attempt(
-    lease text, holder text, ttl_us bigint, metadata jsonb, reclaim boolean, is_head boolean) RETURNS bigint
-LANGUAGE plpgsql AS $$
+    lease text, holder text, ttl interval, metadata jsonb, reclaim boolean, is_head boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    me CONSTANT name := fence.caller();
     old fence.lease;
     is_held boolean;
     is_mine boolean;  -- to be reclaimed
@@ -506,26 +502,19 @@ BEGIN
     -- A try that loses mostly loses here, and has written nothing and locked nothing.
     SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease;
     is_held := coalesce(old.closing_token IS NULL AND old.expires_at > clock_timestamp(), false);
-    is_mine := coalesce(reclaim AND is_held AND old.holder = attempt.holder AND old.role = me, false);
+    is_mine := is_held AND reclaim AND coalesce(old.holder = attempt.holder AND old.role = fence.caller(), false);
     IF old.adopted_floor IS NOT NULL THEN
-        PERFORM fence.refuse_adopted(lease);
+        PERFORM fence.refuse_kind(lease, true);
     ELSIF is_held AND NOT is_mine THEN
-        IF is_head AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-            -- Its snapshot shows the same for ever. Locking what has changed since is 40001.
-            BEGIN
-                PERFORM FROM fence.lease l WHERE l.name = attempt.lease FOR NO KEY UPDATE SKIP LOCKED;
-                RAISE SQLSTATE 'PF999';
-            EXCEPTION WHEN SQLSTATE 'PF999' THEN
-                NULL;
-            END;
+        IF is_head AND fence.keeps_snapshot() THEN
+            PERFORM fence.check_snapshot(lease);  -- which shows the same for ever
         END IF;
         RETURN NULL;
     END IF;
-    -- Locks that are taken in vain go with the block that an error ends.
+    -- The lock, if it is taken in vain, goes with the block that an error ends.
     BEGIN
-        IF NOT (is_head OR is_mine) AND NOT pg_try_advisory_xact_lock_shared(fence.lock_key(lease, 2))
-           OR NOT pg_try_advisory_xact_lock(fence.lock_key(lease)) THEN
-            RAISE SQLSTATE 'PF999';
+        IF NOT (is_head OR is_mine OR fence.nobody_waits(lease)) OR NOT pg_try_advisory_xact_lock(fence.lock_key(lease)) THEN
+            RETURN NULL;
         END IF;
         SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease;
         IF FOUND AND old.closing_token IS NULL THEN
@@ -533,7 +522,7 @@ BEGIN
             SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease FOR UPDATE SKIP LOCKED;
             IF NOT FOUND OR old.first_token = fence.noted(lease) OR fence.noted(lease) = ANY (old.renewal_tokens)
                OR old.closing_token IS NULL AND old.expires_at > clock_timestamp()
-                  AND NOT coalesce(reclaim AND old.holder = attempt.holder AND old.role = me, false) THEN
+                  AND NOT coalesce(reclaim AND old.holder = attempt.holder AND old.role = fence.caller(), false) THEN
                 RAISE SQLSTATE 'PF999';
             END IF;
         END IF;
@@ -541,13 +530,25 @@ BEGIN
         RETURN NULL;
     END;
     IF old.adopted_floor IS NOT NULL THEN
-        PERFORM fence.refuse_adopted(lease);
+        PERFORM fence.refuse_kind(lease, true);
+    ELSIF old.name IS NOT NULL THEN
+        DELETE FROM fence.lease l WHERE l.name = attempt.lease;
+    ELSIF fence.keeps_snapshot() THEN
+        PERFORM fence.check_snapshot(lease);
     END IF;
-    RETURN fence.put(lease, holder, fence.draw(greatest(fence.latest(old), old.closing_token, 0)), ttl_us, metadata, NULL);
+    RETURN fence.put(lease, holder, fence.draw(greatest(fence.latest(old.first_token, old.renewal_tokens), old.closing_token, 0)),
+                     fence.microseconds(ttl)::bigint, metadata, NULL);
 END
 $$;
 COMMENT ON FUNCTION fence.attempt IS
     'one try. It blocks nowhere: what somebody else has locked is taken. `is_head` is for who owns the queue''s lock';
+
+-- Taken and given back at once; nothing can come between the two.
+CREATE OR REPLACE FUNCTION fence.nobody_waits(lease text) RETURNS boolean LANGUAGE sql AS $$
+    SELECT CASE WHEN pg_try_advisory_lock_shared(fence.lock_key(lease, 2)) THEN pg_advisory_unlock_shared(fence.lock_key(lease, 2))
+                ELSE false END
+$$;
+COMMENT ON FUNCTION fence.nobody_waits IS 'does nobody own the lock of the leases queue?';
 
 CREATE OR REPLACE FUNCTION fence.wait_for(key bigint, row_of text, longest_us numeric) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -555,19 +556,15 @@ DECLARE
 BEGIN
     PERFORM set_config('lock_timeout', least(nullif(extract(epoch FROM patience::interval) * 1000, 0),
         greatest(ceil(longest_us / 1000), 1), 2147483647)::integer::text, true);
-    IF key IS NOT NULL THEN
-        PERFORM pg_advisory_xact_lock(key);
-    ELSE
-        PERFORM FROM fence.lease l WHERE l.name = row_of FOR NO KEY UPDATE;
-    END IF;
+    PERFORM pg_advisory_xact_lock(key);
+    PERFORM FROM fence.lease l WHERE l.name = row_of FOR UPDATE;
     PERFORM set_config('lock_timeout', patience, true);
 END
 $$;
 COMMENT ON FUNCTION fence.wait_for IS
-    'waits for a lock, or for who is changing the lease''s row, and raises 55P03 when that takes longer than it may';
+    'waits for a lock, and then for that of a lease''s row; raises 55P03 when either takes longer than it may';
 
--- Is the caller's lock_timeout over, which counts for a whole call? (Who catches 55P03 has lost a statement_timeout that was
--- due with it.)
+-- (Who catches 55P03 has lost a statement_timeout that was due with it.)
 CREATE OR REPLACE FUNCTION fence.is_out_of_patience(began timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     longest CONSTANT interval := nullif(current_setting('statement_timeout'), '0');
@@ -587,29 +584,31 @@ CREATE OR REPLACE FUNCTION lease_acquire(
     reclaim boolean DEFAULT false, session boolean DEFAULT false)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    ttl_us CONSTANT numeric := fence.microseconds(coalesce(ttl, '30 s'));
-    wait_us CONSTANT numeric := fence.microseconds(coalesce(wait, '0'));
+    longest CONSTANT interval := coalesce(ttl, '30 s');
+    again CONSTANT boolean := coalesce(reclaim, false);
     left_us numeric;
     token bigint;
     began timestamptz;
     pause float8 := 0.005;
     is_head boolean := false;
 BEGIN
-    PERFORM fence.check('lease_acquire', name, 1, ttl, wait, holder, metadata);
-    IF slots < 1 THEN
-        PERFORM fence.bad_argument('slots', 'slots must be at least 1', 'slots is how many grants of the lease may live together.');
-    ELSIF shared AND slots > 1 THEN
-        PERFORM fence.bad_argument('slots', 'shared and slots above 1 exclude each other', 'shared has no limit; slots has one.');
-    ELSIF reclaim AND holder IS NULL THEN
-        PERFORM fence.bad_argument('reclaim', 'reclaim needs a holder',
-            'Only a holder that names itself can be known again: pass holder.');
-    ELSIF shared OR slots > 1 OR session THEN
-        PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN slots > 1 THEN 'slots' ELSE 'session' END);
+    IF NOT fence.fits('lease_acquire', name, 1, longest, wait, holder, metadata) OR shared OR slots <> 1 OR session OR again THEN
+        PERFORM fence.check('lease_acquire', name, 1, longest, wait, holder, metadata);
+        IF slots < 1 THEN
+            PERFORM fence.bad_argument('slots', 'slots must be at least 1', 'slots is how many grants of the lease may live together.');
+        ELSIF shared AND slots > 1 THEN
+            PERFORM fence.bad_argument('slots', 'shared and slots above 1 exclude each other', 'shared has no limit; slots has one.');
+        ELSIF again AND holder IS NULL THEN
+            PERFORM fence.bad_argument('reclaim', 'reclaim needs a holder', 'Only a holder that names itself can be known again: pass holder.');
+        ELSIF shared OR slots > 1 OR session THEN
+            PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN slots > 1 THEN 'slots' ELSE 'session' END);
+        END IF;
     END IF;
-    PERFORM fence.check_given(name);
-
-    token := fence.attempt(name, holder, ttl_us::bigint, metadata, reclaim, false);
-    IF token IS NOT NULL OR wait_us = 0 THEN
+    IF NOT fence.may_name(name, 2) THEN
+        PERFORM fence.check_given(name, 2);
+    END IF;
+    token := fence.attempt(name, holder, longest, metadata, again, false);
+    IF token IS NOT NULL OR coalesce(wait, '0') = '0' THEN
         RETURN token;
     END IF;
 
@@ -617,7 +616,7 @@ BEGIN
     began := clock_timestamp();
     BEGIN
         LOOP
-            left_us := wait_us - extract(epoch FROM clock_timestamp() - began) * 1000000;
+            left_us := fence.microseconds(wait) - extract(epoch FROM clock_timestamp() - began) * 1000000;
             IF left_us <= 0 AND is_head THEN
                 RAISE SQLSTATE 'PF999';
             ELSIF fence.is_out_of_patience(began) THEN
@@ -629,8 +628,8 @@ BEGIN
                 PERFORM pg_sleep(least(pause, left_us::float8 * 0.000001));
                 pause := least(pause * 1.5, 0.05);
             END IF;
-            PERFORM fence.check_given(name);  -- a prefix may be taken away meanwhile
-            token := fence.attempt(name, holder, ttl_us::bigint, metadata, reclaim, true);
+            PERFORM fence.check_given(name, 2);  -- a prefix may be taken away meanwhile
+            token := fence.attempt(name, holder, longest, metadata, again, true);
             EXIT WHEN token IS NOT NULL;
         END LOOP;
     EXCEPTION
@@ -651,7 +650,7 @@ COMMENT ON FUNCTION lease_acquire(text, text, interval, interval, jsonb, boolean
 CREATE OR REPLACE FUNCTION fence.not_your_lease(lease text, role name) RETURNS void LANGUAGE sql AS $$
     SELECT fence.refuse('42501', format('lease %s was granted to another role', fence.quoted(lease)),
         'Only the role that acquired a lease, a member of it or a superuser may use its tokens; lease_revoke ends anybody''s.',
-        jsonb_build_object('lease', fence.cut(lease), 'role', CASE WHEN fence.may_be_told(lease) THEN role END))
+        jsonb_build_object('lease', fence.cut(lease), 'role', role))
      WHERE fence.may_be_told(lease)
 $$;
 COMMENT ON FUNCTION fence.not_your_lease IS 'refuses a grant of another role, where the caller may be told of it';
@@ -662,7 +661,7 @@ $$;
 COMMENT ON FUNCTION fence.commit_durably IS
     'a commit that waits for the disk, whatever the session says: nobody acquires next who would make it durable';
 
-CREATE OR REPLACE FUNCTION fence.change(call text, lease text, token bigint, ttl_us bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence.change(call text, lease text, token bigint, ttl interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     held fence.lease;
     time timestamptz;
@@ -676,10 +675,10 @@ BEGIN
        AND (call = 'lease_revoke' OR token IN (l.first_token, l.closing_token) OR token = ANY (l.renewal_tokens))
        FOR NO KEY UPDATE;
     time := clock_timestamp();
-    IF NOT FOUND OR held.closing_token IS NULL AND held.expires_at <= time THEN
+    IF held.name IS NULL OR held.closing_token IS NULL AND held.expires_at <= time THEN
         IF call = 'lease_renew' AND fence.may_be_told(lease)
            AND EXISTS (SELECT FROM fence.lease l WHERE l.name = change.lease AND l.adopted_floor IS NOT NULL) THEN
-            PERFORM fence.refuse_adopted(lease);
+            PERFORM fence.refuse_kind(lease, true);
         END IF;
         RETURN NULL;
     ELSIF call <> 'lease_revoke' AND held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
@@ -687,26 +686,24 @@ BEGIN
         RETURN NULL;  -- who may not see the lease does not learn that it is a token of it
     ELSIF held.closing_token IS NOT NULL THEN
         RETURN held.closing_token;
-    ELSIF call = 'lease_renew' THEN
-        IF held.adopted_floor IS NOT NULL THEN
-            PERFORM fence.refuse_adopted(lease);
+    ELSIF held.adopted_floor IS NOT NULL THEN
+        IF call = 'lease_renew' THEN
+            PERFORM fence.refuse_kind(lease, true);
         END IF;
-        fresh := fence.draw(fence.latest(held));
+        fresh := held.first_token;  -- which closes it: nothing is drawn for an adopted lease
+        PERFORM fence.commit_durably();
+    ELSE
+        fresh := fence.draw(fence.latest(held.first_token, held.renewal_tokens));
+    END IF;
+    IF call = 'lease_renew' THEN
         UPDATE fence.lease l
            SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh,
-               renewals = l.renewals + 1, renewed_at = time, ttl_us = coalesce(change.ttl_us, l.ttl_us),
-               expires_at = time + coalesce(change.ttl_us, l.ttl_us) * interval '1 us'
+               renewals = l.renewals + 1, renewed_at = time, ttl_us = coalesce(fence.microseconds(ttl)::bigint, l.ttl_us),
+               expires_at = time + coalesce(fence.microseconds(ttl)::bigint, l.ttl_us) * interval '1 us'
          WHERE l.name = change.lease;
-        RETURN fresh;
-    END IF;
-    -- The number of an adopted lease closes it: nothing is drawn for it.
-    IF held.adopted_floor IS NULL THEN
-        fresh := fence.draw(fence.latest(held));
     ELSE
-        fresh := held.first_token;
-        PERFORM fence.commit_durably();
+        UPDATE fence.lease l SET closing_token = fresh, ended_at = time, closed_in = pg_current_xact_id() WHERE l.name = change.lease;
     END IF;
-    UPDATE fence.lease l SET closing_token = fresh, ended_at = time, closed_in = pg_current_xact_id() WHERE l.name = change.lease;
     RETURN fresh;
 END
 $$;
@@ -716,8 +713,10 @@ COMMENT ON FUNCTION fence.change IS
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check('lease_renew', name, token, ttl);
-    RETURN fence.change('lease_renew', name, token, fence.microseconds(ttl)::bigint);
+    IF NOT fence.fits('lease_renew', name, token, ttl) THEN
+        PERFORM fence.check('lease_renew', name, token, ttl);
+    END IF;
+    RETURN fence.change('lease_renew', name, token, ttl);
 END
 $$;
 COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
@@ -726,7 +725,9 @@ COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
 CREATE OR REPLACE FUNCTION lease_release(name text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM fence.check('lease_release', name, token);
+    IF NOT fence.fits('lease_release', name, token) THEN
+        PERFORM fence.check('lease_release', name, token);
+    END IF;
     RETURN fence.change('lease_release', name, token, NULL);
 END
 $$;
@@ -755,34 +756,57 @@ $$;
 COMMENT ON FUNCTION lease_revoke(text) IS
     'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
 
+-- At REPEATABLE READ and above a plain read shows an old grant. Locking what has changed since is 40001, and a row that is
+-- newer than the snapshot shows by its key.
+CREATE OR REPLACE FUNCTION fence.check_snapshot(lease text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM fence.lease l WHERE l.name = lease FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM fence.lease l WHERE l.name = lease) THEN
+        INSERT INTO fence.lease (name, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us)
+        VALUES (lease, '', '', 1, now(), now(), now(), 1);
+    END IF;
+    RAISE SQLSTATE 'PF999';
+EXCEPTION
+    WHEN SQLSTATE 'PF999' THEN
+        NULL;
+    WHEN unique_violation THEN
+        RAISE serialization_failure USING MESSAGE = 'could not serialize access due to concurrent update';
+END
+$$;
+COMMENT ON FUNCTION fence.check_snapshot IS '40001 where the row of a lease is another by now than the snapshot shows; keeps no lock';
+
 -- May a transaction rely on this token from now until it ends? NULL when it may, else what to refuse it with. It takes the
 -- lock that keeps everybody else from being granted the lease, and only then looks.
 CREATE OR REPLACE FUNCTION fence.verdict(lease text, token bigint)
 RETURNS jsonb LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    keeps_snapshot CONSTANT boolean := current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
+    keeps_snapshot CONSTANT boolean := fence.keeps_snapshot();
     guards CONSTANT text := nullif(current_setting('pg_fence.guards', true), '');
-    noted CONSTANT bigint := (guards::jsonb ->> lease)::bigint;
+    noted CONSTANT bigint := fence.noted(lease);
     key CONSTANT bigint := fence.lock_key(lease);
     held fence.lease;
     is_own boolean;  -- a token of the grant, which is neither closed nor over
+    outlived boolean;
     sees boolean;
 BEGIN
     IF noted IS NULL AND NOT fence.has_begun() THEN
         PERFORM fence.move_on(false);
     END IF;
-    IF noted IS DISTINCT FROM token OR NOT pg_try_advisory_xact_lock_shared(key) THEN
-        -- In a block of its own the lock is the transaction's: else it would go with a cursor that calls this and fails.
-        BEGIN
-            PERFORM pg_advisory_xact_lock_shared(key);
-        EXCEPTION WHEN SQLSTATE 'PF999' THEN
-            NULL;
-        END;
-    END IF;
+    -- In a block of its own the lock is the transaction's: else it would go with a cursor that calls this and fails.
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(key);
+    EXCEPTION WHEN SQLSTATE 'PF999' THEN
+        NULL;
+    END;
     IF keeps_snapshot THEN
         BEGIN
-            held := fence.grant_of_snapshot(lease, token);
-        EXCEPTION WHEN serialization_failure OR unique_violation THEN
+            -- A new grant deletes the row that the snapshot has, so that this is 40001; a renewal does not.
+            SELECT l.* INTO held FROM fence.lease l WHERE l.name = verdict.lease FOR KEY SHARE;
+            IF NOT FOUND OR held.closing_token IS NULL AND (held.expires_at <= clock_timestamp()
+                   OR token <> held.first_token AND token <> ALL (held.renewal_tokens)) THEN
+                PERFORM fence.check_snapshot(lease);  -- the token may be a renewal's that it does not know
+            END IF;
+        EXCEPTION WHEN serialization_failure THEN
             RETURN '{"code": "40001"}';
         END;
     ELSE
@@ -794,24 +818,24 @@ BEGIN
               AND (held.closing_token IS NULL AND held.expires_at > clock_timestamp()
                    OR coalesce(noted = held.first_token OR noted = ANY (held.renewal_tokens), false))
            OR token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
-    IF is_own AND fence.outlived_jump(held) AND (held.role = fence.caller() OR fence.acts_for(held.role)) THEN
+    outlived := is_own AND fence.outlived_jump(held.adopted_floor, fence.latest(held.first_token, held.renewal_tokens));
+    IF outlived AND (held.role = fence.caller() OR fence.acts_for(held.role)) THEN
         IF keeps_snapshot AND held.granted_in = pg_current_xact_id_if_assigned() THEN
             RETURN '{"code": "55000"}';
         END IF;
-        PERFORM set_config('pg_fence.relied', token || ' ' || lease, true);
-        IF noted IS DISTINCT FROM token THEN
-            -- Of a transaction that guards very many, the latest are noted.
-            PERFORM set_config('pg_fence.guards', (coalesce(CASE WHEN length(guards) < 8000 THEN guards::jsonb END, '{}')
-                || jsonb_build_object(lease, token))::text, true);
-        END IF;
+        PERFORM setval('fence.verdict_seq', CASE WHEN held.adopted_floor IS NULL THEN fence.seal(lease, token) ELSE 1 END),
+                set_config('pg_fence.relied', token || ' ' || lease, true),
+                -- Of a transaction that guards very many, the latest are noted.
+                set_config('pg_fence.guards', (coalesce(CASE WHEN length(guards) < 8000 THEN guards::jsonb END, '{}')
+                    || jsonb_build_object(lease, token))::text, true);
         RETURN NULL;
     END IF;
     sees := fence.may_be_told(lease);
-    IF is_own AND fence.outlived_jump(held) AND sees THEN
+    IF outlived AND sees THEN
         RETURN jsonb_build_object('code', '42501', 'role', held.role);
     END IF;
     RETURN jsonb_strip_nulls(jsonb_build_object('code', 'PF004',
-        'renew_first', CASE WHEN is_own AND NOT fence.outlived_jump(held) AND (sees OR fence.acts_for(held.role)) THEN true END,
+        'renew_first', CASE WHEN is_own AND NOT outlived AND (sees OR held.role = fence.caller() OR fence.acts_for(held.role)) THEN true END,
         'holder', CASE WHEN sees THEN fence.cut(coalesce(held.holder, held.session_label)) END,
         'expires_at', CASE WHEN sees AND isfinite(held.expires_at)
                            THEN to_char(held.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END));
@@ -819,48 +843,38 @@ END
 $$;
 COMMENT ON FUNCTION fence.verdict IS 'may a transaction rely on this token from now until it ends?';
 
--- (As a statement of its own it looks after the lock was taken.)
-CREATE OR REPLACE FUNCTION fence.is_granted(lease text, token bigint) RETURNS boolean LANGUAGE sql SECURITY DEFINER BEGIN ATOMIC
-    SELECT true FROM fence.lease l
-     WHERE l.name = is_granted.lease AND (l.first_token = token OR token = ANY (l.renewal_tokens)) AND l.closing_token IS NULL
-       AND l.expires_at > clock_timestamp() AND l.role = fence.caller();
+-- What fence.verdict was content with is remembered where nobody else can write: in the value that this session has of a
+-- sequence. The last token drawn is a part of it: while that is the same, nobody was granted anything.
+CREATE OR REPLACE FUNCTION fence.seal(lease text, token bigint) RETURNS bigint LANGUAGE sql VOLATILE BEGIN ATOMIC
+    SELECT 1 + ('x' || left(encode(sha256(convert_to(concat_ws(' ', pg_sequence_last_value('fence.token_seq'), token, fence.caller(), lease),
+        getdatabaseencoding())), 'hex'), 15))::bit(60)::bigint;
 END;
-COMMENT ON FUNCTION fence.is_granted IS 'does the callers token speak for the lease by its row? For who has its lock already';
+COMMENT ON FUNCTION fence.seal IS 'what is remembered of a verdict: for this role, and until the next token is drawn';
 
--- The same for the next row, at READ COMMITTED: where fence.verdict was content a moment ago it is enough that the lock is had
--- and the grant still there. Who sets pg_fence.relied himself is spared no more than the question whether this database is
--- a copy, and that is for his own good: he might as well renew.
-CREATE OR REPLACE FUNCTION fence.still_relies(lease text, token bigint) RETURNS boolean LANGUAGE sql BEGIN ATOMIC
-    SELECT CASE WHEN current_setting('pg_fence.relied', true) = token || ' ' || lease
-                 AND current_setting('transaction_isolation') = 'read committed'
-                THEN CASE WHEN pg_try_advisory_xact_lock_shared(fence.lock_key(lease)) THEN fence.is_granted(lease, token) END END;
-END;
-COMMENT ON FUNCTION fence.still_relies IS 'true where fence.verdict was content with this a moment ago, and still would be';
-
--- At REPEATABLE READ and above a plain read shows an old grant. A new one deletes the row that the snapshot has, so that
--- locking it raises 40001; a renewal does not. A token that the snapshot does not know may be a renewal's: 40001 then, too.
-CREATE OR REPLACE FUNCTION fence.grant_of_snapshot(lease text, token bigint) RETURNS fence.lease LANGUAGE plpgsql AS $$
+-- Without a search_path of its own, which costs more than all else that it does; so it names everything in full.
+CREATE OR REPLACE FUNCTION fence.is_granted(lease text, token bigint) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
-    held fence.lease;
+    holder name;
 BEGIN
-    SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease FOR KEY SHARE;
-    IF NOT FOUND THEN
-        -- A row that is newer than the snapshot shows by its key (23505) alone.
-        BEGIN
-            INSERT INTO fence.lease (name, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us)
-            VALUES (lease, '', '', 1, now(), now(), now(), 1);
-            RAISE SQLSTATE 'PF999';
-        EXCEPTION WHEN SQLSTATE 'PF999' THEN
-            NULL;
-        END;
-    ELSIF held.closing_token IS NULL AND (held.expires_at <= clock_timestamp()
-               OR token <> held.first_token AND token <> ALL (held.renewal_tokens)) THEN
-        SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease FOR NO KEY UPDATE;
+    SELECT l.role INTO holder FROM fence.lease l
+     WHERE l.name OPERATOR(pg_catalog.=) is_granted.lease AND l.adopted_floor IS NULL
+       AND (l.first_token OPERATOR(pg_catalog.=) token OR token OPERATOR(pg_catalog.=) ANY (l.renewal_tokens));
+    IF holder OPERATOR(pg_catalog.=) fence.caller() THEN
+        RETURN pg_catalog.setval('fence.verdict_seq', fence.seal(lease, token)) IS NOT NULL;
     END IF;
-    RETURN held;
+    RETURN false;
 END
 $$;
-COMMENT ON FUNCTION fence.grant_of_snapshot IS 'the row of a lease at REPEATABLE READ; 40001 or 23505 where the snapshot lacks the latest grant';
+COMMENT ON FUNCTION fence.is_granted IS 'is this a token of the latest grant of the lease, and the callers? For who has its lock';
+
+-- For the next row, where fence.verdict was content a moment ago. Who sets pg_fence.relied himself is spared no more than the
+-- questions whether this database is a copy, and whether his own grant, which nobody else has got since, is over.
+CREATE OR REPLACE FUNCTION fence.still_relies(lease text, token bigint) RETURNS boolean LANGUAGE sql VOLATILE BEGIN ATOMIC
+    SELECT CASE WHEN current_setting('pg_fence.relied', true) = token || ' ' || lease AND current_setting('transaction_isolation') = 'read committed'
+                THEN CASE WHEN pg_try_advisory_xact_lock_shared(fence.lock_key(lease))
+                          THEN currval('fence.verdict_seq') = fence.seal(lease, token) OR fence.is_granted(lease, token) END END;
+END;
+COMMENT ON FUNCTION fence.still_relies IS 'true where fence.verdict was content with this a moment ago, and still would be';
 
 CREATE OR REPLACE FUNCTION fence.words(verdict jsonb, named text, token bigint, OUT message text, OUT hint text, OUT detail jsonb)
 LANGUAGE plpgsql AS $$
@@ -913,7 +927,7 @@ DECLARE
 BEGIN
     PERFORM fence.check('', name, token);
     SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_check.name;
-    IF NOT FOUND OR NOT fence.outlived_jump(held) OR NOT fence.may_name(name) OR NOT pg_is_in_recovery() AND NOT fence.has_begun() AND fence.is_copy() THEN
+    IF NOT FOUND OR NOT fence.outlived_jump(held.adopted_floor, fence.latest(held.first_token, held.renewal_tokens)) OR NOT fence.may_name(name) OR NOT pg_is_in_recovery() AND NOT fence.has_begun() AND fence.is_copy() THEN
         RETURN false;
     ELSIF held.closing_token IS NOT NULL THEN
         RETURN token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
@@ -934,7 +948,7 @@ BEGIN
     IF held.name IS NULL THEN
         RETURN 'greater';
     ELSIF held.adopted_floor IS NULL THEN
-        PERFORM fence.refuse_granted(lease);
+        PERFORM fence.refuse_kind(lease, false);
     ELSIF held.closing_token IS NULL AND token = held.first_token THEN
         IF held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
             PERFORM fence.not_your_lease(lease, held.role);
@@ -958,48 +972,39 @@ RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, p
 DECLARE
     began CONSTANT timestamptz := clock_timestamp();
     relies CONSTANT boolean := fence.noted(name) IS NOT NULL;
-    wait_us CONSTANT numeric := fence.microseconds(coalesce(wait, '0'));
     left_us numeric;
     held fence.lease;
     finds text;
-    is_changing boolean := false;  -- somebody else has changed the row, and not committed that
 BEGIN
-    PERFORM fence.check('lease_adopt', name, token, NULL, wait, holder, metadata);
-    PERFORM fence.settle();
-    SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
-    finds := fence.adopts(name, token, held);
-    WHILE finds <> 'current' LOOP
-        left_us := wait_us - extract(epoch FROM clock_timestamp() - began) * 1000000;
+    PERFORM fence.check('lease_adopt', name, token, NULL, wait, holder, metadata), fence.settle();
+    LOOP
+        SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
+        finds := fence.adopts(name, token, held);
+        left_us := fence.microseconds(coalesce(wait, '0')) - extract(epoch FROM clock_timestamp() - began) * 1000000;
         -- What is locked in vain is given back with the block.
         BEGIN
-            IF is_changing THEN
-                is_changing := false;
-                PERFORM fence.wait_for(NULL, name, CASE WHEN finds = 'again' THEN 9e15 ELSE left_us END);
-                RAISE SQLSTATE 'PF999';
+            IF finds = 'current' THEN
+                RETURN token;
             ELSIF finds = 'again' THEN
                 -- One fellow makes it known, and the others wait for that. Guards are not held up.
-                PERFORM pg_advisory_xact_lock(fence.lock_key(name, 2));
-            ELSIF relies OR left_us <= 0 AND NOT pg_try_advisory_xact_lock(fence.lock_key(name)) THEN
-                -- (A transaction does not exclude itself.)
-                RAISE SQLSTATE 'PF999';
-            ELSIF left_us > 0 THEN
-                -- Who would guard the older grant meanwhile waits behind this.
-                PERFORM fence.wait_for(fence.lock_key(name), NULL, left_us);
+                UPDATE fence.lease l SET adopted_floor = fence.floor(), renewed_at = clock_timestamp()
+                 WHERE l.name = lease_adopt.name AND l.first_token = token AND l.adopted_floor <> fence.floor();
+                PERFORM fence.commit_durably() WHERE FOUND;
+                CONTINUE;
+            ELSIF relies THEN
+                RAISE lock_not_available;  -- a transaction does not exclude itself
             END IF;
+            -- Who would guard the older grant meanwhile waits behind this. Without `wait` it waits a millisecond.
+            PERFORM fence.wait_for(fence.lock_key(name), name, left_us);
             SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
-            finds := fence.adopts(name, token, held);
-            IF finds <> 'current' AND held.name IS NOT NULL THEN
-                PERFORM FROM fence.lease l WHERE l.name = lease_adopt.name FOR UPDATE SKIP LOCKED;
-                is_changing := NOT FOUND;
-            END IF;
-            IF finds = 'current' OR is_changing THEN
+            IF fence.adopts(name, token, held) <> 'greater' THEN
                 RAISE SQLSTATE 'PF999';
-            ELSIF finds = 'again' THEN
-                UPDATE fence.lease l SET adopted_floor = fence.floor(), renewed_at = clock_timestamp() WHERE l.name = lease_adopt.name;
-            ELSE
-                PERFORM fence.put(name, holder, token, 0, metadata, fence.floor());
+            ELSIF held.name IS NOT NULL THEN
+                DELETE FROM fence.lease l WHERE l.name = lease_adopt.name;
+            ELSIF fence.keeps_snapshot() THEN
+                PERFORM fence.check_snapshot(name);
             END IF;
-            PERFORM fence.commit_durably();
+            PERFORM fence.put(name, holder, token, 0, metadata, fence.floor()), fence.commit_durably();
             RETURN token;
         EXCEPTION
             WHEN SQLSTATE 'PF999' THEN
@@ -1008,21 +1013,18 @@ BEGIN
                 IF fence.is_out_of_patience(began) THEN
                     RAISE;
                 END IF;
+                -- The older grant is ended all the same: so guards that overlap are over some time.
+                SELECT l.* INTO held FROM fence.lease l
+                 WHERE l.name = lease_adopt.name AND (l.closing_token IS NULL OR l.closing_token < token) FOR NO KEY UPDATE SKIP LOCKED;
+                IF FOUND AND fence.adopts(name, token, held) = 'greater' THEN
+                    UPDATE fence.lease l SET closing_token = token, ended_at = clock_timestamp(), closed_in = NULL WHERE l.name = lease_adopt.name;
+                    PERFORM fence.commit_durably();
+                END IF;
+                RETURN NULL;
             WHEN serialization_failure THEN
                 PERFORM fence.refuse('40001', w.message, w.hint, w.detail) FROM fence.words('{"code": "40001"}', name, token) AS w;
         END;
-        IF finds = 'greater' AND (relies OR left_us <= 0) THEN
-            -- The older grant is ended all the same: so guards that overlap are over some time.
-            SELECT l.* INTO held FROM fence.lease l
-             WHERE l.name = lease_adopt.name AND (l.closing_token IS NULL OR l.closing_token < token) FOR NO KEY UPDATE SKIP LOCKED;
-            IF FOUND AND fence.adopts(name, token, held) = 'greater' THEN
-                UPDATE fence.lease l SET closing_token = token, ended_at = clock_timestamp(), closed_in = NULL WHERE l.name = lease_adopt.name;
-                PERFORM fence.commit_durably();
-            END IF;
-            RETURN NULL;
-        END IF;
     END LOOP;
-    RETURN token;
 END
 $$;
 COMMENT ON FUNCTION lease_adopt(text, bigint, text, interval, jsonb) IS
@@ -1036,7 +1038,7 @@ DECLARE
     swept bigint;
 BEGIN
     IF older_than IS NULL THEN
-        PERFORM fence.refuse('22004', 'older_than must not be NULL', 'Pass a value.', '{"argument": "older_than"}');
+        PERFORM fence.bad_argument('older_than', 'older_than must not be NULL', 'Pass a value.', '22004');
     ELSIF older_than < interval '0' THEN
         PERFORM fence.bad_argument('older_than', 'older_than must not be negative', '''1 day'' keeps what ended within the last day.');
     END IF;
@@ -1055,6 +1057,7 @@ BEGIN
            FOR UPDATE SKIP LOCKED)
     DELETE FROM fence.lease l USING gone g WHERE l.name = g.name;
     GET DIAGNOSTICS swept = ROW_COUNT;
+    PERFORM nextval('fence.token_seq') WHERE swept > 0;  -- whose grant is gone with its row, does not rely on it by fence.seal
     RETURN swept;
 END
 $$;
@@ -1071,7 +1074,7 @@ CREATE OR REPLACE FUNCTION lease_forget(name text)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM fence.check('lease_forget', name);
-    PERFORM fence.refuse_granted(l.name) FROM fence.lease l WHERE l.name = lease_forget.name AND l.adopted_floor IS NULL;
+    PERFORM fence.refuse_kind(l.name, false) FROM fence.lease l WHERE l.name = lease_forget.name AND l.adopted_floor IS NULL;
     RETURN fence.sweep('lease_forget', name, '0');
 END
 $$;
@@ -1090,7 +1093,7 @@ CREATE OR REPLACE VIEW fence.leases WITH (security_barrier) AS
 SELECT l.name, 'exclusive'::text AS mode,
        CASE WHEN l.closing_token IS NOT NULL THEN 'free'
             WHEN l.expires_at <= clock_timestamp() THEN 'expired' ELSE 'held' END AS state,
-       coalesce(l.holder, l.session_label) AS holder, l.role, coalesce(l.closing_token, fence.latest(l)) AS token,
+       coalesce(l.holder, l.session_label) AS holder, l.role, coalesce(l.closing_token, fence.latest(l.first_token, l.renewal_tokens)) AS token,
        l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
        CASE WHEN l.closing_token IS NOT NULL THEN interval '0' WHEN isfinite(l.expires_at)
             THEN greatest(l.expires_at - clock_timestamp(), interval '0') END AS remaining,
@@ -1142,90 +1145,6 @@ COMMENT ON FUNCTION fence_status() IS
 
 -- These are called by whoever writes the table, with his own rights.
 
-CREATE OR REPLACE FUNCTION fence.check_trigger(level text, "when" text, arguments text[], n integer) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF level <> 'ROW' OR "when" <> 'BEFORE' THEN
-        PERFORM fence.refuse('39P01', CASE WHEN level <> 'ROW' THEN 'fenced() must fire FOR EACH ROW, but for TRUNCATE'
-                                           ELSE 'fenced() must fire BEFORE the write' END,
-            'CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON my_table FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.');
-    ELSIF arguments[3] = 'verify' THEN
-        PERFORM fence.left_out('verify');
-    ELSIF n > 5 OR arguments[1] NOT IN ('', 'strict', 'monotonic', 'managed') OR arguments[3] NOT IN ('', 'partitioned')
-          OR arguments[4] !~ '^((insert|update|delete|truncate)(,(?!$)|$))*$' THEN
-        PERFORM fence.refuse('22023', CASE WHEN n > 5 THEN 'fenced() takes at most 5 arguments'
-                WHEN arguments[1] NOT IN ('', 'strict', 'monotonic', 'managed') THEN format('unknown mode %s of fenced()', fence.quoted(arguments[1]))
-                WHEN arguments[3] NOT IN ('', 'partitioned') THEN 'the fourth argument of fenced() can only be verify'
-                ELSE 'the fifth argument of fenced() can only be events: insert, update, delete, truncate' END,
-            'fenced(fence_column, mode, lease): the column''s name; strict, monotonic or managed; and a lease''s name with {column} placeholders.');
-    END IF;
-END
-$$;
-COMMENT ON FUNCTION fence.check_trigger IS 'is the trigger where it can work, and do its arguments mean something?';
-
-CREATE OR REPLACE FUNCTION fence.refuse_no_column(missing text, relation oid, data jsonb, fence_column text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM fence.refuse_row('42703', relation, data, jsonb_build_object('column', fence_column), format('the trigger fenced finds no column %s', fence.quoted(missing)),
-        'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
-        jsonb_build_object('column', fence.cut(missing)));
-END
-$$;
-COMMENT ON FUNCTION fence.refuse_no_column IS 'refuses a row whose table lacks a column that the trigger needs (42703)';
-
-CREATE OR REPLACE FUNCTION fence.check_column(relation oid, fence_column text) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    type CONSTANT oid := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = fence_column AND a.attnum > 0);
-BEGIN
-    IF type IS NULL THEN
-        PERFORM fence.refuse_no_column(fence_column, relation, NULL, fence_column);
-    ELSIF type <> 'bigint'::regtype THEN
-        PERFORM fence.refuse_row('42804', relation, NULL, jsonb_build_object('column', fence_column),
-            format('column %s must be a bigint to serve the trigger fenced', fence.quoted(fence_column)),
-            'Tokens are bigint; a lease''s name is made of columns whose text no setting can change.', jsonb_build_object('column', fence_column));
-    END IF;
-END
-$$;
-COMMENT ON FUNCTION fence.check_column IS 'is the fence column there, and a bigint?';
-
-CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, fence_column text) RETURNS text LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    tried CONSTANT jsonb := jsonb_build_object('column', fence_column);
-    rest text := template;
-    piece text;
-    name text := '';
-BEGIN
-    IF template IS NULL OR data IS NULL THEN
-        RETURN NULL;
-    END IF;
-    WHILE rest <> '' LOOP
-        piece := substring(rest FROM '^(?:\{\{|\}\}|\{[^{}]+\}|[^{}]+)');
-        rest := substr(rest, length(piece) + 1);
-        IF piece IS NULL THEN
-            PERFORM fence.refuse_row('22023', relation, data, tried, format('in the lease %s: a brace has no partner', fence.quoted(template)),
-                'fenced(fence_column, mode, lease): the column''s name; strict, monotonic or managed; and a lease''s name with {column} placeholders.', '{}');
-        ELSIF piece IN ('{{', '}}') THEN
-            name := name || left(piece, 1);
-        ELSIF left(piece, 1) <> '{' THEN
-            name := name || piece;
-        ELSE
-            piece := substr(piece, 2, length(piece) - 2);
-            name := name || (data ->> piece);
-            IF name IS NULL AND data ? piece THEN
-                PERFORM fence.refuse_row('22004', relation, data, tried, format('column %s is NULL, so the row names no lease', fence.quoted(piece)),
-                    'Give it a value. Rows that have none can be mended by the table''s owner, in one transaction: fence_unprotect, UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.',
-                    jsonb_build_object('column', fence.cut(piece)));
-            ELSIF name IS NULL THEN
-                PERFORM fence.refuse_no_column(piece, relation, data, fence_column);
-            END IF;
-        END IF;
-    END LOOP;
-    IF octet_length(name) NOT BETWEEN 1 AND 512 THEN
-        PERFORM fence.refuse_row('22023', relation, data, tried, 'the row''s columns make no lease name of 1 to 512 bytes', 'Bind the table to a lease by shorter columns.', '{}');
-    END IF;
-    RETURN name;
-END
-$$;
-COMMENT ON FUNCTION fence.lease_of IS 'the name of a row''s lease';
-
 CREATE OR REPLACE FUNCTION fence.may_read(relation oid, columns text[]) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT NOT row_security_active(relation) AND NOT EXISTS (
         SELECT FROM unnest(columns) AS c (name), (VALUES (current_user), (fence.caller())) AS u (role)
@@ -1234,7 +1153,7 @@ $$;
 COMMENT ON FUNCTION fence.may_read IS
     'may the caller read these columns in every row? The current user and the session''s role both must';
 
-CREATE OR REPLACE FUNCTION fence.refuse_row(code text, relation oid, data jsonb, tried jsonb, message text, hint text, detail jsonb)
+CREATE OR REPLACE FUNCTION fence.refuse_row(code text, relation oid, data jsonb, col text, message text, hint text, detail jsonb DEFAULT '{}')
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     place record;
@@ -1258,57 +1177,129 @@ BEGIN
     END IF;
     RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint,
         DETAIL = jsonb_strip_nulls(detail || jsonb_build_object('relation', fence.cut(format('%I.%I', place.nspname, place.relname)), 'key', key)),
-        SCHEMA = place.nspname, TABLE = place.relname, COLUMN = coalesce(tried ->> 'column', '');
+        SCHEMA = place.nspname, TABLE = place.relname, COLUMN = coalesce(col, '');
 END
 $$;
-COMMENT ON FUNCTION fence.refuse_row IS
-    'refuses a row. `tried` has what the statement did: op, column, mode, lease, stored, presented, shown, named';
+COMMENT ON FUNCTION fence.refuse_row IS 'refuses a row: `data` is it, `col` its fence column';
 
--- PF001 and PF002. A client that writes every column back must not be told that a newer holder is at work when it has
--- only written its own older value.
+CREATE OR REPLACE FUNCTION fence.check_trigger(level text, moment text, arguments text[], n integer) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    fault text;
+BEGIN
+    IF level <> 'ROW' OR moment <> 'BEFORE' THEN
+        PERFORM fence.refuse('39P01', CASE WHEN level <> 'ROW' THEN 'fenced() must fire FOR EACH ROW, but for TRUNCATE'
+                                           ELSE 'fenced() must fire BEFORE the write' END,
+            'CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON my_table FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.');
+    ELSIF arguments[3] = 'verify' THEN
+        PERFORM fence.left_out('verify');
+    END IF;
+    fault := CASE WHEN n > 5 THEN 'fenced() takes at most 5 arguments'
+        WHEN arguments[1] NOT IN ('', 'strict', 'monotonic', 'managed') THEN format('unknown mode %s of fenced()', fence.quoted(arguments[1]))
+        WHEN arguments[3] NOT IN ('', 'partitioned') THEN 'the fourth argument of fenced() can only be verify'
+        WHEN arguments[4] !~ '^((insert|update|delete|truncate)(,(?!$)|$))*$'
+        THEN 'the fifth argument of fenced() can only be events: insert, update, delete, truncate' END;
+    IF fault IS NOT NULL THEN
+        PERFORM fence.refuse('22023', fault,
+            'fenced(fence_column, mode, lease): the column''s name; strict, monotonic or managed; and a lease''s name with {column} placeholders.');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION fence.check_trigger IS 'is the trigger where it can work, and do its arguments mean something?';
+
+CREATE OR REPLACE FUNCTION fence.check_column(relation oid, data jsonb, col text, fence_column text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    type CONSTANT oid := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0);
+BEGIN
+    IF type IS NULL THEN
+        PERFORM fence.refuse_row('42703', relation, data, fence_column, format('the trigger fenced finds no column %s', fence.quoted(col)),
+            'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
+            jsonb_build_object('column', fence.cut(col)));
+    ELSIF col = fence_column AND type <> 'bigint'::regtype THEN
+        PERFORM fence.refuse_row('42804', relation, NULL, fence_column,
+            format('column %s must be a bigint to serve the trigger fenced', fence.quoted(fence_column)),
+            'Tokens are bigint; a lease''s name is made of columns whose text no setting can change.', jsonb_build_object('column', fence_column));
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION fence.check_column IS 'is a column that the trigger needs there, and the fence column a bigint?';
+
+CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, fence_column text) RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    piece text;
+    name text := CASE WHEN data IS NOT NULL THEN '' END;
+BEGIN
+    FOR piece IN SELECT m[1] FROM regexp_matches(template, '(\{\{|\}\}|\{[^{}]+\}|[^{}]+|.)', 'g') AS m WHERE data IS NOT NULL LOOP
+        IF piece IN ('{', '}') THEN
+            PERFORM fence.refuse_row('22023', relation, data, fence_column, format('in the lease %s: a brace has no partner', fence.quoted(template)),
+                'fenced(fence_column, mode, lease): the column''s name; strict, monotonic or managed; and a lease''s name with {column} placeholders.');
+        ELSIF piece !~ '^\{.+\}$' THEN
+            name := name || CASE WHEN piece IN ('{{', '}}') THEN left(piece, 1) ELSE piece END;
+        ELSE
+            piece := substr(piece, 2, length(piece) - 2);
+            name := name || (data ->> piece);
+            IF name IS NULL THEN
+                PERFORM fence.check_column(relation, data, piece, fence_column);
+                PERFORM fence.refuse_row('22004', relation, data, fence_column, format('column %s is NULL, so the row names no lease', fence.quoted(piece)),
+                    'Give it a value. Rows that have none can be mended by the table''s owner, in one transaction: fence_unprotect, UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.',
+                    jsonb_build_object('column', fence.cut(piece)));
+            END IF;
+        END IF;
+    END LOOP;
+    IF octet_length(name) NOT BETWEEN 1 AND 512 AND template IS NOT NULL THEN
+        PERFORM fence.refuse_row('22023', relation, data, fence_column, 'the row''s columns make no lease name of 1 to 512 bytes', 'Bind the table to a lease by shorter columns.');
+    END IF;
+    RETURN nullif(name, '');
+END
+$$;
+COMMENT ON FUNCTION fence.lease_of IS 'the name of a row''s lease; NULL where there is no row, or the table is bound to none';
+
+-- A client that writes every column back must not be told that a newer holder is at work when it has only written its own
+-- older value. `tried` has what the statement did: op, column, mode, lease, stored, presented, shown, presents, named, ambient.
 CREATE OR REPLACE FUNCTION fence.refuse_token(code text, relation oid, data jsonb, tried jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    reads CONSTANT boolean := fence.may_read(relation, ARRAY[tried ->> 'column']);
+    col CONSTANT text := tried ->> 'column';
+    reads CONSTANT boolean := fence.may_read(relation, ARRAY[col]);
     presents CONSTANT boolean := (tried ->> 'presents')::boolean;  -- by the column
-    own CONSTANT bigint := CASE WHEN tried ->> 'lease' IS NOT NULL THEN fence.noted(fence.lease_of(tried ->> 'lease', data, relation, tried ->> 'column')) END;
+    own CONSTANT bigint := CASE WHEN tried ->> 'lease' IS NOT NULL THEN fence.noted(fence.lease_of(tried ->> 'lease', data, relation, col)) END;
     ambient CONSTANT bigint := coalesce(own, (tried ->> 'ambient')::bigint, substring(current_setting('pg_fence.token', true) FROM '^\s*(\d{1,18})\s*$')::bigint);
     stored CONSTANT bigint := CASE WHEN reads THEN tried ->> 'stored' END;
     presented CONSTANT bigint := CASE WHEN reads OR presents OR tried ->> 'ambient' IS NOT NULL THEN tried ->> 'presented' END;
     managed CONSTANT boolean := tried ->> 'mode' = 'managed';
     is_strict CONSTANT boolean := tried ->> 'mode' = 'strict';
-    named CONSTANT text := fence.quoted(tried ->> 'column');
+    named CONSTANT text := fence.quoted(col);
     do_this CONSTANT text := 'In this transaction, SET LOCAL pg_fence.token to the token of your lease, or call lease_guard';
+    counts_before CONSTANT text := format('into column %s, which counts before the transaction''s own token: '
+        'leave the column out, or use managed mode for a client that writes every column back.', named);
     writes CONSTANT boolean := presents OR tried ->> 'op' = 'UPDATE'
         AND ((tried ->> 'named')::boolean OR managed AND tried ->> 'shown' IS DISTINCT FROM tried ->> 'stored');
 BEGIN
     IF code = 'PF001' THEN
-        PERFORM fence.refuse_row(code, relation, data, tried,
+        PERFORM fence.refuse_row(code, relation, data, col,
             CASE WHEN presented = stored THEN format('stale fencing token: the row has already been written with token %s', stored)
                  WHEN presented IS NOT NULL AND stored IS NOT NULL THEN format('stale fencing token %s: the row has already seen %s', presented, stored)
-                 WHEN presented IS NOT NULL THEN format('stale fencing token %s: the row has seen the same or a greater one', presented)
-                 ELSE 'stale fencing token: the row has seen the same or a greater one' END,
+                 ELSE format('stale fencing token%s: the row has seen the same or a greater one', ' ' || presented) END,
             CASE WHEN presented = stored THEN format('Nobody newer is at work: the row has this very token, and strict mode wants a greater one. '
                      'To write it again under one grant, use lease_renew''s token, or monotonic mode; for a client '
                      'that writes column %s back as it read it, managed mode.', named)
                  WHEN NOT managed AND stored IS NOT NULL AND writes AND tried ->> 'shown' IS NOT NULL
-                      AND (ambient >= stored OR presents AND own IS NOT NULL AND NOT is_strict) THEN format(
-                     'The statement wrote an older value into column %s, which counts before the transaction''s '
-                     'own token: leave the column out, or use managed mode for a client that writes every column back.', named)
+                      AND (ambient >= stored OR presents AND own IS NOT NULL AND NOT is_strict)
+                 THEN 'The statement wrote an older value ' || counts_before
                  ELSE 'A newer holder may have taken the lease over: stop, and do not retry with this token.'
                      || CASE WHEN is_strict THEN ' To write a row again under one grant, use lease_renew''s token, or monotonic mode.'
                              WHEN tried ->> 'lease' IS NULL THEN ' If it was a renewal of your own that wrote the row, use its token, or bind the table to its lease.'
                              ELSE '' END END,
             jsonb_build_object('presented', presented, 'stored', stored));
     END IF;
-    PERFORM fence.refuse_row(code, relation, data, tried, 'no fencing token presented',
+    PERFORM fence.refuse_row(code, relation, data, col, 'no fencing token presented',
         CASE WHEN tried ->> 'op' = 'DELETE' THEN format('%s: a DELETE writes no column %s.', do_this, named)
-             WHEN managed AND tried ->> 'shown' IS NOT NULL AND (writes OR tried ->> 'op' = 'INSERT') THEN format('What was written into column %s was ignored, for it is managed. %s.', named, do_this)
-             WHEN managed AND writes THEN format('The NULL written into column %s was ignored, for it is managed. %s.', named, do_this)
+             WHEN managed AND (writes OR tried ->> 'op' = 'INSERT' AND tried ->> 'shown' IS NOT NULL) THEN
+                 format('%s written into column %s was ignored, for it is managed. %s.',
+                        CASE WHEN tried ->> 'shown' IS NULL THEN 'The NULL' ELSE 'What was' END, named, do_this)
              WHEN managed THEN format('Column %s is managed. %s.', named, do_this)
-             WHEN writes AND ambient IS NOT NULL THEN format('The statement wrote NULL into column %s, which counts before the transaction''s own token: '
-                  'leave the column out, or use managed mode for a client that writes every column back.', named)
-             WHEN writes THEN format('The statement wrote NULL into column %s: set it to the token of your lease, or SET LOCAL pg_fence.token.', named)
-             ELSE format('Set column %s to the token of your lease, or SET LOCAL pg_fence.token.', named) END
+             WHEN writes AND ambient IS NOT NULL THEN 'The statement wrote NULL ' || counts_before
+             ELSE format('%s column %s to the token of your lease, or SET LOCAL pg_fence.token.',
+                         CASE WHEN writes THEN format('The statement wrote NULL into column %s: set', named) ELSE 'Set' END,
+                         CASE WHEN writes THEN 'it' ELSE named END) END
         || ' A NULL often means that lease_renew or lease_release found the lease lost: stop.',
         jsonb_build_object('stored', stored));
 END
@@ -1317,148 +1308,87 @@ COMMENT ON FUNCTION fence.refuse_token IS 'refuses a row for a token that is sta
 
 -- fenced(fence column; strict, monotonic or managed; lease; '' or 'partitioned'; events).
 --
--- It runs with the rights of the writer: it makes texts of the row, and a column's type may bring code of its own. What it
--- needs of the state it asks of fence.verdict. Columns "fence" and "id" it reads as they are, others by way of JSON.
-CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- It judges all that the short way in fenced() leaves to it, by way of JSON, with the rights of the writer: a column's type may
+-- bring code of its own. What it needs of the state it asks of fence.verdict. It returns what to replace in the new row.
+CREATE OR REPLACE FUNCTION fence.judge(
+    op text, level text, moment text, arguments text[], n integer, relation oid, old_row jsonb, new_row jsonb) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    fence_column text;
-    mode text;
-    template text;
+    col CONSTANT text := coalesce(nullif(arguments[0], ''), 'fence');
+    mode CONSTANT text := coalesce(nullif(arguments[1], ''), 'strict');
+    template CONSTANT text := nullif(arguments[2], '');
+    data CONSTANT jsonb := coalesce(old_row, new_row);
+    is_replica CONSTANT boolean := current_setting('session_replication_role') = 'replica';
     stored bigint;     -- the fence of the old row
     shown bigint;      -- and of the new one
-    token bigint;      -- what the write presents
+    named boolean := true;
+    presents boolean;  -- the column itself presents a token, or a NULL
     ambient bigint;    -- what the transaction has beside the column
-    presents boolean;  -- the column itself presents it, or a NULL
-    named boolean;
+    token bigint;      -- what the write presents
     fence bigint;      -- what the row's fence is to be
     lease text;        -- of the new row
     old_lease text;    -- of the old one; NULL where it is the same
     each text;
-    verdict jsonb;
-    old_row jsonb;
-    new_row jsonb;
     moving bigint[];
     arrives boolean := false;
+    is_stale boolean;
+    is_issued boolean;
+    tried jsonb;
+    verdict jsonb;
 BEGIN
-    -- Most writes: a greater token in column "fence". What follows would come to the same, in four times as many steps.
-    IF TG_OP = 'UPDATE' AND coalesce(TG_ARGV[0], 'fence') = 'fence' AND coalesce(TG_ARGV[1], 'strict') IN ('strict', 'monotonic')
-       AND TG_NARGS < 4 AND TG_WHEN = 'BEFORE' AND TG_LEVEL = 'ROW' THEN
-        IF NEW.fence > coalesce(OLD.fence, 0) AND pg_typeof(NEW.fence) = 'bigint'::regtype AND NEW.fence <= pg_sequence_last_value('fence.token_seq') THEN
-            lease := coalesce(TG_ARGV[2], '');
-            IF lease = '' THEN
-                RETURN NEW;
-            ELSIF lease LIKE '%{id}%' THEN
-                lease := CASE WHEN NEW.id = OLD.id THEN replace(lease, '{id}', NEW.id::text) END;
-            END IF;
-            IF lease = translate(lease, '{}', '') AND (fence.still_relies(lease, NEW.fence)
-                    OR current_setting('session_replication_role') = 'replica' OR fence.verdict(lease, NEW.fence) IS NULL) THEN
-                RETURN NEW;
-            END IF;
-            lease := NULL;
-        END IF;
+    IF op = 'TRUNCATE' AND is_replica THEN
+        RETURN NULL;
+    ELSIF op = 'TRUNCATE' THEN
+        PERFORM fence.refuse_row('PF005', relation, NULL, NULL, 'TRUNCATE cannot be fenced: it shows no token',
+            'Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.');
     END IF;
-
-    fence_column := coalesce(nullif(TG_ARGV[0], ''), 'fence');
-    mode := coalesce(nullif(TG_ARGV[1], ''), 'strict');
-    template := nullif(TG_ARGV[2], '');
-    IF TG_OP = 'TRUNCATE' THEN
-        IF current_setting('session_replication_role') <> 'replica' THEN
-            PERFORM fence.refuse_row('PF005', TG_RELID, NULL, '{}', 'TRUNCATE cannot be fenced: it shows no token',
-                'Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.', '{}');
+    PERFORM fence.check_trigger(level, moment, arguments, n), fence.check_column(relation, NULL, col, col);
+    stored := old_row ->> col;
+    shown := new_row ->> col;
+    IF op = 'UPDATE' THEN
+        named := mode <> 'managed' AND coalesce(current_setting('pg_fence.named', true), '') = relation || ' ' || pg_trigger_depth();
+        PERFORM set_config('pg_fence.named', '', true) WHERE named;
+    END IF;
+    presents := mode <> 'managed' AND CASE op WHEN 'INSERT' THEN shown IS NOT NULL
+                                              WHEN 'UPDATE' THEN shown IS DISTINCT FROM stored ELSE false END;
+    tried := jsonb_build_object('op', op, 'column', col, 'mode', mode, 'lease', template, 'stored', stored,
+        'shown', shown, 'presents', presents, 'named', named);
+    IF is_replica THEN
+        -- The publisher has judged the rest.
+        IF op = 'UPDATE' AND stored IS NOT NULL AND NOT coalesce(shown > stored OR shown = stored AND mode <> 'strict', false) THEN
+            PERFORM fence.refuse_token(CASE WHEN shown IS NULL THEN 'PF002' ELSE 'PF001' END, relation, data,
+                tried || jsonb_build_object('presented', shown, 'presents', shown IS DISTINCT FROM stored, 'named', true));
         END IF;
         RETURN NULL;
-    ELSIF TG_LEVEL <> 'ROW' OR TG_WHEN <> 'BEFORE' OR mode NOT IN ('strict', 'monotonic', 'managed') OR TG_NARGS > 3 THEN
-        PERFORM fence.check_trigger(TG_LEVEL, TG_WHEN, TG_ARGV, TG_NARGS);
-    END IF;
-
-    IF TG_OP <> 'UPDATE' THEN
-        named := true;
-    ELSIF mode = 'managed' OR current_setting('pg_fence.named', true) IS DISTINCT FROM TG_RELID || ' ' || pg_trigger_depth() THEN
-        named := false;
-    ELSE
-        named := true;
-        PERFORM set_config('pg_fence.named', '', true);
-    END IF;
-
-    IF fence_column <> 'fence' OR template ~ '[{}]' AND template NOT LIKE '%{id}%' THEN
-        old_row := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END;
-        new_row := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END;
-    END IF;
-    IF fence_column <> 'fence' THEN
-        PERFORM fence.check_column(TG_RELID, fence_column);
-        stored := old_row ->> fence_column;
-        shown := new_row ->> fence_column;
-    ELSIF pg_typeof(CASE WHEN TG_OP = 'DELETE' THEN OLD.fence ELSE NEW.fence END) <> 'bigint'::regtype THEN
-        PERFORM fence.check_column(TG_RELID, fence_column);
-    ELSE
-        IF TG_OP <> 'INSERT' THEN stored := OLD.fence; END IF;
-        IF TG_OP <> 'DELETE' THEN shown := NEW.fence; END IF;
-    END IF;
-
-    IF current_setting('session_replication_role') = 'replica' THEN
-        -- The publisher has judged the rest.
-        IF TG_OP = 'UPDATE' AND stored IS NOT NULL AND NOT coalesce(shown > stored OR shown = stored AND mode <> 'strict', false) THEN
-            PERFORM fence.refuse_token(CASE WHEN shown IS NULL THEN 'PF002' ELSE 'PF001' END, TG_RELID, to_jsonb(OLD), jsonb_build_object(
-                'op', TG_OP, 'column', fence_column, 'mode', mode, 'lease', template, 'stored', stored, 'presented', shown,
-                'shown', shown, 'presents', shown IS DISTINCT FROM stored, 'named', true));
-        END IF;
-        RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
     END IF;
 
     -- The update of a row of a partition, whose DELETE here and INSERT there may follow: its token, the row, its fence, its lease.
-    IF TG_ARGV[3] = 'partitioned' AND TG_OP <> 'UPDATE' THEN
+    IF arguments[3] = 'partitioned' AND op <> 'UPDATE' THEN
         moving := string_to_array(nullif(current_setting('pg_fence.moving', true), ''), ' ')::bigint[];
-        arrives := template IS NOT NULL AND TG_OP = 'INSERT' AND coalesce(shown = moving[3], false);
+        arrives := template IS NOT NULL AND op = 'INSERT' AND coalesce(shown = moving[3], false);
     END IF;
-    presents := mode <> 'managed' AND CASE TG_OP WHEN 'INSERT' THEN shown IS NOT NULL
-                                                 WHEN 'UPDATE' THEN shown IS DISTINCT FROM stored ELSE false END;
-    IF mode = 'managed' AND TG_OP = 'INSERT' AND NOT arrives
-       AND (TG_ARGV[4] <> '' AND 'insert' <> ALL (string_to_array(TG_ARGV[4], ','))
+    IF mode = 'managed' AND op = 'INSERT' AND NOT arrives
+       AND (arguments[4] <> '' AND 'insert' <> ALL (string_to_array(arguments[4], ','))
             OR template IS NULL AND coalesce(current_setting('pg_fence.token', true), '') = '') THEN
         -- Who creates a row needs no token here, but must not fill the column either.
-        IF fence_column = 'fence' THEN
-            NEW.fence := NULL;
-        ELSE
-            NEW := jsonb_populate_record(NEW, jsonb_build_object(fence_column, NULL));
-        END IF;
-        RETURN NEW;
+        RETURN jsonb_build_object(col, NULL);
     END IF;
-
-    IF template LIKE '%{id}%' THEN
-        IF TG_OP <> 'DELETE' THEN lease := replace(template, '{id}', NEW.id::text); END IF;
-        IF TG_OP <> 'INSERT' THEN old_lease := replace(template, '{id}', OLD.id::text); END IF;
-        IF coalesce(lease, old_lease) ~ '[{}]' OR lease IS NULL AND TG_OP <> 'DELETE' OR old_lease IS NULL AND TG_OP <> 'INSERT'
-           OR octet_length(lease) > 512 OR octet_length(old_lease) > 512 THEN
-            old_row := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END;
-            new_row := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END;
-        END IF;
-    ELSE
-        lease := template;
-    END IF;
-    IF old_row IS NOT NULL OR new_row IS NOT NULL THEN
-        lease := fence.lease_of(template, new_row, TG_RELID, fence_column);
-        old_lease := fence.lease_of(template, old_row, TG_RELID, fence_column);
-    END IF;
+    lease := fence.lease_of(template, new_row, relation, col);
+    old_lease := fence.lease_of(template, old_row, relation, col);
     IF lease IS NULL OR lease = old_lease THEN
         lease := coalesce(lease, old_lease);
         old_lease := NULL;
     END IF;
 
-    IF arrives AND moving[4] IS DISTINCT FROM hashtext(lease) THEN
-        arrives := false;  -- it has that fence by chance
-    END IF;
+    arrives := arrives AND moving[4] = hashtext(lease);  -- else it has that fence by chance
     IF arrives THEN
         token := moving[1];
     ELSIF presents THEN
         token := shown;
     ELSE
-        IF lease IS NOT NULL THEN
-            ambient := coalesce(fence.noted(lease), fence.noted(old_lease));
-        END IF;
         -- A row that leaves its partition was judged a moment ago: it presents the same token again.
-        IF TG_OP = 'DELETE' AND moving[2] = hashtext(OLD::text) THEN
-            ambient := coalesce(ambient, moving[1]);
-        END IF;
+        ambient := coalesce(fence.noted(lease), fence.noted(old_lease),
+                            CASE WHEN op = 'DELETE' AND moving[2] = hashtext(old_row::text) THEN moving[1] END);
         IF ambient IS NULL AND current_setting('pg_fence.token', true) <> '' THEN
             IF current_setting('pg_fence.token') !~ '^\s*\d{1,19}\s*$' THEN
                 PERFORM fence.refuse('22023', format('invalid value for parameter "pg_fence.token": %s', fence.quoted(current_setting('pg_fence.token'))),
@@ -1466,66 +1396,127 @@ BEGIN
             END IF;
             ambient := current_setting('pg_fence.token')::bigint;
         END IF;
-        token := coalesce(ambient, CASE WHEN mode = 'monotonic' AND named AND TG_OP = 'UPDATE' THEN stored END);
+        token := coalesce(ambient, CASE WHEN mode = 'monotonic' AND named AND op = 'UPDATE' THEN stored END);
     END IF;
-    fence := CASE WHEN arrives THEN shown ELSE token END;
+    tried := tried || jsonb_build_object('presented', token, 'ambient', ambient);
+    IF token IS NULL THEN
+        PERFORM fence.refuse_token(CASE WHEN mode = 'strict' AND NOT presents AND named AND stored IS NOT NULL AND op = 'UPDATE'
+            THEN 'PF001' ELSE 'PF002' END, relation, data,
+            tried || jsonb_build_object('presented', CASE WHEN NOT presents THEN stored END));
+    END IF;
 
-    IF token IS NULL OR token > coalesce(pg_sequence_last_value('fence.token_seq'), 0) OR token < 1
-       OR TG_OP <> 'INSERT' AND (token < stored OR token = stored AND mode = 'strict') THEN
+    fence := CASE WHEN arrives THEN shown ELSE token END;
+    is_stale := op <> 'INSERT' AND coalesce(token < stored OR token = stored AND mode = 'strict', false);
+    is_issued := token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0);
+    IF is_stale OR NOT is_issued THEN
         -- It is refused, unless a start has lost the latest of the sequence, or the row is bound to a lease.
-        verdict := jsonb_build_object('op', TG_OP, 'column', fence_column, 'mode', mode, 'lease', template, 'stored', stored,
-            'shown', shown, 'presented', token, 'presents', presents, 'named', named, 'ambient', ambient);
-        IF token IS NULL THEN
-            PERFORM fence.refuse_token(CASE WHEN mode = 'strict' AND NOT presents AND named AND stored IS NOT NULL AND TG_OP = 'UPDATE'
-                THEN 'PF001' ELSE 'PF002' END, TG_RELID, to_jsonb(coalesce(OLD, NEW)),
-                verdict || jsonb_build_object('presented', CASE WHEN NOT presents THEN stored END));
-        END IF;
         PERFORM fence.settle();
-        IF token NOT BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0) THEN
-            -- A number of somebody else's may be adopted; and who may not see leases is told the same of each that does not speak.
-            IF lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR old_lease IS NOT NULL AND fence.is_adopted(old_lease)) THEN
-                PERFORM fence.refuse_row('PF003', TG_RELID, to_jsonb(coalesce(OLD, NEW)), verdict,
-                    format('fencing token %s was never issued by this database', token),
-                    'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.',
-                    jsonb_build_object('presented', token));
-            END IF;
-        END IF;
-        IF TG_OP <> 'INSERT' AND (token < stored OR token = stored AND mode = 'strict') THEN
-            IF lease IS NULL OR mode = 'strict' THEN
-                PERFORM fence.refuse_token('PF001', TG_RELID, to_jsonb(coalesce(OLD, NEW)), verdict);
-            END IF;
+        is_issued := token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0);
+        -- A number of somebody else's may be adopted; and who may not see leases is told the same of each that does not speak.
+        IF NOT is_issued AND (lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR old_lease IS NOT NULL AND fence.is_adopted(old_lease))) THEN
+            PERFORM fence.refuse_row('PF003', relation, data, col, format('fencing token %s was never issued by this database', token),
+                'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.',
+                jsonb_build_object('presented', token));
+        ELSIF is_stale AND (lease IS NULL OR mode = 'strict') THEN
+            PERFORM fence.refuse_token('PF001', relation, data, tried);
+        ELSIF is_stale THEN
             -- Nobody who excludes a token that speaks was granted the lease since: the row keeps the greater one.
             fence := stored;
         END IF;
     END IF;
 
-    each := lease;
-    WHILE each IS NOT NULL LOOP
+    FOREACH each IN ARRAY array_remove(ARRAY[lease, old_lease], NULL) LOOP
         verdict := CASE WHEN fence.still_relies(each, token) THEN NULL ELSE fence.verdict(each, token) END;
-        IF verdict IS NOT NULL THEN
-            IF stored > token AND verdict ->> 'code' = 'PF004' AND NOT verdict ? 'renew_first' THEN
-                PERFORM fence.refuse_token('PF001', TG_RELID, to_jsonb(coalesce(OLD, NEW)), jsonb_build_object(
-                    'op', TG_OP, 'column', fence_column, 'mode', mode, 'lease', template, 'stored', stored,
-                    'shown', shown, 'presented', token, 'presents', presents, 'named', named, 'ambient', ambient));
-            END IF;
-            PERFORM fence.refuse_row(verdict ->> 'code', TG_RELID, to_jsonb(coalesce(OLD, NEW)), jsonb_build_object('column', fence_column),
-                w.message, w.hint, w.detail)
+        IF stored > token AND verdict ->> 'code' = 'PF004' AND NOT verdict ? 'renew_first' THEN
+            PERFORM fence.refuse_token('PF001', relation, data, tried);
+        ELSIF verdict IS NOT NULL THEN
+            PERFORM fence.refuse_row(verdict ->> 'code', relation, data, col, w.message, w.hint, w.detail)
               FROM fence.words(verdict,
-                  CASE WHEN fence.may_read(TG_RELID, fence.template_columns(template)) THEN each END,
-                  CASE WHEN presents OR ambient IS NOT NULL OR fence.may_read(TG_RELID, ARRAY[fence_column]) THEN token END) AS w;
+                  CASE WHEN fence.may_read(relation, fence.template_columns(template)) THEN each END,
+                  CASE WHEN presents OR ambient IS NOT NULL OR fence.may_read(relation, ARRAY[col]) THEN token END) AS w;
         END IF;
-        each := CASE WHEN each = lease THEN old_lease END;
     END LOOP;
-
-    IF TG_OP = 'DELETE' THEN
-        RETURN OLD;
-    ELSIF TG_OP = 'UPDATE' AND TG_ARGV[3] = 'partitioned' THEN
-        PERFORM set_config('pg_fence.moving', concat_ws(' ', token, hashtext(OLD::text), fence, hashtext(lease)), true);
+    IF op = 'UPDATE' AND arguments[3] = 'partitioned' THEN
+        PERFORM set_config('pg_fence.moving', concat_ws(' ', token, hashtext(old_row::text), fence, hashtext(lease)), true);
     END IF;
-    IF fence_column = 'fence' THEN
-        NEW.fence := fence;
-    ELSIF shown IS DISTINCT FROM fence THEN
-        NEW := jsonb_populate_record(NEW, jsonb_build_object(fence_column, fence));
+    RETURN CASE WHEN shown IS DISTINCT FROM fence THEN jsonb_build_object(col, fence) END;
+END
+$$;
+COMMENT ON FUNCTION fence.judge IS 'refuses the write of a row, or returns what is to be replaced in it';
+
+-- The short way, for a column "fence" and a lease that is one for all rows or made of a column "id". It has no search_path
+-- set, so all that it calls is named in full, and has its operators from BEGIN ATOMIC.
+
+CREATE OR REPLACE FUNCTION fence.plain_lease(op text, level text, moment text, n integer, arguments text[]) RETURNS text LANGUAGE sql IMMUTABLE BEGIN ATOMIC
+    SELECT CASE WHEN op IN ('UPDATE', 'INSERT') AND n < 4 AND level = 'ROW' AND moment = 'BEFORE' AND coalesce(arguments[0], 'fence') = 'fence'
+                     AND coalesce(arguments[1], 'strict') IN ('strict', 'monotonic', 'managed') THEN coalesce(arguments[2], '') END;
+END;
+COMMENT ON FUNCTION fence.plain_lease IS 'the lease of a trigger that can go the short way, empty where it has none; NULL where it cannot';
+
+CREATE OR REPLACE FUNCTION fence.has_id(template text) RETURNS boolean LANGUAGE sql IMMUTABLE BEGIN ATOMIC
+    SELECT template LIKE '%{id}%';
+END;
+COMMENT ON FUNCTION fence.has_id IS 'is the lease made of the column id?';
+
+CREATE OR REPLACE FUNCTION fence.with_id(template text, op text, old_id text, new_id text) RETURNS text LANGUAGE sql IMMUTABLE BEGIN ATOMIC
+    SELECT CASE WHEN op = 'INSERT' OR old_id = new_id THEN replace(template, '{id}', new_id) END;
+END;
+COMMENT ON FUNCTION fence.with_id IS 'the lease of a row; NULL where the write changes it';
+
+CREATE OR REPLACE FUNCTION fence.plain_token(mode text, lease text, stored bigint, shown bigint) RETURNS bigint LANGUAGE sql STABLE BEGIN ATOMIC
+    SELECT CASE WHEN lease IS NULL OR lease <> translate(lease, '{}', '') THEN NULL
+                WHEN mode <> 'managed' AND shown IS DISTINCT FROM stored THEN shown
+                WHEN coalesce(current_setting('pg_fence.named', true), '') <> '' OR current_setting('session_replication_role') = 'replica' THEN NULL
+                ELSE coalesce(fence.noted(lease), CASE WHEN current_setting('pg_fence.token', true) ~ '^\d{1,18}$'
+                                                       THEN current_setting('pg_fence.token', true)::bigint END) END;
+END;
+COMMENT ON FUNCTION fence.plain_token IS 'what the write presents, where that is plain';
+
+CREATE OR REPLACE FUNCTION fence.passes(mode text, type regtype, stored bigint, token bigint) RETURNS boolean LANGUAGE sql VOLATILE BEGIN ATOMIC
+    SELECT token > 0 AND token <= pg_sequence_last_value('fence.token_seq') AND type = 'bigint'::regtype
+       AND (stored IS NULL OR token > stored OR token = stored AND mode <> 'strict');
+END;
+COMMENT ON FUNCTION fence.passes IS 'is the token one of this database, and not stale?';
+
+CREATE OR REPLACE FUNCTION fence.relies(lease text, token bigint) RETURNS boolean LANGUAGE sql VOLATILE BEGIN ATOMIC
+    SELECT lease = '' OR fence.still_relies(lease, token) OR current_setting('session_replication_role') = 'replica'
+        OR fence.verdict(lease, token) IS NULL;
+END;
+COMMENT ON FUNCTION fence.relies IS 'may the transaction rely on it from now until it ends? It need not where there is no lease';
+
+CREATE OR REPLACE FUNCTION fence.differ(bigint, bigint) RETURNS boolean LANGUAGE sql IMMUTABLE BEGIN ATOMIC
+    SELECT $1 IS DISTINCT FROM $2;
+END;
+COMMENT ON FUNCTION fence.differ IS 'are they two?';
+
+CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    lease text := fence.plain_lease(TG_OP, TG_LEVEL, TG_WHEN, TG_NARGS, TG_ARGV);
+    token bigint;
+    replaced pg_catalog.jsonb;
+BEGIN
+    IF lease IS NOT NULL THEN
+        IF fence.has_id(lease) THEN
+            lease := fence.with_id(lease, TG_OP, OLD.id::pg_catalog.text, NEW.id::pg_catalog.text);
+        END IF;
+        token := fence.plain_token(coalesce(TG_ARGV[1], 'strict'), lease, OLD.fence, NEW.fence);
+        IF fence.passes(coalesce(TG_ARGV[1], 'strict'), pg_catalog.pg_typeof(NEW.fence), OLD.fence, token) AND fence.relies(lease, token) THEN
+            IF fence.differ(NEW.fence, token) THEN
+                NEW.fence := token;
+            END IF;
+            RETURN NEW;
+        END IF;
+    END IF;
+    IF TG_LEVEL OPERATOR(pg_catalog.=) 'STATEMENT' THEN
+        PERFORM fence.judge(TG_OP, TG_LEVEL, TG_WHEN, TG_ARGV, TG_NARGS, TG_RELID, NULL, NULL);
+        RETURN NULL;
+    END IF;
+    replaced := fence.judge(TG_OP, TG_LEVEL, TG_WHEN, TG_ARGV, TG_NARGS, TG_RELID, pg_catalog.to_jsonb(OLD), pg_catalog.to_jsonb(NEW));
+    IF replaced IS NOT NULL THEN
+        NEW := pg_catalog.jsonb_populate_record(NEW, replaced);
+    END IF;
+    IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
+        RETURN OLD;
     END IF;
     RETURN NEW;
 END
@@ -1572,6 +1563,11 @@ CREATE OR REPLACE FUNCTION fence.trigger_function() RETURNS regproc LANGUAGE sql
 END;
 COMMENT ON FUNCTION fence.trigger_function IS 'fenced(), wherever the calls are';
 
+CREATE OR REPLACE FUNCTION fence.events(OUT n integer, OUT name text, OUT flag integer, OUT bits integer) RETURNS SETOF record LANGUAGE sql IMMUTABLE AS $$
+    VALUES (1, 'insert', 4, 3), (2, 'update', 16, 3), (3, 'delete', 8, 3), (4, 'truncate', 32, 2)
+$$;
+COMMENT ON FUNCTION fence.events IS 'the events of a trigger, by the bits that pg_trigger.tgtype has of them';
+
 
 -- Fencing a table -----------------------------------------------------------------------------------------------------
 -- With the rights of the caller, so that PostgreSQL itself stands behind every check.
@@ -1601,14 +1597,29 @@ CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, doing text) RETU
 $$;
 COMMENT ON FUNCTION fence.check_table IS 'refuses a table that is not there or not the callers';
 
-CREATE OR REPLACE FUNCTION fence_protect(
-    relation     regclass,
-    fence_column name    DEFAULT 'fence',
-    mode         text    DEFAULT NULL,
-    lease        text    DEFAULT NULL,
-    events       text    DEFAULT NULL,
-    verify       boolean DEFAULT false,
-    always       boolean DEFAULT false)
+CREATE OR REPLACE FUNCTION fence.family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
+    SELECT relation UNION SELECT p.relid FROM pg_partition_tree(relation) AS p
+$$;
+COMMENT ON FUNCTION fence.family IS 'a table and its partitions';
+
+CREATE OR REPLACE FUNCTION fence.take_off(relation regclass) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    item record;
+    dropped bigint := 0;
+BEGIN
+    FOR item IN SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
+                 WHERE t.tgfoid IN (fence.trigger_function(), 'fence.note_named'::regproc) AND t.tgparentid = 0
+                   AND t.tgrelid IN (SELECT fence.family(relation)) LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
+        dropped := dropped + 1;
+    END LOOP;
+    RETURN dropped;
+END
+$$;
+COMMENT ON FUNCTION fence.take_off IS 'drops the triggers of a table and its partitions, and tells how many there were';
+
+CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name DEFAULT 'fence', mode text DEFAULT NULL,
+    lease text DEFAULT NULL, events text DEFAULT NULL, verify boolean DEFAULT false, always boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ours CONSTANT oid := fence.trigger_function();
@@ -1623,7 +1634,6 @@ DECLARE
     on_events text[];
     free_insert boolean;  -- of a managed table: a row may be created without its lease
     chosen text;
-    is_partitioned boolean := false;
     is_locked boolean;
     item record;
     added text[] := '{}';
@@ -1636,6 +1646,7 @@ BEGIN
         PERFORM fence.check_table(relation, 'fence');
         PERFORM fence.refuse_table(relation, 'fence', r.code, r.fault, r.hint)
           FROM pg_class c CROSS JOIN LATERAL (VALUES
+            (relation::text <> table_name, '40001', 'it was renamed meanwhile', 'Call fence_protect again.'),
             (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809', 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
             (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server', 'Fence the table that stores the rows.'),
             (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.'),
@@ -1653,9 +1664,6 @@ BEGIN
             WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = coalesce(fence_column, 'fence'))
              AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
             THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
-        IF relation::text <> table_name THEN
-            PERFORM fence.refuse('40001', format('cannot fence %s: it was renamed meanwhile', table_name), 'Call fence_protect again.');
-        END IF;
     END LOOP;
 
     -- What the table has stays, where the call does not say otherwise. A call that binds the table, or unbinds it, takes
@@ -1702,17 +1710,16 @@ BEGIN
         (bound_to = '', '22023', 'the name of a lease must not be empty',
          'Leave lease out to compare tokens row by row only; to unbind, give it for a fenced table.', NULL),
         (bound_to IS NOT NULL AND fence.template_columns(bound_to) IS NULL, '22023',
-         format('the braces of lease "%s" do not pair', bound_to),
-         'Write {column} for the value of a column, {{ and }} for braces.', NULL),
+         format('the braces of lease "%s" do not pair', bound_to), 'Write {column} for the value of a column, {{ and }} for braces.', NULL),
         (octet_length(regexp_replace(regexp_replace(bound_to, '\{\{|\}\}', '_', 'g'), '\{[^{}]+\}', '', 'g')) > 512, '22023',
          'the name of a lease must not exceed 512 bytes', 'Shorten the text around the placeholders.', NULL),
         (col = ANY (fence.template_columns(bound_to)), '22023', 'the lease of a row cannot depend on its fence column',
          'Use the columns that identify the row.', col),
-        (EXISTS (SELECT FROM pg_partition_tree(relation) p JOIN pg_class pc ON pc.oid = p.relid
+        (EXISTS (SELECT FROM fence.family(relation) AS p JOIN pg_class pc ON pc.oid = p
                   WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
          'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
         (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid NOT IN (ours, 'fence.note_named'::regproc) AND t.tgname IN ('fence_named', 'fenced', 'fenced_truncate', 'fenced_verify')
-                    AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))), '42710',
+                    AND t.tgrelid IN (SELECT fence.family(relation))), '42710',
          'another trigger bears the name fenced, fenced_truncate, fenced_verify or fence_named', 'Rename that trigger.', NULL),
         (f.attnum IS NULL AND c.reloftype <> 0, '42809', format('its type has no attribute "%s"', col),
          format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, col), col),
@@ -1735,8 +1742,6 @@ BEGIN
     IF refusal.code IS NOT NULL THEN
         PERFORM fence.refuse_table(relation, 'fence', refusal.code, refusal.fault, refusal.hint, refusal.about);
     END IF;
-    is_partitioned := refusal.is_partitioned;
-
     IF NOT refusal.has_column THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, col);
         added := added || format('column "%s"', col);
@@ -1753,18 +1758,12 @@ BEGIN
 
     -- What will be there and was not, or not for every write.
     added := added || ARRAY (
-        SELECT upper(e.name) FROM (VALUES (1, 'insert', 4, 3), (2, 'update', 16, 3), (3, 'delete', 8, 3), (4, 'truncate', 32, 2)) AS e (n, name, bit, bits)
-         WHERE e.name = ANY (on_events) AND EXISTS (
-               SELECT FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
+        SELECT upper(e.name) FROM fence.events() AS e
+         WHERE e.name = ANY (on_events) AND EXISTS (SELECT FROM fence.family(relation) AS part
                 WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part AND t.tgfoid = ours AND t.tgtype & 3 = e.bits
-                    AND t.tgtype & e.bit <> 0 AND t.tgenabled IN ('O', 'A') AND t.tgqual IS NULL AND t.tgattr::text = ''))
+                    AND t.tgtype & e.flag <> 0 AND t.tgenabled IN ('O', 'A') AND t.tgqual IS NULL AND t.tgattr::text = ''))
          ORDER BY e.n);
-    FOR item IN
-        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t WHERE t.tgfoid IN (ours, 'fence.note_named'::regproc) AND t.tgparentid = 0
-           AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
-    LOOP
-        EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
-    END LOOP;
+    PERFORM fence.take_off(relation);
     -- Postgres copies a row trigger to every partition, present and future, but no statement trigger. fence_named comes
     -- before fenced by its name, and only where the column is written with the value that it has.
     FOR item IN
@@ -1777,12 +1776,11 @@ BEGIN
                         WHEN bound_to IS NOT NULL THEN format('%L, %L, %L', col, judged_as, bound_to)
                         ELSE format('%L, %L', col, judged_as) END), t.at
           FROM (SELECT 'fenced', relation, format('BEFORE %s ON %s FOR EACH ROW', string_agg(DISTINCT e, ' OR '), relation),
-                       CASE WHEN is_partitioned THEN 'partitioned' ELSE '' END
+                       CASE WHEN refusal.is_partitioned THEN 'partitioned' ELSE '' END
                   FROM unnest(on_events || CASE WHEN free_insert THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
                 UNION ALL
                 SELECT 'fenced_truncate', part, format('BEFORE TRUNCATE ON %s FOR EACH STATEMENT', part), ''
-                  FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
-                 WHERE 'truncate' = ANY (on_events)) AS t (tgname, rel, at, use)
+                  FROM fence.family(relation) AS part WHERE 'truncate' = ANY (on_events)) AS t (tgname, rel, at, use)
     LOOP
         EXECUTE format('CREATE TRIGGER %I %s EXECUTE FUNCTION %s', item.tgname, item.at, item.call);
         IF coalesce(always, had.fires_always) THEN
@@ -1790,10 +1788,6 @@ BEGIN
         END IF;
     END LOOP;
 
-    IF had.fires_always AND NOT coalesce(always, true) THEN
-        RAISE NOTICE USING MESSAGE = format('%s was fenced with verify or always, and is no longer', relation),
-            HINT = 'Pass true for what is to be kept, or NULL to keep what there is.';
-    END IF;
     IF added <> '{}' THEN
         RAISE NOTICE USING MESSAGE = format('added to the fence of %s: %s', relation, array_to_string(added, ', ')),
             HINT = format('SELECT * FROM fence_audit(%L) lists what is left around it.', relation);
@@ -1822,7 +1816,6 @@ COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boo
 CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ours CONSTANT oid := fence.trigger_function();
-    item record;
 BEGIN
     PERFORM fence.check_table(relation, 'take the fence off');
     IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgparentid <> 0) THEN
@@ -1832,13 +1825,7 @@ BEGIN
                   AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
     END IF;
-    FOR item IN
-        SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t WHERE t.tgfoid IN (ours, 'fence.note_named'::regproc) AND t.tgparentid = 0
-           AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
-    LOOP
-        EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
-    END LOOP;
-    IF NOT FOUND THEN
+    IF fence.take_off(relation) = 0 THEN
         RAISE NOTICE '% is not fenced', relation;
     END IF;
 END
@@ -1865,88 +1852,67 @@ DECLARE
     item record;
     highest bigint;
 BEGIN
-    IF fence_audit.relation IS NOT NULL AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = fence_audit.relation AND pg_has_role(c.relowner, 'USAGE')) THEN
-        PERFORM fence.refuse(CASE WHEN EXISTS (SELECT FROM pg_class c WHERE c.oid = fence_audit.relation) THEN '42501' ELSE '42P01' END,
-            format('cannot audit %s: only the owner of a table may', fence_audit.relation), 'Name a table of your own.',
-            jsonb_build_object('relation', fence_audit.relation::text));
-    END IF;
+    PERFORM fence.check_table(fence_audit.relation, 'audit') WHERE fence_audit.relation IS NOT NULL;
     RETURN QUERY
-    WITH own AS (
-        SELECT t.tgrelid, t.tgname, t.tgenabled, t.tgtype, t.tgparentid, t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
-               a.arguments, coalesce(nullif(a.arguments[1], ''), 'fence') AS col, coalesce(nullif(a.arguments[2], ''), 'strict') AS mode,
-               nullif(a.arguments[3], '') AS lease
+    WITH RECURSIVE own AS (
+        SELECT t.tgrelid, t.tgname, t.tgenabled, t.tgtype, t.tgparentid, coalesce(nullif(a.arguments[2], ''), 'strict') AS mode, nullif(a.arguments[3], '') AS lease
           FROM pg_trigger t CROSS JOIN LATERAL (SELECT fence.trigger_arguments(t.tgargs, t.tgnargs)) AS a (arguments)
          WHERE t.tgfoid = ours),
     root AS (
-        SELECT DISTINCT ON (c.oid) c.oid, c.oid::regclass AS rel, c.relowner, o.col, o.mode, o.lease, o.tgrelid IS NOT NULL AS is_fenced
+        SELECT DISTINCT ON (c.oid) c.oid, c.oid::regclass AS rel, o.mode, o.lease, o.tgrelid IS NOT NULL AS is_fenced
           FROM pg_class c LEFT JOIN own o ON o.tgrelid = c.oid
          WHERE (c.oid = fence_audit.relation OR fence_audit.relation IS NULL AND o.tgrelid IS NOT NULL AND o.tgparentid = 0
                 AND NOT EXISTS (SELECT FROM pg_inherits i JOIN own p ON p.tgrelid = i.inhparent WHERE i.inhrelid = c.oid))
            AND pg_has_role(c.relowner, 'USAGE')
          ORDER BY c.oid, o.tgtype & 1 DESC),
+    part (root, oid) AS (SELECT r.oid, r.oid FROM root r UNION SELECT p.root, i.inhrelid FROM part p JOIN pg_inherits i ON i.inhparent = p.oid),
     tree AS (
-        WITH RECURSIVE t (root, oid) AS (SELECT r.oid, r.oid FROM root r UNION SELECT t.root, i.inhrelid FROM t JOIN pg_inherits i ON i.inhparent = t.oid)
-        SELECT t.root, c.*, c.oid::regclass AS rel FROM t JOIN pg_class c ON c.oid = t.oid),
-    found (oid, rel, severity, finding, remedy) AS (
-        SELECT r.oid, r.rel, 'hole', 'no trigger of pg_fence is on this table', format('SELECT %s.fence_protect(%L);', home, r.rel)
+        SELECT c.*, c.oid::regclass AS rel, r.rel AS root, r.mode, r.lease
+          FROM part p JOIN pg_class c ON c.oid = p.oid JOIN root r ON r.oid = p.root WHERE r.is_fenced),
+    found (rel, severity, finding, remedy) AS (
+        SELECT r.rel, 'hole', 'no trigger of pg_fence is on this table', format('SELECT %s.fence_protect(%L);', home, r.rel)
           FROM root r WHERE NOT r.is_fenced
         UNION ALL
-        SELECT m.oid, m.rel, CASE WHEN m.relkind = 'f' THEN 'hole' ELSE 'notice' END,
-               CASE WHEN m.relkind = 'f' THEN 'this table is foreign: nothing fences it on its own server'
-                    ELSE 'this table is unlogged: a crash empties it, fences and all' END,
-               CASE WHEN m.relkind = 'f' THEN 'Detach it.' ELSE format('ALTER TABLE %s SET LOGGED;', m.rel) END
-          FROM tree m JOIN root r ON r.oid = m.root WHERE r.is_fenced AND (m.relkind = 'f' OR m.relpersistence = 'u')
+        SELECT m.rel, 'notice', 'this table is unlogged: a crash empties it, fences and all', format('ALTER TABLE %s SET LOGGED;', m.rel)
+          FROM tree m WHERE m.relpersistence = 'u'
         UNION ALL
-        SELECT m.oid, m.rel, 'hole', format('no trigger of pg_fence fires on %s of this table', string_agg(e.name, ', ' ORDER BY e.n)),
-               format('SELECT %s.fence_protect(%L);', home, r.rel)
-          FROM root r JOIN tree m ON m.root = r.oid
-         CROSS JOIN (VALUES (1, 'insert', 4, 3), (2, 'update', 16, 3), (3, 'delete', 8, 3), (4, 'truncate', 32, 2)) AS e (n, name, bit, bits)
-         WHERE r.is_fenced AND m.relkind IN ('r', 'p') AND (e.name <> 'insert' OR r.lease IS NOT NULL OR r.mode = 'managed')
-           AND NOT EXISTS (SELECT FROM own o WHERE o.tgrelid = m.oid AND o.tgtype & 3 = e.bits AND o.tgtype & e.bit <> 0)
-         GROUP BY m.oid, m.rel, r.rel
+        SELECT m.rel, 'hole', 'this table is foreign: nothing fences it on its own server', 'Detach it.' FROM tree m WHERE m.relkind = 'f'
         UNION ALL
-        SELECT o.tgrelid, o.tgrelid::regclass, 'hole',
-               CASE WHEN o.skips_some THEN format('trigger "%s" does not fire for every write', o.tgname)
-                    ELSE format('trigger "%s" is disabled or fires for apply workers only', o.tgname) END,
-               CASE WHEN o.skips_some THEN format('SELECT %s.fence_protect(%L);', home, o.tgrelid::regclass)
-                    ELSE format('ALTER TABLE %s ENABLE TRIGGER %I;', o.tgrelid::regclass, o.tgname) END
-          FROM own o JOIN tree m ON m.oid = o.tgrelid WHERE o.tgenabled NOT IN ('O', 'A') OR o.skips_some
+        SELECT m.rel, 'hole', format('no trigger of pg_fence fires on %s of this table', string_agg(e.name, ', ' ORDER BY e.n)),
+               format('SELECT %s.fence_protect(%L);', home, m.root)
+          FROM tree m CROSS JOIN fence.events() AS e
+         WHERE m.relkind IN ('r', 'p') AND (e.name <> 'insert' OR m.lease IS NOT NULL OR m.mode = 'managed')
+           AND NOT EXISTS (SELECT FROM own o WHERE o.tgrelid = m.oid AND o.tgtype & 3 = e.bits AND o.tgtype & e.flag <> 0)
+         GROUP BY m.rel, m.root
         UNION ALL
-        SELECT t.tgrelid, t.tgrelid::regclass, 'hole', format('trigger "%s" runs after the fence and may change what it judged', t.tgname),
-               format('ALTER TRIGGER %I ON %s RENAME TO %I;', t.tgname, t.tgrelid::regclass, 'a_' || t.tgname)
-          FROM pg_trigger t JOIN tree m ON m.oid = t.tgrelid JOIN root r ON r.oid = m.root AND r.is_fenced
+        SELECT m.rel, 'hole', format('trigger "%s" is disabled or fires for apply workers only', o.tgname),
+               format('ALTER TABLE %s ENABLE TRIGGER %I;', m.rel, o.tgname)
+          FROM own o JOIN tree m ON m.oid = o.tgrelid WHERE o.tgenabled NOT IN ('O', 'A')
+        UNION ALL
+        SELECT m.rel, 'hole', format('trigger "%s" runs after the fence and may change what it judged', t.tgname),
+               format('ALTER TRIGGER %I ON %s RENAME TO %I;', t.tgname, m.rel, 'a_' || t.tgname)
+          FROM pg_trigger t JOIN tree m ON m.oid = t.tgrelid
          WHERE t.tgfoid <> ours AND NOT t.tgisinternal AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D' AND t.tgname > 'fenced'
         UNION ALL
-        SELECT m.oid, m.rel, 'hole', format('%s may %s this table', CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END,
-                   CASE a.privilege_type WHEN 'TRIGGER' THEN 'create triggers on' ELSE 'truncate' END),
-               format('REVOKE %s ON %s FROM %s;', a.privilege_type, m.rel, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
-          FROM tree m JOIN root r ON r.oid = m.root AND r.is_fenced CROSS JOIN aclexplode(m.relacl) AS a
+        SELECT m.rel, 'hole', format('%s may %s this table', g.name, CASE a.privilege_type WHEN 'TRIGGER' THEN 'create triggers on' ELSE 'truncate' END),
+               format('REVOKE %s ON %s FROM %s;', a.privilege_type, m.rel, g.name)
+          FROM tree m CROSS JOIN aclexplode(m.relacl) AS a
+         CROSS JOIN LATERAL (SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END) AS g (name)
          WHERE a.grantee <> m.relowner AND (a.privilege_type = 'TRIGGER' OR a.privilege_type = 'TRUNCATE'
                AND NOT EXISTS (SELECT FROM own o WHERE o.tgrelid = m.oid AND o.tgtype & 32 <> 0))
         UNION ALL
-        SELECT r.oid, r.rel, 'notice', 'this table is bound to no lease: its fence checks the order of tokens alone, and the holder of any lease can write it',
+        SELECT r.rel, 'notice', 'this table is bound to no lease: its fence checks the order of tokens alone, and the holder of any lease can write it',
                format('SELECT %s.fence_protect(%L, lease => ''order:{id}'');', home, r.rel)
           FROM root r WHERE r.is_fenced AND r.lease IS NULL
         UNION ALL
-        SELECT r.oid, r.rel, 'hole', 'monotonic mode without a lease: a client that writes every column back passes with the token that it has read',
+        SELECT r.rel, 'hole', 'monotonic mode without a lease: a client that writes every column back passes with the token that it has read',
                format('SELECT %s.fence_protect(%L, mode => ''strict'');', home, r.rel)
           FROM root r WHERE r.is_fenced AND r.lease IS NULL AND r.mode = 'monotonic'
         UNION ALL
-        SELECT r.oid, r.rel, 'notice', format('column "%s", which the lease names, may be NULL: nobody can write such a row', a.attname),
+        SELECT r.rel, 'notice', format('column "%s", which the lease names, may be NULL: nobody can write such a row', a.attname),
                format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', r.rel, a.attname)
-          FROM root r JOIN pg_attribute a ON a.attrelid = r.oid AND NOT a.attnotnull AND a.attname = ANY (fence.template_columns(r.lease))
-        UNION ALL
-        SELECT NULL, NULL, 'notice', format('pg_fence.token is set for %s', coalesce('role ' || quote_ident(pg_get_userbyid(nullif(s.setrole, 0))), 'the database')),
-               'Reset it: a token belongs to a session or a transaction.'
-          FROM pg_db_role_setting s
-         WHERE fence_audit.relation IS NULL AND s.setconfig::text LIKE '%pg\_fence.token=%'
-        UNION ALL
-        SELECT NULL, NULL, 'hole', 'fence.token_seq was altered: its values are no fencing tokens',
-               'ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE;'
-          FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
-         WHERE fence_audit.relation IS NULL AND c.oid = 'fence.token_seq'::regclass
-           AND (s.seqincrement < 1 OR s.seqcache <> 1 OR s.seqcycle OR c.relpersistence <> 'p'))
-    SELECT f.rel, f.severity, f.finding, f.remedy FROM found f ORDER BY f.rel::text NULLS LAST, f.severity, f.finding;
+          FROM root r JOIN pg_attribute a ON a.attrelid = r.oid AND NOT a.attnotnull AND a.attname = ANY (fence.template_columns(r.lease)))
+    SELECT f.rel, f.severity, f.finding, f.remedy FROM found f ORDER BY f.rel::text, f.severity, f.finding;
 
     FOR item IN
         SELECT DISTINCT t.tgrelid::regclass AS rel, a.attname
@@ -1959,8 +1925,7 @@ BEGIN
         EXECUTE format('SELECT max(%I) FROM %s', item.attname, item.rel) INTO highest;
         IF highest > last THEN
             RETURN QUERY SELECT item.rel, 'notice'::text,
-                format('rows hold fences up to %s, above the last token drawn here, %s', highest, last),
-                format('SELECT %s.fence_new_epoch();', home);
+                format('rows hold fences up to %s, above the last token drawn here, %s', highest, last), format('SELECT %s.fence_new_epoch();', home);
         END IF;
     END LOOP;
 END
@@ -2138,7 +2103,7 @@ BEGIN
         EXECUTE statement;
     END LOOP;
     GRANT USAGE ON SCHEMA fence TO PUBLIC;
-    GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
+    GRANT SELECT ON SEQUENCE fence.token_seq, fence.verdict_seq TO PUBLIC;
     -- As an extension of pg_tle: a dump is to carry the state, but not the marks of a start.
     BEGIN
         FOREACH relation IN ARRAY '{fence.token_seq,fence.database_identity_seq,fence.jump_token_seq,fence.jump_count_seq,fence.lease,fence.role_prefix}'::regclass[] LOOP

@@ -133,7 +133,7 @@ pub const BUGS: &[(&str, &[Change])] = &[
     // A guard that excludes nobody: a take-over meanwhile is not held up.
     ("no-guard-lock", &[("    key CONSTANT bigint := fence.lock_key(lease);\n", "    key CONSTANT bigint := pg_backend_pid();\n")]),
     // A start of the server is not seen: tokens that a crash has lost are drawn again.
-    ("no-start-move", &[("IF NOT fence.has_begun() THEN\n        PERFORM fence.move_on(false);\n    END IF;\n    token :=", "token :=")]),
+    ("no-start-move", &[("fence.has_begun() AND pg_sequence_last_value('fence.token_seq') >= above", "true")]),
     // The time of the transaction's start decides, not that after the lock.
     ("now", &[("clock_timestamp()", "now()")]),
     // An acquire decides by what it saw before it waited for the lock: whoever had it meanwhile is forgotten.
