@@ -557,7 +557,9 @@ BEGIN
     PERFORM set_config('lock_timeout', least(nullif(extract(epoch FROM patience::interval) * 1000, 0),
         greatest(ceil(longest_us / 1000), 1), 2147483647)::integer::text, true);
     PERFORM pg_advisory_xact_lock(key);
-    PERFORM FROM fence.lease l WHERE l.name = row_of FOR UPDATE;
+    IF row_of IS NOT NULL THEN
+        PERFORM FROM fence.lease l WHERE l.name = row_of FOR UPDATE;
+    END IF;
     PERFORM set_config('lock_timeout', patience, true);
 END
 $$;
@@ -604,7 +606,7 @@ BEGIN
             PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN slots > 1 THEN 'slots' ELSE 'session' END);
         END IF;
     END IF;
-    IF NOT fence.may_name(name, 2) THEN
+    IF NOT pg_has_role(fence.caller(), current_user, 'USAGE') THEN
         PERFORM fence.check_given(name, 2);
     END IF;
     token := fence.attempt(name, holder, longest, metadata, again, false);
@@ -668,8 +670,7 @@ DECLARE
     fresh bigint;
 BEGIN
     -- Who is too late locks nothing. Who is not waits for an open transaction that has changed the lease.
-    SELECT l.* INTO held FROM fence.lease l
-     WHERE l.name = change.lease
+    SELECT l.* INTO held FROM fence.lease l WHERE l.name = change.lease
        AND (l.closing_token IS NULL AND l.expires_at > clock_timestamp()
             OR call = 'lease_release' AND l.closed_in = pg_current_xact_id_if_assigned())
        AND (call = 'lease_revoke' OR token IN (l.first_token, l.closing_token) OR token = ANY (l.renewal_tokens))
@@ -823,8 +824,8 @@ BEGIN
         IF keeps_snapshot AND held.granted_in = pg_current_xact_id_if_assigned() THEN
             RETURN '{"code": "55000"}';
         END IF;
-        PERFORM setval('fence.verdict_seq', CASE WHEN held.adopted_floor IS NULL THEN fence.seal(lease, token) ELSE 1 END),
-                set_config('pg_fence.relied', token || ' ' || lease, true),
+        PERFORM setval('fence.verdict_seq', CASE WHEN held.adopted_floor IS NULL THEN fence.seal(lease, token, pg_sequence_last_value('fence.token_seq')) ELSE 1 END),
+                set_config('pg_fence.relied', CASE WHEN keeps_snapshot THEN '' ELSE token || ' ' || lease END, true),
                 -- Of a transaction that guards very many, the latest are noted.
                 set_config('pg_fence.guards', (coalesce(CASE WHEN length(guards) < 8000 THEN guards::jsonb END, '{}')
                     || jsonb_build_object(lease, token))::text, true);
@@ -844,35 +845,44 @@ $$;
 COMMENT ON FUNCTION fence.verdict IS 'may a transaction rely on this token from now until it ends?';
 
 -- What fence.verdict was content with is remembered where nobody else can write: in the value that this session has of a
--- sequence. The last token drawn is a part of it: while that is the same, nobody was granted anything.
-CREATE OR REPLACE FUNCTION fence.seal(lease text, token bigint) RETURNS bigint LANGUAGE sql VOLATILE BEGIN ATOMIC
-    SELECT 1 + ('x' || left(encode(sha256(convert_to(concat_ws(' ', pg_sequence_last_value('fence.token_seq'), token, fence.caller(), lease),
-        getdatabaseencoding())), 'hex'), 15))::bit(60)::bigint;
+-- sequence. This transaction and the last token drawn are a part of it: while that is the same, nobody was granted anything.
+CREATE OR REPLACE FUNCTION fence.seal(lease text, token bigint, last bigint) RETURNS bigint LANGUAGE sql VOLATILE BEGIN ATOMIC
+    SELECT 1 + (9223372036854775806 & hashtextextended(encode(sha256(
+        replace(last || ' ' || token || ' ' || fence.caller()::text || ' ' || lease, '\', '\\')::bytea), 'hex'),
+        (date_part('epoch', now()) * 1000000)::bigint));
 END;
-COMMENT ON FUNCTION fence.seal IS 'what is remembered of a verdict: for this role, and until the next token is drawn';
+COMMENT ON FUNCTION fence.seal IS 'what is remembered of a verdict, for this role and transaction, while `last` is the last token drawn';
 
 -- Without a search_path of its own, which costs more than all else that it does; so it names everything in full.
-CREATE OR REPLACE FUNCTION fence.is_granted(lease text, token bigint) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $$
+CREATE OR REPLACE FUNCTION fence.is_granted(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     holder name;
 BEGIN
+    IF fence.keeps_snapshot() THEN
+        RETURN false;
+    END IF;
     SELECT l.role INTO holder FROM fence.lease l
      WHERE l.name OPERATOR(pg_catalog.=) is_granted.lease AND l.adopted_floor IS NULL
        AND (l.first_token OPERATOR(pg_catalog.=) token OR token OPERATOR(pg_catalog.=) ANY (l.renewal_tokens));
     IF holder OPERATOR(pg_catalog.=) fence.caller() THEN
-        RETURN pg_catalog.setval('fence.verdict_seq', fence.seal(lease, token)) IS NOT NULL;
+        RETURN pg_catalog.setval('fence.verdict_seq', fence.seal(lease, token, last)) IS NOT NULL;
     END IF;
     RETURN false;
 END
 $$;
 COMMENT ON FUNCTION fence.is_granted IS 'is this a token of the latest grant of the lease, and the callers? For who has its lock';
 
--- For the next row, where fence.verdict was content a moment ago. Who sets pg_fence.relied himself is spared no more than the
--- questions whether this database is a copy, and whether his own grant, which nobody else has got since, is over.
-CREATE OR REPLACE FUNCTION fence.still_relies(lease text, token bigint) RETURNS boolean LANGUAGE sql VOLATILE BEGIN ATOMIC
-    SELECT CASE WHEN current_setting('pg_fence.relied', true) = token || ' ' || lease AND current_setting('transaction_isolation') = 'read committed'
-                THEN CASE WHEN pg_try_advisory_xact_lock_shared(fence.lock_key(lease))
-                          THEN currval('fence.verdict_seq') = fence.seal(lease, token) OR fence.is_granted(lease, token) END END;
+CREATE OR REPLACE FUNCTION fence.last_behind_lock(lease text) RETURNS bigint LANGUAGE sql VOLATILE BEGIN ATOMIC
+    SELECT CASE WHEN lease = '' OR pg_try_advisory_xact_lock_shared(fence.lock_key(lease)) THEN pg_sequence_last_value('fence.token_seq') END;
+END;
+COMMENT ON FUNCTION fence.last_behind_lock IS 'the last token drawn, read behind the lock of the lease; NULL where that is not free';
+
+-- For the next row, where fence.verdict was content a moment ago; the lock is had, and `last` was read behind it. Who sets
+-- pg_fence.relied himself is spared no more than the questions whether this database is a copy, and whether his own grant,
+-- which nobody else has got since, is over.
+CREATE OR REPLACE FUNCTION fence.still_relies(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE sql VOLATILE BEGIN ATOMIC
+    SELECT CASE WHEN current_setting('pg_fence.relied', true) = token || ' ' || lease
+                THEN currval('fence.verdict_seq') = fence.seal(lease, token, last) OR fence.is_granted(lease, token, last) END;
 END;
 COMMENT ON FUNCTION fence.still_relies IS 'true where fence.verdict was content with this a moment ago, and still would be';
 
@@ -987,15 +997,19 @@ BEGIN
                 RETURN token;
             ELSIF finds = 'again' THEN
                 -- One fellow makes it known, and the others wait for that. Guards are not held up.
-                UPDATE fence.lease l SET adopted_floor = fence.floor(), renewed_at = clock_timestamp()
-                 WHERE l.name = lease_adopt.name AND l.first_token = token AND l.adopted_floor <> fence.floor();
-                PERFORM fence.commit_durably() WHERE FOUND;
-                CONTINUE;
+                PERFORM pg_advisory_xact_lock(fence.lock_key(name, 2));
+                SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
+                IF fence.adopts(name, token, held) <> 'again' THEN
+                    RAISE SQLSTATE 'PF999';
+                END IF;
+                UPDATE fence.lease l SET adopted_floor = fence.floor(), renewed_at = clock_timestamp() WHERE l.name = lease_adopt.name;
+                PERFORM fence.commit_durably();
+                RETURN token;
             ELSIF relies THEN
                 RAISE lock_not_available;  -- a transaction does not exclude itself
             END IF;
-            -- Who would guard the older grant meanwhile waits behind this. Without `wait` it waits a millisecond.
-            PERFORM fence.wait_for(fence.lock_key(name), name, left_us);
+            -- Who would guard the older grant meanwhile waits behind this. Without `wait` it waits for ten milliseconds.
+            PERFORM fence.wait_for(fence.lock_key(name), name, greatest(left_us, 10000));
             SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
             IF fence.adopts(name, token, held) <> 'greater' THEN
                 RAISE SQLSTATE 'PF999';
@@ -1057,7 +1071,6 @@ BEGIN
            FOR UPDATE SKIP LOCKED)
     DELETE FROM fence.lease l USING gone g WHERE l.name = g.name;
     GET DIAGNOSTICS swept = ROW_COUNT;
-    PERFORM nextval('fence.token_seq') WHERE swept > 0;  -- whose grant is gone with its row, does not rely on it by fence.seal
     RETURN swept;
 END
 $$;
@@ -1100,11 +1113,9 @@ SELECT l.name, 'exclusive'::text AS mode,
        l.renewals, l.metadata, coalesce(b.pids, '{}') AS blocking_pids, l.adopted_floor IS NOT NULL AS adopted
   FROM fence.lease l
   LEFT JOIN (SELECT (p.classid::bigint << 32) | p.objid::bigint AS key, array_agg(DISTINCT coalesce(p.pid, 0)) AS pids
-               FROM pg_locks p
-              WHERE p.locktype = 'advisory' AND p.objsubid = 1 AND p.granted
+               FROM pg_locks p WHERE p.locktype = 'advisory' AND p.objsubid = 1 AND p.granted
                 AND p.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-              GROUP BY 1) AS b ON b.key = fence.lock_key(l.name)
- WHERE fence.may_name(l.name);
+              GROUP BY 1) AS b ON b.key = fence.lock_key(l.name) WHERE fence.may_name(l.name);
 COMMENT ON VIEW fence.leases IS 'one row per lease: who holds what until when, and who holds up a take-over';
 
 CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
@@ -1134,8 +1145,7 @@ CREATE OR REPLACE FUNCTION fence_status(
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN NOT pg_is_in_recovery() THEN coalesce(pg_sequence_last_value('fence.token_seq'), 0) END,
            i.timeline, i.system_identifier, coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0),
-           pg_is_in_recovery(), 'none: pg_fence_lite', '0.1.0'
-      FROM fence.identity() AS i
+           pg_is_in_recovery(), 'none: pg_fence_lite', '0.1.0' FROM fence.identity() AS i
 $$;
 COMMENT ON FUNCTION fence_status() IS
     'the token sequence, the identity of the database and the versions; last_token is NULL on a standby';
@@ -1413,7 +1423,7 @@ BEGIN
         PERFORM fence.settle();
         is_issued := token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0);
         -- A number of somebody else's may be adopted; and who may not see leases is told the same of each that does not speak.
-        IF NOT is_issued AND (lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR old_lease IS NOT NULL AND fence.is_adopted(old_lease))) THEN
+        IF NOT is_issued AND (lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR coalesce(fence.is_adopted(old_lease), false))) THEN
             PERFORM fence.refuse_row('PF003', relation, data, col, format('fencing token %s was never issued by this database', token),
                 'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.',
                 jsonb_build_object('presented', token));
@@ -1426,7 +1436,7 @@ BEGIN
     END IF;
 
     FOREACH each IN ARRAY array_remove(ARRAY[lease, old_lease], NULL) LOOP
-        verdict := CASE WHEN fence.still_relies(each, token) THEN NULL ELSE fence.verdict(each, token) END;
+        verdict := CASE WHEN fence.still_relies(each, token, fence.last_behind_lock(each)) THEN NULL ELSE fence.verdict(each, token) END;
         IF stored > token AND verdict ->> 'code' = 'PF004' AND NOT verdict ? 'renew_first' THEN
             PERFORM fence.refuse_token('PF001', relation, data, tried);
         ELSIF verdict IS NOT NULL THEN
@@ -1464,7 +1474,7 @@ END;
 COMMENT ON FUNCTION fence.with_id IS 'the lease of a row; NULL where the write changes it';
 
 CREATE OR REPLACE FUNCTION fence.plain_token(mode text, lease text, stored bigint, shown bigint) RETURNS bigint LANGUAGE sql STABLE BEGIN ATOMIC
-    SELECT CASE WHEN lease IS NULL OR lease <> translate(lease, '{}', '') THEN NULL
+    SELECT CASE WHEN lease IS NULL OR lease LIKE '%{%' OR lease LIKE '%}%' THEN NULL
                 WHEN mode <> 'managed' AND shown IS DISTINCT FROM stored THEN shown
                 WHEN coalesce(current_setting('pg_fence.named', true), '') <> '' OR current_setting('session_replication_role') = 'replica' THEN NULL
                 ELSE coalesce(fence.noted(lease), CASE WHEN current_setting('pg_fence.token', true) ~ '^\d{1,18}$'
@@ -1472,14 +1482,13 @@ CREATE OR REPLACE FUNCTION fence.plain_token(mode text, lease text, stored bigin
 END;
 COMMENT ON FUNCTION fence.plain_token IS 'what the write presents, where that is plain';
 
-CREATE OR REPLACE FUNCTION fence.passes(mode text, type regtype, stored bigint, token bigint) RETURNS boolean LANGUAGE sql VOLATILE BEGIN ATOMIC
-    SELECT token > 0 AND token <= pg_sequence_last_value('fence.token_seq') AND type = 'bigint'::regtype
-       AND (stored IS NULL OR token > stored OR token = stored AND mode <> 'strict');
+CREATE OR REPLACE FUNCTION fence.passes(mode text, type regtype, stored bigint, token bigint, last bigint) RETURNS boolean LANGUAGE sql STABLE BEGIN ATOMIC
+    SELECT token > 0 AND token <= last AND type = 'bigint'::regtype AND (stored IS NULL OR token > stored OR token = stored AND mode <> 'strict');
 END;
 COMMENT ON FUNCTION fence.passes IS 'is the token one of this database, and not stale?';
 
-CREATE OR REPLACE FUNCTION fence.relies(lease text, token bigint) RETURNS boolean LANGUAGE sql VOLATILE BEGIN ATOMIC
-    SELECT lease = '' OR fence.still_relies(lease, token) OR current_setting('session_replication_role') = 'replica'
+CREATE OR REPLACE FUNCTION fence.relies(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE sql VOLATILE BEGIN ATOMIC
+    SELECT lease = '' OR fence.still_relies(lease, token, last) OR current_setting('session_replication_role') = 'replica'
         OR fence.verdict(lease, token) IS NULL;
 END;
 COMMENT ON FUNCTION fence.relies IS 'may the transaction rely on it from now until it ends? It need not where there is no lease';
@@ -1493,6 +1502,7 @@ CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     lease text := fence.plain_lease(TG_OP, TG_LEVEL, TG_WHEN, TG_NARGS, TG_ARGV);
     token bigint;
+    last bigint;
     replaced pg_catalog.jsonb;
 BEGIN
     IF lease IS NOT NULL THEN
@@ -1500,7 +1510,8 @@ BEGIN
             lease := fence.with_id(lease, TG_OP, OLD.id::pg_catalog.text, NEW.id::pg_catalog.text);
         END IF;
         token := fence.plain_token(coalesce(TG_ARGV[1], 'strict'), lease, OLD.fence, NEW.fence);
-        IF fence.passes(coalesce(TG_ARGV[1], 'strict'), pg_catalog.pg_typeof(NEW.fence), OLD.fence, token) AND fence.relies(lease, token) THEN
+        last := fence.last_behind_lock(lease);
+        IF fence.passes(coalesce(TG_ARGV[1], 'strict'), pg_catalog.pg_typeof(NEW.fence), OLD.fence, token, last) AND fence.relies(lease, token, last) THEN
             IF fence.differ(NEW.fence, token) THEN
                 NEW.fence := token;
             END IF;
@@ -1524,14 +1535,10 @@ $$;
 COMMENT ON FUNCTION fenced() IS
 'trigger function (fence column; mode strict, monotonic or managed; lease; verify; events): refuses a write whose token is stale, missing or never issued';
 
-CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN coalesce(fence.may_be_told(lease), true)
-       AND EXISTS (SELECT FROM fence.lease l WHERE l.name = coalesce(is_adopted.lease, l.name) AND l.adopted_floor IS NOT NULL);
-END
+CREATE OR REPLACE FUNCTION fence.is_adopted(lease text) RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT fence.may_be_told(lease) AND EXISTS (SELECT FROM fence.lease l WHERE l.name = is_adopted.lease AND l.adopted_floor IS NOT NULL)
 $$;
-COMMENT ON FUNCTION fence.is_adopted IS 'is it adopted, as far as the caller may know? Is any?';
+COMMENT ON FUNCTION fence.is_adopted IS 'is it adopted, as far as the caller may know?';
 
 -- PL/pgSQL does not see which columns a statement names. This trigger, BEFORE UPDATE OF the fence column and by its name
 -- the first of all, notes that it does.
@@ -1553,8 +1560,7 @@ COMMENT ON FUNCTION fence.template_columns IS
 CREATE OR REPLACE FUNCTION fence.trigger_arguments(tgargs bytea, tgnargs smallint) RETURNS text[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY (SELECT convert_from(decode(replace(x.part, ' ', ''), 'hex'), getdatabaseencoding())
                     FROM unnest(string_to_array(regexp_replace(encode(tgargs, 'hex'), '(..)', '\1 ', 'g'), '00 '))
-                         WITH ORDINALITY AS x (part, n)
-                   WHERE x.n <= tgnargs ORDER BY x.n)
+                         WITH ORDINALITY AS x (part, n) WHERE x.n <= tgnargs ORDER BY x.n)
 $$;
 COMMENT ON FUNCTION fence.trigger_arguments IS 'the arguments of a trigger, between which pg_trigger has zero bytes';
 
@@ -1656,8 +1662,7 @@ BEGIN
              format('Protect %s, which covers its partitions.', pg_partition_root(c.oid))),
             (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
              'Protect the parent; fence_audit of the parent has the statements for its children.')
-         ) AS r (applies, code, fault, hint)
-         WHERE c.oid = relation AND r.applies LIMIT 1;
+         ) AS r (applies, code, fault, hint) WHERE c.oid = relation AND r.applies LIMIT 1;
         EXIT WHEN is_locked;
         -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
         EXECUTE format('LOCK TABLE %s IN %s MODE', relation, CASE
@@ -1745,11 +1750,6 @@ BEGIN
     IF NOT refusal.has_column THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, col);
         added := added || format('column "%s"', col);
-        FOR item IN SELECT a.attname FROM pg_attribute a
-                     WHERE a.attrelid = relation AND col_description(relation, a.attnum) = mark LOOP
-            RAISE WARNING USING MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', col, item.attname),
-                HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
-        END LOOP;
     END IF;
     IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
          WHERE a.attrelid = relation AND a.attname = col) THEN
@@ -1804,10 +1804,6 @@ BEGIN
         RAISE NOTICE USING MESSAGE = format('column "%s" of %s may be NULL: nobody can write such a row (22004)', item.attname, relation),
             HINT = format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', relation, item.attname);
     END LOOP;
-    IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = relation AND NOT c.relispartition) THEN
-        RAISE WARNING USING MESSAGE = format('the inheritance children of %s are not fenced with it', relation),
-            HINT = format('fence_audit(%L) has the statements that fence them.', relation);
-    END IF;
 END
 $$;
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
@@ -1848,9 +1844,6 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ours CONSTANT oid := fence.trigger_function();
     home CONSTANT text := (SELECT p.pronamespace::regnamespace FROM pg_proc p WHERE p.oid = ours);
-    last CONSTANT bigint := CASE WHEN NOT pg_is_in_recovery() THEN pg_sequence_last_value('fence.token_seq') END;
-    item record;
-    highest bigint;
 BEGIN
     PERFORM fence.check_table(fence_audit.relation, 'audit') WHERE fence_audit.relation IS NOT NULL;
     RETURN QUERY
@@ -1863,8 +1856,7 @@ BEGIN
           FROM pg_class c LEFT JOIN own o ON o.tgrelid = c.oid
          WHERE (c.oid = fence_audit.relation OR fence_audit.relation IS NULL AND o.tgrelid IS NOT NULL AND o.tgparentid = 0
                 AND NOT EXISTS (SELECT FROM pg_inherits i JOIN own p ON p.tgrelid = i.inhparent WHERE i.inhrelid = c.oid))
-           AND pg_has_role(c.relowner, 'USAGE')
-         ORDER BY c.oid, o.tgtype & 1 DESC),
+           AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.tgtype & 1 DESC),
     part (root, oid) AS (SELECT r.oid, r.oid FROM root r UNION SELECT p.root, i.inhrelid FROM part p JOIN pg_inherits i ON i.inhparent = p.oid),
     tree AS (
         SELECT c.*, c.oid::regclass AS rel, r.rel AS root, r.mode, r.lease
@@ -1875,8 +1867,6 @@ BEGIN
         UNION ALL
         SELECT m.rel, 'notice', 'this table is unlogged: a crash empties it, fences and all', format('ALTER TABLE %s SET LOGGED;', m.rel)
           FROM tree m WHERE m.relpersistence = 'u'
-        UNION ALL
-        SELECT m.rel, 'hole', 'this table is foreign: nothing fences it on its own server', 'Detach it.' FROM tree m WHERE m.relkind = 'f'
         UNION ALL
         SELECT m.rel, 'hole', format('no trigger of pg_fence fires on %s of this table', string_agg(e.name, ', ' ORDER BY e.n)),
                format('SELECT %s.fence_protect(%L);', home, m.root)
@@ -1913,21 +1903,6 @@ BEGIN
                format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', r.rel, a.attname)
           FROM root r JOIN pg_attribute a ON a.attrelid = r.oid AND NOT a.attnotnull AND a.attname = ANY (fence.template_columns(r.lease)))
     SELECT f.rel, f.severity, f.finding, f.remedy FROM found f ORDER BY f.rel::text, f.severity, f.finding;
-
-    FOR item IN
-        SELECT DISTINCT t.tgrelid::regclass AS rel, a.attname
-          FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = coalesce(nullif((fence.trigger_arguments(t.tgargs, t.tgnargs))[1], ''), 'fence')
-         WHERE t.tgfoid = ours AND t.tgparentid = 0 AND t.tgrelid = coalesce(fence_audit.relation, t.tgrelid)
-           AND NOT (fence.is_adopted() AND t.tgnargs >= 3 AND (fence.trigger_arguments(t.tgargs, t.tgnargs))[2] <> 'strict')  -- adopted numbers
-           AND c.relowner = to_regrole(quote_ident(current_user))  -- to read a table of somebody else's may run code of his
-    LOOP
-        EXECUTE format('SELECT max(%I) FROM %s', item.attname, item.rel) INTO highest;
-        IF highest > last THEN
-            RETURN QUERY SELECT item.rel, 'notice'::text,
-                format('rows hold fences up to %s, above the last token drawn here, %s', highest, last), format('SELECT %s.fence_new_epoch();', home);
-        END IF;
-    END LOOP;
 END
 $$;
 COMMENT ON FUNCTION fence_audit(regclass) IS
@@ -1996,13 +1971,6 @@ BEGIN
         WHERE fence.rank(p.level) < fence.rank(EXCLUDED.level);
     FOR item IN SELECT g.* FROM fence.grants() AS g WHERE g.rank <= fence.rank(asked) LOOP
         EXECUTE format('GRANT %s ON %s %s TO %I', CASE item.kind WHEN 'TABLE' THEN 'SELECT' ELSE 'EXECUTE' END, item.kind, item.object, grantee);
-    END LOOP;
-    FOR item IN
-        SELECT n.oid::regnamespace AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-         WHERE p.oid = fence.trigger_function() AND NOT has_schema_privilege(role, n.oid, 'USAGE')
-    LOOP
-        RAISE NOTICE USING MESSAGE = format('%I cannot yet look into the schema of the functions', grantee),
-            HINT = format('GRANT USAGE ON SCHEMA %s TO %I;', item.name, grantee);
     END LOOP;
 END
 $$;

@@ -82,7 +82,16 @@ pub fn run_all(program: &Path) -> ExitCode {
     conclusion.exit_code()
 }
 
+/// The names of all tests of this program, with their modules.
+pub fn names() -> Vec<String> {
+    inventory::iter::<TestCase>().map(TestCase::full_name).collect()
+}
+
 impl TestCase {
+    fn full_name(&self) -> String {
+        format!("{}::{}", self.module_below(), self.name)
+    }
+
     /// The path of its module below the crate: `folder::file`.
     fn module_below(&self) -> &'static str {
         self.module.split_once("::").map_or(self.module, |(_, below)| below)
@@ -93,7 +102,7 @@ impl TestCase {
         let run = self.run;
         let left_out = self.slow && std::env::var_os("PG_FENCE_SLOW").is_none();
         let from = self.from;
-        let name = format!("{}::{}", self.module_below(), self.name);
+        let name = self.full_name();
         let not_for_lite = edition::reason(&name).filter(|_| edition::is_lite());
         let trial = move || {
             if let Some(reason) = not_for_lite {
