@@ -159,7 +159,8 @@ COMMENT ON FUNCTION fence.caller IS 'the role that calls: that of SET ROLE, else
 
 CREATE OR REPLACE FUNCTION fence.acts_for(role name) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM pg_roles c LEFT JOIN pg_roles r ON r.rolname = acts_for.role
-                    WHERE c.rolname = fence.caller() AND (c.rolsuper OR r.oid IS NOT NULL AND pg_has_role(c.oid, r.oid, 'MEMBER')))
+                    WHERE c.rolname = fence.caller() AND (c.rolsuper OR r.oid IS NOT NULL AND (pg_has_role(c.oid, r.oid, 'USAGE')
+                       OR pg_has_role(c.oid, r.oid, CASE WHEN current_setting('server_version_num')::integer < 160000 THEN 'MEMBER' ELSE 'SET' END))))
 $$;
 COMMENT ON FUNCTION fence.acts_for IS 'may the caller, who is another role, use the grants of this one: is it a member of it or a superuser?';
 
@@ -793,35 +794,30 @@ BEGIN
     IF noted IS NULL AND NOT fence.has_begun() THEN
         PERFORM fence.move_on(false);
     END IF;
-    -- In a block of its own the lock is the transaction's: else it would go with a cursor that calls this and fails.
+    -- In a block of its own the lock is the transaction's: else it would go with a cursor that calls this and fails. Of a
+    -- verdict that refuses nothing is left.
     BEGIN
         PERFORM pg_advisory_xact_lock_shared(key);
-    EXCEPTION WHEN SQLSTATE 'PF999' THEN
-        NULL;
-    END;
-    IF keeps_snapshot THEN
-        BEGIN
+        IF keeps_snapshot THEN
             -- A new grant deletes the row that the snapshot has, so that this is 40001; a renewal does not.
             SELECT l.* INTO held FROM fence.lease l WHERE l.name = verdict.lease FOR KEY SHARE;
             IF NOT FOUND OR held.closing_token IS NULL AND (held.expires_at <= clock_timestamp()
                    OR token <> held.first_token AND token <> ALL (held.renewal_tokens)) THEN
                 PERFORM fence.check_snapshot(lease);  -- the token may be a renewal's that it does not know
             END IF;
-        EXCEPTION WHEN serialization_failure THEN
-            RETURN '{"code": "40001"}';
-        END;
-    ELSE
-        SELECT l.* INTO held FROM fence.lease l WHERE l.name = verdict.lease;
-    END IF;
-    -- A grant that this transaction guards cannot have been replaced, whatever has ended it meanwhile. (Who only pretends to
-    -- guard it has the lock now, and the row shows that nobody else was granted the lease before.)
-    is_own := (token = held.first_token OR token = ANY (held.renewal_tokens))
-              AND (held.closing_token IS NULL AND held.expires_at > clock_timestamp()
-                   OR coalesce(noted = held.first_token OR noted = ANY (held.renewal_tokens), false))
-           OR token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
-    outlived := is_own AND fence.outlived_jump(held.adopted_floor, fence.latest(held.first_token, held.renewal_tokens));
-    IF outlived AND (held.role = fence.caller() OR fence.acts_for(held.role)) THEN
-        IF keeps_snapshot AND held.granted_in = pg_current_xact_id_if_assigned() THEN
+        ELSE
+            SELECT l.* INTO held FROM fence.lease l WHERE l.name = verdict.lease;
+        END IF;
+        -- A grant that this transaction guards cannot have been replaced, whatever has ended it meanwhile. (Who only pretends
+        -- to guard it has the lock now, and the row shows that nobody else was granted the lease before.)
+        is_own := (token = held.first_token OR token = ANY (held.renewal_tokens))
+                  AND (held.closing_token IS NULL AND held.expires_at > clock_timestamp()
+                       OR coalesce(noted = held.first_token OR noted = ANY (held.renewal_tokens), false))
+               OR token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
+        outlived := is_own AND fence.outlived_jump(held.adopted_floor, fence.latest(held.first_token, held.renewal_tokens));
+        IF NOT coalesce(outlived AND (held.role = fence.caller() OR fence.acts_for(held.role)), false) THEN
+            RAISE SQLSTATE 'PF999';
+        ELSIF keeps_snapshot AND held.granted_in = pg_current_xact_id_if_assigned() THEN
             RETURN '{"code": "55000"}';
         END IF;
         PERFORM setval('fence.verdict_seq', CASE WHEN held.adopted_floor IS NULL THEN fence.seal(lease, token, pg_sequence_last_value('fence.token_seq')) ELSE 1 END),
@@ -830,7 +826,12 @@ BEGIN
                 set_config('pg_fence.guards', (coalesce(CASE WHEN length(guards) < 8000 THEN guards::jsonb END, '{}')
                     || jsonb_build_object(lease, token))::text, true);
         RETURN NULL;
-    END IF;
+    EXCEPTION
+        WHEN SQLSTATE 'PF999' THEN
+            NULL;
+        WHEN serialization_failure THEN
+            RETURN '{"code": "40001"}';
+    END;
     sees := fence.may_be_told(lease);
     IF outlived AND sees THEN
         RETURN jsonb_build_object('code', '42501', 'role', held.role);
@@ -1008,8 +1009,14 @@ BEGIN
             ELSIF relies THEN
                 RAISE lock_not_available;  -- a transaction does not exclude itself
             END IF;
-            -- Who would guard the older grant meanwhile waits behind this. Without `wait` it waits for ten milliseconds.
-            PERFORM fence.wait_for(fence.lock_key(name), name, greatest(left_us, 10000));
+            -- Who would guard the older grant meanwhile waits behind this.
+            IF left_us > 0 THEN
+                PERFORM fence.wait_for(fence.lock_key(name), name, left_us);
+            ELSIF pg_try_advisory_xact_lock(fence.lock_key(name)) THEN
+                PERFORM FROM fence.lease l WHERE l.name = lease_adopt.name FOR UPDATE NOWAIT;
+            ELSE
+                RAISE lock_not_available;
+            END IF;
             SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
             IF fence.adopts(name, token, held) <> 'greater' THEN
                 RAISE SQLSTATE 'PF999';
@@ -1423,7 +1430,7 @@ BEGIN
         PERFORM fence.settle();
         is_issued := token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0);
         -- A number of somebody else's may be adopted; and who may not see leases is told the same of each that does not speak.
-        IF NOT is_issued AND (lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR coalesce(fence.is_adopted(old_lease), false))) THEN
+        IF NOT is_issued AND (lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR old_lease IS NOT NULL AND fence.is_adopted(old_lease))) THEN
             PERFORM fence.refuse_row('PF003', relation, data, col, format('fencing token %s was never issued by this database', token),
                 'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.',
                 jsonb_build_object('presented', token));
@@ -1535,10 +1542,14 @@ $$;
 COMMENT ON FUNCTION fenced() IS
 'trigger function (fence column; mode strict, monotonic or managed; lease; verify; events): refuses a write whose token is stale, missing or never issued';
 
-CREATE OR REPLACE FUNCTION fence.is_adopted(lease text) RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT fence.may_be_told(lease) AND EXISTS (SELECT FROM fence.lease l WHERE l.name = is_adopted.lease AND l.adopted_floor IS NOT NULL)
+CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN coalesce(fence.may_be_told(lease), true)
+       AND EXISTS (SELECT FROM fence.lease l WHERE l.name = coalesce(is_adopted.lease, l.name) AND l.adopted_floor IS NOT NULL);
+END
 $$;
-COMMENT ON FUNCTION fence.is_adopted IS 'is it adopted, as far as the caller may know?';
+COMMENT ON FUNCTION fence.is_adopted IS 'is it adopted, as far as the caller may know? Is any?';
 
 -- PL/pgSQL does not see which columns a statement names. This trigger, BEFORE UPDATE OF the fence column and by its name
 -- the first of all, notes that it does.
@@ -1750,6 +1761,11 @@ BEGIN
     IF NOT refusal.has_column THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, col);
         added := added || format('column "%s"', col);
+        FOR item IN SELECT a.attname FROM pg_attribute a
+                     WHERE a.attrelid = relation AND col_description(relation, a.attnum) = mark LOOP
+            RAISE WARNING USING MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', col, item.attname),
+                HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
+        END LOOP;
     END IF;
     IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
          WHERE a.attrelid = relation AND a.attname = col) THEN
@@ -1804,6 +1820,10 @@ BEGIN
         RAISE NOTICE USING MESSAGE = format('column "%s" of %s may be NULL: nobody can write such a row (22004)', item.attname, relation),
             HINT = format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', relation, item.attname);
     END LOOP;
+    IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = relation AND NOT c.relispartition) THEN
+        RAISE WARNING USING MESSAGE = format('the inheritance children of %s are not fenced with it', relation),
+            HINT = format('fence_audit(%L) has the statements that fence them.', relation);
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
@@ -1844,6 +1864,9 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ours CONSTANT oid := fence.trigger_function();
     home CONSTANT text := (SELECT p.pronamespace::regnamespace FROM pg_proc p WHERE p.oid = ours);
+    last CONSTANT bigint := CASE WHEN NOT pg_is_in_recovery() THEN pg_sequence_last_value('fence.token_seq') END;
+    item record;
+    highest bigint;
 BEGIN
     PERFORM fence.check_table(fence_audit.relation, 'audit') WHERE fence_audit.relation IS NOT NULL;
     RETURN QUERY
@@ -1867,6 +1890,8 @@ BEGIN
         UNION ALL
         SELECT m.rel, 'notice', 'this table is unlogged: a crash empties it, fences and all', format('ALTER TABLE %s SET LOGGED;', m.rel)
           FROM tree m WHERE m.relpersistence = 'u'
+        UNION ALL
+        SELECT m.rel, 'hole', 'this table is foreign: nothing fences it on its own server', 'Detach it.' FROM tree m WHERE m.relkind = 'f'
         UNION ALL
         SELECT m.rel, 'hole', format('no trigger of pg_fence fires on %s of this table', string_agg(e.name, ', ' ORDER BY e.n)),
                format('SELECT %s.fence_protect(%L);', home, m.root)
@@ -1903,6 +1928,21 @@ BEGIN
                format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', r.rel, a.attname)
           FROM root r JOIN pg_attribute a ON a.attrelid = r.oid AND NOT a.attnotnull AND a.attname = ANY (fence.template_columns(r.lease)))
     SELECT f.rel, f.severity, f.finding, f.remedy FROM found f ORDER BY f.rel::text, f.severity, f.finding;
+
+    FOR item IN
+        SELECT DISTINCT t.tgrelid::regclass AS rel, a.attname
+          FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = coalesce(nullif((fence.trigger_arguments(t.tgargs, t.tgnargs))[1], ''), 'fence')
+         WHERE t.tgfoid = ours AND t.tgparentid = 0 AND t.tgrelid = coalesce(fence_audit.relation, t.tgrelid)
+           AND NOT (fence.is_adopted() AND t.tgnargs >= 3 AND (fence.trigger_arguments(t.tgargs, t.tgnargs))[2] <> 'strict')  -- adopted numbers
+           AND c.relowner = to_regrole(quote_ident(current_user))  -- to read a table of somebody else's may run code of his
+    LOOP
+        EXECUTE format('SELECT max(%I) FROM %s', item.attname, item.rel) INTO highest;
+        IF highest > last THEN
+            RETURN QUERY SELECT item.rel, 'notice'::text,
+                format('rows hold fences up to %s, above the last token drawn here, %s', highest, last), format('SELECT %s.fence_new_epoch();', home);
+        END IF;
+    END LOOP;
 END
 $$;
 COMMENT ON FUNCTION fence_audit(regclass) IS

@@ -176,6 +176,95 @@ fn what_a_session_says_of_its_own_guards_is_not_believed(lab: &Lab) -> Result<()
     Ok(())
 }
 
+/// The memory of the last verdict is the session's own: nobody can write it, and it is of one lease, one role and one token.
+#[lab_test]
+fn what_a_session_remembers_cannot_be_made_up(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut keeper, role) = (db.connect_as(&owner)?, db.role("stranger")?);
+    keeper.run(ORDERS)?;
+    keeper.run(&format!("GRANT ALL ON orders TO {role}; SELECT fence_grant('{role}')"))?;
+    let mut stranger = db.connect_as(&role)?;
+    for call in ["setval('fence.verdict_seq', 5)", "nextval('fence.verdict_seq')"] {
+        stranger.refused(&format!("SELECT {call}"), "42501")?;
+    }
+    // A verdict on a lease of his own speaks for no other lease, though no token was drawn since.
+    let kept = keeper.acquire("order:1", "1 h")?;
+    let own = stranger.acquire("order:2", "1 h")?;
+    stranger.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {own} WHERE id = 2"))?;
+    for (token, code) in [(own, "PF004"), (kept, "42501")] {
+        stranger.run("SAVEPOINT s")?;
+        stranger.run(&format!("SELECT set_config('pg_fence.relied', '{token} order:1', true)"))?;
+        stranger
+            .refused(&format!("UPDATE orders SET v = 9, fence = {token} WHERE id = 1"), code)?;
+        stranger.run("ROLLBACK TO s")?;
+    }
+    stranger.run("COMMIT")?;
+    // The next transaction judges anew: no token is drawn when a lease expires.
+    let renewed = stranger.renew("order:2", own)?.context("its own")?;
+    stranger.run(&format!("SELECT lease_renew('order:2', {renewed}, '1 s')"))?;
+    let write = format!("UPDATE orders SET v = 9, fence = {renewed} WHERE id = 2");
+    stranger.run(&write)?;
+    stranger.wait_expired("order:2")?;
+    stranger.refused(&write, "PF004")?;
+    Ok(())
+}
+
+/// The trigger's short way has no search_path of its own: what somebody puts before pg_catalog is not called.
+#[lab_test]
+fn operators_and_functions_of_the_writer_change_no_verdict(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut keeper, role) = (db.connect_as(&owner)?, db.role("rogue")?);
+    keeper.run(ORDERS)?;
+    keeper.run(&format!(
+        "CREATE TABLE plain (id int PRIMARY KEY, fence bigint); INSERT INTO plain VALUES (1, NULL);
+         SELECT fence_protect('plain'); GRANT ALL ON orders, plain TO {role}"
+    ))?;
+    db.connect()?.run(&format!("CREATE SCHEMA own AUTHORIZATION {role}"))?;
+    let old = keeper.acquire("order:1", "1 h")?;
+    let new = keeper.renew("order:1", old)?.context("its own")?;
+    keeper.run(&format!(
+        "UPDATE plain SET fence = {new}; UPDATE orders SET fence = {new} WHERE id = 1"
+    ))?;
+    let mut rogue = db.connect_as(&role)?;
+    for (operator, operand) in [
+        ("=", "text"),
+        ("~~", "text"),
+        ("=", "regtype"),
+        ("=", "bigint"),
+        (">", "bigint"),
+        ("<", "bigint"),
+        ("<=", "bigint"),
+        (">=", "bigint"),
+    ] {
+        rogue.run(&format!(
+            "CREATE OR REPLACE FUNCTION own.yes({operand}, {operand}) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT true';
+             CREATE OPERATOR own.{operator} (FUNCTION = own.yes, LEFTARG = {operand}, RIGHTARG = {operand})"
+        ))?;
+    }
+    rogue.run(
+        "CREATE FUNCTION own.replace(text, text, text) RETURNS text LANGUAGE sql AS 'SELECT ''order:2''';
+         CREATE FUNCTION own.current_setting(text, boolean) RETURNS text LANGUAGE sql AS 'SELECT ''replica''';
+         CREATE FUNCTION own.pg_sequence_last_value(regclass) RETURNS bigint LANGUAGE sql AS 'SELECT 9000000000000000000';
+         SET search_path = own, pg_catalog, public",
+    )?;
+    for (write, code) in [
+        (format!("UPDATE plain SET fence = {old}"), "PF001"),
+        (format!("UPDATE plain SET fence = {}", i64::MAX), "PF003"),
+        (
+            format!("UPDATE orders SET v = 9, fence = {new} WHERE id OPERATOR(pg_catalog.=) 2"),
+            "PF004",
+        ),
+        (
+            format!("UPDATE orders SET id = 3, fence = {new} WHERE id OPERATOR(pg_catalog.=) 1"),
+            "PF004",
+        ),
+        ("DELETE FROM orders".to_owned(), "PF002"),
+    ] {
+        rogue.refused(&write, code)?;
+    }
+    Ok(())
+}
+
 #[lab_test]
 fn every_object_has_a_comment(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
