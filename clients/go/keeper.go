@@ -5,6 +5,7 @@ import (
 	"math"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -47,7 +48,9 @@ type keeper struct {
 	// calls is the context of what the connection does; it ends when nothing is left to be kept.
 	calls context.Context
 	stop  context.CancelFunc
-	over  chan struct{}
+	// over is closed by the one that ends last.
+	over    chan struct{}
+	running atomic.Int32
 }
 
 // begin makes a keeper where there is none. The caller has the lock.
@@ -64,14 +67,18 @@ func (s *kept) begin() *keeper {
 	}
 	k.calls, k.stop = context.WithCancel(context.Background())
 	s.keeper = k
-	var both sync.WaitGroup
-	both.Go(k.run)
-	both.Go(func() { s.fence.hooks.Watch(k.watch) })
-	go func() {
-		both.Wait()
-		close(k.over)
-	}()
+	k.running.Store(2)
+	go k.goOn(k.run)
+	go k.goOn(func() { s.fence.hooks.Watch(k.watch) })
 	return k
+}
+
+// goOn is one of the two.
+func (k *keeper) goOn(do func()) {
+	do()
+	if k.running.Add(-1) == 0 {
+		close(k.over)
+	}
 }
 
 // end has the keeper end where nothing is left. The caller has the lock.
