@@ -8,6 +8,7 @@ use crate::process::output_of;
 use crate::setup::{self, Package};
 use anyhow::{Context, Result};
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -103,13 +104,22 @@ pub fn is_there(runtime: Runtime) -> bool {
     home(runtime).join("ready").exists()
 }
 
+/// No directory's name may be longer than 255 bytes.
+const LONGEST: usize = 200;
+
 /// Other packages, or other versions, make another directory.
 fn home(runtime: Runtime) -> PathBuf {
     let (name, packages) = match runtime {
         Runtime::Python(packages) => ("python", packages),
         Runtime::Node(packages) => ("node", packages),
     };
-    target_dir().join("orm").join(format!("{name}-{}", packages.join("-")))
+    let mut packages = packages.join("-");
+    if packages.len() > LONGEST {
+        let mut hasher = DefaultHasher::new();
+        packages.hash(&mut hasher);
+        packages = format!("{:016x}", hasher.finish());
+    }
+    target_dir().join("orm").join(format!("{name}-{packages}"))
 }
 
 fn python(home: &Path, packages: &[&str]) -> Result<()> {
