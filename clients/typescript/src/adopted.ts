@@ -1,7 +1,10 @@
-import { spanMs, type Span } from "./clock.js";
-import { literal, OwnConnection } from "./connection.js";
-import { classify, FenceError, LeaseLost, NotSpeaking, sqlstateIn, StaleToken, type LossReason } from "./errors.js";
-import { Holding, log, type Place } from "./holding.js";
+import { notNegativeMs } from "./options.js";
+import type { Span } from "./clock.js";
+import { literal, OwnConnection, valueOf } from "./connection.js";
+import { classify, FenceError, LeaseLost, NotInstalled, NotSpeaking, sqlstateIn, StaleToken, type LossReason } from "./errors.js";
+import { Holding } from "./holding.js";
+import { nameInSql, type Keeper } from "./keeper.js";
+import { log } from "./log.js";
 
 /** How long a call may take beside its wait: a third of the usual ttl, for an adopted lease has none. */
 const LIMIT_MS = 10_000;
@@ -19,7 +22,8 @@ export interface AdoptOptions {
 }
 
 /** What an adopted lease is made from. */
-export interface AdoptSpec<On, Tx> extends Place<On, Tx> {
+export interface AdoptSpec {
+  readonly names: readonly string[];
   readonly token: number | bigint;
   readonly holder: string;
   readonly metadata: unknown;
@@ -33,12 +37,14 @@ export interface AdoptSpec<On, Tx> extends Place<On, Tx> {
  */
 export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
   readonly token: number | bigint;
-  readonly #spec: AdoptSpec<On, Tx>;
+  loss: LeaseLost | undefined;
+  readonly #spec: AdoptSpec;
   #isOver = false;
   #releasing: Promise<void> | undefined;
 
-  constructor(spec: AdoptSpec<On, Tx>) {
-    super(spec);
+  /** @internal */
+  constructor(keeper: Keeper<On, Tx>, spec: AdoptSpec) {
+    super(keeper, spec.names);
     if (typeof spec.token === "number" && !Number.isSafeInteger(spec.token)) {
       throw new RangeError(`no number of JavaScript holds ${spec.token} exactly: take a bigint`);
     }
@@ -48,8 +54,8 @@ export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
 
   /** @internal Makes the number known; false where an older one is guarded still. */
   async adopt(wait: Span, signal?: AbortSignal): Promise<boolean> {
-    const waitMs = spanMs("wait", wait);
-    const sql = this.sql(this.#adoption(`'${waitMs} milliseconds'::interval`));
+    const waitMs = notNegativeMs("wait", wait);
+    const sql = `SELECT ${this.#adoption(`'${waitMs} milliseconds'::interval`)}`;
     const adopted = await this.#call((own) => own.cancelledBy(signal, () => own.call(LIMIT_MS + waitMs, sql)));
     const isKnown = (adopted ?? null) !== null;
     this.isInDoubt &&= !isKnown;
@@ -68,7 +74,8 @@ export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
     }
     this.#isOver = true;
     try {
-      if ((await this.#call((own) => own.callWithin(LIMIT_MS, this.onNames("lease_release")))) === null) {
+      const rows = await this.#call((own) => own.callWithin({ callMs: LIMIT_MS }, this.releaseSql()));
+      if ((valueOf(rows) ?? null) === null) {
         this.lose("gone");
       }
     } catch (error) {
@@ -77,12 +84,12 @@ export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
   }
 
   async #call<T>(call: (own: OwnConnection) => Promise<T>): Promise<T> {
-    const own = new OwnConnection(() => this.#spec.driver.connection());
+    const own = new OwnConnection((onEnd) => this.keeper.driver.connection(onEnd));
     try {
       return await call(own);
     } catch (error) {
       const told = classify(error);
-      throw told instanceof StaleToken ? told : error;
+      throw told instanceof StaleToken || told instanceof NotInstalled ? told : error;
     } finally {
       await own.close(LIMIT_MS);
     }
@@ -91,7 +98,8 @@ export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
   #adoption(wait: string): string {
     const { holder, metadata } = this.#spec;
     const json = metadata === undefined ? "NULL" : literal(JSON.stringify(metadata));
-    return `lease_adopt(${this.nameInSql()}, ${this.token}::bigint, ${literal(holder)}, ${wait}, ${json}::jsonb)`;
+    const who = `${literal(holder)}, ${wait}, ${json}::jsonb`;
+    return this.sql(`lease_adopt(${nameInSql(this.names)}, ${this.token}::bigint, ${who})`);
   }
 
   protected lose(reason: LossReason, cause?: unknown): void {
@@ -101,9 +109,10 @@ export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
 
   // For the transactions under it
 
-  protected override guardOf(name: string): string {
+  /** @internal */
+  override guardSql(): string {
     // Each transaction makes the number known: a failover may have lost it, and then silences it in any case.
-    return this.sql(`lease_guard(${literal(name)}::text, (${this.sql(this.#adoption("NULL"))}))`);
+    return this.sql(`lease_guard(${nameInSql(this.names)}, (SELECT ${this.#adoption("NULL")}))`);
   }
 
   /** @internal */

@@ -2,10 +2,15 @@ import type { Socket } from "node:net";
 
 import { LONGEST_TIMER_MS } from "./clock.js";
 
-/** A connection of a lease's own, on whichever driver. It connects when it is first used, and only once. */
+/** A row of a result: its columns in their order. */
+export type Row = Readonly<Record<string, unknown>>;
+
+/** A connection of the client's own, on whichever driver. It connects when it is first used, and only once. */
 export interface Connection {
-  /** Runs statements at once; returns the only value of the last that has one. */
-  run(sql: string): Promise<unknown>;
+  /** Runs statements at once, with parameters only a single one; returns the rows of the last that has rows. */
+  run(sql: string, parameters?: readonly unknown[]): Promise<readonly Row[]>;
+  /** The names of a statement's columns. */
+  columns(sql: string, parameters: readonly unknown[]): Promise<readonly string[]>;
   /** Breaks it off, so that what hangs on it fails. */
   cut(): void;
   /** Asks the server to end the call that is under way, whose answer then comes. */
@@ -16,8 +21,8 @@ export interface Connection {
 
 /** A transaction on a connection of the worker's. */
 export interface Transaction<Tx> {
-  /** Begins it, where it is not open already, with those statements. Returns what the work is done with. */
-  begin(first: readonly string[]): Promise<Tx>;
+  /** Begins it, where it is not open already, with that statement. Returns what the work is done with. */
+  begin(first: string): Promise<Tx>;
   /** The only value of a statement. */
   value(sql: string): Promise<unknown>;
   /** Nothing where somebody else has begun it. */
@@ -37,8 +42,10 @@ export interface Transaction<Tx> {
 
 /** What a driver has to do. `On` is what its transactions begin on, `Tx` what the work in them is done with. */
 export interface Driver<On, Tx> {
-  /** A connection that is not connected yet. */
-  connection(): Connection;
+  /** A connection that is not connected yet. `onEnd` is told when it has ended, for whatever reason. It does not keep
+   * the process alive. */
+  connection(onEnd: () => void): Connection;
+  /** Throws a TypeError where that is nothing to begin a transaction on. */
   transaction(on: On): Transaction<Tx>;
 }
 
@@ -60,6 +67,18 @@ export function valueOf(result: unknown): unknown {
   return first === undefined || first === null ? undefined : Object.values(first)[0];
 }
 
+/** Whether it is an object of settings, and nothing that a library has made. */
+export function isPlain(one: unknown): one is object {
+  const prototype: unknown = Object(one) === one ? Object.getPrototypeOf(one) : undefined;
+  return prototype === null || (typeof one !== "function" && (prototype as object)?.constructor?.name === "Object");
+}
+
+/** What somebody has given instead, in a word. */
+export function shown(one: unknown): string {
+  const name = Object(one) === one ? (one as object).constructor?.name : undefined;
+  return name === undefined ? String(one) : `a ${name}`;
+}
+
 /** Asks the server, over a connection of its own, to end the call of that session. */
 export function sendCancel(socket: Socket, pid: number, secret: number): void {
   const request = Buffer.alloc(16);
@@ -75,24 +94,40 @@ const LONGEST_TIMEOUT_MS = 2 ** 31 - 1;
 /** How long a statement that was cancelled may take to end. */
 const CANCEL_AGAIN_MS = 1000;
 
-/** A lease's own connection: opened when it is needed, again after it was broken off. */
+/** A call took longer than it may, so its connection was broken off. */
+export class TimedOut extends Error {}
+
+/** How long a transaction may take, and wait for a lock. */
+export interface Limits {
+  readonly callMs: number;
+  readonly lockMs?: number;
+}
+
+/** A connection that is opened when it is needed, and again after it was broken off. */
 export class OwnConnection {
   #connection: Connection | undefined;
+  /** Breaks the call that is under way off. */
+  #timer: NodeJS.Timeout | undefined;
+  #until = Infinity;
+  #isLate = false;
   /** Of a `call` that is under way. */
   #isCancellable = false;
   #isCancelled = false;
 
-  constructor(readonly open: () => Connection) {}
+  constructor(
+    readonly open: (onEnd: () => void) => Connection,
+    readonly onEnd: () => void = () => {},
+  ) {}
 
   get isOpen(): boolean {
-    return this.#connection !== undefined;
+    return this.#connection?.isBroken === false;
   }
 
   /** One statement, a transaction of its own. It can be cancelled. */
   async call(limitMs: number, sql: string): Promise<unknown> {
     this.#isCancellable = true;
     try {
-      return await this.#bounded(limitMs, (connection) => connection.run(sql));
+      return valueOf(await this.#bounded(limitMs, (connection) => connection.run(sql)));
     } finally {
       this.#isCancellable = false;
       if (this.#isCancelled) {
@@ -103,14 +138,16 @@ export class OwnConnection {
     }
   }
 
-  /** The same, where the server does not let it go on for ever either. */
-  callWithin(limitMs: number, sql: string): Promise<unknown> {
-    // For this transaction only: behind a pooler the session is others', too.
-    const timeoutMs = Math.max(1, Math.min(Math.floor(limitMs), LONGEST_TIMEOUT_MS));
-    const timeout = `SELECT set_config('statement_timeout', '${timeoutMs}', true)`;
-    return this.#bounded(limitMs, async (connection) => {
+  /** A transaction of that statement, which the server does not let go on for ever either. */
+  callWithin(limits: Limits, sql: string): Promise<readonly Row[]> {
+    return this.within(limits, (connection) => connection.run(`BEGIN; SELECT ${settings(limits)}; ${sql}; COMMIT`));
+  }
+
+  /** A transaction that `work` begins and commits. */
+  within<T>(limits: Limits, work: (connection: Connection) => Promise<T>): Promise<T> {
+    return this.#bounded(limits.callMs, async (connection) => {
       try {
-        return await connection.run(`BEGIN; ${timeout}; ${sql}; COMMIT`);
+        return await work(connection);
       } catch (error) {
         if (!connection.isBroken) {
           await connection.run("ROLLBACK");
@@ -120,18 +157,36 @@ export class OwnConnection {
     });
   }
 
-  async #bounded(limitMs: number, call: (connection: Connection) => Promise<unknown>): Promise<unknown> {
-    const connection = (this.#connection ??= this.open());
-    const timer = setTimeout(() => connection.cut(), Math.min(limitMs, LONGEST_TIMER_MS));
+  /** The call that is under way may go on for no longer than that. */
+  hurry(limitMs: number): void {
+    if (this.#timer !== undefined && performance.now() + limitMs < this.#until) {
+      clearTimeout(this.#timer);
+      this.#breakOffIn(limitMs);
+    }
+  }
+
+  #breakOffIn(limitMs: number): void {
+    this.#until = performance.now() + limitMs;
+    this.#timer = setTimeout(() => {
+      this.#isLate = true;
+      this.cut();
+    }, Math.min(limitMs, LONGEST_TIMER_MS));
+  }
+
+  async #bounded<T>(limitMs: number, call: (connection: Connection) => Promise<T>): Promise<T> {
+    if (this.#connection?.isBroken !== false) {
+      this.#connection = this.open(this.onEnd);
+    }
+    const connection = this.#connection;
+    this.#isLate = false;
+    this.#breakOffIn(limitMs);
     try {
       return await call(connection);
     } catch (error) {
-      if (connection.isBroken && this.#connection === connection) {
-        this.#connection = undefined;
-      }
-      throw error;
+      throw this.#isLate ? new TimedOut("it took longer than it may", { cause: error }) : error;
     } finally {
-      clearTimeout(timer);
+      clearTimeout(this.#timer);
+      this.#timer = undefined;
     }
   }
 
@@ -178,4 +233,15 @@ export class OwnConnection {
       clearTimeout(timer);
     }
   }
+}
+
+/** For this transaction only: behind a pooler the session is others', too. */
+export function settings({ callMs, lockMs }: Limits): string {
+  const of = (name: string, ms: number) => `set_config('${name}', '${whole(ms)}', true)`;
+  return [of("statement_timeout", callMs), ...(lockMs === undefined ? [] : [of("lock_timeout", lockMs)])].join(", ");
+}
+
+/** As a setting holds it. */
+function whole(ms: number): number {
+  return Math.max(1, Math.min(Math.floor(ms), LONGEST_TIMEOUT_MS));
 }

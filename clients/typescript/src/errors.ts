@@ -51,9 +51,16 @@ export class LeaseLost extends FenceError {
   }
 }
 
+/** The server did not answer in time, so the call was broken off. The lease may be taken until its ttl has passed. */
+export class AcquireTimeout extends FenceError {}
+
+/** The database does not have the extension, or its schema is not on the `search_path`. */
+export class NotInstalled extends FenceError {}
+
 const BY_SQLSTATE: Record<string, typeof FenceError> = {
   PF001: StaleToken, PF002: NoToken, PF003: NeverIssued, PF004: NotSpeaking, PF005: CannotBeFenced,
 };
+const CALLS = /\b(lease_(acquire|renew|release|guard)(_all)?|lease_(adopt|info))\(/;
 /**
  * The session, and with it the transaction, has ended: idle_in_transaction_session_timeout, transaction_timeout,
  * terminated, crashed, idle_session_timeout. And all of class 08.
@@ -65,11 +72,13 @@ const DRIVER_MESSAGES =
   /^Connection terminated|^Client (was closed|has encountered a connection error) and is not queryable|^timeout expired$/;
 const SYSTEM_CODES = /^(ECONNRESET|ECONNREFUSED|ECONNABORTED|EPIPE|ETIMEDOUT|EHOSTUNREACH|ENETUNREACH|ENETDOWN)$/;
 /**
- * Where drivers and ORMs keep what they wrap: Drizzle and Prisma in `cause`, TypeORM in `driverError`, Sequelize in
- * `original`, Objection in `nativeError`; JavaScript itself, at the end of an `await using`, in `error` and
+ * Where drivers and ORMs keep what they wrap: Drizzle in `cause`, Prisma in `meta.driverAdapterError.cause`, TypeORM in
+ * `driverError`, Sequelize in `original`, Objection in `nativeError`; JavaScript itself, at the end of an `await using`, in `error` and
  * `suppressed`.
  */
-const WRAPPED = ["cause", "driverError", "original", "parent", "nativeError", "meta", "error", "suppressed"];
+const WRAPPED = [
+  "cause", "driverError", "original", "parent", "nativeError", "meta", "driverAdapterError", "error", "suppressed",
+];
 
 /**
  * The typed error in what a driver or an ORM threw, however deep it is wrapped. Nothing: it is no business of
@@ -88,11 +97,22 @@ export function classify(error: unknown): FenceError | undefined {
     if (Type !== undefined) {
       return new Type(message, { sqlstate, detail: one["detail"], hint: one["hint"], cause: error });
     }
+    if (sqlstate === "42883" && CALLS.test(message)) {
+      return notInstalled(error, sqlstate);
+    }
     if (ENDED.test(sqlstate ?? "") || (isDrivers && isBrokenConnection(one, message))) {
       return transactionLost(error, sqlstate, message);
     }
   }
   return undefined;
+}
+
+function notInstalled(error: unknown, sqlstate: string): NotInstalled {
+  return new NotInstalled("this database does not have pg_fence, or not in a schema of the search_path", {
+    sqlstate,
+    hint: "CREATE EXTENSION pg_fence, or say where it is: new Fence(…, { schema: '…' }).",
+    cause: error,
+  });
 }
 
 /** The session has ended, for that reason. */
@@ -138,9 +158,10 @@ function* chain(error: unknown, isDrivers = true, seen = new Set<unknown>()): Ge
 }
 
 function sqlstateOf(one: Link["one"]): string | undefined {
-  // Prisma calls it `originalCode`, beside a code of its own.
   const found = [one["code"], one["originalCode"], one["sqlState"]];
-  return found.find((code): code is string => typeof code === "string" && /^[0-9A-Z]{5}$/.test(code) && !/^E/.test(code));
+  // Those of the system begin with an E, and Prisma's own, as P2039, are as long.
+  const is = (code: unknown) => typeof code === "string" && /^[0-9A-Z]{5}$/.test(code) && !/^(E|P[1-9])/.test(code);
+  return found.find((code): code is string => is(code));
 }
 
 function isBrokenConnection(one: Link["one"], message: string): boolean {

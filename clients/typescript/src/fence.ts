@@ -1,54 +1,105 @@
-import { setTimeout as sleep } from "node:timers/promises";
-
+import { Acquire, toldOfAcquire, uniqueHolder } from "./acquire.js";
 import { Adopted, type AdoptOptions, type AdoptSpec } from "./adopted.js";
-import { spanMs, type Span } from "./clock.js";
+import { claim, type ClaimOptions } from "./claim.js";
 import type { Driver } from "./connection.js";
-import { classify, isPermanent, LeaseLost, NotSpeaking, StaleToken } from "./errors.js";
-import { Lease, uniqueHolder, type LeaseOptions, type Spec } from "./lease.js";
+import type { Query } from "./guarded.js";
+import { transact, type Ending, type Holding } from "./holding.js";
+import type { Hooks } from "./hooks.js";
+import { Keeper } from "./keeper.js";
+import { lead, type LeadOptions } from "./lead.js";
+import { Lease, resume } from "./lease.js";
+import { observe, type Leader, type ObserveOptions } from "./observe.js";
+import { namesOf, type LeaseOptions } from "./options.js";
 
-/** How a fence finds the extension. */
+/** How a fence finds the extension, and who is told what it does. */
 export interface FenceOptions {
   /** The extension's schema, where that is not in the search path. */
-  readonly schema?: string;
+  readonly schema?: string | undefined;
+  /** For measuring and tracing. */
+  readonly hooks?: Partial<Hooks> | undefined;
 }
 
-/** How somebody leads. */
-export interface LeadOptions {
-  readonly ttl?: Span;
-  /** Ends it. */
-  readonly signal?: AbortSignal;
-}
+/** How somebody goes on with a lease. */
+export type ResumeOptions = Pick<LeaseOptions, "ttl" | "holdAtMost" | "holdAtLeast">;
 
-/** Where leases come from. Each has one connection of its own while it is held. */
+/**
+ * Where leases come from. All that are held have one connection together, opened with the first and closed with the last.
+ * One that ends with its session keeps another, and so does an acquire while it waits.
+ */
 export class Fence<On, Tx> {
-  readonly #driver: Driver<On, Tx>;
-  readonly #schema: string;
+  readonly #keeper: Keeper<On, Tx>;
 
-  constructor(driver: Driver<On, Tx>, options: FenceOptions = {}) {
-    this.#driver = driver;
-    this.#schema = options.schema === undefined ? "" : `"${options.schema.replaceAll('"', '""')}".`;
+  /** @internal */
+  constructor(driver: Driver<On, Tx>, { schema, hooks }: FenceOptions = {}) {
+    const prefix = schema === undefined ? "" : `"${schema.replaceAll('"', '""')}".`;
+    this.#keeper = this.makeKeeper(driver, prefix, hooks);
+  }
+
+  protected makeKeeper(driver: Driver<On, Tx>, schema: string, hooks: Partial<Hooks> | undefined): Keeper<On, Tx> {
+    return new Keeper(driver, schema, hooks);
   }
 
   /**
    * A lease of one name, or of several at once, all or none. Null: it is taken, and stayed so for as long as we
-   * waited.
+   * waited. Throws AcquireTimeout where the server does not answer.
    *
    *     await using lease = await fence.lease("order:7", { ttl: { seconds: 30 } });
    */
-  async lease(names: string | readonly string[], options: LeaseOptions = {}): Promise<Lease<On, Tx> | null> {
-    const all = typeof names === "string" ? [names] : [...names];
-    if (all.length === 0) {
-      throw new TypeError("a lease needs a name");
-    }
-    if (all.length > 1 && (options.shared || options.reclaim || (options.slots ?? 1) !== 1)) {
+  lease(names: string | readonly string[], options?: LeaseOptions): Promise<Lease<On, Tx> | null>;
+  lease(...names: [string, string, ...string[]]): Promise<Lease<On, Tx> | null>;
+  lease(...namesAndOptions: [string, string, ...string[], LeaseOptions]): Promise<Lease<On, Tx> | null>;
+  async lease(...given: unknown[]): Promise<Lease<On, Tx> | null> {
+    const [names, options] = split<LeaseOptions>(given);
+    if (names.length > 1 && (options.shared || options.reclaim || (options.slots ?? 1) !== 1)) {
       throw new TypeError("several names at once are exclusive: no shared, slots or reclaim");
     }
-    const lease = this.make({ ...options, names: all, driver: this.#driver, schema: this.#schema });
-    return (await lease.acquire()) ? lease : null;
+    if (options.session && options.holdAtLeast !== undefined) {
+      throw new TypeError("a lease that ends with its session cannot be held beyond that: no holdAtLeast");
+    }
+    const acquire = new Acquire(this.#keeper, names, options);
+    const attributes = { "pg_fence.lease": names.join(",") };
+    const kept = await this.#keeper.hooks.span("pg_fence.acquire", attributes, () => acquire.take());
+    return kept === null ? null : new Lease(this.#keeper, kept, options);
   }
 
-  protected make(spec: Spec<On, Tx>): Lease<On, Tx> {
-    return new Lease(spec);
+  /**
+   * Goes on with a lease by a token of it that another process has handed over (`lease.detach()`). It is renewed at once.
+   * Throws LeaseLost where it has ended.
+   */
+  async resume(
+    names: string | readonly string[],
+    token: number,
+    options: ResumeOptions = {},
+  ): Promise<Lease<On, Tx>> {
+    if (!Number.isSafeInteger(token)) {
+      throw new TypeError(`a token is a whole number, and not ${String(token)}`);
+    }
+    const all = namesOf([names]);
+    try {
+      return await resume(this.#keeper, all, token, options);
+    } catch (error) {
+      throw toldOfAcquire(all, error);
+    }
+  }
+
+  /**
+   * The first `n` leases that are free among a query's rows, in their order; the query's first column is the lease's
+   * name. Each lease has its `row`. What the query saw may be over: look again inside of the guard.
+   *
+   *     await fence.claim("SELECT 'job:' || id, id FROM jobs WHERE NOT done ORDER BY id", [], 10);
+   */
+  async claim(
+    query: string,
+    parameters: readonly unknown[],
+    n: number,
+    options: ClaimOptions = {},
+  ): Promise<Lease<On, Tx>[]> {
+    const claimed = await claim(this.#keeper, query, parameters, n, options);
+    return claimed.map(([kept, row]) => {
+      const lease = new Lease(this.#keeper, kept, options);
+      lease.row = row;
+      return lease;
+    });
   }
 
   /**
@@ -60,83 +111,52 @@ export class Fence<On, Tx> {
    */
   async adopt(name: string, token: number | bigint, options: AdoptOptions = {}): Promise<Adopted<On, Tx> | null> {
     const { holder = uniqueHolder(), metadata, wait = { seconds: 0 }, signal } = options;
-    const place = { names: [name], driver: this.#driver, schema: this.#schema };
-    const adopted = this.makeAdopted({ ...place, token, holder, metadata });
+    const adopted = this.makeAdopted(this.#keeper, { names: namesOf([name]), token, holder, metadata });
     return (await adopted.adopt(wait, signal)) ? adopted : null;
   }
 
-  protected makeAdopted(spec: AdoptSpec<On, Tx>): Adopted<On, Tx> {
-    return new Adopted(spec);
+  protected makeAdopted(keeper: Keeper<On, Tx>, spec: AdoptSpec): Adopted<On, Tx> {
+    return new Adopted(keeper, spec);
+  }
+
+  /** One transaction that guards several leases, as `Lease.guard` does: all of it lands, or nothing. */
+  guard<T>(leases: readonly Holding<On, Tx>[], on: On, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T>;
+  guard<T>(leases: readonly Holding<On, Tx>[], on: Query, work: () => Promise<T>, options?: Ending): Promise<T>;
+  guard<T>(
+    leases: readonly Holding<On, Tx>[],
+    on: On | Query,
+    work: (tx: Tx) => Promise<T>,
+    options?: Ending,
+  ): Promise<T> {
+    return transact(leases, "guard", on, work, options);
   }
 
   /**
    * Runs `work` while leading, again after each loss, and returns what it returned once it came to its end; undefined
    * when `signal` ended it. The signal that the work is given is aborted by both, a loss and the end.
    */
-  async lead<T>(
+  lead<T>(
     name: string,
     work: (lease: Lease<On, Tx>, signal: AbortSignal) => Promise<T>,
     options: LeadOptions = {},
   ): Promise<T | undefined> {
-    const { ttl = { seconds: 30 }, signal } = options;
-    const ttlMs = spanMs("ttl", ttl);
-    // Whoever never saw the answer to an acquire takes the grant over by its own unique name.
-    const wait = { milliseconds: Math.min(Math.max(ttlMs / 3, 1000), 10_000) };
-    const request = { ttl, wait, holder: uniqueHolder(), reclaim: true, signal };
-    while (!signal?.aborted) {
-      let lease: Lease<On, Tx> | null = null;
-      try {
-        lease = await this.lease(name, request);
-        const result = lease === null ? undefined : await workWith(lease, work, signal);
-        await lease?.release();
-        if (lease !== null && lease.loss === undefined) {
-          return result;
-        }
-      } catch (error) {
-        if (isEnd(error, signal)) {
-          return undefined;
-        }
-        if (!goesOn(lease, error)) {
-          throw error;
-        }
-        await lease?.release();
-        await sleep(ttlMs / 12, undefined, { signal }).catch(() => {});
-      } finally {
-        await lease?.release();
-      }
-    }
-    return undefined;
+    return lead(this, name, work, options);
+  }
+
+  /** Who holds that lease: now, and at each change, by looking each second. Ends with its `signal`, or with the loop.
+   *
+   *     for await (const leader of fence.observe("scheduler")) console.log(leader.holder);
+   */
+  observe(name: string, options?: ObserveOptions): AsyncGenerator<Leader, void, undefined> {
+    return observe(this.#keeper, name, options);
   }
 }
 
-async function workWith<On, Tx, T>(
-  lease: Lease<On, Tx>,
-  work: (lease: Lease<On, Tx>, signal: AbortSignal) => Promise<T>,
-  end: AbortSignal | undefined,
-): Promise<T> {
-  const both = new AbortController();
-  const signals = [lease.signal, end].filter((signal) => signal !== undefined);
-  const abort = () => both.abort(signals.find((signal) => signal.aborted)?.reason);
-  signals.forEach((signal) => signal.addEventListener("abort", abort));
-  try {
-    return await work(lease, both.signal);
-  } finally {
-    signals.forEach((signal) => signal.removeEventListener("abort", abort));
-  }
+/** The names, and the options where they come last. */
+function split<Options extends object>(given: readonly unknown[]): [string[], Options] {
+  const last = given.at(-1);
+  const hasOptions = given.length > 1 && (last === undefined || (Object(last) === last && !Array.isArray(last)));
+  const names = namesOf(hasOptions ? given.slice(0, -1) : given);
+  return [names, ((hasOptions ? last : undefined) ?? {}) as Options];
 }
 
-/** Whether it is the end that was asked for, as `fetch` or a timer tells it. */
-function isEnd(error: unknown, signal: AbortSignal | undefined): boolean {
-  return signal?.aborted === true && (error === signal.reason || (error as Error | null)?.cause === signal.reason);
-}
-
-/** Whether whoever leads tries again: the lease was lost, or the server could not be reached to acquire it. */
-function goesOn(lease: Lease<never, never> | Lease<any, any> | null, error: unknown): boolean {
-  if (lease === null) {
-    return !isPermanent(error) && !(error instanceof TypeError) && !(error instanceof RangeError);
-  }
-  const told = classify(error);
-  return (
-    lease.loss !== undefined || told instanceof LeaseLost || told instanceof StaleToken || told instanceof NotSpeaking
-  );
-}

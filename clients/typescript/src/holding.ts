@@ -1,24 +1,12 @@
-import { debuglog } from "node:util";
-
-import { literal, type Driver } from "./connection.js";
+import { literal, type Row } from "./connection.js";
 import { LeaseLost, type LossReason } from "./errors.js";
 import { openTransaction, run, type Kind, type Query } from "./guarded.js";
-
-/** NODE_DEBUG=pg_fence shows it. */
-export const log = debuglog("pg_fence");
+import { nameInSql, type Keeper } from "./keeper.js";
 
 /** How a transaction under a lease ends. */
 export interface Ending {
   /** Its last statement gives the lease back. */
-  readonly release?: boolean;
-}
-
-/** Of what, and where. */
-export interface Place<On, Tx> {
-  readonly names: readonly string[];
-  readonly driver: Driver<On, Tx>;
-  /** In front of the name of a function. */
-  readonly schema: string;
+  readonly release?: boolean | undefined;
 }
 
 /**
@@ -26,19 +14,32 @@ export interface Place<On, Tx> {
  */
 export abstract class Holding<On = never, Tx = never> implements AsyncDisposable {
   readonly names: readonly string[];
-  /** The token that its transactions present; it serves for as long as the lease is held. */
-  abstract readonly token: number | bigint;
-  /** Why the lease was lost, once it was. */
-  loss: LeaseLost | undefined;
+  /** The row of the query that it was claimed by, with its columns. */
+  row: Row | undefined;
   /** @internal Somebody was refused with the loss. */
   isTold = false;
   /** @internal A transaction was refused: the next one mends before it begins. */
   isInDoubt = false;
-  readonly #place: Place<On, Tx>;
+  /** @internal */
+  readonly keeper: Keeper<On, Tx>;
 
-  constructor(place: Place<On, Tx>) {
-    this.#place = place;
-    this.names = place.names;
+  constructor(keeper: Keeper<On, Tx>, names: readonly string[]) {
+    this.keeper = keeper;
+    this.names = names;
+  }
+
+  /** The token that its transactions present; it serves for as long as the lease is held. */
+  abstract readonly token: number | bigint;
+
+  /** Why the lease was lost, once it was. */
+  abstract readonly loss: LeaseLost | undefined;
+
+  /**
+   * What opens a connection whose every transaction presents the token, so that code which knows nothing of leases is
+   * fenced by its connection alone: PostgreSQL's `options`, as `-c pg_fence.token=34`. It presents, and does not guard.
+   */
+  get options(): string {
+    return `-c pg_fence.token=${this.token}`;
   }
 
   /**
@@ -51,7 +52,7 @@ export abstract class Holding<On = never, Tx = never> implements AsyncDisposable
   guard<T>(on: On, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T>;
   guard<T>(on: Query, work: () => Promise<T>, options?: Ending): Promise<T>;
   guard<T>(on: On | Query, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T> {
-    return this.#transact("guard", on, work, options);
+    return transact([this], "guard", on, work, options);
   }
 
   /**
@@ -61,12 +62,7 @@ export abstract class Holding<On = never, Tx = never> implements AsyncDisposable
   present<T>(on: On, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T>;
   present<T>(on: Query, work: () => Promise<T>, options?: Ending): Promise<T>;
   present<T>(on: On | Query, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T> {
-    return this.#transact("present", on, work, options);
-  }
-
-  #transact<T>(kind: Kind, on: On | Query, work: (tx: Tx) => Promise<T>, options: Ending = {}): Promise<T> {
-    const transaction = isQuery(on) ? openTransaction<Tx>(on) : this.#place.driver.transaction(on);
-    return run(this, transaction, kind, options.release ?? false, work);
+    return transact([this], "present", on, work, options);
   }
 
   /** Gives it back. */
@@ -93,33 +89,20 @@ export abstract class Holding<On = never, Tx = never> implements AsyncDisposable
   // Its SQL
 
   protected sql(call: string): string {
-    return `SELECT ${this.#place.schema}${call}`;
+    return `${this.keeper.schema}${call}`;
   }
 
-  protected nameInSql(): string {
-    const names = this.names.map(literal);
-    return names.length > 1 ? `ARRAY[${names.join(", ")}]::text[]` : `${names[0]}::text`;
-  }
-
-  protected onNames(call: "lease_renew" | "lease_release"): string {
+  protected releaseSql(): string {
     const all = this.names.length > 1 ? "_all" : "";
-    return this.sql(`${call}${all}(${this.nameInSql()}, ${this.token}::bigint)`);
-  }
-
-  /** What a transaction under it guards by. */
-  protected guardOf(name: string): string {
-    return this.sql(`lease_guard(${literal(name)}::text, ${this.token}::bigint)`);
+    return `SELECT ${this.sql(`lease_release${all}`)}(${nameInSql(this.names)}, ${this.token}::bigint)`;
   }
 
   // For the transactions under it
 
-  /** @internal What a transaction of that kind begins with. */
-  firstOf(kind: Kind): string[] {
-    if (kind === "present") {
-      // As text: there is no set_config that takes a number.
-      return [`SELECT set_config('pg_fence.token', '${this.token}', true)`];
-    }
-    return [...this.names].sort().map((name) => this.guardOf(name));
+  /** @internal What a transaction guards it by. */
+  guardSql(): string {
+    const all = this.names.length > 1 ? "_all" : "";
+    return this.sql(`lease_guard${all}(${nameInSql(this.names)}, ${this.token}::bigint)`);
   }
 
   /** @internal Throws LeaseLost when it is known to be ours no more. */
@@ -150,7 +133,7 @@ export abstract class Holding<On = never, Tx = never> implements AsyncDisposable
 
   /** @internal Releases it in a transaction of its holder's. */
   async releaseBy(value: (sql: string) => Promise<unknown>): Promise<void> {
-    if (((await value(this.onNames("lease_release"))) ?? null) === null) {
+    if (((await value(this.releaseSql())) ?? null) === null) {
       this.lose("gone");
       this.refuseIfOver();
     }
@@ -158,6 +141,40 @@ export abstract class Holding<On = never, Tx = never> implements AsyncDisposable
 
   /** @internal That transaction was committed. */
   abstract hasBeenReleased(): Promise<void>;
+}
+
+/** A transaction under all of these. */
+export function transact<On, Tx, T>(
+  holdings: readonly Holding<On, Tx>[],
+  kind: Kind,
+  on: On | Query,
+  work: (tx: Tx) => Promise<T>,
+  { release = false }: Ending = {},
+): Promise<T> {
+  const [first] = holdings;
+  if (first === undefined) {
+    throw new TypeError("a transaction is guarded by one lease or more");
+  }
+  const { driver, hooks } = first.keeper;
+  const transaction = isQuery(on) ? openTransaction<Tx>(on) : driver.transaction(on);
+  // In the order of their names, so that two such transactions do not wait for each other.
+  const inOrder = [...holdings].sort((a, b) => Buffer.compare(keyOf(a), keyOf(b)));
+  const attributes = { "pg_fence.lease": inOrder.flatMap(({ names }) => names).join(",") };
+  return hooks.span(`pg_fence.${kind}`, attributes, () => run(inOrder, transaction, kind, release, work));
+}
+
+function keyOf({ names: [name = ""] }: Holding<any, any>): Buffer {
+  return Buffer.from(name);
+}
+
+/** What a transaction of that kind begins with. */
+export function firstOf(holdings: readonly Holding<any, any>[], kind: Kind): string {
+  const [first] = holdings;
+  if (kind === "present") {
+    // As text: there is no set_config that takes a number.
+    return `SELECT set_config('pg_fence.token', ${literal(String(first?.token))}, true)`;
+  }
+  return `SELECT ${holdings.map((holding) => holding.guardSql()).join(", ")}`;
 }
 
 function isQuery(on: unknown): on is Query {

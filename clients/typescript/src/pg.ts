@@ -8,8 +8,10 @@ import type { Duplex } from "node:stream";
 import pg from "pg";
 
 import type { Adopted as AnyAdopted } from "./adopted.js";
-import { sendCancel, valueOf, type Connection, type Driver, type Transaction } from "./connection.js";
+import { isPlain, sendCancel, shown, valueOf, type Connection, type Driver, type Row, type Transaction } from "./connection.js";
 import { Fence as AnyFence, type FenceOptions } from "./fence.js";
+import { checkStillOpen, rolledBackError } from "./guarded.js";
+import type { Holding } from "./holding.js";
 import type { Lease as AnyLease } from "./lease.js";
 
 export * from "./index.js";
@@ -33,14 +35,85 @@ export class Fence extends AnyFence<On, pg.ClientBase> {
 /** @internal */
 export function driver(source: Source): Driver<On, pg.ClientBase> {
   const config = typeof source === "string" ? { connectionString: source } : isPool(source) ? source.options : source;
+  if (!isPool(source) && !isPlain(config)) {
+    throw new TypeError(`a Fence takes a connection string, settings of pg or a pg.Pool, and not ${shown(source)}`);
+  }
   return {
-    connection: () => new PgConnection(config),
-    transaction: (on) => new PgTransaction(on),
+    connection: (onEnd) => new PgConnection(config, onEnd),
+    transaction(on) {
+      if (!isPool(on) && !isClient(on)) {
+        const what = "a pg.Pool, a client of pg, or a function that runs a query in an open transaction";
+        throw new TypeError(`a transaction begins on ${what}, and not on ${shown(on)}`);
+      }
+      return new PgTransaction(on);
+    },
   };
 }
 
-function isPool(one: object): one is pg.Pool {
-  return "idleCount" in one;
+function isPool(one: unknown): one is pg.Pool {
+  return Object(one) === one && "idleCount" in (one as object) && "options" in (one as object);
+}
+
+function isClient(one: unknown): one is pg.ClientBase {
+  const { query, connect, on } = Object(one) as Record<string, unknown>;
+  return [query, connect, on].every((method) => typeof method === "function");
+}
+
+/**
+ * Every connection of the pool presents the lease's token, or that token, from now on, so that code which knows nothing
+ * of leases is fenced. Returns what ends it. It presents, and does not guard; and not through a pooler in transaction
+ * mode.
+ */
+export function attach(pool: pg.Pool, lease: Holding<any, any> | number | bigint): () => void {
+  if (!isPool(pool)) {
+    throw new TypeError(`a lease is attached to a pg.Pool, and not to ${shown(pool)}`);
+  }
+  const token = String(typeof lease === "object" ? lease.token : lease);
+  const attached = ATTACHED.get(pool) ?? prepare(pool);
+  attached.token = token;
+  return () => {
+    if (attached.token === token) {
+      attached.token = "";
+    }
+  };
+}
+
+/** The token that a pool's connections are to present, or nothing. */
+interface Attached {
+  token: string;
+}
+
+const ATTACHED = new WeakMap<pg.Pool, Attached>();
+
+/** Has the pool hand out no connection that presents another token. */
+function prepare(pool: pg.Pool): Attached {
+  const attached: Attached = { token: "" };
+  const presented = new WeakMap<pg.ClientBase, string>();
+  const connect = pool.connect.bind(pool) as () => Promise<pg.PoolClient>;
+  const connected = async () => {
+    const client = await connect();
+    const { token } = attached;
+    if ((presented.get(client) ?? "") !== token) {
+      try {
+        await client.query(token === "" ? "RESET pg_fence.token" : `SET pg_fence.token = '${token}'`);
+      } catch (error) {
+        client.release(true);
+        throw error;
+      }
+      presented.set(client, token);
+    }
+    return client;
+  };
+  type Callback = (error: unknown, client: pg.PoolClient | undefined, done: (release?: any) => void) => void;
+  const tell = (callback: Callback) => {
+    connected().then(
+      (client) => process.nextTick(callback, undefined, client, client.release),
+      (error) => process.nextTick(callback, error, undefined, () => {}),
+    );
+  };
+  pool.connect = ((callback?: Callback) => (callback === undefined ? connected() : tell(callback))) as typeof pool.connect;
+  ATTACHED.set(pool, attached);
+  return attached;
 }
 
 /** What the types of pg do not tell. */
@@ -48,6 +121,7 @@ interface Internals {
   readonly connection?: { readonly stream?: Duplex };
   readonly processID?: number | null;
   readonly secretKey?: number | null;
+  unref?(): void;
 }
 
 function breakOff(client: pg.ClientBase | undefined): void {
@@ -59,23 +133,32 @@ class PgConnection implements Connection {
   readonly #client: pg.Client;
   #connecting: Promise<unknown> | undefined;
 
-  constructor(config: pg.ClientConfig) {
+  constructor(config: pg.ClientConfig, onEnd: () => void) {
     this.#client = new pg.Client(config);
     const ended = () => {
-      this.isBroken = true;
+      if (!this.isBroken) {
+        this.isBroken = true;
+        onEnd();
+      }
     };
     this.#client.on("error", ended).on("end", ended);
   }
 
-  async run(sql: string): Promise<unknown> {
+  async run(sql: string, parameters?: readonly unknown[]): Promise<readonly Row[]> {
     await (this.#connecting ??= this.#connect());
-    const results = [await this.#client.query(sql)].flat();
-    return valueOf(results.filter((result) => result.rows.length > 0).at(-1) ?? []);
+    const results = [await this.#client.query(sql, parameters as unknown[] | undefined)].flat();
+    return results.filter((result) => result.fields.length > 0).at(-1)?.rows ?? [];
+  }
+
+  async columns(sql: string, parameters: readonly unknown[]): Promise<readonly string[]> {
+    const { fields } = await this.#client.query(sql, [...parameters]);
+    return fields.map(({ name }) => name);
   }
 
   async #connect(): Promise<void> {
     try {
       await this.#client.connect();
+      (this.#client as Internals).unref?.();
     } catch (error) {
       // Such a client cannot connect once more.
       this.isBroken = true;
@@ -117,14 +200,14 @@ class PgTransaction implements Transaction<pg.ClientBase> {
     this.#on = on;
   }
 
-  async begin(first: readonly string[]): Promise<pg.ClientBase> {
+  async begin(first: string): Promise<pg.ClientBase> {
     const client = (this.#client ??= await this.#connect());
     const status = client.getTransactionStatus?.() ?? null;
     if (status === null) {
       throw new TypeError("this takes pg 8.21 or newer, and not its native bindings");
     }
     this.isOurs = status === "I";
-    await client.query([...(this.isOurs ? ["BEGIN"] : []), ...first].join("; "));
+    await client.query(this.isOurs ? `BEGIN; ${first}` : first);
     return client;
   }
 
@@ -158,11 +241,14 @@ class PgTransaction implements Transaction<pg.ClientBase> {
   }
 
   async commit(): Promise<void> {
-    if (this.isOurs) {
-      const done = await this.#client?.query("COMMIT");
-      if (done?.command === "ROLLBACK") {
-        throw new Error("a statement of the transaction had failed, so its commit has rolled it back");
-      }
+    if (!this.isOurs) {
+      await checkStillOpen((sql) => this.value(sql));
+      return;
+    }
+    const isOpen = this.#client?.getTransactionStatus() !== "I";
+    const done = isOpen ? await this.#client?.query("COMMIT") : undefined;
+    if (done?.command !== "COMMIT") {
+      throw rolledBackError();
     }
   }
 

@@ -7,8 +7,9 @@ import { connect, type Socket } from "node:net";
 import postgres from "postgres";
 
 import type { Adopted as AnyAdopted } from "./adopted.js";
-import { sendCancel, valueOf, type Connection, type Driver, type Transaction } from "./connection.js";
+import { isPlain, sendCancel, shown, valueOf, type Connection, type Driver, type Row, type Transaction } from "./connection.js";
 import { Fence as AnyFence, type FenceOptions } from "./fence.js";
+import { checkStillOpen } from "./guarded.js";
 import type { Lease as AnyLease } from "./lease.js";
 
 export * from "./index.js";
@@ -34,6 +35,10 @@ export class Fence extends AnyFence<On, TransactionSql> {
 
 /** @internal */
 export function driver(source: Source): Driver<On, TransactionSql> {
+  if (typeof source !== "string" && !isPlain(source) && !(isSql(source) && "options" in source)) {
+    const what = "a connection string, options of postgres, or what postgres() returned";
+    throw new TypeError(`a Fence takes ${what}, and not ${shown(source)}`);
+  }
   // Nothing is connected before the first query.
   const { options } = typeof source === "function" ? source : postgres(source as string);
   const socketOf = (options as { socket?: (all: object) => Socket | Promise<Socket> }).socket;
@@ -48,9 +53,19 @@ export function driver(source: Source): Driver<On, TransactionSql> {
     return Object.assign(options.path ? connect(options.path) : connect(options.port[at] ?? 5432, name), { host: name });
   };
   return {
-    connection: () => new PostgresConnection(options, open),
-    transaction: (on) => new PostgresTransaction(on),
+    connection: (onEnd) => new PostgresConnection(options, open, onEnd),
+    transaction(on) {
+      if (!isSql(on)) {
+        const what = "what postgres() or sql.begin gave, or a function that runs a query in an open transaction";
+        throw new TypeError(`a transaction begins on ${what}, and not on ${shown(on)}`);
+      }
+      return new PostgresTransaction(on);
+    },
   };
+}
+
+function isSql(one: unknown): one is On {
+  return typeof one === "function" && "unsafe" in one;
 }
 
 class PostgresConnection implements Connection {
@@ -60,7 +75,7 @@ class PostgresConnection implements Connection {
   #socket: Socket | undefined;
   #query: postgres.PendingQuery<any> | undefined;
 
-  constructor(options: object, open: () => Promise<Socket>) {
+  constructor(options: object, open: () => Promise<Socket>, onEnd: () => void) {
     this.#open = open;
     this.#sql = postgres({
       ...options,
@@ -75,6 +90,7 @@ class PostgresConnection implements Connection {
       onnotice() {},
       onclose: () => {
         this.isBroken = true;
+        onEnd();
       },
       // The driver shows no other way to break a connection off.
       socket: () => this.#connect(),
@@ -87,7 +103,7 @@ class PostgresConnection implements Connection {
     if (this.isBroken) {
       socket.destroy();
     }
-    this.#socket = socket;
+    this.#socket = socket.unref();
     return socket;
   }
 
@@ -98,12 +114,21 @@ class PostgresConnection implements Connection {
     }
   }
 
-  async run(sql: string): Promise<unknown> {
+  async run(sql: string, parameters?: readonly unknown[]): Promise<readonly Row[]> {
+    const result = await this.#result(sql, parameters);
+    return "command" in result ? result : (result.at(-1) ?? []);
+  }
+
+  async columns(sql: string, parameters: readonly unknown[]): Promise<readonly string[]> {
+    const { columns } = await this.#result(sql, parameters);
+    return columns.map(({ name }: { name: string }) => name);
+  }
+
+  async #result(sql: string, parameters: readonly unknown[] = []): Promise<any> {
     this.#refuseIfBroken();
     try {
-      this.#query = this.#sql.unsafe(sql);
-      const result = await this.#query;
-      return valueOf("command" in result ? result : result.at(-1));
+      this.#query = this.#sql.unsafe(sql, [...parameters] as any[]);
+      return await this.#query;
     } catch (error) {
       this.isBroken ||= (error as { severity?: string }).severity !== "ERROR";
       throw error;
@@ -151,16 +176,21 @@ class PostgresTransaction implements Transaction<TransactionSql> {
   #whole: Promise<void> = Promise.resolve();
   #commit: () => void = () => {};
   #fail: (error: unknown) => void = () => {};
+  /** Rejected when its session has ended: the driver leaves what was sent then without an answer. */
+  readonly #broke: Promise<never>;
+  #tellBroken: (error: unknown) => void = () => {};
 
   constructor(on: On) {
     this.#on = on;
+    this.#broke = new Promise((_, reject) => (this.#tellBroken = reject));
+    this.#broke.catch(() => {});
     this.isOurs = !("savepoint" in on);
   }
 
-  async begin(first: readonly string[]): Promise<TransactionSql> {
+  async begin(first: string): Promise<TransactionSql> {
     this.#sql = "savepoint" in this.#on ? this.#on : await this.#begun(this.#on);
     const onexecute = (inner: Inner) => this.#watch(inner);
-    await this.#sql.unsafe(first.join("; "), [], { onexecute } as object);
+    await this.#sql.unsafe(first, [], { onexecute } as object);
     return this.#untilOver(this.#sql);
   }
 
@@ -220,10 +250,20 @@ class PostgresTransaction implements Transaction<TransactionSql> {
   }
 
   async value(sql: string): Promise<unknown> {
-    return this.#sql === undefined ? undefined : valueOf(await this.#sql.unsafe(sql));
+    if (this.broken !== undefined) {
+      throw this.broken;
+    }
+    return this.#sql === undefined ? undefined : valueOf(await Promise.race([this.#sql.unsafe(sql), this.#broke]));
   }
 
   async commit(): Promise<void> {
+    try {
+      // The driver would commit what has failed or was ended meanwhile, and tell nobody.
+      await checkStillOpen((sql) => this.value(sql));
+    } catch (error) {
+      await this.rollback();
+      throw error;
+    }
     this.#commit();
     await this.#whole;
   }
@@ -240,6 +280,7 @@ class PostgresTransaction implements Transaction<TransactionSql> {
 
   #end(error: unknown): void {
     this.broken ??= error;
+    this.#tellBroken(this.broken);
     this.#fail(this.broken);
   }
 

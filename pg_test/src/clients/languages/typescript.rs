@@ -1,6 +1,6 @@
 //! The client in TypeScript, on `pg` and on `postgres`.
 
-use super::{Language, Program, Programs};
+use super::{Check, Language, Program, Programs};
 use crate::extension::{source_root, target_dir};
 use crate::orm::{self, Runtime};
 use crate::process::output_of;
@@ -15,18 +15,18 @@ use std::sync::Mutex;
 pub const ON_PG: Language = Language {
     name: "typescript",
     directory: "typescript",
-    prepare: || prepare("pg", "examples/first_worker.js"),
-    checks: super::no_checks,
-    first_worker: "examples/first_worker.ts",
+    prepare: || prepare("pg", "examples/first_worker.mjs"),
+    checks,
+    first_worker: "examples/first_worker.mts",
     is_there: || orm::is_there(LIBRARIES),
 };
 
 pub const ON_POSTGRES: Language = Language {
     name: "typescript-postgres",
     directory: "typescript",
-    prepare: || prepare("postgres", "examples/first_worker_postgres.js"),
+    prepare: || prepare("postgres", "examples/first_worker_postgres.mjs"),
     checks: super::no_checks,
-    first_worker: "examples/first_worker.ts",
+    first_worker: "examples/first_worker.mts",
     is_there: || orm::is_there(LIBRARIES),
 };
 
@@ -37,11 +37,39 @@ const LIBRARIES: Runtime = Runtime::Node(&[
     "@types/pg@8.23.1",
     "pg@8.23.1",
     "postgres@3.4.9",
+    "@opentelemetry/api@1.9.0",
+    "@opentelemetry/sdk-metrics@2.12.1",
+    "@opentelemetry/sdk-trace-base@2.12.1",
+    "@prisma/adapter-pg@7.10.1",
+    "@prisma/client@7.10.0",
     "drizzle-orm@0.45.4",
     "kysely@0.28.18",
+    "prisma@7.10.1",
     "sequelize@6.37.8",
     "typeorm@1.1.1",
 ]);
+
+/// What looks over the package as npm would take it.
+const CHECKERS: Runtime = Runtime::Node(&["@arethetypeswrong/cli@0.18.5", "publint@0.3.25"]);
+
+/// The package, packed: whether its types are found as its code is, by ES modules and by CommonJS; and what its
+/// registry asks.
+fn checks() -> Result<Vec<Check>> {
+    let home = build()?;
+    let mut npm = Command::new("npm");
+    output_of(npm.args(["pack", "--silent", "--ignore-scripts"]).current_dir(&home))?;
+    let packed = format!("pg_fence-{}.tgz", env!("CARGO_PKG_VERSION"));
+    let bin = orm::fetch(CHECKERS)?.join("node_modules/.bin");
+    let check = |name, tool: &str, arguments: &[&str]| {
+        let mut command = Command::new(bin.join(tool));
+        command.arg(&packed).args(arguments).current_dir(&home);
+        Check { name, command }
+    };
+    Ok(vec![
+        check("attw", "attw", &["--profile", "node16"]),
+        check("publint", "publint", &["--strict"]),
+    ])
+}
 
 fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
     let home = build().context("the client in TypeScript cannot be built")?;
@@ -53,9 +81,9 @@ fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
         environment: Vec::new(),
     };
     Ok(Programs {
-        worker: program("lab/worker.js", &["--driver", driver]),
+        worker: program("lab/worker.mjs", &["--driver", driver]),
         first_worker: program(first_worker, &[]),
-        tests: Some(program("tests/pg_fence.test.js", &[driver])),
+        tests: Some(program("tests/pg_fence.test.mjs", &[driver])),
     })
 }
 
@@ -75,6 +103,15 @@ pub fn build() -> Result<PathBuf> {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
         _ => symlink(&libraries, &link)?,
     }
+    // It asks for an engine that it does not use for this, and would fetch it from elsewhere.
+    let mut prisma = Command::new("node");
+    prisma.arg(libraries.join("prisma/build/index.js")).args([
+        "generate",
+        "--schema",
+        "tests/schema.prisma",
+    ]);
+    prisma.env("PRISMA_SCHEMA_ENGINE_BINARY", "/bin/true").env("CHECKPOINT_DISABLE", "1");
+    output_of(prisma.current_dir(&home))?;
     // The package first: the others import what it consists of once it is built.
     for project in [".", "lab"] {
         let mut tsc = Command::new("node");

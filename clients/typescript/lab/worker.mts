@@ -8,7 +8,7 @@
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { Adopted, type AdoptSpec } from "../dist/adopted.js";
+import { Adopted } from "../dist/adopted.js";
 import { now } from "../dist/clock.js";
 import { valueOf, type Driver } from "../dist/connection.js";
 import {
@@ -16,9 +16,11 @@ import {
 } from "../dist/index.js";
 import { Fence } from "../dist/fence.js";
 import type { Holding } from "../dist/holding.js";
-import { Lease, type Spec } from "../dist/lease.js";
+import { Keeper, type Kept } from "../dist/keeper.js";
+import { Lease } from "../dist/lease.js";
 
 type Order = Record<string, any>;
+type Work = (tx: unknown) => Promise<void>;
 /** What the work runs its statements by. */
 type Run = (sql: string) => Promise<unknown>;
 
@@ -36,73 +38,91 @@ const KINDS = new Map<unknown, string>([
   [TransactionLost, "transaction-lost"],
 ]);
 
+function tellLoss(lease: Lease<any, any>): void {
+  lease.signal.addEventListener("abort", () => {
+    if (lease.loss !== undefined) {
+      say("lost", { name: lease.names[0], reason: lease.loss.reason });
+    }
+  });
+}
+
 function refused(error: unknown): void {
   const told = classify(error);
   const sqlstate = told?.sqlstate ?? (error as { code?: string }).code;
   say("refused", { error: KINDS.get(told?.constructor) ?? "other", sqlstate, message: String(error) });
 }
 
-/** A lease that says when it was renewed and lost, and whose heartbeat can be starved. */
-class Observed extends Lease<any, any> {
+/** A keeper that says when the lease of `acquire` or `lead` was renewed, and that can be starved. */
+class ObservedKeeper extends Keeper<any, any> {
   isStarved = false;
-  #isAcquired = false;
 
-  constructor(spec: Spec<any, any>) {
-    super(spec);
-    this.signal.addEventListener("abort", () => say("lost", { reason: this.loss?.reason }));
-  }
-
-  /** Until when it believes to be held, in milliseconds since 1970. */
-  until(): number {
-    const wall = Date.now();
-    return Math.floor(wall + this.remainingMs);
-  }
-
-  protected override countsFrom(before: number, token: number): void {
-    super.countsFrom(before, token);
-    if (this.#isAcquired) {
-      say("renewed", { token, deadline: this.until() });
+  protected override countsFrom(kept: Kept, before: number, token: number): void {
+    super.countsFrom(kept, before, token);
+    if (worker.lease instanceof Lease && worker.lease.token === kept.token) {
+      say("renewed", { token, deadline: untilOf(worker.lease) });
     }
-    this.#isAcquired = true;
   }
 
-  protected override async beat(): Promise<void> {
-    while (this.isStarved && this.loss === undefined && !this.isEnding) {
+  protected override async beat(due: readonly Kept[]): Promise<void> {
+    while (this.isStarved && due.some((kept) => this.has(kept) && !kept.isEnding)) {
       await sleep(20);
     }
-    return this.isStarved ? undefined : super.beat();
+    return this.isStarved ? undefined : super.beat(due);
   }
 }
 
-class DeadlineFromAnswer extends Observed {
-  protected override countsFrom(_: number, token: number): void {
-    super.countsFrom(now(), token);
+class DeadlineFromAnswer extends ObservedKeeper {
+  protected override countsFrom(kept: Kept, _: number, token: number): void {
+    super.countsFrom(kept, now(), token);
   }
 }
 
-class ErrorIsLoss extends Observed {
-  protected override async askToRenew(): Promise<number | null> {
+class ErrorIsLoss extends ObservedKeeper {
+  protected override async askToRenew(batch: readonly Kept[]): Promise<ReadonlyMap<number, number | null>> {
     try {
-      return await super.askToRenew();
+      return await super.askToRenew(batch);
     } catch (error) {
-      this.lose("denied", error);
+      batch.forEach((kept) => this.lose(kept, "denied", error));
       throw error;
     }
   }
 }
 
-class RenewInWork extends Observed {
-  protected override async askToRenew(): Promise<number | null> {
-    if (worker.run === undefined) {
-      return super.askToRenew();
+class RenewInWork extends ObservedKeeper {
+  protected override async askToRenew(batch: readonly Kept[]): Promise<ReadonlyMap<number, number | null>> {
+    const [kept] = batch;
+    if (worker.run === undefined || kept === undefined) {
+      return super.askToRenew(batch);
     }
-    return Number(valueOf(await worker.run(`SELECT lease_renew('${this.names[0]}', ${this.token})`)));
+    const renewed = await worker.run(`SELECT lease_renew('${kept.names[0]}', ${kept.token})`);
+    return new Map([[kept.token, Number(valueOf(renewed))]]);
   }
 }
 
 /** The deadline is looked at by the heartbeat only. */
-class HangHidesLoss extends Observed {
+class HangHidesLoss extends ObservedKeeper {
   protected override watch(): void {}
+}
+
+/** One that is gone is taken for all of them. */
+class OneNullLosesAll extends ObservedKeeper {
+  protected override async askToRenew(batch: readonly Kept[]): Promise<ReadonlyMap<number, number | null>> {
+    const tokens = await super.askToRenew(batch);
+    return [...tokens.values()].includes(null) ? new Map() : tokens;
+  }
+}
+
+/** A batch whose statement was refused is not divided. */
+class OneLockStopsAll extends ObservedKeeper {
+  protected override divide(batch: readonly Kept[]): readonly (readonly Kept[])[] {
+    return [batch];
+  }
+}
+
+/** Until when it is believed to be held, in milliseconds since 1970. */
+function untilOf(lease: Lease<any, any>): number {
+  const wall = Date.now();
+  return Math.floor(wall + lease.remainingMs);
 }
 
 /** A number is made known by the first transaction that is guarded with it. */
@@ -114,8 +134,8 @@ class AdoptsLate extends Adopted<any, any> {
 
 /** A number is made known once, and never again. */
 class AdoptsOnce extends Adopted<any, any> {
-  protected override guardOf(name: string): string {
-    return `SELECT lease_guard('${name}', ${this.token})`;
+  override guardSql(): string {
+    return `lease_guard('${this.names[0]}', ${this.token})`;
   }
 
   override async mend(): Promise<boolean> {
@@ -123,11 +143,13 @@ class AdoptsOnce extends Adopted<any, any> {
   }
 }
 
-const PLANTS: Record<string, typeof Observed> = {
+const PLANTS: Record<string, typeof ObservedKeeper> = {
   "deadline-from-answer": DeadlineFromAnswer,
   "error-is-loss": ErrorIsLoss,
   "renew-in-work": RenewInWork,
   "hang-hides-loss": HangHidesLoss,
+  "one-null-loses-all": OneNullLosesAll,
+  "one-lock-stops-all": OneLockStopsAll,
 };
 
 /** What an adopted lease is with a fault. */
@@ -142,14 +164,18 @@ if (plant !== "" && !(plant in PLANTS) && !(plant in ADOPTED)) {
 }
 
 class ObservedFence extends Fence<any, any> {
-  protected override make(spec: Spec<any, any>): Observed {
-    return new (PLANTS[plant] ?? Observed)(spec);
+  protected override makeKeeper(driver: Driver<any, any>, schema: string): ObservedKeeper {
+    keeper = new (PLANTS[plant] ?? ObservedKeeper)(driver, schema);
+    return keeper;
   }
 
-  protected override makeAdopted(spec: AdoptSpec<any, any>): Adopted<any, any> {
-    return new (ADOPTED[plant] ?? Adopted)(spec);
+  protected override makeAdopted(...of: ConstructorParameters<typeof Adopted>): Adopted<any, any> {
+    return new (ADOPTED[plant] ?? Adopted)(...of) as Adopted<any, any>;
   }
 }
+
+/** Of the only fence. */
+let keeper: ObservedKeeper;
 
 /** What differs between the drivers for the work. */
 interface Side {
@@ -216,12 +242,16 @@ const ROLLBACK = new Error("rollback");
 const UPDATE = (value: string) => `UPDATE work SET value = '${value}' WHERE id = 1`;
 
 class Worker {
+  /** Of `acquire`, `resume`, `adopt` or `lead`. */
   lease: Holding<any, any> | undefined;
+  /** Of `hold` and `claim`. */
+  crowd: Lease<any, any>[] = [];
   /** What is run in the transaction that is open. */
   run: Run | undefined;
   #side!: Side;
   #fence!: ObservedFence;
   #leading: Promise<void> | undefined;
+  #observing: Promise<void>[] = [];
   #stop = new AbortController();
 
   async serve(): Promise<void> {
@@ -230,6 +260,9 @@ class Worker {
       try {
         if (WITHIN.has(what)) {
           throw new LeaseLost("released", ["its transaction has ended"]);
+        }
+        if (typeof (this as any)[what] !== "function") {
+          throw new Error("unknown order");
         }
         await (this as any)[what](rest);
       } catch (error) {
@@ -244,16 +277,78 @@ class Worker {
     say("connected");
   }
 
-  async acquire({ names, ttl_ms, wait_ms = 0, ...kind }: Order): Promise<void> {
+  async acquire({ names, ttl_ms, wait_ms = 0, hold_at_most_ms, hold_at_least_ms, ...kind }: Order): Promise<void> {
     await this.lease?.release();
     this.lease = undefined;
-    const span = { ttl: { milliseconds: ttl_ms }, wait: { milliseconds: wait_ms } };
-    const lease = (await this.#fence.lease(names, { ...span, ...kind })) as Observed | null;
+    const lease = await this.#fence.lease(names, {
+      ttl: { milliseconds: ttl_ms },
+      wait: { milliseconds: wait_ms },
+      ...(hold_at_most_ms === undefined ? {} : { holdAtMost: { milliseconds: hold_at_most_ms } }),
+      ...(hold_at_least_ms === undefined ? {} : { holdAtLeast: { milliseconds: hold_at_least_ms } }),
+      ...kind,
+    });
     if (lease === null) {
       return say("taken");
     }
+    this.#acquired(lease);
+  }
+
+  #acquired(lease: Lease<any, any>): void {
     this.lease = lease;
-    say("acquired", { token: lease.token, deadline: lease.until() });
+    tellLoss(lease);
+    say("acquired", { token: lease.token, deadline: untilOf(lease) });
+  }
+
+  async resume({ name, token, ttl_ms }: Order): Promise<void> {
+    this.#acquired(await this.#fence.resume(name, token, { ttl: { milliseconds: ttl_ms } }));
+  }
+
+  async detach(): Promise<void> {
+    say("detached", { token: await this.#heldLease().detach() });
+  }
+
+  async hold({ names, ttl_ms }: Order): Promise<void> {
+    const ttl = { milliseconds: ttl_ms };
+    const leases = await Promise.all(names.map((name: string) => this.#fence.lease(name, { ttl })));
+    const held = leases.filter((lease) => lease !== null);
+    held.forEach(tellLoss);
+    this.crowd.push(...held);
+    if (held.length < leases.length) {
+      return say("taken");
+    }
+    this.holding();
+  }
+
+  async claim({ names, n, ttl_ms }: Order): Promise<void> {
+    const query = "SELECT unnest($1::text[]) AS name";
+    const claimed = await this.#fence.claim(query, [names], n, { ttl: { milliseconds: ttl_ms } });
+    claimed.forEach(tellLoss);
+    this.crowd.push(...claimed);
+    say("claimed", { names: claimed.map(({ row }) => row?.["name"]) });
+  }
+
+  holding(): void {
+    say("holding", { count: this.crowd.filter(({ held }) => held).length });
+  }
+
+  async "release-all"(): Promise<void> {
+    await Promise.all(this.crowd.splice(0).map((lease) => lease.release()));
+    say("released");
+  }
+
+  "guard-all"(): Promise<void> {
+    return this.#transaction("guarded", (on, work) => this.#fence.guard(this.crowd, on, work));
+  }
+
+  async observe({ name }: Order): Promise<void> {
+    this.#observing.push(this.#observe(name));
+    say("done");
+  }
+
+  async #observe(name: string): Promise<void> {
+    for await (const { holder, token } of this.#fence.observe(name, { signal: this.#stop.signal })) {
+      say("leader", { name, holder, token });
+    }
   }
 
   async adopt({ name, token, wait_ms = 0 }: Order): Promise<void> {
@@ -272,8 +367,8 @@ class Worker {
     return this.lease;
   }
 
-  #heldLease(): Observed {
-    return this.#held() as Observed;
+  #heldLease(): Lease<any, any> {
+    return this.#held() as Lease<any, any>;
   }
 
   check(): void {
@@ -287,16 +382,17 @@ class Worker {
   }
 
   guard(): Promise<void> {
-    return this.#transaction("guarded", "guard");
+    const lease = this.#held();
+    return this.#transaction("guarded", (on, work) => lease.guard(on, work));
   }
 
   present(): Promise<void> {
-    return this.#transaction("presented", "present");
+    const lease = this.#held();
+    return this.#transaction("presented", (on, work) => lease.present(on, work));
   }
 
   /** Until it reads `commit` or `rollback`, what it does is one transaction. */
-  async #transaction(begun: string, by: "guard" | "present"): Promise<void> {
-    const lease = this.#held();
+  async #transaction(begun: string, by: (on: unknown, work: Work) => Promise<void>): Promise<void> {
     let last = "commit";
     await this.#side.with(async (on) => {
       const work = async (tx: unknown) => {
@@ -307,7 +403,7 @@ class Worker {
           throw ROLLBACK;
         }
       };
-      await lease[by](on, work)
+      await by(on, work)
         .catch((error: unknown) => {
           if (error !== ROLLBACK) {
             throw error;
@@ -355,7 +451,7 @@ class Worker {
   }
 
   starve(): void {
-    this.#heldLease().isStarved = true;
+    keeper.isStarved = true;
     say("done");
   }
 
@@ -372,7 +468,8 @@ class Worker {
     const { signal } = (this.#stop = new AbortController());
     const work = async (lease: Lease<any, any>, ends: AbortSignal) => {
       this.lease = lease;
-      say("leading", { token: lease.token, deadline: (lease as Observed).until() });
+      tellLoss(lease);
+      say("leading", { token: lease.token, deadline: untilOf(lease) });
       await new Promise((_, reject) => ends.addEventListener("abort", () => reject(ends.reason)));
     };
     this.#leading = this.#fence.lead(name, work, { ttl: { milliseconds: ttl_ms }, signal }).then(
@@ -384,14 +481,15 @@ class Worker {
 
   census(): void {
     // Pipes are its own standard streams, which appear when they are first used.
-    const tasks = process.getActiveResourcesInfo().filter((one) => one !== "PipeWrap").length;
-    say("census", { tasks });
+    const resources = process.getActiveResourcesInfo().filter((one) => one !== "PipeWrap").length;
+    // Those of the keeper do not keep the process alive, so that they are not among them.
+    say("census", { tasks: resources + (keeper.isIdle ? 0 : 1) });
   }
 
   async close(): Promise<void> {
     this.#stop.abort();
-    await this.#leading;
-    await this.lease?.release();
+    await Promise.all([this.#leading, ...this.#observing.splice(0)]);
+    await Promise.all([this.lease, ...this.crowd.splice(0)].map((lease) => lease?.release()));
     this.lease = this.#leading = undefined;
     say("closed");
   }

@@ -1,18 +1,23 @@
+import { setTimeout as sleep } from "node:timers/promises";
 import postgres from "postgres";
 import { classify, Fence, LeaseLost } from "pg_fence/postgres";
 
 const sql = postgres(process.argv[2] ?? "");
 const fence = new Fence(sql);
+const lease = await fence.lease("order:7", { ttl: { seconds: 30 } });
 try {
-  await using lease = await fence.lease("order:7", { ttl: { seconds: 30 } });
   if (lease === null) {
     console.log("somebody else is at it");
   } else {
-    // Whatever takes long goes here: a heartbeat keeps the lease meanwhile.
+    console.log("order:7 is ours, under token", lease.token);
+    await sleep(3000); // Whatever takes long goes here: a heartbeat keeps the lease meanwhile.
     await lease.guard(sql, (tx) => tx`UPDATE orders SET status = 'paid' WHERE id = 7`);
+    console.log("order 7 is paid");
   }
 } catch (error) {
   if (!(classify(error) instanceof LeaseLost)) throw error;
   console.log("stop, and report no failure:", error);
+} finally {
+  await lease?.release();
+  await sql.end();
 }
-await sql.end();

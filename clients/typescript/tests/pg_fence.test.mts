@@ -1,27 +1,38 @@
 /**
  * What the scenarios of all clients do not show: each kind of transaction, the ORMs, and what is JavaScript's own.
  *
- *     DATABASE_URL=postgresql://… node tests/pg_fence.test.js pg    (or postgres)
+ *     DATABASE_URL=postgresql://… node tests/pg_fence.test.mjs pg    (or postgres)
  *
  * The database has the extension and is otherwise of no use: a table is made and dropped in it.
  */
 import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { EventEmitter, once } from "node:events";
+import { createRequire } from "node:module";
+import { createServer, type AddressInfo } from "node:net";
 import { after, before, beforeEach, test } from "node:test";
+import { promisify } from "node:util";
 import { bigint, integer, pgTable, text } from "drizzle-orm/pg-core";
 import { drizzle as drizzleOnPg } from "drizzle-orm/node-postgres";
 import { drizzle as drizzleOnPostgres } from "drizzle-orm/postgres-js";
 import { eq, sql as drizzleSql } from "drizzle-orm";
 import { Kysely, PostgresDialect, sql as kyselySql } from "kysely";
 import pg from "pg";
+import { PrismaPg } from "@prisma/adapter-pg";
 import postgres from "postgres";
+import { InMemoryMetricExporter, MeterProvider, PeriodicExportingMetricReader } from "@opentelemetry/sdk-metrics";
+import { BasicTracerProvider, InMemorySpanExporter, SimpleSpanProcessor } from "@opentelemetry/sdk-trace-base";
 import { DataTypes, Sequelize } from "sequelize";
 import { DataSource, EntitySchema } from "typeorm";
 
 import {
-  classify, FenceError, LeaseLost, NoToken, NotSpeaking, StaleToken, TransactionLost, type Adopted, type Lease,
+  AcquireTimeout, classify, FenceError, LeaseLost, NoToken, NotInstalled, NotSpeaking, StaleToken, TransactionLost,
+  type Adopted, type Leader, type Lease, type LeaseOptions,
 } from "../dist/index.js";
+import type { Fence as AnyFence } from "../dist/fence.js";
 import * as onPg from "../dist/pg.js";
 import * as onPostgres from "../dist/postgres.js";
+import { openTelemetry } from "../dist/opentelemetry.js";
 import { unfenced } from "../dist/testing.js";
 
 const URL = process.env["DATABASE_URL"] ?? "";
@@ -31,7 +42,7 @@ const LONG = { ttl: { minutes: 5 } };
 const admin = new pg.Client(URL);
 const pool = new pg.Pool({ connectionString: URL, max: 3 });
 const sql = postgres(URL, { max: 3, onnotice() {} });
-const fence = DRIVER === "pg" ? new onPg.Fence(pool) : new onPostgres.Fence(sql);
+const fence: AnyFence<any, any> = DRIVER === "pg" ? new onPg.Fence(pool) : new onPostgres.Fence(sql);
 /** What transactions begin on. */
 const on: any = DRIVER === "pg" ? pool : sql;
 /** Runs a statement by what the work is given. */
@@ -76,7 +87,15 @@ async function errorOf(work: () => Promise<unknown>): Promise<any> {
 test("a bare number is no span of time", async () => {
   await assert.rejects(fence.lease("order:7", { ttl: 30000 as any }), TypeError);
   await assert.rejects(fence.lease("order:7", { ttl: { second: 30 } as any }), TypeError);
-  await assert.rejects(fence.lease("order:7", { ttl: { seconds: 0 } }), RangeError);
+});
+
+test("a ttl that cannot be kept is refused by name", async () => {
+  for (const ttl of [{ seconds: 0 }, { seconds: -1 }, { milliseconds: 99 }]) {
+    await assert.rejects(fence.lease("order:7", { ttl }), /^RangeError: a ttl of -?\d+ ms is too short/);
+    await assert.rejects(fence.lead("order:7", async () => {}, { ttl }), /^RangeError: a ttl/);
+    await assert.rejects(fence.resume("order:7", 1, { ttl }), /^RangeError: a ttl/);
+  }
+  await assert.rejects(fence.lease("order:7", { wait: { seconds: -1 } }), /^RangeError: wait/);
 });
 
 test("each driver's integers can be cast to what set_config takes", async () => {
@@ -102,6 +121,176 @@ test("several are all there or none", async () => {
   await both.guard(on, (tx) => run(tx, "UPDATE orders SET status = 'paid'"));
   assert.ok((await both.renew())! > both.token);
   assert.equal(await status(), "paid");
+});
+
+test("several names are several arguments or one list, and nothing but names", async () => {
+  const many = (...of: unknown[]) => (fence.lease as (...of: unknown[]) => Promise<Lease<any, any> | null>)(...of);
+  for (const given of [["a", "b"], ["a", "b", LONG], [["a", "b"], LONG], [["a", "b"], undefined]]) {
+    await using both = await many(...given);
+    assert.deepEqual(both?.names, ["a", "b"]);
+    assert.equal(await fence.lease("b"), null);
+  }
+  for (const given of [[7], ["a", 7], [["a", 7]], [null], [], [[]], [["a", undefined]]]) {
+    await assert.rejects(many(...given), TypeError);
+  }
+});
+
+test("a wrong object is refused, and what is taken is named", async () => {
+  const wrong: any[] = DRIVER === "pg" ? [sql, admin, undefined, 7, fence] : [pool, undefined, 7, fence];
+  const Fence: any = DRIVER === "pg" ? onPg.Fence : onPostgres.Fence;
+  for (const source of wrong) {
+    assert.throws(() => new Fence(source), /^TypeError: a Fence takes a connection string/);
+  }
+  await using held = await lease();
+  for (const there of [DRIVER === "pg" ? sql : pool, undefined, "pool", fence] as any[]) {
+    assert.throws(() => held.guard(there, async () => {}), /^TypeError: a transaction begins on/);
+  }
+  assert.throws(() => fence.guard([], on, async () => {}), TypeError);
+});
+
+/** Another fence of the same driver, with settings of PostgreSQL's own. */
+function fenceWith(options: string, schema?: string): AnyFence<any, any> {
+  const { host, port, database, user } = admin as Required<pg.Client>;
+  const of = schema === undefined ? {} : { schema };
+  return DRIVER === "pg"
+    ? new onPg.Fence({ connectionString: URL, options, application_name: "keeper" }, of)
+    : new onPostgres.Fence({
+        host, port, database: database!, username: user!, connection: { options, application_name: "keeper" },
+      }, of);
+}
+
+test("a database without the extension says so, and so does a search path without it", async () => {
+  const schema = (await value("SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'pg_fence'")) as string;
+  const blind = fenceWith("-c search_path=pg_catalog");
+  const calls = [
+    () => blind.lease("order:7"), () => blind.lease("order:7", { wait: { seconds: 1 } }), () => blind.adopt("x", 7),
+    () => blind.resume("order:7", 7), () => blind.claim("SELECT 'x'", [], 1), () => blind.observe("order:7").next(),
+    () => blind.lead("order:7", async () => {}),
+  ];
+  for (const call of calls) {
+    const error = await errorOf(call as () => Promise<unknown>);
+    assert.ok(error instanceof NotInstalled, String(error));
+    assert.match(String(error.hint), /schema/);
+  }
+  const seeing = fenceWith("-c search_path=pg_catalog", schema);
+  await using held = await seeing.lease("order:7", LONG);
+  assert.ok(held !== null && (await held.renew()));
+});
+
+test("an acquire that nobody answers is broken off", async () => {
+  const silent = createServer(() => {}).listen(0, "127.0.0.1");
+  await once(silent, "listening");
+  const { port } = silent.address() as AddressInfo;
+  const of = { host: "127.0.0.1", port, database: "x", user: "x", username: "x" };
+  const deaf: any = DRIVER === "pg" ? new onPg.Fence(of) : new onPostgres.Fence(of);
+  for (const more of [{}, { wait: { milliseconds: 50 } }, { session: true }] as LeaseOptions[]) {
+    const error = await errorOf(() => deaf.lease("order:7", { ttl: { milliseconds: 300 }, ...more }));
+    assert.ok(error instanceof AcquireTimeout, String(error));
+  }
+  silent.close();
+});
+
+test("a sleep ends with its signal", async () => {
+  await using held = await lease();
+  const stop = new AbortController();
+  const slept = errorOf(() => held.wait({ minutes: 5 }, { signal: stop.signal }));
+  stop.abort();
+  assert.equal(await slept, stop.signal.reason);
+  assert.equal(await errorOf(() => held.wait({ minutes: 5 }, { signal: stop.signal })), stop.signal.reason);
+  await held.wait({ milliseconds: 1 }, { signal: new AbortController().signal });
+});
+
+/** A process of its own with that module as its program, and what it says. */
+function program(body: string, ...flags: string[]): Promise<{ stdout: string; stderr: string }> {
+  const source = `
+    import { Fence } from ${JSON.stringify(new globalThis.URL(`../dist/${DRIVER}.js`, import.meta.url).href)};
+    const fence = new Fence(${JSON.stringify(URL)});
+    ${body}`;
+  return promisify(execFile)(process.execPath, [...flags, "--input-type=module", "-e", source]);
+}
+
+test("a lease that was never released does not keep the process alive", async () => {
+  for (const more of ["", ", session: true"]) {
+    const { stdout, stderr } = await program(`
+      const lease = await fence.lease("forgotten", { ttl: { minutes: 5 }${more} });
+      console.log(lease.token);`);
+    assert.match(stdout, /^\d+\n$/);
+    assert.match(stderr, /ResourceWarning: the lease forgotten was never released/);
+    await value("SELECT lease_revoke('forgotten')");
+  }
+});
+
+test("a lease that nothing refers to is renewed no more, and its signal tells the end", async () => {
+  const { stdout, stderr } = await program(`
+    let signal;
+    await (async () => ({ signal } = await fence.lease("forgotten", { ttl: { seconds: 2 } })))();
+    const collects = setInterval(() => gc(), 50);
+    await new Promise((resolve) => signal.addEventListener("abort", resolve));
+    clearInterval(collects);
+    console.log(signal.reason.reason);`, "--expose-gc");
+  assert.equal(stdout, "deadline\n");
+  assert.match(stderr, /ResourceWarning: the lease forgotten was forgotten/);
+});
+
+test("a process waits for the loss of a lease, and for its release", async () => {
+  const { stdout, stderr } = await program(`
+    const lease = await fence.lease("short", { ttl: { milliseconds: 600 }, holdAtMost: { milliseconds: 1 } });
+    await new Promise((resolve) => lease.signal.addEventListener("abort", resolve));
+    await (await fence.lease("next")).release();
+    console.log(lease.loss.reason);`);
+  assert.equal(stdout + stderr, "deadline\n");
+});
+
+test("a session lease is lost as soon as its socket says so", async () => {
+  await using held = await lease("order:7", { session: true });
+  held.isTold = true;
+  const lost = once(held.signal, "abort");
+  await value("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ 'lease_acquire' AND pid <> pg_backend_pid()");
+  await lost;
+  assert.equal(held.loss?.reason, "session");
+});
+
+test("one connection keeps all, and is closed with the last", async () => {
+  const mine = fenceWith("-c search_path=public");
+  const sessions = () => value("SELECT count(*)::int FROM pg_stat_activity WHERE application_name = 'keeper'");
+  const none = async () => {
+    while ((await sessions()) !== 0) {}
+  };
+  const names = Array.from({ length: 40 }, (_, n) => `many:${n}`);
+  const held = await Promise.all(names.map((name) => mine.lease(name, { ttl: { milliseconds: 900 } })));
+  await using several = await mine.lease(["several:1", "several:2"], { ttl: { milliseconds: 900 } });
+  assert.equal(await sessions(), 1);
+  await several?.wait({ seconds: 2 });
+  assert.ok(held.every((one) => one?.held), "each was renewed");
+  assert.equal(await sessions(), 1);
+  await Promise.all([...held, several].map((one) => one?.release()));
+  await none();
+  assert.equal(await mine.lease("many:0").then((one) => one?.release()), undefined);
+  await none();
+});
+
+test("a renewal that is refused, and one that has to wait, hold up no other", async () => {
+  const mine = fenceWith("-c search_path=public");
+  const names = Array.from({ length: 9 }, (_, n) => `many:${n}`);
+  const ttl = { ttl: { seconds: 3 } };
+  const held = (await Promise.all(names.map((name) => mine.lease(name, ttl)))).filter((one) => one !== null);
+  const other = new pg.Client(URL);
+  await other.connect();
+  await other.query(`BEGIN; SELECT lease_renew('many:3', ${held[3]?.token})`);
+  const lost = once(held[3]!.signal, "abort");
+  await lost;
+  assert.equal(held[3]?.loss?.reason, "deadline");
+  assert.deepEqual(held.filter((one) => one.held).length, 8);
+  // A release that waits for it, too: the others' go on.
+  await other.query("COMMIT");
+  await other.query(`BEGIN; SELECT lease_renew('many:4', ${held[4]?.token})`);
+  const waits = held[4]!.release();
+  await held[5]!.release();
+  await other.query("COMMIT");
+  await waits;
+  assert.equal(await value("SELECT count(*)::int FROM lease_info('many:4') WHERE state = 'held'"), 0);
+  await other.end();
+  await Promise.all(held.map((one) => one.release()));
 });
 
 test("bad input is the server's error", async () => {
@@ -327,8 +516,34 @@ test("a failure that the work swallows does not look like a commit", async () =>
       await run(tx, "SELECT 1/0").catch(() => {});
     }),
   );
-  assert.ok(error instanceof Error);
+  assert.ok(error instanceof TransactionLost && !error.inDoubt, String(error));
   assert.equal(await status(), "new");
+});
+
+test("what the work has rolled back itself, or an ORM would, does not look like a commit either", async () => {
+  await using held = await lease();
+  const client = await pool.connect();
+  const query = (statement: string) => client.query(statement);
+  try {
+    for (const by of ["guard", "present"] as const) {
+      const ended = await errorOf(() => held[by](on, async (tx) => void (await run(tx, "ROLLBACK"))));
+      assert.ok(ended instanceof TransactionLost, String(ended));
+      for (const fails of ["SELECT 1/0", "ROLLBACK"]) {
+        await query("BEGIN");
+        const error = await errorOf(() => held[by](query, async () => void (await query(fails).catch(() => {}))));
+        assert.ok(error instanceof TransactionLost, String(error));
+        await query("ROLLBACK");
+      }
+      if (DRIVER === "pg") {
+        await query("BEGIN");
+        const inner = await errorOf(() => held[by](client as any, async () => void (await query("SELECT 1/0").catch(() => {}))));
+        assert.ok(inner instanceof TransactionLost, String(inner));
+        await query("ROLLBACK");
+      }
+    }
+  } finally {
+    client.release();
+  }
 });
 
 test("errors have their types, the driver's as their cause, and their detail", async () => {
@@ -407,6 +622,220 @@ test("leading ends when it is told to, and when the work has ended", async () =>
   assert.equal(await led, undefined);
   await assert.rejects(fence.lead("chief", () => Promise.reject(new Error("mine")), LONG), /mine/);
   assert.equal(await value("SELECT count(*)::int FROM lease_info('chief') WHERE state = 'held'"), 0);
+});
+
+test("leading that is stopped ends while it waits, and ends the lease of a work that hears nothing", async () => {
+  const stop = new AbortController();
+  const leaders: (string | null)[] = [];
+  const onLeader = ({ holder }: Leader) => leaders.push(holder);
+  let waiting: Promise<unknown> = Promise.resolve();
+  const led = await fence.lead("chief", async (held) => {
+    waiting = fence.lead("chief", () => assert.fail("it is taken"), { ...LONG, signal: stop.signal, onLeader });
+    while (leaders.length === 0 || (await value(WAITING.replace("order:7", "chief"))) === 0) {
+      await new Promise((resolve) => setTimeout(resolve, 20));
+    }
+    stop.abort();
+    assert.equal(await waiting, undefined);
+    return held.token;
+  }, LONG);
+  assert.ok(led && led > 0);
+  const end = new AbortController();
+  const deaf = fence.lead("chief", async (held) => {
+    setImmediate(() => end.abort());
+    for (;;) {
+      await held.wait({ minutes: 5 });
+    }
+  }, { ...LONG, signal: end.signal });
+  assert.equal(await deaf, undefined);
+  assert.equal(await value("SELECT count(*)::int FROM lease_info('chief') WHERE state = 'held'"), 0);
+  await assert.rejects(fence.lead("chief", (held) => held.wait({ minutes: 5 }), { ...LONG, onLeader: () => { throw new Error("mine"); } }), /mine/);
+});
+
+test("another process goes on with a lease", async () => {
+  const held = await lease();
+  const renewed = (await held.renew())!;
+  const token = await held.detach();
+  assert.equal(token, held.token);
+  assert.throws(() => held.check(), LeaseLost);
+  await held.release();
+  assert.equal(await fence.lease("order:7"), null);
+  // By whatever token it was handed over, it is the grant's first that serves for long.
+  const next = await fence.resume("order:7", renewed, LONG);
+  assert.equal(next.token, token);
+  await next.guard(on, (tx) => run(tx, "UPDATE orders SET status = 'resumed'"));
+  await next.release();
+  const over = await errorOf(() => fence.resume("order:7", token, LONG));
+  assert.ok(over instanceof LeaseLost && over.reason === "gone");
+  const both = await lease(["order:7", "order:8"]);
+  await using again = await fence.resume(["order:7", "order:8"], await both.detach(), LONG);
+  assert.ok(await again.renew());
+  await assert.rejects(fence.resume("order:7", "7" as any), TypeError);
+  await using bound = await lease("bound", { session: true });
+  await assert.rejects(bound.detach(), TypeError);
+});
+
+test("the first that are free are claimed, with their rows and in their order", async () => {
+  const query = "SELECT n || '' AS job, n, $1::text AS what FROM generate_series(1, 9) AS n ORDER BY n DESC -- free;";
+  await using _ = await lease("8");
+  const claimed = await fence.claim(query, ["x"], 3, { ...LONG, holder: "me" });
+  const others = await fence.claim(`${query}\n;`, ["y"], 100, LONG);
+  try {
+    assert.deepEqual(claimed.map(({ names, row }) => [names[0], row]), [
+      ["9", { job: "9", n: 9, what: "x" }], ["7", { job: "7", n: 7, what: "x" }], ["6", { job: "6", n: 6, what: "x" }],
+    ]);
+    assert.deepEqual(others.map(({ row }) => row?.["n"]), [5, 4, 3, 2, 1]);
+    assert.equal(await value("SELECT count(*)::int FROM generate_series(1, 9) n, lease_info(n::text) WHERE state = 'held'"), 9);
+    assert.equal((await fence.claim(query, ["z"], 1, LONG)).length, 0);
+    // A condition of the query holds before a lease is taken, wherever the planner puts it.
+    const joined = "SELECT 'j' || a FROM generate_series(1, 50) a JOIN generate_series(50, 60) b ON a = b";
+    others.push(...(await fence.claim(joined, [], 50, LONG)));
+    assert.equal(await value("SELECT count(*)::int FROM generate_series(1, 50) n, lease_info('j' || n) WHERE state = 'held'"), 1);
+    await assert.rejects(fence.claim(query, ["x"], 0), RangeError);
+  } finally {
+    await Promise.all([...claimed, ...others].map((one) => one.release()));
+  }
+});
+
+test("who holds a lease is told at each change", async () => {
+  const stop = new AbortController();
+  const seen: Leader[] = [];
+  const next = new EventEmitter();
+  const observing = (async () => {
+    for await (const leader of fence.observe("chief", { every: { milliseconds: 20 }, signal: stop.signal })) {
+      seen.push(leader);
+      next.emit("one");
+    }
+  })();
+  await once(next, "one");
+  const told = once(next, "one");
+  const held = await lease("chief", { holder: "A" });
+  await told;
+  await held.renew();
+  const free = once(next, "one");
+  await held.release();
+  await free;
+  stop.abort();
+  await observing;
+  assert.deepEqual(seen.map(({ holder, token }) => [holder, token]), [[null, null], ["A", held.token], [null, null]]);
+  assert.ok(Math.abs(Number(seen[1]?.since) - Date.now()) < 3_600_000);
+});
+
+test("a lease is held at most and at least for so long", async () => {
+  const most = await lease("order:7", { ttl: { milliseconds: 600 }, holdAtMost: { seconds: 1 } });
+  const lost = await errorOf(() => most.wait({ minutes: 5 }));
+  assert.ok(lost instanceof LeaseLost && lost.reason === "deadline");
+  for (const release of [
+    (held: Lease<any, any>) => held.release(),
+    (held: Lease<any, any>) => held.guard(on, async (tx) => void (await run(tx, "SELECT 1")), { release: true }),
+  ]) {
+    const least = await lease("order:7", { ttl: { seconds: 1 }, holdAtLeast: { minutes: 5 } });
+    await release(least);
+    assert.ok(!least.held);
+    assert.equal(await value("SELECT remaining > '4 minutes' FROM lease_info('order:7')"), true);
+    await value("SELECT lease_revoke('order:7')");
+  }
+  await assert.rejects(fence.lease("x", { session: true, holdAtLeast: { seconds: 1 } }), TypeError);
+});
+
+test("one transaction is guarded by several leases, and all of it lands or nothing", async () => {
+  await using one = await lease("order:7");
+  await using two = await lease(["a", "b"]);
+  await using three = await lease("b2");
+  await fence.guard([three, two, one], on, (tx) => run(tx, "UPDATE orders SET status = 'all'"));
+  assert.equal(await status(), "all");
+  await fence.guard([three], on, async () => {}, { release: true });
+  await value("SELECT lease_revoke('a')");
+  const error = await errorOf(() => fence.guard([one, two], on, (tx) => run(tx, "UPDATE orders SET status = 'late'")));
+  assert.ok(error instanceof LeaseLost || error instanceof NotSpeaking, String(error));
+  assert.ok(one.held && !two.held);
+  assert.equal(await status(), "all");
+  two.isTold = true;
+});
+
+test("code that knows nothing of leases is fenced by its connection", async () => {
+  await using held = await lease();
+  if (DRIVER === "pg") {
+    const client = new pg.Client({ connectionString: URL, options: held.options });
+    await client.connect();
+    await client.query("UPDATE orders SET status = 'options'");
+    await client.end();
+  } else {
+    const { host, port, database, user } = admin as Required<pg.Client>;
+    const one = postgres({ host, port, database: database!, username: user!, connection: { options: held.options } });
+    await one`UPDATE orders SET status = 'options'`;
+    await one.end();
+  }
+  assert.equal(await status(), "options");
+  const theirs = new pg.Pool({ connectionString: URL, max: 1 });
+  const update = (how: string) => `UPDATE orders SET status = '${how}'`;
+  assert.ok(classify(await errorOf(() => theirs.query(update("late")))) instanceof NoToken);
+  const detach = onPg.attach(theirs, held);
+  await theirs.query(update("a pool"));
+  await new Promise((resolve, reject) => theirs.query(update("a callback"), (error) => (error ? reject(error) : resolve(0))));
+  await held.release();
+  await using other = await lease();
+  assert.ok(classify(await errorOf(() => theirs.query(update("late")))) instanceof NotSpeaking);
+  onPg.attach(theirs, other.token);
+  detach();
+  const client = await theirs.connect();
+  await client.query(update("others"));
+  client.release();
+  onPg.attach(theirs, other)();
+  assert.ok(classify(await errorOf(() => theirs.query(update("late")))) instanceof NoToken);
+  await theirs.end();
+  assert.equal(await status(), "others");
+  assert.throws(() => onPg.attach(sql as any, other), TypeError);
+});
+
+test("hooks are told of acquires, transactions, refusals and losses", async () => {
+  const told: string[] = [];
+  const hooks = {
+    span: async <T,>(name: string, attributes: object, work: () => Promise<T>) => {
+      told.push(`${name} ${Object.values(attributes)}`);
+      return work();
+    },
+    refused: (error: FenceError) => told.push(String(error.sqlstate)),
+    lost(loss: LeaseLost) {
+      told.push(loss.reason);
+      throw new Error("a hook is no reason to stop");
+    },
+  };
+  const watched: any = DRIVER === "pg" ? new onPg.Fence(pool, { hooks }) : new onPostgres.Fence(sql, { hooks });
+  const held = await watched.lease("other", LONG);
+  await errorOf(() => held.present(on, (tx: any) => run(tx, "UPDATE orders SET status = 'late'")));
+  await value("SELECT lease_revoke('other')");
+  await errorOf(() => held.renew());
+  assert.deepEqual(told, ["pg_fence.acquire other", "pg_fence.present other", "PF004", "gone"]);
+});
+
+test("OpenTelemetry has spans and counters", async () => {
+  const exporter = new InMemorySpanExporter();
+  const tracerProvider = new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(exporter)] });
+  const reader = new PeriodicExportingMetricReader({ exporter: new InMemoryMetricExporter(0) });
+  const meterProvider = new MeterProvider({ readers: [reader] });
+  const hooks = openTelemetry({ tracerProvider, meterProvider });
+  const watched: any = DRIVER === "pg" ? new onPg.Fence(pool, { hooks }) : new onPostgres.Fence(sql, { hooks });
+  const held = await watched.lease("other", LONG);
+  await errorOf(() => held.guard(on, (tx: any) => run(tx, "UPDATE orders SET status = 'late'")));
+  await value("SELECT lease_revoke('other')");
+  await errorOf(() => held.renew());
+  const spans = exporter.getFinishedSpans();
+  assert.deepEqual(spans.map(({ name, attributes, status }) => [name, attributes["pg_fence.lease"], status.code]), [
+    ["pg_fence.acquire", "other", 0], ["pg_fence.guard", "other", 2],
+  ]);
+  const { resourceMetrics } = await reader.collect();
+  const counters = resourceMetrics.scopeMetrics.flatMap(({ metrics }) => metrics);
+  assert.deepEqual(counters.map(({ descriptor, dataPoints: [point] }) => [descriptor.name, point?.value, point?.attributes]), [
+    ["pg_fence.leases.lost", 1, { reason: "gone" }], ["pg_fence.writes.refused", 1, { sqlstate: "PF004" }],
+  ]);
+  await reader.shutdown();
+});
+
+test("CommonJS has the same classes", () => {
+  const require = createRequire(import.meta.url);
+  assert.equal(require("pg_fence/pg").Fence, onPg.Fence);
+  assert.equal(require("pg_fence").LeaseLost, LeaseLost);
+  assert.equal(require("pg_fence/postgres").Fence, onPostgres.Fence);
 });
 
 test("fences are off for one transaction, and on again as they were", async () => {
@@ -561,7 +990,34 @@ async function drizzle(): Promise<Orm> {
   };
 }
 
-for (const open of [typeorm, sequelize, kysely, drizzle]) {
+async function prisma(): Promise<Orm> {
+  // Its client is generated, so that no types are here.
+  const { PrismaClient } = createRequire(import.meta.url)("./prisma/index.js");
+  const { database, host, port, user } = admin as Required<pg.Client>;
+  const db = new PrismaClient({ adapter: new PrismaPg({ host, port, user, database: database! }) });
+  const read = () => db.orders.findUniqueOrThrow({ where: { id: 7 } });
+  const saves = (version: number, status: string, under?: Lease<any, any>) =>
+    db.$transaction(async (tx: any) => {
+      const save = async () => {
+        const saved = await tx.orders.updateMany({ where: { id: 7, version }, data: { status, version: version + 1 } });
+        assert.equal(saved.count, 1, "another version");
+      };
+      await (under === undefined ? save() : under.guard((statement: string) => tx.$queryRawUnsafe(statement), save));
+    });
+  return {
+    save: async (status, under) => saves((await read()).version, status, under),
+    async saveOlder(under) {
+      const { version } = await read();
+      await saves(version, "in between", under);
+      await saves(version, "older", under);
+    },
+    transaction: (work) =>
+      db.$transaction((tx: any) => work((text) => (/^SELECT|^\s+SELECT/.test(text) ? tx.$queryRawUnsafe(text) : tx.$executeRawUnsafe(text)))),
+    close: () => db.$disconnect(),
+  };
+}
+
+for (const open of [typeorm, sequelize, kysely, drizzle, prisma]) {
   test(`${open.name}: a model is saved as ever under a lease, and only there`, async () => {
     const orm = await open();
     const held = await lease();
