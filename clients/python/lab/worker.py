@@ -19,7 +19,7 @@ import pg_fence
 from pg_fence.acquiring import Asked
 from pg_fence.connection import OwnConnection, now, value
 from pg_fence.holding import Holding
-from pg_fence.keeper import Keeper
+from pg_fence.keeper import Batch, Keeper
 from pg_fence.watch import Watch
 
 _says = threading.Lock()
@@ -79,7 +79,7 @@ class DeadlineFromAnswer(Observed):
 
 
 class ErrorIsLoss(Keeper):
-    def _ask(self, own: OwnConnection, batch: list[pg_fence.Lease]) -> dict[int | None, int | None]:
+    def _ask(self, own: OwnConnection, batch: Batch) -> dict[int | None, int | None]:
         try:
             return super()._ask(own, batch)
         except Exception as error:
@@ -92,7 +92,7 @@ class RenewInWork(Keeper):
     #: Runs a statement in the transaction that is open, if one is.
     work: Callable[[str, list[Any]], Any] | None = None
 
-    def _ask(self, own: OwnConnection, batch: list[pg_fence.Lease]) -> dict[int | None, int | None]:
+    def _ask(self, own: OwnConnection, batch: Batch) -> dict[int | None, int | None]:
         if RenewInWork.work is None:
             return super()._ask(own, batch)
         return {lease.token: RenewInWork.work(*lease._on_names("lease_renew")) for lease in batch}
@@ -113,15 +113,16 @@ class HangHidesLoss(Keeper):
 
 
 class OneNullLosesAll(Keeper):
-    def _ask(self, own: OwnConnection, batch: list[pg_fence.Lease]) -> dict[int | None, int | None]:
+    def _ask(self, own: OwnConnection, batch: Batch) -> dict[int | None, int | None]:
         answers = super()._ask(own, batch)
         return {} if None in answers.values() else answers
 
 
 class OneLockStopsAll(Keeper):
-    def _refused(self, own: OwnConnection, batch: list[pg_fence.Lease], error: Exception) -> None:
+    def _refused(self, batch: Batch, error: Exception) -> list[Batch]:
         for lease in batch:
             lease._beat_failed(error)
+        return []
 
 
 class AdoptsLate(pg_fence.Adopted):

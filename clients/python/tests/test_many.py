@@ -26,7 +26,7 @@ from test_pg_fence import ALCHEMY, LONG, URL, OnOrders, Order, django_connection
 
 import pg_fence
 from pg_fence.connection import OwnConnection
-from pg_fence.keeper import Keeper
+from pg_fence.keeper import Batch, Keeper
 
 SHORT = timedelta(seconds=2)
 
@@ -103,7 +103,7 @@ class Many(Patient):
         answered, may_go_on = threading.Event(), threading.Event()
 
         class Slow(Keeper):
-            def _ask(self, own: OwnConnection, batch: list[pg_fence.Lease]) -> dict[int | None, int | None]:
+            def _ask(self, own: OwnConnection, batch: Batch) -> dict[int | None, int | None]:
                 answers = super()._ask(own, batch)
                 answered.set()
                 may_go_on.wait(60)
@@ -134,6 +134,19 @@ class Many(Patient):
             locker.rollback()
             releases.join()
             self.assertFalse(self.is_held("order:7"))
+
+    def test_many_that_are_locked_hold_up_no_other(self) -> None:
+        ttl = timedelta(seconds=4)
+        leases = [self.fence.lease(f"many:{number:03}", ttl=ttl) for number in range(400)]
+        self.assertTrue(all(lease.acquire() for lease in leases))
+        locker = self.connect()
+        for lease in leases[::20]:
+            locker.execute("SELECT lease_renew(%s, %s)", [lease.names[0], lease.token])
+        time.sleep(ttl.total_seconds() * 1.5)
+        self.assertEqual([lease for lease in leases if not lease.held], leases[::20])
+        locker.rollback()
+        for lease in leases:
+            lease.release()
 
     def test_a_forgotten_lease_is_told_and_released(self) -> None:
         lease = self.fence.lease("order:7", ttl=LONG)

@@ -38,6 +38,13 @@ LOCK_PART, SHORTEST_LOCK_WAIT = 240, 0.01
 _LAST_WORDS = 3.0
 
 
+class Batch(list["Lease"]):
+    """Leases that one statement renews."""
+
+    #: What is left of one that was refused. It waits for a lock for a tenth of the time, for there may be many.
+    is_part = False
+
+
 class Keeper:
     """Renews what is held, acquires and releases. Its connection is opened with the first lease and closed with the
     last; so are its threads."""
@@ -61,6 +68,9 @@ class Keeper:
         self._forgotten: deque[Job] = deque()
         #: When the next renewal is due.
         self._beats_at = math.inf
+        #: What is being renewed, in its order.
+        self._batches: deque[Batch] = deque()
+        self._taken: set[Lease] = set()
 
     def connection(self, open_limit: float) -> OwnConnection:
         """One that is used beside the keeper's, and watched as that one is."""
@@ -145,14 +155,15 @@ class Keeper:
                     self._thread = None
 
     def _step(self, own: OwnConnection) -> bool:
-        """Renews what is due, then does one job. False: there is nothing to do any more."""
+        """Renews one batch of what is due, then does one job. False: there is nothing to do any more."""
         with self.watch.lock:
             while True:
                 while self._forgotten:
                     heapq.heappush(self._jobs, (-math.inf, next(self._order), self._forgotten.popleft()))
-                batches = self._due()
+                # Before what is left of a batch that was refused.
+                self._batches.extendleft(reversed(self._due()))
                 job = heapq.heappop(self._jobs)[2] if self._jobs and self._jobs[0][0] <= now() else None
-                if batches or job is not None:
+                if self._batches or job is not None:
                     break
                 if not self._is_needed():
                     own.close()
@@ -161,8 +172,8 @@ class Keeper:
                 next_job = self._jobs[0][0] if self._jobs else math.inf
                 self._changed.wait(max(0.0, min(self._beats_at, next_job, now() + LOOK_AGAIN) - now()))
         own.open_limit = self.limit()
-        for batch in batches:
-            self._beat(own, batch)
+        if self._batches:
+            self._beat(own, self._batches.popleft())
         if job is not None:
             self._do(own, job)
         return True
@@ -177,65 +188,78 @@ class Keeper:
             with self.watch.lock:
                 heapq.heappush(self._jobs, (again_at, next(self._order), job))
 
-    def _due(self) -> list[list[Lease]]:
-        """What is to be renewed now, in statements. Leases with as short a ttl come along, and from then on beat together;
-        so do those that are nearly due. One that stands apart is alone, and there is one of these at a time."""
+    def _due(self) -> list[Batch]:
+        """What is to be renewed now. Leases with as short a ttl come along, and from then on beat together; so do those
+        that are nearly due. One that stands apart is alone, and there is one of these at a time."""
         at = now()
         if at < self._beats_at:
             return []
-        kept = [lease for lease in self.watch.leases if lease._is_kept]
-        batches: list[list[Lease]] = []
+        kept = [one for one in self.watch.leases if one._is_kept and one not in self._taken]
         together = [one for one in kept if not one._stands_apart]
+        apart = [one for one in kept if one._stands_apart and one._next_beat <= at]
         due = [one for one in together if one._next_beat <= at]
+        batches: list[Batch] = []
         if due:
             # One that is to be renewed at once, out of turn, brings no others.
             longest = max((one._seconds for one in due if one._next_beat > -math.inf), default=0.0)
             near = [one for one in together if one._next_beat <= at + one._seconds / 12 or one._seconds <= longest]
             single = sorted((one for one in near if len(one.names) == 1), key=lambda one: one.names[0].encode())
-            batches = [single[first : first + BATCH] for first in range(0, len(single), BATCH)]
-            batches += [[one] for one in near if len(one.names) > 1]
-        apart = [one for one in kept if one._stands_apart and one._next_beat <= at]
+            batches = [Batch(single[first : first + BATCH]) for first in range(0, len(single), BATCH)]
+            batches += [Batch([one]) for one in near if len(one.names) > 1]
         if apart:
-            batches.append([min(apart, key=lambda one: one._next_beat)])
-        begun = [[one for one in batch if one._begin_beat()] for batch in batches]
-        taken = {one for batch in batches for one in batch}
-        self._beats_at = min((one._next_beat for one in kept if one not in taken), default=math.inf)
-        return [batch for batch in begun if batch]
+            batches.append(_part([min(apart, key=lambda one: one._next_beat)]))
+        self._taken.update(one for batch in batches for one in batch)
+        self._beats_at = min((one._next_beat for one in kept if one not in self._taken), default=math.inf)
+        return batches
 
-    def _beat(self, own: OwnConnection, batch: list[Lease]) -> None:
-        reuses_connection = own.is_open
+    def _beat(self, own: OwnConnection, taken: Batch) -> None:
+        batch = Batch(lease for lease in taken if lease._begin_beat())
+        batch.is_part = taken.is_part
+        parts: list[Batch] = []
         try:
-            try:
-                self._renew(own, batch)
-            except Exception:
-                if not reuses_connection or own.is_open:
-                    raise
-                # The connection had ended unseen since the last time: a new one may do at once.
-                self._renew(own, [lease for lease in batch if lease._is_beating])
+            parts = self._renew_on_an_open_connection(own, batch) if batch else []
         except Exception as error:  # noqa: BLE001
-            for lease in batch:
-                if lease._is_beating:
-                    lease._beat_failed(error)
+            # For the others in turn, too, there is no connection.
+            for lease in [*batch, *(lease for other in self._batches for lease in other)]:
+                lease._beat_failed(error)
+                self._taken.discard(lease)
+            self._batches.clear()
         finally:
             for lease in batch:
                 lease._end_beat()
+        self._batches.extend(parts)
+        self._taken.difference_update(taken)
+        self._taken.update(lease for part in parts for lease in part)
+        # Those that rested, or were answered.
+        self.beat_by(min((lease._next_beat for lease in taken if lease not in self._taken), default=math.inf))
 
-    def _renew(self, own: OwnConnection, batch: list[Lease]) -> None:
-        """Renews them, each with an answer of its own. Raises where the connection fails."""
+    def _renew_on_an_open_connection(self, own: OwnConnection, batch: Batch) -> list[Batch]:
+        reuses_connection = own.is_open
+        try:
+            return self._renew(own, batch)
+        except Exception:
+            if not reuses_connection or own.is_open:
+                raise
+            # It had ended unseen since the last time: a new one may do at once.
+            return self._renew(own, batch)
+
+    def _renew(self, own: OwnConnection, batch: Batch) -> list[Batch]:
+        """Renews them, each with an answer of its own, and returns what is to be tried in parts. Raises where the
+        connection fails."""
         before = now()
         try:
             answers = self._ask(own, batch)
         except Exception as error:
             if not own.is_open:
                 raise
-            self._refused(own, batch, error)
-            return
+            return self._refused(batch, error)
         for lease in batch:
             lease._renewed(before, answers.get(lease.token))
+        return []
 
-    def _ask(self, own: OwnConnection, batch: list[Lease]) -> dict[int | None, int | None]:
+    def _ask(self, own: OwnConnection, batch: Batch) -> dict[int | None, int | None]:
         """The new token for each token."""
-        limits = self.limit(), self.lock_limit()
+        limits = self.limit(), self.lock_limit() / (10 if batch.is_part else 1)
         if len(batch[0].names) > 1:
             (lease,) = batch
             return {lease.token: own.value(*limits, *lease._on_names("lease_renew"))}
@@ -246,16 +270,21 @@ class Keeper:
         arguments = [[lease.names[0] for lease in batch], [lease.token for lease in batch]]
         return dict(own.rows(*limits, sql, arguments))  # type: ignore[arg-type]
 
-    def _refused(self, own: OwnConnection, batch: list[Lease], error: Exception) -> None:
+    def _refused(self, batch: Batch, error: Exception) -> list[Batch]:
         """The statement failed. Halved until the lease that it failed for stands alone, it holds up no other."""
         if len(batch) == 1 or concerns_all(error):
             for lease in batch:
                 lease._stands_apart = not concerns_all(error) and not is_permanent(error)
                 lease._beat_failed(error)
-            return
+            return []
         middle = len(batch) // 2
-        for half in (batch[:middle], batch[middle:]):
-            self._renew(own, half)
+        return [_part(batch[:middle]), _part(batch[middle:])]
+
+
+def _part(leases: list[Lease]) -> Batch:
+    part = Batch(leases)
+    part.is_part = True
+    return part
 
 
 _all: weakref.WeakSet[Keeper] = weakref.WeakSet()
