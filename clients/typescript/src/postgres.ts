@@ -127,7 +127,7 @@ class PostgresConnection implements Connection {
   async #result(sql: string, parameters: readonly unknown[] = []): Promise<any> {
     this.#refuseIfBroken();
     try {
-      this.#query = this.#sql.unsafe(sql, [...parameters] as any[]);
+      this.#query = this.#sql.unsafe(sql, parameters.map(inText) as any[]);
       return await this.#query;
     } catch (error) {
       this.isBroken ||= (error as { severity?: string }).severity !== "ERROR";
@@ -154,6 +154,15 @@ class PostgresConnection implements Connection {
   end(): Promise<unknown> {
     return this.#sql.end();
   }
+}
+
+/** An array as the server reads it: the driver knows how only once it has fetched all types. */
+function inText(parameter: unknown): unknown {
+  if (!Array.isArray(parameter)) {
+    return parameter;
+  }
+  const quoted = (one: unknown) => `"${String(one).replace(/["\\]/g, "\\$&")}"`;
+  return `{${parameter.map((one) => (Array.isArray(one) ? inText(one) : one === null ? "NULL" : quoted(one))).join()}}`;
 }
 
 /** What the driver tells a query's option `onexecute` of its connection. */
