@@ -735,6 +735,19 @@ BEGIN
             SELECT d.classid, d.objid FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
              WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
 
+        object (classid, objid, kind, name, rel, owner, acl) AS (
+            SELECT p.classid, p.objid, CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
+                   c.oid::regclass::text, c.oid::regclass, c.relowner, c.relacl
+              FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+             WHERE c.relkind IN ('r', 'S', 'v')
+            UNION ALL
+            SELECT p.classid, p.objid, 'FUNCTION', f.oid::regprocedure::text, NULL, f.proowner,
+                   coalesce(f.proacl, acldefault('f', f.proowner))
+              FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
+            UNION ALL
+            SELECT p.classid, p.objid, 'SCHEMA', quote_ident(h.nspname), NULL, h.nspowner, h.nspacl
+              FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
+
         state AS (
             SELECT row_number() OVER (ORDER BY c.relname) AS n, c.oid, c.oid::regclass AS rel, c.relname, c.relkind,
                    CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relpersistence, c.relowner,
@@ -857,8 +870,8 @@ BEGIN
                            '{INSERT,UPDATE,REFERENCES}'
                       FROM state s JOIN pg_attribute c ON c.attrelid = s.oid
                     UNION ALL
-                    SELECT 0, NULL, format('SCHEMA %I', h.nspname), '', h.nspowner, h.nspacl, '{CREATE}'
-                      FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
+                    SELECT 0, NULL, 'SCHEMA ' || o.name, '', o.owner, o.acl, '{CREATE}'
+                      FROM object o WHERE o.kind = 'SCHEMA'
                    ) AS x (n, rel, name, columns, owner, acl, private)
              CROSS JOIN aclexplode(x.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
               JOIN grantee g ON g.oid = a.grantee
@@ -881,51 +894,35 @@ BEGIN
                    format('%s belongs to %I, not to the owner of pg_fence', x.name, r.rolname),
                    format('ALTER %s OWNER TO %I;', x.name, pg_get_userbyid(e.extowner))
               FROM extension e
-             CROSS JOIN (
-                   SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' WHEN 'v' THEN 'VIEW ' ELSE 'TABLE ' END
-                          || c.oid::regclass, c.oid::regclass, c.relowner
-                     FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
-                    WHERE c.relkind IN ('r', 'S', 'v')
-                   UNION ALL
-                   SELECT 'FUNCTION ' || f.oid::regprocedure, NULL, f.proowner
-                     FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
-                   UNION ALL
-                   SELECT 'SCHEMA ' || quote_ident(h.nspname), NULL, h.nspowner
-                     FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
-                   ) AS x (name, rel, owner)
+             CROSS JOIN (SELECT o.kind || ' ' || o.name, o.rel, o.owner FROM object o) AS x (name, rel, owner)
               JOIN pg_roles r ON r.oid = x.owner
              WHERE x.owner <> e.extowner),
 
         state_schema AS (
             SELECT NULL::bigint, NULL::bigint, 1, relation, 'notice',
-                   format('the schema "fence" is now named %I: a dump of this database does not load', h.nspname),
-                   format('ALTER SCHEMA %I RENAME TO fence;', h.nspname)
-              FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid
-             WHERE h.nspname <> 'fence'),
+                   format('the schema "fence" is now named %s: a dump of this database does not load', o.name),
+                   format('ALTER SCHEMA %s RENAME TO fence;', o.name)
+              FROM object o
+             WHERE o.kind = 'SCHEMA' AND o.name <> 'fence'),
 
-        -- PUBLIC gets what asks for ownership of the table, and nothing else.
+        -- PUBLIC gets what the script of the extension gave it (Postgres has kept that), and nothing else.
         state_public AS (
             SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.what, a.privilege_type), x.rel, 'notice',
                    format('PUBLIC has %s on %s: leases are for the roles that fence_grant names', a.privilege_type, x.what),
                    format('REVOKE %s ON %s FROM PUBLIC CASCADE;', a.privilege_type, x.what)
-              FROM (SELECT c.oid::regclass, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || c.oid::regclass,
-                           c.relacl
-                      FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
-                     WHERE c.relkind IN ('r', 'v', 'S')
-                    UNION ALL
-                    SELECT NULL, 'FUNCTION ' || f.oid::regprocedure, coalesce(f.proacl, acldefault('f', f.proowner))
-                      FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
-                     WHERE f.proname NOT IN ('fenced', 'fence_protect', 'fence_unprotect', 'fence_audit')
-                   ) AS x (rel, what, acl)
+              FROM (SELECT o.classid, o.objid, o.rel, replace(o.kind, 'VIEW', 'TABLE') || ' ' || o.name, o.acl
+                      FROM object o) AS x (classid, objid, rel, what, acl)
              CROSS JOIN aclexplode(x.acl) AS a
              -- Writing is told of above.
-             WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE')),
+             WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE') AND NOT EXISTS (
+                   SELECT FROM pg_init_privs i CROSS JOIN aclexplode(i.initprivs) AS g
+                    WHERE i.classoid = x.classid AND i.objoid = x.objid AND i.objsubid = 0
+                      AND g.grantee = 0 AND g.privilege_type = a.privilege_type)),
 
         -- All together -----------------------------------------------------------------------------------------
 
-        all_findings AS (
-            SELECT 1 AS step, root_n, member_n, n, root_rel AS rel, severity, finding, remedy FROM (
-                SELECT * FROM not_fenced) AS x (root_n, member_n, n, root_rel, severity, finding, remedy)
+        all_findings (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
+            SELECT 1, * FROM not_fenced
             UNION ALL SELECT 2, * FROM foreign_table
             UNION ALL SELECT 3, * FROM unlogged
             UNION ALL SELECT 4, * FROM another_owner
