@@ -69,6 +69,7 @@ CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.verdict_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.sweep_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.token_seq IS
     'every fencing token of this database, moved on by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending';
 COMMENT ON SEQUENCE fence.database_identity_seq IS
@@ -83,6 +84,8 @@ COMMENT ON SEQUENCE fence.server_start_token_seq IS
     'where the tokens were moved on to at that start: a token sequence below it is an older one that was loaded over it';
 COMMENT ON SEQUENCE fence.verdict_seq IS
     'what a session remembers, by its own currval, of the grant that it relied on last; the value itself means nothing';
+COMMENT ON SEQUENCE fence.sweep_seq IS
+    'how often rows of ended leases were deleted: what a session remembers of a grant from before counts no more';
 
 CREATE TABLE IF NOT EXISTS fence.lease (
     name        text COLLATE "C" PRIMARY KEY,
@@ -846,13 +849,15 @@ $$;
 COMMENT ON FUNCTION fence.verdict IS 'may a transaction rely on this token from now until it ends?';
 
 -- What fence.verdict was content with is remembered where nobody else can write: in the value that this session has of a
--- sequence. This transaction and the last token drawn are a part of it: while that is the same, nobody was granted anything.
+-- sequence. This transaction, the last token drawn and the last sweep are a part of it: while they are the same, nobody was
+-- granted anything, and no name was made free for an adoption.
 CREATE OR REPLACE FUNCTION fence.seal(lease text, token bigint, last bigint) RETURNS bigint LANGUAGE sql VOLATILE BEGIN ATOMIC
     SELECT 1 + (9223372036854775806 & hashtextextended(encode(sha256(
-        replace(last || ' ' || token || ' ' || fence.caller()::text || ' ' || lease, '\', '\\')::bytea), 'hex'),
+        replace(last || ' ' || coalesce(pg_sequence_last_value('fence.sweep_seq'), 0) || ' ' || token || ' ' || fence.caller()::text || ' ' || lease, '\', '\\')::bytea), 'hex'),
         (date_part('epoch', now()) * 1000000)::bigint));
 END;
-COMMENT ON FUNCTION fence.seal IS 'what is remembered of a verdict, for this role and transaction, while `last` is the last token drawn';
+COMMENT ON FUNCTION fence.seal IS
+    'what is remembered of a verdict, for this role and transaction, while `last` is the last token drawn and no row was swept';
 
 -- Without a search_path of its own, which costs more than all else that it does; so it names everything in full.
 CREATE OR REPLACE FUNCTION fence.is_granted(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -1078,6 +1083,7 @@ BEGIN
            FOR UPDATE SKIP LOCKED)
     DELETE FROM fence.lease l USING gone g WHERE l.name = g.name;
     GET DIAGNOSTICS swept = ROW_COUNT;
+    PERFORM nextval('fence.sweep_seq') WHERE swept > 0;
     RETURN swept;
 END
 $$;
@@ -2111,7 +2117,7 @@ BEGIN
         EXECUTE statement;
     END LOOP;
     GRANT USAGE ON SCHEMA fence TO PUBLIC;
-    GRANT SELECT ON SEQUENCE fence.token_seq, fence.verdict_seq TO PUBLIC;
+    GRANT SELECT ON SEQUENCE fence.token_seq, fence.verdict_seq, fence.sweep_seq TO PUBLIC;
     -- As an extension of pg_tle: a dump is to carry the state, but not the marks of a start.
     BEGIN
         FOREACH relation IN ARRAY '{fence.token_seq,fence.database_identity_seq,fence.jump_token_seq,fence.jump_count_seq,fence.lease,fence.role_prefix}'::regclass[] LOOP

@@ -164,6 +164,19 @@ fn what_a_session_says_of_its_own_guards_is_not_believed(lab: &Lab) -> Result<()
     stranger.run("COMMIT")?;
     keeper.run(&format!("SELECT lease_release('order:1', {new})"))?;
 
+    // No token is drawn for a grant that expires, nor for the adoption of its name once its row was pruned.
+    let old = stranger.acquire("order:1", "1 s")?;
+    stranger.run("BEGIN; SAVEPOINT s")?;
+    stranger.run(&write(old))?;
+    stranger.run("ROLLBACK TO s")?;
+    keeper.wait_expired("order:1")?;
+    ensure!(keeper.granted("SELECT lease_prune('0')")? == 1);
+    keeper.run("SELECT lease_adopt('order:1', 5)")?;
+    stranger.run(&pretend(old))?;
+    stranger.refused(&write(old), "PF004")?;
+    stranger.run("ROLLBACK")?;
+    keeper.run("SELECT lease_revoke('order:1'), lease_forget('order:1')")?;
+
     // The snapshot of a transaction shows his grant, which is another's meanwhile.
     let old = stranger.acquire("order:1", "1 h")?;
     stranger.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")?;
