@@ -77,7 +77,24 @@ class DeadlineFromAnswer extends ObservedKeeper {
   }
 }
 
+/** A renewal that failed is a loss, and so is the end of the connection, which shows before the next renewal. */
 class ErrorIsLoss extends ObservedKeeper {
+  readonly #all: Kept[] = [];
+
+  constructor(driver: Driver<any, any>, schema: string) {
+    const connection = (onEnd: () => void) => driver.connection(() => (onEnd(), this.#loseAll()));
+    super({ ...driver, connection }, schema);
+  }
+
+  override add(kept: Kept): void {
+    super.add(kept);
+    this.#all.push(kept);
+  }
+
+  #loseAll(): void {
+    this.#all.forEach((kept) => this.lose(kept, "denied"));
+  }
+
   protected override async askToRenew(batch: readonly Kept[]): Promise<ReadonlyMap<number, number | null>> {
     try {
       return await super.askToRenew(batch);
