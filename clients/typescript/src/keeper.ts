@@ -339,6 +339,8 @@ export class Keeper<On = unknown, Tx = unknown> {
       for (let next = this.#next(); next !== undefined; next = this.#next()) {
         await next();
       }
+      // Whoever has just been granted a lease is about to have it kept.
+      await new Promise(setImmediate);
       if (this.#isDone()) {
         await this.#own.close(LIMIT_MS);
       }

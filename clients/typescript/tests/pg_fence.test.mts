@@ -256,6 +256,14 @@ test("one connection keeps all, and is closed with the last", async () => {
   const none = async () => {
     while ((await sessions()) !== 0) {}
   };
+  const backend = "SELECT pid FROM pg_stat_activity WHERE application_name = 'keeper'";
+  await using only = await mine.lease("only", LONG);
+  const pid = await value(backend);
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  await only?.renew();
+  assert.ok(pid !== undefined && pid === (await value(backend)), "it stays open from the first on");
+  await only?.release();
+  await none();
   const names = Array.from({ length: 40 }, (_, n) => `many:${n}`);
   const held = await Promise.all(names.map((name) => mine.lease(name, { ttl: { milliseconds: 900 } })));
   await using several = await mine.lease(["several:1", "several:2"], { ttl: { milliseconds: 900 } });
