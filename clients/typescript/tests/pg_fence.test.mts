@@ -234,7 +234,7 @@ test("a lease that nothing refers to is renewed no more, and its signal tells th
 
 test("a process waits for the loss of a lease, and for its release", async () => {
   const { stdout, stderr } = await program(`
-    const lease = await fence.lease("short", { ttl: { milliseconds: 600 }, holdAtMost: { milliseconds: 1 } });
+    const lease = await fence.lease("short", { ttl: { seconds: 3 }, holdAtMost: { milliseconds: 1 } });
     await new Promise((resolve) => lease.signal.addEventListener("abort", resolve));
     await (await fence.lease("next")).release();
     console.log(lease.loss.reason);`);
@@ -265,10 +265,10 @@ test("one connection keeps all, and is closed with the last", async () => {
   await only?.release();
   await none();
   const names = Array.from({ length: 40 }, (_, n) => `many:${n}`);
-  const held = await Promise.all(names.map((name) => mine.lease(name, { ttl: { milliseconds: 900 } })));
-  await using several = await mine.lease(["several:1", "several:2"], { ttl: { milliseconds: 900 } });
+  const held = await Promise.all(names.map((name) => mine.lease(name, { ttl: { seconds: 3 } })));
+  await using several = await mine.lease(["several:1", "several:2"], { ttl: { seconds: 3 } });
   assert.equal(await sessions(), 1);
-  await several?.wait({ seconds: 2 });
+  await several?.wait({ seconds: 4 });
   assert.ok(held.every((one) => one?.held), "each was renewed");
   assert.equal(await sessions(), 1);
   await Promise.all([...held, several].map((one) => one?.release()));
@@ -729,17 +729,17 @@ test("who holds a lease is told at each change", async () => {
 });
 
 test("a lease is held at most and at least for so long", async () => {
-  const most = await lease("order:7", { ttl: { milliseconds: 600 }, holdAtMost: { seconds: 1 } });
+  const most = await lease("order:7", { ttl: { seconds: 3 }, holdAtMost: { seconds: 1 } });
   const lost = await errorOf(() => most.wait({ minutes: 5 }));
   assert.ok(lost instanceof LeaseLost && lost.reason === "deadline");
   for (const release of [
     (held: Lease<any, any>) => held.release(),
     (held: Lease<any, any>) => held.guard(on, async (tx) => void (await run(tx, "SELECT 1")), { release: true }),
   ]) {
-    const least = await lease("order:7", { ttl: { seconds: 1 }, holdAtLeast: { minutes: 5 } });
+    const least = await lease("order:7", { ...LONG, holdAtLeast: { minutes: 10 } });
     await release(least);
     assert.ok(!least.held);
-    assert.equal(await value("SELECT remaining > '4 minutes' FROM lease_info('order:7')"), true);
+    assert.equal(await value("SELECT remaining > '8 minutes' FROM lease_info('order:7')"), true);
     await value("SELECT lease_revoke('order:7')");
   }
   await assert.rejects(fence.lease("x", { session: true, holdAtLeast: { seconds: 1 } }), TypeError);
