@@ -735,17 +735,17 @@ BEGIN
             SELECT d.classid, d.objid FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
              WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
 
-        object (classid, objid, kind, name, rel, owner, acl) AS (
-            SELECT p.classid, p.objid, CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
+        object (proname, kind, name, rel, owner, acl) AS (
+            SELECT NULL::name, CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
                    c.oid::regclass::text, c.oid::regclass, c.relowner, c.relacl
               FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
              WHERE c.relkind IN ('r', 'S', 'v')
             UNION ALL
-            SELECT p.classid, p.objid, 'FUNCTION', f.oid::regprocedure::text, NULL, f.proowner,
+            SELECT f.proname, 'FUNCTION', f.oid::regprocedure::text, NULL, f.proowner,
                    coalesce(f.proacl, acldefault('f', f.proowner))
               FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
             UNION ALL
-            SELECT p.classid, p.objid, 'SCHEMA', quote_ident(h.nspname), NULL, h.nspowner, h.nspacl
+            SELECT NULL, 'SCHEMA', quote_ident(h.nspname), NULL, h.nspowner, h.nspacl
               FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
 
         state AS (
@@ -905,19 +905,19 @@ BEGIN
               FROM object o
              WHERE o.kind = 'SCHEMA' AND o.name <> 'fence'),
 
-        -- PUBLIC gets what the script of the extension gave it (Postgres has kept that), and nothing else.
+        -- PUBLIC gets what asks for ownership of the table, and nothing else.
         state_public AS (
             SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.what, a.privilege_type), x.rel, 'notice',
                    format('PUBLIC has %s on %s: leases are for the roles that fence_grant names', a.privilege_type, x.what),
                    format('REVOKE %s ON %s FROM PUBLIC CASCADE;', a.privilege_type, x.what)
-              FROM (SELECT o.classid, o.objid, o.rel, replace(o.kind, 'VIEW', 'TABLE') || ' ' || o.name, o.acl
-                      FROM object o) AS x (classid, objid, rel, what, acl)
+              FROM (SELECT o.rel, replace(o.kind, 'VIEW', 'TABLE') || ' ' || o.name, o.acl
+                      FROM object o
+                     WHERE o.proname IS NULL
+                        OR o.proname NOT IN ('fenced', 'fence_protect', 'fence_unprotect', 'fence_audit')
+                   ) AS x (rel, what, acl)
              CROSS JOIN aclexplode(x.acl) AS a
              -- Writing is told of above.
-             WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE') AND NOT EXISTS (
-                   SELECT FROM pg_init_privs i CROSS JOIN aclexplode(i.initprivs) AS g
-                    WHERE i.classoid = x.classid AND i.objoid = x.objid AND i.objsubid = 0
-                      AND g.grantee = 0 AND g.privilege_type = a.privilege_type)),
+             WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE')),
 
         -- All together -----------------------------------------------------------------------------------------
 
