@@ -87,6 +87,10 @@ class OnOrders(unittest.TestCase):
     def tearDown(self) -> None:
         for name in ("order:7", "order:8", "other"):
             self.assertFalse(self.is_held(name), f"{name} is held still")
+        # A thread that has told its result ends a moment later.
+        end = time.monotonic() + 10
+        while threading.active_count() > self.threads and time.monotonic() < end:
+            time.sleep(0.01)
         self.assertEqual(threading.active_count(), self.threads, "threads are left")
 
     def value(self, sql: str, *arguments: Any) -> Any:
