@@ -111,14 +111,9 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
         "remembered_verdicts::the_check_costs_once_per_lease_and_transaction",
         "of the extension's own locks",
     ),
-    ("guards::a_guard_older_than_its_snapshot_allows_is_40001", RETRY),
     ("snapshots::changing_a_lease_is_never_too_late", RETRY),
     ("snapshots::it_is_the_grant_that_counts_not_its_latest_token", RETRY),
     ("snapshots::what_a_savepoint_took_back_vouches_for_nothing", RETRY),
-    (
-        "guards::a_refused_guard_leaves_nothing_behind",
-        "there the setting is not known before it is set",
-    ),
     (
         "durability::a_jump_of_an_open_transaction_survives_a_crash",
         "a limit: fence_new_epoch() wants its commit",
@@ -199,8 +194,6 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
         "attacks::default_privileges_of_the_installer_give_nothing_away",
         "PUBLIC may look into lite's schema fence",
     ),
-    ("attacks::fenced_is_no_function_to_call", "PostgreSQL refuses it itself, with 0A000"),
-    ("attacks::nothing_but_a_token_goes_into_the_setting", SETTING),
     ("attacks::temporary_objects_shadow_nothing", "it compares the version of the library"),
     ("roles::longest_ttl::", "pg_fence.max_ttl is a setting of the library"),
     ("roles::malformed::", "of rows that only the owner of the state could write"),

@@ -85,20 +85,6 @@ fn a_token_that_does_not_speak_is_pf004(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_refused_guard_leaves_nothing_behind(lab: &Lab) -> Result<()> {
-    let mut db = TestDatabase::new(lab)?;
-    let old = db.grant("a")?;
-    expire(&mut db, "a")?;
-    db.run("BEGIN; SAVEPOINT s")?;
-    db.refused(&format!("SELECT lease_guard('a', {old})"), "PF004")?;
-    db.run("ROLLBACK TO s")?;
-    shows(&mut db, "SELECT coalesce(current_setting('pg_fence.token'), '')", "")?;
-    let mut other = db.another()?;
-    ensure!(granted(&mut other, "a")?, "a refused guard locks others out");
-    db.refused(&format!("SELECT lease_guard('a', {old})"), "PF004").map(drop)
-}
-
-#[lab_test]
 fn bad_arguments_are_refused(lab: &Lab) -> Result<()> {
     let mut db = TestDatabase::new(lab)?;
     let token = db.grant("a")?;
@@ -246,33 +232,6 @@ fn a_guard_does_not_wait_for_a_renewal_in_the_making(lab: &Lab) -> Result<()> {
         heartbeat.run("ROLLBACK")?;
     }
     shows(&mut db, ROW, &format!("2|{token}"))
-}
-
-#[lab_test]
-fn a_guard_older_than_its_snapshot_allows_is_40001(lab: &Lab) -> Result<()> {
-    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        let mut db = bound(lab)?;
-        db.grant("order:1")?;
-        let mut worker = db.another()?;
-        let snapshot = format!("BEGIN ISOLATION LEVEL {level}; SELECT * FROM orders");
-        worker.run(&snapshot)?;
-        let new = db.take_over("order:1")?;
-        for sql in [
-            format!("SELECT lease_guard('order:1', {new})"),
-            format!("UPDATE orders SET v = 7, fence = {new}"),
-        ] {
-            worker.run("SAVEPOINT s")?;
-            worker.refused(&sql, "40001")?;
-            worker.run("ROLLBACK TO s")?;
-        }
-        // Once more, as after any serialization failure, and it works: the renewal's token too.
-        worker.run("ROLLBACK")?;
-        worker.run(&snapshot)?;
-        let renewed: i64 = db.one("SELECT lease_renew('order:1', $1)", &[&new])?;
-        worker.run(&format!("UPDATE orders SET v = 7, fence = {renewed}; COMMIT"))?;
-        shows(&mut db, ROW, &format!("7|{renewed}"))?;
-    }
-    Ok(())
 }
 
 /// The warnings since the last call.

@@ -351,6 +351,7 @@ fn pruning_leaves_what_is_guarded(lab: &Lab) -> Result<()> {
     admin.expire_now("job", token)?;
     ensure!(admin.granted("SELECT lease_prune('0')")? == 0, "pruned under its guard");
     ensure!(worker.granted("SELECT lease_prune('0')")? == 0, "pruned by its own guard");
+    ensure!(admin.is_taken("job")?, "had from under its guard");
     worker.run("COMMIT")?;
     ensure!(admin.granted("SELECT lease_prune('0')")? == 1);
     Ok(())

@@ -260,19 +260,6 @@ fn a_member_of_the_role_and_a_superuser_may_use_its_leases(lab: &Lab) -> Result<
 }
 
 #[lab_test]
-fn another_role_does_not_reclaim_by_the_same_name(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (a, b) = (granted(&db, "a")?, granted(&db, "b")?);
-    let token: i64 = db.connect_as(&a)?.one("SELECT lease_acquire('job', 'worker-1')", &[])?;
-    let again = "SELECT lease_acquire('job', 'worker-1', reclaim => true)";
-    ensure!(db.connect_as(&b)?.one::<Option<i64>>(again, &[])?.is_none(), "stolen by name");
-    let mut owner = db.connect_as(&a)?;
-    ensure!(owner.one::<bool>("SELECT lease_check('job', $1)", &[&token])?);
-    ensure!(owner.one::<i64>(again, &[])? > token);
-    Ok(())
-}
-
-#[lab_test]
 fn a_bound_table_asks_for_the_role_of_the_lease(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (a, b) = (granted(&db, "a")?, granted(&db, "b")?);

@@ -66,23 +66,6 @@ fn a_call_that_grants_nothing_draws_none(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn any_token_of_the_grant_serves(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let first = session.acquire("job", "1 h")?;
-    let second = session.renew("job", first)?.expect("by the acquire's token");
-    let third = session.renew("job", first)?.expect("by the acquire's token, again");
-    let fourth = session.renew("job", second)?.expect("by an older renewal's token");
-    ensure!(first < second && second < third && third < fourth);
-    for token in [first, second, third, fourth] {
-        ensure!(session.speaks("job", token)?, "{token}");
-    }
-    let closing = session.release("job", second)?.expect("by an older renewal's token");
-    ensure!(closing > fourth);
-    Ok(())
-}
-
-#[lab_test]
 fn the_first_token_and_the_latest_sixteen_renewals_serve(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;

@@ -183,9 +183,12 @@ fn the_holder_is_shown_to_those_who_may_use_leases_only(lab: &Lab) -> Result<()>
     let fault = session.refused(&stale, "PF004")?;
     ensure!(!text_of(&fault).contains("4711"), "the holder is shown: {fault}");
     hides(&fault, &["holder", "expires_at"])?;
+    let detail = fault.json()?;
+    ensure!(detail["presented"] == foreign && detail["lease"] == "order:1", "{fault}");
     db.run(&format!("SELECT fence_grant('{role}')"))?;
     let fault = session.refused(&stale, "PF004")?;
     ensure!(fault.json()?["holder"] == "holder-4711", "{fault}");
+    ensure!(fault.json()?["expires_at"].is_string(), "{fault}");
     Ok(())
 }
 

@@ -243,33 +243,3 @@ fn a_crash_right_after_the_first_draw_loses_neither_token_nor_jump(lab: &Lab) ->
     ensure!((1..=2).contains(&jumps(&mut session)?));
     Ok(())
 }
-
-#[lab_test]
-fn a_standby_answers_questions_and_refuses_the_rest(lab: &Lab) -> Result<()> {
-    let Pair { primary: _primary, standby, history, .. } = Pair::begin(lab)?;
-    let mut session = standby.connect("postgres")?;
-    ensure!(session.one::<bool>("SELECT lease_check('order:7', $1)", &[&history.token])?);
-    ensure!(!session.one::<bool>("SELECT lease_check('order:7', $1)", &[&history.written])?);
-    let seen = session.text("SELECT state || ' ' || holder FROM lease_info('order:7')")?;
-    ensure!(seen.as_deref() == Some("held worker"), "{seen:?}");
-    ensure!(session.one::<i64>("SELECT count(*) FROM fence.leases", &[])? == 2);
-    ensure!(session.one::<bool>("SELECT in_recovery AND timeline = 1 FROM fence_status()", &[])?);
-    let token = history.token;
-    for call in [
-        "SELECT lease_acquire('job')".to_owned(),
-        "SELECT lease_acquire('order:7')".to_owned(),
-        "SELECT lease_acquire('job', wait => '1 s')".to_owned(),
-        format!("SELECT lease_renew('order:7', {token})"),
-        format!("SELECT lease_release('order:7', {token})"),
-        "SELECT lease_revoke('order:7')".to_owned(),
-        "SELECT lease_acquire_all('{a,b}')".to_owned(),
-        format!("SELECT lease_renew_all('{{order:7}}', {token})"),
-        format!("SELECT lease_release_all('{{order:7}}', {token})"),
-        format!("SELECT lease_guard('order:7', {token})"),
-        "SELECT lease_prune()".to_owned(),
-        "SELECT fence_new_epoch()".to_owned(),
-    ] {
-        session.refused(&call, "25006")?;
-    }
-    Ok(())
-}

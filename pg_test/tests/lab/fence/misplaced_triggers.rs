@@ -48,6 +48,8 @@ fn a_trigger_in_the_wrong_place_is_refused(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn the_function_called_by_hand_is_refused(lab: &Lab) -> Result<()> {
     let mut db = unprotected(lab)?;
+    let nobody = db.database().role("nobody")?;
+    db.database().connect_as(&nobody)?.refused("SELECT fenced()", "39P01")?;
     db.refused("SELECT fenced()", "39P01")?;
     db.refused("SELECT * FROM fenced()", "42804")?;
     let fault = db.refused("DO $$ BEGIN PERFORM public.fenced(); END $$", "39P01")?;

@@ -308,19 +308,3 @@ fn many_sessions_guard_one_grant_together(lab: &Lab) -> Result<()> {
     ensure!(shown(&mut db, "SELECT lease_acquire('batch')")? != "-");
     shows(&mut db, "SELECT count(*) FROM orders WHERE v = 7", "12")
 }
-
-#[lab_test]
-fn a_guarded_row_is_not_pruned(lab: &Lab) -> Result<()> {
-    let mut db = bound(lab)?;
-    let token = acquire(&mut db, "me", "1 h")?;
-    let mut writer = db.another()?;
-    open(&mut writer, OPENINGS[1], token)?;
-    db.run("SELECT lease_revoke('order:1')")?;
-    shows(&mut db, "SELECT lease_prune('0 s')", "0")?;
-    ensure!(shown(&mut db, "SELECT lease_acquire('order:1')")? == "-");
-    writer.run("COMMIT")?;
-    shows(&mut db, "SELECT lease_prune('0 s')", "1")?;
-    let next = acquire(&mut db, "next", "1 h")?;
-    ensure!(next > token + 1);
-    Ok(())
-}

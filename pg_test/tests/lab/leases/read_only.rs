@@ -15,6 +15,7 @@ fn only_looks(session: &mut Session, token: i64) -> Result<()> {
         "lease_revoke('nobody')",
         &format!("lease_guard('job', {token})"),
         "lease_prune()",
+        "fence_new_epoch()",
         "lease_acquire_all('{a,b}')",
         &format!("lease_renew_all('{{job}}', {token})"),
         &format!("lease_release_all('{{job}}', {token})"),
@@ -65,6 +66,7 @@ fn a_standby_only_looks(lab: &Lab) -> Result<()> {
     };
     let mut reader = look(&standby)?;
     reader.run("BEGIN")?;
+    ensure!(reader.truth("SELECT in_recovery AND timeline = 1 FROM fence_status()")?);
     only_looks(&mut reader, token)?;
     reader.run("COMMIT; BEGIN ISOLATION LEVEL REPEATABLE READ")?;
     only_looks(&mut reader, token)?;

@@ -29,13 +29,18 @@ fn a_closing_token_speaks_until_its_transaction_ends(lab: &Lab) -> Result<()> {
     ensure!(!holder.speaks("job", token)?, "the grant has ended");
     ensure!(!other.speaks("job", closing)?, "it speaks in another transaction");
     ensure!(other.is_taken("job")?, "had while the last write may be under way");
+    for token in [token, closing] {
+        ensure!(holder.renew("job", token)?.is_none(), "re-armed in the transaction");
+    }
     holder.run("SAVEPOINT s; RELEASE s")?;
     ensure!(holder.speaks("job", closing)?);
     holder.run("COMMIT")?;
     ensure!(!holder.speaks("job", closing)?, "it speaks after its transaction");
-    ensure!(holder.release("job", closing)?.is_none());
-    ensure!(holder.release("job", token)?.is_none());
-    ensure!(holder.renew("job", closing)?.is_none());
+    for token in [token, closing] {
+        ensure!(holder.release("job", token)?.is_none());
+        ensure!(holder.renew("job", token)?.is_none(), "re-armed");
+    }
+    ensure!(other.text("SELECT state FROM lease_info('job')")?.as_deref() == Some("free"));
     ensure!(!other.is_taken("job")?);
     // A transaction of one statement is over with it.
     let token = holder.acquire("job", "1 h")?;
@@ -89,32 +94,21 @@ fn a_closing_token_outlives_the_deadline_in_its_transaction(lab: &Lab) -> Result
 fn a_release_that_is_rolled_back_leaves_the_lease_held(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
-    let token = holder.acquire("job", "1 h")?;
-    holder.run("BEGIN")?;
-    let closing = holder.release("job", token)?.expect("held");
-    holder.run("ROLLBACK")?;
-    ensure!(holder.speaks("job", token)? && !holder.speaks("job", closing)?);
-    ensure!(other.is_taken("job")?);
-    ensure!(holder.release("job", token)?.expect("held") > closing);
-    Ok(())
-}
-
-#[lab_test]
-fn a_release_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut holder, mut other) = (db.connect()?, db.connect()?);
-    let token = holder.acquire("job", "1 h")?;
-    holder.run("BEGIN; SAVEPOINT s")?;
-    let closing = holder.release("job", token)?.expect("held");
-    ensure!(holder.speaks("job", closing)?);
-    holder.run("ROLLBACK TO s")?;
-    ensure!(!holder.speaks("job", closing)? && holder.speaks("job", token)?);
-    let renewed = holder.renew("job", token)?.expect("held again");
-    ensure!(renewed > closing);
-    let second = holder.release("job", renewed)?.expect("held again");
-    ensure!(second > renewed, "another release, another token");
-    holder.run("COMMIT")?;
-    ensure!(!other.is_taken("job")?);
+    for (begin, undo) in [("BEGIN", "ROLLBACK; BEGIN"), ("BEGIN; SAVEPOINT s", "ROLLBACK TO s")] {
+        let token = holder.acquire("job", "1 h")?;
+        holder.run(begin)?;
+        let closing = holder.release("job", token)?.expect("held");
+        ensure!(holder.speaks("job", closing)?);
+        holder.run(undo)?;
+        ensure!(!holder.speaks("job", closing)? && holder.speaks("job", token)?, "{undo}");
+        ensure!(other.is_taken("job")?, "{undo}");
+        let renewed = holder.renew("job", token)?.expect("held again");
+        ensure!(renewed > closing);
+        let second = holder.release("job", renewed)?.expect("held again");
+        ensure!(second > renewed, "another release, another token");
+        holder.run("COMMIT")?;
+        ensure!(!other.is_taken("job")?, "{undo}");
+    }
     Ok(())
 }
 
@@ -135,26 +129,6 @@ fn a_lease_acquired_anew_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<(
     ensure!(other.is_taken("job")?);
     holder.run("ROLLBACK")?;
     ensure!(holder.speaks("job", token)? && other.is_taken("job")?);
-    Ok(())
-}
-
-#[lab_test]
-fn one_statement_is_the_last_write_and_the_release(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run(
-        "CREATE TABLE orders (id int PRIMARY KEY, state text, fence bigint);
-         INSERT INTO orders VALUES (7, 'new');
-         SELECT fence_protect('orders')",
-    )?;
-    let token = session.acquire("order:7", "1 h")?;
-    let write = format!(
-        "UPDATE orders SET state = 'paid', fence = lease_release('order:7', {token})
-          WHERE id = 7 RETURNING fence"
-    );
-    let closing = session.granted(&write)?;
-    ensure!(closing > token && !session.is_taken("order:7")?);
-    session.refused(&write, "PF002")?;
     Ok(())
 }
 
@@ -189,22 +163,6 @@ fn a_release_that_is_evaluated_twice_draws_one_token(lab: &Lab) -> Result<()> {
     ensure!(rows == [[Some("1".to_owned()), Some((token + 1).to_string())]], "{rows:?}");
     ensure!(looker.last_token()? == token + 1, "the second evaluation drew a token");
     ensure!(!looker.is_taken("job")?);
-    Ok(())
-}
-
-#[lab_test]
-fn a_released_lease_is_not_renewed(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let token = session.acquire("job", "1 h")?;
-    session.run("BEGIN")?;
-    let closing = session.release("job", token)?.expect("held");
-    ensure!(session.renew("job", token)?.is_none(), "re-armed in the transaction");
-    ensure!(session.renew("job", closing)?.is_none(), "re-armed by the closing token");
-    session.run("COMMIT")?;
-    ensure!(session.renew("job", token)?.is_none(), "re-armed");
-    let state = session.text("SELECT state FROM lease_info('job')")?;
-    ensure!(state.as_deref() == Some("free"), "{state:?}");
     Ok(())
 }
 

@@ -84,6 +84,7 @@ fn no_reader_beside_a_writer_and_no_writer_beside_a_reader(lab: &Lab) -> Result<
             (", shared => true", ""),
             ("", ""),
             (", shared => true", ", slots => 2"),
+            (", slots => 2", ", shared => true, slots => 1"),
         ] {
             step(&mut one, "BEGIN")?;
             let token =
@@ -282,21 +283,6 @@ fn a_guard_on_one_shared_grant_holds_up_writers_but_no_readers(lab: &Lab) -> Res
     ensure!(by == Some(format!("{{{}}}", guard.pid())), "{by:?}");
     guard.run("COMMIT")?;
     token_of(&mut writer)?;
-    Ok(())
-}
-
-#[lab_test]
-fn shared_excludes_slots(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.refused("SELECT lease_acquire('job', shared => true, slots => 2)", "22023")?;
-    let token = session.granted("SELECT lease_acquire('job', slots => 2)")?;
-    session.nothing(SHARE)?;
-    session.release("job", token)?.expect("held");
-    let token = session.granted(SHARE)?;
-    session.nothing("SELECT lease_acquire('job', slots => 2)")?;
-    session.release("job", token)?.expect("held");
-    session.granted("SELECT lease_acquire('job', shared => true, slots => 1)")?;
     Ok(())
 }
 

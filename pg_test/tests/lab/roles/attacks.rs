@@ -316,16 +316,6 @@ fn an_audit_runs_nothing_of_a_table_s_owner(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn fenced_is_no_function_to_call(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = db.role("nobody")?;
-    let mut nobody = db.connect_as(&role)?;
-    nobody.refused("SELECT fenced()", "39P01")?;
-    nobody.refused("CALL fenced()", "42809")?;
-    nobody.run("SELECT 1")
-}
-
-#[lab_test]
 fn nobody_declares_the_c_functions_anew(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let role = db.role("nobody")?;
@@ -378,51 +368,10 @@ fn default_privileges_of_the_installer_give_nothing_away(lab: &Lab) -> Result<()
     Ok(())
 }
 
-#[lab_test]
-fn nothing_but_a_token_goes_into_the_setting(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = db.role("nobody")?;
-    let mut nobody = db.connect_as(&role)?;
-    // The setting is known from the first use of the library on.
-    nobody.refused("SELECT fenced()", "39P01")?;
-    for value in ["'x'", "'-1'", "'0'", "'9223372036854775808'", "'1.5'", "'1 2'", "'0x10'"] {
-        nobody.refused(&format!("SET pg_fence.token = {value}"), "22023")?;
-    }
-    nobody.run("SET pg_fence.token = '34'; SET LOCAL pg_fence.token = 35; RESET pg_fence.token")?;
-    nobody.run("SET pg_fence.token = ''")
-}
-
 /// The code that raised this error has told nothing of a file.
 fn without_paths(fault: &pg_test::Fault) -> Result<()> {
     let text = fault.to_string();
     ensure!(!text.contains(".rs") && !text.contains("src/") && !text.contains("/home"), "{text}");
-    Ok(())
-}
-
-#[lab_test]
-fn an_error_shows_no_holder_to_those_who_may_not_see_leases(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (writer, user) = (db.role("writer")?, db.role("user")?);
-    let mut owner = db.connect()?;
-    owner.run(&format!(
-        "SELECT fence_grant('{user}');
-         CREATE TABLE orders (id int PRIMARY KEY, total int);
-         INSERT INTO orders VALUES (7, 0);
-         SELECT fence_protect('orders', lease => 'order:{{id}}');
-         GRANT ALL ON orders TO {writer}, {user}"
-    ))?;
-    let old: i64 = owner.one("SELECT lease_acquire('order:7', 'secret-host')", &[])?;
-    owner.run("SELECT lease_revoke('order:7'); SELECT lease_acquire('order:7', 'secret-host')")?;
-    let write = format!("UPDATE orders SET total = 1, fence = {old}");
-    let hidden = db.connect_as(&writer)?.refused(&write, "PF004")?;
-    without_paths(&hidden)?;
-    ensure!(!hidden.to_string().contains("secret-host"), "{hidden}");
-    let detail = hidden.json()?;
-    ensure!(detail.get("holder").is_none() && detail.get("expires_at").is_none(), "{hidden}");
-    ensure!(detail["presented"] == old && detail["lease"] == "order:7", "{hidden}");
-    let shown = db.connect_as(&user)?.refused(&write, "PF004")?;
-    ensure!(shown.json()?["holder"] == "secret-host", "{shown}");
-    ensure!(shown.json()?["expires_at"].is_string(), "{shown}");
     Ok(())
 }
 

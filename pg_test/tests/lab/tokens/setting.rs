@@ -13,6 +13,7 @@ const NO_TOKENS: &[&str] = &[
     "34 ",
     " 34",
     "34;",
+    "1 2",
     "+34",
     "NULL",
     "9223372036854775808",
@@ -88,7 +89,13 @@ fn set_local_ends_with_its_transaction_or_savepoint(lab: &Lab) -> Result<()> {
     let row = "SELECT fence FROM orders";
     db.run(&format!("SET LOCAL pg_fence.token = '{a}'"))?;
     db.refused("UPDATE orders SET v = 1", "PF002")?;
-    db.run(&format!("BEGIN; SET LOCAL pg_fence.token = '{a}'; UPDATE orders SET v = 1; COMMIT"))?;
+    let set = format!("BEGIN; SET LOCAL pg_fence.token = '{a}'");
+    for end in ["ROLLBACK", "COMMIT"] {
+        db.run(&format!("{set}; UPDATE orders SET v = 1; {end}"))?;
+        db.refused("UPDATE orders SET v = 2", "PF002")?;
+    }
+    db.refused(&format!("{set}; SELECT 1/0"), "22012")?;
+    db.run("ROLLBACK")?;
     db.refused("UPDATE orders SET v = 2", "PF002")?;
     db.run(&format!(
         "BEGIN; SET LOCAL pg_fence.token = '{a}'; SAVEPOINT s; SET LOCAL pg_fence.token = '{b}'; \
@@ -100,30 +107,6 @@ fn set_local_ends_with_its_transaction_or_savepoint(lab: &Lab) -> Result<()> {
     ))?;
     shows(&mut db, row, &b.to_string())?;
     db.refused("UPDATE orders SET v = 5", "PF002").map(drop)
-}
-
-#[lab_test]
-fn set_local_does_not_reach_the_pooler_s_next_client_but_set_does(lab: &Lab) -> Result<()> {
-    let mut db = TestDatabase::orders(lab, "mode => 'monotonic'")?;
-    let token = db.token()?;
-    // A pooler in transaction mode hands one backend from client to client.
-    let mut backend = db.another()?;
-    for end in ["COMMIT", "ROLLBACK"] {
-        backend.run(&format!(
-            "BEGIN; SET LOCAL pg_fence.token = '{token}'; UPDATE orders SET v = 1; {end}"
-        ))?;
-        backend.refused("UPDATE orders SET v = 2", "PF002")?;
-    }
-    backend
-        .refused(&format!("BEGIN; SET LOCAL pg_fence.token = '{token}'; SELECT 1/0"), "22012")?;
-    backend.run("ROLLBACK")?;
-    backend.refused("UPDATE orders SET v = 2", "PF002")?;
-    // What the documentation warns of.
-    backend
-        .run(&format!("BEGIN; SET pg_fence.token = '{token}'; UPDATE orders SET v = 1; COMMIT"))?;
-    backend.run("UPDATE orders SET v = 2")?;
-    backend.run("DISCARD ALL")?;
-    backend.refused("UPDATE orders SET v = 2", "PF002").map(drop)
 }
 
 #[lab_test]

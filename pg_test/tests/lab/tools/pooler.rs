@@ -138,8 +138,12 @@ fn a_session_level_set_leaks_to_other_clients(lab: &Lab) -> Result<()> {
     ensure!(leaked == token, "{leaked}");
     b.run("UPDATE t SET n = 1")?;
     ensure!(b.granted("SELECT fence FROM t")? == token, "written under another client's token");
-    b.run("RESET pg_fence.token")?;
-    b.refused("UPDATE t SET n = 2", "PF002").map(drop)
+    for end in ["RESET pg_fence.token", "DISCARD ALL"] {
+        b.run(&format!("SET pg_fence.token = '{token}'"))?;
+        b.run(end)?;
+        b.refused("UPDATE t SET n = 2", "PF002")?;
+    }
+    Ok(())
 }
 
 #[lab_test]

@@ -267,6 +267,8 @@ fn a_call_that_finds_the_lease_lost_holds_nothing_up(lab: &Lab) -> Result<()> {
         stale_worker.run("BEGIN; SAVEPOINT s")?;
         stale_worker.refused(&format!("SELECT lease_guard('{name}', {token})"), "PF004")?;
         stale_worker.run("ROLLBACK TO s")?;
+        let set = "SELECT coalesce(current_setting('pg_fence.token', true), '')";
+        ensure!(stale_worker.text(set)?.as_deref() == Some(""), "a refused guard set its token");
         if name != "taken over" {
             ensure!(!other.is_taken(name)?, "a refused guard keeps others from {name}");
         }
