@@ -126,7 +126,8 @@ fn python(home: &Path, packages: &[&str]) -> Result<()> {
     if output_of(Command::new("python3").args(["-c", "import ensurepip, venv"])).is_err() {
         setup::ensure(&[Package::new("python3-venv", "/usr/lib/python3*/ensurepip/__init__.py")])?;
     }
-    output_of(Command::new("python3").args(["-m", "venv"]).arg(home))?;
+    // What an interrupted run left there is of no use.
+    output_of(Command::new("python3").args(["-m", "venv", "--clear"]).arg(home))?;
     let mut pip = Command::new(home.join("bin/pip"));
     output_of(pip.args(["install", "--quiet", "--only-binary=:all:"]).args(packages)).map(drop)
 }
