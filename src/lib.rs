@@ -15,9 +15,7 @@
 //! A call flows like this: arguments, look, lock, look again (`leases::locks`), decide (`rules`), draw (`tokens`), write,
 //! answer. `known_bugs` are for the tests to find.
 //!
-//! What is deliberately absent: SPI on the way of a lease or a write (no plan, no `search_path`, no rights of
-//! the caller's), background workers, `shared_preload_libraries`, any decision by what is in shared memory of our own
-//! (it only counts), LISTEN/NOTIFY, any use of a transaction's start time, and any look at a relation without its lock.
+//! What is deliberately absent: `docs/internals/architecture.md` says it.
 
 mod fence;
 mod known_bugs;

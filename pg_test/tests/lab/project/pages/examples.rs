@@ -29,6 +29,7 @@ pages![
     clients = "docs/tutorial/orms-and-poolers.md",
     command = "docs/reference/command.md",
     concepts = "docs/tutorial/concepts.md",
+    creating_rows = "docs/recipes/creating-rows.md",
     from_advisory_locks = "docs/recipes/from/advisory-locks.md",
     from_etcd_and_zookeeper = "docs/recipes/from/etcd-and-zookeeper.md",
     from_lease_table = "docs/recipes/from/lease-table.md",

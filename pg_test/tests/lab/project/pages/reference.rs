@@ -6,6 +6,9 @@ use std::collections::BTreeSet;
 
 const PAGE: &str = "docs/reference/sql.md";
 
+/// Types that no caller sees: the page names them, and their COMMENTs say the rest.
+const INTERNAL: [&str; 3] = ["fence.audit_row", "fence.trigger_arguments", "fence.lease_template"];
+
 /// What must be in a section, and whether it is: all that is not is told at once.
 #[derive(Default)]
 struct Wanted(Vec<String>);
@@ -143,6 +146,10 @@ fn every_column_is_there_as_it_is(lab: &Lab) -> Result<()> {
     let mut wanted = Wanted::default();
     for row in &relations {
         let [Some(name), Some(oid), Some(comment)] = &row[..] else { bail!("{row:?}") };
+        if INTERNAL.contains(&name.as_str()) {
+            ensure!(text.contains(&format!("`{name}`")), "{PAGE} does not name {name}");
+            continue;
+        }
         listed.remove(name);
         let columns = session.rows(&format!(
             "SELECT format('| `%s` | %s |', attname, col_description(attrelid, attnum))
