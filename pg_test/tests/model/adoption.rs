@@ -5,11 +5,12 @@
 //! steps of a call others take theirs. What becomes of a number, which locks exclude what and which grant a snapshot
 //! shows, the extension's own rules decide.
 
+use crate::search::{self, never, once_more, protections};
 use pg_test::rules::grant::{self, Adopt, Grant, Mode, Release, Tokens};
 use pg_test::rules::locks::*;
 use pg_test::rules::snapshot::{age, Age};
 use pg_test::rules::{Floor, Instant, Token};
-use stateright::{Checker, HasDiscoveries, Model, Property};
+use stateright::{Model, Property};
 
 /// The row of the lease.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -273,60 +274,38 @@ impl State {
     }
 }
 
-/// What keeps older numbers out, piece by piece, so that a test can take one away.
-#[derive(Clone, Copy, Debug)]
-struct Protections {
+// What keeps older numbers out.
+protections! {
     /// An adoption takes the lease alone.
-    adopt_lock: bool,
+    adopt_lock,
     /// It reads the row again then.
-    read_again: bool,
+    read_again,
     /// It keeps the lock until it commits.
-    keep_to_commit: bool,
+    keep_to_commit,
     /// Its commit, and that of a release, is on disk before anybody learns of it.
-    on_disk: bool,
+    on_disk,
     /// A transaction does not adopt over its own guard.
-    own_guard: bool,
+    own_guard,
     /// A row that an open transaction is forgetting is not written.
-    see_deletions: bool,
+    see_deletions,
     /// An adoption that is refused ends the older grant.
-    end_older: bool,
+    end_older,
     /// It locks the grant for that.
-    end_lock: bool,
+    end_lock,
     /// A guard locks the grant.
-    guard_lock: bool,
+    guard_lock,
     /// It reads the row again then.
-    guard_reads_again: bool,
+    guard_reads_again,
     /// A release locks the grant.
-    release_lock: bool,
+    release_lock,
     /// Forgetting takes the lease alone.
-    forget_lock: bool,
+    forget_lock,
     /// No prune deletes the row of an adopted lease.
-    not_pruned: bool,
+    not_pruned,
     /// A number counts under the jump under which it was adopted.
-    by_jump: bool,
+    by_jump,
     /// A snapshot shows the grant, not only its number.
-    by_grant: bool,
-}
-
-impl Protections {
-    /// As the extension is.
-    const ALL: Protections = Protections {
-        adopt_lock: true,
-        read_again: true,
-        keep_to_commit: true,
-        on_disk: true,
-        own_guard: true,
-        see_deletions: true,
-        end_older: true,
-        end_lock: true,
-        guard_lock: true,
-        guard_reads_again: true,
-        release_lock: true,
-        forget_lock: true,
-        not_pruned: true,
-        by_jump: true,
-        by_grant: true,
-    };
+    by_grant,
 }
 
 /// What may happen at any moment, so often.
@@ -600,10 +579,6 @@ impl Adopted {
 
     fn carry_out(&self, state: &mut State, action: Action) -> Option<()> {
         let b = &self.bounds;
-        let once_more = |count: &mut u8, limit: u8| {
-            *count += 1;
-            (*count <= limit).then_some(())
-        };
         if matches!(action, Action::Adopt(..) | Action::Guard(_) | Action::Release(_)) {
             once_more(&mut state.calls, b.calls)?;
         }
@@ -743,22 +718,15 @@ impl Model for Adopted {
     }
 
     fn properties(&self) -> Vec<Property<Adopted>> {
-        macro_rules! never {
-            ($name:expr, $violation:ident) => {
-                Property::<Adopted>::always($name, |_, state: &State| {
-                    state.violation != Some(Violation::$violation)
-                })
-            };
-        }
         vec![
-            never!(GUARD_EXCLUDES, TookOver),
-            never!(NO_STALE_WRITE, StaleWrite),
-            never!(NEVER_RETURNS, Returned),
-            never!(NEVER_SPEAKS, Spoke),
-            never!(OLDER_ENDS, NotEnded),
-            never!(ONE_WRITER, TwoWriters),
-            never!(ADOPTED_AGAIN, NotAdoptedAgain),
-            never!(SEES_ALL, LacksWork),
+            never!(Adopted, GUARD_EXCLUDES, TookOver),
+            never!(Adopted, NO_STALE_WRITE, StaleWrite),
+            never!(Adopted, NEVER_RETURNS, Returned),
+            never!(Adopted, NEVER_SPEAKS, Spoke),
+            never!(Adopted, OLDER_ENDS, NotEnded),
+            never!(Adopted, ONE_WRITER, TwoWriters),
+            never!(Adopted, ADOPTED_AGAIN, NotAdoptedAgain),
+            never!(Adopted, SEES_ALL, LacksWork),
             // So that the above are not true for want of anything happening.
             Property::<Adopted>::sometimes(
                 "the greatest number writes, after another",
@@ -801,28 +769,13 @@ const ONE_WRITER: &str = "the row has one writer";
 const ADOPTED_AGAIN: &str = "after a jump a number speaks once it was adopted again";
 const SEES_ALL: &str = "who relies on a grant sees its predecessors' work";
 
-/// Searches everything within the bounds, and finds nothing.
 fn holds(bounds: Bounds) {
-    let started = std::time::Instant::now();
-    let checker = Adopted { bounds, p: Protections::ALL }.checker().threads(2).spawn_bfs().join();
-    println!("{} states, {:?}", checker.unique_state_count(), started.elapsed());
-    checker.assert_properties();
+    search::holds(Adopted { bounds, p: Protections::ALL });
 }
 
-/// Without this protection the search finds a way to break that property.
+/// Without this protection the property is broken.
 fn breaks(bounds: Bounds, property: &'static str, take_away: fn(&mut Protections)) {
-    let mut p = Protections::ALL;
-    take_away(&mut p);
-    let found = HasDiscoveries::AllOf([property].into());
-    let checker = Adopted { bounds, p }.checker().finish_when(found).spawn_bfs().join();
-    let path = checker.discovery(property);
-    let path = path.unwrap_or_else(|| {
-        panic!("{} states, and \"{property}\" is not broken", checker.unique_state_count())
-    });
-    println!("\"{property}\" is broken by ({} states):", checker.unique_state_count());
-    for action in path.into_actions() {
-        println!("    {action:?}");
-    }
+    search::breaks(Adopted { bounds, p: Protections::without(take_away) }, property);
 }
 
 /// Two holders, one after the other.

@@ -5,31 +5,23 @@
 //! moment. A holder keeps its token and goes on trying. The decision is the extension's own
 //! (`rules::durability`).
 
+use crate::search::{self, protections};
 use pg_test::rules::durability::{may_come_back, Predecessor};
-use stateright::{Checker, HasDiscoveries, Model, Property};
+use stateright::{Model, Property};
 
-/// What keeps older grants silent, each of which a test can take away.
-#[derive(Clone, Copy, Debug)]
-struct Protections {
+// What keeps older grants silent.
+protections! {
     /// Who replaces a lasting grant that is live waits.
-    live_waits: bool,
+    live_waits,
     /// Who replaces a lasting grant whose end is not on disk waits.
-    unwritten_waits: bool,
+    unwritten_waits,
     /// So does one whose own transactions wait for nothing.
-    waits_always: bool,
+    waits_always,
     /// Deleting a row waits.
-    prune_waits: bool,
+    prune_waits,
     /// What the transaction itself has written is not on disk.
-    own_is_unwritten: bool,
+    own_is_unwritten,
 }
-
-const ALL: Protections = Protections {
-    live_waits: true,
-    unwritten_waits: true,
-    waits_always: true,
-    prune_waits: true,
-    own_is_unwritten: true,
-};
 
 /// The row of the lease: its latest grant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -228,29 +220,27 @@ impl Model for Durability {
     }
 }
 
-/// Checks all that can happen; the steps to a stale write, where there is one.
-fn check(protections: Protections) -> Option<Vec<Action>> {
-    let model = Durability { protections, grants: 4, crashes: 2 };
-    let checker = model.checker().finish_when(HasDiscoveries::Any).spawn_bfs().join();
-    checker.discovery(STAYS_SILENT).map(|path| path.into_actions())
+fn all_that_can_happen(protections: Protections) -> Durability {
+    Durability { protections, grants: 4, crashes: 2 }
 }
 
 #[test]
 fn a_crash_brings_no_grant_back_that_was_replaced() {
-    assert_eq!(check(ALL), None);
+    search::holds(all_that_can_happen(Protections::ALL));
 }
 
 #[test]
 fn each_wait_is_needed() {
-    for (what, protections) in [
-        ("live", Protections { live_waits: false, ..ALL }),
-        ("unwritten", Protections { unwritten_waits: false, ..ALL }),
-        ("always", Protections { waits_always: false, ..ALL }),
-        ("prune", Protections { prune_waits: false, ..ALL }),
-        ("own", Protections { own_is_unwritten: false, ..ALL }),
-    ] {
-        let path = check(protections).unwrap_or_else(|| panic!("{what}: nothing is broken"));
-        println!("without {what}:");
-        path.iter().for_each(|action| println!("    {action:?}"));
+    let without: [fn(&mut Protections); 5] = [
+        |p| p.live_waits = false,
+        |p| p.unwritten_waits = false,
+        |p| p.waits_always = false,
+        |p| p.prune_waits = false,
+        |p| p.own_is_unwritten = false,
+    ];
+    for take_away in without {
+        let protections = Protections::without(take_away);
+        println!("{protections:?}");
+        search::breaks(all_that_can_happen(protections), STAYS_SILENT);
     }
 }

@@ -16,42 +16,25 @@ mod durability;
 mod locking;
 mod protections;
 mod requests;
+mod search;
 mod server;
 mod snapshots;
 mod state;
 mod system;
 
 use protections::{Bounds, Protections};
-use stateright::{Checker, HasDiscoveries, Model};
 use system::{
     System, GUARD_EXCLUDES, NEVER_BACK, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED,
     NOT_EXPIRED, NO_STALE_BOUND, NO_STALE_UNBOUND, ONE_HOLDER,
 };
 
-/// Searches everything within the bounds, and finds nothing.
 fn holds(bounds: Bounds) {
-    let started = std::time::Instant::now();
-    let protections = Protections::ALL;
-    let checker = System { bounds, protections }.checker().threads(2).spawn_bfs().join();
-    println!("{} states, {:?}", checker.unique_state_count(), started.elapsed());
-    checker.assert_properties();
+    search::holds(System { bounds, protections: Protections::ALL });
 }
 
-/// Without this protection the search finds a way to break that property.
+/// Without this protection the property is broken.
 fn breaks(bounds: Bounds, property: &'static str, take_away: fn(&mut Protections)) {
-    let mut protections = Protections::ALL;
-    take_away(&mut protections);
-    let found = HasDiscoveries::AllOf([property].into());
-    let model = System { bounds, protections }.checker();
-    let checker = model.finish_when(found).spawn_bfs().join();
-    let path = checker.discovery(property);
-    let path = path.unwrap_or_else(|| {
-        panic!("{} states, and \"{property}\" is not broken", checker.unique_state_count())
-    });
-    println!("\"{property}\" is broken by:");
-    for action in path.into_actions() {
-        println!("    {action:?}");
-    }
+    search::breaks(System { bounds, protections: Protections::without(take_away) }, property);
 }
 
 const CALM: Bounds = Bounds::CALM;

@@ -1,75 +1,51 @@
 //! What keeps leases and fences safe, piece by piece, so that a test can take one away.
 
-/// The protections, all of which the extension has.
-#[derive(Clone, Copy, Debug)]
-pub struct Protections {
+use crate::search::protections;
+
+protections! {
     /// An acquire locks the grant's place.
-    pub grant_lock: bool,
+    grant_lock,
     /// A guard locks the grant.
-    pub guard_lock: bool,
+    guard_lock,
     /// The rows are read again once the locks are had.
-    pub reread: bool,
+    reread,
     /// The token is drawn once the locks are had.
-    pub draw_under_lock: bool,
+    draw_under_lock,
     /// The clock is read once the locks are had, not when the request came.
-    pub clock_after_lock: bool,
+    clock_after_lock,
     /// A server that starts moves the sequence on before anything is drawn.
-    pub start_move: bool,
+    start_move,
     /// Each move is on disk before it is recorded as done.
-    pub durable_move: bool,
+    durable_move,
     /// That this life has begun is recorded when the sequence was moved on, not before.
-    pub start_last: bool,
+    start_last,
     /// A database that finds itself to be another one jumps.
-    pub jump: bool,
+    jump,
     /// A move goes at least to the clock's seconds × 2^20.
-    pub move_by_clock: bool,
+    move_by_clock,
     /// The new identity is recorded when the jump is done, not before.
-    pub identity_last: bool,
+    identity_last,
     /// After a jump no earlier token speaks until renewed.
-    pub floor: bool,
+    floor,
     /// A take-over of a guarded grant is reported as such (else the search goes on to what comes of it).
-    pub report_take_over: bool,
+    report_take_over,
     /// The session's lock is looked at once the grant's lock is had.
-    pub session_after_lock: bool,
+    session_after_lock,
     /// The session's lock is the grant's own, by its first token, not the lease's.
-    pub session_lock_by_token: bool,
+    session_lock_by_token,
     /// The session's lock is taken before the grant is there for others to see.
-    pub session_lock_first: bool,
+    session_lock_first,
     /// A release gives the session's lock back when it commits, not at once.
-    pub session_lock_to_commit: bool,
+    session_lock_to_commit,
     /// A strict row wants a greater token, not an equal one.
-    pub strict_order: bool,
+    strict_order,
     /// A token that is smaller than a bound row's must speak for the lease.
-    pub behind_must_speak: bool,
+    behind_must_speak,
     /// The row then keeps the greater token.
-    pub keep_greater: bool,
+    keep_greater,
 }
 
 impl Protections {
-    /// As the extension is.
-    pub const ALL: Protections = Protections {
-        grant_lock: true,
-        guard_lock: true,
-        reread: true,
-        draw_under_lock: true,
-        clock_after_lock: true,
-        start_move: true,
-        durable_move: true,
-        start_last: true,
-        jump: true,
-        move_by_clock: true,
-        identity_last: true,
-        floor: true,
-        report_take_over: true,
-        session_after_lock: true,
-        session_lock_by_token: true,
-        session_lock_first: true,
-        session_lock_to_commit: true,
-        strict_order: true,
-        behind_must_speak: true,
-        keep_greater: true,
-    };
-
     /// Whether a request takes something along from before its locks.
     pub fn looks_early(&self) -> bool {
         let late =

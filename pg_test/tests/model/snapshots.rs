@@ -8,11 +8,12 @@
 //! what, and which grant may be relied on, the extension's own rules decide.
 
 use crate::locking::Kind;
+use crate::search::{self, holds};
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Phase, Tokens};
 use pg_test::rules::locks::*;
 use pg_test::rules::snapshot::{age, Age};
 use pg_test::rules::{Floor, Instant, Token};
-use stateright::{Checker, HasDiscoveries, Model, Property};
+use stateright::{Model, Property};
 use Kind::{Alone, Shared, Slots};
 
 /// A row of the lease table: the latest grant of its slot.
@@ -444,26 +445,10 @@ impl Model for Lease {
 /// Who relies on a grant sees all guarded work of those that had the lease before.
 const SEES_ALL: &str = "who relies on a grant sees its predecessors' work";
 
-/// Searches everything within the bounds, and finds nothing.
-fn holds(lease: Lease) {
-    let started = std::time::Instant::now();
-    let checker = lease.checker().threads(2).spawn_bfs().join();
-    println!("{} states, {:?}", checker.unique_state_count(), started.elapsed());
-    checker.assert_properties();
-}
-
 /// The search finds a way to lack a predecessor's work.
 fn breaks(lease: Lease) {
-    let found = HasDiscoveries::AllOf([SEES_ALL].into());
-    let checker = lease.checker().finish_when(found).spawn_bfs().join();
-    let path = checker.discovery(SEES_ALL);
-    let path = path.unwrap_or_else(|| {
-        panic!("{} states, and nobody lacks anything: {lease:?}", checker.unique_state_count())
-    });
-    println!("{:?} ({} states):", lease.rule, checker.unique_state_count());
-    for action in path.into_actions() {
-        println!("    {action:?}");
-    }
+    println!("{lease:?}:");
+    search::breaks(lease, SEES_ALL);
 }
 
 #[test]

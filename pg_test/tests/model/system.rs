@@ -1,6 +1,7 @@
 //! The state machine: which events may come next, and what each does.
 
 use crate::protections::{Bounds, Protections};
+use crate::search::{never, once_more};
 use crate::server::Server;
 use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State, Violation};
 use pg_test::rules::Token;
@@ -121,10 +122,6 @@ impl System {
 
     fn step(&self, state: &mut State, action: Action) -> Option<()> {
         let (b, p) = (&self.bounds, &self.protections);
-        let once_more = |count: &mut u8, limit: u8| {
-            *count += 1;
-            (*count <= limit).then_some(())
-        };
         match action {
             Action::Ask(client, op) => {
                 let early = self.early(state, op)?;
@@ -259,23 +256,16 @@ impl Model for System {
     }
 
     fn properties(&self) -> Vec<Property<System>> {
-        macro_rules! never {
-            ($name:expr, $violation:ident) => {
-                Property::<System>::always($name, |_, state: &State| {
-                    state.violation != Some(Violation::$violation)
-                })
-            };
-        }
         vec![
-            never!(NEVER_REISSUED, Reissued),
-            never!(ONE_HOLDER, TwoHolders),
-            never!(GUARD_EXCLUDES, TakenOverGuard),
-            never!(NO_STALE_BOUND, StaleBound),
-            never!(NO_STALE_UNBOUND, StaleUnbound),
-            never!(NEVER_BACK, WentBack),
-            never!(NOT_EXPIRED, Expired),
-            never!(NOT_ABANDONED, Abandoned),
-            never!(NOBODY_KEPT_OUT, KeptFromAll),
+            never!(System, NEVER_REISSUED, Reissued),
+            never!(System, ONE_HOLDER, TwoHolders),
+            never!(System, GUARD_EXCLUDES, TakenOverGuard),
+            never!(System, NO_STALE_BOUND, StaleBound),
+            never!(System, NO_STALE_UNBOUND, StaleUnbound),
+            never!(System, NEVER_BACK, WentBack),
+            never!(System, NOT_EXPIRED, Expired),
+            never!(System, NOT_ABANDONED, Abandoned),
+            never!(System, NOBODY_KEPT_OUT, KeptFromAll),
             // So that the above are not true for want of anything happening.
             Property::<System>::sometimes("writes land", |system, state| {
                 let data = &state.server.data;

@@ -8,10 +8,11 @@ mod protections;
 mod state;
 mod steps;
 
+use crate::search::{self, never, once_more};
 use protections::{Bounds, Protections};
 pub use state::Kind;
 use state::{Next, State, Violation};
-use stateright::{Checker, HasDiscoveries, Model, Property};
+use stateright::{Model, Property};
 use steps::Step;
 
 /// One event.
@@ -62,10 +63,6 @@ impl Lease {
 
     fn carry_out(&self, state: &mut State, action: Action) -> Option<()> {
         let (bounds, p) = (&self.bounds, &self.protections);
-        let once_more = |count: &mut u8, limit: u8| {
-            *count += 1;
-            (*count <= limit).then_some(())
-        };
         use Action::{Acquire, Guard, Prune, Release, Renew};
         if matches!(action, Acquire(_) | Guard(_) | Renew(_) | Release(_) | Prune(..)) {
             state.calls += 1;
@@ -156,18 +153,11 @@ impl Model for Lease {
     }
 
     fn properties(&self) -> Vec<Property<Lease>> {
-        macro_rules! never {
-            ($name:expr, $violation:ident) => {
-                Property::<Lease>::always($name, |_, state: &State| {
-                    state.violation != Some(Violation::$violation)
-                })
-            };
-        }
         vec![
-            never!(APART, Together),
-            never!(ONE_WRITER, TwoWriters),
-            never!(GUARD_EXCLUDES, TakenOverGuard),
-            never!(NOT_PRUNED, PrunedInUse),
+            never!(Lease, APART, Together),
+            never!(Lease, ONE_WRITER, TwoWriters),
+            never!(Lease, GUARD_EXCLUDES, TakenOverGuard),
+            never!(Lease, NOT_PRUNED, PrunedInUse),
             // So that the above are not true for want of anything happening.
             Property::<Lease>::sometimes("grants of each kind are committed", |lease, state| {
                 let mut kinds = lease.bounds.kinds.iter();
@@ -187,30 +177,13 @@ const GUARD_EXCLUDES: &str = "a guard excludes a take-over, whatever its mode";
 /// What a prune deletes is over, and nobody relies on it.
 const NOT_PRUNED: &str = "what is in use is not pruned";
 
-/// Searches everything within the bounds, and finds nothing.
 fn holds(bounds: Bounds) {
-    let started = std::time::Instant::now();
-    let protections = Protections::ALL;
-    let checker = Lease { bounds, protections }.checker().threads(2).spawn_bfs().join();
-    println!("{} states, {:?}", checker.unique_state_count(), started.elapsed());
-    checker.assert_properties();
+    search::holds(Lease { bounds, protections: Protections::ALL });
 }
 
-/// Without this protection the search finds a way to break that property.
+/// Without this protection the property is broken.
 fn breaks(bounds: Bounds, property: &'static str, take_away: fn(&mut Protections)) {
-    let mut protections = Protections::ALL;
-    take_away(&mut protections);
-    let found = HasDiscoveries::AllOf([property].into());
-    let model = Lease { bounds, protections }.checker();
-    let checker = model.finish_when(found).spawn_bfs().join();
-    let path = checker.discovery(property);
-    let path = path.unwrap_or_else(|| {
-        panic!("{} states, and \"{property}\" is not broken", checker.unique_state_count())
-    });
-    println!("\"{property}\" is broken by ({} states):", checker.unique_state_count());
-    for action in path.into_actions() {
-        println!("    {action:?}");
-    }
+    search::breaks(Lease { bounds, protections: Protections::without(take_away) }, property);
 }
 
 use Kind::{Alone, Shared, Slots};

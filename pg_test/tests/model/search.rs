@@ -1,0 +1,75 @@
+//! How each of the models is searched, and what they are made of alike.
+
+use stateright::{Checker, HasDiscoveries, Model};
+use std::fmt::Debug;
+use std::hash::Hash;
+
+/// What keeps the promises, piece by piece, all of which the extension has: `Protections::ALL`. A test can take one away.
+macro_rules! protections {
+    ($($(#[$said:meta])* $name:ident),* $(,)?) => {
+        #[derive(Clone, Copy, Debug)]
+        pub struct Protections {
+            $($(#[$said])* pub $name: bool),*
+        }
+
+        impl Protections {
+            /// As the extension is.
+            pub const ALL: Protections = Protections { $($name: true),* };
+
+            /// All but one.
+            pub fn without(take_away: fn(&mut Protections)) -> Protections {
+                let mut protections = Protections::ALL;
+                take_away(&mut protections);
+                protections
+            }
+        }
+    };
+}
+
+/// A property of a model: that its states note no such violation.
+macro_rules! never {
+    ($model:ident, $name:expr, $violation:ident) => {
+        Property::<$model>::always($name, |_, state: &State| {
+            state.violation != Some(Violation::$violation)
+        })
+    };
+}
+
+pub(crate) use {never, protections};
+
+/// Counts what may happen so often; None where it has.
+pub fn once_more(count: &mut u8, limit: u8) -> Option<()> {
+    *count += 1;
+    (*count <= limit).then_some(())
+}
+
+/// Searches everything within the bounds, and finds nothing.
+pub fn holds<M>(model: M)
+where
+    M: Model + Send + Sync + 'static,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync,
+    M::Action: Clone + Debug + PartialEq + Send + Sync,
+{
+    let started = std::time::Instant::now();
+    let checker = model.checker().threads(2).spawn_bfs().join();
+    println!("{} states, {:?}", checker.unique_state_count(), started.elapsed());
+    checker.assert_properties();
+}
+
+/// The search finds a way to break that property, which is printed.
+pub fn breaks<M>(model: M, property: &'static str)
+where
+    M: Model + Send + Sync + 'static,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync,
+    M::Action: Clone + Debug + PartialEq + Send + Sync,
+{
+    let found = HasDiscoveries::AllOf([property].into());
+    let checker = model.checker().finish_when(found).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    let path = checker.discovery(property);
+    let path = path.unwrap_or_else(|| panic!("{states} states, and \"{property}\" is not broken"));
+    println!("\"{property}\" is broken by ({states} states):");
+    for action in path.into_actions() {
+        println!("    {action:?}");
+    }
+}
