@@ -148,7 +148,7 @@ COMMENT ON FUNCTION fence.checked_lease_name(text, bigint) IS
 CREATE FUNCTION fence.record_creation() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_record_creation';
 COMMENT ON FUNCTION fence.record_creation() IS
-    'moves the tokens on to the clock and records which database this is; called once, here: an extension that was dropped and created anew hands out no token again, and a copy made before the first one knows that it is a copy';
+    'moves the tokens on to the clock and records which database this is; called once, here: an extension that was dropped and created again hands out no token again, and a copy made before the first one knows that it is a copy';
 SELECT fence.record_creation();
 
 -- Not by the row: a function of the table's row type would keep a DBA from changing the table.

@@ -27,7 +27,7 @@ COMMENT ON FUNCTION lease_release(text, bigint) IS
 CREATE FUNCTION lease_revoke(name text)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_revoke';
 COMMENT ON FUNCTION lease_revoke(text) IS
-    'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
+    'ends all current grants of the lease, also those of others, and returns the closing token; NULL when there was none';
 
 CREATE FUNCTION lease_acquire_all(
     names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s', metadata jsonb DEFAULT NULL,

@@ -32,8 +32,8 @@ CREATE FUNCTION fence_protect(
 LANGUAGE c AS 'MODULE_PATHNAME', 'fence_protect';
 
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
-'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again, '
-'whatever was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; '
+'fences a table: adds the fence column where it is missing and attaches the triggers; called again, it puts '
+'back what was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; '
 'lease => '''' unbinds it; '
 'in managed mode, events without insert let a row be created without its lease';
 

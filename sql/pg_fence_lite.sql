@@ -759,7 +759,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lease_revoke(text) IS
-    'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
+    'ends all current grants of the lease, also those of others, and returns the closing token; NULL when there was none';
 
 -- At REPEATABLE READ and above a plain read shows an old grant. Locking what has changed since is 40001, and a row that is
 -- newer than the snapshot shows by its key.
@@ -913,7 +913,7 @@ BEGIN
         detail := jsonb_build_object('presented', token) || detail;
         hint := CASE WHEN verdict ? 'renew_first' THEN
             'The lease is still this token''s, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.'
-            ELSE 'The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it anew.' END;
+            ELSE 'The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it again.' END;
     END CASE;
 END
 $$;
@@ -1833,7 +1833,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
-'fences a table: adds the fence column where it is missing and attaches the triggers, anew if called again, whatever was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; in managed mode, events without insert let a row be created without its lease';
+'fences a table: adds the fence column where it is missing and attaches the triggers; called again, it puts back what was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; in managed mode, events without insert let a row be created without its lease';
 
 CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -9,7 +9,7 @@ import (
 // retryAll is how often several names at once are tried: the server has no line to wait in for them.
 const retryAll = 250 * time.Millisecond
 
-// Acquire takes the lease, or returns an error of the kind ErrLeaseTaken. Whoever has it calls Release in the end. The
+// Acquire takes the lease, or returns an error of the kind ErrLeaseTaken. Its holder calls Release in the end. The
 // context ends a wait in line, and later the lease's Context; the lease itself ends by Release alone.
 func (f *Fence) Acquire(ctx context.Context, name string, options Options) (*Lease, error) {
 	return f.AcquireAll(ctx, []string{name}, options)

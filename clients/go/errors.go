@@ -218,7 +218,7 @@ func detail(text string) map[string]any {
 	return object
 }
 
-// copyOf is a loss told anew: with what has shown it this time.
+// copyOf is a loss told once more: with what has shown it this time.
 func (e *Error) copyOf(cause error) *Error {
 	told := *e
 	if cause != nil {

@@ -48,11 +48,11 @@ func New(connString string) *Fence {
 
 // NewConfig takes a configuration that pgx.ParseConfig has made: pool.Config().ConnConfig is that of a pool.
 func NewConfig(config *pgx.ConnConfig) *Fence {
-	return (&Fence{config: config.Copy(), hooks: hooks.None(), telemetry: silence{}}).anew()
+	return (&Fence{config: config.Copy(), hooks: hooks.None(), telemetry: silence{}}).fresh()
 }
 
-// anew has it keep leases of its own.
-func (f *Fence) anew() *Fence {
+// fresh has it keep leases of its own.
+func (f *Fence) fresh() *Fence {
 	f.kept = &kept{fence: f, leases: map[*Lease]struct{}{}}
 	return f
 }
@@ -70,21 +70,21 @@ func isDriverSetting(name string) bool {
 func (f *Fence) InSchema(schema string) *Fence {
 	there := *f
 	there.schema = `"` + strings.ReplaceAll(schema, `"`, `""`) + `".`
-	return there.anew()
+	return there.fresh()
 }
 
 // WithTelemetry is another Fence, which tells what it does.
 func (f *Fence) WithTelemetry(telemetry Telemetry) *Fence {
 	telling := *f
 	telling.telemetry = telemetry
-	return telling.anew()
+	return telling.fresh()
 }
 
 // Hooked is for the laboratory that tests this client; the type of its argument cannot be named elsewhere.
 func (f *Fence) Hooked(with hooks.Hooks) *Fence {
 	hooked := *f
 	hooked.hooks = with
-	return hooked.anew()
+	return hooked.fresh()
 }
 
 func (f *Fence) call(function string) string { return "SELECT " + f.schema + function }

@@ -72,7 +72,7 @@ func Present[Tx any](
 	return under(ctx, &transaction{leases: lease.each(), isOurs: true}, begin, work, last)
 }
 
-// GuardTx is Guard in a transaction that is open: it is guarded from here on, and ended by whoever began it. At
+// GuardTx is Guard in a transaction that is open: it is guarded from here on, and the code that began it ends it. At
 // REPEATABLE READ it must have begun after the lease was acquired (else 40001).
 func GuardTx[Tx any](
 	ctx context.Context, lease Holding, tx Tx, work func(context.Context, Tx) error, last ...Last,

@@ -143,7 +143,7 @@ func TestAnAnswerThatIsLostIsNoFailure(t *testing.T) {
 	equal(t, err != nil && !errors.Is(err, pgfence.ErrLeaseTaken), true)
 }
 
-// Whoever gives up while the keeper is busy leaves nothing behind.
+// A caller that gives up while the keeper is busy leaves nothing behind.
 func TestATryThatNobodyWaitsForIsGivenBack(t *testing.T) {
 	fence, admin := table(t)
 	acquire(t, fence, long, "a")

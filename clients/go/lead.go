@@ -45,7 +45,7 @@ func (f *Fence) Lead(
 	if options.TTL == 0 {
 		options.TTL = 30 * time.Second
 	}
-	// Whoever never saw the answer to an acquire takes the grant over by its own unique name.
+	// If the answer to an acquire was lost, the unique name takes the grant over.
 	options.Holder, options.Reclaim = uniqueHolder(), true
 	options.Wait = max(time.Second, min(options.TTL/3, 10*time.Second))
 	if _, err := options.complete([]string{name}); err != nil {

@@ -142,7 +142,7 @@ pub const BUGS: &[(&str, &[Change])] = &[
     ("no-start-move", &[("fence.has_begun() AND pg_sequence_last_value('fence.token_seq') >= above", "true")]),
     // The time of the transaction's start decides, not that after the lock.
     ("now", &[("clock_timestamp()", "now()")]),
-    // An acquire decides by what it saw before it waited for the lock: whoever had it meanwhile is forgotten.
+    // An acquire decides by what it saw before it waited for the lock: a holder meanwhile is forgotten.
     (
         "decision-before-lock",
         &[

@@ -107,7 +107,7 @@ impl Adopted {
     /// known once more, for a failover may have lost it; [`StaleToken`](Error::StaleToken) where a greater one is known.
     ///
     /// `connection` is a tokio-postgres `Client`, a [`Connected`](crate::Connected), or a `Transaction` that is open:
-    /// that is guarded from here on by a savepoint, and its end is left to whoever began it.
+    /// that is guarded from here on by a savepoint, and the code that began it ends it.
     pub async fn guard<'c>(
         &self,
         connection: &'c mut impl Guardable,

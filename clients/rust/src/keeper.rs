@@ -56,7 +56,7 @@ impl Keeper {
             self.take_spare();
             let (over, next) = self.next();
             if !over.is_empty() && matches!(next, Next::End) {
-                // Whoever waits for the end of the last one finds no connection left.
+                // A caller that waits for the end of the last one finds no connection left.
                 self.close().await;
             }
             over.iter().for_each(|lease| lease.finish());

@@ -96,7 +96,7 @@ impl LeaseRequest {
         W: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
-        // Whoever never saw the answer to an acquire takes the grant over by its own name.
+        // If the answer to an acquire was lost, the unique name takes the grant over.
         self.holder.get_or_insert_with(unique_holder);
         self.reclaim = true;
         // In portions, so that a connection that hangs is noticed.

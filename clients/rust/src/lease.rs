@@ -106,7 +106,7 @@ impl Lease {
     /// begin when the lease is lost.
     ///
     /// `connection` is a tokio-postgres `Client`, a [`Connected`](crate::Connected), or a `Transaction` that is open:
-    /// that is guarded from here on by a savepoint, and its end is left to whoever began it.
+    /// that is guarded from here on by a savepoint, and the code that began it ends it.
     pub async fn guard<'c>(
         &self,
         connection: &'c mut impl Guardable,

@@ -25,7 +25,7 @@ pub struct SqlxGuarded<'c> {
 
 impl Lease {
     /// As [`guard`](Lease::guard), on a connection of sqlx (a pool's: `&mut *connection`). In a transaction that is open
-    /// on it, it is a savepoint, and that transaction's end is left to whoever began it.
+    /// on it, it is a savepoint, and the code that began that transaction ends it.
     pub async fn guard_sqlx<'c>(
         &self,
         connection: &'c mut PgConnection,

@@ -36,7 +36,7 @@ pub enum Trust {
 /// What is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Check {
-    /// Nothing: it is encrypted, to whoever answers.
+    /// Nothing: it is encrypted, and anybody may answer.
     Nothing,
     /// That somebody we trust has signed it.
     Issuer(Trust),

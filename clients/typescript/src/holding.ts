@@ -46,8 +46,8 @@ export abstract class Holding<On = never, Tx = never> implements AsyncDisposable
    * A transaction during which nobody else is granted the lease, and whose writes present its token. It does not begin
    * when the lease is lost. With `release`, its end releases the lease.
    *
-   * Where a transaction is open already on that connection, it is guarded from here on, and its end is left to whoever
-   * began it; a function runs a query in a transaction that an ORM has opened.
+   * Where a transaction is open already on that connection, it is guarded from here on, and the code that began it
+   * ends it; a function runs a query in a transaction that an ORM has opened.
    */
   guard<T>(on: On, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T>;
   guard<T>(on: Query, work: () => Promise<T>, options?: Ending): Promise<T>;

@@ -34,7 +34,7 @@ export class Kept {
   renewedUntil = Infinity;
   /** The statement that renews it. */
   sending: Promise<unknown> | undefined;
-  /** Whoever waits for a renewal that begins from now on. */
+  /** Those who wait for a renewal that begins from now on. */
   waiting: (() => void)[] = [];
   /** Its own connection: it ends with that session. */
   session: OwnConnection | undefined;
@@ -339,7 +339,7 @@ export class Keeper<On = unknown, Tx = unknown> {
       for (let next = this.#next(); next !== undefined; next = this.#next()) {
         await next();
       }
-      // Whoever has just been granted a lease is about to have it kept.
+      // A caller that has just been granted a lease is about to have it kept.
       await new Promise(setImmediate);
       if (this.#isDone()) {
         await this.#own.close(LIMIT_MS);

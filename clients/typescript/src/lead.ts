@@ -66,7 +66,7 @@ async function leadUntil<On, Tx, T>(
   signal: AbortSignal,
 ): Promise<T | undefined> {
   const ttlMs = ttlMsOf({ ttl });
-  // Whoever never saw the answer to an acquire takes the grant over by its own unique name.
+  // If the answer to an acquire was lost, the unique name takes the grant over.
   const wait = { milliseconds: Math.min(Math.max(ttlMs / 3, 1000), 10_000) };
   const request = { ttl, wait, holder: uniqueHolder(), reclaim: true, signal };
   while (!signal.aborted) {
@@ -115,7 +115,7 @@ function isEnd(error: unknown, signal: AbortSignal): boolean {
   return signal.aborted && (isReason || classify(error) instanceof LeaseLost);
 }
 
-/** Whether whoever leads tries again: the lease was lost, or the server could not be reached to acquire it. */
+/** Does the leader try again? It does when the lease was lost, or the server could not be reached to acquire it. */
 function goesOn(lease: Lease<any, any> | null, error: unknown): boolean {
   const told = classify(error);
   if (lease === null) {

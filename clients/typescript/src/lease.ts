@@ -122,9 +122,9 @@ export class Lease<On = never, Tx = never> extends Holding<On, Tx> {
     this.keeper.lose(this.#kept, reason, cause);
   }
 
-  // For whoever leads
+  // For the leader
 
-  /** @internal Whoever leads is to end: nothing begins under it any more, and it is given back as soon as no transaction
+  /** @internal The leader is to end: nothing begins under it any more, and it is given back as soon as no transaction
    * is under way. */
   stop(reason: unknown): void {
     this.#isStopped = true;

@@ -23,7 +23,7 @@ export async function unfenced<T>(query: Query, work: () => Promise<T>, tables?:
     await runAll(query, ["SET CONSTRAINTS ALL IMMEDIATE", ...on, "RELEASE SAVEPOINT unfenced"]);
     return result;
   } catch (error) {
-    // Whoever catches the error and commits must not commit a table without its fence.
+    // A caller that catches the error and commits must not commit a table without its fence.
     await query("ROLLBACK TO SAVEPOINT unfenced");
     throw error;
   }

@@ -440,7 +440,7 @@ test("a name is granted here or adopted, and a number is exact", async () => {
 const WAITING =
   "SELECT count(*)::int FROM pg_stat_activity WHERE query ~ 'lease_acquire\\(''order:7' AND state = 'active' AND pid <> pg_backend_pid()";
 
-test("whoever gives up waiting leaves nothing behind", async () => {
+test("a caller that gives up waiting leaves nothing behind", async () => {
   await using _ = await lease();
   const signal = AbortSignal.timeout(300);
   const error = await errorOf(() => fence.lease("order:7", { wait: { minutes: 5 }, signal }));
@@ -584,7 +584,7 @@ test("the last write releases", async () => {
   assert.equal(await status(), "paid");
 });
 
-test("an open transaction is left to whoever began it", async () => {
+test("an open transaction is left to the code that began it", async () => {
   await using held = await lease();
   if (DRIVER === "pg") {
     const client = await pool.connect();

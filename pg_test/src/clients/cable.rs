@@ -109,7 +109,7 @@ impl Cable {
         self.shared.is_holding.load(SeqCst)
     }
 
-    /// Lets those through who wait, and whoever comes.
+    /// Lets those through who wait, and all who come.
     pub fn let_through(&self) {
         self.shared.holds.store(false, SeqCst);
     }

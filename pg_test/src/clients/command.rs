@@ -184,7 +184,7 @@ mod tests {
     use crate::clients::scenario;
     use crate::extension::source_root;
 
-    /// Whoever adds a scenario decides what it is for a command.
+    /// A new scenario needs a decision: what is it for a command?
     #[test]
     fn every_scenario_of_the_page_has_its_form_or_a_reason() {
         let page: Vec<String> = scenario::all().unwrap().into_iter().map(|one| one.name).collect();

@@ -199,7 +199,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Whoever says until when it holds the lease must not hold it for longer than the server does.
+    /// A client must not say that it holds the lease for longer than the server does.
     fn note_deadline(&mut self, name: &str, said: &Said) -> Result<()> {
         let Some(deadline) = said.deadline else { return Ok(()) };
         let worker = self.worker(name)?;

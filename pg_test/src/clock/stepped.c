@@ -1,7 +1,7 @@
 /*
  * Loaded before the C library, it adds to the real time as many seconds as the first eight bytes of the file
  * STEPPED_CLOCK say. The monotonic clock stays right, as on a real machine. So do, unlike there, the times of files:
- * whoever compares one with the real time (imported snapshots) is not to be tested on a clock that is off.
+ * do not test on it what compares one with the real time (imported snapshots).
  *
  * Not libfaketime: to follow a file it opens it at each reading, which allocates memory. PostgreSQL reads the clock in
  * signal handlers too, and where one interrupts malloc, memory is corrupted ("corrupted double-linked list"; a loop of

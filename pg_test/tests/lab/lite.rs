@@ -212,7 +212,7 @@ fn what_a_session_remembers_cannot_be_made_up(lab: &Lab) -> Result<()> {
         stranger.run("ROLLBACK TO s")?;
     }
     stranger.run("COMMIT")?;
-    // The next transaction judges anew: no token is drawn when a lease expires.
+    // The next transaction judges again: no token is drawn when a lease expires.
     let renewed = stranger.renew("order:2", own)?.context("its own")?;
     stranger.run(&format!("SELECT lease_renew('order:2', {renewed}, '1 s')"))?;
     let write = format!("UPDATE orders SET v = 9, fence = {renewed} WHERE id = 2");

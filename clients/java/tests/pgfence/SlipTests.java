@@ -116,7 +116,7 @@ final class SlipTests extends Case {
             }
             equal(status(), "new");
             lease.check();
-            // Whoever began it ends it; that it has failed is told all the same.
+            // The code that began it ends it; that it has failed is told all the same.
             on.setAutoCommit(false);
             SQLException error = thrown(SQLException.class, () -> lease.guard(on).run(c -> {
                 thrown(SQLException.class, () -> run(c, "SELECT 1/0"));

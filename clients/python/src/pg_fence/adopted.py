@@ -49,7 +49,7 @@ class Adopted(Holding):
         self._lock = threading.Condition()
         self._keeper = keeper
         self._own = keeper.connection(LIMIT)
-        #: Taken by whoever uses it: transactions may be begun by several threads.
+        #: Taken before each use: several threads may begin transactions.
         self._turn = threading.Lock()
         self._released = False
 

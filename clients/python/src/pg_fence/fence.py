@@ -236,8 +236,8 @@ class Fence:
                 await in_thread(observer.close)
 
     def _leadership(self, name: str, ttl: timedelta) -> Callable[[], Lease]:
-        # Whoever never saw the answer to an acquire takes the grant over by its own unique name. It waits in
-        # portions, so that it notices soon when it is to stop.
+        # If the answer to an acquire was lost, the unique name takes the grant over. It waits in portions, so
+        # that it notices soon when it is to stop.
         portion = min(max(_ttl(ttl) / 3, timedelta(seconds=1)), timedelta(seconds=10))
         holder = unique_holder()
         return lambda: self.lease(name, ttl=ttl, wait=portion, holder=holder, reclaim=True)
@@ -323,7 +323,7 @@ def _in_loop(on_leader: Callable[[Leader], None]) -> Callable[[Leader], None]:
 
 
 def _goes_on(lease: Lease, error: Exception) -> bool:
-    """Whether whoever leads tries again: the lease was lost, or the server could not be reached to acquire it."""
+    """Does the leader try again? It does when the lease was lost, or the server could not be reached to acquire it."""
     _log.warning("leading %s has ended: %s", lease.names[0], error)
     if lease.loss is not None or isinstance(error, (LeaseLost, StaleToken, NotSpeaking)):
         return True

@@ -115,7 +115,7 @@ class Guarded:
         if len(self.leases) == 1:
             yield from self.leases[0].begins_with(self._guards)
             return
-        # Whoever guards several does so in the same order, so that no two wait for each other.
+        # Several are guarded in the same order everywhere, so that no two callers wait for each other.
         pairs = sorted((name.encode(), name, lease.token) for lease in self.leases for name in lease.names)
         guard = f"{self.leases[0].prefix}lease_guard(x.name, x.token)"
         sql = f"SELECT count({guard}) FROM unnest(%s::text[], %s::bigint[]) AS x(name, token)"

@@ -32,7 +32,7 @@ class Holding(ABC):
         not begin when the lease is lost. With `release`, its end releases the lease.
 
         `connection` is psycopg's (also async), asyncpg's, SQLAlchemy's connection or session (also async), or Django's.
-        One that is in a transaction is guarded from here on, and its end is left to whoever began it."""
+        One that is in a transaction is guarded from here on, and the code that began it ends it."""
         return Guarded([self], connection, guards=True, release=release)
 
     def present(self, connection: Any, *, release: bool = False) -> Guarded:

@@ -34,7 +34,7 @@ BATCH = 500
 #: What part of the smallest ttl a renewal may wait for somebody's open transaction, and at least so many seconds.
 LOCK_PART, SHORTEST_LOCK_WAIT = 240, 0.01
 
-#: How long whoever ends the last lease waits for the threads to end, in seconds.
+#: How long the end of the last lease waits for the threads to end, in seconds.
 _LAST_WORDS = 3.0
 
 

@@ -31,7 +31,7 @@ pub enum Command {
     Show(views::leases::OneOptions),
     /// Give a lease back, by its token
     Release(views::leases::ReleaseOptions),
-    /// Take a lease from whoever has it (for administrators)
+    /// Take a lease from its holder (for administrators)
     Revoke(views::leases::OneOptions),
     /// Show the latest refused writes (for administrators)
     Refusals(views::refusals::Options),

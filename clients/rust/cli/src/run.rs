@@ -44,7 +44,7 @@ pub struct Options {
     /// So many may have the lease at the same time
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
     slots: Option<i32>,
-    /// The lease ends with its connection, too: whoever waits need not wait for the ttl. Not through a pooler
+    /// The lease ends with its connection, too: the next one need not wait for the ttl. Not through a pooler
     #[arg(long)]
     session: bool,
     /// Who has the lease, as others see it [default: host/process/number]

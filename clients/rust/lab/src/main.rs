@@ -147,7 +147,7 @@ struct Worker {
     url: String,
     fence: Fence,
     observed: Arc<Observed>,
-    /// That of whoever leads, too.
+    /// The leader's, too.
     held: Arc<Mutex<Option<Held>>>,
     leading: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     /// Of `hold` and `claim`.
@@ -442,7 +442,7 @@ impl Worker {
     async fn give_back(&mut self) {
         let held = lock(&self.held).take();
         if let Some(held) = held {
-            // Whoever closes has been told of a loss before.
+            // A caller that closes has been told of a loss before.
             let _ = held.release().await;
         }
     }

@@ -358,7 +358,7 @@ pub fn hidden_from_the_keeper(scene: &Scene) -> Result<()> {
     run.ends_killed()
 }
 
-/// In the middle of a transaction that has written, and so guards the lease: it holds up whoever comes next, until the
+/// In the middle of a transaction that has written, and so guards the lease: it holds up the next one, until the
 /// server ends its session.
 pub fn frozen_in_a_guarded_transaction(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;

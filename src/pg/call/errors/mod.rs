@@ -498,7 +498,7 @@ pub fn not_speaking(shown: Shown) -> Refusal {
     Refusal::new(
         SqlState::TokenDoesNotSpeak,
         format!("fencing token{token} does not speak for {}", lease_in_words(shown.lease)),
-        "The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it anew.",
+        "The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it again.",
     )
     .detailed(|d| {
         d.presented = shown.token;

@@ -1,5 +1,5 @@
 //! A lease that somebody else grants: etcd, ZooKeeper, another database. Their token is made known here, and there is no
-//! deadline: whoever grants it tells its end, by ending this command, or by a greater token.
+//! deadline: the service that grants it tells its end, by ending this command, or by a greater token.
 
 use crate::failure::{Failure, Result, status};
 use pg_fence_client::{AdoptRequest, Error};

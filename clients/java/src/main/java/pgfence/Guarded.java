@@ -16,8 +16,8 @@ import pgfence.FenceException.TransactionLost;
  * A transaction under a lease, or several: what {@link Holding#guard}, {@link Holding#present} and {@link Fence#guard}
  * return.
  *
- * <p>Where the connection is in autocommit, the transaction begins and ends here. Where it is not, whoever has taken
- * it out of autocommit (an ORM, a transaction manager) commits or rolls back.
+ * <p>Where the connection is in autocommit, the transaction begins and ends here. Where it is not, the code that
+ * took it out of autocommit (an ORM, a transaction manager) commits or rolls back.
  */
 public final class Guarded {
     private final List<Holding> leases;

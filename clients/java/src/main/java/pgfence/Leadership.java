@@ -63,7 +63,7 @@ public final class Leadership {
     public <T, E extends Exception> T run(Fence.Leading<T, E> work) throws E, SQLException, InterruptedException {
         Observation watching = onLeader == null ? null : fence.observe(name, onLeader);
         try {
-            // Whoever never saw the answer to an acquire takes the grant over by its own unique name.
+            // If the answer to an acquire was lost, the unique name takes the grant over.
             String holder = Attempt.uniqueHolder();
             while (!isStopped()) {
                 Lease lease = await(holder).orElse(null);
