@@ -8,6 +8,7 @@ import java.sql.Statement;
 import java.time.Duration;
 import java.util.Objects;
 import java.util.concurrent.Callable;
+import org.postgresql.ds.PGSimpleDataSource;
 
 /** What all tests have. {@code DATABASE_URL} names a database with the extension: a table is made and dropped in it. */
 abstract class Case {
@@ -24,6 +25,19 @@ abstract class Case {
         run(admin, "CREATE TABLE orders (id bigint PRIMARY KEY, status text)");
         run(admin, "INSERT INTO orders VALUES (7, 'new')");
         run(admin, "SELECT fence_protect('orders', lease => 'order:{id}')");
+    }
+
+    /** Another order. */
+    final void add(int id) throws SQLException {
+        run(admin, "SELECT fence_unprotect('orders')");
+        run(admin, "INSERT INTO orders VALUES (" + id + ", 'new')");
+        run(admin, "SELECT fence_protect('orders', lease => 'order:{id}')");
+    }
+
+    static PGSimpleDataSource source() {
+        PGSimpleDataSource source = new PGSimpleDataSource();
+        source.setURL(URL);
+        return source;
     }
 
     static void run(Connection connection, String sql) throws SQLException {
@@ -87,6 +101,7 @@ abstract class Case {
         return fence.lease(names).ttl(LONG).acquire();
     }
 
+    static final String HELD = "SELECT count(*) FROM fence.leases WHERE state = 'held'";
     static final String WAITING =
             "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_acquire%'";
 

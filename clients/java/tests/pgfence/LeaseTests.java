@@ -9,7 +9,7 @@ import java.sql.Statement;
 import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.TimeUnit;
-import org.postgresql.ds.PGSimpleDataSource;
+import javax.sql.DataSource;
 import pgfence.FenceException.*;
 
 /** Leases, kinds of transactions, adopted leases. */
@@ -56,8 +56,7 @@ final class LeaseTests extends Case {
     }
 
     public void aDataSourceAndASchemaWill() throws Exception {
-        PGSimpleDataSource source = new PGSimpleDataSource();
-        source.setURL(URL);
+        DataSource source = source();
         String schema = value("SELECT extnamespace::regnamespace FROM pg_extension WHERE extname = 'pg_fence'");
         try (Lease lease = new Fence(source).inSchema(schema).lease("order:7").acquire(); Connection on = source.getConnection()) {
             lease.present(on).run(c -> run(c, "UPDATE orders SET status = 'paid'"));
@@ -92,7 +91,7 @@ final class LeaseTests extends Case {
         }
     }
 
-    public void anOpenTransactionIsLeftToWhoeverBeganIt() throws Exception {
+    public void anOpenTransactionIsLeftToTheCodeThatBeganIt() throws Exception {
         try (Lease lease = lease("order:7"); Connection on = DriverManager.getConnection(URL)) {
             on.setAutoCommit(false);
             lease.guard(on).run(c -> run(c, "UPDATE orders SET status = 'paid'"));
@@ -180,15 +179,10 @@ final class LeaseTests extends Case {
         int threads = Thread.activeCount();
         try (Lease held = lease("order:7")) {
             Thread main = Thread.currentThread();
-            Thread interrupts = new Thread(() -> {
-                try {
-                    Thread.sleep(300);
-                    main.interrupt();
-                } catch (InterruptedException nobodyDoes) {
-                    Thread.currentThread().interrupt();
-                }
+            Thread interrupts = started(() -> {
+                Thread.sleep(300);
+                main.interrupt();
             });
-            interrupts.start();
             thrown(InterruptedException.class, () -> fence.lease("order:7").waiting(LONG).acquire());
             interrupts.join();
             comesTrue(() -> value(WAITING).equals("0"));
@@ -202,9 +196,7 @@ final class LeaseTests extends Case {
 
     /** An order whose lease somebody else grants. */
     private void withAdopted(Body body) throws Exception {
-        run(admin, "SELECT fence_unprotect('orders')");
-        run(admin, "INSERT INTO orders VALUES (10, 'new')");
-        run(admin, "SELECT fence_protect('orders', lease => 'order:{id}')");
+        add(10);
         body.run();
         forget();
     }
@@ -265,27 +257,17 @@ final class LeaseTests extends Case {
                     equal(adopt(34).tryAcquire(), Optional.empty());
                     thrown(LeaseTaken.class, () -> adopt(34).acquire());
                     Thread main = Thread.currentThread();
-                    Thread interrupts = new Thread(() -> {
+                    Thread interrupts = started(() -> {
                         try {
                             comesTrue(() -> value(ADOPTING).equals("1"));
-                        } catch (Exception error) {
-                            throw new IllegalStateException(error);
                         } finally {
                             main.interrupt();
                         }
                     });
-                    interrupts.start();
                     thrown(InterruptedException.class, () -> adopt(35).waiting(LONG).acquire());
                     interrupts.join();
                     comesTrue(() -> value(ADOPTING).equals("0"));
-                    waits[0] = new Thread(() -> {
-                        try {
-                            adopt(36).waiting(LONG).acquire().release();
-                        } catch (SQLException | InterruptedException error) {
-                            throw new IllegalStateException(error);
-                        }
-                    });
-                    waits[0].start();
+                    waits[0] = started(() -> adopt(36).waiting(LONG).acquire().release());
                     comesTrue(() -> value(ADOPTING).equals("1"));
                 });
                 waits[0].join();
@@ -360,19 +342,15 @@ final class LeaseTests extends Case {
         int threads = Thread.activeCount();
         for (int round = 0; round < 40; round++) {
             Lease first = lease("order:7");
-            Thread waits = new Thread(() -> {
+            Thread waits = started(() -> {
                 try {
                     fence.lease("order:7").ttl(LONG).waiting(LONG).acquire().release();
                 } catch (InterruptedException givenUp) {
                     // As it should be, or it was granted before.
-                } catch (SQLException error) {
-                    throw new IllegalStateException(error);
                 }
             });
-            waits.start();
             comesTrue(() -> value(WAITING).equals("1"));
-            Thread releases = new Thread(first::release);
-            releases.start();
+            Thread releases = started(first::release);
             // Before, during and after the hand-over.
             TimeUnit.MICROSECONDS.sleep(100 * round);
             waits.interrupt();

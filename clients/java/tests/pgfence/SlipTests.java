@@ -146,7 +146,7 @@ final class SlipTests extends Case {
             equal(held.loss().reason(), Reason.DEADLINE);
         }
         // What was broken off may have been granted all the same, for its ttl.
-        comesTrue(() -> value("SELECT count(*) FROM fence.leases WHERE state = 'held'").equals("0"));
+        comesTrue(() -> value(HELD).equals("0"));
     }
 
     public void aLeaseThatIsForgottenIsNotRenewedForEver() throws Exception {
@@ -222,7 +222,7 @@ final class SlipTests extends Case {
             free.get(0).sleep(Duration.ofSeconds(3));
         }
         free.forEach(Lease::close);
-        comesTrue(() -> value("SELECT count(*) FROM fence.leases WHERE state = 'held'").equals("0"));
+        comesTrue(() -> value(HELD).equals("0"));
     }
 
     public void aReleaseThatMustWaitHoldsUpNoOther() throws Exception {
@@ -245,7 +245,7 @@ final class SlipTests extends Case {
         private static final int CANCEL_REQUEST = 16;
 
         private final ServerSocket door = new ServerSocket(0, 50, InetAddress.getLoopbackAddress());
-        private final PGSimpleDataSource place = new PGSimpleDataSource();
+        private final PGSimpleDataSource place = source();
         private final List<Socket> sockets = new ArrayList<>();
         private final CountDownLatch isAsked = new CountDownLatch(1);
         /** Once it is asked to cancel, or while it is silent, nothing comes back from the server. */
@@ -253,7 +253,6 @@ final class SlipTests extends Case {
         private byte[] request;
 
         Way() throws IOException {
-            place.setURL(URL);
             Sql.daemon("door", this::open).start();
         }
 

@@ -21,7 +21,6 @@ import pgfence.FenceException.*;
 @SuppressWarnings("try")
 final class VerbTests extends Case {
     private static final String PAY = "UPDATE orders SET status = 'paid' WHERE id = 7";
-    private static final String HELD = "SELECT count(*) FROM fence.leases WHERE state = 'held'";
 
     VerbTests() throws SQLException {}
 
@@ -174,9 +173,7 @@ final class VerbTests extends Case {
     }
 
     public void oneTransactionIsUnderSeveralLeases() throws Exception {
-        run(admin, "SELECT fence_unprotect('orders')");
-        run(admin, "INSERT INTO orders VALUES (8, 'new')");
-        run(admin, "SELECT fence_protect('orders', lease => 'order:{id}')");
+        add(8);
         try (Lease one = lease("order:7"); Lease other = lease("order:8"); Lease more = lease("order:9", "a");
                 Connection on = DriverManager.getConnection(URL)) {
             fence.guard(on, other, more, one).run(c -> {
@@ -229,10 +226,8 @@ final class VerbTests extends Case {
     }
 
     public void aDataSourceFencesCodeThatKnowsNothing() throws Exception {
-        PGSimpleDataSource source = new PGSimpleDataSource();
-        source.setURL(URL);
         Lease lease = lease("order:7");
-        pays(lease.presenting(source));
+        pays(lease.presenting(source()));
         equal(value("SELECT status || (fence = " + lease.token() + ") FROM orders"), "paidtrue");
         // Each transaction by itself: nothing stays with the session.
         try (Connection on = DriverManager.getConnection(URL)) {
@@ -256,10 +251,8 @@ final class VerbTests extends Case {
     }
 
     public void aLostLeasesConnectionsAreBrokenOff() throws Exception {
-        PGSimpleDataSource source = new PGSimpleDataSource();
-        source.setURL(URL);
-        Lease lease = fence.lease("order:7").ttl(LONG).acquire();
-        DataSource presenting = lease.presenting(source);
+        Lease lease = lease("order:7");
+        DataSource presenting = lease.presenting(source());
         try (Connection on = presenting.getConnection()) {
             value("SELECT lease_revoke('order:7')");
             thrown(LeaseLost.class, lease::renew);

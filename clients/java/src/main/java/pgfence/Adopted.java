@@ -65,18 +65,11 @@ public non-sealed class Adopted extends Holding {
         // One that comes all the same after its caller has given up stays: the service has granted the lease.
         Separate<Long> call = new Separate<>(fence, (own, self) -> own.value(LIMIT + Clock.nanos(wait),
                 fence.select(ADOPT), name(), token(), request.holder, Sql.interval(wait), request.metadata));
-        try {
-            Long adopted = mayGiveUp ? call.get() : call.getUninterruptibly();
-            if (adopted != null) {
-                isInDoubt = false;
-            }
-            return adopted != null;
-        } catch (SQLException error) {
-            if (FenceException.ofOwnCall(error) instanceof FenceException typed) {
-                throw typed;
-            }
-            throw error;
+        Long adopted = FenceException.typed(mayGiveUp ? call::get : call::getUninterruptibly);
+        if (adopted != null) {
+            isInDoubt = false;
         }
+        return adopted != null;
     }
 
     /** Gives it back: the number is refused from then on. No error where that fails: then it stays until a greater one. */

@@ -70,33 +70,19 @@ final class Attempt {
         separate.giveUp();
     }
 
-    /** Its errors have their types. */
-    private <T> T told(String verb, long limit, Telling<T> telling) throws SQLException, InterruptedException {
-        long begun = Clock.now();
-        Telemetry.Span span = fence.telemetry().begin(verb, kept.names);
-        Exception failure = null;
-        try {
-            return telling.tell();
-        } catch (SQLException error) {
-            boolean isLate = FenceException.isEnd(error) && Clock.now() - begun >= limit;
-            failure = error instanceof OwnConnection.BrokenOff || isLate
-                    ? new AcquireTimeout(kept.names, error)
-                    : FenceException.ofOwnCall(error);
-            if (failure instanceof FenceException typed) {
-                throw typed;
+    private <T> T told(String verb, long limit, Fence.OwnCall<T> call) throws SQLException, InterruptedException {
+        return fence.told(verb, kept.names, () -> {
+            long begun = Clock.now();
+            try {
+                return call.get();
+            } catch (SQLException error) {
+                boolean isLate = FenceException.isEnd(error) && Clock.now() - begun >= limit;
+                if (error instanceof OwnConnection.BrokenOff || isLate) {
+                    throw new AcquireTimeout(kept.names, error);
+                }
+                throw error;
             }
-            throw error;
-        } catch (RuntimeException | InterruptedException error) {
-            failure = error;
-            throw error;
-        } finally {
-            span.end(failure);
-        }
-    }
-
-    @FunctionalInterface
-    private interface Telling<T> {
-        T tell() throws SQLException, InterruptedException;
+        });
     }
 
     /** By the keeper's connection; {@code before} is when the call was begun that granted. */
@@ -186,9 +172,9 @@ final class Attempt {
 
     /** The lease, kept from now on by the grant's first token, which serves for as long as the grant lives. */
     Lease resume(long token) throws SQLException, InterruptedException {
-        String all = kept.isOfSeveral() ? "_all" : "";
         String sql = "SELECT coalesce((SELECT i.first_token FROM " + fence.named("lease_info(?, t)")
-                + " AS i WHERE i.token = t), t) FROM " + fence.named("lease_renew" + all + "(?, ?, ?::interval)") + " AS t";
+                + " AS i WHERE i.token = t), t) FROM " + fence.named(kept.form("lease_renew") + "(?, ?, ?::interval)")
+                + " AS t";
         Separate<Boolean> call = new Separate<>(fence, (own, self) -> {
             long before = Clock.now();
             Long first = own.transaction(kept.third, kept.third, on -> Sql.value(on, sql, kept.names.get(0), kept.name(),

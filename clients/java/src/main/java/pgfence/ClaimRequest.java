@@ -60,23 +60,8 @@ public final class ClaimRequest extends LeaseTerms<ClaimRequest> {
             }
             return null;
         });
-        Telemetry.Span span = fence.telemetry().begin("claim", List.of());
-        Exception failure = null;
-        try {
-            call.get();
-            return leases;
-        } catch (SQLException error) {
-            failure = error;
-            if (FenceException.ofOwnCall(error) instanceof FenceException typed) {
-                throw typed;
-            }
-            throw error;
-        } catch (RuntimeException | InterruptedException error) {
-            failure = error;
-            throw error;
-        } finally {
-            span.end(failure);
-        }
+        fence.told("claim", List.of(), call::get);
+        return leases;
     }
 
     private List<Claimed> claim(Connection on, int count) throws SQLException {

@@ -258,6 +258,26 @@ public class Fence {
         return telemetry;
     }
 
+    /** What the client asks the server by itself. */
+    @FunctionalInterface
+    interface OwnCall<T> {
+        T get() throws SQLException, InterruptedException;
+    }
+
+    /** In a span; its errors have their types. */
+    final <T> T told(String verb, List<String> names, OwnCall<T> call) throws SQLException, InterruptedException {
+        Telemetry.Span span = telemetry.begin(verb, names);
+        Exception failure = null;
+        try {
+            return FenceException.typed(call);
+        } catch (SQLException | RuntimeException | InterruptedException error) {
+            failure = error;
+            throw error;
+        } finally {
+            span.end(failure);
+        }
+    }
+
     /** A function of the extension. */
     final String named(String call) {
         return schema + call;

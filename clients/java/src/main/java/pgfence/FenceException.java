@@ -254,6 +254,17 @@ public abstract sealed class FenceException extends RuntimeException {
         };
     }
 
+    static <T> T typed(Fence.OwnCall<T> call) throws SQLException, InterruptedException {
+        try {
+            return call.get();
+        } catch (SQLException error) {
+            if (ofOwnCall(error) instanceof FenceException typed) {
+                throw typed;
+            }
+            throw error;
+        }
+    }
+
     /** Whether an error says that the session has ended. */
     static boolean isEnd(SQLException error) {
         return typed(error) instanceof TransactionLost;

@@ -8,7 +8,7 @@ final class Job<T> {
 
     @FunctionalInterface
     interface Step<T> {
-        T on(OwnConnection own) throws SQLException;
+        T on(OwnConnection own, Job<T> self) throws SQLException;
     }
 
     private final Step<T> step;
@@ -27,7 +27,7 @@ final class Job<T> {
 
     void run(OwnConnection own) {
         try {
-            value = step.on(own);
+            value = step.on(own, this);
             failure = null;
         } catch (SQLException | RuntimeException error) {
             failure = error;

@@ -51,9 +51,7 @@ class Keeper extends Renewals {
 
     /** Tries to acquire it, without waiting, by the keeper's connection; whether it could be had. */
     boolean attempt(Kept kept, Attempt attempt) throws InterruptedException, SQLException {
-        List<Job<Boolean>> self = new ArrayList<>();
-        Job<Boolean> job = new Job<>(own -> take(own, kept, attempt, self.get(0)), 0);
-        self.add(job);
+        Job<Boolean> job = new Job<>((own, self) -> take(own, kept, attempt, self), 0);
         submit(job);
         boolean wasInterrupted = false;
         lock.lock();
@@ -149,7 +147,7 @@ class Keeper extends Renewals {
         });
         if (isFirst) {
             int[] tries = {0};
-            submit(new Job<>(own -> {
+            submit(new Job<>((own, self) -> {
                 releaseBy(own, kept, tries[0]++);
                 return null;
             }, Clock.now() + kept.third));
@@ -163,7 +161,6 @@ class Keeper extends Renewals {
 
     private void releaseBy(OwnConnection own, Kept kept, int tries) throws SQLException {
         boolean reusesConnection = own.isOpen();
-        SQLException failure = null;
         try {
             Long closing = own.transaction(bound(kept), lockLimit(shortestTtl()), on -> giveBack(on, kept));
             if (closing == null && tries == 0) {
@@ -178,10 +175,7 @@ class Keeper extends Renewals {
             if (Job.isLocked(error)) {
                 throw error;
             }
-            failure = error;
-        }
-        if (failure != null) {
-            warnOfRelease(kept, failure);
+            warnOfRelease(kept, error);
         }
         forget(kept);
     }
@@ -202,13 +196,12 @@ class Keeper extends Renewals {
 
     /** Releases it; or, while it must stay taken yet, has it end at that time. NULL: it was gone. */
     Long giveBack(Connection on, Kept kept) throws SQLException {
-        String all = kept.isOfSeveral() ? "_all" : "";
         long stays = locked(kept::mustStay);
         if (stays > 0) {
-            return Sql.value(on, fence.select("lease_renew" + all + "(?, ?, ?::interval)"), kept.name(), kept.token,
+            return Sql.value(on, fence.select(kept.form("lease_renew") + "(?, ?, ?::interval)"), kept.name(), kept.token,
                     TimeUnit.NANOSECONDS.toMicros(stays) + " microseconds");
         }
-        return Sql.value(on, fence.select("lease_release" + all + "(?, ?)"), kept.name(), kept.token);
+        return Sql.value(on, fence.select(kept.form("lease_release") + "(?, ?)"), kept.name(), kept.token);
     }
 
     /** It is kept no more: released, handed over, or lost. */

@@ -81,6 +81,11 @@ final class Kept {
         return names.size() > 1;
     }
 
+    /** The form of a function that takes its {@link #name}. */
+    String form(String function) {
+        return isOfSeveral() ? function + "_all" : function;
+    }
+
     /** As an argument of SQL. */
     Object name() {
         return isOfSeveral() ? names.toArray(String[]::new) : names.get(0);

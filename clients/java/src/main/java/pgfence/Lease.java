@@ -129,11 +129,7 @@ public final class Lease extends Holding {
 
     @Override
     void beginGuarding(Connection connection) throws SQLException {
-        if (kept.isOfSeveral()) {
-            Sql.value(connection, fence.select("lease_guard_all(?, ?)"), kept.name(), token());
-        } else {
-            Sql.value(connection, fence.select("lease_guard(?, ?)"), kept.name(), token());
-        }
+        Sql.value(connection, fence.select(kept.form("lease_guard") + "(?, ?)"), kept.name(), token());
     }
 
     /** One statement for all, in the order of the names, which is that of the locks. */
