@@ -11,11 +11,9 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import make_conninfo
-from worker import WITHIN, Observed, ObservedFence, RenewInWork, claim_of, plant, refused, say, spans, tell_leader
+from worker import Observed, Orders, RenewInWork, claim_of, plant, refused, say
 
 import pg_fence
-from pg_fence.holding import Holding
 
 #: Orders that are not for the block of a lease.
 OUTSIDE = {
@@ -28,10 +26,10 @@ class Ended(Exception):
     """The block of the lease ends in good order."""
 
 
-class AsyncWorker:
+class AsyncWorker(Orders):
     def __init__(self) -> None:
+        super().__init__()
         self.orders: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self.lease: Holding | None = None
         self.answered = asyncio.Event()
         #: Whether what it does now has not been answered yet.
         self.owes_answer = False
@@ -39,8 +37,6 @@ class AsyncWorker:
         #: Nobody is in the block of a lease.
         self.outside = asyncio.Event()
         self.outside.set()
-        self.many: list[Observed] = []
-        self.observers: list[pg_fence.Observer] = []
         #: What the block is to do.
         self.inner: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -77,16 +73,11 @@ class AsyncWorker:
             await self.answer(order)
 
     async def answer(self, order: dict[str, Any]) -> None:
-        arguments = dict(order)
-        do = arguments.pop("do")
         self.owes_answer = True
         try:
-            if do in WITHIN:
-                raise pg_fence.LeaseLost("released", ("its transaction has ended",))
-            call = getattr(self, do.replace("-", "_"), None)
-            if call is None:
-                raise ValueError("unknown order")
-            await call(**arguments)
+            waited_for = self.follow(**order)
+            if waited_for is not None:
+                await waited_for
         except asyncio.CancelledError as error:
             # Between two orders of a transaction there is nothing to refuse.
             if self.owes_answer:
@@ -108,19 +99,6 @@ class AsyncWorker:
                 await self.answer(await self.inner.get())
         finally:
             self.outside.set()
-
-    async def connect(self, host: str, port: int, user: str, dbname: str, application: str) -> None:
-        self.conninfo = make_conninfo(
-            host=host, port=port, user=user, dbname=dbname, application_name=application
-        )
-        self.fence = ObservedFence(self.conninfo)
-        say("connected")
-
-    async def acquire(self, names: list[str], **options: Any) -> None:
-        await self.take(self.fence.lease(*names, **spans(options)))
-
-    async def resume(self, name: str, token: int, **options: Any) -> None:
-        await self.take(self.fence.resume(name, token, **spans(options)))
 
     async def take(self, lease: pg_fence.Lease) -> None:
         await self.end_block()
@@ -178,24 +156,14 @@ class AsyncWorker:
     async def hold(self, names: list[str], ttl_ms: int) -> None:
         leases = [self.fence.lease(name, ttl=timedelta(milliseconds=ttl_ms)) for name in names]
         for lease in leases:
-            assert isinstance(lease, Observed)
-            lease.is_one_of_many = True
-            self.many.append(lease)
+            self.is_one_of_many(lease)
         if all(await asyncio.gather(*(lease.aacquire() for lease in leases))):
-            await self.holding()
+            self.holding()
         else:
             say("taken")
 
     async def claim(self, names: list[str], n: int, ttl_ms: int) -> None:
-        claimed = await self.fence.aclaim(**claim_of(names, n, ttl_ms))
-        for lease in claimed:
-            assert isinstance(lease, Observed)
-            lease.is_one_of_many = True
-            self.many.append(lease)
-        say("claimed", names=[lease.names[0] for lease in claimed])
-
-    async def holding(self) -> None:
-        say("holding", count=sum(lease.held for lease in self.many))
+        self.has_claimed(await self.fence.aclaim(**claim_of(names, n, ttl_ms)))
 
     async def release_all(self) -> None:
         await self.let_go()
@@ -205,10 +173,6 @@ class AsyncWorker:
         for lease in self.many:
             await lease.arelease()
         self.many = []
-
-    async def observe(self, name: str) -> None:
-        say("done")
-        self.observers.append(self.fence.observe(name, tell_leader))
 
     async def without_a_lease(self) -> None:
         with contextlib.suppress(Ended):
@@ -232,24 +196,6 @@ class AsyncWorker:
         await self.end_block()
         say("released") if lease.loss is None else refused(lease.loss)
 
-    def held(self) -> Holding:
-        if self.lease is None:
-            raise pg_fence.LeaseLost("gone", ("job",))
-        return self.lease
-
-    def held_lease(self) -> Observed:
-        lease = self.held()
-        assert isinstance(lease, Observed)
-        return lease
-
-    async def check(self) -> None:
-        self.held_lease().check()
-        say("held")
-
-    async def starve(self) -> None:
-        self.held_lease().starved = True
-        say("done")
-
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         connection = await psycopg.AsyncConnection.connect(self.conninfo, autocommit=True)
@@ -257,15 +203,6 @@ class AsyncWorker:
             yield connection
         finally:
             await connection.close()
-
-    async def guard(self) -> None:
-        await self.transaction("guarded", self.held().guard)
-
-    async def guard_all(self) -> None:
-        await self.transaction("guarded", lambda connection: self.fence.guard(connection, self.many))
-
-    async def present(self) -> None:
-        await self.transaction("presented", self.held().present)
 
     async def transaction(self, begun: str, by: Callable[[Any], pg_fence.Guarded]) -> None:
         loop, step = asyncio.get_running_loop(), "commit"

@@ -191,30 +191,28 @@ def tell_leader(leader: pg_fence.Leader) -> None:
 WITHIN = {"update", "sleep", "commit", "rollback"}
 
 
-class Worker:
+class Orders:
+    """What the workers with and without asyncio do alike. What one of them waits for, it returns."""
+
     def __init__(self) -> None:
         self.lease: Holding | None = None
-        self.connection: psycopg.Connection[Any] | None = None
-        self.leading: threading.Thread | None = None
-        self.stop = threading.Event()
         self.many: list[Observed] = []
         self.observers: list[pg_fence.Observer] = []
 
-    def serve(self) -> None:
-        for line in sys.stdin:
-            self.do(json.loads(line))
+    def follow(self, do: str, **arguments: Any) -> Any:
+        if do in WITHIN:
+            raise pg_fence.LeaseLost("released", ("its transaction has ended",))
+        call = getattr(self, do.replace("-", "_"), None)
+        if call is None:
+            raise ValueError("unknown order")
+        return call(**arguments)
 
-    def do(self, order: dict[str, Any]) -> None:
-        do = order.pop("do")
-        try:
-            if do in WITHIN:
-                raise pg_fence.LeaseLost("released", ("its transaction has ended",))
-            call = getattr(self, do.replace("-", "_"), None)
-            if call is None:
-                raise ValueError("unknown order")
-            call(**order)
-        except Exception as error:  # noqa: BLE001
-            refused(error)
+    def take(self, lease: pg_fence.Lease) -> Any:
+        raise NotImplementedError
+
+    def transaction(self, begun: str, by: Callable[[Any], pg_fence.Guarded]) -> Any:
+        """Until it reads `commit` or `rollback`, what it does is one transaction."""
+        raise NotImplementedError
 
     def connect(self, host: str, port: int, user: str, dbname: str, application: str) -> None:
         self.conninfo = make_conninfo(
@@ -223,11 +221,70 @@ class Worker:
         self.fence = ObservedFence(self.conninfo)
         say("connected")
 
-    def acquire(self, names: list[str], **options: Any) -> None:
-        self.take(self.fence.lease(*names, **spans(options)))
+    def acquire(self, names: list[str], **options: Any) -> Any:
+        return self.take(self.fence.lease(*names, **spans(options)))
 
-    def resume(self, name: str, token: int, **options: Any) -> None:
-        self.take(self.fence.resume(name, token, **spans(options)))
+    def resume(self, name: str, token: int, **options: Any) -> Any:
+        return self.take(self.fence.resume(name, token, **spans(options)))
+
+    def is_one_of_many(self, lease: pg_fence.Lease) -> None:
+        assert isinstance(lease, Observed)
+        lease.is_one_of_many = True
+        self.many.append(lease)
+
+    def has_claimed(self, claimed: pg_fence.Claimed) -> None:
+        for lease in claimed:
+            self.is_one_of_many(lease)
+        say("claimed", names=[lease.names[0] for lease in claimed])
+
+    def holding(self) -> None:
+        say("holding", count=sum(lease.held for lease in self.many))
+
+    def observe(self, name: str) -> None:
+        say("done")
+        self.observers.append(self.fence.observe(name, tell_leader))
+
+    def held(self) -> Holding:
+        if self.lease is None:
+            raise pg_fence.LeaseLost("gone", ("job",))
+        return self.lease
+
+    def held_lease(self) -> Observed:
+        lease = self.held()
+        assert isinstance(lease, Observed)
+        return lease
+
+    def check(self) -> None:
+        self.held_lease().check()
+        say("held")
+
+    def starve(self) -> None:
+        self.held_lease().starved = True
+        say("done")
+
+    def guard(self) -> Any:
+        return self.transaction("guarded", self.held().guard)
+
+    def guard_all(self) -> Any:
+        return self.transaction("guarded", lambda connection: self.fence.guard(connection, self.many))
+
+    def present(self) -> Any:
+        return self.transaction("presented", self.held().present)
+
+
+class Worker(Orders):
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection: psycopg.Connection[Any] | None = None
+        self.leading: threading.Thread | None = None
+        self.stop = threading.Event()
+
+    def serve(self) -> None:
+        for line in sys.stdin:
+            try:
+                self.follow(**json.loads(line))
+            except Exception as error:  # noqa: BLE001
+                refused(error)
 
     def take(self, lease: pg_fence.Lease) -> None:
         if self.lease is not None:
@@ -246,24 +303,14 @@ class Worker:
     def hold(self, names: list[str], ttl_ms: int) -> None:
         for name in names:
             lease = self.fence.lease(name, ttl=timedelta(milliseconds=ttl_ms))
-            assert isinstance(lease, Observed)
-            lease.is_one_of_many = True
+            self.is_one_of_many(lease)
             if not lease.acquire():
                 say("taken")
                 return
-            self.many.append(lease)
         self.holding()
 
     def claim(self, names: list[str], n: int, ttl_ms: int) -> None:
-        claimed = self.fence.claim(**claim_of(names, n, ttl_ms))
-        for lease in claimed:
-            assert isinstance(lease, Observed)
-            lease.is_one_of_many = True
-            self.many.append(lease)
-        say("claimed", names=[lease.names[0] for lease in claimed])
-
-    def holding(self) -> None:
-        say("holding", count=sum(lease.held for lease in self.many))
+        self.has_claimed(self.fence.claim(**claim_of(names, n, ttl_ms)))
 
     def release_all(self) -> None:
         self.let_go()
@@ -274,10 +321,6 @@ class Worker:
             lease.release()
         self.many = []
 
-    def observe(self, name: str) -> None:
-        say("done")
-        self.observers.append(self.fence.observe(name, tell_leader))
-
     def adopt(self, name: str, token: int, wait_ms: int = 0) -> None:
         try:
             adopted = self.fence.adopt(name, token, wait=timedelta(milliseconds=wait_ms))
@@ -287,35 +330,11 @@ class Worker:
         self.lease = adopted
         say("adopted", token=adopted.token)
 
-    def held(self) -> Holding:
-        if self.lease is None:
-            raise pg_fence.LeaseLost("gone", ("job",))
-        return self.lease
-
-    def held_lease(self) -> Observed:
-        lease = self.held()
-        assert isinstance(lease, Observed)
-        return lease
-
-    def check(self) -> None:
-        self.held_lease().check()
-        say("held")
-
     def renew(self) -> None:
         self.held_lease().renew()
         say("done")
 
-    def guard(self) -> None:
-        self.transaction("guarded", self.held().guard)
-
-    def guard_all(self) -> None:
-        self.transaction("guarded", lambda connection: self.fence.guard(connection, self.many))
-
-    def present(self) -> None:
-        self.transaction("presented", self.held().present)
-
     def transaction(self, begun: str, by: Callable[[Any], pg_fence.Guarded]) -> None:
-        """Until it reads `commit` or `rollback`, what it does is one transaction."""
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
             step = "commit"
             with by(connection):
@@ -366,10 +385,6 @@ class Worker:
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
             connection.execute("UPDATE work SET value = %s WHERE id = 1", [value])
         say("wrote")
-
-    def starve(self) -> None:
-        self.held_lease().starved = True
-        say("done")
 
     def release(self) -> None:
         lease = self.held()

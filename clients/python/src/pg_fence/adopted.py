@@ -34,14 +34,7 @@ class Adopted(Holding):
     `async with`) it is released at the end; the same number is refused from then on.
     """
 
-    def __init__(
-        self,
-        keeper: Keeper,
-        name: str,
-        token: int,
-        holder: str,
-        metadata: Any,
-    ):
+    def __init__(self, keeper: Keeper, name: str, token: int, holder: str, metadata: Any):
         super().__init__(keeper.prefix, (name,))
         self.token = token
         self._holder = holder
@@ -127,7 +120,7 @@ class Adopted(Holding):
                 self._keeper.settle()
 
     def _adoption(self, wait: str) -> tuple[str, list[Any]]:
-        # The JSON as text: in a transaction it is for whichever driver.
+        # The JSON as text: drivers differ.
         call = f"lease_adopt(%s::text, %s::bigint, %s::text, {wait}, %s::text::jsonb)"
         return call, [self.names[0], self.token, self._holder, self._metadata]
 
