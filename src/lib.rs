@@ -9,7 +9,8 @@
 //! | `leases`, `fence` | granting, changing, guarding and waiting; the trigger |
 //! | `tokens` | where tokens come from, and when the sequence moves on |
 //! | `statistics` | what is counted, and where all sessions see it |
-//! | `pg` | PostgreSQL: tables, locks, transactions, settings, errors; the only one with `unsafe` |
+//! | `pg` | PostgreSQL: tables, locks, transactions, settings; the only one with `unsafe` |
+//! | `errors` | every refusal, in words: SQLSTATE, message, detail, hint. Of `pg` it names `encoding` alone, its ground floor |
 //! | `rules` | the rules that decide, and the table of locks: a crate of its own that knows no server |
 //!
 //! A call flows like this: arguments, look, lock, look again (`leases::locks`), decide (`rules`), draw (`tokens`), write,
@@ -17,6 +18,7 @@
 //!
 //! What is deliberately absent: `docs/internals/architecture.md` says it.
 
+mod errors;
 mod fence;
 mod known_bugs;
 mod leases;

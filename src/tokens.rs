@@ -1,7 +1,7 @@
 //! Where tokens come from, and what is known of those that were drawn.
 
+use crate::errors::{self, Refusal};
 use crate::known_bugs;
-use crate::pg::call::errors::{self, Refusal};
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait;
 use crate::pg::session::server;

@@ -9,9 +9,9 @@
 //!
 //! A rollback begins with `ended`. Nothing is written at any of them.
 
+use crate::errors::Refusal;
 use crate::fence;
 use crate::leases::{guard, queue, session_leases};
-use crate::pg::call::errors::Refusal;
 use crate::pg::locks::lock_count;
 use crate::pg::session::commit;
 use crate::pg::session::scope::{Ending, Ends, Follower, SavepointId};

@@ -1,6 +1,6 @@
 //! Which lease guards a row: the template of a trigger, filled from the row's columns.
 
-use crate::pg::call::errors::{self, Refusal};
+use crate::errors::{self, Refusal};
 use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Attribute, Columns, Tuple};
 use pg_fence_rules::template::{self, Piece};

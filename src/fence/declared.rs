@@ -1,10 +1,10 @@
 //! `fence_protect`, `fence_unprotect` and `fence_audit`: PL/pgSQL functions of the schema `fence`, which get from here what the triggers
 //! of tables say. So what an argument, a placeholder or a brace means is known to the trigger's own code alone.
 
+use crate::errors::Refusal;
 use crate::leases::adopt;
 use crate::pg::call::args::{text_datum, Answer, Args};
 use crate::pg::call::composite::{self, row_array, text_array, type_array, RowAnswer};
-use crate::pg::call::errors::Refusal;
 use crate::pg::call::state_function::{self, StateFunction};
 use crate::pg::fenced_table::column;
 use crate::pg::fenced_table::describe::PLACEHOLDER_TYPES;

@@ -6,6 +6,7 @@
 
 mod binding;
 mod declared;
+mod hint;
 mod kept_fences;
 mod plan;
 mod row_moves;

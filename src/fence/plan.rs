@@ -2,7 +2,7 @@
 
 use super::binding::Binding;
 use super::row_moves;
-use crate::pg::call::errors::{self, Refusal};
+use crate::errors::{self, Refusal};
 use crate::pg::fenced_table::trigger::{Attribute, Cached, Columns, TriggerCall};
 use crate::statistics;
 use crate::tokens;

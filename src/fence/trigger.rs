@@ -5,13 +5,14 @@
 //! takes a short way.
 
 use super::binding::WriteLeases;
+use super::hint::{self, TriedWrite, Wrote};
 use super::kept_fences;
 use super::plan::{Duty, NullInsert, Plan};
 use super::row_moves;
+use crate::errors::{self, Refusal, SqlState};
 use crate::known_bugs;
 use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::call::args::{Answer, Args};
-use crate::pg::call::errors::{self, Refusal, SqlState, TriedWrite, Wrote};
 use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
 use crate::pg::session::server;
@@ -332,9 +333,11 @@ fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> R
         Verdict::Stale { presented, .. } => {
             // An equal value that is only named may be one that the caller does not know.
             let known = shown || stored.is_some();
-            errors::stale(known.then_some(presented), stored, &refused_write(call, plan, &write))
+            let presented = known.then_some(presented);
+            let hint = hint::of_stale(presented, stored, &refused_write(call, plan, &write));
+            errors::stale(presented, stored, hint)
         }
-        _ => errors::unfenced(stored, &refused_write(call, plan, &write)),
+        _ => errors::unfenced(stored, hint::of_unfenced(&refused_write(call, plan, &write))),
     }
 }
 
@@ -420,7 +423,8 @@ fn verify(
     let stored = call.old().and_then(fence);
     if !plan.order.accepts(now, stored) {
         let stored = visible(call, plan, stored);
-        return Err(errors::stale(found, stored, &tried(call, plan, Wrote::Value)));
+        let hint = hint::of_stale(found, stored, &tried(call, plan, Wrote::Value));
+        return Err(errors::stale(found, stored, hint));
     }
     if let Some(binding) = &plan.lease {
         let name = binding.lease(&columns, new)?;

@@ -10,7 +10,7 @@ use super::change::check_role;
 use super::free_slot::settled_rows;
 use super::locks::{Locked, Locks};
 use super::{guard, snapshot};
-use crate::pg::call::errors::{self, Refusal};
+use crate::errors::{self, Refusal};
 use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::session::commit;

@@ -2,7 +2,7 @@
 
 use super::locks::{Locked, Locks};
 use super::{queue, session_leases};
-use crate::pg::call::errors::{self, Refusal};
+use crate::errors::{self, Refusal};
 use crate::pg::session::commit;
 use crate::pg::session::role;
 use crate::pg::session::server;

@@ -7,7 +7,7 @@
 use super::guard;
 use super::locks::Locks;
 use super::request::{Request, Tried};
-use crate::pg::call::errors::Refusal;
+use crate::errors::Refusal;
 use crate::pg::locks::lock::{InTheWay, LockTag};
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};

@@ -6,7 +6,7 @@
 use super::change::{check_role, find, has_token, may_know_of};
 use super::locks::Locks;
 use super::{queue, snapshot};
-use crate::pg::call::errors::{self, Refusal, Shown};
+use crate::errors::{self, Refusal, Shown};
 use crate::pg::call::raise;
 use crate::pg::encoding;
 use crate::pg::hash::Quick;
@@ -290,6 +290,6 @@ pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
     refusal.detailed(|d| {
         d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session())));
         let deadline = Some(row.grant.expires_at).filter(|at| *at < Instant::LATEST);
-        d.expires_at = deadline.map(errors::iso);
+        d.expires_at = deadline.map(Instant::iso);
     })
 }

@@ -4,7 +4,7 @@
 //! through here: lock, read the row again under the lock, decide, and `keep` the locks or let them go.
 
 use super::queue;
-use crate::pg::call::errors::Refusal;
+use crate::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};

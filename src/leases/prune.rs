@@ -2,7 +2,7 @@
 
 use super::guard;
 use super::locks::Locked;
-use crate::pg::call::errors::Refusal;
+use crate::errors::Refusal;
 use crate::pg::session::commit;
 use crate::pg::state::lease_table::LeaseTable;
 use crate::pg::state::row::{Deleter, Row};

@@ -1,6 +1,6 @@
 //! What an acquire asks for, and how it ends.
 
-use crate::pg::call::errors::{self, Refusal};
+use crate::errors::{self, Refusal};
 use crate::pg::session::role;
 use crate::pg::state::row::Row;
 use pg_fence_rules::grant::{self, Acquire, Ask, ExistingGrant, Mode};

@@ -6,7 +6,7 @@
 //! lock behind until `forget_ended` or the end of the session: it keeps nobody out, for its key is the first token.
 
 use super::queue;
-use crate::pg::call::errors::{self, Refusal};
+use crate::errors::{self, Refusal};
 use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
 use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};

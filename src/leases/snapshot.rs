@@ -1,7 +1,7 @@
 //! At REPEATABLE READ and above a transaction relies only on a grant that its snapshot shows. Why that is enough:
 //! `pg_fence_rules::snapshot`.
 
-use crate::pg::call::errors::{self, Refusal};
+use crate::errors::{self, Refusal};
 use crate::pg::call::raise;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};

@@ -3,7 +3,7 @@
 use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{Request, Tried};
 use super::{queue, session_leases, snapshot};
-use crate::pg::call::errors::Refusal;
+use crate::errors::Refusal;
 use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::session::commit;
 use crate::pg::session::role;

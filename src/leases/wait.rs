@@ -2,7 +2,7 @@
 
 use super::request::{Request, Tried};
 use super::try_acquire::try_acquire;
-use crate::pg::call::errors::Refusal;
+use crate::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::locks::wait::{self, Waiting};

@@ -19,7 +19,6 @@ pub mod call {
     pub mod args;
     pub mod composite;
     pub mod entry;
-    pub mod errors;
     pub mod raise;
     pub mod state_function;
 }

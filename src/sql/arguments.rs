@@ -1,10 +1,10 @@
 //! What callers pass, checked: 22004 for NULL where a value is needed, 22023 for what is out of range. NULL for what
 //! has a default means the default: wrappers pass NULL for what their caller left out.
 
+use crate::errors::{self, Refusal};
 use crate::leases::adopt::Adoption;
 use crate::leases::request::Request;
 use crate::pg::call::args::Args;
-use crate::pg::call::errors::{self, Refusal};
 use crate::pg::session::settings;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::role_prefix;

@@ -2,12 +2,12 @@
 
 use super::arguments;
 use super::lease::is_losable;
+use crate::errors::Refusal;
 use crate::leases::change::{self, Releasable};
 use crate::leases::guard;
 use crate::leases::request::Request;
 use crate::leases::try_acquire::try_acquire_all;
 use crate::pg::call::args::{Answer, Args};
-use crate::pg::call::errors::Refusal;
 use crate::pg::session::commit;
 use crate::pg::session::server;
 use crate::pg::session::settings;

@@ -1,13 +1,13 @@
 //! The functions on one lease.
 
 use super::arguments;
+use crate::errors::{self, Refusal};
 use crate::leases::change::{self, Releasable};
 use crate::leases::prune::prune_row;
 use crate::leases::request::{Request, Tried};
 use crate::leases::try_acquire::try_acquire;
 use crate::leases::{adopt, guard, wait};
 use crate::pg::call::args::{Answer, Args};
-use crate::pg::call::errors::{self, Refusal};
 use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::session::commit;
 use crate::pg::session::server;

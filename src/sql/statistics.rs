@@ -1,8 +1,8 @@
 //! What was counted, shown and reset.
 
+use crate::errors::Refusal;
 use crate::pg::call::args::{text_datum, Answer, Args};
 use crate::pg::call::composite;
-use crate::pg::call::errors::Refusal;
 use crate::pg::session::server;
 use crate::statistics::{self, Counter};
 use pgrx::pg_sys::Datum;

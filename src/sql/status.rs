@@ -1,9 +1,9 @@
 //! What is shown, and the jump by hand.
 
 use super::arguments;
+use crate::errors::Refusal;
 use crate::pg::call::args::{interval_datum, text_datum, Answer, Args};
 use crate::pg::call::composite;
-use crate::pg::call::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::session::server;

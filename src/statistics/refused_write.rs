@@ -1,7 +1,7 @@
 //! A refused write, as fence.refusals shows it.
 
 use super::{add, flush, segment, Counter};
-use crate::pg::call::errors::{self, Refusal, SqlState};
+use crate::errors::{self, Refusal, SqlState};
 use crate::pg::call::raise;
 use crate::pg::encoding::{clip, in_server_encoding};
 use crate::pg::session::server;

@@ -7,7 +7,8 @@
 
 use super::counter::COUNTERS;
 use super::known_segments;
-use crate::pg::call::{errors, raise};
+use crate::errors;
+use crate::pg::call::raise;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::session::server;
 use crate::pg::session::settings;

@@ -3,8 +3,8 @@
 //!
 //! Never delete one that a released version's SQL names.
 
+use crate::errors::Refusal;
 use crate::pg::call::args::{Answer, Args};
-use crate::pg::call::errors::Refusal;
 use crate::pg::call::raise;
 use pgrx::pg_sys;
 

@@ -3,8 +3,8 @@
 //! Postgres asks for EXECUTE where SQL names a function, not where C calls one. So what an SQL function of ours does
 //! in PL/pgSQL can be a function that nobody else may call, and yet run with the rights of its caller.
 
+use crate::errors::{self, Refusal};
 use crate::pg::call::args::Args;
-use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::own;
 use pgrx::pg_sys;

@@ -1,7 +1,7 @@
 //! Rows and tables in words: parts of a lease's name, and what an error may show of a refused write.
 
+use crate::errors::{Location, Refusal};
 use crate::pg::call::args::text_bytes;
-use crate::pg::call::errors::{Location, Refusal};
 use crate::pg::encoding::{push_number, to_utf8};
 use crate::pg::fenced_table::trigger::{Attribute, TriggerCall};
 use pgrx::pg_sys;

@@ -4,7 +4,7 @@
 //! `pg_locks` as advisory locks with this `objsubid`, go with a rolled-back savepoint and survive
 //! PREPARE TRANSACTION. A backend never conflicts with itself.
 
-use crate::pg::call::errors::Refusal;
+use crate::errors::Refusal;
 use crate::pg::compat;
 use crate::pg::locks::lock_count;
 use crate::pg::raw;

@@ -4,7 +4,7 @@
 //! The table is everybody's. Who fills it keeps all others from locking anything, and so even from connecting: a
 //! transaction is refused before it has a quarter of it.
 
-use crate::pg::call::errors::{self, Refusal};
+use crate::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::hash::Quick;
 use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};

@@ -5,8 +5,8 @@
 //! (`field4`) is unreachable from SQL otherwise, and its key is the grant's first token itself: no two grants
 //! share it, and one that is left behind keeps no later grant alive.
 
+use crate::errors::Refusal;
 use crate::known_bugs;
-use crate::pg::call::errors::Refusal;
 use crate::pg::compat;
 use crate::pg::locks::lock::is_blocked;
 use crate::pg::locks::lock_count;

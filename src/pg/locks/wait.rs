@@ -1,6 +1,6 @@
 //! Sleeping, and waiting for a lock no longer than one likes.
 
-use crate::pg::call::errors::{self, Refusal};
+use crate::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::time_limit;

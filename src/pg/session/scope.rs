@@ -3,7 +3,7 @@
 //! A module that keeps something implements `OfTransaction` for it. `crate::transaction_end` lists all of them, and what
 //! else is done when a transaction ends, in order; it is called from here.
 
-use crate::pg::call::errors::Refusal;
+use crate::errors::Refusal;
 use crate::pg::call::raise;
 use pgrx::pg_sys;
 use std::cell::RefCell;

@@ -3,8 +3,8 @@
 //! It is read by scans of the server's own kind, under the table's lock, and written as the executor writes. No SPI: so
 //! no plan, no `search_path`, no rights of the caller's.
 
+use crate::errors::{self, Refusal};
 use crate::pg::call::args::text_datum;
-use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::raw;

@@ -1,7 +1,7 @@
 //! Finding the objects of the extension's own schema.
 
+use crate::errors::{self, Refusal};
 use crate::pg::call::args::text_bytes;
-use crate::pg::call::errors::{self, Refusal};
 use crate::pg::call::raise;
 use crate::pg::own;
 use once_cell::unsync::OnceCell;

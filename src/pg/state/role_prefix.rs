@@ -3,8 +3,8 @@
 //! What is read is kept until the table, a role or a membership changes, as Postgres keeps what it knows of privileges. A
 //! trigger on the table (`role_prefix_changed`) tells every session of a change of its rows.
 
+use crate::errors::{self, Refusal};
 use crate::pg::call::args::bytes_of;
-use crate::pg::call::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::encoding;
 use crate::pg::raw;

@@ -1,17 +1,13 @@
 //! Everything that is refused: SQLSTATE, one line for people, JSON for programs, a hint on what to do.
 
-#![deny(unsafe_code)]
-
 mod abbreviate;
-mod hint;
 mod sqlstate;
 
 pub use abbreviate::cut_key as abbreviated_key;
-pub use hint::{TriedWrite, Wrote};
 pub use sqlstate::SqlState;
 
 use crate::pg::encoding::to_utf8;
-use pg_fence_rules::{Instant, Span, Token};
+use pg_fence_rules::{Span, Token};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -142,26 +138,6 @@ pub struct Shown<'a> {
 /// A lease as a message names it.
 fn lease_in_words(name: Option<&[u8]>) -> String {
     name.map_or_else(|| "the row's lease".into(), |name| format!("lease {}", quoted(name)))
-}
-
-/// A point in time as ISO 8601, UTC.
-pub fn iso(at: Instant) -> String {
-    const DAY: i64 = 86_400_000_000;
-    let at = at.micros();
-    let (days, within) = (at.div_euclid(DAY), at.rem_euclid(DAY));
-    // Days to civil date, from 0000-03-01 (H. Hinnant, "chrono-compatible low-level date algorithms").
-    let z = days + 730_425;
-    let era = z.div_euclid(146_097);
-    let doe = z.rem_euclid(146_097);
-    let yoe = (doe - doe / 1_460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let day = doy - (153 * mp + 2) / 5 + 1;
-    let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    let year = yoe + era * 400 + i64::from(month <= 2);
-    let (seconds, us) = (within / 1_000_000, within % 1_000_000);
-    let (hour, minute, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z")
 }
 
 // Refused calls ------------------------------------------------------------------------------------------
@@ -455,7 +431,7 @@ pub fn not_counted(database: &[u8], why: &str) -> Refusal {
 // The fence ----------------------------------------------------------------------------------------------
 
 /// PF001: stale. Either token is None where the caller may not know it.
-pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite) -> Refusal {
+pub fn stale(presented: Option<Token>, stored: Option<Token>, hint: String) -> Refusal {
     let message = match (presented, stored) {
         (Some(presented), Some(stored)) if presented == stored => {
             format!("stale fencing token: the row has already been written with token {stored}")
@@ -468,17 +444,15 @@ pub fn stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite
         }
         (None, _) => "stale fencing token: the row has seen the same or a greater one".into(),
     };
-    Refusal::new(SqlState::StaleToken, message, hint::of_stale(presented, stored, tried)).detailed(
-        |d| {
-            d.presented = presented;
-            d.stored = stored;
-        },
-    )
+    Refusal::new(SqlState::StaleToken, message, hint).detailed(|d| {
+        d.presented = presented;
+        d.stored = stored;
+    })
 }
 
 /// PF002: nothing, or NULL, was presented.
-pub fn unfenced(stored: Option<Token>, tried: &TriedWrite) -> Refusal {
-    Refusal::new(SqlState::NoToken, "no fencing token presented".into(), hint::of_unfenced(tried))
+pub fn unfenced(stored: Option<Token>, hint: String) -> Refusal {
+    Refusal::new(SqlState::NoToken, "no fencing token presented".into(), hint)
         .detailed(|d| d.stored = stored)
 }
 

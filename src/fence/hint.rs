@@ -3,7 +3,7 @@
 //! A client that writes every column back must not be told that a newer holder is at work when it has only
 //! written its own older value.
 
-use super::quoted;
+use crate::errors::quoted;
 use pg_fence_rules::Token;
 
 /// What a refused write tried, for the hint.
