@@ -103,7 +103,7 @@ func (l *Lease) take(k *keeper) error {
 			return first
 		case err == nil:
 			return &Error{Kind: ErrLeaseTaken, Names: l.names}
-		case mayRepeat && !k.own.isOpen() && !isPermanent(err) && !isOverdue(err):
+		case mayRepeat && k.hasEndedUnseen(err):
 			isRepeated, first = true, err
 			continue
 		}

@@ -177,10 +177,6 @@ func (a *Adopted) guarding() (string, []any) {
 	return a.fence.call("lease_guard($1::text, (" + a.fence.call(adoption) + "))"), args
 }
 
-func (a *Adopted) releasing() (string, []any) {
-	return a.onNames("lease_release"), []any{a.name(), a.token}
-}
-
 func (a *Adopted) isInDoubt() bool { return a.doubtful.Load() && a.fence.hooks.AdoptsAgain() }
 
 // canMend: a guard that cannot begin may after an adoption in a transaction of its own. Its own was NULL (22004), or cannot

@@ -44,7 +44,7 @@ func (l *Lease) resume(k *keeper) error {
 			l.token, l.acquiredAt = *token, now()
 			l.begins(before)
 			return nil
-		case mayRepeat && !k.own.isOpen() && !isPermanent(err) && !isOverdue(err):
+		case mayRepeat && k.hasEndedUnseen(err):
 			continue
 		}
 		return err

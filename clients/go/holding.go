@@ -83,6 +83,10 @@ func (h *holding) guarding() (string, []any) {
 	return h.onNames("lease_guard"), []any{h.name(), h.token}
 }
 
+func (h *holding) releasing() (string, []any) {
+	return h.onNames("lease_release"), []any{h.name(), h.token}
+}
+
 // presenting is the statement that a transaction presents the token by.
 func (h *holding) presenting() (string, []any) {
 	// As text: there is no set_config that takes a number.

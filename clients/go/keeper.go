@@ -319,7 +319,7 @@ func (k *keeper) renew(batch []*Lease) {
 			k.renew(batch[len(batch)/2:])
 			return
 		}
-		if mayRepeat && !k.own.isOpen() && !isPermanent(err) && !isOverdue(err) {
+		if mayRepeat && k.hasEndedUnseen(err) {
 			continue
 		}
 		for _, lease := range batch {
@@ -327,6 +327,11 @@ func (k *keeper) renew(batch []*Lease) {
 		}
 		return
 	}
+}
+
+// hasEndedUnseen tells that a call which failed so has only shown that its connection had ended: a new one may do at once.
+func (k *keeper) hasEndedUnseen(err error) bool {
+	return !k.own.isOpen() && !isPermanent(err) && !isOverdue(err)
 }
 
 func (k *keeper) askToRenew(batch []*Lease) ([]*int64, error) {

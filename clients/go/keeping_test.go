@@ -27,19 +27,12 @@ import (
 // counted is a Fence whose connections are counted: those that are open, and all that there were.
 func counted(t *testing.T) (fence *pgfence.Fence, open, all *atomic.Int32) {
 	t.Helper()
-	config, err := pgx.ParseConfig(url + "&sslmode=disable")
-	must(t, err)
 	open, all = &atomic.Int32{}, &atomic.Int32{}
-	dial := config.DialFunc
-	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
-		if err == nil {
-			open.Add(1)
-			all.Add(1)
-			conn = &countedConn{Conn: conn, open: open}
-		}
-		return conn, err
-	}
+	config := configWith(t, func(conn net.Conn) net.Conn {
+		open.Add(1)
+		all.Add(1)
+		return &countedConn{Conn: conn, open: open}
+	})
 	return pgfence.NewConfig(config), open, all
 }
 
@@ -112,21 +105,15 @@ func (c *swallows) Read(into []byte) (int, error) {
 // What was granted, renewed or released by a call whose answer is lost is our own.
 func TestAnAnswerThatIsLostIsNoFailure(t *testing.T) {
 	_, admin := table(t)
-	config, err := pgx.ParseConfig(url + "&sslmode=disable")
-	must(t, err)
-	dial, next := config.DialFunc, &atomic.Bool{}
-	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
-		return &swallows{Conn: conn, next: next}, err
-	}
-	fence := pgfence.NewConfig(config)
+	next := &atomic.Bool{}
+	fence := pgfence.NewConfig(configWith(t, func(conn net.Conn) net.Conn { return &swallows{Conn: conn, next: next} }))
 	first := acquire(t, fence, long, "a")
 	next.Store(true)
 	second := acquire(t, fence, long, "b")
 	equal(t, next.Load(), false)
 	must(t, pgfence.Guard(background, second, admin.Begin, does("SELECT 1")))
 	next.Store(true)
-	_, err = first.Renew(background)
+	_, err := first.Renew(background)
 	must(t, err)
 	equal(t, next.Load(), false)
 	next.Store(true)
@@ -268,7 +255,6 @@ func TestWorkThatSwallowsAnErrorHasFailed(t *testing.T) {
 	fence, admin := table(t)
 	lease := acquire(t, fence, long, "order:7")
 	conn := connect(t)
-	defer conn.Close(background)
 	for _, statement := range []string{"SELECT 1/0", "ROLLBACK"} {
 		swallows := func(ctx context.Context, tx pgx.Tx) error {
 			must(t, pays(ctx, tx))
@@ -284,7 +270,7 @@ func TestWorkThatSwallowsAnErrorHasFailed(t *testing.T) {
 		_ = tx.Rollback(background)
 		for driver, db := range databases(t) {
 			err := pgfence.Guard(background, lease, pgfence.SQL(db), func(ctx context.Context, tx *sql.Tx) error {
-				must(t, paysSQL(ctx, tx))
+				must(t, doesSQL(pay)(ctx, tx))
 				_, _ = tx.ExecContext(ctx, statement)
 				return nil
 			})
@@ -350,7 +336,6 @@ func TestTheFirstFreeRowsOfAQueryAreClaimed(t *testing.T) {
 func TestSeveralLeasesGuardOneTransaction(t *testing.T) {
 	fence, admin := table(t)
 	conn := connect(t)
-	defer conn.Close(background)
 	both := pgfence.Leases{acquire(t, fence, long, "z"), acquire(t, fence, long, "order:7", "order:8")}
 	must(t, pgfence.Guard(background, both, conn.Begin, func(ctx context.Context, tx pgx.Tx) error {
 		for _, name := range []string{"z", "order:7", "order:8"} {
@@ -363,7 +348,7 @@ func TestSeveralLeasesGuardOneTransaction(t *testing.T) {
 	is(t, pgfence.Guard(background, both, conn.Begin, pays), pgfence.ErrLeaseLost)
 	for _, db := range databases(t) {
 		both := pgfence.Leases{acquire(t, fence, long, "order:7"), acquire(t, fence, long, "a", "b")}
-		must(t, pgfence.Guard(background, both, pgfence.SQL(db), paysSQL, pgfence.Releasing))
+		must(t, pgfence.Guard(background, both, pgfence.SQL(db), doesSQL(pay), pgfence.Releasing))
 		equal(t, text(t, admin, held), "0")
 		is(t, both.Release(), nil)
 	}
@@ -380,7 +365,6 @@ func TestAStuckLoopDoesNotHoldForEver(t *testing.T) {
 func TestWhatIsDoneAtOnceStaysTaken(t *testing.T) {
 	fence, admin := table(t)
 	conn := connect(t)
-	defer conn.Close(background)
 	options := pgfence.Options{TTL: 5 * time.Minute, HoldAtLeast: 3 * time.Second}
 	const rest = "SELECT (remaining BETWEEN '1 s' AND '3 s')::text FROM lease_info('order:7')"
 	must(t, acquire(t, fence, options, "order:7").Release())
@@ -390,7 +374,7 @@ func TestWhatIsDoneAtOnceStaysTaken(t *testing.T) {
 	equal(t, text(t, admin, rest), "true")
 	for _, db := range databases(t) {
 		comesTrue(t, "it ends", func() bool { return text(t, admin, held) == "0" })
-		must(t, pgfence.Guard(background, acquire(t, fence, options, "order:7"), pgfence.SQL(db), paysSQL, pgfence.Releasing))
+		must(t, pgfence.Guard(background, acquire(t, fence, options, "order:7"), pgfence.SQL(db), doesSQL(pay), pgfence.Releasing))
 		equal(t, text(t, admin, rest), "true")
 	}
 }
@@ -501,7 +485,6 @@ func TestTelemetryIsTold(t *testing.T) {
 	told := &noted{}
 	lease := acquire(t, fence.WithTelemetry(told), long, "other")
 	conn := connect(t)
-	defer conn.Close(background)
 	is(t, pgfence.Guard(background, lease, conn.Begin, pays), pgfence.ErrNotSpeaking)
 	run(t, admin, "SELECT lease_revoke('other')")
 	_, err := lease.Renew(background)

@@ -218,7 +218,7 @@ func (l *Lease) giveBack() bool {
 			mayBeDone = mayBeDone || !k.own.isOpen()
 			state, _ := sqlState(err)
 			switch again := l.options.TTL / 12; {
-			case mayRepeat && !k.own.isOpen() && !isPermanent(err) && !isOverdue(err):
+			case mayRepeat && k.hasEndedUnseen(err):
 				continue
 			case state == "55P03" && now()+again < until:
 				return again, nil
@@ -239,7 +239,7 @@ func (l *Lease) releasing() (string, []any) {
 	if rest > 0 {
 		return l.onNames("lease_renew", "$3::text::interval"), []any{l.name(), l.token, interval(rest)}
 	}
-	return l.onNames("lease_release"), []any{l.name(), l.token}
+	return l.holding.releasing()
 }
 
 // end leaves nothing behind.

@@ -61,10 +61,27 @@ func table(t *testing.T) (*pgfence.Fence, *pgx.Conn) {
 	return pgfence.New(url), admin
 }
 
+// configWith is a configuration whose sockets are wrapped.
+func configWith(t *testing.T, wrap func(net.Conn) net.Conn) *pgx.ConnConfig {
+	t.Helper()
+	config, err := pgx.ParseConfig(url + "&sslmode=disable")
+	must(t, err)
+	dial := config.DialFunc
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err == nil {
+			conn = wrap(conn)
+		}
+		return conn, err
+	}
+	return config
+}
+
 func connect(t *testing.T) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(background, url)
 	must(t, err)
+	t.Cleanup(func() { _ = conn.Close(background) })
 	return conn
 }
 
@@ -165,7 +182,6 @@ func does(statement string) func(context.Context, pgx.Tx) error {
 func TestAnAdoptedLeasesNumberIsJudged(t *testing.T) {
 	fence, admin, _ := adoptedTable(t)
 	conn := connect(t)
-	defer conn.Close(background)
 	const number = int64(1) << 60
 	first, err := fence.Adopt(background, "order:9", number, pgfence.AdoptOptions{
 		Holder: "it's A", Metadata: map[string]any{"run": 7},
@@ -193,7 +209,6 @@ func TestAnAdoptedLeasesNumberIsJudged(t *testing.T) {
 func TestAnAdoptionIsTakenWhileAnOlderNumberIsGuarded(t *testing.T) {
 	fence, admin, _ := adoptedTable(t)
 	conn := connect(t)
-	defer conn.Close(background)
 	next := make(chan error, 1)
 	must(t, pgfence.Guard(background, adopt(t, fence, 33), conn.Begin, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := fence.Adopt(ctx, "order:9", 34, pgfence.AdoptOptions{})
@@ -227,10 +242,7 @@ func TestEachTransactionMakesAnAdoptedNumberKnown(t *testing.T) {
 			begin := func(ctx context.Context) (*sql.Tx, error) {
 				return db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
 			}
-			pays := func(ctx context.Context, tx *sql.Tx) error {
-				_, err := tx.ExecContext(ctx, pay9)
-				return err
-			}
+			pays := doesSQL(pay9)
 			adopted := adopt(t, fence, 33)
 			for _, silence := range []func(){forget, func() { run(t, admin, "SELECT fence_new_epoch()") }} {
 				silence()
@@ -248,8 +260,6 @@ func TestEachTransactionMakesAnAdoptedNumberKnown(t *testing.T) {
 func TestAnOlderNumberMayComeFirstAfterAFailover(t *testing.T) {
 	fence, admin, forget := adoptedTable(t)
 	conn, other := connect(t), connect(t)
-	defer conn.Close(background)
-	defer other.Close(background)
 	newer := adopt(t, fence, 34)
 	forget()
 	older := adopt(t, fence, 33)
@@ -265,7 +275,6 @@ func TestAnOlderNumberMayComeFirstAfterAFailover(t *testing.T) {
 func TestAnAdoptedLeaseThatWasReleasedIsOver(t *testing.T) {
 	fence, admin, _ := adoptedTable(t)
 	conn := connect(t)
-	defer conn.Close(background)
 	adopted := adopt(t, fence, 33)
 	must(t, pgfence.Guard(background, adopted, conn.Begin, does(pay9), pgfence.Releasing))
 	over := is(t, pgfence.Guard(background, adopted, conn.Begin, does(send9)), pgfence.ErrLeaseLost)
@@ -286,11 +295,7 @@ func TestANameIsGrantedHereOrAdopted(t *testing.T) {
 	equal(t, err != nil, true)
 }
 
-// pays is the work of a transaction of pgx.
-func pays(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, pay)
-	return err
-}
+var pays = does(pay)
 
 func TestALostTryIsAnErrorOfItsKind(t *testing.T) {
 	fence, admin := table(t)
@@ -379,7 +384,7 @@ func TestATransactionEndsAsItsWorkDoes(t *testing.T) {
 	equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
 }
 
-func TestAnOpenTransactionIsLeftToWhoeverBeganIt(t *testing.T) {
+func TestAnOpenTransactionIsLeftToTheCodeThatBeganIt(t *testing.T) {
 	fence, admin := table(t)
 	lease := acquire(t, fence, long, "order:7")
 	tx, err := admin.Begin(background)
@@ -408,9 +413,12 @@ func databases(t *testing.T) map[string]*sql.DB {
 	return opened
 }
 
-func paysSQL(ctx context.Context, tx *sql.Tx) error {
-	_, err := tx.ExecContext(ctx, pay)
-	return err
+// doesSQL is the work of a transaction of database/sql.
+func doesSQL(statement string) func(context.Context, *sql.Tx) error {
+	return func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, statement)
+		return err
+	}
 }
 
 func TestTransactionsOfDatabaseSQL(t *testing.T) {
@@ -420,21 +428,21 @@ func TestTransactionsOfDatabaseSQL(t *testing.T) {
 			// The heartbeat does not use the worker's connections.
 			db.SetMaxOpenConns(1)
 			lease := acquire(t, fence, long, "order:7", "order:8")
-			must(t, pgfence.Guard(background, lease, pgfence.SQL(db), paysSQL))
-			must(t, pgfence.Present(background, lease, pgfence.SQL(db), paysSQL))
+			must(t, pgfence.Guard(background, lease, pgfence.SQL(db), doesSQL(pay)))
+			must(t, pgfence.Present(background, lease, pgfence.SQL(db), doesSQL(pay)))
 			tx, err := db.BeginTx(background, nil)
 			must(t, err)
-			must(t, pgfence.GuardTx(background, lease, tx, paysSQL))
+			must(t, pgfence.GuardTx(background, lease, tx, doesSQL(pay)))
 			must(t, tx.Commit())
 			ends := func(ctx context.Context, tx *sql.Tx) error {
 				var pid int
 				must(t, tx.QueryRowContext(ctx, "SELECT pg_backend_pid()").Scan(&pid))
 				run(t, admin, fmt.Sprintf("SELECT pg_terminate_backend(%d, 5000)", pid))
-				return paysSQL(ctx, tx)
+				return doesSQL(pay)(ctx, tx)
 			}
 			is(t, pgfence.Guard(background, lease, pgfence.SQL(db), ends), pgfence.ErrTransactionLost)
 			must(t, lease.Check())
-			must(t, pgfence.Guard(background, lease, pgfence.SQL(db), paysSQL, pgfence.Releasing))
+			must(t, pgfence.Guard(background, lease, pgfence.SQL(db), doesSQL(pay), pgfence.Releasing))
 			_, err = db.Exec(pay)
 			equal(t, pgfence.Classify(err).Kind, pgfence.ErrNoToken)
 			equal(t, pgfence.Classify(err).Detail["relation"], "public.orders")
@@ -448,10 +456,7 @@ func TestALossEndsTheContextsOfDatabaseSQL(t *testing.T) {
 		t.Run(driver, func(t *testing.T) {
 			lease := acquire(t, fence, pgfence.Options{TTL: 2 * time.Second}, "order:7")
 			run(t, admin, "SELECT lease_revoke('order:7')")
-			err := pgfence.Present(background, lease, pgfence.SQL(db), func(ctx context.Context, tx *sql.Tx) error {
-				_, err := tx.ExecContext(ctx, "SELECT pg_sleep(300)")
-				return err
-			})
+			err := pgfence.Present(background, lease, pgfence.SQL(db), doesSQL("SELECT pg_sleep(300)"))
 			equal(t, is(t, err, pgfence.ErrLeaseLost).Reason, pgfence.Gone)
 		})
 	}
@@ -470,10 +475,7 @@ func TestErrorsHaveTheirKindTheirCauseAndTheirDetail(t *testing.T) {
 	equal(t, told.Hint != "", true)
 	var server interface{ SQLState() string }
 	equal(t, errors.As(err, &server), true)
-	err = pgfence.Guard(background, lease, admin.Begin, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "SELECT 1/0")
-		return err
-	})
+	err = pgfence.Guard(background, lease, admin.Begin, does("SELECT 1/0"))
 	equal(t, pgfence.Classify(err), (*pgfence.Error)(nil))
 }
 
@@ -559,12 +561,7 @@ func (c *waitsInClose) Close() error {
 func TestALossDoesNotWaitForASocketToClose(t *testing.T) {
 	fence, admin := table(t)
 	lease := acquire(t, fence, pgfence.Options{TTL: 2 * time.Second}, "order:7")
-	config, err := pgx.ParseConfig(url)
-	must(t, err)
-	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
-		return &waitsInClose{Conn: conn}, err
-	}
+	config := configWith(t, func(conn net.Conn) net.Conn { return &waitsInClose{Conn: conn} })
 	conn, err := pgx.ConnectConfig(background, config)
 	must(t, err)
 	run(t, admin, "SELECT lease_revoke('order:7')")
@@ -583,14 +580,8 @@ func TestAPoolOfOneConnectionIsEnoughAndGetsItBack(t *testing.T) {
 	must(t, err)
 	defer pool.Close()
 	lease := acquire(t, fence, pgfence.Options{TTL: time.Second}, "order:7")
-	ends := func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
-		return err
-	}
-	fails := func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "INSERT INTO orders VALUES (7, 'twice')")
-		return err
-	}
+	ends := does("SELECT pg_terminate_backend(pg_backend_pid())")
+	fails := does("INSERT INTO orders VALUES (7, 'twice')")
 	swallows := func(ctx context.Context, tx pgx.Tx) error {
 		_ = fails(ctx, tx)
 		return nil
@@ -607,10 +598,7 @@ func TestAPoolOfOneConnectionIsEnoughAndGetsItBack(t *testing.T) {
 	}
 	canceled, cancel := context.WithTimeout(background, 200*time.Millisecond)
 	defer cancel()
-	err = pgfence.Guard(canceled, lease, pool.Begin, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "SELECT pg_sleep(300)")
-		return err
-	})
+	err = pgfence.Guard(canceled, lease, pool.Begin, does("SELECT pg_sleep(300)"))
 	is(t, err, context.DeadlineExceeded)
 	must(t, pgfence.Guard(background, lease, pool.Begin, pays, pgfence.Releasing))
 	equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
@@ -675,13 +663,7 @@ func (c *lateCancel) Close() error {
 // The request to cancel must not hit the release.
 func TestAGrantThatNobodyWaitsForIsGivenBackWhereACancelIsLate(t *testing.T) {
 	_, admin := table(t)
-	config, err := pgx.ParseConfig(url)
-	must(t, err)
-	dial := config.DialFunc
-	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
-		return &lateCancel{Conn: conn}, err
-	}
+	config := configWith(t, func(conn net.Conn) net.Conn { return &lateCancel{Conn: conn} })
 	givesUp(t, pgfence.NewConfig(config), admin)
 }
 
