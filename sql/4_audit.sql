@@ -1,9 +1,9 @@
 -- The ways left around the fences that the catalogs show, on the tables as they are, each with the statement
 -- that closes it.
 --
--- One query, with the rights of its caller: it shows what the caller may see and nothing more.
--- (Helpers would need EXECUTE for PUBLIC, or the rights of the extension's owner.) It reads the
--- catalogs, which are open to all, and for its last question the fenced table itself.
+-- With the rights of its caller: it shows what the caller may see and nothing more. (Helpers that SQL calls would need
+-- EXECUTE for PUBLIC, or the rights of the extension's owner: so it is one query here, and those of 4_audit_state.sql,
+-- which the library calls.) It reads the catalogs, which are open to all, and for one question the fenced table itself.
 --
 -- 'hole': a stale write can land by somebody who is neither superuser nor owner. 'notice': only by
 -- one of these, or by what an administrator has set up; or a limit to know of.
@@ -41,8 +41,8 @@ COMMENT ON FUNCTION fence_audit(regclass) IS
 'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
 
 
--- One query with a named part for each finding. What each part means is said where it is named; where it stands
--- in the answer is said at the end.
+-- First what there is, then a named part for each kind of finding. Findings of one kind stand in a VALUES list, each with
+-- when it applies.
 CREATE FUNCTION fence.audit_tables(
     relation          regclass,
     ours              oid,                        -- fenced()
@@ -70,6 +70,9 @@ DECLARE
            AND (d.classid = 'pg_namespace'::regclass OR p.proname = 'fence_status'));
     -- It is for those who may use leases; the others are told what was left out.
     last_token CONSTANT bigint := CASE WHEN uses_leases THEN drawn END;
+    -- The body of a DO that gives rows of a fenced table other fences.
+    with_fences CONSTANT text := 'BEGIN PERFORM %1$s.fence_unprotect(%2$L); UPDATE %3$s%2$s AS r SET %4$I = %5$s '
+        'FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; PERFORM %7$s END';
     left_out boolean := false;
     refusal record;
     answer record;
@@ -319,96 +322,71 @@ BEGIN
                       THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER %%1$I;', replace(s.rel::text, '%', '%%'))
                       ELSE '' END)) AS d (definition)),
 
-        -- The findings on a table that is not fenced at all ----------------------------------------------------
+        -- The findings on a member. `step` is where a finding stands among those of its table ------------------
 
-        not_fenced AS (
-            SELECT f.root_n, 1 AS member_n, 1 AS n, f.root_rel, 'hole', 'no trigger of pg_fence is on this table',
-                   f.protect
-              FROM fence f
-             WHERE NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped),
-
-        -- The findings on a member -----------------------------------------------------------------------------
-
-        foreign_table AS (
-            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
-                   'this table is foreign: nothing fences it on its own server',
-                   CASE WHEN s.relispartition THEN format('ALTER TABLE %s DETACH PARTITION %s;', s.parent, s.rel)
-                        WHEN s.is_child THEN format('ALTER FOREIGN TABLE %s NO INHERIT %s;', s.rel, s.parent)
-                        ELSE format('SELECT %s.fence_unprotect(%L);', home, s.rel) END
+        table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
+            SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
               FROM spot s
-             WHERE s.relkind = 'f'),
+             CROSS JOIN LATERAL (VALUES
+                (2, s.relkind = 'f', 'hole', 'this table is foreign: nothing fences it on its own server',
+                 CASE WHEN s.relispartition THEN format('ALTER TABLE %s DETACH PARTITION %s;', s.parent, s.rel)
+                      WHEN s.is_child THEN format('ALTER FOREIGN TABLE %s NO INHERIT %s;', s.rel, s.parent)
+                      ELSE format('SELECT %s.fence_unprotect(%L);', home, s.rel) END),
+                (3, s.relpersistence = 'u', 'hole', 'this table is unlogged: a crash empties it, fences and all',
+                 format('ALTER TABLE %s SET LOGGED;', s.rel)),
+                (4, s.relowner <> s.root_owner, 'notice',
+                 format('its owner %I is not that of %s, and may take its triggers off',
+                     pg_get_userbyid(s.relowner), s.root_rel),
+                 format('ALTER TABLE %s OWNER TO %I;', s.rel, pg_get_userbyid(s.root_owner)))
+             ) AS x (step, applies, severity, finding, remedy)
+             WHERE x.applies),
 
-        unlogged AS (
-            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
-                   'this table is unlogged: a crash empties it, fences and all',
-                   format('ALTER TABLE %s SET LOGGED;', s.rel)
-              FROM spot s
-             WHERE s.relpersistence = 'u'),
-
-        another_owner AS (
-            SELECT s.root_n, s.member_n, 1, s.rel, 'notice',
-                   format('its owner %I is not that of %s, and may take its triggers off',
-                       pg_get_userbyid(s.relowner), s.root_rel),
-                   format('ALTER TABLE %s OWNER TO %I;', s.rel, pg_get_userbyid(s.root_owner))
-              FROM spot s
-             WHERE s.relowner <> s.root_owner),
-
-        -- A column that was renamed has all that the rows had seen. Of one that was dropped, nothing is left:
-        -- no write can pass, and brought back empty it lets every token of the past write once more. The
-        -- remedy fills it with the last token, so that none of those may.
-        column_missing AS (
-            SELECT s.root_n, s.member_n, 1, s.rel, CASE WHEN marked.name IS NULL THEN 'hole' ELSE 'notice' END,
-                   format('the fence column "%s" is missing: no write can pass', s.fence_column) || CASE
-                       WHEN marked.name IS NULL THEN ', and once it is back, but empty, any old token can' ELSE '' END,
-                   CASE WHEN marked.name IS NOT NULL
-                        THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, marked.name, s.fence_column)
-                        ELSE format('ALTER TABLE %s ADD COLUMN %I bigint', s.rel, s.fence_column)
-                            || coalesce(' DEFAULT ' || last_token || format(
-                                   '; ALTER TABLE %s ALTER COLUMN %I DROP DEFAULT;', s.rel, s.fence_column), ';')
-                            || format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, column_comment) END
+        -- A column that was renamed has all that the rows had seen. Of one that was dropped, nothing is left: no write
+        -- can pass, and brought back empty it lets every token of the past write once more. So it is filled with the
+        -- last token. One that was dropped and made again lacks the comment that fence_protect put on it when it made
+        -- that trigger, and one like it is gone.
+        column_amiss AS (
+            SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
               FROM spot s
               LEFT JOIN LATERAL (
                    SELECT a.attname FROM pg_attribute a
-                    WHERE a.attrelid = s.oid AND a.attnum > 0 AND col_description(s.oid, a.attnum) = column_comment
-                    ORDER BY a.attnum DESC LIMIT 1) AS marked (name) ON true
-             WHERE s.is_root AND s.attnum IS NULL),
-
-        column_type AS (
-            SELECT s.root_n, s.member_n, 1, s.rel, 'notice',
-                   format('the fence column "%s" is %s, not bigint: no write can pass', s.fence_column, s.type),
-                   format('ALTER TABLE %s ALTER COLUMN %I TYPE bigint USING %2$I::bigint;', s.rel, s.fence_column)
-              FROM spot s
-             WHERE s.is_root AND s.type <> 'bigint'),
-
-        column_filled AS (
-            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
-                   format('the fence column "%s" has a default, which passes for a token', s.fence_column),
-                   format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', s.rel, s.fence_column, s.filled)
-                       || CASE s.filled WHEN 'EXPRESSION'
-                          THEN format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, column_comment) ELSE '' END
-              FROM spot s
-             WHERE s.filled IS NOT NULL AND (s.is_root OR NOT s.root_filled)),
-
-        -- Dropped and made again: the column lacks the mark that fence_protect left on it when it made that trigger,
-        -- and one like it is gone. The rows that are still empty get the last token, so that no older one may write.
-        column_anew AS (
-            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
-                   format('the fence column "%s" was dropped and made anew: where it is empty, any old token can write',
-                       s.fence_column),
-                   CASE WHEN last_token IS NULL THEN s.protect
-                   ELSE format('DO %L;', format('BEGIN PERFORM %s.fence_unprotect(%L); UPDATE %s%s AS r '
-                       'SET %I = s.last_token FROM %s.fence_status() AS s WHERE r.%I IS NULL; PERFORM %s END',
-                       home, s.rel, CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.rel, s.fence_column, home,
-                       s.fence_column,
-                       substr(s.protect, length('SELECT ') + 1))) END
-              FROM spot s
-             WHERE s.is_root AND s.is_fenced AND NOT s.is_child AND s.atttypid = 'int8'::regtype AND s.filled IS NULL
-               AND col_description(s.oid, s.attnum) IS NULL
-               AND EXISTS (
-                   SELECT FROM own_trigger t WHERE t.tgrelid = s.oid AND t.tgname = 'fenced' AND t.tgnargs > 1)
-               AND EXISTS (
-                   SELECT FROM pg_attribute d
-                    WHERE d.attrelid = s.oid AND d.attisdropped AND d.attlen = 8 AND d.attnum < s.attnum)),
+                    WHERE s.attnum IS NULL AND a.attrelid = s.oid AND a.attnum > 0
+                      AND col_description(s.oid, a.attnum) = column_comment
+                    ORDER BY a.attnum DESC LIMIT 1) AS renamed (name) ON true
+             CROSS JOIN LATERAL (VALUES (
+                   format('the fence column "%s"', s.fence_column),
+                   format('ALTER TABLE %s ALTER COLUMN %I ', s.rel, s.fence_column),
+                   format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, column_comment))
+                   ) AS its (name, alter_it, comment_on_it)
+             CROSS JOIN LATERAL (VALUES
+                (5, s.is_root AND s.attnum IS NULL AND renamed.name IS NULL, 'hole',
+                 its.name || ' is missing: no write can pass, and once it is back, but empty, any old token can',
+                 format('ALTER TABLE %s ADD COLUMN %I bigint', s.rel, s.fence_column)
+                     || coalesce(' DEFAULT ' || last_token || '; ' || its.alter_it || 'DROP DEFAULT', '') || ';'
+                     || its.comment_on_it),
+                (5, s.is_root AND renamed.name IS NOT NULL, 'notice', its.name || ' is missing: no write can pass',
+                 CASE WHEN renamed.name IS NOT NULL
+                      THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, renamed.name, s.fence_column) END),
+                (6, s.is_root AND s.type <> 'bigint', 'notice',
+                 format('%s is %s, not bigint: no write can pass', its.name, s.type),
+                 its.alter_it || format('TYPE bigint USING %I::bigint;', s.fence_column)),
+                (7, s.filled IS NOT NULL AND (s.is_root OR NOT s.root_filled), 'hole',
+                 its.name || ' has a default, which passes for a token',
+                 concat(its.alter_it, 'DROP ', s.filled, ';',
+                     CASE s.filled WHEN 'EXPRESSION' THEN its.comment_on_it END)),
+                (8, s.is_root AND s.is_fenced AND NOT s.is_child AND s.atttypid = 'int8'::regtype AND s.filled IS NULL
+                    AND col_description(s.oid, s.attnum) IS NULL
+                    AND EXISTS (SELECT FROM own_trigger t
+                                 WHERE t.tgrelid = s.oid AND t.tgname = 'fenced' AND t.tgnargs > 1)
+                    AND EXISTS (SELECT FROM pg_attribute d
+                                 WHERE d.attrelid = s.oid AND d.attisdropped AND d.attlen = 8 AND d.attnum < s.attnum),
+                 'hole', its.name || ' was dropped and made again: where it is empty, any old token can write',
+                 CASE WHEN last_token IS NULL THEN s.protect
+                      ELSE format('DO %L;', format(with_fences, home, s.rel,
+                          CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.fence_column, 's.last_token', 'IS NULL',
+                          substr(s.protect, length('SELECT ') + 1))) END)
+             ) AS x (step, applies, severity, finding, remedy)
+             WHERE x.applies),
 
         -- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
         in_the_way AS (
@@ -427,7 +405,7 @@ BEGIN
              GROUP BY tree.root),
 
         trigger_usurped AS (
-            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
+            SELECT 9, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
                    'hole',
                    format('trigger "%s" bears a name of the fence''s, but calls %s', t.tgname, t.tgfoid::regprocedure),
                    CASE WHEN s.is_child
@@ -447,8 +425,8 @@ BEGIN
 
         -- (Partitions copy their triggers; what differs is told.)
         trigger_amiss AS (
-            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname, x.n), s.rel,
-                   x.severity, x.finding, x.remedy
+            SELECT x.step, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname, x.n),
+                   s.rel, x.severity, x.finding, x.remedy
               FROM spot s
               JOIN own_trigger t ON t.tgrelid = s.oid
               LEFT JOIN own_trigger original ON original.oid = t.tgparentid
@@ -458,29 +436,33 @@ BEGIN
                    format(u.remedy, t.tgname), format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, t.tgname))
                    ) AS mended (as_it_should_be, always)
              CROSS JOIN LATERAL (VALUES
-                (1, t.tgenabled = 'D', 'hole', format('trigger "%s" is disabled', t.tgname),
+                (10, 1, t.tgenabled = 'D', 'hole', format('trigger "%s" is disabled', t.tgname),
                  CASE WHEN s.must_fire_always THEN always
                  ELSE format('ALTER TABLE %s ENABLE TRIGGER %I;', s.rel, t.tgname) END),
-                (2, t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname), always),
-                (3, t.tgenabled = 'O' AND s.is_subscribed AND t.bits = 3, 'notice',
+                (10, 2, t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname), always),
+                (10, 3, t.tgenabled = 'O' AND s.is_subscribed AND t.bits = 3, 'notice',
                  format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname), always),
-                (4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed AND NOT s.is_root AND t.bits = 3,
+                (10, 4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed AND NOT s.is_root AND t.bits = 3,
                  'notice',
                  format('trigger "%s" does not fire for apply workers, as that of %s does', t.tgname, s.root_rel),
                  always),
-                (5, t.skips_some, 'hole',
+                (10, 5, t.skips_some, 'hole',
                  format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
                  as_it_should_be),
-                (6, (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (s.fence_column, s.mode, s.lease)
+                (10, 6, (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (s.fence_column, s.mode, s.lease)
                      OR t.has_unfenced_insert AND NOT s.has_unfenced_insert, 'hole',
                  format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, s.root_rel),
+                 as_it_should_be),
+                (13, 7, t.bits = 3 AND t.has_unfenced_insert AND s.is_fenced AND s.has_key_at_will, 'hole',
+                 'rows are created without their lease, by keys that clients choose: '
+                     'a late INSERT can bring a deleted row back',
                  as_it_should_be)
-             ) AS x (n, applies, severity, finding, remedy)
+             ) AS x (step, n, applies, severity, finding, remedy)
              WHERE x.applies AND s.has_fence
-               AND (s.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled)),
+               AND (s.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled OR x.step = 13)),
 
         event_missing AS (
-            SELECT s.root_n, s.member_n, u.bits * -1, s.rel, CASE u.bits WHEN 3 THEN 'hole' ELSE 'notice' END,
+            SELECT 11, s.root_n, s.member_n, u.bits * -1, s.rel, CASE u.bits WHEN 3 THEN 'hole' ELSE 'notice' END,
                    CASE u.bits WHEN 3 THEN upper(array_to_string(array_remove(s.missing, 'truncate'), ', '))
                                ELSE 'TRUNCATE' END || ' not fenced',
                    format(u.remedy, k.tgname)
@@ -493,7 +475,7 @@ BEGIN
         -- A later trigger may change what the fence has judged, unless it looks again at the end. (An UPDATE that
         -- moves a row between partitions ends in an INSERT.)
         trigger_later AS (
-            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
+            SELECT 12, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
                    'hole',
                    format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
                    format(u.remedy, 'fenced_verify')
@@ -511,16 +493,6 @@ BEGIN
                            WHERE o.tgrelid = s.oid AND o.bits = 3 AND o.tgtype & e.bit <> 0
                            ORDER BY o.tgname LIMIT 1), 'fenced'))),
 
-        key_chosen AS (
-            SELECT s.root_n, s.member_n, 1, s.rel, 'hole',
-                   'rows are created without their lease, by keys that clients choose: '
-                       'a late INSERT can bring a deleted row back',
-                   format(u.remedy, t.tgname)
-              FROM spot s
-              JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 3
-              JOIN own_trigger t ON t.tgrelid = s.oid AND t.bits = 3 AND t.has_unfenced_insert
-             WHERE s.is_fenced AND s.has_key_at_will),
-
         -- To whom a privilege makes a difference.
         grantee (oid, who) AS (
             SELECT 0::oid, 'PUBLIC'
@@ -528,7 +500,7 @@ BEGIN
             SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper),
 
         privilege AS (
-            SELECT s.root_n, s.member_n, a.n, s.rel, x.severity, x.finding,
+            SELECT 14, s.root_n, s.member_n, a.n, s.rel, x.severity, x.finding,
                    format('REVOKE %s ON %s FROM %s CASCADE;', a.privilege_type, s.rel,
                        CASE WHEN a.grantor = s.relowner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
               FROM spot s
@@ -543,7 +515,7 @@ BEGIN
              WHERE s.has_fence AND a.privilege_type = x.privilege AND a.grantee <> s.relowner),
 
         foreign_key AS (
-            SELECT s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY k.conname), s.rel,
+            SELECT 15, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY k.conname), s.rel,
                    CASE WHEN writes.events <@ s.before THEN 'notice' ELSE 'hole' END,
                    format('foreign key "%s" writes here when a row of %s changes', k.conname, k.confrelid::regclass),
                    format('ALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %2$I %s;', s.rel, k.conname,
@@ -559,21 +531,39 @@ BEGIN
 
         -- The findings on a fence as a whole -------------------------------------------------------------------
 
-        unbound_monotonic AS (
-            SELECT f.root_n, NULL::bigint, 1, f.root_rel, 'hole',
-                   'monotonic without a lease: a client that writes every column back passes with the token it read',
-                   f.protect
+        -- A table is to be bound by what tells its rows apart; where that does not fit, its rows have one lease together.
+        fence_amiss AS (
+            SELECT x.step, f.root_n, NULL::bigint, 1, f.root_rel, x.severity, x.finding, x.remedy
               FROM fence f
-             WHERE f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NULL),
-
-        one_partition_only AS (
-            SELECT f.root_n, NULL::bigint, 1, f.root_rel, 'hole',
-                   format('only this partition of %s is fenced: rows can move around its fence', f.top), f.protect
-              FROM fence f
-             WHERE f.is_fenced AND f.top <> f.root_rel AND f.top NOT IN (SELECT t.tgrelid FROM own_trigger t)),
+              JOIN pg_class c ON c.oid = f.root
+              LEFT JOIN LATERAL (
+                   SELECT string_agg(format(':{%s}', a.attname), '' ORDER BY a.attnum)
+                     FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+                    WHERE i.indrelid = f.root AND i.indisprimary
+                   HAVING bool_and(a.atttypid = ANY (placeholder_types) AND a.attgenerated = ''
+                          AND a.attname <> f.fence_column AND a.attname !~ '[{}]')) AS key (placeholders) ON true
+             CROSS JOIN LATERAL (VALUES
+                (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped, 'hole',
+                 'no trigger of pg_fence is on this table', f.protect),
+                (16, f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NULL, 'hole',
+                 'monotonic without a lease: a client that writes every column back passes with the token it read',
+                 f.protect),
+                (17, f.is_fenced AND f.top <> f.root_rel AND f.top NOT IN (SELECT t.tgrelid FROM own_trigger t), 'hole',
+                 format('only this partition of %s is fenced: rows can move around its fence', f.top), f.protect),
+                -- Last of its table: the others' remedies are of the fence as it is.
+                (22, f.is_fenced AND f.lease IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
+                     AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't', 'notice',
+                 'this table is bound to no lease: the holder of any lease can write it',
+                 format('SELECT %s.fence_protect(%L%s, mode => %L, lease => %L, verify => NULL, always => NULL);'
+                     ' -- or the lease that its writers have', home, f.root_rel,
+                     ', fence_column => ' || quote_literal(nullif(f.fence_column, 'fence')),
+                     CASE f.mode WHEN 'managed' THEN 'managed' ELSE 'monotonic' END,
+                     replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, '')))
+             ) AS x (step, applies, severity, finding, remedy)
+             WHERE x.applies),
 
         lease_column AS (
-            SELECT p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
+            SELECT 18, p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
                    'notice',
                    format('the lease names {%s}, which %s', p.name, CASE WHEN is_fit
                        THEN 'may be NULL: nobody can write such a row' ELSE 'is no fit column: no write can pass' END),
@@ -598,7 +588,7 @@ BEGIN
              WHERE NOT (is_fit AND a.attnotnull)),
 
         member_of_owner AS (
-            SELECT f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
+            SELECT 19, f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
                    'notice', format('%I is a member of the owner, and may take the fence off', g.rolname),
                    format('REVOKE %I FROM %I;', pg_get_userbyid(f.root_owner), g.rolname)
               FROM fence f
@@ -609,7 +599,7 @@ BEGIN
         -- DETACH leaves no link. What tells a former partition is its columns, and for certain the TRUNCATE
         -- trigger that fence_protect gave it.
         detached AS (
-            SELECT f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY d.oid), d.oid::regclass,
+            SELECT 20, f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY d.oid), d.oid::regclass,
                    CASE WHEN former.is_certain THEN 'hole' ELSE 'notice' END,
                    format('not fenced, with the very columns of %s: a detached partition?', f.root_rel),
                    format('SELECT %s.fence_protect(', home) || quote_literal(d.oid::regclass) || f.options
@@ -636,14 +626,13 @@ BEGIN
         -- are adopted, a table that is bound and not strict is not asked: its rows may have their numbers, and any token
         -- that speaks may write them.
         to_be_read AS (
-            SELECT s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
+            SELECT 21, s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
                    NULL::text,
                    CASE WHEN s.is_subscribed
                    THEN format('-- the publisher drew them; SELECT %s.fence_new_epoch(); when this server takes over', home)
-                   ELSE format('DO %L;', format('BEGIN PERFORM %s.fence_unprotect(%L); UPDATE %s AS r '
-                       'SET %I = coalesce(s.last_token, 0) FROM %s.fence_status() AS s '
-                       'WHERE r.%I > coalesce(s.last_token, 0); PERFORM %s END', home, s.root_rel, s.root_rel,
-                       s.fence_column, home, s.fence_column, substr(s.protect, length('SELECT ') + 1))) END,
+                   ELSE format('DO %L;', format(with_fences, home, s.root_rel, '', s.fence_column,
+                       'coalesce(s.last_token, 0)', '> coalesce(s.last_token, 0)',
+                       substr(s.protect, length('SELECT ') + 1))) END,
                    array_agg(s.rel) FILTER (WHERE readable.here),
                    array_agg(s.attnum::integer) FILTER (WHERE readable.here)
               FROM spot s
@@ -651,26 +640,6 @@ BEGIN
                    THEN has_column_privilege(s.oid, s.attnum, 'SELECT') ELSE false END)) AS readable (here)
              WHERE s.is_fenced AND NOT (adopts AND s.lease IS NOT NULL AND s.mode <> 'strict')
              GROUP BY s.root_n, s.root_rel, s.fence_column, s.protect, s.is_subscribed),
-
-        -- Bound by what tells its rows apart; where that does not fit, its rows have one lease together.
-        not_bound AS (
-            SELECT f.root_n, NULL::bigint, 1, f.root_rel, 'notice',
-                   'this table is bound to no lease: the holder of any lease can write it',
-                   format('SELECT %s.fence_protect(%L%s, mode => %L, lease => %L, verify => NULL, always => NULL);'
-                       ' -- or the lease that its writers have', home, f.root_rel,
-                       ', fence_column => ' || quote_literal(nullif(f.fence_column, 'fence')),
-                       CASE f.mode WHEN 'managed' THEN 'managed' ELSE 'monotonic' END,
-                       replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, ''))
-              FROM fence f
-              JOIN pg_class c ON c.oid = f.root
-              LEFT JOIN LATERAL (
-                   SELECT string_agg(format(':{%s}', a.attname), '' ORDER BY a.attnum)
-                     FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-                    WHERE i.indrelid = f.root AND i.indisprimary
-                   HAVING bool_and(a.atttypid = ANY (placeholder_types) AND a.attgenerated = ''
-                          AND a.attname <> f.fence_column AND a.attname !~ '[{}]')) AS key (placeholders) ON true
-             WHERE f.is_fenced AND f.lease IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
-               AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'),
 
         -- The findings on settings, which reach every fenced table of this database ----------------------------
 
@@ -695,7 +664,7 @@ BEGIN
                       AND lower(g.name) IN (SELECT lower(split_part(item, '=', 1)) FROM unnest(o.setconfig) AS item))),
 
         setting AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (), relation, 'hole', format(x.finding, s.whose),
+            SELECT 23, NULL::bigint, NULL::bigint, row_number() OVER (), relation, 'hole', format(x.finding, s.whose),
                    CASE WHEN s.whose = 'the whole server'
                         THEN format('ALTER DATABASE %I SET %s = %L;', current_database(), s.name, x.harmless)
                         ELSE format('ALTER %s RESET %s;', s.whose, s.name) END
@@ -708,258 +677,33 @@ BEGIN
              WHERE s.value <> '' AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
 
         parameter_privilege AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (), relation, 'hole',
+            SELECT 24, NULL::bigint, NULL::bigint, row_number() OVER (), relation, 'hole',
                    format('%s may set session_replication_role, under which fences judge little or nothing', g.who),
                    format('REVOKE %s ON PARAMETER session_replication_role FROM %s CASCADE;', a.privilege_type, g.who)
               FROM pg_parameter_acl p CROSS JOIN aclexplode(p.paracl) AS a
               JOIN grantee g ON g.oid = a.grantee
              WHERE p.parname = 'session_replication_role' AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
 
-        -- The findings on the state of pg_fence itself, where all tables are asked for ------------------------
-
-        -- What its tables and sequences should be: this list is the only place that says so.
-        expected (relname, persistence, key) AS (
-            VALUES ('token_seq'::name, 'p'::"char", NULL), ('database_identity_seq', 'p', NULL),
-                   ('jump_token_seq', 'p', NULL), ('jump_count_seq', 'p', NULL),
-                   ('server_start_seq', 'u', NULL), ('server_start_token_seq', 'u', NULL),
-                   ('stats_memory_seq', 'u', NULL),
-                   ('lease', 'p', 'name, slot'), ('role_prefix', 'p', 'role, prefix')),
-
-        extension AS (
-            SELECT e.oid, e.extowner
-              FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
-             WHERE relation IS NULL AND d.classid = 'pg_proc'::regclass AND d.objid = ours
-               AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
-
-        part AS (
-            SELECT d.classid, d.objid FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
-             WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
-
-        object (proname, kind, name, rel, owner, acl) AS (
-            SELECT NULL::name, CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
-                   c.oid::regclass::text, c.oid::regclass, c.relowner, c.relacl
-              FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
-             WHERE c.relkind IN ('r', 'S', 'v')
-            UNION ALL
-            SELECT f.proname, 'FUNCTION', f.oid::regprocedure::text, NULL, f.proowner,
-                   coalesce(f.proacl, acldefault('f', f.proowner))
-              FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
-            UNION ALL
-            SELECT NULL, 'SCHEMA', quote_ident(h.nspname), NULL, h.nspowner, h.nspacl
-              FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
-
-        state AS (
-            SELECT row_number() OVER (ORDER BY c.relname) AS n, c.oid, c.oid::regclass AS rel, c.relname, c.relkind,
-                   CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relpersistence, c.relowner,
-                   c.relacl, c.relrowsecurity OR c.relforcerowsecurity AS has_row_security, x.persistence, x.key
-              FROM part p
-              JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
-              LEFT JOIN expected x ON x.relname = c.relname
-             WHERE c.relkind IN ('r', 'S')),
-
-        state_persistence AS (
-            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, CASE s.relname WHEN 'stats_memory_seq' THEN 'notice' ELSE 'hole' END,
-                   format('this part of the state is %s',
-                       CASE s.relname WHEN 'stats_memory_seq' THEN 'logged: nothing is counted' ELSE x.fault END),
-                   format('ALTER %s %s SET %s;', s.kind, s.rel, x.wanted)
-              FROM state s
-              JOIN (VALUES ('p'::"char", 'unlogged: a crash empties it', 'LOGGED'),
-                           ('u', 'logged: a crash does not empty it, and is not noticed', 'UNLOGGED')
-                   ) AS x (persistence, fault, wanted) ON x.persistence = s.persistence
-             WHERE s.relpersistence <> s.persistence),
-
-        state_sequence AS (
-            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
-                   format('this sequence was altered (%s): pg_fence cannot work with it, or not for long', x.changes),
-                   format('ALTER SEQUENCE %s AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 '
-                       'CACHE 1 NO CYCLE;', s.rel)
-              FROM state s
-              JOIN pg_sequence q ON q.seqrelid = s.oid
-             CROSS JOIN LATERAL (VALUES (concat_ws(', ',
-                   CASE WHEN q.seqtypid <> 'int8'::regtype THEN 'AS ' || format_type(q.seqtypid, NULL) END,
-                   CASE WHEN q.seqincrement <> 1 THEN 'INCREMENT ' || q.seqincrement END,
-                   CASE WHEN q.seqmin <> 1 THEN 'MINVALUE ' || q.seqmin END,
-                   CASE WHEN q.seqmax <> 9223372036854775807 THEN 'MAXVALUE ' || q.seqmax END,
-                   CASE WHEN q.seqcache <> 1 THEN 'CACHE ' || q.seqcache END,
-                   CASE WHEN q.seqcycle THEN 'CYCLE' END))) AS x (changes)
-             WHERE x.changes <> ''),
-
-        state_key AS (
-            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, x.severity, x.finding, x.remedy
-              FROM state s
-             CROSS JOIN LATERAL (VALUES (s.relname || '_pkey')) AS should (be)
-              LEFT JOIN LATERAL (
-                   SELECT c.relname::text, i.indisvalid AND i.indisready AND i.indislive
-                     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-                    WHERE i.indrelid = s.oid AND i.indisprimary) AS k (name, is_valid) ON true
-             CROSS JOIN LATERAL (VALUES
-                (k.name IS NULL, 'notice', 'its primary key is gone: pg_fence cannot work',
-                 format('ALTER TABLE %s ADD CONSTRAINT %I PRIMARY KEY (%s);', s.rel, should.be, s.key)),
-                (k.name <> should.be, 'notice', format('its primary key has become "%s": pg_fence cannot work', k.name),
-                 format('ALTER TABLE %s RENAME CONSTRAINT "%s" TO %I;', s.rel, replace(k.name, '"', '""'), should.be)),
-                (NOT k.is_valid, 'hole', 'its primary key is invalid: pg_fence may not find a row by it',
-                 format('REINDEX TABLE %s;', s.rel))
-             ) AS x (applies, severity, finding, remedy)
-             WHERE s.relkind = 'r' AND x.applies),
-
-        -- As CREATE INDEX CONCURRENTLY and REINDEX CONCURRENTLY leave them when they fail.
-        state_index AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY s.n, i.indexrelid), s.rel, 'notice',
-                   format('index %s is invalid: nothing is found by it, but each write may have to maintain it',
-                       i.indexrelid::regclass),
-                   format('DROP INDEX %s;', i.indexrelid::regclass)
-              FROM state s
-              JOIN pg_class c ON c.oid = s.oid
-              JOIN pg_index i ON i.indrelid IN (c.oid, c.reltoastrelid)
-             WHERE NOT i.indisvalid AND NOT i.indisprimary),
-
-        state_row_security AS (
-            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
-                   'row security is on: it keeps rows from dumps, and may keep them from fence.leases',
-                   format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;', s.rel)
-              FROM state s
-             WHERE s.has_row_security),
-
-        state_trigger AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY s.n, t.tgname), s.rel, 'notice',
-                   format(CASE WHEN t.tgtype & 1 = 1
-                          THEN 'trigger "%s" runs whenever pg_fence writes a row here, and may change or refuse it'
-                          ELSE 'trigger "%s" is for statements: it does not run when pg_fence writes here' END,
-                       t.tgname),
-                   format('DROP TRIGGER %I ON %s;', t.tgname, s.rel)
-              FROM state s JOIN pg_trigger t ON t.tgrelid = s.oid
-             WHERE NOT t.tgisinternal AND NOT EXISTS (
-                   SELECT FROM part p WHERE p.classid = 'pg_proc'::regclass AND p.objid = t.tgfoid)),
-
-        -- Each session keeps what it has read of the prefixes, until this trigger tells it of a change.
-        state_trigger_off AS (
-            SELECT NULL::bigint, NULL::bigint, s.n, s.rel, 'notice',
-                   format('trigger "%s" %s: a prefix that is taken away may go on counting in sessions that are open',
-                       x.name, CASE WHEN t.oid IS NULL THEN 'is gone' ELSE 'does not always fire' END),
-                   CASE WHEN t.oid IS NULL
-                        THEN format('CREATE TRIGGER %I AFTER INSERT OR UPDATE OR DELETE ON %s '
-                            'FOR EACH ROW EXECUTE FUNCTION %s(); ', x.name, s.rel, f.oid::regproc)
-                        ELSE '' END
-                   || format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, coalesce(t.tgname, x.name))
-              FROM state s
-             CROSS JOIN (VALUES ('changed'::name)) AS x (name)
-              JOIN part p ON p.classid = 'pg_proc'::regclass
-              JOIN pg_proc f ON f.oid = p.objid AND f.proname = 'role_prefix_changed'
-              LEFT JOIN pg_trigger t ON t.tgrelid = s.oid AND t.tgfoid = f.oid
-             WHERE s.relname = 'role_prefix' AND t.tgenabled IS DISTINCT FROM 'A'),
-
-        state_rule AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY s.n, w.rulename), s.rel, 'notice',
-                   format('rule "%s" is not applied when pg_fence writes here', w.rulename),
-                   format('DROP RULE %I ON %s;', w.rulename, s.rel)
-              FROM state s JOIN pg_rewrite w ON w.ev_class = s.oid),
-
-        -- Writing the state, or drawing a token without a lease, is for the functions of pg_fence alone.
-        state_privilege AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.n, a.n), x.rel,
-                   CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE') THEN 'notice' ELSE 'hole' END,
-                   format('%s has %s%s on %s, which is for pg_fence alone', g.who, a.privilege_type, x.columns, x.name),
-                   format('REVOKE %s%s ON %s FROM %s CASCADE;', a.privilege_type, x.columns, x.name,
-                       CASE WHEN a.grantor = x.owner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
-              FROM (SELECT s.n, s.rel, s.kind || ' ' || s.rel, '', s.relowner, s.relacl,
-                           CASE s.relkind WHEN 'S' THEN '{USAGE,UPDATE}'
-                               ELSE '{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}' END::text[]
-                      FROM state s
-                    UNION ALL
-                    SELECT s.n, s.rel, s.kind || ' ' || s.rel, format(' (%I)', c.attname), s.relowner, c.attacl,
-                           '{INSERT,UPDATE,REFERENCES}'
-                      FROM state s JOIN pg_attribute c ON c.attrelid = s.oid
-                    UNION ALL
-                    SELECT 0, NULL, 'SCHEMA ' || o.name, '', o.owner, o.acl, '{CREATE}'
-                      FROM object o WHERE o.kind = 'SCHEMA'
-                   ) AS x (n, rel, name, columns, owner, acl, private)
-             CROSS JOIN aclexplode(x.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
-              JOIN grantee g ON g.oid = a.grantee
-             WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
-
-        state_member AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY g.rolname), s.rel, 'notice',
-                   format('%I is a member of pg_write_all_data, and may write the state of pg_fence', g.rolname),
-                   format('REVOKE pg_write_all_data FROM %I;', g.rolname)
-              FROM extension e
-              JOIN state s ON s.relname = 'lease'
-              JOIN pg_roles g ON g.oid IN (
-                   SELECT am.member FROM pg_auth_members am WHERE am.roleid = 'pg_write_all_data'::regrole)
-             WHERE NOT g.rolsuper AND g.oid <> e.extowner AND EXISTS (
-                   SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
-
-        state_owner AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.name), x.rel,
-                   CASE WHEN r.rolsuper THEN 'notice' ELSE 'hole' END,
-                   format('%s belongs to %I, not to the owner of pg_fence', x.name, r.rolname),
-                   format('ALTER %s OWNER TO %I;', x.name, pg_get_userbyid(e.extowner))
-              FROM extension e
-             CROSS JOIN (SELECT o.kind || ' ' || o.name, o.rel, o.owner FROM object o) AS x (name, rel, owner)
-              JOIN pg_roles r ON r.oid = x.owner
-             WHERE x.owner <> e.extowner),
-
-        state_schema AS (
-            SELECT NULL::bigint, NULL::bigint, 1, relation, 'notice',
-                   format('the schema "fence" is now named %s: a dump of this database does not load', o.name),
-                   format('ALTER SCHEMA %s RENAME TO fence;', o.name)
-              FROM object o
-             WHERE o.kind = 'SCHEMA' AND o.name <> 'fence'),
-
-        -- PUBLIC gets what asks for ownership of the table, and nothing else.
-        state_public AS (
-            SELECT NULL::bigint, NULL::bigint, row_number() OVER (ORDER BY x.what, a.privilege_type), x.rel, 'notice',
-                   format('PUBLIC has %s on %s: leases are for the roles that fence_grant names', a.privilege_type, x.what),
-                   format('REVOKE %s ON %s FROM PUBLIC CASCADE;', a.privilege_type, x.what)
-              FROM (SELECT o.rel, replace(o.kind, 'VIEW', 'TABLE') || ' ' || o.name, o.acl
-                      FROM object o
-                     WHERE o.proname IS NULL
-                        OR o.proname NOT IN ('fenced', 'fence_protect', 'fence_unprotect', 'fence_audit')
-                   ) AS x (rel, what, acl)
-             CROSS JOIN aclexplode(x.acl) AS a
-             -- Writing is told of above.
-             WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE')),
-
         -- All together -----------------------------------------------------------------------------------------
 
-        all_findings (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
-            SELECT 1, * FROM not_fenced
-            UNION ALL SELECT 2, * FROM foreign_table
-            UNION ALL SELECT 3, * FROM unlogged
-            UNION ALL SELECT 4, * FROM another_owner
-            UNION ALL SELECT 5, * FROM column_missing
-            UNION ALL SELECT 6, * FROM column_type
-            UNION ALL SELECT 7, * FROM column_filled
-            UNION ALL SELECT 8, * FROM column_anew
-            UNION ALL SELECT 9, * FROM trigger_usurped
-            UNION ALL SELECT 10, * FROM trigger_amiss
-            UNION ALL SELECT 11, * FROM event_missing
-            UNION ALL SELECT 12, * FROM trigger_later
-            UNION ALL SELECT 13, * FROM key_chosen
-            UNION ALL SELECT 14, * FROM privilege
-            UNION ALL SELECT 15, * FROM foreign_key
-            UNION ALL SELECT 16, * FROM unbound_monotonic
-            UNION ALL SELECT 17, * FROM one_partition_only
-            UNION ALL SELECT 18, * FROM lease_column
-            UNION ALL SELECT 19, * FROM member_of_owner
-            UNION ALL SELECT 20, * FROM detached
-            UNION ALL SELECT 22, * FROM not_bound  -- last of its table: the others' remedies are of the fence as it is
-            UNION ALL SELECT 23, * FROM setting
-            UNION ALL SELECT 24, * FROM parameter_privilege
-            UNION ALL SELECT 25, * FROM state_persistence
-            UNION ALL SELECT 26, * FROM state_sequence
-            UNION ALL SELECT 27, * FROM state_key
-            UNION ALL SELECT 28, * FROM state_index
-            UNION ALL SELECT 29, * FROM state_row_security
-            UNION ALL SELECT 30, * FROM state_trigger
-            UNION ALL SELECT 31, * FROM state_rule
-            UNION ALL SELECT 32, * FROM state_privilege
-            UNION ALL SELECT 33, * FROM state_member
-            UNION ALL SELECT 34, * FROM state_owner
-            UNION ALL SELECT 35, * FROM state_schema
-            UNION ALL SELECT 36, * FROM state_trigger_off
-            UNION ALL SELECT 37, * FROM state_public)
-        SELECT a.*, NULL::regclass[] AS tables, NULL::integer[] AS columns FROM all_findings a
-        UNION ALL SELECT 21, * FROM to_be_read
+        finding AS (
+            SELECT * FROM table_amiss
+            UNION ALL SELECT * FROM column_amiss
+            UNION ALL SELECT * FROM trigger_usurped
+            UNION ALL SELECT * FROM trigger_amiss
+            UNION ALL SELECT * FROM event_missing
+            UNION ALL SELECT * FROM trigger_later
+            UNION ALL SELECT * FROM privilege
+            UNION ALL SELECT * FROM foreign_key
+            UNION ALL SELECT * FROM fence_amiss
+            UNION ALL SELECT * FROM lease_column
+            UNION ALL SELECT * FROM member_of_owner
+            UNION ALL SELECT * FROM detached
+            UNION ALL SELECT * FROM setting
+            UNION ALL SELECT * FROM parameter_privilege)
+
+        SELECT f.*, NULL::regclass[] AS tables, NULL::integer[] AS columns FROM finding f
+        UNION ALL SELECT * FROM to_be_read
         -- Table by table, with what hangs below it; then its fence as a whole; at last what is not of one table.
         ORDER BY root_n NULLS LAST, member_n NULLS LAST, step, n
     LOOP
@@ -1075,87 +819,3 @@ $audit_tables$;
 COMMENT ON FUNCTION fence.audit_tables(
     regclass, oid, fence.trigger_arguments[], fence.lease_template[], regtype[], text, bigint, timestamptz, boolean) IS
 'what fence_audit does, with the rights of its caller; called by that alone';
-
-
--- Its body keeps the view by oid, and is called by oid.
-CREATE FUNCTION fence.lease_findings() RETURNS SETOF fence.audit_finding LANGUAGE sql STABLE PARALLEL UNSAFE
-BEGIN ATOMIC
-    SELECT DISTINCT 'fence.lease'::pg_catalog.regclass, 'notice', x.finding, x.remedy
-      FROM fence.leases l
-      JOIN pg_catalog.pg_extension e ON e.extname OPERATOR(pg_catalog.=) 'pg_fence'
-     CROSS JOIN LATERAL (VALUES
-        (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) l.role),
-         pg_catalog.format('lease "%s" is held by role "%s", which is dropped or renamed: '
-             'its holder can neither renew nor release it', l.name, l.role),
-         pg_catalog.format('SELECT %s.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;',
-             e.extnamespace::pg_catalog.regnamespace, l.name, l.role)),
-        -- What is left is the ttl, less what has passed since. (A second, for clocks that are put right.)
-        (l.renewed_at OPERATOR(pg_catalog.>)
-             (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '1 s'),
-         pg_catalog.format('lease "%s" has more time left than its ttl: '
-             'the clock stood ahead when it was granted or renewed', l.name),
-         pg_catalog.format('SELECT %s.lease_revoke(%L); -- or wait for its holder to renew it',
-             e.extnamespace::pg_catalog.regnamespace, l.name))
-     ) AS x (applies, finding, remedy)
-     WHERE (l.state OPERATOR(pg_catalog.=) 'held' OR l.state OPERATOR(pg_catalog.=) 'uncommitted') AND x.applies
-     ORDER BY 3;
-END;
-
-COMMENT ON FUNCTION fence.lease_findings() IS
-'the rows of fence_audit on leases that are live; called by that alone';
-
-
--- Called where the caller may read fence.role_prefix. Its body keeps that table by oid, and is called by oid.
-CREATE FUNCTION fence.name_findings(triggers fence.trigger_arguments[], leases fence.lease_template[])
-RETURNS SETOF fence.audit_finding LANGUAGE sql STABLE PARALLEL UNSAFE
-BEGIN ATOMIC
-    WITH home (name) AS (
-        SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension e
-         WHERE e.extname OPERATOR(pg_catalog.=) 'pg_fence'),
-
-    taker AS (
-        SELECT p.role, p.prefix, p.level, r.oid
-          FROM fence.role_prefix p JOIN pg_catalog.pg_roles r ON r.rolname OPERATOR(pg_catalog.=) p.role
-         WHERE p.level OPERATOR(pg_catalog.<>) 'monitor' AND NOT r.rolsuper),
-
-    finding (step, rel, finding, remedy) AS (
-        -- Who writes the table has to take its leases; others can only keep its writers out.
-        SELECT 1, t.tgrelid::pg_catalog.regclass,
-               pg_catalog.format('role "%s" may take leases that this table is bound to ("%s"), and so keep out '
-                   'those who write it; it does not write it itself', k.role, l.lease),
-               pg_catalog.format('SELECT %s.fence_revoke(%L, %L); -- and give it names of its own',
-                   h.name, pg_catalog.quote_ident(k.role), k.prefix)
-          FROM pg_catalog.unnest(triggers) AS a
-          JOIN pg_catalog.pg_trigger t ON t.oid OPERATOR(pg_catalog.=) a.trigger
-           AND t.tgparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid
-          JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) t.tgrelid
-          JOIN pg_catalog.unnest(leases) AS l ON l.lease OPERATOR(pg_catalog.=) a.lease
-         CROSS JOIN home h
-          JOIN taker k ON pg_catalog.starts_with(l.beginning, k.prefix)
-            OR pg_catalog.cardinality(l.columns) OPERATOR(pg_catalog.>) 0
-           AND pg_catalog.starts_with(k.prefix, l.beginning)
-         WHERE k.level OPERATOR(pg_catalog.<>) 'admin'
-           AND NOT pg_catalog.pg_has_role(k.oid, c.relowner, 'USAGE')
-           AND NOT pg_catalog.has_table_privilege(k.oid, c.oid, 'INSERT, UPDATE, DELETE')
-           AND NOT pg_catalog.has_any_column_privilege(k.oid, c.oid, 'INSERT, UPDATE')
-        UNION
-        SELECT 2, 'fence.role_prefix'::pg_catalog.regclass,
-               pg_catalog.format('names that begin with "%s" are for role "%s", which is dropped or renamed: '
-                   'a role that gets this name gets them', p.prefix, p.role),
-               pg_catalog.format('DELETE FROM %s WHERE role = %L AND prefix = %L;',
-                   'fence.role_prefix'::pg_catalog.regclass, p.role, p.prefix)
-          FROM fence.role_prefix p
-         WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) p.role)
-        UNION
-        SELECT 3, 'fence.role_prefix'::pg_catalog.regclass,
-               pg_catalog.format('role "%s" monitors the server, and may take leases whose names begin with "%s"',
-                   k.role, k.prefix),
-               pg_catalog.format('SELECT %s.fence_revoke(%L), %s.fence_grant(%L, %L);',
-                   h.name, pg_catalog.quote_ident(k.role), h.name, pg_catalog.quote_ident(k.role), 'monitor')
-          FROM taker k CROSS JOIN home h
-         WHERE pg_catalog.pg_has_role(k.oid, 'pg_monitor'::pg_catalog.name, 'USAGE'))
-    SELECT f.rel, 'notice', f.finding, f.remedy FROM finding f ORDER BY f.step, f.rel::pg_catalog.text, f.finding;
-END;
-
-COMMENT ON FUNCTION fence.name_findings(fence.trigger_arguments[], fence.lease_template[]) IS
-'the rows of fence_audit on who may take which names; called by that alone';

@@ -38,4 +38,5 @@ pg::load::on_load!(transaction_end::TransactionEnd);
 ::pgrx::extension_sql_file!("../sql/2_statistics.sql", name = "statistics", requires = ["leases"]);
 ::pgrx::extension_sql_file!("../sql/3_fence.sql", name = "fence", requires = ["statistics"]);
 ::pgrx::extension_sql_file!("../sql/4_audit.sql", name = "audit", requires = ["fence"]);
-::pgrx::extension_sql_file!("../sql/5_grants.sql", name = "grants", requires = ["audit"]);
+::pgrx::extension_sql_file!("../sql/4_audit_state.sql", name = "audit_state", requires = ["audit"]);
+::pgrx::extension_sql_file!("../sql/5_grants.sql", name = "grants", requires = ["audit_state"]);

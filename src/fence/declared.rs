@@ -81,7 +81,8 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
             return Ok(());
         }
         let (Some(tables), Some(columns)) = (tables, columns) else {
-            return lease_findings(args, &answer);
+            // The function keeps the view of the leases by oid.
+            return add_findings(args, &answer, &StateFunction::find(c"lease_findings", 0)?, &[]);
         };
         let (tables, columns) =
             (composite::read_oid_array(tables), composite::read_int4_array(columns));
@@ -99,17 +100,30 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
         answer.put([relation, severity, Some(text_datum(text.as_bytes())), remedy]);
         Ok(())
     })?;
-    if args.oid(0).is_none() && role_prefix::may_be_read()? {
-        let about_names = StateFunction::find(c"name_findings", 2)?;
-        let triggers = declared.triggers(about_names.argument_type(0));
-        let leases = declared.leases(about_names.argument_type(1));
-        let arguments = [Some(triggers), Some(leases)];
-        about_names.each_row(args, &arguments, |row: [Option<Datum>; 4]| {
-            answer.put(row);
-            Ok(())
-        })?;
+    if args.oid(0).is_none() {
+        let about_state = StateFunction::find(c"state_findings", 1)?;
+        add_findings(args, &answer, &about_state, &[Some(fenced.into())])?;
+        if role_prefix::may_be_read()? {
+            let about_names = StateFunction::find(c"name_findings", 2)?;
+            let triggers = declared.triggers(about_names.argument_type(0));
+            let leases = declared.leases(about_names.argument_type(1));
+            add_findings(args, &answer, &about_names, &[Some(triggers), Some(leases)])?;
+        }
     }
     Ok(Answer::Null)
+}
+
+/// Adds what the function finds.
+fn add_findings(
+    args: Args,
+    answer: &RowAnswer,
+    function: &StateFunction,
+    arguments: &[Option<Datum>],
+) -> Result<(), Refusal> {
+    function.each_row(args, arguments, |row: [Option<Datum>; 4]| {
+        answer.put(row);
+        Ok(())
+    })
 }
 
 /// The highest fence in the tables, each with the number of its fence column.
@@ -120,14 +134,6 @@ fn highest(tables: &[Oid], columns: &[i32]) -> Option<Token> {
         .filter_map(|(table, n)| column::max_value(*table, column(*n)?))
         .max()
         .map(Token::from_bigint)
-}
-
-/// Reads the view of the leases as the SQL of the extension has it, by oid.
-fn lease_findings(args: Args, answer: &RowAnswer) -> Result<(), Refusal> {
-    StateFunction::find(c"lease_findings", 0)?.each_row(args, &[], |row: [Option<Datum>; 4]| {
-        answer.put(row);
-        Ok(())
-    })
 }
 
 /// What the triggers of tables say.

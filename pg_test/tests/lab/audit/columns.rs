@@ -103,8 +103,9 @@ fn a_fence_column_that_is_gone_is_found(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_fence_column_made_anew_is_found(lab: &Lab) -> Result<()> {
-    const ANEW: &[&str] = &["orders|hole|the fence column \"fence\" was dropped and made anew: \
+fn a_fence_column_made_again_is_found(lab: &Lab) -> Result<()> {
+    const MADE_AGAIN: &[&str] =
+        &["orders|hole|the fence column \"fence\" was dropped and made again: \
                              where it is empty, any old token can write"];
     const TREE: &str = "CREATE TABLE orders (id int, v int, fence bigint) PARTITION BY LIST (id); \
                         CREATE TABLE one PARTITION OF orders FOR VALUES IN (1)";
@@ -113,7 +114,7 @@ fn a_fence_column_made_anew_is_found(lab: &Lab) -> Result<()> {
     let mut audited = AuditedDatabase::new(lab)?;
     for table in [HOLE.table, TREE] {
         for fence in ["", ", verify => true"] {
-            audited.close_all(&[Hole { table, fence, built, found: ANEW, ..HOLE }])?;
+            audited.close_all(&[Hole { table, fence, built, found: MADE_AGAIN, ..HOLE }])?;
         }
     }
     // Who has it written with the fence off, and then fences it again, knows what he does.
@@ -124,7 +125,7 @@ fn a_fence_column_made_anew_is_found(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_fence_column_that_was_never_marked_is_not_taken_for_one_made_anew(lab: &Lab) -> Result<()> {
+fn a_fence_column_that_was_never_marked_is_not_taken_for_one_made_again(lab: &Lab) -> Result<()> {
     let mut audited = AuditedDatabase::new(lab)?;
     audited.stage(HOLE.table, "")?;
     // Made by hand, in a table that has lost some other column.

@@ -65,6 +65,7 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("unprotect_table", Nobody, ""),
     ("check_distributed", Nobody, ""),
     ("audit_tables", Nobody, ""),
+    ("state_findings", Nobody, ""),
     ("lease_findings", Nobody, ""),
     ("name_findings", Nobody, ""),
 ];

@@ -1,0 +1,300 @@
+-- What fence_audit says where all tables are asked for: of the state of pg_fence itself, of leases, of names.
+
+-- Who may read what is found here is asked of the catalogs alone, so anybody's fence_audit may call it.
+CREATE FUNCTION fence.state_findings(ours oid) RETURNS SETOF fence.audit_finding
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
+AS $state_findings$
+    WITH
+    -- What its tables and sequences should be: this list is the only place that says so.
+    expected (relname, persistence, key) AS (
+        VALUES ('token_seq'::name, 'p'::"char", NULL), ('database_identity_seq', 'p', NULL),
+               ('jump_token_seq', 'p', NULL), ('jump_count_seq', 'p', NULL),
+               ('server_start_seq', 'u', NULL), ('server_start_token_seq', 'u', NULL),
+               ('stats_memory_seq', 'u', NULL),
+               ('lease', 'p', 'name, slot'), ('role_prefix', 'p', 'role, prefix')),
+
+    extension AS (
+        SELECT e.oid, e.extnamespace, e.extowner
+          FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+         WHERE d.classid = 'pg_proc'::regclass AND d.objid = ours
+           AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+
+    part AS (
+        SELECT d.classid, d.objid, e.extnamespace FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
+         WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+
+    -- PUBLIC may call those that take a table, of which they ask for the caller to be its owner, and the trigger function.
+    object (kind, name, rel, is_for_all, owner, acl) AS (
+        SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
+               c.oid::regclass::text, c.oid::regclass, false, c.relowner, c.relacl
+          FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+         WHERE c.relkind IN ('r', 'S', 'v')
+        UNION ALL
+        SELECT 'FUNCTION', f.oid::regprocedure::text, NULL,
+               f.pronamespace = p.extnamespace AND (f.oid = ours OR f.proargtypes[0] = 'regclass'::regtype),
+               f.proowner, coalesce(f.proacl, acldefault('f', f.proowner))
+          FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
+        UNION ALL
+        SELECT 'SCHEMA', quote_ident(h.nspname), NULL, false, h.nspowner, h.nspacl
+          FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
+
+    state AS (
+        SELECT row_number() OVER (ORDER BY c.relname) AS n, c.oid, c.oid::regclass AS rel, c.relname, c.relkind,
+               CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relpersistence, c.relowner,
+               c.relacl, c.reltoastrelid, c.relrowsecurity OR c.relforcerowsecurity AS has_row_security,
+               x.persistence, x.key
+          FROM part p
+          JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+          LEFT JOIN expected x ON x.relname = c.relname
+         WHERE c.relkind IN ('r', 'S')),
+
+    -- `step` is where a finding stands in the answer.
+    altered (step, n, rel, severity, finding, remedy) AS (
+        SELECT x.step, s.n, s.rel, x.severity, x.finding, x.remedy
+          FROM state s
+          LEFT JOIN LATERAL (
+               SELECT concat_ws(', ',
+                      CASE WHEN q.seqtypid <> 'int8'::regtype THEN 'AS ' || format_type(q.seqtypid, NULL) END,
+                      CASE WHEN q.seqincrement <> 1 THEN 'INCREMENT ' || q.seqincrement END,
+                      CASE WHEN q.seqmin <> 1 THEN 'MINVALUE ' || q.seqmin END,
+                      CASE WHEN q.seqmax <> 9223372036854775807 THEN 'MAXVALUE ' || q.seqmax END,
+                      CASE WHEN q.seqcache <> 1 THEN 'CACHE ' || q.seqcache END,
+                      CASE WHEN q.seqcycle THEN 'CYCLE' END)
+                 FROM pg_sequence q WHERE q.seqrelid = s.oid) AS sequence (changes) ON true
+          LEFT JOIN LATERAL (
+               SELECT c.relname::text, i.indisvalid AND i.indisready AND i.indislive
+                 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+                WHERE i.indrelid = s.oid AND i.indisprimary) AS k (name, is_valid) ON true
+         CROSS JOIN LATERAL (VALUES (s.relname || '_pkey')) AS should (be)
+         CROSS JOIN LATERAL (VALUES
+            (1, s.persistence = 'p' AND s.relpersistence <> 'p', 'hole',
+             'this part of the state is unlogged: a crash empties it', format('ALTER %s %s SET LOGGED;', s.kind, s.rel)),
+            (1, s.persistence = 'u' AND s.relpersistence <> 'u',
+             CASE s.relname WHEN 'stats_memory_seq' THEN 'notice' ELSE 'hole' END,
+             'this part of the state is logged: ' || CASE s.relname WHEN 'stats_memory_seq' THEN 'nothing is counted'
+                 ELSE 'a crash does not empty it, and is not noticed' END,
+             format('ALTER %s %s SET UNLOGGED;', s.kind, s.rel)),
+            (2, sequence.changes <> '', 'notice',
+             format('this sequence was altered (%s): pg_fence cannot work with it, or not for long', sequence.changes),
+             format('ALTER SEQUENCE %s AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1 NO CYCLE;',
+                 s.rel)),
+            (3, s.relkind = 'r' AND k.name IS NULL, 'notice', 'its primary key is gone: pg_fence cannot work',
+             format('ALTER TABLE %s ADD CONSTRAINT %I PRIMARY KEY (%s);', s.rel, should.be, s.key)),
+            (3, k.name <> should.be, 'notice', format('its primary key has become "%s": pg_fence cannot work', k.name),
+             format('ALTER TABLE %s RENAME CONSTRAINT "%s" TO %I;', s.rel, replace(k.name, '"', '""'), should.be)),
+            (3, NOT k.is_valid, 'hole', 'its primary key is invalid: pg_fence may not find a row by it',
+             format('REINDEX TABLE %s;', s.rel)),
+            (5, s.has_row_security, 'notice',
+             'row security is on: it keeps rows from dumps, and may keep them from fence.leases',
+             format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;', s.rel))
+         ) AS x (step, applies, severity, finding, remedy)
+         WHERE x.applies),
+
+    -- As CREATE INDEX CONCURRENTLY and REINDEX CONCURRENTLY leave them when they fail.
+    invalid_index AS (
+        SELECT 4, row_number() OVER (ORDER BY s.n, i.indexrelid), s.rel, 'notice',
+               format('index %s is invalid: nothing is found by it, but each write may have to maintain it',
+                   i.indexrelid::regclass),
+               format('DROP INDEX %s;', i.indexrelid::regclass)
+          FROM state s JOIN pg_index i ON i.indrelid IN (s.oid, s.reltoastrelid)
+         WHERE NOT i.indisvalid AND NOT i.indisprimary),
+
+    added_trigger AS (
+        SELECT 6, row_number() OVER (ORDER BY s.n, t.tgname), s.rel, 'notice',
+               format(CASE WHEN t.tgtype & 1 = 1
+                      THEN 'trigger "%s" runs whenever pg_fence writes a row here, and may change or refuse it'
+                      ELSE 'trigger "%s" is for statements: it does not run when pg_fence writes here' END, t.tgname),
+               format('DROP TRIGGER %I ON %s;', t.tgname, s.rel)
+          FROM state s JOIN pg_trigger t ON t.tgrelid = s.oid
+         WHERE NOT t.tgisinternal AND NOT EXISTS (
+               SELECT FROM part p WHERE p.classid = 'pg_proc'::regclass AND p.objid = t.tgfoid)),
+
+    added_rule AS (
+        SELECT 7, row_number() OVER (ORDER BY s.n, w.rulename), s.rel, 'notice',
+               format('rule "%s" is not applied when pg_fence writes here', w.rulename),
+               format('DROP RULE %I ON %s;', w.rulename, s.rel)
+          FROM state s JOIN pg_rewrite w ON w.ev_class = s.oid),
+
+    -- Writing the state, or drawing a token without a lease, is for the functions of pg_fence alone.
+    privilege AS (
+        SELECT 8, row_number() OVER (ORDER BY x.n, a.n), x.rel,
+               CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE') THEN 'notice' ELSE 'hole' END,
+               format('%s has %s%s on %s, which is for pg_fence alone', g.who, a.privilege_type, x.columns, x.name),
+               format('REVOKE %s%s ON %s FROM %s CASCADE;', a.privilege_type, x.columns, x.name,
+                   CASE WHEN a.grantor = x.owner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
+          FROM (SELECT s.n, s.rel, s.kind || ' ' || s.rel, '', s.relowner, s.relacl,
+                       CASE s.relkind WHEN 'S' THEN '{USAGE,UPDATE}'
+                           ELSE '{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}' END::text[]
+                  FROM state s
+                UNION ALL
+                SELECT s.n, s.rel, s.kind || ' ' || s.rel, format(' (%I)', c.attname), s.relowner, c.attacl,
+                       '{INSERT,UPDATE,REFERENCES}'
+                  FROM state s JOIN pg_attribute c ON c.attrelid = s.oid
+                UNION ALL
+                SELECT 0, NULL, 'SCHEMA ' || o.name, '', o.owner, o.acl, '{CREATE}'
+                  FROM object o WHERE o.kind = 'SCHEMA'
+               ) AS x (n, rel, name, columns, owner, acl, private)
+         CROSS JOIN aclexplode(x.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
+          JOIN (SELECT 0::oid, 'PUBLIC'
+                UNION ALL
+                SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper) AS g (oid, who)
+            ON g.oid = a.grantee
+         WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
+
+    writer_of_all AS (
+        SELECT 9, row_number() OVER (ORDER BY g.rolname), s.rel, 'notice',
+               format('%I is a member of pg_write_all_data, and may write the state of pg_fence', g.rolname),
+               format('REVOKE pg_write_all_data FROM %I;', g.rolname)
+          FROM extension e
+          JOIN state s ON s.relname = 'lease'
+          JOIN pg_roles g ON g.oid IN (
+               SELECT am.member FROM pg_auth_members am WHERE am.roleid = 'pg_write_all_data'::regrole)
+         WHERE NOT g.rolsuper AND g.oid <> e.extowner AND EXISTS (
+               SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
+
+    another_owner AS (
+        SELECT 10, row_number() OVER (ORDER BY o.kind || ' ' || o.name), o.rel,
+               CASE WHEN r.rolsuper THEN 'notice' ELSE 'hole' END,
+               format('%s %s belongs to %I, not to the owner of pg_fence', o.kind, o.name, r.rolname),
+               format('ALTER %s %s OWNER TO %I;', o.kind, o.name, pg_get_userbyid(e.extowner))
+          FROM extension e
+         CROSS JOIN object o
+          JOIN pg_roles r ON r.oid = o.owner
+         WHERE o.owner <> e.extowner),
+
+    renamed_schema AS (
+        SELECT 11, 1, NULL::regclass, 'notice',
+               format('the schema "fence" is now named %s: a dump of this database does not load', o.name),
+               format('ALTER SCHEMA %s RENAME TO fence;', o.name)
+          FROM object o
+         WHERE o.kind = 'SCHEMA' AND o.name <> 'fence'),
+
+    -- Each session keeps what it has read of the prefixes, until this trigger tells it of a change.
+    silent_trigger AS (
+        SELECT 12, s.n, s.rel, 'notice',
+               format('trigger "%s" %s: a prefix that is taken away may go on counting in sessions that are open',
+                   x.name, CASE WHEN t.oid IS NULL THEN 'is gone' ELSE 'does not always fire' END),
+               CASE WHEN t.oid IS NULL
+                    THEN format('CREATE TRIGGER %I AFTER INSERT OR UPDATE OR DELETE ON %s '
+                        'FOR EACH ROW EXECUTE FUNCTION %s(); ', x.name, s.rel, f.oid::regproc)
+                    ELSE '' END
+               || format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, coalesce(t.tgname, x.name))
+          FROM state s
+         CROSS JOIN (VALUES ('changed'::name)) AS x (name)
+          JOIN part p ON p.classid = 'pg_proc'::regclass
+          JOIN pg_proc f ON f.oid = p.objid AND f.proname = 'role_prefix_changed'
+          LEFT JOIN pg_trigger t ON t.tgrelid = s.oid AND t.tgfoid = f.oid
+         WHERE s.relname = 'role_prefix' AND t.tgenabled IS DISTINCT FROM 'A'),
+
+    -- (Writing is told of above.)
+    public_privilege AS (
+        SELECT 13, row_number() OVER (ORDER BY x.what, a.privilege_type), x.rel, 'notice',
+               format('PUBLIC has %s on %s: leases are for the roles that fence_grant names', a.privilege_type, x.what),
+               format('REVOKE %s ON %s FROM PUBLIC CASCADE;', a.privilege_type, x.what)
+          FROM (SELECT o.rel, replace(o.kind, 'VIEW', 'TABLE') || ' ' || o.name, o.acl
+                  FROM object o WHERE NOT o.is_for_all) AS x (rel, what, acl)
+         CROSS JOIN aclexplode(x.acl) AS a
+         WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE')),
+
+    finding AS (
+        SELECT * FROM altered
+        UNION ALL SELECT * FROM invalid_index
+        UNION ALL SELECT * FROM added_trigger
+        UNION ALL SELECT * FROM added_rule
+        UNION ALL SELECT * FROM privilege
+        UNION ALL SELECT * FROM writer_of_all
+        UNION ALL SELECT * FROM another_owner
+        UNION ALL SELECT * FROM renamed_schema
+        UNION ALL SELECT * FROM silent_trigger
+        UNION ALL SELECT * FROM public_privilege)
+    SELECT f.rel, f.severity, f.finding, f.remedy FROM finding f ORDER BY f.step, f.n
+$state_findings$;
+
+COMMENT ON FUNCTION fence.state_findings(oid) IS
+'the rows of fence_audit on the state of pg_fence itself; called by that alone';
+
+
+-- Its body keeps the view by oid, and is called by oid.
+CREATE FUNCTION fence.lease_findings() RETURNS SETOF fence.audit_finding LANGUAGE sql STABLE PARALLEL UNSAFE
+BEGIN ATOMIC
+    SELECT DISTINCT 'fence.lease'::pg_catalog.regclass, 'notice', x.finding, x.remedy
+      FROM fence.leases l
+      JOIN pg_catalog.pg_extension e ON e.extname OPERATOR(pg_catalog.=) 'pg_fence'
+     CROSS JOIN LATERAL (VALUES
+        (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) l.role),
+         pg_catalog.format('lease "%s" is held by role "%s", which is dropped or renamed: '
+             'its holder can neither renew nor release it', l.name, l.role),
+         pg_catalog.format('SELECT %s.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;',
+             e.extnamespace::pg_catalog.regnamespace, l.name, l.role)),
+        -- What is left is the ttl, less what has passed since. (A second, for clocks that are put right.)
+        (l.renewed_at OPERATOR(pg_catalog.>)
+             (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '1 s'),
+         pg_catalog.format('lease "%s" has more time left than its ttl: '
+             'the clock stood ahead when it was granted or renewed', l.name),
+         pg_catalog.format('SELECT %s.lease_revoke(%L); -- or wait for its holder to renew it',
+             e.extnamespace::pg_catalog.regnamespace, l.name))
+     ) AS x (applies, finding, remedy)
+     WHERE (l.state OPERATOR(pg_catalog.=) 'held' OR l.state OPERATOR(pg_catalog.=) 'uncommitted') AND x.applies
+     ORDER BY 3;
+END;
+
+COMMENT ON FUNCTION fence.lease_findings() IS
+'the rows of fence_audit on leases that are live; called by that alone';
+
+
+-- Called where the caller may read fence.role_prefix. Its body keeps that table by oid, and is called by oid.
+CREATE FUNCTION fence.name_findings(triggers fence.trigger_arguments[], leases fence.lease_template[])
+RETURNS SETOF fence.audit_finding LANGUAGE sql STABLE PARALLEL UNSAFE
+BEGIN ATOMIC
+    WITH home (name) AS (
+        SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension e
+         WHERE e.extname OPERATOR(pg_catalog.=) 'pg_fence'),
+
+    taker AS (
+        SELECT p.role, p.prefix, p.level, r.oid
+          FROM fence.role_prefix p JOIN pg_catalog.pg_roles r ON r.rolname OPERATOR(pg_catalog.=) p.role
+         WHERE p.level OPERATOR(pg_catalog.<>) 'monitor' AND NOT r.rolsuper),
+
+    finding (step, rel, finding, remedy) AS (
+        -- Who writes the table has to take its leases; others can only keep its writers out.
+        SELECT 1, t.tgrelid::pg_catalog.regclass,
+               pg_catalog.format('role "%s" may take leases that this table is bound to ("%s"), and so keep out '
+                   'those who write it; it does not write it itself', k.role, l.lease),
+               pg_catalog.format('SELECT %s.fence_revoke(%L, %L); -- and give it names of its own',
+                   h.name, pg_catalog.quote_ident(k.role), k.prefix)
+          FROM pg_catalog.unnest(triggers) AS a
+          JOIN pg_catalog.pg_trigger t ON t.oid OPERATOR(pg_catalog.=) a.trigger
+           AND t.tgparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid
+          JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) t.tgrelid
+          JOIN pg_catalog.unnest(leases) AS l ON l.lease OPERATOR(pg_catalog.=) a.lease
+         CROSS JOIN home h
+          JOIN taker k ON pg_catalog.starts_with(l.beginning, k.prefix)
+            OR pg_catalog.cardinality(l.columns) OPERATOR(pg_catalog.>) 0
+           AND pg_catalog.starts_with(k.prefix, l.beginning)
+         WHERE k.level OPERATOR(pg_catalog.<>) 'admin'
+           AND NOT pg_catalog.pg_has_role(k.oid, c.relowner, 'USAGE')
+           AND NOT pg_catalog.has_table_privilege(k.oid, c.oid, 'INSERT, UPDATE, DELETE')
+           AND NOT pg_catalog.has_any_column_privilege(k.oid, c.oid, 'INSERT, UPDATE')
+        UNION
+        SELECT 2, 'fence.role_prefix'::pg_catalog.regclass,
+               pg_catalog.format('names that begin with "%s" are for role "%s", which is dropped or renamed: '
+                   'a role that gets this name gets them', p.prefix, p.role),
+               pg_catalog.format('DELETE FROM %s WHERE role = %L AND prefix = %L;',
+                   'fence.role_prefix'::pg_catalog.regclass, p.role, p.prefix)
+          FROM fence.role_prefix p
+         WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) p.role)
+        UNION
+        SELECT 3, 'fence.role_prefix'::pg_catalog.regclass,
+               pg_catalog.format('role "%s" monitors the server, and may take leases whose names begin with "%s"',
+                   k.role, k.prefix),
+               pg_catalog.format('SELECT %s.fence_revoke(%L), %s.fence_grant(%L, %L);',
+                   h.name, pg_catalog.quote_ident(k.role), h.name, pg_catalog.quote_ident(k.role), 'monitor')
+          FROM taker k CROSS JOIN home h
+         WHERE pg_catalog.pg_has_role(k.oid, 'pg_monitor'::pg_catalog.name, 'USAGE'))
+    SELECT f.rel, 'notice', f.finding, f.remedy FROM finding f ORDER BY f.step, f.rel::pg_catalog.text, f.finding;
+END;
+
+COMMENT ON FUNCTION fence.name_findings(fence.trigger_arguments[], fence.lease_template[]) IS
+'the rows of fence_audit on who may take which names; called by that alone';
