@@ -87,19 +87,17 @@ COMMENT ON COLUMN fence.lease.adopted_floor IS
 -- Who may take what ----------------------------------------------------------------------------------------
 
 -- Roles by name, as in fence.lease. What is recorded counts for a role that was itself given fence.leases to read: one
--- that is made later under the same name was not.
+-- that is made later under the same name was not. Which levels there are is said in fence_grant; another word lets nobody
+-- do anything.
 CREATE TABLE fence.role_prefix (
     role   name NOT NULL,
     prefix text COLLATE "C" NOT NULL,
-    level  text COLLATE "C" NOT NULL CHECK (
-        level OPERATOR(pg_catalog.=) 'monitor' OR level OPERATOR(pg_catalog.=) 'worker'
-        OR level OPERATOR(pg_catalog.=) 'adopter' OR level OPERATOR(pg_catalog.=) 'admin'),
+    level  text COLLATE "C" NOT NULL,
     PRIMARY KEY (role, prefix)
 ) USING heap;
 COMMENT ON TABLE fence.role_prefix IS
     'which names of leases a role may see and take: those that begin with a prefix; written by fence_grant and fence_revoke';
 COMMENT ON CONSTRAINT role_prefix_pkey ON fence.role_prefix IS 'a role has a prefix once';
-COMMENT ON CONSTRAINT role_prefix_level_check ON fence.role_prefix IS 'the levels of fence_grant';
 COMMENT ON INDEX fence.role_prefix_pkey IS 'keeps a role from having a prefix twice';
 COMMENT ON COLUMN fence.role_prefix.role IS 'the role, by name';
 COMMENT ON COLUMN fence.role_prefix.prefix IS 'how the names begin, byte by byte; empty for all names';
@@ -148,7 +146,7 @@ COMMENT ON FUNCTION fence.checked_lease_name(text, bigint) IS
 CREATE FUNCTION fence.record_creation() RETURNS void
     LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_record_creation';
 COMMENT ON FUNCTION fence.record_creation() IS
-    'moves the tokens on to the clock and records which database this is; called once, here: an extension that was dropped and created again hands out no token again, and a copy made before the first one knows that it is a copy';
+    'moves the tokens on to the clock and records which database this is; called once, here: so an extension that is dropped and created again hands out no token twice, and a copy that was made before the first token knows that it is a copy';
 SELECT fence.record_creation();
 
 -- Not by the row: a function of the table's row type would keep a DBA from changing the table.

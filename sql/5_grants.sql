@@ -6,6 +6,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $fence_grant$
 DECLARE
+    -- Each may do what those before it may. What the library lets it do with names: src/rules/names.rs.
     levels CONSTANT text[] := '{monitor,worker,adopter,admin}';
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
     home CONSTANT oid := (SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_fence');
@@ -23,7 +24,7 @@ BEGIN
     ELSIF rank IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('there is no level "%s"', asked),
             DETAIL = jsonb_build_object('argument', 'level'),
-            HINT = 'A level is monitor, worker, adopter or admin.';
+            HINT = format('The levels are %s.', array_to_string(levels, ', '));
     ELSIF asked = 'admin' AND beginning <> '' THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'an admin has all names, and no prefix',
             DETAIL = jsonb_build_object('argument', 'prefix'),
@@ -208,6 +209,7 @@ BEGIN
 END
 $closed$;
 
+-- By what they take fence_audit knows them: a table, of which they ask for the caller to be its owner.
 GRANT EXECUTE ON FUNCTION
     fenced(),
     fence_protect(regclass, name, text, text, text, boolean, boolean),

@@ -17,7 +17,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// As a record has it; None for anything else.
+    /// As a record of `fence_grant` has it; None for anything else.
     pub fn parse(text: &[u8]) -> Option<Level> {
         match text {
             b"monitor" => Some(Level::Monitor),
