@@ -93,7 +93,7 @@ COMMENT ON FUNCTION lease_forget(text) IS
 CREATE FUNCTION lease_forget(older_than interval)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_forget_older';
 COMMENT ON FUNCTION lease_forget(interval) IS
-    'the same of all adopted leases that have been free for longer, which no holder may come back to; returns how many';
+    'the same for all adopted leases that have been free for longer, to which no holder may come back; returns how many';
 
 CREATE FUNCTION fence_new_epoch()
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_new_epoch';
