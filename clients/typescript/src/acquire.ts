@@ -3,9 +3,9 @@ import { hostname } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 
 import { now } from "./clock.js";
-import { literal, OwnConnection, TimedOut } from "./connection.js";
+import { intervalInSql, jsonInSql, literal, OwnConnection, TimedOut } from "./connection.js";
 import { AcquireTimeout, classify, NotInstalled } from "./errors.js";
-import { Kept, nameInSql, tokenOf, type Keeper } from "./keeper.js";
+import { callOn, Kept, tokenOf, type Keeper } from "./keeper.js";
 import { notNegativeMs, ttlMsOf, type LeaseOptions } from "./options.js";
 
 /** There is no line to wait in for several at once. */
@@ -97,9 +97,8 @@ export class Acquire {
         break;
       }
       this.#before = now();
-      const all = this.names.length > 1 ? "_all" : "";
-      const renew = `SELECT ${this.keeper.schema}lease_renew${all}(${nameInSql(this.names)}, ${first}::bigint)`;
-      token = tokenOf(await own.call(this.#thirdMs, renew));
+      const renew = callOn(this.names, "lease_renew", `${first}::bigint`);
+      token = tokenOf(await own.call(this.#thirdMs, `SELECT ${this.keeper.schema}${renew}`));
       if (token === null) {
         return null;
       }
@@ -125,16 +124,10 @@ export class Acquire {
 
   #sql(waitMs: number, reclaim: boolean | undefined): string {
     const { shared = false, slots = 1, session = false, metadata } = this.options;
-    const holder = literal(this.#holder);
-    const ttl = `'${this.ttlMs} milliseconds'::interval`;
-    const json = `${metadata === undefined ? "NULL" : literal(JSON.stringify(metadata))}::jsonb`;
-    const names = nameInSql(this.names);
-    if (this.names.length > 1) {
-      return `SELECT ${this.keeper.schema}lease_acquire_all(${names}, ${holder}, ${ttl}, ${json}, ${session})`;
-    }
-    const wait = `'${waitMs} milliseconds'::interval`;
+    const [holder, ttl, json] = [literal(this.#holder), intervalInSql(this.ttlMs), jsonInSql(metadata)];
     const kind = `${shared}, ${Number(slots)}, ${reclaim ?? false}, ${session}`;
-    return `SELECT ${this.keeper.schema}lease_acquire(${names}, ${holder}, ${ttl}, ${wait}, ${json}, ${kind})`;
+    const others = this.names.length > 1 ? [json, `${session}`] : [intervalInSql(waitMs), json, kind];
+    return `SELECT ${this.keeper.schema}${callOn(this.names, "lease_acquire", holder, ttl, ...others)}`;
   }
 
   #kept(token: number | null): Kept | null {

@@ -1,10 +1,10 @@
-import { notNegativeMs } from "./options.js";
 import type { Span } from "./clock.js";
-import { literal, OwnConnection, valueOf } from "./connection.js";
+import { intervalInSql, jsonInSql, literal, OwnConnection, valueOf } from "./connection.js";
 import { classify, FenceError, LeaseLost, NotInstalled, NotSpeaking, sqlstateIn, StaleToken, type LossReason } from "./errors.js";
 import { Holding } from "./holding.js";
-import { nameInSql, type Keeper } from "./keeper.js";
+import { callOn, type Keeper } from "./keeper.js";
 import { log } from "./log.js";
+import { notNegativeMs } from "./options.js";
 
 /** How long a call may take beside its wait: a third of the usual ttl, for an adopted lease has none. */
 const LIMIT_MS = 10_000;
@@ -55,7 +55,7 @@ export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
   /** @internal Makes the number known; false where an older one is guarded still. */
   async adopt(wait: Span, signal?: AbortSignal): Promise<boolean> {
     const waitMs = notNegativeMs("wait", wait);
-    const sql = `SELECT ${this.#adoption(`'${waitMs} milliseconds'::interval`)}`;
+    const sql = `SELECT ${this.#adoption(intervalInSql(waitMs))}`;
     const adopted = await this.#call((own) => own.cancelledBy(signal, () => own.call(LIMIT_MS + waitMs, sql)));
     const isKnown = (adopted ?? null) !== null;
     this.isInDoubt &&= !isKnown;
@@ -97,9 +97,8 @@ export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
 
   #adoption(wait: string): string {
     const { holder, metadata } = this.#spec;
-    const json = metadata === undefined ? "NULL" : literal(JSON.stringify(metadata));
-    const who = `${literal(holder)}, ${wait}, ${json}::jsonb`;
-    return this.sql(`lease_adopt(${nameInSql(this.names)}, ${this.token}::bigint, ${who})`);
+    const others = [`${this.token}::bigint`, literal(holder), wait, jsonInSql(metadata)];
+    return this.sql(callOn(this.names, "lease_adopt", ...others));
   }
 
   protected lose(reason: LossReason, cause?: unknown): void {
@@ -112,7 +111,7 @@ export class Adopted<On = never, Tx = never> extends Holding<On, Tx> {
   /** @internal */
   override guardSql(): string {
     // Each transaction makes the number known: a failover may have lost it, and then silences it in any case.
-    return this.sql(`lease_guard(${nameInSql(this.names)}, (SELECT ${this.#adoption("NULL")}))`);
+    return this.sql(callOn(this.names, "lease_guard", `(SELECT ${this.#adoption("NULL")})`));
   }
 
   /** @internal */

@@ -1,6 +1,6 @@
 import { keepFrom, toldOfAcquire, uniqueHolder } from "./acquire.js";
 import { now } from "./clock.js";
-import { literal, OwnConnection, settings, type Connection, type Row } from "./connection.js";
+import { intervalInSql, jsonInSql, literal, OwnConnection, settings, type Connection, type Row } from "./connection.js";
 import { tokenOf, type Keeper, type Kept } from "./keeper.js";
 import { ttlMsOf, type LeaseOptions } from "./options.js";
 
@@ -29,8 +29,7 @@ export async function claim(
   const own = new OwnConnection((onEnd) => keeper.driver.connection(onEnd));
   const limits = { callMs: ttlMs / 3 };
   const { holder = uniqueHolder(), metadata, shared = false, slots = 1 } = options;
-  const json = `${metadata === undefined ? "NULL" : literal(JSON.stringify(metadata))}::jsonb`;
-  const kind = `'${ttlMs} milliseconds'::interval, '0'::interval, ${json}, ${shared}, ${Number(slots)}`;
+  const kind = `${intervalInSql(ttlMs)}, '0'::interval, ${jsonInSql(metadata)}, ${shared}, ${Number(slots)}`;
   let before = now();
   const take = async (connection: Connection) => {
     await connection.run(`BEGIN; SELECT ${settings(limits)}`);

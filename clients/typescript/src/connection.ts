@@ -5,7 +5,7 @@ import { LONGEST_TIMER_MS } from "./clock.js";
 /** A row of a result: its columns in their order. */
 export type Row = Readonly<Record<string, unknown>>;
 
-/** A connection of the client's own, on whichever driver. It connects when it is first used, and only once. */
+/** A connection of the client's own, on either driver. It connects when it is first used, and only once. */
 export interface Connection {
   /** Runs statements at once, with parameters only a single one; returns the rows of the last that has rows. */
   run(sql: string, parameters?: readonly unknown[]): Promise<readonly Row[]>;
@@ -42,7 +42,7 @@ export interface Transaction<Tx> {
 
 /** What a driver has to do. `On` is what its transactions begin on, `Tx` what the work in them is done with. */
 export interface Driver<On, Tx> {
-  /** A connection that is not connected yet. `onEnd` is told when it has ended, for whatever reason. It does not keep
+  /** A connection that is not connected yet. `onEnd` is told when it has ended. It does not keep
    * the process alive. */
   connection(onEnd: () => void): Connection;
   /** Throws a TypeError where that is nothing to begin a transaction on. */
@@ -56,6 +56,16 @@ export function literal(text: string): string {
   }
   const quoted = `'${text.replaceAll("'", "''")}'`;
   return text.includes("\\") ? ` E${quoted.replaceAll("\\", "\\\\")}` : quoted;
+}
+
+/** Milliseconds as a span of PostgreSQL's. */
+export function intervalInSql(ms: number): string {
+  return `'${ms} milliseconds'::interval`;
+}
+
+/** What has a JSON, or NULL. */
+export function jsonInSql(value: unknown): string {
+  return `${value === undefined ? "NULL" : literal(JSON.stringify(value))}::jsonb`;
 }
 
 /** The only value of the only row of what a driver or an ORM returns for a query. */

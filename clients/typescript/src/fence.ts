@@ -49,7 +49,7 @@ export class Fence<On, Tx> {
   lease(...names: [string, string, ...string[]]): Promise<Lease<On, Tx> | null>;
   lease(...namesAndOptions: [string, string, ...string[], LeaseOptions]): Promise<Lease<On, Tx> | null>;
   async lease(...given: unknown[]): Promise<Lease<On, Tx> | null> {
-    const [names, options] = split<LeaseOptions>(given);
+    const [names, options] = split(given);
     if (names.length > 1 && (options.shared || options.reclaim || (options.slots ?? 1) !== 1)) {
       throw new TypeError("several names at once are exclusive: no shared, slots or reclaim");
     }
@@ -153,10 +153,9 @@ export class Fence<On, Tx> {
 }
 
 /** The names, and the options where they come last. */
-function split<Options extends object>(given: readonly unknown[]): [string[], Options] {
+function split(given: readonly unknown[]): [string[], LeaseOptions] {
   const last = given.at(-1);
   const hasOptions = given.length > 1 && (last === undefined || (Object(last) === last && !Array.isArray(last)));
   const names = namesOf(hasOptions ? given.slice(0, -1) : given);
-  return [names, ((hasOptions ? last : undefined) ?? {}) as Options];
+  return [names, ((hasOptions ? last : undefined) ?? {}) as LeaseOptions];
 }
-

@@ -1,7 +1,7 @@
 import { literal, type Row } from "./connection.js";
 import { LeaseLost, type LossReason } from "./errors.js";
 import { openTransaction, run, type Kind, type Query } from "./guarded.js";
-import { nameInSql, type Keeper } from "./keeper.js";
+import { callOn, type Keeper } from "./keeper.js";
 
 /** How a transaction under a lease ends. */
 export interface Ending {
@@ -93,16 +93,14 @@ export abstract class Holding<On = never, Tx = never> implements AsyncDisposable
   }
 
   protected releaseSql(): string {
-    const all = this.names.length > 1 ? "_all" : "";
-    return `SELECT ${this.sql(`lease_release${all}`)}(${nameInSql(this.names)}, ${this.token}::bigint)`;
+    return `SELECT ${this.sql(callOn(this.names, "lease_release", `${this.token}::bigint`))}`;
   }
 
   // For the transactions under it
 
   /** @internal What a transaction guards it by. */
   guardSql(): string {
-    const all = this.names.length > 1 ? "_all" : "";
-    return this.sql(`lease_guard${all}(${nameInSql(this.names)}, ${this.token}::bigint)`);
+    return this.sql(callOn(this.names, "lease_guard", `${this.token}::bigint`));
   }
 
   /** @internal Throws LeaseLost when it is known to be ours no more. */

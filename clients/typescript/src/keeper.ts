@@ -1,5 +1,5 @@
 import { LOOK_AGAIN_MS, now } from "./clock.js";
-import { literal, OwnConnection, TimedOut, valueOf, type Driver, type Limits, type Row } from "./connection.js";
+import { intervalInSql, literal, OwnConnection, TimedOut, valueOf, type Driver, type Limits, type Row } from "./connection.js";
 import { isPermanent, LeaseLost, sqlstateIn, type LossReason } from "./errors.js";
 import { NO_HOOKS, tellHook, type Hooks } from "./hooks.js";
 import { log } from "./log.js";
@@ -73,7 +73,7 @@ export class Kept {
 /**
  * Keeps all leases of a client: one connection, open while there is something to do, and one timer.
  *
- * Renewals that are due go first, all of them by one statement; whatever else is asked stands in line behind.
+ * Renewals that are due go first, all of them by one statement; all else stands in line behind.
  */
 export class Keeper<On = unknown, Tx = unknown> {
   readonly hooks: Hooks;
@@ -264,7 +264,6 @@ export class Keeper<On = unknown, Tx = unknown> {
     return { callMs, lockMs: Math.max(10, callMs / 80) };
   }
 
-
   /** The connection stays open for somebody who asks now and then. */
   startLooking(): void {
     this.#lookers += 1;
@@ -411,7 +410,7 @@ export class Keeper<On = unknown, Tx = unknown> {
     const [one] = batch;
     const limits = this.#limits(Math.min(...batch.map((kept) => kept.thirdMs)));
     if (one !== undefined && one.names.length > 1) {
-      const sql = `SELECT ${this.schema}lease_renew_all(${nameInSql(one.names)}, ${one.token}::bigint) AS renewed`;
+      const sql = `SELECT ${this.schema}${callOn(one.names, "lease_renew", `${one.token}::bigint`)} AS renewed`;
       const [row] = await this.#own.callWithin(limits, sql);
       return new Map([[one.token, tokenOf(row?.["renewed"])]]);
     }
@@ -454,11 +453,11 @@ export class Keeper<On = unknown, Tx = unknown> {
   // Its SQL
 
   releaseSql(kept: Kept, keptMs: number): string {
-    const all = kept.names.length > 1 ? "_all" : "";
-    const names = nameInSql(kept.names);
-    return keptMs > 0
-      ? `SELECT ${this.schema}lease_renew${all}(${names}, ${kept.token}::bigint, '${keptMs} milliseconds'::interval)`
-      : `SELECT ${this.schema}lease_release${all}(${names}, ${kept.token}::bigint)`;
+    const token = `${kept.token}::bigint`;
+    const call = keptMs > 0
+      ? callOn(kept.names, "lease_renew", token, intervalInSql(keptMs))
+      : callOn(kept.names, "lease_release", token);
+    return `SELECT ${this.schema}${call}`;
   }
 
   /** @internal */
@@ -480,10 +479,11 @@ export function tokenOf(value: unknown): number | null {
   return token;
 }
 
-/** One name, or several, as an argument. */
-export function nameInSql(names: readonly string[]): string {
+/** A call of that function on one name, or of its form for several, with further arguments. */
+export function callOn(names: readonly string[], call: string, ...others: readonly string[]): string {
   const all = names.map(literal);
-  return all.length > 1 ? `ARRAY[${all.join(", ")}]::text[]` : `${all[0]}::text`;
+  const [form, name] = all.length > 1 ? ["_all", `ARRAY[${all.join(", ")}]::text[]`] : ["", `${all[0]}::text`];
+  return `${call}${form}(${[name, ...others].join(", ")})`;
 }
 
 /** What one statement renews. What is apart may wait for somebody, and comes last. */

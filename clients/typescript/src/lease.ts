@@ -2,9 +2,10 @@ import { setTimeout as sleep } from "node:timers/promises";
 
 import { keepFrom } from "./acquire.js";
 import { LONGEST_TIMER_MS, now, spanMs, type Span } from "./clock.js";
+import { intervalInSql } from "./connection.js";
 import { LeaseLost, NotSpeaking, type LossReason } from "./errors.js";
 import { Holding } from "./holding.js";
-import { nameInSql, registerLease, tokenOf, type Keeper, type Kept } from "./keeper.js";
+import { callOn, registerLease, tokenOf, type Keeper, type Kept } from "./keeper.js";
 import { notNegativeMs, ttlMsOf, type LeaseOptions } from "./options.js";
 
 /**
@@ -200,11 +201,9 @@ export async function resume<On, Tx>(
   options: LeaseOptions,
 ): Promise<Lease<On, Tx>> {
   const ttlMs = ttlMsOf(options);
-  const all = names.length > 1 ? "_all" : "";
-  const ttl = `'${ttlMs} milliseconds'::interval`;
-  const renewal = `${keeper.schema}lease_renew${all}(${nameInSql(names)}, ${token}::bigint, ${ttl})`;
+  const renewal = keeper.schema + callOn(names, "lease_renew", `${token}::bigint`, intervalInSql(ttlMs));
   // What was handed over may be a renewal's, which serves for 16 more renewals only.
-  const info = `${keeper.schema}lease_info(${nameInSql(names.slice(0, 1))}, t)`;
+  const info = keeper.schema + callOn(names.slice(0, 1), "lease_info", "t");
   const first = `(SELECT i.first_token FROM ${info} AS i WHERE i.token = t)`;
   let before = now();
   const [row] = await keeper.rows(ttlMs / 3, () => {

@@ -42,7 +42,9 @@ const LONG = { ttl: { minutes: 5 } };
 const admin = new pg.Client(URL);
 const pool = new pg.Pool({ connectionString: URL, max: 3 });
 const sql = postgres(URL, { max: 3, onnotice() {} });
-const fence: AnyFence<any, any> = DRIVER === "pg" ? new onPg.Fence(pool) : new onPostgres.Fence(sql);
+const fenceOn = (options: object): AnyFence<any, any> =>
+  DRIVER === "pg" ? new onPg.Fence(pool, options) : new onPostgres.Fence(sql, options);
+const fence = fenceOn({});
 /** What transactions begin on. */
 const on: any = DRIVER === "pg" ? pool : sql;
 /** Runs a statement by what the work is given. */
@@ -607,8 +609,8 @@ test("a session that ends under a transaction leaves the pool as it was", async 
   const error = await errorOf(() =>
     held.guard(on, async (tx) => {
       await run(tx, "UPDATE orders SET status = 'undone'");
-      const [pid] = DRIVER === "pg" ? (await run(tx, "SELECT pg_backend_pid() AS pid")).rows : await run(tx, "SELECT pg_backend_pid() AS pid");
-      await value(`SELECT pg_terminate_backend(${pid.pid}, 10000)`);
+      const pids = await run(tx, "SELECT pg_backend_pid() AS pid");
+      await value(`SELECT pg_terminate_backend(${(pids.rows ?? pids)[0].pid}, 10000)`);
       await new Promise((resolve) => setTimeout(resolve, 200));
       await run(tx, "UPDATE orders SET status = 'undone'");
     }),
@@ -667,7 +669,7 @@ test("another process goes on with a lease", async () => {
   assert.throws(() => held.check(), LeaseLost);
   await held.release();
   assert.equal(await fence.lease("order:7"), null);
-  // By whatever token it was handed over, it is the grant's first that serves for long.
+  // Of the grant's tokens it is the first that serves for long.
   const next = await fence.resume("order:7", renewed, LONG);
   assert.equal(next.token, token);
   await next.guard(on, (tx) => run(tx, "UPDATE orders SET status = 'resumed'"));
@@ -808,9 +810,9 @@ test("hooks are told of acquires, transactions, refusals and losses", async () =
       throw new Error("a hook is no reason to stop");
     },
   };
-  const watched: any = DRIVER === "pg" ? new onPg.Fence(pool, { hooks }) : new onPostgres.Fence(sql, { hooks });
-  const held = await watched.lease("other", LONG);
-  await errorOf(() => held.present(on, (tx: any) => run(tx, "UPDATE orders SET status = 'late'")));
+  const watched = fenceOn({ hooks });
+  const held = (await watched.lease("other", LONG))!;
+  await errorOf(() => held.present(on, (tx) => run(tx, "UPDATE orders SET status = 'late'")));
   await value("SELECT lease_revoke('other')");
   await errorOf(() => held.renew());
   assert.deepEqual(told, ["pg_fence.acquire other", "pg_fence.present other", "PF004", "gone"]);
@@ -822,9 +824,9 @@ test("OpenTelemetry has spans and counters", async () => {
   const reader = new PeriodicExportingMetricReader({ exporter: new InMemoryMetricExporter(0) });
   const meterProvider = new MeterProvider({ readers: [reader] });
   const hooks = openTelemetry({ tracerProvider, meterProvider });
-  const watched: any = DRIVER === "pg" ? new onPg.Fence(pool, { hooks }) : new onPostgres.Fence(sql, { hooks });
-  const held = await watched.lease("other", LONG);
-  await errorOf(() => held.guard(on, (tx: any) => run(tx, "UPDATE orders SET status = 'late'")));
+  const watched = fenceOn({ hooks });
+  const held = (await watched.lease("other", LONG))!;
+  await errorOf(() => held.guard(on, (tx) => run(tx, "UPDATE orders SET status = 'late'")));
   await value("SELECT lease_revoke('other')");
   await errorOf(() => held.renew());
   const spans = exporter.getFinishedSpans();
@@ -869,18 +871,24 @@ test("fences are off for one transaction, and on again as they were", async () =
   }
 });
 
-// The ORMs: a model saved as ever, that knows nothing of the fence, and has a version of its own beside it. What each
-// can do: save in a transaction under a lease; save without; save a row of which it has read an older version.
+// The ORMs: a model saved as ever, that knows nothing of the fence, and has a version of its own beside it.
 
 interface Orm {
-  /** In a transaction, under the lease if there is one. */
-  save(status: string, under?: Lease<any, any>): Promise<unknown>;
-  /** Rejects, for somebody else has saved since it was read. */
-  saveOlder(under: Lease<any, any>): Promise<unknown>;
+  read(): Promise<any>;
+  /**
+   * What was read, with another status: in a transaction, under the lease if there is one. Rejects where somebody else
+   * has saved since it was read.
+   */
+  save(read: any, status: string, under?: Lease<any, any>): Promise<unknown>;
   /** A transaction, in which a function runs SQL. */
-  transaction(work: (query: (statement: string) => Promise<unknown>) => Promise<unknown>): Promise<unknown>;
+  transaction(work: (query: Query) => Promise<unknown>): Promise<unknown>;
   close(): Promise<unknown>;
 }
+
+type Query = (statement: string) => Promise<unknown>;
+
+const saved = (under: Lease<any, any> | undefined, query: Query, save: () => Promise<unknown>) =>
+  under === undefined ? save() : under.guard(query as any, save);
 
 async function typeorm(): Promise<Orm> {
   const Order = new EntitySchema<{ id: string; status: string; version: number }>({
@@ -889,26 +897,16 @@ async function typeorm(): Promise<Orm> {
     columns: { id: { type: "bigint", primary: true }, status: { type: "text" }, version: { type: "int", version: true } },
   });
   const source = await new DataSource({ type: "postgres", url: URL, entities: [Order] }).initialize();
-  const read = () => source.manager.findOneByOrFail(Order, { id: "7" });
-  const save = async (status: string, under?: Lease<any, any>) => {
-    const order = await read();
-    order.status = status;
-    await source.transaction(async (manager) => {
-      const saves = () => manager.save(Order, order);
-      await (under === undefined ? saves() : under.guard((statement: string) => manager.query(statement), saves));
-    });
-  };
   return {
-    save,
-    async saveOlder(under) {
-      const older = await read();
-      await save("in between", under);
-      await source.transaction((manager) =>
-        under.guard((statement: string) => manager.query(statement), async () => {
-          await manager.findOne(Order, { where: { id: "7" }, lock: { mode: "optimistic", version: older.version } });
+    read: () => source.manager.findOneByOrFail(Order, { id: "7" }),
+    save: (order, status, under) =>
+      source.transaction((manager) =>
+        saved(under, (statement) => manager.query(statement), async () => {
+          // Its save does not look at the version.
+          await manager.findOne(Order, { where: { id: "7" }, lock: { mode: "optimistic", version: order.version } });
+          await manager.save(Order, Object.assign(order, { status }));
         }),
-      );
-    },
+      ),
     transaction: (work) => source.transaction((manager) => work((statement) => manager.query(statement))),
     close: () => source.destroy(),
   };
@@ -920,19 +918,12 @@ async function sequelize(): Promise<Orm> {
   const db = new Sequelize({ dialect: "postgres", host, port, database: database!, username: username!, logging: false });
   const columns = { id: { type: DataTypes.BIGINT, primaryKey: true }, status: DataTypes.TEXT };
   const Order = db.define("orders", columns, { timestamps: false, version: true });
-  const saves = (order: any, status: string, under?: Lease<any, any>) =>
-    db.transaction((transaction) => {
-      const save = () => order.update({ status }, { transaction });
-      return under === undefined ? save() : under.guard((statement: string) => db.query(statement, { transaction }), save);
-    });
-  const read = () => Order.findByPk(7);
   return {
-    save: async (status, under) => saves(await read(), status, under),
-    async saveOlder(under) {
-      const older = await read();
-      await saves(await read(), "in between", under);
-      await saves(older, "older", under);
-    },
+    read: () => Order.findByPk(7),
+    save: (order, status, under) =>
+      db.transaction((transaction) =>
+        saved(under, (statement) => db.query(statement, { transaction }), () => order.update({ status }, { transaction })),
+      ),
     transaction: (work) => db.transaction((transaction) => work((statement) => db.query(statement, { transaction }))),
     close: () => db.close(),
   };
@@ -943,26 +934,20 @@ async function kysely(): Promise<Orm> {
     orders: { id: string; status: string; version: number };
   }
   const db = new Kysely<Tables>({ dialect: new PostgresDialect({ pool: new pg.Pool({ connectionString: URL }) }) });
-  const read = () => db.selectFrom("orders").selectAll().executeTakeFirstOrThrow();
-  const saves = (version: number, status: string, under?: Lease<any, any>) =>
-    db.transaction().execute(async (trx) => {
-      const save = () =>
-        trx
-          .updateTable("orders")
-          .set((row) => ({ status, version: row("version", "+", 1) }))
-          .where("id", "=", "7")
-          .where("version", "=", version)
-          .returning("id")
-          .executeTakeFirstOrThrow();
-      await (under === undefined ? save() : under.guard((statement: string) => kyselySql.raw(statement).execute(trx), save));
-    });
   return {
-    save: async (status, under) => saves((await read()).version, status, under),
-    async saveOlder(under) {
-      const { version } = await read();
-      await saves(version, "in between", under);
-      await saves(version, "older", under);
-    },
+    read: () => db.selectFrom("orders").selectAll().executeTakeFirstOrThrow(),
+    save: ({ version }, status, under) =>
+      db.transaction().execute((trx) =>
+        saved(under, (statement) => kyselySql.raw(statement).execute(trx), () =>
+          trx
+            .updateTable("orders")
+            .set((row) => ({ status, version: row("version", "+", 1) }))
+            .where("id", "=", "7")
+            .where("version", "=", version)
+            .returning("id")
+            .executeTakeFirstOrThrow(),
+        ),
+      ),
     transaction: (work) =>
       db.transaction().execute((trx) => work((statement) => kyselySql.raw(statement).execute(trx))),
     close: () => db.destroy(),
@@ -976,23 +961,16 @@ async function drizzle(): Promise<Orm> {
     version: integer("version").notNull(),
   });
   const db: any = DRIVER === "pg" ? drizzleOnPg(pool) : drizzleOnPostgres(sql);
-  const read = async () => (await db.select().from(orders))[0];
-  const saves = (version: number, status: string, under?: Lease<any, any>) =>
-    db.transaction(async (tx: any) => {
-      const save = async () => {
-        const found = drizzleSql`${orders.id} = 7 AND ${eq(orders.version, version)}`;
-        const saved = await tx.update(orders).set({ status, version: version + 1 }).where(found).returning();
-        assert.equal(saved.length, 1, "another version");
-      };
-      await (under === undefined ? save() : under.guard((statement: string) => tx.execute(drizzleSql.raw(statement)), save));
-    });
   return {
-    save: async (status, under) => saves((await read()).version, status, under),
-    async saveOlder(under) {
-      const { version } = await read();
-      await saves(version, "in between", under);
-      await saves(version, "older", under);
-    },
+    read: async () => (await db.select().from(orders))[0],
+    save: ({ version }, status, under) =>
+      db.transaction((tx: any) =>
+        saved(under, (statement) => tx.execute(drizzleSql.raw(statement)), async () => {
+          const found = drizzleSql`${orders.id} = 7 AND ${eq(orders.version, version)}`;
+          const rows = await tx.update(orders).set({ status, version: version + 1 }).where(found).returning();
+          assert.equal(rows.length, 1, "another version");
+        }),
+      ),
     transaction: (work) => db.transaction((tx: any) => work((statement) => tx.execute(drizzleSql.raw(statement)))),
     close: async () => {},
   };
@@ -1003,22 +981,15 @@ async function prisma(): Promise<Orm> {
   const { PrismaClient } = createRequire(import.meta.url)("./prisma/index.js");
   const { database, host, port, user } = admin as Required<pg.Client>;
   const db = new PrismaClient({ adapter: new PrismaPg({ host, port, user, database: database! }) });
-  const read = () => db.orders.findUniqueOrThrow({ where: { id: 7 } });
-  const saves = (version: number, status: string, under?: Lease<any, any>) =>
-    db.$transaction(async (tx: any) => {
-      const save = async () => {
-        const saved = await tx.orders.updateMany({ where: { id: 7, version }, data: { status, version: version + 1 } });
-        assert.equal(saved.count, 1, "another version");
-      };
-      await (under === undefined ? save() : under.guard((statement: string) => tx.$queryRawUnsafe(statement), save));
-    });
   return {
-    save: async (status, under) => saves((await read()).version, status, under),
-    async saveOlder(under) {
-      const { version } = await read();
-      await saves(version, "in between", under);
-      await saves(version, "older", under);
-    },
+    read: () => db.orders.findUniqueOrThrow({ where: { id: 7 } }),
+    save: ({ version }, status, under) =>
+      db.$transaction((tx: any) =>
+        saved(under, (statement) => tx.$queryRawUnsafe(statement), async () => {
+          const { count } = await tx.orders.updateMany({ where: { id: 7, version }, data: { status, version: version + 1 } });
+          assert.equal(count, 1, "another version");
+        }),
+      ),
     transaction: (work) =>
       db.$transaction((tx: any) => work((text) => (/^SELECT|^\s+SELECT/.test(text) ? tx.$queryRawUnsafe(text) : tx.$executeRawUnsafe(text)))),
     close: () => db.$disconnect(),
@@ -1029,20 +1000,23 @@ for (const open of [typeorm, sequelize, kysely, drizzle, prisma]) {
   test(`${open.name}: a model is saved as ever under a lease, and only there`, async () => {
     const orm = await open();
     const held = await lease();
+    const save = async (status: string, under?: Lease<any, any>) => orm.save(await orm.read(), status, under);
     try {
-      await orm.save("paid", held);
-      await orm.save("paid again", held);
+      await save("paid", held);
+      await save("paid again", held);
       assert.equal(await value("SELECT status || ' ' || version || ' ' || (fence > 0) FROM orders"), "paid again 3 true");
-      assert.ok(classify(await errorOf(() => orm.save("without a lease"))) instanceof NoToken);
+      assert.ok(classify(await errorOf(() => save("without a lease"))) instanceof NoToken);
       // Somebody else has saved: the version tells, for the lease is ours.
-      assert.equal(classify(await errorOf(() => orm.saveOlder(held))), undefined);
+      const older = await orm.read();
+      await save("in between", held);
+      assert.equal(classify(await errorOf(() => orm.save(older, "older", held))), undefined);
       assert.equal(await status(), "in between");
       // The version is the right one, and the lease another's: the fence tells.
       await value("SELECT lease_revoke('order:7')");
       await using other = await lease();
-      const late = await errorOf(() => orm.save("late", held));
+      const late = await errorOf(() => save("late", held));
       assert.ok(late instanceof NotSpeaking || late instanceof LeaseLost, String(late));
-      await orm.save("the other's", other);
+      await save("the other's", other);
       assert.equal(await status(), "the other's");
       // A test suite empties the table.
       await orm.transaction((query) => unfenced(query, () => query("TRUNCATE orders"), ["orders"]));
