@@ -221,7 +221,7 @@ BEGIN
                         AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(locked))),
              '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
              'Rename that trigger.', NULL),
-            -- its columns (what may befall the fence column later, fence_audit finds: column_amiss)
+            -- its columns (what happens to the fence column later, fence_audit finds: column_amiss)
             (f.attnum IS NULL AND c.reloftype <> 0, '42809',
              format('its type has no attribute "%s"', fence_name),
              format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, fence_name),

@@ -190,7 +190,7 @@ BEGIN
             UNION
             SELECT t.root, i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid),
 
-        -- The root and whatever hangs below it.
+        -- The root and all below it.
         member AS (
             SELECT r.root, row_number() OVER (
                        PARTITION BY r.root ORDER BY c.oid = r.root DESC, c.oid::regclass::text) AS member_n,
@@ -423,7 +423,7 @@ BEGIN
              WHERE (s.is_root OR t.tgparentid = 0)
                AND (s.is_fenced OR s.is_child OR s.oid IN (SELECT p.oid FROM usurped p))),
 
-        -- (Partitions copy their triggers; what differs is told.)
+        -- (A partition has copies of its root's triggers: only where they differ is it a finding.)
         trigger_amiss AS (
             SELECT x.step, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname, x.n),
                    s.rel, x.severity, x.finding, x.remedy
@@ -493,7 +493,7 @@ BEGIN
                            WHERE o.tgrelid = s.oid AND o.bits = 3 AND o.tgtype & e.bit <> 0
                            ORDER BY o.tgname LIMIT 1), 'fenced'))),
 
-        -- To whom a privilege makes a difference.
+        -- The roles to which a privilege makes a difference.
         grantee (oid, who) AS (
             SELECT 0::oid, 'PUBLIC'
             UNION ALL
@@ -784,7 +784,7 @@ BEGIN
         END IF;
     END IF;
 
-    -- What only those see who may use leases.
+    -- For those who may use leases.
     IF relation IS NULL AND last_token IS NOT NULL THEN
         RETURN QUERY
         WITH state AS (
