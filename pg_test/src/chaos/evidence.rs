@@ -4,11 +4,11 @@ use super::maintenance::Upkeep;
 use super::nemesis::Disturbed;
 use super::record::Record;
 use crate::client::Session;
+use crate::extension;
 use anyhow::Result;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
-use std::path::Path;
 
 /// A trace of a grant's token, in the order (`n`) in which the lease was locked.
 #[derive(Debug, Clone)]
@@ -126,9 +126,13 @@ impl Evidence {
         Ok(())
     }
 
-    /// Writes all of it down, a line each, for those who want to see what led to these violations.
-    pub fn write(&self, path: &Path, violations: &[String]) -> Result<()> {
-        let mut file = BufWriter::new(File::create(path)?);
+    /// Where there are violations, writes all of it down, a line each, for those who want to see what led to them.
+    pub fn keep_where(&self, name: &str, violations: &[String]) -> Result<()> {
+        if violations.is_empty() {
+            return Ok(());
+        }
+        let path = extension::target_dir().join(format!("{name}.txt"));
+        let mut file = BufWriter::new(File::create(&path)?);
         for violation in violations {
             writeln!(file, "{violation}")?;
         }
@@ -154,7 +158,9 @@ impl Evidence {
         for row in &self.rows {
             writeln!(file, "{row:?}")?;
         }
-        Ok(file.flush()?)
+        file.flush()?;
+        eprintln!("The evidence is in {}.", path.display());
+        Ok(())
     }
 
     /// The transactions that have left a trace.

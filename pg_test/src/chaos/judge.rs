@@ -14,6 +14,7 @@ use super::evidence::Evidence;
 use super::kind::Kind;
 use super::nemesis::Disturbance;
 use super::record::{Outcome, What};
+use std::fmt;
 use transaction::Transaction;
 
 /// What came of it.
@@ -44,6 +45,8 @@ pub struct Findings {
     /// Calls of which an order was found that explains them, and those that were too many to try.
     pub explained: usize,
     pub too_many: usize,
+    /// Leases of an era for which none was found.
+    pub unexplained: usize,
     /// Tokens that some client has seen.
     pub tokens: usize,
 }
@@ -65,6 +68,7 @@ impl Findings {
             (&mut self.unknown, further.unknown),
             (&mut self.explained, further.explained),
             (&mut self.too_many, further.too_many),
+            (&mut self.unexplained, further.unexplained),
             (&mut self.tokens, further.tokens),
         ] {
             *all += more;
@@ -93,6 +97,12 @@ pub fn judge(evidence: &Evidence) -> Findings {
 }
 
 impl Findings {
+    /// How many promises were broken, and the first of them.
+    pub fn write_violations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>8}  violations", self.violations.len())?;
+        self.violations.iter().take(10).try_for_each(|what| write!(f, "\n          {what}"))
+    }
+
     fn violated(&mut self, what: String) {
         self.violations.push(what);
     }

@@ -1,10 +1,11 @@
 //! Known bugs that can be built into the extension, to show that a run catches them.
 
 use super::nemesis::{Disturbance, Weights, ALL};
-use super::{run_for, Summary};
+use super::{run_for, Shown, Summary};
 use crate::edition;
 use crate::prefix::Prefix;
 use anyhow::{bail, ensure, Result};
+use clap::ValueEnum;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,19 +37,9 @@ pub enum KnownBug {
 }
 
 impl KnownBug {
-    /// As the extension's build knows it (`--cfg planted="<name>"`).
-    fn name(self) -> &'static str {
-        match self {
-            KnownBug::TokenBeforeLock => "token-before-lock",
-            KnownBug::Now => "now",
-            KnownBug::NoStartMove => "no-start-move",
-            KnownBug::NoJump => "no-jump",
-            KnownBug::NoGuardLock => "no-guard-lock",
-            KnownBug::NoTableLock => "no-table-lock",
-            KnownBug::SessionOutlived => "session-outlived",
-            KnownBug::NoAdoptLock => "no-adopt-lock",
-            KnownBug::DecisionBeforeLock => "decision-before-lock",
-        }
+    /// As the extension's build knows it (`--cfg planted="<name>"`), and the command.
+    fn name(self) -> String {
+        self.to_possible_value().expect("no bug is hidden").get_name().to_owned()
     }
 
     /// The disturbances that it takes.
@@ -109,7 +100,7 @@ impl KnownBug {
 /// A PostgreSQL of its own with the extension that has the bug. `program` is the lab's binary.
 pub fn build_with(program: &Path, bug: KnownBug) -> Result<Arc<Prefix>> {
     ensure!(bug != KnownBug::DecisionBeforeLock, "it is a bug of the lite edition: --edition lite");
-    Prefix::with_bug(program, bug.name())
+    Prefix::with_bug(program, &bug.name())
 }
 
 /// Has the lite edition installed with the bug, in this process and those that it starts.

@@ -13,6 +13,7 @@ use crate::fault::Fault;
 use crate::prefix::Prefix;
 use anyhow::{Context, Result};
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -254,7 +255,7 @@ type Answer<T> = std::result::Result<T, Fault>;
 
 impl Round {
     fn go(&mut self) -> Result<()> {
-        let job = self.choose();
+        let (job, _) = *self.jobs.choose_weighted(&mut self.rng, |(_, weight)| *weight)?;
         let port = Instructions::read(&self.instructions)?.port;
         let database = if job == Job::Second { SECOND } else { DATABASE };
         let conninfo = Conninfo::new(port, database)
@@ -273,20 +274,8 @@ impl Round {
         Ok(())
     }
 
-    fn choose(&mut self) -> Job {
-        let total: u32 = self.jobs.iter().map(|(_, weight)| weight).sum();
-        let mut dice = self.rng.random_range(0..total);
-        for (job, weight) in self.jobs {
-            match dice.checked_sub(*weight) {
-                Some(rest) => dice = rest,
-                None => return *job,
-            }
-        }
-        self.jobs[0].0
-    }
-
     fn one_of<T: Clone>(&mut self, all: &[T]) -> Option<T> {
-        (!all.is_empty()).then(|| all[self.rng.random_range(0..all.len())].clone())
+        all.choose(&mut self.rng).cloned()
     }
 
     /// Does such a job; None where there is nothing to do.

@@ -1,9 +1,10 @@
 //! What goes wrong in a run: chosen from a seed, done to real processes.
 
+use super::evidence::Evidence;
 use super::instructions::{Activity, Instructions, Leases};
 use super::kind::{adopted, Kind, MULTI_HOLDER};
 use super::maintenance::{Maintenance, Upkeep};
-use super::record::now_us;
+use super::record::{self, now_us};
 use super::resolver::Resolver;
 use super::servers::Servers;
 use super::worker::{instructions_file, DATABASE};
@@ -15,6 +16,7 @@ use crate::process::{self, PATIENCE};
 use anyhow::Result;
 use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -239,17 +241,8 @@ impl Nemesis {
             let pause = Duration::from_millis(self.rng.random_range(80..500)) * self.ease;
             self.rest(pause.min(end.saturating_duration_since(Instant::now())));
             self.servers.tend_standby();
-            let total: u32 = self.weights.iter().map(|(_, weight)| weight).sum();
-            let mut dice = self.rng.random_range(0..total);
-            let pick = self.weights.iter().find(|(_, weight)| match dice.checked_sub(*weight) {
-                Some(rest) => {
-                    dice = rest;
-                    false
-                }
-                None => true,
-            });
-            let disturbance =
-                pick.map_or(Disturbance::FreezeWorker, |(disturbance, _)| *disturbance);
+            let pick = self.weights.choose_weighted(&mut self.rng, |(_, weight)| *weight)?;
+            let disturbance = pick.0;
             let at = now_us();
             // A victim may be gone already; then nothing was done.
             match self.strike(disturbance) {
@@ -267,10 +260,6 @@ impl Nemesis {
         Ok(())
     }
 
-    pub fn done(&self) -> &[Disturbed] {
-        &self.done
-    }
-
     /// How often each kind was done.
     pub fn count(&self) -> BTreeMap<Disturbance, usize> {
         let mut count = BTreeMap::new();
@@ -280,13 +269,17 @@ impl Nemesis {
         count
     }
 
-    /// How many failovers there were.
-    pub fn era(&self) -> u32 {
-        self.instructions.era
-    }
-
-    pub fn servers(&self) -> &Servers {
-        &self.servers
+    /// All that is known of what has happened.
+    pub fn evidence(&self) -> Result<Evidence> {
+        let mut evidence = Evidence {
+            records: record::read_all(&self.dir.join("log"))?,
+            disturbances: self.done.clone(),
+            era: self.instructions.era,
+            crashes: self.servers.crashes(),
+            ..Evidence::default()
+        };
+        evidence.read(&mut self.servers.primary().connect(DATABASE)?)?;
+        Ok(evidence)
     }
 
     /// Once everybody has stopped: the standby, where there is one, replays all that it was sent.

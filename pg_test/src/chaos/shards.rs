@@ -6,25 +6,22 @@ mod lease_database;
 use super::evidence::Evidence;
 use super::instructions::Leases;
 use super::judge::{self, stale, transaction, Findings};
+use super::length::{run_again_while, Length, Shown};
 use super::nemesis::{Disturbance, Nemesis, Weights};
-use super::record;
+use super::prefix_of;
 use super::servers::{Servers, Stage};
-use super::worker::{ChaosWorker, Identity, DATABASE};
+use super::worker::{ChaosWorker, Identity};
 use super::worker_pool::WorkerPool;
-use crate::extension::{self, Extension};
-use crate::majors;
 use crate::prefix::Prefix;
-use crate::rundir::RunDir;
-use anyhow::{bail, ensure, Result};
+use anyhow::{bail, Result};
 use lease_database::LeaseDatabase;
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::RngExt;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SHARDS: usize = 4;
 /// The jobs, each with a lease in the lease database and a row on every shard.
@@ -51,15 +48,8 @@ const TO_SHARD: Weights = &[
 
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
-    /// How many minutes to run
-    #[arg(long, default_value_t = 5.0)]
-    minutes: f64,
-    /// Where all choices start from
-    #[arg(long)]
-    seed: Option<u64>,
-    /// Run for half a minute
-    #[arg(long)]
-    short: bool,
+    #[command(flatten)]
+    length: Length,
     /// Plant a fault, which the run must catch
     #[arg(long = "plant", value_enum, value_name = "FAULT")]
     fault: Option<Fault>,
@@ -120,7 +110,11 @@ pub struct Summary {
     unheard: usize,
 }
 
-impl Summary {
+impl Shown for Summary {
+    fn seed(&self) -> u64 {
+        self.seed
+    }
+
     fn add(&mut self, further: Summary) {
         for (all, more) in [(&mut self.leases, further.leases), (&mut self.shards, further.shards)]
         {
@@ -135,8 +129,8 @@ impl Summary {
         self.findings.add(further.findings);
     }
 
-    /// Why this proves nothing, if it does not: something has not happened at all, or hardly.
-    pub fn void(&self) -> Option<String> {
+    /// Something has not happened at all, or hardly.
+    fn void(&self) -> Option<String> {
         let of = |map: &BTreeMap<Disturbance, usize>, kind| map.get(&kind).copied().unwrap_or(0);
         let wanted = |name: &str, have: usize, least: usize| {
             (have < least).then(|| format!("{have} {name}, not {least}"))
@@ -150,8 +144,7 @@ impl Summary {
             .or_else(|| wanted("shards failed over", of(&self.shards, Disturbance::FailOver), 2))
     }
 
-    /// The promises that were broken.
-    pub fn violations(&self) -> &[String] {
+    fn violations(&self) -> &[String] {
         &self.findings.violations
     }
 }
@@ -159,7 +152,7 @@ impl Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Findings { adoptions, writes, prepared, refused, let_pass, .. } = &self.findings;
-        let Findings { unknown, lost_in_failover, violations, .. } = &self.findings;
+        let Findings { unknown, lost_in_failover, .. } = &self.findings;
         writeln!(f, "seed {}, {} s, {JOBS} jobs on {SHARDS} shards", self.seed, self.seconds)?;
         for (of, disturbances) in [("lease database", &self.leases), ("shards", &self.shards)] {
             writeln!(f, "{:>8}  disturbances, {of}", disturbances.values().sum::<usize>())?;
@@ -183,72 +176,45 @@ impl fmt::Display for Summary {
         )?;
         writeln!(f, "{unknown:>8}  outcomes unknown")?;
         writeln!(f, "{lost_in_failover:>8}  transactions lost to asynchronous failovers")?;
-        write!(f, "{:>8}  violations", violations.len())?;
-        for violation in violations.iter().take(10) {
-            write!(f, "\n          {violation}")?;
-        }
-        Ok(())
+        self.findings.write_violations(f)
     }
 }
 
 /// Runs, prints the summary, and fails where a promise was broken, or where a planted fault was not noticed.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
-    let minutes = if options.short { 0.5 } else { options.minutes };
-    let time = Duration::from_secs_f64(minutes * 60.0);
-    let seed = options.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
-    let installation = majors::chosen()?;
-    let extension = Extension::build(&installation)?;
-    let rundir = Arc::new(RunDir::create(program)?);
-    let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
-    prefix.install(&extension)?;
-    let summary = run_until_enough_happened(&prefix, time, seed, options.fault)?;
+    let (time, seed) = (options.length.time(), options.length.seed());
+    let summary = run_until_enough_happened(&prefix_of(program)?, time, seed, options.fault)?;
     println!("{summary}");
     if let Some(fault) = options.fault {
         println!("{fault:?} was noticed.");
         return Ok(());
     }
-    let count = summary.violations().len();
-    ensure!(count == 0, "{count} promises were broken");
-    if let Some(why) = summary.void() {
-        bail!("the run is void: {why}");
-    }
-    Ok(())
+    summary.judged()
 }
 
-/// For how many times the time of one run a further run may begin.
-const RUNS: u32 = 8;
-
-/// Runs for that time, and again if too little has happened, or the fault was not noticed: how much happens depends on the
-/// machine. A broken promise ends it at once. That a planted fault is not noticed is an error.
+/// Runs for that time, and again if too little has happened, or the fault was not noticed. A broken promise ends it at once.
+/// That a planted fault is not noticed is an error.
 pub fn run_until_enough_happened(
     prefix: &Arc<Prefix>,
     time: Duration,
     seed: u64,
     fault: Option<Fault>,
 ) -> Result<Summary> {
-    let start = Instant::now();
-    let mut summary = run_for(prefix, time, seed, fault)?;
-    loop {
+    let reason = |summary: &Summary| {
         let violations = summary.violations();
-        let why = match fault {
-            None if !violations.is_empty() => None,
-            None => summary.void(),
-            Some(fault) => {
-                if let Some(other) = violations.iter().find(|what| fault.is_not_blamed_for(what)) {
-                    bail!("{fault:?} is not to blame for this: {other}");
-                }
-                let noticed = violations.iter().any(|violation| fault.shows_as(violation));
-                (!noticed).then(|| format!("{fault:?} was not noticed"))
-            }
+        let Some(fault) = fault else {
+            return Ok(summary.void().filter(|_| violations.is_empty()));
         };
-        let Some(why) = why else { return Ok(summary) };
-        if start.elapsed() > RUNS * time {
-            ensure!(fault.is_none(), "{why}:\n{summary}");
-            return Ok(summary);
+        if let Some(other) = violations.iter().find(|what| fault.is_not_blamed_for(what)) {
+            bail!("{fault:?} is not to blame for this: {other}");
         }
-        let seed = summary.seed + 1;
-        eprintln!("{why}: another run, with seed {seed}");
-        summary.add(run_for(prefix, time, seed, fault)?);
+        let noticed = violations.iter().any(|violation| fault.shows_as(violation));
+        Ok((!noticed).then(|| format!("{fault:?} was not noticed")))
+    };
+    let run = |seed| run_for(prefix, time, seed, fault);
+    match run_again_while(time, seed, run, reason)? {
+        (summary, Some(why)) if fault.is_some() => bail!("{why}:\n{summary}"),
+        (summary, _) => Ok(summary),
     }
 }
 
@@ -313,38 +279,27 @@ pub fn run_for(
 
     let mut summary = Summary { seed, seconds: time.as_secs(), ..Summary::default() };
     let mut violations = Vec::new();
-    let mut judged = |name: String, dir: &Path, nemesis: &mut Nemesis, synchronous: bool| {
+    let mut judged = |name: String, place: String, nemesis: &mut Nemesis, synchronous: bool| {
         nemesis.see_standby_through()?;
-        let mut evidence = Evidence {
-            records: record::read_all(&dir.join("log"))?,
-            disturbances: nemesis.done().to_vec(),
-            era: nemesis.era(),
-            crashes: nemesis.servers().crashes(),
-            synchronous,
-            ..Evidence::default()
-        };
-        evidence.read(&mut nemesis.servers().primary().connect(DATABASE)?)?;
+        let evidence = Evidence { synchronous, ..nemesis.evidence()? };
         let mut findings = judge::judge(&evidence);
         let found: Vec<String> =
             findings.violations.drain(..).map(|what| format!("{name}: {what}")).collect();
-        if fault.is_none() && !found.is_empty() {
-            let place = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let path = extension::target_dir().join(format!("shards-{seed}-{place}.txt"));
-            evidence.write(&path, &found)?;
-            eprintln!("The evidence is in {}.", path.display());
+        if fault.is_none() {
+            evidence.keep_where(&format!("shards-{seed}-{place}"), &found)?;
         }
         violations.extend(found);
         anyhow::Ok((evidence, findings))
     };
     let (_, of_leases) =
-        judged("lease database".to_owned(), &leases_dir(&dir), &mut leases, false)?;
+        judged("lease database".to_owned(), "leases".to_owned(), &mut leases, false)?;
     summary.tokens = of_leases.tokens;
     summary.leases = leases.count();
     let mut evidences = Vec::new();
     for (shard, nemesis) in shards.iter_mut().enumerate() {
         let synchronous = is_synchronous(shard);
         let (evidence, findings) =
-            judged(shard_name(shard), &shard_dir(&dir, shard), nemesis, synchronous)?;
+            judged(shard_name(shard), format!("shard-{shard}"), nemesis, synchronous)?;
         evidences.push(evidence);
         summary.findings.add(findings);
         for (disturbance, count) in nemesis.count() {
@@ -395,8 +350,7 @@ pub fn work(who: Identity) -> Result<()> {
         };
         workers.push(ChaosWorker::new(identity, leases.clone())?);
     }
-    let seed = who.seed ^ (u64::from(who.worker) << 40) ^ (u64::from(who.incarnation) << 20);
-    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rng = who.rng();
     while leases.goes_on()? {
         let shard = rng.random_range(0..SHARDS);
         workers[shard].turn()?;

@@ -37,6 +37,23 @@ pub struct Identity {
     pub dir: PathBuf,
 }
 
+impl Identity {
+    /// Its choices.
+    pub(super) fn rng(&self) -> StdRng {
+        let number = u64::from(self.worker) << 40;
+        StdRng::seed_from_u64(self.seed ^ number ^ u64::from(self.incarnation) << 20)
+    }
+
+    pub(super) fn log(&self) -> Result<Log> {
+        Log::create(&self.dir.join(format!("log/{}-{}", self.worker, self.incarnation)))
+    }
+
+    /// The id of a transaction, by its place among all of the incarnation's.
+    pub(super) fn id(&self, count: i64) -> i64 {
+        i64::from(self.worker) << 48 | i64::from(self.incarnation) << 28 | count
+    }
+}
+
 /// A grant that it believes in (or did).
 #[derive(Clone, Copy)]
 pub(super) struct Held {
@@ -121,11 +138,10 @@ pub fn instructions_file(dir: &Path) -> PathBuf {
 impl ChaosWorker {
     /// One that has not done anything yet.
     pub fn new(who: Identity, service: Rc<dyn LockService>) -> Result<ChaosWorker> {
-        let log = Log::create(&who.dir.join(format!("log/{}-{}", who.worker, who.incarnation)))?;
-        let seed = who.seed ^ (u64::from(who.worker) << 40) ^ (u64::from(who.incarnation) << 20);
+        let (log, rng) = (who.log()?, who.rng());
         Ok(ChaosWorker {
             who,
-            rng: StdRng::seed_from_u64(seed),
+            rng,
             id: 0,
             held: HashMap::new(),
             lost: HashMap::new(),
@@ -255,8 +271,7 @@ impl ChaosWorker {
         task.session &= task.what.acquires() && task.what != What::Adopt;
         let Task { what, lease, also, session } = task;
         self.count += 1;
-        let (worker, incarnation) = (i64::from(self.who.worker), i64::from(self.who.incarnation));
-        self.id = worker << 48 | incarnation << 28 | self.count;
+        self.id = self.who.id(self.count);
         let held = self.held.get(&lease).or(self.lost.get(&lease)).copied();
         self.write(Event::Ask { what, lease, also, first: held.map(|held| held.first), session })?;
         self.committing = false;

@@ -109,6 +109,7 @@ pub fn some_order_explains_all(
         history.sort_by_key(|timed| timed.asked);
         let is_adopted = Kind::of(lease) == Kind::Adopted;
         if let Some(calls) = unexplained(is_adopted, &history, findings) {
+            findings.unexplained += 1;
             findings.violated(format!(
                 "lease {lease}, era {era}: no order explains all answers: {calls:?}"
             ));

@@ -144,6 +144,25 @@ fn acquired(id: i64, what: What, lease: i32, asked: i64) -> Vec<Record> {
     )
 }
 
+/// What the other rules, which ask how long a grant lasts, do not see.
+#[test]
+fn the_second_judge_refuses_a_release_of_what_another_grant_has_followed() {
+    let released = |first| {
+        let mut evidence = good();
+        let (asked, seen, end) = (3 * SECOND, Event::Token(3), Event::End(Outcome::Committed));
+        let release = ask(What::Release, 0, Some(first));
+        let events = vec![(asked, release), (asked + 1, seen), (asked + 2, end)];
+        evidence.records.extend(story(5, events));
+        evidence.grants.push(Grant { lasts_us: None, ..grant(3, 3, 5) });
+        judge(&evidence)
+    };
+    let good = released(2);
+    assert_eq!((good.violations, good.explained, good.unexplained), (Vec::new(), 3, 0));
+    let bad = released(1);
+    assert_eq!((bad.violations.len(), bad.unexplained), (1, 1), "{:?}", bad.violations);
+    assert!(bad.violations[0].contains("no order explains all answers"), "{:?}", bad.violations);
+}
+
 /// Under the grant `first`, a transaction guards the lease 0 for three seconds.
 fn guarded(id: i64, first: i64) -> Vec<(i64, Event)> {
     vec![

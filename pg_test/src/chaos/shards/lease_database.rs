@@ -28,8 +28,7 @@ struct Client {
 impl LeaseDatabase {
     /// That of the run whose lease database has its files in `who.dir`.
     pub fn new(who: Identity) -> Result<LeaseDatabase> {
-        let log = Log::create(&who.dir.join(format!("log/{}-{}", who.worker, who.incarnation)))?;
-        let instructions = instructions_file(&who.dir);
+        let (log, instructions) = (who.log()?, instructions_file(&who.dir));
         let (session, era, count, granted) = (None, 0, 0, HashMap::new());
         let client = Client { who, instructions, log, session, era, count, granted };
         Ok(LeaseDatabase(RefCell::new(client)))
@@ -94,9 +93,7 @@ impl Client {
         }
         let Some(session) = &mut self.session else { return Ok(Answer::Silence) };
         self.count += 1;
-        let (worker, incarnation) = (i64::from(self.who.worker), i64::from(self.who.incarnation));
-        let id = worker << 48 | incarnation << 28 | self.count;
-        let (worker, era) = (self.who.worker, self.era);
+        let (worker, era, id) = (self.who.worker, self.era, self.who.id(self.count));
         let mut write = |event| self.log.write(&Record { at: now_us(), worker, era, id, event });
         // To the judge a draw: what a grant is worth is judged where the rows are.
         let (what, also, first, session_bound) = (What::Lazy, None, None, false);
