@@ -184,7 +184,6 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("roles::levels::each_function_is_for_the_levels_that_the_table_names", CATALOG),
     ("roles::levels::each_relation_is_for_the_levels_that_the_table_names", CATALOG),
     ("roles::public_gets_the_trigger_and_its_helpers_and_nothing_else", CATALOG),
-    ("roles::a_role_without_a_grant_can_call_nothing", CATALOG),
     ("memberships::a_role_that_is_made_again_begins_afresh", CATALOG),
     ("memberships::a_role_made_again_has_no_old_names_by_a_membership_either", CATALOG),
     ("not_shown::one_lease_is_looked_up_by_its_name", CATALOG),

@@ -64,9 +64,7 @@ fn all_allowed(session: &mut Session, calls: &[&str]) -> Result<()> {
 }
 
 fn granted(db: &Database, what: &str) -> Result<String> {
-    let role = db.role(what)?;
-    db.connect()?.run(&format!("SELECT fence_grant('{role}')"))?;
-    Ok(role)
+    role_of(db, what, &[("worker", "")])
 }
 
 /// A role that was given these levels, each for a prefix.
@@ -85,6 +83,27 @@ pub fn give(owner: &mut Session, role: &str, level: &str, prefix: &str) -> Resul
     owner.run(&format!("SELECT fence_grant('{role}', '{level}', {prefix})"))
 }
 
+/// Takes the lease and gives it back.
+pub fn takes(session: &mut Session, name: &str) -> Result<()> {
+    let token = session.acquire(name, "1 h")?;
+    ensure!(session.release(name, token)?.is_some(), "{name}");
+    Ok(())
+}
+
+pub fn takes_not(session: &mut Session, name: &str) -> Result<()> {
+    not_given(session, &format!("SELECT lease_acquire({})", literal(name))).map(drop)
+}
+
+/// Whatever the session's role creates from now on is everybody's, and theirs.
+pub fn gives_all_by_default(session: &mut Session, grantees: &[&str]) -> Result<()> {
+    for grantee in [&["PUBLIC"], grantees].concat() {
+        for kind in ["TABLES", "SEQUENCES", "FUNCTIONS", "SCHEMAS"] {
+            session.run(&format!("ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO {grantee}"))?;
+        }
+    }
+    Ok(())
+}
+
 /// The call is refused for its name alone.
 pub fn not_given(session: &mut Session, call: &str) -> Result<Fault> {
     let fault = session.refused(call, "42501")?;
@@ -100,41 +119,25 @@ fn public_gets_the_trigger_and_its_helpers_and_nothing_else(lab: &Lab) -> Result
 }
 
 #[lab_test]
-fn a_role_without_a_grant_can_call_nothing(lab: &Lab) -> Result<()> {
+fn fence_grant_lets_a_role_use_leases_and_with_admin_administer_them(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
-    let role = db.role("nobody")?;
-    let mut nobody = db.connect_as(&role)?;
-    all_refused(&mut nobody, &BASE)?;
-    all_refused(&mut nobody, &ADMIN)?;
-    let helpers = ["SELECT fence.record_creation()", "SELECT fence.blocking_pids('l', 0)"];
-    all_refused(&mut nobody, &helpers)?;
-    ensure!(db.connect()?.one::<i64>("SELECT count(*) FROM fence.lease", &[])? == 0);
-    Ok(())
-}
-
-#[lab_test]
-fn fence_grant_lets_a_role_use_leases(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = granted(&db, "app")?;
+    let role = db.role("app")?;
     let mut app = db.connect_as(&role)?;
+    all_refused(&mut app, &BASE)?;
+    all_refused(&mut app, &ADMIN)?;
+    let mut owner = db.connect()?;
+    give(&mut owner, &role, "worker", "")?;
     all_allowed(&mut app, &BASE)?;
     all_refused(&mut app, &ADMIN)?;
     let shown: String = app.one("SELECT role::text FROM lease_info('l')", &[])?;
     ensure!(shown == role);
+    // Granted twice is granted; the lower level does not take the higher one away.
+    for level in ["admin", "worker"] {
+        give(&mut owner, &role, level, "")?;
+        all_allowed(&mut app, &BASE)?;
+        all_allowed(&mut app, &ADMIN)?;
+    }
     Ok(())
-}
-
-#[lab_test]
-fn fence_grant_with_admin_lets_a_role_administer_them(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = db.role("admin")?;
-    db.connect()?.run(&format!("SELECT fence_grant('{role}', 'admin')"))?;
-    let mut admin = db.connect_as(&role)?;
-    all_allowed(&mut admin, &BASE)?;
-    all_allowed(&mut admin, &ADMIN)?;
-    // Granted twice is granted; the base right alone does not take admin away.
-    db.connect()?.run(&format!("SELECT fence_grant('{role}')"))?;
-    all_allowed(&mut admin, &ADMIN)
 }
 
 #[lab_test]
@@ -159,9 +162,8 @@ fn fence_revoke_takes_all_of_it_back(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn only_the_owner_of_the_extension_grants(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
-    let role = db.role("admin")?;
+    let role = role_of(&db, "admin", &[("admin", "")])?;
     let friend = db.role("friend")?;
-    db.connect()?.run(&format!("SELECT fence_grant('{role}', 'admin')"))?;
     let mut admin = db.connect_as(&role)?;
     admin.refused(&format!("SELECT fence_grant('{friend}')"), "42501")?;
     admin.refused(&format!("SELECT fence_revoke('{friend}')"), "42501")?;

@@ -5,8 +5,6 @@
 
 automod::dir!(pub "tests/lab/tools");
 
-use crate::support::history::History;
-use crate::tokens::jumps::jumps;
 use pg_test::pooler::{Mode, Pooler};
 use pg_test::prefix::Prefix;
 use pg_test::rundir::RunDir;
@@ -113,56 +111,4 @@ fn a_foreign_table_takes_the_token_in_its_column_and_not_from_the_setting(lab: &
             Ok(())
         },
     )
-}
-
-#[lab_test]
-fn a_statement_between_the_acquire_and_the_guard_may_read_the_predecessor_s_world(
-    lab: &Lab,
-) -> Result<()> {
-    let cluster = lab.builder().start()?;
-    let (mut old, token) = bound_orders(&cluster)?;
-    let mut new = cluster.connect("postgres")?;
-    // The old holder's transaction is open when its lease is given back, and commits later.
-    old.run("BEGIN")?;
-    old.run(&format!("UPDATE orders SET total = 1, fence = {token}"))?;
-    let mut admin = cluster.connect("postgres")?;
-    admin.run(&format!("SELECT lease_release('order:7', {token})"))?;
-    ensure!(new.token("SELECT lease_acquire('order:7')")?.is_none(), "its guard keeps the lease");
-    ensure!(
-        new.one::<i32>("SELECT total FROM orders", &[])? == 0,
-        "what was read before the grant"
-    );
-    old.run("COMMIT")?;
-    let granted = new.acquire("order:7", "1 h")?;
-    new.run("BEGIN")?;
-    new.run(&format!("SELECT lease_guard('order:7', {granted})"))?;
-    ensure!(new.one::<i32>("SELECT total FROM orders", &[])? == 1, "what is read under the guard");
-    new.run("COMMIT")
-}
-
-#[lab_test]
-fn jumps_move_at_the_first_draw_and_timelines_at_once(lab: &Lab) -> Result<()> {
-    let primary = lab.builder().start()?;
-    let mut session = primary.connect("postgres")?;
-    let history = History::begin(&mut session)?;
-    session.run("SELECT fence_new_epoch()")?;
-    let standby = lab.builder().standby_of(&primary)?;
-    standby.start()?;
-    standby.wait_replayed(&primary)?;
-    // The primary jumps on; the standby, which is cut off, will not know.
-    crate::failover::promotions::cut(&standby)?;
-    session.run("SELECT fence_new_epoch(); SELECT fence_new_epoch(); SELECT fence_new_epoch()")?;
-    let before = jumps(&mut session)?;
-    let mut promoted = standby.connect("postgres")?;
-    let timeline = "SELECT timeline FROM fence_status()";
-    let seen = (session.one::<i32>(timeline, &[])?, before);
-    standby.promote()?;
-    let at_once = (promoted.one::<i32>(timeline, &[])?, jumps(&mut promoted)?);
-    ensure!(at_once == (seen.0 + 1, 1), "before the first draw: {at_once:?}");
-    let token: i64 = promoted.one("SELECT lease_acquire('first')", &[])?;
-    ensure!(token > history.seen);
-    // It jumped, and still the number is smaller than the one that monitoring has seen.
-    let after = jumps(&mut promoted)?;
-    ensure!(after == 2 && after < before, "{after} jumps, {before} were seen");
-    Ok(())
 }

@@ -262,7 +262,9 @@ fn a_snapshot_taken_cold_and_rolled_back_gives_no_token_twice(lab: &Lab) -> Resu
     let next = draw(&mut session)?;
     ensure!(next > seen && jumps(&mut session)? == 0, "{next} after {seen}");
     session.run("SELECT fence_new_epoch()")?;
-    ensure!(!session.speaks("job", token)?);
+    ensure!(!session.speaks("job", token)? && jumps(&mut session)? == 1);
+    let renewed = session.renew("job", token)?.expect("its holder renews");
+    ensure!(renewed > seen && session.speaks("job", renewed)?);
     Ok(())
 }
 
@@ -318,6 +320,8 @@ fn a_base_backup_started_as_it_is_gives_no_token_twice(lab: &Lab) -> Result<()> 
         let next = draw(&mut session)?;
         ensure!(next > seen && jumps(&mut session)? == 0, "{next} after {seen}");
         ensure!(session.speaks("job", token)?, "nothing tells this from a crash");
+        session.run("SELECT fence_new_epoch()")?;
+        ensure!(!session.speaks("job", token)? && jumps(&mut session)? == 1);
     }
     Ok(())
 }

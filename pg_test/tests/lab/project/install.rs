@@ -241,21 +241,6 @@ fn an_altered_sequence_is_refused_before_it_does_harm(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_sequence_under_another_name_is_refused(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let token: i64 = session.one("SELECT lease_acquire('job')", &[])?;
-    session.run("ALTER SEQUENCE fence.token_seq RENAME TO gone; CREATE TABLE fence.token_seq (last_value bigint)")?;
-    for session in [&mut session, &mut db.connect()?] {
-        session.refused("SELECT lease_acquire('other')", "55000")?;
-        session.refused(&format!("SELECT lease_renew('job', {token})"), "55000")?;
-    }
-    session.run("DROP TABLE fence.token_seq; ALTER SEQUENCE fence.gone RENAME TO token_seq")?;
-    ensure!(session.one::<i64>("SELECT lease_renew('job', $1)", &[&token])? == token + 1);
-    Ok(())
-}
-
-#[lab_test]
 fn a_library_without_its_sql_objects_says_how_to_mend_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;

@@ -1,7 +1,7 @@
 //! The lab itself: a server, the extension in it, and workers that can be frozen.
 
 use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Background, Context, Lab, Result, Shutdown};
+use pg_test::{ensure, lab_test, Background, Context, Lab, Result};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,15 +10,6 @@ fn the_server_is_the_lab_s_own(lab: &Lab) -> Result<()> {
     let mut session = lab.cluster().connect("postgres")?;
     let data: String = session.one("SELECT current_setting('data_directory')", &[])?;
     ensure!(data.starts_with(&*lab.rundir().path().to_string_lossy()), "{data}");
-    Ok(())
-}
-
-#[lab_test]
-fn the_extension_has_the_version_of_its_sources(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let version: String =
-        db.connect()?.one("SELECT extversion FROM pg_extension WHERE extname = 'pg_fence'", &[])?;
-    ensure!(version == pg_test::extension::VERSION, "{version}");
     Ok(())
 }
 
@@ -71,34 +62,6 @@ fn a_frozen_worker_goes_on_where_it_was(lab: &Lab) -> Result<()> {
     worker.kill()?;
     ensure!(worker.send("SELECT 1").is_err() || worker.outcome(Duration::from_secs(1)).is_err());
     Ok(())
-}
-
-#[lab_test]
-fn a_killed_server_comes_back(lab: &Lab) -> Result<()> {
-    let cluster = lab.builder().start()?;
-    let mut session = cluster.connect("postgres")?;
-    session.run("CREATE TABLE t AS SELECT 1 AS n")?;
-    let frozen = cluster.freeze("walwriter")?;
-    ensure!(frozen.len() == 1);
-    session.run("SET synchronous_commit = off; INSERT INTO t VALUES (2)")?;
-    cluster.kill9()?;
-    cluster.start()?;
-    let count: i64 = cluster.connect("postgres")?.one("SELECT count(*) FROM t", &[])?;
-    ensure!(count == 1, "the commit was not on disk, and {count} rows came back");
-    cluster.stop(Shutdown::Immediate)?;
-    Ok(())
-}
-
-#[lab_test]
-fn a_standby_is_promoted(lab: &Lab) -> Result<()> {
-    let primary = lab.builder().start()?;
-    let standby = lab.builder().standby_of(&primary)?;
-    standby.start()?;
-    primary.connect("postgres")?.run("CREATE TABLE t (n int)")?;
-    standby.wait_replayed(&primary)?;
-    standby.connect("postgres")?.refused("INSERT INTO t VALUES (1)", "25006")?;
-    standby.promote()?;
-    standby.connect("postgres")?.run("INSERT INTO t VALUES (1)")
 }
 
 #[lab_test]

@@ -3,8 +3,6 @@
 use pg_test::process::PATIENCE;
 use pg_test::{bail, ensure, lab_test, Background, Calls, Lab, Result};
 
-/// How long something may take that is not blocked for ever.
-
 #[lab_test(from = 17)]
 fn transaction_timeout_ends_a_guarded_transaction_that_goes_on_and_on(lab: &Lab) -> Result<()> {
     let db = lab.database()?;

@@ -1,5 +1,6 @@
 //! Default privileges let others in as soon as something is created. Platforms have such for the roles of their APIs.
 
+use crate::roles::gives_all_by_default;
 use pg_test::edition::lite_script;
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
@@ -10,14 +11,7 @@ fn they_give_nothing_of_the_lite_edition_away(lab: &Lab) -> Result<()> {
     let (owner, anon, worker) = (db.role("keeper")?, db.role("anon")?, db.role("worker")?);
     db.connect()?.run(&format!("ALTER DATABASE {} OWNER TO {owner}", db.name()))?;
     let mut keeper = db.connect_as(&owner)?;
-    for grantee in ["PUBLIC", &anon, &worker] {
-        keeper.run(&format!(
-            "ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {grantee};
-             ALTER DEFAULT PRIVILEGES GRANT ALL ON SEQUENCES TO {grantee};
-             ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO {grantee};
-             ALTER DEFAULT PRIVILEGES GRANT ALL ON SCHEMAS TO {grantee}"
-        ))?;
-    }
+    gives_all_by_default(&mut keeper, &[&anon, &worker])?;
     for again in [false, true] {
         keeper.run(&lite_script()?)?;
         if !again {

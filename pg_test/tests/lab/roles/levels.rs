@@ -1,6 +1,5 @@
 //! Each level of `fence_grant` and each object of the extension: who may call or read it, and who may not.
 
-use crate::failover::restores::restore;
 use crate::roles::role_of;
 use pg_test::{bail, ensure, lab_test, Calls, Context, Database, Lab, Result, Session};
 use std::collections::BTreeSet;
@@ -195,34 +194,5 @@ fn each_relation_is_for_the_levels_that_the_table_names(lab: &Lab) -> Result<()>
         ensure!(rights.is_empty(), "{role} has {rights:?}");
     }
     ensure!(db.connect()?.speaks("kept", kept)?, "something was harmed");
-    Ok(())
-}
-
-#[lab_test]
-fn a_role_of_level_admin_dumps_the_state_and_a_worker_does_not(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let worker = role_of(&db, "worker", &[("worker", "")])?;
-    let admin = role_of(&db, "admin", &[("admin", "")])?;
-    let token = db.connect()?.acquire("kept", "1 h")?;
-    let file = lab.prefix().new_dir("dump")?.join("db.dump").to_string_lossy().into_owned();
-    let dump = |role: &str| {
-        let conninfo = db.conninfo().user(role).to_string();
-        lab.run("pg_dump", &["-Fc", "-f", &file, "-d", &conninfo]).map(drop)
-    };
-    for role in [&worker, &role_of(&db, "monitor", &[("monitor", "")])?, &db.role("none")?] {
-        let Err(error) = dump(role) else { bail!("{role} dumps the state") };
-        // Of a sequence pg_dump itself says so from 18 on, in its own words.
-        let (said, words) =
-            (format!("{error:#}"), ["permission denied", "user may lack SELECT privilege"]);
-        ensure!(words.iter().any(|word| said.contains(word)), "{said}");
-    }
-    dump(&admin)?;
-    let other = lab.bare_database()?;
-    restore(lab, lab.cluster(), other.name(), &file, &[])?;
-    let mut session = other.connect()?;
-    ensure!(session.last_token()? >= token);
-    let rows = "SELECT role, prefix, level FROM fence.role_prefix ORDER BY 1, 2";
-    ensure!(session.rows(rows)? == db.connect()?.rows(rows)?);
-    ensure!(session.one::<i64>("SELECT count(*) FROM fence.lease", &[])? == 1);
     Ok(())
 }

@@ -1,17 +1,7 @@
 //! Names follow membership as privileges do; and a role that is renamed, dropped or made again has no more than before.
 
-use crate::roles::{give, not_given, role_of};
+use crate::roles::{give, not_given, role_of, takes, takes_not};
 use pg_test::{ensure, lab_test, Calls, Database, Lab, Result, Session};
-
-fn takes(session: &mut Session, name: &str) -> Result<()> {
-    let token = session.acquire(name, "1 h")?;
-    ensure!(session.release(name, token)?.is_some(), "{name}");
-    Ok(())
-}
-
-fn takes_not(session: &mut Session, name: &str) -> Result<()> {
-    not_given(session, &format!("SELECT lease_acquire('{name}')")).map(drop)
-}
 
 /// A team with the names `team:` and a member-to-be with `own:`; its session has read that.
 fn team(db: &Database) -> Result<(String, String, Session)> {

@@ -1,20 +1,9 @@
 //! Which names a role may take: those that begin with a prefix that it was given, byte by byte.
 
 use crate::errors::encodings::Encoded;
-use crate::roles::{give, not_given, role_of};
+use crate::roles::{give, not_given, role_of, takes, takes_not};
 use pg_test::client::literal;
-use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
-
-/// Takes the lease and gives it back.
-fn takes(session: &mut Session, name: &str) -> Result<()> {
-    let token = session.acquire(name, "1 h")?;
-    ensure!(session.release(name, token)?.is_some(), "{name}");
-    Ok(())
-}
-
-fn takes_not(session: &mut Session, name: &str) -> Result<()> {
-    not_given(session, &format!("SELECT lease_acquire({})", literal(name))).map(drop)
-}
+use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
 #[lab_test]
 fn a_name_outside_is_refused_to_each_way_of_acquiring(lab: &Lab) -> Result<()> {
