@@ -27,7 +27,6 @@ pages![
     beyond_one_machine = "docs/operations/beyond-one-machine.md",
     capacity = "docs/operations/capacity.md",
     clients = "docs/tutorial/orms-and-poolers.md",
-    command = "docs/reference/command.md",
     concepts = "docs/tutorial/concepts.md",
     creating_rows = "docs/recipes/creating-rows.md",
     from_advisory_locks = "docs/recipes/from/advisory-locks.md",
@@ -47,7 +46,6 @@ pages![
     security_and_audit = "docs/operations/security-and-audit.md",
     testing_and_migrations = "docs/recipes/testing-and-migrations.md",
     troubleshooting = "docs/reference/errors.md",
-    versions = "docs/reference/versions.md",
 ];
 
 /// Those whose examples need more than a server; tests of the tools beside which they run play them.
