@@ -65,11 +65,11 @@ BEGIN
     FOR item IN SELECT m.* FROM moved_lease m LOOP
         INSERT INTO fence.lease (name, slot, mode, slots, holder, session_label, role, first_token, renewal_tokens, closing_token,
                                  acquired_at, renewed_at, expires_at, ended_at, ttl_us, renewals, metadata, session_bound, adopted_floor)
-        VALUES (item.name, item.slot, item.mode, item.slots, item.holder, item.session_label, item.role, item.first_token,
+        VALUES (item.name, 0, 'x', 0, item.holder, item.session_label, item.role, item.first_token,
                 CASE WHEN item.closing_token IS NOT NULL OR item.adopted_floor IS NOT NULL THEN item.renewal_tokens
                      ELSE item.renewal_tokens[greatest(cardinality(item.renewal_tokens) - 14, 1):] || nextval('fence.token_seq') END,
                 item.closing_token, item.acquired_at, item.renewed_at, item.expires_at, item.ended_at, item.ttl_us, item.renewals,
-                item.metadata, item.session_bound,
+                item.metadata, false,
                 CASE WHEN item.adopted_floor IS NOT NULL THEN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0) END);
     END LOOP;
 

@@ -16,19 +16,17 @@
 -- gets 40001 for a newer grant, and for a mere renewal not.
 -- Tokens come from fence.token_seq. Each start of the server, and each copy of the database, moves it on to the clock.
 --
--- What is weaker than in the extension, which docs/reference/lite.md explains, each with the test that shows it:
+-- What is weaker than in the extension (docs/reference/lite.md has all of it, and the tests that show it):
 --   any role can take advisory locks, and so hold up an acquire or a guard. A stale write never lands by that
 --   the owner of the schema fence can write the state: let applications use other roles
 --   the caller is the role of SET ROLE, else the session's: not the owner of a SECURITY DEFINER function in between
 --   a waiter looks up to 20 times a second, and its snapshot holds back vacuum while it waits
---   an acquire that is not committed is not shown, but in blocking_pids
 --   DISCARD ALL gives back a guard that was taken while a statement was planned (behind any other it is refused)
---   a cancel in the very millisecond in which a wait in the queue ends is lost
 --   who has used a lease holds up VACUUM FULL, CLUSTER and REINDEX of fence.lease until its transaction ends
---   pg_fence.token is judged when a row is written, not when it is set
 --   a data-only restore over the live state looks like no restore: call fence_new_epoch() after it
 --   tokens move on by the clock alone after a crash: a clock set back by hand across a crash can repeat tokens
 --   a trigger made by hand cannot tell whether the statement names the fence column: use fence_protect
+--   fence_audit finds less, and fence_protect and fence_grant say less of what they did
 --   no shared leases, slots, session leases, several at once, verify, counters, refusals: 0A000
 --
 -- The one schema name that bodies rely on is fence, whose owner alone can rename it.
@@ -41,7 +39,8 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = 'the extension pg_fence is installed here already',
             HINT = 'It has all that pg_fence_lite has. Nothing was changed.';
     ELSIF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident(current_schema()))
-               AND p.proname ~ '^(fence[_d]|lease_)(protect|unprotect|audit|grant|revoke|status|new_epoch|stats_reset|acquire|renew|release|guard|check|info|prune|adopt|forget|$)'
+               AND p.proname ~ ('^(fenced|fence_(protect|unprotect|audit|grant|revoke|status|new_epoch|stats_reset)|'
+                   'lease_(acquire|renew|release|guard|check|info|revoke|prune|adopt|forget))')
                AND p.proowner <> to_regrole(quote_ident(current_user))) THEN
         -- CREATE OR REPLACE would leave it to its owner, who could change it.
         RAISE EXCEPTION USING ERRCODE = '42723', MESSAGE = 'there is a function of somebody else''s with the name of one of these calls',
@@ -69,29 +68,19 @@ CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.verdict_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.token_seq IS 'every fencing token; must stay logged, CACHE 1, NO CYCLE and ascending';
+COMMENT ON SEQUENCE fence.database_identity_seq IS 'mark of the database: another one means that this is a copy';
+COMMENT ON SEQUENCE fence.jump_token_seq IS 'where the latest jump went to: a token up to it speaks once its holder has renewed';
+COMMENT ON SEQUENCE fence.jump_count_seq IS 'how often the tokens jumped: for a copy of the database, or by fence_new_epoch()';
+COMMENT ON SEQUENCE fence.server_start_seq IS 'mark of the latest start; must stay unlogged, so that any recovery empties it';
+COMMENT ON SEQUENCE fence.server_start_token_seq IS 'where that start moved the tokens on to: below it they are older ones';
+COMMENT ON SEQUENCE fence.verdict_seq IS 'its currval is what a session remembers of its latest verdict; the value means nothing';
+
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.sweep_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.token_seq IS
-    'every fencing token of this database, moved on by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending';
-COMMENT ON SEQUENCE fence.database_identity_seq IS
-    'mark of the database (timeline, system identifier, oids) for which the tokens were moved on: another one means that this is a copy';
-COMMENT ON SEQUENCE fence.jump_token_seq IS
-    'where the latest jump went to: a token up to it speaks for no lease until its holder has renewed';
-COMMENT ON SEQUENCE fence.jump_count_seq IS
-    'how often the token sequence jumped, because the database was another or older one, or by fence_new_epoch()';
-COMMENT ON SEQUENCE fence.server_start_seq IS
-    'mark of the start of the server for which the tokens were moved on; must stay unlogged, so that any recovery empties it';
-COMMENT ON SEQUENCE fence.server_start_token_seq IS
-    'where the tokens were moved on to at that start: a token sequence below it is an older one that was loaded over it';
-COMMENT ON SEQUENCE fence.verdict_seq IS
-    'what a session remembers, by its own currval, of the grant that it relied on last; the value itself means nothing';
-COMMENT ON SEQUENCE fence.sweep_seq IS
-    'how often rows of ended leases were deleted: what a session remembers of a grant from before counts no more';
+COMMENT ON SEQUENCE fence.sweep_seq IS 'how often rows were deleted: what a session remembers from before counts no more';
 
 CREATE TABLE IF NOT EXISTS fence.lease (
     name        text COLLATE "C" PRIMARY KEY,
-    slot        integer NOT NULL DEFAULT 0,
-    mode        "char" NOT NULL DEFAULT 'x',
-    slots       integer NOT NULL DEFAULT 0,
     holder      text,
     session_label text NOT NULL,
     role        name NOT NULL,
@@ -105,35 +94,29 @@ CREATE TABLE IF NOT EXISTS fence.lease (
     ttl_us      bigint NOT NULL,
     renewals    bigint NOT NULL DEFAULT 0,
     metadata    jsonb,
-    session_bound boolean NOT NULL DEFAULT false,
     adopted_floor bigint,
     granted_in  xid8,
     closed_in   xid8
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE fence.lease IS
-    'one row per lease: its latest grant; written by the functions of pg_fence_lite only, read through fence.leases';
+COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leases, write nothing here';
 COMMENT ON COLUMN fence.lease.name IS 'the lease';
-COMMENT ON COLUMN fence.lease.slot IS 'always 0 here: number among the grants of the lease in the extension';
-COMMENT ON COLUMN fence.lease.mode IS 'always x here, for exclusive';
-COMMENT ON COLUMN fence.lease.slots IS 'always 0 here';
-COMMENT ON COLUMN fence.lease.holder IS 'as the caller named itself; NULL where it did not';
-COMMENT ON COLUMN fence.lease.session_label IS 'application_name and process id of the session that acquired it';
-COMMENT ON COLUMN fence.lease.role IS 'the role that acquired it, by name: oids mean other roles elsewhere';
-COMMENT ON COLUMN fence.lease.first_token IS 'the token of the grant';
-COMMENT ON COLUMN fence.lease.renewal_tokens IS 'those of its latest 16 renewals';
-COMMENT ON COLUMN fence.lease.closing_token IS 'the one that ended it; NULL while it is current';
+COMMENT ON COLUMN fence.lease.holder IS 'as it named itself';
+COMMENT ON COLUMN fence.lease.session_label IS 'application_name and process id';
+COMMENT ON COLUMN fence.lease.role IS 'by name: oids mean other roles elsewhere';
+COMMENT ON COLUMN fence.lease.first_token IS 'of the grant';
+COMMENT ON COLUMN fence.lease.renewal_tokens IS 'of the latest 16 renewals';
+COMMENT ON COLUMN fence.lease.closing_token IS 'NULL while the grant is current';
 COMMENT ON COLUMN fence.lease.acquired_at IS 'when it was granted';
-COMMENT ON COLUMN fence.lease.renewed_at IS 'when it was granted, renewed or adopted last';
-COMMENT ON COLUMN fence.lease.expires_at IS 'its deadline';
-COMMENT ON COLUMN fence.lease.ended_at IS 'when it was released or revoked';
-COMMENT ON COLUMN fence.lease.ttl_us IS 'its ttl in microseconds';
-COMMENT ON COLUMN fence.lease.renewals IS 'how often it was renewed';
-COMMENT ON COLUMN fence.lease.metadata IS 'as the caller gave it';
-COMMENT ON COLUMN fence.lease.session_bound IS 'always false here';
-COMMENT ON COLUMN fence.lease.adopted_floor IS 'of a lease that somebody else grants: the latest jump when it was adopted';
-COMMENT ON COLUMN fence.lease.granted_in IS 'the transaction that was granted it: at REPEATABLE READ it cannot rely on that itself';
-COMMENT ON COLUMN fence.lease.closed_in IS 'the transaction that released it, for the rest of which the closing token speaks';
-COMMENT ON INDEX fence.lease_pkey IS 'finds the grant of a lease';
+COMMENT ON COLUMN fence.lease.renewed_at IS 'or granted, or adopted';
+COMMENT ON COLUMN fence.lease.expires_at IS 'the deadline';
+COMMENT ON COLUMN fence.lease.ended_at IS 'released or revoked';
+COMMENT ON COLUMN fence.lease.ttl_us IS 'the ttl in microseconds';
+COMMENT ON COLUMN fence.lease.renewals IS 'how many';
+COMMENT ON COLUMN fence.lease.metadata IS 'the caller''s';
+COMMENT ON COLUMN fence.lease.adopted_floor IS 'of an adopted lease: the latest jump at that time';
+COMMENT ON COLUMN fence.lease.granted_in IS 'transaction, which cannot rely on the grant at REPEATABLE READ';
+COMMENT ON COLUMN fence.lease.closed_in IS 'transaction, for the rest of which the closing token speaks';
+COMMENT ON INDEX fence.lease_pkey IS 'finds a lease';
 
 CREATE TABLE IF NOT EXISTS fence.role_prefix (
     role   name NOT NULL,
@@ -141,11 +124,10 @@ CREATE TABLE IF NOT EXISTS fence.role_prefix (
     level  text COLLATE "C" NOT NULL CHECK (level IN ('monitor', 'worker', 'adopter', 'admin')),
     PRIMARY KEY (role, prefix)
 );
-COMMENT ON TABLE fence.role_prefix IS
-    'which names of leases a role may see and take: those that begin with a prefix; written by fence_grant and fence_revoke';
-COMMENT ON COLUMN fence.role_prefix.role IS 'the role, by name';
-COMMENT ON COLUMN fence.role_prefix.prefix IS 'what the names begin with; empty for all names';
-COMMENT ON COLUMN fence.role_prefix.level IS 'what the role may do with them: monitor, worker, adopter or admin';
+COMMENT ON TABLE fence.role_prefix IS 'which leases a role may see and take; written by fence_grant and fence_revoke';
+COMMENT ON COLUMN fence.role_prefix.role IS 'by name';
+COMMENT ON COLUMN fence.role_prefix.prefix IS 'what names begin with; empty for all';
+COMMENT ON COLUMN fence.role_prefix.level IS 'monitor, worker, adopter or admin';
 COMMENT ON INDEX fence.role_prefix_pkey IS 'one level for each prefix of a role';
 
 
@@ -155,21 +137,19 @@ COMMENT ON INDEX fence.role_prefix_pkey IS 'one level for each prefix of a role'
 -- single expression becomes a part of the statement that calls it, and costs no call.
 
 -- Inside SECURITY DEFINER current_user is the owner of pg_fence_lite, so the caller is told from the session.
-CREATE OR REPLACE FUNCTION fence.caller() RETURNS name LANGUAGE sql STABLE BEGIN ATOMIC
-    SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END;
-END;
+CREATE OR REPLACE FUNCTION fence.caller() RETURNS name LANGUAGE sql STABLE
+    RETURN CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END;
 COMMENT ON FUNCTION fence.caller IS 'the role that calls: that of SET ROLE, else that of the session';
 
 CREATE OR REPLACE FUNCTION fence.acts_for(role name) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM pg_roles c LEFT JOIN pg_roles r ON r.rolname = acts_for.role
                     WHERE c.rolname = fence.caller() AND (c.rolsuper OR r.oid IS NOT NULL AND (pg_has_role(c.oid, r.oid, 'USAGE')
-                       OR pg_has_role(c.oid, r.oid, CASE WHEN current_setting('server_version_num')::integer < 160000 THEN 'MEMBER' ELSE 'SET' END))))
+                       OR pg_has_role(c.oid, r.oid, CASE WHEN current_setting('server_version_num') < '160000' THEN 'MEMBER' ELSE 'SET' END))))
 $$;
-COMMENT ON FUNCTION fence.acts_for IS 'may the caller, who is another role, use the grants of this one: is it a member of it or a superuser?';
+COMMENT ON FUNCTION fence.acts_for IS 'may the caller use the grants of this role, as a member of it or a superuser?';
 
-CREATE OR REPLACE FUNCTION fence.rank(level text) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
-    SELECT array_position('{monitor,worker,adopter,admin}', level)
-$$;
+CREATE OR REPLACE FUNCTION fence.rank(level text) RETURNS integer LANGUAGE sql IMMUTABLE
+    RETURN array_position('{monitor,worker,adopter,admin}', level);
 COMMENT ON FUNCTION fence.rank IS 'the levels of fence_grant in their order; NULL for another word';
 
 CREATE OR REPLACE FUNCTION fence.may_name(lease text, least_rank integer DEFAULT 1) RETURNS boolean
@@ -189,14 +169,12 @@ $$;
 COMMENT ON FUNCTION fence.may_name IS
     'may the caller use this lease at that level: see it, take it, adopt it? Prefixes are compared byte by byte';
 
-CREATE OR REPLACE FUNCTION fence.may_be_told(lease text) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT has_table_privilege(fence.caller(), 'fence.leases', 'SELECT') AND fence.may_name(lease)
-$$;
+CREATE OR REPLACE FUNCTION fence.may_be_told(lease text) RETURNS boolean LANGUAGE sql STABLE
+    RETURN has_table_privilege(fence.caller(), 'fence.leases', 'SELECT') AND fence.may_name(lease);
 COMMENT ON FUNCTION fence.may_be_told IS 'may an error tell the caller of this lease?';
 
-CREATE OR REPLACE FUNCTION fence.quoted(text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT '"' || replace(replace(replace($1, E'\n', '\n'), E'\r', '\r'), E'\t', '\t') || '"'
-$$;
+CREATE OR REPLACE FUNCTION fence.quoted(text) RETURNS text LANGUAGE sql IMMUTABLE
+    RETURN '"' || replace(replace(replace($1, E'\n', '\n'), E'\r', '\r'), E'\t', '\t') || '"';
 COMMENT ON FUNCTION fence.quoted IS 'a name as a message shows it: in quotes, on one line';
 
 CREATE OR REPLACE FUNCTION fence.cut(text, most integer DEFAULT 256) RETURNS text LANGUAGE sql STABLE AS $$
@@ -217,7 +195,8 @@ END
 $$;
 COMMENT ON FUNCTION fence.refuse IS 'raises an error with DETAIL in JSON';
 
-CREATE OR REPLACE FUNCTION fence.bad_argument(argument text, message text, hint text, code text DEFAULT '22023') RETURNS void LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION fence.bad_argument(argument text, message text, hint text, code text DEFAULT '22023') RETURNS void
+LANGUAGE sql AS $$
     SELECT fence.refuse(code, message, hint, jsonb_build_object('argument', argument))
 $$;
 COMMENT ON FUNCTION fence.bad_argument IS 'refuses an argument';
@@ -228,64 +207,47 @@ CREATE OR REPLACE FUNCTION fence.left_out(what text) RETURNS void LANGUAGE sql A
 $$;
 COMMENT ON FUNCTION fence.left_out IS 'refuses what only the extension has (0A000)';
 
-CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS numeric LANGUAGE sql IMMUTABLE AS $$
-    SELECT (extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000
-$$;
+CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS numeric LANGUAGE sql IMMUTABLE
+    RETURN (extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000;
 COMMENT ON FUNCTION fence.microseconds IS 'an interval in microseconds; a month counts as 30 days';
 
-CREATE OR REPLACE FUNCTION fence.fits(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
-    wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT coalesce(octet_length(name) BETWEEN 1 AND 512 AND token >= 1, false)
-       AND (ttl IS NULL OR ttl > '0' AND ttl <= '366 days') AND (wait IS NULL OR wait >= '0' AND wait < '290000 years')
-       AND (holder IS NULL OR octet_length(holder) <= 512) AND (metadata IS NULL OR octet_length(metadata::text) <= 65536)
-       AND (writes = '' OR current_setting('transaction_read_only') = 'off')
-$$;
-COMMENT ON FUNCTION fence.fits IS 'are the arguments good, and may this transaction write?';
-
-CREATE OR REPLACE FUNCTION fence.check(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
+-- `call` writes, where it is not empty.
+CREATE OR REPLACE FUNCTION fence.check(call text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
     wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF fence.fits(writes, name, token, ttl, wait, holder, metadata) THEN
-        RETURN;
-    ELSIF name IS NULL THEN
+    IF name IS NULL THEN
         PERFORM fence.bad_argument('name', 'name must not be NULL', 'Pass a value.', '22004');
-    ELSIF name = '' THEN
-        PERFORM fence.bad_argument('name', 'a lease needs a name', 'Name what only one may do at a time, as ''invoice-run'' or ''order:7''.');
-    ELSIF octet_length(name) > 512 THEN
-        PERFORM fence.bad_argument('name', 'the name of a lease is at most 512 bytes long', 'Use a hash of the long name.');
+    ELSIF octet_length(name) NOT BETWEEN 1 AND 512 THEN
+        PERFORM fence.bad_argument('name', 'the name of a lease is 1 to 512 bytes long',
+            'Name what only one may do at a time, as ''invoice-run'' or ''order:7''; for a longer name, use a hash of it.');
     ELSIF token IS NULL THEN
-        PERFORM fence.bad_argument('token', 'token must not be NULL', CASE writes
-            WHEN 'lease_adopt' THEN 'Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.'
-            ELSE 'NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.' END, '22004');
+        PERFORM fence.bad_argument('token', 'token must not be NULL', 'NULL often means that '
+            || CASE call WHEN 'lease_adopt' THEN 'the other lock service has not granted the lease: adopt only what it grants.'
+               ELSE 'lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.' END, '22004');
     ELSIF token < 1 THEN
-        PERFORM fence.bad_argument('token', 'a fencing token is at least 1', 'Pass the token that lease_acquire or lease_renew returned.');
+        PERFORM fence.bad_argument('token', 'a fencing token is at least 1', 'Pass what lease_acquire or lease_renew returned.');
     ELSIF ttl <= '0' OR ttl > '366 days' THEN
-        PERFORM fence.bad_argument('ttl', 'ttl must be positive and at most 366 days',
-            'A ttl of three to ten times the heartbeat''s interval is usual, as ''30 s''.');
+        PERFORM fence.bad_argument('ttl', 'ttl must be positive and at most 366 days', 'Three to ten times the heartbeat is usual.');
     ELSIF wait < '0' OR wait >= '290000 years' THEN
-        PERFORM fence.bad_argument('wait', CASE WHEN wait < '0' THEN 'wait must not be negative' ELSE 'wait must be finite' END,
-            'Zero tries once and never blocks; ''10 s'' waits in line.');
+        PERFORM fence.bad_argument('wait', 'wait must be finite and not negative', 'Zero tries once; ''10 s'' waits in line.');
     ELSIF octet_length(holder) > 512 THEN
-        PERFORM fence.bad_argument('holder', 'a holder is at most 512 bytes long',
-            'Name the worker, as ''invoices@host7''; what else is to be shown goes into metadata.');
+        PERFORM fence.bad_argument('holder', 'a holder is at most 512 bytes long', 'Name the worker, as ''invoices@host7''.');
     ELSIF octet_length(metadata::text) > 65536 THEN
-        PERFORM fence.bad_argument('metadata', 'metadata is at most 64 kB',
-            'Every renewal writes it again: keep the work''s data in a table of its own.');
+        PERFORM fence.bad_argument('metadata', 'metadata is at most 64 kB', 'Keep the work''s data in a table of its own.');
+    ELSIF call <> '' AND current_setting('transaction_read_only') = 'on' THEN
+        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', call,
+            CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
     END IF;
-    RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', writes,
-        CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
 END
 $$;
 COMMENT ON FUNCTION fence.check IS 'refuses bad arguments, and a call that writes where nothing can be written';
 
-CREATE OR REPLACE FUNCTION fence.keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE BEGIN ATOMIC
-    SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
-END;
+CREATE OR REPLACE FUNCTION fence.keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE
+    RETURN current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
 COMMENT ON FUNCTION fence.keeps_snapshot IS 'is this transaction at REPEATABLE READ or above?';
 
-CREATE OR REPLACE FUNCTION fence.lock_key(lease text, kind bigint DEFAULT 1) RETURNS bigint LANGUAGE sql IMMUTABLE BEGIN ATOMIC
-    SELECT hashtextextended(lease, 7382 + kind);
-END;
+CREATE OR REPLACE FUNCTION fence.lock_key(lease text, kind bigint DEFAULT 1) RETURNS bigint LANGUAGE sql IMMUTABLE
+    RETURN hashtextextended(lease, 7382 + kind);
 COMMENT ON FUNCTION fence.lock_key IS 'the advisory lock of a leases name; kind 2 is the queue of those who wait';
 
 
@@ -294,12 +256,11 @@ COMMENT ON FUNCTION fence.lock_key IS 'the advisory lock of a leases name; kind 
 -- A hash as a value of a sequence is at least 1. The path of the file has the oid of the database in it, and changes with
 -- each ALTER SEQUENCE. With the oids of both sequences, marks that a dump has loaded are not taken for this database's own;
 -- with the latest jump, a jump that was loaded over a later one is noticed.
-CREATE OR REPLACE FUNCTION fence.start_mark() RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT greatest(1, 9223372036854775807 & hashtextextended(pg_relation_filepath('fence.token_seq'::regclass)
+CREATE OR REPLACE FUNCTION fence.start_mark() RETURNS bigint LANGUAGE sql VOLATILE
+    RETURN greatest(1, 9223372036854775807 & hashtextextended(pg_relation_filepath('fence.token_seq'::regclass)
         || ' ' || 'fence.server_start_seq'::regclass::oid || ' ' || 'fence.token_seq'::regclass::oid
         || ' ' || coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)
-        || ' ' || extract(epoch FROM pg_postmaster_start_time()), 0))
-$$;
+        || ' ' || extract(epoch FROM pg_postmaster_start_time()), 0));
 COMMENT ON FUNCTION fence.start_mark IS 'this start of the server, in this database, with this sequence';
 
 CREATE OR REPLACE FUNCTION fence.identity(OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
@@ -327,10 +288,9 @@ $$;
 COMMENT ON FUNCTION fence.identity IS
     'what tells this database from a copy of it. Where a platform does not let an ordinary role ask, 0 stands for it';
 
-CREATE OR REPLACE FUNCTION fence.has_begun() RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark()
-       AND pg_sequence_last_value('fence.token_seq') >= pg_sequence_last_value('fence.server_start_token_seq'), false)
-$$;
+CREATE OR REPLACE FUNCTION fence.has_begun() RETURNS boolean LANGUAGE sql VOLATILE
+    RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark()
+       AND pg_sequence_last_value('fence.token_seq') >= pg_sequence_last_value('fence.server_start_token_seq'), false);
 COMMENT ON FUNCTION fence.has_begun IS
     'has this life begun, and has nobody altered the sequence since? That is all that a draw asks';
 
@@ -401,49 +361,40 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION fence.settle IS 'by this the trigger, which cannot write the sequence, has it moved on after a start';
+COMMENT ON FUNCTION fence.settle IS 'has the sequence moved on after a start; also for the trigger, which cannot write it';
 
-CREATE OR REPLACE FUNCTION fence.draw_behind(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence.draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM fence.settle();
+    IF NOT fence.has_begun() THEN
+        PERFORM fence.move_on(false);
+    END IF;
     IF pg_sequence_last_value('fence.token_seq') < above THEN
         PERFORM fence.move_on(true, above);  -- somebody has set it back
     END IF;
     RETURN nextval('fence.token_seq');
 END
 $$;
-COMMENT ON FUNCTION fence.draw_behind IS 'the next token, after the sequence was moved on';
+COMMENT ON FUNCTION fence.draw IS 'the next token, for who has the lease''s lock; `above` is the greatest that the lease has had';
 
-CREATE OR REPLACE FUNCTION fence.draw(above bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT CASE WHEN fence.has_begun() AND pg_sequence_last_value('fence.token_seq') >= above THEN nextval('fence.token_seq')
-                ELSE fence.draw_behind(above) END
-$$;
-COMMENT ON FUNCTION fence.draw IS
-    'the next token. The caller holds the lease''s lock; `above` is the greatest token that the lease has had';
-
-CREATE OR REPLACE FUNCTION fence.floor() RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)
-$$;
-COMMENT ON FUNCTION fence.floor IS 'where the latest jump went to. No earlier grant''s tokens speak until it is renewed';
+CREATE OR REPLACE FUNCTION fence.floor() RETURNS bigint LANGUAGE sql VOLATILE
+    RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
+COMMENT ON FUNCTION fence.floor IS 'where the latest jump went to';
 
 
 -- Leases --------------------------------------------------------------------------------------------------------------
 
 -- The tokens by which this transaction guards leases, {"name": token}, in a setting, which goes with a savepoint as its
 -- locks do. It is no proof, for anybody may set it: what it shows is judged like any other token.
-CREATE OR REPLACE FUNCTION fence.noted(lease text) RETURNS bigint LANGUAGE sql STABLE BEGIN ATOMIC
-    SELECT (nullif(current_setting('pg_fence.guards', true), '')::jsonb ->> lease)::bigint;
-END;
+CREATE OR REPLACE FUNCTION fence.noted(lease text) RETURNS bigint LANGUAGE sql STABLE
+    RETURN (nullif(current_setting('pg_fence.guards', true), '')::jsonb ->> lease)::bigint;
 COMMENT ON FUNCTION fence.noted IS 'the token by which this transaction guards a lease, as the setting says: no proof';
 
-CREATE OR REPLACE FUNCTION fence.latest(first_token bigint, renewal_tokens bigint[]) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(renewal_tokens[cardinality(renewal_tokens)], first_token)
-$$;
+CREATE OR REPLACE FUNCTION fence.latest(first_token bigint, renewal_tokens bigint[]) RETURNS bigint LANGUAGE sql IMMUTABLE
+    RETURN coalesce(renewal_tokens[cardinality(renewal_tokens)], first_token);
 COMMENT ON FUNCTION fence.latest IS 'the latest token of a grant, but for the one that closed it';
 
-CREATE OR REPLACE FUNCTION fence.outlived_jump(adopted_floor bigint, latest bigint) RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT CASE WHEN adopted_floor IS NULL THEN latest > fence.floor() ELSE adopted_floor = fence.floor() END
-$$;
+CREATE OR REPLACE FUNCTION fence.outlived_jump(adopted_floor bigint, latest bigint) RETURNS boolean LANGUAGE sql VOLATILE
+    RETURN CASE WHEN adopted_floor IS NULL THEN latest > fence.floor() ELSE adopted_floor = fence.floor() END;
 COMMENT ON FUNCTION fence.outlived_jump IS 'was a grant made, renewed or adopted since the latest jump?';
 
 CREATE OR REPLACE FUNCTION fence.check_given(name text, least_rank integer) RETURNS void LANGUAGE plpgsql AS $$
@@ -598,17 +549,13 @@ DECLARE
     pause float8 := 0.005;
     is_head boolean := false;
 BEGIN
-    IF NOT fence.fits('lease_acquire', name, 1, longest, wait, holder, metadata) OR shared OR slots <> 1 OR session OR again THEN
-        PERFORM fence.check('lease_acquire', name, 1, longest, wait, holder, metadata);
-        IF slots < 1 THEN
-            PERFORM fence.bad_argument('slots', 'slots must be at least 1', 'slots is how many grants of the lease may live together.');
-        ELSIF shared AND slots > 1 THEN
-            PERFORM fence.bad_argument('slots', 'shared and slots above 1 exclude each other', 'shared has no limit; slots has one.');
-        ELSIF again AND holder IS NULL THEN
-            PERFORM fence.bad_argument('reclaim', 'reclaim needs a holder', 'Only a holder that names itself can be known again: pass holder.');
-        ELSIF shared OR slots > 1 OR session THEN
-            PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN slots > 1 THEN 'slots' ELSE 'session' END);
-        END IF;
+    PERFORM fence.check('lease_acquire', name, 1, longest, wait, holder, metadata);
+    IF slots < 1 OR shared AND slots > 1 THEN
+        PERFORM fence.bad_argument('slots', 'slots must be at least 1, and shared excludes more', 'shared has no limit; slots has one.');
+    ELSIF again AND holder IS NULL THEN
+        PERFORM fence.bad_argument('reclaim', 'reclaim needs a holder', 'Only a holder that names itself can be known again.');
+    ELSIF shared OR slots > 1 OR session THEN
+        PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN slots > 1 THEN 'slots' ELSE 'session' END);
     END IF;
     IF NOT pg_has_role(fence.caller(), current_user, 'USAGE') THEN
         PERFORM fence.check_given(name, 2);
@@ -718,9 +665,7 @@ COMMENT ON FUNCTION fence.change IS
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT fence.fits('lease_renew', name, token, ttl) THEN
-        PERFORM fence.check('lease_renew', name, token, ttl);
-    END IF;
+    PERFORM fence.check('lease_renew', name, token, ttl);
     RETURN fence.change('lease_renew', name, token, ttl);
 END
 $$;
@@ -730,14 +675,12 @@ COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
 CREATE OR REPLACE FUNCTION lease_release(name text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT fence.fits('lease_release', name, token) THEN
-        PERFORM fence.check('lease_release', name, token);
-    END IF;
+    PERFORM fence.check('lease_release', name, token);
     RETURN fence.change('lease_release', name, token, NULL);
 END
 $$;
 COMMENT ON FUNCTION lease_release(text, bigint) IS
-    'ends the grant: its closing token, good for a last write in this transaction (after a failover, only once renewed); NULL when the lease was lost';
+    'ends the grant: its closing token, good for a last write in this transaction; NULL when the lease was lost';
 
 CREATE OR REPLACE FUNCTION lease_revoke(name text)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -759,7 +702,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lease_revoke(text) IS
-    'ends all current grants of the lease, also those of others, and returns the closing token; NULL when there was none';
+    'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
 
 -- At REPEATABLE READ and above a plain read shows an old grant. Locking what has changed since is 40001, and a row that is
 -- newer than the snapshot shows by its key.
@@ -791,7 +734,7 @@ DECLARE
     key CONSTANT bigint := fence.lock_key(lease);
     held fence.lease;
     is_own boolean;  -- a token of the grant, which is neither closed nor over
-    outlived boolean;
+    outlived boolean;  -- the latest jump; NULL where it is not the grant's
     sees boolean;
 BEGIN
     IF noted IS NULL AND NOT fence.has_begun() THEN
@@ -817,14 +760,16 @@ BEGIN
                   AND (held.closing_token IS NULL AND held.expires_at > clock_timestamp()
                        OR coalesce(noted = held.first_token OR noted = ANY (held.renewal_tokens), false))
                OR token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
-        outlived := is_own AND fence.outlived_jump(held.adopted_floor, fence.latest(held.first_token, held.renewal_tokens));
+        outlived := CASE WHEN is_own THEN
+            fence.outlived_jump(held.adopted_floor, fence.latest(held.first_token, held.renewal_tokens)) END;
         IF NOT coalesce(outlived AND (held.role = fence.caller() OR fence.acts_for(held.role)), false) THEN
             RAISE SQLSTATE 'PF999';
         ELSIF keeps_snapshot AND held.granted_in = pg_current_xact_id_if_assigned() THEN
             RETURN '{"code": "55000"}';
         END IF;
-        PERFORM setval('fence.verdict_seq', CASE WHEN held.adopted_floor IS NULL THEN fence.seal(lease, token, pg_sequence_last_value('fence.token_seq')) ELSE 1 END),
-                set_config('pg_fence.relied', CASE WHEN keeps_snapshot THEN '' ELSE token || ' ' || lease END, true),
+        PERFORM setval('fence.verdict_seq', CASE WHEN held.adopted_floor IS NOT NULL THEN 1
+                    ELSE fence.seal(lease, token, pg_sequence_last_value('fence.token_seq')) END),
+                set_config('pg_fence.relied', token || ' ' || lease, true),
                 -- Of a transaction that guards very many, the latest are noted.
                 set_config('pg_fence.guards', (coalesce(CASE WHEN length(guards) < 8000 THEN guards::jsonb END, '{}')
                     || jsonb_build_object(lease, token))::text, true);
@@ -840,7 +785,7 @@ BEGIN
         RETURN jsonb_build_object('code', '42501', 'role', held.role);
     END IF;
     RETURN jsonb_strip_nulls(jsonb_build_object('code', 'PF004',
-        'renew_first', CASE WHEN is_own AND NOT outlived AND (sees OR held.role = fence.caller() OR fence.acts_for(held.role)) THEN true END,
+        'renew_first', CASE WHEN NOT outlived AND (sees OR held.role = fence.caller() OR fence.acts_for(held.role)) THEN true END,
         'holder', CASE WHEN sees THEN fence.cut(coalesce(held.holder, held.session_label)) END,
         'expires_at', CASE WHEN sees AND isfinite(held.expires_at)
                            THEN to_char(held.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END));
@@ -849,48 +794,25 @@ $$;
 COMMENT ON FUNCTION fence.verdict IS 'may a transaction rely on this token from now until it ends?';
 
 -- What fence.verdict was content with is remembered where nobody else can write: in the value that this session has of a
--- sequence. This transaction, the last token drawn and the last sweep are a part of it: while they are the same, nobody was
--- granted anything, and no name was made free for an adoption.
-CREATE OR REPLACE FUNCTION fence.seal(lease text, token bigint, last bigint) RETURNS bigint LANGUAGE sql VOLATILE BEGIN ATOMIC
-    SELECT 1 + (9223372036854775806 & hashtextextended(encode(sha256(
-        replace(last || ' ' || coalesce(pg_sequence_last_value('fence.sweep_seq'), 0) || ' ' || token || ' ' || fence.caller()::text || ' ' || lease, '\', '\\')::bytea), 'hex'),
+-- sequence. The role, the transaction, the last token drawn and the last sweep are a part of it: while they are the same,
+-- nobody was granted anything, and no name was made free for an adoption. A lock that goes with a savepoint takes the setting
+-- pg_fence.relied with it.
+CREATE OR REPLACE FUNCTION fence.seal(lease text, token bigint, last bigint) RETURNS bigint LANGUAGE sql VOLATILE
+    RETURN 1 + (9223372036854775806 & hashtextextended(encode(sha256(
+        replace(last || ' ' || coalesce(pg_sequence_last_value('fence.sweep_seq'), 0) || ' ' || token || ' ' || fence.caller()::text
+                || ' ' || lease, '\', '\\')::bytea), 'hex'),
         (date_part('epoch', now()) * 1000000)::bigint));
-END;
-COMMENT ON FUNCTION fence.seal IS
-    'what is remembered of a verdict, for this role and transaction, while `last` is the last token drawn and no row was swept';
+COMMENT ON FUNCTION fence.seal IS 'what is remembered of a verdict, for this role and transaction; `last` is the last token drawn';
 
--- Without a search_path of its own, which costs more than all else that it does; so it names everything in full.
-CREATE OR REPLACE FUNCTION fence.is_granted(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER AS $$
-DECLARE
-    holder name;
-BEGIN
-    IF fence.keeps_snapshot() THEN
-        RETURN false;
-    END IF;
-    SELECT l.role INTO holder FROM fence.lease l
-     WHERE l.name OPERATOR(pg_catalog.=) is_granted.lease AND l.adopted_floor IS NULL
-       AND (l.first_token OPERATOR(pg_catalog.=) token OR token OPERATOR(pg_catalog.=) ANY (l.renewal_tokens));
-    IF holder OPERATOR(pg_catalog.=) fence.caller() THEN
-        RETURN pg_catalog.setval('fence.verdict_seq', fence.seal(lease, token, last)) IS NOT NULL;
-    END IF;
-    RETURN false;
-END
-$$;
-COMMENT ON FUNCTION fence.is_granted IS 'is this a token of the latest grant of the lease, and the callers? For who has its lock';
-
-CREATE OR REPLACE FUNCTION fence.last_behind_lock(lease text) RETURNS bigint LANGUAGE sql VOLATILE BEGIN ATOMIC
-    SELECT CASE WHEN lease = '' OR pg_try_advisory_xact_lock_shared(fence.lock_key(lease)) THEN pg_sequence_last_value('fence.token_seq') END;
-END;
+CREATE OR REPLACE FUNCTION fence.last_behind_lock(lease text) RETURNS bigint LANGUAGE sql VOLATILE
+    RETURN CASE WHEN lease = '' OR pg_try_advisory_xact_lock_shared(fence.lock_key(lease))
+                THEN pg_sequence_last_value('fence.token_seq') END;
 COMMENT ON FUNCTION fence.last_behind_lock IS 'the last token drawn, read behind the lock of the lease; NULL where that is not free';
 
--- For the next row, where fence.verdict was content a moment ago; the lock is had, and `last` was read behind it. Who sets
--- pg_fence.relied himself is spared no more than the questions whether this database is a copy, and whether his own grant,
--- which nobody else has got since, is over.
-CREATE OR REPLACE FUNCTION fence.still_relies(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE sql VOLATILE BEGIN ATOMIC
-    SELECT CASE WHEN current_setting('pg_fence.relied', true) = token || ' ' || lease
-                THEN currval('fence.verdict_seq') = fence.seal(lease, token, last) OR fence.is_granted(lease, token, last) END;
-END;
-COMMENT ON FUNCTION fence.still_relies IS 'true where fence.verdict was content with this a moment ago, and still would be';
+CREATE OR REPLACE FUNCTION fence.remembers(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE sql VOLATILE
+    RETURN CASE WHEN current_setting('pg_fence.relied', true) = token || ' ' || lease
+                THEN currval('fence.verdict_seq') = fence.seal(lease, token, last) END;
+COMMENT ON FUNCTION fence.remembers IS 'true where fence.verdict was content with this a moment ago, and still would be';
 
 CREATE OR REPLACE FUNCTION fence.words(verdict jsonb, named text, token bigint, OUT message text, OUT hint text, OUT detail jsonb)
 LANGUAGE plpgsql AS $$
@@ -901,19 +823,19 @@ BEGIN
     CASE verdict ->> 'code'
     WHEN '40001' THEN
         message := format('could not serialize access to %s due to concurrent changes', lease);
-        hint := 'The grant is newer than the transaction''s snapshot, which may lack the previous holder''s last writes: retry the transaction.';
+        hint := 'The grant is newer than the transaction''s snapshot: retry the transaction.';
     WHEN '55000' THEN
         message := format('this transaction''s snapshot is older than its grant of %s', lease);
-        hint := 'Acquire in a transaction of its own and commit it, then begin this one: at REPEATABLE READ and above its reads may lack the previous holder''s last writes.';
+        hint := 'Acquire in a transaction of its own and commit it, then begin this one.';
     WHEN '42501' THEN
         message := format('%s was granted to another role', lease);
-        hint := 'Only the role that acquired a lease, a member of it or a superuser may use its tokens; lease_revoke ends anybody''s.';
+        hint := 'Only the role that acquired a lease, a member of it or a superuser may use its tokens.';
     ELSE
-        message := format('fencing token%s does not speak for %s', coalesce(' ' || token, ''), lease);
+        message := format('fencing token%s does not speak for %s', ' ' || token, lease);
         detail := jsonb_build_object('presented', token) || detail;
-        hint := CASE WHEN verdict ? 'renew_first' THEN
-            'The lease is still this token''s, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.'
-            ELSE 'The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it again.' END;
+        hint := CASE WHEN verdict ? 'renew_first' THEN 'The database has failed over, or been restored or copied, since the grant was '
+                     'last renewed: call lease_renew with this token, and go on with the one it returns. NULL means: stop.'
+                ELSE 'The lease has expired, been released, revoked or taken over, or was never granted with it: stop.' END;
     END CASE;
 END
 $$;
@@ -943,7 +865,8 @@ DECLARE
 BEGIN
     PERFORM fence.check('', name, token);
     SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_check.name;
-    IF NOT FOUND OR NOT fence.outlived_jump(held.adopted_floor, fence.latest(held.first_token, held.renewal_tokens)) OR NOT fence.may_name(name) OR NOT pg_is_in_recovery() AND NOT fence.has_begun() AND fence.is_copy() THEN
+    IF NOT FOUND OR NOT fence.outlived_jump(held.adopted_floor, fence.latest(held.first_token, held.renewal_tokens))
+       OR NOT fence.may_name(name) OR NOT pg_is_in_recovery() AND NOT fence.has_begun() AND fence.is_copy() THEN
         RETURN false;
     ELSIF held.closing_token IS NOT NULL THEN
         RETURN token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
@@ -954,8 +877,6 @@ $$;
 COMMENT ON FUNCTION lease_check(text, bigint) IS
     'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
 
--- What becomes of a number that somebody else has granted, by the row of its lease: it is current, to be made known again
--- (after a jump), or greater than all before. Else it is refused.
 CREATE OR REPLACE FUNCTION fence.adopts(lease text, token bigint, held fence.lease) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     had CONSTANT bigint := greatest(held.first_token, held.closing_token);
@@ -974,16 +895,17 @@ BEGIN
         RETURN 'greater';
     END IF;
     PERFORM fence.refuse('PF001',
-        CASE WHEN token < had THEN format('stale fencing token %s: lease %s has had %s', token, fence.quoted(lease), had)
-             ELSE format('stale fencing token %s: it was released or revoked', token) END,
-        CASE WHEN token < had THEN 'A newer holder has taken the lease over: stop, and do not retry with this token.'
-             ELSE 'Adopt the number of a new grant. After a mistake: lease_revoke, then lease_forget.' END,
+        format(CASE WHEN token < had THEN 'stale fencing token %s: lease %s has had %s'
+                    ELSE 'stale fencing token %s: it was released or revoked' END, token, fence.quoted(lease), had),
+        'Stop, and do not retry with this token: adopt the number of a new grant. After a mistake: lease_revoke, then lease_forget.',
         jsonb_build_object('lease', fence.cut(lease), 'presented', token, 'stored', had));
 END
 $$;
-COMMENT ON FUNCTION fence.adopts IS 'what becomes of a number that somebody else has granted: greater, again or current; else it is refused';
+COMMENT ON FUNCTION fence.adopts IS
+    'what becomes of a number that somebody else has granted: greater than all, current, again (after a jump); else it is refused';
 
-CREATE OR REPLACE FUNCTION lease_adopt(name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
+CREATE OR REPLACE FUNCTION lease_adopt(
+    name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     began CONSTANT timestamptz := clock_timestamp();
@@ -1043,7 +965,8 @@ BEGIN
                 SELECT l.* INTO held FROM fence.lease l
                  WHERE l.name = lease_adopt.name AND (l.closing_token IS NULL OR l.closing_token < token) FOR NO KEY UPDATE SKIP LOCKED;
                 IF FOUND AND fence.adopts(name, token, held) = 'greater' THEN
-                    UPDATE fence.lease l SET closing_token = token, ended_at = clock_timestamp(), closed_in = NULL WHERE l.name = lease_adopt.name;
+                    UPDATE fence.lease l SET closing_token = token, ended_at = clock_timestamp(), closed_in = NULL
+                     WHERE l.name = lease_adopt.name;
                     PERFORM fence.commit_durably();
                 END IF;
                 RETURN NULL;
@@ -1054,10 +977,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lease_adopt(text, bigint, text, interval, jsonb) IS
-    'makes known here what somebody else has granted: the token, or NULL while a transaction relies on an older grant (and did so for wait)';
+    'makes known here what somebody else has granted: the token, or NULL while a transaction relies on an older grant';
 
--- Deletes rows of leases that ended longer ago: up to 1000, for each takes a lock. Who is guarding a lease, or just
--- acquiring it, has its lock; who has this lock meets no acquire.
+-- Up to 1000, for each takes a lock. Who is guarding a lease, or just acquiring it, has its lock.
 CREATE OR REPLACE FUNCTION fence.sweep(call text, only_name text, older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     horizon timestamptz;
@@ -1119,7 +1041,8 @@ CREATE OR REPLACE VIEW fence.leases WITH (security_barrier) AS
 SELECT l.name, 'exclusive'::text AS mode,
        CASE WHEN l.closing_token IS NOT NULL THEN 'free'
             WHEN l.expires_at <= clock_timestamp() THEN 'expired' ELSE 'held' END AS state,
-       coalesce(l.holder, l.session_label) AS holder, l.role, coalesce(l.closing_token, fence.latest(l.first_token, l.renewal_tokens)) AS token,
+       coalesce(l.holder, l.session_label) AS holder, l.role,
+       coalesce(l.closing_token, fence.latest(l.first_token, l.renewal_tokens)) AS token,
        l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
        CASE WHEN l.closing_token IS NOT NULL THEN interval '0' WHEN isfinite(l.expires_at)
             THEN greatest(l.expires_at - clock_timestamp(), interval '0') END AS remaining,
@@ -1176,8 +1099,8 @@ $$;
 COMMENT ON FUNCTION fence.may_read IS
     'may the caller read these columns in every row? The current user and the session''s role both must';
 
-CREATE OR REPLACE FUNCTION fence.refuse_row(code text, relation oid, data jsonb, col text, message text, hint text, detail jsonb DEFAULT '{}')
-RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence.refuse_row(
+    code text, relation oid, data jsonb, col text, message text, hint text, detail jsonb DEFAULT '{}') RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     place record;
     key_columns CONSTANT text[] := ARRAY (
@@ -1190,7 +1113,8 @@ BEGIN
     SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     IF data IS NOT NULL AND fence.may_read(relation, key_columns) THEN
         SELECT jsonb_object_agg(fence.cut(k, 64), CASE jsonb_typeof(data -> k)
-                   WHEN 'string' THEN to_jsonb(fence.cut(data ->> k, least(256, 512 / shown))) WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
+                   WHEN 'string' THEN to_jsonb(fence.cut(data ->> k, least(256, 512 / shown)))
+                   WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
                    WHEN 'number' THEN CASE WHEN data ->> k ~ '^-?\d{1,19}$' THEN data -> k ELSE to_jsonb(data ->> k) END
                    ELSE data -> k END)
           INTO key FROM unnest(key_columns[:8]) AS k;
@@ -1199,132 +1123,73 @@ BEGIN
         END IF;
     END IF;
     RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint,
-        DETAIL = jsonb_strip_nulls(detail || jsonb_build_object('relation', fence.cut(format('%I.%I', place.nspname, place.relname)), 'key', key)),
+        DETAIL = jsonb_strip_nulls(detail || jsonb_build_object(
+            'relation', fence.cut(format('%I.%I', place.nspname, place.relname)), 'key', key)),
         SCHEMA = place.nspname, TABLE = place.relname, COLUMN = coalesce(col, '');
 END
 $$;
 COMMENT ON FUNCTION fence.refuse_row IS 'refuses a row: `data` is it, `col` its fence column';
 
-CREATE OR REPLACE FUNCTION fence.check_trigger(level text, moment text, arguments text[], n integer) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    fault text;
-BEGIN
-    IF level <> 'ROW' OR moment <> 'BEFORE' THEN
-        PERFORM fence.refuse('39P01', CASE WHEN level <> 'ROW' THEN 'fenced() must fire FOR EACH ROW, but for TRUNCATE'
-                                           ELSE 'fenced() must fire BEFORE the write' END,
-            'CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON my_table FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.');
-    ELSIF arguments[3] = 'verify' THEN
-        PERFORM fence.left_out('verify');
-    END IF;
-    fault := CASE WHEN n > 5 THEN 'fenced() takes at most 5 arguments'
-        WHEN arguments[1] NOT IN ('', 'strict', 'monotonic', 'managed') THEN format('unknown mode %s of fenced()', fence.quoted(arguments[1]))
-        WHEN arguments[3] NOT IN ('', 'partitioned') THEN 'the fourth argument of fenced() can only be verify'
-        WHEN arguments[4] !~ '^((insert|update|delete|truncate)(,(?!$)|$))*$'
-        THEN 'the fifth argument of fenced() can only be events: insert, update, delete, truncate' END;
-    IF fault IS NOT NULL THEN
-        PERFORM fence.refuse('22023', fault,
-            'fenced(fence_column, mode, lease): the column''s name; strict, monotonic or managed; and a lease''s name with {column} placeholders.');
-    END IF;
-END
-$$;
-COMMENT ON FUNCTION fence.check_trigger IS 'is the trigger where it can work, and do its arguments mean something?';
-
-CREATE OR REPLACE FUNCTION fence.check_column(relation oid, data jsonb, col text, fence_column text) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    type CONSTANT oid := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0);
-BEGIN
-    IF type IS NULL THEN
-        PERFORM fence.refuse_row('42703', relation, data, fence_column, format('the trigger fenced finds no column %s', fence.quoted(col)),
-            'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
-            jsonb_build_object('column', fence.cut(col)));
-    ELSIF col = fence_column AND type <> 'bigint'::regtype THEN
-        PERFORM fence.refuse_row('42804', relation, NULL, fence_column,
-            format('column %s must be a bigint to serve the trigger fenced', fence.quoted(fence_column)),
-            'Tokens are bigint; a lease''s name is made of columns whose text no setting can change.', jsonb_build_object('column', fence_column));
-    END IF;
-END
-$$;
-COMMENT ON FUNCTION fence.check_column IS 'is a column that the trigger needs there, and the fence column a bigint?';
-
-CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, fence_column text) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, col text) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     piece text;
-    name text := CASE WHEN data IS NOT NULL THEN '' END;
+    name text := '';
 BEGIN
-    FOR piece IN SELECT m[1] FROM regexp_matches(template, '(\{\{|\}\}|\{[^{}]+\}|[^{}]+|.)', 'g') AS m WHERE data IS NOT NULL LOOP
-        IF piece IN ('{', '}') THEN
-            PERFORM fence.refuse_row('22023', relation, data, fence_column, format('in the lease %s: a brace has no partner', fence.quoted(template)),
-                'fenced(fence_column, mode, lease): the column''s name; strict, monotonic or managed; and a lease''s name with {column} placeholders.');
-        ELSIF piece !~ '^\{.+\}$' THEN
-            name := name || CASE WHEN piece IN ('{{', '}}') THEN left(piece, 1) ELSE piece END;
-        ELSE
-            piece := substr(piece, 2, length(piece) - 2);
-            name := name || (data ->> piece);
-            IF name IS NULL THEN
-                PERFORM fence.check_column(relation, data, piece, fence_column);
-                PERFORM fence.refuse_row('22004', relation, data, fence_column, format('column %s is NULL, so the row names no lease', fence.quoted(piece)),
-                    'Give it a value. Rows that have none can be mended by the table''s owner, in one transaction: fence_unprotect, UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.',
-                    jsonb_build_object('column', fence.cut(piece)));
-            END IF;
+    IF template IS NULL OR data IS NULL THEN
+        RETURN NULL;
+    END IF;
+    FOR piece IN SELECT m[1] FROM regexp_matches(template, '(\{\{|\}\}|\{[^{}]+\}|[^{}]+|.)', 'g') AS m LOOP
+        name := name || CASE WHEN piece ~ '^\{.+\}$' THEN data ->> btrim(piece, '{}')
+                             WHEN piece IN ('{{', '}}') THEN left(piece, 1) WHEN piece NOT IN ('{', '}') THEN piece END;
+        IF name IS NULL AND data ? btrim(piece, '{}') THEN
+            PERFORM fence.refuse_row('22004', relation, data, col,
+                format('column %s is NULL, so the row names no lease', fence.quoted(btrim(piece, '{}'))),
+                'Give it a value. Rows that have none are mended by the table''s owner, in one transaction: fence_unprotect, '
+                'UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.',
+                jsonb_build_object('column', fence.cut(btrim(piece, '{}'))));
+        ELSIF name IS NULL THEN
+            PERFORM fence.refuse_row(CASE WHEN length(piece) > 1 THEN '42703' ELSE '22023' END, relation, data, col,
+                format('the lease %s cannot be worked out: %s is no column', fence.quoted(template), fence.quoted(piece)),
+                'Call fence_protect again with the present names; until then no write can land.',
+                jsonb_build_object('column', fence.cut(nullif(btrim(piece, '{}'), ''))));
         END IF;
     END LOOP;
-    IF octet_length(name) NOT BETWEEN 1 AND 512 AND template IS NOT NULL THEN
-        PERFORM fence.refuse_row('22023', relation, data, fence_column, 'the row''s columns make no lease name of 1 to 512 bytes', 'Bind the table to a lease by shorter columns.');
+    IF octet_length(name) NOT BETWEEN 1 AND 512 THEN
+        PERFORM fence.refuse_row('22023', relation, data, col, 'the row''s columns make no lease name of 1 to 512 bytes',
+            'Bind the table to a lease by shorter columns.');
     END IF;
-    RETURN nullif(name, '');
+    RETURN name;
 END
 $$;
 COMMENT ON FUNCTION fence.lease_of IS 'the name of a row''s lease; NULL where there is no row, or the table is bound to none';
 
--- A client that writes every column back must not be told that a newer holder is at work when it has only written its own
--- older value. `tried` has what the statement did: op, column, mode, lease, stored, presented, shown, presents, named, ambient.
-CREATE OR REPLACE FUNCTION fence.refuse_token(code text, relation oid, data jsonb, tried jsonb) RETURNS void LANGUAGE plpgsql AS $$
+-- `is_shown`: the token is the statement's or the transaction's own, so that nobody learns it by this.
+CREATE OR REPLACE FUNCTION fence.refuse_token(code text, relation oid, data jsonb, col text, mode text, stored bigint, token bigint,
+    is_shown boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    col CONSTANT text := tried ->> 'column';
     reads CONSTANT boolean := fence.may_read(relation, ARRAY[col]);
-    presents CONSTANT boolean := (tried ->> 'presents')::boolean;  -- by the column
-    own CONSTANT bigint := CASE WHEN tried ->> 'lease' IS NOT NULL THEN fence.noted(fence.lease_of(tried ->> 'lease', data, relation, col)) END;
-    ambient CONSTANT bigint := coalesce(own, (tried ->> 'ambient')::bigint, substring(current_setting('pg_fence.token', true) FROM '^\s*(\d{1,18})\s*$')::bigint);
-    stored CONSTANT bigint := CASE WHEN reads THEN tried ->> 'stored' END;
-    presented CONSTANT bigint := CASE WHEN reads OR presents OR tried ->> 'ambient' IS NOT NULL THEN tried ->> 'presented' END;
-    managed CONSTANT boolean := tried ->> 'mode' = 'managed';
-    is_strict CONSTANT boolean := tried ->> 'mode' = 'strict';
-    named CONSTANT text := fence.quoted(col);
-    do_this CONSTANT text := 'In this transaction, SET LOCAL pg_fence.token to the token of your lease, or call lease_guard';
-    counts_before CONSTANT text := format('into column %s, which counts before the transaction''s own token: '
-        'leave the column out, or use managed mode for a client that writes every column back.', named);
-    writes CONSTANT boolean := presents OR tried ->> 'op' = 'UPDATE'
-        AND ((tried ->> 'named')::boolean OR managed AND tried ->> 'shown' IS DISTINCT FROM tried ->> 'stored');
+    seen CONSTANT bigint := CASE WHEN reads THEN stored END;
+    presented CONSTANT bigint := CASE WHEN reads OR is_shown THEN token END;
+    own CONSTANT bigint := substring(current_setting('pg_fence.token', true) FROM '^\d{1,18}$')::bigint;
 BEGIN
-    IF code = 'PF001' THEN
-        PERFORM fence.refuse_row(code, relation, data, col,
-            CASE WHEN presented = stored THEN format('stale fencing token: the row has already been written with token %s', stored)
-                 WHEN presented IS NOT NULL AND stored IS NOT NULL THEN format('stale fencing token %s: the row has already seen %s', presented, stored)
-                 ELSE format('stale fencing token%s: the row has seen the same or a greater one', ' ' || presented) END,
-            CASE WHEN presented = stored THEN format('Nobody newer is at work: the row has this very token, and strict mode wants a greater one. '
-                     'To write it again under one grant, use lease_renew''s token, or monotonic mode; for a client '
-                     'that writes column %s back as it read it, managed mode.', named)
-                 WHEN NOT managed AND stored IS NOT NULL AND writes AND tried ->> 'shown' IS NOT NULL
-                      AND (ambient >= stored OR presents AND own IS NOT NULL AND NOT is_strict)
-                 THEN 'The statement wrote an older value ' || counts_before
-                 ELSE 'A newer holder may have taken the lease over: stop, and do not retry with this token.'
-                     || CASE WHEN is_strict THEN ' To write a row again under one grant, use lease_renew''s token, or monotonic mode.'
-                             WHEN tried ->> 'lease' IS NULL THEN ' If it was a renewal of your own that wrote the row, use its token, or bind the table to its lease.'
-                             ELSE '' END END,
-            jsonb_build_object('presented', presented, 'stored', stored));
+    IF code = 'PF002' THEN
+        PERFORM fence.refuse_row(code, relation, data, col, 'no fencing token presented',
+            format('In this transaction, SET LOCAL pg_fence.token to the token of your lease, or call lease_guard, %s. '
+                   'A NULL often means that lease_renew or lease_release found the lease lost: stop.',
+                   format(CASE mode WHEN 'managed' THEN 'for column %s is managed: what a statement writes there is ignored'
+                                    ELSE 'or set column %s to it; for a client that writes NULL there, use managed mode' END,
+                          fence.quoted(col))), jsonb_build_object('stored', seen));
     END IF;
-    PERFORM fence.refuse_row(code, relation, data, col, 'no fencing token presented',
-        CASE WHEN tried ->> 'op' = 'DELETE' THEN format('%s: a DELETE writes no column %s.', do_this, named)
-             WHEN managed AND (writes OR tried ->> 'op' = 'INSERT' AND tried ->> 'shown' IS NOT NULL) THEN
-                 format('%s written into column %s was ignored, for it is managed. %s.',
-                        CASE WHEN tried ->> 'shown' IS NULL THEN 'The NULL' ELSE 'What was' END, named, do_this)
-             WHEN managed THEN format('Column %s is managed. %s.', named, do_this)
-             WHEN writes AND ambient IS NOT NULL THEN 'The statement wrote NULL ' || counts_before
-             ELSE format('%s column %s to the token of your lease, or SET LOCAL pg_fence.token.',
-                         CASE WHEN writes THEN format('The statement wrote NULL into column %s: set', named) ELSE 'Set' END,
-                         CASE WHEN writes THEN 'it' ELSE named END) END
-        || ' A NULL often means that lease_renew or lease_release found the lease lost: stop.',
-        jsonb_build_object('stored', stored));
+    PERFORM fence.refuse_row(code, relation, data, col,
+        CASE WHEN presented = seen THEN format('stale fencing token: the row has already been written with token %s', seen)
+             WHEN presented + seen > 0 THEN format('stale fencing token %s: the row has already seen %s', presented, seen)
+             ELSE format('stale fencing token%s: the row has seen the same or a greater one', ' ' || presented) END,
+        CASE WHEN presented = seen THEN 'Nobody newer is at work; but in strict mode use lease_renew''s token, or monotonic mode.'
+             WHEN own >= seen THEN 'The statement wrote an older value, which counts before the transaction''s own token.'
+             ELSE 'A newer holder may have taken the lease over: stop, and do not retry with this token.' END
+        || CASE mode WHEN 'managed' THEN '' ELSE format(' A client that writes column %s back as it had read it: leave the column out, '
+                     'or use managed mode.', fence.quoted(col)) END,
+        jsonb_build_object('presented', presented, 'stored', seen));
 END
 $$;
 COMMENT ON FUNCTION fence.refuse_token IS 'refuses a row for a token that is stale (PF001) or missing (PF002)';
@@ -1355,8 +1220,7 @@ DECLARE
     moving bigint[];
     arrives boolean := false;
     is_stale boolean;
-    is_issued boolean;
-    tried jsonb;
+    type CONSTANT oid := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0);
     verdict jsonb;
 BEGIN
     IF op = 'TRUNCATE' AND is_replica THEN
@@ -1365,7 +1229,20 @@ BEGIN
         PERFORM fence.refuse_row('PF005', relation, NULL, NULL, 'TRUNCATE cannot be fenced: it shows no token',
             'Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.');
     END IF;
-    PERFORM fence.check_trigger(level, moment, arguments, n), fence.check_column(relation, NULL, col, col);
+    IF level <> 'ROW' OR moment <> 'BEFORE' THEN
+        PERFORM fence.refuse('39P01', 'fenced() must fire BEFORE the write and FOR EACH ROW', 'Call fence_protect, which attaches it.');
+    ELSIF arguments[3] = 'verify' THEN
+        PERFORM fence.left_out('verify');
+    ELSIF n > 5 OR mode NOT IN ('strict', 'monotonic', 'managed') OR arguments[3] NOT IN ('', 'partitioned')
+          OR arguments[4] !~ '^((insert|update|delete|truncate)(,(?!$)|$))*$' THEN
+        PERFORM fence.refuse('22023', format('fenced() does not know these arguments: %s', fence.quoted(arguments::text)),
+            'Call fence_protect, which attaches it.');
+    ELSIF type IS DISTINCT FROM 'bigint'::regtype THEN
+        PERFORM fence.refuse_row(CASE WHEN type IS NULL THEN '42703' ELSE '42804' END, relation, NULL, col,
+            format('the trigger fenced finds no column %s of type bigint', fence.quoted(col)),
+            'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
+            jsonb_build_object('column', fence.cut(col)));
+    END IF;
     stored := old_row ->> col;
     shown := new_row ->> col;
     IF op = 'UPDATE' THEN
@@ -1374,13 +1251,11 @@ BEGIN
     END IF;
     presents := mode <> 'managed' AND CASE op WHEN 'INSERT' THEN shown IS NOT NULL
                                               WHEN 'UPDATE' THEN shown IS DISTINCT FROM stored ELSE false END;
-    tried := jsonb_build_object('op', op, 'column', col, 'mode', mode, 'lease', template, 'stored', stored,
-        'shown', shown, 'presents', presents, 'named', named);
     IF is_replica THEN
         -- The publisher has judged the rest.
         IF op = 'UPDATE' AND stored IS NOT NULL AND NOT coalesce(shown > stored OR shown = stored AND mode <> 'strict', false) THEN
-            PERFORM fence.refuse_token(CASE WHEN shown IS NULL THEN 'PF002' ELSE 'PF001' END, relation, data,
-                tried || jsonb_build_object('presented', shown, 'presents', shown IS DISTINCT FROM stored, 'named', true));
+            PERFORM fence.refuse_token(CASE WHEN shown IS NULL THEN 'PF002' ELSE 'PF001' END, relation, data, col, mode, stored, shown,
+                shown IS DISTINCT FROM stored);
         END IF;
         RETURN NULL;
     END IF;
@@ -1414,34 +1289,32 @@ BEGIN
                             CASE WHEN op = 'DELETE' AND moving[2] = hashtext(old_row::text) THEN moving[1] END);
         IF ambient IS NULL AND current_setting('pg_fence.token', true) <> '' THEN
             IF current_setting('pg_fence.token') !~ '^\s*\d{1,19}\s*$' THEN
-                PERFORM fence.refuse('22023', format('invalid value for parameter "pg_fence.token": %s', fence.quoted(current_setting('pg_fence.token'))),
-                    'It is a fencing token, a number from 1 on, or empty for none.');
+                PERFORM fence.refuse('22023', format('invalid value for parameter "pg_fence.token": %s',
+                    fence.quoted(current_setting('pg_fence.token'))), 'It is a fencing token, or empty for none.');
             END IF;
             ambient := current_setting('pg_fence.token')::bigint;
         END IF;
         token := coalesce(ambient, CASE WHEN mode = 'monotonic' AND named AND op = 'UPDATE' THEN stored END);
     END IF;
-    tried := tried || jsonb_build_object('presented', token, 'ambient', ambient);
     IF token IS NULL THEN
         PERFORM fence.refuse_token(CASE WHEN mode = 'strict' AND NOT presents AND named AND stored IS NOT NULL AND op = 'UPDATE'
-            THEN 'PF001' ELSE 'PF002' END, relation, data,
-            tried || jsonb_build_object('presented', CASE WHEN NOT presents THEN stored END));
+            THEN 'PF001' ELSE 'PF002' END, relation, data, col, mode, stored, CASE WHEN NOT presents THEN stored END, false);
     END IF;
 
     fence := CASE WHEN arrives THEN shown ELSE token END;
     is_stale := op <> 'INSERT' AND coalesce(token < stored OR token = stored AND mode = 'strict', false);
-    is_issued := token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0);
-    IF is_stale OR NOT is_issued THEN
+    IF is_stale OR NOT token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0) THEN
         -- It is refused, unless a start has lost the latest of the sequence, or the row is bound to a lease.
         PERFORM fence.settle();
-        is_issued := token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0);
         -- A number of somebody else's may be adopted; and who may not see leases is told the same of each that does not speak.
-        IF NOT is_issued AND (lease IS NULL OR fence.may_be_told(lease) AND NOT (fence.is_adopted(lease) OR old_lease IS NOT NULL AND fence.is_adopted(old_lease))) THEN
+        IF NOT token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0)
+           AND (lease IS NULL OR fence.may_be_told(lease)
+                                 AND NOT (fence.is_adopted(lease) OR coalesce(fence.is_adopted(old_lease), false))) THEN
             PERFORM fence.refuse_row('PF003', relation, data, col, format('fencing token %s was never issued by this database', token),
-                'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.',
+                'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun others.',
                 jsonb_build_object('presented', token));
         ELSIF is_stale AND (lease IS NULL OR mode = 'strict') THEN
-            PERFORM fence.refuse_token('PF001', relation, data, tried);
+            PERFORM fence.refuse_token('PF001', relation, data, col, mode, stored, token, presents OR ambient IS NOT NULL);
         ELSIF is_stale THEN
             -- Nobody who excludes a token that speaks was granted the lease since: the row keeps the greater one.
             fence := stored;
@@ -1449,9 +1322,9 @@ BEGIN
     END IF;
 
     FOREACH each IN ARRAY array_remove(ARRAY[lease, old_lease], NULL) LOOP
-        verdict := CASE WHEN fence.still_relies(each, token, fence.last_behind_lock(each)) THEN NULL ELSE fence.verdict(each, token) END;
+        verdict := CASE WHEN fence.remembers(each, token, fence.last_behind_lock(each)) THEN NULL ELSE fence.verdict(each, token) END;
         IF stored > token AND verdict ->> 'code' = 'PF004' AND NOT verdict ? 'renew_first' THEN
-            PERFORM fence.refuse_token('PF001', relation, data, tried);
+            PERFORM fence.refuse_token('PF001', relation, data, col, mode, stored, token, presents OR ambient IS NOT NULL);
         ELSIF verdict IS NOT NULL THEN
             PERFORM fence.refuse_row(verdict ->> 'code', relation, data, col, w.message, w.hint, w.detail)
               FROM fence.words(verdict,
@@ -1470,46 +1343,36 @@ COMMENT ON FUNCTION fence.judge IS 'refuses the write of a row, or returns what 
 -- The short way, for a column "fence" and a lease that is one for all rows or made of a column "id". It has no search_path
 -- set, so all that it calls is named in full, and has its operators from BEGIN ATOMIC.
 
-CREATE OR REPLACE FUNCTION fence.plain_lease(op text, level text, moment text, n integer, arguments text[]) RETURNS text LANGUAGE sql IMMUTABLE BEGIN ATOMIC
-    SELECT CASE WHEN op IN ('UPDATE', 'INSERT') AND n < 4 AND level = 'ROW' AND moment = 'BEFORE' AND coalesce(arguments[0], 'fence') = 'fence'
-                     AND coalesce(arguments[1], 'strict') IN ('strict', 'monotonic', 'managed') THEN coalesce(arguments[2], '') END;
-END;
+CREATE OR REPLACE FUNCTION fence.plain_lease(op text, level text, moment text, n integer, arguments text[]) RETURNS text
+LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN op IN ('UPDATE', 'INSERT') AND n < 4 AND level = 'ROW' AND moment = 'BEFORE'
+                     AND coalesce(arguments[0], 'fence') = 'fence' AND coalesce(arguments[1], 'strict') IN ('strict', 'monotonic', 'managed')
+                THEN coalesce(arguments[2], '') END;
 COMMENT ON FUNCTION fence.plain_lease IS 'the lease of a trigger that can go the short way, empty where it has none; NULL where it cannot';
 
-CREATE OR REPLACE FUNCTION fence.has_id(template text) RETURNS boolean LANGUAGE sql IMMUTABLE BEGIN ATOMIC
-    SELECT template LIKE '%{id}%';
-END;
-COMMENT ON FUNCTION fence.has_id IS 'is the lease made of the column id?';
-
-CREATE OR REPLACE FUNCTION fence.with_id(template text, op text, old_id text, new_id text) RETURNS text LANGUAGE sql IMMUTABLE BEGIN ATOMIC
-    SELECT CASE WHEN op = 'INSERT' OR old_id = new_id THEN replace(template, '{id}', new_id) END;
-END;
+CREATE OR REPLACE FUNCTION fence.with_id(template text, op text, old_id text, new_id text) RETURNS text LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN op = 'INSERT' OR old_id = new_id THEN replace(template, '{id}', new_id) END;
 COMMENT ON FUNCTION fence.with_id IS 'the lease of a row; NULL where the write changes it';
 
-CREATE OR REPLACE FUNCTION fence.plain_token(mode text, lease text, stored bigint, shown bigint) RETURNS bigint LANGUAGE sql STABLE BEGIN ATOMIC
-    SELECT CASE WHEN lease IS NULL OR lease LIKE '%{%' OR lease LIKE '%}%' THEN NULL
+CREATE OR REPLACE FUNCTION fence.plain_token(mode text, lease text, stored bigint, shown bigint) RETURNS bigint LANGUAGE sql STABLE
+    RETURN CASE WHEN lease IS NULL OR lease LIKE '%{%' OR lease LIKE '%}%' THEN NULL
                 WHEN mode <> 'managed' AND shown IS DISTINCT FROM stored THEN shown
-                WHEN coalesce(current_setting('pg_fence.named', true), '') <> '' OR current_setting('session_replication_role') = 'replica' THEN NULL
+                WHEN coalesce(current_setting('pg_fence.named', true), '') <> ''
+                     OR current_setting('session_replication_role') = 'replica' THEN NULL
                 ELSE coalesce(fence.noted(lease), CASE WHEN current_setting('pg_fence.token', true) ~ '^\d{1,18}$'
                                                        THEN current_setting('pg_fence.token', true)::bigint END) END;
-END;
 COMMENT ON FUNCTION fence.plain_token IS 'what the write presents, where that is plain';
 
-CREATE OR REPLACE FUNCTION fence.passes(mode text, type regtype, stored bigint, token bigint, last bigint) RETURNS boolean LANGUAGE sql STABLE BEGIN ATOMIC
-    SELECT token > 0 AND token <= last AND type = 'bigint'::regtype AND (stored IS NULL OR token > stored OR token = stored AND mode <> 'strict');
-END;
+CREATE OR REPLACE FUNCTION fence.passes(mode text, type regtype, stored bigint, token bigint, last bigint) RETURNS boolean
+LANGUAGE sql STABLE
+    RETURN token > 0 AND token <= last AND type = 'bigint'::regtype
+       AND (stored IS NULL OR token > stored OR token = stored AND mode <> 'strict');
 COMMENT ON FUNCTION fence.passes IS 'is the token one of this database, and not stale?';
 
-CREATE OR REPLACE FUNCTION fence.relies(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE sql VOLATILE BEGIN ATOMIC
-    SELECT lease = '' OR fence.still_relies(lease, token, last) OR current_setting('session_replication_role') = 'replica'
+CREATE OR REPLACE FUNCTION fence.relies(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE sql VOLATILE
+    RETURN lease = '' OR fence.remembers(lease, token, last) OR current_setting('session_replication_role') = 'replica'
         OR fence.verdict(lease, token) IS NULL;
-END;
 COMMENT ON FUNCTION fence.relies IS 'may the transaction rely on it from now until it ends? It need not where there is no lease';
-
-CREATE OR REPLACE FUNCTION fence.differ(bigint, bigint) RETURNS boolean LANGUAGE sql IMMUTABLE BEGIN ATOMIC
-    SELECT $1 IS DISTINCT FROM $2;
-END;
-COMMENT ON FUNCTION fence.differ IS 'are they two?';
 
 CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -1519,13 +1382,14 @@ DECLARE
     replaced pg_catalog.jsonb;
 BEGIN
     IF lease IS NOT NULL THEN
-        IF fence.has_id(lease) THEN
+        IF pg_catalog.strpos(lease, '{id}') OPERATOR(pg_catalog.>) 0 THEN
             lease := fence.with_id(lease, TG_OP, OLD.id::pg_catalog.text, NEW.id::pg_catalog.text);
         END IF;
         token := fence.plain_token(coalesce(TG_ARGV[1], 'strict'), lease, OLD.fence, NEW.fence);
         last := fence.last_behind_lock(lease);
-        IF fence.passes(coalesce(TG_ARGV[1], 'strict'), pg_catalog.pg_typeof(NEW.fence), OLD.fence, token, last) AND fence.relies(lease, token, last) THEN
-            IF fence.differ(NEW.fence, token) THEN
+        IF fence.passes(coalesce(TG_ARGV[1], 'strict'), pg_catalog.pg_typeof(NEW.fence), OLD.fence, token, last)
+           AND fence.relies(lease, token, last) THEN
+            IF pg_catalog.int8eq(NEW.fence, token) IS NOT TRUE THEN
                 NEW.fence := token;
             END IF;
             RETURN NEW;
@@ -1546,16 +1410,13 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION fenced() IS
-'trigger function (fence column; mode strict, monotonic or managed; lease; verify; events): refuses a write whose token is stale, missing or never issued';
+'trigger function, which fence_protect attaches: refuses a write whose token is stale, missing or never issued';
 
-CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN coalesce(fence.may_be_told(lease), true)
-       AND EXISTS (SELECT FROM fence.lease l WHERE l.name = coalesce(is_adopted.lease, l.name) AND l.adopted_floor IS NOT NULL);
-END
+CREATE OR REPLACE FUNCTION fence.is_adopted(lease text) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT fence.may_be_told(lease) AND EXISTS (SELECT FROM fence.lease l WHERE l.name = lease AND l.adopted_floor IS NOT NULL)
 $$;
-COMMENT ON FUNCTION fence.is_adopted IS 'is it adopted, as far as the caller may know? Is any?';
+COMMENT ON FUNCTION fence.is_adopted IS 'is it adopted, as far as the caller may know?';
 
 -- PL/pgSQL does not see which columns a statement names. This trigger, BEFORE UPDATE OF the fence column and by its name
 -- the first of all, notes that it does.
@@ -1581,27 +1442,22 @@ CREATE OR REPLACE FUNCTION fence.trigger_arguments(tgargs bytea, tgnargs smallin
 $$;
 COMMENT ON FUNCTION fence.trigger_arguments IS 'the arguments of a trigger, between which pg_trigger has zero bytes';
 
-CREATE OR REPLACE FUNCTION fence.trigger_function() RETURNS regproc LANGUAGE sql STABLE BEGIN ATOMIC
-    SELECT 'fenced'::regproc;
-END;
+CREATE OR REPLACE FUNCTION fence.trigger_function() RETURNS regproc LANGUAGE sql STABLE
+    RETURN 'fenced'::regproc;
 COMMENT ON FUNCTION fence.trigger_function IS 'fenced(), wherever the calls are';
-
-CREATE OR REPLACE FUNCTION fence.events(OUT n integer, OUT name text, OUT flag integer, OUT bits integer) RETURNS SETOF record LANGUAGE sql IMMUTABLE AS $$
-    VALUES (1, 'insert', 4, 3), (2, 'update', 16, 3), (3, 'delete', 8, 3), (4, 'truncate', 32, 2)
-$$;
-COMMENT ON FUNCTION fence.events IS 'the events of a trigger, by the bits that pg_trigger.tgtype has of them';
 
 
 -- Fencing a table -----------------------------------------------------------------------------------------------------
 -- With the rights of the caller, so that PostgreSQL itself stands behind every check.
 
-CREATE OR REPLACE FUNCTION fence.refuse_table(relation regclass, doing text, code text, fault text, hint text, col text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence.refuse_table(
+    relation regclass, doing text, code text, fault text, hint text, col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     place record;
 BEGIN
     SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
-    RAISE EXCEPTION USING ERRCODE = code, HINT = hint, MESSAGE = format('cannot %s %s: %s', doing, coalesce(relation::text, 'a table'), fault),
+    RAISE EXCEPTION USING ERRCODE = code, HINT = hint,
+        MESSAGE = format('cannot %s %s: %s', doing, coalesce(relation::text, 'a table'), fault),
         DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', relation::text, 'column', col)),
         SCHEMA = coalesce(place.nspname, ''), TABLE = coalesce(place.relname, ''), COLUMN = coalesce(col, '');
 END
@@ -1615,10 +1471,20 @@ CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, doing text) RETU
      CROSS JOIN LATERAL (VALUES
         (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
         (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
-        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner)))
+        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
+        (doing = 'fence' AND (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace), '42809',
+         'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
+        (doing = 'fence' AND c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
+         'Fence the table that stores the rows.'),
+        (doing = 'fence' AND c.relpersistence <> 'p', '42809', 'it is temporary, or unlogged: a crash would empty it, fences and all',
+         format('ALTER TABLE %s SET LOGGED;', relation)),
+        (doing = 'fence' AND c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',
+         format('Protect %s, which covers its partitions.', pg_partition_root(c.oid))),
+        (doing = 'fence' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
+         'Protect the parent, and give the child a trigger of its own.')
      ) AS r (applies, code, fault, hint) WHERE r.applies LIMIT 1
 $$;
-COMMENT ON FUNCTION fence.check_table IS 'refuses a table that is not there or not the callers';
+COMMENT ON FUNCTION fence.check_table IS 'refuses a table that is not there, not the callers, or of no kind that can be fenced';
 
 CREATE OR REPLACE FUNCTION fence.family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
     SELECT relation UNION SELECT p.relid FROM pg_partition_tree(relation) AS p
@@ -1657,36 +1523,17 @@ DECLARE
     on_events text[];
     free_insert boolean;  -- of a managed table: a row may be created without its lease
     chosen text;
-    is_locked boolean;
     item record;
-    added text[] := '{}';
 BEGIN
     IF verify THEN
         PERFORM fence.left_out('verify');
     END IF;
-    -- Twice: what was seen before the lock may have changed while waiting for it.
-    FOREACH is_locked IN ARRAY '{f,t}'::boolean[] LOOP
-        PERFORM fence.check_table(relation, 'fence');
-        PERFORM fence.refuse_table(relation, 'fence', r.code, r.fault, r.hint)
-          FROM pg_class c CROSS JOIN LATERAL (VALUES
-            (relation::text <> table_name, '40001', 'it was renamed meanwhile', 'Call fence_protect again.'),
-            (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace, '42809', 'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
-            (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server', 'Fence the table that stores the rows.'),
-            (c.relpersistence = 't', '42809', 'it is temporary', 'One session alone can write it.'),
-            (c.relpersistence = 'u', '42809', 'it is unlogged: a crash would empty it, fences and all',
-             format('ALTER TABLE %s SET LOGGED;', table_name)),
-            (c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',
-             format('Protect %s, which covers its partitions.', pg_partition_root(c.oid))),
-            (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
-             'Protect the parent; fence_audit of the parent has the statements for its children.')
-         ) AS r (applies, code, fault, hint) WHERE c.oid = relation AND r.applies LIMIT 1;
-        EXIT WHEN is_locked;
-        -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
-        EXECUTE format('LOCK TABLE %s IN %s MODE', relation, CASE
-            WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = coalesce(fence_column, 'fence'))
-             AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
-            THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
-    END LOOP;
+    PERFORM fence.check_table(relation, 'fence');
+    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
+    PERFORM fence.check_table(relation, 'fence');  -- what was seen before the lock may have changed meanwhile
+    IF relation::text <> table_name THEN
+        PERFORM fence.refuse_table(relation, 'fence', '40001', 'it was renamed meanwhile', 'Call fence_protect again.');
+    END IF;
 
     -- What the table has stays, where the call does not say otherwise. A call that binds the table, or unbinds it, takes
     -- the other default: a leased row may be written often under one token; without a lease only strict is safe.
@@ -1729,18 +1576,17 @@ BEGIN
         (free_insert AND c.relkind = 'p' AND on_events @> '{update}' AND NOT on_events @> '{delete}', '22023',
          'a managed partitioned table needs delete among the events',
          'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
-        (bound_to = '', '22023', 'the name of a lease must not be empty',
-         'Leave lease out to compare tokens row by row only; to unbind, give it for a fenced table.', NULL),
-        (bound_to IS NOT NULL AND fence.template_columns(bound_to) IS NULL, '22023',
-         format('the braces of lease "%s" do not pair', bound_to), 'Write {column} for the value of a column, {{ and }} for braces.', NULL),
-        (octet_length(regexp_replace(regexp_replace(bound_to, '\{\{|\}\}', '_', 'g'), '\{[^{}]+\}', '', 'g')) > 512, '22023',
-         'the name of a lease must not exceed 512 bytes', 'Shorten the text around the placeholders.', NULL),
+        (bound_to IS NOT NULL AND (fence.template_columns(bound_to) IS NULL
+            OR octet_length(regexp_replace(bound_to, '\{[^{}]+\}', '', 'g')) NOT BETWEEN (bound_to !~ '\{')::integer AND 512), '22023',
+         format('"%s" is no name for a lease', bound_to),
+         'Write 1 to 512 bytes, {column} for the value of a column, {{ and }} for braces.', NULL),
         (col = ANY (fence.template_columns(bound_to)), '22023', 'the lease of a row cannot depend on its fence column',
          'Use the columns that identify the row.', col),
         (EXISTS (SELECT FROM fence.family(relation) AS p JOIN pg_class pc ON pc.oid = p
                   WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
          'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
-        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid NOT IN (ours, 'fence.note_named'::regproc) AND t.tgname IN ('fence_named', 'fenced', 'fenced_truncate', 'fenced_verify')
+        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid NOT IN (ours, 'fence.note_named'::regproc)
+                    AND t.tgname IN ('fence_named', 'fenced', 'fenced_truncate', 'fenced_verify')
                     AND t.tgrelid IN (SELECT fence.family(relation))), '42710',
          'another trigger bears the name fenced, fenced_truncate, fenced_verify or fence_named', 'Rename that trigger.', NULL),
         (f.attnum IS NULL AND c.reloftype <> 0, '42809', format('its type has no attribute "%s"', col),
@@ -1748,16 +1594,13 @@ BEGIN
         (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', col), 'Give the fence column another name.', col),
         (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', col,
          format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', col),
-        (f.attgenerated <> '', '42611', format('column "%s" is generated', col),
-         'Name a plain bigint column as fence_column.', col),
-        (f.atthasdef OR f.attidentity <> '', '42611', format('column "%s" has a default, which would pass for a token', col),
-         format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, col,
-         CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), col),
+        (f.attgenerated <> '' OR f.atthasdef OR f.attidentity <> '', '42611',
+         format('column "%s" is generated, or has a default, which would pass for a token', col),
+         'Name a plain bigint column as fence_column, or drop the default.', col),
         (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703', format('the lease names {%s}, no column of it', unfit.name),
          'Write a column exactly as it is stored, capitals included.', unfit.name),
-        (unfit.attgenerated <> '', '42611', format('the lease names {%s}, a generated column', unfit.name),
-         'Its value comes too late for a trigger: name the columns it is made from.', unfit.name),
-        (unfit.name IS NOT NULL, '42804', format('the lease names {%s}, whose type is not fit', unfit.name),
+        (unfit.name IS NOT NULL, CASE unfit.attgenerated WHEN '' THEN '42804' ELSE '42611' END,
+         format('the lease names {%s}, which is generated or of a type that is not fit', unfit.name),
          'Fit are smallint, integer, bigint, text, character varying, uuid, boolean: no setting changes their text.', unfit.name)
         ) AS v (applies, code, fault, hint, about) WHERE v.applies LIMIT 1) AS r ON true
      WHERE c.oid = relation;
@@ -1766,25 +1609,15 @@ BEGIN
     END IF;
     IF NOT refusal.has_column THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, col);
-        added := added || format('column "%s"', col);
         FOR item IN SELECT a.attname FROM pg_attribute a
                      WHERE a.attrelid = relation AND col_description(relation, a.attnum) = mark LOOP
             RAISE WARNING USING MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', col, item.attname),
                 HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
         END LOOP;
     END IF;
-    IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
-         WHERE a.attrelid = relation AND a.attname = col) THEN
-        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, col, mark);
-    END IF;
+    EXECUTE (SELECT format('COMMENT ON COLUMN %s.%I IS %L', relation, col, coalesce(col_description(relation, a.attnum), mark))
+               FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col);
 
-    -- What will be there and was not, or not for every write.
-    added := added || ARRAY (
-        SELECT upper(e.name) FROM fence.events() AS e
-         WHERE e.name = ANY (on_events) AND EXISTS (SELECT FROM fence.family(relation) AS part
-                WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = part AND t.tgfoid = ours AND t.tgtype & 3 = e.bits
-                    AND t.tgtype & e.flag <> 0 AND t.tgenabled IN ('O', 'A') AND t.tgqual IS NULL AND t.tgattr::text = ''))
-         ORDER BY e.n);
     PERFORM fence.take_off(relation);
     -- Postgres copies a row trigger to every partition, present and future, but no statement trigger. fence_named comes
     -- before fenced by its name, and only where the column is written with the value that it has.
@@ -1793,10 +1626,8 @@ BEGIN
                format('BEFORE UPDATE OF %I ON %s FOR EACH ROW WHEN (NEW.%I IS NOT DISTINCT FROM OLD.%I)', col, relation, col, col) AS at
          WHERE on_events && '{update}' AND judged_as <> 'managed'
         UNION ALL
-        SELECT t.tgname, t.rel, format('%s(%s)', ours::regproc,
-                   CASE WHEN t.use <> '' OR chosen IS NOT NULL THEN format('%L, %L, %L, %L, %L', col, judged_as, coalesce(bound_to, ''), t.use, coalesce(chosen, ''))
-                        WHEN bound_to IS NOT NULL THEN format('%L, %L, %L', col, judged_as, bound_to)
-                        ELSE format('%L, %L', col, judged_as) END), t.at
+        SELECT t.tgname, t.rel, format(CASE WHEN t.use <> '' OR chosen IS NOT NULL THEN '%s(%L, %L, %L, %L, %L)' ELSE '%s(%L, %L, %L)' END,
+                                       ours::regproc, col, judged_as, coalesce(bound_to, ''), t.use, coalesce(chosen, '')), t.at
           FROM (SELECT 'fenced', relation, format('BEFORE %s ON %s FOR EACH ROW', string_agg(DISTINCT e, ' OR '), relation),
                        CASE WHEN refusal.is_partitioned THEN 'partitioned' ELSE '' END
                   FROM unnest(on_events || CASE WHEN free_insert THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
@@ -1810,41 +1641,26 @@ BEGIN
         END IF;
     END LOOP;
 
-    IF added <> '{}' THEN
-        RAISE NOTICE USING MESSAGE = format('added to the fence of %s: %s', relation, array_to_string(added, ', ')),
-            HINT = format('SELECT * FROM fence_audit(%L) lists what is left around it.', relation);
-    END IF;
-    IF bound_to IS NULL THEN
-        RAISE NOTICE USING MESSAGE = format('%s is bound to no lease: its fence checks the order of tokens alone, and the holder '
-                'of any lease can write it', relation),
-            HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.', relation);
-    END IF;
-    FOR item IN
-        SELECT a.attname FROM pg_attribute a
-         WHERE a.attrelid = relation AND a.attname = ANY (fence.template_columns(bound_to)) AND NOT a.attnotnull ORDER BY a.attnum
-    LOOP
-        RAISE NOTICE USING MESSAGE = format('column "%s" of %s may be NULL: nobody can write such a row (22004)', item.attname, relation),
-            HINT = format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', relation, item.attname);
+    FOR item IN EXECUTE format('SELECT * FROM %s.fence_audit($1)', (SELECT p.pronamespace::regnamespace FROM pg_proc p WHERE p.oid = ours))
+        USING relation LOOP
+        RAISE NOTICE USING MESSAGE = format('%s: %s', item.relation, item.finding), HINT = item.remedy;
     END LOOP;
     IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = relation AND NOT c.relispartition) THEN
         RAISE WARNING USING MESSAGE = format('the inheritance children of %s are not fenced with it', relation),
-            HINT = format('fence_audit(%L) has the statements that fence them.', relation);
+            HINT = format('fence_audit(%L) names them; each needs a trigger of its own.', relation);
     END IF;
 END
 $$;
 COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
-'fences a table: adds the fence column where it is missing and attaches the triggers; called again, it puts back what was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; lease => '''' unbinds it; in managed mode, events without insert let a row be created without its lease';
+    'fences a table, again where it is called again; what is left out or NULL stays as it was; lease => '''' unbinds it';
 
 CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    ours CONSTANT oid := fence.trigger_function();
 BEGIN
     PERFORM fence.check_table(relation, 'take the fence off');
-    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgparentid <> 0) THEN
-        PERFORM fence.refuse_table(relation, 'take the fence off', '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(relation)));
-    END IF;
-    IF EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND (c.relkind = 'p' OR c.relkind = 'r'
-                  AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN
+    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = fence.trigger_function() AND t.tgparentid <> 0) THEN
+        PERFORM fence.refuse_table(relation, 'take the fence off', '42809', 'it is fenced as a partition',
+            format('Take the fence off %s.', pg_partition_root(relation)));
+    ELSIF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid IN (SELECT fence.family(relation)) AND t.tgfoid = fence.trigger_function()) THEN
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
     END IF;
     IF fence.take_off(relation) = 0 THEN
@@ -1855,7 +1671,7 @@ $$;
 COMMENT ON FUNCTION fence_unprotect(regclass) IS
 'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
 
--- Shorter than the extension's: the ways around a fence that are met most, with the same words.
+-- Shorter than the extension's: the ways around a fence that are met most.
 DO $type$
 BEGIN
     IF to_regtype('fence.audit_finding') IS NULL THEN
@@ -1870,14 +1686,12 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ours CONSTANT oid := fence.trigger_function();
     home CONSTANT text := (SELECT p.pronamespace::regnamespace FROM pg_proc p WHERE p.oid = ours);
-    last CONSTANT bigint := CASE WHEN NOT pg_is_in_recovery() THEN pg_sequence_last_value('fence.token_seq') END;
-    item record;
-    highest bigint;
 BEGIN
     PERFORM fence.check_table(fence_audit.relation, 'audit') WHERE fence_audit.relation IS NOT NULL;
     RETURN QUERY
     WITH RECURSIVE own AS (
-        SELECT t.tgrelid, t.tgname, t.tgenabled, t.tgtype, t.tgparentid, coalesce(nullif(a.arguments[2], ''), 'strict') AS mode, nullif(a.arguments[3], '') AS lease
+        SELECT t.tgrelid, t.tgname, t.tgenabled, t.tgtype, t.tgparentid,
+               coalesce(nullif(a.arguments[2], ''), 'strict') AS mode, nullif(a.arguments[3], '') AS lease
           FROM pg_trigger t CROSS JOIN LATERAL (SELECT fence.trigger_arguments(t.tgargs, t.tgnargs)) AS a (arguments)
          WHERE t.tgfoid = ours),
     root AS (
@@ -1886,7 +1700,8 @@ BEGIN
          WHERE (c.oid = fence_audit.relation OR fence_audit.relation IS NULL AND o.tgrelid IS NOT NULL AND o.tgparentid = 0
                 AND NOT EXISTS (SELECT FROM pg_inherits i JOIN own p ON p.tgrelid = i.inhparent WHERE i.inhrelid = c.oid))
            AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.tgtype & 1 DESC),
-    part (root, oid) AS (SELECT r.oid, r.oid FROM root r UNION SELECT p.root, i.inhrelid FROM part p JOIN pg_inherits i ON i.inhparent = p.oid),
+    part (root, oid) AS (
+        SELECT r.oid, r.oid FROM root r UNION SELECT p.root, i.inhrelid FROM part p JOIN pg_inherits i ON i.inhparent = p.oid),
     tree AS (
         SELECT c.*, c.oid::regclass AS rel, r.rel AS root, r.mode, r.lease
           FROM part p JOIN pg_class c ON c.oid = p.oid JOIN root r ON r.oid = p.root WHERE r.is_fenced),
@@ -1901,7 +1716,8 @@ BEGIN
         UNION ALL
         SELECT m.rel, 'hole', format('no trigger of pg_fence fires on %s of this table', string_agg(e.name, ', ' ORDER BY e.n)),
                format('SELECT %s.fence_protect(%L);', home, m.root)
-          FROM tree m CROSS JOIN fence.events() AS e
+          FROM tree m
+         CROSS JOIN (VALUES (1, 'insert', 4, 3), (2, 'update', 16, 3), (3, 'delete', 8, 3), (4, 'truncate', 32, 2)) AS e (n, name, flag, bits)
          WHERE m.relkind IN ('r', 'p') AND (e.name <> 'insert' OR m.lease IS NOT NULL OR m.mode = 'managed')
            AND NOT EXISTS (SELECT FROM own o WHERE o.tgrelid = m.oid AND o.tgtype & 3 = e.bits AND o.tgtype & e.flag <> 0)
          GROUP BY m.rel, m.root
@@ -1913,20 +1729,22 @@ BEGIN
         SELECT m.rel, 'hole', format('trigger "%s" runs after the fence and may change what it judged', t.tgname),
                format('ALTER TRIGGER %I ON %s RENAME TO %I;', t.tgname, m.rel, 'a_' || t.tgname)
           FROM pg_trigger t JOIN tree m ON m.oid = t.tgrelid
-         WHERE t.tgfoid <> ours AND NOT t.tgisinternal AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D' AND t.tgname > 'fenced'
+         WHERE t.tgfoid <> ours AND NOT t.tgisinternal AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D'
+           AND t.tgname > 'fenced'
         UNION ALL
-        SELECT m.rel, 'hole', format('%s may %s this table', g.name, CASE a.privilege_type WHEN 'TRIGGER' THEN 'create triggers on' ELSE 'truncate' END),
+        SELECT m.rel, 'hole',
+               format('%s may %s this table', g.name, CASE a.privilege_type WHEN 'TRIGGER' THEN 'create triggers on' ELSE 'truncate' END),
                format('REVOKE %s ON %s FROM %s;', a.privilege_type, m.rel, g.name)
           FROM tree m CROSS JOIN aclexplode(m.relacl) AS a
          CROSS JOIN LATERAL (SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END) AS g (name)
          WHERE a.grantee <> m.relowner AND (a.privilege_type = 'TRIGGER' OR a.privilege_type = 'TRUNCATE'
                AND NOT EXISTS (SELECT FROM own o WHERE o.tgrelid = m.oid AND o.tgtype & 32 <> 0))
         UNION ALL
-        SELECT r.rel, 'notice', 'this table is bound to no lease: its fence checks the order of tokens alone, and the holder of any lease can write it',
+        SELECT r.rel, 'notice', 'this table is bound to no lease: the holder of any lease can write it',
                format('SELECT %s.fence_protect(%L, lease => ''order:{id}'');', home, r.rel)
           FROM root r WHERE r.is_fenced AND r.lease IS NULL
         UNION ALL
-        SELECT r.rel, 'hole', 'monotonic mode without a lease: a client that writes every column back passes with the token that it has read',
+        SELECT r.rel, 'hole', 'monotonic mode without a lease: a client passes with a token that it has read',
                format('SELECT %s.fence_protect(%L, mode => ''strict'');', home, r.rel)
           FROM root r WHERE r.is_fenced AND r.lease IS NULL AND r.mode = 'monotonic'
         UNION ALL
@@ -1934,21 +1752,6 @@ BEGIN
                format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', r.rel, a.attname)
           FROM root r JOIN pg_attribute a ON a.attrelid = r.oid AND NOT a.attnotnull AND a.attname = ANY (fence.template_columns(r.lease)))
     SELECT f.rel, f.severity, f.finding, f.remedy FROM found f ORDER BY f.rel::text, f.severity, f.finding;
-
-    FOR item IN
-        SELECT DISTINCT t.tgrelid::regclass AS rel, a.attname
-          FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = coalesce(nullif((fence.trigger_arguments(t.tgargs, t.tgnargs))[1], ''), 'fence')
-         WHERE t.tgfoid = ours AND t.tgparentid = 0 AND t.tgrelid = coalesce(fence_audit.relation, t.tgrelid)
-           AND NOT (fence.is_adopted() AND t.tgnargs >= 3 AND (fence.trigger_arguments(t.tgargs, t.tgnargs))[2] <> 'strict')  -- adopted numbers
-           AND c.relowner = to_regrole(quote_ident(current_user))  -- to read a table of somebody else's may run code of his
-    LOOP
-        EXECUTE format('SELECT max(%I) FROM %s', item.attname, item.rel) INTO highest;
-        IF highest > last THEN
-            RETURN QUERY SELECT item.rel, 'notice'::text,
-                format('rows hold fences up to %s, above the last token drawn here, %s', highest, last), format('SELECT %s.fence_new_epoch();', home);
-        END IF;
-    END LOOP;
 END
 $$;
 COMMENT ON FUNCTION fence_audit(regclass) IS
@@ -1961,7 +1764,8 @@ CREATE OR REPLACE FUNCTION fence.calls(OUT call regprocedure, OUT rank integer) 
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p.oid::regprocedure, g.rank
       FROM (VALUES (0, '{fenced,fence_protect,fence_unprotect,fence_audit}'::name[]), (1, '{lease_info,lease_check,fence_status}'),
-                   (2, '{lease_acquire,lease_renew,lease_release,lease_guard,lease_acquire_all,lease_renew_all,lease_release_all,lease_guard_all}'),
+                   (2, '{lease_acquire,lease_renew,lease_release,lease_guard}'),
+                   (2, '{lease_acquire_all,lease_renew_all,lease_release_all,lease_guard_all}'),
                    (3, '{lease_adopt}'), (4, '{lease_revoke,lease_prune,lease_forget,fence_new_epoch,fence_stats_reset}'),
                    (5, '{fence_grant,fence_revoke}')) AS g (rank, names)
       JOIN pg_proc p ON p.proname = ANY (g.names)
@@ -2016,12 +1820,13 @@ BEGIN
         ON CONFLICT ON CONSTRAINT role_prefix_pkey DO UPDATE SET level = EXCLUDED.level
         WHERE fence.rank(p.level) < fence.rank(EXCLUDED.level);
     FOR item IN SELECT g.* FROM fence.grants() AS g WHERE g.rank <= fence.rank(asked) LOOP
-        EXECUTE format('GRANT %s ON %s %s TO %I', CASE item.kind WHEN 'TABLE' THEN 'SELECT' ELSE 'EXECUTE' END, item.kind, item.object, grantee);
+        EXECUTE format('GRANT %s ON %s %s TO %I', CASE item.kind WHEN 'TABLE' THEN 'SELECT' ELSE 'EXECUTE' END,
+                       item.kind, item.object, grantee);
     END LOOP;
 END
 $$;
 COMMENT ON FUNCTION fence_grant(regrole, text, text) IS
-'lets a role see leases (monitor), use them (worker), make others'' known too (adopter), or administer them (admin): those whose names begin with prefix, or all; never takes anything away';
+    'lets a role see leases (monitor), use (worker), adopt (adopter) or administer them (admin): those with this prefix, or all';
 
 CREATE OR REPLACE FUNCTION fence_revoke(role regrole, prefix text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -2045,24 +1850,22 @@ COMMENT ON FUNCTION fence_revoke(regrole, text) IS 'takes back all that fence_gr
 
 -- What is left to the extension -----------------------------------------------------------------------------------------
 
-DO $left_out$
-DECLARE
-    item record;
-BEGIN
-    FOR item IN
-        SELECT * FROM (VALUES
-            ('lease_acquire_all', 'names text[], holder text DEFAULT NULL, ttl interval DEFAULT ''30 s'', metadata jsonb DEFAULT NULL, session boolean DEFAULT false', 'bigint'),
-            ('lease_renew_all', 'names text[], token bigint, ttl interval DEFAULT NULL', 'bigint'),
-            ('lease_release_all', 'names text[], token bigint', 'bigint'),
-            ('lease_guard_all', 'names text[], token bigint', 'bigint'),
-            ('fence_stats_reset', '', 'void')) AS f (name, arguments, result)
-    LOOP
-        EXECUTE format('CREATE OR REPLACE FUNCTION %s(%s) RETURNS %s LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L',
-            item.name, item.arguments, item.result, format('BEGIN PERFORM fence.left_out(''%s()''); END', item.name));
-        EXECUTE format('COMMENT ON FUNCTION %s IS ''refused with 0A000: only the extension pg_fence has it''', item.name);
-    END LOOP;
-END
-$left_out$;
+CREATE OR REPLACE FUNCTION lease_acquire_all(names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s',
+    metadata jsonb DEFAULT NULL, session boolean DEFAULT false) RETURNS bigint LANGUAGE sql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp AS $$ SELECT fence.left_out('lease_acquire_all()'); SELECT NULL::bigint $$;
+COMMENT ON FUNCTION lease_acquire_all IS 'refused with 0A000: only the extension pg_fence has it';
+CREATE OR REPLACE FUNCTION lease_renew_all(names text[], token bigint, ttl interval DEFAULT NULL) RETURNS bigint LANGUAGE sql
+    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ SELECT fence.left_out('lease_renew_all()'); SELECT NULL::bigint $$;
+COMMENT ON FUNCTION lease_renew_all IS 'refused with 0A000';
+CREATE OR REPLACE FUNCTION lease_release_all(names text[], token bigint) RETURNS bigint LANGUAGE sql
+    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ SELECT fence.left_out('lease_release_all()'); SELECT NULL::bigint $$;
+COMMENT ON FUNCTION lease_release_all IS 'refused with 0A000';
+CREATE OR REPLACE FUNCTION lease_guard_all(names text[], token bigint) RETURNS bigint LANGUAGE sql
+    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ SELECT fence.left_out('lease_guard_all()'); SELECT NULL::bigint $$;
+COMMENT ON FUNCTION lease_guard_all IS 'refused with 0A000';
+CREATE OR REPLACE FUNCTION fence_stats_reset() RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    AS $$ SELECT fence.left_out('fence_stats_reset()') $$;
+COMMENT ON FUNCTION fence_stats_reset IS 'refused with 0A000';
 
 
 -- Taking it away --------------------------------------------------------------------------------------------------------
@@ -2120,7 +1923,8 @@ BEGIN
     GRANT SELECT ON SEQUENCE fence.token_seq, fence.verdict_seq, fence.sweep_seq TO PUBLIC;
     -- As an extension of pg_tle: a dump is to carry the state, but not the marks of a start.
     BEGIN
-        FOREACH relation IN ARRAY '{fence.token_seq,fence.database_identity_seq,fence.jump_token_seq,fence.jump_count_seq,fence.lease,fence.role_prefix}'::regclass[] LOOP
+        FOREACH relation IN ARRAY '{fence.token_seq,fence.database_identity_seq,fence.jump_token_seq,fence.jump_count_seq,
+                                     fence.lease,fence.role_prefix}'::regclass[] LOOP
             PERFORM pg_extension_config_dump(relation, '');
         END LOOP;
     EXCEPTION WHEN feature_not_supported OR object_not_in_prerequisite_state OR insufficient_privilege THEN

@@ -135,11 +135,11 @@ pub const BUGS: &[(&str, &[Change])] = &[
         "no-guard-lock",
         &[
             ("    key CONSTANT bigint := fence.lock_key(lease);\n", "    key CONSTANT bigint := pg_backend_pid();\n"),
-            ("OR pg_try_advisory_xact_lock_shared(fence.lock_key(lease)) THEN", "OR true THEN"),
+            ("OR pg_try_advisory_xact_lock_shared(fence.lock_key(lease))\n                THEN", "OR true\n                THEN"),
         ],
     ),
     // A start of the server is not seen: tokens that a crash has lost are drawn again.
-    ("no-start-move", &[("fence.has_begun() AND pg_sequence_last_value('fence.token_seq') >= above", "true")]),
+    ("no-start-move", &[("    IF NOT fence.has_begun() THEN", "    IF false THEN")]),
     // The time of the transaction's start decides, not that after the lock.
     ("now", &[("clock_timestamp()", "now()")]),
     // An acquire decides by what it saw before it waited for the lock: a holder meanwhile is forgotten.
