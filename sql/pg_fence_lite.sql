@@ -133,8 +133,8 @@ COMMENT ON INDEX fence.role_prefix_pkey IS 'one level for each prefix of a role'
 
 -- Who calls, and how a refusal is raised ------------------------------------------------------------------------------
 
--- A function with BEGIN ATOMIC means the operators that it was made with, whatever search_path its caller has; one that is a
--- single expression becomes a part of the statement that calls it, and costs no call.
+-- A function with RETURN means the operators that it was made with, whatever search_path its caller has, and becomes a part of
+-- the expression that calls it.
 
 -- Inside SECURITY DEFINER current_user is the owner of pg_fence_lite, so the caller is told from the session.
 CREATE OR REPLACE FUNCTION fence.caller() RETURNS name LANGUAGE sql STABLE
@@ -144,7 +144,8 @@ COMMENT ON FUNCTION fence.caller IS 'the role that calls: that of SET ROLE, else
 CREATE OR REPLACE FUNCTION fence.acts_for(role name) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM pg_roles c LEFT JOIN pg_roles r ON r.rolname = acts_for.role
                     WHERE c.rolname = fence.caller() AND (c.rolsuper OR r.oid IS NOT NULL AND (pg_has_role(c.oid, r.oid, 'USAGE')
-                       OR pg_has_role(c.oid, r.oid, CASE WHEN current_setting('server_version_num') < '160000' THEN 'MEMBER' ELSE 'SET' END))))
+                       OR pg_has_role(c.oid, r.oid,
+                              CASE WHEN current_setting('server_version_num') < '160000' THEN 'MEMBER' ELSE 'SET' END))))
 $$;
 COMMENT ON FUNCTION fence.acts_for IS 'may the caller use the grants of this role, as a member of it or a superuser?';
 
@@ -211,8 +212,8 @@ CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS numeric LAN
     RETURN (extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000;
 COMMENT ON FUNCTION fence.microseconds IS 'an interval in microseconds; a month counts as 30 days';
 
--- `call` writes, where it is not empty.
-CREATE OR REPLACE FUNCTION fence.check(call text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
+-- `writes` is the call, where it is one that writes.
+CREATE OR REPLACE FUNCTION fence.check(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
     wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF name IS NULL THEN
@@ -222,7 +223,7 @@ BEGIN
             'Name what only one may do at a time, as ''invoice-run'' or ''order:7''; for a longer name, use a hash of it.');
     ELSIF token IS NULL THEN
         PERFORM fence.bad_argument('token', 'token must not be NULL', 'NULL often means that '
-            || CASE call WHEN 'lease_adopt' THEN 'the other lock service has not granted the lease: adopt only what it grants.'
+            || CASE writes WHEN 'lease_adopt' THEN 'the other lock service has not granted the lease: adopt only what it grants.'
                ELSE 'lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.' END, '22004');
     ELSIF token < 1 THEN
         PERFORM fence.bad_argument('token', 'a fencing token is at least 1', 'Pass what lease_acquire or lease_renew returned.');
@@ -234,8 +235,8 @@ BEGIN
         PERFORM fence.bad_argument('holder', 'a holder is at most 512 bytes long', 'Name the worker, as ''invoices@host7''.');
     ELSIF octet_length(metadata::text) > 65536 THEN
         PERFORM fence.bad_argument('metadata', 'metadata is at most 64 kB', 'Keep the work''s data in a table of its own.');
-    ELSIF call <> '' AND current_setting('transaction_read_only') = 'on' THEN
-        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', call,
+    ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
+        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', writes,
             CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
     END IF;
 END
@@ -291,8 +292,7 @@ COMMENT ON FUNCTION fence.identity IS
 CREATE OR REPLACE FUNCTION fence.has_begun() RETURNS boolean LANGUAGE sql VOLATILE
     RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark()
        AND pg_sequence_last_value('fence.token_seq') >= pg_sequence_last_value('fence.server_start_token_seq'), false);
-COMMENT ON FUNCTION fence.has_begun IS
-    'has this life begun, and has nobody altered the sequence since? That is all that a draw asks';
+COMMENT ON FUNCTION fence.has_begun IS 'has this life begun, and has nobody altered the sequence since? That is all that a draw asks';
 
 CREATE OR REPLACE FUNCTION fence.is_copy() RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM i.mark
@@ -597,8 +597,7 @@ BEGIN
     RETURN token;
 END
 $$;
-COMMENT ON FUNCTION lease_acquire(text, text, interval, interval, jsonb, boolean, integer, boolean, boolean) IS
-    'a fencing token when the lease is granted, NULL when it is taken (and stayed so for wait)';
+COMMENT ON FUNCTION lease_acquire IS 'a fencing token when the lease is granted, NULL when it is taken (and stayed so for wait)';
 
 CREATE OR REPLACE FUNCTION fence.not_your_lease(lease text, role name) RETURNS void LANGUAGE sql AS $$
     SELECT fence.refuse('42501', format('lease %s was granted to another role', fence.quoted(lease)),
@@ -669,8 +668,7 @@ BEGIN
     RETURN fence.change('lease_renew', name, token, ttl);
 END
 $$;
-COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
-    'a new, greater token and a deadline of now + ttl; NULL when the token does not speak for the lease: stop';
+COMMENT ON FUNCTION lease_renew IS 'a new, greater token, and a deadline of now + ttl; NULL when the lease was lost: stop';
 
 CREATE OR REPLACE FUNCTION lease_release(name text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -679,8 +677,7 @@ BEGIN
     RETURN fence.change('lease_release', name, token, NULL);
 END
 $$;
-COMMENT ON FUNCTION lease_release(text, bigint) IS
-    'ends the grant: its closing token, good for a last write in this transaction; NULL when the lease was lost';
+COMMENT ON FUNCTION lease_release IS 'ends the grant: a closing token, good for a last write in this transaction; NULL when it was lost';
 
 CREATE OR REPLACE FUNCTION lease_revoke(name text)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -701,8 +698,7 @@ BEGIN
     RETURN closing;
 END
 $$;
-COMMENT ON FUNCTION lease_revoke(text) IS
-    'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
+COMMENT ON FUNCTION lease_revoke IS 'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
 
 -- At REPEATABLE READ and above a plain read shows an old grant. Locking what has changed since is 40001, and a row that is
 -- newer than the snapshot shows by its key.
@@ -855,8 +851,7 @@ BEGIN
     RETURN token;
 END
 $$;
-COMMENT ON FUNCTION lease_guard(text, bigint) IS
-    'the token, or PF004; nobody else can be granted the lease until this transaction ends';
+COMMENT ON FUNCTION lease_guard IS 'the token, or PF004; nobody else can be granted the lease until this transaction ends';
 
 CREATE OR REPLACE FUNCTION lease_check(name text, token bigint)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -874,8 +869,7 @@ BEGIN
     RETURN (token = held.first_token OR token = ANY (held.renewal_tokens)) AND held.expires_at > clock_timestamp();
 END
 $$;
-COMMENT ON FUNCTION lease_check(text, bigint) IS
-    'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
+COMMENT ON FUNCTION lease_check IS 'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
 
 CREATE OR REPLACE FUNCTION fence.adopts(lease text, token bigint, held fence.lease) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -976,8 +970,7 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION lease_adopt(text, bigint, text, interval, jsonb) IS
-    'makes known here what somebody else has granted: the token, or NULL while a transaction relies on an older grant';
+COMMENT ON FUNCTION lease_adopt IS 'makes known what somebody else has granted: the token, or NULL while an older grant is relied on';
 
 -- Up to 1000, for each takes a lock. Who is guarding a lease, or just acquiring it, has its lock.
 CREATE OR REPLACE FUNCTION fence.sweep(call text, only_name text, older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -1015,8 +1008,7 @@ CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
 RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT fence.sweep('lease_prune', NULL, coalesce(older_than, '1 day'))
 $$;
-COMMENT ON FUNCTION lease_prune(interval) IS
-    'deletes up to 1000 rows of grants that ended more than older_than ago (never of a guarded one), and returns how many';
+COMMENT ON FUNCTION lease_prune IS 'deletes up to 1000 rows of grants that ended more than older_than ago, and returns how many';
 
 CREATE OR REPLACE FUNCTION lease_forget(name text)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1026,15 +1018,13 @@ BEGIN
     RETURN fence.sweep('lease_forget', name, '0');
 END
 $$;
-COMMENT ON FUNCTION lease_forget(text) IS
-    'deletes what is remembered of an adopted lease that is free, so that any token can be adopted again; returns how many rows';
+COMMENT ON FUNCTION lease_forget(text) IS 'deletes the row of an adopted lease that is free, so that any token can be adopted again';
 
 CREATE OR REPLACE FUNCTION lease_forget(older_than interval)
 RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT fence.sweep('lease_forget', NULL, older_than)
 $$;
-COMMENT ON FUNCTION lease_forget(interval) IS
-    'the same of up to 1000 adopted leases that have been free for longer, which no holder may come back to; returns how many';
+COMMENT ON FUNCTION lease_forget(interval) IS 'the same of up to 1000 adopted leases that have been free for longer; returns how many';
 
 -- A barrier: a condition of the caller's must not see the leases that the caller may not.
 CREATE OR REPLACE VIEW fence.leases WITH (security_barrier) AS
@@ -1061,7 +1051,7 @@ BEGIN
     RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name;
 END
 $$;
-COMMENT ON FUNCTION lease_info(text, bigint) IS
+COMMENT ON FUNCTION lease_info IS
     'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
 
 CREATE OR REPLACE FUNCTION fence_new_epoch()
@@ -1072,8 +1062,7 @@ BEGIN
     RETURN fence.floor();
 END
 $$;
-COMMENT ON FUNCTION fence_new_epoch() IS
-    'makes the token sequence jump, for copies of a database that nothing can see from inside';
+COMMENT ON FUNCTION fence_new_epoch IS 'makes the token sequence jump, for copies of a database that nothing can see from inside';
 
 CREATE OR REPLACE FUNCTION fence_status(
     OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,
@@ -1083,8 +1072,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
            i.timeline, i.system_identifier, coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0),
            pg_is_in_recovery(), 'none: pg_fence_lite', '0.1.0' FROM fence.identity() AS i
 $$;
-COMMENT ON FUNCTION fence_status() IS
-    'the token sequence, the identity of the database and the versions; last_token is NULL on a standby';
+COMMENT ON FUNCTION fence_status IS 'the token sequence, the identity of the database and the versions; last_token is NULL on a standby';
 
 
 -- The fence -----------------------------------------------------------------------------------------------------------
@@ -1096,8 +1084,7 @@ CREATE OR REPLACE FUNCTION fence.may_read(relation oid, columns text[]) RETURNS 
         SELECT FROM unnest(columns) AS c (name), (VALUES (current_user), (fence.caller())) AS u (role)
          WHERE NOT has_column_privilege(u.role, relation, c.name, 'SELECT'))
 $$;
-COMMENT ON FUNCTION fence.may_read IS
-    'may the caller read these columns in every row? The current user and the session''s role both must';
+COMMENT ON FUNCTION fence.may_read IS 'may the caller read these columns in every row? The current user and the session''s role both must';
 
 CREATE OR REPLACE FUNCTION fence.refuse_row(
     code text, relation oid, data jsonb, col text, message text, hint text, detail jsonb DEFAULT '{}') RETURNS void LANGUAGE plpgsql AS $$
@@ -1130,7 +1117,8 @@ END
 $$;
 COMMENT ON FUNCTION fence.refuse_row IS 'refuses a row: `data` is it, `col` its fence column';
 
-CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, col text) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, fence_column text) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
 DECLARE
     piece text;
     name text := '';
@@ -1142,20 +1130,20 @@ BEGIN
         name := name || CASE WHEN piece ~ '^\{.+\}$' THEN data ->> btrim(piece, '{}')
                              WHEN piece IN ('{{', '}}') THEN left(piece, 1) WHEN piece NOT IN ('{', '}') THEN piece END;
         IF name IS NULL AND data ? btrim(piece, '{}') THEN
-            PERFORM fence.refuse_row('22004', relation, data, col,
+            PERFORM fence.refuse_row('22004', relation, data, fence_column,
                 format('column %s is NULL, so the row names no lease', fence.quoted(btrim(piece, '{}'))),
                 'Give it a value. Rows that have none are mended by the table''s owner, in one transaction: fence_unprotect, '
                 'UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.',
                 jsonb_build_object('column', fence.cut(btrim(piece, '{}'))));
         ELSIF name IS NULL THEN
-            PERFORM fence.refuse_row(CASE WHEN length(piece) > 1 THEN '42703' ELSE '22023' END, relation, data, col,
+            PERFORM fence.refuse_row(CASE WHEN length(piece) > 1 THEN '42703' ELSE '22023' END, relation, data, fence_column,
                 format('the lease %s cannot be worked out: %s is no column', fence.quoted(template), fence.quoted(piece)),
                 'Call fence_protect again with the present names; until then no write can land.',
                 jsonb_build_object('column', fence.cut(nullif(btrim(piece, '{}'), ''))));
         END IF;
     END LOOP;
     IF octet_length(name) NOT BETWEEN 1 AND 512 THEN
-        PERFORM fence.refuse_row('22023', relation, data, col, 'the row''s columns make no lease name of 1 to 512 bytes',
+        PERFORM fence.refuse_row('22023', relation, data, fence_column, 'the row''s columns make no lease name of 1 to 512 bytes',
             'Bind the table to a lease by shorter columns.');
     END IF;
     RETURN name;
@@ -1164,7 +1152,7 @@ $$;
 COMMENT ON FUNCTION fence.lease_of IS 'the name of a row''s lease; NULL where there is no row, or the table is bound to none';
 
 -- `is_shown`: the token is the statement's or the transaction's own, so that nobody learns it by this.
-CREATE OR REPLACE FUNCTION fence.refuse_token(code text, relation oid, data jsonb, col text, mode text, stored bigint, token bigint,
+CREATE OR REPLACE FUNCTION fence.refuse_write(code text, relation oid, data jsonb, col text, mode text, stored bigint, token bigint,
     is_shown boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     reads CONSTANT boolean := fence.may_read(relation, ARRAY[col]);
@@ -1182,7 +1170,7 @@ BEGIN
     END IF;
     PERFORM fence.refuse_row(code, relation, data, col,
         CASE WHEN presented = seen THEN format('stale fencing token: the row has already been written with token %s', seen)
-             WHEN presented + seen > 0 THEN format('stale fencing token %s: the row has already seen %s', presented, seen)
+             WHEN presented <> seen THEN format('stale fencing token %s: the row has already seen %s', presented, seen)
              ELSE format('stale fencing token%s: the row has seen the same or a greater one', ' ' || presented) END,
         CASE WHEN presented = seen THEN 'Nobody newer is at work; but in strict mode use lease_renew''s token, or monotonic mode.'
              WHEN own >= seen THEN 'The statement wrote an older value, which counts before the transaction''s own token.'
@@ -1192,7 +1180,7 @@ BEGIN
         jsonb_build_object('presented', presented, 'stored', seen));
 END
 $$;
-COMMENT ON FUNCTION fence.refuse_token IS 'refuses a row for a token that is stale (PF001) or missing (PF002)';
+COMMENT ON FUNCTION fence.refuse_write IS 'refuses a row for a token that is stale (PF001) or missing (PF002)';
 
 -- fenced(fence column; strict, monotonic or managed; lease; '' or 'partitioned'; events).
 --
@@ -1254,7 +1242,7 @@ BEGIN
     IF is_replica THEN
         -- The publisher has judged the rest.
         IF op = 'UPDATE' AND stored IS NOT NULL AND NOT coalesce(shown > stored OR shown = stored AND mode <> 'strict', false) THEN
-            PERFORM fence.refuse_token(CASE WHEN shown IS NULL THEN 'PF002' ELSE 'PF001' END, relation, data, col, mode, stored, shown,
+            PERFORM fence.refuse_write(CASE WHEN shown IS NULL THEN 'PF002' ELSE 'PF001' END, relation, data, col, mode, stored, shown,
                 shown IS DISTINCT FROM stored);
         END IF;
         RETURN NULL;
@@ -1297,7 +1285,7 @@ BEGIN
         token := coalesce(ambient, CASE WHEN mode = 'monotonic' AND named AND op = 'UPDATE' THEN stored END);
     END IF;
     IF token IS NULL THEN
-        PERFORM fence.refuse_token(CASE WHEN mode = 'strict' AND NOT presents AND named AND stored IS NOT NULL AND op = 'UPDATE'
+        PERFORM fence.refuse_write(CASE WHEN mode = 'strict' AND NOT presents AND named AND stored IS NOT NULL AND op = 'UPDATE'
             THEN 'PF001' ELSE 'PF002' END, relation, data, col, mode, stored, CASE WHEN NOT presents THEN stored END, false);
     END IF;
 
@@ -1314,7 +1302,7 @@ BEGIN
                 'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun others.',
                 jsonb_build_object('presented', token));
         ELSIF is_stale AND (lease IS NULL OR mode = 'strict') THEN
-            PERFORM fence.refuse_token('PF001', relation, data, col, mode, stored, token, presents OR ambient IS NOT NULL);
+            PERFORM fence.refuse_write('PF001', relation, data, col, mode, stored, token, presents OR ambient IS NOT NULL);
         ELSIF is_stale THEN
             -- Nobody who excludes a token that speaks was granted the lease since: the row keeps the greater one.
             fence := stored;
@@ -1324,7 +1312,7 @@ BEGIN
     FOREACH each IN ARRAY array_remove(ARRAY[lease, old_lease], NULL) LOOP
         verdict := CASE WHEN fence.remembers(each, token, fence.last_behind_lock(each)) THEN NULL ELSE fence.verdict(each, token) END;
         IF stored > token AND verdict ->> 'code' = 'PF004' AND NOT verdict ? 'renew_first' THEN
-            PERFORM fence.refuse_token('PF001', relation, data, col, mode, stored, token, presents OR ambient IS NOT NULL);
+            PERFORM fence.refuse_write('PF001', relation, data, col, mode, stored, token, presents OR ambient IS NOT NULL);
         ELSIF verdict IS NOT NULL THEN
             PERFORM fence.refuse_row(verdict ->> 'code', relation, data, col, w.message, w.hint, w.detail)
               FROM fence.words(verdict,
@@ -1341,12 +1329,13 @@ $$;
 COMMENT ON FUNCTION fence.judge IS 'refuses the write of a row, or returns what is to be replaced in it';
 
 -- The short way, for a column "fence" and a lease that is one for all rows or made of a column "id". It has no search_path
--- set, so all that it calls is named in full, and has its operators from BEGIN ATOMIC.
+-- set, so all that it calls is named in full, and has its operators from RETURN.
 
 CREATE OR REPLACE FUNCTION fence.plain_lease(op text, level text, moment text, n integer, arguments text[]) RETURNS text
 LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN op IN ('UPDATE', 'INSERT') AND n < 4 AND level = 'ROW' AND moment = 'BEFORE'
-                     AND coalesce(arguments[0], 'fence') = 'fence' AND coalesce(arguments[1], 'strict') IN ('strict', 'monotonic', 'managed')
+                     AND coalesce(arguments[0], 'fence') = 'fence'
+                     AND coalesce(arguments[1], 'strict') IN ('strict', 'monotonic', 'managed')
                 THEN coalesce(arguments[2], '') END;
 COMMENT ON FUNCTION fence.plain_lease IS 'the lease of a trigger that can go the short way, empty where it has none; NULL where it cannot';
 
@@ -1409,10 +1398,10 @@ BEGIN
     RETURN NEW;
 END
 $$;
-COMMENT ON FUNCTION fenced() IS
+COMMENT ON FUNCTION fenced IS
 'trigger function, which fence_protect attaches: refuses a write whose token is stale, missing or never issued';
 
-CREATE OR REPLACE FUNCTION fence.is_adopted(lease text) RETURNS boolean
+CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT fence.may_be_told(lease) AND EXISTS (SELECT FROM fence.lease l WHERE l.name = lease AND l.adopted_floor IS NOT NULL)
 $$;
@@ -1432,8 +1421,7 @@ CREATE OR REPLACE FUNCTION fence.template_columns(template text) RETURNS text[] 
     SELECT CASE WHEN template ~ '^(\{\{|\}\}|\{[^{}]+\}|[^{}])*$' THEN ARRAY (
         SELECT m[1] FROM regexp_matches(template, '\{\{|\}\}|\{([^{}]+)\}|[^{}]+', 'g') AS m WHERE m[1] IS NOT NULL) END
 $$;
-COMMENT ON FUNCTION fence.template_columns IS
-    'the columns that the name of a lease is made of; NULL where its braces do not pair';
+COMMENT ON FUNCTION fence.template_columns IS 'the columns that the name of a lease is made of; NULL where its braces do not pair';
 
 CREATE OR REPLACE FUNCTION fence.trigger_arguments(tgargs bytea, tgnargs smallint) RETURNS text[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY (SELECT convert_from(decode(replace(x.part, ' ', ''), 'hex'), getdatabaseencoding())
@@ -1651,8 +1639,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
-    'fences a table, again where it is called again; what is left out or NULL stays as it was; lease => '''' unbinds it';
+COMMENT ON FUNCTION fence_protect IS 'fences a table, or again; what is left out or NULL stays as it was; lease => '''' unbinds it';
 
 CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1668,8 +1655,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION fence_unprotect(regclass) IS
-'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
+COMMENT ON FUNCTION fence_unprotect IS 'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
 
 -- Shorter than the extension's: the ways around a fence that are met most.
 DO $type$
@@ -1717,7 +1703,8 @@ BEGIN
         SELECT m.rel, 'hole', format('no trigger of pg_fence fires on %s of this table', string_agg(e.name, ', ' ORDER BY e.n)),
                format('SELECT %s.fence_protect(%L);', home, m.root)
           FROM tree m
-         CROSS JOIN (VALUES (1, 'insert', 4, 3), (2, 'update', 16, 3), (3, 'delete', 8, 3), (4, 'truncate', 32, 2)) AS e (n, name, flag, bits)
+         CROSS JOIN (VALUES (1, 'insert', 4, 3), (2, 'update', 16, 3), (3, 'delete', 8, 3), (4, 'truncate', 32, 2))
+                 AS e (n, name, flag, bits)
          WHERE m.relkind IN ('r', 'p') AND (e.name <> 'insert' OR m.lease IS NOT NULL OR m.mode = 'managed')
            AND NOT EXISTS (SELECT FROM own o WHERE o.tgrelid = m.oid AND o.tgtype & 3 = e.bits AND o.tgtype & e.flag <> 0)
          GROUP BY m.rel, m.root
@@ -1754,8 +1741,7 @@ BEGIN
     SELECT f.rel, f.severity, f.finding, f.remedy FROM found f ORDER BY f.rel::text, f.severity, f.finding;
 END
 $$;
-COMMENT ON FUNCTION fence_audit(regclass) IS
-'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
+COMMENT ON FUNCTION fence_audit IS 'the ways around the fence of a table, or of all of the caller''s, each with its remedy';
 
 
 -- Who may do what -----------------------------------------------------------------------------------------------------
@@ -1825,7 +1811,7 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION fence_grant(regrole, text, text) IS
+COMMENT ON FUNCTION fence_grant IS
     'lets a role see leases (monitor), use (worker), adopt (adopter) or administer them (admin): those with this prefix, or all';
 
 CREATE OR REPLACE FUNCTION fence_revoke(role regrole, prefix text DEFAULT NULL) RETURNS void
@@ -1845,7 +1831,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION fence_revoke(regrole, text) IS 'takes back all that fence_grant gave to a role, or the names of one prefix';
+COMMENT ON FUNCTION fence_revoke IS 'takes back all that fence_grant gave to a role, or the names of one prefix';
 
 
 -- What is left to the extension -----------------------------------------------------------------------------------------
@@ -1887,7 +1873,7 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION fence.uninstall() IS 'takes pg_fence_lite out of the database, leases and all; refuses while a table is fenced';
+COMMENT ON FUNCTION fence.uninstall IS 'takes pg_fence_lite out of the database, leases and all; refuses while a table is fenced';
 
 -- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let others in, even to
 -- the state (Supabase has such for the roles of its API). Whoever was not let in by fence_grant goes. The functions of the

@@ -695,6 +695,24 @@ fn its_audit_finds_what_is_met_most(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A limit: what the extension would say of it, lite leaves to the page and to the audit.
+#[lab_test]
+fn what_it_does_is_said_by_the_audit_alone(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    let role = db.role("worker")?;
+    session.run("CREATE TABLE orders (id int PRIMARY KEY)")?;
+    session.notices();
+    session.run("SELECT fence_protect('orders', always => true)")?;
+    let said = session.notices();
+    ensure!(said.len() == 1 && said[0].message.contains("bound to no lease"), "{said:?}");
+    session.run("SELECT fence_protect('orders', always => false, lease => 'order:{id}')")?;
+    session.run(&format!("SELECT fence_grant('{role}')"))?;
+    let said = session.notices();
+    ensure!(said.is_empty(), "{said:?}");
+    Ok(())
+}
+
 /// Each promise in its page's table has a test, or a group of them, that lite does not leave out.
 #[lab_test]
 fn its_page_names_tests_that_there_are(_lab: &Lab) -> Result<()> {

@@ -55,7 +55,7 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         "ALTER SEQUENCE fence.token_seq OWNER TO CURRENT_USER",
         "DROP SEQUENCE fence.token_seq CASCADE",
         "INSERT INTO fence.lease SELECT * FROM fence.lease",
-        "INSERT INTO fence.lease (name, slot) VALUES ('x', 0)",
+        "INSERT INTO fence.lease (name) VALUES ('x')",
         "UPDATE fence.lease SET expires_at = 'infinity'",
         "DELETE FROM fence.lease",
         "TRUNCATE fence.lease",
