@@ -1297,7 +1297,7 @@ BEGIN
         -- A number of somebody else's may be adopted; and who may not see leases is told the same of each that does not speak.
         IF NOT token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0)
            AND (lease IS NULL OR fence.may_be_told(lease)
-                                 AND NOT (fence.is_adopted(lease) OR coalesce(fence.is_adopted(old_lease), false))) THEN
+                                 AND NOT (fence.is_adopted(lease) OR old_lease IS NOT NULL AND fence.is_adopted(old_lease))) THEN
             PERFORM fence.refuse_row('PF003', relation, data, col, format('fencing token %s was never issued by this database', token),
                 'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun others.',
                 jsonb_build_object('presented', token));
@@ -1403,9 +1403,10 @@ COMMENT ON FUNCTION fenced IS
 
 CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT fence.may_be_told(lease) AND EXISTS (SELECT FROM fence.lease l WHERE l.name = lease AND l.adopted_floor IS NOT NULL)
+    SELECT (lease IS NULL OR fence.may_be_told(lease))
+       AND EXISTS (SELECT FROM fence.lease l WHERE l.name = coalesce(is_adopted.lease, l.name) AND l.adopted_floor IS NOT NULL)
 $$;
-COMMENT ON FUNCTION fence.is_adopted IS 'is it adopted, as far as the caller may know?';
+COMMENT ON FUNCTION fence.is_adopted IS 'is it adopted, as far as the caller may know? Is any?';
 
 -- PL/pgSQL does not see which columns a statement names. This trigger, BEFORE UPDATE OF the fence column and by its name
 -- the first of all, notes that it does.
@@ -1629,10 +1630,10 @@ BEGIN
         END IF;
     END LOOP;
 
-    FOR item IN EXECUTE format('SELECT * FROM %s.fence_audit($1)', (SELECT p.pronamespace::regnamespace FROM pg_proc p WHERE p.oid = ours))
-        USING relation LOOP
-        RAISE NOTICE USING MESSAGE = format('%s: %s', item.relation, item.finding), HINT = item.remedy;
-    END LOOP;
+    IF bound_to IS NULL THEN
+        RAISE NOTICE USING MESSAGE = format('%s is bound to no lease: the holder of any lease can write it', relation),
+            HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.', relation);
+    END IF;
     IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = relation AND NOT c.relispartition) THEN
         RAISE WARNING USING MESSAGE = format('the inheritance children of %s are not fenced with it', relation),
             HINT = format('fence_audit(%L) names them; each needs a trigger of its own.', relation);
@@ -1672,6 +1673,9 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     ours CONSTANT oid := fence.trigger_function();
     home CONSTANT text := (SELECT p.pronamespace::regnamespace FROM pg_proc p WHERE p.oid = ours);
+    last CONSTANT bigint := CASE WHEN NOT pg_is_in_recovery() THEN pg_sequence_last_value('fence.token_seq') END;
+    item record;
+    highest bigint;
 BEGIN
     PERFORM fence.check_table(fence_audit.relation, 'audit') WHERE fence_audit.relation IS NOT NULL;
     RETURN QUERY
@@ -1739,6 +1743,21 @@ BEGIN
                format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', r.rel, a.attname)
           FROM root r JOIN pg_attribute a ON a.attrelid = r.oid AND NOT a.attnotnull AND a.attname = ANY (fence.template_columns(r.lease)))
     SELECT f.rel, f.severity, f.finding, f.remedy FROM found f ORDER BY f.rel::text, f.severity, f.finding;
+
+    FOR item IN
+        SELECT DISTINCT t.tgrelid::regclass AS rel, a.attname
+          FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+         CROSS JOIN LATERAL (SELECT fence.trigger_arguments(t.tgargs, t.tgnargs)) AS g (arguments)
+          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = coalesce(nullif(g.arguments[1], ''), 'fence')
+         WHERE t.tgfoid = ours AND t.tgparentid = 0 AND t.tgrelid = coalesce(fence_audit.relation, t.tgrelid)
+           AND NOT (fence.is_adopted() AND coalesce(g.arguments[3], '') <> '' AND g.arguments[2] <> 'strict')  -- adopted numbers
+           AND c.relowner = to_regrole(quote_ident(current_user))  -- to read a table of somebody else's may run code of his
+    LOOP
+        EXECUTE format('SELECT max(%I) FROM %s', item.attname, item.rel) INTO highest;
+        RETURN QUERY SELECT item.rel, 'notice'::text,
+            format('rows hold fences up to %s, above the last token drawn here, %s', highest, last),
+            format('SELECT %s.fence_new_epoch();', home) WHERE highest > last;
+    END LOOP;
 END
 $$;
 COMMENT ON FUNCTION fence_audit IS 'the ways around the fence of a table, or of all of the caller''s, each with its remedy';

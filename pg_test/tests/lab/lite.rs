@@ -695,9 +695,9 @@ fn its_audit_finds_what_is_met_most(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A limit: what the extension would say of it, lite leaves to the page and to the audit.
+/// A limit: what it added or dropped is not said, nor what a role lacks beside the grant.
 #[lab_test]
-fn what_it_does_is_said_by_the_audit_alone(lab: &Lab) -> Result<()> {
+fn it_says_less_of_what_it_did(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
     let mut session = db.connect_as(&owner)?;
     let role = db.role("worker")?;
