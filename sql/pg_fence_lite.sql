@@ -698,7 +698,7 @@ BEGIN
     RETURN closing;
 END
 $$;
-COMMENT ON FUNCTION lease_revoke IS 'ends whatever grants are current, whoever has them, and returns the closing token; NULL when none was';
+COMMENT ON FUNCTION lease_revoke IS 'ends the grant, also that of another role, and returns the closing token; NULL when there was none';
 
 -- At REPEATABLE READ and above a plain read shows an old grant. Locking what has changed since is 40001, and a row that is
 -- newer than the snapshot shows by its key.
@@ -1077,7 +1077,7 @@ COMMENT ON FUNCTION fence_status IS 'the token sequence, the identity of the dat
 
 -- The fence -----------------------------------------------------------------------------------------------------------
 
--- These are called by whoever writes the table, with his own rights.
+-- These run with the rights of the role that writes the table.
 
 CREATE OR REPLACE FUNCTION fence.may_read(relation oid, columns text[]) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT NOT row_security_active(relation) AND NOT EXISTS (
@@ -1895,10 +1895,9 @@ $$;
 COMMENT ON FUNCTION fence.uninstall IS 'takes pg_fence_lite out of the database, leases and all; refuses while a table is fenced';
 
 -- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let others in, even to
--- the state (Supabase has such for the roles of its API). Whoever was not let in by fence_grant goes. The functions of the
--- schema fence stay open: triggers and fence_audit call them with the rights of their callers, and where one runs with the
--- owner's it changes nothing and tells only what the caller may know. (The last token is no secret: PF003 tells it to whoever
--- has a table of his own.)
+-- the state (Supabase has such for the roles of its API). Who was not let in by fence_grant goes. The functions of the schema
+-- fence stay open: triggers and fence_audit call them with the rights of their callers, and where one runs with the owner's it
+-- changes nothing and tells only what the caller may know. (The last token is no secret: PF003 tells it, too.)
 DO $close$
 DECLARE
     statement text;
