@@ -21,34 +21,19 @@ public final class AdoptRequest {
         this.token = token;
     }
 
-    /**
-     * How long to wait for transactions that guard an older number.
-     *
-     * @param wait nothing, where it is not said
-     * @return this
-     */
+    /** How long to wait for transactions that guard an older number: not at all, where it is not said. */
     public AdoptRequest waiting(Duration wait) {
         this.wait = wait;
         return this;
     }
 
-    /**
-     * Who has it, for the view of all leases.
-     *
-     * @param holder in place of a text that is unique for each request
-     * @return this
-     */
+    /** Who has it, for the view of all leases, in place of a text that is unique for each request. */
     public AdoptRequest holder(String holder) {
         this.holder = holder;
         return this;
     }
 
-    /**
-     * Something to be shown in the view of all leases.
-     *
-     * @param json an object of JSON
-     * @return this
-     */
+    /** An object of JSON, to be shown in the view of all leases. */
     public AdoptRequest metadata(String json) {
         metadata = json;
         return this;
@@ -57,24 +42,16 @@ public final class AdoptRequest {
     /**
      * Makes the number known. An interrupt gives up.
      *
-     * @return the lease
      * @throws LeaseTaken where a transaction guards an older number, and did so for as long as we waited: that one has
      *     ended all the same, and it is to be tried again
      * @throws FenceException.StaleToken where the name has had a greater number, or this one was released
      * @throws SQLException where the server refuses, or cannot be reached
-     * @throws InterruptedException if interrupted
      */
     public Adopted acquire() throws SQLException, InterruptedException {
         return tryAcquire().orElseThrow(() -> new LeaseTaken(List.of(name)));
     }
 
-    /**
-     * As {@link #acquire}.
-     *
-     * @return empty where a transaction guards an older number
-     * @throws SQLException as {@link #acquire}
-     * @throws InterruptedException as {@link #acquire}
-     */
+    /** As {@link #acquire}; empty where a transaction guards an older number. */
     public Optional<Adopted> tryAcquire() throws SQLException, InterruptedException {
         Adopted adopted = fence.make(this);
         return adopted.adopt() ? Optional.of(adopted) : Optional.empty();

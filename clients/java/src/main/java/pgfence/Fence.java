@@ -26,11 +26,7 @@ public class Fence {
     private final Telemetry telemetry;
     private Keeper keeper;
 
-    /**
-     * On connections that it opens by this URL.
-     *
-     * @param url {@code jdbc:postgresql:…}, or without {@code jdbc:}
-     */
+    /** On connections that it opens by this URL, {@code jdbc:postgresql:…} or without {@code jdbc:}. */
     public Fence(String url) {
         this(url, new Properties());
     }
@@ -64,42 +60,22 @@ public class Fence {
         this.telemetry = telemetry;
     }
 
-    /**
-     * The same, for an extension in a schema that is not on the search path.
-     *
-     * @param schema its name
-     * @return a Fence with leases of its own
-     */
+    /** The same, for an extension in a schema that is not on the search path. It is a Fence with leases of its own. */
     public final Fence inSchema(String schema) {
         return new Fence(opener, '"' + schema.replace("\"", "\"\"") + "\".", telemetry);
     }
 
-    /**
-     * The same, with somebody who is told what it does.
-     *
-     * @param telemetry for traces and metrics
-     * @return a Fence with leases of its own
-     */
+    /** The same, with somebody who is told what it does. It is a Fence with leases of its own. */
     public final Fence telemetry(Telemetry telemetry) {
         return new Fence(opener, schema, telemetry);
     }
 
-    /**
-     * A lease of one name, or of several at once, all or none.
-     *
-     * @param names from 1 to 1000
-     * @return to be acquired
-     */
+    /** A lease of one name, or of several at once, all or none; up to 1000. */
     public final LeaseRequest lease(String... names) {
         return new LeaseRequest(this, List.of(names));
     }
 
-    /**
-     * A lease of several names at once, all or none.
-     *
-     * @param names from 1 to 1000
-     * @return to be acquired
-     */
+    /** A lease of several names at once, all or none; up to 1000. */
     public final LeaseRequest lease(Collection<String> names) {
         return new LeaseRequest(this, List.copyOf(names));
     }
@@ -107,13 +83,8 @@ public class Fence {
     /**
      * Goes on with a lease that another process has handed over: {@link LeaseRequest#resume}.
      *
-     * @param name of the lease
-     * @param token what the other process had
-     * @param ttl how long it is held without a renewal
-     * @return the lease
      * @throws FenceException.LeaseLost where the token no longer speaks for it
      * @throws SQLException where the server refuses, or cannot be reached
-     * @throws InterruptedException if interrupted
      */
     public final Lease resume(String name, long token, Duration ttl) throws SQLException, InterruptedException {
         return lease(name).ttl(ttl).resume(token);
@@ -123,8 +94,6 @@ public class Fence {
      * Leases for the first free rows of a query, whose first column is the name of the lease.
      *
      * @param query a SELECT, with {@code ?} for its parameters
-     * @param parameters in their order
-     * @return to be acquired
      */
     public final ClaimRequest claim(String query, Object... parameters) {
         return new ClaimRequest(this, query, parameters.clone());
@@ -133,10 +102,6 @@ public class Fence {
     /**
      * Makes a lease known that somebody else has granted (etcd, ZooKeeper, Redis, another database), under the number
      * that it has there.
-     *
-     * @param name of the lease
-     * @param token the number
-     * @return to be acquired
      */
     public final AdoptRequest adopt(String name, long token) {
         return new AdoptRequest(this, name, token);
@@ -148,7 +113,6 @@ public class Fence {
      *
      * @param connection of the work's own, to PostgreSQL
      * @param leases of this Fence
-     * @return to be run
      */
     public final Guarded guard(Connection connection, Collection<Lease> leases) {
         if (leases.isEmpty()) {
@@ -162,48 +126,27 @@ public class Fence {
      *
      * @param connection of the work's own, to PostgreSQL
      * @param leases of this Fence
-     * @return to be run
      */
     public final Guarded guard(Connection connection, Lease... leases) {
         return guard(connection, List.of(leases));
     }
 
     /**
-     * Tells who has a lease now, and each change, by looking each second.
-     *
-     * @param name of the lease
-     * @param tell called from another thread; empty where nobody has it
-     * @return to be closed
+     * Tells who has a lease now, and each change, by looking each second. {@code tell} is called from another thread;
+     * empty where nobody has it.
      */
     public final Observation observe(String name, Consumer<Optional<Leader>> tell) {
         return new Observation(this, name, tell);
     }
 
-    /**
-     * What is done while leading. A loss shows at its next step under the lease.
-     *
-     * @param <T> what it returns
-     * @param <E> what it may throw
-     */
+    /** What is done while leading. A loss shows at its next step under the lease. */
     @FunctionalInterface
     public interface Leading<T, E extends Exception> {
-        /**
-         * The work.
-         *
-         * @param lease of who leads
-         * @return what {@link Leadership#run} is to return
-         * @throws E where it failed
-         * @throws InterruptedException if interrupted
-         */
+        /** The work, for what {@link Leadership#run} is to return. */
         T under(Lease lease) throws E, InterruptedException;
     }
 
-    /**
-     * How to lead, where more is to be said than {@link #lead} takes.
-     *
-     * @param name of the lease
-     * @return to be run
-     */
+    /** How to lead, where more is to be said than {@link #lead} takes. */
     public final Leadership leadership(String name) {
         return new Leadership(this, name);
     }
@@ -211,15 +154,8 @@ public class Fence {
     /**
      * Does {@code work} while leading, again after each loss. An interrupt ends it.
      *
-     * @param <T> what the work returns
-     * @param <E> what it may throw
-     * @param name of the lease
-     * @param ttl how long it is held without a renewal
-     * @param work what is done while leading
-     * @return what it returned once it came to its end
      * @throws E from the work, where it was no loss
      * @throws SQLException where the lease cannot be had, for good
-     * @throws InterruptedException if interrupted
      */
     public final <T, E extends Exception> T lead(String name, Duration ttl, Leading<T, E> work)
             throws E, SQLException, InterruptedException {
@@ -229,7 +165,6 @@ public class Fence {
     /**
      * For a connection that presents a token from its beginning: the driver's property {@code options}.
      *
-     * @param token of a lease
      * @return {@code -c pg_fence.token=34}
      */
     public static String options(long token) {

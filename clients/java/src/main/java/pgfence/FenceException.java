@@ -28,38 +28,25 @@ public abstract sealed class FenceException extends RuntimeException {
         server = cause instanceof PSQLException told ? told.getServerErrorMessage() : null;
     }
 
-    /**
-     * The SQLSTATE.
-     *
-     * @return null where the server has not said it
-     */
+    /** The SQLSTATE; null where the server has not said it. */
     public String sqlState() {
         return sqlState;
     }
 
     /**
-     * What the server said beside: {@code presented}, {@code stored}, {@code lease}, {@code holder}…
-     *
-     * @return empty where it said nothing
+     * What the server said beside: {@code presented}, {@code stored}, {@code lease}, {@code holder}; empty where it
+     * said nothing.
      */
     public Map<String, Object> detail() {
         return Json.object(server == null ? null : server.getDetail());
     }
 
-    /**
-     * What to do.
-     *
-     * @return null where the server has not said it
-     */
+    /** What to do; null where the server has not said it. */
     public String hint() {
         return server == null ? null : server.getHint();
     }
 
-    /**
-     * Whether it was the commit that failed: then the transaction may have landed all the same.
-     *
-     * @return false where nothing of it has landed
-     */
+    /** Whether it was the commit that failed: then the transaction may have landed all the same. */
     public boolean inDoubt() {
         return inDoubt;
     }
@@ -150,20 +137,12 @@ public abstract sealed class FenceException extends RuntimeException {
             this.names = names;
         }
 
-        /**
-         * Why it is lost.
-         *
-         * @return never null
-         */
+        /** Why it is lost. */
         public Reason reason() {
             return reason;
         }
 
-        /**
-         * The names of the lease.
-         *
-         * @return one, or several
-         */
+        /** The names of the lease. */
         public List<String> names() {
             return names;
         }
@@ -197,10 +176,8 @@ public abstract sealed class FenceException extends RuntimeException {
     private static final Set<String> PERMANENT = Set.of("22", "28", "3D", "3F", "42");
 
     /**
-     * The typed error in what JDBC, Hibernate, Spring or jOOQ threw, however deep it is wrapped.
-     *
-     * @param error whatever was caught
-     * @return empty where it is no business of pg_fence
+     * The typed error in what JDBC, Hibernate, Spring or jOOQ threw, however deep it is wrapped. Empty where it is no
+     * business of pg_fence.
      */
     public static Optional<FenceException> classify(Throwable error) {
         Set<Throwable> seen = Collections.newSetFromMap(new IdentityHashMap<>());

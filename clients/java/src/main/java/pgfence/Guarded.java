@@ -32,11 +32,7 @@ public final class Guarded {
         this.releases = releases;
     }
 
-    /**
-     * With this, the last write gives the lease back.
-     *
-     * @return to be run
-     */
+    /** With this, the last write gives the lease back. */
     public Guarded releasing() {
         return new Guarded(leases, connection, guards, true);
     }
@@ -44,9 +40,6 @@ public final class Guarded {
     /**
      * Does it. Errors of pg_fence come out as {@link FenceException}; whatever comes out has rolled it back.
      *
-     * @param <E> what the step may throw
-     * @param step the work
-     * @throws E from the step
      * @throws SQLException where the transaction cannot begin or commit, or a statement of it had failed
      */
     public <E extends Exception> void run(Work.Step<E> step) throws E, SQLException {
@@ -60,11 +53,7 @@ public final class Guarded {
     /**
      * As {@link #run}, for a result.
      *
-     * @param <T> the result's type
-     * @param <E> what the work may throw
-     * @param work the work
      * @return what it returned, once that is committed
-     * @throws E from the work
      * @throws SQLException where the transaction cannot begin or commit, or a statement of it had failed
      */
     public <T, E extends Exception> T call(Work<T, E> work) throws E, SQLException {

@@ -20,27 +20,15 @@ public abstract sealed class Holding implements AutoCloseable permits Lease, Ado
         this.names = names;
     }
 
-    /**
-     * The names that it is a lease of.
-     *
-     * @return one, or several
-     */
+    /** The names that it is a lease of. */
     public final List<String> names() {
         return names;
     }
 
-    /**
-     * The token that its transactions present.
-     *
-     * @return a positive number
-     */
+    /** The token that its transactions present. */
     public abstract long token();
 
-    /**
-     * Why the lease was lost.
-     *
-     * @return null where it was not
-     */
+    /** Why the lease was lost; null where it was not. */
     public abstract LeaseLost loss();
 
     /**
@@ -48,7 +36,6 @@ public abstract sealed class Holding implements AutoCloseable permits Lease, Ado
      * begin when the lease is lost.
      *
      * @param connection of the work's own, to PostgreSQL
-     * @return to be run
      */
     public final Guarded guard(Connection connection) {
         return new Guarded(List.of(this), connection, true, false);
@@ -59,7 +46,6 @@ public abstract sealed class Holding implements AutoCloseable permits Lease, Ado
      * until one of them is to a bound table.
      *
      * @param connection of the work's own, to PostgreSQL
-     * @return to be run
      */
     public final Guarded present(Connection connection) {
         return new Guarded(List.of(this), connection, false, false);

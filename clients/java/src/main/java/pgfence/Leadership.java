@@ -26,12 +26,7 @@ public final class Leadership {
         this.name = name;
     }
 
-    /**
-     * How long the lease is held without a renewal: 30 s, where nothing else is said.
-     *
-     * @param ttl from 100 ms
-     * @return this
-     */
+    /** How long the lease is held without a renewal: 30 s, where nothing else is said; at least 100 ms. */
     public Leadership ttl(Duration ttl) {
         this.ttl = LeaseTerms.checked(ttl);
         return this;
@@ -39,10 +34,7 @@ public final class Leadership {
 
     /**
      * Told who leads now, and at each change, while {@link #run} goes on; {@link Leader#token} is that of our own lease
-     * where it is we who lead.
-     *
-     * @param tell called from another thread; empty where nobody leads
-     * @return this
+     * where it is we who lead. Called from another thread; empty where nobody leads.
      */
     public Leadership onLeader(Consumer<Optional<Leader>> tell) {
         onLeader = tell;
@@ -52,9 +44,6 @@ public final class Leadership {
     /**
      * Does {@code work} while leading, and again after each loss.
      *
-     * @param <T> what the work returns
-     * @param <E> what it may throw
-     * @param work what is done while leading
      * @return what it returned once it came to its end; null where {@link #stop} ended it
      * @throws E from the work, where it was no loss
      * @throws SQLException where the lease cannot be had, for good

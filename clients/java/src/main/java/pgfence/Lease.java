@@ -40,37 +40,26 @@ public final class Lease extends Holding {
     }
 
     /**
-     * The row of the query that it was claimed for, by the names of its columns, without the first, which is the name of
-     * the lease.
-     *
-     * @return empty where it was not claimed
+     * The row of the query that it was claimed for, by the names of its columns, without the first, which is the name
+     * of the lease. Empty where it was not claimed.
      */
     public Map<String, Object> row() {
         return row;
     }
 
-    /**
-     * Whether it is ours at this moment, by our own clock.
-     *
-     * @return false also where a release is under way
-     */
+    /** Whether it is ours at this moment, by our own clock; not where a release is under way. */
     public boolean isHeld() {
         return !remaining().isZero();
     }
 
-    /**
-     * How long it is ours if no renewal comes through any more.
-     *
-     * @return zero where it is not held
-     */
+    /** How long it is ours if no renewal comes through any more; zero where it is not held. */
     public Duration remaining() {
         return Duration.ofNanos(keeper.remaining(kept));
     }
 
     /**
-     * For long steps between transactions, and before each call to the outside.
-     *
-     * @throws LeaseLost when it is ours no more
+     * For long steps between transactions, and before each call to the outside. Throws LeaseLost when it is ours no
+     * more.
      */
     public void check() {
         if (!isHeld()) {
@@ -79,12 +68,7 @@ public final class Lease extends Holding {
         }
     }
 
-    /**
-     * Sleeps; throws LeaseLost as soon as the lease is lost.
-     *
-     * @param span how long
-     * @throws InterruptedException if interrupted
-     */
+    /** Sleeps; throws LeaseLost as soon as the lease is lost. */
     public void sleep(Duration span) throws InterruptedException {
         keeper.sleep(kept, Clock.nanos(span));
         check();

@@ -22,12 +22,7 @@ public final class LeaseRequest extends LeaseTerms<LeaseRequest> {
         this.names = names;
     }
 
-    /**
-     * How long to wait in line for it.
-     *
-     * @param wait nothing, where it is not said
-     * @return this
-     */
+    /** How long to wait in line for it: not at all, where it is not said. */
     public LeaseRequest waiting(Duration wait) {
         if (wait.isNegative()) {
             throw new IllegalArgumentException("a wait is no shorter than nothing");
@@ -36,22 +31,13 @@ public final class LeaseRequest extends LeaseTerms<LeaseRequest> {
         return this;
     }
 
-    /**
-     * It ends with its session, too. Not through a pooler in transaction mode.
-     *
-     * @return this
-     */
+    /** It ends with its session, too. Not through a pooler in transaction mode. */
     public LeaseRequest session() {
         session = true;
         return this;
     }
 
-    /**
-     * Where that holder has it already, it gets a new grant at once.
-     *
-     * @param holder one that nobody else calls itself
-     * @return this
-     */
+    /** Where that holder has it already, it gets a new grant at once. Nobody else may call itself so. */
     public LeaseRequest reclaim(String holder) {
         reclaim = true;
         return holder(holder);
@@ -71,13 +57,7 @@ public final class LeaseRequest extends LeaseTerms<LeaseRequest> {
         return tryAcquire().orElseThrow(() -> new LeaseTaken(names));
     }
 
-    /**
-     * As {@link #acquire}, for whom a lease that is taken is an answer.
-     *
-     * @return empty where it is taken, and stayed so for as long as we waited
-     * @throws SQLException as {@link #acquire}
-     * @throws InterruptedException as {@link #acquire}
-     */
+    /** As {@link #acquire}; empty where the lease is taken, and stayed so for as long as we waited. */
     public Optional<Lease> tryAcquire() throws SQLException, InterruptedException {
         return attempt().acquire();
     }
@@ -86,8 +66,6 @@ public final class LeaseRequest extends LeaseTerms<LeaseRequest> {
      * Goes on with a lease that another process has acquired, and handed over by {@link Lease#detach}. It is renewed at
      * once.
      *
-     * @param token what the other process had
-     * @return the lease
      * @throws LeaseLost where the token no longer speaks for it
      * @throws SQLException where the server refuses, or cannot be reached
      * @throws InterruptedException if interrupted; the lease then ends at its ttl

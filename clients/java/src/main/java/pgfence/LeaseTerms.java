@@ -7,11 +7,7 @@ import java.util.Objects;
 import java.util.function.Consumer;
 import pgfence.FenceException.LeaseLost;
 
-/**
- * The terms on which leases are asked for: of {@link LeaseRequest} and {@link ClaimRequest}.
- *
- * @param <T> which of the two
- */
+/** The terms on which leases are asked for: of {@link LeaseRequest} and {@link ClaimRequest}. */
 public abstract sealed class LeaseTerms<T extends LeaseTerms<T>> permits LeaseRequest, ClaimRequest {
     private static final Duration SHORTEST = Duration.ofMillis(100);
 
@@ -35,55 +31,31 @@ public abstract sealed class LeaseTerms<T extends LeaseTerms<T>> permits LeaseRe
         return (T) this;
     }
 
-    /**
-     * How long it is held without a renewal: 30 s, where nothing else is said.
-     *
-     * @param ttl from 100 ms
-     * @return this
-     */
+    /** How long it is held without a renewal: 30 s, where nothing else is said; at least 100 ms. */
     public final T ttl(Duration ttl) {
         this.ttl = checked(ttl);
         return self();
     }
 
-    /**
-     * Who has it, for the view of all leases.
-     *
-     * @param holder in place of a text that is unique for each acquire
-     * @return this
-     */
+    /** Who has it, for the view of all leases, in place of a text that is unique for each acquire. */
     public final T holder(String holder) {
         this.holder = Objects.requireNonNull(holder, "holder");
         return self();
     }
 
-    /**
-     * Something to be shown in the view of all leases.
-     *
-     * @param json an object of JSON
-     * @return this
-     */
+    /** An object of JSON, to be shown in the view of all leases. */
     public final T metadata(String json) {
         metadata = json;
         return self();
     }
 
-    /**
-     * Others may have it shared at the same time.
-     *
-     * @return this
-     */
+    /** Others may have it shared at the same time. */
     public final T shared() {
         shared = true;
         return self();
     }
 
-    /**
-     * How many may have it at the same time.
-     *
-     * @param slots from 1
-     * @return this
-     */
+    /** How many may have it at the same time. */
     public final T slots(int slots) {
         this.slots = slots;
         return self();
@@ -93,7 +65,6 @@ public abstract sealed class LeaseTerms<T extends LeaseTerms<T>> permits LeaseRe
      * After this span it is renewed no more, and lost at its deadline: for work that may get stuck.
      *
      * @param span from the acquire
-     * @return this
      */
     public final T holdAtMost(Duration span) {
         holdAtMost = positive("holdAtMost", span);
@@ -104,19 +75,13 @@ public abstract sealed class LeaseTerms<T extends LeaseTerms<T>> permits LeaseRe
      * A release before this span has passed leaves it taken until then: for schedulers whose clocks differ.
      *
      * @param span from the acquire
-     * @return this
      */
     public final T holdAtLeast(Duration span) {
         holdAtLeast = positive("holdAtLeast", span);
         return self();
     }
 
-    /**
-     * Told of a loss, from another thread, at the deadline at the latest.
-     *
-     * @param tell called once
-     * @return this
-     */
+    /** Told of a loss, from another thread, at the deadline at the latest; called once. */
     public final T onLost(Consumer<LeaseLost> tell) {
         onLost.add(Objects.requireNonNull(tell, "onLost"));
         return self();

@@ -15,35 +15,21 @@ public interface Telemetry {
      * A span begins.
      *
      * @param verb {@code acquire}, {@code resume}, {@code claim}, {@code guard} or {@code present}
-     * @param names of the lease
-     * @return told of its end
      */
     default Span begin(String verb, List<String> names) {
         return error -> {};
     }
 
-    /**
-     * A lease is lost: a counter.
-     *
-     * @param loss why
-     */
+    /** A lease is lost: a counter. */
     default void lost(LeaseLost loss) {}
 
-    /**
-     * The server has refused a write or a guard (PF001 to PF005): a counter.
-     *
-     * @param refusal which
-     */
+    /** The server has refused a write or a guard (PF001 to PF005): a counter. */
     default void refused(FenceException refusal) {}
 
     /** What lasts from {@link #begin} to its end. */
     @FunctionalInterface
     interface Span {
-        /**
-         * It ends.
-         *
-         * @param error with which, or null
-         */
+        /** It ends, with that error or null. */
         void end(Throwable error);
     }
 }
