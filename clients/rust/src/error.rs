@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::error::{DbError, Severity, SqlState};
 
-/// Everything that pg_fence and its client refuse or tell, and whatever else goes wrong.
+/// Everything that pg_fence and its client refuse or tell, and what else goes wrong.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Error {
@@ -475,13 +475,9 @@ fn typed(error: &tokio_postgres::Error) -> Option<Error> {
         let is_broken =
             error.is_closed() || error.source().is_some_and(|cause| cause.is::<io::Error>());
         let message = error.source().map_or_else(|| error.to_string(), |cause| cause.to_string());
-        return is_broken.then_some(Error::TransactionLost(TransactionLost {
-            sqlstate: None,
-            message,
-            in_doubt: false,
-        }));
+        return is_broken.then(|| session_lost(None, message));
     };
-    told_by_server(told.code().code(), told.message(), || Refused {
+    told_by_server(Refused {
         sqlstate: told.code().code().to_owned(),
         message: told.message().to_owned(),
         hint: told.hint().map(str::to_owned),
@@ -496,15 +492,11 @@ fn typed_of_sqlx(error: &sqlx::Error) -> Option<Error> {
     let told = match error {
         sqlx::Error::Database(told) => told.try_downcast_ref::<PgDatabaseError>()?,
         sqlx::Error::Io(_) | sqlx::Error::WorkerCrashed => {
-            return Some(Error::TransactionLost(TransactionLost {
-                sqlstate: None,
-                message: error.to_string(),
-                in_doubt: false,
-            }));
+            return Some(session_lost(None, error.to_string()));
         }
         _ => return None,
     };
-    told_by_server(told.code(), told.message(), || Refused {
+    told_by_server(Refused {
         sqlstate: told.code().to_owned(),
         message: told.message().to_owned(),
         hint: told.hint().map(str::to_owned),
@@ -513,24 +505,23 @@ fn typed_of_sqlx(error: &sqlx::Error) -> Option<Error> {
     })
 }
 
-fn told_by_server(state: &str, message: &str, refused: impl FnOnce() -> Refused) -> Option<Error> {
-    let kind = match state {
+fn session_lost(sqlstate: Option<String>, message: String) -> Error {
+    Error::TransactionLost(TransactionLost { sqlstate, message, in_doubt: false })
+}
+
+fn told_by_server(told: Refused) -> Option<Error> {
+    let kind = match told.sqlstate.as_str() {
         "PF001" => Error::StaleToken,
         "PF002" => Error::NoToken,
         "PF003" => Error::NeverIssued,
         "PF004" => Error::NotSpeaking,
         "PF005" => Error::CannotBeFenced,
-        _ => {
-            return ends_session(state).then(|| {
-                Error::TransactionLost(TransactionLost {
-                    sqlstate: Some(state.to_owned()),
-                    message: message.to_owned(),
-                    in_doubt: false,
-                })
-            });
+        state if ends_session(state) => {
+            return Some(session_lost(Some(told.sqlstate), told.message));
         }
+        _ => return None,
     };
-    Some(kind(Refusal(Arc::new(refused()))))
+    Some(kind(Refusal(Arc::new(told))))
 }
 
 /// idle_in_transaction_session_timeout, transaction_timeout, terminated, crashed, idle_session_timeout, and what

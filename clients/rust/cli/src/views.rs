@@ -9,9 +9,10 @@ mod table;
 use crate::connection::{self, Server};
 use crate::failure::{Failure, Result};
 use pg_fence_client::Connected;
+use std::time::Duration;
 use table::Table;
 use tokio::runtime::Builder;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::{FromSqlOwned, ToSql, Type};
 
 /// Arguments of a statement, whose types are said: so nothing is prepared, which poolers do not stand.
 pub type Arguments<'a> = &'a [(&'a (dyn ToSql + Sync), Type)];
@@ -47,15 +48,18 @@ impl View {
     fn json(&self, sql: &str, arguments: Arguments) -> Result<String> {
         let sql =
             format!("SELECT coalesce(json_agg(row_to_json(r)), '[]')::text FROM ({sql}) AS r");
-        let row = self.runtime.block_on(self.connected.query_typed_one(&sql, arguments));
-        row.and_then(|row| row.try_get(0)).map_err(Failure::of_driver)
+        self.value(&sql, arguments)
     }
 
-    fn number(&self, sql: &str, arguments: Arguments) -> Result<Option<i64>> {
+    /// The only value of the only row.
+    fn value<T: FromSqlOwned>(&self, sql: &str, arguments: Arguments) -> Result<T> {
         let row = self.runtime.block_on(self.connected.query_typed_one(sql, arguments));
         row.and_then(|row| row.try_get(0)).map_err(Failure::of_driver)
     }
 }
+
+/// Between two looks of `--watch` and `--follow`.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 fn print(text: &str) -> Result<u8> {
     crate::print(text.as_bytes())

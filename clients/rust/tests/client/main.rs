@@ -3,7 +3,9 @@
 //! `DATABASE_URL=postgresql://… cargo test`. The database has the extension and is otherwise of no use: each test
 //! makes a table in it.
 
-use pg_fence_client::{Adopted, Connected, Error, Fence, Lease, Reason, classify, connect};
+use pg_fence_client::{
+    Adopted, Connected, Error, Fence, Guarded, Lease, Reason, classify, connect,
+};
 use serde_json::json;
 use std::fmt;
 use std::future::{Future, pending, poll_fn};
@@ -11,6 +13,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle};
+use tokio_postgres::types::{FromSqlOwned, ToSql};
 use tokio_postgres::{Client, NoTls};
 
 mod many;
@@ -73,9 +76,24 @@ impl Shop {
         format!("UPDATE {} SET status = '{status}' WHERE id = 7", self.name)
     }
 
+    /// The last write of a transaction, and its commit.
+    async fn pay(&self, guarded: Guarded<'_>) -> Result<(), Error> {
+        guarded.execute(&self.set("paid"), &[]).await?;
+        guarded.commit().await
+    }
+
+    async fn value<T: FromSqlOwned>(&self, sql: &str, params: &[&(dyn ToSql + Sync)]) -> T {
+        self.admin.query_one(sql, params).await.unwrap().get(0)
+    }
+
+    async fn schema(&self) -> String {
+        let sql =
+            "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'pg_fence'";
+        self.value(sql, &[]).await
+    }
+
     async fn status(&self) -> String {
-        let sql = format!("SELECT status FROM {} WHERE id = 7", self.name);
-        self.admin.query_one(&sql, &[]).await.unwrap().get(0)
+        self.value(&format!("SELECT status FROM {} WHERE id = 7", self.name), &[]).await
     }
 
     async fn revoke(&self) {
@@ -83,13 +101,13 @@ impl Shop {
     }
 
     async fn is_held(&self, name: &str) -> bool {
-        let sql = "SELECT EXISTS (SELECT FROM lease_info($1) WHERE state = 'held')";
-        self.admin.query_one(sql, &[&name]).await.unwrap().get(0)
+        self.value("SELECT EXISTS (SELECT FROM lease_info($1) WHERE state = 'held')", &[&name])
+            .await
     }
 
     async fn guards(&self) -> i32 {
         let sql = "SELECT coalesce(max(cardinality(blocking_pids)), 0) FROM lease_info($1)";
-        self.admin.query_one(sql, &[&self.order()]).await.unwrap().get(0)
+        self.value(sql, &[&self.order()]).await
     }
 }
 
@@ -134,8 +152,7 @@ async fn a_lease_that_is_taken() {
     let lease =
         request.clone().holder("first").metadata(json!({ "run": 7 })).acquire().await.unwrap();
     let sql = "SELECT holder || ' ' || metadata FROM lease_info('taken:7')";
-    let held: String = shop.admin.query_one(sql, &[]).await.unwrap().get(0);
-    assert_eq!(held, r#"first {"run": 7}"#);
+    assert_eq!(shop.value::<String>(sql, &[]).await, r#"first {"run": 7}"#);
     assert!(lease.held() && lease.remaining() > Duration::from_secs(200));
     assert!(request.clone().try_acquire().await.unwrap().is_none());
     assert!(matches!(request.acquire().await, Err(Error::LeaseTaken(_))));
@@ -144,7 +161,7 @@ async fn a_lease_that_is_taken() {
 }
 
 #[tokio::test]
-async fn reclaim_is_for_whoever_has_the_same_holder() {
+async fn reclaim_is_for_the_same_holder() {
     let shop = Shop::new("reclaimed").await;
     let request = shop.fence.lease(shop.order()).ttl(LONG);
     let lost = request.clone().holder("me").acquire().await.unwrap();
@@ -230,10 +247,7 @@ async fn a_wait_that_is_dropped_leaves_nobody_in_line() {
     wait_until("its tasks have ended", async || tasks() == before).await;
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query ~ 'lease_acquire' \
                AND pid <> pg_backend_pid()";
-    wait_until("nobody waits", async || {
-        shop.admin.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 0
-    })
-    .await;
+    wait_until("nobody waits", async || shop.value::<i64>(sql, &[]).await == 0).await;
     lease.release().await.unwrap();
     assert!(!shop.is_held("dropped_wait:7").await);
 }
@@ -280,15 +294,11 @@ async fn the_longest_ttl_can_be_renewed() {
 #[tokio::test]
 async fn connections_can_come_from_a_function_and_names_from_a_schema() {
     let shop = Shop::new("opened").await;
-    let sql =
-        "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'pg_fence'";
-    let schema: String = shop.admin.query_one(sql, &[]).await.unwrap().get(0);
-    let fence = Fence::with_opener(async || connect(&url(), NoTls).await).in_schema(&schema);
+    let opener = async || connect(&url(), NoTls).await;
+    let fence = Fence::with_opener(opener).in_schema(&shop.schema().await);
     let lease = fence.lease(shop.order()).acquire().await.unwrap();
     let mut client = client().await;
-    let guarded = lease.guard(&mut client).await.unwrap();
-    guarded.batch_execute(&shop.set("paid")).await.unwrap();
-    guarded.commit().await.unwrap();
+    shop.pay(lease.guard(&mut client).await.unwrap()).await.unwrap();
     lease.release().await.unwrap();
     assert_eq!(shop.status().await, "paid");
 }
@@ -300,7 +310,7 @@ async fn the_end_of_a_session_is_seen_at_once() {
     let lease = fence.lease(shop.order()).ttl(LONG).session().acquire().await.unwrap();
     let loss = tokio::spawn(lease.lost());
     let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'session_end'";
-    assert_eq!(shop.admin.query_one(sql, &[]).await.unwrap().get::<_, i64>(0), 1);
+    assert_eq!(shop.value::<i64>(sql, &[]).await, 1);
     let loss = tokio::time::timeout(PATIENCE, loss).await.unwrap().unwrap().unwrap();
     assert_eq!(loss.reason(), Reason::Session);
 }
@@ -367,14 +377,12 @@ async fn a_client_and_one_that_can_be_broken_off() {
 }
 
 #[tokio::test]
-async fn an_open_transaction_is_left_to_whoever_began_it() {
+async fn an_open_transaction_is_left_to_the_code_that_began_it() {
     let shop = Shop::new("nested").await;
     let lease = shop.lease().await;
     let mut client = bare_client().await;
     let mut transaction = client.transaction().await.unwrap();
-    let guarded = lease.guard(&mut transaction).await.unwrap();
-    guarded.execute(&shop.set("paid"), &[]).await.unwrap();
-    guarded.commit().await.unwrap();
+    shop.pay(lease.guard(&mut transaction).await.unwrap()).await.unwrap();
     assert_eq!(shop.status().await, "new");
     assert_eq!(shop.guards().await, 1);
     transaction.commit().await.unwrap();
@@ -433,9 +441,7 @@ async fn a_transaction_that_has_failed_is_not_committed_in_silence() {
     assert!(!error.is_in_doubt());
     assert_eq!(shop.status().await, "new");
     // The connection is out of the transaction.
-    let guarded = lease.guard(&mut client).await.unwrap();
-    guarded.execute(&shop.set("paid"), &[]).await.unwrap();
-    guarded.commit().await.unwrap();
+    shop.pay(lease.guard(&mut client).await.unwrap()).await.unwrap();
     lease.release().await.unwrap();
     assert_eq!(shop.status().await, "paid");
 }
@@ -484,9 +490,7 @@ async fn several_leases() {
     let shop = Shop::new("several").await;
     let lease = shop.fence.lease(["several:8", "several:7"]).ttl(LONG).acquire().await.unwrap();
     let mut client = client().await;
-    let guarded = lease.guard(&mut client).await.unwrap();
-    guarded.execute(&shop.set("paid"), &[]).await.unwrap();
-    guarded.commit().await.unwrap();
+    shop.pay(lease.guard(&mut client).await.unwrap()).await.unwrap();
     assert!(lease.renew().await.unwrap().is_some());
     let wait = Duration::from_millis(600);
     assert!(
@@ -523,9 +527,7 @@ async fn a_guard_that_is_dropped_where_it_waits_leaves_nothing() {
     }
     assert_eq!(shop.guards().await, 0);
     assert_eq!(shop.status().await, "new");
-    let guarded = lease.guard(&mut client).await.unwrap();
-    guarded.execute(&shop.set("paid"), &[]).await.unwrap();
-    guarded.commit().await.unwrap();
+    shop.pay(lease.guard(&mut client).await.unwrap()).await.unwrap();
     lease.release().await.unwrap();
     assert_eq!(shop.status().await, "paid");
 }
@@ -663,25 +665,21 @@ impl Shop {
 
     async fn row(&self) -> String {
         let sql = format!("SELECT status || ' ' || coalesce(fence, 0) FROM {}", self.name);
-        self.admin.query_one(&sql, &[]).await.unwrap().get(0)
+        self.value(&sql, &[]).await
     }
 
     /// How many wait to adopt.
     async fn adopting(&self) -> i64 {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_adopt%'";
-        self.admin.query_one(sql, &[]).await.unwrap().get(0)
+        self.value(sql, &[]).await
     }
 
     async fn guarded(&self, adopted: &Adopted, on: &mut Connected) -> Result<(), Error> {
-        let transaction = adopted.guard(on).await?;
-        transaction.batch_execute(&self.set("paid")).await?;
-        transaction.commit().await
+        self.pay(adopted.guard(on).await?).await
     }
 
     async fn presented(&self, adopted: &Adopted, on: &mut Connected) -> Result<(), Error> {
-        let transaction = adopted.present(on).await?;
-        transaction.batch_execute(&self.set("paid")).await?;
-        transaction.commit().await
+        self.pay(adopted.present(on).await?).await
     }
 }
 
@@ -693,8 +691,7 @@ async fn an_adopted_lease_s_number_is_judged() {
     let request = shop.fence.adopt(shop.order(), number);
     let first = request.holder("it's A").metadata(json!({ "run": 7 })).acquire().await.unwrap();
     let sql = "SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info($1)";
-    let shown: String = shop.admin.query_one(sql, &[&shop.order()]).await.unwrap().get(0);
-    assert_eq!(shown, r#"it's A {"run": 7} true"#);
+    assert_eq!(shop.value::<String>(sql, &[&shop.order()]).await, r#"it's A {"run": 7} true"#);
     shop.guarded(&first, &mut on).await.unwrap();
     shop.presented(&first, &mut on).await.unwrap();
     assert_eq!(shop.row().await, format!("paid {number}"));
@@ -768,8 +765,7 @@ async fn an_older_number_may_come_first_after_a_failover() {
     let transaction = older.guard(&mut on).await.unwrap();
     let taken = shop.guarded(&newer, &mut other).await;
     assert!(matches!(taken, Err(Error::LeaseTaken(_))), "{taken:?}");
-    transaction.batch_execute(&shop.set("paid")).await.unwrap();
-    transaction.commit().await.unwrap();
+    shop.pay(transaction).await.unwrap();
     shop.guarded(&newer, &mut other).await.unwrap();
     newer.release().await.unwrap();
     assert_eq!(shop.row().await, "paid 34");

@@ -10,7 +10,7 @@ impl Shop {
 
     async fn sessions(&self, name: &str) -> i64 {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
-        self.admin.query_one(sql, &[&name]).await.unwrap().get(0)
+        self.value(sql, &[&name]).await
     }
 
     async fn terminate(&self, name: &str) {
@@ -49,10 +49,9 @@ async fn one_that_has_waited_hands_its_connection_to_the_heartbeat() {
     let fence = shop.fence_called("handed");
     let lease = fence.lease(shop.order()).ttl(LONG).wait(LONG).acquire().await.unwrap();
     let pid = "SELECT pid FROM pg_stat_activity WHERE application_name = 'handed'";
-    let first: i32 = shop.admin.query_one(pid, &[]).await.unwrap().get(0);
+    let first: i32 = shop.value(pid, &[]).await;
     assert!(lease.renew().await.unwrap().is_some());
-    let second: i32 = shop.admin.query_one(pid, &[]).await.unwrap().get(0);
-    assert_eq!(first, second);
+    assert_eq!(first, shop.value::<i32>(pid, &[]).await);
     lease.release().await.unwrap();
 }
 
@@ -123,10 +122,7 @@ async fn a_renewal_asked_for_during_another_is_one_of_its_own() {
     let first = renews();
     let sql = "SELECT count(*) FROM pg_stat_activity
                WHERE application_name = 'asked_twice' AND wait_event_type = 'Lock'";
-    wait_until("it waits", async || {
-        shop.admin.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1
-    })
-    .await;
+    wait_until("it waits", async || shop.value::<i64>(sql, &[]).await == 1).await;
     let second = renews();
     // It has asked by now.
     tokio::task::yield_now().await;
@@ -202,11 +198,8 @@ async fn a_session_lease_keeps_its_own_connection() {
 #[tokio::test]
 async fn fences_of_other_schemas_have_heartbeats_of_their_own() {
     let shop = Shop::new("other_schemas").await;
-    let sql =
-        "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'pg_fence'";
-    let schema: String = shop.admin.query_one(sql, &[]).await.unwrap().get(0);
     let fence = shop.fence_called("other_schemas");
-    let other = fence.clone().in_schema(&schema);
+    let other = fence.clone().in_schema(&shop.schema().await);
     let one = fence.lease("other_schemas:1").ttl(LONG).acquire().await.unwrap();
     let two = other.lease("other_schemas:2").ttl(LONG).acquire().await.unwrap();
     assert_eq!(shop.sessions("other_schemas").await, 2);

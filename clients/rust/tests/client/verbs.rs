@@ -24,9 +24,7 @@ async fn a_token_is_handed_over() {
     let resumed = other.resume(shop.order(), renewed, LONG).await.unwrap();
     assert_eq!(resumed.token(), token);
     let mut client = client().await;
-    let guarded = resumed.guard(&mut client).await.unwrap();
-    guarded.execute(&shop.set("paid"), &[]).await.unwrap();
-    guarded.commit().await.unwrap();
+    shop.pay(resumed.guard(&mut client).await.unwrap()).await.unwrap();
     resumed.release().await.unwrap();
     let over = other.resume(shop.order(), token, LONG).await.unwrap_err();
     assert_eq!(lost_by(&over), Reason::Gone);
@@ -62,8 +60,7 @@ async fn the_first_free_rows_of_a_query_are_claimed() {
     assert!(claim(1).await.unwrap().is_empty());
     // No more is tried than is asked for.
     let sql = "SELECT count(*) FROM fence.leases WHERE name LIKE 'claimed:%' AND state = 'held'";
-    let count: i64 = shop.admin.query_one(sql, &[]).await.unwrap().get(0);
-    assert_eq!(count, 50);
+    assert_eq!(shop.value::<i64>(sql, &[]).await, 50);
     for claimed in first.into_iter().chain(second) {
         claimed.lease.check().unwrap();
         claimed.lease.release().await.unwrap();
@@ -96,9 +93,7 @@ async fn several_leases_are_guarded_at_once() {
     let several = several.acquire().await.unwrap();
     let mut client = client().await;
     assert!(guard_all([], &mut client).await.is_err());
-    let guarded = guard_all([&several, &lease], &mut client).await.unwrap();
-    guarded.execute(&shop.set("paid"), &[]).await.unwrap();
-    guarded.commit().await.unwrap();
+    shop.pay(guard_all([&several, &lease], &mut client).await.unwrap()).await.unwrap();
     assert_eq!(shop.status().await, "paid");
     let guarded = guard_all([&several, &lease], &mut client).await.unwrap();
     guarded.execute(&shop.set("late"), &[]).await.unwrap();

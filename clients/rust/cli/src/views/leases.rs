@@ -1,14 +1,10 @@
 //! Leases: who has them; and giving them back, or taking them away.
 
-use super::{View, print};
+use super::{LOOK_AGAIN, View, print};
 use crate::connection;
 use crate::failure::{Failure, Result, status};
 use clap::Args;
-use std::time::Duration;
 use tokio_postgres::types::Type;
-
-/// Between two looks of `--watch`.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub struct Options {
@@ -89,21 +85,18 @@ pub fn show(options: &OneOptions, connection: &connection::Options) -> Result<u8
 pub fn release(options: &ReleaseOptions, connection: &connection::Options) -> Result<u8> {
     let view = View::open(connection)?;
     let sql = format!("SELECT {}", view.function("lease_release($1, $2)"));
-    let closing =
-        view.number(&sql, &[(&options.name, Type::TEXT), (&options.token, Type::INT8)])?;
-    match closing {
-        Some(_) => Ok(0),
-        None => {
-            let lost = format!("the lease {} is not held by {}", options.name, options.token);
-            Err(Failure::new(status::LOST, lost))
-        }
+    let arguments: super::Arguments = &[(&options.name, Type::TEXT), (&options.token, Type::INT8)];
+    if view.value::<Option<i64>>(&sql, arguments)?.is_none() {
+        let lost = format!("the lease {} is not held by {}", options.name, options.token);
+        return Err(Failure::new(status::LOST, lost));
     }
+    Ok(0)
 }
 
 pub fn revoke(options: &OneOptions, connection: &connection::Options) -> Result<u8> {
     let view = View::open(connection)?;
     let sql = format!("SELECT {}", view.function("lease_revoke($1)"));
-    let closing = view.number(&sql, &[(&options.name, Type::TEXT)])?;
+    let closing: Option<i64> = view.value(&sql, &[(&options.name, Type::TEXT)])?;
     if options.json {
         let closing = closing.map_or("null".to_owned(), |token| token.to_string());
         return print(&format!("{{\"closing_token\":{closing}}}\n"));

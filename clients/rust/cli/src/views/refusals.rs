@@ -1,14 +1,10 @@
 //! The latest refused writes.
 
-use super::{View, print};
+use super::{LOOK_AGAIN, View, print};
 use crate::connection;
 use crate::failure::Result;
 use clap::Args;
-use std::time::Duration;
 use tokio_postgres::types::Type;
-
-/// Between two looks of `--follow`.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub struct Options {
