@@ -20,7 +20,7 @@ use crate::statistics;
 /// What is kept for as long as a transaction. Each goes by itself: the order means nothing.
 static KEPT: [&dyn Follower; 6] = [
     lock_count::TAKEN_ENTRIES,
-    fence::KEPT_FENCES,
+    fence::WRITTEN_ROWS,
     fence::ROW_MOVES,
     session_leases::SESSION_LEASES,
     guard::TRANSACTION_GUARDS,

@@ -1,7 +1,6 @@
 //! Which lease guards a row: the template of a trigger, filled from the row's columns.
 
 use crate::errors::{self, Refusal};
-use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Attribute, Columns, Tuple};
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::NAME_MAX;
@@ -39,7 +38,7 @@ impl Binding {
             Piece::Literal(text) => Ok(Part::Literal(text)),
             Piece::Column(name) => {
                 let attribute = columns.find(&name).ok_or_else(|| errors::no_column(&name))?;
-                if describe::fits_placeholder(&attribute) {
+                if attribute.fits_placeholder() {
                     Ok(Part::Column(attribute, name))
                 } else {
                     Err(errors::wrong_type(
@@ -75,10 +74,11 @@ impl Binding {
         for part in &self.0 {
             match part {
                 Part::Literal(text) => name.extend_from_slice(text),
-                Part::Column(attribute, column) => match columns.value(row, attribute) {
-                    Some(value) => describe::append_text(&mut name, attribute, value),
-                    None => return Err(errors::null_placeholder(column)),
-                },
+                Part::Column(attribute, column) => {
+                    if !columns.append_text(&mut name, row, attribute) {
+                        return Err(errors::null_placeholder(column));
+                    }
+                }
             }
         }
         checked(&name)?;
@@ -127,13 +127,7 @@ impl Binding {
     fn same(&self, columns: &Columns, old: Tuple, new: Tuple) -> bool {
         self.0.iter().all(|part| match part {
             Part::Literal(_) => true,
-            Part::Column(attribute, _) => {
-                describe::is_number(attribute)
-                    && match (columns.value(old, attribute), columns.value(new, attribute)) {
-                        (Some(old), Some(new)) => old.value() == new.value(),
-                        _ => false,
-                    }
-            }
+            Part::Column(attribute, _) => columns.same_number(old, new, attribute),
         })
     }
 }

@@ -7,7 +7,7 @@ use crate::pg::call::args::{text_datum, Answer, Args};
 use crate::pg::call::composite::{self, row_array, text_array, type_array, RowAnswer};
 use crate::pg::call::state_function::{self, StateFunction};
 use crate::pg::fenced_table::column;
-use crate::pg::fenced_table::describe::PLACEHOLDER_TYPES;
+use crate::pg::fenced_table::trigger::PLACEHOLDER_TYPES;
 use crate::pg::fenced_table::trigger_catalog::{self, Trigger};
 use crate::pg::session::server;
 use crate::pg::state::role_prefix;

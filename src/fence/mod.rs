@@ -7,12 +7,12 @@
 mod binding;
 mod declared;
 mod hint;
-mod kept_fences;
 mod plan;
 mod row_moves;
 mod trigger;
+mod written;
 
 pub use declared::{audit, protect, unprotect};
-pub use kept_fences::KEPT_FENCES;
 pub use row_moves::ROW_MOVES;
 pub use trigger::{fenced, lands_again};
+pub use written::WRITTEN_ROWS;

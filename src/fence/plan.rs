@@ -3,7 +3,7 @@
 use super::binding::Binding;
 use super::row_moves;
 use crate::errors::{self, Refusal};
-use crate::pg::fenced_table::trigger::{Attribute, Cached, Columns, TriggerCall};
+use crate::pg::fenced_table::trigger::{Attribute, Cached, Columns, Timing, TriggerCall};
 use crate::statistics;
 use crate::tokens;
 use pg_fence_rules::fence::Order;
@@ -83,21 +83,20 @@ impl Plan {
 
     /// Reads the trigger's arguments. Errors: 22023, 42703, 42804, 55000.
     pub fn new(call: &TriggerCall) -> Result<Self, Refusal> {
-        let columns = call.columns();
-        let given = call.arguments();
-        if given.len() > MOST {
+        let columns = call.columns;
+        let declaration = call.declaration();
+        if declaration.arguments.len() > MOST {
             return Err(errors::bad_trigger_argument(format!(
                 "fenced() takes at most {MOST} arguments"
             )));
         }
-        let arguments = TriggerArguments::new(given);
+        let arguments = TriggerArguments::new(declaration.arguments.iter().copied());
         let column = fence_column(&columns, arguments.fence_column)?;
         let (order, managed) = order(arguments.mode)?;
         let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
         let duty = Duty::new(&arguments, managed)?;
         statistics::prepare();
-        let moves = call.on_partition();
-        let verified = call.has_twin();
+        let moves = declaration.on_partition;
         let one_lease = lease.as_ref().is_none_or(Binding::is_one);
         Ok(Plan {
             column,
@@ -106,9 +105,9 @@ impl Plan {
             lease,
             tokens: tokens::sequence()?,
             moves,
-            sees_leaving: call.fires_on_delete(),
-            verified,
-            plain: duty == Duty::Judge && call.before() && !moves && one_lease,
+            sees_leaving: declaration.fires_on_delete,
+            verified: declaration.has_twin,
+            plain: duty == Duty::Judge && call.timing == Timing::Before && !moves && one_lease,
             depth: if moves { call.depth() } else { 0 },
             landed: Cell::new(None),
             offered: Cell::new(None),

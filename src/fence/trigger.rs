@@ -6,15 +6,14 @@
 
 use super::binding::WriteLeases;
 use super::hint::{self, TriedWrite, Wrote};
-use super::kept_fences;
 use super::plan::{Duty, NullInsert, Plan};
-use super::row_moves;
+use super::{row_moves, written};
 use crate::errors::{self, Refusal, SqlState};
 use crate::known_bugs;
 use crate::leases::guard::{self, Caller, MaySee};
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::fenced_table::describe;
-use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
+use crate::pg::fenced_table::trigger::{Attribute, Event, Timing, TriggerCall, Tuple};
 use crate::pg::session::server;
 use crate::pg::session::settings;
 use crate::pg::state::role_prefix;
@@ -34,10 +33,10 @@ pub fn lands_again(args: Args) -> Option<pg_sys::Datum> {
     let call = TriggerCall::new(args)?;
     let plan: &Plan = call.cached()?;
     let landed = plan.landed.get()?;
-    if !plan.plain || call.event() != Event::Update || plan.offered.get().is_some() {
+    if !plan.plain || call.event != Event::Update || plan.offered.get().is_some() {
         return None;
     }
-    let (columns, (old, new)) = (call.columns(), call.rows());
+    let (columns, old, new) = (call.columns, call.old, call.new);
     let (stored, shown) = (columns.token(old?, &plan.column), columns.token(new?, &plan.column));
     let write = Write { old: Some(stored), new: Some(shown), named: false, ambient: None };
     // One that keeps a greater fence needs that put back: it is not for the short way.
@@ -55,17 +54,17 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
     let Some(call) = TriggerCall::new(args) else {
         return Err(errors::misplaced("fenced() must be called as a trigger"));
     };
-    if call.event() == Event::Truncate {
+    if call.event == Event::Truncate {
         return truncate(&call);
     }
-    if !call.for_row() {
+    if !call.for_row {
         return Err(errors::misplaced("fenced() must fire FOR EACH ROW, but for TRUNCATE"));
     }
     let plan =
         call.cache(|| Plan::new(&call)).map_err(|refusal| describe::at_table(refusal, &call))?;
     let row = match plan.duty {
         Duty::Verify { null_insert } => verify(&call, plan, null_insert),
-        _ if !call.before() => {
+        _ if call.timing != Timing::Before => {
             return Err(errors::misplaced("fenced() must fire BEFORE the write"));
         }
         Duty::Judge => before::<false>(&call, plan),
@@ -91,23 +90,21 @@ fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
 
 /// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
 fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
-    let columns = call.columns();
-    let (old, new) = call.rows();
+    let (old, new) = (call.old, call.new);
     // Most rows are updated or deleted by a statement that has inserted none.
     count(call, plan, old.is_none() || plan.offered.get().is_some());
-    let fence = |row| columns.token(row, &plan.column);
-    let named = || call.event() != Event::Update || call.names(&plan.column);
+    let fence = |row| call.columns.token(row, &plan.column);
     // Others get copies of it, so that it need not lie in memory.
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if server::replica() {
-        write.named = named();
+        write.named = names_fence(call, plan);
         return replicated(call, plan, write);
     }
-    if plan.moves && call.event() == Event::Delete && leaves(call, plan, old) {
+    if plan.moves && call.event == Event::Delete && leaves(call, plan, old) {
         statistics::row_was_judged_before();
         return Ok(call.pass(old));
     }
-    let moves_here = plan.moves && call.event() == Event::Insert;
+    let moves_here = plan.moves && call.event == Event::Insert;
     let arriving = if moves_here { arriving::<MANAGED>(plan, write)? } else { None };
     if MANAGED && old.is_none() && arriving.is_none() {
         if let Duty::Manage { unfenced_insert: true } = plan.duty {
@@ -116,14 +113,14 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     }
     let mut leases = WriteLeases::default();
     if let Some(binding) = &plan.lease {
-        binding.find_leases(&columns, old, new, &mut leases)?;
+        binding.find_leases(&call.columns, old, new, &mut leases)?;
     }
     let landing = match arriving {
         // It was judged where it left.
         Some(landing) => landing,
         None => {
             if MANAGED || !write.column_presents() {
-                write.named = named();
+                write.named = names_fence(call, plan);
                 write.ambient = ambient(&leases);
             }
             match judge::<MANAGED>(plan, write)? {
@@ -131,33 +128,43 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
                 Verdict::LandWithout => {
                     return Ok(call.pass(new.map(|row| without(call, plan, row))));
                 }
-                Verdict::Stale { presented, .. } if is_never_issued(plan, &leases, presented) => {
-                    let refused = Verdict::NeverIssued { presented };
-                    return Err(refusal(call, plan, write, refused));
+                refused => {
+                    return Err(refusal(call, plan, write, never_issued_or(plan, &leases, refused)))
                 }
-                refused => return Err(refusal(call, plan, write, refused)),
             }
         }
     };
     if plan.lease.is_some() {
         guard_leases(call, plan, write, &leases, landing)?;
     }
+    Ok(land(call, plan, write, landing))
+}
+
+/// Lets the row through with the fence that it lands with, and notes what later rows and triggers ask for.
+#[inline(always)]
+fn land(call: &TriggerCall, plan: &Plan, write: Write, landing: Landing) -> pg_sys::Datum {
     plan.landed.set(Some(landing.token));
     if plan.verified {
-        note_write(call, landing);
+        written::note(call.table, landing);
     }
-    if plan.moves && call.event() == Event::Update {
-        if let Some(old) = old {
+    if plan.moves && call.event == Event::Update {
+        if let Some(old) = call.old {
             row_moves::accept(plan.depth, old.id(call), landing);
         }
     }
-    Ok(match new {
+    match call.new {
         Some(row) if write.new != Some(Some(landing.fence)) => {
             call.pass(Some(call.stamped(row, &plan.column, Some(landing.fence))))
         }
         Some(row) => call.pass(Some(row)),
-        None => call.pass(old),
-    })
+        None => call.pass(call.old),
+    }
+}
+
+/// Does the statement name the fence column? An INSERT always does.
+#[inline]
+fn names_fence(call: &TriggerCall, plan: &Plan) -> bool {
+    call.event != Event::Update || call.names(&plan.column)
 }
 
 /// What a row has landed with that has left its partition by an accepted update, and arrives in this one by an INSERT. A
@@ -219,6 +226,17 @@ fn guard_leases(
     })
 }
 
+/// The verdict on a token that is refused as stale, and may be one that was never issued.
+#[cold]
+fn never_issued_or(plan: &Plan, leases: &WriteLeases, refused: Verdict) -> Verdict {
+    match refused {
+        Verdict::Stale { presented, .. } if is_never_issued(plan, leases, presented) => {
+            Verdict::NeverIssued { presented }
+        }
+        refused => refused,
+    }
+}
+
 /// Was the token neither drawn here nor can it have been adopted for one of these leases?
 #[cold]
 fn is_never_issued(plan: &Plan, leases: &WriteLeases, token: Token) -> bool {
@@ -229,15 +247,6 @@ fn is_never_issued(plan: &Plan, leases: &WriteLeases, token: Token) -> bool {
 #[cold]
 fn is_lost(silent: &Refusal) -> bool {
     silent.sqlstate == SqlState::TokenDoesNotSpeak && silent.details().renew_first.is_none()
-}
-
-/// Remembers for the check behind the other triggers what a row has landed with.
-fn note_write(call: &TriggerCall, landing: Landing) {
-    if landing.keeps_greater() {
-        kept_fences::note(call.table(), landing);
-    } else {
-        guard::note_write(call.table(), landing.token);
-    }
 }
 
 /// Counts a row that is judged, unless a closer look finds that it was counted before.
@@ -252,7 +261,7 @@ fn count(call: &TriggerCall, plan: &Plan, look_closer: bool) {
 /// offered and then updated instead (ON CONFLICT) was when it was offered: nothing was inserted in between.
 #[inline(never)]
 fn is_new(call: &TriggerCall, plan: &Plan) -> bool {
-    match call.event() {
+    match call.event {
         Event::Insert if plan.moves && row_moves::arrives(plan.depth) => false,
         Event::Insert => {
             plan.offered.set(Some(call.rows_inserted()));
@@ -268,9 +277,9 @@ fn is_new(call: &TriggerCall, plan: &Plan) -> bool {
 /// What administrators may know of a refused write, whatever its writer may.
 #[cold]
 fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
-    let columns = call.columns();
+    let columns = call.columns;
     let fence = |row: Tuple| columns.token(row, &plan.column);
-    let (old, new) = call.rows();
+    let (old, new) = (call.old, call.new);
     let stored = old.and_then(fence);
     let presented = new.and_then(fence).filter(|_| refusal.sqlstate != SqlState::NoToken);
     let leases = leases(call, plan);
@@ -287,8 +296,8 @@ fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
 fn leases<'a>(call: &TriggerCall, plan: &'a Plan) -> WriteLeases<'a> {
     let mut leases = WriteLeases::default();
     if let Some(binding) = &plan.lease {
-        let (old, new) = call.rows();
-        let _ = binding.find_leases(&call.columns(), old, new, &mut leases);
+        let (old, new) = (call.old, call.new);
+        let _ = binding.find_leases(&call.columns, old, new, &mut leases);
     }
     leases
 }
@@ -302,7 +311,7 @@ fn ambient(leases: &WriteLeases) -> Option<Token> {
 /// The row with NULL in its fence column, whatever the statement has put there.
 #[cold]
 fn without(call: &TriggerCall, plan: &Plan, row: Tuple) -> Tuple {
-    match call.columns().value(row, &plan.column) {
+    match call.columns.value(row, &plan.column) {
         None => row,
         Some(_) => call.stamped(row, &plan.column, None),
     }
@@ -343,9 +352,9 @@ fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> R
 
 /// What a refused write has tried, for the hint.
 fn refused_write(call: &TriggerCall, plan: &Plan, write: &Write) -> TriedWrite {
-    let wrote = match (call.event(), write.new.flatten()) {
+    let wrote = match (call.event, write.new.flatten()) {
         (Event::Delete, _) => Wrote::Deletes,
-        (Event::Update, _) if !write.column_presents() && !call.names(&plan.column) => {
+        (Event::Update, _) if !write.column_presents() && !names_fence(call, plan) => {
             Wrote::Nothing
         }
         // An INSERT that leaves the column out is not to be told from one that writes NULL.
@@ -390,7 +399,7 @@ fn replicated(call: &TriggerCall, plan: &Plan, write: Write) -> Result<pg_sys::D
             return Err(refusal(call, plan, write, verdict));
         }
     }
-    Ok(call.pass(call.new_row().or(call.old())))
+    Ok(call.pass(call.new.or(call.old)))
 }
 
 /// The check that follows all BEFORE triggers: what is stored now must be what was accepted, and for the
@@ -400,12 +409,12 @@ fn verify(
     plan: &Plan,
     null_insert: NullInsert,
 ) -> Result<pg_sys::Datum, Refusal> {
-    if !call.after() || matches!(call.event(), Event::Delete | Event::Truncate) {
+    if call.timing != Timing::After || matches!(call.event, Event::Delete | Event::Truncate) {
         return Err(errors::misplaced("fenced(..., 'verify') must fire AFTER INSERT OR UPDATE"));
     }
-    let passed = call.pass(call.new_row());
-    let Some(new) = call.new_row().filter(|_| !server::replica()) else { return Ok(passed) };
-    let columns = call.columns();
+    let passed = call.pass(call.new);
+    let Some(new) = call.new.filter(|_| !server::replica()) else { return Ok(passed) };
+    let columns = call.columns;
     let fence = |row: Tuple| columns.token(row, &plan.column);
     let found = fence(new);
     let may_be_null = match null_insert {
@@ -414,13 +423,13 @@ fn verify(
         NullInsert::WithoutToken => settings::token().is_none(),
         NullInsert::Always => true,
     };
-    if found.is_none() && may_be_null && call.event() == Event::Insert {
+    if found.is_none() && may_be_null && call.event == Event::Insert {
         return Ok(passed);
     }
-    let Some(now) = found.filter(|now| written_under(call, *now, |_| true).is_some()) else {
+    let Some(now) = found.filter(|now| written::under(call.table, *now, |_| true).is_some()) else {
         return Err(errors::changed_behind(found));
     };
-    let stored = call.old().and_then(fence);
+    let stored = call.old.and_then(fence);
     if !plan.order.accepts(now, stored) {
         let stored = visible(call, plan, stored);
         let hint = hint::of_stale(found, stored, &tried(call, plan, Wrote::Value));
@@ -428,24 +437,11 @@ fn verify(
     }
     if let Some(binding) = &plan.lease {
         let name = binding.lease(&columns, new)?;
-        let token = written_under(call, now, |token| guard::is_guarded_here(&name, token));
+        let token = written::under(call.table, now, |token| guard::is_guarded_here(&name, token));
         let may_see = || MaySee { lease: may_see_lease(call, plan), token: true };
         guard::require(&name, token.unwrap_or(now), Caller::Trigger(&may_see))?;
     }
     Ok(passed)
-}
-
-/// A token under which this transaction has left rows of the table with this fence: one that is asked for, if there is one.
-fn written_under(
-    call: &TriggerCall,
-    fence: Token,
-    asked_for: impl Fn(Token) -> bool,
-) -> Option<Token> {
-    let own = Some(fence).filter(|fence| guard::has_written_under(call.table(), *fence));
-    if own.is_some_and(&asked_for) {
-        return own;
-    }
-    kept_fences::token(call.table(), fence, asked_for).or(own)
 }
 
 /// May the caller read the columns that the name of the row's lease is made of?

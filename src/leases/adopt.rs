@@ -8,8 +8,8 @@
 
 use super::change::check_role;
 use super::free_slot::settled_rows;
+use super::guard;
 use super::locks::{Locked, Locks};
-use super::{guard, snapshot};
 use crate::errors::{self, Refusal};
 use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::locks::wait::{self, Waiting};
@@ -198,7 +198,7 @@ fn write(
     // The caller may then write on another server, or tell another that does.
     commit::force();
     table.grant(&new, over)?;
-    snapshot::grant_made(&adoption.name);
+    guard::warn_of_older_reads(&adoption.name);
     statistics::count(Counter::Grants);
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 use super::change::{check_role, find, has_token, may_know_of};
 use super::locks::Locks;
-use super::{queue, snapshot};
+use super::queue;
 use crate::errors::{self, Refusal, Shown};
 use crate::pg::call::raise;
 use crate::pg::encoding;
@@ -21,8 +21,8 @@ use crate::statistics::{self, Counter, Known};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::{Mode, Phase};
 use pg_fence_rules::locks::{GUARD, GUARD_BESIDE_OTHERS};
+use pg_fence_rules::snapshot::{self, Age};
 use pg_fence_rules::{Floor, Instant, Token};
-use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -41,8 +41,6 @@ struct Guards {
     last: Option<(Vec<u8>, Token)>,
     /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
     outside_block: Option<(Vec<u8>, Instant)>,
-    /// Tokens under which this transaction has written, by table: for the check behind BEFORE triggers.
-    written: Vec<(Oid, Token)>,
 }
 
 thread_local! {
@@ -136,13 +134,40 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         return Err(not_speaking(name, token, caller));
     }
     check_role(|| caller.shown(name, token).lease, &row, caller.in_trigger())?;
-    snapshot::check(&table, name, &row, || caller.shown(name, token).lease)?;
+    check_snapshot(&table, name, &row, || caller.shown(name, token).lease)?;
     locks.keep();
     queue::changed(name);
     let guard = Guard { slot, token, savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(guard));
     statistics::count(Counter::Guards);
     Ok(())
+}
+
+/// At REPEATABLE READ and above a transaction relies only on a grant that its snapshot shows. (Why that is enough:
+/// `pg_fence_rules::snapshot`.) `shown` gives the name of the lease, where an error may show it. Errors: 40001 where the
+/// grant was committed after the snapshot, 55000 where this transaction has made it.
+fn check_snapshot<'a>(
+    table: &LeaseTable,
+    name: &[u8],
+    row: &Row,
+    shown: impl FnOnce() -> Option<&'a [u8]>,
+) -> Result<(), Refusal> {
+    if !xact::keeps_snapshot() {
+        return Ok(());
+    }
+    let shows = |as_of| table.rows(name, as_of).iter().any(|r| r.is_of_same_grant(row));
+    match snapshot::age(shows(AsOf::Snapshot), || shows(AsOf::Committed)) {
+        Age::Shown => Ok(()),
+        Age::Later => Err(errors::snapshot_too_early(shown())),
+        Age::Own => Err(errors::own_grant_after_snapshot(shown())),
+    }
+}
+
+/// A grant was made: at REPEATABLE READ and above the transaction itself cannot rely on it, and is warned.
+pub fn warn_of_older_reads(name: &[u8]) {
+    if xact::keeps_snapshot() {
+        raise::warn(errors::reads_are_older(name));
+    }
 }
 
 /// As `require`, for a call: a refusal is counted.
@@ -206,20 +231,6 @@ pub fn guards_slot(name: &[u8], slot: i32) -> bool {
     GUARDS.with_borrow(|g| g.by_lease.get(name).is_some_and(|v| v.iter().any(|v| v.slot == slot)))
 }
 
-/// Remembers that this transaction writes a table under this token.
-pub fn note_write(table: Oid, token: Token) {
-    GUARDS.with_borrow_mut(|g| {
-        if !g.written.contains(&(table, token)) {
-            g.written.push((table, token));
-        }
-    });
-}
-
-/// Has this transaction written the table under this token?
-pub fn has_written_under(table: Oid, token: Token) -> bool {
-    GUARDS.with_borrow(|g| g.written.contains(&(table, token)))
-}
-
 impl OfSavepoint for Guard {
     fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
         self.savepoint.savepoint_released(savepoint, parent);
@@ -249,9 +260,6 @@ impl OfTransaction for Guards {
             self.by_lease.clear();
             self.by_lease.shrink_to(MOST_KEPT);
             self.last = None;
-        }
-        if !self.written.is_empty() {
-            self.written = Vec::new();
         }
         self.outside_block = None;
     }

@@ -2,7 +2,7 @@
 
 use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{Request, Tried};
-use super::{queue, session_leases, snapshot};
+use super::{guard, queue, session_leases};
 use crate::errors::Refusal;
 use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::session::commit;
@@ -51,7 +51,7 @@ pub fn try_acquire(
         Tried::Won(chosen) => {
             let token = known_bugs::early_or(|| tokens::draw(chosen.above()))?;
             write(&table, request, &chosen.keep(), token)?;
-            snapshot::grant_made(&request.name);
+            guard::warn_of_older_reads(&request.name);
             Ok(Tried::Won(token))
         }
     }
@@ -89,7 +89,7 @@ pub fn try_acquire_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
     }
     // One warning is enough for all.
     if let Some(request) = requests.first() {
-        snapshot::grant_made(&request.name);
+        guard::warn_of_older_reads(&request.name);
     }
     Ok(Some(token))
 }

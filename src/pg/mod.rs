@@ -52,7 +52,6 @@ pub mod state {
     pub mod relation;
     pub mod role_prefix;
     pub mod row;
-    pub mod row_version;
     pub mod sequence;
 }
 

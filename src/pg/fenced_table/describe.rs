@@ -1,59 +1,11 @@
-//! Rows and tables in words: parts of a lease's name, and what an error may show of a refused write.
+//! A refused write in words: what an error may show of its table and row.
 
 use crate::errors::{Location, Refusal};
-use crate::pg::call::args::text_bytes;
-use crate::pg::encoding::{push_number, to_utf8};
+use crate::pg::encoding::to_utf8;
 use crate::pg::fenced_table::trigger::{Attribute, TriggerCall};
 use pgrx::pg_sys;
 use serde_json::{Map, Value};
 use std::ffi::{c_char, CStr};
-
-/// The types of columns that a lease's name may have in it: no setting changes the text of their values.
-pub const PLACEHOLDER_TYPES: [pg_sys::Oid; 7] = [
-    pg_sys::INT2OID,
-    pg_sys::INT4OID,
-    pg_sys::INT8OID,
-    pg_sys::TEXTOID,
-    pg_sys::VARCHAROID,
-    pg_sys::UUIDOID,
-    pg_sys::BOOLOID,
-];
-
-/// Can a lease's name have this column in it? (A generated one has no value yet when the trigger fires.)
-pub fn fits_placeholder(attribute: &Attribute) -> bool {
-    !attribute.generated && PLACEHOLDER_TYPES.contains(&attribute.type_oid)
-}
-
-/// Is it an integer, passed by value?
-pub fn is_number(attribute: &Attribute) -> bool {
-    [pg_sys::INT2OID, pg_sys::INT4OID, pg_sys::INT8OID].contains(&attribute.type_oid)
-}
-
-/// Appends such a column's text.
-pub fn append_text(to: &mut Vec<u8>, attribute: &Attribute, value: pg_sys::Datum) {
-    use std::io::Write;
-    let number = match attribute.type_oid {
-        pg_sys::INT2OID => i64::from(value.value() as i16),
-        pg_sys::INT4OID => i64::from(value.value() as i32),
-        pg_sys::INT8OID => value.value() as i64,
-        pg_sys::BOOLOID => {
-            let word: &[u8] = if value.value() & 0xff != 0 { b"true" } else { b"false" };
-            return to.extend_from_slice(word);
-        }
-        pg_sys::UUIDOID => {
-            // SAFETY: a uuid is 16 bytes, passed by reference.
-            let bytes = unsafe { &*value.cast_mut_ptr::<[u8; 16]>() };
-            for (i, byte) in bytes.iter().enumerate() {
-                let dash = if matches!(i, 4 | 6 | 8 | 10) { "-" } else { "" };
-                let _ = write!(to, "{dash}{byte:02x}");
-            }
-            return;
-        }
-        // SAFETY: the types left are text and varchar.
-        _ => return to.extend_from_slice(&unsafe { text_bytes(value) }),
-    };
-    push_number(to, number);
-}
 
 /// Schema and table of a call.
 fn location(call: &TriggerCall) -> Location {
@@ -102,7 +54,7 @@ pub fn at_row(refusal: Refusal, call: &TriggerCall, fence: &Attribute) -> Refusa
 pub fn readable(call: &TriggerCall, number: i32) -> bool {
     // SAFETY: catalog look-ups.
     unsafe {
-        let table = (*call.relation()).rd_id;
+        let table = call.table;
         let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
         let ok = pg_sys::AclResult::ACLCHECK_OK;
         [pg_sys::GetUserId(), pg_sys::GetOuterUserId()].into_iter().all(|user| {
@@ -121,14 +73,14 @@ pub fn key(call: &TriggerCall) -> Option<Map<String, Value>> {
 
 /// The primary key of the row, None where there is none or one of its columns may not be shown.
 fn key_for(call: &TriggerCall, may_show: impl Fn(i32) -> bool) -> Option<Map<String, Value>> {
-    let row = call.old().or(call.new_row())?;
-    let columns = call.columns();
+    let row = call.old.or(call.new)?;
     let mut key = Map::new();
     for attribute in key_columns(call) {
         if !may_show(attribute.number) {
             return None;
         }
-        let shown = columns.value(row, &attribute).map_or(Value::Null, |v| json(&attribute, v));
+        let shown =
+            call.columns.value(row, &attribute).map_or(Value::Null, |v| json(&attribute, v));
         key.insert(to_utf8(&column_name(call, attribute.number)), shown);
     }
     (!key.is_empty()).then_some(key)
@@ -164,7 +116,7 @@ fn key_columns(call: &TriggerCall) -> Vec<Attribute> {
             }
             let number = member + pg_sys::FirstLowInvalidHeapAttributeNumber;
             if number > 0 {
-                found.extend(call.columns().find(&column_name(call, number)));
+                found.extend(call.columns.find(&column_name(call, number)));
             }
         }
     }
@@ -173,7 +125,7 @@ fn key_columns(call: &TriggerCall) -> Vec<Attribute> {
 /// The name of a column of the table.
 pub fn column_name(call: &TriggerCall, number: i32) -> Vec<u8> {
     // SAFETY: a column of the table.
-    unsafe { c_bytes(pg_sys::get_attname((*call.relation()).rd_id, number as i16, false)) }
+    unsafe { c_bytes(pg_sys::get_attname(call.table, number as i16, false)) }
 }
 
 /// # Safety

@@ -1,9 +1,10 @@
 //! What the trigger is called with.
 
-use crate::pg::call::args::Args;
+use crate::pg::call::args::{bytes_of, Args};
 use crate::pg::compat;
+use crate::pg::encoding::push_number;
 use crate::pg::raw;
-use crate::pg::state::row_version::RowVersion;
+use crate::pg::state::row::RowVersion;
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
@@ -11,6 +12,17 @@ use std::ffi::{c_int, CStr};
 /// catalog/pg_trigger.h, as the type of `tgtype`.
 const BEFORE_BIT: i16 = pg_sys::TRIGGER_TYPE_BEFORE as i16;
 const DELETE_BIT: i16 = pg_sys::TRIGGER_TYPE_DELETE as i16;
+
+/// The types of columns that a lease's name may have in it: no setting changes the text of their values.
+pub const PLACEHOLDER_TYPES: [pg_sys::Oid; 7] = [
+    pg_sys::INT2OID,
+    pg_sys::INT4OID,
+    pg_sys::INT8OID,
+    pg_sys::TEXTOID,
+    pg_sys::VARCHAROID,
+    pg_sys::UUIDOID,
+    pg_sys::BOOLOID,
+];
 
 /// Which write fires it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,101 +56,101 @@ pub struct Attribute {
     pub generated: bool,
 }
 
+impl Attribute {
+    /// Can a lease's name have this column in it? (A generated one has no value yet when the trigger fires.)
+    pub fn fits_placeholder(&self) -> bool {
+        !self.generated && PLACEHOLDER_TYPES.contains(&self.type_oid)
+    }
+
+    /// Is it an integer, passed by value?
+    fn is_number(&self) -> bool {
+        [pg_sys::INT2OID, pg_sys::INT4OID, pg_sys::INT8OID].contains(&self.type_oid)
+    }
+}
+
 /// What can be cached for a statement.
 pub trait Cached {
     /// Must something be given back when the statement is over?
     fn needs_drop(&self) -> bool;
 }
 
-/// A call of the trigger function.
+/// When it fires.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Timing {
+    Before,
+    After,
+    Instead,
+}
+
+/// A call of the trigger function, and what it is called with.
 #[derive(Clone, Copy)]
 pub struct TriggerCall {
+    pub event: Event,
+    pub timing: Timing,
+    /// Does it fire FOR EACH ROW?
+    pub for_row: bool,
+    /// The stored row, of an UPDATE or DELETE.
+    pub old: Option<Tuple>,
+    /// The row to be, of an INSERT or UPDATE.
+    pub new: Option<Tuple>,
+    /// The table that is written.
+    pub table: pg_sys::Oid,
+    /// Its columns.
+    pub columns: Columns,
     fcinfo: pg_sys::FunctionCallInfo,
     data: *mut pg_sys::TriggerData,
 }
 
+/// What CREATE TRIGGER and the table say, the same for all rows of a statement.
+pub struct Declaration<'a> {
+    /// The arguments of CREATE TRIGGER.
+    pub arguments: Vec<&'a [u8]>,
+    /// Does the trigger fire on DELETE, too?
+    pub fires_on_delete: bool,
+    /// Has the table an AFTER ROW trigger of the same function (the check behind the others)?
+    pub has_twin: bool,
+    /// Is the table a partition?
+    pub on_partition: bool,
+}
+
 impl TriggerCall {
     /// None when the function was not called by the trigger manager.
-    #[inline]
+    #[inline(always)]
     pub fn new(args: Args) -> Option<Self> {
         let fcinfo = args.raw();
-        // SAFETY: the context of a call is a node or NULL.
+        // SAFETY: the context of a call is a node or NULL; what the trigger manager calls has a TriggerData, whose relation
+        // is open and locked for as long as the call.
         unsafe {
             let context = (*fcinfo).context;
-            (!context.is_null() && (*context).type_ == pg_sys::NodeTag::T_TriggerData)
-                .then(|| TriggerCall { fcinfo, data: context.cast() })
-        }
-    }
-
-    fn bits(&self) -> u32 {
-        // SAFETY: new has checked that it is a TriggerData.
-        unsafe { (*self.data).tg_event }
-    }
-
-    /// Which kind of statement fires it.
-    #[inline]
-    pub fn event(&self) -> Event {
-        match self.bits() & pg_sys::TRIGGER_EVENT_OPMASK {
-            pg_sys::TRIGGER_EVENT_INSERT => Event::Insert,
-            pg_sys::TRIGGER_EVENT_DELETE => Event::Delete,
-            pg_sys::TRIGGER_EVENT_UPDATE => Event::Update,
-            _ => Event::Truncate,
-        }
-    }
-
-    /// Does the trigger fire on DELETE, too?
-    pub fn fires_on_delete(&self) -> bool {
-        // SAFETY: as above; the trigger's description lives as long as the call.
-        unsafe { (*(*self.data).tg_trigger).tgtype & DELETE_BIT != 0 }
-    }
-
-    /// Does it fire FOR EACH ROW?
-    #[inline]
-    pub fn for_row(&self) -> bool {
-        self.bits() & pg_sys::TRIGGER_EVENT_ROW != 0
-    }
-
-    /// Does it fire BEFORE the write?
-    #[inline]
-    pub fn before(&self) -> bool {
-        self.bits() & pg_sys::TRIGGER_EVENT_TIMINGMASK == pg_sys::TRIGGER_EVENT_BEFORE
-    }
-
-    /// Does it fire AFTER the write?
-    #[inline]
-    pub fn after(&self) -> bool {
-        self.bits() & pg_sys::TRIGGER_EVENT_TIMINGMASK == pg_sys::TRIGGER_EVENT_AFTER
-    }
-
-    /// The stored row, of an UPDATE or DELETE.
-    #[inline]
-    pub fn old(&self) -> Option<Tuple> {
-        self.rows().0
-    }
-
-    /// The row to be, of an INSERT or UPDATE.
-    #[inline]
-    pub fn new_row(&self) -> Option<Tuple> {
-        self.rows().1
-    }
-
-    /// The stored row and the row to be, as far as the statement has them.
-    #[inline]
-    pub fn rows(&self) -> (Option<Tuple>, Option<Tuple>) {
-        // SAFETY: as above.
-        let data = unsafe { &*self.data };
-        match self.event() {
-            Event::Update => (Some(Tuple(data.tg_trigtuple)), Some(Tuple(data.tg_newtuple))),
-            Event::Insert => (None, Some(Tuple(data.tg_trigtuple))),
-            Event::Delete => (Some(Tuple(data.tg_trigtuple)), None),
-            Event::Truncate => (None, None),
+            if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_TriggerData {
+                return None;
+            }
+            let data: *mut pg_sys::TriggerData = context.cast();
+            let (bits, first) = ((*data).tg_event, Tuple((*data).tg_trigtuple));
+            let (event, old, new) = match bits & pg_sys::TRIGGER_EVENT_OPMASK {
+                pg_sys::TRIGGER_EVENT_INSERT => (Event::Insert, None, Some(first)),
+                pg_sys::TRIGGER_EVENT_DELETE => (Event::Delete, Some(first), None),
+                pg_sys::TRIGGER_EVENT_UPDATE => {
+                    (Event::Update, Some(first), Some(Tuple((*data).tg_newtuple)))
+                }
+                _ => (Event::Truncate, None, None),
+            };
+            let timing = match bits & pg_sys::TRIGGER_EVENT_TIMINGMASK {
+                pg_sys::TRIGGER_EVENT_BEFORE => Timing::Before,
+                pg_sys::TRIGGER_EVENT_AFTER => Timing::After,
+                _ => Timing::Instead,
+            };
+            let for_row = bits & pg_sys::TRIGGER_EVENT_ROW != 0;
+            let relation = (*data).tg_relation;
+            let (table, columns) = ((*relation).rd_id, Columns((*relation).rd_att));
+            Some(TriggerCall { event, timing, for_row, old, new, table, columns, fcinfo, data })
         }
     }
 
     /// The table that is written, open and locked for as long as the call.
     #[inline]
     pub fn relation(&self) -> pg_sys::Relation {
-        // SAFETY: as above.
+        // SAFETY: new has checked that it is a TriggerData.
         unsafe { (*self.data).tg_relation }
     }
 
@@ -149,30 +161,23 @@ impl TriggerCall {
         depth.map_or(0, |d| usize::try_from(d).unwrap_or(0))
     }
 
-    /// The oid of the table that is written.
-    #[inline]
-    pub fn table(&self) -> pg_sys::Oid {
-        // SAFETY: as above.
-        unsafe { (*(*self.data).tg_relation).rd_id }
-    }
-
-    /// Is the table a partition?
-    pub fn on_partition(&self) -> bool {
-        // SAFETY: an open relation has its catalog row.
-        unsafe { (*(*(*self.data).tg_relation).rd_rel).relispartition }
-    }
-
-    /// Has the table an AFTER ROW trigger of the same function (the check behind the others)?
-    pub fn has_twin(&self) -> bool {
-        // SAFETY: an open relation that fires triggers has their descriptions.
+    /// What the trigger and its table are declared as.
+    pub fn declaration(&self) -> Declaration<'_> {
+        // SAFETY: as for `new`; the trigger's description lives as long as the call, and has tgnargs NUL-terminated strings.
         unsafe {
-            let mine = (*(*self.data).tg_trigger).tgfoid;
-            let all = (*(*self.data).tg_relation).trigdesc;
-            !all.is_null()
-                && (0..(*all).numtriggers as usize).any(|i| {
-                    let trigger = &*(*all).triggers.add(i);
-                    trigger.tgfoid == mine && trigger.tgtype & BEFORE_BIT == 0
-                })
+            let (relation, trigger) = ((*self.data).tg_relation, &*(*self.data).tg_trigger);
+            let argument = |i| CStr::from_ptr(*trigger.tgargs.add(i)).to_bytes();
+            let all = (*relation).trigdesc;
+            let is_twin = |other: &pg_sys::Trigger| {
+                other.tgfoid == trigger.tgfoid && other.tgtype & BEFORE_BIT == 0
+            };
+            Declaration {
+                arguments: (0..trigger.tgnargs as usize).map(argument).collect(),
+                fires_on_delete: trigger.tgtype & DELETE_BIT != 0,
+                has_twin: !all.is_null()
+                    && (0..(*all).numtriggers as usize).any(|i| is_twin(&*(*all).triggers.add(i))),
+                on_partition: (*(*relation).rd_rel).relispartition,
+            }
         }
     }
 
@@ -182,28 +187,12 @@ impl TriggerCall {
         unsafe { compat::rows_inserted((*self.data).tg_relation) }
     }
 
-    /// The columns of the table that is written.
-    #[inline]
-    pub fn columns(&self) -> Columns {
-        // SAFETY: as above.
-        Columns(unsafe { (*(*self.data).tg_relation).rd_att })
-    }
-
     /// Does the UPDATE name this column? (Of a MERGE: does one of its actions?)
     #[inline]
     pub fn names(&self, attribute: &Attribute) -> bool {
         let bit = attribute.number - pg_sys::FirstLowInvalidHeapAttributeNumber;
         // SAFETY: the set, or NULL for an empty one, is the trigger manager's; raises for negative bits only.
         unsafe { raw::bms_is_member(bit, (*self.data).tg_updatedcols) }
-    }
-
-    /// The arguments of CREATE TRIGGER.
-    pub fn arguments(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        // SAFETY: as above; the trigger's description lives as long as the call.
-        let trigger = unsafe { &*(*self.data).tg_trigger };
-        // SAFETY: tgargs has tgnargs NUL-terminated strings.
-        let argument = |i| unsafe { CStr::from_ptr(*trigger.tgargs.add(i)).to_bytes() };
-        (0..trigger.tgnargs as usize).map(argument)
     }
 
     /// What is cached for this trigger in this statement, if anything was.
@@ -297,6 +286,40 @@ impl Columns {
         }
     }
 
+    /// Appends the text of a column that fits a placeholder; false where it is NULL.
+    pub fn append_text(&self, to: &mut Vec<u8>, row: Tuple, attribute: &Attribute) -> bool {
+        use std::io::Write;
+        let Some(value) = self.value(row, attribute) else { return false };
+        match attribute.type_oid {
+            pg_sys::INT2OID => push_number(to, i64::from(value.value() as i16)),
+            pg_sys::INT4OID => push_number(to, i64::from(value.value() as i32)),
+            pg_sys::INT8OID => push_number(to, value.value() as i64),
+            pg_sys::BOOLOID => {
+                to.extend_from_slice(if value.value() & 0xff != 0 { b"true" } else { b"false" });
+            }
+            pg_sys::UUIDOID => {
+                // SAFETY: a uuid is 16 bytes, passed by reference.
+                let bytes = unsafe { &*value.cast_mut_ptr::<[u8; 16]>() };
+                for (i, byte) in bytes.iter().enumerate() {
+                    let dash = if matches!(i, 4 | 6 | 8 | 10) { "-" } else { "" };
+                    let _ = write!(to, "{dash}{byte:02x}");
+                }
+            }
+            // SAFETY: the types left are text and varchar.
+            _ => to.extend_from_slice(unsafe { bytes_of(value) }),
+        }
+        true
+    }
+
+    /// Have both rows the same number in a column, one that is a number?
+    pub fn same_number(&self, one: Tuple, other: Tuple, attribute: &Attribute) -> bool {
+        attribute.is_number()
+            && match (self.value(one, attribute), self.value(other, attribute)) {
+                (Some(one), Some(other)) => one.value() == other.value(),
+                _ => false,
+            }
+    }
+
     /// The value of a column that was added to the table when the row was there already. Raises for none that is passed by
     /// value.
     #[cold]
@@ -364,6 +387,6 @@ impl Tuple {
     #[inline]
     pub fn id(&self, call: &TriggerCall) -> RowId {
         // SAFETY: a stored row.
-        unsafe { RowId { table: (*call.relation()).rd_id, version: RowVersion::of(self.0) } }
+        unsafe { RowId { table: call.table, version: RowVersion::of(self.0) } }
     }
 }

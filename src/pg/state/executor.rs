@@ -3,8 +3,7 @@
 //! replication's apply writes; as there, statement triggers and rules are not applied, and no rights are asked.
 
 use crate::pg::compat;
-use crate::pg::state::row::{Fields, COLUMNS};
-use crate::pg::state::row_version::RowVersion;
+use crate::pg::state::row::{Fields, RowVersion, COLUMNS};
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -16,7 +15,7 @@ pub unsafe fn insert(table: pg_sys::Relation, given: usize, fields: &Fields) {
     // SAFETY: the caller's promise.
     unsafe {
         execute(table, 0, |run| {
-            let (mut values, mut nulls) = (fields.values(), fields.nulls());
+            let (mut values, mut nulls) = (fields.values, fields.nulls);
             for n in given..(*(*table).rd_att).natts as usize {
                 let default = run.default_of(table, n);
                 (values[n], nulls[n]) =
@@ -36,10 +35,10 @@ pub unsafe fn insert(table: pg_sys::Relation, given: usize, fields: &Fields) {
 pub unsafe fn update(table: pg_sys::Relation, over: RowVersion, fields: &Fields) {
     // SAFETY: the caller's promise.
     unsafe {
-        execute(table, fields.named(), |run| {
+        execute(table, fields.named, |run| {
             let (old, new) = (run.slot(table), run.slot(table));
             (*old).tts_tid = over.tid();
-            fill(new, &fields.values(), &fields.nulls());
+            fill(new, &fields.values, &fields.nulls);
             let mut recheck = run.recheck();
             recheck.origslot = new;
             pg_sys::ExecSimpleRelationUpdate(run.result, run.state, &mut recheck, old, new);

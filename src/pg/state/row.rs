@@ -6,7 +6,6 @@ use crate::pg::compat;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;
 use crate::pg::session::xact;
-use crate::pg::state::row_version::RowVersion;
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys;
@@ -41,10 +40,12 @@ enum Column {
 /// The columns of a row: of one that is there, or to be written.
 #[derive(Clone, Copy)]
 pub struct Fields {
-    values: [pg_sys::Datum; COLUMNS],
-    nulls: [bool; COLUMNS],
+    /// By position; of a NULL, anything.
+    pub values: [pg_sys::Datum; COLUMNS],
+    /// By position.
+    pub nulls: [bool; COLUMNS],
     /// Those that an UPDATE would name, a bit each.
-    named: u32,
+    pub named: u32,
 }
 
 /// The types of fence.lease's columns.
@@ -79,6 +80,39 @@ pub struct Row {
     pub ttl: Span,
     tuple: pg_sys::HeapTuple,
     fields: Fields,
+}
+
+/// A version of a row, by where it is, and by who wrote it: once it is pruned, another one may be there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RowVersion {
+    block: (u16, u16),
+    item: u16,
+    written_by: pg_sys::TransactionId,
+}
+
+impl RowVersion {
+    /// That of a tuple; a copy keeps it.
+    ///
+    /// # Safety
+    /// The tuple must be valid.
+    #[inline]
+    pub unsafe fn of(tuple: pg_sys::HeapTuple) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (at, written_by) = ((*tuple).t_self, (*(*tuple).t_data).t_choice.t_heap.t_xmin);
+            let block = (at.ip_blkid.bi_hi, at.ip_blkid.bi_lo);
+            RowVersion { block, item: at.ip_posid, written_by }
+        }
+    }
+
+    /// Where in the table it is.
+    pub fn tid(self) -> pg_sys::ItemPointerData {
+        let (bi_hi, bi_lo) = self.block;
+        pg_sys::ItemPointerData {
+            ip_blkid: pg_sys::BlockIdData { bi_hi, bi_lo },
+            ip_posid: self.item,
+        }
+    }
 }
 
 /// Who has marked a row as deleted (or replaced).
@@ -228,21 +262,6 @@ impl Fields {
         // SAFETY: the arrays have a place for each column.
         unsafe { raw::heap_deform_tuple(tuple, row_type, values, nulls) };
         fields
-    }
-
-    /// The columns' values, by position; of a NULL, anything.
-    pub fn values(&self) -> [pg_sys::Datum; COLUMNS] {
-        self.values
-    }
-
-    /// Which columns are NULL, by position.
-    pub fn nulls(&self) -> [bool; COLUMNS] {
-        self.nulls
-    }
-
-    /// The columns that an UPDATE would name, a bit each.
-    pub fn named(&self) -> u32 {
-        self.named
     }
 
     fn set(&mut self, column: Column, value: impl Into<pg_sys::Datum>) -> &mut Self {
