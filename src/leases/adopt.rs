@@ -11,12 +11,12 @@ use super::free_slot::settled_rows;
 use super::guard;
 use super::locks::{Locked, Locks};
 use crate::errors::{self, Refusal};
-use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::session::commit;
 use crate::pg::session::role;
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
+use crate::pg::state::opened::IfLocked;
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::{Deleter, Life, NewGrant, Row};
 use crate::statistics::{self, Counter};
@@ -76,12 +76,10 @@ pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Refusal> {
         if let Some(answered) = replace(adoption, &waiting)? {
             return Ok(answered);
         }
-        if waiting.left().is_zero() {
+        wait::reset();
+        if !waiting.sleep(LOOK_AFTER)? {
             return Ok(false);
         }
-        waiting.check_lock_timeout()?;
-        wait::reset();
-        waiting.sleep(LOOK_AFTER);
     }
 }
 
@@ -92,10 +90,7 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
     // A transaction does not exclude itself: one that relies on the older grant must not have the lock.
     let relies = guard::guards_slot(&adoption.name, 0);
     // The table is closed meanwhile: maintenance waits for nobody who waits.
-    let alone = known_bugs::NO_ADOPT_LOCK
-        || !relies
-            && (locks.take(ADOPT, 0)?
-                || !waiting.left().is_zero() && locks.take_within(ADOPT, 0, waiting)?);
+    let alone = known_bugs::NO_ADOPT_LOCK || !relies && locks.take_within(ADOPT, 0, waiting)?;
     let table = LeaseTable::open(Access::Write)?;
     if !alone {
         end_older(&table, adoption)?;

@@ -7,16 +7,18 @@
 use super::guard;
 use super::locks::Locks;
 use super::request::{Request, Tried};
-use crate::errors::Refusal;
-use crate::pg::locks::lock::{InTheWay, LockTag};
+use crate::errors::{self, Refusal};
+use crate::pg::locks::lock::LockTag;
+use crate::pg::session::role;
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::{Deleter, Row};
-use pg_fence_rules::grant::{self, ExistingGrant, Mode, Phase};
+use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Mode, Phase};
 use pg_fence_rules::locks::{
-    Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, IS_GUARDED, TAKE_SLOT,
+    Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, IS_GUARDED,
+    SLOT_IS_BEING_TAKEN, TAKE_SLOT,
 };
-use pg_fence_rules::Token;
+use pg_fence_rules::{Instant, Token};
 
 /// Where a grant can go. Out of here comes only one whose locks stay until the transaction ends.
 pub struct FreeSlot {
@@ -47,6 +49,25 @@ impl LockedSlot<'_> {
     }
 }
 
+/// A lease that looks free.
+pub struct LooksFree {
+    /// The caller would only replace a grant of its own.
+    pub reclaims: bool,
+}
+
+/// Tells without a lock whether it is worth trying: a losing try reads only. Errors: 22023, 55000.
+pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refusal> {
+    let existing = existing(request, &table.rows(&request.name, AsOf::Now), |_| false);
+    let now = server::now();
+    Ok(match admit(request, &existing, now)? {
+        Tried::Lost { until } => Tried::Lost { until },
+        Tried::Won(_) => {
+            let is_own = |s: &ExistingGrant| s.mine && s.grant.phase(now) == Phase::Held;
+            Tried::Won(LooksFree { reclaims: existing.iter().any(is_own) })
+        }
+    })
+}
+
 /// Finds a free slot and locks it.
 pub fn find<'a>(
     table: &LeaseTable,
@@ -60,7 +81,8 @@ pub fn find<'a>(
     match found {
         // It may yet be rolled back.
         Tried::Won(_) if other_number(table, request).is_some() => Ok(Tried::BY_ANOTHER),
-        found => Ok(found.map(|chosen| LockedSlot { chosen, locks })),
+        Tried::Won(chosen) => Ok(Tried::Won(LockedSlot { chosen, locks })),
+        Tried::Lost { until } => Ok(Tried::Lost { until }),
     }
 }
 
@@ -82,6 +104,36 @@ fn is_guarded_by_others(name: &[u8], slot: i32) -> bool {
     LockTag::new(IS_GUARDED.lock, name, slot).is_blocked(IS_GUARDED.mode)
 }
 
+/// The rows of the lease as the rules see them. `guarded` tells of a slot whether an open transaction relies on the grant
+/// there.
+fn existing(request: &Request, rows: &[Row], guarded: impl Fn(i32) -> bool) -> Vec<ExistingGrant> {
+    let role = request.ask.reclaim.then(role::current);
+    let is_mine = |row: &Row| {
+        role.as_deref()
+            .is_some_and(|role| request.holder.as_deref() == row.holder() && row.role() == role)
+    };
+    let existing = |row: &Row| ExistingGrant {
+        grant: row.grant,
+        mine: is_mine(row),
+        guarded: guarded(row.grant.slot),
+    };
+    rows.iter().map(existing).collect()
+}
+
+/// Which slot the rules give to the request beside the grants that are there. Errors: 22023, 55000.
+fn admit(
+    request: &Request,
+    existing: &[ExistingGrant],
+    now: Instant,
+) -> Result<Tried<i32>, Refusal> {
+    match grant::admit(existing, &request.ask, now) {
+        Acquire::Grant { slot } => Ok(Tried::Won(slot)),
+        Acquire::Taken { until } => Ok(Tried::Lost { until }),
+        Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
+        Acquire::Adopted => Err(errors::adopted_name(&request.name)),
+    }
+}
+
 /// Decides by the rows that were read. The clock is read now, so after the locks were obtained.
 fn decide(
     request: &Request,
@@ -89,14 +141,16 @@ fn decide(
     existing: &[ExistingGrant],
 ) -> Result<Tried<FreeSlot>, Refusal> {
     let now = server::now();
-    Ok(request.admit(existing, now)?.map(|slot| {
-        let is_ended = |row: &Row, seen: &ExistingGrant| {
-            row.grant.slot != slot && grant::ends(&request.ask, seen, now)
-        };
-        let both = rows.iter().zip(existing);
-        let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row).collect();
-        FreeSlot { slot, over: in_slot(rows, slot).copied(), ended }
-    }))
+    let slot = match admit(request, existing, now)? {
+        Tried::Won(slot) => slot,
+        Tried::Lost { until } => return Ok(Tried::Lost { until }),
+    };
+    let is_ended = |row: &Row, seen: &ExistingGrant| {
+        row.grant.slot != slot && grant::ends(&request.ask, seen, now)
+    };
+    let both = rows.iter().zip(existing);
+    let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row).collect();
+    Ok(Tried::Won(FreeSlot { slot, over: in_slot(rows, slot).copied(), ended }))
 }
 
 fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
@@ -129,7 +183,7 @@ fn exclusive_slot(
         rows = settled;
     }
     // All locks are ours, so only guards of this very transaction are left.
-    let existing = request.existing(&rows, |slot| guard::guards_slot(name, slot));
+    let existing = existing(request, &rows, |slot| guard::guards_slot(name, slot));
     decide(request, &rows, &existing)
 }
 
@@ -166,6 +220,16 @@ enum Locking {
     Lost,
     /// Who was in the way has finished: choose again.
     Changed,
+}
+
+/// Who keeps a slot of a lease from being taken.
+enum InTheWay {
+    /// Only who puts another grant into it; or nobody any more.
+    Takers,
+    /// Somebody who relies on the grant in it, or changes it.
+    Relying,
+    /// Who did one or the other has finished meanwhile.
+    Gone,
 }
 
 /// What the rows look like once the locks are had.
@@ -227,9 +291,8 @@ impl BesideOthers<'_> {
     fn existing(&self, rows: &[Row]) -> Vec<ExistingGrant> {
         let now = server::now();
         let is_live = |row: &Row| row.grant.phase(now) == Phase::Held;
-        let mut existing = self
-            .request
-            .existing(rows, |slot| self.is_relied_on(slot, in_slot(rows, slot), is_live));
+        let is_relied_on = |slot| self.is_relied_on(slot, in_slot(rows, slot), is_live);
+        let mut existing = existing(self.request, rows, is_relied_on);
         // What was being written may be there by now, and counts once.
         let is_there = |slot: i32| rows.iter().any(|row| row.grant.slot == slot && is_live(row));
         let making = self.busy.iter().filter(|slot| !is_there(**slot));
@@ -293,7 +356,18 @@ impl BesideOthers<'_> {
 
     /// Who keeps a slot from being locked.
     fn in_the_way(&self, slot: i32) -> InTheWay {
-        LockTag::new(Lock::Grant, &self.request.name, slot).in_the_way()
+        let grant = LockTag::new(Lock::Grant, &self.request.name, slot);
+        let all = grant.conflicting(TAKE_SLOT.mode);
+        let takers = grant.conflicting(SLOT_IS_BEING_TAKEN.mode);
+        let others: Vec<_> = all.into_iter().filter(|one| !takers.contains(one)).collect();
+        if others.is_empty() {
+            return InTheWay::Takers;
+        }
+        // One of them may have been a taker that finished between the two looks.
+        match grant.conflicting(TAKE_SLOT.mode).iter().any(|one| others.contains(one)) {
+            true => InTheWay::Relying,
+            false => InTheWay::Gone,
+        }
     }
 
     /// Reads the rows again under the locks. Who held one of them until now may have put a grant there, renewed, or

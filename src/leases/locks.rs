@@ -36,7 +36,7 @@ impl<'a> Locks<'a> {
         Ok(taken)
     }
 
-    /// Takes one, waiting for the one that is in the way; false where that takes too long. Who asks for a lock that this one
+    /// Takes one at once, or waits for the one that is in the way; false where that takes too long. Who asks for a lock that this one
     /// excludes waits behind it. Errors: 53200, and those of a wait that is broken off.
     pub fn take_within(
         &mut self,

@@ -4,11 +4,11 @@ use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{Request, Tried};
 use super::{guard, queue, session_leases};
 use crate::errors::Refusal;
-use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::session::commit;
 use crate::pg::session::role;
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
+use crate::pg::state::opened::IfLocked;
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::{Life, NewGrant, Row};
 use crate::statistics::{self, Counter};
@@ -20,12 +20,6 @@ use pg_fence_rules::{Span, Token};
 
 /// How soon to look again where maintenance waits for the table, or works on it.
 const LOOK_AFTER_MAINTENANCE: Span = Span::from_micros(100_000);
-
-/// A lease that looked free, without a lock.
-struct LooksFree {
-    /// The caller would only replace a grant of its own.
-    reclaims: bool,
-}
 
 /// One try, with a token of its own. With `behind_the_queue`, those who wait come first. `if_locked` says what to do about
 /// maintenance of the table. Errors: 22023, 42501, 53200, 55000.
@@ -39,7 +33,7 @@ pub fn try_acquire(
     };
     // At each try: a prefix may be taken away while its role waits.
     role_prefix::require(&request.name, Level::Worker)?;
-    let free = match look(&table, request)? {
+    let free = match free_slot::look(&table, request)? {
         Tried::Won(free) => free,
         Tried::Lost { until } => return Ok(Tried::Lost { until }),
     };
@@ -67,7 +61,7 @@ pub fn try_acquire_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
         role_prefix::require(&request.name, Level::Worker)?;
     }
     for request in requests {
-        let looks_free = matches!(look(&table, request)?, Tried::Won(_));
+        let looks_free = matches!(free_slot::look(&table, request)?, Tried::Won(_));
         if !looks_free || queue::somebody_waits(&request.name) {
             return Ok(None);
         }
@@ -92,16 +86,6 @@ pub fn try_acquire_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
         guard::warn_of_older_reads(&request.name);
     }
     Ok(Some(token))
-}
-
-/// Tells without a lock whether it is worth trying: a losing try reads only.
-fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refusal> {
-    let seen = table.rows(&request.name, AsOf::Now);
-    let existing = request.existing(&seen, |_| false);
-    let now = server::now();
-    Ok(request.admit(&existing, now)?.map(|_| LooksFree {
-        reclaims: existing.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held),
-    }))
 }
 
 /// Has the lease a grant that a crash may bring back? Asked under the new grant's locks, before it is written.

@@ -4,10 +4,10 @@ use super::request::{Request, Tried};
 use super::try_acquire::try_acquire;
 use crate::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
-use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::memory::Scratch;
 use crate::pg::session::server;
+use crate::pg::state::opened::IfLocked;
 use crate::statistics;
 use pg_fence_rules::locks::HEAD_OF_QUEUE;
 use pg_fence_rules::Token;
@@ -29,9 +29,7 @@ pub fn until_granted(request: &Request, wait: Duration) -> Result<Option<Token>,
     let waiting = Waiting::since_now(wait);
     let _counted = statistics::stands_in_queue();
     let queue = LockTag::queue(&request.name);
-    if !queue.take(HEAD_OF_QUEUE.mode, false)?
-        && !wait::take_within(&queue, HEAD_OF_QUEUE.mode, &waiting)?
-    {
+    if !wait::take_within(&queue, HEAD_OF_QUEUE.mode, &waiting)? {
         return Ok(None);
     }
     let token = as_head(request, &waiting);
@@ -49,10 +47,8 @@ fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusa
             Tried::Won(token) => return Ok(Some(token)),
             Tried::Lost { until } => until,
         };
-        if waiting.left().is_zero() {
+        if !waiting.sleep(server::span_until(until).min(LOOK_AT_LEAST))? {
             return Ok(None);
         }
-        waiting.check_lock_timeout()?;
-        waiting.sleep(server::span_until(until).min(LOOK_AT_LEAST));
     }
 }

@@ -38,7 +38,6 @@ pub mod session {
 pub mod locks {
     pub mod lock;
     pub mod lock_count;
-    pub mod relation_lock;
     pub mod session_lock;
     mod time_limit;
     pub mod wait;
@@ -48,7 +47,7 @@ pub mod locks {
 pub mod state {
     mod executor;
     pub mod lease_table;
-    mod opened;
+    pub mod opened;
     pub mod relation;
     pub mod role_prefix;
     pub mod row;

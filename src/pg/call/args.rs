@@ -1,9 +1,8 @@
-//! The arguments of an SQL call.
+//! The arguments of an SQL call, and values as Postgres passes them.
 
-use crate::pg::call::composite::read_token_array;
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 
 /// The call that Postgres made; lives as long as it.
 #[derive(Clone, Copy)]
@@ -207,5 +206,54 @@ pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
             bytes.as_ptr().cast(),
             bytes.len() as c_int,
         ))
+    }
+}
+
+/// What Postgres has to know of an array's elements: their type, its length (-1 where it varies), whether its values are
+/// passed by value, and its alignment (`pg_type.typalign`).
+pub(in crate::pg) struct Elements(pub pg_sys::Oid, pub i32, pub bool, pub u8);
+
+/// An array of such values.
+pub(in crate::pg) fn array(mut values: Vec<pg_sys::Datum>, elements: Elements) -> pg_sys::Datum {
+    let (count, Elements(type_oid, length, by_value, align)) = (values.len() as c_int, elements);
+    let (first, align) = (values.as_mut_ptr(), align as c_char);
+    // SAFETY: as many values, of that type.
+    unsafe {
+        let array = pg_sys::construct_array(first, count, type_oid, length, by_value, align);
+        pg_sys::Datum::from(array)
+    }
+}
+
+/// A bigint[] of tokens.
+pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
+    let values = tokens.iter().map(|token| token.bigint().into()).collect();
+    array(values, Elements(pg_sys::INT8OID, 8, true, b'd'))
+}
+
+/// The tokens of a bigint[] of one dimension without NULLs; of another array, none.
+///
+/// # Safety
+/// The datum must be a bigint[].
+pub unsafe fn read_token_array(datum: pg_sys::Datum) -> Vec<Token> {
+    // SAFETY: the caller's promise.
+    unsafe { read_array(datum) }.into_iter().map(Token::from_bigint).collect()
+}
+
+/// The elements of an array of one dimension without NULLs; of another array, none.
+///
+/// # Safety
+/// The datum must be an array of such elements, kept by value.
+pub(in crate::pg) unsafe fn read_array<T: Copy>(datum: pg_sys::Datum) -> Vec<T> {
+    // SAFETY: a detoasted array has its header and dimensions before its elements; one dimension without
+    // NULLs puts the first element behind the 16 + 8 bytes of both.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        if (*array).ndim != 1 || (*array).dataoffset != 0 {
+            return Vec::new();
+        }
+        let bytes = array.cast::<u8>();
+        let count = *bytes.add(16).cast::<i32>();
+        let first = bytes.add(24).cast::<T>();
+        (0..count.max(0) as usize).map(|i| *first.add(i)).collect()
     }
 }

@@ -1,10 +1,9 @@
 //! Values made of several.
 
-use crate::pg::call::args::{text_datum, Answer, Args};
+use crate::pg::call::args::{array, read_array, text_datum, Answer, Args, Elements};
 use crate::pg::compat;
-use pg_fence_rules::Token;
 use pgrx::pg_sys;
-use std::ffi::{c_char, c_int, CStr};
+use std::ffi::CStr;
 
 /// A row of the function's declared type.
 pub fn row(args: Args, columns: &[Option<pg_sys::Datum>]) -> Answer {
@@ -92,20 +91,6 @@ impl RowAnswer {
     }
 }
 
-/// What Postgres has to know of an array's elements: their type, its length (-1 where it varies), whether its values are
-/// passed by value, and its alignment (`pg_type.typalign`).
-struct Elements(pg_sys::Oid, i32, bool, u8);
-
-fn array(mut values: Vec<pg_sys::Datum>, elements: Elements) -> pg_sys::Datum {
-    let (count, Elements(type_oid, length, by_value, align)) = (values.len() as c_int, elements);
-    let (first, align) = (values.as_mut_ptr(), align as c_char);
-    // SAFETY: as many values, of that type.
-    unsafe {
-        let array = pg_sys::construct_array(first, count, type_oid, length, by_value, align);
-        pg_sys::Datum::from(array)
-    }
-}
-
 /// The numbers as an integer[].
 pub fn int4_array(values: &[i32]) -> Answer {
     let values = values.iter().map(|v| (*v).into()).collect();
@@ -122,12 +107,6 @@ pub fn text_array(texts: &[Vec<u8>]) -> pg_sys::Datum {
 pub fn type_array(types: &[pg_sys::Oid]) -> pg_sys::Datum {
     let values = types.iter().map(|oid| (*oid).into()).collect();
     array(values, Elements(pg_sys::REGTYPEOID, 4, true, b'i'))
-}
-
-/// A bigint[] of tokens.
-pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
-    let values = tokens.iter().map(|token| token.bigint().into()).collect();
-    array(values, Elements(pg_sys::INT8OID, 8, true, b'd'))
 }
 
 /// An array of rows, of a type of arrays of rows with as many columns of the values' types.
@@ -150,34 +129,6 @@ pub fn row_array<const N: usize>(
             })
             .collect();
         array(values, Elements(row_type, -1, false, b'd'))
-    }
-}
-
-/// The tokens of a bigint[] of one dimension without NULLs; of another array, none.
-///
-/// # Safety
-/// The datum must be a bigint[].
-pub unsafe fn read_token_array(datum: pg_sys::Datum) -> Vec<Token> {
-    // SAFETY: the caller's promise.
-    unsafe { read_array(datum) }.into_iter().map(Token::from_bigint).collect()
-}
-
-/// The elements of an array of one dimension without NULLs; of another array, none.
-///
-/// # Safety
-/// The datum must be an array of such elements, kept by value.
-unsafe fn read_array<T: Copy>(datum: pg_sys::Datum) -> Vec<T> {
-    // SAFETY: a detoasted array has its header and dimensions before its elements; one dimension without
-    // NULLs puts the first element behind the 16 + 8 bytes of both.
-    unsafe {
-        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
-        if (*array).ndim != 1 || (*array).dataoffset != 0 {
-            return Vec::new();
-        }
-        let bytes = array.cast::<u8>();
-        let count = *bytes.add(16).cast::<i32>();
-        let first = bytes.add(24).cast::<T>();
-        (0..count.max(0) as usize).map(|i| *first.add(i)).collect()
     }
 }
 

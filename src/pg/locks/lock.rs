@@ -8,7 +8,7 @@ use crate::errors::Refusal;
 use crate::pg::compat;
 use crate::pg::locks::lock_count;
 use crate::pg::raw;
-use pg_fence_rules::locks::{Lock, LockMode, ACQUIRE_ALONE, SLOT_IS_BEING_TAKEN, TAKE_SLOT};
+use pg_fence_rules::locks::{Lock, LockMode, ACQUIRE_ALONE, TAKE_SLOT};
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -47,17 +47,6 @@ impl PartialEq for LockTag {
 }
 
 impl Eq for LockTag {}
-
-/// Who keeps a slot of a lease from being taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum InTheWay {
-    /// Only who puts another grant into it; or nobody any more.
-    Takers,
-    /// Somebody who relies on the grant in it, or changes it.
-    Relying,
-    /// Who did one or the other has finished meanwhile.
-    Gone,
-}
 
 /// As long as this lives, locks are taken for the transaction or its innermost savepoint, to which also belongs
 /// what is written under them. (Within a cursor they would be the cursor's, and go when that fails in a later
@@ -122,15 +111,12 @@ impl LockTag {
     /// `lock_timeout`, `statement_timeout`, cancel and the deadlock detector end; without, tells whether it
     /// was to be had. 53200 where the session has its share of the lock table already.
     pub fn take(&self, mode: LockMode, wait: bool) -> Result<bool, Refusal> {
-        lock_count::require_room(self.entry())?;
-        let _owner = TransactionOwns::now();
-        // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
-        let result = unsafe { pg_sys::LockAcquire(&self.0, mode.number(), false, !wait) };
-        let taken = result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
-        if taken {
-            lock_count::taken(self.entry());
-        }
-        Ok(taken)
+        lock_count::take(self.entry(), || {
+            let _owner = TransactionOwns::now();
+            // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
+            let result = unsafe { pg_sys::LockAcquire(&self.0, mode.number(), false, !wait) };
+            result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+        })
     }
 
     /// Takes the lock for an instant, if it is to be had at once. It is false, and no error, where the lock table is
@@ -189,7 +175,7 @@ impl LockTag {
     }
 
     /// Who holds a lock that conflicts with this mode, but for this backend. Looks only.
-    pub fn conflicts(&self, mode: LockMode) -> Vec<pg_sys::VirtualTransactionId> {
+    fn conflicts(&self, mode: LockMode) -> Vec<pg_sys::VirtualTransactionId> {
         let mut count: c_int = 0;
         // SAFETY: gives back `count` entries, with room for every session of the server.
         unsafe {
@@ -203,20 +189,9 @@ impl LockTag {
         }
     }
 
-    /// Who keeps a slot from being taken.
-    pub fn in_the_way(&self) -> InTheWay {
-        let who = |mode| -> Vec<_> { self.conflicts(mode).iter().map(compat::parts).collect() };
-        let all = who(TAKE_SLOT.mode);
-        let takers = who(SLOT_IS_BEING_TAKEN.mode);
-        let others: Vec<_> = all.into_iter().filter(|one| !takers.contains(one)).collect();
-        if others.is_empty() {
-            return InTheWay::Takers;
-        }
-        // One of them may have been a taker that finished between the two looks.
-        match who(TAKE_SLOT.mode).iter().any(|one| others.contains(one)) {
-            true => InTheWay::Relying,
-            false => InTheWay::Gone,
-        }
+    /// As `conflicts`, as numbers, to be compared.
+    pub fn conflicting(&self, mode: LockMode) -> Vec<(i32, u32)> {
+        self.conflicts(mode).iter().map(compat::parts).collect()
     }
 
     /// The process ids behind `conflicts`; 0 for a prepared transaction.

@@ -37,12 +37,20 @@ pub const TAKEN_ENTRIES: &dyn Follower = &TAKEN;
 /// Room for so many is kept from one transaction to the next.
 const KEPT: usize = 64;
 
-/// 53200 when the entry would be one too many.
-pub fn require_room(entry: Entry) -> Result<(), Refusal> {
-    if TAKEN.with_borrow(|taken| taken.contains_key(&entry)) {
-        return Ok(());
+/// Takes an entry, and counts it in the innermost savepoint; false where it is not to be had. 53200 when it would be one
+/// too many.
+pub fn take(entry: Entry, acquire: impl FnOnce() -> bool) -> Result<bool, Refusal> {
+    if !TAKEN.with_borrow(|taken| taken.contains_key(&entry)) {
+        require_one_more()?;
     }
-    require_one_more()
+    let taken = acquire();
+    if taken {
+        TAKEN.with_borrow_mut(|taken| {
+            let first = || Taken { times: 0, savepoint: xact::savepoint() };
+            taken.entry(entry).or_insert_with(first).times += 1;
+        });
+    }
+    Ok(taken)
 }
 
 /// 53200 when one more entry would be too many.
@@ -76,14 +84,6 @@ fn at_most() -> usize {
             * (i64::from(pg_sys::MaxBackends) + i64::from(compat::max_prepared_xacts))
     };
     usize::try_from(entries / 4).unwrap_or(usize::MAX)
-}
-
-/// It was taken, in the innermost savepoint.
-pub fn taken(entry: Entry) {
-    TAKEN.with_borrow_mut(|taken| {
-        let first = || Taken { times: 0, savepoint: xact::savepoint() };
-        taken.entry(entry).or_insert_with(first).times += 1;
-    });
 }
 
 /// It was given back, once.

@@ -59,16 +59,20 @@ impl Waiting {
     }
 
     /// 55P03 when `lock_timeout` has passed, which counts for the whole wait.
-    pub fn check_lock_timeout(&self) -> Result<(), Refusal> {
+    fn check_lock_timeout(&self) -> Result<(), Refusal> {
         if lock_timeout().is_some_and(|timeout| self.since.elapsed() >= timeout) {
             return Err(errors::lock_timeout());
         }
         Ok(())
     }
 
-    /// Sleeps for so long, or until the wait or `lock_timeout` is over, or until woken; raises what cancel and
-    /// timeouts raise.
-    pub fn sleep(&self, span: Duration) {
+    /// Sleeps for so long, or until the wait or `lock_timeout` is over, or until woken; false where the wait is over
+    /// already. 55P03 when `lock_timeout` has passed; raises what cancel and timeouts raise.
+    pub fn sleep(&self, span: Duration) -> Result<bool, Refusal> {
+        if self.left().is_zero() {
+            return Ok(false);
+        }
+        self.check_lock_timeout()?;
         let until_timeout = lock_timeout().map(|t| t.saturating_sub(self.since.elapsed()));
         let span = span.min(self.left()).min(until_timeout.unwrap_or(Duration::MAX));
         let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
@@ -78,6 +82,7 @@ impl Waiting {
             pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, event);
             pgrx::check_for_interrupts!();
         }
+        Ok(true)
     }
 }
 
@@ -109,12 +114,18 @@ fn lock_timeout() -> Option<Duration> {
     (ms > 0).then(|| Duration::from_millis(ms.unsigned_abs().into()))
 }
 
-/// Takes a lock, waiting no longer than that: then it is false. Cancel, timeouts and the deadlock detector end the wait
+/// Takes a lock at once, or waits for it no longer than that: then it is false. Cancel, timeouts and the deadlock detector end the wait
 /// with their own errors; 53200 as for `LockTag::take`.
 ///
 /// Postgres's timeouts follow the server's clock. Set forward, it ends the wait too early: then the wait begins again,
 /// at the end of the queue. Set back, it makes the wait longer.
 pub fn take_within(tag: &LockTag, mode: LockMode, waiting: &Waiting) -> Result<bool, Refusal> {
+    if tag.take(mode, false)? {
+        return Ok(true);
+    }
+    if waiting.left().is_zero() {
+        return Ok(false);
+    }
     loop {
         let left_ms = in_ms(waiting.left()).max(1);
         if let Some(taken) = time_limit::at_most(left_ms, || tag.take(mode, true)) {

@@ -6,12 +6,11 @@
 use crate::errors::{self, Refusal};
 use crate::pg::call::args::text_datum;
 use crate::pg::compat;
-use crate::pg::locks::relation_lock::IfLocked;
 use crate::pg::raw;
 use crate::pg::session::commit;
 use crate::pg::session::xact;
 use crate::pg::state::executor;
-use crate::pg::state::opened::Opened;
+use crate::pg::state::opened::{IfLocked, Opened};
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, COLUMNS, LEASE};
 use crate::pg::table_scan;

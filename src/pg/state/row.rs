@@ -1,7 +1,6 @@
 //! A row of fence.lease.
 
-use crate::pg::call::args::{bytes_of, text_datum};
-use crate::pg::call::composite::{read_token_array, token_array};
+use crate::pg::call::args::{bytes_of, read_token_array, text_datum, token_array};
 use crate::pg::compat;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;

@@ -1,9 +1,8 @@
 //! Sequences read and set without SQL: the callers of the extension have no rights on them.
 
 use crate::pg::compat;
-use crate::pg::locks::relation_lock::{self, IfLocked};
 use crate::pg::raw;
-use crate::pg::state::opened::Opened;
+use crate::pg::state::opened::{self, IfLocked, Opened};
 use pgrx::pg_sys;
 
 /// What a sequence's page says.
@@ -168,7 +167,7 @@ unsafe fn data_of(page: pg_sys::Page) -> *mut SequenceData {
 
 /// Takes the lock that `set` takes, without waiting for a lock on the sequence.
 pub fn try_lock(oid: pg_sys::Oid) -> bool {
-    relation_lock::take(oid, pg_sys::RowExclusiveLock as i32, IfLocked::GiveUp)
+    opened::lock(oid, pg_sys::RowExclusiveLock as i32, IfLocked::GiveUp)
 }
 
 /// The next value; takes a transaction id only in a draw that is logged. Raises 2200H where there is none.
