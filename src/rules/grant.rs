@@ -308,41 +308,34 @@ pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
         // A second grant beside it is not what was asked for.
         return Acquire::Taken { until: None };
     }
-    let number = |mode: Mode| match mode {
-        Mode::Exclusive => Some(1),
-        Mode::Slots(n) => Some(n),
-        Mode::Shared => None,
-    };
     if let Some(asked) = number(ask.mode) {
         let in_force = |s: &ExistingGrant| number(s.grant.mode).filter(|_| live(s) && !yields(s));
         if let Some(live) = existing.iter().filter_map(in_force).find(|n| *n != asked) {
             return Acquire::SlotsDiffer { live };
         }
     }
+    // Who shares minds other modes only; so does who asks for slots, up to their number.
+    let excludes = |s: &ExistingGrant| ask.mode == Mode::Exclusive || s.grant.mode != ask.mode;
+    if existing.iter().filter(occupied).any(excludes) {
+        return taken(&excludes, true);
+    }
     match ask.mode {
-        Mode::Exclusive => {
-            if existing.iter().any(|s| occupied(&s)) {
-                return taken(&|_| true, true);
-            }
-            Acquire::Grant { slot: 0 }
+        Mode::Slots(n)
+            if existing.iter().filter(occupied).count() >= usize::try_from(n).unwrap_or(0) =>
+        {
+            taken(&|_| true, false)
         }
-        Mode::Shared => {
-            let stranger = |s: &ExistingGrant| s.grant.mode != Mode::Shared;
-            if existing.iter().filter(occupied).any(stranger) {
-                return taken(&stranger, true);
-            }
-            Acquire::Grant { slot: free_slot(existing, &occupied, &yields) }
-        }
-        Mode::Slots(n) => {
-            let stranger = |s: &ExistingGrant| s.grant.mode != ask.mode;
-            if existing.iter().filter(occupied).any(stranger) {
-                return taken(&stranger, true);
-            }
-            if existing.iter().filter(occupied).count() >= usize::try_from(n).unwrap_or(0) {
-                return taken(&|_| true, false);
-            }
-            Acquire::Grant { slot: free_slot(existing, &occupied, &yields) }
-        }
+        Mode::Exclusive => Acquire::Grant { slot: 0 },
+        _ => Acquire::Grant { slot: free_slot(existing, &occupied, &yields) },
+    }
+}
+
+/// How many grants may live together; None for any number.
+fn number(mode: Mode) -> Option<i32> {
+    match mode {
+        Mode::Exclusive => Some(1),
+        Mode::Slots(n) => Some(n),
+        Mode::Shared => None,
     }
 }
 

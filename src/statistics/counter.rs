@@ -49,13 +49,7 @@ impl Counter {
     pub fn of_column(column: &str) -> Option<Counter> {
         Counter::ALL.iter().copied().find(|counter| counter.column() == column)
     }
-
-    /// Its bit among those of all counters.
-    pub const fn bit(self) -> u32 {
-        1 << self as u32
-    }
 }
 
 /// How many there are.
 pub const COUNTERS: usize = Counter::ALL.len();
-const _: () = assert!(COUNTERS <= u32::BITS as usize);

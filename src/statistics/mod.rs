@@ -26,6 +26,12 @@ static PENDING: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
 /// have no bit here, for setting it would cost each row; their number is looked at instead.
 static CALLS: AtomicU32 = AtomicU32::new(0);
 
+/// The bit of a counter among those of all.
+const fn bit(counter: Counter) -> u32 {
+    const { assert!(COUNTERS <= u32::BITS as usize) };
+    1 << counter as u32
+}
+
 thread_local! {
     /// Since when this session stands in the queue: a session that is terminated there has waited, too.
     static WAITING: Cell<Option<std::time::Instant>> = const { Cell::new(None) };
@@ -66,7 +72,7 @@ pub fn row_was_judged_before() {
 #[inline]
 fn pend_call(counter: Counter, number: u64) {
     pend(counter, number);
-    CALLS.store(CALLS.load(Ordering::Relaxed) | counter.bit(), Ordering::Relaxed);
+    CALLS.store(CALLS.load(Ordering::Relaxed) | bit(counter), Ordering::Relaxed);
 }
 
 #[inline(always)]
@@ -78,8 +84,8 @@ fn pend(counter: Counter, number: u64) {
 /// Sees to it that there is a segment to add to, if there can be one: at a transaction's end it is too late.
 #[inline]
 pub fn prepare() {
-    if !segment::is_ready() && settings::statistics() && !known_bugs::NO_COUNTING {
-        segment::open(segment::Missing::IsMade);
+    if !segment::is_ready() && !known_bugs::NO_COUNTING {
+        segment::make();
     }
 }
 
@@ -110,12 +116,12 @@ fn leave_queue() {
 
 /// Adds what is pending to the segment; called at the end of each transaction, when nothing may fail any more.
 pub fn flush() {
-    if CALLS.load(Ordering::Relaxed) & Counter::Waits.bit() != 0 {
+    if CALLS.load(Ordering::Relaxed) & bit(Counter::Waits) != 0 {
         leave_queue();
     }
     let mut pending = CALLS.load(Ordering::Relaxed);
     if PENDING[Counter::WritesChecked as usize].load(Ordering::Relaxed) != 0 {
-        pending |= Counter::WritesChecked.bit();
+        pending |= bit(Counter::WritesChecked);
     }
     if pending != 0 {
         if settings::statistics() {

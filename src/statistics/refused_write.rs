@@ -4,7 +4,7 @@ use super::{add, flush, segment, Counter};
 use crate::errors::{self, Refusal, SqlState};
 use crate::pg::call::raise;
 use crate::pg::encoding::{clip, in_server_encoding};
-use crate::pg::session::server;
+use crate::pg::session::server::{self, Client};
 use crate::pg::session::settings;
 use pg_fence_rules::ring::ENTRY_MAX;
 use pg_fence_rules::{Instant, Token};
@@ -55,8 +55,10 @@ pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     flush();
     // An error here must not take the place of the refusal, which is about to be raised.
     let _ = raise::caught(|| {
-        let entry = describe(refusal, known()).written();
-        segment::with(|segment| segment.put_refusal(server::outer_role_oid(), &entry));
+        let client = server::client();
+        let role = client.role_oid;
+        let entry = describe(refusal, known(), client).written();
+        segment::with(|segment| segment.put_refusal(role, &entry));
         Ok(())
     });
 }
@@ -66,14 +68,14 @@ fn counter(sqlstate: SqlState) -> Option<Counter> {
     Counter::of_column(&format!("refused_{}", sqlstate.code().to_ascii_lowercase()))
 }
 
-fn describe(refusal: &Refusal, known: Known) -> RefusedWrite {
+fn describe(refusal: &Refusal, known: Known, client: Client) -> RefusedWrite {
     let detail = refusal.details();
     let text = |text: &Option<String>| text.clone().map(in_server_encoding);
     let key = detail.key.as_ref().or(known.key.as_ref());
     let key = key.and_then(|key| serde_json::to_string(&errors::abbreviated_key(key)).ok());
     RefusedWrite {
         at: server::now(),
-        pid: server::pid(),
+        pid: client.pid,
         presented: detail.presented.or(known.presented),
         stored: detail.stored.or(known.stored),
         texts: [
@@ -81,9 +83,9 @@ fn describe(refusal: &Refusal, known: Known) -> RefusedWrite {
             text(&detail.relation),
             known.lease.or_else(|| text(&detail.lease)),
             known.holder.or_else(|| text(&detail.holder)).map(|holder| clip(holder, HOLDER_MAX)),
-            Some(server::outer_role()),
-            Some(server::application_name()),
-            server::client_address(),
+            Some(client.role),
+            Some(client.application_name),
+            client.address,
             key.map(in_server_encoding),
         ],
     }

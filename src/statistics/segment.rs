@@ -57,7 +57,9 @@ const RETRY_AFTER_US: i64 = 60_000_000;
 const LOOKS: u32 = 100;
 
 /// As of which change of names the attached segment was found to be the right one.
-static FOUND_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+static FOUND_AT: AtomicU64 = AtomicU64::new(NEVER);
+/// In `FOUND_AT`: there is none.
+const NEVER: u64 = u64::MAX;
 /// Before that time it is not tried again (microseconds, server's clock).
 static RETRY_AT: AtomicI64 = AtomicI64::new(i64::MIN);
 
@@ -73,7 +75,21 @@ pub enum Missing {
 /// Is a segment attached, and was no name changed since that was seen?
 #[inline]
 pub fn is_ready() -> bool {
-    shared_memory::is_attached() && FOUND_AT.load(Ordering::Relaxed) == relation::name_changes()
+    FOUND_AT.load(Ordering::Relaxed) == relation::name_changes()
+}
+
+/// Attaches the segment or makes it, where it is to be counted.
+#[cold]
+pub fn make() {
+    if settings::statistics() {
+        open(Missing::IsMade);
+    }
+}
+
+/// Detaches the segment, which is not the right one, and returns its handle.
+fn leave() -> Option<u32> {
+    FOUND_AT.store(NEVER, Ordering::Relaxed);
+    shared_memory::leave()
 }
 
 /// Works on the attached segment; None where there is none.
@@ -173,12 +189,14 @@ fn attach_or_make(missing: Missing) {
         return;
     }
     // That of an extension that was dropped.
-    shared_memory::leave();
+    leave();
     if server::now().micros() < RETRY_AT.load(Ordering::Relaxed) {
         return;
     }
     let outcome = match attach(sequence) {
-        Found::Missing if missing == Missing::IsMade && settings::statistics() => make(sequence),
+        Found::Missing if missing == Missing::IsMade && settings::statistics() => {
+            make_one(sequence)
+        }
         outcome => outcome,
     };
     match outcome {
@@ -219,7 +237,7 @@ fn attach(sequence: Oid) -> Found {
 }
 
 /// Makes the segment, one session at a time. Nobody is waited for longer than a tenth of a second.
-fn make(sequence: Oid) -> Found {
+fn make_one(sequence: Oid) -> Found {
     if !xact::may_begin_savepoint() {
         return Found::NotNow;
     }
@@ -289,7 +307,7 @@ fn make_alone(sequence: Oid) -> Found {
         Ok(Err(why)) => why.to_owned(),
         Err(why) => why,
     };
-    if let Some(handle) = shared_memory::leave() {
+    if let Some(handle) = leave() {
         // Nobody will ever find it.
         xact::in_savepoint(|| shared_memory::let_go(handle));
     }

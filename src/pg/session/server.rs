@@ -116,28 +116,30 @@ pub fn writable(function: &CStr) {
     }
 }
 
-/// The oid of `outer_role`.
-pub fn outer_role_oid() -> pg_sys::Oid {
-    // SAFETY: reads who it is.
-    unsafe { pg_sys::GetOuterUserId() }
+/// Who sends the statements of this session.
+pub struct Client {
+    /// The process of this session.
+    pub pid: i32,
+    /// The role that the session has set itself to: within a function that runs as its owner, that of the caller.
+    pub role_oid: pg_sys::Oid,
+    /// Its name; empty for a role that was dropped.
+    pub role: Vec<u8>,
+    /// `application_name`, in the server's encoding; empty where it has none.
+    pub application_name: Vec<u8>,
+    /// The client's address, as inet is written; None for one that has come by a socket of the system.
+    pub address: Option<Vec<u8>>,
 }
 
-/// The name of the role that the session has set itself to: within a function that runs as its owner, that of the
-/// caller.
-pub fn outer_role() -> Vec<u8> {
-    // SAFETY: gives back a NUL-terminated copy, or NULL for a role that was dropped.
-    unsafe {
-        let name = pg_sys::GetUserNameFromId(outer_role_oid(), true);
-        if name.is_null() {
-            return Vec::new();
-        }
-        CStr::from_ptr(name).to_bytes().to_vec()
-    }
-}
-
-/// The session's `application_name`, in the server's encoding; empty where it has none.
-pub fn application_name() -> Vec<u8> {
-    with_application_name(<[u8]>::to_vec)
+/// Who sends the statements of this session.
+pub fn client() -> Client {
+    // SAFETY: reads who it is; gives back a NUL-terminated copy, or NULL for a role that was dropped.
+    let (role_oid, role) = unsafe {
+        let oid = pg_sys::GetOuterUserId();
+        let name = pg_sys::GetUserNameFromId(oid, true);
+        (oid, if name.is_null() { Vec::new() } else { CStr::from_ptr(name).to_bytes().to_vec() })
+    };
+    let application_name = with_application_name(<[u8]>::to_vec);
+    Client { pid: pid(), role_oid, role, application_name, address: address() }
 }
 
 fn with_application_name<T>(show: impl FnOnce(&[u8]) -> T) -> T {
@@ -150,14 +152,12 @@ fn with_application_name<T>(show: impl FnOnce(&[u8]) -> T) -> T {
     }
 }
 
-/// The process of this session.
-pub fn pid() -> i32 {
+fn pid() -> i32 {
     // SAFETY: set once when the process starts.
     unsafe { pg_sys::MyProcPid }
 }
 
-/// The address of the client, as inet is written; None for one that has come by a socket of the system.
-pub fn client_address() -> Option<Vec<u8>> {
+fn address() -> Option<Vec<u8>> {
     // SAFETY: functions of the server, with the arguments that they declare.
     unsafe {
         let address = pgrx::direct_function_call_as_datum(pg_sys::inet_client_addr, &[]);

@@ -19,7 +19,28 @@ const REFUSALS_MAX: c_int = 10_000;
 
 /// Declares the settings; called once, when the library is loaded.
 pub fn declare() {
-    // SAFETY: they are only ever written by Postgres, on this one thread.
+    declare_token();
+    declare_statistics();
+    declare_number(
+        MAX_TTL_NAME,
+        c"The longest ttl that a call may ask for.",
+        c"Zero sets no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET.",
+        // It binds who may not lift it.
+        Number { place: &raw mut MAX_TTL, default: 0, most: c_int::MAX, unit: pg_sys::GUC_UNIT_S },
+    );
+    declare_number(
+        c"pg_fence.refusals_kept",
+        c"How many refused writes fence.refusals keeps.",
+        c"Read when the first session of a database counts something after a start of the server; each takes 1 kB of shared memory.",
+        // It takes memory of the whole server.
+        Number { place: &raw mut REFUSALS_KEPT, default: 256, most: REFUSALS_MAX, unit: 0 },
+    );
+    // SAFETY: a name that outlives the process.
+    unsafe { pg_sys::MarkGUCPrefixReserved(c"pg_fence".as_ptr()) };
+}
+
+fn declare_token() {
+    // SAFETY: it is only ever written by Postgres, on this one thread.
     unsafe {
         pg_sys::DefineCustomStringVariable(
             c"pg_fence.token".as_ptr(),
@@ -35,22 +56,12 @@ pub fn declare() {
             None,
             None,
         );
-        pg_sys::DefineCustomIntVariable(
-            MAX_TTL_NAME.as_ptr(),
-            c"The longest ttl that a call may ask for.".as_ptr(),
-            c"Zero sets no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET."
-                .as_ptr(),
-            &raw mut MAX_TTL,
-            0,
-            0,
-            c_int::MAX,
-            // It binds who may not lift it.
-            pg_sys::GucContext::PGC_SUSET,
-            (pg_sys::GUC_UNIT_S | pg_sys::GUC_NOT_IN_SAMPLE) as i32,
-            None,
-            None,
-            None,
-        );
+    }
+}
+
+fn declare_statistics() {
+    // SAFETY: as above.
+    unsafe {
         pg_sys::DefineCustomBoolVariable(
             c"pg_fence.statistics".as_ptr(),
             c"Counts for fence.stats and keeps refused writes for fence.refusals.".as_ptr(),
@@ -64,23 +75,37 @@ pub fn declare() {
             None,
             None,
         );
+    }
+}
+
+/// A setting that is a number from 0 on, for superusers and those whom they let.
+struct Number {
+    place: *mut c_int,
+    default: c_int,
+    most: c_int,
+    unit: u32,
+}
+
+fn declare_number(name: &'static CStr, what: &'static CStr, more: &'static CStr, number: Number) {
+    let (context, flags) = (pg_sys::GucContext::PGC_SUSET, number.unit | pg_sys::GUC_NOT_IN_SAMPLE);
+    let Number { place, default, most, .. } = number;
+    let (name, what, more) = (name.as_ptr(), what.as_ptr(), more.as_ptr());
+    // SAFETY: as above; all texts outlive the process.
+    unsafe {
         pg_sys::DefineCustomIntVariable(
-            c"pg_fence.refusals_kept".as_ptr(),
-            c"How many refused writes fence.refusals keeps.".as_ptr(),
-            c"Read when the first session of a database counts something after a start of the server; each takes 1 kB of shared memory."
-                .as_ptr(),
-            &raw mut REFUSALS_KEPT,
-            256,
+            name,
+            what,
+            more,
+            place,
+            default,
             0,
-            REFUSALS_MAX,
-            // It takes memory of the whole server.
-            pg_sys::GucContext::PGC_SUSET,
-            pg_sys::GUC_NOT_IN_SAMPLE as i32,
+            most,
+            context,
+            flags as i32,
             None,
             None,
             None,
         );
-        pg_sys::MarkGUCPrefixReserved(c"pg_fence".as_ptr());
     }
 }
 
