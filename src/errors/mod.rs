@@ -22,7 +22,8 @@ pub struct Refusal {
     pub hint: Cow<'static, str>,
     /// Schema, table and column, for a refused write.
     pub location: Option<Box<Location>>,
-    detail: Box<Detail>,
+    /// What DETAIL is made of, at full length.
+    pub details: Box<Detail>,
 }
 
 /// Where a refused write would have gone, in the database's encoding.
@@ -87,13 +88,13 @@ fn bigint<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error
 
 impl Refusal {
     fn new(sqlstate: SqlState, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
-        let (hint, detail) = (hint.into(), Box::default());
-        Refusal { sqlstate, message, hint, location: None, detail }
+        let (hint, details) = (hint.into(), Box::default());
+        Refusal { sqlstate, message, hint, location: None, details }
     }
 
     /// With more in its DETAIL.
     pub fn detailed(mut self, fill: impl FnOnce(&mut Detail)) -> Self {
-        fill(&mut self.detail);
+        fill(&mut self.details);
         self
     }
 
@@ -103,14 +104,9 @@ impl Refusal {
         self
     }
 
-    /// What DETAIL is made of, at full length.
-    pub fn details(&self) -> &Detail {
-        &self.detail
-    }
-
     /// DETAIL; empty where there is nothing to tell.
     pub fn detail(&self) -> String {
-        match serde_json::to_string(&self.detail) {
+        match serde_json::to_string(&self.details) {
             Ok(json) if json != "{}" => json,
             _ => String::new(),
         }

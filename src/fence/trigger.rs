@@ -246,7 +246,7 @@ fn is_never_issued(plan: &Plan, leases: &WriteLeases, token: Token) -> bool {
 /// Is it PF004, and not one that a renewal mends? (Who gets that one must be told of it.)
 #[cold]
 fn is_lost(silent: &Refusal) -> bool {
-    silent.sqlstate == SqlState::TokenDoesNotSpeak && silent.details().renew_first.is_none()
+    silent.sqlstate == SqlState::TokenDoesNotSpeak && silent.details.renew_first.is_none()
 }
 
 /// Counts a row that is judged, unless a closer look finds that it was counted before.

@@ -168,7 +168,7 @@ fn changeable<'a, T>(
                 _ => return Ok(None),
             },
         };
-        let has_token = |row: &Row| has_token(row, token);
+        let has_token = |row: &Row| row.grant.has(token);
         // Where the grant is not there any more, another one may have the token by now.
         if let Some(locked) = Locked::grant(table, name, slot, CHANGE, has_token)? {
             return Ok(decide(&locked.row).map(|decision| (locked, decision)));
@@ -191,12 +191,7 @@ pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
 
 /// The grant that this token is of.
 pub fn find(rows: &[Row], token: Token) -> Option<&Row> {
-    rows.iter().find(|r| has_token(r, token))
-}
-
-/// Is it one of the grant's tokens, the closing one included?
-pub fn has_token(row: &Row, token: Token) -> bool {
-    row.grant.tokens.contains(token) || row.grant.closing == Some(token)
+    rows.iter().find(|r| r.grant.has(token))
 }
 
 /// May the caller learn that there is such a grant? A caller that may not is answered as if the token were any number.

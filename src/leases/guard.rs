@@ -3,7 +3,7 @@
 //! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
 //! once per lease and transaction. A guard goes when its lock goes: with a rolled-back savepoint at once.
 
-use super::change::{check_role, find, has_token, may_know_of};
+use super::change::{check_role, find, may_know_of};
 use super::locks::Locks;
 use super::queue;
 use crate::errors::{self, Refusal, Shown};
@@ -189,7 +189,7 @@ fn locked<'a>(
     let seen = find(&rows, token).filter(|row| may_know_of(row, caller.in_trigger()));
     let Some(seen) = seen else { return Ok(None) };
     let locks = lock(name, seen)?;
-    let row = locks.read_again(table, seen.grant.slot, |row| has_token(row, token));
+    let row = locks.read_again(table, seen.grant.slot, |row| row.grant.has(token));
     Ok(row.map(|row| (row, locks)))
 }
 

@@ -41,8 +41,7 @@ fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusa
     let scratch = Scratch::new();
     loop {
         // Before the look, so that a wake-up after it is not lost.
-        wait::reset();
-        wait::check_client();
+        wait::begin_look();
         let until = match scratch.turn(|| try_acquire(request, false, IfLocked::GiveUp))? {
             Tried::Won(token) => return Ok(Some(token)),
             Tried::Lost { until } => until,

@@ -113,6 +113,11 @@ impl Grant {
         }
     }
 
+    /// Is it one of the grant's tokens, the closing one included?
+    pub fn has(&self, token: Token) -> bool {
+        self.tokens.contains(token) || self.closing == Some(token)
+    }
+
     /// The greatest token that it has had.
     pub fn greatest(&self) -> Token {
         self.closing.unwrap_or(Token::BEFORE_ALL).max(self.tokens.latest())

@@ -69,7 +69,7 @@ fn counter(sqlstate: SqlState) -> Option<Counter> {
 }
 
 fn describe(refusal: &Refusal, known: Known, client: Client) -> RefusedWrite {
-    let detail = refusal.details();
+    let detail = &refusal.details;
     let text = |text: &Option<String>| text.clone().map(in_server_encoding);
     let key = detail.key.as_ref().or(known.key.as_ref());
     let key = key.and_then(|key| serde_json::to_string(&errors::abbreviated_key(key)).ok());

@@ -145,8 +145,14 @@ pub fn reset() {
     pgrx::check_for_interrupts!();
 }
 
-/// Ends the session when its client has gone: nobody would get the lease.
-pub fn check_client() {
+/// Begins a look at what is waited for: a wake-up after it is not lost. Ends the session when its client has gone, for
+/// nobody would get the lease.
+pub fn begin_look() {
+    reset();
+    check_client();
+}
+
+fn check_client() {
     // SAFETY: asks the socket; the flags are those that Postgres's own check sets.
     unsafe {
         if !pg_sys::MyProcPort.is_null() && !compat::guarded(|| compat::pq_check_connection()) {

@@ -3,7 +3,7 @@
 //! replication's apply writes; as there, statement triggers and rules are not applied, and no rights are asked.
 
 use crate::pg::compat;
-use crate::pg::state::row::{Fields, RowVersion, COLUMNS};
+use crate::pg::state::row::{Fields, COLUMNS};
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -32,12 +32,12 @@ pub unsafe fn insert(table: pg_sys::Relation, given: usize, fields: &Fields) {
 ///
 /// # Safety
 /// As for `insert`; nobody else may be changing the row.
-pub unsafe fn update(table: pg_sys::Relation, over: RowVersion, fields: &Fields) {
+pub unsafe fn update(table: pg_sys::Relation, over: pg_sys::ItemPointerData, fields: &Fields) {
     // SAFETY: the caller's promise.
     unsafe {
         execute(table, fields.named, |run| {
             let (old, new) = (run.slot(table), run.slot(table));
-            (*old).tts_tid = over.tid();
+            (*old).tts_tid = over;
             fill(new, &fields.values, &fields.nulls);
             let mut recheck = run.recheck();
             recheck.origslot = new;
@@ -51,12 +51,12 @@ pub unsafe fn update(table: pg_sys::Relation, over: RowVersion, fields: &Fields)
 ///
 /// # Safety
 /// As for `update`.
-pub unsafe fn delete(table: pg_sys::Relation, version: RowVersion) {
+pub unsafe fn delete(table: pg_sys::Relation, at: pg_sys::ItemPointerData) {
     // SAFETY: the caller's promise.
     unsafe {
         execute(table, 0, |run| {
             let old = run.slot(table);
-            (*old).tts_tid = version.tid();
+            (*old).tts_tid = at;
             let mut recheck = run.recheck();
             pg_sys::ExecSimpleRelationDelete(run.result, run.state, &mut recheck, old);
             pg_sys::EvalPlanQualEnd(&mut recheck);

@@ -95,7 +95,7 @@ impl LeaseTable {
     fn has_known_shape(&self) -> bool {
         // SAFETY: both are open; the columns' number is checked first.
         unsafe {
-            let (table, index) = (self.relation(), self.index.relation());
+            let (table, index) = (self.relation(), self.index.relation);
             let class = &*(*table).rd_rel;
             let (key, columns) = (&*(*index).rd_index, (*table).rd_att);
             class.relkind as u8 == pg_sys::RELKIND_RELATION
@@ -113,7 +113,7 @@ impl LeaseTable {
     }
 
     fn relation(&self) -> pg_sys::Relation {
-        self.table.relation()
+        self.table.relation
     }
 
     fn row_type(&self) -> pg_sys::TupleDesc {
@@ -132,7 +132,7 @@ impl LeaseTable {
             unsafe {
                 let equal = pg_sys::BTEqualStrategyNumber as u16;
                 raw::ScanKeyInit(&mut key, 1, equal, pg_sys::F_TEXTEQ.into(), name);
-                let (table, index) = (self.relation(), self.index.relation());
+                let (table, index) = (self.relation(), self.index.relation);
                 let scan = raw::systable_beginscan_ordered(table, index, snapshot, 1, &mut key);
                 loop {
                     let forward = pg_sys::ScanDirection::ForwardScanDirection;
@@ -247,7 +247,7 @@ impl LeaseTable {
     pub fn delete(&self, row: &Row) -> Result<bool, Refusal> {
         self.keep_locks();
         // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
-        unsafe { executor::delete(self.relation(), row.version()) };
+        unsafe { executor::delete(self.relation(), row.place()) };
         if !self.has_triggers() {
             return Ok(true);
         }
@@ -260,7 +260,7 @@ impl LeaseTable {
     fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
         self.keep_locks();
         // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
-        unsafe { executor::update(self.relation(), row.version(), fields) };
+        unsafe { executor::update(self.relation(), row.place(), fields) };
         self.check_written(row.name(), row.grant.slot, fields)
     }
 

@@ -29,7 +29,8 @@ pub enum IfLocked {
 /// An open relation and its lock. Both are given back when this goes; who has written keeps the lock until the
 /// transaction ends, as every writer does (CREATE INDEX and pg_repack rely on that).
 pub struct Opened {
-    relation: pg_sys::Relation,
+    /// Open and locked for as long as this lives.
+    pub(in crate::pg) relation: pg_sys::Relation,
     mode: c_int,
     keeps_lock: Cell<bool>,
     /// Whose the reference is; it is given back as its own.
@@ -60,11 +61,6 @@ impl Opened {
         // SAFETY: reads a global of this thread.
         let owner = unsafe { pg_sys::CurrentResourceOwner };
         Opened { relation, mode, keeps_lock: Cell::new(false), owner }
-    }
-
-    /// The relation, open and locked for as long as this lives.
-    pub fn relation(&self) -> pg_sys::Relation {
-        self.relation
     }
 
     /// Keeps the lock until the transaction ends.

@@ -120,11 +120,11 @@ fn read(user: Oid) -> Result<Names, Refusal> {
     let mut last: Option<(Vec<u8>, bool)> = None;
     // SAFETY: the table is open, and its columns are as they are read.
     unsafe {
-        let columns = (*table.relation()).rd_att;
-        if !has_known_shape(table.relation()) {
+        let columns = (*table.relation).rd_att;
+        if !has_known_shape(table.relation) {
             return Err(errors::state_differs("role_prefix"));
         }
-        table_scan::each_row(table.relation(), |tuple| -> Result<(), Refusal> {
+        table_scan::each_row(table.relation, |tuple| -> Result<(), Refusal> {
             let value = |n| -> Option<Datum> {
                 let mut null = false;
                 let value = pg_sys::heap_getattr(tuple, n, columns, &mut null);

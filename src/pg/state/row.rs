@@ -103,15 +103,6 @@ impl RowVersion {
             RowVersion { block, item: at.ip_posid, written_by }
         }
     }
-
-    /// Where in the table it is.
-    pub fn tid(self) -> pg_sys::ItemPointerData {
-        let (bi_hi, bi_lo) = self.block;
-        pg_sys::ItemPointerData {
-            ip_blkid: pg_sys::BlockIdData { bi_hi, bi_lo },
-            ip_posid: self.item,
-        }
-    }
 }
 
 /// Who has marked a row as deleted (or replaced).
@@ -411,6 +402,12 @@ impl Row {
     /// The tuple that was read.
     pub fn tuple(&self) -> pg_sys::HeapTuple {
         self.tuple
+    }
+
+    /// Where in the table this version is.
+    pub fn place(&self) -> pg_sys::ItemPointerData {
+        // SAFETY: a copied tuple, which keeps it.
+        unsafe { (*self.tuple).t_self }
     }
 
     /// Which version it is.

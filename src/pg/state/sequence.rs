@@ -70,7 +70,7 @@ fn read_page(sequence: &Opened) -> State {
     // SAFETY: the relation is open and locked, the page pinned and locked while it is read.
     unsafe {
         compat::guarded(|| {
-            let buffer = raw::ReadBuffer(sequence.relation(), 0);
+            let buffer = raw::ReadBuffer(sequence.relation, 0);
             raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
             let data = &*data_of(pg_sys::BufferGetPage(buffer));
             let last = data.is_called.then_some(data.last_value);
@@ -96,7 +96,7 @@ pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
 fn read_unlogged_page(sequence: &Opened) -> Option<Unlogged> {
     // SAFETY: an open relation.
     let (readable, file) = unsafe {
-        let rel = sequence.relation();
+        let rel = sequence.relation;
         let unlogged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED;
         let readable = unlogged && compat::guarded(|| compat::has_first_page(rel));
         (readable, compat::file(&*rel))
