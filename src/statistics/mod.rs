@@ -125,7 +125,10 @@ pub fn flush() {
     }
     if pending != 0 {
         if settings::statistics() {
-            add_to_segment(pending);
+            // Without a segment they stay pending.
+            if segment::add(pending, &PENDING) {
+                CALLS.store(0, Ordering::Relaxed);
+            }
         } else {
             forget_pending();
         }
@@ -139,20 +142,6 @@ fn forget_pending() {
         pending.store(0, Ordering::Relaxed);
     }
     CALLS.store(0, Ordering::Relaxed);
-}
-
-/// Adds the counters that have these bits. Without a segment they stay pending.
-fn add_to_segment(mut pending: u32) {
-    segment::with(|segment| {
-        let shared = segment.counters();
-        while pending != 0 {
-            let at = pending.trailing_zeros() as usize;
-            shared[at].fetch_add(PENDING[at].load(Ordering::Relaxed), Ordering::Relaxed);
-            PENDING[at].store(0, Ordering::Relaxed);
-            pending &= pending - 1;
-        }
-        CALLS.store(0, Ordering::Relaxed);
-    });
 }
 
 /// What fence.stats shows.

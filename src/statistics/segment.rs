@@ -98,6 +98,21 @@ pub fn with<T>(work: impl FnOnce(Segment) -> T) -> Option<T> {
     shared_memory::with(|words| work(Segment(words)))
 }
 
+/// Moves the counters that have these bits into the attached segment; false where there is none.
+pub fn add(mut bits: u32, pending: &[AtomicU64; COUNTERS]) -> bool {
+    let added = with(|segment| {
+        let shared = segment.counters();
+        while bits != 0 {
+            let at = bits.trailing_zeros() as usize;
+            // Only this session's thread changes what is pending.
+            shared[at].fetch_add(pending[at].load(Ordering::Relaxed), Ordering::Relaxed);
+            pending[at].store(0, Ordering::Relaxed);
+            bits &= bits - 1;
+        }
+    });
+    added.is_some()
+}
+
 /// The segment of this database, attached to this session.
 #[derive(Clone, Copy)]
 pub struct Segment<'a>(&'a [AtomicU64]);
