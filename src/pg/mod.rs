@@ -26,7 +26,6 @@ pub mod call {
 /// The session and its transaction: who calls, with which settings, what lasts until the transaction's end.
 pub mod session {
     pub mod commit;
-    pub mod recorded;
     pub mod role;
     pub mod scope;
     pub mod server;

@@ -4,6 +4,7 @@
 //! another of the old name. The name of the extension cannot. There is no statement that renames it, and only a superuser
 //! may create one of this name. What depends on it as a member is ours, whatever it is called now.
 
+use crate::pg::table_scan;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::CStr;
 
@@ -61,40 +62,29 @@ fn function_where(is_it: impl Fn(&pg_sys::FormData_pg_proc, &[u8]) -> bool) -> O
 /// The members that are rows of this catalog; none where the extension is not there.
 fn members(catalog: Oid) -> Vec<Oid> {
     let mut found = Vec::new();
-    // SAFETY: a catalog scan along the index of the two columns; what is kept of a row is copied.
+    // SAFETY: the index is by the two columns; what is kept of a row is copied.
     unsafe {
         let extension = pg_sys::get_extension_oid(c"pg_fence".as_ptr(), true);
         if extension == Oid::INVALID {
             return found;
         }
-        let depend = pg_sys::table_open(DEPEND.into(), pg_sys::AccessShareLock as i32);
-        let mut keys = [pg_sys::ScanKeyData::default(); 2];
-        let wanted =
-            [(COLUMN_REFCLASSID, pg_sys::ExtensionRelationId), (COLUMN_REFOBJID, extension)];
-        for (key, (column, oid)) in keys.iter_mut().zip(wanted) {
-            let equal = pg_sys::BTEqualStrategyNumber as u16;
-            pg_sys::ScanKeyInit(key, column, equal, pg_sys::F_OIDEQ.into(), oid.into());
-        }
-        let none = std::ptr::null_mut();
-        let index = DEPEND_REFERENCE_INDEX.into();
-        let scan = pg_sys::systable_beginscan(depend, index, true, none, 2, keys.as_mut_ptr());
-        loop {
-            let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() {
-                break;
-            }
+        let equal = pg_sys::F_OIDEQ.into();
+        let wanted = [
+            (COLUMN_REFCLASSID, equal, pg_sys::ExtensionRelationId.into()),
+            (COLUMN_REFOBJID, equal, extension.into()),
+        ];
+        let (index, none) = (Some(DEPEND_REFERENCE_INDEX.into()), std::ptr::null_mut());
+        table_scan::each_catalog_row(DEPEND.into(), index, wanted, none, |tuple, columns| {
             let column = |n| -> Datum {
                 let mut null = false;
-                pg_sys::heap_getattr(tuple, n, (*depend).rd_att, &mut null)
+                pg_sys::heap_getattr(tuple, n, columns, &mut null)
             };
             let oid = |n| Oid::from(column(n).value() as u32);
             let is_member = column(COLUMN_DEPTYPE).value() as u8 == b'e';
             if is_member && oid(COLUMN_CLASSID) == catalog {
                 found.push(oid(COLUMN_OBJID));
             }
-        }
-        pg_sys::systable_endscan(scan);
-        pg_sys::table_close(depend, pg_sys::AccessShareLock as i32);
+        });
     }
     found
 }

@@ -1,7 +1,7 @@
-//! A table read from one end to the other, without the planner.
+//! Tables and catalogs read without the planner.
 
 use crate::pg::memory::Scratch;
-use pgrx::pg_sys;
+use pgrx::pg_sys::{self, AttrNumber, Datum, HeapTuple, Oid, RegProcedure, Snapshot, TupleDesc};
 
 /// Shows every row that is committed now, or that this transaction has written, until one is refused. What Postgres
 /// allocates while a row is shown is given back before the next one.
@@ -32,5 +32,40 @@ pub unsafe fn each_row<E>(
         pg_sys::systable_endscan(scan);
         pg_sys::UnregisterSnapshot(snapshot);
         result
+    }
+}
+
+/// Shows every row of a catalog whose columns are equal to these values, each with its equality function: along the index,
+/// where one is given. Without a snapshot, as a look-up of the catalog sees it now.
+///
+/// # Safety
+/// The index must be the catalog's and begin with those columns; a row must not be used after it was shown.
+pub unsafe fn each_catalog_row<const N: usize>(
+    catalog: Oid,
+    index: Option<Oid>,
+    wanted: [(AttrNumber, RegProcedure, Datum); N],
+    snapshot: Snapshot,
+    mut show: impl FnMut(HeapTuple, TupleDesc),
+) {
+    // SAFETY: the caller's promise; the keys outlive the scan.
+    unsafe {
+        let catalog = pg_sys::table_open(catalog, pg_sys::AccessShareLock as i32);
+        let mut keys = [pg_sys::ScanKeyData::default(); N];
+        for (key, (column, equality, value)) in keys.iter_mut().zip(wanted) {
+            let equal = pg_sys::BTEqualStrategyNumber as u16;
+            pg_sys::ScanKeyInit(key, column, equal, equality, value);
+        }
+        let (use_index, index) = (index.is_some(), index.unwrap_or(Oid::INVALID));
+        let (count, keys) = (N as i32, keys.as_mut_ptr());
+        let scan = pg_sys::systable_beginscan(catalog, index, use_index, snapshot, count, keys);
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            show(tuple, (*catalog).rd_att);
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(catalog, pg_sys::AccessShareLock as i32);
     }
 }

@@ -1,6 +1,7 @@
 //! The triggers that call a function, as pg_trigger has them.
 
 use crate::pg::call::args::text_bytes;
+use crate::pg::table_scan;
 use pgrx::pg_sys;
 
 /// A trigger and the arguments that it was made with.
@@ -11,46 +12,26 @@ pub struct Trigger {
 
 /// Those that call the function: of one table, or of all. Seen as a statement of this transaction would see them.
 pub fn triggers_calling(function: pg_sys::Oid, table: Option<pg_sys::Oid>) -> Vec<Trigger> {
+    let (column, value) = match table {
+        Some(table) => (pg_sys::Anum_pg_trigger_tgrelid, table),
+        None => (pg_sys::Anum_pg_trigger_tgfoid, function),
+    };
+    let wanted = [(column as i16, pg_sys::F_OIDEQ.into(), value.into())];
+    let index = table.map(|_| pg_sys::TriggerRelidNameIndexId.into());
     let mut found = Vec::new();
-    // SAFETY: a catalog scan, by table along its index, else over the whole; what is kept of a row is copied before the
-    // next one is read, and the snapshot is registered for as long as the scan runs.
+    // SAFETY: the index is by table; what is kept of a row is copied, and the snapshot is registered for as long as the scan
+    // runs.
     unsafe {
-        let catalog = pg_sys::table_open(pg_sys::TriggerRelationId, pg_sys::AccessShareLock as i32);
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
-        let mut key = pg_sys::ScanKeyData::default();
-        let (column, value) = match table {
-            Some(table) => (pg_sys::Anum_pg_trigger_tgrelid, table),
-            None => (pg_sys::Anum_pg_trigger_tgfoid, function),
-        };
-        pg_sys::ScanKeyInit(
-            &mut key,
-            column as i16,
-            pg_sys::BTEqualStrategyNumber as u16,
-            pg_sys::F_OIDEQ.into(),
-            value.into(),
-        );
-        let scan = pg_sys::systable_beginscan(
-            catalog,
-            pg_sys::TriggerRelidNameIndexId.into(),
-            table.is_some(),
-            snapshot,
-            1,
-            &mut key,
-        );
-        loop {
-            let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() {
-                break;
-            }
+        let catalog = pg_sys::TriggerRelationId;
+        table_scan::each_catalog_row(catalog, index, wanted, snapshot, |tuple, columns| {
             let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_trigger>();
             if form.tgfoid == function {
-                let arguments = arguments(tuple, (*catalog).rd_att, form.tgnargs);
+                let arguments = arguments(tuple, columns, form.tgnargs);
                 found.push(Trigger { oid: form.oid, arguments });
             }
-        }
-        pg_sys::systable_endscan(scan);
+        });
         pg_sys::UnregisterSnapshot(snapshot);
-        pg_sys::table_close(catalog, pg_sys::AccessShareLock as i32);
     }
     found
 }

@@ -1,9 +1,10 @@
 //! The settings `pg_fence.token`, `pg_fence.max_ttl`, `pg_fence.statistics` and `pg_fence.refusals_kept`.
 
+use crate::pg::call::args::texts_of;
 use crate::pg::encoding::{c_string, push_number};
-use crate::pg::session::recorded;
+use crate::pg::table_scan;
 use pg_fence_rules::{Span, Token};
-use pgrx::pg_sys;
+use pgrx::pg_sys::{self, Oid};
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void, CStr};
 
@@ -147,7 +148,7 @@ fn set_as_recorded() {
         (any, any, PGC_S_GLOBAL),
     ];
     let recorded = strongest_first.into_iter().find_map(|(database, role, source)| {
-        Some((recorded::setting(database, role, MAX_TTL_NAME)?, source))
+        Some((recorded(database, role, MAX_TTL_NAME)?, source))
     });
     let Some((value, source)) = recorded else { return };
     // SAFETY: both strings are NUL-terminated; a value that is none is told by a warning.
@@ -163,6 +164,38 @@ fn set_as_recorded() {
             false,
         );
     }
+}
+
+/// What ALTER ROLE … SET and ALTER DATABASE … SET have recorded of a setting (pg_db_role_setting) for a database and a role,
+/// either of them InvalidOid for all.
+fn recorded(database: Oid, role: Oid, name: &CStr) -> Option<Vec<u8>> {
+    // catalog/pg_db_role_setting.h, which pgrx does not bind: the catalog, its index, and the numbers of its columns.
+    const CATALOG: Oid = Oid::from_u32(2964);
+    const INDEX: Oid = Oid::from_u32(2965);
+    const SETDATABASE: i16 = 1;
+    const SETROLE: i16 = 2;
+    const SETCONFIG: i32 = 3;
+    let equal = pg_sys::F_OIDEQ.into();
+    let wanted = [(SETDATABASE, equal, database.into()), (SETROLE, equal, role.into())];
+    let mut texts = Vec::new();
+    // SAFETY: the index is by the two columns; the values are copied.
+    unsafe {
+        let none = std::ptr::null_mut();
+        table_scan::each_catalog_row(CATALOG, Some(INDEX), wanted, none, |tuple, columns| {
+            let mut null = false;
+            let array = pg_sys::heap_getattr(tuple, SETCONFIG, columns, &mut null);
+            if !null {
+                texts = texts_of(array);
+            }
+        });
+    }
+    texts.into_iter().flatten().find_map(|text| value_of(&text, name.to_bytes()))
+}
+
+/// The value of `name=value`, where that is the name; names of settings have no case.
+fn value_of(text: &[u8], name: &[u8]) -> Option<Vec<u8>> {
+    let (known, value) = text.split_at_checked(name.len())?;
+    known.eq_ignore_ascii_case(name).then(|| value.strip_prefix(b"=")).flatten().map(<[u8]>::to_vec)
 }
 
 /// How many refused writes are to be kept.

@@ -4,6 +4,7 @@ use crate::errors::{self, Refusal};
 use crate::pg::call::args::text_bytes;
 use crate::pg::call::raise;
 use crate::pg::own;
+use crate::pg::table_scan;
 use once_cell::unsync::OnceCell;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -42,36 +43,21 @@ fn warn_of_another_version() {
 
 /// The version of the SQL objects (pg_extension.extversion).
 pub fn sql_version() -> Option<String> {
-    // SAFETY: a catalog scan by name; the value is copied before the scan ends.
+    let name = pg_sys::Datum::from(c"pg_fence".as_ptr());
+    let by_name = (pg_sys::Anum_pg_extension_extname as i16, pg_sys::F_NAMEEQ.into(), name);
+    let index = Some(pg_sys::ExtensionNameIndexId.into());
+    let (catalog, none) = (pg_sys::ExtensionRelationId, std::ptr::null_mut());
+    let mut version = None;
+    // SAFETY: the index is by name; the value, which is never NULL, is copied.
     unsafe {
-        let rel = pg_sys::table_open(pg_sys::ExtensionRelationId, pg_sys::AccessShareLock as i32);
-        let mut key = pg_sys::ScanKeyData::default();
-        pg_sys::ScanKeyInit(
-            &mut key,
-            pg_sys::Anum_pg_extension_extname as i16,
-            pg_sys::BTEqualStrategyNumber as u16,
-            pg_sys::F_NAMEEQ.into(),
-            pg_sys::Datum::from(c"pg_fence".as_ptr()),
-        );
-        let scan = pg_sys::systable_beginscan(
-            rel,
-            pg_sys::ExtensionNameIndexId.into(),
-            true,
-            std::ptr::null_mut(),
-            1,
-            &mut key,
-        );
-        let tuple = pg_sys::systable_getnext(scan);
-        let version = (!tuple.is_null()).then(|| {
-            let column = pg_sys::Anum_pg_extension_extversion as i32;
+        table_scan::each_catalog_row(catalog, index, [by_name], none, |tuple, columns| {
             let mut null = false;
-            let value = pg_sys::heap_getattr(tuple, column, (*rel).rd_att, &mut null);
-            String::from_utf8_lossy(&text_bytes(value)).into_owned()
+            let column = pg_sys::Anum_pg_extension_extversion as i32;
+            let value = pg_sys::heap_getattr(tuple, column, columns, &mut null);
+            version = Some(String::from_utf8_lossy(&text_bytes(value)).into_owned());
         });
-        pg_sys::systable_endscan(scan);
-        pg_sys::table_close(rel, pg_sys::AccessShareLock as i32);
-        version
     }
+    version
 }
 
 /// The oid of a table, index, sequence or view of the extension's own schema; 55000 where there is none. Remembered
