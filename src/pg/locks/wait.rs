@@ -114,8 +114,8 @@ fn lock_timeout() -> Option<Duration> {
     (ms > 0).then(|| Duration::from_millis(ms.unsigned_abs().into()))
 }
 
-/// Takes a lock at once, or waits for it no longer than that: then it is false. Cancel, timeouts and the deadlock detector end the wait
-/// with their own errors; 53200 as for `LockTag::take`.
+/// Takes a lock at once, or waits for it no longer than that: then it is false. Cancel, timeouts and the deadlock detector
+/// end the wait with their own errors; 53200 as for `LockTag::take`.
 ///
 /// Postgres's timeouts follow the server's clock. Set forward, it ends the wait too early: then the wait begins again,
 /// at the end of the queue. Set back, it makes the wait longer.
