@@ -133,7 +133,6 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("clock_steps::a_wait_goes_on_though_the_clock_goes_forward", CLOCK),
     ("clock_steps::who_is_behind_the_first_waits_longer_when_the_clock_goes_back", CLOCK),
     ("failed_calls::a_prune_keeps_no_memory_of_what_it_pruned", PRUNE),
-    ("leases::pruning_takes_all_that_ended", PRUNE),
     ("failed_calls::a_check_runs_beside_a_parallel_plan", SLOW),
     ("failed_calls::errors_that_are_caught_keep_no_memory", SLOW),
     ("many_rows::a_row_is_not_let_through_for_the_one_before_it", SLOW),

@@ -3,7 +3,7 @@
 automod::dir!(pub "tests/lab/fence");
 
 use crate::support::test_database::{shows, TestDatabase, ROW};
-use pg_test::{ensure, lab_test, Background, Lab, Result};
+use pg_test::{ensure, lab_test, Lab, Result};
 
 const HUGE: i64 = 1 << 60;
 
@@ -148,28 +148,6 @@ fn a_token_never_issued_leaves_the_row_writable(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn an_orm_that_writes_every_column_back_needs_only_the_setting(lab: &Lab) -> Result<()> {
-    let (mut db, [_, b, c, d]) = with_four_tokens(lab, "")?;
-    let mut orm = db.another()?;
-    // It loads the row with token b, and saves all that it has loaded.
-    let mut save = |token: i64, v: i32, loaded: i64| {
-        let mut transaction = orm.transaction()?;
-        transaction.batch_execute(&format!("SET LOCAL pg_fence.token = '{token}'"))?;
-        let sql = "UPDATE orders SET id = $1, v = $2, fence = $3 WHERE id = $1";
-        transaction.execute(sql, &[&1, &v, &loaded])?;
-        transaction.commit()
-    };
-    save(c, 7, b)?;
-    shows(&mut db, ROW, &format!("7|{c}"))?;
-    // What it loaded before another's write is older than the row.
-    let stale = save(d, 8, b).map_err(pg_test::Fault::from);
-    pg_test::fault::expect_err(stale, "PF001")?;
-    shows(&mut db, ROW, &format!("7|{c}"))?;
-    save(d, 8, c)?;
-    shows(&mut db, ROW, &format!("8|{d}"))
-}
-
-#[lab_test]
 fn one_holder_writes_a_strict_row_again_by_renewing(lab: &Lab) -> Result<()> {
     let mut db = TestDatabase::orders(lab, "")?;
     let first = db.grant("order:1")?;
@@ -223,64 +201,6 @@ fn a_refused_row_refuses_its_whole_statement(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_write_that_waited_is_judged_by_the_row_as_it_is_then(lab: &Lab) -> Result<()> {
-    let cases = [
-        "UPDATE orders SET v = 7, fence = {t} WHERE id = 1",
-        "SET LOCAL pg_fence.token = '{t}'; UPDATE orders SET v = 7 WHERE id = 1",
-        "SET LOCAL pg_fence.token = '{t}'; DELETE FROM orders WHERE id = 1",
-        "INSERT INTO orders VALUES (1, 7, {t}) ON CONFLICT (id) DO UPDATE SET v = 7, fence = {t}",
-        "MERGE INTO orders USING (VALUES (1)) AS s (id) ON s.id = orders.id \
-         WHEN MATCHED THEN UPDATE SET v = 7, fence = {t}",
-        "UPDATE orders o SET v = 7, fence = {t} FROM (VALUES (1)) AS s (id) WHERE s.id = o.id",
-    ];
-    let (mut db, [_, b, c, d]) = with_four_tokens(lab, "")?;
-    for sql in cases {
-        // The newer holder writes, the older one waits for it and is refused.
-        db.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {d}"))?;
-        let mut older = Background::connect(&db.database().conninfo())?;
-        older.run("BEGIN")?;
-        older.send(&sql.replace("{t}", &c.to_string()))?;
-        older.wait_until_blocked()?;
-        db.run("COMMIT")?;
-        older.refused("PF001")?;
-        shows(&mut db, ROW, &format!("1|{d}"))?;
-        // Had the newer one given up, the older one would have passed.
-        reset(&mut db, b)?;
-        db.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {d}"))?;
-        let mut older = Background::connect(&db.database().conninfo())?;
-        older.run("BEGIN")?;
-        older.send(&sql.replace("{t}", &c.to_string()))?;
-        older.wait_until_blocked()?;
-        db.run("ROLLBACK")?;
-        older.rows()?;
-        older.run("ROLLBACK")?;
-    }
-    Ok(())
-}
-
-/// Puts a token into all rows as no client could.
-fn reset(db: &mut TestDatabase, token: i64) -> Result<()> {
-    db.run(&format!(
-        "SET session_replication_role = replica; UPDATE orders SET v = 0, fence = {token}; \
-         RESET session_replication_role"
-    ))
-}
-
-#[lab_test]
-fn a_write_at_repeatable_read_fails_by_itself(lab: &Lab) -> Result<()> {
-    let (mut db, [_, b, c, d]) = with_four_tokens(lab, "")?;
-    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        reset(&mut db, b)?;
-        let mut older = db.another()?;
-        older.run(&format!("BEGIN ISOLATION LEVEL {level}; SELECT * FROM orders"))?;
-        db.run(&format!("UPDATE orders SET v = 1, fence = {d}"))?;
-        older.refused(&format!("UPDATE orders SET v = 7, fence = {c}"), "40001")?;
-        shows(&mut db, ROW, &format!("1|{d}"))?;
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn under_replica_a_trigger_that_always_fires_checks_the_order_only(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let arguments =
@@ -307,11 +227,4 @@ fn under_replica_a_trigger_that_always_fires_checks_the_order_only(lab: &Lab) ->
         db.comes_to(&(set(c) + "INSERT INTO orders VALUES (2, 7)"), second, "-")?;
     }
     Ok(())
-}
-
-#[lab_test]
-fn under_replica_an_ordinary_trigger_does_not_fire(lab: &Lab) -> Result<()> {
-    let (mut db, [a, ..]) = with_four_tokens(lab, "")?;
-    db.run("SET session_replication_role = replica")?;
-    db.comes_to(&format!("UPDATE orders SET v = 7, fence = {a}"), ROW, &format!("7|{a}"))
 }

@@ -85,26 +85,6 @@ fn a_token_that_does_not_speak_is_pf004(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn bad_arguments_are_refused(lab: &Lab) -> Result<()> {
-    let mut db = TestDatabase::new(lab)?;
-    let token = db.grant("a")?;
-    for (arguments, sqlstate) in [
-        (format!("NULL, {token}"), "22004"),
-        ("'a', NULL".to_owned(), "22004"),
-        (format!("'', {token}"), "22023"),
-        (format!("repeat('x', 513), {token}"), "22023"),
-        ("'a', 0".to_owned(), "22023"),
-        ("'a', -1".to_owned(), "22023"),
-    ] {
-        let fault = db.refused(&format!("SELECT lease_guard({arguments})"), sqlstate)?;
-        ensure!(fault.hint.is_some(), "{fault}");
-    }
-    db.run("BEGIN READ ONLY")?;
-    db.refused(&format!("SELECT lease_guard('a', {token})"), "25006")?;
-    db.run("ROLLBACK")
-}
-
-#[lab_test]
 fn another_role_s_token_is_42501(lab: &Lab) -> Result<()> {
     let mut db = TestDatabase::new(lab)?;
     let [holder, member, stranger] =

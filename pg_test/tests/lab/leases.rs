@@ -356,14 +356,3 @@ fn pruning_leaves_what_is_guarded(lab: &Lab) -> Result<()> {
     ensure!(admin.granted("SELECT lease_prune('0')")? == 1);
     Ok(())
 }
-
-#[lab_test]
-fn pruning_takes_all_that_ended(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run("SELECT lease_acquire('n' || g, ttl => '1 us') FROM generate_series(1, 1200) g")?;
-    session.wait_expired("n1200")?;
-    let pruned = session.granted("SELECT lease_prune('0')")?;
-    ensure!(pruned == 1200, "{pruned} of 1200");
-    Ok(())
-}

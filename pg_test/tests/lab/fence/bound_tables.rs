@@ -221,28 +221,6 @@ fn the_acquire_s_token_serves_as_long_as_the_grant_lives(lab: &Lab) -> Result<()
 }
 
 #[lab_test]
-fn shared_and_slot_grants_write_in_any_order(lab: &Lab) -> Result<()> {
-    for mode in ["shared => true", "slots => 2"] {
-        let mut db = bound(lab)?;
-        let acquire = format!("SELECT lease_acquire('order:1', ttl => '1 h', {mode})");
-        let (a, b): (i64, i64) = (db.one(&acquire, &[])?, db.one(&acquire, &[])?);
-        db.run(&format!(
-            "UPDATE orders SET v = 1, fence = {a}; UPDATE orders SET v = 2, fence = {b}"
-        ))?;
-        db.run(&format!("UPDATE orders SET v = 3, fence = {a}"))?;
-        shows(&mut db, ROW, &format!("3|{b}"))?;
-        db.run(&format!("BEGIN; UPDATE orders SET v = 3, fence = {b}"))?;
-        // The other holder's grant is another one: it may come and go.
-        let mut other = db.another()?;
-        other.run(&format!("SELECT lease_release('order:1', {a})"))?;
-        let c: Option<i64> = other.one(&acquire, &[])?;
-        ensure!(c.is_some_and(|c| c > b), "{mode}: a guard of one grant locked another out");
-        db.run("COMMIT")?;
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn the_last_write_releases_the_lease_in_one_statement(lab: &Lab) -> Result<()> {
     for mode in ["strict", "monotonic"] {
         let mut db = TestDatabase::orders(

@@ -1,7 +1,7 @@
 //! Foreign keys that write to a fenced table on their own.
 
 use crate::support::test_database::{shows, TestDatabase};
-use pg_test::{lab_test, Lab, Result};
+use pg_test::{lab_test, Context, Lab, Result};
 
 const ROWS: &str =
     "SELECT (SELECT string_agg(id::text, ',' ORDER BY id) FROM parent), c.parent_id, c.fence \
@@ -38,27 +38,21 @@ fn judged(db: &mut TestDatabase, [a, b, c]: [i64; 3], sql: &str, landed: &str) -
 }
 
 #[lab_test]
-fn a_cascading_delete_is_fenced(lab: &Lab) -> Result<()> {
-    let (mut db, tokens) = family(lab, "ON DELETE CASCADE", "")?;
-    judged(&mut db, tokens, "DELETE FROM parent WHERE id = 1", "9|-|-")?;
-    judged(&mut db, tokens, "DELETE FROM parent", "-|-|-")
-}
-
-#[lab_test]
-fn a_cascading_update_is_fenced(lab: &Lab) -> Result<()> {
-    let (mut db, tokens) = family(lab, "ON UPDATE CASCADE", "")?;
-    let landed = format!("2,9|2|{}", tokens[2]);
-    judged(&mut db, tokens, "UPDATE parent SET id = 2 WHERE id = 1", &landed)
-}
-
-#[lab_test]
-fn what_sets_null_or_default_is_fenced(lab: &Lab) -> Result<()> {
-    for (action, value) in [("SET NULL", "-"), ("SET DEFAULT", "9")] {
+fn each_action_of_a_key_is_fenced(lab: &Lab) -> Result<()> {
+    for (action, kept) in [("CASCADE", None), ("SET NULL", Some("-")), ("SET DEFAULT", Some("9"))] {
         let (mut db, tokens) = family(lab, &format!("ON DELETE {action} ON UPDATE {action}"), "")?;
-        let c = tokens[2];
-        judged(&mut db, tokens, "DELETE FROM parent WHERE id = 1", &format!("9|{value}|{c}"))?;
-        let update = "UPDATE parent SET id = 2 WHERE id = 1";
-        judged(&mut db, tokens, update, &format!("2,9|{value}|{c}"))?;
+        let child = |gone: &str| match kept {
+            Some(value) => format!("{value}|{}", tokens[2]),
+            None => gone.to_owned(),
+        };
+        let deleted = format!("9|{}", child("-|-"));
+        let updated = format!("2,9|{}", child(&format!("2|{}", tokens[2])));
+        for (sql, landed) in [
+            ("DELETE FROM parent WHERE id = 1", deleted),
+            ("UPDATE parent SET id = 2 WHERE id = 1", updated),
+        ] {
+            judged(&mut db, tokens, sql, &landed).context(action)?;
+        }
     }
     Ok(())
 }

@@ -83,6 +83,10 @@ fn fellows_do_not_lock_each_other_out(lab: &Lab) -> Result<()> {
             two.run(&format!("SELECT lease_release('order:1', {b})"))?;
             one.run("COMMIT")?;
             shows(&mut db, ROW, &format!("3|{b}"))?;
+            if !arguments.contains("managed") {
+                let in_column = format!("UPDATE orders SET v = 7, fence = {a}");
+                db.comes_to(&in_column, ROW, &format!("7|{b}"))?;
+            }
             db.comes_to(&set(b, "UPDATE orders SET v = 4"), ROW, "PF004")?;
             // An exclusive grant ends it for both.
             db.take_over("order:1")?;

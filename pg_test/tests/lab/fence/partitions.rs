@@ -268,23 +268,6 @@ fn a_move_that_changes_the_lease_needs_both(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_partition_made_or_attached_later_is_fenced(lab: &Lab) -> Result<()> {
-    let mut db = db(lab, "events => 'insert,update,delete'")?;
-    let (a, b) = (db.token()?, db.token()?);
-    db.run(
-        "CREATE TABLE africa PARTITION OF orders FOR VALUES IN ('africa'); \
-         CREATE TABLE oceania (LIKE orders INCLUDING ALL); \
-         INSERT INTO oceania (id, region) VALUES (3, 'oceania'); \
-         ALTER TABLE orders ATTACH PARTITION oceania FOR VALUES IN ('oceania')",
-    )?;
-    db.refused("INSERT INTO africa (id, region) VALUES (2, 'africa')", "PF002")?;
-    db.run(&format!("INSERT INTO africa (id, region, fence) VALUES (2, 'africa', {b})"))?;
-    db.refused(&format!("UPDATE orders SET v = 7, fence = {a} WHERE id = 2"), "PF001")?;
-    db.refused("UPDATE oceania SET v = 7", "PF002")?;
-    db.run(&format!("UPDATE orders SET v = 7, fence = {a} WHERE id = 3"))
-}
-
-#[lab_test]
 fn a_write_to_the_partition_itself_is_fenced(lab: &Lab) -> Result<()> {
     let mut db = db(lab, "")?;
     let (a, b, c) = (db.token()?, db.token()?, db.token()?);

@@ -133,37 +133,6 @@ fn renewing_and_releasing_are_not_held_up(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_losing_try_does_not_touch_a_guard(lab: &Lab) -> Result<()> {
-    let mut db = bound(lab)?;
-    let token = acquire(&mut db, "me", "1 h")?;
-    let mut writer = db.another()?;
-    open(&mut writer, OPENINGS[0], token)?;
-    expire(&mut db, token)?;
-    let lease = "SELECT ctid, xmin, xmax FROM fence.lease";
-    let before = shown(&mut db, lease)?;
-    let drawn = shown(&mut db, "SELECT last_token FROM fence_status()")?;
-    let locks = format!("SELECT mode, granted, count(*) FROM pg_locks WHERE pid = {} AND locktype = 'advisory' GROUP BY 1, 2", writer.pid());
-    let held = shown(&mut db, &locks)?;
-    for _ in 0..50 {
-        db.run("BEGIN")?;
-        for call in ["lease_acquire('order:1')", "lease_acquire('order:1', 'me', reclaim => true)"]
-        {
-            shows(&mut db, &format!("SELECT {call}"), "-")?;
-        }
-        shows(&mut db, "SELECT pg_current_xact_id_if_assigned()", "-")?;
-        // And it leaves no lock behind for those who guard.
-        let kept =
-            "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'";
-        shows(&mut db, kept, "0")?;
-        db.run("COMMIT")?;
-    }
-    shows(&mut db, lease, &before)?;
-    shows(&mut db, &locks, &held)?;
-    shows(&mut db, "SELECT last_token FROM fence_status()", &drawn)?;
-    writer.run(&format!("UPDATE orders SET v = 7, fence = {token}; COMMIT"))
-}
-
-#[lab_test]
 fn a_guard_ends_with_its_transaction_however_that_ends(lab: &Lab) -> Result<()> {
     let mut db = bound(lab)?;
     for end in ["COMMIT", "ROLLBACK", "SELECT 1/0", "terminated", "disconnected"] {
@@ -189,55 +158,6 @@ fn a_guard_ends_with_its_transaction_however_that_ends(lab: &Lab) -> Result<()> 
                 next.is_some()
             })?;
             let _: Option<i64> = db.one("SELECT lease_release('order:1', $1)", &[&next])?;
-        }
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn a_waiter_gets_the_lease_when_the_guard_ends(lab: &Lab) -> Result<()> {
-    let mut db = bound(lab)?;
-    for opening in OPENINGS {
-        let token = acquire(&mut db, "me", "1 h")?;
-        let mut writer = db.another()?;
-        open(&mut writer, opening, token)?;
-        db.run("SELECT lease_revoke('order:1')")?;
-        let mut waiter = Background::connect(&db.database().conninfo())?;
-        waiter.send("SELECT lease_acquire('order:1', 'next', wait => '60 s')")?;
-        waiter.wait_until_blocked()?;
-        writer.run("ROLLBACK")?;
-        let got = waiter.rows()?;
-        ensure!(got[0][0].is_some(), "the waiter came away empty");
-        db.run("SELECT lease_revoke('order:1')")?;
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn a_prepared_transaction_keeps_its_guard(lab: &Lab) -> Result<()> {
-    let mut db = bound(lab)?;
-    for opening in OPENINGS {
-        for end in ["COMMIT PREPARED", "ROLLBACK PREPARED"] {
-            let token = acquire(&mut db, "me", "1 h")?;
-            let mut writer = db.another()?;
-            let name = format!("{}-p", db.database().name());
-            open(&mut writer, opening, token)?;
-            writer.run(&format!("PREPARE TRANSACTION '{name}'"))?;
-            db.run("SELECT lease_revoke('order:1')")?;
-            for session in [&mut writer, &mut db] {
-                ensure!(shown(session, "SELECT lease_acquire('order:1')")? == "-");
-            }
-            shows(&mut db, "SELECT blocking_pids FROM lease_info('order:1')", "{0}")?;
-            // The session that prepared it has no verdict any more.
-            writer.refused(&format!("SELECT lease_guard('order:1', {token})"), "PF004")?;
-            // A client hears of an error before the server has given back the locks of that statement.
-            writer.run("SELECT")?;
-            db.run(&format!("{end} '{name}'"))?;
-            let next = acquire(&mut db, "next", "1 h")?;
-            db.run(&format!(
-                "INSERT INTO orders VALUES (1, 0, {next}) ON CONFLICT (id) DO UPDATE SET fence = {next}; \
-                 SELECT lease_release('order:1', {next})"
-            ))?;
         }
     }
     Ok(())
@@ -285,26 +205,4 @@ fn a_guard_makes_no_row_lock_and_no_multixact(lab: &Lab) -> Result<()> {
         session.run("COMMIT")?;
     }
     shows(&mut db, lease, &before)
-}
-
-#[lab_test]
-fn many_sessions_guard_one_grant_together(lab: &Lab) -> Result<()> {
-    let mut db = bound(lab)?;
-    db.protect("lease => 'batch'")?;
-    let token = db.grant("batch")?;
-    db.run(&format!("INSERT INTO orders SELECT n, 0, {token} FROM generate_series(2, 12) AS n"))?;
-    let mut writers = Vec::new();
-    for id in 1..=12 {
-        let mut writer = db.another()?;
-        writer.run(&format!("SET lock_timeout = '5 s'; BEGIN; UPDATE orders SET v = 7, fence = {token} WHERE id = {id}"))?;
-        writers.push(writer);
-    }
-    db.run("SELECT lease_revoke('batch')")?;
-    // The last one to end lets the next holder in.
-    for writer in &mut writers {
-        ensure!(shown(&mut db, "SELECT lease_acquire('batch')")? == "-");
-        writer.run("COMMIT")?;
-    }
-    ensure!(shown(&mut db, "SELECT lease_acquire('batch')")? != "-");
-    shows(&mut db, "SELECT count(*) FROM orders WHERE v = 7", "12")
 }

@@ -203,24 +203,6 @@ fn a_try_that_loses_ends_the_older_grant_all_the_same(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn an_adoption_that_is_rolled_back_has_not_been(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    table(&db)?;
-    let (mut old, mut new) = (db.connect()?, db.connect()?);
-    adopted(&mut old, "job", 33)?;
-    new.run("BEGIN; SELECT lease_adopt('job', 34)")?;
-    // A try of another waits for nobody.
-    ensure!(adopt(&mut db.connect()?, "job", 40)?.is_none());
-    new.run("ROLLBACK")?;
-    old.run(&write(33))?;
-    new.run("BEGIN; SAVEPOINT s; SELECT lease_adopt('job', 34); ROLLBACK TO s")?;
-    old.run(&write(33))?;
-    new.run("COMMIT")?;
-    adopted(&mut new, "job", 34)?;
-    old.refused(&write(33), "PF004").map(drop)
-}
-
-#[lab_test]
 fn racing_adoptions_end_with_the_greatest(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     for round in 1..=10i64 {
@@ -279,23 +261,6 @@ fn after_a_jump_a_token_speaks_once_it_was_adopted_again(lab: &Lab) -> Result<()
     adopted(&mut session, "job", GENERATION)?;
     session.run(&write(GENERATION))?;
     session.refused(&format!("SELECT lease_adopt('job', {})", GENERATION - 1), "PF001").map(drop)
-}
-
-#[lab_test]
-fn at_repeatable_read_an_adoption_counts_from_its_commit_on(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut session, mut other) = (db.connect()?, db.connect()?);
-    adopted(&mut session, "job", 7)?;
-    session.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT lease_guard('job', lease_adopt('job', 7)); COMMIT")?;
-    // One's own is not in the snapshot, and one that came later is another, whatever its number.
-    session.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT lease_adopt('job', 8)")?;
-    session.refused("SELECT lease_guard('job', 8)", "55000")?;
-    session.run("ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")?;
-    other.run(
-        "SELECT lease_revoke('job'); SELECT lease_forget('job'); SELECT lease_adopt('job', 7)",
-    )?;
-    session.refused("SELECT lease_guard('job', 7)", "40001")?;
-    session.run("ROLLBACK")
 }
 
 #[lab_test]

@@ -108,43 +108,6 @@ fn a_reclaim_of_what_is_free_is_an_acquire(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_reclaim_does_not_pass_a_guard(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut worker, mut again) = (db.connect()?, db.connect()?);
-    again.run("SET lock_timeout = '10 s'")?;
-    let token = worker.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
-    worker.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
-    again.nothing(RECLAIM)?;
-    worker.nothing(RECLAIM)?;
-    // Nor when the grant is over.
-    again.granted("SELECT lease_revoke('job')")?;
-    again.nothing(RECLAIM)?;
-    worker.run("COMMIT")?;
-    let next = again.granted(RECLAIM)?;
-    ensure!(next > token);
-    Ok(())
-}
-
-#[lab_test]
-fn a_reclaim_does_not_wait_for_the_holder_s_open_transaction(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut stuck, mut again) = (db.connect()?, db.connect()?);
-    again.run("SET lock_timeout = '10 s'")?;
-    let token = stuck.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
-    stuck.run("BEGIN")?;
-    let renewed = stuck.renew("job", token)?.expect("held");
-    again.nothing(RECLAIM)?;
-    stuck.run("COMMIT")?;
-    ensure!(again.granted(RECLAIM)? > renewed);
-    // A first grant that is not committed is nobody's yet.
-    stuck.run("BEGIN; SELECT lease_acquire('new', 'w1')")?;
-    again.nothing("SELECT lease_acquire('new', 'w1', reclaim => true)")?;
-    stuck.run("ROLLBACK")?;
-    again.granted("SELECT lease_acquire('new', 'w1', reclaim => true)")?;
-    Ok(())
-}
-
-#[lab_test]
 fn a_reclaim_that_is_rolled_back_leaves_the_old_grant(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut old, mut new) = (db.connect()?, db.connect()?);

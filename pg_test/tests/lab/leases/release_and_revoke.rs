@@ -1,7 +1,7 @@
 //! Release and revocation: the closing token, in its transaction and after it.
 
 use pg_test::calls::within_ttl;
-use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
+use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
 #[lab_test]
 fn a_closing_token_is_greater_than_all_of_the_grant_s(lab: &Lab) -> Result<()> {
@@ -91,28 +91,6 @@ fn a_closing_token_outlives_the_deadline_in_its_transaction(lab: &Lab) -> Result
 }
 
 #[lab_test]
-fn a_release_that_is_rolled_back_leaves_the_lease_held(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut holder, mut other) = (db.connect()?, db.connect()?);
-    for (begin, undo) in [("BEGIN", "ROLLBACK; BEGIN"), ("BEGIN; SAVEPOINT s", "ROLLBACK TO s")] {
-        let token = holder.acquire("job", "1 h")?;
-        holder.run(begin)?;
-        let closing = holder.release("job", token)?.expect("held");
-        ensure!(holder.speaks("job", closing)?);
-        holder.run(undo)?;
-        ensure!(!holder.speaks("job", closing)? && holder.speaks("job", token)?, "{undo}");
-        ensure!(other.is_taken("job")?, "{undo}");
-        let renewed = holder.renew("job", token)?.expect("held again");
-        ensure!(renewed > closing);
-        let second = holder.release("job", renewed)?.expect("held again");
-        ensure!(second > renewed, "another release, another token");
-        holder.run("COMMIT")?;
-        ensure!(!other.is_taken("job")?, "{undo}");
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn a_lease_acquired_anew_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = (db.connect()?, db.connect()?);
@@ -129,40 +107,6 @@ fn a_lease_acquired_anew_in_a_savepoint_is_undone_with_it(lab: &Lab) -> Result<(
     ensure!(other.is_taken("job")?);
     holder.run("ROLLBACK")?;
     ensure!(holder.speaks("job", token)? && other.is_taken("job")?);
-    Ok(())
-}
-
-#[lab_test]
-fn a_release_for_many_rows_draws_one_token(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run("CREATE TABLE t (id int, fence bigint); INSERT INTO t VALUES (1), (2), (3)")?;
-    let token = session.acquire("job", "1 h")?;
-    session.run(&format!("UPDATE t SET fence = lease_release('job', {token})"))?;
-    let fences = session.rows("SELECT DISTINCT fence FROM t")?;
-    ensure!(fences == [[Some((token + 1).to_string())]], "{fences:?}");
-    ensure!(session.last_token()? == token + 1);
-    Ok(())
-}
-
-#[lab_test]
-fn a_release_that_is_evaluated_twice_draws_one_token(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut other, mut looker) = (db.connect()?, db.connect()?);
-    other.run("CREATE TABLE t (id int, n int, fence bigint); INSERT INTO t VALUES (7, 0)")?;
-    let token = other.acquire("job", "1 h")?;
-    // The row is locked, so the update evaluates its values, waits, and evaluates them again.
-    other.run("BEGIN; UPDATE t SET n = n + 1")?;
-    let mut holder = Background::connect(&db.conninfo())?;
-    holder
-        .send(&format!("UPDATE t SET fence = lease_release('job', {token}) RETURNING n, fence"))?;
-    holder.wait_until_blocked()?;
-    ensure!(looker.last_token()? == token + 1, "it was not evaluated before the wait");
-    other.run("COMMIT")?;
-    let rows = holder.rows()?;
-    ensure!(rows == [[Some("1".to_owned()), Some((token + 1).to_string())]], "{rows:?}");
-    ensure!(looker.last_token()? == token + 1, "the second evaluation drew a token");
-    ensure!(!looker.is_taken("job")?);
     Ok(())
 }
 

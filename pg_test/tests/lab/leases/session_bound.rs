@@ -7,7 +7,9 @@ use nix::sys::signal::Signal;
 use pg_test::cable::Cable;
 use pg_test::pooler::{Mode, Pooler};
 use pg_test::process::{signal, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session, Worker};
+use pg_test::{
+    ensure, lab_test, Background, Calls, Context, Database, Lab, Result, Session, Worker,
+};
 use std::fs;
 
 const ACQUIRE: &str = "SELECT lease_acquire('job', 'first', ttl => '1 h', session => true)";
@@ -24,46 +26,51 @@ fn abandoned(session: &mut Session, name: &str) -> Result<()> {
 }
 
 /// A client with a process of its own holds the lease, and who waits for it is woken when `end` has ended the
-/// session. In each round it gets it.
+/// session. In each round it gets it. The client has done before what each of the cases says; `{}` is its token.
 fn passes_on(
     lab: &Lab,
-    before: &[&str],
+    cases: &[&[&str]],
     end: impl Fn(&mut Worker, &mut Session) -> Result<()>,
 ) -> Result<()> {
     let server = undisturbed_server(lab)?;
     let db = Database::with_extension(server.conninfo("postgres"))?;
     let mut admin = db.connect()?;
     admin.run("CREATE TABLE t (n int)")?;
-    is_woken(|| {
-        let mut holder = lab.worker("holder", &db.conninfo())?;
-        let first = holder.number(ACQUIRE)?.expect("free");
-        for sql in before {
-            holder.rows(&sql.replace("{}", &first.to_string()))?;
-        }
-        let waiter = Waiter::comes(&db, &mut admin)?;
-        end(&mut holder, &mut admin)?;
-        let (next, took) = waiter.served(&mut admin)?;
-        ensure!(next > first, "{next} after {first}");
-        ensure!(!admin.speaks("job", first)? && admin.speaks("job", next)?);
-        admin.release("job", next)?.expect("held");
-        Ok(took)
-    })?;
+    for before in cases {
+        is_woken(|| {
+            let mut holder = lab.worker("holder", &db.conninfo())?;
+            let first = holder.number(ACQUIRE)?.expect("free");
+            for sql in *before {
+                holder.rows(&sql.replace("{}", &first.to_string()))?;
+            }
+            let waiter = Waiter::comes(&db, &mut admin)?;
+            end(&mut holder, &mut admin)?;
+            let (next, took) = waiter.served(&mut admin)?;
+            ensure!(next > first, "{next} after {first}");
+            ensure!(!admin.speaks("job", first)? && admin.speaks("job", next)?);
+            admin.release("job", next)?.expect("held");
+            Ok(took)
+        })
+        .with_context(|| format!("{before:?}"))?;
+    }
     nothing_is_left(&mut admin)
 }
 
 #[lab_test]
 fn a_killed_client_s_lease_passes_on_at_once(lab: &Lab) -> Result<()> {
-    passes_on(lab, &[], |holder, _| holder.kill())
+    let cases: &[&[&str]] = &[
+        &[],
+        &["BEGIN", "INSERT INTO t VALUES (1)"],
+        &["BEGIN", "SELECT lease_guard('job', {})", "INSERT INTO t VALUES (1)"],
+    ];
+    passes_on(lab, cases, |holder, _| holder.kill())
 }
 
 #[lab_test]
-fn a_killed_client_s_lease_passes_on_at_once_out_of_a_transaction(lab: &Lab) -> Result<()> {
-    passes_on(lab, &["BEGIN", "INSERT INTO t VALUES (1)"], |holder, _| holder.kill())?;
-    passes_on(
-        lab,
-        &["BEGIN", "SELECT lease_guard('job', {})", "INSERT INTO t VALUES (1)"],
-        |holder, _| holder.kill(),
-    )
+fn a_terminated_session_s_lease_passes_on_at_once(lab: &Lab) -> Result<()> {
+    passes_on(lab, &[&[], &["BEGIN", "SELECT lease_guard('job', {})"]], |holder, admin| {
+        admin.run(&format!("SELECT pg_terminate_backend({}, 5000)", holder.backend()))
+    })
 }
 
 #[lab_test]
@@ -148,18 +155,8 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
 }
 
 #[lab_test]
-fn a_terminated_session_s_lease_passes_on_at_once(lab: &Lab) -> Result<()> {
-    for before in [vec![], vec!["BEGIN", "SELECT lease_guard('job', {})"]] {
-        passes_on(lab, &before, |holder, admin| {
-            admin.run(&format!("SELECT pg_terminate_backend({}, 5000)", holder.backend()))
-        })?;
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn what_gives_back_advisory_locks_ends_it(lab: &Lab) -> Result<()> {
-    passes_on(lab, &[], |holder, _| holder.rows("DISCARD ALL").map(drop))?;
+    passes_on(lab, &[&[]], |holder, _| holder.rows("DISCARD ALL").map(drop))?;
     // Found out within a second, or told at the end of the statement's transaction.
     let db = lab.database()?;
     let (mut holder, mut admin) = (db.connect()?, db.connect()?);
@@ -181,28 +178,6 @@ fn what_gives_back_advisory_locks_ends_it(lab: &Lab) -> Result<()> {
     holder.run("SELECT pg_advisory_lock(1), pg_advisory_unlock(1)")?;
     ensure!(admin.speaks("other", again)?);
     Ok(())
-}
-
-#[lab_test]
-fn a_client_killed_while_it_waits_is_granted_nothing(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut holder, mut admin) = (db.connect()?, db.connect()?);
-    let token = holder.acquire("job", "1 h")?;
-    let mut waiter = lab.worker("waiter", &db.conninfo())?;
-    waiter.send("SELECT lease_acquire('job', wait => '10 min', session => true)")?;
-    let blocked = format!(
-        "SELECT wait_event IS NOT NULL FROM pg_stat_activity WHERE pid = {} \
-                           AND state = 'active'",
-        waiter.backend()
-    );
-    wait_until("it waits", PATIENCE, || admin.truth(&blocked).unwrap_or(false))?;
-    waiter.kill()?;
-    holder.release("job", token)?.expect("held");
-    let mut next = waiting_or_granted(&db)?;
-    let token = token_of(&mut next)?;
-    ensure!(admin.speaks("job", token)?);
-    admin.release("job", token)?.expect("held");
-    nothing_is_left(&mut admin)
 }
 
 fn waiting_or_granted(db: &Database) -> Result<Background> {

@@ -111,6 +111,8 @@ const BAD: &[(&str, &str)] = &[
     ("lease_revoke(repeat('x', 513))", "22023"),
     ("lease_revoke(NULL)", "22004"),
     ("lease_guard('', 1)", "22023"),
+    ("lease_guard(repeat('x', 513), 1)", "22023"),
+    ("lease_guard('job', -1)", "22023"),
     ("lease_guard('job', 0)", "22023"),
     ("lease_guard(NULL, 1)", "22004"),
     ("lease_guard('job', NULL)", "22004"),

@@ -155,27 +155,6 @@ fn one_slot_that_runs_out_is_one_to_be_had(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn an_uncommitted_grant_has_its_slot(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut one, mut two, mut other) = (db.connect()?, db.connect()?, db.connect()?);
-    other.run("SET lock_timeout = '10 s'")?;
-    one.run("BEGIN")?;
-    one.granted(&slot(2))?;
-    two.run("BEGIN")?;
-    two.granted(&slot(2))?;
-    other.nothing(&slot(2))?;
-    other.nothing("SELECT lease_acquire('job', shared => true)")?;
-    // Another number may yet be had: it is told to come again, and writes nothing that others would see.
-    other.nothing(&slot(3))?;
-    let mut waiter = waiting(&db, &wait_for(2))?;
-    one.run("ROLLBACK")?;
-    let token = token_of(&mut waiter)?;
-    two.run("COMMIT")?;
-    ensure!(live(&mut other)? == 2 && other.speaks("job", token)?);
-    other.nothing(&slot(2))
-}
-
-#[lab_test]
 fn each_slot_lives_its_own_life(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
@@ -210,31 +189,6 @@ fn a_holder_of_a_slot_reclaims_it_though_all_are_taken(lab: &Lab) -> Result<()> 
     session.release("job", again)?.expect("held");
     token_of(&mut waiter)?;
     session.nothing(&call("b"))
-}
-
-#[lab_test]
-fn a_guard_on_an_expired_slot_keeps_it(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut session, mut guard) = (db.connect()?, db.connect()?);
-    session.run("SET lock_timeout = '10 s'")?;
-    let a = session.granted(&slot(2))?;
-    let b = session.granted(&slot(2))?;
-    guard.run(&format!("BEGIN; SELECT lease_guard('job', {a})"))?;
-    for end in ["SELECT lease_renew('job', $, '1 us')", "SELECT lease_release('job', $)"] {
-        // Over by the clock, then another such guarded grant over by release.
-        let token = guard.granted("SELECT current_setting('pg_fence.token')")?;
-        session.granted(&end.replace('$', &token.to_string()))?;
-        while session.speaks("job", token)? {}
-        session.nothing(&slot(2))?;
-        let mut waiter = waiting(&db, &wait_for(2))?;
-        // The guard on one place does not hold up what happens to the other.
-        ensure!(session.renew("job", b)?.is_some());
-        still_wait([&mut waiter])?;
-        guard.run("COMMIT")?;
-        let next = token_of(&mut waiter)?;
-        guard.run(&format!("BEGIN; SELECT lease_guard('job', {next})"))?;
-    }
-    Ok(())
 }
 
 /// A grant of another number is made, guarded and over while an acquire is about to write its row.

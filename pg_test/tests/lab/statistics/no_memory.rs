@@ -143,17 +143,3 @@ fn no_segment_is_left(lab: &Lab) -> Result<()> {
     ensure!(told.len() == 2 && too_many.count() == 2, "{told:#?}");
     Ok(())
 }
-
-#[lab_test]
-fn a_sequence_that_is_being_altered_holds_nobody_up(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut session, mut admin) = (db.connect()?, db.connect()?);
-    admin.run("BEGIN; ALTER SEQUENCE fence.stats_memory_seq INCREMENT BY 1")?;
-    let mut worker = db.connect()?;
-    worker.run("SET statement_timeout = '10 s'")?;
-    worker.acquire("a", "1 h")?;
-    admin.run("ROLLBACK")?;
-    worker.acquire("b", "1 h")?;
-    ensure!(shown(&mut session)? == "grants 2", "{}", shown(&mut session)?);
-    Ok(())
-}

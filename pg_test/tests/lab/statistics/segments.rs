@@ -88,25 +88,6 @@ fn an_extension_that_was_not_dropped_after_all_counts_on(lab: &Lab) -> Result<()
 }
 
 #[lab_test]
-fn a_clean_restart_begins_anew(lab: &Lab) -> Result<()> {
-    let cluster = lab.builder().without_fsync().start()?;
-    let mut session = cluster.connect("postgres")?;
-    session.run("CREATE EXTENSION pg_fence")?;
-    for _ in 0..3 {
-        let mut session = cluster.connect("postgres")?;
-        session.run("SELECT lease_acquire('a')")?;
-        refuse(&mut session, 1)?;
-        let shown = shown(&mut session)?;
-        ensure!(shown.contains("refused_pf004 1"), "{shown}");
-        cluster.restart()?;
-        let mut session = cluster.connect("postgres")?;
-        ensure!(session.truth("SELECT stats_reset IS NULL FROM fence.stats")?);
-        ensure!(session.text(PRESENTED)?.as_deref() == Some(""));
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn a_standby_shows_nothing_and_counts_once_it_is_promoted(lab: &Lab) -> Result<()> {
     let primary = lab.builder().without_fsync().start()?;
     let standby = lab.builder().without_fsync().standby_of(&primary)?;

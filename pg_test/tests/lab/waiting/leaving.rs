@@ -326,7 +326,9 @@ fn a_killed_client_is_granted_nothing(lab: &Lab) -> Result<()> {
     let mut dead = Vec::new();
     for name in ["one", "two"] {
         let mut worker = lab.worker(name, &queue.db.conninfo())?;
-        let call = format!("SELECT lease_acquire('job', '{name}', '1 h', '10 min')");
+        let session = name == "two";
+        let call =
+            format!("SELECT lease_acquire('job', '{name}', '1 h', '10 min', session => {session})");
         worker.send(&call)?;
         blocked(&mut queue.holder, worker.backend())?;
         dead.push(worker);

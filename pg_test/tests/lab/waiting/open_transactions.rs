@@ -37,21 +37,6 @@ fn a_renewal_waits_for_an_open_renewal(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_renewal_waits_for_an_open_release(lab: &Lab) -> Result<()> {
-    let (_db, mut first, mut second) = trio(lab)?;
-    let token = first.acquire("job", "1 h")?;
-    for end in ["ROLLBACK", "COMMIT"] {
-        first.run("BEGIN")?;
-        first.release("job", token)?;
-        second.send(&format!("SELECT lease_renew('job', {token})"))?;
-        second.wait_until_blocked()?;
-        first.run(end)?;
-        ensure!(answer(&mut second)?.is_some() == (end == "ROLLBACK"), "after {end}");
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn a_release_waits_for_an_open_change(lab: &Lab) -> Result<()> {
     let (_db, mut first, mut second) = trio(lab)?;
     let token = first.acquire("job", "1 h")?;

@@ -34,8 +34,10 @@ fn a_try_does_not_wait_for_an_open_change_of_the_lease(lab: &Lab) -> Result<()> 
 fn a_try_does_not_wait_for_a_name_just_inserted(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut first, mut other) = pair(&db)?;
-    first.run("BEGIN; SELECT lease_acquire('new')")?;
+    first.run("BEGIN; SELECT lease_acquire('new', 'me')")?;
     ensure!(other.is_taken("new")?);
+    // What is not committed is nobody's yet.
+    other.nothing("SELECT lease_acquire('new', 'me', reclaim => true)")?;
     other.acquire("another", "1 h")?;
     first.run("ROLLBACK")?;
     other.acquire("new", "1 h")?;
@@ -60,44 +62,36 @@ fn a_try_does_not_wait_for_an_open_take_over(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-#[lab_test]
-fn a_try_does_not_wait_for_an_open_pruning(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut admin, mut other) = pair(&db)?;
-    admin.acquire_expired("job")?;
-    admin.run("BEGIN; SELECT lease_prune('0')")?;
-    // It does not wait; that it may find the lease taken meanwhile is in the README.
-    other.is_taken("job")?;
-    admin.run("COMMIT")?;
-    ensure!(!other.is_taken("job")?);
-    other.acquire("job", "1 h")?;
-    Ok(())
+/// A session whose guard keeps `guarded` taken, though its grant is over.
+fn guarding(db: &pg_test::Database) -> Result<Session> {
+    let (mut guard, mut other) = (db.connect()?, db.connect()?);
+    let token = guard.granted("SELECT lease_acquire('guarded', 'me', '1 h')")?;
+    guard.run(&format!("BEGIN; SELECT lease_guard('guarded', {token})"))?;
+    other.expire_now("guarded", token)?;
+    Ok(guard)
 }
 
 #[lab_test]
-fn a_try_does_not_wait_for_a_prepared_transaction(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut first, mut other) = pair(&db)?;
-    let gid = format!("{}_job", db.name());
-    for end in ["ROLLBACK", "COMMIT"] {
-        first.run(&format!("BEGIN; SELECT lease_acquire('job'); PREPARE TRANSACTION '{gid}'"))?;
-        ensure!(other.is_taken("job")?, "had beside a prepared grant");
-        first.run(&format!("{end} PREPARED '{gid}'"))?;
-        ensure!(other.is_taken("job")? == (end == "COMMIT"), "after {end} PREPARED");
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn a_losing_try_takes_no_transaction_id(lab: &Lab) -> Result<()> {
+fn a_losing_try_takes_no_transaction_id_and_keeps_no_lock(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = pair(&db)?;
+    let _guard = guarding(&db)?;
     holder.run("SELECT lease_acquire('held', 'me', '1 h')")?;
     holder.run("BEGIN; SELECT lease_acquire('new')")?;
     for isolation in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
         other.run(&format!("BEGIN ISOLATION LEVEL {isolation}"))?;
-        for call in ["'held'", "'held', 'you', reclaim => true", "'new'"] {
+        for call in [
+            "'held'",
+            "'held', 'you', reclaim => true",
+            "'new'",
+            "'guarded'",
+            "'guarded', 'me', reclaim => true",
+        ] {
             other.nothing(&format!("SELECT lease_acquire({call})"))?;
+            let kept = other.granted(
+                "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'",
+            )?;
+            ensure!(kept == 0, "{isolation}: {call} keeps {kept} locks");
         }
         other.run("SELECT lease_check('held', 1)")?;
         let xid = other.text("SELECT pg_current_xact_id_if_assigned()")?;
@@ -111,12 +105,14 @@ fn a_losing_try_takes_no_transaction_id(lab: &Lab) -> Result<()> {
 fn a_losing_try_makes_no_row_version_and_draws_no_token(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let (mut holder, mut other) = pair(&db)?;
+    let _guard = guarding(&db)?;
     holder.run("SELECT lease_acquire('held', 'me', '1 h')")?;
     let state = "SELECT ctid, xmin, xmax, l.* FROM fence.lease l";
     let before = (holder.rows(state)?, holder.last_token()?);
     for _ in 0..20 {
         other.nothing("SELECT lease_acquire('held')")?;
         other.nothing("SELECT lease_acquire('held', 'you', reclaim => true)")?;
+        other.nothing("SELECT lease_acquire('guarded', 'me', reclaim => true)")?;
     }
     holder.run("BEGIN; SELECT lease_acquire('new')")?;
     let drawn = holder.last_token()?;
