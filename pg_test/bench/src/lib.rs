@@ -27,6 +27,7 @@ pub mod workbench;
 use anyhow::{bail, Result};
 use clap::Args;
 use pg_test::Lab;
+use race::Rules;
 use report::Report;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -64,6 +65,11 @@ impl Options {
     /// How long one turn takes.
     pub fn slice(&self) -> Duration {
         Duration::from_millis(if self.short { 50 } else { 500 })
+    }
+
+    /// A race of so many clients at a time, whose statements are planned before the clock starts.
+    pub fn rules(&self, clients: usize) -> Rules {
+        Rules { clients, rounds: self.rounds(), slice: self.slice(), warm_up: race::WARM_UP }
     }
 
     /// The first in a short run, the second otherwise.

@@ -1,5 +1,6 @@
 //! Bars, as SVG: a bar a contender, its middle half as a line across.
 
+use crate::race::Track;
 use crate::spread::{grouped, Spread};
 use anyhow::{anyhow, Result};
 use plotters::prelude::*;
@@ -26,6 +27,12 @@ const LIMIT: RGBColor = RGBColor(0x99, 0x99, 0x99);
 const OTHER: RGBColor = RGBColor(0xc8, 0xa0, 0x5a);
 
 impl Plot {
+    /// One of how fast contenders were.
+    pub fn of_rates(file: impl Into<String>, title: String, tracks: &[Track]) -> Plot {
+        let bars = tracks.iter().map(|track| (track.name.clone(), track.rate())).collect();
+        Plot { file: file.into(), title, bars }
+    }
+
     /// Writes it into a directory.
     pub fn draw(&self, dir: &Path) -> Result<()> {
         let path = dir.join(format!("{}.svg", self.file));

@@ -69,6 +69,29 @@ pub struct Rules {
     pub warm_up: usize,
 }
 
+impl Rules {
+    /// Short turns, and many, where what is looked for is small.
+    pub fn in_short_turns(self) -> Rules {
+        Rules { rounds: self.rounds * 4, slice: self.slice / 4, ..self }
+    }
+}
+
+/// What clients in threads of their own come to, each given its number.
+pub fn side_by_side<T: Send>(
+    clients: usize,
+    client: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let client = &client;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..clients).map(|number| scope.spawn(move || client(number))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?)
+            .collect()
+    })
+}
+
 /// Runs a race. The order turns around with each round, so that nobody always follows the same one.
 pub fn run(contenders: &[Contender], rules: Rules) -> Result<Vec<Track>> {
     let mut tracks: Vec<Track> = contenders
@@ -93,21 +116,10 @@ pub fn run(contenders: &[Contender], rules: Rules) -> Result<Vec<Track>> {
 /// One turn of one contender: calls a second, and how long each took.
 pub fn turn(contender: &Contender, rules: Rules) -> Result<(f64, Latencies)> {
     let start = Barrier::new(rules.clients);
-    let outcomes = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..rules.clients)
-            .map(|client| {
-                let start = &start;
-                scope.spawn(move || -> Result<(f64, Latencies)> {
-                    let ready = warmed_up(contender, client, rules.warm_up);
-                    start.wait();
-                    calls(ready?, rules.slice)
-                })
-            })
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?)
-            .collect::<Result<Vec<_>>>()
+    let outcomes = side_by_side(rules.clients, |client| {
+        let ready = warmed_up(contender, client, rules.warm_up);
+        start.wait();
+        calls(ready?, rules.slice)
     })?;
     let mut rate = 0.0;
     let mut latencies = Latencies::default();

@@ -1,7 +1,7 @@
 //! What one more of each costs the server: a call, a worker, a lease, a waiter; and how many leases it carries.
 
 use crate::plot::Plot;
-use crate::race::{self, Contender, Op, Rules, WARM_UP};
+use crate::race::{self, Contender, Op, WARM_UP};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
@@ -250,14 +250,8 @@ fn locks(bench: &Workbench, section: &mut Section, token: i64) -> Result<()> {
 fn carried(bench: &Workbench, section: &mut Section) -> Result<()> {
     let clients = bench.options.pick(2, 8);
     bench.progress("capacity: heartbeats");
-    let rules = Rules {
-        clients,
-        rounds: bench.options.rounds(),
-        slice: bench.options.slice(),
-        warm_up: WARM_UP,
-    };
     let contenders = [renewing(bench, HEARTBEAT, 1), renewing(bench, HEARTBEATS, BATCH)];
-    let tracks = race::run(&contenders, rules)?;
+    let tracks = race::run(&contenders, bench.options.rules(clients))?;
     let head = ["", "heartbeats/s", "ttl 10 s", "ttl 30 s", "ttl 60 s"];
     let title = format!("leases that half of the machine keeps alive, {clients} clients, a heartbeat each third of the ttl");
     let mut table = Table::new(title, &head);

@@ -4,7 +4,7 @@ use super::uncontended::find;
 use crate::peer::{self, Peer, Prepare};
 use crate::peers::*;
 use crate::plot::Plot;
-use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
+use crate::race::{self, Contender, Op, Rules, Track};
 use crate::report::{Cell, Section, Table};
 use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
@@ -48,14 +48,13 @@ fn losing(bench: &Workbench, section: &mut Section) -> Result<()> {
     });
     let mut contenders = vec![select];
     contenders.extend(peers.iter().map(|peer| trying(&**peer)));
-    let rules =
-        Rules { clients: CLIENTS, rounds: 1, slice: bench.options.slice(), warm_up: WARM_UP };
+    let rules = bench.options.rules(CLIENTS);
     let mut tracks: Vec<Track> = contenders
         .iter()
         .map(|contender| Track { name: contender.name.clone(), ..Track::default() })
         .collect();
     let mut written = vec![(0.0, 0.0); contenders.len()];
-    for _ in 0..bench.options.rounds() {
+    for _ in 0..rules.rounds {
         for (index, contender) in contenders.iter().enumerate() {
             // Taken again each time: the ttl is 30 s.
             let mut held = None;
@@ -82,7 +81,7 @@ fn losing(bench: &Workbench, section: &mut Section) -> Result<()> {
     for (index, track) in tracks.iter().enumerate() {
         let in_postgres = index == 0 || peers[index - 1].is_postgres();
         let per_try = |sum: f64, digits| match in_postgres {
-            true => Cell::Number(sum / bench.options.rounds() as f64, digits),
+            true => Cell::Number(sum / rules.rounds as f64, digits),
             false => Cell::Nothing,
         };
         table.rows.push(vec![
@@ -96,11 +95,8 @@ fn losing(bench: &Workbench, section: &mut Section) -> Result<()> {
     }
     let ratio = find(&tracks, ours::NAME)?.ratio_to(&tracks[0]);
     section.at_least("losing tries over the SELECT: at least 0.8", ratio, 0.8);
-    section.plots.push(Plot {
-        file: "losing".to_owned(),
-        title: format!("losing tries a second, {CLIENTS} clients, one lease"),
-        bars: tracks.iter().map(|track| (track.name.clone(), track.rate())).collect(),
-    });
+    let title = format!("losing tries a second, {CLIENTS} clients, one lease");
+    section.plots.push(Plot::of_rates("losing", title, &tracks));
     section.tables.push(table);
     Ok(())
 }

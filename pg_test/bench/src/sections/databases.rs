@@ -3,7 +3,7 @@
 use super::instructions;
 use super::uncontended::find;
 use crate::plot::Plot;
-use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
+use crate::race::{self, Contender, Op, Track};
 use crate::report::{Cell, Section, Table};
 use crate::workbench::{Workbench, NAMES};
 use anyhow::{ensure, Context, Result};
@@ -44,9 +44,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         let contenders = [(ALONE, "alone", false), (ADOPTED, "job", false), (BOTH, "job", true)];
         let contenders = contenders
             .map(|(name, lease, adopts)| transactions(shard.conninfo(), name, kind, lease, adopts));
-        // Short turns, and many: what is looked for is small.
-        let (slice, rounds) = (bench.options.slice() / 4, bench.options.rounds() * 4);
-        let tracks = race::run(&contenders, Rules { clients, rounds, slice, warm_up: WARM_UP })?;
+        let tracks = race::run(&contenders, bench.options.rules(clients).in_short_turns())?;
         section.tables.push(table(what, "transactions/s", clients, &tracks)?);
         let both = find(&tracks, BOTH)?.ratio_to(find(&tracks, ADOPTED)?);
         let aim = format!("{what}, adopt + guard over guard alone, {}", race::at_once(clients));
@@ -60,8 +58,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         bench.progress(&format!("databases: pairs, {}", race::at_once(clients)));
         let contenders = [(ALONE, 0), (ONE, 1), (FOUR, 4)]
             .map(|(name, number)| pairs(bench, name, &shards[..number], clients));
-        let (rounds, slice) = (bench.options.rounds(), bench.options.slice());
-        let tracks = race::run(&contenders, Rules { clients, rounds, slice, warm_up: WARM_UP })?;
+        let tracks = race::run(&contenders, bench.options.rules(clients))?;
         section.tables.push(table("acquire + release", "pairs/s", clients, &tracks)?);
         let one = find(&tracks, ONE)?.ratio_to(find(&tracks, ALONE)?);
         plot.push((format!("pairs, one shard, {}", race::at_once(clients)), one));

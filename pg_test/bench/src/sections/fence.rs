@@ -1,7 +1,7 @@
 //! What the fence adds to an UPDATE, beside other triggers and none.
 
 use crate::plot::Plot;
-use crate::race::{self, Contender, Op, Rules, WARM_UP};
+use crate::race::{self, Contender, Op};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::triggers;
@@ -244,13 +244,7 @@ fn one_row(bench: &Workbench, checks: &[&Check], token: i64, section: &mut Secti
                 })
             })
             .collect();
-        let rules = Rules {
-            clients,
-            rounds: bench.options.rounds(),
-            slice: bench.options.slice(),
-            warm_up: WARM_UP,
-        };
-        let tracks = race::run(&contenders, rules)?;
+        let tracks = race::run(&contenders, bench.options.rules(clients))?;
         for (track, cells) in tracks.iter().zip(&mut ratios) {
             cells.push(Cell::Spread(track.ratio_to(&tracks[0]), 2));
         }

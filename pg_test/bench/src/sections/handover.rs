@@ -3,10 +3,11 @@
 use crate::peer::{self, Peer, Prepare};
 use crate::peers::*;
 use crate::plot::Plot;
+use crate::race;
 use crate::report::{Cell, Section, Table};
 use crate::spread::{Latencies, Spread};
 use crate::workbench::Workbench;
-use anyhow::{anyhow, Result};
+use anyhow::Result;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -96,20 +97,7 @@ struct Turn {
 
 fn to_and_fro(peer: &dyn Peer, times: usize, hold_ms: Range<u64>) -> Result<Latencies> {
     let turn = Mutex::new(Turn { holder: None, released: None });
-    let halves = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..2)
-            .map(|client| {
-                scope.spawn({
-                    let (turn, hold_ms) = (&turn, hold_ms.clone());
-                    move || half(peer, client, times, hold_ms, turn)
-                })
-            })
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?)
-            .collect::<Result<Vec<_>>>()
-    })?;
+    let halves = race::side_by_side(2, |client| half(peer, client, times, hold_ms.clone(), &turn))?;
     let mut all = Latencies::default();
     halves.into_iter().for_each(|half| all.extend(half));
     Ok(all)

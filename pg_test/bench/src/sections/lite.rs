@@ -5,7 +5,7 @@ use super::uncontended::{find, pairs, table};
 use crate::peer::{self, Locker, Peer, Prepare};
 use crate::peers::*;
 use crate::plot::Plot;
-use crate::race::{self, Contender, Rules, WARM_UP};
+use crate::race::{self, Contender};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
@@ -60,8 +60,7 @@ fn leases(bench: &Workbench, database: &Database, section: &mut Section) -> Resu
         let at_once = race::at_once(clients);
         bench.progress(&format!("lite: pairs, {at_once}"));
         let contenders: Vec<Contender> = peers.iter().map(|peer| pairs(&**peer, clients)).collect();
-        let (rounds, slice) = (bench.options.rounds(), bench.options.slice());
-        let tracks = race::run(&contenders, Rules { clients, rounds, slice, warm_up: WARM_UP })?;
+        let tracks = race::run(&contenders, bench.options.rules(clients))?;
         let (lite, by_hand) = (find(&tracks, LITE)?, find(&tracks, plpgsql::NAME)?);
         section.tables.push(table(clients, &tracks, by_hand, "over plpgsql by hand"));
         // Rates, so that the time of the one over that of the other is the other way around.
@@ -69,11 +68,8 @@ fn leases(bench: &Workbench, database: &Database, section: &mut Section) -> Resu
             let aim = format!("time of a pair over {name}, {at_once}: at most {OF_A_PAIR}");
             section.at_most(&aim, find(&tracks, name)?.ratio_to(lite), OF_A_PAIR);
         }
-        section.plots.push(Plot {
-            file: format!("lite_{clients}"),
-            title: format!("acquire + release, pairs a second, {at_once}"),
-            bars: tracks.iter().map(|track| (track.name.clone(), track.rate())).collect(),
-        });
+        let title = format!("acquire + release, pairs a second, {at_once}");
+        section.plots.push(Plot::of_rates(format!("lite_{clients}"), title, &tracks));
     }
     Ok(())
 }

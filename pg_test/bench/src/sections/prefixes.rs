@@ -5,7 +5,7 @@ use super::uncontended::{find, pairs};
 use crate::peer::{Locker, Peer};
 use crate::peers::ours;
 use crate::plot::Plot;
-use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
+use crate::race::{self, Contender, Op, Track};
 use crate::report::{Cell, Section, Table};
 use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
@@ -56,9 +56,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
                 _ => losing(role),
             })
             .collect();
-        // Short turns, and many: what is looked for is small.
-        let (slice, rounds) = (bench.options.slice() / 4, bench.options.rounds() * 4);
-        let tracks = race::run(&contenders, Rules { clients, rounds, slice, warm_up: WARM_UP })?;
+        let tracks = race::run(&contenders, bench.options.rules(clients).in_short_turns())?;
         section.tables.push(table(what, clients, &tracks)?);
         let ten = find(&tracks, TEN)?.ratio_to(find(&tracks, ALL_NAMES)?);
         let aim = format!("{what}, ten prefixes over all names: at least {KEPT}");

@@ -3,7 +3,7 @@
 use crate::peer::{self, Peer, Prepare};
 use crate::peers::*;
 use crate::plot::Plot;
-use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
+use crate::race::{self, Contender, Op, Track};
 use crate::report::{Cell, Section, Table};
 use crate::workbench::{Workbench, NAMES};
 use anyhow::{Context, Result};
@@ -41,9 +41,8 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     for clients in [1, 8] {
         let at_once = race::at_once(clients);
         bench.progress(&format!("uncontended: pairs, {at_once}"));
-        let rules = rules(bench, clients);
         let contenders: Vec<Contender> = peers.iter().map(|peer| pairs(&**peer, clients)).collect();
-        let tracks = race::run(&contenders, rules)?;
+        let tracks = race::run(&contenders, bench.options.rules(clients))?;
         let limit = find(&tracks, two_updates::NAME)?;
         let ours = find(&tracks, ours::NAME)?;
         section.tables.push(table(clients, &tracks, limit, "over two updates"));
@@ -72,28 +71,13 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
                 section.at_least(&aim, ours.ratio_to(other), least);
             }
         }
-        section.plots.push(Plot {
-            file: format!("pairs_{clients}"),
-            title: format!("acquire + release, pairs a second, {at_once}"),
-            // What is one statement only would dwarf the pairs.
-            bars: tracks
-                .iter()
-                .skip(BARE_LIMITS)
-                .map(|track| (track.name.clone(), track.rate()))
-                .collect(),
-        });
+        let title = format!("acquire + release, pairs a second, {at_once}");
+        // What is one statement only would dwarf the pairs.
+        let of_pairs = &tracks[BARE_LIMITS..];
+        section.plots.push(Plot::of_rates(format!("pairs_{clients}"), title, of_pairs));
     }
     renewals(bench, &peers, &mut section)?;
     Ok(section)
-}
-
-fn rules(bench: &Workbench, clients: usize) -> Rules {
-    Rules {
-        clients,
-        rounds: bench.options.rounds(),
-        slice: bench.options.slice(),
-        warm_up: WARM_UP,
-    }
 }
 
 /// The track of that name.
@@ -145,7 +129,7 @@ fn renewals(bench: &Workbench, peers: &[Box<dyn Peer>], section: &mut Section) -
         let at_once = race::at_once(clients);
         bench.progress(&format!("uncontended: renewals, {at_once}"));
         let contenders = [renewing(&**limit), renewing(&**ours)];
-        let tracks = race::run(&contenders, rules(bench, clients))?;
+        let tracks = race::run(&contenders, bench.options.rules(clients))?;
         let ratio = tracks[1].ratio_to(&tracks[0]);
         table.rows.push(vec![
             Cell::Number(clients as f64, 0),

@@ -2,7 +2,7 @@
 
 use crate::peers::{ours, two_updates, update_first};
 use crate::plot::Plot;
-use crate::race::{self, Contender, Op, Rules, WARM_UP};
+use crate::race::{self, Contender, Op, Rules};
 use crate::report::{Cell, Section, Table};
 use crate::sections::uncontended::pairs;
 use crate::spread::Spread;
@@ -47,11 +47,10 @@ pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
             looking(bench, "losing tries", "SELECT lease_acquire($1, 'other')", HELD, true),
         ];
         let rules = Rules {
-            clients,
             rounds: bench.options.rounds().div_ceil(2),
             // Of many clients each needs time for more than a call or two.
             slice: bench.options.slice() * if clients > 50 { 2 } else { 1 },
-            warm_up: WARM_UP,
+            ..bench.options.rules(clients)
         };
         let tracks = race::run(&contenders, rules)?;
         let over = [tracks[1].ratio_to(&tracks[0]), tracks[3].ratio_to(&tracks[2])];

@@ -1,11 +1,11 @@
 //! From a thousand leases to a million, each size in a database of its own.
 
 use crate::plot::Plot;
-use crate::race::{self, Contender, Op, Rules, Track, WARM_UP};
+use crate::race::{self, Contender, Op, Rules, Track};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use pg_test::{process, Conninfo, Database};
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,12 +68,8 @@ pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
         .flat_map(|(call, name)| databases.iter().map(|database| contender(database, *call, name)))
         .collect();
     bench.progress("growth: calls among them");
-    let rules = Rules {
-        clients: 1,
-        rounds: bench.options.rounds(),
-        slice: bench.options.pick(Duration::from_millis(20), Duration::from_millis(300)),
-        warm_up: WARM_UP,
-    };
+    let slice = bench.options.pick(Duration::from_millis(20), Duration::from_millis(300));
+    let rules = Rules { slice, ..bench.options.rules(1) };
     let tracks = race::run(&contenders, rules)?;
     drop(contenders);
     costs(section, &sizes, &tracks);
@@ -94,17 +90,8 @@ impl LeaseDatabase {
              INSERT INTO twin SELECT * FROM plain"
         ))?;
         let halves = [0..size / 2, size / 2..size];
-        let tokens = std::thread::scope(|scope| {
-            let threads = halves.map(|half| {
-                let conninfo = &conninfo;
-                scope.spawn(move || acquire(conninfo, half))
-            });
-            threads
-                .into_iter()
-                .map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
-                .collect::<Result<Vec<_>>>()
-        })?
-        .concat();
+        let tokens =
+            race::side_by_side(2, |half| acquire(&conninfo, halves[half].clone()))?.concat();
         for table in ["fence.lease", "plain", "twin"] {
             session.run(&format!("VACUUM ANALYZE {table}"))?;
         }

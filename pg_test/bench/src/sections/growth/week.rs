@@ -1,10 +1,11 @@
 //! A week of renewals by a thousand holders, with and without an old snapshot held open.
 
 use crate::plot::Plot;
+use crate::race;
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
-use anyhow::{anyhow, Context, Result};
+use anyhow::{Context, Result};
 use pg_test::process::wait_until;
 use pg_test::{Database, Session};
 use std::time::{Duration, Instant};
@@ -234,22 +235,10 @@ fn day(bench: &Workbench, database: &Database, procedure: &str, relation: &str) 
     let mut costs = Vec::with_capacity(PARTS);
     for _ in 0..PARTS {
         let start = Instant::now();
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..SESSIONS)
-                .map(|first| {
-                    scope.spawn(move || -> Result<()> {
-                        let conninfo = database.conninfo().set("synchronous_commit", "off");
-                        conninfo
-                            .connect()?
-                            .run(&format!("CALL {procedure}({first}, {SESSIONS}, {times})"))
-                    })
-                })
-                .collect();
-            threads
-                .into_iter()
-                .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
+        race::side_by_side(SESSIONS, |first| {
+            let conninfo = database.conninfo().set("synchronous_commit", "off");
+            conninfo.connect()?.run(&format!("CALL {procedure}({first}, {SESSIONS}, {times})"))
         })?;
-        // The sessions work side by side.
         let calls = (times * HOLDERS) as f64 / SESSIONS as f64;
         costs.push(start.elapsed().as_secs_f64() * 1e6 / calls);
     }
