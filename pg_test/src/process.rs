@@ -122,6 +122,17 @@ pub fn children_of(parent: i32) -> Vec<i32> {
         .collect()
 }
 
+/// A process and all that descend from it, each after its parent.
+pub fn family_of(pid: i32) -> Vec<i32> {
+    let mut family = vec![pid];
+    let mut at = 0;
+    while at < family.len() {
+        family.extend(children_of(family[at]));
+        at += 1;
+    }
+    family
+}
+
 /// The living processes of a run: those that execute a program below its directory, and those
 /// that name it in [`RUNDIR_VARIABLE`].
 pub fn belonging_to(rundir: &Path) -> Vec<i32> {

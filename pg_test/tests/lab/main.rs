@@ -2,6 +2,26 @@
 //!
 //! A folder is a topic, and the file of its name says which. `automod` makes a module of every file: none is listed.
 
+/// Tests that differ only in what they hand to a function: `name => function(what)`.
+macro_rules! cases {
+    (slow: $($test:ident => $function:ident($($what:expr),*)),* $(,)?) => {
+        $(
+            #[pg_test::lab_test(slow)]
+            fn $test(lab: &pg_test::Lab) -> pg_test::Result<()> {
+                $function(lab, $($what),*)
+            }
+        )*
+    };
+    ($($test:ident => $function:ident($($what:expr),*)),* $(,)?) => {
+        $(
+            #[pg_test::lab_test]
+            fn $test(lab: &pg_test::Lab) -> pg_test::Result<()> {
+                $function(lab, $($what),*)
+            }
+        )*
+    };
+}
+
 automod::dir!("tests/lab");
 
 fn main() -> std::process::ExitCode {

@@ -399,13 +399,9 @@ pub fn the_program_s_session_ends(scene: &Scene) -> Result<()> {
                   psql -qXc \"UPDATE work SET value = 'A1'\"";
     let run = stage.run("job --ttl 30s", script)?;
     stage.pid("pid")?;
-    // After BEGIN it is idle for a moment, too.
-    let idle = "SELECT count(*) FROM pg_stat_activity
-                 WHERE usename = $1 AND state = 'idle in transaction' AND query LIKE 'UPDATE%'";
-    let mut admin = stage.admin()?;
-    let count = |admin: &mut crate::Session| admin.one::<i64>(idle, &[&stage.role()]);
-    wait_until("it sits in its transaction", PATIENCE, || count(&mut admin).is_ok_and(|n| n == 1))?;
-    wait_until("its session ends", PATIENCE, || count(&mut admin).is_ok_and(|n| n == 0))?;
+    stage.wait_for_writers(1)?;
+    // Its session ends.
+    stage.wait_for_writers(0)?;
     stage.touch("go")?;
     let ended = run.ends_with(0)?;
     ensure!(ended.stdout == "status 2\n" && stage.written()? == ["A1"], "{ended:?}");
@@ -441,13 +437,7 @@ pub fn renewed_beside_an_open_transaction(scene: &Scene) -> Result<()> {
                   echo $$ > $DIR/pid; exec psql -qXv ON_ERROR_STOP=1 -f $DIR/late";
     let run = stage.run("job --ttl 3s", script)?;
     stage.pid("pid")?;
-    // After BEGIN it is idle for a moment, too.
-    let idle = "SELECT count(*) FROM pg_stat_activity
-                 WHERE usename = $1 AND state = 'idle in transaction' AND query LIKE 'UPDATE%'";
-    let mut admin = stage.admin()?;
-    wait_until("it sits in its transaction", PATIENCE, || {
-        admin.one::<i64>(idle, &[&stage.role()]).is_ok_and(|count| count == 1)
-    })?;
+    stage.wait_for_writers(1)?;
     stage.wait_for_renewal()?;
     stage.wait_for_renewal()?;
     stage.touch("go")?;

@@ -1,7 +1,6 @@
 //! What happens on every day, without any trouble.
 
 use super::stage::{has_ended, is_gone, Scene};
-use crate::process::{wait_until, PATIENCE};
 use crate::Calls;
 use anyhow::{ensure, Result};
 use std::time::Duration;
@@ -70,7 +69,7 @@ pub fn several_holders_and_leases(scene: &Scene) -> Result<()> {
         one.ends_with(0)?;
         two.ends_with(0)?;
     }
-    ensure!(stage.written()? == ["A1"]);
+    ensure!(stage.written()? == ["A1"] && !stage.is_held()?);
     Ok(())
 }
 
@@ -114,15 +113,12 @@ pub fn two_hundred_in_line(scene: &Scene) -> Result<()> {
     let stage = &scene.stage_on(&cluster)?;
     let mut admin = stage.admin()?;
     let token = admin.acquire("job", "1 h")?;
-    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND state = 'active' AND query LIKE '%lease_acquire%'";
     let mut runs = Vec::new();
     for number in 0..CROWD {
         // Two that ran at once would mix up what they write.
         let script = format!("echo begin {number} >> $DIR/order; echo end {number} >> $DIR/order");
         runs.push(stage.run("job --wait 1h", &script)?);
-        wait_until("it stands in line", PATIENCE, || {
-            admin.one::<i64>(waiting, &[&stage.role()]).is_ok_and(|now| now == number as i64 + 1)
-        })?;
+        stage.wait_for_line(number as i64 + 1)?;
     }
     admin.run(&format!("SELECT lease_release('job', {token})"))?;
     for run in runs {

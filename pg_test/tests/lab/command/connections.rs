@@ -14,69 +14,22 @@ use std::process::Command;
 fn guarded_server(lab: &Lab) -> Result<(Cluster, PathBuf)> {
     setup::ensure(&[Package::new("openssl", "/usr/bin/openssl")])?;
     let dir = lab.prefix().new_dir("certificates")?;
-    openssl(
-        &dir,
-        &[
-            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=ours",
-            "-keyout", "ca.key", "-out", "ca.crt",
-        ],
-    )?;
-    openssl(
-        &dir,
-        &[
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=other",
-            "-keyout",
-            "other.key",
-            "-out",
-            "other.crt",
-        ],
-    )?;
-    openssl(
-        &dir,
-        &[
-            "req",
-            "-new",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-subj",
-            "/CN=server",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-            "-keyout",
-            "server.key",
-            "-out",
-            "server.csr",
-        ],
-    )?;
-    openssl(
-        &dir,
-        &[
-            "x509",
-            "-req",
-            "-in",
-            "server.csr",
-            "-CA",
-            "ca.crt",
-            "-CAkey",
-            "ca.key",
-            "-CAcreateserial",
-            "-days",
-            "2",
-            "-copy_extensions",
-            "copy",
-            "-out",
-            "server.crt",
-        ],
-    )?;
+    let new = "-newkey rsa:2048 -nodes";
+    for arguments in [
+        format!("req -x509 {new} -days 2 -subj /CN=ours -keyout ca.key -out ca.crt"),
+        format!("req -x509 {new} -days 2 -subj /CN=other -keyout other.key -out other.crt"),
+        format!(
+            "req -new {new} -subj /CN=server -addext subjectAltName=DNS:localhost \
+             -keyout server.key -out server.csr"
+        ),
+        "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 \
+         -copy_extensions copy -out server.crt"
+            .to_owned(),
+    ] {
+        let mut command = Command::new("openssl");
+        as_server_user(&mut command)?;
+        output_of(command.args(arguments.split(' ')).current_dir(&dir))?;
+    }
     let file = |name: &str| dir.join(name).display().to_string();
     let cluster = lab
         .builder()
@@ -88,12 +41,6 @@ fn guarded_server(lab: &Lab) -> Result<(Cluster, PathBuf)> {
     fs::write(cluster.data().join("pg_hba.conf"), rules)?;
     cluster.start()?;
     Ok((cluster, dir))
-}
-
-fn openssl(dir: &Path, arguments: &[&str]) -> Result<()> {
-    let mut command = Command::new("openssl");
-    as_server_user(&mut command)?;
-    output_of(command.args(arguments).current_dir(dir)).map(drop)
 }
 
 #[lab_test]

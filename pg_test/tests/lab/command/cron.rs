@@ -79,13 +79,7 @@ impl Machine {
 
     /// Itself, and what descends from it.
     fn processes(&self) -> Vec<i32> {
-        let mut all = vec![self.cron.id() as i32];
-        let mut at = 0;
-        while at < all.len() {
-            all.extend(process::children_of(all[at]));
-            at += 1;
-        }
-        all
+        process::family_of(self.cron.id() as i32)
     }
 }
 

@@ -1,8 +1,7 @@
 //! Many at once: in line for one lease, and as the cron jobs of several machines.
 
 use nix::sys::signal::Signal;
-use pg_test::clients::command::plain;
-use pg_test::clients::command::stage::{play, program, Run, Stage};
+use pg_test::clients::command::stage::{Run, Stage};
 use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Context, Lab, Result};
 use rand::RngExt;
@@ -12,11 +11,6 @@ use std::time::{Duration, Instant};
 
 /// How many machines run the same job.
 const MACHINES: u64 = 4;
-
-#[lab_test]
-fn two_hundred_wait_in_line_and_run_one_after_the_other_in_their_order(lab: &Lab) -> Result<()> {
-    play(lab, &program()?, plain::two_hundred_in_line)
-}
 
 /// Reads, takes its time, and writes what it has read and one more: two that overlap would lose one.
 const JOB: &str = "n=$(psql -qAtXc 'SELECT value FROM work') || exit 1; sleep 0.$((RANDOM_PART)); \
@@ -68,17 +62,8 @@ fn machine(stage: &Stage, stop: &AtomicBool, freezes: &AtomicU64, runs: &AtomicU
         let mut command = stage.command();
         let part: u32 = random.random_range(2..9);
         let job = JOB.replace("RANDOM_PART", &part.to_string());
-        command.args([
-            "run",
-            "job",
-            "--ttl",
-            "1500ms",
-            "--wait",
-            "3s",
-            "--if-taken",
-            "0",
-            "--quiet",
-        ]);
+        let options = "run job --ttl 1500ms --wait 3s --if-taken 0 --quiet";
+        command.args(options.split(' '));
         command.args(["--", "sh", "-c", &job]).stdout(Stdio::null()).stderr(Stdio::null());
         let mut run = Run::start(command)?;
         runs.fetch_add(1, Ordering::Relaxed);
@@ -117,12 +102,7 @@ fn machine(stage: &Stage, stop: &AtomicBool, freezes: &AtomicU64, runs: &AtomicU
 
 /// Some of the processes of a run, what it was started with first.
 fn victims(run: &Run, random: &mut impl RngExt) -> Vec<i32> {
-    let mut all = vec![run.supervisor()];
-    let mut at = 0;
-    while at < all.len() {
-        all.extend(process::children_of(all[at]));
-        at += 1;
-    }
+    let all = process::family_of(run.supervisor());
     match random.random_range(0..3) {
         0 => all,
         1 => vec![all[random.random_range(0..all.len())]],

@@ -1,17 +1,11 @@
 //! What a command finds when it is run, and what its end comes to.
 
 use nix::sys::signal::Signal;
-use pg_test::clients::command::plain;
-use pg_test::clients::command::stage::{pause, play, program, Run, Stage};
-use pg_test::process::{self, wait_until, PATIENCE};
+use pg_test::clients::command::stage::{is_gone, pause, Run, Stage};
+use pg_test::process;
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 use std::io::Write;
 use std::process::Stdio;
-
-#[lab_test]
-fn an_unchanged_psql_presents_the_token(lab: &Lab) -> Result<()> {
-    play(lab, &program()?, plain::presented_by_psql)
-}
 
 #[lab_test]
 fn what_psql_presents_is_added_to_the_options_that_it_had(lab: &Lab) -> Result<()> {
@@ -82,33 +76,6 @@ fn a_lease_that_is_taken_has_a_status_of_its_own(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn several_leases_are_held_at_once(lab: &Lab) -> Result<()> {
-    let stage = Stage::new(lab)?;
-    let count =
-        "SELECT count(*) FROM fence.leases WHERE state = 'held' AND name IN ('job', 'b', 'c')";
-    let script = format!("psql -qAtXc \"{count}\"; psql -qXc \"UPDATE work SET value = 'A1'\"");
-    let ended = stage.run("b job c", &script)?.ends_with(0)?;
-    ensure!(ended.stdout == "3\n" && stage.written()? == ["A1"], "{ended:?}");
-    ensure!(stage.admin()?.one::<i64>(count, &[])? == 0);
-    Ok(())
-}
-
-#[lab_test]
-fn shared_leases_and_slots_let_several_in(lab: &Lab) -> Result<()> {
-    let stage = Stage::new(lab)?;
-    for (options, name) in [("--shared", "readers"), ("--slots 2", "pool")] {
-        let options = format!("{name} {options} --wait 1m");
-        let both =
-            "echo in > $DIR/$ME; until [ -e $DIR/$OTHER ]; do sleep 0.05; done; rm $DIR/$OTHER";
-        let one = stage.run(&options, &format!("ME={name}1 OTHER={name}2; {both}"))?;
-        let two = stage.run(&options, &format!("ME={name}2 OTHER={name}1; {both}"))?;
-        one.ends_with(0)?;
-        two.ends_with(0)?;
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn a_command_that_cannot_be_run_is_told_as_a_shell_does(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
     let run = |program: &str| -> Result<Run> {
@@ -173,31 +140,18 @@ fn one_that_waits_leaves_the_line_when_it_is_told_to_end(lab: &Lab) -> Result<()
     for how in [Signal::SIGTERM, Signal::SIGKILL] {
         let run = stage.run("job --wait 1h", "echo ran")?;
         let keeper = run.keeper()?;
-        let waiting =
-            "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND state = 'active'";
-        let waits = |count| -> Result<()> {
-            let mut admin = stage.admin()?;
-            wait_until("it stands in line", PATIENCE, || {
-                admin.one::<i64>(waiting, &[&stage.role()]).is_ok_and(|now| now == count)
-            })
-        };
-        waits(1)?;
+        stage.wait_for_line(1)?;
         process::signal(run.supervisor(), how)?;
         match how {
             Signal::SIGTERM => run.ends_with(128 + 15).map(drop)?,
             _ => run.ends_killed()?,
         }
-        waits(0)?;
-        pg_test::clients::command::stage::is_gone(keeper)?;
+        stage.wait_for_line(0)?;
+        is_gone(keeper)?;
     }
     stage.admin()?.run(&format!("SELECT lease_release('job', {token})"))?;
     ensure!(stage.admin()?.token("SELECT lease_acquire('job')")?.is_some());
     Ok(())
-}
-
-#[lab_test]
-fn what_the_command_leaves_behind_ends_before_the_lease_does(lab: &Lab) -> Result<()> {
-    play(lab, &program()?, plain::left_behind)
 }
 
 #[lab_test]

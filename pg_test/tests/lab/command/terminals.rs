@@ -1,7 +1,6 @@
 //! A terminal: Ctrl-C, Ctrl-Z, a pager at the end of a pipeline, and its end.
 
-use pg_test::clients::command::plain;
-use pg_test::clients::command::stage::{is_gone, pause, play, program, Stage};
+use pg_test::clients::command::stage::{is_gone, pause, Stage};
 use pg_test::clients::command::terminal::{Terminal, SHOWN};
 use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
@@ -96,11 +95,6 @@ fn in_the_background_it_runs_and_in_the_foreground_it_reads(lab: &Lab) -> Result
 }
 
 #[lab_test]
-fn the_terminal_is_gone_and_the_command_with_it(lab: &Lab) -> Result<()> {
-    play(lab, &program()?, plain::the_terminal_is_gone)
-}
-
-#[lab_test]
 fn the_terminal_is_gone_and_a_command_that_does_not_mind_goes_on(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
     let line = "exec $RUN job --ttl 6s -- sh -c 'trap \"\" HUP; echo $$ > $DIR/pid; \
@@ -122,11 +116,8 @@ fn who_waits_is_told_for_whom_and_at_which_place(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
     let mut admin = stage.admin()?;
     let token = admin.granted("SELECT lease_acquire('job', 'web-3', '1 h')")?;
-    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND state = 'active' AND query LIKE '%lease_acquire%'";
     let first = stage.run("job --wait 1h", "true")?;
-    wait_until("it stands in line", PATIENCE, || {
-        admin.one::<i64>(waiting, &[&stage.role()]).is_ok_and(|now| now == 1)
-    })?;
+    stage.wait_for_line(1)?;
     let terminal = Terminal::start(&stage, "exec $RUN job --wait 1h -- sh -c 'exit 3'")?;
     let shows = |words: &str| -> Result<()> {
         let shown = || std::fs::read(stage.dir().join(SHOWN)).unwrap_or_default();

@@ -25,6 +25,18 @@ fn directory(lab: &Lab, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// A program that cargo installs, once for all runs.
+fn cargo_installs(name: &str, version: &str) -> Result<PathBuf> {
+    let root = extension::target_dir().join("tools");
+    let program = root.join("bin").join(name);
+    if !program.exists() {
+        let mut cargo = extension::cargo();
+        cargo.args(["install", name, "--version", version, "--locked", "--root"]).arg(&root);
+        output_of(cargo.env_remove("CARGO_TARGET_DIR"))?;
+    }
+    Ok(program)
+}
+
 fn this_release() -> Result<Release> {
     Release::of_commit(extension::source_root())
 }

@@ -13,45 +13,17 @@ fn half_a_minute_of_chaos_breaks_no_promise(lab: &Lab) -> Result<()> {
     summary.judged().with_context(|| summary.to_string())
 }
 
-#[lab_test(slow)]
-fn a_token_drawn_before_the_lock_is_caught(lab: &Lab) -> Result<()> {
-    is_caught(lab, KnownBug::TokenBeforeLock)
-}
-
-#[lab_test(slow)]
-fn the_time_of_the_transactions_start_is_caught(lab: &Lab) -> Result<()> {
-    is_caught(lab, KnownBug::Now)
-}
-
-#[lab_test(slow)]
-fn a_server_that_starts_without_moving_on_is_caught(lab: &Lab) -> Result<()> {
-    is_caught(lab, KnownBug::NoStartMove)
-}
-
-#[lab_test(slow)]
-fn a_promotion_without_a_jump_is_caught(lab: &Lab) -> Result<()> {
-    is_caught(lab, KnownBug::NoJump)
-}
-
-#[lab_test(slow)]
-fn a_guard_without_a_lock_is_caught(lab: &Lab) -> Result<()> {
-    is_caught(lab, KnownBug::NoGuardLock)
-}
-
-#[lab_test(slow)]
-fn reads_without_the_table_s_lock_are_caught(lab: &Lab) -> Result<()> {
-    is_caught(lab, KnownBug::NoTableLock)
-}
-
-#[lab_test(slow)]
-fn sessions_believed_to_live_for_ever_are_caught(lab: &Lab) -> Result<()> {
-    is_caught(lab, KnownBug::SessionOutlived)
-}
-
-#[lab_test(slow)]
-fn an_adoption_that_does_not_take_the_lease_alone_is_caught(lab: &Lab) -> Result<()> {
-    is_caught(lab, KnownBug::NoAdoptLock)
-}
+cases![
+    slow:
+    a_token_drawn_before_the_lock_is_caught => is_caught(KnownBug::TokenBeforeLock),
+    the_time_of_the_transactions_start_is_caught => is_caught(KnownBug::Now),
+    a_server_that_starts_without_moving_on_is_caught => is_caught(KnownBug::NoStartMove),
+    a_promotion_without_a_jump_is_caught => is_caught(KnownBug::NoJump),
+    a_guard_without_a_lock_is_caught => is_caught(KnownBug::NoGuardLock),
+    reads_without_the_table_s_lock_are_caught => is_caught(KnownBug::NoTableLock),
+    sessions_believed_to_live_for_ever_are_caught => is_caught(KnownBug::SessionOutlived),
+    an_adoption_that_does_not_take_the_lease_alone_is_caught => is_caught(KnownBug::NoAdoptLock),
+];
 
 fn is_caught(lab: &Lab, bug: KnownBug) -> Result<()> {
     // One after another: they are built in the same place, and a run wants the machine for itself.

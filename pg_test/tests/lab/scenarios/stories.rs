@@ -5,58 +5,21 @@ use crate::support::concurrency::rounds;
 use pg_test::stories::{self, Story};
 use pg_test::story_run::StoryRun;
 use pg_test::timeline::Timeline;
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{ensure, Lab, Result};
 use std::time::Duration;
 
-#[lab_test]
-fn a_payout_is_made_once_though_its_worker_was_frozen(lab: &Lab) -> Result<()> {
-    holds(lab, &stories::PAYOUT_BATCH, true)
-}
-
-#[lab_test]
-fn a_stale_worker_s_late_word_on_an_order_changes_nothing(lab: &Lab) -> Result<()> {
-    holds(lab, &stories::ORDER_PAYMENT, true)
-}
-
-#[lab_test]
-fn a_strict_row_is_written_many_times_by_its_holder(lab: &Lab) -> Result<()> {
-    holds(lab, &stories::STRICT_ROW, true)
-}
-
-#[lab_test]
-fn a_heartbeat_keeps_a_lease_and_its_end_frees_it(lab: &Lab) -> Result<()> {
-    holds(lab, &stories::INVOICE_RUN, false)
-}
-
-#[lab_test]
-fn a_frozen_merge_is_whole_or_not_there(lab: &Lab) -> Result<()> {
-    holds(lab, &stories::DAILY_MERGE, false)
-}
-
-#[lab_test]
-fn a_late_release_does_not_end_the_next_grant(lab: &Lab) -> Result<()> {
-    holds(lab, &stories::RELEASE_RACE, false)
-}
-
-#[lab_test]
-fn of_64_racers_for_an_expired_lease_one_wins(lab: &Lab) -> Result<()> {
-    holds(lab, &stories::RECLAIM_RACE, false)
-}
-
-#[lab_test]
-fn without_its_fence_the_payout_story_does_not_hold(lab: &Lab) -> Result<()> {
-    fails_unprotected(lab, &stories::PAYOUT_BATCH, "Carla was paid 600 of 300")
-}
-
-#[lab_test]
-fn without_its_fence_the_order_story_does_not_hold(lab: &Lab) -> Result<()> {
-    fails_unprotected(lab, &stories::ORDER_PAYMENT, "order 7 said paid, then failed")
-}
-
-#[lab_test]
-fn without_its_guard_the_merge_story_does_not_hold(lab: &Lab) -> Result<()> {
-    fails_unprotected(lab, &stories::DAILY_MERGE, "a mix of merges: A and B")
-}
+cases![
+    a_payout_is_made_once_though_its_worker_was_frozen => holds(&stories::PAYOUT_BATCH, true),
+    a_stale_worker_s_late_word_on_an_order_changes_nothing => holds(&stories::ORDER_PAYMENT, true),
+    a_strict_row_is_written_many_times_by_its_holder => holds(&stories::STRICT_ROW, true),
+    a_heartbeat_keeps_a_lease_and_its_end_frees_it => holds(&stories::INVOICE_RUN, false),
+    a_frozen_merge_is_whole_or_not_there => holds(&stories::DAILY_MERGE, false),
+    a_late_release_does_not_end_the_next_grant => holds(&stories::RELEASE_RACE, false),
+    of_64_racers_for_an_expired_lease_one_wins => holds(&stories::RECLAIM_RACE, false),
+    without_its_fence_the_payout_story_does_not_hold => fails_unprotected(&stories::PAYOUT_BATCH, "Carla was paid 600 of 300"),
+    without_its_fence_the_order_story_does_not_hold => fails_unprotected(&stories::ORDER_PAYMENT, "order 7 said paid, then failed"),
+    without_its_guard_the_merge_story_does_not_hold => fails_unprotected(&stories::DAILY_MERGE, "a mix of merges: A and B"),
+];
 
 /// It keeps its promise; and where that has taken a refusal, the database can tell of it.
 fn holds(lab: &Lab, story: &Story, refuses: bool) -> Result<()> {

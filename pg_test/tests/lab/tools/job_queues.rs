@@ -17,6 +17,8 @@ const TABLE: &str = "
     SELECT fence_protect('totals', lease => 'job:{job_id}');
 ";
 
+const QUEUES: [&Queue; 3] = [&GRAPHILE_WORKER, &PG_BOSS, &PROCRASTINATE];
+
 /// A database with the queue in it, its programs, and the office that the jobs ask for amounts.
 struct Scene<'a> {
     lab: &'a Lab,
@@ -83,6 +85,10 @@ impl<'a> Scene<'a> {
         .with_context(|| format!("the job is {state}"))
     }
 
+    fn wait_for_result(&mut self, amount: i32) -> Result<()> {
+        wait_until("the result is there", PATIENCE, || self.result().is_ok_and(|is| is == amount))
+    }
+
     /// The only result there is.
     fn result(&mut self) -> Result<i32> {
         self.admin.one(
@@ -92,16 +98,37 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Frozen for longer than its lease, the worker comes back in the middle of its successor's run.
-fn a_frozen_worker_comes_back(lab: &Lab, queue: &Queue) -> Result<()> {
-    let mut scene = Scene::set(lab, queue, &[])?;
-    let (mut first, to_first) = scene.in_the_middle()?;
-    first.freeze()?;
-    let (second, to_second) = scene.next_worker()?;
-    let job = scene.job()?;
+/// A job of two workers: the first froze for longer than its lease, and has come back in the middle of the second's run.
+struct Overtaken<'a> {
+    scene: Scene<'a>,
+    first: Program,
+    _second: Program,
+    to_second: office::Request,
+    /// What the queue knew of the job before.
+    job: String,
+}
 
-    to_first.answer(1)?;
-    first.thaw()?;
+impl<'a> Overtaken<'a> {
+    fn worker(lab: &'a Lab, queue: &'a Queue, changes: &[(&str, &str)]) -> Result<Overtaken<'a>> {
+        let mut scene = Scene::set(lab, queue, changes)?;
+        let (mut first, to_first) = scene.in_the_middle()?;
+        first.freeze()?;
+        let (_second, to_second) = scene.next_worker()?;
+        let job = scene.job()?;
+        to_first.answer(1)?;
+        first.thaw()?;
+        Ok(Overtaken { scene, first, _second, to_second, job })
+    }
+
+    /// The same with one that does not leave when its lease is lost.
+    fn that_stays(lab: &'a Lab, queue: &'a Queue) -> Result<Overtaken<'a>> {
+        Overtaken::worker(lab, queue, &[(queue.exit, queue.no_exit)])
+    }
+}
+
+fn a_frozen_worker_comes_back(lab: &Lab, queue: &Queue) -> Result<()> {
+    let Overtaken { mut scene, mut first, _second, to_second, job } =
+        Overtaken::worker(lab, queue, &[])?;
     let said = first.leaves_with_failure(PATIENCE)?;
     ensure!(said.contains("the job is another's now") && said.contains("LeaseLost"), "{said}");
     let left = scene.job()?;
@@ -111,8 +138,22 @@ fn a_frozen_worker_comes_back(lab: &Lab, queue: &Queue) -> Result<()> {
     scene.wait_until_done()?;
     ensure!(scene.result()? == 2, "the result is the late worker's");
     ensure!(scene.office.next(Duration::ZERO)?.is_none(), "there was a third run");
-    drop(second);
     Ok(())
+}
+
+#[lab_test(slow)]
+fn graphile_worker_keeps_one_result_of_a_frozen_worker_s_job(lab: &Lab) -> Result<()> {
+    a_frozen_worker_comes_back(lab, &GRAPHILE_WORKER)
+}
+
+#[lab_test(slow)]
+fn pg_boss_keeps_one_result_of_a_frozen_worker_s_job(lab: &Lab) -> Result<()> {
+    a_frozen_worker_comes_back(lab, &PG_BOSS)
+}
+
+#[lab_test(slow)]
+fn procrastinate_keeps_one_result_of_a_frozen_worker_s_job(lab: &Lab) -> Result<()> {
+    a_frozen_worker_comes_back(lab, &PROCRASTINATE)
 }
 
 /// The server refuses the result before the worker's own clock tells it anything.
@@ -132,18 +173,11 @@ fn a_worker_whose_lease_was_revoked_writes_nothing(lab: &Lab, queue: &Queue) -> 
 /// A worker that reports its loss as a failure: the queue takes it for the failure of the run that is under way, and
 /// a third run follows. Its result is refused by nothing but the question whether there is one already.
 fn a_reported_loss_starts_a_third_run(lab: &Lab, queue: &Queue) -> Result<()> {
-    let mut scene = Scene::set(lab, queue, &[(queue.exit, queue.no_exit)])?;
-    let (mut first, to_first) = scene.in_the_middle()?;
-    first.freeze()?;
-    let (second, to_second) = scene.next_worker()?;
-    let job = scene.job()?;
-
-    to_first.answer(1)?;
-    first.thaw()?;
-    let mut left = job.clone();
+    // The workers go on to the end.
+    let Overtaken { mut scene, first: _first, _second, to_second, job } =
+        Overtaken::that_stays(lab, queue)?;
     wait_until("the late worker's report changes the job", PATIENCE, || {
-        left = scene.job().unwrap_or_default();
-        left != job
+        scene.job().unwrap_or_default() != job
     })?;
     to_second.answer(2)?;
     let third = scene.office.next(PATIENCE)?.context("no third run followed")?;
@@ -157,23 +191,7 @@ fn a_reported_loss_starts_a_third_run(lab: &Lab, queue: &Queue) -> Result<()> {
             .unwrap_or(false)
     })?;
     ensure!(scene.result()? == 2, "the third run has written over the second's result");
-    drop((first, second));
     Ok(())
-}
-
-#[lab_test(slow)]
-fn graphile_worker_keeps_one_result_of_a_frozen_worker_s_job(lab: &Lab) -> Result<()> {
-    a_frozen_worker_comes_back(lab, &GRAPHILE_WORKER)
-}
-
-#[lab_test(slow)]
-fn pg_boss_keeps_one_result_of_a_frozen_worker_s_job(lab: &Lab) -> Result<()> {
-    a_frozen_worker_comes_back(lab, &PG_BOSS)
-}
-
-#[lab_test(slow)]
-fn procrastinate_keeps_one_result_of_a_frozen_worker_s_job(lab: &Lab) -> Result<()> {
-    a_frozen_worker_comes_back(lab, &PROCRASTINATE)
 }
 
 #[lab_test(slow)]
@@ -189,19 +207,15 @@ fn a_loss_reported_to_procrastinate_starts_a_third_run(lab: &Lab) -> Result<()> 
 /// A worker that hides its loss and returns: the queue takes that for the success of the run that is under way. Were
 /// that one to fail, nobody would try again.
 fn a_hidden_loss_ends_the_job_of_another(lab: &Lab, queue: &Queue) -> Result<()> {
-    let mut scene = Scene::set(lab, queue, &[(queue.exit, queue.no_exit), queue.hides])?;
-    let (mut first, to_first) = scene.in_the_middle()?;
-    first.freeze()?;
-    let (_second, to_second) = scene.next_worker()?;
-    let job = scene.job()?;
+    let changes = [(queue.exit, queue.no_exit), queue.hides];
+    let Overtaken { mut scene, first: _first, _second, to_second, job } =
+        Overtaken::worker(lab, queue, &changes)?;
     ensure!(!job.starts_with(queue.done), "the job is {job}");
-    to_first.answer(1)?;
-    first.thaw()?;
     scene.wait_until_done()?;
     let results: i64 = scene.admin.one("SELECT count(*) FROM totals", &[])?;
     ensure!(results == 0, "nothing is done yet");
     to_second.answer(2)?;
-    wait_until("the result is there", PATIENCE, || scene.result().is_ok_and(|amount| amount == 2))
+    scene.wait_for_result(2)
 }
 
 #[lab_test(slow)]
@@ -216,31 +230,21 @@ fn a_loss_hidden_from_a_queue_ends_the_job_of_another(lab: &Lab) -> Result<()> {
 #[lab_test(slow)]
 fn a_loss_reported_to_procrastinate_without_retries_fails_the_running_job(lab: &Lab) -> Result<()> {
     let queue = &PROCRASTINATE;
-    let mut scene =
-        Scene::set(lab, queue, &[(queue.exit, queue.no_exit), ("retry=5", "retry=False")])?;
-    let (mut first, to_first) = scene.in_the_middle()?;
-    first.freeze()?;
-    let (_second, to_second) = scene.next_worker()?;
-    ensure!(scene.job()?.starts_with("doing"));
-    to_first.answer(1)?;
-    first.thaw()?;
+    let changes = [(queue.exit, queue.no_exit), ("retry=5", "retry=False")];
+    let Overtaken { mut scene, first: _first, _second, to_second, job } =
+        Overtaken::worker(lab, queue, &changes)?;
+    ensure!(job.starts_with("doing"));
     wait_until("the running job has failed", PATIENCE, || {
         scene.job().is_ok_and(|job| job.starts_with("failed"))
     })?;
     to_second.answer(2)?;
-    wait_until("the result is there", PATIENCE, || scene.result().is_ok_and(|amount| amount == 2))
+    scene.wait_for_result(2)
 }
 
 #[lab_test(slow)]
 fn a_failure_reported_to_graphile_worker_leaves_the_running_job(lab: &Lab) -> Result<()> {
-    let reports = [(GRAPHILE_WORKER.exit, GRAPHILE_WORKER.no_exit)];
-    let mut scene = Scene::set(lab, &GRAPHILE_WORKER, &reports)?;
-    let (mut first, to_first) = scene.in_the_middle()?;
-    first.freeze()?;
-    let (_second, to_second) = scene.next_worker()?;
-    let job = scene.job()?;
-    to_first.answer(1)?;
-    first.thaw()?;
+    let Overtaken { mut scene, first, _second, to_second, job } =
+        Overtaken::that_stays(lab, &GRAPHILE_WORKER)?;
     wait_until("the late worker has told its loss", PATIENCE, || {
         first.said().contains("Failed task")
     })?;
@@ -254,7 +258,7 @@ fn a_failure_reported_to_graphile_worker_leaves_the_running_job(lab: &Lab) -> Re
 
 #[lab_test(slow)]
 fn every_queue_s_worker_leaves_when_its_lease_is_revoked(lab: &Lab) -> Result<()> {
-    for queue in [&GRAPHILE_WORKER, &PG_BOSS, &PROCRASTINATE] {
+    for queue in QUEUES {
         a_worker_whose_lease_was_revoked_writes_nothing(lab, queue).context(queue.name)?;
     }
     Ok(())
@@ -265,7 +269,7 @@ fn the_page_shows_the_workers_that_run(_: &Lab) -> Result<()> {
     let page = std::fs::read_to_string(
         pg_test::extension::source_root().join("docs/recipes/job-queues.md"),
     )?;
-    for queue in [&GRAPHILE_WORKER, &PG_BOSS, &PROCRASTINATE] {
+    for queue in QUEUES {
         let block = format!("```{}\n{}```\n", queue.language, queue.source()?);
         ensure!(
             page.contains(&block),

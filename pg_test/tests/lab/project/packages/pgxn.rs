@@ -1,10 +1,10 @@
 //! What PGXN is told.
 
 use super::{directory, this_release};
-use pg_test::extension::{source_root, target_dir, VERSION};
+use pg_test::extension::{source_root, VERSION};
 use pg_test::package::pgxn;
 use pg_test::process::output_of;
-use pg_test::{ensure, extension, lab_test, Context, Lab, Result};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
 use std::process::Command;
 
 /// PGXN's own validator, a crate with a program.
@@ -40,13 +40,7 @@ fn the_archive_for_pgxn_holds_the_source(lab: &Lab) -> Result<()> {
 #[lab_test(slow)]
 fn pgxn_itself_finds_the_description_valid(lab: &Lab) -> Result<()> {
     let (name, version) = VALIDATOR;
-    let root = target_dir().join("tools");
-    let program = root.join("bin").join(name);
-    if !program.exists() {
-        let mut cargo = extension::cargo();
-        cargo.args(["install", name, "--version", version, "--locked", "--root"]).arg(&root);
-        output_of(cargo.env_remove("CARGO_TARGET_DIR"))?;
-    }
+    let program = super::cargo_installs(name, version)?;
     let meta = source_root().join("META.json");
     output_of(Command::new(&program).arg(&meta))?;
     // It finds fault where there is one.

@@ -131,18 +131,6 @@ fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
     crate::project::pages::play("README.md", cluster.conninfo("postgres"))
 }
 
-/// cargo-pgrx of the version that the extension is built with.
-fn cargo_pgrx() -> Result<PathBuf> {
-    let root = target_dir().join("tools");
-    let program = root.join("bin/cargo-pgrx");
-    if !program.exists() {
-        let mut cargo = extension::cargo();
-        cargo.args(["install", "cargo-pgrx", "--version", "0.18.1", "--locked", "--root"]);
-        output_of(cargo.arg(&root).env_remove("CARGO_TARGET_DIR"))?;
-    }
-    Ok(program)
-}
-
 #[lab_test(slow)]
 fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
     let dir = directory(lab, "pgrx")?;
@@ -150,7 +138,9 @@ fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
     let pg_config = majors::chosen()?.pg_config;
     let mut command = extension::cargo();
     let path = std::env::var("PATH").unwrap_or_default();
-    let tools = cargo_pgrx()?.parent().context("no directory")?.to_owned();
+    // Of the version that the extension is built with.
+    let cargo_pgrx = super::cargo_installs("cargo-pgrx", "0.18.1")?;
+    let tools = cargo_pgrx.parent().context("no directory")?;
     command.env("PATH", format!("{}:{path}", tools.display()));
     command.args(["pgrx", "package", "--package", "pg_fence", "--no-default-features"]);
     command.args(["--features", &format!("pg{major}"), "--pg-config"]).arg(&pg_config);

@@ -1,0 +1,62 @@
+//! What the command leaves of its cgroups, how it does without any, and a program that was replaced under it.
+
+use pg_test::clients::command::stage::{cgroups_are_at_hand, kill, play_with, program, Stage};
+use pg_test::clients::command::{lost, plain};
+use pg_test::process::{output_of, wait_until, PATIENCE};
+use pg_test::test_case::left_out;
+use pg_test::{ensure, lab_test, Calls, Lab, Result};
+
+/// As on a machine where none can be made.
+#[lab_test]
+fn without_a_cgroup_descendants_and_marks_are_found(lab: &Lab) -> Result<()> {
+    for scenario in [lost::frozen_keeper, lost::killed_supervisor, plain::left_behind] {
+        play_with("--no-cgroup", lab, &program()?, scenario)?;
+    }
+    Ok(())
+}
+
+/// Neither while nothing goes wrong, nor when the supervisor was killed.
+#[lab_test]
+fn no_cgroup_is_left_behind(lab: &Lab) -> Result<()> {
+    if !cgroups_are_at_hand() {
+        return left_out("no cgroup (version 2, Linux 5.14) can be made here");
+    }
+    let stage = Stage::new(lab)?;
+    let script = "sed -n s/^0:://p /proc/self/cgroup > $DIR/cgroup; echo $$ > $DIR/pid; \
+                  until [ -e $DIR/go ]; do sleep 0.05; done";
+    let mount = "awk '$3 == \"cgroup2\" { printf \"%s\", $2; exit }' /proc/self/mounts";
+    let mount = output_of(std::process::Command::new("sh").args(["-c", mount]))?;
+    for is_killed in [false, true] {
+        let run = stage.run("job", script)?;
+        stage.pid("pid")?;
+        let name = stage.file("cgroup")?;
+        let directory = std::path::PathBuf::from(format!("{mount}{name}"));
+        ensure!(name.contains("/pg_fence-") && directory.is_dir(), "{directory:?}");
+        if is_killed {
+            kill(run.supervisor())?;
+        } else {
+            stage.touch("go")?;
+            run.ends_with(0)?;
+        }
+        wait_until("it is gone", PATIENCE, || !directory.exists())?;
+        for file in ["pid", "cgroup", "go"] {
+            let _ = std::fs::remove_file(stage.dir().join(file));
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_program_that_was_replaced_meanwhile_still_starts_the_command(lab: &Lab) -> Result<()> {
+    let copy = lab.prefix().new_dir("replaced")?.join("pg_fence");
+    std::fs::copy(program()?, &copy)?;
+    let stage = Stage::with(lab, lab.cluster(), copy.clone())?;
+    let mut admin = stage.admin()?;
+    let token = admin.acquire("job", "1 h")?;
+    let run = stage.run("job --wait 5m", "exit 7")?;
+    run.keeper()?;
+    stage.wait_for_line(1)?;
+    std::fs::remove_file(&copy)?;
+    admin.run(&format!("SELECT lease_release('job', {token})"))?;
+    run.ends_with(7).map(drop)
+}

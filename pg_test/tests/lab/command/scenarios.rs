@@ -1,0 +1,47 @@
+//! Processes frozen and killed, cables cut, servers restarted: the command never outlives its lease, but where all of
+//! it is frozen; and then the server refuses what it writes. `cargo run -- clients` plays the same with planted faults.
+
+use pg_test::clients::command::stage::{play, program, Scene};
+use pg_test::clients::command::{lost, plain};
+use pg_test::clients::scenario::Way;
+use pg_test::{Lab, Result};
+
+fn plays(lab: &Lab, scenario: impl Fn(&Scene) -> Result<()>) -> Result<()> {
+    play(lab, &program()?, scenario)
+}
+
+cases![
+    all_of_it_is_frozen_and_writes_when_it_goes_on => plays(lost::all_of_it_is_frozen_and_writes_when_it_goes_on),
+    all_of_it_is_frozen_and_ends_when_it_goes_on => plays(lost::all_of_it_is_frozen_and_ends_when_it_goes_on),
+    the_keeper_is_frozen_and_the_command_ends_before_the_lease => plays(lost::frozen_keeper),
+    the_supervisor_is_frozen_and_the_lease_is_kept_until_it_is_lost => plays(lost::the_supervisor_is_frozen_and_the_lease_is_kept_until_it_is_lost),
+    the_supervisor_is_frozen_and_the_cable_is_cut => plays(lost::the_supervisor_is_frozen_and_the_cable_is_cut),
+    the_command_alone_is_frozen_and_keeps_its_lease => plays(lost::the_command_alone_is_frozen_and_keeps_its_lease),
+    a_frozen_command_that_ignores_term_ends_when_its_lease_is_revoked => plays(lost::a_frozen_command_that_ignores_term_ends_when_its_lease_is_revoked),
+    a_command_that_listens_has_the_grace_to_end_by_itself => plays(lost::a_command_that_listens_has_the_grace_to_end_by_itself),
+    the_supervisor_is_killed => plays(lost::killed_supervisor),
+    the_keeper_is_killed => plays(lost::killed_keeper),
+    both_are_killed_at_once_and_the_command_with_them => plays(lost::both_are_killed_at_once_and_the_command_with_them),
+    the_command_is_killed => plays(lost::the_command_is_killed),
+    the_cable_is_cut => plays(|scene| lost::cut(scene, Way::Both)),
+    the_cable_swallows_what_is_sent => plays(|scene| lost::cut(scene, Way::Requests)),
+    the_cable_swallows_the_answers => plays(|scene| lost::cut(scene, Way::Answers)),
+    a_cut_that_is_mended_in_time_ends_nothing => plays(lost::a_cut_that_is_mended_in_time_ends_nothing),
+    the_server_is_restarted_and_the_command_goes_on => plays(lost::the_server_is_restarted_and_the_command_goes_on),
+    the_server_fails_over_and_the_command_goes_on => plays(lost::the_server_fails_over_and_the_command_goes_on),
+    through_a_pooler_the_lease_is_kept_and_writes_need_the_token_set => plays(lost::through_a_pooler_the_lease_is_kept_and_writes_need_the_token_set),
+    a_session_lease_passes_on_when_its_connection_ends => plays(lost::a_session_lease_passes_on_when_its_connection_ends),
+    all_of_it_is_killed_and_its_session_lease_passes_on => plays(lost::killed_with_a_session_lease),
+    all_of_it_is_frozen_in_a_guarded_transaction => plays(lost::frozen_in_a_guarded_transaction),
+    the_session_of_the_program_ends_and_the_lease_is_held => plays(lost::the_program_s_session_ends),
+    answers_are_slow_and_the_command_ends_before_the_lease => plays(lost::slow_answers),
+    the_lease_is_renewed_beside_an_open_transaction => plays(lost::renewed_beside_an_open_transaction),
+    the_server_s_clock_is_set_back_and_the_command_ends_by_its_own => plays(lost::the_server_s_clock_is_set_back),
+    leases_are_denied_and_the_command_ends_before_its_own => plays(lost::denied),
+    a_process_that_hides_from_the_keeper_is_ended_by_its_cgroup => plays(lost::hidden_from_the_keeper),
+    an_unchanged_psql_presents_the_token => plays(plain::presented_by_psql),
+    what_the_command_leaves_behind_ends_before_the_lease_does => plays(plain::left_behind),
+    the_terminal_is_gone_and_the_command_with_it => plays(plain::the_terminal_is_gone),
+    two_hundred_wait_in_line_and_run_one_after_the_other_in_their_order => plays(plain::two_hundred_in_line),
+    several_hold_several_leases => plays(plain::several_holders_and_leases),
+];
