@@ -132,8 +132,7 @@ impl Version<'_> {
             run("chaos".to_owned(), &["chaos", "--minutes", &minutes.to_string()]);
         }
         for bug in KnownBug::value_variants().iter().filter(|_| options.plants) {
-            let bug = bug.to_possible_value().map(|value| value.get_name().to_owned());
-            let bug = bug.unwrap_or_default();
+            let bug = bug.name();
             run(format!("plant {bug}"), &["chaos", "--plant", &bug]);
         }
         steps

@@ -2,8 +2,8 @@
 //!
 //! For each PostgreSQL a Debian package and a `.tar.gz`, whose directory is from PostgreSQL 18 on also the image
 //! that `extension_control_path` takes; for all of them together the archive for PGXN and `SHA256SUMS`; and a package
-//! and a `.tar.gz` of the command `pg_fence`. Built
-//! twice from the same commit, wherever the source lies, they are the same bytes. (Of the command that is not tested.)
+//! and a `.tar.gz` of the command `pg_fence`. Built twice from the same commit, wherever the source lies, they are the
+//! same bytes. (Of the command that is not tested.)
 
 pub mod command;
 mod deb;
@@ -38,14 +38,11 @@ pub struct Options {
     /// Build for the PostgreSQL with this pg_config
     #[arg(long, value_name = "PATH")]
     pg_config: Vec<PathBuf>,
-    /// Where to put the packages, target/package/dist by default
-    #[arg(long, value_name = "DIRECTORY")]
-    output: Option<PathBuf>,
 }
 
 /// Builds all packages and prints their checksums.
 pub fn run(options: &Options) -> Result<()> {
-    let output = options.output.clone().unwrap_or_else(|| directory().join("dist"));
+    let output = directory().join("dist");
     let _ = fs::remove_dir_all(&output);
     fs::create_dir_all(&output)?;
     let output = fs::canonicalize(output)?;

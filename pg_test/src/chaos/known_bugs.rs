@@ -38,7 +38,7 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// As the extension's build knows it (`--cfg planted="<name>"`), and the command.
-    fn name(self) -> String {
+    pub fn name(self) -> String {
         self.to_possible_value().expect("no bug is hidden").get_name().to_owned()
     }
 
