@@ -171,7 +171,6 @@ BEGIN
       LEFT JOIN LATERAL (  -- the first of the reasons why the table cannot be fenced so
          SELECT code, fault, hint, about FROM (VALUES
             -- what was asked for
-            (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.', NULL),
             (fence_name = '', '22023', 'the fence column needs a name',
              'Leave fence_column out for a column "fence".', NULL),
             (judged_as NOT IN ('strict', 'monotonic', 'managed'), '22023',
@@ -195,10 +194,8 @@ BEGIN
              'Shorten the text around the placeholders.', NULL),
             (fence_name = ANY (template.columns), '22023', 'the lease of a row cannot depend on its fence column',
              'Use the columns that identify the row.', fence_name),
-            -- whose table, and of what kind
-            (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.', NULL),
-            (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
-             format('Ask %I to do it.', pg_get_userbyid(c.relowner)), NULL),
+            -- what kind of table
+            (c.oid IS NULL, '42P01', 'it was dropped meanwhile', 'Name a table that exists.', NULL),
             (c.oid < 16384 OR c.relnamespace IN (
                  SELECT d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
                   WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
@@ -249,7 +246,7 @@ BEGIN
           LIMIT 1) AS refusal ON true;
     IF rule.code IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = rule.code, HINT = rule.hint,
-            MESSAGE = format('cannot fence %s: %s', coalesce(table_name, 'a table'), rule.fault),
+            MESSAGE = format('cannot fence %s: %s', table_name, rule.fault),
             DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', rule.about)),
             SCHEMA = coalesce(rule.nspname, ''), TABLE = coalesce(rule.relname, ''),
             COLUMN = coalesce(rule.about, '');
@@ -388,31 +385,8 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $unprotect_table$
 DECLARE
-    table_name CONSTANT text := relation::text;
-    refusal record;
     item record;
 BEGIN
-    SELECT r.*, n.nspname, c.relname INTO refusal
-      FROM (VALUES (1)) AS once
-      LEFT JOIN pg_class c ON c.oid = relation
-      LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-     CROSS JOIN LATERAL (VALUES
-        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
-        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
-        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
-         format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
-        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours AND t.tgparentid <> 0),
-         '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(c.oid)))
-     ) AS r (applies, code, fault, hint)
-     WHERE r.applies
-     LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-            MESSAGE = format('cannot take the fence off %s: %s', coalesce(table_name, 'a table'), refusal.fault),
-            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name)),
-            SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
-    END IF;
-
     -- The lock comes first: those of pg_partition_tree would have to be raised, which invites deadlocks.
     IF EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND (c.relkind = 'p' OR c.relkind = 'r'
                   AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN
@@ -435,20 +409,48 @@ COMMENT ON FUNCTION fence.unprotect_table(regclass, oid) IS
 'what fence_unprotect does, with the rights of its caller; called by that alone';
 
 
+-- Called first by each of the three. Postgres itself asks for the owner again where something is done.
+--
 -- Citus, where it is there, changes triggers on what it has spread over nodes only where it is told to. The owner is told
--- before anything is done; anybody else is refused anyway.
-CREATE FUNCTION fence.check_distributed(relation regclass, function text) RETURNS void
+-- before anything is done.
+CREATE FUNCTION fence.check_table(relation regclass, function text, ours oid) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
-AS $check_distributed$
+AS $check_table$
 DECLARE
+    doing CONSTANT text := CASE function WHEN 'fence_protect' THEN 'fence' WHEN 'fence_audit' THEN 'audit'
+                                ELSE 'take the fence off' END;
+    refusal record;
     is_distributed boolean;
 BEGIN
-    IF to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN
+    SELECT r.*, n.nspname, c.relname INTO refusal
+      FROM (VALUES (1)) AS once
+      LEFT JOIN pg_class c ON c.oid = relation
+      LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+     CROSS JOIN LATERAL (VALUES
+        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
+        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
+        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
+         format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
+        (function = 'fence_audit' AND c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
+         'Name a table.'),
+        (function = 'fence_unprotect' AND EXISTS (
+            SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours AND t.tgparentid <> 0),
+         '42809', 'it is fenced as a partition', format('Take the fence off %s.', pg_partition_root(c.oid)))
+     ) AS r (applies, code, fault, hint)
+     WHERE r.applies
+     LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
+            MESSAGE = format('cannot %s %s: %s', doing, coalesce(relation::text, 'a table'), refusal.fault),
+            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', relation::text)),
+            SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, '');
+    END IF;
+
+    IF function = 'fence_audit' OR to_regclass('pg_catalog.pg_dist_partition') IS NULL THEN
         RETURN;
     END IF;
-    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p JOIN pg_catalog.pg_class AS c
-                ON c.oid = p.logicalrelid WHERE c.oid = $1 AND pg_catalog.pg_has_role(c.relowner, ''USAGE'')
+    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition AS p WHERE p.logicalrelid = $1
                 AND (p.partmethod <> ''n'' OR p.repmodel = ''t'' OR p.colocationid <> 0))'
        INTO is_distributed USING relation;
     IF NOT is_distributed THEN
@@ -457,8 +459,7 @@ BEGIN
     IF NOT coalesce(current_setting('citus.enable_unsafe_triggers', true)::boolean, false) THEN
         RAISE EXCEPTION USING ERRCODE = '55000',
             MESSAGE = format('cannot %s %s: Citus has distributed it, and changes triggers there only where '
-                'citus.enable_unsafe_triggers is on',
-                CASE function WHEN 'fence_protect' THEN 'fence' ELSE 'take the fence off' END, relation),
+                'citus.enable_unsafe_triggers is on', doing, relation),
             HINT = format('SET citus.enable_unsafe_triggers = on; then call %s again.', function),
             DETAIL = jsonb_build_object('relation', relation::text);
     END IF;
@@ -469,8 +470,8 @@ BEGIN
             HINT = 'Take leases on the row''s own node, or adopt them there: see Citus in the documentation of pg_fence.';
     END IF;
 END
-$check_distributed$;
+$check_table$;
 
-COMMENT ON FUNCTION fence.check_distributed(regclass, text) IS
-'refuses to fence, or to take a fence off, what Citus has distributed, where that lets nobody change triggers; called by '
-'fence_protect and fence_unprotect alone';
+COMMENT ON FUNCTION fence.check_table(regclass, text, oid) IS
+'refuses a table that is not the caller''s to fence, to take a fence off or to audit, or whose triggers Citus lets nobody '
+'change; called by fence_protect, fence_unprotect and fence_audit alone';

@@ -74,29 +74,11 @@ DECLARE
     with_fences CONSTANT text := 'BEGIN PERFORM %1$s.fence_unprotect(%2$L); UPDATE %3$s%2$s AS r SET %4$I = %5$s '
         'FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; PERFORM %7$s END';
     left_out boolean := false;
-    refusal record;
     answer record;
     said text[] := '{}';
     spread regclass[];  -- the tables that Citus has spread over nodes
     asks_nodes boolean;
 BEGIN
-    SELECT x.* INTO refusal
-      FROM (VALUES (1)) AS once
-      LEFT JOIN pg_class c ON c.oid = relation
-     CROSS JOIN LATERAL (VALUES
-        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
-        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
-         format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
-        (c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server', 'Name a table.')
-     ) AS x (applies, code, fault, hint)
-     WHERE relation IS NOT NULL AND x.applies
-     LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
-            MESSAGE = format('cannot audit %s: %s', relation, refusal.fault),
-            DETAIL = jsonb_build_object('relation', relation::text);
-    END IF;
-
     FOR answer IN
         WITH RECURSIVE
 

@@ -33,12 +33,10 @@ const AUDIT: usize = 1;
 pub fn protect(args: Args) -> Result<Answer, Refusal> {
     let function = StateFunction::find(c"protect_table", PROTECT + Declared::ARGUMENTS + 1)?;
     let fenced = state_function::fenced()?;
-    check_distributed(args, "fence_protect")?;
+    check_table(args, "fence_protect", fenced)?;
     for is_locked in [false, true] {
-        // Without a table there are no triggers to look at, and no lock: it is refused.
-        let triggers =
-            args.oid(0).map(|table| trigger_catalog::triggers_calling(fenced, Some(table)));
-        let declared = Declared::new(fenced, triggers.unwrap_or_default(), args.text(3));
+        let triggers = trigger_catalog::triggers_calling(fenced, args.oid(0));
+        let declared = Declared::new(fenced, triggers, args.text(3));
         function
             .call(args, &declared.arguments(&function, args, PROTECT, &[Some(is_locked.into())]));
     }
@@ -49,15 +47,16 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
 pub fn unprotect(args: Args) -> Result<Answer, Refusal> {
     let function = StateFunction::find(c"unprotect_table", 2)?;
     let fenced = state_function::fenced()?;
-    check_distributed(args, "fence_unprotect")?;
+    check_table(args, "fence_unprotect", fenced)?;
     function.call(args, &[args.datum(0), Some(fenced.into())]);
     Ok(Answer::Null)
 }
 
-/// Refuses what Citus would not let the function do.
-fn check_distributed(args: Args, function: &str) -> Result<(), Refusal> {
-    let check = StateFunction::find(c"check_distributed", 2)?;
-    check.call(args, &[args.datum(0), Some(text_datum(function.as_bytes()))]);
+/// Refuses a table with which the caller may not do what the function does.
+fn check_table(args: Args, function: &str, fenced: Oid) -> Result<(), Refusal> {
+    let function = Some(text_datum(function.as_bytes()));
+    StateFunction::find(c"check_table", 3)?
+        .call(args, &[args.datum(0), function, Some(fenced.into())]);
     Ok(())
 }
 
@@ -65,6 +64,9 @@ fn check_distributed(args: Args, function: &str) -> Result<(), Refusal> {
 pub fn audit(args: Args) -> Result<Answer, Refusal> {
     let function = StateFunction::find(c"audit_tables", AUDIT + Declared::ARGUMENTS + 3)?;
     let fenced = state_function::fenced()?;
+    if args.oid(0).is_some() {
+        check_table(args, "fence_audit", fenced)?;
+    }
     // Parents and children of the table count as well.
     let declared = Declared::new(fenced, trigger_catalog::triggers_calling(fenced, None), None);
     let mut last = tokens::last()?;

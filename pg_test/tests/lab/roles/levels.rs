@@ -62,7 +62,7 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("role_prefix_changed", Nobody, ""),
     ("protect_table", Nobody, ""),
     ("unprotect_table", Nobody, ""),
-    ("check_distributed", Nobody, ""),
+    ("check_table", Nobody, ""),
     ("audit_tables", Nobody, ""),
     ("state_findings", Nobody, ""),
     ("lease_findings", Nobody, ""),
