@@ -77,7 +77,7 @@ COMMENT ON SEQUENCE fence.server_start_token_seq IS 'where that start moved the 
 COMMENT ON SEQUENCE fence.verdict_seq IS 'its currval is what a session remembers of its latest verdict; the value means nothing';
 
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.sweep_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.sweep_seq IS 'how often rows were deleted: what a session remembers from before counts no more';
+COMMENT ON SEQUENCE fence.sweep_seq IS 'how often rows were deleted, or adopted: what a session remembers from before counts no more';
 
 CREATE TABLE IF NOT EXISTS fence.lease (
     name        text COLLATE "C" PRIMARY KEY,
@@ -134,7 +134,8 @@ COMMENT ON INDEX fence.role_prefix_pkey IS 'one level for each prefix of a role'
 -- Who calls, and how a refusal is raised ------------------------------------------------------------------------------
 
 -- A function with RETURN means the operators that it was made with, whatever search_path its caller has, and becomes a part of
--- the expression that calls it.
+-- the expression that calls it. In PL/pgSQL without a search_path of its own, variables have types of pg_catalog by name: what a
+-- session has compiled with a type of its caller's stays, and would run the CHECK of his domain with the owner's rights.
 
 -- Inside SECURITY DEFINER current_user is the owner of pg_fence_lite, so the caller is told from the session.
 CREATE OR REPLACE FUNCTION fence.caller() RETURNS name LANGUAGE sql STABLE
@@ -307,8 +308,8 @@ COMMENT ON FUNCTION fence.is_copy IS
 CREATE OR REPLACE FUNCTION fence.move_on(jumps boolean, above bigint DEFAULT 0) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     stride CONSTANT bigint := 1048576;
-    zero CONSTANT timestamptz := '2026-01-01 00:00:00+00';
-    fault text;
+    zero CONSTANT pg_catalog.timestamptz := '2026-01-01 00:00:00+00';
+    fault pg_catalog.text;
     jump boolean;
     last bigint;
     by_clock bigint;
@@ -399,7 +400,7 @@ COMMENT ON FUNCTION fence.outlived_jump IS 'was a grant made, renewed or adopted
 
 CREATE OR REPLACE FUNCTION fence.check_given(name text, least_rank integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    prefixes text;
+    prefixes pg_catalog.text;
 BEGIN
     IF fence.may_name(name, least_rank) THEN
         RETURN;
@@ -428,7 +429,7 @@ COMMENT ON FUNCTION fence.refuse_kind IS 'refuses a call for a lease that is gra
 CREATE OR REPLACE FUNCTION fence.put(lease text, holder text, token bigint, ttl_us bigint, metadata jsonb, adopted_floor bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    time CONSTANT timestamptz := clock_timestamp();
+    time CONSTANT pg_catalog.timestamptz := clock_timestamp();
 BEGIN
     INSERT INTO fence.lease (name, holder, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us,
                              metadata, adopted_floor, granted_in)
@@ -507,7 +508,7 @@ COMMENT ON FUNCTION fence.nobody_waits IS 'does nobody own the lock of the lease
 
 CREATE OR REPLACE FUNCTION fence.wait_for(key bigint, row_of text, longest_us numeric) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    patience CONSTANT text := current_setting('lock_timeout');
+    patience CONSTANT pg_catalog.text := current_setting('lock_timeout');
 BEGIN
     PERFORM set_config('lock_timeout', least(nullif(extract(epoch FROM patience::interval) * 1000, 0),
         greatest(ceil(longest_us / 1000), 1), 2147483647)::integer::text, true);
@@ -616,7 +617,7 @@ COMMENT ON FUNCTION fence.commit_durably IS
 CREATE OR REPLACE FUNCTION fence.change(call text, lease text, token bigint, ttl interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     held fence.lease;
-    time timestamptz;
+    time pg_catalog.timestamptz;
     fresh bigint;
 BEGIN
     -- Who is too late locks nothing. Who is not waits for an open transaction that has changed the lease.
@@ -763,9 +764,9 @@ BEGIN
         ELSIF keeps_snapshot AND held.granted_in = pg_current_xact_id_if_assigned() THEN
             RETURN '{"code": "55000"}';
         END IF;
-        PERFORM setval('fence.verdict_seq', CASE WHEN held.adopted_floor IS NOT NULL THEN 1
+        PERFORM set_config('pg_fence.relied', gen_random_uuid() || ' ' || token || ' ' || lease, true),
+                setval('fence.verdict_seq', CASE WHEN held.adopted_floor IS NOT NULL THEN 1
                     ELSE fence.seal(lease, token, pg_sequence_last_value('fence.token_seq')) END),
-                set_config('pg_fence.relied', token || ' ' || lease, true),
                 -- Of a transaction that guards very many, the latest are noted.
                 set_config('pg_fence.guards', (coalesce(CASE WHEN length(guards) < 8000 THEN guards::jsonb END, '{}')
                     || jsonb_build_object(lease, token))::text, true);
@@ -792,11 +793,13 @@ COMMENT ON FUNCTION fence.verdict IS 'may a transaction rely on this token from 
 -- What fence.verdict was content with is remembered where nobody else can write: in the value that this session has of a
 -- sequence. The role, the transaction, the last token drawn and the last sweep are a part of it: while they are the same,
 -- nobody was granted anything, and no name was made free for an adoption. A lock that goes with a savepoint takes the setting
--- pg_fence.relied with it.
+-- pg_fence.relied with it. What begins that setting is drawn for each verdict: so nobody can look beforehand for a lease of his
+-- own whose hash is that of another's, which half of the bits of a hash would make easy.
 CREATE OR REPLACE FUNCTION fence.seal(lease text, token bigint, last bigint) RETURNS bigint LANGUAGE sql VOLATILE
     RETURN 1 + (9223372036854775806 & hashtextextended(encode(sha256(
-        replace(last || ' ' || coalesce(pg_sequence_last_value('fence.sweep_seq'), 0) || ' ' || token || ' ' || fence.caller()::text
-                || ' ' || lease, '\', '\\')::bytea), 'hex'),
+        replace(concat_ws(' ', left(current_setting('pg_fence.relied', true), 36), last,
+                coalesce(pg_sequence_last_value('fence.sweep_seq'), 0), token, octet_length(lease), lease, fence.caller()),
+            '\', '\\')::bytea), 'hex'),
         (date_part('epoch', now()) * 1000000)::bigint));
 COMMENT ON FUNCTION fence.seal IS 'what is remembered of a verdict, for this role and transaction; `last` is the last token drawn';
 
@@ -806,14 +809,14 @@ CREATE OR REPLACE FUNCTION fence.last_behind_lock(lease text) RETURNS bigint LAN
 COMMENT ON FUNCTION fence.last_behind_lock IS 'the last token drawn, read behind the lock of the lease; NULL where that is not free';
 
 CREATE OR REPLACE FUNCTION fence.remembers(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE sql VOLATILE
-    RETURN CASE WHEN current_setting('pg_fence.relied', true) = token || ' ' || lease
+    RETURN CASE WHEN substr(current_setting('pg_fence.relied', true), 38) = token || ' ' || lease
                 THEN currval('fence.verdict_seq') = fence.seal(lease, token, last) END;
 COMMENT ON FUNCTION fence.remembers IS 'true where fence.verdict was content with this a moment ago, and still would be';
 
 CREATE OR REPLACE FUNCTION fence.words(verdict jsonb, named text, token bigint, OUT message text, OUT hint text, OUT detail jsonb)
 LANGUAGE plpgsql AS $$
 DECLARE
-    lease CONSTANT text := coalesce('lease ' || fence.quoted(named), 'the row''s lease');
+    lease CONSTANT pg_catalog.text := coalesce('lease ' || fence.quoted(named), 'the row''s lease');
 BEGIN
     detail := verdict - 'code' || jsonb_build_object('lease', fence.cut(named));
     CASE verdict ->> 'code'
@@ -946,7 +949,7 @@ BEGIN
             ELSIF fence.keeps_snapshot() THEN
                 PERFORM fence.check_snapshot(name);
             END IF;
-            PERFORM fence.put(name, holder, token, 0, metadata, fence.floor()), fence.commit_durably();
+            PERFORM fence.put(name, holder, token, 0, metadata, fence.floor()), fence.commit_durably(), nextval('fence.sweep_seq');
             RETURN token;
         EXCEPTION
             WHEN SQLSTATE 'PF999' THEN
@@ -975,7 +978,7 @@ COMMENT ON FUNCTION lease_adopt IS 'makes known what somebody else has granted: 
 -- Up to 1000, for each takes a lock. Who is guarding a lease, or just acquiring it, has its lock.
 CREATE OR REPLACE FUNCTION fence.sweep(call text, only_name text, older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    horizon timestamptz;
+    horizon pg_catalog.timestamptz;
     swept bigint;
 BEGIN
     IF older_than IS NULL THEN
@@ -1089,13 +1092,13 @@ COMMENT ON FUNCTION fence.may_read IS 'may the caller read these columns in ever
 CREATE OR REPLACE FUNCTION fence.refuse_row(
     code text, relation oid, data jsonb, col text, message text, hint text, detail jsonb DEFAULT '{}') RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    place record;
-    key_columns CONSTANT text[] := ARRAY (
+    place pg_catalog.record;
+    key_columns CONSTANT pg_catalog.text[] := ARRAY (
         SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::smallint[])
          WHERE i.indrelid = relation AND i.indisprimary AND array_position(i.indkey::smallint[], a.attnum) < i.indnkeyatts
          ORDER BY a.attnum);
     shown CONSTANT integer := least(greatest(cardinality(key_columns), 1), 8);
-    key jsonb;
+    key pg_catalog.jsonb;
 BEGIN
     SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     IF data IS NOT NULL AND fence.may_read(relation, key_columns) THEN
@@ -1120,8 +1123,8 @@ COMMENT ON FUNCTION fence.refuse_row IS 'refuses a row: `data` is it, `col` its 
 CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, fence_column text) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    piece text;
-    name text := '';
+    piece pg_catalog.text;
+    name pg_catalog.text := '';
 BEGIN
     IF template IS NULL OR data IS NULL THEN
         RETURN NULL;
@@ -1266,7 +1269,9 @@ BEGIN
         old_lease := NULL;
     END IF;
 
-    arrives := arrives AND moving[4] = hashtext(lease);  -- else it has that fence by chance
+    -- Else it has that fence by chance. (The setting is no proof: anybody may set it, to any number.)
+    arrives := arrives AND moving[4] = hashtext(lease)
+               AND (shown <= pg_sequence_last_value('fence.token_seq') OR fence.is_adopted(lease));
     IF arrives THEN
         token := moving[1];
     ELSIF presents THEN
@@ -1340,8 +1345,8 @@ LANGUAGE sql IMMUTABLE
 COMMENT ON FUNCTION fence.plain_lease IS 'the lease of a trigger that can go the short way, empty where it has none; NULL where it cannot';
 
 CREATE OR REPLACE FUNCTION fence.with_id(template text, op text, old_id text, new_id text) RETURNS text LANGUAGE sql IMMUTABLE
-    RETURN CASE WHEN op = 'INSERT' OR old_id = new_id THEN replace(template, '{id}', new_id) END;
-COMMENT ON FUNCTION fence.with_id IS 'the lease of a row; NULL where the write changes it';
+    RETURN CASE WHEN op = 'INSERT' OR old_id = new_id THEN nullif(replace(template, '{id}', new_id), '') END;
+COMMENT ON FUNCTION fence.with_id IS 'the lease of a row; NULL where the write changes it, or it would be empty';
 
 CREATE OR REPLACE FUNCTION fence.plain_token(mode text, lease text, stored bigint, shown bigint) RETURNS bigint LANGUAGE sql STABLE
     RETURN CASE WHEN lease IS NULL OR lease LIKE '%{%' OR lease LIKE '%}%' THEN NULL
@@ -1365,7 +1370,7 @@ COMMENT ON FUNCTION fence.relies IS 'may the transaction rely on it from now unt
 
 CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-    lease text := fence.plain_lease(TG_OP, TG_LEVEL, TG_WHEN, TG_NARGS, TG_ARGV);
+    lease pg_catalog.text := fence.plain_lease(TG_OP, TG_LEVEL, TG_WHEN, TG_NARGS, TG_ARGV);
     token bigint;
     last bigint;
     replaced pg_catalog.jsonb;
@@ -1442,7 +1447,7 @@ COMMENT ON FUNCTION fence.trigger_function IS 'fenced(), wherever the calls are'
 CREATE OR REPLACE FUNCTION fence.refuse_table(
     relation regclass, doing text, code text, fault text, hint text, col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    place record;
+    place pg_catalog.record;
 BEGIN
     SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
     RAISE EXCEPTION USING ERRCODE = code, HINT = hint,
@@ -1482,7 +1487,7 @@ COMMENT ON FUNCTION fence.family IS 'a table and its partitions';
 
 CREATE OR REPLACE FUNCTION fence.take_off(relation regclass) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    item record;
+    item pg_catalog.record;
     dropped bigint := 0;
 BEGIN
     FOR item IN SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
@@ -1791,7 +1796,7 @@ COMMENT ON FUNCTION fence.grants IS 'all that fence_grant gives, from which leve
 
 CREATE OR REPLACE FUNCTION fence.check_role(role regrole, hint text) RETURNS name LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    name CONSTANT name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = role);
+    name CONSTANT pg_catalog.name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = role);
 BEGIN
     IF role IS NULL THEN
         PERFORM fence.refuse('22004', 'role must not be NULL', hint);

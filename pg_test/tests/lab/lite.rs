@@ -278,6 +278,99 @@ fn operators_and_functions_of_the_writer_change_no_verdict(lab: &Lab) -> Result<
     Ok(())
 }
 
+/// Types in pg_temp come before those of pg_catalog, and a function stays as a session has first compiled it.
+#[lab_test]
+fn types_of_the_caller_s_change_nothing_and_run_nothing(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut keeper, role) = (db.connect_as(&owner)?, db.role("rogue")?);
+    keeper.run(&format!(
+        "CREATE TABLE invoices (id int PRIMARY KEY, fence bigint);
+         SELECT fence_protect('invoices', lease => 'invoice'), fence_grant('{role}', 'admin');
+         GRANT ALL ON invoices TO {role}"
+    ))?;
+    keeper.acquire("invoice", "1 h")?;
+    // To "char" a text is cut without a word.
+    let mut rogue = db.connect_as(&role)?;
+    rogue.run("CREATE DOMAIN pg_temp.text AS pg_catalog.\"char\"")?;
+    let own = rogue.acquire("i", "1 h")?;
+    rogue.refused(&format!("INSERT INTO invoices VALUES (1, {own})"), "PF004")?;
+
+    let mut rogue = db.connect_as(&role)?;
+    rogue.run(
+        "CREATE FUNCTION pg_temp.evil() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+             IF current_user <> session_user THEN RAISE 'run with the rights of %', current_user; END IF; RETURN true; END $$;
+         DO $$ DECLARE item pg_catalog.record; BEGIN
+             FOR item IN SELECT t FROM unnest('{text,name,oid,jsonb,timestamptz,float8,int8,bool,xid8,numeric,interval}'::text[]) AS t LOOP
+                 EXECUTE format('CREATE DOMAIN pg_temp.%1$I AS pg_catalog.%1$I CHECK (pg_temp.evil())', item.t);
+             END LOOP;
+             FOR item IN SELECT p.proname, p.pronargs FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
+                          WHERE p.pronamespace = 'fence'::regnamespace AND l.lanname = 'plpgsql' AND p.prokind = 'f'
+                            AND p.prorettype <> 'trigger'::regtype LOOP
+                 BEGIN
+                     EXECUTE format('SELECT fence.%I(%s)', item.proname,
+                         array_to_string(array_fill('NULL'::pg_catalog.text, ARRAY[item.pronargs::int]), ','));
+                 EXCEPTION WHEN OTHERS THEN NULL; END;
+             END LOOP; END $$",
+    )?;
+    let token = rogue.acquire("a", "1 h")?;
+    rogue.nothing("SELECT lease_acquire('invoice', wait => '10 ms')")?;
+    rogue.renew("a", token)?;
+    for call in
+        ["fence_new_epoch()", "lease_revoke('a')", "lease_prune('0')", "lease_adopt('b', 7)"]
+    {
+        rogue.run(&format!("SELECT {call}"))?;
+    }
+    Ok(())
+}
+
+/// The short way judges as the long one does where a row's columns make no name: it is no table without a lease.
+#[lab_test]
+fn a_row_that_names_no_lease_is_not_written(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.run("CREATE TABLE t (id text, v int); SELECT fence_protect('t', lease => '{id}')")?;
+    let token = session.acquire("another", "1 h")?;
+    session.run(&format!("SET pg_fence.token = {token}"))?;
+    session.refused("INSERT INTO t VALUES ('')", "22023")?;
+    Ok(())
+}
+
+/// No token is drawn for an adoption: what a savepoint took back is judged again behind it.
+#[lab_test]
+fn what_is_remembered_ends_with_an_adoption(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut keeper, mut rogue) = (db.connect_as(&owner)?, db.connect_as(&owner)?);
+    keeper.run(ORDERS)?;
+    rogue.run("BEGIN; SAVEPOINT s")?;
+    let token = rogue.acquire("order:1", "1 h")?;
+    rogue.run(&format!("SELECT lease_guard('order:1', {token})"))?;
+    let relied = rogue.text("SELECT current_setting('pg_fence.relied')")?.context("a setting")?;
+    rogue.run("ROLLBACK TO s")?;
+    keeper.run("SELECT lease_adopt('order:1', 7)")?;
+    rogue.run(&format!("SELECT set_config('pg_fence.relied', '{relied}', true)"))?;
+    rogue.refused(&format!("UPDATE orders SET fence = {token} WHERE id = 1"), "PF004")?;
+    Ok(())
+}
+
+/// Which row is on its way to another partition is noted in a setting, which anybody can set.
+#[lab_test]
+fn no_row_arrives_with_a_fence_that_was_never_issued(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.run(
+        "CREATE TABLE t (id int) PARTITION BY LIST (id); CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1);
+         SELECT fence_protect('t', lease => 'order:{id}')",
+    )?;
+    let token = session.acquire("order:1", "1 h")?;
+    session.run(&format!(
+        "SET pg_fence.token = {token};
+         SELECT set_config('pg_fence.moving', concat_ws(' ', {token}, 0, {0}, hashtext('order:1')), false)",
+        i64::MAX
+    ))?;
+    session.refused(&format!("INSERT INTO t VALUES (1, {})", i64::MAX), "PF003")?;
+    Ok(())
+}
+
 #[lab_test]
 fn every_object_has_a_comment(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
