@@ -77,9 +77,10 @@ BEGIN
                 EXECUTE format('DELETE FROM %s AS p WHERE p.role = $1', item.name)
                   USING (SELECT r.rolname FROM pg_roles r WHERE r.oid = role);
             END IF;
+            -- A word that is no level, written by hand, is below all of them.
             EXECUTE format('INSERT INTO %s AS p (role, prefix, level) VALUES ($1, $2, $3)
                 ON CONFLICT ON CONSTRAINT role_prefix_pkey DO UPDATE SET level = EXCLUDED.level
-                WHERE array_position($4, p.level) < array_position($4, EXCLUDED.level)', item.name)
+                WHERE coalesce(array_position($4, p.level), 0) < array_position($4, EXCLUDED.level)', item.name)
               USING (SELECT r.rolname FROM pg_roles r WHERE r.oid = role), beginning, asked, levels;
         ELSE
             EXECUTE format('GRANT %s ON %s %s TO %s', item.privilege, item.kind, item.name, grantee);

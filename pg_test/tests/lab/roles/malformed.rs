@@ -73,6 +73,16 @@ fn rows_that_cannot_be_meant_give_nobody_anything(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
+fn fence_grant_mends_a_level_that_there_is_not(lab: &Lab) -> Result<()> {
+    let server = lab.builder().start()?;
+    let mut w = Watched::new(&server)?;
+    w.owner.run("UPDATE fence.role_prefix SET level = 'Worker'")?;
+    not_given(&mut w.db.connect_as(&w.role)?, "SELECT lease_acquire('a:1')")?;
+    w.owner.run(&format!("SELECT fence_grant('{}', 'worker', 'a:')", w.role))?;
+    w.has_its_names()
+}
+
+#[lab_test]
 fn a_table_of_another_shape_is_refused_and_shows_nothing(lab: &Lab) -> Result<()> {
     let server = lab.builder().start()?;
     let gone =
