@@ -104,6 +104,7 @@ impl TestCase {
         let from = self.from;
         let name = self.full_name();
         let not_for_lite = edition::reason(&name).filter(|_| edition::is_lite());
+        let full_name = name.clone();
         let trial = move || {
             if let Some(reason) = not_for_lite {
                 return Ok(Completion::ignored_with(reason));
@@ -113,7 +114,7 @@ impl TestCase {
             if lab.prefix().major_number() < from {
                 return Ok(Completion::ignored_with(format!("for PostgreSQL {from} and newer")));
             }
-            within_limit(lab, run)
+            within_limit(lab, full_name, run)
         };
         Trial::ignorable_test(name, trial).with_ignored_flag(left_out)
     }
@@ -184,7 +185,11 @@ fn limit() -> Duration {
 }
 
 /// Runs a test in a thread of its own, which is left behind if it hangs.
-fn within_limit(lab: Arc<Lab>, run: fn(&Lab) -> Result<()>) -> Result<Completion, Failed> {
+fn within_limit(
+    lab: Arc<Lab>,
+    name: String,
+    run: fn(&Lab) -> Result<()>,
+) -> Result<Completion, Failed> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let outcome = catch_unwind(AssertUnwindSafe(|| run(&lab)));
@@ -194,6 +199,10 @@ fn within_limit(lab: Arc<Lab>, run: fn(&Lab) -> Result<()>) -> Result<Completion
             Ok(Err(error)) => match error.downcast_ref::<LeftOut>() {
                 Some(LeftOut(reason)) => Ok(Completion::ignored_with(reason)),
                 None => match edition::refused_by_lite(&format!("{error:#}")) {
+                    // A proof that is not played would prove nothing.
+                    Some(what) if edition::is_proof_for_lite(&name) => {
+                        Err(format!("{what}, and its page names this test as a proof"))
+                    }
                     Some(what) => Ok(Completion::ignored_with(what)),
                     None => Err(causes_of(&error)),
                 },

@@ -24,6 +24,7 @@ const SEARCH_PATH: &str =
 const NOT_COMPARED: &str =
     "a limit: lite does not compare what a trigger on the state has left of its write";
 const PLAIN: &str = "lite's hints say what helps, whatever the case";
+const VERIFY: &str = "lite has no second check behind the other triggers";
 const NAMED: &str = "it compares the triggers, and lite has fence_named besides";
 
 /// A group (`file::`) or a test (`file::name`), and why it is left out.
@@ -91,7 +92,10 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("mixed_modes::", "lite has exclusive leases only"),
     ("leases::uncommitted::", "lite does not show an acquire that is not committed"),
     ("leases::lock_table::", "lite does not count a session's locks"),
-    ("fence::verify::", "lite has no second check behind the other triggers"),
+    ("fence::verify::", VERIFY),
+    ("kept_fences::the_second_check_lets_a_kept_fence_pass_and_no_other", VERIFY),
+    ("managed::what_was_accepted_is_what_must_be_stored", VERIFY),
+    ("protect::a_partition_made_later_is_fenced_alike", VERIFY),
     ("statistics::", "lite counts nothing and keeps no refusals"),
     ("audit::", "lite's audit is shorter, and has tests of its own"),
     ("tools::adopted::", "lite adopts no leases of others"),

@@ -73,7 +73,7 @@ fn what_it_has_not_is_refused_with_a_hint(lab: &Lab) -> Result<()> {
         "SELECT lease_release_all('{a,b}', 1)",
         "SELECT lease_guard_all('{a,b}', 1)",
         "SELECT fence_stats_reset()",
-        "SELECT fence_protect('t', verify => true)",
+        "SELECT fence_protect('t', verify=>true)",
     ] {
         let fault = session.refused(sql, "0A000")?;
         ensure!(

@@ -221,7 +221,8 @@ fn a_table_of_one_s_own_tells_nothing_of_another_s_lease(lab: &Lab) -> Result<()
         "CREATE TABLE own (id int, fence bigint); INSERT INTO own VALUES (1); CREATE FUNCTION write(t bigint) RETURNS void
              LANGUAGE sql SECURITY DEFINER SET search_path = public AS 'INSERT INTO own VALUES (2, t)'",
     )?;
-    let guesses = [live, renewed, earlier, foreign, renewed + 1, renewed + 1_000_000, i64::MAX, 7];
+    let guesses =
+        [live, renewed, earlier, foreign, renewed + 1, renewed + 1_000_000, i64::MAX, 777];
     for mode in ["monotonic", "strict", "managed"] {
         let protect = format!(
             "SELECT fence_protect('own', mode => '{mode}', lease => 'victim', verify => true)"
