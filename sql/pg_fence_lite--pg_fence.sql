@@ -6,7 +6,7 @@
 -- every lease with its tokens, holders and deadlines, tokens that are never lower, fenced tables, and what fence_grant gave.
 -- The owner of pg_fence_lite, who had all calls, is made an admin of the extension, which is the superuser's.
 -- A call that is under way meanwhile may fail once, because the function that it called is gone.
--- It fails, and changes nothing, where other objects depend on those of pg_fence_lite: drop and create them anew.
+-- It fails, and changes nothing, where other objects depend on those of pg_fence_lite: drop them and create them again.
 
 DO $move$
 DECLARE
@@ -27,10 +27,10 @@ BEGIN
        AND d.refobjid IN (SELECT o.oid FROM pg_class o WHERE o.relnamespace = 'fence'::regnamespace);
     IF dependent IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = '2BP01', MESSAGE = format('other objects depend on pg_fence_lite: %s', dependent),
-            HINT = 'Drop them, and create them anew behind this script.';
+            HINT = 'Drop them, and create them again after this script.';
     END IF;
 
-    -- Whoever guards a lease, or has changed one, has read or written this table in a transaction that is still open.
+    -- A transaction that guards a lease, or has changed one, is still open, and has read or written this table.
     LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE;
     CREATE TEMPORARY TABLE moved_lease ON COMMIT DROP AS SELECT * FROM fence.lease;
     CREATE TEMPORARY TABLE moved_prefix ON COMMIT DROP AS SELECT * FROM fence.role_prefix;
