@@ -1,5 +1,6 @@
 //! Known bugs, planted to show that the chaos run catches each of them: a build with `--cfg planted="<name>"`
-//! has one, any other has none and pays nothing for it. (`Cargo.toml` lists the names.)
+//! has one, any other has none and pays nothing for it. (`Cargo.toml` lists the names, too. `no-counting` is none of the
+//! chaos run's: the benchmark measures by it what counting costs.)
 
 use pg_fence_rules::Token;
 
