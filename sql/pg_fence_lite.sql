@@ -32,6 +32,8 @@
 -- The one schema name that bodies rely on is fence, whose owner alone can rename it.
 
 DO $install$
+DECLARE
+    call regprocedure;
 BEGIN
     IF current_setting('server_version_num')::integer < 150000 THEN
         RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'pg_fence_lite needs PostgreSQL 15 or newer';
@@ -54,6 +56,10 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '42P06', MESSAGE = 'there is a schema fence that is not pg_fence_lite''s',
             HINT = 'Rename or drop it, or install as its owner.';
     END IF;
+    -- What an older file made and this one does not, stays without a comment, and is dropped in the end.
+    FOR call IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = 'fence'::regnamespace LOOP
+        EXECUTE format('COMMENT ON FUNCTION %s IS NULL', call);
+    END LOOP;
 END
 $install$;
 
@@ -1928,6 +1934,11 @@ BEGIN
     LOOP
         EXECUTE statement;
     END LOOP;
+    SELECT 'DROP FUNCTION ' || string_agg(p.oid::regprocedure::text, ', ') INTO statement
+      FROM pg_catalog.pg_proc p WHERE p.pronamespace = 'fence'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL;
+    IF statement IS NOT NULL THEN
+        EXECUTE statement;
+    END IF;
     GRANT USAGE ON SCHEMA fence TO PUBLIC;
     GRANT SELECT ON SEQUENCE fence.token_seq, fence.verdict_seq, fence.sweep_seq TO PUBLIC;
     -- As an extension of pg_tle: a dump is to carry the state, but not the marks of a start.

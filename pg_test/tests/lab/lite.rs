@@ -33,7 +33,14 @@ fn an_ordinary_owner_installs_it_again_and_takes_it_away(lab: &Lab) -> Result<()
     ensure!(!session.truth("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")?);
     session.run(ORDERS)?;
     let token = session.acquire("order:1", "1 h")?;
+    // Of an older file nothing stays that this one has not: it would be open to all, and nobody mends it.
+    session.run(
+        "CREATE FUNCTION fence.older() RETURNS int LANGUAGE sql SECURITY DEFINER RETURN 1;
+         CREATE FUNCTION fence.on_it() RETURNS int LANGUAGE sql RETURN fence.older()",
+    )?;
     session.run(&lite_script()?)?;
+    ensure!(session
+        .truth("SELECT to_regproc('fence.older') IS NULL AND to_regproc('fence.on_it') IS NULL")?);
     session.run(&format!("UPDATE orders SET v = 1, fence = {token} WHERE id = 1"))?;
     ensure!(session.speaks("order:1", token)?, "a second installation keeps the leases");
 
