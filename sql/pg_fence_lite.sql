@@ -1111,7 +1111,7 @@ BEGIN
         SELECT jsonb_object_agg(fence.cut(k, 64), CASE jsonb_typeof(data -> k)
                    WHEN 'string' THEN to_jsonb(fence.cut(data ->> k, least(256, 512 / shown)))
                    WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
-                   WHEN 'number' THEN CASE WHEN data ->> k ~ '^-?\d{1,19}$' THEN data -> k ELSE to_jsonb(data ->> k) END
+                   WHEN 'number' THEN CASE WHEN data ->> k ~ '^-?[0-9]{1,19}$' THEN data -> k ELSE to_jsonb(data ->> k) END
                    ELSE data -> k END)
           INTO key FROM unnest(key_columns[:8]) AS k;
         IF cardinality(key_columns) > shown THEN
@@ -1167,7 +1167,7 @@ DECLARE
     reads CONSTANT boolean := fence.may_read(relation, ARRAY[col]);
     seen CONSTANT bigint := CASE WHEN reads THEN stored END;
     presented CONSTANT bigint := CASE WHEN reads OR is_shown THEN token END;
-    own CONSTANT bigint := substring(current_setting('pg_fence.token', true) FROM '^\d{1,18}$')::bigint;
+    own CONSTANT bigint := substring(current_setting('pg_fence.token', true) FROM '^[0-9]{1,18}$')::bigint;
 BEGIN
     IF code = 'PF002' THEN
         PERFORM fence.refuse_row(code, relation, data, col, 'no fencing token presented',
@@ -1287,7 +1287,8 @@ BEGIN
         ambient := coalesce(fence.noted(lease), fence.noted(old_lease),
                             CASE WHEN op = 'DELETE' AND moving[2] = hashtext(old_row::text) THEN moving[1] END);
         IF ambient IS NULL AND current_setting('pg_fence.token', true) <> '' THEN
-            IF current_setting('pg_fence.token') !~ '^\s*\d{1,19}\s*$' THEN
+            -- No backslash d, for standard_conforming_strings may be off.
+            IF current_setting('pg_fence.token') !~ '^[[:space:]]*[0-9]{1,19}[[:space:]]*$' THEN
                 PERFORM fence.refuse('22023', format('invalid value for parameter "pg_fence.token": %s',
                     fence.quoted(current_setting('pg_fence.token'))), 'It is a fencing token, or empty for none.');
             END IF;
@@ -1435,11 +1436,10 @@ CREATE OR REPLACE FUNCTION fence.template_columns(template text) RETURNS text[] 
 $$;
 COMMENT ON FUNCTION fence.template_columns IS 'the columns that the name of a lease is made of; NULL where its braces do not pair';
 
-CREATE OR REPLACE FUNCTION fence.trigger_arguments(tgargs bytea, tgnargs smallint) RETURNS text[] LANGUAGE sql STABLE AS $$
-    SELECT ARRAY (SELECT convert_from(decode(replace(x.part, ' ', ''), 'hex'), getdatabaseencoding())
+CREATE OR REPLACE FUNCTION fence.trigger_arguments(tgargs bytea, tgnargs smallint) RETURNS text[] LANGUAGE sql STABLE
+    RETURN ARRAY (SELECT convert_from(decode(replace(x.part, ' ', ''), 'hex'), getdatabaseencoding())
                     FROM unnest(string_to_array(regexp_replace(encode(tgargs, 'hex'), '(..)', '\1 ', 'g'), '00 '))
-                         WITH ORDINALITY AS x (part, n) WHERE x.n <= tgnargs ORDER BY x.n)
-$$;
+                         WITH ORDINALITY AS x (part, n) WHERE x.n <= tgnargs ORDER BY x.n);
 COMMENT ON FUNCTION fence.trigger_arguments IS 'the arguments of a trigger, between which pg_trigger has zero bytes';
 
 CREATE OR REPLACE FUNCTION fence.trigger_function() RETURNS regproc LANGUAGE sql STABLE
@@ -1549,7 +1549,7 @@ BEGIN
         CASE WHEN had.mode = 'managed' OR (bound_to IS NULL) = (had.lease IS NULL) THEN had.mode END,
         CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END));
     kept_events := CASE WHEN bound_to IS NULL OR had.lease IS NOT NULL THEN had.events END;
-    on_events := regexp_split_to_array(lower(btrim(coalesce(events, kept_events, 'update,delete,truncate'))), '\s*,\s*')
+    on_events := regexp_split_to_array(lower(btrim(coalesce(events, kept_events, 'update,delete,truncate'))), '[[:space:]]*,[[:space:]]*')
         || CASE WHEN events IS NULL AND kept_events IS NULL
                      AND (bound_to IS NOT NULL OR had.lease IS NOT NULL OR had.mode = 'managed' OR had.inserts)
                   OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END;

@@ -342,6 +342,19 @@ fn a_row_that_names_no_lease_is_not_written(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+#[lab_test]
+fn backslashes_that_the_client_reads_otherwise_change_nothing(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.run(&format!(
+        "SET standard_conforming_strings = off; SET escape_string_warning = off; {ORDERS};
+         SELECT fence_protect('orders', events => 'insert, update, delete')"
+    ))?;
+    let token = session.acquire("order:1", "1 h")?;
+    session.run(&format!("SET pg_fence.token = {token}; DELETE FROM orders WHERE id = 1"))?;
+    Ok(())
+}
+
 /// No token is drawn for an adoption: what a savepoint took back is judged again behind it.
 #[lab_test]
 fn what_is_remembered_ends_with_an_adoption(lab: &Lab) -> Result<()> {
