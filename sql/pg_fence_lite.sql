@@ -261,17 +261,20 @@ COMMENT ON FUNCTION fence.lock_key IS 'the advisory lock of a leases name; kind 
 
 -- Tokens --------------------------------------------------------------------------------------------------------------
 
+CREATE OR REPLACE FUNCTION fence.floor() RETURNS bigint LANGUAGE sql VOLATILE
+    RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
+COMMENT ON FUNCTION fence.floor IS 'where the latest jump went to';
+
 -- A hash as a value of a sequence is at least 1. The path of the file has the oid of the database in it, and changes with
 -- each ALTER SEQUENCE. With the oids of both sequences, marks that a dump has loaded are not taken for this database's own;
 -- with the latest jump, a jump that was loaded over a later one is noticed.
-CREATE OR REPLACE FUNCTION fence.start_mark() RETURNS bigint LANGUAGE sql VOLATILE
+CREATE OR REPLACE FUNCTION fence.start_mark(floor bigint) RETURNS bigint LANGUAGE sql VOLATILE
     RETURN greatest(1, 9223372036854775807 & hashtextextended(pg_relation_filepath('fence.token_seq'::regclass)
         || ' ' || 'fence.server_start_seq'::regclass::oid || ' ' || 'fence.token_seq'::regclass::oid
-        || ' ' || coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)
-        || ' ' || extract(epoch FROM pg_postmaster_start_time()), 0));
+        || ' ' || floor || ' ' || extract(epoch FROM pg_postmaster_start_time()), 0));
 COMMENT ON FUNCTION fence.start_mark IS 'this start of the server, in this database, with this sequence';
 
-CREATE OR REPLACE FUNCTION fence.identity(OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
+CREATE OR REPLACE FUNCTION fence.identity(floor bigint, OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     BEGIN
@@ -289,22 +292,21 @@ BEGIN
         timeline := 0;
     END;
     mark := greatest(1, 9223372036854775807 & hashtextextended(concat_ws(' ', timeline, system_identifier,
-        (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid,
-        coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)), 0));
+        (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid, floor), 0));
 END
 $$;
 COMMENT ON FUNCTION fence.identity IS
     'what tells this database from a copy of it. Where a platform does not let an ordinary role ask, 0 stands for it';
 
 CREATE OR REPLACE FUNCTION fence.has_begun() RETURNS boolean LANGUAGE sql VOLATILE
-    RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark()
+    RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark(fence.floor())
        AND pg_sequence_last_value('fence.token_seq') >= pg_sequence_last_value('fence.server_start_token_seq'), false);
 COMMENT ON FUNCTION fence.has_begun IS 'has this life begun, and has nobody altered the sequence since? That is all that a draw asks';
 
 CREATE OR REPLACE FUNCTION fence.is_copy() RETURNS boolean LANGUAGE sql VOLATILE AS $$
     SELECT pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM i.mark
         OR coalesce(pg_sequence_last_value('fence.token_seq') < pg_sequence_last_value('fence.server_start_token_seq'), false)
-      FROM fence.identity() AS i
+      FROM fence.identity(fence.floor()) AS i
 $$;
 COMMENT ON FUNCTION fence.is_copy IS
     'is this another database than the one that drew last, or an older one? Then no earlier token speaks until renewed';
@@ -317,6 +319,7 @@ DECLARE
     zero CONSTANT pg_catalog.timestamptz := '2026-01-01 00:00:00+00';
     fault pg_catalog.text;
     jump boolean;
+    floor bigint;
     last bigint;
     by_clock bigint;
 BEGIN
@@ -332,6 +335,7 @@ BEGIN
             'Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE fence.token_seq '
             'SET LOGGED where it is unlogged. Commit that first.');
     END IF;
+    floor := fence.floor();
     jump := jumps OR fence.is_copy();
     last := greatest(pg_sequence_last_value('fence.token_seq'), pg_sequence_last_value('fence.server_start_token_seq'), above, 0);
     by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
@@ -342,17 +346,19 @@ BEGIN
     END IF;
     last := setval('fence.token_seq', greatest(last + stride, by_clock));
     IF jump THEN
-        PERFORM setval('fence.jump_token_seq', last),
+        floor := last;
+        PERFORM setval('fence.jump_token_seq', floor),
                 setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
     END IF;
-    PERFORM setval('fence.database_identity_seq', i.mark) FROM fence.identity() AS i;
+    -- Marks of the jump that was looked at: what a restore may have loaded over it meanwhile is noticed.
+    PERFORM setval('fence.database_identity_seq', i.mark) FROM fence.identity(floor) AS i;
     PERFORM setval('fence.server_start_token_seq', last);
     -- On disk before anything is drawn; older servers have no call for it, and rely on the clock.
     IF current_setting('server_version_num')::integer >= 170000 THEN
         EXECUTE 'SELECT pg_logical_emit_message(false, ''pg_fence_lite'', '''', true)';
     END IF;
     -- The mark of the start comes last, for with it the rest is believed.
-    PERFORM setval('fence.server_start_seq', fence.start_mark());
+    PERFORM setval('fence.server_start_seq', fence.start_mark(floor));
     RAISE SQLSTATE 'PF999';
 EXCEPTION WHEN SQLSTATE 'PF999' THEN
     NULL;
@@ -382,10 +388,6 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION fence.draw IS 'the next token, for who has the lease''s lock; `above` is the greatest that the lease has had';
-
-CREATE OR REPLACE FUNCTION fence.floor() RETURNS bigint LANGUAGE sql VOLATILE
-    RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
-COMMENT ON FUNCTION fence.floor IS 'where the latest jump went to';
 
 
 -- Leases --------------------------------------------------------------------------------------------------------------
@@ -1079,7 +1081,7 @@ CREATE OR REPLACE FUNCTION fence_status(
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN NOT pg_is_in_recovery() THEN coalesce(pg_sequence_last_value('fence.token_seq'), 0) END,
            i.timeline, i.system_identifier, coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0),
-           pg_is_in_recovery(), 'none: pg_fence_lite', '0.1.0' FROM fence.identity() AS i
+           pg_is_in_recovery(), 'none: pg_fence_lite', '0.1.0' FROM fence.identity(fence.floor()) AS i
 $$;
 COMMENT ON FUNCTION fence_status IS 'the token sequence, the identity of the database and the versions; last_token is NULL on a standby';
 

@@ -504,6 +504,36 @@ fn a_data_only_restore_needs_a_new_epoch(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A restore sets the sequences one after the other. What it sets while a session moves the tokens on must not pass for
+/// that session's own.
+#[lab_test]
+fn an_older_jump_that_is_loaded_in_the_middle_of_a_move_is_noticed(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    let earlier: i64 =
+        session.granted("SELECT coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0)")?;
+    let token = session.acquire("job", "1 h")?;
+    session.run("SELECT fence_new_epoch()")?;
+    ensure!(!session.speaks("job", token)?, "a jump has come");
+    // The mark of the start is gone, as where a restore has set it. So soon after another move the session sleeps first.
+    session.run("SELECT setval('fence.server_start_seq', 1)")?;
+    let mut moves = Background::connect(&db.conninfo().user(&owner))?;
+    moves.send("SELECT lease_acquire('other')")?;
+    wait_until("it sleeps in its move", PATIENCE, || {
+        session
+            .truth(&format!(
+                "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = {}",
+                moves.pid()
+            ))
+            .unwrap_or(false)
+    })?;
+    session.run(&format!("SELECT setval('fence.jump_token_seq', {earlier})"))?;
+    moves.rows()?;
+    session.refused(&format!("SELECT lease_guard('job', {token})"), "PF004")?;
+    ensure!(!session.speaks("job", token)?, "a token from before the jump speaks");
+    Ok(())
+}
+
 fn dump(lab: &Lab, db: &Database, options: &[&str]) -> Result<String> {
     let conninfo = db.conninfo().to_string();
     lab.run("pg_dump", &[&["--dbname", conninfo.as_str()], options].concat())
