@@ -94,12 +94,7 @@ BEGIN
     END LOOP;
 
     FOR item IN SELECT r.* FROM moved_role r LOOP
-        IF to_regprocedure(format('%s.fence_grant(regrole, text, text)', home)) IS NOT NULL THEN
-            EXECUTE format('SELECT %s.fence_grant(%L, level => %L, prefix => %L)', home, quote_ident(item.role), item.level, nullif(item.prefix, ''));
-        ELSE
-            -- An older version of the extension knows administrators and all others, and no prefixes.
-            EXECUTE format('SELECT %s.fence_grant(%L, %L::boolean)', home, quote_ident(item.role), item.level = 'admin');
-        END IF;
+        EXECUTE format('SELECT %s.fence_grant(%L, level => %L, prefix => %L)', home, quote_ident(item.role), item.level, nullif(item.prefix, ''));
     END LOOP;
 END
 $move$;
