@@ -383,6 +383,10 @@ fn a_row_that_moves_keeps_its_greater_fence(lab: &Lab) -> Result<()> {
             let renewed: i64 = db.one("SELECT lease_renew('order:1', $1)", &[&first])?;
             let second = db.grant("order:2")?;
             for stored in [renewed, GARBAGE] {
+                // There a move of such a row is refused: what carries its fence is a setting, which anybody may set.
+                if edition::is_lite() && stored == GARBAGE {
+                    continue;
+                }
                 force(&mut db, stored)?;
                 let moving = "UPDATE orders SET region = 'us', v = 7 WHERE id = 1";
                 let rows = "SELECT tableoid::regclass, v, fence FROM orders WHERE id = 1";
