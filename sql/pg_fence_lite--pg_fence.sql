@@ -10,17 +10,19 @@
 
 DO $move$
 DECLARE
-    home CONSTANT regnamespace := (SELECT p.pronamespace FROM pg_catalog.pg_proc p WHERE p.oid = fence.trigger_function());
+    home regnamespace;
     last bigint;
     dependent text;
     calls text[];
     call text;
     item record;
 BEGIN
-    PERFORM set_config('search_path', 'pg_catalog, pg_temp', true);
+    -- From here on no operator or function of somebody else's is looked up.
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF current_setting('is_superuser') <> 'on' THEN
         RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'only a superuser can create the extension pg_fence';
     END IF;
+    home := (SELECT p.pronamespace FROM pg_proc p WHERE p.oid = fence.trigger_function());
     SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') INTO dependent
       FROM pg_depend d JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid JOIN pg_class c ON c.oid = r.ev_class
      WHERE d.refclassid = 'pg_class'::regclass AND c.relnamespace <> 'fence'::regnamespace
@@ -82,7 +84,8 @@ BEGIN
          WHERE f.is_protected AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = f.rel AND c.relispartition)
          GROUP BY f.rel
     LOOP
-        EXECUTE format('SELECT %s.fence_protect(%L, fence_column => %L, mode => %L, lease => %L, events => %L, always => %L)',
+        -- All arguments, with their types: so it is no function of the same name that somebody has put beside it.
+        EXECUTE format('SELECT %s.fence_protect(%L::regclass, %L::name, %L::text, %L::text, %L::text, false, %L::boolean)',
             home, item.rel, item.col, item.mode, item.lease, item.events, item.fires_always);
     END LOOP;
     FOR item IN SELECT f.* FROM moved_fence f WHERE NOT f.is_protected LOOP
@@ -94,7 +97,7 @@ BEGIN
     END LOOP;
 
     FOR item IN SELECT r.* FROM moved_role r LOOP
-        EXECUTE format('SELECT %s.fence_grant(%L, level => %L, prefix => %L)', home, quote_ident(item.role), item.level, nullif(item.prefix, ''));
+        EXECUTE format('SELECT %s.fence_grant(%L::regrole, %L::text, %L::text)', home, quote_ident(item.role), item.level, nullif(item.prefix, ''));
     END LOOP;
 END
 $move$;

@@ -31,6 +31,16 @@
 --
 -- The one schema name that bodies rely on is fence, whose owner alone can rename it.
 
+-- Operators and functions of others, where they may create such, must not get into these. So names are looked up in
+-- pg_catalog alone, but while the calls are created: in those no expression is read until they run.
+DO $home$
+BEGIN
+    PERFORM pg_catalog.set_config('pg_fence.path', pg_catalog.current_setting('search_path'), false),
+            pg_catalog.set_config('pg_fence.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false);
+END
+$home$;
+SET search_path = pg_catalog, pg_temp;
+
 DO $install$
 DECLARE
     call regprocedure;
@@ -40,7 +50,7 @@ BEGIN
     ELSIF EXISTS (SELECT FROM pg_catalog.pg_extension e WHERE e.extname = 'pg_fence') THEN
         RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = 'the extension pg_fence is installed here already',
             HINT = 'It has all that pg_fence_lite has. Nothing was changed.';
-    ELSIF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident(current_schema()))
+    ELSIF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = to_regnamespace(current_setting('pg_fence.home'))
                AND p.proname ~ ('^(fenced|fence_(protect|unprotect|audit|grant|revoke|status|new_epoch|stats_reset)|'
                    'lease_(acquire|renew|release|guard|check|info|revoke|prune|adopt|forget))')
                AND p.proowner <> to_regrole(quote_ident(current_user))) THEN
@@ -544,6 +554,7 @@ END
 $$;
 COMMENT ON FUNCTION fence.is_out_of_patience IS 'is the caller''s lock_timeout over, which counts for a whole call?';
 
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION lease_acquire(
     name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
     metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1,
@@ -607,6 +618,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lease_acquire IS 'a fencing token when the lease is granted, NULL when it is taken (and stayed so for wait)';
+SET search_path = pg_catalog, pg_temp;
 
 CREATE OR REPLACE FUNCTION fence.not_your_lease(lease text, role name) RETURNS void LANGUAGE sql AS $$
     SELECT fence.refuse('42501', format('lease %s was granted to another role', fence.quoted(lease)),
@@ -670,6 +682,7 @@ $$;
 COMMENT ON FUNCTION fence.change IS
     'renews or ends the grant that the token is of; NULL where there is none. lease_revoke has no token, and means any';
 
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -708,6 +721,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lease_revoke IS 'ends the grant, also that of another role, and returns the closing token; NULL when there was none';
+SET search_path = pg_catalog, pg_temp;
 
 -- At REPEATABLE READ and above a plain read shows an old grant. Locking what has changed since is 40001, and a row that is
 -- newer than the snapshot shows by its key.
@@ -848,6 +862,7 @@ END
 $$;
 COMMENT ON FUNCTION fence.words IS 'the words of a verdict; `named` is the lease where the caller may know its name';
 
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION lease_guard(name text, token bigint)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -881,6 +896,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lease_check IS 'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
+SET search_path = pg_catalog, pg_temp;
 
 CREATE OR REPLACE FUNCTION fence.adopts(lease text, token bigint, held fence.lease) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -909,6 +925,7 @@ $$;
 COMMENT ON FUNCTION fence.adopts IS
     'what becomes of a number that somebody else has granted: greater than all, current, again (after a jump); else it is refused';
 
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION lease_adopt(
     name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -982,6 +999,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lease_adopt IS 'makes known what somebody else has granted: the token, or NULL while an older grant is relied on';
+SET search_path = pg_catalog, pg_temp;
 
 -- Up to 1000, for each takes a lock. Who is guarding a lease, or just acquiring it, has its lock.
 CREATE OR REPLACE FUNCTION fence.sweep(call text, only_name text, older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -1015,6 +1033,7 @@ END
 $$;
 COMMENT ON FUNCTION fence.sweep IS 'deletes rows of leases that ended longer ago, up to 1000, and tells how many';
 
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
 RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT fence.sweep('lease_prune', NULL, coalesce(older_than, '1 day'))
@@ -1036,6 +1055,7 @@ RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_te
     SELECT fence.sweep('lease_forget', NULL, older_than)
 $$;
 COMMENT ON FUNCTION lease_forget(interval) IS 'the same of up to 1000 adopted leases that have been free for longer; returns how many';
+SET search_path = pg_catalog, pg_temp;
 
 -- A barrier: a condition of the caller's must not see the leases that the caller may not.
 CREATE OR REPLACE VIEW fence.leases WITH (security_barrier) AS
@@ -1055,6 +1075,7 @@ SELECT l.name, 'exclusive'::text AS mode,
               GROUP BY 1) AS b ON b.key = fence.lock_key(l.name) WHERE fence.may_name(l.name);
 COMMENT ON VIEW fence.leases IS 'one row per lease: who holds what until when, and who holds up a take-over';
 
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
 RETURNS SETOF fence.leases LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1084,6 +1105,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
            pg_is_in_recovery(), 'none: pg_fence_lite', '0.1.0' FROM fence.identity(fence.floor()) AS i
 $$;
 COMMENT ON FUNCTION fence_status IS 'the token sequence, the identity of the database and the versions; last_token is NULL on a standby';
+SET search_path = pg_catalog, pg_temp;
 
 
 -- The fence -----------------------------------------------------------------------------------------------------------
@@ -1377,6 +1399,7 @@ CREATE OR REPLACE FUNCTION fence.relies(lease text, token bigint, last bigint) R
         OR fence.verdict(lease, token) IS NULL;
 COMMENT ON FUNCTION fence.relies IS 'may the transaction rely on it from now until it ends? It need not where there is no lease';
 
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     lease pg_catalog.text := fence.plain_lease(TG_OP, TG_LEVEL, TG_WHEN, TG_NARGS, TG_ARGV);
@@ -1414,6 +1437,7 @@ END
 $$;
 COMMENT ON FUNCTION fenced IS
 'trigger function, which fence_protect attaches: refuses a write whose token is stale, missing or never issued';
+SET search_path = pg_catalog, pg_temp;
 
 CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1444,8 +1468,10 @@ CREATE OR REPLACE FUNCTION fence.trigger_arguments(tgargs bytea, tgnargs smallin
                          WITH ORDINALITY AS x (part, n) WHERE x.n <= tgnargs ORDER BY x.n);
 COMMENT ON FUNCTION fence.trigger_arguments IS 'the arguments of a trigger, between which pg_trigger has zero bytes';
 
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION fence.trigger_function() RETURNS regproc LANGUAGE sql STABLE
     RETURN 'fenced'::regproc;
+SET search_path = pg_catalog, pg_temp;
 COMMENT ON FUNCTION fence.trigger_function IS 'fenced(), wherever the calls are';
 
 
@@ -1509,6 +1535,7 @@ END
 $$;
 COMMENT ON FUNCTION fence.take_off IS 'drops the triggers of a table and its partitions, and tells how many there were';
 
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name DEFAULT 'fence', mode text DEFAULT NULL,
     lease text DEFAULT NULL, events text DEFAULT NULL, verify boolean DEFAULT false, always boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -1670,6 +1697,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION fence_unprotect IS 'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
+SET search_path = pg_catalog, pg_temp;
 
 -- Shorter than the extension's: the ways around a fence that are met most.
 DO $type$
@@ -1680,6 +1708,7 @@ BEGIN
     END IF;
 END
 $type$;
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.audit_finding
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -1774,6 +1803,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION fence_audit IS 'the ways around the fence of a table, or of all of the caller''s, each with its remedy';
+SET search_path = pg_catalog, pg_temp;
 
 
 -- Who may do what -----------------------------------------------------------------------------------------------------
@@ -1816,6 +1846,7 @@ END
 $$;
 COMMENT ON FUNCTION fence.check_role IS 'the name of a role; refuses NULL and what is none';
 
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1884,6 +1915,7 @@ COMMENT ON FUNCTION lease_guard_all IS 'refused with 0A000';
 CREATE OR REPLACE FUNCTION fence_stats_reset() RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     AS $$ SELECT fence.left_out('fence_stats_reset()') $$;
 COMMENT ON FUNCTION fence_stats_reset IS 'refused with 0A000';
+SET search_path = pg_catalog, pg_temp;
 
 
 -- Taking it away --------------------------------------------------------------------------------------------------------
@@ -1959,3 +1991,5 @@ BEGIN
     END IF;
 END
 $close$;
+
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.path'), false); END $$;

@@ -66,6 +66,62 @@ fn a_schema_of_somebody_else_stops_the_installation(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Where others may create things beside the calls: an operator that fits better than Postgres's own would be called instead.
+#[lab_test]
+fn what_others_have_made_beside_the_calls_gets_into_none(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let (owner, role) = (db.role("keeper")?, db.role("rogue")?);
+    let mut admin = db.connect()?;
+    admin.run(&format!(
+        "ALTER DATABASE {} OWNER TO {owner}; GRANT CREATE ON SCHEMA public TO {role}",
+        db.name()
+    ))?;
+    let mut rogue = db.connect_as(&role)?;
+    rogue.run(EVIL)?;
+    let mut keeper = db.connect_as(&owner)?;
+    keeper.run("SET search_path = public, pg_catalog")?;
+    keeper.run(&lite_script()?)?;
+    let path = keeper.text("SHOW search_path")?;
+    ensure!(path.as_deref() == Some("public, pg_catalog"), "{path:?} is the path behind it");
+    keeper.run("RESET search_path")?;
+    keeper.run(&lite_script()?)?;
+    keeper.run(ORDERS)?;
+    keeper.run(&format!("SELECT fence_grant('{role}', prefix => 'order:'), fence_audit()"))?;
+    let token = rogue.acquire("order:1", "1 h")?;
+    keeper.acquire("job", "1 h")?;
+    if edition::is_lite() {
+        return Ok(());
+    }
+    // Moving up, neither those run, nor calls of the same name, which would fit words without a type.
+    rogue.run(
+        "CREATE FUNCTION public.fence_protect(relation text, fence_column text, mode text, lease text, events text, always text)
+             RETURNS boolean LANGUAGE sql AS 'SELECT public.evil()';
+         CREATE FUNCTION public.fence_grant(role text, level text, prefix text)
+             RETURNS boolean LANGUAGE sql AS 'SELECT public.evil()'",
+    )?;
+    admin.run(&move_up_script()?)?;
+    ensure!(rogue.speaks("order:1", token)?, "its token was silenced");
+    Ok(())
+}
+
+/// Whatever calls one of these fails.
+const EVIL: &str = r#"
+CREATE FUNCTION public.evil() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'run as %', current_user; END $$;
+DO $$ DECLARE item record; BEGIN
+  FOR item IN SELECT o AS op, l, r, CASE o WHEN '||' THEN 'text' ELSE 'boolean' END AS result
+      FROM unnest('{=,<>,<,>,~,||}'::text[]) o,
+           unnest('{oid,regrole,regproc,regclass,regnamespace,regtype,text,name,int2,int4,int8,numeric,"\"char\"",text[],name[]}'::text[]) l,
+           unnest('{oid,regrole,regproc,regclass,regnamespace,regtype,text,name,int2,int4,int8,numeric,"\"char\"",text[],name[]}'::text[]) r
+     WHERE to_regoperator(format('pg_catalog.%s(%s,%s)', o, l, r)) IS NULL LOOP
+    EXECUTE format('CREATE OR REPLACE FUNCTION public.evil(%s, %s) RETURNS boolean LANGUAGE sql AS ''SELECT public.evil()''', item.l, item.r);
+    EXECUTE format('CREATE OR REPLACE FUNCTION public.evil_text(%s, %s) RETURNS text LANGUAGE sql AS ''SELECT public.evil()::text''', item.l, item.r);
+    EXECUTE format('CREATE OPERATOR public.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = public.%s)', item.op, item.l, item.r,
+        CASE item.op WHEN '||' THEN 'evil_text' ELSE 'evil' END);
+  END LOOP; END $$;
+CREATE FUNCTION public.quote_ident(name) RETURNS text LANGUAGE sql AS 'SELECT public.evil()::text';
+CREATE FUNCTION public.to_regnamespace(name) RETURNS regnamespace LANGUAGE sql AS 'SELECT public.evil()::text::regnamespace';
+CREATE FUNCTION public.starts_with(text, name) RETURNS boolean LANGUAGE sql AS 'SELECT public.evil()';"#;
+
 #[lab_test]
 fn what_it_has_not_is_refused_with_a_hint(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
