@@ -103,16 +103,27 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
         Ok(())
     })?;
     if args.oid(0).is_none() {
-        let about_state = StateFunction::find(c"state_findings", 1)?;
-        add_findings(args, &answer, &about_state, &[Some(fenced.into())])?;
-        if role_prefix::may_be_read()? {
-            let about_names = StateFunction::find(c"name_findings", 2)?;
-            let triggers = declared.triggers(about_names.argument_type(0));
-            let leases = declared.leases(about_names.argument_type(1));
-            add_findings(args, &answer, &about_names, &[Some(triggers), Some(leases)])?;
-        }
+        add_findings_beside_tables(args, &answer, &declared, fenced)?;
     }
     Ok(Answer::Null)
+}
+
+/// Adds what is found in the state, and in the names of leases.
+fn add_findings_beside_tables(
+    args: Args,
+    answer: &RowAnswer,
+    declared: &Declared,
+    fenced: Oid,
+) -> Result<(), Refusal> {
+    let about_state = StateFunction::find(c"state_findings", 1)?;
+    add_findings(args, answer, &about_state, &[Some(fenced.into())])?;
+    if !role_prefix::may_be_read()? {
+        return Ok(());
+    }
+    let about_names = StateFunction::find(c"name_findings", 2)?;
+    let triggers = declared.triggers(about_names.argument_type(0));
+    let leases = declared.leases(about_names.argument_type(1));
+    add_findings(args, answer, &about_names, &[Some(triggers), Some(leases)])
 }
 
 /// Adds what the function finds.
