@@ -139,12 +139,14 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether the server writes its log. It does not where its walwriter was frozen amid that.
+/// Whether the server writes its log. It does not where its walwriter was frozen amid that, or while it made a page of
+/// the log's buffers ready: so all of them are filled once.
 fn can_commit(primary: &Arc<Cluster>) -> bool {
     let conninfo = primary.conninfo(DATABASE).set("synchronous_commit", "local");
     let (answer, answered) = mpsc::channel();
     std::thread::spawn(move || {
-        let logs = "SELECT pg_logical_emit_message(true, 'chaos', '')";
+        let logs = "SELECT pg_logical_emit_message(true, 'chaos',
+                        repeat('-', pg_size_bytes(current_setting('wal_buffers'))::integer))";
         let logged = conninfo.connect().and_then(|mut session| session.run(logs));
         let _ = answer.send(logged.is_ok());
     });
