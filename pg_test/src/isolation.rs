@@ -1,8 +1,10 @@
 //! Isolation specs: interleavings of several sessions, played by PostgreSQL's own isolation tester.
 //!
-//! A spec is `isolation/specs/<name>.spec`, what it must print `isolation/expected/<name>.out`. A
-//! new expectation is what `PG_FENCE_SPEC_OUTPUT=<directory>` has a run leave there, once every line
-//! of it has been read and found right.
+//! A spec is `isolation/specs/<name>.spec`; how each of its steps must end, in which order, and which
+//! of them wait, is `isolation/expected/<name>.out`: a line a step, `step => value`.
+//! `PG_FENCE_WRITE_EXPECTED=1` has a run write that file.
+
+mod outcomes;
 
 use crate::client::Conninfo;
 use crate::edition;
@@ -48,46 +50,43 @@ pub fn text_of(name: &str) -> Result<String> {
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Plays a spec in an empty database and compares what is printed with what is expected.
+/// Plays a spec in an empty database and compares how its steps ended with what is expected.
 pub fn play(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<()> {
-    let mut printed = output_of(rundir, conninfo, name)?;
+    let spec = spec_of_edition(conninfo, text_of(name)?)?;
+    let mut ended = outcomes::outcomes(&spec, &output_of(rundir, conninfo, name, &spec)?)?;
     if edition::is_lite() {
         // It is the same JSON.
-        printed = printed.replace("{\"lease\": \"", "{\"lease\":\"");
-    }
-    if let Some(directory) = std::env::var_os("PG_FENCE_SPEC_OUTPUT") {
-        fs::create_dir_all(&directory)?;
-        fs::write(Path::new(&directory).join(format!("{name}.out")), &printed)?;
+        ended = ended.replace("{\"lease\": \"", "{\"lease\":\"");
     }
     let path = directory().join(format!("expected/{name}.out"));
+    if std::env::var_os("PG_FENCE_WRITE_EXPECTED").is_some() {
+        return Ok(fs::write(path, ended)?);
+    }
     let expected =
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    if printed != expected {
-        bail!("{}", difference(&expected, &printed));
+    if ended != expected {
+        bail!("{}", difference(&expected, &ended));
     }
     Ok(())
 }
 
-/// The file of the spec. The lite edition is installed beforehand: the tester's grammar cannot hold its script.
-fn spec_of_edition(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<PathBuf> {
-    let own = directory().join(format!("specs/{name}.spec"));
+/// The spec. The lite edition is installed beforehand: the tester's grammar cannot hold its script.
+fn spec_of_edition(conninfo: &Conninfo, text: String) -> Result<String> {
     if !edition::is_lite() {
-        return Ok(own);
+        return Ok(text);
     }
     conninfo.connect()?.run("CREATE EXTENSION pg_fence")?;
-    let text = fs::read_to_string(own)?;
     // Each permutation begins with no lease.
-    let text = text
+    Ok(text
         .replace("CREATE EXTENSION pg_fence;", "TRUNCATE fence.lease;")
-        .replace("DROP EXTENSION pg_fence;", "SET client_min_messages = warning;");
-    let copy = rundir.path().join(format!("{name}.spec"));
-    fs::write(&copy, text)?;
-    Ok(copy)
+        .replace("DROP EXTENSION pg_fence;", "SET client_min_messages = warning;"))
 }
 
 /// Runs the tester on a spec; its own failure is an error.
-fn output_of(rundir: &RunDir, conninfo: &Conninfo, name: &str) -> Result<String> {
-    let spec = fs::File::open(spec_of_edition(rundir, conninfo, name)?)?;
+fn output_of(rundir: &RunDir, conninfo: &Conninfo, name: &str, spec: &str) -> Result<String> {
+    let copy = rundir.path().join(format!("{name}.spec"));
+    fs::write(&copy, spec)?;
+    let spec = fs::File::open(copy)?;
     let conninfo = conninfo.clone().application("spec").to_string();
     let (tester, libraries) = tester()?;
     let output = rundir
@@ -122,9 +121,9 @@ fn tester() -> Result<(PathBuf, PathBuf)> {
 }
 
 /// Both texts, line by line, as `diff -u` shows them.
-fn difference(expected: &str, printed: &str) -> String {
-    let diff = TextDiff::from_lines(expected, printed);
-    diff.unified_diff().context_radius(6).header("expected", "printed").to_string()
+fn difference(expected: &str, ended: &str) -> String {
+    let diff = TextDiff::from_lines(expected, ended);
+    diff.unified_diff().context_radius(6).header("expected", "ended").to_string()
 }
 
 #[cfg(test)]
