@@ -68,6 +68,7 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
     let oid = sequence()?;
     check_fit(oid)?;
     loop {
+        server::serve_interrupts();
         ensure_begun(oid)?;
         let life = Life::of(oid);
         let above = above.max(life.passed);

@@ -7,7 +7,7 @@
 //! that overlap without end are over soon.
 
 use super::change::check_role;
-use super::free_slot::settled_rows;
+use super::free_slot::{is_being_loaded, settled_rows};
 use super::guard;
 use super::locks::{Locked, Locks};
 use crate::errors::{self, Refusal};
@@ -27,7 +27,7 @@ use pg_fence_rules::names::Level;
 use pg_fence_rules::{Floor, Token};
 use std::time::Duration;
 
-/// How soon to look again where an open transaction is forgetting the row.
+/// How soon to look again where an open transaction is forgetting the row, or loading one.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
 
 /// A lease that somebody else has granted.
@@ -84,7 +84,7 @@ pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Refusal> {
 }
 
 /// Puts the number in the place of an older one, or ends that; whether it was adopted. None where an open transaction is
-/// forgetting the row: that one has given its lock back, so there is none to wait for.
+/// forgetting the row, or loading one: there is no lock to wait for.
 fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refusal> {
     let mut locks = Locks::of(&adoption.name);
     // A transaction does not exclude itself: one that relies on the older grant must not have the lock.
@@ -100,6 +100,9 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
         return Ok(None);
     }
     let Found { adopt, row, floor } = look(&table, adoption)?;
+    if row.is_none() && is_being_loaded(&table, &adoption.name, |grant| grant.slot == 0) {
+        return Ok(None);
+    }
     match adopt {
         Adopt::Current => return Ok(Some(true)),
         Adopt::AfterJump => return adopt_again(adoption).map(Some),

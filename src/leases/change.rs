@@ -6,14 +6,16 @@ use crate::errors::{self, Refusal};
 use crate::pg::session::commit;
 use crate::pg::session::role;
 use crate::pg::session::server;
+use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::role_prefix;
-use crate::pg::state::row::{Deleter, Row};
+use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{Phase, Release};
 use pg_fence_rules::locks::CHANGE;
 use pg_fence_rules::{Instant, Span, Token};
+use pgrx::pg_sys::TransactionId;
 
 /// The grant that this token may renew, locked, and the time of the decision.
 pub fn renewable<'a>(
@@ -119,16 +121,27 @@ pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal>
         rows.into_iter().filter(|r| r.grant.phase(now) == Phase::Held).collect()
     };
     // Grants in the making count: their transactions are waited for.
-    let mut slots: Vec<i32> =
-        held(table.rows(name, AsOf::InFlight)).iter().map(|r| r.grant.slot).collect();
-    slots.sort_unstable();
-    slots.dedup();
-    let mut locks = Locks::of(name);
-    for slot in &slots {
-        locks.take(CHANGE, *slot)?;
-    }
-    let mut rows = held(table.rows(name, AsOf::Now));
-    rows.retain(|r| slots.contains(&r.grant.slot));
+    let (locks, rows) = loop {
+        let mut slots: Vec<i32> =
+            held(table.rows(name, AsOf::InFlight)).iter().map(|r| r.grant.slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let mut locks = Locks::of(name);
+        for slot in &slots {
+            locks.take(CHANGE, *slot)?;
+        }
+        let locked = |as_of| {
+            let rows = held(table.rows(name, as_of)).into_iter();
+            rows.filter(|r| slots.contains(&r.grant.slot)).collect::<Vec<Row>>()
+        };
+        let rows = locked(AsOf::Now);
+        let writer = rows.iter().chain(&locked(AsOf::InFlight)).find_map(Row::open_writer);
+        if writer.is_none() {
+            break (locks, rows);
+        }
+        drop(locks);
+        wait_for(writer);
+    };
     if rows.is_empty() {
         return Ok(None);
     }
@@ -157,9 +170,7 @@ fn changeable<'a, T>(
         let slot = match &seen {
             // What is over does not come back: a caller who is too late locks nothing, and so keeps the
             // lease from nobody.
-            Some(row) if decide(row).is_none() && row.deleter() != Deleter::Open => {
-                return Ok(None)
-            }
+            Some(row) if decide(row).is_none() && row.open_writer().is_none() => return Ok(None),
             Some(row) if may_know_of(row, false) => row.grant.slot,
             Some(_) => return Ok(None),
             // A token of an uncommitted grant may have been passed on: its transaction is waited for.
@@ -169,10 +180,23 @@ fn changeable<'a, T>(
             },
         };
         let has_token = |row: &Row| row.grant.has(token);
-        // Where the grant is not there any more, another one may have the token by now.
-        if let Some(locked) = Locked::grant(table, name, slot, CHANGE, has_token)? {
-            return Ok(decide(&locked.row).map(|decision| (locked, decision)));
-        }
+        let unlocked_writer = match Locked::grant(table, name, slot, CHANGE, has_token)? {
+            Some(locked) => match (decide(&locked.row), locked.row.open_writer()) {
+                (Some(_), Some(writer)) => Some(writer),
+                (decision, _) => return Ok(decision.map(|decision| (locked, decision))),
+            },
+            // Where the grant is not there any more, another one may have the token by now.
+            None => find(&table.rows(name, AsOf::InFlight), token).and_then(Row::open_writer),
+        };
+        wait_for(unlocked_writer);
+    }
+}
+
+/// Waits for a transaction that has written a row without the grant's lock, as one does that loads a dump.
+fn wait_for(unlocked_writer: Option<TransactionId>) {
+    server::serve_interrupts();
+    if let Some(writer) = unlocked_writer {
+        xact::wait_for(writer);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::pg::session::role;
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::{Deleter, Row};
-use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Mode, Phase};
+use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Grant, Mode, Phase};
 use pg_fence_rules::locks::{
     Lock, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, IS_GUARDED,
     SLOT_IS_BEING_TAKEN, TAKE_SLOT,
@@ -28,6 +28,20 @@ pub struct FreeSlot {
     pub over: Option<Row>,
     /// Grants in other slots that this one ends.
     pub ended: Vec<Row>,
+}
+
+impl FreeSlot {
+    /// Is a row being loaded into this slot?
+    fn is_being_loaded(&self, table: &LeaseTable, request: &Request) -> bool {
+        let is_here = |grant: &Grant| grant.slot == self.slot;
+        self.over.is_none() && is_being_loaded(table, &request.name, is_here)
+    }
+
+    /// Is one being loaded that the new grant cannot live beside?
+    fn excludes_a_load(&self, table: &LeaseTable, request: &Request) -> bool {
+        let is_excluded = |grant: &Grant| grant.slot == self.slot || grant.mode != request.ask.mode;
+        self.over.is_none() && is_being_loaded(table, &request.name, is_excluded)
+    }
 }
 
 /// A free slot, locked; given back unless it is kept.
@@ -81,6 +95,7 @@ pub fn find<'a>(
     match found {
         // It may yet be rolled back.
         Tried::Won(_) if other_number(table, request).is_some() => Ok(Tried::BY_ANOTHER),
+        Tried::Won(chosen) if chosen.excludes_a_load(table, request) => Ok(Tried::BY_ANOTHER),
         Tried::Won(chosen) => Ok(Tried::Won(LockedSlot { chosen, locks })),
         Tried::Lost { until } => Ok(Tried::Lost { until }),
     }
@@ -191,15 +206,23 @@ fn exclusive_slot(
 /// lock).
 pub fn settled_rows(table: &LeaseTable, name: &[u8]) -> Option<Vec<Row>> {
     loop {
+        server::serve_interrupts();
         let rows = table.rows(name, AsOf::Now);
-        let by = |deleter| rows.iter().any(|r| r.deleter() == deleter);
-        if by(Deleter::Open) {
+        let deleters: Vec<Deleter> = rows.iter().map(Row::deleter).collect();
+        if deleters.iter().any(|deleter| matches!(deleter, Deleter::Open(_))) {
             return None;
         }
-        if !by(Deleter::Committed) {
+        if !deleters.contains(&Deleter::Committed) {
             return Some(rows);
         }
     }
+}
+
+/// Is an open transaction putting such a row into the lease? Where its slot has none yet and the lock is ours, that is one
+/// that loads a dump: to write there would wait for it.
+pub fn is_being_loaded(table: &LeaseTable, name: &[u8], such: impl Fn(&Grant) -> bool) -> bool {
+    let is_it = |row: &Row| such(&row.grant) && row.is_others_uncommitted();
+    table.rows(name, AsOf::InFlight).iter().any(is_it)
 }
 
 /// The search for a slot among grants that others are making, renewing and ending at the same time.
@@ -270,6 +293,9 @@ impl BesideOthers<'_> {
                 }
             }
             match self.settled(&rows, &chosen) {
+                Settled::Same if chosen.is_being_loaded(self.table, self.request) => {
+                    self.busy.push(chosen.slot);
+                }
                 Settled::Same => return Ok(Tried::Won(chosen)),
                 Settled::EndedIsPruned => return Ok(Tried::BY_ANOTHER),
                 Settled::SlotIsPruned => self.busy.push(chosen.slot),
@@ -375,7 +401,7 @@ impl BesideOthers<'_> {
     fn settled(&self, before: &[Row], chosen: &FreeSlot) -> Settled {
         let rows = self.table.rows(&self.request.name, AsOf::Now);
         let deleter = |slot| in_slot(&rows, slot).map_or(Deleter::None, |row| row.deleter());
-        if deleter(chosen.slot) == Deleter::Open {
+        if matches!(deleter(chosen.slot), Deleter::Open(_)) {
             return Settled::SlotIsPruned;
         }
         let ours = || chosen.ended.iter().map(|row| row.grant.slot).chain([chosen.slot]);
@@ -387,7 +413,7 @@ impl BesideOthers<'_> {
             excluding.chain(ours()).all(|slot| version(before, slot) == version(&rows, slot));
         if !same || rows.len() != before.len() {
             Settled::Changed
-        } else if ours().any(|slot| deleter(slot) == Deleter::Open) {
+        } else if ours().any(|slot| matches!(deleter(slot), Deleter::Open(_))) {
             Settled::EndedIsPruned
         } else if ours().any(|slot| deleter(slot) == Deleter::Committed) {
             Settled::Changed

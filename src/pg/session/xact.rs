@@ -150,17 +150,26 @@ pub fn try_in_savepoint<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     .execute()
 }
 
-/// Was this row version written by another transaction, which is open?
+/// The transaction that has written this row version, where that is another one and open.
 ///
 /// # Safety
 /// The tuple must be valid.
-pub unsafe fn is_others_uncommitted(tuple: pg_sys::HeapTuple) -> bool {
+pub unsafe fn open_writer(tuple: pg_sys::HeapTuple) -> Option<pg_sys::TransactionId> {
     // SAFETY: the caller's promise.
     unsafe {
         let header = (*tuple).t_data;
         let xmin = HeapTupleHeaderGetXmin(header);
-        u32::from((*header).t_infomask) & pg_sys::HEAP_XMIN_COMMITTED == 0
+        let is_open = u32::from((*header).t_infomask) & pg_sys::HEAP_XMIN_COMMITTED == 0
             && !pg_sys::TransactionIdIsCurrentTransactionId(xmin)
-            && pg_sys::TransactionIdIsInProgress(xmin)
+            && pg_sys::TransactionIdIsInProgress(xmin);
+        is_open.then_some(xmin)
     }
+}
+
+/// Waits until another transaction has ended, as one waits for a row that it has changed: `lock_timeout`,
+/// `statement_timeout`, cancel and the deadlock detector end the wait.
+pub fn wait_for(other: pg_sys::TransactionId) {
+    let (none, nowhere) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the other is not this transaction; no place is to be shown.
+    unsafe { pg_sys::XactLockTableWait(other, none, nowhere, pg_sys::XLTW_Oper::XLTW_None) };
 }

@@ -186,7 +186,7 @@ impl LeaseTable {
                 if tuple.is_null() {
                     break;
                 }
-                if xact::is_others_uncommitted(tuple) {
+                if xact::open_writer(tuple).is_some() {
                     rows.push(self.row(pg_sys::heap_copytuple(tuple)));
                 }
             }

@@ -104,6 +104,7 @@ const QUICK_LOOKS: u32 = 5;
 pub fn lock(relation: pg_sys::Oid, mode: c_int, if_locked: IfLocked) -> bool {
     let mut looks = 0;
     loop {
+        pgrx::check_for_interrupts!();
         // SAFETY: a lock by oid, as any; it goes with the transaction at the latest.
         if unsafe { compat::guarded(|| raw::ConditionalLockRelationOid(relation, mode)) } {
             return true;
@@ -121,7 +122,6 @@ pub fn lock(relation: pg_sys::Oid, mode: c_int, if_locked: IfLocked) -> bool {
                 looks += 1;
                 // SAFETY: sleeps.
                 unsafe { pg_sys::pg_usleep(1_000) };
-                pgrx::check_for_interrupts!();
             }
         }
     }

@@ -110,8 +110,8 @@ impl RowVersion {
 pub enum Deleter {
     /// Nobody, or a transaction that was rolled back.
     None,
-    /// A transaction that is open.
-    Open,
+    /// This transaction, which is open.
+    Open(pg_sys::TransactionId),
     /// One that has committed since the row was read.
     Committed,
 }
@@ -129,12 +129,16 @@ impl Deleter {
             if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
                 return Deleter::None;
             }
-            let xmax = (*header).t_choice.t_heap.t_xmax;
-            if pg_sys::TransactionIdIsCurrentTransactionId(xmax) {
+            // A foreign key to the table locks its rows: beside that, the deleter is one member of a multixact.
+            let xid = match mask & pg_sys::HEAP_XMAX_IS_MULTI {
+                0 => (*header).t_choice.t_heap.t_xmax,
+                _ => pg_sys::HeapTupleGetUpdateXid(header),
+            };
+            if pg_sys::TransactionIdIsCurrentTransactionId(xid) {
                 Deleter::None
-            } else if pg_sys::TransactionIdIsInProgress(xmax) {
-                Deleter::Open
-            } else if pg_sys::TransactionIdDidCommit(xmax) {
+            } else if pg_sys::TransactionIdIsInProgress(xid) {
+                Deleter::Open(xid)
+            } else if pg_sys::TransactionIdDidCommit(xid) {
                 Deleter::Committed
             } else {
                 Deleter::None
@@ -399,6 +403,16 @@ impl Row {
         unsafe { Deleter::of(self.tuple) }
     }
 
+    /// The transaction of somebody else that has written this version, or deletes or replaces it, and is open.
+    pub fn open_writer(&self) -> Option<pg_sys::TransactionId> {
+        // SAFETY: a copied tuple.
+        let written_by = unsafe { xact::open_writer(self.tuple) };
+        written_by.or_else(|| match self.deleter() {
+            Deleter::Open(xid) => Some(xid),
+            _ => None,
+        })
+    }
+
     /// The tuple that was read.
     pub fn tuple(&self) -> pg_sys::HeapTuple {
         self.tuple
@@ -431,7 +445,7 @@ impl Row {
     /// Was this version written by another transaction, which is open?
     pub fn is_others_uncommitted(&self) -> bool {
         // SAFETY: a copied tuple.
-        unsafe { xact::is_others_uncommitted(self.tuple) }
+        unsafe { xact::open_writer(self.tuple) }.is_some()
     }
 
     /// Is it a version of the same grant? (An adopted number may come again, once the lease was forgotten.)
