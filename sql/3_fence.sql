@@ -122,7 +122,7 @@ BEGIN
     -- dropped: where no trigger says that they were chosen, they are all that such a fence judges.
     fired AS (
         SELECT j.*, regexp_split_to_array(lower(btrim(coalesce(events, kept_events, 'update,delete,truncate'))),
-                   '\s*,\s*')
+                   '[[:space:]]*,[[:space:]]*')
                || CASE WHEN events IS NULL AND (kept_events IS NULL AND judges_insert OR verifies AND moves)
                          OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
           FROM judged j),

@@ -7,7 +7,8 @@
 --
 -- 'hole': a stale write can land by somebody who is neither superuser nor owner. 'notice': only by
 -- one of these, or by what an administrator has set up; or a limit to know of.
--- The remedies of one answer can be run one after the other, in the order given.
+-- The remedies of one answer can be run one after the other, in the order given. Each is statements alone, without a
+-- comment: a name may contain a newline, which ends one, and what follows would be run. Advice is for the finding.
 
 CREATE TYPE fence.audit_finding AS (relation regclass, severity text, finding text, remedy text);
 
@@ -16,7 +17,7 @@ COMMENT ON COLUMN fence.audit_finding.relation IS 'the table; NULL where all fen
 COMMENT ON COLUMN fence.audit_finding.severity IS
 'hole: somebody who is neither superuser nor owner can land a stale write; notice: only one of these can, or a limit to know of';
 COMMENT ON COLUMN fence.audit_finding.finding IS 'what is wrong';
-COMMENT ON COLUMN fence.audit_finding.remedy IS 'the statement that closes it, or advice where there is none';
+COMMENT ON COLUMN fence.audit_finding.remedy IS 'the statement that closes it, to be run as it stands; NULL where there is none';
 
 
 -- What the library is told for it.
@@ -396,8 +397,7 @@ BEGIN
                         ELSE CASE WHEN row_number() OVER (
                                       PARTITION BY s.root, s.is_child ORDER BY s.member_n, t.tgname) = 1
                                   THEN w.drops ELSE '' END
-                            || s.protect
-                            || CASE WHEN s.is_fenced THEN '' ELSE ' -- and its lease, where it was bound to one' END END
+                            || s.protect END
               FROM spot s
               JOIN other_trigger t ON t.tgrelid = s.oid
               JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = t.in_place_of
@@ -500,9 +500,11 @@ BEGIN
             SELECT 15, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY k.conname), s.rel,
                    CASE WHEN writes.events <@ s.before THEN 'notice' ELSE 'hole' END,
                    format('foreign key "%s" writes here when a row of %s changes', k.conname, k.confrelid::regclass),
+                   -- (A name in quotes is kept as it is, whatever words are in it.)
                    format('ALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %2$I %s;', s.rel, k.conname,
                        regexp_replace(pg_get_constraintdef(k.oid),
-                           ' ON (UPDATE|DELETE) (CASCADE|SET NULL|SET DEFAULT)( \([^)]*\))?', '', 'g'))
+                           E'("[^"]*")| ON (UPDATE|DELETE) (CASCADE|SET NULL|SET DEFAULT)( [(]([^")]|"[^"]*")*[)])?',
+                           E'\\1', 'g'))
               FROM spot s
               JOIN pg_constraint k ON k.conrelid = s.oid
              CROSS JOIN LATERAL (VALUES (array_remove(ARRAY [
@@ -536,8 +538,8 @@ BEGIN
                 (22, f.is_fenced AND f.lease IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
                      AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't', 'notice',
                  'this table is bound to no lease: the holder of any lease can write it',
-                 format('SELECT %s.fence_protect(%L%s, mode => %L, lease => %L, verify => NULL, always => NULL);'
-                     ' -- or the lease that its writers have', home, f.root_rel,
+                 format('SELECT %s.fence_protect(%L%s, mode => %L, lease => %L, verify => NULL, always => NULL);',
+                     home, f.root_rel,
                      ', fence_column => ' || quote_literal(nullif(f.fence_column, 'fence')),
                      CASE f.mode WHEN 'managed' THEN 'managed' ELSE 'monotonic' END,
                      replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, '')))
@@ -548,7 +550,9 @@ BEGIN
             SELECT 18, p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
                    'notice',
                    format('the lease names {%s}, which %s', p.name, CASE WHEN is_fit
-                       THEN 'may be NULL: nobody can write such a row' ELSE 'is no fit column: no write can pass' END),
+                       THEN 'may be NULL: nobody can write such a row' ELSE 'is no fit column: no write can pass' END)
+                       || CASE WHEN a.attnum IS NULL AND renamed.name IS NULL
+                          THEN ' (bring it back, or call fence_protect with a lease that fits the columns)' ELSE '' END,
                    CASE WHEN a.attnum IS NOT NULL
                         THEN format('ALTER TABLE %s %s;', p.root_rel, concat_ws(', ',
                             CASE WHEN a.attgenerated <> '' THEN format('ALTER COLUMN %I DROP EXPRESSION', p.name)
@@ -556,7 +560,7 @@ BEGIN
                             CASE WHEN NOT a.attnotnull THEN format('ALTER COLUMN %I SET NOT NULL', p.name) END))
                         WHEN renamed.name IS NOT NULL
                         THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', p.root_rel, renamed.name, p.name)
-                        ELSE '-- bring the column back, or call fence_protect with a lease that fits the columns' END
+                        END
               FROM placeholder p
               LEFT JOIN pg_attribute a ON a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0
               LEFT JOIN LATERAL (  -- from what it was renamed, where only one column of the key can be meant
@@ -610,11 +614,9 @@ BEGIN
         to_be_read AS (
             SELECT 21, s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
                    NULL::text,
-                   CASE WHEN s.is_subscribed
-                   THEN format('-- the publisher drew them; SELECT %s.fence_new_epoch(); when this server takes over', home)
-                   ELSE format('DO %L;', format(with_fences, home, s.root_rel, '', s.fence_column,
-                       'coalesce(s.last_token, 0)', '> coalesce(s.last_token, 0)',
-                       substr(s.protect, length('SELECT ') + 1))) END,
+                   CASE WHEN NOT s.is_subscribed THEN format('DO %L;', format(
+                       with_fences, home, s.root_rel, '', s.fence_column, 'coalesce(s.last_token, 0)',
+                       '> coalesce(s.last_token, 0)', substr(s.protect, length('SELECT ') + 1))) END,
                    array_agg(s.rel) FILTER (WHERE readable.here),
                    array_agg(s.attnum::integer) FILTER (WHERE readable.here)
               FROM spot s
@@ -699,7 +701,8 @@ BEGIN
     END LOOP;
 
     -- The rows that Citus has spread over nodes are judged there, and so is each shard asked there. What is said of
-    -- many is one finding, and what was said of the table above is not said again. (The catalog and the functions of
+    -- many is one finding, which names the first of them, for there the audit has the remedy; and what was said of the
+    -- table above is not said again. (The catalog and the functions of
     -- Citus are in pg_catalog, where nobody else has any. On a node the schema of our functions is looked at before
     -- one is called by its name.)
     IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
@@ -730,23 +733,22 @@ BEGIN
                                             array_agg(format($2, a.names)) AS commands FROM asked a) AS a
                      CROSS JOIN LATERAL pg_catalog.master_run_on_worker(a.names, a.ports, a.commands, false) AS r),
                 finding AS (
-                    SELECT s.rel, s.nodename, s.nodeport, f.severity, replace(f.finding, s.suffix, '') AS finding, f.remedy
+                    SELECT s.rel, s.name, s.nodename, s.nodeport, f.severity, replace(f.finding, s.suffix, '') AS finding
                       FROM told t
                      CROSS JOIN LATERAL json_to_recordset(CASE WHEN t.success THEN t.result::json END)
-                           AS f (name text, severity text, finding text, remedy text)
+                           AS f (name text, severity text, finding text)
                       JOIN shard s ON (s.nodename, s.nodeport, s.name) = (t.node_name, t.node_port, f.name)
                     UNION ALL
-                    SELECT s.rel, s.nodename, s.nodeport, 'notice',
-                           'not looked at: ' || coalesce(t.result, 'pg_fence is not there'),
-                           'have the node answer, and ask again'
+                    SELECT s.rel, s.name, s.nodename, s.nodeport, 'notice',
+                           'not looked at: ' || coalesce(t.result, 'pg_fence is not there')
                       FROM told t
                       JOIN shard s ON (s.nodename, s.nodeport) = (t.node_name, t.node_port)
                      WHERE t.success IS NOT TRUE OR t.result IS NULL)
                 SELECT f.rel, f.severity,
-                       format('on %s of %s shards: %s', count(*),
-                           (SELECT count(*) FROM shard s WHERE s.rel = f.rel), f.finding),
-                       format('-- on %s: %s', min(f.nodename || ':' || f.nodeport), min(f.remedy)),
-                       NULL::regclass[], NULL::integer[], NULL::text
+                       format('on %s of %s shards (%s): %s', count(*),
+                           (SELECT count(*) FROM shard s WHERE s.rel = f.rel),
+                           min(format('%s on %s:%s', f.name, f.nodename, f.nodeport)), f.finding),
+                       NULL::text, NULL::regclass[], NULL::integer[], NULL::text
                   FROM finding f
                  WHERE f.finding = ANY ($3) IS NOT TRUE
                  -- Citus puts no such trigger on shards; who has only rights on the table is refused on every node.
@@ -759,7 +761,7 @@ BEGIN
                     'WHERE e.extname OPERATOR(pg_catalog.=) ''pg_fence'' '
                     'AND e.extnamespace::pg_catalog.regnamespace::pg_catalog.text OPERATOR(pg_catalog.=) %1$L) '
                 'THEN (SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(''name'', s.name, '
-                        '''severity'', f.severity, ''finding'', f.finding, ''remedy'', f.remedy)), ''[]'')::pg_catalog.text '
+                        '''severity'', f.severity, ''finding'', f.finding)), ''[]'')::pg_catalog.text '
                     'FROM pg_catalog.unnest(%%1$L::pg_catalog.text[]) AS s (name) CROSS JOIN LATERAL '
                          '%1$s.fence_audit(coalesce(pg_catalog.to_regclass(s.name), ''-'')) AS f) END',
                 replace(home, '%', '%%')), said;
@@ -776,9 +778,9 @@ BEGIN
                AND d.classid = 'pg_class'::regclass)
         SELECT s.oid::regclass, 'notice',
                format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
-                   'and the numbers up to there are spent', to_char(far_ahead AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
-               '-- keep the clock right when the server starts; tokens go on from here, and none is handed out twice',
-               NULL::regclass[], NULL::integer[], NULL
+                   'and the numbers up to there are spent; tokens go on from here, and none is handed out twice',
+                   to_char(far_ahead AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
+               NULL::text, NULL::regclass[], NULL::integer[], NULL::text
           FROM state s
          WHERE s.relname = 'token_seq' AND far_ahead IS NOT NULL
         UNION ALL

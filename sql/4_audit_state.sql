@@ -226,15 +226,13 @@ BEGIN ATOMIC
         (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) l.role),
          pg_catalog.format('lease "%s" is held by role "%s", which is dropped or renamed: '
              'its holder can neither renew nor release it', l.name, l.role),
-         pg_catalog.format('SELECT %s.lease_revoke(%L); -- or ALTER ROLE ... RENAME TO %I;',
-             e.extnamespace::pg_catalog.regnamespace, l.name, l.role)),
+         pg_catalog.format('SELECT %s.lease_revoke(%L);', e.extnamespace::pg_catalog.regnamespace, l.name)),
         -- What is left is the ttl, less what has passed since. (A second, for clocks that are put right.)
         (l.renewed_at OPERATOR(pg_catalog.>)
              (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '1 s'),
          pg_catalog.format('lease "%s" has more time left than its ttl: '
              'the clock stood ahead when it was granted or renewed', l.name),
-         pg_catalog.format('SELECT %s.lease_revoke(%L); -- or wait for its holder to renew it',
-             e.extnamespace::pg_catalog.regnamespace, l.name))
+         pg_catalog.format('SELECT %s.lease_revoke(%L);', e.extnamespace::pg_catalog.regnamespace, l.name))
      ) AS x (applies, finding, remedy)
      WHERE (l.state OPERATOR(pg_catalog.=) 'held' OR l.state OPERATOR(pg_catalog.=) 'uncommitted') AND x.applies
      ORDER BY 3;
@@ -262,7 +260,7 @@ BEGIN ATOMIC
         SELECT 1, t.tgrelid::pg_catalog.regclass,
                pg_catalog.format('role "%s" may take leases that this table is bound to ("%s"), and so keep out '
                    'those who write it; it does not write it itself', k.role, l.lease),
-               pg_catalog.format('SELECT %s.fence_revoke(%L, %L); -- and give it names of its own',
+               pg_catalog.format('SELECT %s.fence_revoke(%L, %L);',
                    h.name, pg_catalog.quote_ident(k.role), k.prefix)
           FROM pg_catalog.unnest(triggers) AS a
           JOIN pg_catalog.pg_trigger t ON t.oid OPERATOR(pg_catalog.=) a.trigger

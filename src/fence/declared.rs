@@ -95,8 +95,15 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
         // What was drawn and written since the audit began is not ahead.
         last = tokens::last()?;
         let Some(last) = last.filter(|last| highest > *last) else { return Ok(()) };
-        let text =
-            format!("rows hold fences up to {highest}, above the last token drawn here, {last}");
+        // Without one, a subscription brings the rows.
+        let whose = if jump.is_some() {
+            ""
+        } else {
+            " (the publisher's: all is well, until this server takes over; then call fence_new_epoch())"
+        };
+        let text = format!(
+            "rows hold fences up to {highest}, above the last token drawn here, {last}{whose}"
+        );
         let in_reach = moves::target(last, server::now()).is_some_and(|target| highest <= target);
         let remedy = jump.filter(|_| in_reach).or(remedy);
         answer.put([relation, severity, Some(text_datum(text.as_bytes())), remedy]);

@@ -6,7 +6,8 @@ use pg_test::{ensure, lab_test, Calls, Context, Lab, Result, Session};
 /// What is said when asked for all tables: `relation|finding`, and the remedy.
 fn audit(session: &mut Session) -> Result<Vec<(String, String)>> {
     let rows = session.rows(
-        "SELECT coalesce(relation::text, '-') || '|' || finding, remedy FROM fence_audit() WHERE severity = 'notice'",
+        "SELECT coalesce(relation::text, '-') || '|' || finding, coalesce(remedy, '') FROM fence_audit()
+          WHERE severity = 'notice'",
     )?;
     let text = |cell: Option<String>| cell.context("a finding with a NULL");
     rows.into_iter().map(|mut row| Ok((text(row.remove(0))?, text(row.remove(0))?))).collect()

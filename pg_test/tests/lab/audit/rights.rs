@@ -261,7 +261,7 @@ fn a_member_of_the_owner_is_found(lab: &Lab) -> Result<()> {
 fn a_foreign_key_that_writes_is_found(lab: &Lab) -> Result<()> {
     const TABLE: &str =
         "CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1), (9); \
-         CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint, parent int DEFAULT 1)";
+         CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint, \"x ON DELETE SET NULL (\" int DEFAULT 1)";
     const DELETE: &str = "DELETE FROM parent WHERE id = 1";
     const UPDATE: &str = "UPDATE parent SET id = 2 WHERE id = 1";
     let mut audited = AuditedDatabase::new(lab)?;
@@ -269,7 +269,7 @@ fn a_foreign_key_that_writes_is_found(lab: &Lab) -> Result<()> {
         ("ON DELETE CASCADE", "update,delete,truncate", DELETE),
         ("ON DELETE CASCADE", "update,truncate", DELETE),
         ("ON DELETE SET NULL", "update,delete,truncate", DELETE),
-        ("ON DELETE SET NULL (parent)", "delete,truncate", DELETE),
+        ("ON DELETE SET NULL (\"x ON DELETE SET NULL (\")", "delete,truncate", DELETE),
         ("ON DELETE SET DEFAULT", "delete,truncate", DELETE),
         ("ON UPDATE CASCADE ON DELETE NO ACTION DEFERRABLE", "delete,truncate", UPDATE),
         ("ON UPDATE SET NULL", "update,delete,truncate", UPDATE),
@@ -290,8 +290,8 @@ fn a_foreign_key_that_writes_is_found(lab: &Lab) -> Result<()> {
             table: TABLE,
             fence: "",
             built: &format!(
-                "ALTER TABLE orders ADD CONSTRAINT \"The key\" FOREIGN KEY (parent) REFERENCES parent {action}; \
-                 ALTER TABLE orders ALTER parent SET DEFAULT 9; \
+                "ALTER TABLE orders ADD CONSTRAINT \"The key\" FOREIGN KEY (\"x ON DELETE SET NULL (\") REFERENCES parent {action}; \
+                 ALTER TABLE orders ALTER \"x ON DELETE SET NULL (\" SET DEFAULT 9; \
                  SELECT fence_protect('orders', events => '{events}')"
             ),
             found: &found,

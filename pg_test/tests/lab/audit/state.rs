@@ -8,7 +8,7 @@ use pg_test::{ensure, lab_test, Background, Context, Database, Lab, Result, Sess
 /// What `fence_audit()` says to a session: `relation|severity|finding`, and the remedy.
 fn audit(session: &mut Session) -> Result<Vec<(String, String)>> {
     let rows = session.rows(
-        "SELECT concat_ws('|', coalesce(relation::text, '-'), severity, finding), remedy FROM fence_audit()",
+        "SELECT concat_ws('|', coalesce(relation::text, '-'), severity, finding), coalesce(remedy, '') FROM fence_audit()",
     )?;
     let text = |cell: Option<String>| cell.context("a finding with a NULL");
     rows.into_iter().map(|mut row| Ok((text(row.remove(0))?, text(row.remove(0))?))).collect()
@@ -337,8 +337,7 @@ fn a_sequence_ahead_of_the_clock_is_found(lab: &Lab) -> Result<()> {
         "{rows:?}"
     );
     // There is nothing to be done but to know of it.
-    ensure!(rows[0].1.starts_with("--"), "{rows:?}");
-    admin.run(&rows[0].1)?;
+    ensure!(rows[0].1.is_empty(), "{rows:?}");
     // Who may not use leases sees nothing of their tokens.
     let role = db.role("stranger")?;
     ensure!(audit(&mut db.connect_as(&role)?)?.is_empty());

@@ -662,3 +662,23 @@ fn it_takes_the_fence_off_a_whole_tree(lab: &Lab) -> Result<()> {
     db.run("SELECT fence_unprotect('orders')")?;
     shows(&mut db, "SELECT count(*) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc", "0")
 }
+
+/// A backslash in a body would mean one thing where it is `on`, another where it is `off`, and be warned of there.
+#[lab_test]
+fn no_function_depends_on_standard_conforming_strings(lab: &Lab) -> Result<()> {
+    let mut db = TestDatabase::orders(lab, "")?;
+    let ambiguous = "SELECT p.oid::regprocedure || ': ' || line
+          FROM pg_depend d JOIN pg_proc p ON p.oid = d.objid CROSS JOIN string_to_table(p.prosrc, E'\\n') AS line
+         WHERE d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'pg_fence') AND d.deptype = 'e'
+           AND d.classid = 'pg_proc'::regclass AND ltrim(line) NOT LIKE '--%' AND line LIKE E'%\\\\\\\\%' AND line NOT LIKE '%E''%'";
+    shows(&mut db, ambiguous, "")?;
+    db.run("SET standard_conforming_strings = off; SET client_min_messages = warning")?;
+    db.notices();
+    db.run(
+        "SELECT fence_protect('orders', events => ' update , delete,truncate '), fence_audit(), fence_unprotect('orders');
+         SELECT fence_grant('pg_monitor', 'monitor'), fence_revoke('pg_monitor')",
+    )?;
+    let notices = db.notices();
+    ensure!(notices.is_empty(), "{notices:?}");
+    Ok(())
+}

@@ -117,10 +117,8 @@ fn the_audit_calls_fences_that_a_subscription_brought_no_hole(lab: &Lab) -> Resu
         let rows = downstream
             .rows(&format!("SELECT severity, finding, remedy FROM fence_audit({what})"))?;
         let [row] = &rows[..] else { bail!("not one row: {rows:?}") };
-        ensure!(row[..2] == [Some("notice".into()), Some(above.clone())], "{rows:?}");
-        let remedy = row[2].as_deref().context("no remedy")?;
-        ensure!(remedy.starts_with("--") && remedy.contains("fence_new_epoch"), "{remedy}");
-        downstream.run(remedy)?;
+        let told = format!("{above} (the publisher's: all is well, until this server takes over; then call fence_new_epoch())");
+        ensure!(*row == [Some("notice".into()), Some(told), None], "{rows:?}");
     }
     // Without the subscription nobody else draws tokens.
     downstream.run("DROP SUBSCRIPTION s")?;

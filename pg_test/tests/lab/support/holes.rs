@@ -2,7 +2,8 @@
 //! until the audit's own statements have been run.
 
 use crate::support::test_database::shown;
-use pg_test::{ensure, Conninfo, Context, Database, Lab, Result, Session};
+use pg_test::{ensure, Conninfo, Context, Database, Fault, Lab, Result, Session};
+use postgres::SimpleQueryMessage;
 
 /// What became of a write that was not refused.
 pub const LANDS: &str = "lands";
@@ -124,7 +125,7 @@ impl AuditedDatabase {
 
         let write = spoken(hole.write, &words);
         self.comes_to(&write, hole.before).context("before the remedies")?;
-        self.remedy(hole.by_admin, &remedies)?;
+        self.remedy_disguised(hole.by_admin, &remedies)?;
         for what in ["'orders'", ""] {
             let left = self.other_findings(what)?;
             ensure!(left.is_empty(), "after {remedies:#?}\nthe audit says {left:#?}");
@@ -137,6 +138,48 @@ impl AuditedDatabase {
     fn remedy(&mut self, by_admin: bool, rows: &[(String, String)]) -> Result<()> {
         let by = if by_admin { &mut self.admin } else { &mut self.owner };
         rows.iter().try_for_each(|(_, remedy)| by.run(remedy))
+    }
+
+    /// Renames all that the hole is made of, so that each name ends in [`WORST`], and runs the remedies for that: they are
+    /// as many statements as those for the plain names, whether backslashes are taken as they are or not.
+    fn remedy_disguised(&mut self, by_admin: bool, plain: &[(String, String)]) -> Result<()> {
+        let by = if by_admin { &mut self.admin } else { &mut self.owner };
+        by.run("BEGIN")?;
+        let mut wanted = Vec::new();
+        for (_, remedy) in plain {
+            // A sequence that has moved does not go back.
+            let moves = remedy.contains("fence_new_epoch");
+            wanted.push(if moves { 1 } else { statements(by, remedy)? });
+        }
+        by.run("ROLLBACK")?;
+        let table = self.owner.text("SELECT 'orders'::regclass::oid")?.context("no table")?;
+        self.admin.run(&disguise("name || worst", "true"))?;
+        let schemas =
+            ["s", "public"].map(|schema| identifier(&format!("{schema}{WORST}"))).join(", ");
+        for session in [&mut self.admin, &mut self.owner] {
+            session.run(&format!(
+                "SET search_path = {schemas}; SET standard_conforming_strings = off"
+            ))?;
+        }
+        let mut worst = self.other_findings(&table)?;
+        if worst.is_empty() {
+            worst = self.other_findings("")?;
+        }
+        let by = if by_admin { &mut self.admin } else { &mut self.owner };
+        let mut got = Vec::new();
+        for (_, remedy) in &worst {
+            got.push(statements(by, remedy).with_context(|| remedy.clone())?);
+        }
+        got.sort_unstable();
+        wanted.sort_unstable();
+        ensure!(got == wanted, "so many statements: {got:?}, not {wanted:?}: {worst:#?}");
+        let heard = by.rows("SELECT * FROM pg_listening_channels()")?;
+        ensure!(heard.is_empty(), "part of a name was run: {worst:#?}");
+        self.admin.run("RESET standard_conforming_strings")?;
+        self.admin
+            .run(&disguise("left(name, -length(worst))", "right(name, length(worst)) = worst"))?;
+        self.owner.run("RESET ALL")?;
+        self.admin.run("RESET ALL; SET search_path = s, public")
     }
 
     /// Runs the remedies that bind what is bound to no lease; the children that a table has then differ from it, and
@@ -186,7 +229,7 @@ impl AuditedDatabase {
     /// What `fence_audit(…)` says to the owner: `relation|severity|finding`, and the remedy.
     pub fn audit(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
         let rows = self.owner.rows(&format!(
-            "SELECT concat_ws('|', coalesce(relation, 'orders'), severity, finding), remedy FROM fence_audit({arguments})"
+            "SELECT concat_ws('|', coalesce(relation::text, 'orders'), severity, finding), coalesce(remedy, '') FROM fence_audit({arguments})"
         ))?;
         let text = |cell: Option<String>| cell.context("a finding with a NULL");
         rows.into_iter().map(|mut row| Ok((text(row.remove(0))?, text(row.remove(0))?))).collect()
@@ -215,6 +258,53 @@ impl AuditedDatabase {
         ensure!(got == wanted, "wanted {wanted}, got {got}: {write}");
         Ok(())
     }
+}
+
+/// The end of a name that has all that could end what a name stands in: and then LISTEN would be run.
+pub const WORST: &str = "%I\"'\\$$\n;LISTEN run;--";
+
+/// How many statements the server finds in a text, all of which it runs.
+pub fn statements(session: &mut Session, sql: &str) -> Result<usize> {
+    let messages = session.simple_query(sql).map_err(Fault::from)?;
+    let is_end = |m: &&SimpleQueryMessage| matches!(m, SimpleQueryMessage::CommandComplete(_));
+    Ok(messages.iter().filter(is_end).count())
+}
+
+/// A name as SQL has it in double quotes.
+pub fn identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// Gives another name to all in the schemas `s` and `public` that a remedy may name and the fence itself does not.
+fn disguise(renamed: &str, condition: &str) -> String {
+    format!(
+        "DO $do$ DECLARE command text; worst CONSTANT text := {}; BEGIN
+             FOR command IN
+                 WITH home AS (SELECT oid, nspname FROM pg_namespace WHERE nspname SIMILAR TO 's|public|s[^a-z]%|public[^a-z]%'),
+                 named (step, kind, name) AS (
+                     SELECT 1, format('TABLE %s RENAME CONSTRAINT %I', conrelid::regclass, conname), conname::text
+                       FROM pg_constraint JOIN home ON home.oid = connamespace
+                      WHERE conrelid <> 0 AND conparentid = 0 AND coninhcount = 0
+                     UNION ALL
+                     SELECT 2, format('TRIGGER %I ON %s RENAME', tgname, tgrelid::regclass), tgname
+                       FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid JOIN home ON home.oid = relnamespace
+                      WHERE NOT tgisinternal AND tgparentid = 0 AND tgname !~ '^fenced'
+                        AND tgfoid NOT IN (SELECT oid FROM pg_proc WHERE proname = 'fenced')
+                     UNION ALL
+                     SELECT 3, format('%s %s RENAME', CASE relkind WHEN 'f' THEN 'FOREIGN TABLE' ELSE 'TABLE' END,
+                            c.oid::regclass), relname
+                       FROM pg_class c JOIN home ON home.oid = relnamespace WHERE relkind IN ('r', 'p', 'f')
+                     UNION ALL
+                     SELECT 4, format('ROUTINE %s RENAME', p.oid::regprocedure), proname
+                       FROM pg_proc p JOIN home ON home.oid = pronamespace
+                      WHERE NOT EXISTS (SELECT FROM pg_depend WHERE objid = p.oid AND deptype = 'e')
+                     UNION ALL
+                     SELECT 5, format('SCHEMA %I RENAME', nspname), nspname FROM home)
+                 SELECT format('ALTER %s TO %I', kind, {renamed}) FROM named WHERE {condition} ORDER BY step
+             LOOP EXECUTE command; END LOOP;
+         END $do$",
+        pg_test::client::literal(WORST)
+    )
 }
 
 /// All rows of the tables of the schema `s` that the session may read.

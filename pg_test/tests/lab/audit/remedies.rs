@@ -1,0 +1,62 @@
+//! The remedies of `fence_audit`, where roles, columns and leases bear names that end whatever a name stands in.
+//! (What else has a name gets such a one in each of the tests beside this, before its remedies are run.)
+
+use crate::support::holes::{identifier, statements, WORST};
+use pg_test::client::literal;
+use pg_test::{ensure, lab_test, Database, Lab, Result, Session};
+
+/// Its findings and the statements of each remedy: run one after the other, they leave nothing.
+fn put_right(admin: &mut Session, how_many: usize) -> Result<()> {
+    let rows = admin.rows("SELECT finding, remedy FROM fence_audit()")?;
+    ensure!(rows.len() == how_many, "not {how_many}: {rows:#?}");
+    for row in &rows {
+        if let Some(remedy) = &row[1] {
+            let count = statements(admin, remedy)?;
+            ensure!(count == 1, "{count} statements, not one: {row:#?}");
+        }
+    }
+    let heard = admin.rows("SELECT * FROM pg_listening_channels()")?;
+    ensure!(heard.is_empty(), "part of a name was run: {rows:#?}");
+    let left = admin.rows("SELECT finding FROM fence_audit() WHERE remedy IS NOT NULL")?;
+    ensure!(left.is_empty(), "after {rows:#?}\nthe audit says {left:#?}");
+    Ok(())
+}
+
+#[lab_test]
+fn a_role_is_named_in_a_remedy_and_nothing_of_its_name_is_run(lab: &Lab) -> Result<()> {
+    for setting in ["on", "off"] {
+        let db = lab.database()?;
+        let mut admin = db.connect()?;
+        let role = identifier(&format!("{}{WORST}", db.name()));
+        admin.run(&format!("CREATE ROLE {role}"))?;
+        admin.run(&format!("SET standard_conforming_strings = {setting}"))?;
+        let outcome = is_put_right(&db, &mut admin, &role);
+        admin.run(&format!(
+            "RESET ROLE; REASSIGN OWNED BY {role} TO postgres; DROP OWNED BY {role}"
+        ))?;
+        admin.run(&format!("DROP ROLE {role}"))?;
+        outcome?;
+    }
+    Ok(())
+}
+
+fn is_put_right(db: &Database, admin: &mut Session, role: &str) -> Result<()> {
+    let (text, name) = (literal(role), literal(&format!("x{WORST}")));
+    admin.run(&format!(
+        "CREATE TABLE orders (id int PRIMARY KEY); GRANT CREATE ON SCHEMA public TO {role};
+         SELECT fence_protect('orders', {name}, lease => {name}), fence_grant({text}, prefix => {name});
+         GRANT pg_monitor TO {role}; GRANT INSERT ON fence.lease TO {role};
+         GRANT TRUNCATE, TRIGGER ON orders TO {role}; ALTER SEQUENCE fence.token_seq OWNER TO {role};
+         ALTER ROLE {role} IN DATABASE {} SET pg_fence.token = '7'",
+        db.name()
+    ))?;
+    put_right(admin, 7)?;
+    // A lease and two prefixes of a role of that name that is gone.
+    admin.run(&format!("SELECT fence_grant({text}, prefix => {name}); SET ROLE {role}"))?;
+    admin.run(&format!(
+        "SELECT lease_acquire({name}); RESET ROLE; ALTER ROLE {role} RENAME TO gone"
+    ))?;
+    let outcome = put_right(admin, 3);
+    admin.run(&format!("ALTER ROLE gone RENAME TO {role}"))?;
+    outcome
+}
