@@ -51,6 +51,12 @@ CREATE FUNCTION lease_guard_all(names text[], token bigint)
 COMMENT ON FUNCTION lease_guard_all(text[], bigint) IS
     'the token, or PF004 when it does not speak for each of them; nobody else can be granted any until this transaction ends';
 
+CREATE FUNCTION lease_keep(names text[], tokens bigint[])
+    RETURNS TABLE (name text, token bigint, outcome text, renewed bigint, remaining interval, again_in interval, code text)
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_keep';
+COMMENT ON FUNCTION lease_keep(text[], bigint[]) IS
+    'the heartbeat of a process: renews each of these leases that can be renewed at once, says what became of each, and when to send it again';
+
 CREATE FUNCTION lease_guard(name text, token bigint)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_guard';
 COMMENT ON FUNCTION lease_guard(text, bigint) IS

@@ -59,7 +59,9 @@ sqlstates! {
     OutOfMemory = "53200",
     /// something is not in the state that the call needs.
     ObjectNotInPrerequisiteState = "55000",
-    /// a wait was longer than `lock_timeout`.
+    /// maintenance has what the call needs.
+    ObjectInUse = "55006",
+    /// a wait was longer than `lock_timeout`; or a lock is not to be had at once.
     LockNotAvailable = "55P03",
     /// a panic: a bug of pg_fence.
     InternalError = "XX000",

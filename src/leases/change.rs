@@ -166,30 +166,24 @@ fn changeable<'a, T>(
     decide: impl Fn(&Row) -> Option<T>,
 ) -> Result<Option<(Locked<'a>, T)>, Refusal> {
     loop {
-        let seen = find(&table.rows(name, AsOf::Now), token).copied();
-        let slot = match &seen {
-            // What is over does not come back: a caller who is too late locks nothing, and so keeps the
-            // lease from nobody.
-            Some(row) if decide(row).is_none() && row.open_writer().is_none() => return Ok(None),
-            Some(row) if may_know_of(row, false) => row.grant.slot,
-            Some(_) => return Ok(None),
-            // A token of an uncommitted grant may have been passed on: its transaction is waited for.
-            None => match find(&table.rows(name, AsOf::InFlight), token) {
-                Some(row) if may_know_of(row, false) => row.grant.slot,
-                _ => return Ok(None),
-            },
-        };
+        let Some(seen) = look(table, name, token, &decide) else { return Ok(None) };
         let has_token = |row: &Row| row.grant.has(token);
-        let unlocked_writer = match Locked::grant(table, name, slot, CHANGE, has_token)? {
+        let unlocked_writer = match Locked::grant(table, name, seen.grant.slot, CHANGE, has_token)?
+        {
             Some(locked) => match (decide(&locked.row), locked.row.open_writer()) {
                 (Some(_), Some(writer)) => Some(writer),
                 (decision, _) => return Ok(decision.map(|decision| (locked, decision))),
             },
             // Where the grant is not there any more, another one may have the token by now.
-            None => find(&table.rows(name, AsOf::InFlight), token).and_then(Row::open_writer),
+            None => unlocked_writer(table, name, token),
         };
         wait_for(unlocked_writer);
     }
+}
+
+/// Who is just putting this token's grant there without its lock, as one does that loads a dump.
+pub fn unlocked_writer(table: &LeaseTable, name: &[u8], token: Token) -> Option<TransactionId> {
+    find(&table.rows(name, AsOf::InFlight), token).and_then(Row::open_writer)
 }
 
 /// Waits for a transaction that has written a row without the grant's lock, as one does that loads a dump.
@@ -198,6 +192,26 @@ fn wait_for(unlocked_writer: Option<TransactionId>) {
     if let Some(writer) = unlocked_writer {
         xact::wait_for(writer);
     }
+}
+
+/// The grant that has this token, as it is seen without its lock; None where it is not worth locking, or the caller may
+/// not know of it.
+pub fn look<T>(
+    table: &LeaseTable,
+    name: &[u8],
+    token: Token,
+    decide: impl Fn(&Row) -> Option<T>,
+) -> Option<Row> {
+    let seen = find(&table.rows(name, AsOf::Now), token).copied();
+    let seen = match &seen {
+        // What is over does not come back: a caller who is too late locks nothing, and so keeps the
+        // lease from nobody.
+        Some(row) if decide(row).is_none() && row.open_writer().is_none() => return None,
+        Some(_) => seen,
+        // A token of an uncommitted grant may have been passed on: its transaction is waited for.
+        None => find(&table.rows(name, AsOf::InFlight), token).copied(),
+    };
+    seen.filter(|row| may_know_of(row, false))
 }
 
 /// The greatest token that any of these grants is known to have had.

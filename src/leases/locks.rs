@@ -5,7 +5,7 @@
 
 use super::queue;
 use crate::errors::Refusal;
-use crate::pg::locks::lock::LockTag;
+use crate::pg::locks::lock::{AtOnce, LockTag};
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
@@ -34,6 +34,16 @@ impl<'a> Locks<'a> {
             self.note(tag, step.mode);
         }
         Ok(taken)
+    }
+
+    /// Takes one that is not waited for, and raises nothing.
+    pub fn take_at_once(&mut self, step: LockStep, slot: i32) -> AtOnce {
+        let tag = LockTag::new(step.lock, self.name, slot);
+        let taken = tag.take_at_once(step.mode);
+        if taken == AtOnce::Taken {
+            self.note(tag, step.mode);
+        }
+        taken
     }
 
     /// Takes one at once, or waits for the one that is in the way; false where that takes too long. Who asks for a lock
@@ -137,8 +147,18 @@ impl<'a> Locked<'a> {
         if !locks.take(step, slot)? {
             return Ok(None);
         }
-        let row = locks.read_again(table, slot, wanted);
-        Ok(row.map(|row| Locked { row, locks }))
+        Ok(Self::under(locks, table, slot, wanted))
+    }
+
+    /// Reads the grant's row again, under locks that are taken; they are given back where there is none.
+    pub fn under(
+        locks: Locks<'a>,
+        table: &LeaseTable,
+        slot: i32,
+        wanted: impl Fn(&Row) -> bool,
+    ) -> Option<Self> {
+        let row = locks.read_again(table, slot, wanted)?;
+        Some(Locked { row, locks })
     }
 
     /// Keeps the lock until the transaction, or the savepoint, ends.

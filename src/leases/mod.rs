@@ -8,6 +8,7 @@ pub mod adopt;
 pub mod change;
 mod free_slot;
 pub mod guard;
+pub mod keep;
 mod locks;
 pub mod prune;
 pub mod queue;

@@ -10,6 +10,7 @@
 pub mod durability;
 pub mod fence;
 pub mod grant;
+pub mod keep;
 pub mod locks;
 pub mod moves;
 pub mod names;

@@ -119,6 +119,8 @@ pub const TAKE_SLOT: LockStep = at_once(Lock::Grant, LockMode::Exclusive);
 pub const SLOT_IS_BEING_TAKEN: LockStep = at_once(Lock::Grant, LockMode::RowShare);
 /// Renew, release and revoke, until the transaction ends.
 pub const CHANGE: LockStep = waiting(Lock::Grant, LockMode::ShareUpdateExclusive);
+/// A heartbeat of many leases takes each as a renewal does, but waits for none.
+pub const KEEP: LockStep = at_once(CHANGE.lock, CHANGE.mode);
 /// A guard, until the transaction ends; taken before it decides, so that nobody overlooks it from then on.
 pub const GUARD: LockStep = waiting(Lock::Grant, LockMode::RowExclusive);
 /// The same, of a grant that others may live beside. They look for a slot of their own and must not be misled by a

@@ -3,8 +3,9 @@
 
 use crate::errors::{self, Refusal};
 use crate::leases::adopt::Adoption;
+use crate::leases::keep::Pair;
 use crate::leases::request::Request;
-use crate::pg::call::args::Args;
+use crate::pg::call::args::{Args, Text};
 use crate::pg::session::settings;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::role_prefix;
@@ -26,6 +27,8 @@ const TTL_MAX: Span = Span::from_secs(366 * 86_400);
 /// The longest ttl of a grant that ends with its session: 100,000 years, each of twelve months of 30 days, as all that is
 /// said in years. A deadline stays within what a `timestamptz` can be, which ends in the year 294276.
 const SESSION_TTL_MAX: Span = Span::from_secs(100_000 * 12 * 30 * 86_400);
+/// The most leases that one call keeps.
+const PAIRS_MAX: usize = 10_000;
 /// The most leases that one call takes.
 pub const NAMES_MAX: usize = 1_000;
 
@@ -98,6 +101,40 @@ pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
         ));
     }
     Ok(checked)
+}
+
+/// The pairs of `lease_keep(names, tokens)`, as they were given. Their number is asked before any is copied.
+pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Refusal> {
+    args.datum(0).ok_or_else(|| errors::null_argument("names"))?;
+    args.datum(1).ok_or_else(|| errors::null_argument("tokens"))?;
+    let count = args.count(0);
+    if count != args.count(1) {
+        return Err(errors::bad_argument(
+            "tokens",
+            "names and tokens must have as many elements",
+            "Pass one token for each name, in the same order.",
+        ));
+    }
+    if count > PAIRS_MAX {
+        return Err(errors::bad_argument(
+            "names",
+            "at most 10000 leases can be kept at once",
+            "Send the others in another call.",
+        ));
+    }
+    let (names, tokens) = (args.texts_in_place(0), args.bigints(1));
+    let pair = |(name, token): (Option<Text>, Option<i64>)| {
+        let name = name.ok_or_else(|| errors::null_argument("names"))?;
+        Ok((name, token.map(Token::from_bigint).ok_or_else(errors::null_token)?))
+    };
+    names.into_iter().flatten().zip(tokens.into_iter().flatten()).map(pair).collect()
+}
+
+/// A pair that may be a lease and its token; None for any other.
+pub fn fit_pair((name, token): &(Text, Token)) -> Pair {
+    let name = name.bytes();
+    let fits = (1..=NAME_MAX).contains(&name.len()) && *token > Token::BEFORE_ALL;
+    fits.then(|| (name.to_vec(), *token))
 }
 
 /// A token: at least 1.

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod batch;
+mod each;
 mod lease;
 mod statistics;
 mod status;
@@ -19,6 +20,7 @@ sql_functions! {
     lease_renew_all, pg_finfo_lease_renew_all => batch::renew_all;
     lease_release_all, pg_finfo_lease_release_all => batch::release_all;
     lease_guard_all, pg_finfo_lease_guard_all => batch::guard_all;
+    lease_keep, pg_finfo_lease_keep => each::keep;
     lease_guard, pg_finfo_lease_guard => lease::guard;
     lease_check, pg_finfo_lease_check => lease::check;
     lease_prune, pg_finfo_lease_prune => lease::prune;

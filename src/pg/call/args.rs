@@ -8,6 +8,23 @@ use std::ffi::{c_char, c_int};
 #[derive(Clone, Copy)]
 pub struct Args(pg_sys::FunctionCallInfo);
 
+/// A text of an argument, where it is. It lives as long as the call.
+#[derive(Clone, Copy)]
+pub struct Text(pg_sys::Datum);
+
+impl Text {
+    /// As a value to be answered.
+    pub fn datum(&self) -> pg_sys::Datum {
+        self.0
+    }
+
+    /// Its bytes, in the database's encoding.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: only made of texts that Postgres keeps until the call ends.
+        unsafe { bytes_of(self.0) }
+    }
+}
+
 /// What a function answers.
 #[derive(Clone, Copy)]
 pub enum Answer {
@@ -131,10 +148,63 @@ impl Args {
         })
     }
 
+    /// How many elements an array argument has, of all dimensions; 0 for NULL. Only its header is read.
+    pub fn count(&self, n: usize) -> usize {
+        const HEADER: i32 = (size_of::<pg_sys::ArrayType>() + 2 * 4 * 6) as i32;
+        self.datum(n).map_or(0, |array| {
+            // SAFETY: the SQL declares an array; behind its header come as many lengths as it has dimensions, six at most.
+            let count = unsafe {
+                let header = pg_sys::pg_detoast_datum_slice(array.cast_mut_ptr(), 0, HEADER)
+                    .cast::<pg_sys::ArrayType>();
+                pg_sys::ArrayGetNItems((*header).ndim, header.add(1).cast())
+            };
+            usize::try_from(count).unwrap_or(0)
+        })
+    }
+
+    /// A text[] argument's elements, where they are: None for NULL, an element None for a NULL in it.
+    pub fn texts_in_place(&self, n: usize) -> Option<Vec<Option<Text>>> {
+        // SAFETY: the SQL declares it as text[].
+        let elements = self.datum(n).map(|array| unsafe { elements_of(array, TEXTS) })?;
+        Some(elements.into_iter().map(|element| element.map(Text)).collect())
+    }
+
+    /// A bigint[] argument's elements: None for NULL, an element None for a NULL in it.
+    pub fn bigints(&self, n: usize) -> Option<Vec<Option<i64>>> {
+        // SAFETY: the SQL declares it as bigint[].
+        let elements = self.datum(n).map(|array| unsafe { elements_of(array, BIGINTS) })?;
+        Some(elements.into_iter().map(|element| element.map(|d| d.value() as i64)).collect())
+    }
+
     /// A text[] argument: None for NULL, an element None for a NULL in it.
     pub fn texts(&self, n: usize) -> Option<Vec<Option<Vec<u8>>>> {
         // SAFETY: the SQL declares it as text[].
         self.datum(n).map(|array| unsafe { texts_of(array) })
+    }
+}
+
+/// The elements of an array as they are, None for a NULL.
+///
+/// # Safety
+/// The datum must be an array of such elements.
+unsafe fn elements_of(array: pg_sys::Datum, elements: Elements) -> Vec<Option<pg_sys::Datum>> {
+    let Elements(type_oid, length, by_value, align) = elements;
+    // SAFETY: the caller's promise; deconstruct_array allocates both arrays.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        let (mut values, mut nulls, mut count) =
+            (std::ptr::null_mut(), std::ptr::null_mut(), 0 as c_int);
+        pg_sys::deconstruct_array(
+            array,
+            type_oid,
+            length,
+            by_value,
+            align as c_char,
+            &mut values,
+            &mut nulls,
+            &mut count,
+        );
+        (0..count as usize).map(|i| (!*nulls.add(i)).then(|| *values.add(i))).collect()
     }
 }
 
@@ -143,22 +213,10 @@ impl Args {
 /// # Safety
 /// The datum must be a text[].
 pub unsafe fn texts_of(array: pg_sys::Datum) -> Vec<Option<Vec<u8>>> {
-    // SAFETY: the caller's promise; deconstruct_array allocates both arrays.
+    // SAFETY: the caller's promise.
     unsafe {
-        let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
-        let (mut values, mut nulls, mut count) =
-            (std::ptr::null_mut(), std::ptr::null_mut(), 0 as c_int);
-        pg_sys::deconstruct_array(
-            array,
-            pg_sys::TEXTOID,
-            -1,
-            false,
-            b'i' as std::ffi::c_char,
-            &mut values,
-            &mut nulls,
-            &mut count,
-        );
-        (0..count as usize).map(|i| (!*nulls.add(i)).then(|| text_bytes(*values.add(i)))).collect()
+        let texts = elements_of(array, TEXTS);
+        texts.into_iter().map(|text| text.map(|text| text_bytes(text))).collect()
     }
 }
 
@@ -213,6 +271,11 @@ pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
 /// passed by value, and its alignment (`pg_type.typalign`).
 pub(in crate::pg) struct Elements(pub pg_sys::Oid, pub i32, pub bool, pub u8);
 
+/// Those of a text[].
+pub(in crate::pg) const TEXTS: Elements = Elements(pg_sys::TEXTOID, -1, false, b'i');
+/// Those of a bigint[].
+const BIGINTS: Elements = Elements(pg_sys::INT8OID, 8, true, b'd');
+
 /// An array of such values.
 pub(in crate::pg) fn array(mut values: Vec<pg_sys::Datum>, elements: Elements) -> pg_sys::Datum {
     let (count, Elements(type_oid, length, by_value, align)) = (values.len() as c_int, elements);
@@ -227,7 +290,7 @@ pub(in crate::pg) fn array(mut values: Vec<pg_sys::Datum>, elements: Elements) -
 /// A bigint[] of tokens.
 pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
     let values = tokens.iter().map(|token| token.bigint().into()).collect();
-    array(values, Elements(pg_sys::INT8OID, 8, true, b'd'))
+    array(values, BIGINTS)
 }
 
 /// The tokens of a bigint[] of one dimension without NULLs; of another array, none.

@@ -1,6 +1,6 @@
 //! Values made of several.
 
-use crate::pg::call::args::{array, read_array, text_datum, Answer, Args, Elements};
+use crate::pg::call::args::{array, read_array, text_datum, Answer, Args, Elements, TEXTS};
 use crate::pg::compat;
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -100,7 +100,7 @@ pub fn int4_array(values: &[i32]) -> Answer {
 /// A text[], in the database's encoding.
 pub fn text_array(texts: &[Vec<u8>]) -> pg_sys::Datum {
     let values = texts.iter().map(|text| text_datum(text)).collect();
-    array(values, Elements(pg_sys::TEXTOID, -1, false, b'i'))
+    array(values, TEXTS)
 }
 
 /// The oids of types as a regtype[].

@@ -71,6 +71,17 @@ impl Drop for TransactionOwns {
     }
 }
 
+/// How it ends when a lock is asked for that is not waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum AtOnce {
+    /// It is taken.
+    Taken,
+    /// Somebody has one that conflicts, or waits for one.
+    InTheWay,
+    /// This session has its share of the lock table, or there is no room in it.
+    NoRoom,
+}
+
 impl LockTag {
     /// The lock of that kind on a lease: on the grant in a slot; 0 where there is one for the whole lease.
     pub fn new(lock: Lock, name: &[u8], slot: i32) -> Self {
@@ -117,6 +128,22 @@ impl LockTag {
             let result = unsafe { pg_sys::LockAcquire(&self.0, mode.number(), false, !wait) };
             result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
         })
+    }
+
+    /// Takes the lock until the transaction (or the savepoint) ends, if it is to be had at once. Raises nothing.
+    pub fn take_at_once(&self, mode: LockMode) -> AtOnce {
+        // The server tells a lock that is in somebody's hands and a full table apart by raising only. Who was in the way
+        // may have gone between the two looks.
+        for _ in 0..2 {
+            let taken = lock_count::take(self.entry(), || self.take_quietly(mode));
+            match taken {
+                Ok(true) => return AtOnce::Taken,
+                Ok(false) if self.has_conflicts(mode) => return AtOnce::InTheWay,
+                Ok(false) => {}
+                Err(_) => return AtOnce::NoRoom,
+            }
+        }
+        AtOnce::NoRoom
     }
 
     /// Takes the lock for an instant, if it is to be had at once. It is false, and no error, where the lock table is

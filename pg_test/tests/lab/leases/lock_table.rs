@@ -177,3 +177,49 @@ fn prepared_transactions_count_for_themselves(lab: &Lab) -> Result<()> {
     ensure!(!session.is_taken("first0")?);
     Ok(())
 }
+
+#[lab_test]
+fn what_there_was_no_room_for_is_kept_by_the_next_call(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = small(lab)?;
+    let quarter = quarter(&mut session)?;
+    let many = quarter + quarter / 2;
+    session
+        .run("CREATE TABLE held (name text PRIMARY KEY, token bigint, done bool DEFAULT false)")?;
+    session.run(&format!(
+        "DO $$ BEGIN FOR n IN 1..{many} LOOP
+             INSERT INTO held VALUES ('job' || n, lease_acquire('job' || n, ttl => '1 h')); COMMIT;
+         END LOOP; END $$"
+    ))?;
+    // What the last call has not kept.
+    let keep =
+        "SELECT k.* FROM (SELECT array_agg(name) AS names, array_agg(token) AS tokens FROM held WHERE NOT done) h, \
+         lease_keep(h.names, h.tokens) k";
+    let count = |or: &str| {
+        format!(
+            "WITH k AS MATERIALIZED ({keep}), u AS ( \
+                 UPDATE held SET done = true FROM k WHERE k.name = held.name AND k.outcome = 'kept') \
+             SELECT count(*) FROM k WHERE outcome = 'kept' OR {or}"
+        )
+    };
+    let later = "outcome = 'later' AND code = '53200' AND again_in = '0' AND remaining > '50 min' AND renewed IS NULL";
+    ensure!(session.granted(&count(later))? == many, "some were neither kept nor left");
+    let left = many - session.granted("SELECT count(*) FROM held WHERE done")?;
+    ensure!((quarter / 2..=quarter / 2 + 2).contains(&left), "{left} of {many} are left");
+    ensure!(session.granted(&count("false"))? == left);
+    ensure!(session.granted("SELECT count(*) FROM fence.leases WHERE renewals = 1")? == many);
+    // Where others have filled it to the last entry, nothing is raised either.
+    let mut other = cluster.connect("postgres")?;
+    other.run("BEGIN")?;
+    for n in 0.. {
+        other.run("SAVEPOINT s")?;
+        if other.try_rows(&format!("SELECT pg_advisory_xact_lock({n}); RELEASE s")).is_err() {
+            other.run("ROLLBACK TO s")?;
+            break;
+        }
+    }
+    let later =
+        format!("SELECT count(*) FROM ({}) k WHERE {later}", keep.replace("NOT done", "done"));
+    ensure!(session.granted(&later)? == many, "the table is full");
+    other.run("ROLLBACK")?;
+    Ok(())
+}

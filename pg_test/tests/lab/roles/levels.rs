@@ -46,6 +46,7 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("lease_release", Worker, "lease_release('l', 1)"),
     ("lease_acquire_all", Worker, "lease_acquire_all('{l,m}')"),
     ("lease_renew_all", Worker, "lease_renew_all('{l,m}', 1)"),
+    ("lease_keep", Worker, "lease_keep('{l,m}', '{1,1}')"),
     ("lease_release_all", Worker, "lease_release_all('{l,m}', 1)"),
     ("lease_guard", Worker, "lease_guard('l', 1)"),
     ("lease_guard_all", Worker, "lease_guard_all('{l,m}', 1)"),

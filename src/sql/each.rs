@@ -1,0 +1,35 @@
+//! The functions that answer for each of several leases by itself: a row each.
+
+use super::arguments;
+use super::lease::is_losable;
+use crate::errors::Refusal;
+use crate::leases::keep;
+use crate::pg::call::args::{interval_datum, text_datum, Answer, Args};
+use crate::pg::call::composite::RowAnswer;
+use crate::pg::session::commit;
+use crate::pg::session::server;
+use pg_fence_rules::Token;
+
+/// `lease_keep(names, tokens) → rows`: renews what can be renewed at once, and says of each pair what became of it and
+/// when to send it again. Errors: 22004, 22023, 25006, 55000.
+pub fn keep(args: Args) -> Result<Answer, Refusal> {
+    let given = arguments::pairs(&args)?;
+    server::writable(c"lease_keep()");
+    let rows = RowAnswer::begin(args);
+    let pairs: Vec<keep::Pair> = given.iter().map(arguments::fit_pair).collect();
+    let answers = commit::losable(|| {
+        keep::keep(&pairs).map(|(answers, losable)| (answers, is_losable(losable)))
+    })?;
+    for ((name, token), answer) in given.into_iter().zip(answers) {
+        rows.put([
+            Some(name.datum()),
+            Some(token.bigint().into()),
+            Some(text_datum(answer.outcome.as_bytes())),
+            answer.renewed.map(|token: Token| token.bigint().into()),
+            answer.remaining.map(interval_datum),
+            answer.again_in.map(interval_datum),
+            answer.code.map(|code| text_datum(code.code().as_bytes())),
+        ]);
+    }
+    Ok(Answer::Null)
+}
