@@ -9,30 +9,31 @@ COMMENT ON SCHEMA fence IS 'pg_fence: state of leases and tokens; read fence.lea
 
 CREATE SEQUENCE fence.token_seq AS bigint INCREMENT 1 MINVALUE 1 START 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.token_seq IS
-    'every fencing token of this database, moved on by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending';
+    'every fencing token of this database, moved on by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending; in no dump';
+
+-- A dump carries this one in its place: loading it changes nothing but how far the next move has to go.
+CREATE SEQUENCE fence.dumped_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.dumped_token_seq IS
+    'how far the tokens have come, at most 2^19 behind: what a dump carries of them. Where it is above token_seq, a dump was loaded, and the tokens are moved on beyond it';
 
 -- What is known of the past is kept in sequences, because they are set without a transaction: no open
 -- transaction can hold up, hide or undo a jump.
 CREATE SEQUENCE fence.database_identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.database_identity_seq IS
-    'mark of the database (timeline, system identifier, oids, latest jump) that drew the last token: another one means that this is a copy';
+    'mark of the database (timeline, system identifier, oids) that drew the last token: another one means that this is a copy, or that a dump of another was loaded';
 
--- Any recovery empties what is unlogged, so these two tell the starts of a server from each other.
+-- Any recovery empties what is unlogged, so this one tells the starts of a server from each other.
 CREATE UNLOGGED SEQUENCE fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.server_start_seq IS
     'mark of the start of the server for which the tokens were moved on; must stay unlogged, so that any recovery empties it';
 
-CREATE UNLOGGED SEQUENCE fence.server_start_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.server_start_token_seq IS
-    'where the tokens were moved on to at that start: a token sequence below it is an older one that was loaded over it; must stay unlogged';
-
 CREATE SEQUENCE fence.jump_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.jump_token_seq IS
-    'where the latest jump went to: a token up to it speaks for no lease until its holder has renewed';
+    'where the latest jump went to: a token up to it speaks for no lease until its holder has renewed; in no dump';
 
 CREATE SEQUENCE fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.jump_count_seq IS
-    'how often the token sequence jumped, because the database was another or older one, or by fence_new_epoch()';
+    'how often the token sequence jumped, because the database was another or older one, or by fence_new_epoch(); in no dump';
 
 -- Leases ---------------------------------------------------------------------------------------------------
 
@@ -119,11 +120,9 @@ CREATE FUNCTION fence.is_shown(name text) RETURNS boolean
     LANGUAGE c STABLE STRICT PARALLEL UNSAFE COST 2 AS 'MODULE_PATHNAME', 'fence_is_shown';
 COMMENT ON FUNCTION fence.is_shown(text) IS 'may the caller see the lease of this name?';
 
--- For pg_dump the state is data, not part of the extension.
-SELECT pg_catalog.pg_extension_config_dump('fence.token_seq', '');
+-- For pg_dump the state is data, not part of the extension. (What is not named here, no dump sets back.)
+SELECT pg_catalog.pg_extension_config_dump('fence.dumped_token_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.database_identity_seq', '');
-SELECT pg_catalog.pg_extension_config_dump('fence.jump_token_seq', '');
-SELECT pg_catalog.pg_extension_config_dump('fence.jump_count_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.lease', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.role_prefix', '');
 

@@ -9,10 +9,9 @@ AS $state_findings$
     WITH
     -- What its tables and sequences should be: this list is the only place that says so.
     expected (relname, persistence, key) AS (
-        VALUES ('token_seq'::name, 'p'::"char", NULL), ('database_identity_seq', 'p', NULL),
-               ('jump_token_seq', 'p', NULL), ('jump_count_seq', 'p', NULL),
-               ('server_start_seq', 'u', NULL), ('server_start_token_seq', 'u', NULL),
-               ('stats_memory_seq', 'u', NULL),
+        VALUES ('token_seq'::name, 'p'::"char", NULL), ('dumped_token_seq', 'p', NULL),
+               ('database_identity_seq', 'p', NULL), ('jump_token_seq', 'p', NULL), ('jump_count_seq', 'p', NULL),
+               ('server_start_seq', 'u', NULL), ('stats_memory_seq', 'u', NULL),
                ('lease', 'p', 'name, slot'), ('role_prefix', 'p', 'role, prefix')),
 
     extension AS (

@@ -47,7 +47,7 @@ BEGIN
             ('adopter', '{lease_adopt}'),
             -- The relations are what pg_dump reads of the state.
             ('admin', '{lease_revoke,lease_prune,lease_forget,fence_new_epoch,fence_stats_reset,refusals,read_refusals,
-                        lease,role_prefix,token_seq,database_identity_seq,jump_token_seq,jump_count_seq}')),
+                        lease,role_prefix,token_seq,dumped_token_seq,database_identity_seq,jump_token_seq,jump_count_seq}')),
         needed AS (
             SELECT n.name FROM needs, unnest(needs.names) AS n (name) WHERE array_position(levels, needs.level) <= rank)
         SELECT 'USAGE' AS privilege, 'SCHEMA' AS kind, objid, objid::regnamespace::text AS name

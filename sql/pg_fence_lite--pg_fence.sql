@@ -61,7 +61,8 @@ BEGIN
     END LOOP;
 
     EXECUTE format('CREATE EXTENSION pg_fence SCHEMA %s', home);
-    PERFORM setval('fence.token_seq', greatest(last, pg_sequence_last_value('fence.token_seq')));
+    PERFORM setval(s.name, greatest(last, pg_sequence_last_value('fence.token_seq')))
+       FROM unnest('{fence.token_seq,fence.dumped_token_seq}'::regclass[]) AS s (name);
     -- A new extension silences every token that is older than itself. Nobody can have been granted these leases meanwhile,
     -- so each grant that is current is renewed, or adopted, once more here, and its holder's tokens go on speaking.
     FOR item IN SELECT m.* FROM moved_lease m LOOP

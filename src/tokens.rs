@@ -18,7 +18,7 @@ use std::cell::Cell;
 ///
 /// Once it has seen that this life has begun it need not look again: no backend survives a recovery, so the start
 /// of the server and the identity of the database stay what they are. What can still happen is that somebody
-/// loads an earlier state over this one; the two numbers tell.
+/// loads a dump; the number that dumps carry tells.
 #[derive(Clone, Copy)]
 struct Life {
     /// The sequence that has been moved on in this life; invalid where that is still to be found out.
@@ -27,8 +27,9 @@ struct Life {
     sequence: Oid,
     /// A token that the sequence is known to have passed.
     passed: Token,
-    /// A floor that has been in force: a lower one that is found later is an earlier life's, loaded over it.
-    floor: Floor,
+    /// What a dump would have carried when this life was seen to have begun: another number is of a later move, or
+    /// of a dump that was loaded.
+    dumped: Token,
 }
 
 thread_local! {
@@ -40,7 +41,7 @@ thread_local! {
 impl Life {
     /// Nothing is known of this sequence yet.
     const fn unknown(sequence: Oid) -> Life {
-        Life { begun: Oid::INVALID, sequence, passed: Token::BEFORE_ALL, floor: Floor::NONE }
+        Life { begun: Oid::INVALID, sequence, passed: Token::BEFORE_ALL, dumped: Token::BEFORE_ALL }
     }
 
     /// What is known of this sequence.
@@ -62,21 +63,23 @@ impl Life {
 /// It need not be on disk when it is returned: a crash makes the sequence move on beyond it.
 ///
 /// `above` is the greatest token that the lease is known to have had. A sequence that is not above it, nor
-/// above what this backend drew before, was set back by hand (a data-only restore does that): it jumps.
+/// above what this backend drew before, was set back by hand: it jumps.
 /// Errors: 55000 where the sequence is altered or exhausted, 2200H where Postgres finds that.
 pub fn draw(above: Token) -> Result<Token, Refusal> {
     let oid = sequence()?;
     check_fit(oid)?;
     loop {
         server::serve_interrupts();
-        ensure_begun(oid)?;
-        let life = Life::of(oid);
+        let life = settled(oid)?;
         let above = above.max(life.passed);
         let token = Token::from_bigint(sequence::next(oid));
         // The draw has locked the sequence: what was changed until then is known now, and no more will be.
         check_fit(oid)?;
         if token > above {
             LIFE.set(Life { passed: token, ..life });
+            if moves::dump_lags(life.dumped, token) {
+                set_dumped(token)?;
+            }
             return Ok(token);
         }
         LIFE.set(Life { begun: Oid::INVALID, passed: above, ..life });
@@ -111,26 +114,18 @@ pub fn issued(oid: Oid, token: Token) -> bool {
 
 #[cold]
 fn look_up(oid: Oid, token: Token) -> bool {
-    let (life, last) = (Life::of(oid), last_of(oid));
+    // No sequence that is altered has issued anything.
+    let Ok(life) = settled(oid) else { return false };
+    let last = last_of(oid);
     LIFE.set(Life { passed: life.passed.max(last), ..life });
     token <= last
 }
 
 /// Where the latest jump went to; tokens up to it speak for no lease until renewed. Jumps first where this
-/// is another database than the one that drew last. Errors: 55000.
+/// is another database than the one that drew last, or a dump of one was loaded. Errors: 55000.
 pub fn floor() -> Result<Floor, Refusal> {
-    let oid = sequence()?;
-    ensure_begun(oid)?;
-    let life = Life::of(oid);
-    let mut floor = recorded_floor()?;
-    if floor < life.floor {
-        // That of an earlier life was loaded over it.
-        LIFE.set(Life { begun: Oid::INVALID, ..life });
-        ensure_begun(oid)?;
-        floor = recorded_floor()?;
-    }
-    LIFE.set(Life { floor, ..Life::of(oid) });
-    Ok(floor)
+    settled(sequence()?)?;
+    recorded_floor()
 }
 
 /// As `floor`, but writes nothing: where a jump is due, no token speaks.
@@ -140,9 +135,7 @@ pub fn floor_seen() -> Result<Floor, Refusal> {
     if !server::in_recovery() {
         let oid = sequence()?;
         let life = Life::of(oid);
-        // A session that only checks looks each time: it follows neither the floor nor the last token, by which others
-        // notice that another state was loaded.
-        if (!life.has_begun() || floor < life.floor) && look(oid)?.0 == Due::Jump {
+        if !(life.has_begun() && life.dumped == dumped()?) && look(oid)?.0 == Due::Jump {
             return Ok(Floor::ABOVE_ALL);
         }
     }
@@ -189,6 +182,28 @@ fn check_definition(oid: Oid) -> Result<(), Refusal> {
     }
 }
 
+/// What is known once the life has begun and no dump was loaded since: read before each draw and verdict, so that a
+/// session that was there before the dump is as safe as one that comes later.
+fn settled(oid: Oid) -> Result<Life, Refusal> {
+    let life = Life::of(oid);
+    if !life.has_begun() || life.dumped != dumped()? {
+        begin(oid)?;
+    }
+    Ok(Life::of(oid))
+}
+
+/// What a dump carries of the tokens: a number that is not far behind the last one. The sequence itself is in no dump,
+/// so none that is loaded sets it back.
+fn dumped() -> Result<Token, Refusal> {
+    Ok(last_of(state_oid(c"dumped_token_seq")?))
+}
+
+fn set_dumped(token: Token) -> Result<(), Refusal> {
+    sequence::set(state_oid(c"dumped_token_seq")?, token.bigint());
+    LIFE.set(Life { dumped: token, ..LIFE.get() });
+    Ok(())
+}
+
 /// Makes sure that the sequence has outrun whatever an earlier life of this database may have drawn: durably,
 /// before anything is drawn or judged, at least once for each change and once for any number of racing sessions.
 #[inline]
@@ -207,7 +222,7 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
         Due::Nothing => seen,
         _ => under_move_lock(|| match look(oid)? {
             (Due::Nothing, seen) => Ok(seen),
-            (Due::Move, seen) => record(oid, Life { passed: move_on(oid)?, ..seen }),
+            (Due::Move, _) => record(oid, move_on(oid)?),
             (Due::Jump, _) => {
                 jumped = true;
                 jump(oid)
@@ -230,27 +245,26 @@ fn under_move_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Re
     result
 }
 
-/// What is due, and what was seen of the sequence and the floor when that was decided. (Looked at again, they may
-/// be those of an earlier life that somebody has just loaded.)
+/// What is due, and what was seen of the sequence when that was decided.
 fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
     let life = Life::of(oid);
-    let floor = recorded_floor()?;
+    // Before the sequence, which every move sets first: so it is behind this one only where a dump was loaded.
+    let dumped = dumped()?;
     let start = sequence::read_unlogged(state_oid(c"server_start_seq")?);
-    let began = sequence::read_unlogged(state_oid(c"server_start_token_seq")?);
     let recorded = Recorded {
         identity: sequence::read(state_oid(c"database_identity_seq")?).last,
         start: start.and_then(|s| s.last),
-        began_at: began.and_then(|b| b.last).map(Token::from_bigint),
+        dumped,
         last: last_of(oid),
     };
     let expected = start.map(|s| server::start(s.file));
-    let due = moves::due(&recorded, &server::identity(oid, floor), expected.as_ref(), life.passed);
+    let due = moves::due(&recorded, &server::identity(oid), expected.as_ref(), life.passed);
     let due = match due {
         Due::Jump if known_bugs::NO_JUMP => Due::Nothing,
         Due::Move if known_bugs::NO_START_MOVE => Due::Nothing,
         due => due,
     };
-    Ok((due, Life { passed: recorded.last.max(life.passed), floor, ..life }))
+    Ok((due, Life { passed: recorded.last.max(life.passed), dumped, ..life }))
 }
 
 /// Jumps by hand; gives back where to. Errors: 55000.
@@ -267,27 +281,27 @@ pub fn jump_now() -> Result<Token, Refusal> {
 pub fn record_creation() -> Result<(), Refusal> {
     let oid = sequence()?;
     let target = move_on(oid)?;
-    let floor = set_floor(target)?;
-    record(oid, Life { passed: target, floor, ..Life::of(oid) }).map(drop)
+    set_floor(target)?;
+    record(oid, target).map(drop)
 }
 
 fn jump(oid: Oid) -> Result<Life, Refusal> {
     let target = move_on(oid)?;
-    let floor = set_floor(target)?;
+    set_floor(target)?;
     // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
     sequence::set_durably(state_oid(c"jump_count_seq")?, jumps()? + 1);
-    record(oid, Life { passed: target, floor, ..Life::of(oid) })
+    record(oid, target)
 }
 
 /// No grant whose latest token is not above this one speaks from now on.
-fn set_floor(target: Token) -> Result<Floor, Refusal> {
+fn set_floor(target: Token) -> Result<(), Refusal> {
     sequence::set_durably(state_oid(c"jump_token_seq")?, target.bigint());
-    Ok(Floor::at(target))
+    Ok(())
 }
 
 fn move_on(oid: Oid) -> Result<Token, Refusal> {
     check_fit(oid)?;
-    let last = last_of(oid).max(Life::of(oid).passed);
+    let last = last_of(oid).max(Life::of(oid).passed).max(dumped()?);
     // Once: where the clock does not go on, the last value decides.
     wait::pause(moves::wait_for_clock(last, server::now()));
     let target = moves::target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
@@ -295,21 +309,19 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
     Ok(target)
 }
 
-/// Records, when all else is on disk, that this life has begun: after a crash before this, the sequence moves on
-/// once more, never once too few. The mark of the start comes last, for with it the rest is believed.
-fn record(oid: Oid, life: Life) -> Result<Life, Refusal> {
-    let identity = server::identity(oid, life.floor);
+/// Records, when all else is on disk, that this life has begun at this token: after a crash before this, the sequence
+/// moves on once more, never once too few. The mark of the start comes last, for with it the rest is believed.
+fn record(oid: Oid, began_at: Token) -> Result<Life, Refusal> {
+    let identity = server::identity(oid);
     sequence::set_durably(state_oid(c"database_identity_seq")?, identity.mark());
-    let (start, began) = (state_oid(c"server_start_seq")?, state_oid(c"server_start_token_seq")?);
-    for lost in [start, began].into_iter().filter(|oid| sequence::read_unlogged(*oid).is_none()) {
+    set_dumped(began_at)?;
+    let start = state_oid(c"server_start_seq")?;
+    if sequence::read_unlogged(start).is_none() {
         // Without a mark every session would take itself for the first of this life, and each move waits.
-        sequence::restore_page(lost, oid);
-    }
-    if sequence::read_unlogged(began).is_some() {
-        sequence::set(began, life.passed.bigint());
+        sequence::restore_page(start, oid);
     }
     if let Some(found) = sequence::read_unlogged(start) {
         sequence::set(start, server::start(found.file).mark());
     }
-    Ok(life)
+    Ok(Life { passed: began_at, dumped: began_at, ..Life::of(oid) })
 }

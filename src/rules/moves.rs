@@ -5,7 +5,7 @@
 //! seen, so each new life goes on at a number made from the clock, which is ahead of anything drawn one by one
 //! (2^20 tokens a second would be needed to catch up).
 
-use crate::{Floor, Instant, Span, Token};
+use crate::{Instant, Span, Token};
 
 /// Tokens per second of the clock, and the least that every move skips.
 pub const STRIDE: i64 = 1 << 20;
@@ -25,9 +25,6 @@ pub struct Identity {
     pub database: u32,
     /// Oid of `fence.token_seq`; restoring a dump changes it.
     pub sequence: u32,
-    /// Where the latest jump went to. A restore that loads the floor of another life after a jump, or the
-    /// identity before one, leaves two that do not belong together.
-    pub floor: Floor,
 }
 
 impl Identity {
@@ -38,7 +35,6 @@ impl Identity {
             self.system_identifier,
             u64::from(self.database),
             u64::from(self.sequence),
-            self.floor.token().bigint() as u64,
         ])
     }
 }
@@ -78,8 +74,8 @@ pub struct Recorded {
     pub identity: Option<i64>,
     /// Mark of the start; none after any recovery.
     pub start: Option<i64>,
-    /// Where the sequence was moved on to then; none after any recovery.
-    pub began_at: Option<Token>,
+    /// What a dump carries of the tokens: where the last move went to, or a token that was drawn since.
+    pub dumped: Token,
     /// The sequence's last value; 0 when it has none.
     pub last: Token,
 }
@@ -102,13 +98,11 @@ pub fn due(recorded: &Recorded, identity: &Identity, start: Option<&Start>, pass
     if recorded.identity != Some(identity.mark()) {
         return Due::Jump;
     }
-    let began = start.is_some_and(|start| recorded.start == Some(start.mark()));
-    let least = recorded.began_at.filter(|_| began).unwrap_or(Token::BEFORE_ALL).max(passed);
-    if recorded.last < least {
-        // Somebody has loaded an earlier state over this one, or set the sequence back.
+    if recorded.last < recorded.dumped.max(passed) {
+        // Somebody has loaded a dump of a database that is ahead, or set the sequence back.
         return Due::Jump;
     }
-    if began {
+    if start.is_some_and(|start| recorded.start == Some(start.mark())) {
         Due::Nothing
     } else {
         Due::Move
@@ -119,6 +113,12 @@ pub fn due(recorded: &Recorded, identity: &Identity, start: Option<&Start>, pass
 /// × 2^20 / 10^6. None when that would leave the positive bigints.
 pub fn target(last: Token, now: Instant) -> Option<Token> {
     Some(next(last)?.max(by_clock(now)?))
+}
+
+/// Is what a dump carries so far behind this token that it has to follow? Where it does, a move from it, which skips
+/// `STRIDE` at least, outruns all that was drawn, whatever the clock of the database that loads it says.
+pub fn dump_lags(dumped: Token, drawn: Token) -> bool {
+    drawn.bigint() - dumped.bigint() > STRIDE / 2
 }
 
 /// How long to wait until the clock is what decides `target`. Zero where it does already, and where the sequence
@@ -159,13 +159,8 @@ mod tests {
 
     const LONG_AGO: Instant = Instant::from_micros(0);
 
-    const IDENTITY: Identity = Identity {
-        timeline: 1,
-        system_identifier: 7,
-        database: 5,
-        sequence: 9,
-        floor: Floor::at(token(50)),
-    };
+    const IDENTITY: Identity =
+        Identity { timeline: 1, system_identifier: 7, database: 5, sequence: 9 };
     const START: Start = Start { server: Instant::from_micros(1_000), database: 5, file: 16_400 };
 
     const fn token(number: i64) -> Token {
@@ -189,7 +184,7 @@ mod tests {
         Recorded {
             identity: Some(IDENTITY.mark()),
             start: Some(START.mark()),
-            began_at: Some(token(100)),
+            dumped: token(100),
             last: token(120),
         }
     }
@@ -273,7 +268,6 @@ mod tests {
             Identity { system_identifier: 8, ..IDENTITY },
             Identity { database: 6, ..IDENTITY },
             Identity { sequence: 10, ..IDENTITY },
-            Identity { floor: Floor::at(token(49)), ..IDENTITY },
         ] {
             assert_eq!(due(&recorded(), &other, Some(&START), 0), Due::Jump);
         }
@@ -281,7 +275,7 @@ mod tests {
 
     #[test]
     fn each_part_of_the_start_counts() {
-        let emptied = Recorded { start: None, began_at: None, ..recorded() };
+        let emptied = Recorded { start: None, ..recorded() };
         assert_eq!(due(&emptied, &IDENTITY, Some(&START), 0), Due::Move);
         for other in [
             Start { server: Instant::from_micros(1_001), ..START },
@@ -294,13 +288,25 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_below_where_this_life_began_is_an_older_one() {
+    fn a_sequence_below_what_a_dump_has_loaded_jumps() {
         let at = |last| Recorded { last: token(last), ..recorded() };
         assert_eq!(due(&at(100), &IDENTITY, Some(&START), 0), Due::Nothing);
         assert_eq!(due(&at(99), &IDENTITY, Some(&START), 0), Due::Jump);
         assert_eq!(due(&at(110), &IDENTITY, Some(&START), 111), Due::Jump);
-        // Of another life, it tells nothing of this one.
-        let before = Recorded { start: Some(1), ..at(99) };
-        assert_eq!(due(&before, &IDENTITY, Some(&START), 0), Due::Move);
+        // Also where the server has started since.
+        assert_eq!(
+            due(&Recorded { start: Some(1), ..at(99) }, &IDENTITY, Some(&START), 0),
+            Due::Jump
+        );
+    }
+
+    #[test]
+    fn a_move_from_what_a_dump_carries_outruns_what_was_drawn() {
+        let (dumped, most) = (token(7), STRIDE / 2 + 7);
+        assert!(
+            !super::dump_lags(dumped, token(most)) && super::dump_lags(dumped, token(most + 1))
+        );
+        // Those who race draw some more before they see that it has followed.
+        assert!(target(7, LONG_AGO).is_some_and(|target| target > most + STRIDE / 4));
     }
 }

@@ -79,6 +79,8 @@ pub struct Data {
     pub timeline: u32,
     pub sequence: Sequence,
     identity: i64,
+    /// What a dump would carry of the sequence.
+    dumped: Token,
     pub floor: Floor,
     pub leases: Vec<Row>,
     /// The fence of the row that is bound to the lease.
@@ -89,13 +91,6 @@ pub struct Data {
     pub unbound_high: Token,
     /// The greatest token of an exclusive grant that was acknowledged.
     pub granted: Token,
-}
-
-/// What no recovery leaves: the mark of this start, and where the sequence was moved on to.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-struct Begun {
-    start: Option<i64>,
-    at: Option<Token>,
 }
 
 /// The steps of a move or jump, in any order.
@@ -118,7 +113,8 @@ pub struct Server {
     pub standbys: Vec<Data>,
     /// The locks that sessions hold for grants that end with them: whose, and the grant's first token.
     pub session_locks: Vec<(usize, Token)>,
-    begun: Begun,
+    /// What no recovery leaves: the mark of this start.
+    begun: Option<i64>,
     /// What is left to do of a move that somebody has begun.
     steps: Vec<Step>,
 }
@@ -131,10 +127,11 @@ impl Server {
     pub fn new(standbys: usize) -> Server {
         let at = moves::target(Token::BEFORE_ALL, micros(0)).expect("far from the end");
         let sequence = Sequence { last: at, logged: at };
-        let mut data = Data { timeline: 1, sequence, floor: Floor::at(at), ..Data::default() };
+        let floor = Floor::at(at);
+        let mut data = Data { timeline: 1, sequence, dumped: at, floor, ..Data::default() };
         data.identity = identity(&data).mark();
         let (disk, steps) = (data.clone(), Vec::new());
-        let begun = Begun { start: Some(START.mark()), at: Some(at) };
+        let begun = Some(START.mark());
         let (standbys, session_locks) = (vec![disk.clone(); standbys], Vec::new());
         Server { data, disk, standbys, session_locks, begun, steps }
     }
@@ -163,7 +160,7 @@ impl Server {
     }
 
     fn recovered(&mut self) {
-        self.begun = Begun::default();
+        self.begun = None;
         self.steps.clear();
         self.session_locks.clear();
     }
@@ -195,8 +192,8 @@ impl Server {
     pub fn due(&self, p: &Protections) -> Due {
         let recorded = Recorded {
             identity: Some(self.data.identity),
-            start: self.begun.start,
-            began_at: self.begun.at,
+            start: self.begun,
+            dumped: self.data.dumped,
             last: self.data.sequence.last,
         };
         match moves::due(&recorded, &identity(&self.data), Some(&START), Token::BEFORE_ALL) {
@@ -241,8 +238,8 @@ impl Server {
                 self.flush();
             }
             Step::Start => {
-                let at = p.start_last.then_some(self.data.sequence.last);
-                self.begun = Begun { start: Some(START.mark()), at };
+                self.data.dumped = self.data.sequence.last;
+                self.begun = Some(START.mark());
             }
         }
         true
@@ -255,11 +252,5 @@ fn after(token: Token, draws: i64) -> Token {
 }
 
 fn identity(data: &Data) -> Identity {
-    Identity {
-        timeline: data.timeline,
-        system_identifier: 1,
-        database: 1,
-        sequence: 1,
-        floor: data.floor,
-    }
+    Identity { timeline: data.timeline, system_identifier: 1, database: 1, sequence: 1 }
 }

@@ -4,7 +4,7 @@ use crate::pg::compat;
 use crate::pg::encoding::push_number;
 use crate::pg::raw;
 use pg_fence_rules::moves::{Identity, Start};
-use pg_fence_rules::{Floor, Instant};
+use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 use std::ffi::CStr;
 use std::time::Duration;
@@ -77,14 +77,13 @@ pub fn system_identifier() -> u64 {
     unsafe { pg_sys::GetSystemIdentifier() }
 }
 
-/// Which database this is, given the oid of its token sequence and where its latest jump went to.
-pub fn identity(sequence: pg_sys::Oid, floor: Floor) -> Identity {
+/// Which database this is, given the oid of its token sequence.
+pub fn identity(sequence: pg_sys::Oid) -> Identity {
     Identity {
         timeline: timeline(),
         system_identifier: system_identifier(),
         database: database(),
         sequence: sequence.to_u32(),
-        floor,
     }
 }
 

@@ -33,7 +33,8 @@ fn a_function_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
 }
 
 /// In lite the owner of a schema may drop what is in it, and a dump reads the marks.
-const NOT_LITE: [&str; 3] = ["DROP FUNCTION", "EXTENSION", "server_start_seq"];
+const NOT_LITE: [&str; 4] =
+    ["DROP FUNCTION", "EXTENSION", "server_start_seq", "setval('fence.dumped_token_seq'"];
 
 #[lab_test]
 fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
@@ -49,6 +50,7 @@ fn the_state_and_the_sequence_are_out_of_reach(lab: &Lab) -> Result<()> {
         "SELECT nextval('fence.token_seq')",
         "SELECT setval('fence.database_identity_seq', 1)",
         "SELECT setval('fence.jump_token_seq', 1)",
+        "SELECT setval('fence.dumped_token_seq', 1)",
         "SELECT nextval('fence.jump_count_seq')",
         "ALTER SEQUENCE fence.token_seq RESTART",
         "ALTER SEQUENCE fence.token_seq CACHE 10",
@@ -136,6 +138,7 @@ fn temporary_objects_shadow_nothing(lab: &Lab) -> Result<()> {
          CREATE TEMP VIEW leases AS SELECT 'job'::text AS name;
          CREATE TEMP SEQUENCE token_seq START 1000;
          CREATE TEMP SEQUENCE jump_token_seq START 1000;
+         CREATE TEMP SEQUENCE dumped_token_seq START 1000;
          CREATE TEMP SEQUENCE database_identity_seq;
          CREATE TEMP SEQUENCE jump_count_seq;
          CREATE TEMP TABLE pg_class (oid oid);

@@ -78,11 +78,11 @@ const RELATIONS: &[(&str, Level)] = &[
     ("lease", Admin),
     ("role_prefix", Admin),
     ("token_seq", Admin),
+    ("dumped_token_seq", Admin),
     ("database_identity_seq", Admin),
     ("jump_token_seq", Admin),
     ("jump_count_seq", Admin),
     ("server_start_seq", Nobody),
-    ("server_start_token_seq", Nobody),
     ("stats_memory_seq", Nobody),
 ];
 

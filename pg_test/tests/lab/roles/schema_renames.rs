@@ -202,7 +202,7 @@ fn the_schema_of_the_state_may_be_renamed(lab: &Lab) -> Result<()> {
          CREATE VIEW fence.leases AS SELECT fence.tells() AS name, 'held' AS state, fence.tells()::name AS role;
          CREATE SEQUENCE fence.token_seq; CREATE SEQUENCE fence.database_identity_seq;
          CREATE SEQUENCE fence.jump_token_seq; CREATE SEQUENCE fence.jump_count_seq;
-         CREATE UNLOGGED SEQUENCE fence.server_start_seq; CREATE UNLOGGED SEQUENCE fence.server_start_token_seq;
+         CREATE UNLOGGED SEQUENCE fence.server_start_seq; CREATE SEQUENCE fence.dumped_token_seq;
          CREATE UNLOGGED SEQUENCE fence.stats_memory_seq;
          GRANT ALL ON ALL TABLES IN SCHEMA fence TO PUBLIC; GRANT ALL ON ALL SEQUENCES IN SCHEMA fence TO PUBLIC",
     )?;

@@ -1,0 +1,204 @@
+//! Dumps that are loaded over a running database, or by a server whose clock is behind: what they carry can only move
+//! the tokens on.
+
+use crate::failover::restores::{dump, restore};
+use crate::support::history::History;
+use crate::tokens::jumps::{by_clock, floor, jumps};
+use pg_test::clock::Clocked;
+use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Each way in which a dump reaches a database that has its objects already.
+const WAYS: [&[&str]; 7] = [
+    &[],
+    &["-j", "3"],
+    &["--data-only"],
+    &["--data-only", "--disable-triggers"],
+    &["--data-only", "-j", "3"],
+    &["--data-only", "-n", "fence"],
+    &["-t", "orders", "-t", "parcels"],
+];
+
+fn draw(session: &mut Session) -> Result<i64> {
+    session.granted("SELECT lease_acquire(gen_random_uuid()::text)")
+}
+
+/// Loads what can be loaded: what is there already is in the way of the rest.
+fn load(lab: &Lab, cluster: &Cluster, dbname: &str, file: &str, way: &[&str]) {
+    let conninfo = cluster.conninfo(dbname).to_string();
+    let _ = lab.run("pg_restore", &[&["-d", &conninfo], way, &[file]].concat());
+}
+
+#[lab_test]
+fn a_dump_loaded_over_the_running_database_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut known = db.connect()?;
+    let mut history = History::begin(&mut known)?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    history.draw_more(&mut known, 60)?;
+    for way in WAYS {
+        let stop = AtomicBool::new(false);
+        // Sessions that draw meanwhile: one that stays, and one after the other.
+        let drawn = std::thread::scope(|scope| -> Result<Vec<i64>> {
+            let workers = [true, false].map(|stays| {
+                let (stop, db) = (&stop, &db);
+                scope.spawn(move || -> Result<Vec<i64>> {
+                    let mut session = db.connect()?;
+                    let mut drawn = Vec::new();
+                    while !stop.load(Relaxed) || drawn.len() < 10 {
+                        drawn.push(draw(&mut session)?);
+                        if !stays {
+                            session = db.connect()?;
+                        }
+                    }
+                    Ok(drawn)
+                })
+            });
+            load(lab, lab.cluster(), db.name(), &file, way);
+            stop.store(true, Relaxed);
+            let all = workers.into_iter().map(|worker| worker.join().expect("no panic"));
+            Ok(all.collect::<Result<Vec<_>>>()?.concat())
+        })?;
+        let different: BTreeSet<i64> = drawn.iter().copied().collect();
+        ensure!(different.len() == drawn.len(), "{way:?}: a token was drawn twice");
+        ensure!(different.first() > Some(&history.seen), "{way:?}: a token recurs");
+        history.see(different.last().copied().unwrap_or_default());
+        for session in [&mut db.connect()?, &mut known] {
+            let next = draw(session)?;
+            ensure!(next > history.seen, "{way:?}: {next} after {}", history.seen);
+            history.see(next);
+        }
+    }
+    ensure!(jumps(&mut known)? == 0, "nobody has to renew for it");
+    Ok(())
+}
+
+#[lab_test]
+fn a_dump_from_before_a_jump_makes_no_silenced_token_speak(lab: &Lab) -> Result<()> {
+    let primary = lab.builder().start()?;
+    let standby = lab.builder().standby_of(&primary)?;
+    standby.start()?;
+    let mut session = primary.connect("postgres")?;
+    session.run("CREATE EXTENSION pg_fence")?;
+    let token = session.acquire("job", "1 hour")?;
+    let file = dump(lab, &primary, "postgres")?;
+    session.run("SELECT fence_new_epoch()")?;
+    let silenced = floor(&mut session)?;
+    for way in WAYS {
+        load(lab, &primary, "postgres", &file, way);
+        standby.wait_replayed(&primary)?;
+        for cluster in [&standby, &primary] {
+            ensure!(!cluster.connect("postgres")?.speaks("job", token)?, "{way:?}: it speaks");
+        }
+        primary
+            .connect("postgres")?
+            .refused(&format!("SELECT lease_guard('job', {token})"), "PF004")?;
+        ensure!(floor(&mut session)? >= silenced && jumps(&mut session)? >= 1, "{way:?}");
+    }
+    Ok(())
+}
+
+/// A server whose clock is a minute behind that of the lab.
+fn behind(lab: &Lab) -> Result<Clocked> {
+    let clocked = Clocked::start(lab.builder(), &lab.prefix().new_dir("clock")?)?;
+    clocked.step(-60)?;
+    Ok(clocked)
+}
+
+#[lab_test]
+fn a_dump_goes_on_where_the_clock_is_a_minute_behind(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let mut history = History::begin(&mut session)?;
+    history.draw_more(&mut session, 100)?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    let clocked = behind(lab)?;
+    let mut admin = clocked.cluster().connect("postgres")?;
+    for way in ["", "-j3", "after a restart"] {
+        admin.run("CREATE DATABASE restored")?;
+        let options: &[&str] = if way == "-j3" { &["-j", "3"] } else { &[] };
+        restore(lab, clocked.cluster(), "restored", &file, options)?;
+        if way == "after a restart" {
+            clocked.cluster().restart()?;
+            admin = clocked.cluster().connect("postgres")?;
+        }
+        let mut session = clocked.cluster().connect("restored")?;
+        ensure!(by_clock(&mut session)? < history.token, "the clock is not behind");
+        // Both were issued where the rows come from: none is PF003.
+        session.refused("UPDATE parcels SET total = 2, fence = fence - 1", "PF001")?;
+        session.run(&format!("UPDATE parcels SET total = 2, fence = {}", history.seen))?;
+        history.goes_on(&mut session)?;
+        ensure!(jumps(&mut session)? == 1, "{way:?}");
+        drop(session);
+        admin.run("DROP DATABASE restored WITH (FORCE)")?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_session_that_was_there_before_the_dump_goes_on_above_it(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let mut history = History::begin(&mut session)?;
+    history.draw_more(&mut session, 100)?;
+    let file = dump(lab, lab.cluster(), db.name())?;
+    let clocked = behind(lab)?;
+    let mut admin = clocked.cluster().connect("postgres")?;
+    // What the one that was there does first.
+    for first in ["draw", "judge", "guard", "check"] {
+        for way in &WAYS[2..6] {
+            admin.run("CREATE DATABASE restored")?;
+            restore(lab, clocked.cluster(), "restored", &file, &["--section=pre-data"])?;
+            let mut early = clocked.cluster().connect("restored")?;
+            let before = draw(&mut early)?;
+            ensure!(before < history.token, "{before}: the clock is not behind");
+            load(lab, clocked.cluster(), "restored", &file, way);
+            match first {
+                "judge" => early.run(&format!(
+                    "CREATE TABLE t (id int, fence bigint); SELECT fence_protect('t', events => 'insert');
+                     INSERT INTO t VALUES (1, {})",
+                    history.seen
+                ))?,
+                "guard" => {
+                    let guard = format!("SELECT lease_guard('order:7', {})", history.token);
+                    early.refused(&guard, "PF004").map(drop)?;
+                }
+                "check" => ensure!(!early.speaks("order:7", history.token)?, "{way:?}: it speaks"),
+                _ => {}
+            }
+            for session in [&mut early, &mut clocked.cluster().connect("restored")?] {
+                let next = draw(session)?;
+                ensure!(next > history.seen, "{first}, {way:?}: {next} after {}", history.seen);
+            }
+            ensure!(jumps(&mut early)? == 1, "{first}, {way:?}");
+            drop(early);
+            admin.run("DROP DATABASE restored WITH (FORCE)")?;
+        }
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn what_a_dump_carries_follows_the_tokens(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut session, mut other) = (db.connect()?, db.connect()?);
+    draw(&mut other)?;
+    let seen = draw(&mut session)?;
+    // As after so many draws.
+    session.run(&format!("SELECT setval('fence.token_seq', {seen} + 3600 * 1048576::bigint)"))?;
+    let token = session.acquire("job", "1 hour")?;
+    let carried = "SELECT last_value FROM fence.dumped_token_seq";
+    ensure!(session.one::<i64>(carried, &[])? == token);
+    ensure!(draw(&mut other)? == token + 1 && session.one::<i64>(carried, &[])? == token);
+    let file = dump(lab, lab.cluster(), db.name())?;
+    let restored = lab.bare_database()?;
+    restore(lab, lab.cluster(), restored.name(), &file, &[])?;
+    let mut session = restored.connect()?;
+    ensure!(!session.speaks("job", token)? && draw(&mut session)? > token + 1);
+    // An older dump takes it back for a moment only.
+    session.run("SELECT setval('fence.dumped_token_seq', 7)")?;
+    let next = draw(&mut session)?;
+    ensure!(session.one::<i64>(carried, &[])? == next);
+    Ok(())
+}
