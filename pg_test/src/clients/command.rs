@@ -148,6 +148,7 @@ pub const ALL: &[Scenario] = &[
         .catches(&["no-cgroup"]),
     played("The program is killed", lost::the_command_is_killed),
     played("What the program leaves behind", plain::left_behind).catches(&["release-first"]),
+    played("A program that makes itself a daemon", plain::daemons).catches(&["one-look"]),
     played("The terminal is gone", plain::the_terminal_is_gone),
     played("Two hundred in line", plain::two_hundred_in_line),
 ];

@@ -19,3 +19,5 @@ pub const NO_CGROUP: bool = cfg!(planted = "no-cgroup");
 pub const ERROR_IS_LOSS: bool = cfg!(planted = "error-is-loss");
 /// The ttl counts from the answer.
 pub const DEADLINE_FROM_ANSWER: bool = cfg!(planted = "deadline-from-answer");
+/// What is left is looked for once.
+pub const ONE_LOOK: bool = cfg!(planted = "one-look");

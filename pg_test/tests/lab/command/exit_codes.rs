@@ -154,6 +154,28 @@ fn one_that_waits_leaves_the_line_when_it_is_told_to_end(lab: &Lab) -> Result<()
     Ok(())
 }
 
+/// Whoever reads the mail of cron wants to know it, too.
+#[lab_test]
+fn who_has_a_lease_that_is_taken_is_said(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let mut holder = stage.admin()?;
+    let token = holder.granted("SELECT lease_acquire('job', 'web-3', '2 h')")?;
+    let said = |options: &str| -> Result<String> {
+        Ok(stage.run(options, "true")?.ends_with(75)?.stderr)
+    };
+    let taken = said("job")?;
+    ensure!(taken.contains("job is taken: held by web-3, for "), "{taken}");
+    let taken = said("other job --wait 500ms")?;
+    ensure!(taken.contains("other, job is taken: job is held by web-3"), "{taken}");
+    ensure!(said("job --quiet")?.is_empty());
+    // Nobody has it, and an open transaction keeps it all the same.
+    holder.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
+    stage.revoke()?;
+    let taken = said("job")?;
+    ensure!(taken.contains(&format!("pid {}", holder.pid())), "{taken}");
+    Ok(())
+}
+
 #[lab_test]
 fn a_command_can_take_too_long(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
@@ -168,7 +190,9 @@ fn a_command_can_take_too_long(lab: &Lab) -> Result<()> {
 fn a_lease_can_outlast_the_command(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
     stage.run("job --at-least 1h", "true")?.ends_with(0)?;
-    let left = "SELECT remaining BETWEEN '50 min' AND '1 h' FROM lease_info('job')";
+    let left = "SELECT remaining BETWEEN '50 min' AND '1 h' AND metadata = '{\"at_least\": 3600}' \
+                   AND abs(extract(epoch FROM expires_at - acquired_at) - 3600) < 3 \
+                  FROM lease_info('job')";
     ensure!(stage.is_held()? && stage.admin()?.one::<bool>(left, &[])?);
     stage.run("a b --at-least 1h", "true")?.ends_with(0)?;
     stage.run("b", "true")?.ends_with(75)?;

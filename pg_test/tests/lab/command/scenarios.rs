@@ -41,7 +41,8 @@ cases![
     a_process_that_hides_from_the_keeper_is_ended_by_its_cgroup => plays(lost::hidden_from_the_keeper),
     an_unchanged_psql_presents_the_token => plays(plain::presented_by_psql),
     what_the_command_leaves_behind_ends_before_the_lease_does => plays(plain::left_behind),
+    a_program_that_makes_itself_a_daemon_does_not_outlive_its_lease => plays(plain::daemons),
     the_terminal_is_gone_and_the_command_with_it => plays(plain::the_terminal_is_gone),
-    two_hundred_wait_in_line_and_run_one_after_the_other_in_their_order => plays(plain::two_hundred_in_line),
+    two_hundred_wait_in_line_and_run_one_after_the_other => plays(plain::two_hundred_in_line),
     several_hold_several_leases => plays(plain::several_holders_and_leases),
 ];

@@ -57,6 +57,12 @@ impl Cgroup {
         pids.filter_map(Process::read).collect()
     }
 
+    /// Whether anything is alive in it, also what is born and gone too fast to be listed.
+    pub fn is_populated(&self) -> bool {
+        let events = fs::read_to_string(self.0.join("cgroup.events")).unwrap_or_default();
+        events.lines().any(|line| line == "populated 1")
+    }
+
     /// Whosever processes they are. Where it fails, they are signalled one by one all the same.
     pub fn kill(&self) {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");

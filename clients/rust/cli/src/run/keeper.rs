@@ -8,6 +8,7 @@ use super::cgroup::Cgroup;
 use super::messages::{Order, Told};
 use super::times::Times;
 use super::{Options, processes};
+use crate::arguments;
 use crate::clock::Moment;
 use crate::connection::Server;
 use crate::failure::{Failure, Result, status};
@@ -34,6 +35,8 @@ const DYING: Duration = Duration::from_millis(20);
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// Who waits for less is not told for whom.
 const SHOW_AFTER: Duration = Duration::from_millis(500);
+/// As often in a row nothing of the command must be seen.
+const LOOKS: usize = 3;
 /// How long the end may take where nothing depends on it.
 const GIVING_UP: Duration = Duration::from_secs(2);
 
@@ -124,8 +127,26 @@ impl Keeper {
             }
         };
         stop(&shown);
-        let taken = || Failure::new(status::TAKEN, format!("{} is taken", self.options.lease()));
-        granted.map(Some).ok_or_else(taken)
+        match granted {
+            Some(lease) => Ok(Some(lease)),
+            None => Err(Failure::new(status::TAKEN, self.taken().await)),
+        }
+    }
+
+    /// Says who has it, where that can be seen.
+    async fn taken(&self) -> String {
+        let plain = format!("{} is taken", self.options.lease());
+        if self.options.quiet {
+            return plain;
+        }
+        let why = async {
+            let connected = self.server.connect().await.ok()?;
+            why_taken(&connected, &self.options.names).await.ok()?
+        };
+        match tokio::time::timeout(GIVING_UP, why).await {
+            Ok(Some(why)) => format!("{plain}: {why}"),
+            _ => plain,
+        }
     }
 
     fn request(&self) -> LeaseRequest {
@@ -142,8 +163,10 @@ impl Keeper {
         if options.session {
             request = request.session();
         }
-        if let Some(at_least) = &options.at_least {
-            request = request.hold_at_least(at_least.0);
+        if let Some(arguments::Duration(at_least)) = options.at_least {
+            // By that a lease that runs out as it should is told from one whose holder has died.
+            let metadata = serde_json::json!({ "at_least": at_least.as_secs_f64() });
+            request = request.hold_at_least(at_least).metadata(metadata);
         }
         request
     }
@@ -317,11 +340,12 @@ impl Keeper {
             if signal == Signal::SIGKILL {
                 cgroup.iter().for_each(Cgroup::kill);
             }
-            left().iter().for_each(|one| one.signal(signal));
+            processes::signal_all(&left(), group, signal);
         };
         signal(first);
         signal(Signal::SIGCONT);
-        while !left().is_empty() {
+        // What is born while one looks may be missed; it is no child of ours that we could wait for.
+        while (0..LOOKS).any(|_| !left().is_empty()) {
             if kill_at.has_passed().unwrap_or(true) {
                 signal(Signal::SIGKILL);
             }
@@ -370,6 +394,36 @@ async fn who_has(connected: &Connected, names: &[String], own: &str) -> Result<O
         })
     };
     Ok(rows.first().and_then(told))
+}
+
+/// Who has what was not granted, for people: of several names, and several grants, the one that lasts longest; or the open
+/// transaction that keeps it.
+async fn why_taken(connected: &Connected, names: &[String]) -> Result<Option<String>> {
+    let sql = "SELECT name, holder, state, extract(epoch FROM remaining)::bigint,
+                      array_to_string(blocking_pids, ', ')
+                 FROM fence.leases WHERE name = ANY ($1) AND (state = 'held' OR blocking_pids <> '{}')
+                ORDER BY remaining DESC LIMIT 1";
+    let names_of = names.to_vec();
+    let rows = connected.query_typed(sql, &[(&names_of, Type::TEXT_ARRAY)]).await;
+    let why = |row: &Row| -> std::result::Result<String, tokio_postgres::Error> {
+        let name: String = row.try_get(0)?;
+        let which = if names.len() > 1 { format!("{name} is ") } else { String::new() };
+        let holder: Option<String> = row.try_get(1)?;
+        let holder = holder.unwrap_or_default();
+        let (state, seconds): (String, Option<i64>) = (row.try_get(2)?, row.try_get(3)?);
+        let pids: String = row.try_get(4)?;
+        let left = Duration::from_secs(seconds.and_then(|left| left.try_into().ok()).unwrap_or(0));
+        Ok(match state.as_str() {
+            "held" => {
+                format!("{which}held by {holder}, for {} more", humantime::format_duration(left))
+            }
+            _ => format!(
+                "{which}kept from all by an open transaction (pid {pids}; {state}, {holder})"
+            ),
+        })
+    };
+    let rows = rows.map_err(Failure::of_driver)?;
+    rows.first().map(why).transpose().map_err(Failure::of_driver)
 }
 
 /// What was dropped is given up in the background: by tasks of the client's.

@@ -1,9 +1,9 @@
 //! The processes of a command, seen through `/proc`.
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::{Pid, getsid};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 
 /// A process that is alive.
@@ -26,10 +26,12 @@ impl Process {
         let (name, fields) = stat.split_once('(')?.1.rsplit_once(')')?;
         let fields: Vec<&str> = fields.split_whitespace().collect();
         let [state, parent, group, session, ..] = fields.as_slice() else { return None };
-        if matches!(*state, "Z" | "X") {
+        let number = |text: &str| text.parse().ok();
+        // A process whose first thread has ended is shown as a zombie, and goes on with the others.
+        let threads = fields.get(17).and_then(|text| number(text)).unwrap_or(1);
+        if *state == "X" || *state == "Z" && threads < 2 {
             return None;
         }
-        let number = |text: &str| text.parse().ok();
         Some(Process {
             pid,
             name: name.to_owned(),
@@ -40,7 +42,7 @@ impl Process {
     }
 
     /// A process that is gone already, or that is not ours to signal, is no matter here: it is looked for again.
-    pub fn signal(&self, signal: Signal) {
+    fn signal(&self, signal: Signal) {
         let _: Result<(), Errno> = kill(Pid::from_raw(self.pid), signal);
     }
 
@@ -55,7 +57,32 @@ fn all() -> Vec<Process> {
     entries.filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// All that descends from this process, but for one child. Nothing escapes as long as it adopts orphans.
+/// The children of this process, but for one; those that have ended and were not waited for are among them. None where the
+/// kernel does not tell.
+pub fn children_but(not: i32) -> Option<Vec<i32>> {
+    // It has one thread.
+    let text =
+        fs::read_to_string(format!("/proc/self/task/{0}/children", std::process::id())).ok()?;
+    let pids = text.split_whitespace().filter_map(|pid| pid.parse().ok());
+    Some(pids.filter(|pid| *pid != not).collect())
+}
+
+/// Signals each of them once. Those of a process group that can hold nothing else are signalled together, so that none
+/// escapes by starting another one: the group `command`, and those in sessions that the command has begun.
+pub fn signal_all(found: &[Process], command: Option<i32>, signal: Signal) {
+    let own_session = getsid(None).map_or(0, Pid::as_raw);
+    let is_theirs = |one: &Process| Some(one.group) == command || one.session != own_session;
+    let (together, others): (Vec<_>, Vec<_>) = found.iter().partition(|one| is_theirs(one));
+    let groups: BTreeSet<i32> = together.iter().map(|one| one.group).collect();
+    for group in groups {
+        // All of it may be gone already.
+        let _: Result<(), Errno> = killpg(Pid::from_raw(group), signal);
+    }
+    others.iter().for_each(|one| one.signal(signal));
+}
+
+/// All that descends from this process, but for one child. Nothing escapes as long as it adopts orphans, but what is born
+/// while one looks may be missed: whoever looks for the last one must have waited for nothing meanwhile.
 pub fn descendants_but(not: i32) -> Vec<Process> {
     descendants_in(all(), std::process::id() as i32, not)
 }
@@ -107,6 +134,9 @@ mod tests {
     fn a_name_may_hold_anything() {
         assert_eq!(process(7, 1).name, "a) b)");
         assert_eq!(Process::parse(7, "7 (x) Z 1 7 7"), None);
+        let threads = |count: u8| format!("7 (x) Z 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {count} 0");
+        assert_eq!(Process::parse(7, &threads(1)), None);
+        assert!(Process::parse(7, &threads(2)).is_some());
     }
 
     #[test]

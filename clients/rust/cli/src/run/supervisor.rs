@@ -36,6 +36,8 @@ const SELF: &str = "/proc/self/exe";
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long a process may take to die of KILL. In an uninterruptible sleep it takes until that ends.
 const DYING: Duration = Duration::from_secs(2);
+/// How often to look at once for what is left. Of what goes on after that more than one look is needed anyway.
+const LOOKS: usize = 5;
 
 pub struct Supervisor {
     options: Options,
@@ -312,11 +314,13 @@ impl Supervisor {
     }
 
     /// What has ended or stopped. Orphans that we have adopted are among them.
-    fn reap(&mut self) -> Result<()> {
+    /// Whether there was any.
+    fn reap(&mut self) -> Result<bool> {
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
+        let mut has_reaped = false;
         while let Ok(event) = waitpid(None, Some(flags)) {
             match event {
-                WaitStatus::StillAlive => return Ok(()),
+                WaitStatus::StillAlive => break,
                 WaitStatus::Exited(pid, code) => self.has_ended(pid, code as u8),
                 WaitStatus::Signaled(pid, signal, _) => {
                     self.has_ended(pid, status::SIGNAL + signal as u8);
@@ -324,8 +328,9 @@ impl Supervisor {
                 WaitStatus::Stopped(pid, signal) => self.has_stopped(pid, signal)?,
                 _ => {}
             }
+            has_reaped = true;
         }
-        Ok(())
+        Ok(has_reaped)
     }
 
     fn has_ended(&mut self, pid: Pid, status: u8) {
@@ -424,10 +429,9 @@ impl Supervisor {
             return self.lose(&format!("the lease {lease} could not be renewed"));
         }
         if let Some(status) = self.command.as_ref().and_then(|command| command.status) {
-            let left = self.descendants();
-            if left.is_empty() || planted::RELEASE_FIRST {
+            let Some(left) = self.left()?.filter(|_| !planted::RELEASE_FIRST) else {
                 return self.release(status);
-            }
+            };
             say(&format!("ending what the command has left behind: {}", listed(&left)));
             return self.end(status);
         }
@@ -465,11 +469,9 @@ impl Supervisor {
         // There may be no time to look for processes first.
         if kill_at.has_passed()? && !planted::TERM_ONLY {
             self.signal_all(Signal::SIGKILL);
+            self.kill_children()?;
         }
-        let left = self.descendants();
-        if left.is_empty() {
-            return self.release(status);
-        }
+        let Some(left) = self.left()? else { return self.release(status) };
         if (kill_at + DYING).has_passed()? {
             say(&format!("KILL does not end {}: the lease is left to its ttl", listed(&left)));
             self.keeper.tell(&Order::Leave);
@@ -483,11 +485,30 @@ impl Supervisor {
         if let (Some(cgroup), Signal::SIGKILL) = (&self.cgroup, signal) {
             cgroup.kill();
         }
-        let group = self.command.as_ref().filter(|command| command.status.is_none());
-        let group = group.map(|command| command.group.as_raw());
         self.signal_command(signal);
-        let others = self.descendants().into_iter().filter(|one| Some(one.group) != group);
-        others.for_each(|one| one.signal(signal));
+        let group = self.command.as_ref().map(|command| (command.group.as_raw(), command.status));
+        let mut others = self.descendants();
+        others.retain(|one| Some((one.group, None)) != group);
+        processes::signal_all(&others, group.map(|(group, _)| group), signal);
+    }
+
+    /// All at once, again and again for a little while: what starts another one and ends is gone before it could be looked
+    /// for, but its child has become ours.
+    fn kill_children(&mut self) -> Result<()> {
+        if planted::GROUP_ONLY {
+            return Ok(());
+        }
+        let until = Moment::now()? + LOOK_AGAIN;
+        while let Some(children) = processes::children_but(self.keeper.pid)
+            && !children.is_empty()
+            && !until.has_passed()?
+        {
+            for child in children {
+                let _ = kill(Pid::from_raw(child), Signal::SIGKILL);
+            }
+            self.reap()?;
+        }
+        Ok(())
     }
 
     fn release(&mut self, status: u8) -> Result<()> {
@@ -502,6 +523,27 @@ impl Supervisor {
         let until = self.deadline.unwrap_or(Moment::now()? + self.times.ttl);
         self.phase = Phase::Releasing { status, until };
         Ok(())
+    }
+
+    /// What is left of the command; None where nothing is. What is born and gone too fast to be seen leaves its child to us,
+    /// and is waited for: where that has happened meanwhile, the look was not whole.
+    fn left(&mut self) -> Result<Option<Vec<Process>>> {
+        for _ in 0..LOOKS {
+            self.reap()?;
+            let found = self.descendants();
+            if !found.is_empty() {
+                return Ok(Some(found));
+            }
+            let children = processes::children_but(self.keeper.pid).unwrap_or_default();
+            let is_populated = self.cgroup.as_ref().is_some_and(Cgroup::is_populated);
+            if planted::GROUP_ONLY
+                || planted::ONE_LOOK
+                || !self.reap()? && children.is_empty() && !is_populated
+            {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Vec::new()))
     }
 
     fn descendants(&self) -> Vec<Process> {
@@ -631,6 +673,9 @@ fn mark_in(entry: &str) -> &str {
 }
 
 fn listed(processes: &[Process]) -> String {
+    if processes.is_empty() {
+        return "processes that start others and end, too fast to be seen".to_owned();
+    }
     let one = |process: &Process| format!("{} ({})", process.name, process.pid);
     processes.iter().map(one).collect::<Vec<_>>().join(", ")
 }
