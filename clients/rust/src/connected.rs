@@ -2,6 +2,7 @@
 
 use crate::clock;
 use crate::error::Error;
+use crate::open::open;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
@@ -56,12 +57,8 @@ pub struct Connected {
 
 /// Opens a connection, and drives it in a task of its own.
 pub async fn connect(url: &str, tls: impl Tls) -> Result<Connected, Error> {
-    open(&url.parse().map_err(Error::unclassified)?, tls).await
-}
-
-pub(crate) async fn open(config: &Config, tls: impl Tls) -> Result<Connected, Error> {
-    let (client, connection) = config.connect(tls.clone()).await.map_err(Error::unclassified)?;
-    Ok(Connected::new(client, connection, tls))
+    let config: Config = url.parse().map_err(Error::unclassified)?;
+    open(&[config], tls, Duration::MAX).await
 }
 
 impl Connected {

@@ -30,6 +30,8 @@ pub enum Error {
     AcquireTimeout(AcquireTimeout),
     /// pg_fence is not created in this database, or not in a schema of the search path.
     NotInstalled(NotInstalled),
+    /// No server could be connected to.
+    NotConnected(Arc<NotConnected>),
     /// The session has ended under the transaction. The lease may well be held still.
     TransactionLost(TransactionLost),
     /// Another error of the server or of the driver, which is no business of pg_fence.
@@ -52,6 +54,7 @@ impl Error {
         match self {
             Error::TransactionLost(lost) => lost.sqlstate(),
             Error::NotInstalled(missing) => missing.cause.sqlstate(),
+            Error::NotConnected(failed) => failed.sqlstate(),
             Error::Postgres(error) => error.code().map(SqlState::code),
             #[cfg(feature = "sqlx")]
             Error::Sqlx(error) => {
@@ -143,6 +146,47 @@ impl Error {
     pub(crate) fn is_end_of_session(&self) -> bool {
         matches!(classify(self), Some(Error::TransactionLost(_)))
     }
+}
+
+/// Where it was tried to connect, and what came of each try.
+#[derive(Debug, Default)]
+pub struct NotConnected {
+    tries: Vec<(String, Option<tokio_postgres::Error>)>,
+}
+
+impl NotConnected {
+    pub(crate) fn add(&mut self, place: String, error: Option<tokio_postgres::Error>) {
+        self.tries.push((place, error));
+    }
+
+    /// The last one's, where each of them was refused by a server: else trying again may help.
+    pub fn sqlstate(&self) -> Option<&str> {
+        let mut states = self.tries.iter().map(|(_, error)| Some(error.as_ref()?.code()?.code()));
+        states.try_fold("", |_, state| state).filter(|state| !state.is_empty())
+    }
+}
+
+impl fmt::Display for NotConnected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cannot connect to a server")?;
+        for (at, (place, error)) in self.tries.iter().enumerate() {
+            write!(f, "{} {place}: ", if at == 0 { ":" } else { ";" })?;
+            match error {
+                None => f.write_str("no answer in time")?,
+                Some(error) => f.write_str(&innermost(error))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The driver's own words are hardly ever more than where it happened.
+fn innermost(error: &tokio_postgres::Error) -> String {
+    let mut cause: &dyn StdError = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
 }
 
 /// What the server refused.
@@ -333,6 +377,7 @@ impl fmt::Display for Error {
             Error::TransactionLost(lost) => lost.fmt(f),
             Error::AcquireTimeout(timeout) => timeout.fmt(f),
             Error::NotInstalled(missing) => missing.fmt(f),
+            Error::NotConnected(failed) => failed.fmt(f),
             // Of its own it says no more than "db error".
             Error::Postgres(error) => match error.as_db_error() {
                 Some(told) => told.fmt(f),
@@ -387,6 +432,7 @@ impl StdError for Error {
         match self {
             Error::LeaseLost(lost) => lost.source(),
             Error::LeaseTaken(_) | Error::TransactionLost(_) | Error::AcquireTimeout(_) => None,
+            Error::NotConnected(_) => None,
             Error::NotInstalled(missing) => missing.cause.source(),
             Error::Postgres(error) => Some(error.as_ref()),
             #[cfg(feature = "sqlx")]
@@ -405,6 +451,7 @@ impl StdError for LeaseLost {
 
 impl StdError for LeaseTaken {}
 impl StdError for AcquireTimeout {}
+impl StdError for NotConnected {}
 impl StdError for NotInstalled {}
 impl StdError for TransactionLost {}
 impl StdError for TimedOut {}

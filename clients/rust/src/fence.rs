@@ -3,13 +3,14 @@
 use crate::adopted::AdoptRequest;
 use crate::calls::interval;
 use crate::claim::ClaimRequest;
-use crate::connected::{Connected, Tls, open};
+use crate::connected::{Connected, Tls};
 use crate::error::{Error, LeaseLost, Reason};
 use crate::hooks::{Hooks, NoHooks};
 use crate::keeping::Keeping;
 use crate::lease::Lease;
 use crate::names::Names;
 use crate::observe::Observer;
+use crate::open::open;
 use crate::own::{Call, Opener, argument};
 use crate::request::{LeaseRequest, checked_ttl};
 use crate::state::{Shared, Terms};
@@ -38,10 +39,16 @@ impl Fence {
 
     /// By whatever encrypts connections.
     pub fn with_tls(config: Config, tls: impl Tls) -> Fence {
-        Fence::with_opener(move || {
-            let (config, tls) = (config.clone(), tls.clone());
-            async move { open(&config, tls).await }
-        })
+        Fence::at(vec![config], tls)
+    }
+
+    /// At the first of these that takes us.
+    #[doc(hidden)]
+    pub fn at(configs: Vec<Config>, tls: impl Tls) -> Fence {
+        Fence::opening(Arc::new(move |limit| {
+            let (configs, tls) = (configs.clone(), tls.clone());
+            Box::pin(async move { open(&configs, tls, limit).await })
+        }))
     }
 
     /// By whatever opens connections: a password that changes, a proxy. Not a pool's: they are kept for long.
@@ -50,7 +57,10 @@ impl Fence {
         F: Fn() -> O + Send + Sync + 'static,
         O: Future<Output = Result<Connected, Error>> + Send + 'static,
     {
-        let opener: Opener = Arc::new(move || Box::pin(opener()));
+        Fence::opening(Arc::new(move |_| Box::pin(opener())))
+    }
+
+    fn opening(opener: Opener) -> Fence {
         let keeping = Keeping::new(opener, None, Arc::new(NoHooks));
         Fence { keeping: Arc::new(keeping), schema: String::new() }
     }
@@ -100,7 +110,8 @@ impl Fence {
         let (answer, resumed) = oneshot::channel();
         let call = resumes(&shared, token)?;
         let keeping = self.keeping.clone();
-        let waiting = Waiting { keeping, shared: shared.clone(), call, wait: Duration::ZERO };
+        let (wait, wait_argument) = (Duration::ZERO, None);
+        let waiting = Waiting { keeping, shared: shared.clone(), call, wait, wait_argument };
         self.keeping.spawn(waiting.wait(answer));
         let lease = Lease::new(shared);
         match resumed.await.unwrap_or_else(|gone| Err(Error::other(gone)))? {

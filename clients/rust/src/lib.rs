@@ -38,6 +38,7 @@ mod lead;
 mod lease;
 mod names;
 mod observe;
+mod open;
 mod options;
 mod own;
 mod request;
@@ -58,14 +59,16 @@ pub use claim::{ClaimRequest, Claimed};
 pub use clock::Moment;
 pub use connected::{Connected, Tls, connect};
 pub use error::{
-    AcquireTimeout, Error, LeaseLost, LeaseTaken, NotInstalled, Reason, Refusal, TransactionLost,
-    classify,
+    AcquireTimeout, Error, LeaseLost, LeaseTaken, NotConnected, NotInstalled, Reason, Refusal,
+    TransactionLost, classify,
 };
 pub use fence::Fence;
 pub use guarded::{Guardable, Guarded, guard_all};
 pub use lease::Lease;
 pub use names::Names;
 pub use observe::{Leader, Observer};
+#[doc(hidden)]
+pub use open::open;
 pub use options::options;
 pub use request::LeaseRequest;
 #[cfg(feature = "sqlx")]

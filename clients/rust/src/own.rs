@@ -10,7 +10,8 @@ use std::time::Duration;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 
-pub(crate) type Opener = Arc<dyn Fn() -> BoxFuture<Result<Connected, Error>> + Send + Sync>;
+/// Opens a connection, within so long.
+pub(crate) type Opener = Arc<dyn Fn(Duration) -> BoxFuture<Result<Connected, Error>> + Send + Sync>;
 
 /// A statement and its arguments, whose types are said: so nothing is prepared, which poolers do not stand.
 pub(crate) struct Call {
@@ -146,7 +147,7 @@ impl OwnConnection {
     /// Opens it, if it is not open.
     pub async fn connect(&mut self, limit: Duration) -> Result<&Connected, Error> {
         if !self.is_open() {
-            let opened = clock::within(limit, (self.open)()).await;
+            let opened = clock::within(limit, (self.open)(limit / 10 * 9)).await;
             self.connected = Some(opened.ok_or_else(|| Error::other(TimedOut(limit)))??);
         }
         self.connected.as_ref().ok_or_else(|| Error::other("there is no connection"))

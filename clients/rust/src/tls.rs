@@ -3,8 +3,8 @@
 //! ```no_run
 //! # fn fence() -> Result<(), Box<dyn std::error::Error>> {
 //! use pg_fence_client::Fence;
-//! use pg_fence_client::tls::{Check, Trust, connector};
-//! let tls = connector(&Check::IssuerAndName(Trust::System), None)?;
+//! use pg_fence_client::tls::{Check, Trust, Versions, connector};
+//! let tls = connector(&Check::IssuerAndName(Trust::System), None, Versions::All)?;
 //! let fence = Fence::with_tls("host=db.example.org sslmode=require".parse()?, tls);
 //! # Ok(())
 //! # }
@@ -17,6 +17,7 @@ use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
+use rustls::version::{TLS12, TLS13};
 use rustls::{
     ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
 };
@@ -44,15 +45,32 @@ pub enum Check {
     IssuerAndName(Trust),
 }
 
+/// Which versions of TLS are spoken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Versions {
+    /// 1.2 and 1.3.
+    All,
+    /// Not 1.2.
+    From13,
+    /// Not 1.3.
+    To12,
+}
+
 /// What encrypts connections; with a client's certificate and its key, where there are such files (PEM). Fails where one of
 /// them cannot be read, or nobody is trusted.
 pub fn connector(
     check: &Check,
     client: Option<(&Path, &Path)>,
+    versions: Versions,
 ) -> Result<MakeRustlsConnect, Error> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());
-    let builder = builder.with_safe_default_protocol_versions().map_err(unfit)?;
+    let versions: &[_] = match versions {
+        Versions::All => &[&TLS13, &TLS12],
+        Versions::From13 => &[&TLS13],
+        Versions::To12 => &[&TLS12],
+    };
+    let builder = builder.with_protocol_versions(versions).map_err(unfit)?;
     let builder = match check {
         Check::IssuerAndName(trust) => builder.with_root_certificates(roots(trust)?),
         Check::Nothing => builder

@@ -2,6 +2,7 @@
 //! then the environment, then what is usual.
 
 mod conninfo;
+mod parameters;
 mod passfile;
 mod service;
 mod settings;
@@ -9,8 +10,9 @@ mod settings;
 use crate::failure::{Failure, Result};
 use clap::Args;
 use pg_fence_client::tls::MakeRustlsConnect;
-use pg_fence_client::{Connected, Fence};
+use pg_fence_client::{Connected, Fence, open};
 use settings::{Environment, Settings};
+use std::time::Duration;
 use tokio_postgres::Config;
 
 /// Where to connect. What is not said here comes from the service file, the PG* variables and ~/.pgpass.
@@ -37,7 +39,8 @@ pub struct Options {
 /// A server that can be connected to, again and again.
 #[derive(Clone)]
 pub struct Server {
-    config: Config,
+    /// In the order in which they are tried.
+    configs: Vec<Config>,
     tls: MakeRustlsConnect,
     schema: Option<String>,
 }
@@ -46,8 +49,8 @@ impl Options {
     /// Reads the environment and the files that it names. Nothing is connected yet.
     pub fn server(&self) -> Result<Server> {
         let settings = self.settings(&Environment::of_this_process())?;
-        let (config, tls) = settings.into_config()?;
-        Ok(Server { config, tls, schema: self.schema.clone() })
+        let (configs, tls) = settings.into_configs()?;
+        Ok(Server { configs, tls, schema: self.schema.clone() })
     }
 
     fn settings(&self, environment: &Environment) -> Result<Settings> {
@@ -72,7 +75,7 @@ impl Options {
 impl Server {
     /// Where leases come from.
     pub fn fence(&self) -> Fence {
-        let fence = Fence::with_tls(self.config.clone(), self.tls.clone());
+        let fence = Fence::at(self.configs.clone(), self.tls.clone());
         match &self.schema {
             Some(schema) => fence.in_schema(schema),
             None => fence,
@@ -82,20 +85,21 @@ impl Server {
     /// The same, whose connections are called that, where nobody has named them.
     pub fn called(mut self, name: &str) -> Server {
         if self.application_name() == settings::APPLICATION_NAME {
-            self.config.application_name(name);
+            for config in &mut self.configs {
+                config.application_name(name);
+            }
         }
         self
     }
 
     pub fn application_name(&self) -> &str {
-        self.config.get_application_name().unwrap_or_default()
+        self.configs.first().and_then(Config::get_application_name).unwrap_or_default()
     }
 
     /// A connection for statements of one's own.
     pub async fn connect(&self) -> Result<Connected> {
-        let opened = self.config.connect(self.tls.clone()).await;
-        let (client, connection) = opened.map_err(Failure::of_driver)?;
-        Ok(Connected::new(client, connection, self.tls.clone()))
+        let opened = open(&self.configs, self.tls.clone(), Duration::MAX).await;
+        opened.map_err(|error| Failure::of_client(&error))
     }
 
     /// A function of the extension, as statements name it.

@@ -52,8 +52,13 @@ impl Failure {
 
     /// What the client says, of a call that is not about a lease lost or taken.
     pub fn of_client(error: &Error) -> Failure {
-        if causes(error).any(|cause| cause.to_string() == PASSWORD_MISSING) {
-            return Failure::new(status::REFUSED, NO_PASSWORD);
+        if let Error::NotConnected(failed) = error
+            && failed.to_string().contains(PASSWORD_MISSING)
+        {
+            return Failure::new(
+                status::REFUSED,
+                failed.to_string().replace(PASSWORD_MISSING, NO_PASSWORD),
+            );
         }
         let state = error.sqlstate();
         Failure::new(status_of(state), told(error, state))

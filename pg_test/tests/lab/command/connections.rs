@@ -1,11 +1,14 @@
 //! Connections as users of libpq expect them: service file, password file, TLS with verification.
 
-use pg_test::clients::command::stage::Stage;
+use pg_test::clients::command::stage::{program, Stage};
+use pg_test::extension::source_root;
+use pg_test::orm;
 use pg_test::process::{as_server_user, output_of};
 use pg_test::setup::{self, Package};
 use pg_test::test_case::left_out;
 use pg_test::{ensure, lab_test, Cluster, Context, Lab, Result};
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -64,7 +67,7 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
     )?;
 
     let run = |target: &str, root: &str| -> Result<std::process::Output> {
-        let mut command = lab.rundir().command(pg_test::clients::command::stage::program()?);
+        let mut command = lab.rundir().command(program()?);
         command
             .args(["-d", target, "run", "job", "--", "echo", "ran"])
             .env("PGSERVICEFILE", &services)
@@ -102,7 +105,7 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
     is_refused("service=none", "ca.crt", "no service \"none\"")?;
     is_refused("service=shop passfile=/dev/null", "ca.crt", "~/.pgpass")?;
     // It is no matter of time, and nobody is asked.
-    let mut command = lab.rundir().command(pg_test::clients::command::stage::program()?);
+    let mut command = lab.rundir().command(program()?);
     command
         .args(["-d", "service=shop passfile=/dev/null", "run", "job", "--wait", "1h", "--", "true"])
         .env("PGSERVICEFILE", &services)
@@ -114,17 +117,99 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
 }
 
 #[lab_test]
+fn what_cannot_be_connected_to_is_named(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let (port, dbname) = (lab.cluster().port().to_string(), stage.database().name());
+    let nobody = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+    let says = |target: &str, words: &[&str]| -> Result<()> {
+        let mut command = lab.rundir().command(program()?);
+        let output = command.args(["-d", target, "leases"]).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(words.iter().all(|word| said.contains(word)), "{target}: {said}");
+        ensure!(!output.status.success() && said.lines().count() == 1, "{said}");
+        Ok(())
+    };
+    let at = |place: &str| format!("{place} user=me dbname={dbname}");
+    says(&at(&format!("host=127.0.0.1 port={nobody}")), &["127.0.0.1", &nobody, "\"me\"", "refused"])?;
+    says(&at("host=/nowhere port=77"), &["/nowhere/.s.PGSQL.77", "\"me\""])?;
+    says(&at("host=no-such-host.invalid"), &["no-such-host.invalid", "5432", "\"me\""])?;
+    says(&at(&format!("host=127.0.0.1 port={port}")), &["127.0.0.1", &port, "\"me\"", "does not exist"])?;
+    Ok(())
+}
+
+#[lab_test]
 fn the_variables_and_the_socket_of_libpq_are_used(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
     let cluster = lab.cluster();
     let run = |host: &str| -> Result<()> {
-        let mut command = lab.rundir().command(pg_test::clients::command::stage::program()?);
+        let mut command = lab.rundir().command(program()?);
         command.args(["run", "job", "--", "true"]).env("PGHOST", host);
         command.env("PGPORT", cluster.port().to_string()).env("PGUSER", stage.role());
         output_of(command.env("PGDATABASE", stage.database().name())).map(drop)
     };
     run("127.0.0.1")?;
     run(&cluster.dir().display().to_string())
+}
+
+/// Each parameter of libpq is known here: what is not kept is refused by its name, as the command's own tests show.
+#[lab_test(slow)]
+fn every_parameter_of_libpq_has_its_meaning_here(_: &Lab) -> Result<()> {
+    let libraries = orm::fetch(orm::PYTHON)?;
+    // psycopg's wheel has the newest libpq.
+    let script = "from psycopg import pq\nassert pq.version() >= 180000\n\
+                  for o in pq.Conninfo.get_defaults(): print(o.keyword.decode(), (o.envvar or b'').decode())";
+    let known = output_of(Command::new(libraries.join("bin/python")).args(["-c", script]))?;
+    let path = source_root().join("clients/rust/cli/src/connection/parameters.rs");
+    let text = fs::read_to_string(path)?;
+    let ours: Vec<String> = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("parameter(\"")?.split_once("\", \""))
+        .map(|(keyword, rest)| format!("{keyword} {}", rest.split('"').next().unwrap_or_default()))
+        .collect();
+    let libpq: Vec<&str> = known.lines().collect();
+    ensure!(ours == libpq, "libpq has {libpq:?}, and the command {ours:?}");
+    Ok(())
+}
+
+/// What psql refuses the command refuses, too, and says why.
+#[lab_test]
+fn protections_that_cannot_be_kept_are_refused_by_their_names(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    for variable in [
+        ("PGGSSENCMODE", "require"),
+        ("PGREQUIREPEER", "nobody"),
+        ("PGSSLCRL", "/none"),
+        ("PGSSLCRLDIR", "/none"),
+        ("PGREQUIREAUTH", "scram-sha-256"),
+    ] {
+        let (name, value) = variable;
+        let output = stage.command().args(["run", "job", "--", "true"]).env(name, value).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(64) && said.contains(name), "{output:?}");
+    }
+    Ok(())
+}
+
+/// A server that takes connections and says nothing costs its own part of the time, and not that of the next one.
+#[lab_test]
+fn a_silent_server_leaves_time_for_the_next_one(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    let (port, dbname) = (lab.cluster().port(), stage.database().name());
+    let both = format!(
+        "host=127.0.0.1,127.0.0.1 port={},{port} user={} dbname={dbname}",
+        silent.local_addr()?.port(),
+        stage.role()
+    );
+    for (options, given) in
+        [(" connect_timeout=2", "--ttl 30s"), ("", "--ttl 9s"), (" connect_timeout=60", "--ttl 9s")]
+    {
+        let mut command = lab.rundir().command(program()?);
+        command.args(["-d", &format!("{both}{options}"), "run", "job"]);
+        let output = command.args(given.split(' ')).args(["--", "true"]).output()?;
+        ensure!(output.status.success(), "{options} {given}: {output:?}");
+    }
+    Ok(())
 }
 
 /// All of it where there is nothing but the program and the files that it is told of.

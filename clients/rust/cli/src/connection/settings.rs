@@ -1,58 +1,21 @@
 //! The settings of a connection, by libpq's keywords, and what the driver makes of them.
 
 use super::conninfo::Pairs;
+use super::parameters::{self, Meaning};
 use super::{passfile, service};
 use crate::failure::{Failure, Result};
 use nix::unistd::{User, geteuid};
-use pg_fence_client::tls::{Check, MakeRustlsConnect, Trust, connector};
+use pg_fence_client::tls::{Check, MakeRustlsConnect, Trust, Versions, connector};
 use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use tokio_postgres::Config;
-use tokio_postgres::config::{
-    ChannelBinding, LoadBalanceHosts, SslMode, SslNegotiation, TargetSessionAttrs,
-};
-
-/// libpq's keywords that mean something here, and the variable of each.
-const KNOWN: &[(&str, &str)] = &[
-    ("application_name", "PGAPPNAME"),
-    ("channel_binding", "PGCHANNELBINDING"),
-    ("connect_timeout", "PGCONNECT_TIMEOUT"),
-    ("dbname", "PGDATABASE"),
-    ("host", "PGHOST"),
-    ("hostaddr", "PGHOSTADDR"),
-    ("keepalives", ""),
-    ("keepalives_count", ""),
-    ("keepalives_idle", ""),
-    ("keepalives_interval", ""),
-    ("load_balance_hosts", "PGLOADBALANCEHOSTS"),
-    ("options", "PGOPTIONS"),
-    ("passfile", "PGPASSFILE"),
-    ("password", "PGPASSWORD"),
-    ("port", "PGPORT"),
-    ("service", "PGSERVICE"),
-    ("sslcert", "PGSSLCERT"),
-    ("sslkey", "PGSSLKEY"),
-    ("sslmode", "PGSSLMODE"),
-    ("sslnegotiation", "PGSSLNEGOTIATION"),
-    ("sslrootcert", "PGSSLROOTCERT"),
-    ("target_session_attrs", "PGTARGETSESSIONATTRS"),
-    ("tcp_user_timeout", ""),
-    ("user", "PGUSER"),
-];
-
-/// Those that make no difference here.
-const WITHOUT_EFFECT: &[&str] = &[
-    "client_encoding",
-    "fallback_application_name",
-    "gssencmode",
-    "gssdelegation",
-    "gsslib",
-    "krbsrvname",
-    "sslcompression",
-    "sslsni",
-];
+use tokio_postgres::config::{ChannelBinding, SslMode, SslNegotiation, TargetSessionAttrs};
 
 /// What connections are called where nobody has named them.
 pub const APPLICATION_NAME: &str = "pg_fence";
@@ -86,19 +49,16 @@ impl Environment {
 /// Keywords and their values.
 #[derive(Debug, Default)]
 pub struct Settings {
-    values: BTreeMap<String, String>,
+    values: BTreeMap<&'static str, String>,
     home: Option<PathBuf>,
 }
 
 impl Settings {
     pub fn add(&mut self, key: &str, value: &str) -> Result<()> {
-        if WITHOUT_EFFECT.contains(&key) {
-            return Ok(());
-        }
-        if !KNOWN.iter().any(|(known, _)| *known == key) {
-            return Err(Failure::usage(format!("the connection setting {key} is not supported")));
-        }
-        self.values.insert(key.to_owned(), value.to_owned());
+        let parameter = parameters::of(key);
+        let parameter =
+            parameter.ok_or_else(|| Failure::usage(format!("{key} is no connection setting")))?;
+        self.values.insert(parameter.keyword, value.to_owned());
         Ok(())
     }
 
@@ -117,26 +77,46 @@ impl Settings {
                 self.values.entry(key).or_insert(value);
             }
         }
-        for (key, variable) in KNOWN {
-            if let Some(value) = environment.get(variable).filter(|_| self.get(key).is_none()) {
-                self.values.insert((*key).to_owned(), value.to_owned());
+        for parameter in parameters::ALL {
+            if let Some(value) = environment.get(parameter.variable) {
+                self.default_to(parameter.keyword, value);
             }
         }
+        if environment.get("PGREQUIRESSL").is_some_and(|value| value.starts_with('1')) {
+            self.default_to("sslmode", "require");
+        }
+        self.refuse_what_cannot_be_kept()?;
         if self.get("user").is_none() {
             let uid = geteuid();
             let user = User::from_uid(uid).ok().flatten();
             let user = user.ok_or_else(|| Failure::usage(format!("user {uid} has no name: -U")))?;
-            self.values.insert("user".to_owned(), user.name);
+            self.values.insert("user", user.name);
         }
         self.default_to("port", "5432");
         let user = self.get("user").unwrap_or_default().to_owned();
         self.default_to("dbname", &user);
-        self.default_to("application_name", APPLICATION_NAME);
-        if self.get("host").is_none() && self.get("hostaddr").is_none() {
-            let socket = format!(".s.PGSQL.{}", self.get("port").unwrap_or_default());
-            let has_it = |place: &&&str| Path::new(place).join(&socket).exists();
-            let host = SOCKETS.iter().find(has_it).unwrap_or(&"localhost");
-            self.values.insert("host".to_owned(), (*host).to_owned());
+        let fallback = self.get("fallback_application_name").unwrap_or(APPLICATION_NAME);
+        let fallback = fallback.to_owned();
+        self.default_to("application_name", &fallback);
+        Ok(())
+    }
+
+    fn refuse_what_cannot_be_kept(&self) -> Result<()> {
+        for parameter in parameters::ALL {
+            let Some(value) = self.get(parameter.keyword) else { continue };
+            let said = match parameter.meaning {
+                Meaning::Used | Meaning::Ignored => continue,
+                Meaning::Only(values) if values.contains(&value) => continue,
+                Meaning::Only(_) => format!("{}={value}", parameter.keyword),
+                // It may be a secret.
+                Meaning::Refused => parameter.keyword.to_owned(),
+            };
+            let variable = match parameter.variable {
+                "" => String::new(),
+                variable => format!(" ({variable})"),
+            };
+            let refused = format!("the connection setting {said}{variable} is not supported");
+            return Err(Failure::usage(refused));
         }
         Ok(())
     }
@@ -145,9 +125,9 @@ impl Settings {
         self.values.get(key).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    fn default_to(&mut self, key: &str, value: &str) {
+    fn default_to(&mut self, key: &'static str, value: &str) {
         if self.get(key).is_none() {
-            self.values.insert(key.to_owned(), value.to_owned());
+            self.values.insert(key, value.to_owned());
         }
     }
 
@@ -162,8 +142,9 @@ impl Settings {
     }
 
     fn seconds(&self, key: &str) -> Result<Option<Duration>> {
-        // Zero means the system's own choice.
-        Ok(self.number(key)?.filter(|seconds| *seconds > 0).map(Duration::from_secs))
+        // Zero means the system's own choice, and so does less.
+        let seconds = self.number::<i32>(key)?.and_then(|seconds| u64::try_from(seconds).ok());
+        Ok(seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs))
     }
 
     fn one_of<T: Copy>(&self, key: &str, choices: &[(&str, T)]) -> Result<Option<T>> {
@@ -172,8 +153,8 @@ impl Settings {
         found.map(|(_, value)| Some(*value)).ok_or_else(|| unfit(key, text))
     }
 
-    /// What the driver connects by.
-    pub fn into_config(self) -> Result<(Config, MakeRustlsConnect)> {
+    /// What the driver connects by: each place in the order in which they are to be tried, and what encrypts.
+    pub fn into_configs(self) -> Result<(Vec<Config>, MakeRustlsConnect)> {
         let mut config = Config::new();
         config.user(self.get("user").unwrap_or_default());
         config.dbname(self.get("dbname").unwrap_or_default());
@@ -181,31 +162,90 @@ impl Settings {
         if let Some(options) = self.get("options") {
             config.options(options);
         }
-        self.places(&mut config)?;
         self.times(&mut config)?;
         self.choices(&mut config)?;
-        if let Some(password) = self.password() {
-            config.password(password);
-        }
         let (mode, check) = self.encryption()?;
         config.ssl_mode(mode);
         let client = self.client_certificate()?;
-        let tls = connector(&check, client.as_ref().map(|(cert, key)| (&**cert, &**key)));
-        Ok((config, tls.map_err(|error| Failure::usage(error.to_string()))?))
+        let client = client.as_ref().map(|(cert, key)| (&**cert, &**key));
+        let tls = connector(&check, client, self.versions()?);
+        let tls = tls.map_err(|error| Failure::usage(error.to_string()))?;
+        let mut configs = Vec::new();
+        for wanted in self.sessions()? {
+            for place in self.places()? {
+                configs.push(self.at(&place, config.clone().target_session_attrs(*wanted))?);
+            }
+        }
+        Ok((configs, tls))
     }
 
-    fn places(&self, config: &mut Config) -> Result<()> {
-        for host in self.list("host") {
+    /// Hosts, addresses and ports belong together by their place in their lists.
+    fn places(&self) -> Result<Vec<Place>> {
+        let (hosts, addresses) = (self.list("host"), self.list("hostaddr"));
+        let ports = self.list("port");
+        let count = hosts.len().max(addresses.len()).max(1);
+        let fits = |list: &[&str], one_for_all: bool| {
+            list.is_empty() || list.len() == count || one_for_all && list.len() == 1
+        };
+        if !fits(&hosts, false) || !fits(&addresses, false) || !fits(&ports, true) {
+            return Err(Failure::usage("there are not as many ports, hosts and addresses"));
+        }
+        let given = |list: &[&str], at: usize| {
+            let text = if list.len() == 1 { list.first() } else { list.get(at) };
+            text.copied().filter(|text| !text.is_empty()).map(str::to_owned)
+        };
+        let mut places = Vec::new();
+        for at in 0..count {
+            let port = given(&ports, at).unwrap_or_else(|| "5432".to_owned());
+            let address = given(&addresses, at)
+                .map(|text| text.parse().map_err(|_| unfit("hostaddr", &text)));
+            let address: Option<IpAddr> = address.transpose()?;
+            let host = given(&hosts, at).or_else(|| {
+                let socket = format!(".s.PGSQL.{port}");
+                let has_it = |place: &&&str| Path::new(place).join(&socket).exists();
+                let usual = || *SOCKETS.iter().find(has_it).unwrap_or(&"localhost");
+                address.is_none().then(|| usual().to_owned())
+            });
+            let port = port.parse().map_err(|_| unfit("port", &port))?;
+            places.push(Place { host, address, port });
+        }
+        let order = [("disable", false), ("random", true)];
+        if self.one_of("load_balance_hosts", &order)? == Some(true) {
+            let random = RandomState::new();
+            places.sort_by_cached_key(|place| {
+                random.hash_one((&place.host, place.address, place.port))
+            });
+        }
+        Ok(places)
+    }
+
+    fn at(&self, place: &Place, config: &Config) -> Result<Config> {
+        let mut config = config.clone();
+        if let Some(host) = &place.host {
             config.host(host);
         }
-        for address in self.list("hostaddr") {
-            config.hostaddr(address.parse().map_err(|_| unfit("hostaddr", address))?);
+        if let Some(address) = place.address {
+            config.hostaddr(address);
         }
-        for port in self.list("port") {
-            let port = if port.is_empty() { "5432" } else { port };
-            config.port(port.parse().map_err(|_| unfit("port", port))?);
+        config.port(place.port);
+        if let Some(password) = self.password(place) {
+            config.password(password);
         }
-        Ok(())
+        Ok(config)
+    }
+
+    /// What kinds of servers are looked for, one after the other.
+    fn sessions(&self) -> Result<&'static [TargetSessionAttrs]> {
+        use TargetSessionAttrs::{Any, ReadOnly, ReadWrite};
+        let sessions: [(&str, &[TargetSessionAttrs]); 6] = [
+            ("any", &[Any]),
+            ("read-write", &[ReadWrite]),
+            ("primary", &[ReadWrite]),
+            ("read-only", &[ReadOnly]),
+            ("standby", &[ReadOnly]),
+            ("prefer-standby", &[ReadOnly, Any]),
+        ];
+        Ok(self.one_of("target_session_attrs", &sessions)?.unwrap_or(&[Any]))
     }
 
     fn times(&self, config: &mut Config) -> Result<()> {
@@ -231,20 +271,6 @@ impl Settings {
     }
 
     fn choices(&self, config: &mut Config) -> Result<()> {
-        let sessions = [
-            ("any", TargetSessionAttrs::Any),
-            ("read-write", TargetSessionAttrs::ReadWrite),
-            ("primary", TargetSessionAttrs::ReadWrite),
-            ("read-only", TargetSessionAttrs::ReadOnly),
-            ("standby", TargetSessionAttrs::ReadOnly),
-        ];
-        if let Some(wanted) = self.one_of("target_session_attrs", &sessions)? {
-            config.target_session_attrs(wanted);
-        }
-        let order = [("disable", LoadBalanceHosts::Disable), ("random", LoadBalanceHosts::Random)];
-        if let Some(order) = self.one_of("load_balance_hosts", &order)? {
-            config.load_balance_hosts(order);
-        }
         let binding = [
             ("disable", ChannelBinding::Disable),
             ("prefer", ChannelBinding::Prefer),
@@ -260,24 +286,21 @@ impl Settings {
         Ok(())
     }
 
-    /// The one that was given, or of ~/.pgpass: of the first host that it knows.
-    fn password(&self) -> Option<String> {
+    /// The one that was given, or of ~/.pgpass.
+    fn password(&self, place: &Place) -> Option<String> {
         if let Some(password) = self.get("password") {
             return Some(password.to_owned());
         }
         let of_user = || Some(self.home.as_ref()?.join(".pgpass"));
         let path = self.get("passfile").map(PathBuf::from).or_else(of_user)?;
-        let (mut hosts, ports) = (self.list("host"), self.list("port"));
-        if hosts.is_empty() {
-            hosts = self.list("hostaddr");
-        }
         let (dbname, user) = (self.get("dbname")?, self.get("user")?);
-        hosts.iter().enumerate().find_map(|(at, host)| {
-            let port = ports.get(at).or(ports.last()).copied().unwrap_or("5432");
+        let host = match (place.host.as_deref(), place.address) {
             // A socket in its usual place is written as localhost there.
-            let host = if SOCKETS.contains(host) { "localhost" } else { host };
-            passfile::password(&path, host, port, dbname, user)
-        })
+            (Some(host), _) if SOCKETS.contains(&host) => "localhost".to_owned(),
+            (Some(host), _) => host.to_owned(),
+            (None, address) => address?.to_string(),
+        };
+        passfile::password(&path, &host, &place.port.to_string(), dbname, user)
     }
 
     fn encryption(&self) -> Result<(SslMode, Check)> {
@@ -290,6 +313,21 @@ impl Settings {
         let usual =
             if self.get("sslrootcert") == Some("system") { "verify-full" } else { "prefer" };
         let mode = self.get("sslmode").unwrap_or(usual);
+        let is_weak = match mode {
+            "disable" | "allow" | "prefer" => self.get("sslnegotiation") == Some("direct"),
+            _ => false,
+        };
+        if is_weak || trust == Some(Trust::System) && mode != "verify-full" {
+            let why = if is_weak { "sslnegotiation=direct" } else { "sslrootcert=system" };
+            return Err(Failure::usage(format!("sslmode={mode} is too weak for {why}")));
+        }
+        let revoked = self.in_home("root.crl").filter(|path| path.exists());
+        if let (Some(path), true) = (revoked, trust.is_some() && mode != "disable") {
+            let path = path.display();
+            return Err(Failure::usage(format!(
+                "{path}: the connection setting sslcrl is not supported"
+            )));
+        }
         let needed = || {
             let how = format!("sslmode={mode} needs ~/.postgresql/root.crt or sslrootcert=…");
             trust.clone().ok_or_else(|| Failure::usage(how))
@@ -306,14 +344,37 @@ impl Settings {
         })
     }
 
+    fn versions(&self) -> Result<Versions> {
+        // What is older is never spoken.
+        let least =
+            [("TLSv1", Versions::All), ("TLSv1.1", Versions::All), ("TLSv1.2", Versions::All)];
+        let least = [&least[..], &[("TLSv1.3", Versions::From13)]].concat();
+        let least = self.one_of("ssl_min_protocol_version", &least)?;
+        let most = [("TLSv1.2", Versions::To12), ("TLSv1.3", Versions::All)];
+        match (least, self.one_of("ssl_max_protocol_version", &most)?) {
+            (Some(Versions::From13), Some(Versions::To12)) => {
+                Err(Failure::usage("ssl_min_protocol_version is above ssl_max_protocol_version"))
+            }
+            (Some(Versions::From13), _) => Ok(Versions::From13),
+            (_, most) => Ok(most.unwrap_or(Versions::All)),
+        }
+    }
+
     fn client_certificate(&self) -> Result<Option<(PathBuf, PathBuf)>> {
+        let modes = [("disable", false), ("allow", true)];
+        if self.one_of("sslcertmode", &modes)? == Some(false) {
+            return Ok(None);
+        }
         let place = |key: &str, usual: &str| {
             self.get(key).map(PathBuf::from).or_else(|| self.in_home(usual))
         };
         let cert = place("sslcert", "postgresql.crt").filter(|path| path.exists());
         let key = place("sslkey", "postgresql.key").filter(|path| path.exists());
         match (cert, key, self.get("sslcert")) {
-            (Some(cert), Some(key), _) => Ok(Some((cert, key))),
+            (Some(cert), Some(key), _) => {
+                is_private(&key)?;
+                Ok(Some((cert, key)))
+            }
             (_, _, None) => Ok(None),
             (_, _, Some(named)) => {
                 Err(Failure::usage(format!("{named}, or its key, does not exist")))
@@ -323,6 +384,28 @@ impl Settings {
 
     fn in_home(&self, name: &str) -> Option<PathBuf> {
         Some(self.home.as_ref()?.join(".postgresql").join(name))
+    }
+}
+
+/// A server, or more than one where its name has several addresses.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    /// Or the directory of its socket.
+    host: Option<String>,
+    address: Option<IpAddr>,
+    port: u16,
+}
+
+/// As libpq asks: a key that others may read is used by nobody, but root's by its group.
+fn is_private(key: &Path) -> Result<()> {
+    let metadata =
+        fs::metadata(key).map_err(|error| Failure::usage(format!("{}: {error}", key.display())))?;
+    let forbidden = if metadata.uid() == 0 { 0o037 } else { 0o077 };
+    match metadata.mode() & forbidden {
+        0 => Ok(()),
+        _ => {
+            Err(Failure::usage(format!("{}: others may read this key (chmod 600)", key.display())))
+        }
     }
 }
 
@@ -390,23 +473,50 @@ mod tests {
     fn hosts_ports_and_times_reach_the_driver() {
         let said =
             "host=a,/tmp port=5433,5434 user=me connect_timeout=7 target_session_attrs=primary";
-        let (config, _) = settings(said, &[]).into_config().unwrap();
-        assert_eq!(config.get_hosts()[0], Host::Tcp("a".to_owned()));
-        assert_eq!(config.get_hosts()[1], Host::Unix("/tmp".into()));
-        assert_eq!(config.get_ports(), [5433, 5434]);
-        assert_eq!(config.get_connect_timeout(), Some(&Duration::from_secs(7)));
-        assert_eq!(config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+        let (configs, _) = settings(said, &[]).into_configs().unwrap();
+        let [first, second] = configs.as_slice() else { panic!("{configs:?}") };
+        assert_eq!(first.get_hosts(), [Host::Tcp("a".to_owned())]);
+        assert_eq!(second.get_hosts(), [Host::Unix("/tmp".into())]);
+        assert_eq!((first.get_ports(), second.get_ports()), (&[5433][..], &[5434][..]));
+        assert_eq!(second.get_connect_timeout(), Some(&Duration::from_secs(7)));
+        assert_eq!(second.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+        let (configs, _) = settings("host=a,b connect_timeout=-1", &[]).into_configs().unwrap();
+        assert_eq!(configs[1].get_ports(), [5432]);
+        assert_eq!(configs[1].get_connect_timeout(), None);
+        assert!(settings("host=a,b port=1,2,3", &[]).into_configs().is_err());
+    }
+
+    #[test]
+    fn a_standby_is_looked_for_before_any_other() {
+        let (configs, _) =
+            settings("host=a,b target_session_attrs=prefer-standby", &[]).into_configs().unwrap();
+        let wanted =
+            configs.iter().map(|one| (one.get_hosts()[0].clone(), one.get_target_session_attrs()));
+        let host = |name: &str| Host::Tcp(name.to_owned());
+        assert_eq!(
+            wanted.collect::<Vec<_>>(),
+            [
+                (host("a"), TargetSessionAttrs::ReadOnly),
+                (host("b"), TargetSessionAttrs::ReadOnly),
+                (host("a"), TargetSessionAttrs::Any),
+                (host("b"), TargetSessionAttrs::Any),
+            ]
+        );
     }
 
     #[test]
     fn a_password_comes_from_the_file_unless_others_may_read_it() {
         let home = Home::new("passwords");
-        let file = home.put(".pgpass", "db:*:shop:me:secret\n");
+        let file = home.put(".pgpass", "db:*:shop:me:secret\n*:5433:shop:me:other\n");
         let variables = [("HOME", home.0.to_str().unwrap())];
-        let found = || settings("host=db dbname=shop user=me", &variables).password();
-        assert_eq!(found().as_deref(), Some("secret"));
+        let found = || {
+            let settings = settings("host=db,two port=5432,5433 dbname=shop user=me", &variables);
+            let places = settings.places().unwrap();
+            places.iter().map(|place| settings.password(place)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(), [Some("secret".to_owned()), Some("other".to_owned())]);
         fs::set_permissions(file, fs::Permissions::from_mode(0o644)).unwrap();
-        assert_eq!(found(), None);
+        assert_eq!(found(), [None, None]);
     }
 
     #[test]
@@ -422,11 +532,79 @@ mod tests {
         assert_eq!(mode("sslrootcert=system").unwrap(), system);
     }
 
+    /// Each of libpq's parameters, with what must be refused of it, or a value that is taken; by its keyword and by its
+    /// variable.
     #[test]
-    fn what_is_not_supported_is_refused() {
-        let add = |key: &str| Settings::default().add(key, "x");
-        assert!(add("gssencmode").is_ok());
-        assert!(add("sslcrl").is_err());
-        assert!(add("hots").is_err());
+    fn what_is_not_supported_is_refused_by_its_name() {
+        for parameter in parameters::ALL {
+            let (keyword, variable) = (parameter.keyword, parameter.variable);
+            let (taken, refused) = match parameter.meaning {
+                Meaning::Used => continue,
+                Meaning::Ignored => (Some("x"), None),
+                Meaning::Only(values) => (values.first().copied(), Some("require")),
+                Meaning::Refused => (None, Some("x")),
+            };
+            let tried = |value: &str| {
+                let mut settings = Settings::default();
+                settings.add(keyword, value).unwrap();
+                let said = settings.complete(&environment(&[]));
+                let set: &[_] = if variable.is_empty() { &[] } else { &[(variable, value)] };
+                let variables = environment(set);
+                [said, Settings::default().complete(&variables)]
+            };
+            if let Some(value) = taken {
+                assert!(tried(value).iter().all(Result::is_ok), "{keyword}={value}");
+            }
+            let Some(value) = refused else { continue };
+            let [by_keyword, by_variable] = tried(value);
+            assert!(by_keyword.unwrap_err().message.contains(keyword));
+            if !variable.is_empty() {
+                assert!(by_variable.unwrap_err().message.contains(variable));
+            }
+        }
+        assert!(Settings::default().add("hots", "x").is_err());
+    }
+
+    /// The value of each of these that libpq keeps, and that would be lost in silence.
+    #[test]
+    fn what_is_used_is_kept_or_refused() {
+        let home = Home::new("kept");
+        let variables = [("HOME", home.0.to_str().unwrap())];
+        let refused = |said: &str| settings(said, &variables).into_configs().is_err();
+        for said in [
+            "sslcertmode=require",
+            "ssl_min_protocol_version=TLSv1.4",
+            "ssl_max_protocol_version=TLSv1.1",
+            "ssl_min_protocol_version=TLSv1.3 ssl_max_protocol_version=TLSv1.2",
+            "sslrootcert=system sslmode=require",
+            "sslnegotiation=direct",
+            "sslmode=perhaps",
+            "channel_binding=perhaps",
+            "target_session_attrs=perhaps",
+            "load_balance_hosts=perhaps",
+            "hostaddr=perhaps",
+        ] {
+            assert!(refused(said), "{said}");
+        }
+        let versions = |said: &str| settings(said, &variables).versions().unwrap();
+        assert_eq!(versions("ssl_min_protocol_version=TLSv1.3"), Versions::From13);
+        assert_eq!(versions("ssl_max_protocol_version=TLSv1.2"), Versions::To12);
+        assert_eq!(versions("ssl_min_protocol_version=TLSv1.1"), Versions::All);
+        let of_old = [("PGREQUIRESSL", "1")];
+        assert_eq!(settings("", &of_old).encryption().unwrap().0, SslMode::Require);
+        // A key that others may read, and a list of certificates that were revoked.
+        let (cert, key) = (home.put("cert", "x"), home.put("key", "x"));
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+        let of_client = |mode: &str| {
+            let said = format!("sslcert={cert} sslkey={key} sslcertmode={mode}");
+            settings(&said, &variables).client_certificate()
+        };
+        assert!(of_client("allow").unwrap_err().message.contains("chmod"));
+        assert_eq!(of_client("disable").unwrap(), None);
+        fs::create_dir_all(home.0.join(".postgresql")).unwrap();
+        home.put(".postgresql/root.crt", "x");
+        home.put(".postgresql/root.crl", "x");
+        let with_list = settings("sslmode=verify-ca", &variables).encryption();
+        assert!(with_list.unwrap_err().message.contains("sslcrl"));
     }
 }

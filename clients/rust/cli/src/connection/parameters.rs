@@ -1,0 +1,87 @@
+//! Every parameter of libpq 18, and what becomes of it here: what could not be kept is refused by its name.
+
+use Meaning::{Ignored, Only, Refused, Used};
+
+#[derive(Debug, Clone, Copy)]
+pub enum Meaning {
+    /// Read by [`Settings`](super::settings::Settings).
+    Used,
+    /// It makes no difference here, and takes no protection away.
+    Ignored,
+    /// These values ask for nothing that could not be kept.
+    Only(&'static [&'static str]),
+    Refused,
+}
+
+#[derive(Debug)]
+pub struct Parameter {
+    pub keyword: &'static str,
+    /// Empty where there is none.
+    pub variable: &'static str,
+    pub meaning: Meaning,
+}
+
+const fn parameter(keyword: &'static str, variable: &'static str, meaning: Meaning) -> Parameter {
+    Parameter { keyword, variable, meaning }
+}
+
+pub fn of(keyword: &str) -> Option<&'static Parameter> {
+    ALL.iter().find(|parameter| parameter.keyword == keyword)
+}
+
+/// In the order in which `PQconndefaults` has them.
+pub const ALL: &[Parameter] = &[
+    parameter("service", "PGSERVICE", Used),
+    parameter("user", "PGUSER", Used),
+    parameter("password", "PGPASSWORD", Used),
+    parameter("passfile", "PGPASSFILE", Used),
+    parameter("channel_binding", "PGCHANNELBINDING", Used),
+    parameter("connect_timeout", "PGCONNECT_TIMEOUT", Used),
+    parameter("dbname", "PGDATABASE", Used),
+    parameter("host", "PGHOST", Used),
+    parameter("hostaddr", "PGHOSTADDR", Used),
+    parameter("port", "PGPORT", Used),
+    // What is sent and shown is UTF-8.
+    parameter("client_encoding", "PGCLIENTENCODING", Ignored),
+    parameter("options", "PGOPTIONS", Used),
+    parameter("application_name", "PGAPPNAME", Used),
+    parameter("fallback_application_name", "", Used),
+    parameter("keepalives", "", Used),
+    parameter("keepalives_idle", "", Used),
+    parameter("keepalives_interval", "", Used),
+    parameter("keepalives_count", "", Used),
+    parameter("tcp_user_timeout", "", Used),
+    parameter("sslmode", "PGSSLMODE", Used),
+    parameter("sslnegotiation", "PGSSLNEGOTIATION", Used),
+    // libpq does not compress either, with any OpenSSL of the last years.
+    parameter("sslcompression", "PGSSLCOMPRESSION", Ignored),
+    parameter("sslcert", "PGSSLCERT", Used),
+    parameter("sslkey", "PGSSLKEY", Used),
+    parameter("sslcertmode", "PGSSLCERTMODE", Used),
+    parameter("sslpassword", "", Refused),
+    parameter("sslrootcert", "PGSSLROOTCERT", Used),
+    parameter("sslcrl", "PGSSLCRL", Refused),
+    parameter("sslcrldir", "PGSSLCRLDIR", Refused),
+    parameter("sslsni", "PGSSLSNI", Only(&["1"])),
+    parameter("requirepeer", "PGREQUIREPEER", Refused),
+    parameter("require_auth", "PGREQUIREAUTH", Refused),
+    parameter("min_protocol_version", "PGMINPROTOCOLVERSION", Only(&["3.0"])),
+    parameter("max_protocol_version", "PGMAXPROTOCOLVERSION", Only(&["3.0", "3.2", "latest"])),
+    parameter("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Used),
+    parameter("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Used),
+    // Kerberos is never used, neither to encrypt nor to log in.
+    parameter("gssencmode", "PGGSSENCMODE", Only(&["disable", "prefer"])),
+    parameter("krbsrvname", "PGKRBSRVNAME", Ignored),
+    parameter("gsslib", "PGGSSLIB", Ignored),
+    parameter("gssdelegation", "PGGSSDELEGATION", Ignored),
+    parameter("replication", "", Only(&["false", "off", "no", "0"])),
+    parameter("target_session_attrs", "PGTARGETSESSIONATTRS", Used),
+    parameter("load_balance_hosts", "PGLOADBALANCEHOSTS", Used),
+    parameter("scram_client_key", "", Refused),
+    parameter("scram_server_key", "", Refused),
+    parameter("oauth_issuer", "", Refused),
+    parameter("oauth_client_id", "", Refused),
+    parameter("oauth_client_secret", "", Refused),
+    parameter("oauth_scope", "", Refused),
+    parameter("sslkeylogfile", "", Refused),
+];
