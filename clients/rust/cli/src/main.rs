@@ -69,12 +69,16 @@ fn carry_out(arguments: Arguments, is_keeper: bool) -> Result<u8> {
 
 /// Where the reader has gone, as `head` does, there is nothing more to do.
 fn print(text: &[u8]) -> Result<u8> {
+    put(text).map(|_| 0)
+}
+
+/// Whether somebody reads it.
+fn put(text: &[u8]) -> Result<bool> {
     let mut out = stdout();
     match out.write_all(text).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::system("the standard output", error))
-        }
-        _ => Ok(0),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::system("the standard output", error)),
     }
 }
 

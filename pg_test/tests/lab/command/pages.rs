@@ -23,6 +23,8 @@ fn command_lines(page: &str) -> Result<Vec<String>> {
 #[lab_test]
 fn every_command_line_of_the_pages_runs(lab: &Lab) -> Result<()> {
     let database = lab.database()?;
+    // An audit that finds nothing to look at ends with a status of its own.
+    database.connect()?.run("CREATE TABLE orders (id bigint PRIMARY KEY); SELECT fence_protect('orders', lease => 'orders')")?;
     let dir = lab.prefix().new_dir("pages")?;
     for script in ["job.sh", "migrate.sh"] {
         fs::write(dir.join(script), "#!/bin/sh\npsql -qXc 'SELECT 1' > /dev/null\n")?;

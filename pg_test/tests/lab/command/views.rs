@@ -1,10 +1,11 @@
 //! What the command shows, to people and to programs.
 
 use pg_test::clients::command::stage::Stage;
-use pg_test::process::output_of;
+use pg_test::process::{output_of, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
 use serde_json::Value;
-use std::process::Output;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Output, Stdio};
 
 fn shown(stage: &Stage, arguments: &[&str]) -> Result<Output> {
     let mut command = stage.command_to(&stage.database().conninfo());
@@ -60,16 +61,76 @@ fn refusals_holes_and_counters_are_shown(lab: &Lab) -> Result<()> {
     ensure!(text(&stage, &["refusals"])?.contains("PF002"));
     let status = json(&stage, &["status"])?;
     ensure!(status["refused_pf002"] == 1 && status["library_version"] == status["sql_version"]);
-    ensure!(text(&stage, &["status"])?.lines().any(|line| line.starts_with("jumps ")));
+    ensure!(text(&stage, &["status"])?.lines().filter(|line| line.starts_with("jumps ")).count() == 1);
+    // A JSON text may have a key twice; the server counts them.
+    let status = text(&stage, &["status", "--json"])?;
+    let keys = "SELECT count(*) = count(DISTINCT key) FROM json_each($1::text::json)";
+    ensure!(admin.one::<bool>(keys, &[&status.trim()])?, "{status}");
 
     let audit = shown(&stage, &["audit", "work"])?;
     ensure!(audit.status.success(), "{audit:?}");
+    let all = text(&stage, &["audit"])?;
+    ensure!(all.contains("no way around the fence was found: 1 table was looked at"), "{all}");
+    // To a role that owns nothing there is nothing to see, which is no good news.
+    for arguments in [&["audit"][..], &["audit", "--json"]] {
+        let nothing = stage.command().args(arguments).output()?;
+        let said = String::from_utf8_lossy(&nothing.stderr).into_owned();
+        ensure!(nothing.status.code() == Some(2) && said.contains("nothing was looked at"), "{nothing:?}");
+    }
+    ensure!(!stage.command().args(["audit", "work"]).output()?.status.success());
     admin.run("ALTER TABLE work DISABLE TRIGGER USER")?;
     let audit = shown(&stage, &["audit", "work"])?;
     ensure!(audit.status.code() == Some(1) && !audit.stdout.is_empty(), "{audit:?}");
     let audit = shown(&stage, &["audit", "--json"])?;
     let found: Value = serde_json::from_slice(&audit.stdout)?;
     ensure!(audit.status.code() == Some(1) && found[0]["severity"] == "hole", "{found}");
+    Ok(())
+}
+
+/// What goes on by itself ends when nobody reads it any more, also where there is nothing new to be written.
+#[lab_test]
+fn what_is_watched_ends_with_its_reader(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    for arguments in [
+        &["leases", "--watch"][..],
+        &["leases", "--watch", "--json"],
+        &["refusals", "--follow"],
+        &["refusals", "--follow", "--json"],
+    ] {
+        let mut command = stage.command_to(&stage.database().conninfo());
+        let mut watching = command.args(arguments).stdout(Stdio::piped()).spawn()?;
+        drop(watching.stdout.take());
+        let mut status = None;
+        wait_until(&format!("{arguments:?} ends"), PATIENCE, || {
+            status = watching.try_wait().ok().flatten();
+            status.is_some()
+        })
+        .inspect_err(|_| drop(watching.kill()))?;
+        ensure!(status.is_some_and(|status| status.success()), "{arguments:?}: {status:?}");
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn refusals_are_followed_over_a_restart_of_the_server(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().start()?;
+    let stage = Stage::on(lab, &cluster)?;
+    let mut command = stage.command_to(&stage.database().conninfo());
+    command.args(["refusals", "--follow", "--json"]);
+    let mut following = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(following.stdout.take().context("no output")?).lines();
+    let mut next = |value: &str| -> Result<String> {
+        stage.admin()?.refused(&format!("UPDATE work SET value = '{value}'"), "PF002")?;
+        Ok(lines.next().context("it has ended")??)
+    };
+    ensure!(next("before")?.contains("PF002"));
+    cluster.restart()?;
+    ensure!(next("after")?.contains("PF002"));
+    following.kill()?;
+    let mut said = String::new();
+    following.stderr.take().context("no errors")?.read_to_string(&mut said)?;
+    following.wait()?;
+    ensure!(said.lines().count() <= 3 && said.contains("it is tried again"), "{said}");
     Ok(())
 }
 

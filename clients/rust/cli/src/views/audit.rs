@@ -1,13 +1,22 @@
-//! Ways around the fence.
+//! Ways around the fence, and where they were looked for.
 
 use super::{View, print};
 use crate::connection;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use clap::Args;
 use tokio_postgres::types::Type;
 
 /// The exit status where there is a hole.
 const HOLE: u8 = 1;
+/// Where nothing was looked at.
+const NOTHING: u8 = 2;
+
+/// The tables that an audit looks at: those of the caller, and each partitioned one once.
+const LOOKED_AT: &str = "WITH fenced AS (
+        SELECT DISTINCT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+         WHERE t.tgfoid = to_regprocedure($1) AND pg_has_role(c.relowner, 'USAGE'))
+    SELECT count(*) FROM fenced f
+     WHERE NOT EXISTS (SELECT FROM pg_inherits i JOIN fenced p ON p.tgrelid = i.inhparent WHERE i.inhrelid = f.tgrelid)";
 
 #[derive(Debug, Args)]
 pub struct Options {
@@ -27,10 +36,26 @@ pub fn show(options: &Options, connection: &connection::Options) -> Result<u8> {
     let table = view.table(&sql, arguments)?;
     if options.json {
         print(&(view.json(&sql, arguments)? + "\n"))?;
-    } else if table.is_empty() {
-        print("no way around the fence was found\n")?;
-    } else {
+    } else if !table.is_empty() {
         print(&table.tall())?;
     }
-    Ok(if table.column("severity").contains(&"hole") { HOLE } else { 0 })
+    if table.column("severity").contains(&"hole") {
+        return Ok(HOLE);
+    }
+    let count: i64 = match &options.relation {
+        // It was, or that would have been an error.
+        Some(_) => 1,
+        None => view.value(LOOKED_AT, &[(&view.function("fenced()"), Type::TEXT)])?,
+    };
+    if count == 0 {
+        return Err(Failure::new(
+            NOTHING,
+            "nothing was looked at: this role owns no fenced table (ask as their owner, or as a superuser)",
+        ));
+    }
+    if table.is_empty() && !options.json {
+        let tables = if count == 1 { "table was" } else { "tables were" };
+        print(&format!("no way around the fence was found: {count} {tables} looked at\n"))?;
+    }
+    Ok(0)
 }

@@ -1,6 +1,6 @@
 //! Leases: who has them; and giving them back, or taking them away.
 
-use super::{LOOK_AGAIN, View, print};
+use super::{View, print, show_again};
 use crate::connection;
 use crate::failure::{Failure, Result, status};
 use clap::Args;
@@ -44,25 +44,22 @@ const LISTED: &str = "SELECT name, state, mode, holder, date_trunc('second', rem
      renewals::text, token::text, array_to_string(blocking_pids, ' ') AS blocked_by ";
 
 pub fn list(options: &Options, connection: &connection::Options) -> Result<u8> {
-    let view = View::open(connection)?;
-    let from = "FROM fence.leases WHERE starts_with(name, $1) AND ($2 OR state <> 'free') ORDER BY name, first_token";
-    loop {
-        let arguments: super::Arguments =
-            &[(&options.prefix, Type::TEXT), (&options.all, Type::BOOL)];
-        let text = if options.json {
-            view.json(&format!("SELECT * {from}"), arguments)? + "\n"
-        } else {
-            let table = view.table(&format!("{LISTED}{from}"), arguments)?;
-            if table.is_empty() { "nobody has a lease\n".to_owned() } else { table.wide() }
-        };
-        // From the top of the screen, and nothing below.
-        let clear = if options.watch && !options.json { "\x1b[H\x1b[J" } else { "" };
-        print(&format!("{clear}{text}"))?;
-        if !options.watch {
-            return Ok(0);
-        }
-        std::thread::sleep(LOOK_AGAIN);
+    if !options.watch {
+        return print(&listed(options, &View::open(connection)?)?);
     }
+    // From the top of the screen, and nothing below.
+    let clear = if options.json { "" } else { "\x1b[H\x1b[J" };
+    show_again(connection, |view| Ok(format!("{clear}{}", listed(options, view)?)))
+}
+
+fn listed(options: &Options, view: &View) -> Result<String> {
+    let from = "FROM fence.leases WHERE starts_with(name, $1) AND ($2 OR state <> 'free') ORDER BY name, first_token";
+    let arguments: super::Arguments = &[(&options.prefix, Type::TEXT), (&options.all, Type::BOOL)];
+    if options.json {
+        return Ok(view.json(&format!("SELECT * {from}"), arguments)? + "\n");
+    }
+    let table = view.table(&format!("{LISTED}{from}"), arguments)?;
+    Ok(if table.is_empty() { "nobody has a lease\n".to_owned() } else { table.wide() })
 }
 
 pub fn show(options: &OneOptions, connection: &connection::Options) -> Result<u8> {
