@@ -19,6 +19,9 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio_postgres::types::Type;
 
+/// In the call of lease_acquire.
+const WAIT_ARGUMENT: usize = 3;
+
 /// A ttl that is shorter is refused: a renewal would hardly come in time.
 const SHORTEST: Duration = Duration::from_millis(100);
 
@@ -143,9 +146,10 @@ impl LeaseRequest {
         let call = self.call(&shared, &holder, self.reclaim);
         let (answer, granted) = oneshot::channel();
         if self.terms.session || !self.wait.is_zero() {
-            let waiting =
-                Waiting { keeping: keeping.clone(), shared: shared.clone(), call, wait: self.wait };
-            keeping.spawn(waiting.wait(answer));
+            let wait_argument = (self.names.len() == 1).then_some(WAIT_ARGUMENT);
+            let (keeping, shared) = (keeping.clone(), shared.clone());
+            let waiting = Waiting { keeping, shared, call, wait: self.wait, wait_argument };
+            self.fence.keeping.spawn(waiting.wait(answer));
         } else {
             let is_own = self.reclaim || self.holder.is_none();
             let again =
@@ -176,8 +180,11 @@ impl LeaseRequest {
     fn call(&self, shared: &Shared, holder: &str, reclaim: bool) -> Call {
         let metadata = self.metadata.as_ref().map(Value::to_string);
         if let [name] = &*self.names {
-            let function = "lease_acquire($1::text, $2::text, $3::interval, $4::interval, $5::jsonb, \
-                            $6::boolean, $7::integer, $8::boolean, $9::boolean)";
+            // Where the role has a limit for statements or locks, the wait ends before that.
+            let function = "lease_acquire($1::text, $2::text, $3::interval, \
+                                least($4::interval, nullif(current_setting('statement_timeout')::interval, '0') / 2, \
+                                      nullif(current_setting('lock_timeout')::interval, '0') / 2), \
+                                $5::jsonb, $6::boolean, $7::integer, $8::boolean, $9::boolean)";
             return Call {
                 sql: shared.select(function),
                 arguments: vec![
