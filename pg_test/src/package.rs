@@ -159,6 +159,20 @@ fn put(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// Puts the pages of operations, with the queries and alerts for Prometheus, into a directory of a package.
+fn operations(directory: &Path) -> Result<()> {
+    let pages = extension::source_root().join("docs/operations");
+    for from in [pages.clone(), pages.join("monitoring")] {
+        for entry in fs::read_dir(&from)? {
+            let path = entry?.path();
+            if path.is_file() {
+                put(&directory.join(path.strip_prefix(&pages)?), fs::read(&path)?)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Installs the extension's files below a package's directories.
 fn install(extension: &Extension, lib: &Path, share: &Path) -> Result<()> {
     fs::create_dir_all(lib)?;

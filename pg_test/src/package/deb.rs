@@ -40,6 +40,7 @@ pub fn write(parts: &Parts, scratch: &Path, output: &Path) -> Result<PathBuf> {
     let lib = root.join(format!("usr/lib/postgresql/{}/lib", parts.major));
     let share = root.join(format!("usr/share/postgresql/{}/extension", parts.major));
     install(&parts.extension, &lib, &share)?;
+    super::operations(&root.join("usr/share/doc").join(&name).join("operations"))?;
     let package = Package {
         name: &name,
         depends: &format!("postgresql-{}, ", parts.major),

@@ -26,6 +26,7 @@ pub fn write(parts: &Parts, scratch: &Path, output: &Path) -> Result<PathBuf> {
     for page in ["LICENSE", "README.md", "CHANGELOG.md"] {
         put(&root.join(page), licenses::read(page)?)?;
     }
+    super::operations(&root.join("doc/operations"))?;
     put(&root.join("THIRD-PARTY-LICENSES"), licenses::third_party(&parts.major)?)?;
     put(&root.join("INSTALL"), instructions(&parts.major)?)?;
     if parts.major.parse::<u32>()? >= FIRST_WITH_CONTROL_PATH {

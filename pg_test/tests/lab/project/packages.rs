@@ -138,6 +138,10 @@ fn the_debian_package_unpacked_into_a_postgresql_runs_the_readme(lab: &Lab) -> R
     crate::project::pages::play("README.md", cluster.conninfo("postgres"))
 }
 
+fn operations_of_deb(lab: &Lab) -> String {
+    format!("usr/share/doc/postgresql-{}-pg-fence/operations", lab.prefix().major())
+}
+
 #[lab_test]
 fn the_tarball_has_the_same_files_and_its_checksum(lab: &Lab) -> Result<()> {
     let dir = directory(lab, "tarball")?;
@@ -158,6 +162,14 @@ fn the_tarball_has_the_same_files_and_its_checksum(lab: &Lab) -> Result<()> {
         .filter_map(|path| Some(path.rsplit_once('/')?.1.to_owned()))
         .collect();
     ensure!(of_deb == of_tar, "{of_deb:?}, but {of_tar:?}");
+    for (directory, operations) in
+        [(&tar, format!("{top}/doc/operations")), (&deb, operations_of_deb(lab))]
+    {
+        for page in ["operations.md", "monitoring.md", "monitoring/queries.yaml", "monitoring/alerts.yaml"] {
+            let packed = fs::read(directory.join(&operations).join(page)).with_context(|| page.to_owned())?;
+            ensure!(packed == fs::read(extension::source_root().join("docs/operations").join(page))?, "{page}");
+        }
+    }
     ensure!(of_tar.contains("pg_fence.so") && of_tar.contains("pg_fence.control"), "{of_tar:?}");
     let notices = fs::read_to_string(tar.join(&top).join("THIRD-PARTY-LICENSES"))?;
     for (name, words) in [

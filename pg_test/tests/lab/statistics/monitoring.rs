@@ -266,6 +266,33 @@ fn every_series_is_exported_that_the_alerts_and_the_page_name(lab: &Lab) -> Resu
     Ok(())
 }
 
+/// A lease that was to live on, and did, is none that somebody must look after.
+#[lab_test]
+fn a_lease_that_ran_out_on_purpose_is_not_counted_as_expired(lab: &Lab) -> Result<()> {
+    let database = lab.database()?;
+    let mut admin = database.connect()?;
+    let queries = text("queries.yaml")?;
+    let (_, query) = queries.split_once("fence_expired:\n  query: |\n").context("no query")?;
+    let (query, _) = query.split_once("  metrics:").context("no end of the query")?;
+    let mut count = |what: &str, wanted: &str| -> Result<()> {
+        let counted = admin.rows(query)?.remove(0).remove(1);
+        ensure!(counted.as_deref() == Some(wanted), "{what}: {counted:?}");
+        Ok(())
+    };
+    let mut holder = database.connect()?;
+    let mut expires = |name: &str, metadata: &str| -> Result<()> {
+        holder.run(&format!("SELECT lease_acquire('{name}', ttl => '1 s', metadata => '{metadata}')"))?;
+        holder.wait_expired(name)
+    };
+    expires("kept", "{\"at_least\": 1}")?;
+    count("kept for as long as it should be", "0")?;
+    expires("died", "{\"at_least\": 3600}")?;
+    count("its holder has died before that", "1")?;
+    expires("other", "{\"at_least\": \"a while\"}")?;
+    expires("none", "7")?;
+    count("somebody else's metadata", "3")
+}
+
 #[lab_test]
 fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()> {
     let (cluster, exporter) = monitored(lab)?;
