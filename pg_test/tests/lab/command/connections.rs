@@ -130,10 +130,16 @@ fn what_cannot_be_connected_to_is_named(lab: &Lab) -> Result<()> {
         Ok(())
     };
     let at = |place: &str| format!("{place} user=me dbname={dbname}");
-    says(&at(&format!("host=127.0.0.1 port={nobody}")), &["127.0.0.1", &nobody, "\"me\"", "refused"])?;
+    says(
+        &at(&format!("host=127.0.0.1 port={nobody}")),
+        &["127.0.0.1", &nobody, "\"me\"", "refused"],
+    )?;
     says(&at("host=/nowhere port=77"), &["/nowhere/.s.PGSQL.77", "\"me\""])?;
     says(&at("host=no-such-host.invalid"), &["no-such-host.invalid", "5432", "\"me\""])?;
-    says(&at(&format!("host=127.0.0.1 port={port}")), &["127.0.0.1", &port, "\"me\"", "does not exist"])?;
+    says(
+        &at(&format!("host=127.0.0.1 port={port}")),
+        &["127.0.0.1", &port, "\"me\"", "does not exist"],
+    )?;
     Ok(())
 }
 
@@ -183,7 +189,8 @@ fn protections_that_cannot_be_kept_are_refused_by_their_names(lab: &Lab) -> Resu
         ("PGREQUIREAUTH", "scram-sha-256"),
     ] {
         let (name, value) = variable;
-        let output = stage.command().args(["run", "job", "--", "true"]).env(name, value).output()?;
+        let output =
+            stage.command().args(["run", "job", "--", "true"]).env(name, value).output()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.code() == Some(64) && said.contains(name), "{output:?}");
     }

@@ -160,9 +160,8 @@ fn who_has_a_lease_that_is_taken_is_said(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
     let mut holder = stage.admin()?;
     let token = holder.granted("SELECT lease_acquire('job', 'web-3', '2 h')")?;
-    let said = |options: &str| -> Result<String> {
-        Ok(stage.run(options, "true")?.ends_with(75)?.stderr)
-    };
+    let said =
+        |options: &str| -> Result<String> { Ok(stage.run(options, "true")?.ends_with(75)?.stderr) };
     let taken = said("job")?;
     ensure!(taken.contains("job is taken: held by web-3, for "), "{taken}");
     let taken = said("other job --wait 500ms")?;

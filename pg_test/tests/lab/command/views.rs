@@ -61,7 +61,9 @@ fn refusals_holes_and_counters_are_shown(lab: &Lab) -> Result<()> {
     ensure!(text(&stage, &["refusals"])?.contains("PF002"));
     let status = json(&stage, &["status"])?;
     ensure!(status["refused_pf002"] == 1 && status["library_version"] == status["sql_version"]);
-    ensure!(text(&stage, &["status"])?.lines().filter(|line| line.starts_with("jumps ")).count() == 1);
+    ensure!(
+        text(&stage, &["status"])?.lines().filter(|line| line.starts_with("jumps ")).count() == 1
+    );
     // A JSON text may have a key twice; the server counts them.
     let status = text(&stage, &["status", "--json"])?;
     let keys = "SELECT count(*) = count(DISTINCT key) FROM json_each($1::text::json)";
@@ -75,7 +77,10 @@ fn refusals_holes_and_counters_are_shown(lab: &Lab) -> Result<()> {
     for arguments in [&["audit"][..], &["audit", "--json"]] {
         let nothing = stage.command().args(arguments).output()?;
         let said = String::from_utf8_lossy(&nothing.stderr).into_owned();
-        ensure!(nothing.status.code() == Some(2) && said.contains("nothing was looked at"), "{nothing:?}");
+        ensure!(
+            nothing.status.code() == Some(2) && said.contains("nothing was looked at"),
+            "{nothing:?}"
+        );
     }
     ensure!(!stage.command().args(["audit", "work"]).output()?.status.success());
     admin.run("ALTER TABLE work DISABLE TRIGGER USER")?;

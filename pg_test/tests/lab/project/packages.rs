@@ -165,9 +165,15 @@ fn the_tarball_has_the_same_files_and_its_checksum(lab: &Lab) -> Result<()> {
     for (directory, operations) in
         [(&tar, format!("{top}/doc/operations")), (&deb, operations_of_deb(lab))]
     {
-        for page in ["operations.md", "monitoring.md", "monitoring/queries.yaml", "monitoring/alerts.yaml"] {
-            let packed = fs::read(directory.join(&operations).join(page)).with_context(|| page.to_owned())?;
-            ensure!(packed == fs::read(extension::source_root().join("docs/operations").join(page))?, "{page}");
+        for page in
+            ["operations.md", "monitoring.md", "monitoring/queries.yaml", "monitoring/alerts.yaml"]
+        {
+            let packed = fs::read(directory.join(&operations).join(page))
+                .with_context(|| page.to_owned())?;
+            ensure!(
+                packed == fs::read(extension::source_root().join("docs/operations").join(page))?,
+                "{page}"
+            );
         }
     }
     ensure!(of_tar.contains("pg_fence.so") && of_tar.contains("pg_fence.control"), "{of_tar:?}");

@@ -281,7 +281,9 @@ fn a_lease_that_ran_out_on_purpose_is_not_counted_as_expired(lab: &Lab) -> Resul
     };
     let mut holder = database.connect()?;
     let mut expires = |name: &str, metadata: &str| -> Result<()> {
-        holder.run(&format!("SELECT lease_acquire('{name}', ttl => '1 s', metadata => '{metadata}')"))?;
+        holder.run(&format!(
+            "SELECT lease_acquire('{name}', ttl => '1 s', metadata => '{metadata}')"
+        ))?;
         holder.wait_expired(name)
     };
     expires("kept", "{\"at_least\": 1}")?;
