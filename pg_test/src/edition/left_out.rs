@@ -210,13 +210,8 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
         "memberships::a_security_definer_function_has_its_owner_s_names",
         SESSION_ROLE,
     ),
-    ("isolation_specs::bound_snapshot", RETRY),
     ("isolation_specs::renew_acquire", "there a renewal that comes too late answers NULL at once, and waits for nobody"),
-    ("isolation_specs::waiting_acquire", "it knows who waits by the extension's own name for that"),
     ("isolation_specs::jump_guard", "its permutations count on an extension that is created again"),
-    ("isolation_specs::maintenance_guarded", MAINTENANCE),
-    ("isolation_specs::maintenance_waiting", MAINTENANCE),
-    ("isolation_specs::maintenance_waits", MAINTENANCE),
     (
         "isolation_specs::release_acquire",
         "PL/pgSQL does not see a transaction end, and so warns of no guard",

@@ -204,14 +204,17 @@ fn a_guard_does_not_wait_for_a_renewal_in_the_making(lab: &Lab) -> Result<()> {
     let mut db = bound(lab)?;
     let token = db.grant("order:1")?;
     db.run("SET lock_timeout = '2 s'")?;
-    for call in ["lease_renew", "lease_release"] {
+    for call in
+        ["lease_renew('order:1', $)", "lease_release('order:1', $)", "lease_revoke('order:1')"]
+    {
         let mut heartbeat = db.another()?;
-        heartbeat.run(&format!("BEGIN; SELECT {call}('order:1', {token})"))?;
+        let call = call.replace('$', &token.to_string());
+        heartbeat.run(&format!("BEGIN; SELECT {call}"))?;
         db.run(&format!("UPDATE orders SET v = v + 1, fence = {token}; BEGIN"))?;
         db.run(&format!("SELECT lease_guard('order:1', {token}); COMMIT"))?;
         heartbeat.run("ROLLBACK")?;
     }
-    shows(&mut db, ROW, &format!("2|{token}"))
+    shows(&mut db, ROW, &format!("3|{token}"))
 }
 
 /// The warnings since the last call.

@@ -98,6 +98,8 @@ fn whoever_guards_is_shown(lab: &Lab) -> Result<()> {
         );
         shows(&mut db, &both, "t")?;
         a.run("ROLLBACK")?;
+        // The other one still guards.
+        shows(&mut db, "SELECT lease_acquire('order:1', 'me', reclaim => true)", "-")?;
         b.run("ROLLBACK")?;
         shows(&mut db, pids, "{}")?;
     }

@@ -61,6 +61,7 @@ struct Ending {
 }
 
 const ACQUIRE: &str = "SELECT lease_acquire('$l', ttl => '1 h')";
+const ADOPT: &str = "SELECT lease_adopt('$l', 33)";
 const RELEASE: &str = "SELECT lease_release('$l', $t)";
 const SLOT: &str = "SELECT lease_acquire('$l', ttl => '1 h', slots => 2)";
 const SHARED: &str = "SELECT lease_acquire('$l', ttl => '1 h', shared => true)";
@@ -111,6 +112,14 @@ const ENDINGS: &[Ending] = &[
         acquired: "SELECT lease_acquire('$l', ttl => '1 h', session => true)",
         by: &["SELECT pg_terminate_backend($holder, 10000)"],
         next: ACQUIRE,
+    },
+    Ending { what: "adoption", acquired: ADOPT, by: &[], next: "SELECT lease_adopt('$l', 34)" },
+    // The same number comes again, unless a guard has kept it from being forgotten.
+    Ending {
+        what: "forgetting",
+        acquired: ADOPT,
+        by: &["SELECT lease_revoke('$l')", "SELECT lease_forget('$l')"],
+        next: "SELECT lease_adopt('$l', 33 + (SELECT count(*) FROM fence.lease WHERE name = '$l'))",
     },
 ];
 
