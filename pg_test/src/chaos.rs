@@ -2,6 +2,7 @@
 //! frozen and killed, servers crash and fail over, and the clock steps. What everybody asked and saw is written
 //! down and judged afterwards.
 
+pub mod crowd;
 mod evidence;
 mod instructions;
 mod judge;

@@ -41,13 +41,12 @@
 //! | [`rules`] | the extension's own rules, to be tested and model-checked without a server |
 //! | [`script_rules`] | the rules for scripts of extensions |
 //! | [`service`] | lock services of others |
-//! | [`soak`] | many sessions crossing on a few leases, and the hand-over measured |
 //! | [`standstill`] | times for which the machine stood still |
 //! | [`mod@test_case`] | a test of the lab |
 //! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
 //! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`clients`] | the clients in other languages, and the scenarios they go through |
-//! | [`chaos`] | workers under a nemesis, and the judge; with one server, or with leases on one and rows on four |
+//! | [`chaos`] | workers under a nemesis, and the judge; with one server, or with leases on one and rows on four; a crowd of sessions |
 //! | [`demo`] | the demonstration |
 //!
 //! Measurements beside what else one could take are a package of their own, `pg_test/bench`.
@@ -90,7 +89,6 @@ pub mod rundir;
 pub mod script_rules;
 pub mod service;
 pub mod setup;
-pub mod soak;
 pub mod standstill;
 pub mod stories;
 pub mod story_run;

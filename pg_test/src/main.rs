@@ -7,7 +7,7 @@ use pg_test::installation::Installation;
 use pg_test::majors;
 use pg_test::{
     book, cassert, chaos, clients, demo, matrix, package, process, promises, rundir, script_rules,
-    soak, worker,
+    worker,
 };
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
@@ -66,8 +66,8 @@ enum Command {
     Shards(chaos::shards::Options),
     #[command(hide = true)]
     ShardsWorker(chaos::Identity),
-    /// Let many sessions cross on a few leases, end and pause them, and measure the hand-over
-    Soak(soak::Options),
+    /// Let many sessions cross on a few leases, end and pause them
+    Crowd(chaos::crowd::Options),
     #[command(hide = true)]
     Worker { conninfo: String },
     #[command(hide = true)]
@@ -101,7 +101,7 @@ fn main() -> Result<()> {
         Command::ChaosWorker(who) => chaos::work(who),
         Command::Shards(options) => chaos::shards::run(&program, &options),
         Command::ShardsWorker(who) => chaos::shards::work(who),
-        Command::Soak(options) => soak::run(&program, &options),
+        Command::Crowd(options) => chaos::crowd::run(&program, &options),
         Command::Worker { conninfo } => worker::serve(&conninfo),
         Command::Watchdog { rundir } => rundir::watchdog(&rundir),
     }

@@ -1,4 +1,4 @@
-//! Cancels, terminates and pauses sessions of the soak; and watches that none overtakes another in the queue.
+//! Cancels, terminates and pauses sessions of the crowd; and watches that none overtakes another in the queue.
 
 use super::{count, Shared};
 use crate::client::Session;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// The sessions and what they do.
 pub const WHO: &str = "SELECT pid, state, wait_event_type, wait_event, query \
-    FROM pg_stat_activity WHERE application_name = 'soak' AND state <> 'idle' LIMIT 20";
+    FROM pg_stat_activity WHERE application_name = 'crowd' AND state <> 'idle' LIMIT 20";
 
 /// Cancels, ends and pauses sessions, most of them while they wait.
 pub fn disturb(shared: &Shared, seed: u64) -> Result<()> {
@@ -22,7 +22,7 @@ pub fn disturb(shared: &Shared, seed: u64) -> Result<()> {
     while shared.goes_on() {
         std::thread::sleep(Duration::from_millis(chance.random_range(5..60)));
         let rows = session.rows(
-            "SELECT pid FROM pg_stat_activity WHERE application_name = 'soak' \
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'crowd' \
              AND (wait_event_type IN ('Lock', 'Extension') OR random() < 0.1)",
         )?;
         if rows.is_empty() {
@@ -121,7 +121,7 @@ fn longest(waiting: &HashMap<(String, i32), Seen>) -> u64 {
     lines.into_values().max().unwrap_or(0)
 }
 
-/// Waits until no session of the soak is left, nor a lock of any; every lease can then be had.
+/// Waits until no session of the crowd is left, nor a lock of any; every lease can then be had.
 pub fn nothing_is_left(admin: &mut Session) -> Result<()> {
     let left = "SELECT l.pid, l.mode, l.granted FROM pg_locks l JOIN pg_database d \
                 ON d.oid = l.database WHERE d.datname = current_database() \

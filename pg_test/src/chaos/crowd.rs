@@ -1,39 +1,29 @@
-//! The soak: many sessions cross on a handful of leases while others cancel, end and pause them.
+//! A crowd: many sessions cross on a handful of leases while others cancel, end and pause them.
 //!
 //! It fails when anything that must hold does not: an increment under a lease is lost, grants live together
 //! that exclude each other, a later waiter goes ahead of an earlier one, a call does not come back, an error
-//! comes that nothing explains, or a lock is left behind. It ends with the figures of the hand-over.
+//! comes that nothing explains, or a lock is left behind.
 
 mod disturbances;
-mod handover;
 mod session;
 
+use super::length::Length;
 use crate::client::Conninfo;
 use crate::lab::Lab;
 use crate::process::{wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
-use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-pub use handover::Handover;
-
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// How many minutes the sessions cross
-    #[arg(long, default_value_t = 1.0)]
-    pub minutes: f64,
+    #[command(flatten)]
+    length: Length,
     /// How many sessions cross
     #[arg(long, default_value_t = 200)]
-    pub sessions: usize,
-    /// Where all choices start from; by default it is drawn
-    #[arg(long)]
-    pub seed: Option<u64>,
-    /// How many hand-overs to measure
-    #[arg(long, default_value_t = 200)]
-    pub handovers: usize,
+    sessions: u64,
 }
 
 /// The exclusive leases, each with a counter; `read` is shared, and `three` has three slots.
@@ -51,7 +41,7 @@ struct Shared {
 /// How often each thing happened to the sessions.
 #[derive(Debug, Default)]
 pub struct Tally {
-    granted: AtomicU64,
+    pub granted: AtomicU64,
     in_vain: AtomicU64,
     lost: AtomicU64,
     cancelled: AtomicU64,
@@ -76,76 +66,24 @@ impl Shared {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    /// Notes what must not be, and ends the soak.
+    /// Notes what must not be, and ends the run.
     fn wrong(&self, what: String) {
         self.wrong.lock().unwrap_or_else(|e| e.into_inner()).push(what);
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// What a soak found.
-pub struct Report {
-    tally: Tally,
-    handovers: Vec<Handover>,
-}
-
-impl Report {
-    /// How many grants there were.
-    pub fn granted(&self) -> u64 {
-        self.tally.granted.load(Ordering::Relaxed)
-    }
-
-    /// The hand-overs of leases and of what they compare with.
-    pub fn handovers(&self) -> &[Handover] {
-        &self.handovers
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let n = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let t = &self.tally;
-        writeln!(
-            f,
-            "granted {}, waited in vain {}, lost by time {}",
-            n(&t.granted),
-            n(&t.in_vain),
-            n(&t.lost)
-        )?;
-        writeln!(
-            f,
-            "cancelled {}, terminated {}, paused {}; {} looks at lines of up to {}",
-            n(&t.cancelled),
-            n(&t.terminated),
-            n(&t.paused),
-            n(&t.looks),
-            n(&t.longest_line)
-        )?;
-        writeln!(f, "nobody stuck, nothing lost, nobody overtaken, no lock left")?;
-        writeln!(f, "\nhand-over, from sending COMMIT to the waiter's answer:")?;
-        self.handovers.iter().try_for_each(|handover| writeln!(f, "  {handover}"))
-    }
-}
-
-/// Runs a soak in a lab of its own and prints the report.
+/// Runs in a lab of its own and prints what happened.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
-    let seed = options.seed.unwrap_or_else(drawn);
-    println!("soak: {} sessions for {} min, seed {seed}", options.sessions, options.minutes);
-    let lab = Lab::start(program)?;
-    let report = on(&lab, &Options { seed: Some(seed), ..options.clone() })?;
-    print!("{report}");
+    let (time, seed) = (options.length.time(), options.length.seed());
+    println!("{} sessions for {time:?}, seed {seed}", options.sessions);
+    println!("{:#?}", on(&Lab::start(program)?, time, options.sessions, seed)?);
     Ok(())
 }
 
-fn drawn() -> u64 {
-    rand::random::<u32>().into()
-}
-
-/// Runs a soak on a server of its own.
-pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
-    let length = Duration::try_from_secs_f64(options.minutes * 60.0)?;
-    let seed = options.seed.unwrap_or_else(drawn);
-    let connections = (options.sessions + 60).to_string();
+/// Runs on a server of its own.
+pub fn on(lab: &Lab, time: Duration, sessions: u64, seed: u64) -> Result<Tally> {
+    let connections = (sessions + 60).to_string();
     let cluster = lab.builder().set("max_connections", &connections).start()?;
     let conninfo = cluster.conninfo("postgres");
     let mut admin = conninfo.connect()?;
@@ -171,14 +109,14 @@ pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
         });
         spawned.map(|thread| threads.push(thread))
     };
-    for i in 0..options.sessions as u64 {
+    for i in 0..sessions {
         let seed = seed.wrapping_add(i);
         thread(format!("session {i}"), Box::new(move |shared| session::run(shared, seed)))?;
     }
     thread("disturbances".to_owned(), Box::new(move |shared| disturbances::disturb(shared, seed)))?;
     thread("watch".to_owned(), Box::new(disturbances::watch))?;
 
-    let end = Instant::now() + length;
+    let end = Instant::now() + time;
     while Instant::now() < end && shared.goes_on() {
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -203,7 +141,5 @@ pub fn on(lab: &Lab, options: &Options) -> Result<Report> {
         let most = confirmed + shared.tally.unknown[i].load(Ordering::Relaxed) as i64;
         ensure!((confirmed..=most).contains(&n), "{lease}: {n}, not {confirmed} to {most}");
     }
-    let handovers = handover::measure(&conninfo, options.handovers)?;
-    let shared = Arc::into_inner(shared).context("a thread is left")?;
-    Ok(Report { tally: shared.tally, handovers })
+    Ok(Arc::into_inner(shared).context("a thread is left")?.tally)
 }

@@ -1,4 +1,4 @@
-//! One session of the soak: what a worker does, and some things that it should not.
+//! One session of the crowd: what a worker does, and some things that it should not.
 
 use super::{count, Shared, EXCLUSIVE};
 use crate::client::Session;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Longer than any call may take, its wait and the machine's other work included.
 const STUCK: Duration = Duration::from_secs(45);
 
-struct SoakSession<'f> {
+struct CrowdSession<'f> {
     shared: &'f Shared,
     session: Session,
     chance: StdRng,
@@ -19,9 +19,9 @@ struct SoakSession<'f> {
     safe_until: Instant,
 }
 
-/// Acquires and writes until the soak stops; a session that was terminated connects again.
+/// Acquires and writes until the run stops; a session that was terminated connects again.
 pub fn run(shared: &Shared, seed: u64) -> Result<()> {
-    let mut session = SoakSession {
+    let mut session = CrowdSession {
         shared,
         session: arrive(shared)?,
         chance: StdRng::seed_from_u64(seed),
@@ -37,7 +37,7 @@ pub fn run(shared: &Shared, seed: u64) -> Result<()> {
 
 /// Connects. Disturbances strike those who are just arriving too: they try again.
 fn arrive(shared: &Shared) -> Result<Session> {
-    let conninfo = shared.conninfo.clone().application("soak").to_string();
+    let conninfo = shared.conninfo.clone().application("crowd").to_string();
     let mut tries = 0;
     loop {
         tries += 1;
@@ -59,7 +59,7 @@ fn is_lost(fault: &Fault) -> bool {
     matches!(&*fault.sqlstate, "PF001" | "PF004")
 }
 
-impl SoakSession<'_> {
+impl CrowdSession<'_> {
     fn turn(&mut self) -> Result<(), Fault> {
         match self.chance.random_range(0..100) {
             0..50 => self.exclusive(),
