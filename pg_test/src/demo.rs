@@ -76,7 +76,6 @@ fn play_all(
         timeline.headline(&title, story.plot, story.without);
         let mut run = StoryRun::new(lab, conninfo.clone(), timeline);
         run.ttl = Duration::from_secs(1);
-        run.rounds = 50;
         if options.without_fence {
             run = run.without_protection();
         }

@@ -27,8 +27,6 @@ pub struct StoryRun<'a> {
     timeline: &'a Timeline,
     /// How long a lease lives.
     pub ttl: Duration,
-    /// How many rounds a race has.
-    pub rounds: u32,
     protecting: bool,
     /// The deadline of the grant that the story needs just now, by the server's clock in microseconds since 1970.
     needed_until: Mutex<Option<i64>>,
@@ -39,7 +37,7 @@ impl<'a> StoryRun<'a> {
     pub fn new(lab: &'a Lab, conninfo: Conninfo, timeline: &'a Timeline) -> StoryRun<'a> {
         let ttl = Duration::from_secs(1);
         let needed_until = Mutex::new(None);
-        StoryRun { lab, conninfo, timeline, ttl, rounds: 100, protecting: true, needed_until }
+        StoryRun { lab, conninfo, timeline, ttl, protecting: true, needed_until }
     }
 
     /// Plays a story: its outcome, or the promise that was not kept.
@@ -301,13 +299,6 @@ impl ToldWorker<'_> {
         self.worker.rows("COMMIT")?;
         self.tell(Mark::Note, "COMMIT");
         Ok(())
-    }
-
-    /// Runs a write that must be refused.
-    pub fn is_refused(&mut self, sql: &str, sqlstate: &str) -> Result<Fault> {
-        let fault = self.worker.refused(sql, sqlstate)?;
-        self.story.timeline.refused(&self.worker.name, sql, &fault);
-        Ok(fault)
     }
 
     /// Freezes it (SIGSTOP) just before a statement: that is the first thing it does when it wakes.
