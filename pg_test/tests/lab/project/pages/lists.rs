@@ -146,6 +146,13 @@ fn the_tests_that_show_each_promise_are_there(_: &Lab) -> Result<()> {
         }
     }
     ensure!(promises.len() > 150, "only {} promises were found", promises.len());
+    // What no promise names in a whole folder is of no use to anybody.
+    let folders = tests.iter().filter_map(|test| test.split("::").next());
+    for folder in folders.collect::<BTreeSet<_>>() {
+        let names = |name: &String| name.split("::").next() == Some(folder);
+        let named = promises.iter().any(|promise| promise.tests.iter().any(names));
+        ensure!(named, "no promise names a test of {folder}");
+    }
     Ok(())
 }
 
