@@ -14,7 +14,7 @@ pub const SOURCE: &str = "pg-fence";
 
 /// Who is asked about the package. Debian wants an address, and there is none yet: the publisher of a package names
 /// theirs in the environment, as Debian's own tools read it.
-const MAINTAINER: (&str, &str) = ("The pg_fence authors", "pg_fence@example.org");
+const MAINTAINER: &str = "The pg_fence authors";
 
 const DESCRIPTION: &str = "Leases with fencing tokens for PostgreSQL
  A worker takes a lease and gets a token, a number greater than every token
@@ -174,10 +174,10 @@ License: PostgreSQL
 }
 
 fn maintainer() -> String {
-    let (name, mail) = MAINTAINER;
-    let set =
-        |variable: &str, usual: &str| std::env::var(variable).unwrap_or_else(|_| usual.to_owned());
-    format!("{} <{}>", set("DEBFULLNAME", name), set("DEBEMAIL", mail))
+    let set = |variable: &str| std::env::var(variable).ok();
+    let name = set("DEBFULLNAME").unwrap_or_else(|| MAINTAINER.to_owned());
+    // Without an address the brackets are empty: dpkg's tools read the line all the same.
+    format!("{name} <{}>", set("DEBEMAIL").unwrap_or_default())
 }
 
 fn architecture() -> Result<String> {

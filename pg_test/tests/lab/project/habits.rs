@@ -1,0 +1,113 @@
+//! What the place where the source is kept reads: workflows, templates, updates of dependencies. As far as they can be
+//! judged here: each parses, names what is there, and says the same as the others.
+
+use pg_test::extension::{self, source_root};
+use pg_test::process::output_of;
+use pg_test::{ensure, lab_test, Context, Lab, Result};
+use serde_json::Value;
+use std::fs;
+
+fn yaml(path: &str) -> Result<Value> {
+    let text = fs::read_to_string(source_root().join(path)).with_context(|| path.to_owned())?;
+    serde_yaml_ng::from_str(&text).with_context(|| path.to_owned())
+}
+
+fn list<'v>(value: &'v Value, what: &str) -> Result<&'v [Value]> {
+    Ok(value[what].as_array().with_context(|| format!("no list {what} in {value}"))?)
+}
+
+#[lab_test]
+fn workflows_pin_what_they_use(_: &Lab) -> Result<()> {
+    let mut pinned = Vec::new();
+    for entry in fs::read_dir(source_root().join(".github/workflows"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let workflow = yaml(&format!(".github/workflows/{name}"))?;
+        ensure!(workflow["permissions"].is_object() && workflow["on"].is_object(), "{name}");
+        pinned.push(workflow["env"]["RUST"].as_str().context("no Rust is pinned")?.to_owned());
+        for (job, what) in workflow["jobs"].as_object().context("no jobs")? {
+            ensure!(what["timeout-minutes"].is_u64(), "{name}: {job} may run for ever");
+            let machine = what["runs-on"].as_str().context("it runs nowhere")?;
+            ensure!(!machine.contains("latest"), "{name}: {job} runs on {machine}");
+            for step in list(what, "steps")? {
+                let version = step["uses"].as_str().map(|uses| uses.split_once("@v"));
+                ensure!(version.is_none_or(|v| v.is_some()), "{name}: no version: {step}");
+                ensure!(step["run"].is_string() != step["uses"].is_string(), "{name}: {step}");
+            }
+        }
+    }
+    pinned.dedup();
+    ensure!(pinned.len() == 1, "not the same Rust everywhere: {pinned:?}");
+    let check = &yaml(".github/workflows/pull_request.yml")?["jobs"]["check"]["strategy"];
+    let machines = list(&check["matrix"], "machine")?;
+    ensure!(machines.iter().any(|m| m.as_str().is_some_and(|m| m.ends_with("-arm"))));
+    Ok(())
+}
+
+#[lab_test]
+fn dependabot_looks_at_each_manifest(_: &Lab) -> Result<()> {
+    let config = yaml(".github/dependabot.yml")?;
+    ensure!(config["version"] == 2);
+    for update in list(&config, "updates")? {
+        let directory = update["directory"].as_str().context("no directory")?;
+        let manifest = match update["package-ecosystem"].as_str().unwrap_or_default() {
+            "cargo" => "Cargo.toml",
+            "npm" => "package.json",
+            "pip" => "pyproject.toml",
+            "gomod" => "go.mod",
+            "maven" => "pom.xml",
+            "github-actions" => ".github/workflows",
+            other => pg_test::bail!("nothing is known of {other}"),
+        };
+        let path = source_root().join(directory.trim_start_matches('/')).join(manifest);
+        ensure!(path.exists() && update["schedule"]["interval"].is_string(), "{}", path.display());
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn the_forms_for_issues_ask_for_something(_: &Lab) -> Result<()> {
+    for form in ["bug", "wish"] {
+        let form = yaml(&format!(".github/ISSUE_TEMPLATE/{form}.yml"))?;
+        ensure!(form["name"].is_string() && form["description"].is_string(), "{form}");
+        let mut ids = Vec::new();
+        for element in list(&form, "body")? {
+            let attributes = &element["attributes"];
+            match element["type"].as_str().unwrap_or_default() {
+                "markdown" => ensure!(attributes["value"].is_string(), "{element}"),
+                "dropdown" => ensure!(!list(attributes, "options")?.is_empty()),
+                "textarea" => {}
+                other => pg_test::bail!("there is no element {other}"),
+            }
+            if let Some(id) = element["id"].as_str() {
+                ensure!(attributes["label"].is_string() && !ids.contains(&id), "{element}");
+                ids.push(id);
+            }
+        }
+        ensure!(!ids.is_empty(), "it asks for nothing");
+    }
+    yaml(".github/ISSUE_TEMPLATE/config.yml").map(drop)
+}
+
+/// As cargo-deny judges them, of each choice one; an exception to a licence only widens it.
+#[lab_test]
+fn every_crate_has_a_licence_that_is_allowed(_: &Lab) -> Result<()> {
+    let rules: toml::Table = fs::read_to_string(source_root().join("deny.toml"))?.parse()?;
+    let allowed = rules["licenses"]["allow"].as_array().context("no list of licences")?;
+    let may_be = |licence: &str| {
+        let licence = licence.split(" WITH ").next().unwrap_or(licence);
+        allowed.iter().any(|a| a.as_str() == Some(licence))
+    };
+    for manifest in ["Cargo.toml", "clients/rust/Cargo.toml"] {
+        let mut cargo = extension::cargo();
+        cargo.args(["metadata", "--format-version=1", "--locked", "--manifest-path", manifest]);
+        let metadata: Value = serde_json::from_str(&output_of(&mut cargo)?)?;
+        for package in list(&metadata, "packages")? {
+            let licence = package["license"].as_str().unwrap_or("none").replace(['(', ')'], "");
+            let good = licence.split(" AND ").all(|needed| {
+                needed.replace(" / ", "/").replace('/', " OR ").split(" OR ").any(may_be)
+            });
+            ensure!(good, "{} is under {licence}", package["name"]);
+        }
+    }
+    Ok(())
+}
