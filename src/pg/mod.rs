@@ -19,6 +19,7 @@ pub mod call {
     pub mod args;
     pub mod composite;
     pub mod entry;
+    pub mod evaluation;
     pub mod raise;
     pub mod state_function;
 }

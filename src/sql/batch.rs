@@ -1,7 +1,7 @@
 //! Several leases under one token: all or none, and never a deadlock, for names are taken in their order.
 
 use super::arguments;
-use super::lease::is_losable;
+use super::lease::{is_losable, once_for_each_row};
 use crate::errors::Refusal;
 use crate::leases::change::{self, Releasable};
 use crate::leases::guard;
@@ -36,7 +36,10 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
         ask: Ask { mode: Mode::Exclusive, reclaim: false },
     };
     let requests: Vec<Request> = names.into_iter().map(request).collect();
-    let token = commit::losable(|| Ok((try_acquire_all(&requests)?, is_losable(session))))?;
+    let names: Vec<&Vec<u8>> = requests.iter().map(|request| &request.name).collect();
+    let token = once_for_each_row(&args, &names, || {
+        commit::losable(|| Ok((try_acquire_all(&requests)?, is_losable(session))))
+    })?;
     if token.is_none() {
         statistics::count(Counter::TriesLost);
     }

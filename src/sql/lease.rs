@@ -8,6 +8,7 @@ use crate::leases::request::{Request, Tried};
 use crate::leases::try_acquire::try_acquire;
 use crate::leases::{adopt, guard, wait};
 use crate::pg::call::args::{Answer, Args};
+use crate::pg::call::evaluation::Evaluation;
 use crate::pg::session::commit;
 use crate::pg::session::server;
 use crate::pg::session::settings;
@@ -17,6 +18,7 @@ use crate::pg::state::opened::IfLocked;
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
+use pg_fence_rules::grant::Mode;
 use pg_fence_rules::{Instant, Span, Token};
 use std::time::Duration;
 
@@ -26,12 +28,39 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let (request, longest) = arguments::acquire_request(&args)?;
     server::writable(c"lease_acquire()");
     known_bugs::draw_early(|| tokens::draw(Token::BEFORE_ALL))?;
-    let token =
-        commit::losable(|| Ok((acquire_one(&request, longest)?, is_losable(request.session))))?;
+    let acquire = || {
+        let acquire = || Ok((acquire_one(&request, longest)?, is_losable(request.session)));
+        commit::losable(acquire)
+    };
+    let token = match request.ask.mode {
+        Mode::Exclusive => once_for_each_row(&args, &[&request.name], acquire)?,
+        _ => acquire()?,
+    };
     if token.is_none() {
         statistics::count(Counter::TriesLost);
     }
     Ok(token.into())
+}
+
+/// Acquires leases for a row, and answers the same token where READ COMMITTED evaluates the row anew, unless that token is
+/// over: for the call itself would find them taken, by its own grant.
+pub fn once_for_each_row(
+    args: &Args,
+    names: &[&Vec<u8>],
+    acquire: impl FnOnce() -> Result<Option<Token>, Refusal>,
+) -> Result<Option<Token>, Refusal> {
+    let evaluation = Evaluation::of(args);
+    // No name contains a zero.
+    let asked = names.iter().map(|name| name.as_slice()).collect::<Vec<_>>().join(&0);
+    if let Some(token) = evaluation.repeats(&asked) {
+        let speaks = names.iter().map(|name| change::speaks(name, token));
+        if speaks.collect::<Result<Vec<_>, _>>()?.iter().all(|speaks| *speaks) {
+            return Ok(Some(token));
+        }
+    }
+    let token = acquire()?;
+    evaluation.answers(asked, token);
+    Ok(token)
 }
 
 /// May a crash lose a grant or its renewal, so that its commit need not wait for the disk? `session`: it ends with its

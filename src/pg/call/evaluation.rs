@@ -1,0 +1,100 @@
+//! Calls that are one evaluation of a row, and its repetition.
+//!
+//! At READ COMMITTED a row that another transaction has changed meanwhile is evaluated anew (EvalPlanQual): the expressions
+//! of the query a second time, in a state of their own, whose memory is below the query's. So the same expression, called
+//! from memory below, is a repetition; called from the same memory, it is a further row. (The planner copies an expression
+//! that it puts into two places, and MERGE repeats its actions in the query's own memory: those are further rows here.)
+
+use crate::pg::call::args::Args;
+use pg_fence_rules::Token;
+use pgrx::pg_sys;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+
+/// What is kept at most: a row is mostly repeated at once, so the latest answers do.
+const MOST_KEPT: usize = 1000;
+
+/// The memory of a running query, an expression in it, and what was asked for.
+type Key = (usize, usize, Vec<u8>);
+
+thread_local! {
+    /// What was answered. It goes with the memory of its query.
+    static ANSWERED: RefCell<BTreeMap<Key, Token>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// One call, as part of a query.
+#[derive(Clone, Copy)]
+pub struct Evaluation {
+    memory: pg_sys::MemoryContext,
+    expression: usize,
+}
+
+impl Evaluation {
+    /// Of this call.
+    pub fn of(args: &Args) -> Self {
+        // SAFETY: a call's function is known, and lives as long as the call.
+        unsafe {
+            let function = (*args.raw()).flinfo;
+            Evaluation { memory: (*function).fn_mcxt, expression: (*function).fn_expr as usize }
+        }
+    }
+
+    /// What the same expression answered when this row was evaluated first; None where this is the first time.
+    pub fn repeats(&self, asked: &[u8]) -> Option<Token> {
+        ANSWERED.with_borrow(|answered| {
+            let mut memory = self.memory;
+            while !answered.is_empty() && self.expression != 0 {
+                // SAFETY: the memory of a call that runs, and what it is part of.
+                memory = unsafe { (*memory).parent };
+                if memory.is_null() {
+                    break;
+                }
+                let key = (memory as usize, self.expression, asked.to_vec());
+                if let Some(token) = answered.get(&key) {
+                    return Some(*token);
+                }
+            }
+            None
+        })
+    }
+
+    /// Remembers the answer for as long as the query runs; after None, the next evaluation finds out by itself.
+    pub fn answers(&self, asked: Vec<u8>, token: Option<Token>) {
+        let memory = self.memory as usize;
+        ANSWERED.with_borrow_mut(|answered| match token {
+            None if answered.is_empty() => {}
+            None => drop(answered.remove(&(memory, self.expression, asked))),
+            Some(_) if self.expression == 0 => {}
+            Some(token) => {
+                if answered.len() >= MOST_KEPT {
+                    answered.clear();
+                }
+                if answered.range((memory, 0, Vec::new())..).next().map(|(key, _)| key.0)
+                    != Some(memory)
+                {
+                    self.forget_with_memory();
+                }
+                answered.insert((memory, self.expression, asked), token);
+            }
+        });
+    }
+
+    fn forget_with_memory(&self) {
+        // SAFETY: the callback lies in the memory with which it is called, and is written before that.
+        unsafe {
+            let size = size_of::<pg_sys::MemoryContextCallback>();
+            let callback = pg_sys::MemoryContextAllocZero(self.memory, size)
+                .cast::<pg_sys::MemoryContextCallback>();
+            (*callback).func = Some(memory_goes);
+            (*callback).arg = self.memory.cast();
+            pg_sys::MemoryContextRegisterResetCallback(self.memory, callback);
+        }
+    }
+}
+
+/// Called by Postgres when the memory of a query goes.
+unsafe extern "C-unwind" fn memory_goes(memory: *mut c_void) {
+    let memory = memory as usize;
+    ANSWERED.with_borrow_mut(|answered| answered.retain(|key, _| key.0 != memory));
+}
