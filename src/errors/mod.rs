@@ -122,6 +122,16 @@ pub fn quoted(name: &[u8]) -> String {
     format!("\"{text}\"")
 }
 
+/// A text as a literal of SQL, whatever `standard_conforming_strings` says.
+pub fn literal(text: &[u8]) -> String {
+    let quoted = to_utf8(text).replace('\'', "''");
+    if quoted.contains('\\') {
+        format!("E'{}'", quoted.replace('\\', "\\\\"))
+    } else {
+        format!("'{quoted}'")
+    }
+}
+
 /// What an error may show of the lease and the token that it is about: what is None here never gets into its text.
 #[derive(Clone, Copy)]
 pub struct Shown<'a> {
@@ -447,9 +457,12 @@ pub fn stale(presented: Option<Token>, stored: Option<Token>, hint: String) -> R
 }
 
 /// PF002: nothing, or NULL, was presented.
-pub fn unfenced(stored: Option<Token>, hint: String) -> Refusal {
-    Refusal::new(SqlState::NoToken, "no fencing token presented".into(), hint)
-        .detailed(|d| d.stored = stored)
+/// `lease` is that of the row, where the caller may know it.
+pub fn unfenced(stored: Option<Token>, lease: Option<&[u8]>, hint: String) -> Refusal {
+    Refusal::new(SqlState::NoToken, "no fencing token presented".into(), hint).detailed(|d| {
+        d.stored = stored;
+        d.lease = lease.map(to_utf8);
+    })
 }
 
 /// PF003: no such token.

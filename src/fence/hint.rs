@@ -3,7 +3,7 @@
 //! A client that writes every column back must not be told that a newer holder is at work when it has only
 //! written its own older value.
 
-use crate::errors::quoted;
+use crate::errors::{literal, quoted};
 use pg_fence_rules::Token;
 
 /// What a refused write tried, for the hint.
@@ -70,9 +70,13 @@ pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWr
     format!("{stop}{own}")
 }
 
-/// The hint of PF002: nothing was presented.
-pub fn of_unfenced(tried: &TriedWrite) -> String {
-    format!("{} {LOST}", what_to_do(tried))
+/// The hint of PF002: nothing was presented. The row's lease is named where the caller may know it.
+pub fn of_unfenced(tried: &TriedWrite, lease: Option<&[u8]>) -> String {
+    let (what_to_do, lease) = (what_to_do(tried), lease.map(literal));
+    let of_lease = lease.map_or_else(String::new, |lease| {
+        format!(" The row's lease is {lease}: guard it by lease_guard({lease}, token).")
+    });
+    format!("{what_to_do}{of_lease} {LOST}")
 }
 
 fn what_to_do(tried: &TriedWrite) -> String {

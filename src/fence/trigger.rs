@@ -346,7 +346,12 @@ fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> R
             let hint = hint::of_stale(presented, stored, &refused_write(call, plan, &write));
             errors::stale(presented, stored, hint)
         }
-        _ => errors::unfenced(stored, hint::of_unfenced(&refused_write(call, plan, &write))),
+        _ => {
+            let leases = leases(call, plan);
+            let lease = leases.iter().next().filter(|_| may_see_lease(call, plan));
+            let hint = hint::of_unfenced(&refused_write(call, plan, &write), lease);
+            errors::unfenced(stored, lease, hint)
+        }
     }
 }
 

@@ -273,3 +273,27 @@ fn a_worker_that_lost_its_rights_is_still_told_to_renew_its_own_grant(lab: &Lab)
     ensure!(fault.json()?["renew_first"] == true, "{fault}");
     Ok(())
 }
+
+#[lab_test]
+fn without_a_token_the_row_s_lease_is_shown_to_who_may_read_its_columns(lab: &Lab) -> Result<()> {
+    for (grants, mode, shown) in [
+        ("SELECT, UPDATE, DELETE", "monotonic", true),
+        ("SELECT (id), UPDATE, DELETE", "managed", true),
+        ("SELECT (v), UPDATE, DELETE", "monotonic", false),
+        ("UPDATE, DELETE", "managed", false),
+    ] {
+        let arguments = format!(r"mode => '{mode}', lease => E'it''s \\{{id}}'");
+        let (_bed, mut session, _) = bed_with_secret(lab, &arguments, grants)?;
+        for sql in
+            ["UPDATE orders SET v = 7", "UPDATE orders SET fence = NULL", "DELETE FROM orders"]
+        {
+            let fault = session.refused(sql, "PF002")?;
+            let hint = fault.hint.clone().unwrap_or_default();
+            let call = hint.contains(r"lease_guard(E'it''s \\1', token)");
+            let lease = fault.json()?.get("lease").is_some_and(|lease| lease == r"it's \1");
+            ensure!(call == shown && lease == shown, "{grants}: {fault}");
+            ensure!(shown || !text_of(&fault).contains("it's"), "{fault}");
+        }
+    }
+    Ok(())
+}
