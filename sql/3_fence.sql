@@ -66,7 +66,7 @@ COMMENT ON COLUMN fence.lease_template.beginning IS 'what stands before its firs
 CREATE FUNCTION fence.protect_table(
     relation regclass, fence_column name, mode text, lease text, events text, verify boolean, always boolean,
     ours              oid,                        -- fenced()
-    triggers          fence.trigger_arguments[],  -- those of the table
+    triggers          fence.trigger_arguments[],  -- those of the table; in the second call, of all tables
     leases            fence.lease_template[],     -- the one asked for, and those in the triggers
     placeholder_types regtype[],                  -- of columns that may be in the name of a lease
     column_comment    text,                       -- by which a fence column is known again
@@ -358,6 +358,19 @@ BEGIN
             MESSAGE = format('column "%s" of %s may be NULL: nobody can write such a row (22004)', item.attname, relation),
             HINT = format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', relation, item.attname);
     END LOOP;
+
+    -- A schema a tenant, made from one template.
+    SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') INTO added
+      FROM unnest(triggers) AS a
+      JOIN pg_trigger t ON t.oid = a.trigger AND t.tgparentid = 0
+      JOIN pg_class c ON c.oid = t.tgrelid
+     WHERE a.lease = rule.bound_to AND c.oid <> relation AND c.relname = rule.relname;
+    IF added IS NOT NULL THEN
+        RAISE NOTICE USING
+            MESSAGE = format('%s has leases of the same names as %s: the holder of one holds all', relation, added),
+            HINT = format('Unless that is meant: SELECT fence_protect(%L, lease => %L); binds it to names of its own.',
+                relation, replace(replace(rule.nspname, '{', '{{'), '}', '}}') || ':' || rule.bound_to);
+    END IF;
 
     IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
                 WHERE i.inhparent = relation AND NOT c.relispartition) THEN

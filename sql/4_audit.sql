@@ -134,7 +134,11 @@ BEGIN
             UNION
             SELECT t.tgrelid FROM own_trigger t WHERE relation IS NULL
             UNION
-            SELECT u.oid FROM usurped u WHERE relation IS NULL),
+            SELECT u.oid FROM usurped u WHERE relation IS NULL
+            UNION  -- those of which only the mark on the column tells, as a restore without triggers leaves them
+            SELECT d.objoid FROM pg_description d
+             WHERE relation IS NULL AND d.classoid = 'pg_class'::regclass AND d.objsubid > 0
+               AND d.description = column_comment),
 
         -- The trigger whose options count: where a table has none, a parent's or a child's.
         chosen AS (
@@ -520,20 +524,34 @@ BEGIN
             SELECT x.step, f.root_n, NULL::bigint, 1, f.root_rel, x.severity, x.finding, x.remedy
               FROM fence f
               JOIN pg_class c ON c.oid = f.root
+              JOIN pg_namespace n ON n.oid = c.relnamespace
               LEFT JOIN LATERAL (
                    SELECT string_agg(format(':{%s}', a.attname), '' ORDER BY a.attnum)
                      FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
                     WHERE i.indrelid = f.root AND i.indisprimary
                    HAVING bool_and(a.atttypid = ANY (placeholder_types) AND a.attgenerated = ''
                           AND a.attname <> f.fence_column AND a.attname !~ '[{}]')) AS key (placeholders) ON true
+             CROSS JOIN LATERAL (  -- a schema a tenant, made from one template
+                   SELECT string_agg(DISTINCT o.oid::regclass::text, ', ')
+                     FROM own_trigger t JOIN pg_class o ON o.oid = t.tgrelid
+                    WHERE f.is_fenced AND f.top = f.root_rel AND t.tgparentid = 0 AND t.lease = f.lease
+                      AND o.oid <> c.oid AND o.relname = c.relname) AS sharing (tables)
              CROSS JOIN LATERAL (VALUES
-                (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped, 'hole',
+                (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND relation IS NOT NULL, 'hole',
                  'no trigger of pg_fence is on this table', f.protect),
+                -- It may have been taken off, or not put back by a restore.
+                (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND relation IS NULL, 'notice',
+                 'no trigger of pg_fence is on this table, which was fenced (if it was bound to a lease, bind it again)',
+                 f.protect),
                 (16, f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NULL, 'hole',
                  'monotonic without a lease: a client that writes every column back passes with the token it read',
                  f.protect),
                 (17, f.is_fenced AND f.top <> f.root_rel AND f.top NOT IN (SELECT t.tgrelid FROM own_trigger t), 'hole',
                  format('only this partition of %s is fenced: rows can move around its fence', f.top), f.protect),
+                (22, sharing.tables IS NOT NULL, 'notice',
+                 format('its leases have the same names as those of %s: the holder of one holds all', sharing.tables),
+                 format('SELECT %s.fence_protect(%L, lease => %L, verify => NULL, always => NULL);', home, f.root_rel,
+                     replace(replace(n.nspname, '{', '{{'), '}', '}}') || ':' || f.lease)),
                 -- Last of its table: the others' remedies are of the fence as it is.
                 (22, f.is_fenced AND f.lease IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
                      AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't', 'notice',

@@ -35,7 +35,9 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
     let fenced = state_function::fenced()?;
     check_table(args, "fence_protect", fenced)?;
     for is_locked in [false, true] {
-        let triggers = trigger_catalog::triggers_calling(fenced, args.oid(0));
+        // To tell of tables that share its leases, those of all tables are asked for.
+        let table = args.oid(0).filter(|_| !is_locked);
+        let triggers = trigger_catalog::triggers_calling(fenced, table);
         let declared = Declared::new(fenced, triggers, args.text(3));
         function
             .call(args, &declared.arguments(&function, args, PROTECT, &[Some(is_locked.into())]));

@@ -258,3 +258,25 @@ fn it_finds_nothing_in_a_copy_by_dump(lab: &Lab) -> Result<()> {
     ensure!(rows.is_empty(), "{rows:?}");
     Ok(())
 }
+
+#[lab_test]
+fn a_table_whose_triggers_were_not_restored_is_found(lab: &Lab) -> Result<()> {
+    let mut audited = AuditedDatabase::new(lab)?;
+    audited.stage(ORDERS, BOUND)?;
+    let triggers =
+        "SELECT string_agg(format('DROP TRIGGER %I ON orders', tgname), ';') FROM pg_trigger \
+                     WHERE tgrelid = 'orders'::regclass AND NOT tgisinternal";
+    let triggers = audited.owner.text(triggers)?.context("no triggers")?;
+    audited.owner.run(&triggers)?;
+    let rows = audited.audit("")?;
+    ensure!(
+        rows.len() == 1
+            && rows[0].0.starts_with(
+                "orders|notice|no trigger of pg_fence is on this table, which was fenced"
+            ),
+        "{rows:?}"
+    );
+    audited.owner.run(&rows[0].1)?;
+    audited.bind(false)?;
+    audited.clear()
+}

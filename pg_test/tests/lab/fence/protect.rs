@@ -682,3 +682,38 @@ fn no_function_depends_on_standard_conforming_strings(lab: &Lab) -> Result<()> {
     ensure!(notices.is_empty(), "{notices:?}");
     Ok(())
 }
+
+/// A schema a tenant, made from one template: who holds a lease of the one holds that of all, until one has its own.
+#[lab_test]
+fn tables_of_one_name_in_two_schemas_that_share_leases_are_told_of(lab: &Lab) -> Result<()> {
+    let mut db = TestDatabase::new(lab)?;
+    db.run(
+        "CREATE SCHEMA a; CREATE SCHEMA \"b{\\\"; CREATE TABLE a.orders (id int PRIMARY KEY);
+         CREATE TABLE \"b{\\\".orders (LIKE a.orders INCLUDING ALL); CREATE TABLE a.bills (id int PRIMARY KEY)",
+    )?;
+    let findings =
+        "SELECT relation || '|' || finding FROM fence_audit() WHERE finding LIKE 'its leases%' ORDER BY 1";
+    for table in ["a.orders", "a.bills"] {
+        db.run(&format!("SELECT fence_protect('{table}', lease => 'order:{{id}}')"))?;
+    }
+    shows(&mut db, findings, "")?;
+    db.notices();
+    db.run("SELECT fence_protect(E'\"b{\\\\\".orders', lease => 'order:{id}')")?;
+    let told = db.notices();
+    let shared = told.iter().find(|notice| notice.message.contains("the same names"));
+    let shared = shared.context("no NOTICE of it")?;
+    ensure!(shared.message == "\"b{\\\".orders has leases of the same names as a.orders: the holder of one holds all", "{shared}");
+    ensure!(db.rows(findings)?.len() == 2);
+    let hint = shared.hint.as_deref().context("no hint")?;
+    let start = hint.find("SELECT").context("no statement")?;
+    db.run(&hint[start..=hint.find(';').context("no statement")?])?;
+    shows(&mut db, findings, "")?;
+    db.run("INSERT INTO \"b{\\\".orders SELECT 7, lease_acquire(E'b{\\\\:order:7')")?;
+    // The audit's remedies do the same.
+    db.run("SELECT fence_protect(E'\"b{\\\\\".orders', lease => 'order:{id}')")?;
+    let rows = db.rows("SELECT remedy FROM fence_audit() WHERE finding LIKE 'its leases%'")?;
+    for remedy in rows.concat().into_iter().flatten() {
+        db.run(&remedy)?;
+    }
+    shows(&mut db, findings, "")
+}
