@@ -763,9 +763,9 @@ BEGIN
                       JOIN shard s ON (s.nodename, s.nodeport) = (t.node_name, t.node_port)
                      WHERE t.success IS NOT TRUE OR t.result IS NULL)
                 SELECT f.rel, f.severity,
-                       format('on %s of %s shards (%s): %s', count(*),
-                           (SELECT count(*) FROM shard s WHERE s.rel = f.rel),
-                           min(format('%s on %s:%s', f.name, f.nodename, f.nodeport)), f.finding),
+                       format('on %s of %s shards: %s (first of them: %s)', count(*),
+                           (SELECT count(*) FROM shard s WHERE s.rel = f.rel), f.finding,
+                           min(format('%s on %s:%s', f.name, f.nodename, f.nodeport))),
                        NULL::text, NULL::regclass[], NULL::integer[], NULL::text
                   FROM finding f
                  WHERE f.finding = ANY ($3) IS NOT TRUE
