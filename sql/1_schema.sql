@@ -35,6 +35,14 @@ CREATE SEQUENCE fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.jump_count_seq IS
     'how often the token sequence jumped, because the database was another or older one, or by fence_new_epoch(); in no dump';
 
+-- Which locks protect a lease is a hash of its name under this secret: so nobody finds a name that has the locks of
+-- another. It is not for dumps: a database that is made anew has no locks.
+CREATE SEQUENCE fence.lock_key_seq AS bigint MINVALUE -9223372036854775808 CACHE 1 NO CYCLE;
+COMMENT ON SEQUENCE fence.lock_key_seq IS
+    'the secret key of the locks of leases: whoever knows it can find a name whose locks are those of another; must stay logged, and what it is';
+SELECT pg_catalog.setval('fence.lock_key_seq',
+    ('x' || pg_catalog.left(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 16))::bit(64)::bigint);
+
 -- Leases ---------------------------------------------------------------------------------------------------
 
 -- One row per grant, kept when the grant ends so that the next is a HOT update: no index on what changes, and
@@ -130,6 +138,11 @@ CREATE FUNCTION fence.blocking_pids(name text, slot integer) RETURNS integer[]
     LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_blocking_pids';
 COMMENT ON FUNCTION fence.blocking_pids(text, integer) IS
     'the sessions whose open transactions keep this grant from being replaced; 0 for a prepared transaction';
+
+CREATE FUNCTION fence.queue_key(name text) RETURNS bigint
+    LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_queue_key';
+COMMENT ON FUNCTION fence.queue_key(text) IS
+    'which lock those hold or wait for who wait for this lease: classid and objid of pg_locks, where objsubid is 20552';
 
 -- Unsafe in a parallel query: it takes a snapshot of its own.
 CREATE FUNCTION fence.uncommitted_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease

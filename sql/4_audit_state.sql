@@ -11,6 +11,7 @@ AS $state_findings$
     expected (relname, persistence, key) AS (
         VALUES ('token_seq'::name, 'p'::"char", NULL), ('dumped_token_seq', 'p', NULL),
                ('database_identity_seq', 'p', NULL), ('jump_token_seq', 'p', NULL), ('jump_count_seq', 'p', NULL),
+               ('lock_key_seq', 'p', NULL),
                ('server_start_seq', 'u', NULL), ('stats_memory_seq', 'u', NULL),
                ('lease', 'p', 'name, slot'), ('role_prefix', 'p', 'role, prefix')),
 

@@ -316,10 +316,6 @@ fn record(oid: Oid, began_at: Token) -> Result<Life, Refusal> {
     sequence::set_durably(state_oid(c"database_identity_seq")?, identity.mark());
     set_dumped(began_at)?;
     let start = state_oid(c"server_start_seq")?;
-    if sequence::read_unlogged(start).is_none() {
-        // Without a mark every session would take itself for the first of this life, and each move waits.
-        sequence::restore_page(start, oid);
-    }
     if let Some(found) = sequence::read_unlogged(start) {
         sequence::set(start, server::start(found.file).mark());
     }

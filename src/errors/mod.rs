@@ -6,7 +6,7 @@ mod sqlstate;
 pub use abbreviate::cut_key as abbreviated_key;
 pub use sqlstate::SqlState;
 
-use crate::pg::encoding::to_utf8;
+use crate::pg::encoding::{to_utf8, within};
 use pg_fence_rules::{Span, Token};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -113,9 +113,13 @@ impl Refusal {
     }
 }
 
+/// The most bytes of a name that a message shows; longer than any lease's.
+const QUOTED_MAX: usize = 2048;
+
 /// A name as a message shows it: in quotes, on one line.
 pub fn quoted(name: &[u8]) -> String {
-    let text: String = to_utf8(name)
+    // What is quoted may be anybody's argument, of any length.
+    let text: String = to_utf8(within(name, QUOTED_MAX))
         .chars()
         .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
         .collect();
@@ -172,6 +176,15 @@ pub fn null_token() -> Refusal {
 pub fn bad_argument(argument: &'static str, message: &str, hint: &'static str) -> Refusal {
     Refusal::new(SqlState::InvalidParameterValue, message.to_owned(), hint)
         .detailed(|d| d.argument = Some(argument))
+}
+
+/// 22023: a template of leases that nobody could read.
+pub fn long_template() -> Refusal {
+    bad_argument(
+        "lease",
+        "the template of a lease is at most 8192 bytes long",
+        "The name that it makes is at most 512 bytes long.",
+    )
 }
 
 /// 22023: a ttl above `pg_fence.max_ttl`.
@@ -369,9 +382,50 @@ pub fn other_version(library: &str, sql: &str) -> Refusal {
     )
 }
 
+/// 53200: there is no memory for something large.
+pub fn out_of_memory() -> Refusal {
+    Refusal::new(SqlState::OutOfMemory, "out of memory".into(), "")
+}
+
+/// XX001: the page of a sequence of the state is none.
+pub fn damaged_sequence(sequence: &str, unlogged: bool) -> Refusal {
+    let hint = match unlogged {
+        true => format!("Nothing of worth is lost. Make it anew: {}", anew(sequence)),
+        false => "Restore the database from a backup.".into(),
+    };
+    let message = format!("the page of sequence {sequence} is damaged");
+    Refusal::new(SqlState::DataCorrupted, message, hint)
+        .detailed(|d| d.relation = Some(sequence.to_owned()))
+}
+
+/// The statements that make an unlogged sequence of the state anew.
+fn anew(sequence: &str) -> String {
+    format!(
+        "BEGIN; ALTER EXTENSION pg_fence DROP SEQUENCE {sequence}; DROP SEQUENCE {sequence}; CREATE UNLOGGED SEQUENCE {sequence} CACHE 1; ALTER EXTENSION pg_fence ADD SEQUENCE {sequence}; COMMIT"
+    )
+}
+
+/// 55000: the key of the locks is not there.
+pub fn no_lock_key() -> Refusal {
+    Refusal::new(
+        SqlState::ObjectNotInPrerequisiteState,
+        "sequence fence.lock_key_seq has lost its value".into(),
+        "By it every session finds the same locks. When no session uses leases, give it another: SELECT setval('fence.lock_key_seq', ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint)",
+    )
+}
+
 /// 55000: a relation of the state is not there.
 pub fn state_missing(relation: &str) -> Refusal {
     missing(format!("fence.{relation}"))
+}
+
+/// 55000: the extension was dropped while the call waited.
+pub fn dropped() -> Refusal {
+    Refusal::new(
+        SqlState::ObjectNotInPrerequisiteState,
+        "pg_fence was dropped, or its state made anew, while this call waited".into(),
+        "Nothing was granted or changed. Where the extension is there again, call again.",
+    )
 }
 
 /// 55000: a function of the extension's own is not there.

@@ -1,10 +1,11 @@
 //! `fence_protect`, `fence_unprotect` and `fence_audit`: PL/pgSQL functions of the schema `fence`, which get from here what the triggers
 //! of tables say. So what an argument, a placeholder or a brace means is known to the trigger's own code alone.
 
-use crate::errors::Refusal;
+use crate::errors::{self, Refusal};
 use crate::leases::adopt;
 use crate::pg::call::args::{text_datum, Answer, Args};
 use crate::pg::call::composite::{self, row_array, text_array, type_array, RowAnswer};
+use crate::pg::call::rust_memory;
 use crate::pg::call::state_function::{self, StateFunction};
 use crate::pg::fenced_table::column;
 use crate::pg::fenced_table::trigger::PLACEHOLDER_TYPES;
@@ -13,7 +14,7 @@ use crate::pg::session::server;
 use crate::pg::state::role_prefix;
 use crate::tokens;
 use pg_fence_rules::moves;
-use pg_fence_rules::template::{self, Piece};
+use pg_fence_rules::template::{self, Piece, TEMPLATE_MAX};
 use pg_fence_rules::trigger_arguments::TriggerArguments;
 use pg_fence_rules::{Token, NAME_MAX};
 use pgrx::pg_sys::{Datum, Oid};
@@ -33,12 +34,13 @@ const AUDIT: usize = 1;
 pub fn protect(args: Args) -> Result<Answer, Refusal> {
     let function = StateFunction::find(c"protect_table", PROTECT + Declared::ARGUMENTS + 1)?;
     let fenced = state_function::fenced()?;
+    let lease = args.text(3, TEMPLATE_MAX).map_err(|_| errors::long_template())?;
     check_table(args, "fence_protect", fenced)?;
     for is_locked in [false, true] {
         // To tell of tables that share its leases, those of all tables are asked for.
         let table = args.oid(0).filter(|_| !is_locked);
         let triggers = trigger_catalog::triggers_calling(fenced, table);
-        let declared = Declared::new(fenced, triggers, args.text(3));
+        let declared = Declared::new(fenced, triggers, lease.clone());
         function
             .call(args, &declared.arguments(&function, args, PROTECT, &[Some(is_locked.into())]));
     }
@@ -173,7 +175,8 @@ impl Declared {
 
     /// Of these triggers, with a template that a call asks for.
     fn new(fenced: Oid, triggers: Vec<Trigger>, asked: Option<Vec<u8>>) -> Self {
-        let leases = triggers.iter().filter_map(|trigger| read(trigger).lease.map(<[u8]>::to_vec));
+        let leases =
+            triggers.iter().filter_map(|trigger| read(trigger).lease.map(rust_memory::copied));
         let leases = leases.chain(asked).collect();
         Declared { fenced, triggers, leases }
     }

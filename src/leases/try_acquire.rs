@@ -28,11 +28,14 @@ pub fn try_acquire(
     behind_the_queue: bool,
     if_locked: IfLocked,
 ) -> Result<Tried<Token>, Refusal> {
+    let in_maintenance = || Ok(Tried::Lost { until: Some(server::now() + LOOK_AFTER_MAINTENANCE) });
     let Some(table) = LeaseTable::try_open(Access::Write, if_locked)? else {
-        return Ok(Tried::Lost { until: Some(server::now() + LOOK_AFTER_MAINTENANCE) });
+        return in_maintenance();
     };
     // At each try: a prefix may be taken away while its role waits.
-    role_prefix::require(&request.name, Level::Worker)?;
+    if !role_prefix::try_require(&request.name, Level::Worker, if_locked)? {
+        return in_maintenance();
+    }
     let free = match free_slot::look(&table, request)? {
         Tried::Won(free) => free,
         Tried::Lost { until } => return Ok(Tried::Lost { until }),
@@ -58,7 +61,9 @@ pub fn try_acquire_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
         return Ok(None);
     };
     for request in requests {
-        role_prefix::require(&request.name, Level::Worker)?;
+        if !role_prefix::try_require(&request.name, Level::Worker, IfLocked::WaitForHolders)? {
+            return Ok(None);
+        }
     }
     for request in requests {
         let looks_free = matches!(free_slot::look(&table, request)?, Tried::Won(_));

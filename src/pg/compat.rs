@@ -3,7 +3,6 @@
 //! Where it differs, the older versions are named: a new one is taken for the newest, and stands here only where something
 //! changes with it.
 
-use crate::pg::raw;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
@@ -24,8 +23,6 @@ extern "C-unwind" {
 
     /// commands/sequence.h: draws without asking for the caller's rights where that is false
     pub fn nextval_internal(relid: pg_sys::Oid, check_permissions: bool) -> i64;
-    /// common/hashfn.h; never raises
-    pub fn hash_bytes_extended(bytes: *const u8, len: c_int, seed: u64) -> u64;
     /// libpq/libpq.h: is the client still there?
     pub fn pq_check_connection() -> bool;
     /// utils/datum.h: are two values the same, byte by byte, wherever they are stored?
@@ -71,21 +68,37 @@ pub unsafe fn acts_as(member: pg_sys::Oid, role: pg_sys::Oid) -> bool {
     }
 }
 
-/// An item of a page, by its number from 1 on; None where the page has none of that number, or only points elsewhere
-/// there.
+/// The data of the one tuple of a sequence's page; None where it is no such page.
 ///
 /// # Safety
 /// The page must be locked, or a copy.
-pub unsafe fn item(page: pg_sys::Page, number: u16) -> Option<*mut u8> {
+pub unsafe fn sequence_tuple(page: pg_sys::Page) -> Option<*mut u8> {
     const POINTERS: usize = std::mem::offset_of!(pg_sys::PageHeaderData, pd_linp);
-    // SAFETY: the line pointers follow the page's header, which says where they end; each says where its item is.
+    const SIZE: usize = pg_sys::BLCKSZ as usize;
+    /// commands/sequence.c: SEQ_MAGIC, in the page's special space.
+    const MAGIC: u32 = 0x1717;
+    // Three columns: two of eight bytes, one of one.
+    const COLUMNS: usize = 17;
+    // SAFETY: nothing is read beyond the page, wherever the page says that it is.
     unsafe {
-        let lower = usize::from((*page.cast::<pg_sys::PageHeaderData>()).pd_lower);
-        let count = lower.saturating_sub(POINTERS) / size_of::<pg_sys::ItemIdData>();
-        let n = usize::from(number).checked_sub(1).filter(|n| *n < count)?;
-        let page = page.cast::<u8>();
-        let pointer = &*page.add(POINTERS).cast::<pg_sys::ItemIdData>().add(n);
-        (pointer.lp_flags() == pg_sys::LP_NORMAL).then(|| page.add(pointer.lp_off() as usize))
+        let header = &*page.cast::<pg_sys::PageHeaderData>();
+        let bytes = page.cast::<u8>();
+        let special = usize::from(header.pd_special);
+        let is_page = special <= SIZE - size_of::<u32>()
+            && bytes.add(special).cast::<u32>().read_unaligned() == MAGIC
+            && usize::from(header.pd_lower) >= POINTERS + size_of::<pg_sys::ItemIdData>();
+        if !is_page {
+            return None;
+        }
+        let pointer = &*bytes.add(POINTERS).cast::<pg_sys::ItemIdData>();
+        let at = pointer.lp_off() as usize;
+        let fits = |length: usize| at.is_multiple_of(8) && at >= POINTERS && at + length <= SIZE;
+        let before = size_of::<pg_sys::HeapTupleHeaderData>();
+        if pointer.lp_flags() != pg_sys::LP_NORMAL || !fits(before) {
+            return None;
+        }
+        let hoff = usize::from((*bytes.add(at).cast::<pg_sys::HeapTupleHeaderData>()).t_hoff);
+        (hoff.is_multiple_of(8) && fits(hoff + COLUMNS)).then(|| bytes.add(at + hoff))
     }
 }
 
@@ -104,23 +117,15 @@ pub unsafe fn has_file(rel: pg_sys::Relation) -> bool {
     }
 }
 
-/// Has the relation a first page, and something on it?
+/// Has the relation a first page?
 ///
 /// # Safety
 /// The relation must be open, and of this server: a standby has no file of what is unlogged.
 pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
-    // SAFETY: the caller's promise; the page is pinned and locked while its header is read.
+    // SAFETY: the caller's promise.
     unsafe {
         const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
-        if !has_file(rel) || pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) == 0 {
-            return false;
-        }
-        let buffer = raw::ReadBuffer(rel, 0);
-        raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
-        let header = pg_sys::BufferGetPage(buffer).cast::<pg_sys::PageHeaderData>();
-        let filled = (*header).pd_upper != 0;
-        raw::UnlockReleaseBuffer(buffer);
-        filled
+        has_file(rel) && pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) > 0
     }
 }
 

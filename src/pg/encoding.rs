@@ -56,14 +56,19 @@ pub fn in_server_encoding(text: String) -> Vec<u8> {
 
 /// As many whole characters of a text of the database as fit into so many bytes.
 pub fn clip(mut text: Vec<u8>, most: usize) -> Vec<u8> {
-    if text.len() > most {
-        // SAFETY: reads no more than the text.
-        let length = unsafe {
-            pg_sys::pg_mbcliplen(text.as_ptr().cast(), text.len() as c_int, most as c_int)
-        };
-        text.truncate(usize::try_from(length).unwrap_or(0));
-    }
+    text.truncate(within(&text, most).len());
     text
+}
+
+/// As `clip`, where the text is.
+pub fn within(text: &[u8], most: usize) -> &[u8] {
+    if text.len() <= most {
+        return text;
+    }
+    // SAFETY: reads no more than the text.
+    let length =
+        unsafe { pg_sys::pg_mbcliplen(text.as_ptr().cast(), text.len() as c_int, most as c_int) };
+    &text[..usize::try_from(length).unwrap_or(0)]
 }
 
 /// Text of the database as UTF-8.

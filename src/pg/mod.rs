@@ -21,6 +21,7 @@ pub mod call {
     pub mod entry;
     pub mod evaluation;
     pub mod raise;
+    pub mod rust_memory;
     pub mod state_function;
 }
 
@@ -46,6 +47,7 @@ pub mod locks {
 /// The state: its table and its sequences.
 pub mod state {
     mod executor;
+    mod lease_lock;
     pub mod lease_table;
     pub mod opened;
     pub mod relation;

@@ -51,6 +51,7 @@ without_guard! {
     pub fn relation_close(relation: Relation, mode: LOCKMODE);
 
     // storage/lmgr.h
+    pub fn LockRelationOid(relation: Oid, mode: LOCKMODE);
     pub fn ConditionalLockRelationOid(relation: Oid, mode: LOCKMODE) -> bool;
 
     // storage/lock.h

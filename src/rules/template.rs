@@ -10,9 +10,15 @@ pub enum Piece {
     Column(Vec<u8>),
 }
 
+/// The longest template, in bytes: more than sixteen times a lease's name.
+pub const TEMPLATE_MAX: usize = 8192;
+
 /// Takes a template apart. The error says what is wrong with it. Nothing else knows what a brace means: the trigger
 /// and, by way of it, the SQL functions that attach and audit triggers ask here.
 pub fn parse(template: &[u8]) -> Result<Vec<Piece>, &'static str> {
+    if template.len() > TEMPLATE_MAX {
+        return Err("it is longer than 8192 bytes");
+    }
     // The name of a lease, mostly.
     if !template.is_empty() && !template.iter().any(|byte| matches!(byte, b'{' | b'}')) {
         return Ok(vec![Piece::Literal(template.to_vec())]);

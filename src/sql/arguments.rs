@@ -5,7 +5,7 @@ use crate::errors::{self, Refusal};
 use crate::leases::adopt::Adoption;
 use crate::leases::keep::Pair;
 use crate::leases::request::Request;
-use crate::pg::call::args::{Args, Text};
+use crate::pg::call::args::{Args, Text, Unfit};
 use crate::pg::session::settings;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::role_prefix;
@@ -34,37 +34,39 @@ pub const NAMES_MAX: usize = 1_000;
 
 /// A lease's name: 1 to 512 bytes.
 pub fn name(args: &Args, n: usize) -> Result<Vec<u8>, Refusal> {
-    checked_name(args.text(n), "name")
+    let name = args.text(n, NAME_MAX).map_err(|_| long_name("name"))?;
+    checked_name(name, "name")
 }
 
 fn checked_name(name: Option<Vec<u8>>, argument: &'static str) -> Result<Vec<u8>, Refusal> {
     let name = name.ok_or_else(|| errors::null_argument(argument))?;
-    match name.len() {
-        1..=NAME_MAX => Ok(name),
-        0 => Err(errors::bad_argument(
+    if name.is_empty() {
+        return Err(errors::bad_argument(
             argument,
             "a lease needs a name",
             "Name what only one may do at a time, as 'invoice-run' or 'order:7'.",
-        )),
-        _ => Err(errors::bad_argument(
-            argument,
-            "the name of a lease is at most 512 bytes long",
-            "Use a hash of the long name.",
-        )),
+        ));
     }
+    Ok(name)
+}
+
+fn long_name(argument: &'static str) -> Refusal {
+    errors::bad_argument(
+        argument,
+        "the name of a lease is at most 512 bytes long",
+        "Use a hash of the long name.",
+    )
 }
 
 /// Who asks, where it names itself: at most 512 bytes, for errors and logs show it.
 pub fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
-    let holder = args.text(n);
-    if holder.as_ref().is_some_and(|holder| holder.len() > HOLDER_MAX) {
-        return Err(errors::bad_argument(
+    args.text(n, HOLDER_MAX).map_err(|_| {
+        errors::bad_argument(
             "holder",
             "a holder is at most 512 bytes long",
             "Name the worker, as 'invoices@host7'; what else is to be shown goes into metadata.",
-        ));
-    }
-    Ok(holder)
+        )
+    })
 }
 
 /// What the caller wishes to be shown: at most 64 kB, for every renewal writes it again.
@@ -79,9 +81,17 @@ pub fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Re
     Ok(args.datum(n))
 }
 
-/// Names of leases, sorted, each once; at least one and at most 1000.
+/// Names of leases, sorted, each once; at least one and, with those that come again, at most 1000.
 pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
-    let names = args.texts(n).ok_or_else(|| errors::null_argument("names"))?;
+    let names = args.texts(n, NAMES_MAX, NAME_MAX).map_err(|unfit| match unfit {
+        Unfit::TooLong => long_name("names"),
+        Unfit::TooMany => errors::bad_argument(
+            "names",
+            "at most 1000 leases can be taken at once",
+            "Take one lease for the whole set, or several calls.",
+        ),
+    })?;
+    let names = names.ok_or_else(|| errors::null_argument("names"))?;
     if names.is_empty() {
         return Err(errors::bad_argument(
             "names",
@@ -89,17 +99,10 @@ pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
             "Pass the names of the leases.",
         ));
     }
-    let mut checked =
-        names.into_iter().map(|n| checked_name(n, "names")).collect::<Result<Vec<_>, _>>()?;
+    let copied = |name: Option<Text>| checked_name(name.map(|n| n.bytes().to_vec()), "names");
+    let mut checked = names.into_iter().map(copied).collect::<Result<Vec<_>, _>>()?;
     checked.sort_unstable();
     checked.dedup();
-    if checked.len() > NAMES_MAX {
-        return Err(errors::bad_argument(
-            "names",
-            "at most 1000 leases can be taken at once",
-            "Take one lease for the whole set, or several calls.",
-        ));
-    }
     Ok(checked)
 }
 

@@ -29,6 +29,7 @@ sql_functions! {
     fence_new_epoch, pg_finfo_fence_new_epoch => status::new_epoch;
     fence_status, pg_finfo_fence_status => status::status;
     fence_blocking_pids, pg_finfo_fence_blocking_pids => status::blocking_pids;
+    fence_queue_key, pg_finfo_fence_queue_key => status::queue_key;
     fence_as_shown, pg_finfo_fence_as_shown => status::as_shown;
     fence_is_shown, pg_finfo_fence_is_shown => status::is_shown;
     fence_role_prefix_changed, pg_finfo_fence_role_prefix_changed => status::role_prefix_changed;

@@ -12,9 +12,14 @@ use crate::pg::state::relation;
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::{self, Row};
 use crate::tokens;
-use pg_fence_rules::grant::{Grant, Mode, Phase, Tokens};
+use pg_fence_rules::grant::{Grant, Mode, Phase, Tokens, RENEWALS_KEPT};
 use pg_fence_rules::locks::{Lock, TAKE_SLOT};
-use pg_fence_rules::{Instant, Span, Token};
+use pg_fence_rules::{Instant, Span, Token, NAME_MAX};
+
+/// The name of a lease that is asked for; None for NULL, and where no lease has so long a name.
+fn name(args: &Args) -> Option<Vec<u8>> {
+    args.text(0, NAME_MAX).ok().flatten()
+}
 
 /// `fence_new_epoch() → bigint`: makes the token sequence jump, and gives back where to. Errors: 25006, 55000.
 pub fn new_epoch(_: Args) -> Result<Answer, Refusal> {
@@ -42,7 +47,7 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
 /// `fence.blocking_pids(name, slot) → integer[]`: the sessions that keep a grant from being replaced, as guards do; 0 for
 /// a prepared transaction. NULL where the caller may not see the lease.
 pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
-    let name = args.text(0).filter(|name| role_prefix::shows(name));
+    let name = name(&args).filter(|name| role_prefix::shows(name));
     let (Some(name), Some(slot)) = (name, args.int4(1)) else { return Ok(Answer::Null) };
     // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
     Ok(composite::int4_array(
@@ -50,13 +55,21 @@ pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     ))
 }
 
+/// `fence.queue_key(name) → bigint`: the key of the lock that those hold or wait for who wait for a lease. NULL where the
+/// caller may not see the lease.
+pub fn queue_key(args: Args) -> Result<Answer, Refusal> {
+    let name = name(&args).filter(|name| role_prefix::shows(name));
+    Ok(name.map(|name| LockTag::queue(&name).key() as i64).into())
+}
+
 /// `fence.as_shown(name, mode, first_token, renewal_tokens, closing_token, expires_at, session_bound)`: what fence.leases
 /// shows of a grant beside its columns. On a standby, which cannot tell whether a session lives, all do.
 pub fn as_shown(args: Args) -> Result<Answer, Refusal> {
-    let (Some(name), Some(mode), Some(first)) = (args.text(0), args.char(1), args.token(2)) else {
+    let (Some(name), Some(mode), Some(first)) = (name(&args), args.char(1), args.token(2)) else {
         return Ok(Answer::Null);
     };
-    let (Some(renewals), Some(expires_at)) = (args.tokens(3), args.instant(5)) else {
+    let (Some(renewals), Some(expires_at)) = (args.tokens(3, RENEWALS_KEPT), args.instant(5))
+    else {
         return Ok(Answer::Null);
     };
     let mode = row::mode(mode, 0);
@@ -120,7 +133,7 @@ fn session_lives(name: &[u8], first: Token) -> Result<bool, Refusal> {
 
 /// `fence.is_shown(name) → boolean`: may the caller see this lease?
 pub fn is_shown(args: Args) -> Result<Answer, Refusal> {
-    Ok(args.text(0).map_or(Answer::Null, |name| role_prefix::shows(&name).into()))
+    Ok(name(&args).map_or(Answer::Null, |name| role_prefix::shows(&name).into()))
 }
 
 /// `fence.role_prefix_changed()`, a row trigger: tells every session that the rows of fence.role_prefix have changed.
@@ -132,14 +145,14 @@ pub fn role_prefix_changed(_: Args) -> Result<Answer, Refusal> {
 /// `fence.uncommitted_grants(name) → setof fence.lease`: what other sessions have acquired and not committed, of one
 /// lease or of all that the caller may see. A standby has the rows, but cannot tell whose they are.
 pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
-    let mut rows = if server::in_recovery() || !LockTag::others_write_grants() {
-        Vec::new()
-    } else {
-        let table = LeaseTable::open(Access::Read)?;
-        match args.text(0) {
-            Some(name) => table.uncommitted_of(&name),
-            None => table.uncommitted(),
+    let mut rows = match (args.datum(0).is_some(), name(&args)) {
+        _ if server::in_recovery() => Vec::new(),
+        (_, Some(name)) => LeaseTable::open(Access::Read)?.uncommitted_of(&name),
+        // The whole table is read only where somebody is at it.
+        (false, _) if LockTag::others_write_grants() => {
+            LeaseTable::open(Access::Read)?.uncommitted()
         }
+        _ => Vec::new(),
     };
     rows.retain(|row| role_prefix::shows(row.name()));
     Ok(composite::rows(args, rows.iter().map(Row::tuple)))

@@ -284,12 +284,6 @@ fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     Some(done)
 }
 
-/// Is the sequence unlogged, as it must be to keep a handle, and has it a page? One that it has lost is restored.
-fn is_writable(sequence: Oid) -> bool {
-    sequence::read_unlogged(sequence).is_some()
-        || state_oid(c"token_seq").is_ok_and(|like| sequence::restore_page(sequence, like))
-}
-
 fn make_alone(sequence: Oid) -> Found {
     if !sequence::try_lock(sequence) {
         return Found::NotNow;
@@ -299,7 +293,7 @@ fn make_alone(sequence: Oid) -> Found {
     known_segments::forget_own();
     // Out of memory is an error of the server's, which must not end what is being counted.
     let made = xact::try_in_savepoint(|| {
-        if !is_writable(sequence) {
+        if sequence::read_unlogged(sequence).is_none() {
             return Err("fence.stats_memory_seq is not as it was made");
         }
         let handle = shared_memory::create(FIRST_CELL + kept * CELL_WORDS, |words| {

@@ -190,7 +190,7 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ),
     ("server_starts::a_sequence_set_back_by_hand_gives_no_token_of_this_life_twice", NO_MEMORY),
     ("server_starts::a_template_copied_without_wal_survives_a_crash", PAGES),
-    ("server_starts::marks_that_have_lost_their_pages_are_made_anew", PAGES),
+    ("server_starts::marks_that_have_lost_their_pages_are_made_anew_as_the_hint_says", PAGES),
     ("roles::levels::each_function_is_for_the_levels_that_the_table_names", CATALOG),
     ("roles::levels::each_relation_is_for_the_levels_that_the_table_names", CATALOG),
     ("roles::public_gets_the_trigger_and_its_helpers_and_nothing_else", CATALOG),

@@ -93,10 +93,11 @@ impl Args {
         self.datum(n).map(|d| pg_sys::Oid::from(d.value() as u32))
     }
 
-    /// A text argument's bytes, in the database's encoding.
-    pub fn text(&self, n: usize) -> Option<Vec<u8>> {
+    /// A text argument's bytes, in the database's encoding; refused unread where there are more than so many.
+    pub fn text(&self, n: usize, most: usize) -> Result<Option<Vec<u8>>, Unfit> {
         // SAFETY: the SQL declares it as text.
-        self.datum(n).map(|d| unsafe { text_bytes(d) })
+        let text = |d| unsafe { bytes_within(d, most) }.map(<[u8]>::to_vec).ok_or(Unfit::TooLong);
+        self.datum(n).map(text).transpose()
     }
 
     /// How many bytes a value of variable length has before any compression; 0 for NULL.
@@ -110,10 +111,15 @@ impl Args {
         self.datum(n).map(|d| Token::from_bigint(d.value() as i64))
     }
 
-    /// A bigint[] argument of tokens; none in one that has NULLs or more dimensions.
-    pub fn tokens(&self, n: usize) -> Option<Vec<Token>> {
+    /// A bigint[] argument of at most so many tokens; none in one that has more, NULLs or more dimensions.
+    pub fn tokens(&self, n: usize, most: usize) -> Option<Vec<Token>> {
         // SAFETY: the SQL declares it as bigint[].
-        self.datum(n).map(|d| unsafe { read_token_array(d) })
+        self.datum(n).map(|d| unsafe {
+            match raw_len(d) > ARRAY_HEADER + most * size_of::<i64>() {
+                true => Vec::new(),
+                false => read_token_array(d),
+            }
+        })
     }
 
     /// An argument that the SQL declares as timestamptz.
@@ -176,12 +182,45 @@ impl Args {
         Some(elements.into_iter().map(|element| element.map(|d| d.value() as i64)).collect())
     }
 
-    /// A text[] argument: None for NULL, an element None for a NULL in it.
-    pub fn texts(&self, n: usize) -> Option<Vec<Option<Vec<u8>>>> {
+    /// As `texts_in_place`; refused unread where there are more than so many elements, or longer ones.
+    pub fn texts(
+        &self,
+        n: usize,
+        most: usize,
+        longest: usize,
+    ) -> Result<Option<Vec<Option<Text>>>, Unfit> {
+        // The most that an element takes beside its bytes: its length and what aligns it.
+        const BESIDE: usize = 7;
+        let Some(array) = self.datum(n) else { return Ok(None) };
+        let count = self.count(n);
+        if count > most {
+            return Err(Unfit::TooMany);
+        }
+        let header = ARRAY_HEADER + 8 * pg_sys::MAXDIM as usize + count / 8 + 8;
         // SAFETY: the SQL declares it as text[].
-        self.datum(n).map(|array| unsafe { texts_of(array) })
+        if unsafe { raw_len(array) } > header + count * (longest + BESIDE) {
+            return Err(Unfit::TooLong);
+        }
+        let texts = self.texts_in_place(n);
+        let is_long = |text: &Text| text.bytes().len() > longest;
+        match texts.iter().flatten().flatten().any(is_long) {
+            true => Err(Unfit::TooLong),
+            false => Ok(texts),
+        }
     }
 }
+
+/// Why an argument is not read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unfit {
+    /// It has more elements than may be.
+    TooMany,
+    /// It, or an element of it, has more bytes than may be.
+    TooLong,
+}
+
+/// What comes before the elements of an array of one dimension without NULLs.
+const ARRAY_HEADER: usize = 24;
 
 /// The elements of an array as they are, None for a NULL.
 ///
@@ -211,22 +250,25 @@ unsafe fn elements_of(array: pg_sys::Datum, elements: Elements) -> Vec<Option<pg
 /// The elements of a text[], None for a NULL.
 ///
 /// # Safety
-/// The datum must be a text[].
-pub unsafe fn texts_of(array: pg_sys::Datum) -> Vec<Option<Vec<u8>>> {
+/// The datum must be a text[]; the memory that is current now must live as long as the elements are used.
+pub unsafe fn texts_of<'a>(array: pg_sys::Datum) -> Vec<Option<&'a [u8]>> {
     // SAFETY: the caller's promise.
     unsafe {
         let texts = elements_of(array, TEXTS);
-        texts.into_iter().map(|text| text.map(|text| text_bytes(text))).collect()
+        texts.into_iter().map(|text| text.map(|text| bytes_of(text))).collect()
     }
 }
 
-/// The bytes of a text, varchar, bpchar or bytea value.
+/// Is a value of variable length neither compressed nor toasted?
 ///
 /// # Safety
-/// The datum must be such a value.
-pub unsafe fn text_bytes(datum: pg_sys::Datum) -> Vec<u8> {
+/// It must be such a value.
+unsafe fn is_plain(value: *const pg_sys::varlena) -> bool {
     // SAFETY: the caller's promise.
-    unsafe { bytes_of(datum) }.to_vec()
+    unsafe {
+        pgrx::varlena::varatt_is_4b_u(value)
+            || (pgrx::varlena::varatt_is_1b(value) && !pgrx::varlena::varatt_is_1b_e(value))
+    }
 }
 
 /// The bytes of a value of variable length, where they are: only a compressed or toasted one is copied.
@@ -237,11 +279,30 @@ pub unsafe fn bytes_of<'a>(datum: pg_sys::Datum) -> &'a [u8] {
     let value = datum.cast_mut_ptr::<pg_sys::varlena>();
     // SAFETY: the caller's promise; the packed form is read with its own length.
     unsafe {
-        let plain = pgrx::varlena::varatt_is_4b_u(value)
-            || (pgrx::varlena::varatt_is_1b(value) && !pgrx::varlena::varatt_is_1b_e(value));
-        let packed = if plain { value } else { pg_sys::pg_detoast_datum_packed(value) };
+        let packed = if is_plain(value) { value } else { pg_sys::pg_detoast_datum_packed(value) };
         pgrx::varlena::varlena_to_byte_slice(packed)
     }
+}
+
+/// As `bytes_of`; None where there are more than so many. Nothing is copied to find that out.
+///
+/// # Safety
+/// As for `bytes_of`.
+pub unsafe fn bytes_within<'a>(datum: pg_sys::Datum, most: usize) -> Option<&'a [u8]> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let fits = is_plain(datum.cast_mut_ptr()) || raw_len(datum) <= most;
+        fits.then(|| bytes_of(datum)).filter(|bytes| bytes.len() <= most)
+    }
+}
+
+/// How many bytes a value of variable length has when it is neither compressed nor toasted, without its length word.
+///
+/// # Safety
+/// The datum must be such a value.
+unsafe fn raw_len(datum: pg_sys::Datum) -> usize {
+    // SAFETY: the caller's promise; asks the value's header, or its TOAST pointer.
+    unsafe { pg_sys::toast_raw_datum_size(datum).saturating_sub(pg_sys::VARHDRSZ) }
 }
 
 /// A span as an interval of days and less, as the difference of two timestamps is one.
@@ -315,8 +376,13 @@ pub(in crate::pg) unsafe fn read_array<T: Copy>(datum: pg_sys::Datum) -> Vec<T> 
             return Vec::new();
         }
         let bytes = array.cast::<u8>();
-        let count = *bytes.add(16).cast::<i32>();
-        let first = bytes.add(24).cast::<T>();
-        (0..count.max(0) as usize).map(|i| *first.add(i)).collect()
+        let count = (*bytes.add(16).cast::<i32>()).max(0) as usize;
+        // On a damaged page it may say anything.
+        let room = pgrx::varlena::varsize_any(array.cast()).saturating_sub(ARRAY_HEADER);
+        if count > room / size_of::<T>() {
+            return Vec::new();
+        }
+        let first = bytes.add(ARRAY_HEADER).cast::<T>();
+        (0..count).map(|i| *first.add(i)).collect()
     }
 }

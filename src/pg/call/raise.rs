@@ -222,6 +222,22 @@ pub unsafe fn throw(error: RawError) -> ! {
     unreachable!("an ERROR was thrown and came back");
 }
 
+/// Raises it in the midst of Rust work, as a function of the server's would: for what no caller expects.
+pub fn now(error: Refusal) -> ! {
+    report(error, PgLogLevel::ERROR);
+    unreachable!("an ERROR was reported and came back");
+}
+
+/// Ends the session, for want of memory: nothing of this work is left to go on.
+#[cold]
+pub fn end_without_memory() -> ! {
+    let mut no_memory = error_data(SqlState::OutOfMemory, c"out of memory".as_ptr());
+    no_memory.elevel = PgLogLevel::FATAL as c_int;
+    // SAFETY: the process exits in there, and no frame is left; Postgres keeps memory for this.
+    unsafe { raw::ThrowErrorData(&raw mut no_memory) };
+    std::process::abort();
+}
+
 /// Sends the client a warning, and goes on.
 pub fn warn(warning: Refusal) {
     report(warning, PgLogLevel::WARNING);

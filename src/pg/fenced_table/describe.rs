@@ -1,11 +1,14 @@
 //! A refused write in words: what an error may show of its table and row.
 
 use crate::errors::{Location, Refusal};
-use crate::pg::encoding::to_utf8;
+use crate::pg::encoding::{to_utf8, within};
 use crate::pg::fenced_table::trigger::{Attribute, TriggerCall};
 use pgrx::pg_sys;
 use serde_json::{Map, Value};
 use std::ffi::{c_char, CStr};
+
+/// The most bytes that are read of a key's column: more than is shown of all of them.
+const KEY_TEXT_MAX: usize = 2048;
 
 /// Schema and table of a call.
 fn location(call: &TriggerCall) -> Location {
@@ -95,7 +98,9 @@ fn json(attribute: &Attribute, value: pg_sys::Datum) -> Value {
         _ => unsafe {
             let (mut output, mut varlena) = (pg_sys::InvalidOid, false);
             pg_sys::getTypeOutputInfo(attribute.type_oid, &mut output, &mut varlena);
-            Value::from(to_utf8(&c_bytes(pg_sys::OidOutputFunctionCall(output, value))))
+            // Of a long key only the beginning is shown.
+            let text = CStr::from_ptr(pg_sys::OidOutputFunctionCall(output, value)).to_bytes();
+            Value::from(to_utf8(within(text, KEY_TEXT_MAX)))
         },
     }
 }

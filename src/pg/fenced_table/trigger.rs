@@ -1,11 +1,11 @@
 //! What the trigger is called with.
 
-use crate::pg::call::args::{bytes_of, Args};
+use crate::pg::call::args::{bytes_within, Args};
 use crate::pg::compat;
 use crate::pg::encoding::push_number;
 use crate::pg::raw;
 use crate::pg::state::row::RowVersion;
-use pg_fence_rules::Token;
+use pg_fence_rules::{Token, NAME_MAX};
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
@@ -306,7 +306,11 @@ impl Columns {
                 }
             }
             // SAFETY: the types left are text and varchar.
-            _ => to.extend_from_slice(unsafe { bytes_of(value) }),
+            _ => match unsafe { bytes_within(value, NAME_MAX) } {
+                Some(bytes) => to.extend_from_slice(bytes),
+                // Longer than any name: so is the whole.
+                None => to.resize(to.len() + NAME_MAX + 1, b' '),
+            },
         }
         true
     }

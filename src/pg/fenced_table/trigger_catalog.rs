@@ -1,6 +1,7 @@
 //! The triggers that call a function, as pg_trigger has them.
 
-use crate::pg::call::args::text_bytes;
+use crate::pg::call::args::bytes_of;
+use crate::pg::call::rust_memory;
 use crate::pg::table_scan;
 use pgrx::pg_sys;
 
@@ -47,7 +48,7 @@ unsafe fn arguments(
     // SAFETY: the caller's promise; tgargs is a bytea, never NULL, in which each argument ends in a zero byte.
     unsafe {
         let column = pg_sys::Anum_pg_trigger_tgargs as i32;
-        let all = text_bytes(pg_sys::heap_getattr(tuple, column, columns, &mut null));
-        all.split(|byte| *byte == 0).take(count as usize).map(<[u8]>::to_vec).collect()
+        let all = bytes_of(pg_sys::heap_getattr(tuple, column, columns, &mut null));
+        all.split(|byte| *byte == 0).take(count as usize).map(rust_memory::copied).collect()
     }
 }

@@ -83,19 +83,9 @@ pub enum AtOnce {
 }
 
 impl LockTag {
-    /// The lock of that kind on a lease: on the grant in a slot; 0 where there is one for the whole lease.
-    pub fn new(lock: Lock, name: &[u8], slot: i32) -> Self {
-        LockTag::by_key(lock, hash(name, slot))
-    }
-
     /// The lock on the move of the database's token sequence.
     pub fn token_move() -> Self {
         LockTag::by_key(Lock::Move, 0)
-    }
-
-    /// The lock on a lease's queue of waiters.
-    pub fn queue(name: &[u8]) -> Self {
-        LockTag::new(Lock::Queue, name, 0)
     }
 
     /// The lock on making a segment in which a database counts: one for the server.
@@ -105,7 +95,7 @@ impl LockTag {
         tag
     }
 
-    fn by_key(lock: Lock, key: u64) -> Self {
+    pub(in crate::pg) fn by_key(lock: Lock, key: u64) -> Self {
         LockTag(pg_sys::LOCKTAG {
             // SAFETY: set once when the backend starts.
             locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
@@ -170,7 +160,16 @@ impl LockTag {
 
     /// Would another transaction's lock keep this one from having it in that mode? Asks by taking it for an instant.
     pub fn is_blocked(&self, mode: LockMode) -> bool {
-        is_blocked(&self.0, mode)
+        let _owner = TransactionOwns::now();
+        // SAFETY: the tag is complete.
+        unsafe {
+            let taken = pg_sys::LockAcquire(&self.0, mode.number(), false, true);
+            let blocked = taken == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+            if !blocked {
+                pg_sys::LockRelease(&self.0, mode.number(), false);
+            }
+            blocked
+        }
     }
 
     /// Has another transaction a lock that keeps this one from being had in that mode? Nothing is taken to find that
@@ -180,7 +179,7 @@ impl LockTag {
     }
 
     /// Its entry in the lock table.
-    fn entry(&self) -> lock_count::Entry {
+    pub(in crate::pg) fn entry(&self) -> lock_count::Entry {
         let key = u64::from(self.0.locktag_field2) << 32 | u64::from(self.0.locktag_field3);
         (self.0.locktag_field4, key)
     }
@@ -239,24 +238,4 @@ impl LockTag {
             }
         }
     }
-}
-
-/// Is somebody else in the way of this mode? What is taken to find that out is given back at once.
-pub(in crate::pg) fn is_blocked(tag: &pg_sys::LOCKTAG, mode: LockMode) -> bool {
-    let _owner = TransactionOwns::now();
-    // SAFETY: the tag is complete.
-    unsafe {
-        let taken = pg_sys::LockAcquire(tag, mode.number(), false, true);
-        let blocked = taken == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
-        if !blocked {
-            pg_sys::LockRelease(tag, mode.number(), false);
-        }
-        blocked
-    }
-}
-
-/// A 64-bit hash that every library version computes alike.
-fn hash(name: &[u8], slot: i32) -> u64 {
-    // SAFETY: reads `len` bytes.
-    unsafe { compat::hash_bytes_extended(name.as_ptr(), name.len() as c_int, slot as u32 as u64) }
 }

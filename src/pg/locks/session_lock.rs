@@ -8,10 +8,8 @@
 use crate::errors::Refusal;
 use crate::known_bugs;
 use crate::pg::compat;
-use crate::pg::locks::lock::is_blocked;
 use crate::pg::locks::lock_count;
 use crate::pg::session::server;
-use pg_fence_rules::locks::LockMode;
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -20,7 +18,7 @@ use std::ffi::c_int;
 /// What sets these tags apart from those of `lock`.
 const KIND: u16 = 0x504c;
 
-/// What the session holds. Conflicts with `LockMode::Share`, by which others ask whether it lives.
+/// What the session holds; nobody ever asks for it in another mode.
 const HELD: c_int = pg_sys::ExclusiveLock as c_int;
 
 /// The lock of the grant whose first token this is.
@@ -63,13 +61,14 @@ impl SessionLock {
         compat::lock_held_by_me(&self.0, HELD)
     }
 
-    /// Does any session hold it? On a standby, where sessions of the primary cannot be seen, it counts as held.
+    /// Does any session hold it? On a standby, where sessions of the primary cannot be seen, it counts as held. Nothing is
+    /// taken to find that out: only who holds it ever asks for it.
     pub fn is_held(&self) -> bool {
-        // One's own lock never conflicts, so it must be asked for first.
-        if self.is_mine() || server::in_recovery() || known_bugs::SESSION_OUTLIVED {
+        if server::in_recovery() || known_bugs::SESSION_OUTLIVED {
             return true;
         }
-        is_blocked(&self.0, LockMode::Share)
+        // SAFETY: the tag is complete; looks it up in the server's lock table.
+        unsafe { pg_sys::LockWaiterCount(&self.0) > 0 }
     }
 }
 

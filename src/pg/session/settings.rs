@@ -177,19 +177,21 @@ fn recorded(database: Oid, role: Oid, name: &CStr) -> Option<Vec<u8>> {
     const SETCONFIG: i32 = 3;
     let equal = pg_sys::F_OIDEQ.into();
     let wanted = [(SETDATABASE, equal, database.into()), (SETROLE, equal, role.into())];
-    let mut texts = Vec::new();
-    // SAFETY: the index is by the two columns; the values are copied.
+    let mut found = None;
+    // SAFETY: the index is by the two columns; what is found is copied.
     unsafe {
         let none = std::ptr::null_mut();
         table_scan::each_catalog_row(CATALOG, Some(INDEX), wanted, none, |tuple, columns| {
             let mut null = false;
             let array = pg_sys::heap_getattr(tuple, SETCONFIG, columns, &mut null);
             if !null {
-                texts = texts_of(array);
+                let texts = texts_of(array);
+                let value = |text: &[u8]| value_of(text, name.to_bytes());
+                found = texts.into_iter().flatten().find_map(value);
             }
         });
     }
-    texts.into_iter().flatten().find_map(|text| value_of(&text, name.to_bytes()))
+    found
 }
 
 /// The value of `name=value`, where that is the name; names of settings have no case.

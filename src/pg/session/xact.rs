@@ -35,6 +35,12 @@ pub fn statement_started_at() -> Instant {
     Instant::from_micros(unsafe { pg_sys::GetCurrentStatementStartTimestamp() })
 }
 
+/// Is there a transaction in which catalogs and tables can be read?
+pub fn may_look_up() -> bool {
+    // SAFETY: reads transaction state.
+    unsafe { pg_sys::IsTransactionState() }
+}
+
 /// Has this transaction written anything?
 pub fn has_written() -> bool {
     // SAFETY: reads transaction state.

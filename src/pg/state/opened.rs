@@ -8,9 +8,12 @@
 //! as that transaction likes. A try must not: it waits for those who have the lock (then maintenance is at
 //! work, and ends), and takes the lease for taken where they merely wait for it.
 
+use crate::errors;
 use crate::known_bugs;
+use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
+use crate::pg::state::relation;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -39,10 +42,14 @@ pub struct Opened {
 
 impl Opened {
     /// Takes the lock, as every statement does, and opens the relation.
+    /// Raises 55000 where it was dropped meanwhile.
     pub fn queued(oid: pg_sys::Oid, mode: u32) -> Self {
         let mode = taken(mode);
-        // SAFETY: raises where there is no such relation; the reference is given back on drop.
-        Opened::around(unsafe { compat::guarded(|| raw::relation_open(oid, mode)) }, mode)
+        if mode != pg_sys::NoLock as c_int {
+            // SAFETY: a lock by oid, as any; it goes with the transaction at the latest.
+            unsafe { compat::guarded(|| raw::LockRelationOid(oid, mode)) };
+        }
+        Opened::locked(oid, mode)
     }
 
     /// Takes the lock and opens the relation; None where the lock is not to be had that way.
@@ -51,13 +58,17 @@ impl Opened {
         if if_locked == IfLocked::Queue || lock == none {
             return Some(Opened::queued(oid, mode));
         }
-        self::lock(oid, lock, if_locked).then(|| {
-            // SAFETY: the relation is locked; the reference is given back on drop.
-            Opened::around(unsafe { compat::guarded(|| raw::relation_open(oid, none)) }, lock)
-        })
+        self::lock(oid, lock, if_locked).then(|| Opened::locked(oid, lock))
     }
 
-    fn around(relation: pg_sys::Relation, mode: c_int) -> Self {
+    /// Opens a relation that is locked. While its lock was waited for, the extension may have been dropped.
+    fn locked(oid: pg_sys::Oid, mode: c_int) -> Self {
+        if !relation::is_there(oid) {
+            raise::now(errors::dropped());
+        }
+        // SAFETY: the relation is locked; the reference is given back on drop.
+        let relation =
+            unsafe { compat::guarded(|| raw::relation_open(oid, pg_sys::NoLock as c_int)) };
         // SAFETY: reads a global of this thread.
         let owner = unsafe { pg_sys::CurrentResourceOwner };
         Opened { relation, mode, keeps_lock: Cell::new(false), owner }

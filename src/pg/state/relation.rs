@@ -1,7 +1,7 @@
 //! Finding the objects of the extension's own schema.
 
 use crate::errors::{self, Refusal};
-use crate::pg::call::args::text_bytes;
+use crate::pg::call::args::bytes_of;
 use crate::pg::call::raise;
 use crate::pg::own;
 use crate::pg::table_scan;
@@ -54,7 +54,7 @@ pub fn sql_version() -> Option<String> {
             let mut null = false;
             let column = pg_sys::Anum_pg_extension_extversion as i32;
             let value = pg_sys::heap_getattr(tuple, column, columns, &mut null);
-            version = Some(String::from_utf8_lossy(&text_bytes(value)).into_owned());
+            version = Some(String::from_utf8_lossy(bytes_of(value)).into_owned());
         });
     }
     version
@@ -82,6 +82,15 @@ fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     }
     OIDS.with_borrow_mut(|k| k.push((name, oid)));
     Ok(oid)
+}
+
+/// Is the relation there, which the caller has locked? One whose oid was looked up is, unless names have changed since.
+pub fn is_there(relation: pg_sys::Oid) -> bool {
+    let is_known = OIDS.with_borrow(|known| known.iter().any(|(_, oid)| *oid == relation));
+    let none = pg_sys::Datum::from(0);
+    let cache = pg_sys::SysCacheIdentifier::RELOID as i32;
+    // SAFETY: a catalog look-up.
+    is_known || unsafe { pg_sys::SearchSysCacheExists(cache, relation.into(), none, none, none) }
 }
 
 /// Another number once the definition of any relation may have changed, also that of a sequence.

@@ -9,7 +9,7 @@ use crate::pg::compat;
 use crate::pg::encoding;
 use crate::pg::raw;
 use crate::pg::session::role;
-use crate::pg::state::opened::Opened;
+use crate::pg::state::opened::{IfLocked, Opened};
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::table_scan;
 use pg_fence_rules::names::{Level, Names};
@@ -44,10 +44,15 @@ fn state() -> State {
 
 /// 42501 unless the current user may do this with the lease.
 pub fn require(name: &[u8], level: Level) -> Result<(), Refusal> {
+    try_require(name, level, IfLocked::Queue).map(drop)
+}
+
+/// As `require`; false where that cannot be told now, for the table's lock is not to be had that way.
+pub fn try_require(name: &[u8], level: Level, if_locked: IfLocked) -> Result<bool, Refusal> {
     // SAFETY: reads who the current user is.
-    let names = names_of(unsafe { raw::GetUserId() })?;
+    let Some(names) = names_of(unsafe { raw::GetUserId() }, if_locked)? else { return Ok(false) };
     if names.allow(name, level) {
-        return Ok(());
+        return Ok(true);
     }
     Err(errors::name_not_given(name, &role::current(), names.prefixes(level)))
 }
@@ -78,11 +83,13 @@ pub fn may_be_told(name: &[u8]) -> bool {
 }
 
 fn shows_to(user: Oid, name: &[u8]) -> bool {
-    names_of(user).is_ok_and(|names| names.allow(name, Level::Monitor))
+    let names = names_of(user, IfLocked::Queue).ok().flatten();
+    names.is_some_and(|names| names.allow(name, Level::Monitor))
 }
 
-/// The names of a user. Error: 55000 where the table is not there, or not as this library knows it.
-fn names_of(user: Oid) -> Result<Rc<Names>, Refusal> {
+/// The names of a user; None where the table's lock is not to be had that way. Error: 55000 where the table is not there, or
+/// not as this library knows it.
+fn names_of(user: Oid, if_locked: IfLocked) -> Result<Option<Rc<Names>>, Refusal> {
     // A transaction that holds the locks of all that it looks at would not hear of other sessions until it ends.
     // SAFETY: within a transaction, where any opening of a relation does the same.
     unsafe { pg_sys::AcceptInvalidationMessages() };
@@ -94,9 +101,9 @@ fn names_of(user: Oid) -> Result<Rc<Names>, Refusal> {
         kept.by_user.iter().find(|(who, _)| *who == user).map(|(_, names)| names.clone())
     });
     if let Some(names) = kept {
-        return Ok(names);
+        return Ok(Some(names));
     }
-    let names = Rc::new(read(user)?);
+    let Some(names) = read(user, if_locked)?.map(Rc::new) else { return Ok(None) };
     let state_after = Some(state());
     KEPT.with_borrow_mut(|kept| {
         // Where something changed while it was read, it is good for this call only.
@@ -104,16 +111,17 @@ fn names_of(user: Oid) -> Result<Rc<Names>, Refusal> {
             kept.by_user.push((user, names.clone()));
         }
     });
-    Ok(names)
+    Ok(Some(names))
 }
 
 /// Reads the table: what is recorded for the user, and for each role whose rights it has.
-fn read(user: Oid) -> Result<Names, Refusal> {
+fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
     // SAFETY: a catalog look-up.
     if unsafe { pg_sys::superuser_arg(user) } {
-        return Ok(Names::all());
+        return Ok(Some(Names::all()));
     }
-    let table = Opened::queued(state_oid(TABLE)?, pg_sys::AccessShareLock);
+    let table = Opened::open(state_oid(TABLE)?, pg_sys::AccessShareLock, if_locked);
+    let Some(table) = table else { return Ok(None) };
     let given = roles_in_acl(state_oid(c"leases")?);
     let mut names = Names::default();
     // Rows of one role mostly follow each other.
@@ -147,7 +155,7 @@ fn read(user: Oid) -> Result<Names, Refusal> {
             Ok(())
         })?;
     }
-    Ok(names)
+    Ok(Some(names))
 }
 
 /// Is it a heap with our columns first?

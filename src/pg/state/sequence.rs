@@ -1,9 +1,12 @@
 //! Sequences read and set without SQL: the callers of the extension have no rights on them.
 
+use crate::errors::{self, Refusal};
+use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
 use crate::pg::state::opened::{self, IfLocked, Opened};
 use pgrx::pg_sys;
+use std::ffi::CStr;
 
 /// What a sequence's page says.
 #[derive(Clone, Copy, Debug)]
@@ -59,110 +62,79 @@ pub struct Definition {
 }
 
 /// Reads the page of a sequence: no permission, no transaction id, no WAL. Waits for nobody but who is changing its
-/// definition.
+/// definition. Raises XX001 where the page is damaged.
 pub fn read(oid: pg_sys::Oid) -> State {
     // Not kept: maintenance of the sequence would wait for a session that has only looked.
-    read_page(&Opened::queued(oid, pg_sys::AccessShareLock))
+    undamaged(&Opened::queued(oid, pg_sys::AccessShareLock))
 }
 
-/// Reads a sequence's page.
-fn read_page(sequence: &Opened) -> State {
+fn undamaged(sequence: &Opened) -> State {
+    read_page(sequence).unwrap_or_else(|| raise::now(damage(sequence)))
+}
+
+fn damage(sequence: &Opened) -> Refusal {
+    // SAFETY: an open relation has its catalog row; the names are NUL-terminated.
+    let name = unsafe {
+        let form = (*sequence.relation).rd_rel;
+        let schema = pg_sys::get_namespace_name((*form).relnamespace);
+        CStr::from_ptr(pg_sys::quote_qualified_identifier(schema, (*form).relname.data.as_ptr()))
+    };
+    errors::damaged_sequence(&name.to_string_lossy(), is_unlogged(sequence))
+}
+
+fn is_unlogged(sequence: &Opened) -> bool {
+    // SAFETY: an open relation.
+    let class = unsafe { &*(*sequence.relation).rd_rel };
+    class.relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED
+}
+
+/// Reads a sequence's page; None where it is none.
+fn read_page(sequence: &Opened) -> Option<State> {
     // SAFETY: the relation is open and locked, the page pinned and locked while it is read.
     unsafe {
         compat::guarded(|| {
             let buffer = raw::ReadBuffer(sequence.relation, 0);
             raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
-            let data = &*data_of(pg_sys::BufferGetPage(buffer));
-            let last = data.is_called.then_some(data.last_value);
+            let data = compat::sequence_tuple(pg_sys::BufferGetPage(buffer));
+            let last = data.map(|data| {
+                let data = &*data.cast::<SequenceData>();
+                data.is_called.then_some(data.last_value)
+            });
             let at = raw::BufferGetLSNAtomic(buffer);
             raw::UnlockReleaseBuffer(buffer);
-            State { last, at }
+            last.map(|last| State { last, at })
         })
     }
 }
 
-/// Reads an unlogged sequence; not for a standby, which has no page of it. None where it is logged, or has no page
-/// (see [`restore_page`]).
+/// Reads an unlogged sequence; not for a standby, which has no page of it. None where it is logged. Raises XX001 where its
+/// page is damaged, or not there.
+///
+/// PostgreSQL up to 15.18 and 16.14 leaves zeroes when a standby is promoted soon after it has replayed the sequence's
+/// creation (its redo does not write the init fork to disk); and under wal_level = minimal, a crash soon after CREATE
+/// DATABASE may leave a copy without a page.
 pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
-    read_unlogged_page(&Opened::queued(oid, pg_sys::AccessShareLock))
+    let sequence = Opened::queued(oid, pg_sys::AccessShareLock);
+    if !is_unlogged(&sequence) {
+        return None;
+    }
+    Some(read_unlogged_page(&sequence).unwrap_or_else(|| raise::now(damage(&sequence))))
 }
 
-/// As `read_unlogged`, without waiting for a lock on the sequence: then it is None altogether.
+/// As `read_unlogged`, without waiting for a lock on the sequence: then it is None altogether. Raises nothing.
 pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
     let sequence = Opened::open(oid, pg_sys::AccessShareLock, IfLocked::GiveUp)?;
-    Some(read_unlogged_page(&sequence))
+    Some(is_unlogged(&sequence).then(|| read_unlogged_page(&sequence)).flatten())
 }
 
 fn read_unlogged_page(sequence: &Opened) -> Option<Unlogged> {
     // SAFETY: an open relation.
-    let (readable, file) = unsafe {
+    let (has_page, file) = unsafe {
         let rel = sequence.relation;
-        let unlogged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED;
-        let readable = unlogged && compat::guarded(|| compat::has_first_page(rel));
-        (readable, compat::file(&*rel))
+        (compat::guarded(|| compat::has_first_page(rel)), compat::file(&*rel))
     };
-    readable.then(|| Unlogged { last: read_page(sequence).last, file })
-}
-
-/// Gives an unlogged sequence that has lost its page a new one, as of a sequence that was never called, made after the
-/// page of `like`. False where that cannot be done. The caller holds the lock that others take to do the same.
-///
-/// PostgreSQL up to 15.18 and 16.14 leaves zeroes when a standby is promoted soon after it has replayed the sequence's
-/// creation (its redo does not write the init fork to disk); and under wal_level = minimal, a crash soon after CREATE
-/// DATABASE may leave a copy without a page. The server itself only says that such a sequence is broken.
-pub fn restore_page(oid: pg_sys::Oid, like: pg_sys::Oid) -> bool {
-    const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
-    const WORDS: usize = pg_sys::BLCKSZ as usize / size_of::<u64>();
-    // SAFETY: both relations are locked and open, each page pinned and locked; all sequences have pages of one size and
-    // layout, in which nothing tells whose page it is.
-    unsafe {
-        compat::guarded(|| {
-            let mode = pg_sys::AccessShareLock as i32;
-            let rel = raw::relation_open(like, mode);
-            let buffer = raw::ReadBuffer(rel, 0);
-            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
-            let mut page = *pg_sys::BufferGetPage(buffer).cast::<[u64; WORDS]>();
-            raw::UnlockReleaseBuffer(buffer);
-            raw::relation_close(rel, mode);
-            let data = data_of((&raw mut page).cast());
-            (*data).last_value = 1;
-            (*data).is_called = false;
-
-            let mode = pg_sys::RowExclusiveLock as i32;
-            let rel = raw::relation_open(oid, mode);
-            let unlogged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED;
-            let has_file = unlogged && compat::has_file(rel);
-            if has_file {
-                let block = match pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) {
-                    0 => pg_sys::InvalidBlockNumber, // a new one
-                    _ => 0,
-                };
-                let buffer = raw::ReadBuffer(rel, block);
-                raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
-                let lost = pg_sys::BufferGetPage(buffer);
-                if (*lost.cast::<pg_sys::PageHeaderData>()).pd_upper == 0 {
-                    *lost.cast::<[u64; WORDS]>() = page;
-                    pg_sys::MarkBufferDirty(buffer);
-                }
-                raw::UnlockReleaseBuffer(buffer);
-            }
-            raw::relation_close(rel, mode);
-            has_file
-        })
-    }
-}
-
-/// What the one tuple of a sequence's page says.
-///
-/// # Safety
-/// The page must be a sequence's, and pinned or a copy.
-unsafe fn data_of(page: pg_sys::Page) -> *mut SequenceData {
-    // SAFETY: the caller's promise; a sequence has its one tuple as item 1.
-    unsafe {
-        let header = compat::item(page, 1).expect("a sequence has a tuple");
-        let hoff = (*header.cast::<pg_sys::HeapTupleHeaderData>()).t_hoff as usize;
-        header.add(hoff).cast::<SequenceData>()
-    }
+    let page = has_page.then(|| read_page(sequence)).flatten();
+    page.map(|page| Unlogged { last: page.last, file })
 }
 
 /// Takes the lock that `set` takes, without waiting for a lock on the sequence.
@@ -207,14 +179,15 @@ pub fn set(oid: pg_sys::Oid, value: i64) {
 
 /// Its definition, which nobody changes until the transaction ends; None when it is no sequence.
 pub fn definition(oid: pg_sys::Oid) -> Option<Definition> {
+    let sequence = Opened::queued(oid, pg_sys::RowExclusiveLock);
+    sequence.keep_lock();
     // SAFETY: the relation is open while it is looked at; a catalog tuple is valid until released, and its
     // fixed columns are laid out as declared above.
     unsafe {
         compat::guarded(|| {
-            let rel = raw::relation_open(oid, pg_sys::RowExclusiveLock as i32);
-            let logged = (*(*rel).rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT;
-            let rewritten_here = compat::is_rewritten(&*rel);
-            raw::relation_close(rel, pg_sys::NoLock as i32);
+            let rel = &*sequence.relation;
+            let logged = (*rel.rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT;
+            let rewritten_here = compat::is_rewritten(rel);
             let cache = pg_sys::SysCacheIdentifier::SEQRELID as i32;
             let tuple = raw::SearchSysCache1(cache, pg_sys::Datum::from(oid));
             if tuple.is_null() {

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use pg_test::cluster::base_backup;
 use pg_test::crash_test::CrashTest;
 use pg_test::process::{is_alive, is_stopped, signal, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session, Shutdown};
+use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session, Shutdown};
 use std::fs;
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ fn racing_sessions_move_the_sequence_on_once(lab: &Lab) -> Result<()> {
 
 /// As PostgreSQL up to 15.18 and 16.14 leaves them on a standby that is promoted soon after CREATE EXTENSION.
 #[lab_test]
-fn marks_that_have_lost_their_pages_are_made_anew(lab: &Lab) -> Result<()> {
+fn marks_that_have_lost_their_pages_are_made_anew_as_the_hint_says(lab: &Lab) -> Result<()> {
     for page in [&[0; 8192][..], &[]] {
         let (cluster, mut session) = server(lab)?;
         let token = session.granted(GRANT)?;
@@ -93,19 +93,34 @@ fn marks_that_have_lost_their_pages_are_made_anew(lab: &Lab) -> Result<()> {
                 fs::write(cluster.data().join(file), page)?;
             }
         }
+        cluster.start()?;
+        session = cluster.connect("postgres")?;
+        let started = started_at(&mut session)?;
+        let acquire = "SELECT lease_acquire('other')";
+        let mut hints = Vec::new();
+        while let Err(fault) = session.try_rows(acquire) {
+            let fault = fault.expect("XX001")?;
+            let hint = fault.hint.clone().context("a hint")?;
+            ensure!(hints.len() < 2, "{hints:?}, and then {hint}");
+            session.run(hint.split_once(": ").context("statements")?.1)?;
+            hints.push(hint);
+        }
+        let stats = hints[0].replace("server_start_seq", "stats_memory_seq");
+        session.run(stats.split_once(": ").context("statements")?.1)?;
+        ensure!(session.speaks("job", token)? && jumps(&mut session)? == 0);
+        ensure!(started_at(&mut session)? == started, "the server was restarted");
         for crash in [false, true] {
             if crash {
                 cluster.kill9()?;
+                cluster.start()?;
             }
-            cluster.start()?;
             let conninfo = cluster.conninfo("postgres");
             let tokens =
                 race(&conninfo, 8, |_| "SELECT lease_acquire(gen_random_uuid()::text)".to_owned())?;
             ensure!(tokens[0] > token + STRIDE, "{token}, {tokens:?}");
             ensure!(tokens.windows(2).all(|pair| pair[1] == pair[0] + 1), "{tokens:?}");
             let mut session = cluster.connect("postgres")?;
-            ensure!(session.speaks("job", token)? && jumps(&mut session)? == 0);
-            ensure!(session.granted("SELECT grants FROM fence.stats")? == 8, "nothing is counted");
+            ensure!(session.granted("SELECT grants FROM fence.stats")? >= 8, "nothing is counted");
         }
     }
     Ok(())

@@ -223,3 +223,17 @@ fn what_there_was_no_room_for_is_kept_by_the_next_call(lab: &Lab) -> Result<()> 
     other.run("ROLLBACK")?;
     Ok(())
 }
+
+#[lab_test]
+fn a_session_lease_is_looked_at_where_the_lock_table_is_full(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = small(lab)?;
+    let token = session.granted("SELECT lease_acquire('job', session => true)")?;
+    let mut looker = cluster.connect("postgres")?;
+    ensure!(looker.speaks("job", token)?);
+    let mut hog = cluster.connect("postgres")?;
+    hog.refused("SELECT pg_advisory_lock(n) FROM generate_series(1, 1000000) AS n", "53200")?;
+    // What is left of it after the error: the session has kept them.
+    while hog.try_rows("SELECT pg_advisory_lock((random() * 1e15)::bigint)").is_ok() {}
+    ensure!(looker.speaks("job", token)?, "looking takes a lock");
+    Ok(())
+}

@@ -12,7 +12,6 @@ const DECLARED: &str = r#"
 #undef USE_OPENSSL
 #include "access/twophase.h"
 #include "commands/sequence.h"
-#include "common/hashfn.h"
 #include "libpq/libpq.h"
 #include "storage/sinvaladt.h"
 #include "utils/datum.h"
@@ -20,7 +19,6 @@ const DECLARED: &str = r#"
 
 extern int max_prepared_xacts;
 extern int64 nextval_internal(Oid relid, bool check_permissions);
-extern uint64 hash_bytes_extended(const unsigned char *bytes, int len, uint64 seed);
 extern bool pq_check_connection(void);
 extern bool datum_image_eq(Datum one, Datum other, bool by_value, int length);
 extern TimeoutId RegisterTimeout(TimeoutId id, void (*handler)(void));

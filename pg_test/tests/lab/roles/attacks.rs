@@ -1,7 +1,7 @@
 //! What an unprivileged role might try, each shown to fail.
 
 use crate::roles::{gives_all_by_default, public_rights, role_of, PUBLIC};
-use pg_test::{edition, ensure, lab_test, Database, Lab, Result, Session};
+use pg_test::{edition, ensure, lab_test, Calls, Context, Database, Lab, Result, Session};
 
 #[lab_test]
 fn a_schema_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
@@ -354,5 +354,44 @@ fn default_privileges_of_the_installer_give_nothing_away(lab: &Lab) -> Result<()
     {
         favoured.refused(call, "42501")?;
     }
+    Ok(())
+}
+
+#[lab_test]
+fn no_name_can_be_looked_for_that_has_the_locks_of_another(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut holder = db.connect()?;
+    let token = holder.acquire("payroll", "1 h")?;
+    let attacker = role_of(&db, "attacker", &[("worker", "a:")])?;
+    let mut attacker = db.connect_as(&attacker)?;
+    // By the unkeyed hash of PostgreSQL's hash indexes these two are alike.
+    attacker.run("BEGIN")?;
+    attacker.acquire(r"a:xxxxxxxxxx(lduo7\HSs0", "1 h")?;
+    holder.run("SET statement_timeout = '30 s'")?;
+    let renewed = holder.renew("payroll", token)?.context("held")?;
+    holder.run(&format!("BEGIN; SELECT lease_guard('payroll', {renewed}); COMMIT"))?;
+    holder.release("payroll", renewed)?.context("held")?;
+    holder.acquire("payroll", "1 h")?;
+    attacker.run("ROLLBACK")?;
+    // Nobody is told the key of what he may not see, and another database has another one.
+    attacker.nothing("SELECT fence.queue_key('payroll')")?;
+    attacker.granted("SELECT fence.queue_key('a:')")?;
+    attacker.refused("SELECT last_value FROM fence.lock_key_seq", "42501")?;
+    let key = "SELECT fence.queue_key('payroll')";
+    let other = lab.database()?.connect()?.granted(key)?;
+    ensure!(holder.granted(key)? != other, "the key is no secret");
+    Ok(())
+}
+
+#[lab_test]
+fn without_the_secret_of_the_locks_nothing_is_granted(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut owner = db.connect()?;
+    owner.run("ALTER SEQUENCE fence.lock_key_seq RESTART")?;
+    let mut session = db.connect()?;
+    let fault = session.refused("SELECT lease_acquire('job')", "55000")?;
+    let hint = fault.hint.clone().unwrap_or_default();
+    owner.run(hint.split_once(": ").context("a statement")?.1)?;
+    session.acquire("job", "1 h")?;
     Ok(())
 }

@@ -36,6 +36,7 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("lease_info", Monitor, "lease_info('l')"),
     ("fence_status", Monitor, "fence_status()"),
     ("blocking_pids", Monitor, "fence.blocking_pids('l', 0)"),
+    ("queue_key", Monitor, "fence.queue_key('l')"),
     ("uncommitted_grants", Monitor, "fence.uncommitted_grants()"),
     ("as_shown", Monitor, "fence.as_shown('l', 'x', 1, '{}', 2, now(), false)"),
     ("checked_lease_name", Monitor, "fence.checked_lease_name('l', 1)"),
@@ -84,6 +85,7 @@ const RELATIONS: &[(&str, Level)] = &[
     ("jump_count_seq", Admin),
     ("server_start_seq", Nobody),
     ("stats_memory_seq", Nobody),
+    ("lock_key_seq", Nobody),
 ];
 
 /// What the extension consists of, of one catalog: names, without those of composite types.

@@ -1,6 +1,7 @@
 //! Maintenance of the state's tables takes no lease from its holder: who waits for a lease or guards one holds
 //! no lock that maintenance waits for, and a try never queues behind maintenance that waits for others.
 
+use crate::roles::role_of;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Context, Database, Lab, Result, Session};
 use std::time::Duration;
@@ -350,5 +351,34 @@ fn a_guard_stands_though_the_table_was_made_shorter(lab: &Lab) -> Result<()> {
         other.granted("SELECT lease_prune('0')")?;
         fill(&mut other)?;
     }
+    Ok(())
+}
+
+#[lab_test]
+fn a_try_does_not_queue_for_the_prefixes_behind_maintenance_that_waits(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut owner = db.connect()?;
+    let worker = role_of(&db, "worker", &[("worker", "job")])?;
+    let token = db.connect_as(&worker)?.acquire("job", "1 h")?;
+    let mut reader = db.connect()?;
+    reader.run("BEGIN; SELECT * FROM fence.role_prefix")?;
+    let mut maintenance = Background::connect(&db.conninfo())?;
+    maintenance.send("VACUUM FULL fence.role_prefix")?;
+    maintenance.wait_until_blocked()?;
+    let mut session = db.connect_as(&worker)?;
+    session.run("SET statement_timeout = '30 s'")?;
+    for call in [
+        "SELECT lease_acquire('job 2')",
+        "SELECT lease_acquire('job 2', shared => true)",
+        "SELECT lease_acquire_all('{job 2}')",
+        "SELECT lease_acquire('job 2', wait => '300 ms')",
+    ] {
+        ensure!(session.token(call)?.is_none(), "{call}");
+    }
+    ensure!(session.renew("job", token)?.is_some(), "a holder goes by its role");
+    reader.run("COMMIT")?;
+    maintenance.rows()?;
+    owner.run("ANALYZE fence.role_prefix")?;
+    session.acquire("job 2", "1 h")?;
     Ok(())
 }

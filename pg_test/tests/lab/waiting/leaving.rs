@@ -470,3 +470,44 @@ fn frozen_over_its_wait(db: &Database, setting: &str, cancelled: bool) -> Result
         frozen.map(|()| in_time.then_some(waiter))
     })
 }
+
+#[lab_test]
+fn an_extension_that_is_dropped_under_a_waiter_is_told_as_such(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut admin, mut guard) = (db.connect()?, db.connect()?);
+    let token = admin.acquire("job", "1 h")?;
+    admin.run("SELECT lease_adopt('adopted', 5)")?;
+    // A guard keeps no lock on the state.
+    guard.run("BEGIN; SELECT lease_guard('adopted', 5)")?;
+    let mut waiters = Vec::new();
+    for call in [WAIT, WAIT, "SELECT lease_adopt('adopted', 7, wait => '10 min')"] {
+        waiters.push(waiting(&db, call)?);
+    }
+    admin.run("BEGIN; DROP EXTENSION pg_fence")?;
+    // These come while it is being dropped.
+    for call in [
+        "SELECT lease_acquire('new')".to_owned(),
+        format!("SELECT lease_renew('job', {token})"),
+        format!("SELECT lease_release('job', {token})"),
+        format!("SELECT lease_guard('job', {token})"),
+        format!("SELECT lease_check('job', {token})"),
+        "SELECT lease_revoke('job')".to_owned(),
+        "SELECT lease_prune()".to_owned(),
+        "SELECT lease_adopt('adopted', 9)".to_owned(),
+        "SELECT lease_acquire_all('{a,b}')".to_owned(),
+        "SELECT fence_status()".to_owned(),
+        "SELECT fence_new_epoch()".to_owned(),
+    ] {
+        let mut session = Background::connect(&db.conninfo())?;
+        session.send(&call)?;
+        ensure!(session.blocks_or_ends()?, "{call} does not wait: {:?}", session.outcome(PATIENCE));
+        waiters.push(session);
+    }
+    admin.run("COMMIT")?;
+    guard.run("COMMIT")?;
+    for waiter in &mut waiters {
+        waiter.refused("55000")?;
+        waiter.run("SELECT 1")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! The keys of the leases' locks: a hash of a lease's name and a slot, under a secret of the database.
+//!
+//! Everybody may see in `pg_locks` which keys are locked. Without a secret, whoever may choose names would look for one
+//! that has the key of somebody else's lease, and hold that up. SipHash is made for this: a key tells nothing of another
+//! one to those who do not know the secret. That is in a sequence which nobody but the extension's owner may read. It is
+//! in no dump, for a database that is made anew has no locks yet; a standby has it, and so have prepared transactions.
+
+use crate::errors::{self, Refusal};
+use crate::pg::call::raise;
+use crate::pg::locks::lock::LockTag;
+use crate::pg::session::xact;
+use crate::pg::state::relation::{self, state_oid};
+use crate::pg::state::sequence;
+use pg_fence_rules::locks::Lock;
+use pgrx::pg_sys::Oid;
+use std::cell::Cell;
+#[allow(deprecated)] // what is meant instead has no fixed algorithm
+use std::hash::{Hasher, SipHasher};
+
+/// The secret, and where it was read.
+#[derive(Clone, Copy)]
+struct Known {
+    /// When that was found to be the right sequence, by the changes of names.
+    at: u64,
+    sequence: Oid,
+    secret: i64,
+}
+
+thread_local! {
+    static KNOWN: Cell<Option<Known>> = const { Cell::new(None) };
+}
+
+impl LockTag {
+    /// The lock of that kind on a lease: on the grant in a slot; 0 where there is one for the whole lease. Raises 55000
+    /// where the secret is lost.
+    pub fn new(lock: Lock, name: &[u8], slot: i32) -> Self {
+        LockTag::by_key(lock, hash(secret(), name, slot))
+    }
+
+    /// The lock on a lease's queue of waiters.
+    pub fn queue(name: &[u8]) -> Self {
+        LockTag::new(Lock::Queue, name, 0)
+    }
+
+    /// Its key, as `pg_locks` shows it in two halves.
+    pub fn key(&self) -> u64 {
+        self.entry().1
+    }
+}
+
+/// SipHash-2-4.
+#[allow(deprecated)]
+fn hash(secret: i64, name: &[u8], slot: i32) -> u64 {
+    let mut hasher = SipHasher::new_with_keys(secret as u64, 0);
+    hasher.write(name);
+    hasher.write(&slot.to_le_bytes());
+    hasher.finish()
+}
+
+#[inline]
+fn secret() -> i64 {
+    match KNOWN.get() {
+        Some(known) if known.at == relation::name_changes() => known.secret,
+        known => look_again(known).unwrap_or_else(|refusal| raise::now(refusal)),
+    }
+}
+
+/// The extension may be another one by now. At the end of a transaction nothing can be looked up; but then the locks are
+/// those that the transaction has had.
+#[cold]
+fn look_again(known: Option<Known>) -> Result<i64, Refusal> {
+    if let Some(known) = known.filter(|_| !xact::may_look_up()) {
+        return Ok(known.secret);
+    }
+    let sequence = state_oid(c"lock_key_seq")?;
+    let secret = match known {
+        Some(known) if known.sequence == sequence => known.secret,
+        _ => sequence::read(sequence).last.ok_or_else(errors::no_lock_key)?,
+    };
+    KNOWN.set(Some(Known { at: relation::name_changes(), sequence, secret }));
+    Ok(secret)
+}
