@@ -138,7 +138,8 @@ BEGIN
             UNION  -- those of which only the mark on the column tells, as a restore without triggers leaves them
             SELECT d.objoid FROM pg_description d
              WHERE relation IS NULL AND d.classoid = 'pg_class'::regclass AND d.objsubid > 0
-               AND d.description = column_comment),
+               AND d.description = column_comment AND NOT EXISTS (  -- what is fenced below it is told of there
+                   SELECT FROM pg_inherits i JOIN own_trigger t ON t.tgrelid = i.inhrelid WHERE i.inhparent = d.objoid)),
 
         -- The trigger whose options count: where a table has none, a parent's or a child's.
         chosen AS (
