@@ -43,6 +43,10 @@ pub enum Fate {
     Frozen,
     Thawed,
     Killed,
+    /// Its input ends, and it ends as a program in its language does.
+    Ended,
+    /// The same by SIGTERM.
+    Terminated,
 }
 
 /// What happens at the server.
@@ -70,6 +74,7 @@ pub enum Event {
         sessions: i64,
         worker: String,
     },
+    HasNoTable(String),
 }
 
 /// One line of a scenario.
@@ -111,6 +116,11 @@ pub enum Action {
         worker: String,
         time: Duration,
     },
+    /// It has written at most so many lines to its standard error.
+    Logs {
+        worker: String,
+        at_most: usize,
+    },
     Befalls {
         worker: String,
         fate: Fate,
@@ -129,7 +139,7 @@ impl Action {
     fn slow_down(&mut self, times: u32) {
         match self {
             Action::Tell { order: Value::Object(order), .. } => {
-                for key in ["ttl_ms", "wait_ms", "ms", "hold_at_most_ms", "hold_at_least_ms"] {
+                for key in ["ttl_ms", "wait_ms", "within_ms", "ms"] {
                     if let Some(ms) = order.get(key).and_then(Value::as_u64) {
                         order.insert(key.to_owned(), json!(ms * u64::from(times)));
                     }
@@ -291,9 +301,16 @@ fn actions(line: &str) -> Result<Vec<Action>> {
             let state = cable_state(state)?;
             actions.push(Action::Cable { worker: (*worker).to_owned(), state });
         }
-        ["freeze", worker] => actions.push(befalls(worker, Fate::Frozen)),
-        ["thaw", worker] => actions.push(befalls(worker, Fate::Thawed)),
-        ["kill", worker] => actions.push(befalls(worker, Fate::Killed)),
+        [fate @ ("freeze" | "thaw" | "kill" | "end" | "term"), worker] => {
+            let fate = match *fate {
+                "freeze" => Fate::Frozen,
+                "thaw" => Fate::Thawed,
+                "kill" => Fate::Killed,
+                "end" => Fate::Ended,
+                _ => Fate::Terminated,
+            };
+            actions.push(Action::Befalls { worker: (*worker).to_owned(), fate });
+        }
         [worker, "says", count, "lost", how @ ..] => {
             actions.push(loses(worker, count.parse()?, how)?);
         }
@@ -301,6 +318,9 @@ fn actions(line: &str) -> Result<Vec<Action>> {
         [one, "and", other, "claimed", count] => {
             let workers = vec![(*one).to_owned(), (*other).to_owned()];
             actions.push(Action::Claimed { workers, count: count.parse()? });
+        }
+        [worker, "logs", "at", "most", lines, "lines" | "line"] => {
+            actions.push(Action::Logs { worker: (*worker).to_owned(), at_most: lines.parse()? });
         }
         [worker, "is", "measured", "for", time @ ..] => {
             let time = duration(time)?;
@@ -325,10 +345,6 @@ fn actions(line: &str) -> Result<Vec<Action>> {
     Ok(actions)
 }
 
-fn befalls(worker: &str, fate: Fate) -> Action {
-    Action::Befalls { worker: worker.to_owned(), fate }
-}
-
 /// `deadline|gone`, `gone w7`, `session at once`
 fn loses(worker: &str, count: usize, how: &[&str]) -> Result<Action> {
     let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
@@ -345,12 +361,17 @@ fn alternatives(words: &str) -> Vec<String> {
     words.split('|').map(str::to_owned).collect()
 }
 
-/// `refused lost|stale` means `refused lost` or `refused stale`.
+/// `committed|refused lost|stale` means `committed`, `refused lost` or `refused stale`.
 fn answers(text: &str) -> Result<Vec<String>> {
     let words: Vec<&str> = text.split_whitespace().collect();
     Ok(match words.as_slice() {
         [event] => alternatives(event),
-        [event, how] => alternatives(how).iter().map(|how| format!("{event} {how}")).collect(),
+        [events, how] => {
+            let mut all = alternatives(events);
+            let event = all.pop().unwrap_or_default();
+            all.extend(alternatives(how).iter().map(|how| format!("{event} {how}")));
+            all
+        }
         _ => bail!("an answer is one word or two"),
     })
 }
@@ -374,6 +395,7 @@ fn server_event(words: &[&str]) -> Result<Event> {
             Event::Sees { sessions: sessions.parse()?, worker: (*worker).to_owned() }
         }
         ["shows", "a", "renewal", "of", name] => Event::ShowsRenewal((*name).to_owned()),
+        ["has", "no", "table", name] => Event::HasNoTable((*name).to_owned()),
         _ => bail!("the server does what?"),
     })
 }
@@ -396,8 +418,10 @@ fn order_of(words: &[&str]) -> Result<Value> {
     order.insert("do".to_owned(), json!(what));
     let first = match *what {
         "acquire" | "hold" | "claim" => Some("names"),
-        "lead" | "adopt" | "resume" | "observe" => Some("name"),
+        "lead" | "adopted" => Some("name"),
         "update" | "write" | "unfenced" => Some("value"),
+        "wrong" => Some("what"),
+        "work" => Some("how"),
         _ => None,
     };
     if let Some(first) = first {
@@ -433,13 +457,11 @@ fn option<'a>(order: &mut Map<String, Value>, words: &'a [&'a str]) -> Result<&'
         ["wait", number, unit, rest @ ..] => ("wait_ms", ms(number, unit)?, rest),
         ["token", number, rest @ ..] => ("token", json!(number.parse::<i64>()?), rest),
         ["slots", number, rest @ ..] => ("slots", json!(number.parse::<i32>()?), rest),
-        ["at-most", number, unit, rest @ ..] => ("hold_at_most_ms", ms(number, unit)?, rest),
-        ["at-least", number, unit, rest @ ..] => ("hold_at_least_ms", ms(number, unit)?, rest),
+        ["within", number, unit, rest @ ..] => ("within_ms", ms(number, unit)?, rest),
+        ["holder", holder, rest @ ..] => ("holder", json!(holder), rest),
         ["n", number, rest @ ..] => ("n", json!(number.parse::<i32>()?), rest),
-        // The token that this worker has had; put in when the order is sent.
-        ["of", worker, rest @ ..] => ("token_of", json!(worker), rest),
-        [flag @ ("session" | "shared"), rest @ ..] => (*flag, json!(true), rest),
-        ["presenting", rest @ ..] => ("by", json!("present"), rest),
+        [flag @ ("session" | "shared" | "reclaim"), rest @ ..] => (*flag, json!(true), rest),
+        ["after-reading", rest @ ..] => ("read_first", json!(true), rest),
         ["releasing", rest @ ..] => ("release", json!(true), rest),
         // How long a `sleep` takes.
         [number, unit, rest @ ..] => ("ms", ms(number, unit)?, rest),

@@ -175,6 +175,12 @@ impl<'a> Servers<'a> {
                 });
                 as_many.with_context(|| format!("{worker} has {seen} sessions"))
             }
+            Event::HasNoTable(name) => {
+                let is_there =
+                    self.admin()?.one::<bool>("SELECT to_regclass($1) IS NOT NULL", &[name])?;
+                ensure!(!is_there, "there is a table {name}");
+                Ok(())
+            }
             Event::ShowsRenewal(name) => {
                 let sql = "SELECT coalesce(max(renewals), 0)::bigint FROM lease_info($1)";
                 ensure!(self.admin()?.one::<i64>(sql, &[name])? > 0, "no other session sees one");

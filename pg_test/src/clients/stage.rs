@@ -100,6 +100,11 @@ impl Stage<'_> {
                 .try_for_each(|_| self.says_one_lost(worker, any_of, name.as_deref(), *at_once)),
             Action::Claimed { workers, count } => self.claimed(workers, *count),
             Action::Measure { worker, time } => self.measure(worker, *time),
+            Action::Logs { worker, at_most } => {
+                let logged = self.worker(worker)?.logged();
+                ensure!(logged <= *at_most, "{worker} has logged {logged} lines");
+                Ok(())
+            }
             Action::Befalls { worker, fate } => {
                 self.disturbed_at = unix_ms();
                 self.befall(worker, *fate)
@@ -140,11 +145,6 @@ impl Stage<'_> {
     }
 
     fn tell(&mut self, name: &str, order: &Value) -> Result<()> {
-        let mut order = order.clone();
-        if let Some(whose) = order["token_of"].as_str().map(str::to_owned) {
-            order["token"] = json!(self.worker(&whose)?.token.context("it has had none")?);
-            order.as_object_mut().map(|order| order.remove("token_of"));
-        }
         let worker = self.worker(name)?;
         if order["do"] == "hold" || order["do"] == "claim" {
             worker.crowd_ttl_ms = order["ttl_ms"].as_i64().unwrap_or_default();
@@ -153,7 +153,7 @@ impl Stage<'_> {
             let names = order["names"].as_array().into_iter().flatten();
             worker.crowd.extend(names.filter_map(Value::as_str).map(str::to_owned));
         }
-        worker.tell(&order)
+        worker.tell(order)
     }
 
     fn answer(&mut self, name: &str, any_of: &[String]) -> Result<()> {
@@ -161,9 +161,6 @@ impl Stage<'_> {
         ensure!(any_of.contains(&said.words()), "{name} answers \"{}\": {said:?}", said.words());
         if let Some(names) = &said.names {
             self.worker(name)?.crowd.extend(names.iter().cloned());
-        }
-        if said.event == "detached" {
-            self.worker(name)?.token = said.token;
         }
         if let (Some(token), Some(_)) = (said.token, said.deadline) {
             self.worker(name)?.token = Some(token);
@@ -177,22 +174,11 @@ impl Stage<'_> {
                 let said = self.worker(name)?.renewal()?;
                 self.note_deadline(name, &said)
             }
-            "leader" => {
-                let said = self.worker(name)?.says(PATIENCE)?;
-                ensure!(said.event == event, "{name} says {said:?}");
-                let token = said.holder.as_ref().and(said.token);
-                let is = |who: &String| match who.as_str() {
-                    "nobody" => token.is_none(),
-                    who => {
-                        token.is_some() && self.workers.get(who).is_some_and(|w| w.token == token)
-                    }
-                };
-                ensure!(any_of.iter().any(is), "{name} says {said:?}");
-                Ok(())
-            }
             _ => {
                 let said = self.worker(name)?.says(PATIENCE)?;
-                ensure!(said.event == event, "{name} says {said:?}");
+                let how = said.reason.clone().unwrap_or_default();
+                let is_meant = any_of.is_empty() && how.is_empty() || any_of.contains(&how);
+                ensure!(said.event == event && is_meant, "{name} says {said:?}");
                 self.worker(name)?.token = said.token;
                 self.note_deadline(name, &said)
             }
@@ -301,18 +287,25 @@ impl Stage<'_> {
         match fate {
             Fate::Frozen => self.worker(name)?.freeze(),
             Fate::Thawed => self.worker(name)?.thaw(),
-            Fate::Killed => {
+            Fate::Killed | Fate::Ended | Fate::Terminated => {
                 let mut worker = self.workers.remove(name).context("who?")?;
                 if let Some(said) = worker.unexpected() {
                     anyhow::bail!("{name} said {said:?}");
                 }
-                worker.kill()
+                match fate {
+                    Fate::Killed => worker.kill(),
+                    Fate::Ended => worker.leave(),
+                    _ => worker.terminate(),
+                }
             }
         }
     }
 
     fn server(&mut self, event: &Event) -> Result<()> {
-        if !matches!(event, Event::Holds(_) | Event::Sees { .. } | Event::ShowsRenewal(_)) {
+        if !matches!(
+            event,
+            Event::Holds(_) | Event::Sees { .. } | Event::ShowsRenewal(_) | Event::HasNoTable(_)
+        ) {
             self.disturbed_at = unix_ms();
         }
         self.servers.befall(event)?;

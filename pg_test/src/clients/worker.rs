@@ -12,7 +12,7 @@ use serde_json::{json, Value};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -26,14 +26,12 @@ pub struct Said {
     /// Until when it holds the lease, likewise.
     pub deadline: Option<i64>,
     pub token: Option<i64>,
-    /// What was refused: `stale`, `lost`…
+    /// What was refused: `lost`, `taken`…
     pub error: Option<String>,
     /// Why a lease was lost.
     pub reason: Option<String>,
-    /// Which lease was lost, or whose holder has changed.
+    /// Which lease was lost.
     pub name: Option<String>,
-    /// Who holds the lease that is observed; None: nobody.
-    pub holder: Option<String>,
     /// How many leases are held.
     pub count: Option<i64>,
     /// Which were claimed.
@@ -46,7 +44,12 @@ pub struct Said {
 impl Said {
     /// As scenarios put it.
     pub fn words(&self) -> String {
-        let how = self.error.clone().or_else(|| self.reason.clone());
+        // What the server refused has its SQLSTATE, whatever type a client makes of it.
+        let state = self
+            .sqlstate
+            .clone()
+            .filter(|state| state.starts_with("PF") || self.error.as_deref() == Some("refused"));
+        let how = state.or_else(|| self.error.clone()).or_else(|| self.reason.clone());
         match how.or_else(|| self.count.map(|count| count.to_string())) {
             Some(how) => format!("{} {how}", self.event),
             None => self.event.clone(),
@@ -239,6 +242,17 @@ impl Worker {
         Ok(())
     }
 
+    /// How many lines it has written to its standard error.
+    pub fn logged(&self) -> usize {
+        self.complaints.lock().unwrap_or_else(|e| e.into_inner()).lines().count()
+    }
+
+    /// It is told to end, and does.
+    pub fn terminate(&mut self) -> Result<()> {
+        process::signal(self.pid(), Signal::SIGTERM)?;
+        self.ends().map(drop)
+    }
+
     /// It gives back what it has, has nothing left of it, and ends by itself.
     pub fn close(&mut self) -> Result<()> {
         if self.is_frozen {
@@ -261,19 +275,19 @@ impl Worker {
     /// Its input ends, and so does it.
     pub fn leave(&mut self) -> Result<()> {
         drop(self.stdin.take());
+        let status = self.ends()?;
+        ensure!(status.success(), "{} ends with {status:?}{}", self.name, self.complaints());
+        Ok(())
+    }
+
+    fn ends(&mut self) -> Result<ExitStatus> {
         let mut status = None;
         wait_until("the worker ends", PATIENCE, || {
             status = self.child.try_wait().ok().flatten();
             status.is_some()
         })
         .with_context(|| self.name.clone())?;
-        ensure!(
-            status.is_some_and(|status| status.success()),
-            "{} ends with {status:?}{}",
-            self.name,
-            self.complaints()
-        );
-        Ok(())
+        status.context("it runs on")
     }
 
     pub fn pid(&self) -> i32 {
@@ -321,7 +335,7 @@ fn listen(stdout: impl Read + Send + 'static) -> (Receiver<Said>, Receiver<Said>
             }
             let to = match said.event.as_str() {
                 "renewed" => &renewal_to,
-                "lost" | "leading" | "leader" | "stopped" => &unasked_to,
+                "lost" | "leading" | "stopped" => &unasked_to,
                 _ => &answer_to,
             };
             if to.send(said).is_err() {

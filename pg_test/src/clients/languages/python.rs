@@ -53,7 +53,9 @@ fn prepare() -> Result<Programs> {
 }
 
 fn prepare_asyncio() -> Result<Programs> {
-    with_worker("lab/async_worker.py")
+    let mut programs = with_worker("lab/worker.py")?;
+    programs.worker.arguments.push("--asyncio".into());
+    Ok(programs)
 }
 
 fn checks() -> Result<Vec<Check>> {
@@ -105,7 +107,7 @@ fn with_worker(worker: &str) -> Result<Programs> {
 fn program(script: &str) -> Result<Program> {
     Ok(Program {
         program: orm::fetch(PYTHON)?.join("bin/python").into(),
-        arguments: vec![client().join(script).into()],
+        arguments: vec!["-W".into(), "error".into(), client().join(script).into()],
         environment: vec![
             ("PYTHONPATH".into(), client().join("src").into()),
             // The source stays as it is.
