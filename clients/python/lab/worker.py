@@ -1,27 +1,30 @@
 """The laboratory's worker in Python: does what it reads, a JSON object a line, and says what became of it.
 
 What it is told and what it says is the same for the clients of all languages, and written down in clients/new-language.md.
-`--plant` builds in a known fault, which the laboratory must catch.
+With `--asyncio` the same orders are carried out by the asynchronous classes; without, all coroutines here are run at once,
+for nothing in them waits. `--plant` builds in a known fault, which the laboratory must catch.
 """
 
+import asyncio
+import contextlib
+import inspect
 import json
+import logging
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import make_conninfo
 
 import pg_fence
-from pg_fence.acquiring import Asked
-from pg_fence.connection import OwnConnection, now, value
-from pg_fence.holding import Holding
-from pg_fence.keeper import Batch, Keeper
-from pg_fence.watch import Watch
 
+IS_ASYNC = "--asyncio" in sys.argv
+PLANT = sys.argv[sys.argv.index("--plant") + 1] if "--plant" in sys.argv else None
+FAULTS = {"deadline-from-answer", "error-is-loss", "one-lost-loses-all", "one-lock-stops-all", "renew-in-work"}
 _says = threading.Lock()
 
 
@@ -30,411 +33,484 @@ def say(event: str, **more: Any) -> None:
         print(json.dumps({"event": event, "at": int(time.time() * 1000), **more}), flush=True)
 
 
-KINDS = {
-    pg_fence.StaleToken: "stale",
-    pg_fence.NoToken: "no-token",
-    pg_fence.NeverIssued: "never-issued",
-    pg_fence.NotSpeaking: "not-speaking",
-    pg_fence.CannotBeFenced: "cannot-be-fenced",
-    pg_fence.LeaseLost: "lost",
-    pg_fence.LeaseTaken: "taken",
-    pg_fence.TransactionLost: "transaction-lost",
-}
+class Deadline(Exception):
+    """The caller's own."""
+
+
+class Work(Exception):
+    """An error of the work's own."""
 
 
 def refused(error: BaseException) -> None:
-    told = pg_fence.classify(error)
-    sqlstate = getattr(told or error, "sqlstate", None)
-    say("refused", error=KINDS.get(type(told), "other"), sqlstate=sqlstate, message=str(error))
+    state = getattr(error, "sqlstate", None)
+    kind = "refused" if state else "other"
+    match error:
+        case pg_fence.TransactionLost():
+            kind = "in-doubt" if error.in_doubt else "transaction-lost"
+        case pg_fence.LeaseTaken():
+            kind = "taken"
+        case pg_fence.LeaseLost():
+            kind = "lost"
+        case pg_fence.NotInstalled():
+            kind = "not-installed"
+        case pg_fence.NotGranted():
+            kind = "not-granted"
+        case pg_fence.FenceError() if kind == "other":
+            kind = "no-answer"
+        case TypeError():
+            kind = "type"
+        case Deadline() | TimeoutError():
+            kind = "deadline"
+        case _:
+            pass
+    say("refused", error=kind, sqlstate=state, message=str(error))
 
 
-class Observed(pg_fence.Lease):
-    """A lease that says when it was renewed and lost, and whose heartbeat can be starved."""
-
-    starved = False
-    #: Of many, nobody tells that they are renewed.
-    is_one_of_many = False
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self._on_lost.append(lambda loss: say("lost", name=self.names[0], reason=loss.reason))
-
-    def deadline(self) -> int:
-        wall = time.time()
-        return int((wall + self.remaining.total_seconds()) * 1000)
-
-    def _counts_from(self, before: float, token: int) -> None:
-        super()._counts_from(before, token)
-        if self._answered and not self.is_one_of_many:
-            say("renewed", token=token, deadline=self.deadline())
-
-    @property
-    def _is_kept(self) -> bool:
-        return not self.starved and super()._is_kept
+async def settled(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
 
 
-class DeadlineFromAnswer(Observed):
-    def _counts_from(self, before: float, token: int) -> None:
-        super()._counts_from(now(), token)
+async def enter(block: Any) -> Any:
+    return await settled(block.__aenter__() if IS_ASYNC else block.__enter__())
 
 
-class ErrorIsLoss(Keeper):
-    def _ask(self, own: OwnConnection, batch: Batch) -> dict[int | None, int | None]:
+async def leave(block: Any, error: BaseException | None = None) -> Any:
+    raised = (type(error), error, None) if error else (None, None, None)
+    return await settled(block.__aexit__(*raised) if IS_ASYNC else block.__exit__(*raised))
+
+
+@contextlib.asynccontextmanager
+async def within(ms: int | None) -> AsyncIterator[None]:
+    """A deadline of the caller's own: asyncio's, or the exception of a signal handler."""
+    if ms is None:
+        yield
+    elif IS_ASYNC:
+        async with asyncio.timeout(ms / 1000):
+            yield
+    else:
+        signal.setitimer(signal.ITIMER_REAL, ms / 1000)
         try:
-            return super()._ask(own, batch)
-        except Exception as error:
-            for lease in batch:
-                lease._lose("denied", error)
-            raise
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-class RenewInWork(Keeper):
-    #: Runs a statement in the transaction that is open, if one is.
-    work: Callable[[str, list[Any]], Any] | None = None
+class Heartbeat(psycopg.Cursor[Any]):
+    """Cursors of the fence's own connections: what `lease_keep` does can be made to fail, or its answers changed."""
 
-    def _ask(self, own: OwnConnection, batch: Batch) -> dict[int | None, int | None]:
-        if RenewInWork.work is None:
-            return super()._ask(own, batch)
-        return {lease.token: RenewInWork.work(*lease._on_names("lease_renew")) for lease in batch}
+    starved = broken = False
+    #: The connection of the transaction that is open, if one is.
+    work: Any = None
+    answers: list[Any] | None = None
 
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+        self.answers = None
+        if "lease_keep" not in str(query):
+            return super().execute(query, params, **options)
+        if Heartbeat.starved:
+            raise psycopg.OperationalError("starved")
+        if Heartbeat.broken:
+            Heartbeat.broken = False
+            raise SystemExit("broken")
+        begun = time.monotonic()
+        try:
+            if PLANT == "renew-in-work" and Heartbeat.work is not None:
+                self.answers = Heartbeat.work(query, params)
+                return self
+            super().execute(query, params, **options)
+        except psycopg.Error:
+            if PLANT != "error-is-loss":
+                raise
+            self.answers = [("lost", None, None, None)] * len(params[0])
+            return self
+        self.answers = super().fetchall()
+        outcomes = {answer[0] for answer in self.answers}
+        if PLANT == "deadline-from-answer":
+            took = time.monotonic() - begun
+            self.answers = [(kept, left and left + took, *more) for kept, left, *more in self.answers]
+        elif PLANT == "one-lost-loses-all" and "lost" in outcomes:
+            self.answers = [("lost", None, None, None)] * len(self.answers)
+        elif PLANT == "one-lock-stops-all" and "later" in outcomes:
+            self.answers = [("later", None, None, None)] * len(self.answers)
+        return self
 
-class NoWatch(Watch):
-    def _look_by(self, when: float) -> None:
-        pass
-
-
-class HangHidesLoss(Keeper):
-    """The deadline is looked at by the heartbeat only."""
-
-    def _reset(self) -> None:
-        super()._reset()
-        self.watch = NoWatch()
-        self._changed = threading.Condition(self.watch.lock)
-
-
-class OneNullLosesAll(Keeper):
-    def _ask(self, own: OwnConnection, batch: Batch) -> dict[int | None, int | None]:
-        answers = super()._ask(own, batch)
-        return {} if None in answers.values() else answers
-
-
-class OneLockStopsAll(Keeper):
-    def _refused(self, batch: Batch, error: Exception) -> list[Batch]:
-        for lease in batch:
-            lease._beat_failed(error)
-        return []
-
-
-class AdoptsLate(pg_fence.Adopted):
-    """A number is made known by the first transaction that is guarded with it."""
-
-    def adopt(self, wait: timedelta) -> None:
-        pass
-
-
-class AdoptsOnce(pg_fence.Adopted):
-    """A number is made known once, and never again."""
-
-    def _guard(self) -> tuple[str, list[Any]]:
-        return Holding._guard(self)
-
-    def mend(self) -> bool:
-        return False
+    def fetchall(self) -> list[Any]:
+        return super().fetchall() if self.answers is None else self.answers
 
 
-#: What an adopted lease is with a fault.
-ADOPTED: dict[str, type[pg_fence.Adopted]] = {"adopts-late": AdoptsLate, "adopts-once": AdoptsOnce}
-
-KEEPERS: dict[str, type[Keeper]] = {
-    "error-is-loss": ErrorIsLoss,
-    "renew-in-work": RenewInWork,
-    "hang-hides-loss": HangHidesLoss,
-    "one-null-loses-all": OneNullLosesAll,
-    "one-lock-stops-all": OneLockStopsAll,
-}
-
-LEASES: dict[str, type[Observed]] = {"deadline-from-answer": DeadlineFromAnswer}
-
-
-class ObservedFence(pg_fence.Fence):
-    kind: type[Observed] = Observed
-    keeper: type[Keeper] = Keeper
-    adopted: type[pg_fence.Adopted] = pg_fence.Adopted
-
-    def _make_keeper(self) -> Keeper:
-        return self.keeper(self._open, self._prefix)
-
-    def _make(self, asked: Asked) -> Observed:
-        return self.kind(self._keeper, asked)
-
-    def _adopted(self, name: str, token: int, holder: str, metadata: Any) -> pg_fence.Adopted:
-        return self.adopted(self._keeper, name, token, holder, metadata)
-
-
-def spans(milliseconds: dict[str, Any]) -> dict[str, Any]:
-    """What is in milliseconds, as the client wants it."""
-    return {
-        key.removesuffix("_ms"): timedelta(milliseconds=value) if key.endswith("_ms") else value
-        for key, value in milliseconds.items()
-    }
-
-
-def claim_of(names: list[str], n: int, ttl_ms: int) -> dict[str, Any]:
-    return {"query": "SELECT unnest(%s::text[])", "parameters": [names], "n": n, "ttl": timedelta(milliseconds=ttl_ms)}
-
-
-def tell_leader(leader: pg_fence.Leader) -> None:
-    say("leader", name=leader.name, holder=leader.holder, token=leader.token)
-
-
-#: Orders within a transaction.
-WITHIN = {"update", "sleep", "commit", "rollback"}
-
-
-class Orders:
-    """What the workers with and without asyncio do alike. What one of them waits for, it returns."""
-
+class Worker:
     def __init__(self) -> None:
-        self.lease: Holding | None = None
-        self.many: list[Observed] = []
-        self.observers: list[pg_fence.Observer] = []
+        self.lease: Any = None
+        #: The block that is to be left: of `lease`, unless it is the leader's or an adopted one.
+        self.block: Any = None
+        self.many: list[Any] = []
+        self.crowd: set[str] = set()
+        self.leading: Any = None
+        self.how: str | None = None
+        self.reader: asyncio.StreamReader | None = None
+        self.is_terminated = False
+        #: Whether what it does now has not been answered yet.
+        self.owes = False
 
-    def follow(self, do: str, **arguments: Any) -> Any:
-        if do in WITHIN:
+    async def next(self) -> dict[str, Any] | None:
+        self.owes = False
+        line = sys.stdin.readline() if self.reader is None else await self.reader.readline()
+        self.owes = True
+        return json.loads(line) if line else None
+
+    async def serve(self) -> None:
+        order = await self.next()
+        assert order is not None
+        await self.connect(**{key: value for key, value in order.items() if key != "do"})
+        kind = pg_fence.AsyncFence if IS_ASYNC else pg_fence.Fence
+        self.fence: Any = await enter(kind(self.open, on_event=self.tell))
+        say("connected")
+        try:
+            while await self.goes_on():
+                pass
+        finally:
+            await leave(self.fence)
+
+    async def goes_on(self) -> bool:
+        try:
+            order = await self.next()
+            if order is None:
+                return False
+            await self.follow(**order)
+        except asyncio.CancelledError as error:
+            if self.is_terminated:
+                raise
+            # The block of the lease ends.
+            await self.end_block(error)
+        except Exception as error:  # noqa: BLE001
+            if self.owes:
+                refused(error)
+        return True
+
+    async def end_block(self, error: BaseException | None = None) -> None:
+        block, self.block = self.block, None
+        if block is None:
+            return
+        try:
+            await leave(block, error)
+        except pg_fence.LeaseLost as loss:
+            if error is not None and self.owes:
+                refused(loss)
+
+    async def follow(self, do: str, **arguments: Any) -> None:
+        if do in {"update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on"}:
             raise pg_fence.LeaseLost("released", ("its transaction has ended",))
         call = getattr(self, do.replace("-", "_"), None)
         if call is None:
             raise ValueError("unknown order")
-        return call(**arguments)
+        await call(**arguments)
 
-    def take(self, lease: pg_fence.Lease) -> Any:
-        raise NotImplementedError
+    def open(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(**self.place, connect_timeout=2, cursor_factory=Heartbeat)
 
-    def transaction(self, begun: str, by: Callable[[Any], pg_fence.Guarded]) -> Any:
-        """Until it reads `commit` or `rollback`, what it does is one transaction."""
-        raise NotImplementedError
+    def tell(self, event: pg_fence.Event) -> None:
+        name = event.names[0]
+        if event.kind == "lost":
+            say("lost", name=name, reason=event.reason)
+        elif event.kind == "renewed" and name not in self.crowd:
+            say("renewed", token=event.token, deadline=deadline(event))
 
-    def connect(self, host: str, port: int, user: str, dbname: str, application: str) -> None:
-        self.conninfo = make_conninfo(
-            host=host, port=port, user=user, dbname=dbname, application_name=application
-        )
-        self.fence = ObservedFence(self.conninfo)
-        say("connected")
+    async def connect(self, host: str, port: int, user: str, dbname: str, application: str) -> None:
+        self.place: dict[str, Any] = {"host": host, "port": port, "user": user, "dbname": dbname}
+        self.place["application_name"] = application
 
-    def acquire(self, names: list[str], **options: Any) -> Any:
-        return self.take(self.fence.lease(*names, **spans(options)))
+    async def acquire(self, names: list[str], within_ms: int | None = None, **options: Any) -> None:
+        await self.end_block()
+        self.lease = None
+        spans = {key.removesuffix("_ms"): span(ms) for key, ms in options.items() if key.endswith("_ms")}
+        others = {key: value for key, value in options.items() if not key.endswith("_ms")}
+        lease = self.fence.lease(names if len(names) > 1 else names[0], **spans, **others)
+        try:
+            async with within(within_ms):
+                await enter(lease)
+        except pg_fence.LeaseTaken:
+            say("taken")
+        else:
+            self.lease = self.block = lease
+            say("acquired", token=lease.token, deadline=deadline(lease))
 
-    def resume(self, name: str, token: int, **options: Any) -> Any:
-        return self.take(self.fence.resume(name, token, **spans(options)))
+    async def hold(self, names: list[str], ttl_ms: int) -> None:
+        self.crowd.update(names)
+        for name in names:
+            lease = self.fence.lease(name, ttl=span(ttl_ms))
+            # In a task of its own, which is over at a loss: others are held still.
+            entering = enter(lease)
+            try:
+                await (asyncio.create_task(entering) if IS_ASYNC else entering)
+            except pg_fence.LeaseTaken:
+                say("taken")
+                return
+            self.many.append(lease)
+        await self.holding()
 
-    def is_one_of_many(self, lease: pg_fence.Lease) -> None:
-        assert isinstance(lease, Observed)
-        lease.is_one_of_many = True
-        self.many.append(lease)
-
-    def has_claimed(self, claimed: pg_fence.Claimed) -> None:
-        for lease in claimed:
-            self.is_one_of_many(lease)
+    async def claim(self, names: list[str], n: int, ttl_ms: int) -> None:
+        self.crowd.update(names)
+        claimed = await settled(self.fence.claim(names, n=n, ttl=span(ttl_ms)))
+        self.many += claimed
         say("claimed", names=[lease.names[0] for lease in claimed])
 
-    def holding(self) -> None:
+    async def holding(self) -> None:
         say("holding", count=sum(lease.held for lease in self.many))
 
-    def observe(self, name: str) -> None:
-        say("done")
-        self.observers.append(self.fence.observe(name, tell_leader))
+    async def release_all(self) -> None:
+        many, self.many = self.many, []
+        for lease in many:
+            await settled(lease.release())
+        say("released")
 
-    def held(self) -> Holding:
+    async def adopted(self, name: str, token: int) -> None:
+        self.lease = self.fence.adopted(name, token)
+        say("adopted", token=token)
+
+    def held(self) -> Any:
         if self.lease is None:
             raise pg_fence.LeaseLost("gone", ("job",))
         return self.lease
 
-    def held_lease(self) -> Observed:
-        lease = self.held()
-        assert isinstance(lease, Observed)
-        return lease
-
-    def check(self) -> None:
-        self.held_lease().check()
+    async def check(self) -> None:
+        self.held().check()
         say("held")
 
-    def starve(self) -> None:
-        self.held_lease().starved = True
-        say("done")
-
-    def guard(self) -> Any:
-        return self.transaction("guarded", self.held().guard)
-
-    def guard_all(self) -> Any:
-        return self.transaction("guarded", lambda connection: self.fence.guard(connection, self.many))
-
-    def present(self) -> Any:
-        return self.transaction("presented", self.held().present)
-
-
-class Worker(Orders):
-    def __init__(self) -> None:
-        super().__init__()
-        self.connection: psycopg.Connection[Any] | None = None
-        self.leading: threading.Thread | None = None
-        self.stop = threading.Event()
-
-    def serve(self) -> None:
-        for line in sys.stdin:
-            try:
-                self.follow(**json.loads(line))
-            except Exception as error:  # noqa: BLE001
-                refused(error)
-
-    def take(self, lease: pg_fence.Lease) -> None:
-        if self.lease is not None:
-            self.lease.release()
-        self.lease = None
-        assert isinstance(lease, Observed)
-        if lease.acquire():
-            self.lease = lease
-            say("acquired", token=lease.token, deadline=lease.deadline())
-        else:
-            say("taken")
-
-    def detach(self) -> None:
-        say("detached", token=self.held_lease().detach())
-
-    def hold(self, names: list[str], ttl_ms: int) -> None:
-        for name in names:
-            lease = self.fence.lease(name, ttl=timedelta(milliseconds=ttl_ms))
-            self.is_one_of_many(lease)
-            if not lease.acquire():
-                say("taken")
-                return
-        self.holding()
-
-    def claim(self, names: list[str], n: int, ttl_ms: int) -> None:
-        self.has_claimed(self.fence.claim(**claim_of(names, n, ttl_ms)))
-
-    def release_all(self) -> None:
-        self.let_go()
+    async def release(self) -> None:
+        self.held().check()
+        block, self.block = self.block, None
+        await leave(block)
         say("released")
 
-    def let_go(self) -> None:
-        for lease in self.many:
-            lease.release()
-        self.many = []
-
-    def adopt(self, name: str, token: int, wait_ms: int = 0) -> None:
+    @contextlib.asynccontextmanager
+    async def connected(self, autocommit: bool = True, **options: Any) -> AsyncIterator[Any]:
+        kind: Any = psycopg.AsyncConnection if IS_ASYNC else psycopg.Connection
+        connection = await settled(kind.connect(**self.place, autocommit=autocommit, **options))
         try:
-            adopted = self.fence.adopt(name, token, wait=timedelta(milliseconds=wait_ms))
-        except pg_fence.LeaseTaken:
-            say("taken")
-            return
-        self.lease = adopted
-        say("adopted", token=adopted.token)
+            yield connection
+        finally:
+            await settled(connection.close())
 
-    def renew(self) -> None:
-        self.held_lease().renew()
+    async def write(self, value: str, release: bool = False, read_first: bool = False) -> None:
+        lease = self.held()
+        async with self.connected(autocommit=not read_first) as connection:
+            if read_first:
+                await settled(connection.execute("SELECT 1"))
+            await self.under(lease.guard(connection, release=release), update(connection, value))
+        say("wrote")
+
+    async def under(self, block: Any, work: Any) -> None:
+        await enter(block)
+        try:
+            await work
+        except BaseException as error:
+            await leave(block, error)
+            raise
+        await leave(block)
+
+    async def unfenced(self, value: str) -> None:
+        async with self.connected() as connection:
+            await update(connection, value)
+        say("wrote")
+
+    async def truncate(self) -> None:
+        async with self.connected() as connection:
+            await self.under(self.held().guard(connection), settled(connection.execute("TRUNCATE work")))
+        say("wrote")
+
+    async def guard(self) -> None:
+        lease = self.held()
+        async with self.connected() as connection:
+            await self.transaction("guarded", lease.guard(connection), connection)
+
+    async def guard_all(self) -> None:
+        async with self.connected() as connection:
+            await self.transaction("guarded", self.fence.guard(connection, self.many), connection)
+
+    async def present(self) -> None:
+        async with self.connected(options=pg_fence.options(self.held())) as connection:
+            await self.transaction("presented", connection.transaction(), connection)
+
+    async def transaction(self, begun: str, block: Any, connection: Any) -> None:
+        """Until it reads `commit` or `rollback`, what it does is one transaction."""
+        await enter(block)
+        loop = asyncio.get_running_loop() if IS_ASYNC else None
+
+        async def rows(query: Any, params: Any) -> list[Any]:
+            cursor = await settled(connection.execute(query, params))
+            return list(await settled(cursor.fetchall()))
+
+        def in_work(query: Any, params: Any) -> list[Any]:
+            if loop is not None:
+                return asyncio.run_coroutine_threadsafe(rows(query, params), loop).result()
+            return run(rows(query, params))
+
+        Heartbeat.work = in_work
+        try:
+            say(begun)
+            await self.steps(connection)
+        except BaseException as error:
+            Heartbeat.work = None
+            if not await leave(block, error):
+                raise
+            say("rolled-back")
+        else:
+            Heartbeat.work = None
+            await leave(block)
+            say("committed")
+
+    async def steps(self, connection: Any) -> None:
+        while (order := await self.next()) is not None:
+            match order.pop("do"):
+                case "commit":
+                    return
+                case "rollback":
+                    raise psycopg.Rollback()
+                case "update":
+                    await update(connection, order["value"])
+                    say("updated")
+                case "sleep":
+                    async with within(order.get("within_ms")):
+                        await settled(connection.execute("SELECT pg_sleep(%s)", [order["ms"] / 1000]))
+                    say("slept")
+                case "guard":
+                    await self.transaction("guarded", self.held().guard(connection), connection)
+                case "commit-itself":
+                    await settled(connection.execute("COMMIT"))
+                    say("done")
+                case "fail-and-go-on":
+                    with contextlib.suppress(psycopg.Error):
+                        await settled(connection.execute("SELECT 1 / 0"))
+                    say("done")
+                case other:
+                    raise ValueError(f"unknown order: {other}")
+
+    async def starve(self) -> None:
+        Heartbeat.starved = True
         say("done")
 
-    def transaction(self, begun: str, by: Callable[[Any], pg_fence.Guarded]) -> None:
-        with psycopg.connect(self.conninfo, autocommit=True) as connection:
-            step = "commit"
-            with by(connection):
-                self.connection = connection
-                RenewInWork.work = lambda *call: value(connection, *call)
-                try:
-                    say(begun)
-                    for line in sys.stdin:
-                        order = json.loads(line)
-                        step = order.pop("do")
-                        if step in ("commit", "rollback"):
-                            break
-                        getattr(self, f"in_{step}")(**order)
-                    if step == "rollback":
-                        raise psycopg.Rollback()
-                finally:
-                    self.connection = RenewInWork.work = None
-            say("committed" if step == "commit" else "rolled-back")
+    async def break_(self) -> None:
+        Heartbeat.broken = True
+        say("done")
 
-    def in_update(self, value: str) -> None:
-        assert self.connection is not None
-        self.connection.execute("UPDATE work SET value = %s WHERE id = 1", [value])
-        say("updated")
+    async def lead(self, name: str, ttl_ms: int) -> None:
+        stop: Any = asyncio.Event() if IS_ASYNC else threading.Event()
+        self.stopping, self.how = stop, None
 
-    def in_sleep(self, ms: int) -> None:
-        """In the server, so that the work hangs in its connection."""
-        assert self.connection is not None
-        self.connection.execute("SELECT pg_sleep(%s)", [ms / 1000])
-        say("slept")
-
-    def write(self, value: str, by: str = "guard", release: bool = False) -> None:
-        """A whole transaction; with `release`, the last one."""
-        lease = self.held()
-        with (
-            psycopg.connect(self.conninfo, autocommit=True) as connection,
-            getattr(lease, by)(connection, release=release),
-        ):
-            connection.execute("UPDATE work SET value = %s WHERE id = 1", [value])
-        say("wrote")
-
-    def truncate(self) -> None:
-        with psycopg.connect(self.conninfo, autocommit=True) as connection, self.held().guard(connection):
-            connection.execute("TRUNCATE work")
-        say("wrote")
-
-    def unfenced(self, value: str) -> None:
-        """A write that knows nothing of leases."""
-        with psycopg.connect(self.conninfo, autocommit=True) as connection:
-            connection.execute("UPDATE work SET value = %s WHERE id = 1", [value])
-        say("wrote")
-
-    def release(self) -> None:
-        lease = self.held()
-        lease.release()
-        lease.refuse_if_over() if lease.loss else say("released")
-
-    def lead(self, name: str, ttl_ms: int) -> None:
-        def work(lease: pg_fence.Lease) -> None:
-            assert isinstance(lease, Observed)
+        async def steps(lease: Any) -> None:
             self.lease = lease
-            say("leading", token=lease.token, deadline=lease.deadline())
-            while not self.stop.is_set():
-                lease.wait(timedelta(milliseconds=50))
+            say("leading", token=lease.token, deadline=deadline(lease))
+            while not stop.is_set():
+                how, self.how = self.how, None
+                if how == "returns":
+                    return
+                if how == "fails":
+                    raise Work()
+                if how == "loses-connection":
+                    async with self.connected() as connection:
+                        await settled(connection.execute("SELECT pg_terminate_backend(pg_backend_pid())"))
+                await (asyncio.sleep(0.05) if IS_ASYNC else settled(lease.lost.wait(0.05)))
+                lease.check()
 
-        def run() -> None:
-            self.fence.lead(name, work, ttl=timedelta(milliseconds=ttl_ms), stop=self.stop)
-            if not self.stop.is_set():
+        async def lead() -> None:
+            work = steps if IS_ASYNC else lambda lease: run(steps(lease))
+            try:
+                await settled(self.fence.lead(name, work, stop=stop, ttl=span(ttl_ms)))
                 say("stopped")
+            except Work:
+                say("stopped", reason="fails")
 
-        self.stop.clear()
-        self.leading = threading.Thread(target=run)
-        self.leading.start()
+        if IS_ASYNC:
+            self.leading = asyncio.create_task(lead())
+        else:
+            self.leading = threading.Thread(target=lambda: run(lead()))
+            self.leading.start()
         say("done")
 
-    def census(self) -> None:
-        say("census", tasks=threading.active_count())
+    async def work(self, how: str) -> None:
+        self.how = how
+        say("done")
 
-    def close(self) -> None:
-        self.stop.set()
+    async def stop(self) -> None:
+        self.stopping.set()
+        say("done")
+
+    async def wrong(self, what: str) -> None:
+        pasted = "false,1,false,false); CREATE TABLE pasted ()"
+        wrong = {"name": 7, "holder": 7, "metadata": object(), "ttl": 30, "shared": pasted}[what]
+        given = {"names": "job"} | {{"name": "names"}.get(what, what): wrong}
+        await enter(self.fence.lease(**given))
+        say("acquired")
+
+    async def census(self) -> None:
+        say("census", tasks=threading.active_count() + (len(asyncio.all_tasks()) if IS_ASYNC else 0))
+
+    async def close(self) -> None:
         if self.leading is not None:
-            self.leading.join()
-        if self.lease is not None:
-            self.lease.release()
-        self.let_go()
-        for observer in self.observers:
-            observer.close()
+            self.stopping.set()
+            await (self.leading if IS_ASYNC else settled(self.leading.join()))
+        await settled(self.fence.close())
+        await self.end_block()
         self.lease = self.leading = None
+        self.many = []
         say("closed")
 
 
-def plant() -> None:
-    if "--plant" in sys.argv:
-        name = sys.argv[sys.argv.index("--plant") + 1]
-        ObservedFence.adopted = ADOPTED.get(name, pg_fence.Adopted)
-        ObservedFence.kind = LEASES.get(name, Observed)
-        ObservedFence.keeper = KEEPERS.get(name, Keeper)
-        if name not in {*ADOPTED, *LEASES, *KEEPERS}:
-            raise ValueError(f"there is no fault called {name}")
+setattr(Worker, "break", Worker.break_)
+
+
+async def update(connection: Any, value: str) -> None:
+    await settled(connection.execute("UPDATE work SET value = %s WHERE id = 1", [value]))
+
+
+def deadline(lease: Any) -> int:
+    """In milliseconds since 1970."""
+    wall = time.time()
+    return int((wall + lease.remaining.total_seconds()) * 1000)
+
+
+def span(ms: float) -> timedelta:
+    return timedelta(milliseconds=ms)
+
+
+def run(work: Any) -> Any:
+    """What never waits."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("it waits")
+
+
+async def serve_async() -> None:
+    loop, worker, task = asyncio.get_running_loop(), Worker(), asyncio.current_task()
+    assert task is not None
+
+    def terminate() -> None:
+        worker.is_terminated = True
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    reader = worker.reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    with contextlib.suppress(asyncio.CancelledError):
+        await worker.serve()
+
+
+def serve() -> None:
+    def terminate(*_: object) -> None:
+        raise SystemExit(0)
+
+    def deadline_passed(*_: object) -> None:
+        raise Deadline()
+
+    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGALRM, deadline_passed)
+    run(Worker().serve())
 
 
 if __name__ == "__main__":
-    plant()
-    Worker().serve()
+    if PLANT is not None and PLANT not in FAULTS:
+        raise ValueError(f"there is no fault called {PLANT}")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    asyncio.run(serve_async()) if IS_ASYNC else serve()

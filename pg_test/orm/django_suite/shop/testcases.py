@@ -1,12 +1,11 @@
-from django.db import connection
 from django.test import TransactionTestCase
 
-from pg_fence.testing import unfenced
+from .unfenced import unfenced
 
 
 class FencedTransactionTestCase(TransactionTestCase):
     """Its flush at the end of each test, a TRUNCATE, takes the tables that are fenced along."""
 
     def _fixture_teardown(self):
-        with unfenced(connection):
+        with unfenced():
             super()._fixture_teardown()

@@ -170,7 +170,7 @@ fn alembic_would_drop_the_fence_s_column_unless_told_not_to(lab: &Lab) -> Result
     tells(lab, ALEMBIC, "alembic_autogenerate.py",
         "by itself: remove_column jobs.fence, remove_column orders.fence
          with include_name: nothing
-         a migration that writes rows: NoToken
+         a migration that writes rows: PF002
          the same, unfenced: 5
          without the column, an update: 42703
          without the column, an insert: 42703

@@ -10,7 +10,6 @@ import pg_fence
 
 database, *arguments = sys.argv[1:]
 ttl = timedelta(seconds=float(os.environ.get("LEASE_SECONDS", "30")))
-fence = pg_fence.Fence(database)
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=database))
 
 
@@ -20,19 +19,23 @@ def leave(loss):
     os._exit(1)
 
 
+# As soon as it is lost, whatever the work hangs in.
+fence = pg_fence.Fence(database, on_event=lambda event: event.kind == "lost" and leave(event))
+
+
 @app.task(name="total", pass_context=True, retry=5)
 def total(context, url):
     job = str(context.job.id)
     try:
         # Who had the job before may be frozen: that lease ends within its ttl.
-        with fence.lease(f"job:{job}", ttl=ttl, wait=ttl, on_lost=leave) as lease:
+        with fence.lease(f"job:{job}", ttl=ttl, wait=ttl) as lease:
             with urllib.request.urlopen(url) as answer:
                 amount = int(answer.read())
             with psycopg.connect(database) as connection, lease.guard(connection):
                 done = connection.execute("SELECT FROM totals WHERE job_id = %s", [job])
                 if done.rowcount == 0:
                     connection.execute("INSERT INTO totals (job_id, amount) VALUES (%s, %s)", [job, amount])
-    except (pg_fence.LeaseLost, pg_fence.NotSpeaking, pg_fence.StaleToken) as loss:
+    except (pg_fence.LeaseLost, pg_fence.Refused) as loss:
         leave(loss)
         raise
 
