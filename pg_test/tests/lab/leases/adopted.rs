@@ -1,6 +1,5 @@
 //! Leases that somebody else grants: their numbers are made known by `lease_adopt`, and fence as our own do.
 
-use pg_test::process::PATIENCE;
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
 
 /// As an index of ZooKeeper, a revision of etcd and a generation of an object store may be.
@@ -199,35 +198,6 @@ fn a_try_that_loses_ends_the_older_grant_all_the_same(lab: &Lab) -> Result<()> {
     old.run(&format!("{}; COMMIT", write(33)))?;
     adopted(&mut new, "job", 35)?;
     old.refused("SELECT lease_adopt('job', 33)", "PF001")?;
-    Ok(())
-}
-
-#[lab_test]
-fn racing_adoptions_end_with_the_greatest(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    for round in 1..=10i64 {
-        let mut sessions = Vec::new();
-        for n in 1..=4 {
-            let mut session = Background::connect(&db.conninfo())?;
-            session.send(&format!(
-                "SELECT lease_adopt('job', {}, wait => '10 min')",
-                10 * round + n
-            ))?;
-            sessions.push(session);
-        }
-        let mut greatest = false;
-        for (session, n) in sessions.iter_mut().zip(1..) {
-            match session.outcome(PATIENCE)? {
-                Ok(rows) => {
-                    ensure!(rows == [[Some((10 * round + n).to_string())]]);
-                    greatest |= n == 4;
-                }
-                Err(fault) => ensure!(fault.sqlstate == "PF001", "{fault}"),
-            }
-        }
-        ensure!(greatest, "the greatest lost");
-        ensure!(db.connect()?.speaks("job", 10 * round + 4)?);
-    }
     Ok(())
 }
 
