@@ -230,6 +230,7 @@ pub fn now(error: Refusal) -> ! {
 
 /// Ends the session, for want of memory: nothing of this work is left to go on.
 #[cold]
+#[cfg_attr(test, allow(dead_code))]
 pub fn end_without_memory() -> ! {
     let mut no_memory = error_data(SqlState::OutOfMemory, c"out of memory".as_ptr());
     no_memory.elevel = PgLogLevel::FATAL as c_int;

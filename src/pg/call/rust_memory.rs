@@ -1,5 +1,8 @@
 //! Rust's own memory, and what happens where there is none left.
 
+// Unit tests run without a server that could end their session.
+#![cfg_attr(test, allow(dead_code))]
+
 use crate::errors;
 use crate::pg::call::raise;
 use std::alloc::{GlobalAlloc, Layout, System};
