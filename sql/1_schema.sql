@@ -144,6 +144,11 @@ CREATE FUNCTION fence.queue_key(name text) RETURNS bigint
 COMMENT ON FUNCTION fence.queue_key(text) IS
     'which lock those hold or wait for who wait for this lease: classid and objid of pg_locks, where objsubid is 20552';
 
+CREATE FUNCTION fence.shown_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease
+    LANGUAGE c STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_shown_grants';
+COMMENT ON FUNCTION fence.shown_grants(text) IS
+    'the grants of one lease, or, for a caller that may not see all, of those that it may: so that no EXPLAIN counts the others';
+
 -- Unsafe in a parallel query: it takes a snapshot of its own.
 CREATE FUNCTION fence.uncommitted_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease
     LANGUAGE c STABLE PARALLEL UNSAFE ROWS 1 AS 'MODULE_PATHNAME', 'fence_uncommitted_grants';
@@ -178,7 +183,12 @@ SELECT l.name, s.mode_name AS mode, s.state, COALESCE(l.holder, l.session_label)
        l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
        fence.blocking_pids(l.name, l.slot) AS blocking_pids, l.adopted_floor IS NOT NULL AS adopted
   FROM fence.lease AS l, fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
- WHERE fence.is_shown(l.name)
+ WHERE fence.is_shown('')  -- all of them
+ UNION ALL
+SELECT l.name, s.mode_name, s.state, COALESCE(l.holder, l.session_label), l.role, s.token,
+       l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
+       fence.blocking_pids(l.name, l.slot), l.adopted_floor IS NOT NULL
+  FROM fence.shown_grants() AS l, fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
  UNION ALL
 SELECT l.name, s.mode_name, 'uncommitted', COALESCE(l.holder, l.session_label), l.role, s.token,
        l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,

@@ -73,9 +73,11 @@ COMMENT ON FUNCTION lease_check(text, bigint) IS
 CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
     RETURNS SETOF fence.leases LANGUAGE sql VOLATILE PARALLEL UNSAFE
     BEGIN ATOMIC
-        SELECT * FROM fence.leases l
-         WHERE l.name OPERATOR(pg_catalog.=) fence.checked_lease_name(lease_info.name, lease_info.token)
-           AND l.state OPERATOR(pg_catalog.<>) 'uncommitted'
+        SELECT l.name, s.mode_name AS mode, s.state, COALESCE(l.holder, l.session_label) AS holder, l.role, s.token,
+               l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
+               fence.blocking_pids(l.name, l.slot) AS blocking_pids, l.adopted_floor IS NOT NULL AS adopted
+          FROM fence.shown_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS l,
+               fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
          UNION ALL
         SELECT l.name, s.mode_name, 'uncommitted', COALESCE(l.holder, l.session_label), l.role, s.token,
                l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
@@ -96,9 +98,9 @@ CREATE FUNCTION lease_forget(name text)
 COMMENT ON FUNCTION lease_forget(text) IS
     'deletes what is remembered of an adopted lease that is free, so that any token can be adopted again; returns how many rows';
 
-CREATE FUNCTION lease_forget(older_than interval)
+CREATE FUNCTION lease_forget_older(than interval)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_forget_older';
-COMMENT ON FUNCTION lease_forget(interval) IS
+COMMENT ON FUNCTION lease_forget_older(interval) IS
     'the same for all adopted leases that have been free for longer, to which no holder may come back; returns how many';
 
 CREATE FUNCTION fence_new_epoch()

@@ -1050,11 +1050,11 @@ END
 $$;
 COMMENT ON FUNCTION lease_forget(text) IS 'deletes the row of an adopted lease that is free, so that any token can be adopted again';
 
-CREATE OR REPLACE FUNCTION lease_forget(older_than interval)
+CREATE OR REPLACE FUNCTION lease_forget_older(than interval)
 RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT fence.sweep('lease_forget', NULL, older_than)
+    SELECT fence.sweep('lease_forget', NULL, than)
 $$;
-COMMENT ON FUNCTION lease_forget(interval) IS 'the same of up to 1000 adopted leases that have been free for longer; returns how many';
+COMMENT ON FUNCTION lease_forget_older(interval) IS 'the same of up to 1000 adopted leases that have been free for longer; returns how many';
 SET search_path = pg_catalog, pg_temp;
 
 -- A barrier: a condition of the caller's must not see the leases that the caller may not.
@@ -1289,7 +1289,13 @@ BEGIN
     IF mode = 'managed' AND op = 'INSERT' AND NOT arrives
        AND (arguments[4] <> '' AND 'insert' <> ALL (string_to_array(arguments[4], ','))
             OR template IS NULL AND coalesce(current_setting('pg_fence.token', true), '') = '') THEN
-        -- Who creates a row needs no token here, but must not fill the column either.
+        -- Who creates a row needs no token here, and no fence that it brings is blanked in silence.
+        IF shown > 0 THEN
+            PERFORM fence.refuse_row('PF002', relation, data, col, 'no fencing token presented',
+                format('The row brings a fence, and column %s is managed: it would be lost. To load rows with their fences, have the '
+                       'triggers not fire (pg_restore --disable-triggers, SET session_replication_role = replica). To create rows, '
+                       'leave the column out.', fence.quoted(col)), '{}');
+        END IF;
         RETURN jsonb_build_object(col, NULL);
     END IF;
     lease := fence.lease_of(template, new_row, relation, col);
@@ -1814,7 +1820,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
       FROM (VALUES (0, '{fenced,fence_protect,fence_unprotect,fence_audit}'::name[]), (1, '{lease_info,lease_check,fence_status}'),
                    (2, '{lease_acquire,lease_renew,lease_release,lease_guard}'),
                    (2, '{lease_acquire_all,lease_renew_all,lease_release_all,lease_guard_all}'),
-                   (3, '{lease_adopt}'), (4, '{lease_revoke,lease_prune,lease_forget,fence_new_epoch,fence_stats_reset}'),
+                   (3, '{lease_adopt}'), (4, '{lease_revoke,lease_prune,lease_forget,lease_forget_older,fence_new_epoch,fence_stats_reset}'),
                    (5, '{fence_grant,fence_revoke}')) AS g (rank, names)
       JOIN pg_proc p ON p.proname = ANY (g.names)
       JOIN pg_proc t ON t.oid = fence.trigger_function() AND p.pronamespace = t.pronamespace AND p.proowner = t.proowner

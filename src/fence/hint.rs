@@ -35,6 +35,8 @@ pub enum Wrote {
     Null,
     /// It wrote a value into it, which need not be a token.
     Value,
+    /// It inserted a row with a fence where rows are inserted without one: a restore, or a copy of rows.
+    Loads,
 }
 
 /// What follows wherever no token was presented: the NULL may have come from a lost lease.
@@ -72,8 +74,12 @@ pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWr
 
 /// The hint of PF002: nothing was presented. The row's lease is named where the caller may know it.
 pub fn of_unfenced(tried: &TriedWrite, lease: Option<&[u8]>) -> String {
-    let (what_to_do, lease) = (what_to_do(tried), lease.map(literal));
-    let of_lease = lease.map_or_else(String::new, |lease| {
+    let what_to_do = what_to_do(tried);
+    if tried.wrote == Wrote::Loads {
+        // No lease is at stake.
+        return what_to_do;
+    }
+    let of_lease = lease.map(literal).map_or_else(String::new, |lease| {
         format!(" The row's lease is {lease}: guard it by lease_guard({lease}, token).")
     });
     format!("{what_to_do}{of_lease} {LOST}")
@@ -84,6 +90,12 @@ fn what_to_do(tried: &TriedWrite) -> String {
     let column = quoted(&tried.column);
     match (tried.managed, tried.wrote, tried.ambient) {
         (_, Wrote::Deletes, _) => format!("{DO}: a DELETE writes no column {column}."),
+        (_, Wrote::Loads, _) => format!(
+            "The row brings a fence, and column {column} is managed: it would be lost. To load rows with their \
+             fences, have the triggers not fire (pg_restore: the sections pre-data, data, then post-data, or \
+             --data-only with --disable-triggers; else SET session_replication_role = replica). To create rows, \
+             leave the column out."
+        ),
         (true, Wrote::Value, _) => {
             format!("What was written into column {column} was ignored, for it is managed. {DO}.")
         }

@@ -81,6 +81,14 @@ impl Plan {
         self.verified || matches!(self.duty, Duty::Manage { .. })
     }
 
+    /// Are rows inserted without a token, and without a fence?
+    pub fn inserts_freely(&self) -> bool {
+        match self.duty {
+            Duty::Manage { unfenced_insert } => unfenced_insert || self.lease.is_none(),
+            _ => false,
+        }
+    }
+
     /// Reads the trigger's arguments. Errors: 22023, 42703, 42804, 55000.
     pub fn new(call: &TriggerCall) -> Result<Self, Refusal> {
         let columns = call.columns;

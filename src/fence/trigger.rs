@@ -108,6 +108,9 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     let arriving = if moves_here { arriving::<MANAGED>(plan, write)? } else { None };
     if MANAGED && old.is_none() && arriving.is_none() {
         if let Duty::Manage { unfenced_insert: true } = plan.duty {
+            if write.brings_fence() {
+                return Err(refusal(call, plan, write, Verdict::Unfenced));
+            }
             return Ok(call.pass(new.map(|row| without(call, plan, row))));
         }
     }
@@ -365,6 +368,7 @@ fn refused_write(call: &TriggerCall, plan: &Plan, write: &Write) -> TriedWrite {
         // An INSERT that leaves the column out is not to be told from one that writes NULL.
         (Event::Insert, None) => Wrote::Nothing,
         (_, None) => Wrote::Null,
+        (Event::Insert, Some(_)) if plan.inserts_freely() && write.brings_fence() => Wrote::Loads,
         (_, Some(_)) => Wrote::Value,
     };
     let leases = leases(call, plan);

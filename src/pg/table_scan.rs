@@ -10,11 +10,24 @@ use pgrx::pg_sys::{self, AttrNumber, Datum, HeapTuple, Oid, RegProcedure, Snapsh
 /// The relation must be an open table; a row must not be used after it was shown.
 pub unsafe fn each_row<E>(
     table: pg_sys::Relation,
+    show: impl FnMut(pg_sys::HeapTuple) -> Result<(), E>,
+) -> Result<(), E> {
+    // SAFETY: the caller's promise.
+    unsafe { each_row_of(table, pg_sys::GetLatestSnapshot(), show) }
+}
+
+/// The same, of the rows that a snapshot shows.
+///
+/// # Safety
+/// As `each_row`.
+pub unsafe fn each_row_of<E>(
+    table: pg_sys::Relation,
+    snapshot: Snapshot,
     mut show: impl FnMut(pg_sys::HeapTuple) -> Result<(), E>,
 ) -> Result<(), E> {
     // SAFETY: the caller's promise; the snapshot outlives the scan.
     unsafe {
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let snapshot = pg_sys::RegisterSnapshot(snapshot);
         let none = std::ptr::null_mut();
         let scan = pg_sys::systable_beginscan(table, pg_sys::InvalidOid, false, snapshot, 0, none);
         let scratch = Scratch::new();

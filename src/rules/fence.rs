@@ -47,6 +47,12 @@ impl Write {
             (Some(old), Some(new)) => new != old,
         }
     }
+
+    /// Does the new row bring a fence along, as one that is restored or copied does? (An object mapper's 0 is none.)
+    #[inline]
+    pub fn brings_fence(&self) -> bool {
+        self.new.flatten().is_some_and(|fence| fence > Token::BEFORE_ALL)
+    }
 }
 
 /// What a write lands with.
@@ -109,7 +115,7 @@ pub enum Verdict {
         /// What the row has.
         stored: Token,
     },
-    /// An INSERT into a managed table that is not bound to a lease: it lands, and stores NULL.
+    /// An INSERT into a managed table that is not bound to a lease, of a row without a fence: it lands, and stores NULL.
     LandWithout,
     /// PF002: no token, or NULL.
     Unfenced,
@@ -135,8 +141,8 @@ pub fn judge(write: &Write, order: Order, bound: bool, issued: impl Fn(Token) ->
 #[inline]
 pub fn judge_managed(write: &Write, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
     let Some(token) = write.ambient else {
-        // A new row is taken from nobody; a lease, though, is somebody's.
-        let creates = write.old.is_none() && !bound;
+        // A new row is taken from nobody; a lease, though, is somebody's, and a fence is never blanked in silence.
+        let creates = write.old.is_none() && !bound && !write.brings_fence();
         return if creates { Verdict::LandWithout } else { Verdict::Unfenced };
     };
     judge_token(write, token, Order::Monotonic, bound, issued)
@@ -291,9 +297,11 @@ mod tests {
     #[test]
     fn a_managed_row_may_be_created_without_a_token_where_no_lease_guards_it() {
         let managed = |write: &Write, bound| judge_managed(write, bound, issued);
-        for new in [None, Some(7)] {
+        for new in [None, Some(0), Some(-1), Some(7)] {
             let insert = Write { old: None, new: Some(new.map(token)), named: true, ambient: None };
-            assert_eq!(managed(&insert, false), Verdict::LandWithout);
+            // A fence is not blanked in silence.
+            let without = if new == Some(7) { Verdict::Unfenced } else { Verdict::LandWithout };
+            assert_eq!(managed(&insert, false), without);
             assert_eq!(managed(&insert, true), Verdict::Unfenced);
             let with = Write { ambient: Some(token(7)), ..insert };
             assert_eq!(managed(&with, false), land(7));

@@ -283,7 +283,7 @@ pub fn adopt(args: &Args) -> Result<(Adoption, Duration), Refusal> {
 /// How long ago something must have ended, which has to be said.
 pub fn age(args: &Args, n: usize) -> Result<Span, Refusal> {
     match args.interval_us(n) {
-        None => Err(errors::null_argument("older_than")),
+        None => Err(errors::null_argument("than")),
         Some(_) => older_than(args, n),
     }
 }

@@ -204,11 +204,11 @@ pub fn forget(args: Args) -> Result<Answer, Refusal> {
     Ok(forgotten.into())
 }
 
-/// `lease_forget(older_than) → bigint`: deletes the rows of adopted names that have been free for longer, and gives back
+/// `lease_forget_older(than) → bigint`: deletes the rows of adopted names that have been free for longer, and gives back
 /// their number. Errors: 22004, 22023, 25006.
 pub fn forget_older(args: Args) -> Result<Answer, Refusal> {
     let older_than = arguments::age(&args, 0)?;
-    server::writable(c"lease_forget()");
+    server::writable(c"lease_forget_older()");
     let table = LeaseTable::open(Access::Write)?;
     let horizon = server::now() - older_than;
     Ok(prune_all(&table, |row| is_forgettable(row, horizon))?.into())

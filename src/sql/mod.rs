@@ -33,6 +33,7 @@ sql_functions! {
     fence_as_shown, pg_finfo_fence_as_shown => status::as_shown;
     fence_is_shown, pg_finfo_fence_is_shown => status::is_shown;
     fence_role_prefix_changed, pg_finfo_fence_role_prefix_changed => status::role_prefix_changed;
+    fence_shown_grants, pg_finfo_fence_shown_grants => status::shown_grants;
     fence_uncommitted_grants, pg_finfo_fence_uncommitted_grants => status::uncommitted_grants;
     fence_checked_lease_name, pg_finfo_fence_checked_lease_name => status::checked_lease_name;
     fence_record_creation, pg_finfo_fence_record_creation => status::record_creation;

@@ -142,6 +142,23 @@ pub fn role_prefix_changed(_: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Value(pgrx::pg_sys::Datum::from(0)))
 }
 
+/// `fence.shown_grants(name) → setof fence.lease`: what the statement sees of one lease; or, for a caller that may not
+/// see all leases, of those that it may. A filter of a query would count the others, and EXPLAIN tell how many.
+pub fn shown_grants(args: Args) -> Result<Answer, Refusal> {
+    let all = args.datum(0).is_none();
+    let tuples = match name(&args).filter(|name| role_prefix::shows(name)) {
+        // The view has read the table itself.
+        _ if all && role_prefix::shows_all() => Vec::new(),
+        _ if all => LeaseTable::open(Access::Read)?.wanted(role_prefix::shows),
+        Some(name) => {
+            let table = LeaseTable::open(Access::Read)?;
+            table.rows(&name, AsOf::Statement).iter().map(Row::tuple).collect()
+        }
+        None => Vec::new(),
+    };
+    Ok(composite::rows(args, tuples.into_iter()))
+}
+
 /// `fence.uncommitted_grants(name) → setof fence.lease`: what other sessions have acquired and not committed, of one
 /// lease or of all that the caller may see. A standby has the rows, but cannot tell whose they are.
 pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {

@@ -4,7 +4,7 @@
 //! no plan, no `search_path`, no rights of the caller's.
 
 use crate::errors::{self, Refusal};
-use crate::pg::call::args::text_datum;
+use crate::pg::call::args::{bytes_of, text_datum};
 use crate::pg::compat;
 use crate::pg::raw;
 use crate::pg::session::commit;
@@ -36,6 +36,8 @@ pub enum AsOf {
     Committed,
     /// What the transaction's snapshot shows (REPEATABLE READ and above), without what this transaction has written.
     Snapshot,
+    /// What the statement sees.
+    Statement,
     /// What is committed at this moment, what this transaction has written, and what open transactions are writing.
     InFlight,
 }
@@ -164,6 +166,30 @@ impl LeaseTable {
                 show(&self.row(pg_sys::heap_copytuple(tuple)))
             })
         }
+    }
+
+    /// Copies of the rows that the statement sees, of the names that are wanted. The others are passed over unread.
+    pub fn wanted(&self, wants: impl Fn(&[u8]) -> bool) -> Vec<pg_sys::HeapTuple> {
+        let mut found = Vec::new();
+        let columns = self.row_type();
+        // SAFETY: an open table whose first column is the name, which is never NULL; rows are copied, in memory that
+        // outlives the scan.
+        unsafe {
+            let memory = pg_sys::CurrentMemoryContext;
+            let show = |tuple| -> Result<(), std::convert::Infallible> {
+                let mut null = false;
+                let name = pg_sys::heap_getattr(tuple, 1, columns, &mut null);
+                if wants(bytes_of(name)) {
+                    let scratch = pg_sys::MemoryContextSwitchTo(memory);
+                    found.push(pg_sys::heap_copytuple(tuple));
+                    pg_sys::MemoryContextSwitchTo(scratch);
+                }
+                Ok(())
+            };
+            let Ok(()) =
+                table_scan::each_row_of(self.relation(), pg_sys::GetActiveSnapshot(), show);
+        }
+        found
     }
 
     /// The new grants of a lease that other transactions have made and not committed.
@@ -314,8 +340,9 @@ unsafe fn with_snapshot(as_of: AsOf, work: impl FnOnce(pg_sys::Snapshot)) {
             AsOf::InFlight => return work(&mut dirty_snapshot()),
             AsOf::Now | AsOf::Committed => *raw::GetLatestSnapshot(),
             AsOf::Snapshot => *raw::GetTransactionSnapshot(),
+            AsOf::Statement => *raw::GetActiveSnapshot(),
         };
-        if as_of != AsOf::Now {
+        if matches!(as_of, AsOf::Committed | AsOf::Snapshot) {
             // As at the transaction's first command: nothing of its own is written yet.
             taken.curcid = 0;
         }

@@ -102,7 +102,7 @@ fn a_standby_shows_what_is_adopted_and_adopts_nothing(lab: &Lab) -> Result<()> {
     for call in ["lease_adopt('job', 33)", "lease_adopt('job', 34)", "lease_forget('job')"] {
         reader.refused(&format!("SELECT {call}"), "25006")?;
     }
-    reader.refused("SELECT lease_forget('0'::interval)", "25006")?;
+    reader.refused("SELECT lease_forget_older('0')", "25006")?;
     ensure!(reader.speaks("job", 33)? && !reader.speaks("job", 34)?);
     for relation in ["fence.leases WHERE name = 'job'", "lease_info('job')"] {
         let row = reader.rows(&format!(

@@ -73,7 +73,7 @@ fn every_path_presents_the_setting_and_nothing_else(lab: &Lab) -> Result<()> {
         for path in INSERTS {
             for value in ["NULL".to_owned(), a.to_string(), HUGE.to_string()] {
                 let path = path.replace("{t}", &value);
-                db.comes_to(&path, row, "7|-")?;
+                db.comes_to(&path, row, if value == "NULL" { "7|-" } else { "PF002" })?;
                 db.comes_to(&set(a, &path), row, &format!("7|{a}"))?;
                 db.comes_to(&set(HUGE, &path), row, "PF003")?;
             }
@@ -140,10 +140,16 @@ fn every_path_to_a_bound_row_presents_its_guard_or_the_setting(lab: &Lab) -> Res
 fn a_row_is_created_without_a_token_only_where_no_lease_guards_it(lab: &Lab) -> Result<()> {
     let mut db = TestDatabase::orders(lab, MANAGED)?;
     let rows = "SELECT id, fence FROM orders WHERE id > 1 ORDER BY id";
-    // Not even somebody else's token gets in, so that the first to come may write the row.
-    let mixed = format!("INSERT INTO orders VALUES (2, 0, NULL), (3, 0, {HUGE}), (4, 0, 1)");
-    db.comes_to(&mixed, rows, "2|- 3|- 4|-")?;
-    db.run(&mixed)?;
+    // What is no token is replaced, so that the first to come may write the row. A fence is not blanked in silence.
+    let mixed = "INSERT INTO orders VALUES (2, 0, NULL), (3, 0, 0), (4, 0, -1)";
+    db.comes_to(mixed, rows, "2|- 3|- 4|-")?;
+    db.run(mixed)?;
+    for fence in [1, HUGE] {
+        let restored = format!("INSERT INTO orders VALUES (5, 0, NULL), (6, 0, {fence})");
+        let refusal = db.refused(&restored, "PF002")?;
+        let hint = refusal.hint.as_deref().unwrap_or_default();
+        ensure!(hint.contains("pg_restore") && hint.contains("session_replication_role"), "{hint}");
+    }
     let token = db.token()?;
     db.comes_to(
         &set(token, "UPDATE orders SET v = 7 WHERE id > 1"),
@@ -179,8 +185,15 @@ fn a_row_whose_key_the_database_makes_is_created_without_its_lease(lab: &Lab) ->
         db.run(&format!("GRANT SELECT, INSERT, UPDATE ON orders TO {shop}"))?;
         let mut web = db.database().connect_as(&shop)?;
         let foreign = db.token()?;
-        for fence in ["NULL", "1", &HUGE.to_string(), &foreign.to_string()] {
+        for fence in ["NULL", "0", "-1", "NULL"] {
             web.run(&format!("INSERT INTO orders (v, fence) VALUES (0, {fence})"))?;
+        }
+        for fence in [1, HUGE, foreign] {
+            let brought = format!(
+                "INSERT INTO orders (id, v, fence) OVERRIDING SYSTEM VALUE VALUES (9, 0, {fence})"
+            );
+            db.comes_to(&brought, "SELECT FROM orders WHERE id = 9", "PF002")?;
+            db.comes_to(&set(foreign, &brought), "SELECT FROM orders WHERE id = 9", "PF002")?;
         }
         // A token that is at hand is no token of the new row's lease.
         web.run(&format!("BEGIN; {}; COMMIT", set(foreign, "INSERT INTO orders (v) VALUES (0)")))?;
@@ -213,7 +226,7 @@ fn a_row_that_is_created_freely_and_moves_keeps_the_token_of_its_update(lab: &La
          CREATE TABLE us PARTITION OF orders FOR VALUES IN ('us')",
     )?;
     db.protect("mode => 'managed', lease => 'order:{id}', events => 'update,delete'")?;
-    db.run("INSERT INTO orders VALUES (1, 'eu', 0, 5), (2, 'eu', 0, NULL), (3, 'us', 0, 5)")?;
+    db.run("INSERT INTO orders VALUES (1, 'eu', 0, 0), (2, 'eu', 0, NULL), (3, 'us', 0, 0)")?;
     let all = "SELECT id, tableoid::regclass, fence FROM orders ORDER BY id";
     shows(&mut db, all, "1|eu|- 2|eu|- 3|us|-")?;
     let (one, two) = (db.grant("order:1")?, db.grant("order:2")?);
@@ -228,7 +241,7 @@ fn a_row_that_is_created_freely_and_moves_keeps_the_token_of_its_update(lab: &La
     db.comes_to(
         &format!(
             "{guards}; WITH moved AS (UPDATE orders SET region = 'us' WHERE id = 1 RETURNING id) \
-             INSERT INTO orders SELECT id + 8, 'us', 0, {two} FROM moved"
+             INSERT INTO orders SELECT id + 8, 'us', 0, NULL FROM moved"
         ),
         all,
         &format!("1|us|{one} 2|eu|- 3|us|- 9|us|-"),
@@ -268,7 +281,7 @@ fn on_conflict_and_merge_are_judged_action_by_action(lab: &Lab) -> Result<()> {
         db.comes_to(&set(c, sql), rows, &format!("1|7|{c} 2|8|{c}"))?;
     }
     db.comes_to(
-        "INSERT INTO orders VALUES (1, 7, 1), (2, 8, 1) ON CONFLICT DO NOTHING",
+        "INSERT INTO orders VALUES (1, 7, 0), (2, 8, 0) ON CONFLICT DO NOTHING",
         rows,
         &format!("1|0|{b} 2|8|-"),
     )?;
@@ -288,7 +301,8 @@ fn copy_is_an_insert_whose_column_is_replaced(lab: &Lab) -> Result<()> {
         writer.write_all(lines.as_bytes())?;
         Ok(writer.finish().map_err(Fault::from))
     };
-    ensure!(copy("", "2\t7\t1\n3\t7\t\\N\n")?? == 2);
+    ensure!(copy("", "2\t7\t0\n3\t7\t\\N\n")?? == 2);
+    pg_test::fault::expect_err(copy("", "7\t7\t\\N\n8\t7\t1\n")?, "PF002")?;
     ensure!(copy(&token.to_string(), &format!("4\t7\t1\n5\t7\t\\N\n6\t7\t{HUGE}\n"))?? == 3);
     pg_test::fault::expect_err(copy(&HUGE.to_string(), "7\t7\t1\n")?, "PF003")?;
     shows(
@@ -368,7 +382,7 @@ fn a_row_that_moves_keeps_the_token_of_its_update(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn what_was_accepted_is_what_must_be_stored(lab: &Lab) -> Result<()> {
     let (mut db, [a, b, c]) = with_three_tokens(lab, MANAGED)?;
-    let insert = "INSERT INTO orders VALUES (2, 7, 1)";
+    let insert = "INSERT INTO orders VALUES (2, 7, 0)";
     let two = "SELECT v, fence FROM orders WHERE id = 2";
     for value in [a.to_string(), b.to_string(), HUGE.to_string(), "NULL".to_owned()] {
         db.run(&format!(
@@ -553,5 +567,7 @@ fn a_trigger_made_by_hand_manages_too(lab: &Lab) -> Result<()> {
     let token = db.token()?;
     db.comes_to("UPDATE orders SET v = 7, fence = 1", ROW, "PF002")?;
     db.comes_to(&set(token, "UPDATE orders SET v = 7, fence = 1"), ROW, &format!("7|{token}"))?;
-    db.comes_to("INSERT INTO orders VALUES (2, 0, 1)", "SELECT fence FROM orders WHERE id = 2", "-")
+    let two = "SELECT fence FROM orders WHERE id = 2";
+    db.comes_to("INSERT INTO orders VALUES (2, 0, 1)", two, "PF002")?;
+    db.comes_to("INSERT INTO orders VALUES (2, 0, 0)", two, "-")
 }

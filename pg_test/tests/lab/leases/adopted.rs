@@ -145,12 +145,12 @@ fn what_is_forgotten_may_be_adopted_or_granted_anew(lab: &Lab) -> Result<()> {
         session.one::<i64>("SELECT lease_prune('0')", &[])? == 0,
         "it is the memory of what is stale"
     );
-    ensure!(session.one::<i64>("SELECT lease_forget('1 day'::interval)", &[])? == 0);
+    ensure!(session.one::<i64>("SELECT lease_forget_older('1 day')", &[])? == 0);
     ensure!(session.one::<i64>(forgotten, &[])? == 1);
     adopted(&mut session, "job", 3)?;
-    session.run("SELECT lease_revoke('job'); SELECT lease_forget('0'::interval)")?;
+    session.run("SELECT lease_revoke('job'); SELECT lease_forget_older('0')")?;
     session.acquire("job", "1 h")?;
-    session.refused("SELECT lease_forget(NULL::interval)", "22004")?;
+    session.refused("SELECT lease_forget_older(NULL)", "22004")?;
     Ok(())
 }
 
