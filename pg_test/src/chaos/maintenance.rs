@@ -414,13 +414,13 @@ impl Round {
 }
 
 /// What a program says until it ends; it is killed where that takes too long.
-fn said_within(mut program: std::process::Command, limit: Duration) -> Result<String> {
+pub(super) fn said_within(mut program: std::process::Command, limit: Duration) -> Result<String> {
     let mut child = program
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .context("cannot run pg_repack")?;
+        .with_context(|| format!("cannot run {program:?}"))?;
     let end = Instant::now() + limit;
     let ended = |child: &mut std::process::Child| !matches!(child.try_wait(), Ok(None));
     while !ended(&mut child) && Instant::now() < end {

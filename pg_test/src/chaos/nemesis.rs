@@ -3,7 +3,7 @@
 use super::evidence::Evidence;
 use super::instructions::{Activity, Instructions, Leases};
 use super::kind::{adopted, Kind, MULTI_HOLDER};
-use super::maintenance::{Maintenance, Upkeep};
+use super::maintenance::{self, Maintenance, Upkeep};
 use super::record::{self, now_us};
 use super::resolver::Resolver;
 use super::servers::Servers;
@@ -44,6 +44,13 @@ pub enum Disturbance {
     StepClock,
     /// A lease is revoked.
     Revoke,
+    /// Rows that refer to leases are inserted, and stay open for a while before they are kept or rolled back: beside
+    /// renewals that roll back, too.
+    Refer,
+    /// A dump is loaded over the running database; the first time, it is made.
+    Restore,
+    /// A session that reads the leases in a transaction is stopped for a while, wherever it is in that.
+    FreezeReader,
 }
 
 impl Disturbance {
@@ -59,6 +66,9 @@ impl Disturbance {
             Disturbance::FailOver => "failovers",
             Disturbance::StepClock => "steps of the clock",
             Disturbance::Revoke => "revocations",
+            Disturbance::Refer => "rows that refer to leases by a foreign key",
+            Disturbance::Restore => "dumps loaded over the running database",
+            Disturbance::FreezeReader => "readers frozen",
         }
     }
 }
@@ -89,7 +99,13 @@ pub const ALL: Weights = &[
     (Disturbance::FailOver, 8),
     (Disturbance::StepClock, 6),
     (Disturbance::Revoke, 8),
+    (Disturbance::Refer, 10),
+    (Disturbance::Restore, 5),
+    (Disturbance::FreezeReader, 8),
 ];
+
+/// A program that dumps or restores may wait for a process that is frozen.
+const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Processes that are frozen, and when each is to be thawed. A thread of its own does that, because the nemesis
 /// may itself wait for a server whose process was frozen while it had a lock.
@@ -169,6 +185,8 @@ pub struct Nemesis {
     clock_is_off: bool,
     /// The primary's walwriter, while it is held.
     walwriter: Vec<i32>,
+    /// What was dumped, once it was.
+    dump: Option<PathBuf>,
     done: Vec<Disturbed>,
 }
 
@@ -200,6 +218,7 @@ impl Nemesis {
             ease: 1,
             clock_is_off,
             walwriter: Vec::new(),
+            dump: None,
             done,
         })
     }
@@ -376,8 +395,75 @@ impl Nemesis {
                     revoked => revoked.map(|_| Some(Some(lease))).map_err(Into::into),
                 };
             }
+            // Lite keeps a lease in a row by name alone, and its dumps carry the tokens themselves.
+            Disturbance::Refer | Disturbance::Restore if edition::is_lite() => return Ok(None),
+            Disturbance::Refer => {
+                let time = Duration::from_millis(self.rng.random_range(50..900));
+                let end = if self.rng.random_bool(0.5) { "COMMIT" } else { "ROLLBACK" };
+                let mut session = self.servers.primary().connect(DATABASE)?;
+                session.run("SET statement_timeout = '2s'; BEGIN")?;
+                session.run(
+                    "INSERT INTO referring
+                     SELECT name, slot FROM fence.lease WHERE name LIKE 'job:%'",
+                )?;
+                std::thread::spawn(move || {
+                    std::thread::sleep(time);
+                    // The server may be gone. What was kept must not be in the way of who forgets a lease.
+                    session.run(end).and_then(|_| session.run("DELETE FROM referring"))
+                });
+            }
+            Disturbance::Restore => return Ok(self.restore()?.then_some(None)),
+            Disturbance::FreezeReader => {
+                let (ms, first) = (self.rng.random_range(200..2_500), self.rng.random_range(1..30));
+                let mut session = self.servers.primary().connect(DATABASE)?;
+                let pid = session.pid();
+                session.run(
+                    "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM fence.leases",
+                )?;
+                let end = Instant::now() + Duration::from_millis(ms);
+                std::thread::spawn(move || {
+                    let mut reads = || session.run("SELECT count(*) FROM fence.leases").is_ok();
+                    while Instant::now() < end && reads() {}
+                });
+                self.rest(Duration::from_millis(first));
+                self.freezer.freeze(pid, ms)?;
+            }
         }
         Ok(Some(None))
+    }
+
+    /// Makes a dump, or loads it again without `--clean`. The judge need not know: what a dump carries can only move the
+    /// tokens on. False where the server could not be reached, or was in somebody's way.
+    fn restore(&mut self) -> Result<bool> {
+        // Traces that were loaded twice would tell of what was not; so would a log of changes.
+        const DUMP: [&str; 4] = [
+            "--exclude-table-data=public.*",
+            "--exclude-schema=upkeep",
+            "--exclude-schema=repack",
+            "--lock-wait-timeout=2s",
+        ];
+        let data_only = self.rng.random_bool(0.5).then_some("--data-only");
+        let primary = self.servers.primary().clone();
+        let program = |name, arguments: &[&str]| {
+            let mut program = primary.prefix().command(name)?;
+            program.args(["--host=127.0.0.1", "--username=postgres"]);
+            program.arg(format!("--port={}", primary.port())).arg(format!("--dbname={DATABASE}"));
+            program.args(arguments);
+            anyhow::Ok(program)
+        };
+        let Some(dump) = &self.dump else {
+            let dump = primary.prefix().new_dir("dump")?.join("state");
+            let mut maker = program("pg_dump", &DUMP)?;
+            maker.arg("--format=custom").arg("--file").arg(&dump);
+            if maintenance::said_within(maker, RESTORE_LIMIT)?.is_empty() {
+                self.dump = Some(dump);
+            }
+            return Ok(false);
+        };
+        let mut loader = program("pg_restore", data_only.as_slice())?;
+        loader.arg(dump);
+        let said = maintenance::said_within(loader, RESTORE_LIMIT)?;
+        Ok(!said.contains("connection to server"))
     }
 
     /// Some worker's server process; `busy`: in mid-transaction.

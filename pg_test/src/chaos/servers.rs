@@ -27,6 +27,11 @@ const TABLES: &str = "
     CREATE TABLE writes (relation text, id int, lease int, version bigint, token bigint, first bigint,
                          uid bigint, current bigint);";
 
+/// Unlogged, so that the table of the leases may become unlogged.
+const REFERRING: &str = "
+    CREATE UNLOGGED TABLE referring (
+        name text COLLATE \"C\", slot int, FOREIGN KEY (name, slot) REFERENCES fence.lease)";
+
 /// What a run takes place on.
 #[derive(Debug, Clone, Copy)]
 pub struct Stage {
@@ -76,6 +81,9 @@ impl Servers {
             session.run("CREATE EXTENSION pg_fence")?;
         }
         session.run(TABLES)?;
+        if !edition::is_lite() {
+            session.run(REFERRING)?;
+        }
         session.run(&format!(
             "INSERT INTO bound SELECT i, 0 FROM generate_series(0, {last}) AS i;
              INSERT INTO free SELECT i, 0 FROM generate_series(0, {last}) AS i;
