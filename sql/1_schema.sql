@@ -37,11 +37,11 @@ COMMENT ON SEQUENCE fence.jump_count_seq IS
 
 -- Which locks protect a lease is a hash of its name under this secret: so nobody finds a name that has the locks of
 -- another. It is not for dumps: a database that is made anew has no locks.
-CREATE SEQUENCE fence.lock_key_seq AS bigint MINVALUE -9223372036854775808 CACHE 1 NO CYCLE;
+CREATE SEQUENCE fence.lock_key_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.lock_key_seq IS
     'the secret key of the locks of leases: whoever knows it can find a name whose locks are those of another; must stay logged, and what it is';
 SELECT pg_catalog.setval('fence.lock_key_seq',
-    ('x' || pg_catalog.left(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 16))::bit(64)::bigint);
+    ('x' || pg_catalog.left(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 16))::bit(64)::bigint & 9223372036854775807);
 
 -- Leases ---------------------------------------------------------------------------------------------------
 

@@ -410,7 +410,7 @@ pub fn no_lock_key() -> Refusal {
     Refusal::new(
         SqlState::ObjectNotInPrerequisiteState,
         "sequence fence.lock_key_seq has lost its value".into(),
-        "By it every session finds the same locks. When no session uses leases, give it another: SELECT setval('fence.lock_key_seq', ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint)",
+        "By it every session finds the same locks. When no session uses leases, give it another: SELECT setval('fence.lock_key_seq', ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint & 9223372036854775807)",
     )
 }
 
