@@ -137,6 +137,54 @@ pub fn rows(text: &str) -> Vec<Vec<Cell>> {
     rows
 }
 
+/// The lines, from 1, at which an empty line tears a table or a list apart: a row that is in no table, and a list whose
+/// items stand apart though none has more than one block.
+pub fn torn(text: &str) -> Vec<usize> {
+    let line_of = |offset: usize| text[..offset].matches('\n').count() + 1;
+    let (mut covered, mut torn) = (Vec::new(), Vec::new());
+    // Of each open list: where it begins, whether an item has a paragraph, and the most blocks of an item.
+    let mut lists: Vec<(usize, bool, usize)> = Vec::new();
+    let mut blocks: Vec<usize> = Vec::new();
+    for (event, place) in events(text) {
+        let Event::Start(tag) = &event else {
+            match event {
+                Event::End(TagEnd::Item) => {
+                    let had = blocks.pop().unwrap_or_default();
+                    lists.iter_mut().last().into_iter().for_each(|list| list.2 = list.2.max(had));
+                }
+                Event::End(TagEnd::List(_)) => {
+                    torn.extend(lists.pop().filter(|l| l.1 && l.2 < 2).map(|l| line_of(l.0)));
+                }
+                _ => {}
+            }
+            continue;
+        };
+        if matches!(tag, Tag::Table(_) | Tag::CodeBlock(_)) {
+            covered.push(place.clone());
+        }
+        let is_block =
+            matches!(tag, Tag::Paragraph | Tag::CodeBlock(_) | Tag::List(_) | Tag::Table(_));
+        match (tag, blocks.last_mut()) {
+            (Tag::Item, _) => blocks.push(0),
+            (_, Some(count)) if is_block => *count += 1,
+            _ => {}
+        }
+        match tag {
+            Tag::List(_) => lists.push((place.start, false, 0)),
+            Tag::Paragraph => lists.iter_mut().last().into_iter().for_each(|list| list.1 = true),
+            _ => {}
+        }
+    }
+    let mut start = 0;
+    for line in text.split_inclusive('\n') {
+        if line.starts_with('|') && !covered.iter().any(|range| range.contains(&start)) {
+            torn.push(line_of(start));
+        }
+        start += line.len();
+    }
+    torn
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,6 +211,14 @@ mod tests {
         let found = blocks("a\n\n- b\n\n  ```sql\n  SELECT\n    1;\n  ```\n");
         let [block] = &found[..] else { panic!("{found:?}") };
         assert_eq!((&*block.mark, block.line, &*block.code), ("sql", 6, "SELECT\n  1;\n"));
+    }
+
+    #[test]
+    fn an_empty_line_in_a_table_or_a_list_is_seen() {
+        assert_eq!(torn("| a |\n| - |\n| b |\n\n| c |\n"), [5]);
+        assert_eq!(torn("a\n\n- b\n\n- c\n"), [3]);
+        let whole = "| a |\n| - |\n| b |\n\n- b\n- c\n\n```\n| d |\n```\n\n- e\n\n  f\n\n- g\n";
+        assert_eq!(torn(whole), [] as [usize; 0]);
     }
 
     #[test]
