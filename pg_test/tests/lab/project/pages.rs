@@ -10,7 +10,7 @@ use pg_test::{Context, Result};
 use std::path::PathBuf;
 
 /// The text of a page, by its path below the root of the source.
-fn page(path: &str) -> Result<String> {
+pub fn page(path: &str) -> Result<String> {
     let path = pg_test::extension::source_root().join(path);
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }

@@ -3,7 +3,8 @@
 //! A comment line right below a statement is its result (`-- 34`, columns between ` | `, a line a row), its
 //! error (`-- ERROR:  PF001: …`, then `-- DETAIL:  …`, `-- HINT:  …`) or `-- waits`: it is held up until a
 //! later statement lets it go. `…` stands for anything. `-- worker B` goes on in another session. All other
-//! comments are prose. A block that begins with `-- From PostgreSQL 17 on` is for that version and newer.
+//! comments are prose, and `\set`, which is for people, is passed over. A block that begins with
+//! `-- From PostgreSQL 17 on` is for that version and newer.
 
 use pg_test::markdown;
 use pg_test::{bail, ensure, Context, Fault, Result, Rows};
@@ -62,7 +63,7 @@ fn steps(lines: &[(usize, &str)]) -> Result<Vec<Step>> {
     for (n, line) in lines {
         let (start, text) = match begun.take() {
             Some((start, text)) => (start, text + "\n" + line),
-            None if line.is_empty() => {
+            None if line.is_empty() || line.starts_with("\\set ") => {
                 just_ended = false;
                 continue;
             }

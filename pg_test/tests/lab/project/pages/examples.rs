@@ -46,6 +46,7 @@ pages![
     security_and_audit = "docs/operations/security-and-audit.md",
     testing_and_migrations = "docs/recipes/testing-and-migrations.md",
     troubleshooting = "docs/reference/errors.md",
+    wrappers = "docs/tutorial/wrappers.md",
 ];
 
 /// Those whose examples need more than a server; tests of the tools beside which they run play them.
@@ -182,7 +183,8 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
         // Any other mark would hide an example from the tests.
         for mark in markdown::blocks(&text).into_iter().map(|block| block.mark) {
             ensure!(
-                ["sql", "sh", "text", "python", "js"].contains(&&*mark),
+                ["sql", "sh", "text", "python", "js", "ruby", "php", "csharp", "elixir"]
+                    .contains(&&*mark),
                 "{path}: a block of {mark:?}"
             );
         }
