@@ -53,7 +53,7 @@ fn keeps_to_its_lease(cluster: &Cluster, command: impl Fn() -> Command) -> Resul
     let token = session.acquire("order:7", "1 h")?;
     let (output, said) = finish(lost)?;
     ensure!(!output.status.success() || said.contains("is lost"), "{said}");
-    ensure!(said.contains("PF004") || said.contains("is lost"), "{said}");
+    ensure!(said.contains("does not speak") || said.contains("is lost"), "{said}");
     ensure!(session.text(status)?.as_deref() == Some("new"), "{said}");
     session.release("order:7", token)?.context("held")?;
 
