@@ -29,6 +29,19 @@ CREATE FUNCTION lease_revoke(name text)
 COMMENT ON FUNCTION lease_revoke(text) IS
     'ends all current grants of the lease, also those of others, and returns the closing token; NULL when there was none';
 
+CREATE FUNCTION lease_evict(name text, token bigint)
+    RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_evict';
+COMMENT ON FUNCTION lease_evict(text, bigint) IS
+    'ends the one grant that the token is of, also that of another, and returns the closing token; NULL when it is of none';
+
+CREATE FUNCTION lease_acquire_any(
+    names text[], n integer DEFAULT 1, holder text DEFAULT NULL, ttl interval DEFAULT '30 s',
+    metadata jsonb DEFAULT NULL, session boolean DEFAULT false)
+    RETURNS TABLE (name text, token bigint, place integer)
+    LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_acquire_any';
+COMMENT ON FUNCTION lease_acquire_any(text[], integer, text, interval, jsonb, boolean) IS
+    'the first n of these names that are to be had now, each with a token of its own and its place in the list; never waits';
+
 CREATE FUNCTION lease_acquire_all(
     names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s', metadata jsonb DEFAULT NULL,
     session boolean DEFAULT false)

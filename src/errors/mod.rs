@@ -273,6 +273,15 @@ pub fn lock_table_share(most: usize) -> Refusal {
     .detailed(|d| d.locks = Some(most))
 }
 
+/// 53200: the server's lock table has no room left.
+pub fn lock_table_full() -> Refusal {
+    Refusal::new(
+        SqlState::OutOfMemory,
+        "the server's lock table is full".into(),
+        "Try again when others have finished, or raise max_locks_per_transaction.",
+    )
+}
+
 /// 55P03: the wait in a lease's queue has taken longer than `lock_timeout`, in PostgreSQL's own words.
 pub fn lock_timeout() -> Refusal {
     Refusal::new(SqlState::LockNotAvailable, "canceling statement due to lock timeout".into(), "")

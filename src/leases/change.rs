@@ -114,11 +114,15 @@ pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Res
     Ok(())
 }
 
-/// Closes whatever grants of a lease are current, under one closing token; None where none is.
-pub fn revoke(table: &LeaseTable, name: &[u8]) -> Result<Option<Token>, Refusal> {
+/// Closes whatever such grants of a lease are current, under one closing token; None where none is.
+pub fn revoke(
+    table: &LeaseTable,
+    name: &[u8],
+    such: impl Fn(&Row) -> bool,
+) -> Result<Option<Token>, Refusal> {
     let held = |rows: Vec<Row>| -> Vec<Row> {
         let now = server::now();
-        rows.into_iter().filter(|r| r.grant.phase(now) == Phase::Held).collect()
+        rows.into_iter().filter(|r| r.grant.phase(now) == Phase::Held && such(r)).collect()
     };
     // Grants in the making count: their transactions are waited for.
     let (locks, rows) = loop {

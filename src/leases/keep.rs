@@ -7,7 +7,6 @@ use super::change::{self, check_role, greatest, refuse_adopted};
 use super::locks::{Locked, Locks};
 use crate::errors::{Refusal, SqlState};
 use crate::known_bugs;
-use crate::pg::locks::lock::AtOnce;
 use crate::pg::session::server;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::opened::IfLocked;
@@ -139,9 +138,9 @@ fn lock<'a>(
         let mut locks = Locks::of(name);
         if !known_bugs::KEEP_WITHOUT_LOCK {
             match locks.take_at_once(KEEP, seen.grant.slot) {
-                AtOnce::Taken => {}
-                AtOnce::InTheWay => return Ok(Found::None(in_the_way(&seen))),
-                AtOnce::NoRoom => return Ok(Found::None(no_room(&seen))),
+                Ok(true) => {}
+                Ok(false) => return Ok(Found::None(in_the_way(&seen))),
+                Err(_) => return Ok(Found::None(no_room(&seen))),
             }
         }
         match Locked::under(locks, table, seen.grant.slot, |row| row.grant.has(token)) {

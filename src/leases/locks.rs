@@ -5,7 +5,7 @@
 
 use super::queue;
 use crate::errors::Refusal;
-use crate::pg::locks::lock::{AtOnce, LockTag};
+use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
@@ -36,14 +36,15 @@ impl<'a> Locks<'a> {
         Ok(taken)
     }
 
-    /// Takes one that is not waited for, and raises nothing.
-    pub fn take_at_once(&mut self, step: LockStep, slot: i32) -> AtOnce {
+    /// Takes one that is not waited for; the server raises nothing. (Nobody may wait for one that this mode conflicts with
+    /// while nobody has one.) Errors: 53200.
+    pub fn take_at_once(&mut self, step: LockStep, slot: i32) -> Result<bool, Refusal> {
         let tag = LockTag::new(step.lock, self.name, slot);
-        let taken = tag.take_at_once(step.mode);
-        if taken == AtOnce::Taken {
+        let taken = tag.take_at_once(step.mode)?;
+        if taken {
             self.note(tag, step.mode);
         }
-        taken
+        Ok(taken)
     }
 
     /// Takes one at once, or waits for the one that is in the way; false where that takes too long. Who asks for a lock

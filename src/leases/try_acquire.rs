@@ -106,7 +106,7 @@ fn some_may_come_back(table: &LeaseTable, name: &[u8]) -> bool {
 }
 
 /// Writes the grant into its slot.
-fn write(
+pub fn write(
     table: &LeaseTable,
     request: &Request,
     chosen: &FreeSlot,

@@ -238,15 +238,16 @@ pub fn lock_held_by_me(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
     }
 }
 
-/// Takes a lock for the transaction if it is to be had at once; false also where the lock table is full.
-pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
+/// Takes a lock for the transaction, or for the session, if it is to be had at once; false also where the lock table is
+/// full.
+pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int, session: bool) -> bool {
     let none = std::ptr::null_mut();
-    // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
+    // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction, or the session.
     let result = unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
-        let result = pg_sys::LockAcquireExtended(tag, mode, false, true, false, none);
+        let result = pg_sys::LockAcquireExtended(tag, mode, session, true, false, none);
         #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
-        let result = pg_sys::LockAcquireExtended(tag, mode, false, true, false, none, false);
+        let result = pg_sys::LockAcquireExtended(tag, mode, session, true, false, none, false);
         result
     };
     result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL

@@ -27,8 +27,8 @@ const TTL_MAX: Span = Span::from_secs(366 * 86_400);
 /// The longest ttl of a grant that ends with its session: 100,000 years, each of twelve months of 30 days, as all that is
 /// said in years. A deadline stays within what a `timestamptz` can be, which ends in the year 294276.
 const SESSION_TTL_MAX: Span = Span::from_secs(100_000 * 12 * 30 * 86_400);
-/// The most leases that one call keeps.
-const PAIRS_MAX: usize = 10_000;
+/// The most leases that one call looks at one by one: that it keeps, or chooses from.
+const LISTED_MAX: usize = 10_000;
 /// The most leases that one call takes.
 pub const NAMES_MAX: usize = 1_000;
 
@@ -40,6 +40,10 @@ pub fn name(args: &Args, n: usize) -> Result<Vec<u8>, Refusal> {
 
 fn checked_name(name: Option<Vec<u8>>, argument: &'static str) -> Result<Vec<u8>, Refusal> {
     let name = name.ok_or_else(|| errors::null_argument(argument))?;
+    check_name(&name, argument).map(|()| name)
+}
+
+fn check_name(name: &[u8], argument: &'static str) -> Result<(), Refusal> {
     if name.is_empty() {
         return Err(errors::bad_argument(
             argument,
@@ -47,7 +51,7 @@ fn checked_name(name: Option<Vec<u8>>, argument: &'static str) -> Result<Vec<u8>
             "Name what only one may do at a time, as 'invoice-run' or 'order:7'.",
         ));
     }
-    Ok(name)
+    Ok(())
 }
 
 fn long_name(argument: &'static str) -> Refusal {
@@ -106,6 +110,47 @@ pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
     Ok(checked)
 }
 
+fn check_listed(count: usize) -> Result<(), Refusal> {
+    if count <= LISTED_MAX {
+        return Ok(());
+    }
+    Err(errors::bad_argument(
+        "names",
+        "names must have at most 10000 elements",
+        "Send the others in another call.",
+    ))
+}
+
+/// The arguments of `lease_acquire_any(names, n, holder, ttl, metadata, session)`: the names, how many of them are
+/// wanted, and what is asked for; its name is still to be filled in.
+pub fn acquire_any(args: &Args) -> Result<(Vec<Text>, usize, Request), Refusal> {
+    check_listed(args.count(0))?;
+    let names = args.texts_in_place(0).ok_or_else(|| errors::null_argument("names"))?;
+    let checked = |name: Option<Text>| {
+        let name = name.ok_or_else(|| errors::null_argument("names"))?;
+        check_name(name.bytes(), "names").map(|()| name)
+    };
+    let names = names.into_iter().map(checked).collect::<Result<Vec<_>, _>>()?;
+    let most = usize::try_from(args.int4(1).unwrap_or(1)).unwrap_or(0);
+    if !(1..=NAMES_MAX).contains(&most) {
+        return Err(errors::bad_argument(
+            "n",
+            "n must be from 1 to 1000",
+            "n is how many of the names are wanted at most.",
+        ));
+    }
+    let session = args.boolean(5).unwrap_or(false);
+    let request = Request {
+        name: Vec::new(),
+        holder: holder(args, 2)?,
+        ttl: first_ttl(args, 3, session)?,
+        metadata: metadata(args, 4)?,
+        session,
+        ask: Ask { mode: Mode::Exclusive, reclaim: false },
+    };
+    Ok((names, most, request))
+}
+
 /// The pairs of `lease_keep(names, tokens)`, as they were given. Their number is asked before any is copied.
 pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Refusal> {
     args.datum(0).ok_or_else(|| errors::null_argument("names"))?;
@@ -118,13 +163,7 @@ pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Refusal> {
             "Pass one token for each name, in the same order.",
         ));
     }
-    if count > PAIRS_MAX {
-        return Err(errors::bad_argument(
-            "names",
-            "at most 10000 leases can be kept at once",
-            "Send the others in another call.",
-        ));
-    }
+    check_listed(count)?;
     let (names, tokens) = (args.texts_in_place(0), args.bigints(1));
     let pair = |(name, token): (Option<Text>, Option<i64>)| {
         let name = name.ok_or_else(|| errors::null_argument("names"))?;

@@ -149,7 +149,17 @@ pub fn revoke(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     server::writable(c"lease_revoke()");
     let table = LeaseTable::open(Access::Write)?;
-    Ok(change::revoke(&table, &name)?.into())
+    Ok(change::revoke(&table, &name, |_| true)?.into())
+}
+
+/// `lease_evict(name, token) → bigint`: the closing token of the one grant that the token is of; NULL when it is of none
+/// that is current. Errors: 22004, 22023, 25006, 55000.
+pub fn evict(args: Args) -> Result<Answer, Refusal> {
+    let name = arguments::name(&args, 0)?;
+    let token = arguments::token(&args, 1)?;
+    server::writable(c"lease_evict()");
+    let table = LeaseTable::open(Access::Write)?;
+    Ok(change::revoke(&table, &name, |row| row.grant.tokens.contains(token))?.into())
 }
 
 /// `lease_guard(name, token) → bigint`: the token; until the transaction ends nobody else can be granted

@@ -16,6 +16,8 @@ sql_functions! {
     lease_renew, pg_finfo_lease_renew => lease::renew;
     lease_release, pg_finfo_lease_release => lease::release;
     lease_revoke, pg_finfo_lease_revoke => lease::revoke;
+    lease_evict, pg_finfo_lease_evict => lease::evict;
+    lease_acquire_any, pg_finfo_lease_acquire_any => each::acquire_any;
     lease_acquire_all, pg_finfo_lease_acquire_all => batch::acquire_all;
     lease_renew_all, pg_finfo_lease_renew_all => batch::renew_all;
     lease_release_all, pg_finfo_lease_release_all => batch::release_all;

@@ -4,7 +4,7 @@
 //! `pg_locks` as advisory locks with this `objsubid`, go with a rolled-back savepoint and survive
 //! PREPARE TRANSACTION. A backend never conflicts with itself.
 
-use crate::errors::Refusal;
+use crate::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::locks::lock_count;
 use crate::pg::raw;
@@ -71,17 +71,6 @@ impl Drop for TransactionOwns {
     }
 }
 
-/// How it ends when a lock is asked for that is not waited for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum AtOnce {
-    /// It is taken.
-    Taken,
-    /// Somebody has one that conflicts, or waits for one.
-    InTheWay,
-    /// This session has its share of the lock table, or there is no room in it.
-    NoRoom,
-}
-
 impl LockTag {
     /// The lock on the move of the database's token sequence.
     pub fn token_move() -> Self {
@@ -120,27 +109,28 @@ impl LockTag {
         })
     }
 
-    /// Takes the lock until the transaction (or the savepoint) ends, if it is to be had at once. Raises nothing.
-    pub fn take_at_once(&self, mode: LockMode) -> AtOnce {
+    /// Takes the lock until the transaction (or the savepoint) ends, if it is to be had at once; false where somebody is
+    /// in the way. The server raises nothing. 53200 where the session has its share of the lock table already, or there is
+    /// no room in it.
+    pub fn take_at_once(&self, mode: LockMode) -> Result<bool, Refusal> {
         // The server tells a lock that is in somebody's hands and a full table apart by raising only. Who was in the way
         // may have gone between the two looks.
         for _ in 0..2 {
-            let taken = lock_count::take(self.entry(), || self.take_quietly(mode));
-            match taken {
-                Ok(true) => return AtOnce::Taken,
-                Ok(false) if self.has_conflicts(mode) => return AtOnce::InTheWay,
-                Ok(false) => {}
-                Err(_) => return AtOnce::NoRoom,
+            if lock_count::take(self.entry(), || self.take_quietly(mode))? {
+                return Ok(true);
+            }
+            if self.has_conflicts(mode) {
+                return Ok(false);
             }
         }
-        AtOnce::NoRoom
+        Err(errors::lock_table_full())
     }
 
     /// Takes the lock for an instant, if it is to be had at once. It is false, and no error, where the lock table is
     /// full: for what may be left undone.
     pub fn take_quietly(&self, mode: LockMode) -> bool {
         let _owner = TransactionOwns::now();
-        compat::try_lock(&self.0, mode.number())
+        compat::try_lock(&self.0, mode.number(), false)
     }
 
     /// Gives back what was taken quietly.

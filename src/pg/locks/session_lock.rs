@@ -5,7 +5,7 @@
 //! (`field4`) is unreachable from SQL otherwise, and its key is the grant's first token itself: no two grants
 //! share it, and one that is left behind keeps no later grant alive.
 
-use crate::errors::Refusal;
+use crate::errors::{self, Refusal};
 use crate::known_bugs;
 use crate::pg::compat;
 use crate::pg::locks::lock_count;
@@ -40,11 +40,12 @@ impl SessionLock {
     }
 
     /// Takes it for this session. Nobody else can have it: the token was just drawn. 53200 where the session has its
-    /// share of the lock table already.
+    /// share of the lock table already, or there is no room in it.
     pub fn take(&self) -> Result<(), Refusal> {
         lock_count::require_one_more()?;
-        // SAFETY: the tag is complete; a session's lock belongs to no resource owner.
-        unsafe { pg_sys::LockAcquire(&self.0, HELD, true, false) };
+        if !compat::try_lock(&self.0, HELD, true) {
+            return Err(errors::lock_table_full());
+        }
         lock_count::session_entry_taken();
         Ok(())
     }

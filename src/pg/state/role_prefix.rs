@@ -44,17 +44,22 @@ fn state() -> State {
 
 /// 42501 unless the current user may do this with the lease.
 pub fn require(name: &[u8], level: Level) -> Result<(), Refusal> {
-    try_require(name, level, IfLocked::Queue).map(drop)
+    require_each([name], level, IfLocked::Queue).map(drop)
 }
 
-/// As `require`; false where that cannot be told now, for the table's lock is not to be had that way.
-pub fn try_require(name: &[u8], level: Level, if_locked: IfLocked) -> Result<bool, Refusal> {
+/// As `require`, for each of these leases; false where that cannot be told now, for the table's lock is not to be had that
+/// way.
+pub fn require_each<'n>(
+    leases: impl IntoIterator<Item = &'n [u8]>,
+    level: Level,
+    if_locked: IfLocked,
+) -> Result<bool, Refusal> {
     // SAFETY: reads who the current user is.
     let Some(names) = names_of(unsafe { raw::GetUserId() }, if_locked)? else { return Ok(false) };
-    if names.allow(name, level) {
-        return Ok(true);
+    match leases.into_iter().find(|name| !names.allow(name, level)) {
+        None => Ok(true),
+        Some(name) => Err(errors::name_not_given(name, &role::current(), names.prefixes(level))),
     }
-    Err(errors::name_not_given(name, &role::current(), names.prefixes(level)))
 }
 
 /// May the current user see this lease? Not whether it may call anything.

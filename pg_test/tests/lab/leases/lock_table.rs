@@ -237,3 +237,26 @@ fn a_session_lease_is_looked_at_where_the_lock_table_is_full(lab: &Lab) -> Resul
     ensure!(looker.speaks("job", token)?, "looking takes a lock");
     Ok(())
 }
+
+#[lab_test]
+fn who_claims_more_than_there_is_room_for_gets_what_there_is(lab: &Lab) -> Result<()> {
+    let (_cluster, mut session) = small(lab)?;
+    let quarter = quarter(&mut session)?;
+    for more in ["", ", session => true"] {
+        let names = "ARRAY(SELECT 'job' || n FROM generate_series(1, 1000) n)";
+        let claim = format!("SELECT count(*) FROM lease_acquire_any({names}, 1000{more})");
+        session.run("BEGIN")?;
+        let had = session.granted(&claim)?;
+        // One of a session takes a second entry, which the session keeps.
+        let wanted = if more.is_empty() { quarter } else { quarter / 2 };
+        ensure!((wanted - 2..=wanted).contains(&had), "{had} of {quarter}{more}");
+        session.run("SAVEPOINT s")?;
+        let fault = session.refused(&claim, "53200")?;
+        ensure!(fault.hint.is_some(), "{fault}");
+        session.run("ROLLBACK TO s; COMMIT")?;
+        ensure!(session.granted("SELECT count(*) FROM fence.leases WHERE state = 'held'")? == had);
+        session.run("DISCARD ALL")?;
+        session.run("SELECT lease_revoke(name) FROM fence.leases")?;
+    }
+    Ok(())
+}

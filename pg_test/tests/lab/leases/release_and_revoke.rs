@@ -150,3 +150,46 @@ fn a_revocation_of_nothing_returns_null(lab: &Lab) -> Result<()> {
     session.granted("SELECT lease_revoke('twice')")?;
     session.nothing("SELECT lease_revoke('twice')")
 }
+
+#[lab_test]
+fn an_evicted_holder_leaves_the_others_and_their_guards_alone(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut session, mut other, mut admin) = (db.connect()?, db.connect()?, db.connect()?);
+    for acquire in ["shared => true", "slots => 3"] {
+        let acquire = format!("SELECT lease_acquire('job', ttl => '1 h', {acquire})");
+        let tokens =
+            [(); 3].map(|()| session.granted(&acquire).ok()).map(Option::unwrap_or_default);
+        let [one, two, three] = tokens;
+        other.run(&format!("BEGIN; SELECT lease_guard('job', {three})"))?;
+        let renewed = session.renew("job", two)?.expect("held");
+        let closing = admin.granted(&format!("SELECT lease_evict('job', {renewed})"))?;
+        ensure!(
+            closing > renewed
+                && !session.speaks("job", two)?
+                && session.renew("job", two)?.is_none()
+        );
+        ensure!(session.speaks("job", one)? && other.speaks("job", three)?);
+        for token in [two, renewed, closing, 1] {
+            admin.nothing(&format!("SELECT lease_evict('job', {token})"))?;
+        }
+        // Its place is free, and the guard stands.
+        session.granted(&acquire)?;
+        other.run("COMMIT")?;
+        admin.granted("SELECT lease_revoke('job')")?;
+    }
+    // The guard of the one that is evicted stands, too, until its transaction ends.
+    let token = session.acquire("alone", "1 h")?;
+    other.run(&format!("BEGIN; SELECT lease_guard('alone', {token})"))?;
+    admin.granted(&format!("SELECT lease_evict('alone', {token})"))?;
+    ensure!(session.is_taken("alone")?);
+    other.run("COMMIT")?;
+    ensure!(!session.is_taken("alone")?);
+    admin.run("SELECT lease_adopt('adopted', 7)")?;
+    ensure!(admin.granted("SELECT lease_evict('adopted', 7)")? == 7);
+    for (arguments, sqlstate) in
+        [("'', 1", "22023"), ("'job', 0", "22023"), ("'job', NULL", "22004")]
+    {
+        admin.refused(&format!("SELECT lease_evict({arguments})"), sqlstate)?;
+    }
+    Ok(())
+}

@@ -45,6 +45,7 @@ fn nobody_overtakes_a_waiter_though_the_lease_is_free(lab: &Lab) -> Result<()> {
             "lease_acquire('job', shared => true)",
             "lease_acquire('job', slots => 3)",
             "lease_acquire_all('{job, free}')",
+            "(SELECT max(token) FROM lease_acquire_any('{job}'))",
             "lease_acquire('job', wait => '300 ms')",
             "lease_acquire('job', wait => '1 us')",
         ] {

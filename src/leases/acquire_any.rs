@@ -1,0 +1,112 @@
+//! Claiming from a list: the first names of it that are to be had, each under a token of its own. Nothing is waited for.
+//!
+//! Names mostly come from a table of work that the same statement reads. So a name is passed over whose last grant ended
+//! after the statement's snapshot: that one's holder may have finished the work, which the statement has read as it was
+//! before (`pg_fence_rules::snapshot`).
+
+use super::free_slot::{self, LockedSlot};
+use super::request::{Request, Tried};
+use super::try_acquire::write;
+use super::{guard, queue};
+use crate::errors::{Refusal, SqlState};
+use crate::pg::memory::Scratch;
+use crate::pg::session::server;
+use crate::pg::session::xact;
+use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
+use crate::pg::state::opened::IfLocked;
+use crate::pg::state::role_prefix;
+use crate::tokens;
+use pg_fence_rules::grant::Phase;
+use pg_fence_rules::names::Level;
+use pg_fence_rules::snapshot::{self, LastGrant};
+use pg_fence_rules::Token;
+use std::collections::HashSet;
+
+/// A name that was claimed: which of the list, from 0, and its token.
+pub type Claim = (usize, Token);
+
+/// Acquires the first `most` of these names that are to be had, each as `request` asks. Where there is room in the lock
+/// table for some only, it gives those. Errors: 42501, 53200.
+pub fn acquire_any(
+    names: &[&[u8]],
+    most: usize,
+    request: &mut Request,
+) -> Result<Vec<Claim>, Refusal> {
+    role_prefix::require_each(names.iter().copied(), Level::Worker)?;
+    let mut claims = Vec::new();
+    let Some(table) = LeaseTable::try_open(Access::Write, IfLocked::GiveUp)? else {
+        return Ok(claims);
+    };
+    let (scratch, mut seen) = (Scratch::new(), HashSet::new());
+    for (n, name) in names.iter().enumerate() {
+        if claims.len() == most {
+            break;
+        }
+        if !seen.insert(*name) {
+            continue;
+        }
+        server::serve_interrupts();
+        request.name.clear();
+        request.name.extend_from_slice(name);
+        match scratch.turn(|| claim(&table, request)) {
+            Ok(Some(token)) => claims.push((n, token)),
+            Ok(None) => {}
+            Err(refusal) if is_short_of_locks(&refusal) && !claims.is_empty() => break,
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    if let Some((n, _)) = claims.first() {
+        // One warning is enough for all.
+        guard::warn_of_older_reads(names[*n]);
+    }
+    Ok(claims)
+}
+
+fn is_short_of_locks(refusal: &Refusal) -> bool {
+    refusal.sqlstate == SqlState::OutOfMemory
+}
+
+/// Acquires one name, if it is to be had.
+fn claim(table: &LeaseTable, request: &Request) -> Result<Option<Token>, Refusal> {
+    let looks_free = unless_passed_over(free_slot::look(table, request))?.is_some();
+    // Asked before the lock, too: who wants it by a later snapshot must not find it in the hands of one who passes it over.
+    if !looks_free || queue::somebody_waits(&request.name) || !had_ended(table, &request.name) {
+        return Ok(None);
+    }
+    let Some(chosen) = unless_passed_over(free_slot::find(table, request))? else {
+        return Ok(None);
+    };
+    if !had_ended(table, &request.name) {
+        return Ok(None);
+    }
+    let token = tokens::draw(LockedSlot::above(&chosen))?;
+    write(table, request, &chosen.keep(), token)?;
+    Ok(Some(token))
+}
+
+/// What was won. None for what is taken, and for a name of which `lease_acquire` would say that it is not for such a
+/// grant: adopted, or in use with slots.
+fn unless_passed_over<T>(tried: Result<Tried<T>, Refusal>) -> Result<Option<T>, Refusal> {
+    match tried {
+        Ok(Tried::Won(won)) => Ok(Some(won)),
+        Ok(Tried::Lost { .. }) => Ok(None),
+        Err(refusal) if is_short_of_locks(&refusal) => Err(refusal),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Had the lease's last grant ended when this statement took its snapshot?
+fn had_ended(table: &LeaseTable, name: &[u8]) -> bool {
+    let (now, shown) = (table.rows(name, AsOf::Now), table.rows(name, AsOf::Statement));
+    let taken_after = xact::snapshot_taken_after();
+    // A row that was pruned since is as good as one that was changed.
+    now.len() == shown.len()
+        && now.iter().all(|row| {
+            let last = LastGrant {
+                shown: shown.iter().any(|shown| shown.version() == row.version()),
+                ended_by_clock: (row.grant.phase(server::now()) == Phase::Expired)
+                    .then_some(row.grant.expires_at),
+            };
+            snapshot::had_ended(&last, taken_after)
+        })
+}
